@@ -63,10 +63,10 @@ import forked
 import numpy as np
 import psutil
 
-from jaxemb import rundir
 from jaxemb.clicks import loader as click_loader
 from jaxemb.graphs import edges
 from jaxemb.interactions import loader as interactions
+from jaxemb.run import rundir
 from jaxemb.text import loader as text_loader
 
 # What is there at each moment of a run, in its folder or in the cache.

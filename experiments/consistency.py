@@ -42,7 +42,8 @@ from typing import Any
 
 import experiment
 
-from jaxemb import errors, metrics
+from jaxemb import errors
+from jaxemb.run import metrics
 
 _ONE = 'one'
 _CASES = 'bsp', 'average', 'bounded', 'hot', 'delayed', 'never'

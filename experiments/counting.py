@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxemb.clicks import models as click_models
 from jaxemb.data import windows
 from jaxemb.models import base, skipgram
-from jaxemb.models import clicks as click_models
 from jaxemb.tables import spec as spec_lib
 
 # With which every reading adds 1.

@@ -61,10 +61,10 @@ def ours(num_ids: int, optimizer: str, more: Mapping[str, Any] | None = None):
   """
   import jax
 
-  from jaxemb import build
   from jaxemb import config as config_lib
   from jaxemb.data import examples
   from jaxemb.models import base as models
+  from jaxemb.run import build
   from jaxemb.runtime import mesh, resources
   from jaxemb.strategies import base
 

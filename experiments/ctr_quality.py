@@ -84,8 +84,8 @@ def _beside(
   command = experiment.training_command(args, workdir, settings)
   experiment.call(command)
   report = experiment.read_report(workdir)
-  from jaxemb.evaluation import clicks as evaluation
-  from jaxemb.prediction import predictor
+  from jaxemb.clicks import metrics as evaluation
+  from jaxemb.clicks import predictor
 
   parts, given = _given(command[3:])
   rows, own = given.pop('rows'), predictor.load(workdir / 'export')
@@ -115,8 +115,9 @@ def _beside(
 
 def _given(flags: list[str]) -> tuple[Any, dict[str, Any]]:
   """The parts of a run, and its rows and first parameters, for a peer."""
-  from jaxemb import build, loop, main, rundir
-  from jaxemb.prediction import results
+  from jaxemb.cli import train as main
+  from jaxemb.clicks import results
+  from jaxemb.run import build, loop, rundir
 
   config, _, _ = main.parse(flags)
   config, tuning, devices = build.on_devices(config, {})

@@ -26,7 +26,8 @@ import jax
 import numpy as np
 import zipf
 
-from jaxemb import errors, plan
+from jaxemb import errors
+from jaxemb.cli import plan
 
 _EFFORT = zipf.Effort(4_000_000, 5, 2.0)
 _QUICK = zipf.Effort(50_000, 2, 0.0)

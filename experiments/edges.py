@@ -26,8 +26,9 @@ import time
 
 import numpy as np
 
-from jaxemb import main, train
+from jaxemb.cli import train as main
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.run import lifecycle as train
 
 
 def random_graph(num_nodes: int, num_edges: int, folder: pathlib.Path) -> str:

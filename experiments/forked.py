@@ -26,10 +26,10 @@ import numpy as np
 import scipy.cluster.vq as _vq  # noqa: F401
 
 from jaxemb import __main__ as jaxemb
-from jaxemb import main as _main  # noqa: F401
-from jaxemb import train as _train  # noqa: F401
+from jaxemb.cli import train as _main  # noqa: F401
 from jaxemb.ops import sampling
 from jaxemb.report import report as _report
+from jaxemb.run import lifecycle as _train  # noqa: F401
 from jaxemb.runtime import distributed
 
 FORK = multiprocessing.get_context('fork')

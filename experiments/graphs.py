@@ -33,11 +33,11 @@ import numpy as np
 
 from jaxemb import config as config_lib
 from jaxemb import errors
-from jaxemb import main as main_lib
+from jaxemb.cli import train as main_lib
 from jaxemb.data import base
-from jaxemb.evaluation import nodes
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import loader, walks
+from jaxemb.graphs import node_classification as nodes
 from jaxemb.storage import word2vec_format
 
 _GENSIM, _WHOLE_GENSIM, _PEERS = (

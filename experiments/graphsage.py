@@ -29,8 +29,7 @@ import experiment
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.data import trees
-from jaxemb.graphs import files, neighbors
+from jaxemb.graphs import files, neighbors, trees
 from jaxemb.runtime import resources
 
 _CASES = 'accuracy', 'sampling'

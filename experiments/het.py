@@ -17,8 +17,8 @@ import itertools
 import experiment
 import numpy as np
 
-from jaxemb.tables import cache as cache_lib
-from jaxemb.tables import copies, shards
+from jaxemb.stores import cache as cache_lib
+from jaxemb.workers import copies, shards
 
 _WIDTH = 1
 _ONE_BYTES = 4 * _WIDTH

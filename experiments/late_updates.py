@@ -26,7 +26,7 @@ import numba
 import numpy as np
 from numba import types
 
-from jaxemb.native import ahead, ffi, rows, turns
+from jaxemb.kernels.cpu import ahead, ffi, rows, turns
 from jaxemb.runtime import resources
 
 _PLACE = ffi.PLACES - 1  # in the table of addresses of functions

@@ -41,7 +41,7 @@ from jaxemb import config
 from jaxemb.evaluation import geometry
 from jaxemb.merging import align, parts
 from jaxemb.text import encode, partition_sampling
-from jaxemb.toywiki import toywiki
+from jaxemb.text.toywiki import toywiki
 
 _PAPER = json.loads(
   (pathlib.Path(__file__).parent / 'anand_2019.json').read_text()

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxemb import embeddings, errors
 from jaxemb.senses import table as senses
-from jaxemb.toywiki import toywiki
+from jaxemb.text.toywiki import toywiki
 
 EXPECTED = 0.95
 _TOKEN = re.compile(r'[^\W_]+')

@@ -30,7 +30,7 @@ import planted_senses
 from jaxemb import embeddings
 from jaxemb.senses import table as senses
 from jaxemb.text import encode, tokenize
-from jaxemb.toywiki import toywiki
+from jaxemb.text.toywiki import toywiki
 
 EXPECTED = 0.90  # purity of 50 pairs, two senses each
 _FREQUENCY_RATIO = 1.25  # of the words of a pair, at most

@@ -39,7 +39,7 @@ def measure(case: Mapping[str, Any]) -> dict[str, Any]:
   import zipf
 
   from jaxemb.runtime import resources
-  from jaxemb.strategies import host_memory
+  from jaxemb.stores import host_memory
 
   started = psutil.Process().create_time()
   place, _, room = case['case'].partition(':')

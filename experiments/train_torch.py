@@ -27,7 +27,7 @@ _ADAGRAD = {'eps': 1e-10, 'initial_accumulator_value': 0.0}
 
 
 class Plain(nn.Module):
-  """DeepFM, or Wide&Deep without `pairs`, as jaxemb/models/clicks.py has it."""
+  """DeepFM, or Wide&Deep without `pairs`, as jaxemb/clicks/models.py has it."""
 
   def __init__(self, given, settings):
     super().__init__()

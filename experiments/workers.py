@@ -37,7 +37,8 @@ from typing import Any
 import experiment
 import psutil
 
-from jaxemb import errors, metrics
+from jaxemb import errors
+from jaxemb.run import metrics
 
 _CASES = [
   'workers',

@@ -18,12 +18,13 @@ import ml_collections
 import numpy as np
 import psutil
 
-from jaxemb import build, plan
 from jaxemb import config as config_lib
+from jaxemb.cli import plan
 from jaxemb.data import base as data_base
 from jaxemb.data import windows
 from jaxemb.models import base as model_base
 from jaxemb.ops import sampling
+from jaxemb.run import build
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base as strategy_base
 from jaxemb.text import encode, loader, tokenize

@@ -5,14 +5,15 @@ both return `jaxemb.Embeddings`. Importing this package alone does not import
 jax.
 """
 
-import importlib
 import os
 import signal
 import sys
 from typing import TYPE_CHECKING
 
+from jaxemb.api import load, train
+
 if TYPE_CHECKING:
-  from jaxemb.embeddings import Embeddings, load
+  from jaxemb.embeddings import Embeddings
 
 __version__ = '0.1.0'
 __all__ = ['Embeddings', 'load', 'train']
@@ -54,11 +55,11 @@ if 'NUMBA_CACHE_DIR' not in os.environ:
 
 
 def __getattr__(name: str) -> object:
-  if name not in __all__:
+  if name != 'Embeddings':
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  if name == 'train':
-    return importlib.import_module('jaxemb.train')
-  return getattr(importlib.import_module('jaxemb.embeddings'), name)
+  from jaxemb import embeddings
+
+  return embeddings.Embeddings
 
 
 def __dir__() -> list[str]:

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 
 _COMMANDS = {
-  'train': ('main', 'train embedding tables; resume a run'),
-  'merge': ('merge', 'merge models that were trained apart'),
-  'query': ('query', 'print the words nearest to a word or an expression'),
-  'predict': ('predict', 'write probabilities of clicks'),
-  'plan': ('plan', 'see what a run needs on devices that are not here'),
-  'evaluate': ('evaluate', 'score word vectors on benchmarks'),
+  'train': 'train embedding tables; resume a run',
+  'merge': 'merge models that were trained apart',
+  'query': 'print the words nearest to a word or an expression',
+  'predict': 'write probabilities of clicks',
+  'plan': 'see what a run needs on devices that are not here',
+  'evaluate': 'score word vectors on benchmarks',
 }
 
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command; returns its exit code."""
   command, *rest = (sys.argv[1:] if argv is None else argv) or ['--help']
   if command in ('-h', '--help'):
-    lines = [f'  {name:<10}{what}' for name, (_, what) in _COMMANDS.items()]
+    lines = [f'  {name:<10}{what}' for name, what in _COMMANDS.items()]
     print('usage: jaxemb COMMAND ...', '', *lines, '', sep='\n')
     print('`jaxemb COMMAND --help` shows what a command takes.')
     return 0
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   if os.getcwd() not in sys.path and '' not in sys.path:
     sys.path.append(os.getcwd())
   try:
-    module = importlib.import_module(f'jaxemb.{_COMMANDS[command][0]}')
+    module = importlib.import_module(f'jaxemb.cli.{command}')
   except KeyboardInterrupt:  # imports take seconds on a busy machine
     print('jaxemb: interrupted', file=sys.stderr)
     return 130

@@ -175,7 +175,7 @@ class Embeddings:
         f'{", ".join(names[:5]) or "none"}; train graph:relations with an '
         'operator, or give one of these'
       )
-    from jaxemb.models import edges  # and with it JAX
+    from jaxemb.graphs import edge_models as edges  # and with it JAX
 
     rows = self.relations.rows[[places[x] for x in relations]]
     operator = self.relations.operator
@@ -538,7 +538,7 @@ def load(path: pathlib.Path | str) -> Any:
       found = load(folder)
       return found.in_memory() if isinstance(found, Embeddings) else found
   if folder := _of_clicks(path):
-    from jaxemb.prediction import predictor  # and with it JAX and Arrow
+    from jaxemb.clicks import predictor  # and with it JAX and Arrow
 
     return predictor.load(folder)
   return load_vectors(path)

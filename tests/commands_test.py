@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from jaxemb import errors, query
+from jaxemb import errors
+from jaxemb.cli import query
 from jaxemb.storage import word2vec_format
 
 _WORDS = ['king', 'man', 'woman', 'queen', 'x-ray', '-', '-5']

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from jaxemb import build, errors, rundir
 from jaxemb import config as config_lib
+from jaxemb import errors
+from jaxemb.run import build, rundir
 from jaxemb.strategies import replicas
 from tests import dispatches
 

@@ -16,7 +16,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 import jaxemb.__main__ as jaxemb_command  # noqa: E402
-from jaxemb import metrics  # noqa: E402
+from jaxemb.run import metrics  # noqa: E402
 from tests import compiling  # noqa: E402
 
 jax.config.update('jax_num_cpu_devices', 8)

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxemb import build
 from jaxemb import config as config_lib
 from jaxemb.data import windows
 from jaxemb.models import base as models
+from jaxemb.run import build
 from jaxemb.runtime import mesh
 from jaxemb.strategies import base
 from jaxemb.text import loader

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb import main as jaxemb_main
-from jaxemb.toywiki import toywiki
+from jaxemb.cli import train as jaxemb_main
+from jaxemb.text.toywiki import toywiki
 from tests import compiling, forks
 
 _FOLDER = pathlib.Path(__file__).parents[1] / 'experiments'

@@ -9,7 +9,8 @@ import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
-from jaxemb import errors, train
+from jaxemb import errors
+from jaxemb.run import lifecycle as train
 
 _TEXT = ['The king rules the land.', 'the dog eats the meat'] * 300
 _SMALL = {'dim': 8, 'epochs': 2, 'min_count': 1, 'sample': 0.0}

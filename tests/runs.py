@@ -9,7 +9,8 @@ import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
-from jaxemb import errors, train
+from jaxemb import errors
+from jaxemb.run import lifecycle as train
 from jaxemb.senses import table
 from jaxemb.storage import orbax_export
 

@@ -5,7 +5,7 @@ each device, a sum in 2 (n - 1) / n m, and one whose n parts change hands in
 (n - 1) / n m.
 """
 
-from jaxemb import build
+from jaxemb.run import build
 from jaxemb.tables import row_sharded
 
 

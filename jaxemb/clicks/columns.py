@@ -7,8 +7,9 @@ import numba
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.clicks import formats, keys
 from jaxemb.clicks import schema as schema_lib
+from jaxemb.io import keys
+from jaxemb.io import tables as formats
 
 _TRUE = '1', '+1', '1.0', 'true', 'True', 'yes'
 _FALSE = '0', '0.0', 'false', 'False', 'no', '-1', '-1.0'

@@ -32,13 +32,16 @@ import numba
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.clicks import columns, formats, keys
+from jaxemb.clicks import columns
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import base as data_base
 from jaxemb.data import examples
+from jaxemb.io import keys
+from jaxemb.io import tables as formats
+from jaxemb.io import text_files as sources
 from jaxemb.storage import atomic, checksums
 from jaxemb.text import encode as text_encode
-from jaxemb.text import loader, sources
+from jaxemb.text import loader
 
 _FORMAT = 4  # of what is cached
 _ROWS = 1 << 16  # that a thread holds at once

@@ -111,7 +111,7 @@ def write(cache: pathlib.Path, num_rows: int = DEFAULT_ROWS) -> pathlib.Path:
   best.json has the AUC on the test rows of the true log odds: 'first' of what
   fields do alone, 'pairs', and 'all', which no model exceeds but by chance.
   """
-  from jaxemb.evaluation import clicks
+  from jaxemb.clicks import metrics as clicks
 
   folder = cache / f'toyclicks-{num_rows}-{_VERSION}'
   if (folder / 'best.json').exists():

@@ -23,9 +23,11 @@ import numba
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.clicks import formats, keys
 from jaxemb.graphs import graph as graph_lib
-from jaxemb.text import encode, sources
+from jaxemb.io import keys
+from jaxemb.io import tables as formats
+from jaxemb.io import text_files as sources
+from jaxemb.text import encode
 
 _LOG = logging.getLogger('jaxemb')
 

@@ -22,9 +22,11 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base, examples
-from jaxemb.evaluation import geometry, links, nodes, ranking
+from jaxemb.evaluation import geometry, ranking
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import link_ranking as links
 from jaxemb.graphs import loader
+from jaxemb.graphs import node_classification as nodes
 
 _DISPATCH = 1 << 17  # edges, or one step if that has more
 

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.clicks import formats
 from jaxemb.graphs import (
   edge_lists,
   matrices,
@@ -28,8 +27,10 @@ from jaxemb.graphs import (
   toygraph,
 )
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.io import download
+from jaxemb.io import tables as formats
+from jaxemb.io import text_files as sources
 from jaxemb.storage import atomic
-from jaxemb.text import download, sources
 
 _SPLITS = 'train', 'valid', 'test'
 

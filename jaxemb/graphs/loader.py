@@ -19,9 +19,11 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base
-from jaxemb.evaluation import links, nodes, ranking
+from jaxemb.evaluation import ranking
 from jaxemb.graphs import files, node_files, walks
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import link_ranking as links
+from jaxemb.graphs import node_classification as nodes
 from jaxemb.text import encode, loader
 
 _COUNTED_STEPS = 1 << 26  # at most, where counts are estimated

@@ -18,7 +18,8 @@ from concurrent import futures
 import numba
 import numpy as np
 
-from jaxemb.data import examples, trees
+from jaxemb.data import examples
+from jaxemb.graphs import trees
 from jaxemb.text import loader
 
 _PADDING = examples.PADDING

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.clicks import formats
 from jaxemb.graphs import edge_lists, published
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.io import tables as formats
 
 _LOG = logging.getLogger('jaxemb')
 

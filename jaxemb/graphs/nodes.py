@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.data import base, examples, trees
-from jaxemb.graphs import files, neighbors, partitions
+from jaxemb.data import base, examples
+from jaxemb.graphs import files, neighbors, partitions, trees
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.runtime import resources
 from jaxemb.text import loader

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.clicks import formats
+from jaxemb.io import tables as formats
 
 _LOG = logging.getLogger('jaxemb')
 

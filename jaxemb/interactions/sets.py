@@ -17,7 +17,8 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import ranking
-from jaxemb.text import sources, wiki
+from jaxemb.io import text_files as sources
+from jaxemb.text import wiki
 
 # Of what is embedded: users, groups of items, and sizes of sets.
 _NUM_USERS, _GROUPS, _GROUP_ITEMS = 3000, 100, 20

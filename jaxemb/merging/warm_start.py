@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.merging import parts as parts_lib
-from jaxemb.merging import senses
+from jaxemb.senses import merging as senses
 
 _LOG = logging.getLogger('jaxemb')
 _BLOCK_ROWS = 65_536  # read and written at once

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from jaxemb.data import examples, trees
+from jaxemb.data import examples
+from jaxemb.graphs import trees
 from jaxemb.tables import spec as spec_lib
 
 

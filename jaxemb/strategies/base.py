@@ -21,11 +21,11 @@ import numpy as np
 from jax.experimental import layout
 
 from jaxemb.data import base as data_base
+from jaxemb.kernels.tpu import row_copies
 from jaxemb.models import base as model_base
 from jaxemb.ops import rounding
 from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
-from jaxemb.tables import row_copies
 from jaxemb.tables import spec as spec_lib
 
 _ROUNDING = np.uint32(0x85EBCA6B)  # apart from the draws of negatives

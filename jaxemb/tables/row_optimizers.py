@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxemb.tables import row_copies
+from jaxemb.kernels.tpu import row_copies
 
 Slots = Any  # a NamedTuple of arrays with a leading vocab axis
 

@@ -25,8 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxemb.kernels.gpu import row_sums
 from jaxemb.ops import rounding, wire
-from jaxemb.tables import codecs, dedup, row_optimizers, row_sums
+from jaxemb.tables import codecs, dedup, row_optimizers
 from jaxemb.tables import spec as spec_lib
 
 NUM_CLASSES = 256

@@ -47,9 +47,10 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base
+from jaxemb.io import text_files as sources
 from jaxemb.runtime import resources
 from jaxemb.storage import atomic, checksums, word2vec_format
-from jaxemb.text import sources, tokenize, wiki
+from jaxemb.text import tokenize, wiki
 
 BLOCK_WORDS = 4096  # at most
 # A sentence may end before and after every word.

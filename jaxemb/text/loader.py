@@ -18,9 +18,10 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base, windows
+from jaxemb.io import download
 from jaxemb.runtime import resources
-from jaxemb.text import download, encode, tokenize
-from jaxemb.toywiki import toywiki
+from jaxemb.text import encode, tokenize
+from jaxemb.text.toywiki import toywiki
 
 # Paths of an embedded corpus of another size, and of downloads.
 _EMBEDDED, _WIKIPEDIA = 'toywiki:', 'wikipedia:'

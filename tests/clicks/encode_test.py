@@ -12,8 +12,10 @@ from pyarrow import csv, parquet
 
 from jaxemb import config as config_lib
 from jaxemb import errors
-from jaxemb.clicks import encode, formats, keys, loader, toyclicks
+from jaxemb.clicks import encode, loader, toyclicks
 from jaxemb.data import base, examples
+from jaxemb.io import keys
+from jaxemb.io import tables as formats
 
 ROWS = 400
 

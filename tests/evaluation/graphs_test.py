@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from scipy import optimize, sparse
 
-from jaxemb.evaluation import links, nodes, ranking
+from jaxemb.evaluation import ranking
+from jaxemb.graphs import link_ranking as links
+from jaxemb.graphs import node_classification as nodes
 from jaxemb.storage import export
 
 

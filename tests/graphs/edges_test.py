@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 import jaxemb
-from jaxemb import errors, main, train
+from jaxemb import errors
+from jaxemb.cli import train as main
 from jaxemb.data import base, examples
 from jaxemb.graphs import edges, toygraph
+from jaxemb.run import lifecycle as train
 from tests import marking
 
 SPLITS = {'valid': '', 'test': '', 'candidates': 'all', 'partitions': 1}

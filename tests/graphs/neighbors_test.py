@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxemb.data import examples, trees
-from jaxemb.graphs import neighbors
+from jaxemb.data import examples
+from jaxemb.graphs import neighbors, trees
 
 TREE = trees.Tree((3, 2))
 KEY = np.uint64(7)

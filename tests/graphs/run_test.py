@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import jaxemb
-from jaxemb import errors, main, train
+from jaxemb import errors
+from jaxemb.cli import train as main
+from jaxemb.run import lifecycle as train
 
 SMALL = {
   'data.path': 'toygraph:400',

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 import jaxemb
-from jaxemb import errors, main, train
+from jaxemb import errors
+from jaxemb.cli import train as main
 from jaxemb.data import base, examples
 from jaxemb.interactions import loader
+from jaxemb.run import lifecycle as train
 
 SPLITS = {'valid': '', 'test': '', 'min_count': 1, 'sample': 0.0}
 TEXT = {i: [f'i{j}' for j in range(1 + i % 7)] for i in range(50)}

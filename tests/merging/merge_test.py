@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb.merging import align, merge, senses
+from jaxemb.merging import align, merge
 from jaxemb.merging import parts as parts_lib
+from jaxemb.senses import merging as senses
 from tests import oracle
 
 _DIM = 8

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxemb.kernels.gpu import window_products
 from jaxemb.models import base, cbow, skipgram
-from jaxemb.native import window_products
 from jaxemb.ops import sampling
 from jaxemb.tables import spec as spec_lib
 from tests import dispatches, marking, oracle

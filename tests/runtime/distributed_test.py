@@ -16,7 +16,10 @@ import psutil
 import pytest
 
 from jaxemb import __main__ as jaxemb_command
-from jaxemb import errors, main, results, train
+from jaxemb import errors
+from jaxemb.cli import train as main
+from jaxemb.run import lifecycle as train
+from jaxemb.run import results
 from jaxemb.runtime import distributed
 from jaxemb.strategies import base
 from tests import forks, marking

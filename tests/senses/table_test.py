@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from jaxemb import embeddings, errors, query
+from jaxemb import embeddings, errors
+from jaxemb.cli import query
 from jaxemb.evaluation import benchmarks
 from jaxemb.ops import huffman
 from jaxemb.report import report

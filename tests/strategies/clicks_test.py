@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxemb import build
 from jaxemb import config as config_lib
 from jaxemb.data import examples
+from jaxemb.run import build
 from jaxemb.runtime import hlo, mesh
 from tests import dispatches, log_of_clicks, marking
 

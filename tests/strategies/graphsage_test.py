@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxemb import build
 from jaxemb import config as config_lib
-from jaxemb.data import examples, trees
-from jaxemb.graphs import neighbors
+from jaxemb.data import examples
+from jaxemb.graphs import neighbors, trees
 from jaxemb.models import base
+from jaxemb.run import build
 from jaxemb.runtime import hlo, mesh
 from tests import dispatches, marking
 

@@ -18,7 +18,8 @@ import pytest
 
 from jaxemb import errors
 from jaxemb.data import base
-from jaxemb.text import encode, loader, sources, tokenize
+from jaxemb.io import text_files as sources
+from jaxemb.text import encode, loader, tokenize
 from tests import corpora, marking
 
 _SETTINGS = encode.Settings('words', True, 2, 0, '')

@@ -9,8 +9,10 @@ import numpy as np
 import optax
 import pytest
 
+from jaxemb.run import worker
 from jaxemb.strategies import base
-from jaxemb.workers import dense, ledger, worker
+from jaxemb.workers import coordinator as ledger
+from jaxemb.workers import dense
 from tests import dispatches, log_of_clicks
 from tests.strategies import clicks_test, graphsage_test, shared_rows_test
 

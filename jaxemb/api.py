@@ -1,0 +1,136 @@
+"""What `import jaxemb` offers: `train` and `load`.
+
+JAX is imported only when they are called.
+"""
+
+import os
+import pathlib
+import tempfile
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxemb import errors
+
+if TYPE_CHECKING:
+  from jaxemb import embeddings
+  from jaxemb.clicks import predictor
+
+_KINDS = str, bytes, Iterable  # of sentences, of which bytes are refused
+
+
+def train(
+  data: str | os.PathLike | Iterable[str | Sequence[str]] | Any,
+  *,
+  dim: int = 100,
+  window: int = 5,
+  negatives: int = 5,
+  model: str = 'skipgram',
+  min_count: int = 5,
+  sample: float = 1e-4,
+  epochs: int = 5,
+  seed: int = 1,
+  workdir: str | os.PathLike | None = None,
+  settings: Mapping[str, Any] = types.MappingProxyType({}),
+) -> 'embeddings.Embeddings':
+  """Trains word vectors on sentences, files or what a config names.
+
+  `data` is sentences, each a string or a list of tokens, which are read once; a
+  path, as in `config.data.path`; or a config, which replaces the arguments up
+  to `seed`. The model, 'skipgram' or 'cbow', has vectors of size `dim`, up to
+  `window` words on each side of a center and `negatives` for each positive.
+  Words rarer than `min_count` are dropped; `sample` is the threshold of
+  frequent-word subsampling, 0 = off. `workdir` is the folder of the run, in
+  which a second call resumes; None = a temporary one. `settings` are any
+  others, such as `{'optimizer.name': 'adagrad'}`.
+
+  Raises a `UserError` for unusable data or settings, or after a signal.
+  """
+  arguments = {
+    'model.dim': dim,
+    'model.window': window,
+    'model.negatives': negatives,
+    'model.name': model,
+    'data.min_count': min_count,
+    'data.sample': sample,
+    'train.epochs': epochs,
+    'seed': seed,
+  }
+  import ml_collections
+
+  from jaxemb import config as config_lib
+  from jaxemb import embeddings
+  from jaxemb.run import lifecycle
+
+  config, text_cache = config_lib.default(), None
+  with tempfile.TemporaryDirectory(prefix='jaxemb-') as temporary:
+    if isinstance(data, ml_collections.ConfigDict):
+      defaults = config_lib.flat(config)
+      for key, value in arguments.items():
+        if value != defaults[key]:
+          raise errors.UserError(
+            f'{key.split(".")[-1]}={value!r} is not used with a config; set '
+            f'config.{key} there, or settings={{{key!r}: {value!r}}}'
+          )
+      config = data
+    else:
+      settings = {**arguments, 'eval.paths': 'none', **settings}
+      if isinstance(data, str | os.PathLike):
+        config.data.path = os.fspath(data)
+      else:
+        config.data.path = os.path.join(temporary, 'text.txt')
+        has_tokens = _write_sentences(data, config.data.path)
+        config.data.tokens = 'whitespace' if has_tokens else 'words'
+        config.data.lowercase = not has_tokens
+        text_cache = pathlib.Path(temporary, 'cache')
+    config = config_lib.check(config, settings)
+    folder = workdir or os.path.join(temporary, 'run')
+    code = lifecycle.run(config, folder, text_cache=text_cache)
+    if code == lifecycle.STOPPED:
+      raise errors.UserError(
+        'training was stopped by a signal; '
+        + ('call again to resume' if workdir else 'give a workdir to resume')
+      )
+    return embeddings.load(folder).in_memory()
+
+
+def load(
+  path: str | os.PathLike,
+) -> 'embeddings.Embeddings | predictor.ClickModel':
+  """Reads the vectors of a run or a file, or the model of a run on clicks.
+
+  A run may be given by its workdir or its export folder, also in a bucket;
+  other files are in the formats of word2vec (text or binary), GloVe or
+  fastText (.vec). Raises a `UserError` if it cannot be read.
+  """
+  from jaxemb import embeddings
+
+  return embeddings.load(path)
+
+
+def _write_sentences(
+  sentences: Iterable[str | Sequence[str]], path: str
+) -> bool:
+  """Writes a sentence a line; returns whether they are lists of tokens."""
+  kinds = set()
+  # Lone surrogates, which no UTF-8 has, become question marks. The no-break
+  # space keeps a first sentence such as '<doc>' from passing for a format.
+  with open(path, 'w', encoding='utf-8', errors='replace') as file:
+    file.write('\N{NO-BREAK SPACE}')
+    for sentence in sentences if isinstance(sentences, Iterable) else ():
+      kind = next((x for x in _KINDS if isinstance(sentence, x)), None)
+      kinds.add(kind)
+      if kind is Iterable:
+        sentence = list(map(str, sentence))
+        for token in sentence:
+          if len(token.split()) != 1:
+            raise errors.UserError(
+              f'token {token!r} is empty or has white space; tokens are words'
+            )
+        sentence = ' '.join(sentence)
+      file.write(' '.join(str(sentence).splitlines()) + '\n')
+  if kinds not in ({str}, {Iterable}):
+    raise errors.UserError(
+      'sentences must be all strings or all lists of tokens, and at least one'
+    )
+  return kinds == {Iterable}

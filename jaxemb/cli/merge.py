@@ -1,0 +1,193 @@
+"""Merges models that were trained apart, ours or other people's, into one.
+
+    python -m jaxemb.merge PART PART ... --output=FOLDER
+
+A PART is what `jaxemb.load` reads (a workdir, an export folder, a word2vec,
+GloVe or .vec file), or a folder of orbax checkpoints with a vocab.txt in or
+around it. Vocabularies and dimensions may differ. Where words have several
+vectors (config.model.name=mixture), senses of the parts are matched. FOLDER
+gets an export/ like that of a run, and merge.json with facts and warnings.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from jaxemb import errors
+from jaxemb.merging import merge as merging
+from jaxemb.merging import parts as parts_lib
+from jaxemb.run import rundir
+from jaxemb.senses import merging as senses
+from jaxemb.senses import table
+from jaxemb.storage import atomic, export
+
+_PART = (
+  'workdir, export folder, word2vec, GloVe or .vec file, or orbax checkpoint '
+  'with a vocab.txt'
+)
+_HELP = {
+  'method': 'alir: aligned and averaged, words of any part; pca, concat: only '
+  'words of all parts',
+  'dim': '0 = that of the largest part; concat: sum',
+  'start': 'initial vectors',
+  'weights': 'of parts in the mean of a word: by how often each saw it, if '
+  'known, or equal',
+  'normalize': 'scale vectors to length 1, as in the paper',
+  'restore': 'give directions in which parts disagree the length that '
+  'averaging took',
+  'power': 'raise the lengths of the principal directions of the result '
+  '(concat: of each part) to this power: below 1, few directions dominate less',
+  'align_words': 'words that rotations are fitted on, frequent and rare; 0 = '
+  '500 per dimension',
+  'max_iterations': 'at most',
+  'tolerance': 'stop once an iteration moves vectors by less, relative to '
+  'their length; scores change little beyond this',
+  'trainable': 'merge context vectors and optimizer state too (of runs and '
+  'merges), for config.train.init_from; alir without --normalize only',
+  'skip_bad': 'leave out parts that cannot be used',
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit code, 2 for unusable input."""
+  return errors.exit_code(_run, argv)
+
+
+def _run(argv: Sequence[str] | None) -> None:
+  started = time.monotonic()
+  flags = _parse(argv)
+  names = [x.name for x in dataclasses.fields(merging.Spec)]
+  spec = merging.Spec(**{name: getattr(flags, name) for name in names})
+  if flags.trainable and (spec.method != 'alir' or spec.normalize):
+    raise errors.UserError(
+      '--trainable wants --method=alir without --normalize, which keeps inner '
+      'products'
+    )
+  output = rundir.named(flags.output, '--output')
+  temporary = _make(output, flags.parts)
+  # JAX only once the arguments are right.
+  from flax import traverse_util
+
+  from jaxemb.runtime import mesh, resources
+  from jaxemb.storage import orbax_export
+
+  mesh.all_devices()
+  with temporary as name:
+    scratch = pathlib.Path(name)
+    parts, skipped = parts_lib.open_all(
+      flags.parts, scratch, flags.trainable, flags.skip_bad
+    )
+    read_secs = time.monotonic() - started
+    merged = senses.merge(parts, spec, scratch / 'merged', _show_progress)
+    left_out = [f'left out: {x["reason"]}' for x in skipped]
+    warnings = left_out + merged.report['warnings']
+    for line in warnings:
+      print(f'warning: {line}', file=sys.stderr)
+    exported = time.monotonic()
+    rows = export.Encoded(merged.vectors)
+    export.write(output / 'export', merged.words, rows, merged.counts)
+    table.write(output / 'export', merged.senses)
+    arrays = {'vectors': merged.vectors}
+    for path, rows in merged.trainable.items():
+      arrays[path] = rows[:, 0] if rows.shape[1] == 1 else rows
+    arrays = traverse_util.unflatten_dict(arrays, sep='/')
+    orbax_export.write(output / 'export' / 'orbax', arrays)
+    report = merged.report | {
+      'warnings': warnings,
+      'skipped': skipped,
+      'tables': sorted(merged.trainable),
+      'read_secs': read_secs,
+      'export_secs': time.monotonic() - exported,
+      'total_secs': time.monotonic() - started,
+      'peak_rss_bytes': resources.peak_rss_bytes(),
+      'output': str(output),
+    }
+  with atomic.write(output / 'merge.json') as file:
+    file.write(json.dumps(report, indent=2).encode())
+  print(_table(report))
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    prog='python -m jaxemb.merge',
+    description='Merges models that were trained apart into one.',
+  )
+  add = parser.add_argument
+  add('parts', nargs='+', metavar='PART', help=_PART)
+  add('--output', required=True, help='folder for export/ and merge.json')
+  for name, text in _HELP.items():
+    default = getattr(merging.Spec, name, False)
+    form = {'type': type(default), 'choices': merging.CHOICES.get(name)}
+    if isinstance(default, bool):
+      form = {'action': argparse.BooleanOptionalAction}
+    text = f'{text} (default: {default})'
+    text = f'alir: {text}' if name in merging.ALIR_ONLY else text
+    spellings = dict.fromkeys((f'--{name}', f'--{name.replace("_", "-")}'))
+    add(*spellings, default=default, help=text, **form)
+  return parser.parse_args(argv)
+
+
+def _make(
+  output: pathlib.Path, parts: Sequence[str]
+) -> tempfile.TemporaryDirectory:
+  """Makes the folder, and in it one for rows; overwrites no part and no run."""
+  # Links that lead in a circle are told where they are opened.
+  folder, seen = pathlib.Path(os.path.realpath(output)), set()
+  for part in parts:
+    path = pathlib.Path(os.path.realpath(os.path.expanduser(part)))
+    if path in seen:
+      raise errors.UserError(f'{part} is given twice; give each part once')
+    seen.add(path)
+    written = {folder / 'export', folder / 'checkpoints'}
+    if path == folder or written & {path, *path.parents}:
+      raise errors.UserError(
+        f'--output={output} is one of the parts; give another folder'
+      )
+  if (output / 'config.json').exists():
+    raise errors.UserError(
+      f'--output={output} is the folder of a run; give another one'
+    )
+  try:
+    output.mkdir(parents=True, exist_ok=True)
+    return tempfile.TemporaryDirectory(prefix='.merging-', dir=output)
+  except OSError as error:
+    raise errors.UserError(
+      f'cannot write in {output}: {error.strerror}; give another --output'
+    ) from error
+
+
+def _show_progress(what: str, done: int, total: int) -> None:
+  if sys.stderr.isatty():
+    end = '\n' if done >= total else ''
+    print(f'\r{what} {done / max(total, 1):4.0%}', end=end, file=sys.stderr)
+
+
+def _table(report: dict[str, Any]) -> str:
+  """The result, and a line per part."""
+  width = max(len(x['name']) for x in report['parts'])
+  lines = [
+    f'{report["output"]}: {report["words"]:,} words x {report["dim"]}, '
+    f'{report["method"]} of {len(report["parts"])} parts in '
+    f'{report["total_secs"]:.1f} s',
+    f'{"part":<{width}}{"words":>11}{"dim":>6}{"missing":>10}{"residual":>10}'
+    f'{"agreement":>11}',
+  ]
+  for x in report['parts']:
+    line = f'{x["name"]:<{width}}{x["words"]:11,}{x["dim"]:6}'
+    line += f'{x["missing_words"]:10,}'
+    if x['residual'] is not None:
+      line += f'{x["residual"]:10.3f}{x["agreement"]:11.3f}'
+    lines.append(line)
+  if 'senses' in report:
+    lines.append(senses.line(report['senses']))
+  if report['displacements']:
+    moved = ' '.join(f'{x:.1e}' for x in report['displacements'])
+    lines.append(f'displacement of each iteration: {moved}')
+  return '\n'.join(lines)

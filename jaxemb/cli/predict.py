@@ -1,0 +1,181 @@
+"""Writes what a trained model says of rows of clicks, or of nodes of a graph.
+
+    python -m jaxemb.predict --model=RUN --data=FILE --output=FILE
+
+RUN is the folder of a run on clicks, or its export. FILE is in any form that
+`config.data.path` may have, and needs no label; categories that the model does
+not know count as unknown, and are counted. The output, .csv or .parquet, has a
+column `prediction`, a line for each row in their order, behind the columns of
+the data that `--keep` names.
+
+    python -m jaxemb.predict --model=RUN --data=GRAPH --output=FILE
+
+RUN is a run of GraphSAGE that learned from features, and GRAPH its graph with
+new nodes, or another one, in any form that `config.data.path` may have;
+features are in it, or in `--features`; `--columns` and `--num_nodes` are as
+those of `config.data`. The output has a line for each node: `node`, `class` and
+`probability`; of runs on walks, or with `--keep=vector`, its vector, in .csv as
+`vector_0` and so on.
+"""
+
+import argparse
+import contextlib
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from jaxemb import errors
+from jaxemb.storage import atomic
+
+_OF_NODES = {
+  'features': (str, 'of nodes'),
+  'columns': (str, 'of a list of edges'),
+  'num_nodes': (int, 'of a list of edges between numbers'),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit code, 2 for unusable input."""
+  return errors.exit_code(_run, argv)
+
+
+def _run(argv: Sequence[str] | None) -> None:
+  parser = argparse.ArgumentParser(
+    prog='python -m jaxemb.predict',
+    description='Writes probabilities of clicks, or classes of nodes.',
+    allow_abbrev=False,
+  )
+  add = parser.add_argument
+  add('--model', required=True, help='folder of a run, or its export')
+  add('--data', required=True, help='file, folder or glob')
+  add('--output', required=True, help='a file .csv or .parquet')
+  add('--keep', default='', help='columns to write too, separated by commas')
+  for name, (kind, help_text) in _OF_NODES.items():
+    own = f'{help_text}, as config.data.{name}'
+    add(f'--{name}', type=kind, default=kind(), help=own)
+  flags = parser.parse_args(argv)
+  output = pathlib.Path(flags.output).expanduser()
+  if output.suffix not in ('.csv', '.parquet'):
+    raise errors.UserError(
+      f'--output={flags.output} must end in .csv or .parquet'
+    )
+  if not output.parent.is_dir():
+    raise errors.UserError(f'there is no folder {output.parent}; make it first')
+  keep = [x.strip() for x in flags.keep.split(',') if x.strip()]
+  folders = pathlib.Path(flags.model), pathlib.Path(flags.model, 'export')
+  if any((x / 'network.json').is_file() for x in folders):
+    return _of_nodes(flags, output, keep)
+  for name in _OF_NODES:
+    if given := getattr(flags, name):
+      raise errors.UserError(
+        f'--{name}={given} is of nodes, and --model={flags.model} is no run of '
+        'GraphSAGE; remove it'
+      )
+  # JAX and Arrow only once the arguments are right.
+  import pyarrow as pa
+  from pyarrow import csv, parquet
+
+  from jaxemb import embeddings
+  from jaxemb.clicks import predictor
+  from jaxemb.io import tables as formats
+
+  model = embeddings.load(flags.model)
+  if not isinstance(model, predictor.ClickModel):
+    raise errors.UserError(
+      f'--model={flags.model} has vectors, and no model of clicks; give a run '
+      'that was trained with --config=ctr'
+    )
+  _refuse_given(output, 'data', formats.find(flags.data))
+  unknown: dict[str, int] = {}
+  num_rows, writer = 0, None
+  make = csv.CSVWriter if output.suffix == '.csv' else parquet.ParquetWriter
+  try:
+    with atomic.write(output) as file:
+      for chances, table in model.predicted(flags.data, unknown):
+        for name in keep:
+          if name not in table.columns:
+            raise errors.UserError(
+              f'--keep={flags.keep}: there is no column {name}; there are '
+              f'{", ".join([*table.columns][:30])}'
+            )
+        columns = *table.arrow(keep).columns, chances
+        found = pa.table(columns, [*keep, 'prediction'])
+        if writer is None:
+          writer = make(file, found.schema)
+        writer.write_table(found)
+        num_rows += len(found)
+      if writer is None:
+        raise errors.UserError(f'{flags.data} has no rows')
+      writer.close()
+  except OSError as error:
+    raise errors.UserError(
+      f'cannot write {output}: {errors.one_line(error)}; free space there'
+    ) from error
+  print(f'{num_rows:,} rows in {output}', file=sys.stderr)
+  if unknown:
+    counted = ', '.join(f'{k} {v:,}' for k, v in unknown.items())
+    line = f'categories that the model does not know: {counted}'
+    print(line, file=sys.stderr)
+
+
+def _refuse_given(
+  output: pathlib.Path, flag: str, files: Sequence[pathlib.Path]
+) -> None:
+  """Raises a `UserError` if the output would replace what is read."""
+  if output.exists() and any(x.samefile(output) for x in files):
+    raise errors.UserError(
+      f'--output={output} is a file of --{flag}; give another name'
+    )
+
+
+def _of_nodes(
+  flags: argparse.Namespace, output: pathlib.Path, keep: Sequence[str]
+) -> None:
+  """Writes what a network makes of all nodes of a graph."""
+  import pyarrow as pa
+  from pyarrow import csv, parquet
+
+  from jaxemb.graphs import files
+  from jaxemb.graphs import node_results as nodes
+  from jaxemb.io import tables as formats
+
+  if {*keep} - {'vector'}:
+    raise errors.UserError(f'--keep={flags.keep}: of nodes there is `vector`')
+  for flag in ('data', 'features'):
+    given: list[pathlib.Path] = []
+    with contextlib.suppress(errors.UserError):  # no file: told when it is read
+      given = formats.find(getattr(flags, flag))
+    _refuse_given(output, flag, given)
+  model = nodes.load(flags.model)
+  settings = {
+    'path': flags.data, 'labels': '', 'label_column': '',
+    'directed': model.settings['directed'],
+  }  # fmt: skip
+  settings |= {k: getattr(flags, k) for k in _OF_NODES}
+  with tempfile.TemporaryDirectory() as cache:
+    graph = files.read(settings, pathlib.Path(cache), lambda *_: None)
+    found = model.infer(graph)
+    columns = {'node': pa.array(list(graph.keys()))}
+    if model.classes:
+      args = found.outputs, model.classes, model.spec.has_many
+      classes, chances = zip(*nodes.likeliest(*args), strict=True)
+      if not model.spec.has_many:
+        chances = [float(x) for x in chances]
+      columns |= {'class': pa.array(classes), 'probability': pa.array(chances)}
+    if keep or not model.classes:
+      flat, num = found.vectors.ravel(), found.vectors.shape[1]
+      if output.suffix == '.csv':
+        numbers = found.vectors.T
+        columns |= {f'vector_{i}': pa.array(x) for i, x in enumerate(numbers)}
+      else:
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat), num)
+        columns['vector'] = vectors
+  table = pa.table(columns)
+  with atomic.write(output) as file:
+    put = csv.write_csv if output.suffix == '.csv' else parquet.write_table
+    put(table, file)
+  print(f'{len(table):,} nodes in {output}', file=sys.stderr)
+  for name, num in graph.counted.items():
+    if num:
+      print(f'{name}: {num:,}', file=sys.stderr)

@@ -1,0 +1,125 @@
+"""Prints the words nearest to a word or to a sum of words.
+
+    python -m jaxemb.query --vectors=FILE king - man + woman
+
+With vectors of senses (`config.model.name='mixture'`):
+
+    python -m jaxemb.query --vectors=FILE --senses bank
+    python -m jaxemb.query --vectors=FILE --sense=1 bank
+    python -m jaxemb.query --vectors=FILE --position=1 the bank of the river
+
+print every sense with its prior and neighbors, the neighbors of one sense, and
+the probability of each sense at a position of a sentence, counted from 0. Each
+neighbor comes once, as its nearest sense; priors below 2 % are left out.
+
+FILE is what `jaxemb.load` reads. Words without a sign between them are added. A
+sign may stand alone or before its word; a known word that begins with a sign is
+taken as it is.
+"""
+
+import argparse
+import functools
+import sys
+from collections.abc import Container, Sequence
+
+from jaxemb import embeddings, errors
+from jaxemb.evaluation import geometry
+from jaxemb.senses import table
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit code, 2 for unusable input."""
+  return errors.exit_code(_run, argv)
+
+
+def _run(argv: Sequence[str] | None) -> None:
+  # No short options: `-` and `-man` belong to the expression.
+  parser = argparse.ArgumentParser(
+    prog='python -m jaxemb.query',
+    description='Prints the words nearest to an expression.',
+    usage='%(prog)s --vectors=FILE [--topn=N] [--senses | --sense=K | '
+    '--position=N] WORD [+|- WORD ...]',
+    allow_abbrev=False,
+    add_help=False,
+  )
+  add = parser.add_argument
+  add('--help', action='help', help='shows this')
+  add('--vectors', required=True, help='what jaxemb.load reads: a workdir, ...')
+  add('--topn', type=int, default=10, help='number of words (%(default)s)')
+  only = parser.add_mutually_exclusive_group()
+  only.add_argument('--senses', action='store_true', help='all of a word')
+  only.add_argument('--sense', type=int, help='which sense of the word')
+  only.add_argument('--position', type=int, help='of a word in a sentence')
+  flags, terms = parser.parse_known_args(argv)
+  unknown = [term for term in terms if term.startswith('--')]
+  if unknown:
+    parser.error(f'unrecognized arguments: {" ".join(unknown)}')
+  if flags.topn < 1:
+    parser.error('--topn must be 1 or more')
+  vectors = embeddings.load_vectors(flags.vectors)
+  nearest = functools.partial(
+    vectors.most_similar, topn=flags.topn, min_prior=geometry.MIN_PRIOR
+  )
+  if not flags.senses and flags.position is None:
+    positive, negative = split_expression(terms, vectors)
+    if flags.sense is not None and (len(positive) != 1 or negative):
+      raise errors.UserError('--sense is that of one word; give one word')
+    found = nearest(positive, negative, sense=flags.sense)
+    width = max((len(word) for word, _ in found), default=0)
+    for word, cosine in found:
+      print(f'{word:<{width}}  {cosine:.4f}')
+    return
+  words = ' '.join(terms).split()
+  if flags.position is not None:
+    chances = vectors.disambiguate(words, flags.position)
+    word = table.spelled(words[flags.position], vectors)
+  elif len(words) == 1:
+    (word,) = words
+    chances = [prior for _, prior in vectors.senses(word)]
+  else:
+    raise errors.UserError('--senses is of one word; give one word')
+  if len(chances) == 1:
+    print(f'{word!r} has one sense: {_why_one(vectors)}', file=sys.stderr)
+  for sense, (name, _) in enumerate(vectors.senses(word)):
+    near = ' '.join(other for other, _ in nearest(word, sense=sense))
+    print(f'{name}  {chances[sense]:.4f}  {near}')
+
+
+def _why_one(vectors: embeddings.Embeddings) -> str:
+  if vectors.sense_table is None:
+    return 'these vectors were trained without; --config=mixture learns several'
+  return (
+    'several are learned of the most frequent words (a tenth in '
+    '--config=mixture: --config.senses.top_ratio) and of those in a file '
+    '(--config.senses.words)'
+  )
+
+
+def split_expression(
+  terms: Sequence[str], known: Container[str]
+) -> tuple[list[str], list[str]]:
+  """Words of `king - man + woman` to add and to subtract, or a `UserError`."""
+  # In quotes, or without, the name of a node may have white space.
+  parts = [y for x in terms for y in ([x] if x in known else x.split())]
+  whole = ' '.join(parts)
+  if whole in known and not all(x in known for x in parts):
+    return [whole], []
+  terms = parts
+  if len(terms) == 1 and terms[0] in known:
+    return terms, []
+  words, sign = {'+': [], '-': []}, ''
+  for term in terms:
+    if term in words:
+      if sign:
+        break
+      sign = term
+      continue
+    if term[0] in words and not sign and term not in known:
+      sign, term = term[0], term[1:]
+    words[sign or '+'].append(term)
+    sign = ''
+  if sign or not any(words.values()):
+    raise errors.UserError(
+      'expected words, with one + or - between them: king - man + woman'
+    )
+  return words['+'], words['-']

@@ -1,0 +1,279 @@
+"""Trains: `python -m jaxemb.main --config=wiki --config.SETTING=VALUE ...`.
+
+--config=NAME[:VARIANT]  a config that comes with jaxemb, or a config file
+                         (default: wiki)
+--workdir=FOLDER         folder of the run (default: runs/<config>-<time>), or
+                         gs://...; started again on the same one, it resumes
+
+Processes that train together are started alike, with a workdir that all of them
+reach, and --coordinator=HOST:PORT --num_processes=N --process_id=I, or with
+--distributed under SLURM, MPI, Kubernetes or Cloud TPU.
+
+Exit codes: 0 done; 2 unusable input, explained in one line; 75 stopped by
+SIGTERM, SIGHUP or Ctrl-C after saving, or because another process of the job is
+gone (start again to resume); 130 by a second Ctrl-C, without saving; 141 if
+whatever reads the output has closed it; 143 or 129 by SIGTERM or SIGHUP in the
+first second, before jaxemb listens; anything else is a bug.
+
+Settings and their defaults, given as --config.SETTING=VALUE:
+"""
+
+import argparse
+import atexit
+import contextlib
+import difflib
+import functools
+import gc
+import importlib.util
+import os
+import pathlib
+import runpy
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import ml_collections
+
+from jaxemb import config as config_lib
+from jaxemb import errors
+from jaxemb.kernels.cpu import ahead
+from jaxemb.run import rundir
+from jaxemb.storage import bucket
+
+# Packages without which JAX hardly ever has more than the CPU.
+_ACCELERATORS = 'jax_plugins', 'libtpu'
+_MIN_ADDRESSES_BYTES = 4_000_000_000
+_BOOLS = {'true': True, '1': True, 'yes': True,
+          'false': False, '0': False, 'no': False}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit code."""
+  atexit.register(gc.freeze)  # or Python searches all of JAX for garbage, .5 s
+  has_run = threading.Event()
+  with _stopping_early(has_run):
+    run = functools.partial(_run, has_run)
+    try:
+      code = errors.exit_code(run, sys.argv[1:] if argv is None else argv)
+    except Exception:  # a bug
+      if not _has_others():
+        raise
+      sys.excepthook(*sys.exc_info())
+      code = 1
+  # While Python ends, signals would end it with another code.
+  atexit.register(_ignore_signals)
+  if code and _has_others():
+    from jaxemb.runtime import distributed
+
+    distributed.leave(code)  # JAX would wait for the others to end
+  return code
+
+
+def _has_others() -> bool:
+  """Whether this is one of several processes."""
+  if 'jax' not in sys.modules:
+    return False
+  from jaxemb.runtime import distributed
+
+  return distributed.num_processes() > 1
+
+
+@contextlib.contextmanager
+def _stopping_early(has_run: threading.Event) -> Iterator[None]:
+  """Has signals that come while there is nothing to save end with 75 as well.
+
+  `train.run` has other handlers while it runs; those that come later have
+  nothing to stop.
+  """
+
+  def stop(*unused: Any) -> None:
+    if has_run.is_set():
+      return
+    os.write(2, b'jaxemb: stopped before training; nothing to save\n')
+    os._exit(errors.LostError.exit_code)
+
+  is_main = threading.current_thread() is threading.main_thread()
+  names = ('SIGTERM', 'SIGHUP') if is_main else ()
+  numbers = [getattr(signal, x) for x in names if hasattr(signal, x)]
+  numbers = [x for x in numbers if signal.getsignal(x) is signal.SIG_DFL]
+  for number in numbers:
+    signal.signal(number, stop)
+  try:
+    yield
+  finally:
+    for number in numbers:
+      signal.signal(number, signal.SIG_DFL)
+
+
+def _ignore_signals() -> None:
+  for name in ('SIGTERM', 'SIGHUP'):
+    with contextlib.suppress(AttributeError, ValueError):
+      signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+def _run(has_run: threading.Event, argv: Sequence[str]) -> int:
+  if {'-h', '--help'} & set(argv):
+    print(describe())
+    return 0
+  config, workdir, job = parse(argv)
+  _check_address_space()
+  _start_compiling(config)
+  # JAX only once the arguments are right.
+  from jaxemb.run import lifecycle as train
+  from jaxemb.runtime import distributed
+
+  try:
+    return train.run(config, workdir, distributed.Job(*job))
+  finally:
+    has_run.set()
+
+
+def _check_address_space() -> None:
+  """Refuses a limit that libraries do not survive: OpenBLAS tries for ever."""
+  with contextlib.suppress(ImportError):  # not on Windows
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= limit < _MIN_ADDRESSES_BYTES:
+      raise errors.UserError(
+        f'this process may use {limit / 1e9:.1f} GB of addresses (ulimit -v) '
+        f'and JAX and its threads need {_MIN_ADDRESSES_BYTES / 1e9:.0f} GB, '
+        'whatever the memory; raise it, or limit memory by a container'
+      )
+
+
+def _start_compiling(config: ml_collections.ConfigDict) -> None:
+  """Has the kernel compiled, where it is likely to be used."""
+  m, mesh = config.model, (max(1, config.mesh.data), max(1, config.mesh.table))
+  on_cpu = os.environ.get('JAX_PLATFORMS') == 'cpu'
+  on_cpu = on_cpu or not any(map(importlib.util.find_spec, _ACCELERATORS))
+  if on_cpu and config_lib.can_fuse(config, 'cpu', mesh):
+    cache = rundir.cache_folder()
+    ahead.compiling(m.name, m.loss, config.table.dtype, cache)
+
+
+def describe() -> str:
+  """Returns the help text, with one line for each setting."""
+  groups: dict[str, list[str]] = {'Most used': []}
+  for x in config_lib.SETTINGS:
+    title = x.name.partition('.')[0].capitalize()
+    title = 'Most used' if x.most_used else title
+    groups.setdefault(title, []).append(_line(x))
+  texts = ['\n'.join([title, *lines]) for title, lines in groups.items()]
+  return '\n\n'.join([__doc__.strip(), *texts])
+
+
+def _line(setting: config_lib.Setting) -> str:
+  choices, notes = setting.choices, []
+  if choices and isinstance(setting.default, str):
+    own = ['module:attribute'] * (setting.name in config_lib.MEMBERS)
+    notes = [', '.join([*choices, *own])]
+  elif choices:
+    low, high = choices
+    notes = [f'from {low:,}' if high > 10**6 else f'{low:,} to {high:,}']
+  if setting.only_with:
+    notes.append(f'only with {setting.only_with}')
+  default = repr('') if setting.default == '' else setting.default
+  line = f'  {f"{setting.name}={default}":<36} {setting.help}'
+  return line + (f' ({"; ".join(notes)})' if notes else '')
+
+
+class _Parser(argparse.ArgumentParser):
+  def error(self, message: str) -> NoReturn:
+    raise errors.UserError(message)
+
+
+def parse(
+  argv: Sequence[str],
+) -> tuple[ml_collections.ConfigDict, pathlib.Path | str, tuple]:
+  """The settings, folder and fields of `distributed.Job` of a command line.
+
+  Raises a `UserError` for what cannot be understood.
+  """
+  parser = _Parser(add_help=False, allow_abbrev=False)
+  add = parser.add_argument
+  add('--config', default='wiki')
+  add('--workdir', default='')
+  add('--coordinator', default='')
+  add('--num_processes', type=int, default=1)
+  add('--process_id', type=int, default=0)
+  flag = {'nargs': '?', 'type': _bool, 'const': True}
+  add('--distributed', **flag, default=False)
+  for x in config_lib.SETTINGS:
+    kind = type(x.default)
+    form = flag if kind is bool else {'type': kind}
+    add(f'--config.{x.name}', **form, default=argparse.SUPPRESS)
+  known, unknown = parser.parse_known_args(argv)
+  if unknown:
+    flag = unknown[0].partition('=')[0]
+    if flag.startswith('--config.'):
+      config_lib.find(flag.removeprefix('--config.'))
+    near = difflib.get_close_matches(flag, [f'--{x}' for x in vars(known)], 1)
+    hint = f'; did you mean {near[0]}?' if near else ''
+    raise errors.UserError(f'argument {unknown[0]!r} is not understood{hint}')
+  given = vars(known).items()
+  values = {k.removeprefix('config.'): v for k, v in given if '.' in k}
+  config = load(known.config, values)
+  if (known.coordinator or known.distributed) and not known.workdir:
+    raise errors.UserError(
+      'several processes need one folder: give all the same --workdir'
+    )
+  if not known.coordinator and (known.num_processes > 1 or known.process_id):
+    raise errors.UserError(
+      '--num_processes and --process_id need --coordinator=HOST:PORT'
+    )
+  name = pathlib.Path(known.config.partition(':')[0]).stem
+  default = f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
+  names = 'coordinator', 'num_processes', 'process_id', 'distributed'
+  job = tuple(getattr(known, name) for name in names)
+  workdir = known.workdir or default
+  if not bucket.is_url(workdir):
+    workdir = rundir.named(workdir, '--workdir')
+  return config, workdir, job
+
+
+def _bool(text: str) -> bool:
+  if text.lower() not in _BOOLS:
+    raise argparse.ArgumentTypeError(f'expected true or false, not {text!r}')
+  return _BOOLS[text.lower()]
+
+
+def load(
+  name: str, values: Mapping[str, Any] = MappingProxyType({})
+) -> ml_collections.ConfigDict:
+  """Reads a config file, sets values by dotted name, and checks the result.
+
+  `name` is FILE[:VARIANT], or NAME[:VARIANT] of a config that jaxemb has.
+  Raises a `UserError` for a file or settings that cannot be used.
+  """
+  file, _, variant = name.partition(':')
+  folder = pathlib.Path(__file__).parents[1] / 'configs'
+  if not folder.is_dir():  # in a checkout
+    folder = folder.parents[1] / 'configs'
+  own = {x.stem: x for x in sorted(folder.glob('*.py'))}
+  path = own.get(file) or pathlib.Path(file).expanduser()
+  if not path.is_file():
+    raise errors.UserError(
+      f'there is no config file {file}; give a file, or the name of a config '
+      f'that comes with jaxemb: {", ".join(own)}'
+    )
+  try:
+    get_config = runpy.run_path(str(path))['get_config']
+    config = get_config(variant) if variant else get_config()
+    config.update_from_flattened_dict(values)  # references follow
+    return config_lib.check(config)
+  except errors.UserError:
+    raise
+  except (Exception, SystemExit) as error:
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [x.lineno for x in frames if x.filename == str(path)]
+    where = f', line {lines[-1]}' if lines else ''
+    why = errors.one_line(error)
+    raise errors.UserError(
+      f'cannot read the config {file}{where}: {type(error).__name__}: {why}'
+    ) from error

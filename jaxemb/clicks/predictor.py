@@ -1,0 +1,274 @@
+"""A trained model of clicks, apart from the run that made it.
+
+It has whole tables in order of ids, dense parameters, the moments of batch
+normalization, and the encoder that makes ids of a user's columns. A folder
+holds it as JSON and plain arrays, of which tables are memory-mapped.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.clicks import encode
+from jaxemb.clicks import metrics as evaluation
+from jaxemb.clicks import models as clicks
+from jaxemb.data import examples
+from jaxemb.io import tables as formats
+from jaxemb.models import skipgram
+from jaxemb.storage import atomic
+
+_EXAMPLES = 8192  # at once
+
+
+@jax.jit
+def _looked_up(tables, ids):
+  return {k: x.at[ids].get(mode='clip') for k, x in tables.items()}
+
+
+def _batch(ids, numbers):
+  num = ids.shape[0]
+  args = jnp.zeros(num), jnp.ones(num), jnp.arange(num)
+  return examples.StepBatch(ids, numbers, *args)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _chances(model, params, moments, rows, ids, numbers, left_out):
+  batch = _batch(ids, numbers)
+  if left_out is not None:
+    first, stop, others = left_out
+    is_out = ((ids >= first) & (ids < stop))[..., None]
+    rows = {k: jnp.where(is_out, others[k], x) for k, x in rows.items()}
+  return jax.nn.sigmoid(model.logits(params, rows, batch, moments))
+
+
+def chances(
+  model: clicks.ClickModel,
+  arrays: tuple[Any, Mapping[str, jax.Array], clicks.Moments],
+  ids: Any,
+  numbers: Any,
+  left_out: tuple[Any, Any, Mapping[str, Any]] | None = None,
+) -> jax.Array:
+  """[n] float32 probabilities of ids [n, columns] and numbers [n, numbers].
+
+  `arrays` are dense parameters, tables and moments. `left_out` is a range of
+  ids, from and to, and by table a row in their place.
+  """
+  params, tables, moments = arrays
+  # A program of its own: compiled into one, rows are looked up within the
+  # products, which takes longer than both.
+  rows = _looked_up(tables, ids)
+  return _chances(model, params, moments, rows, ids, numbers, left_out)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _moments(model, params, tables, ids, numbers):
+  return model.moments(params, _looked_up(tables, ids), _batch(ids, numbers))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClickModel:
+  """Probabilities of clicks."""
+
+  model: clicks.ClickModel
+  params: Any  # dense parameters, a pytree of dicts
+  tables: dict[str, np.ndarray]  # by name, [vocab, dim] float32
+  moments: clicks.Moments
+  encoder: encode.Encoder
+
+  @functools.cached_property
+  def _arrays(self):
+    """All arrays on the device."""
+    return jax.device_put((self.params, self.tables, self.moments))
+
+  def scores(self, rows: encode.Rows, without: str = '') -> np.ndarray:
+    """[n] float32 probabilities of encoded rows.
+
+    Each row of the field `without` is the mean of all of them, by id.
+    """
+    left_out = self._left_out(without) if without else None
+    found, done = [], 0
+    for scores in self._begun(rows, left_out):
+      found.append(scores)
+      if len(found) - done > 2:  # or all that is to come would wait in memory
+        found[done] = np.asarray(found[done])
+        done += 1
+    return np.concatenate([np.zeros(0, np.float32), *found])[: len(rows)]
+
+  def _begun(self, rows, left_out=None):
+    """Scores of some rows after others, not waited for; the last are padded."""
+    for start in range(0, len(rows), _EXAMPLES):
+      args = [np.asarray(x[start : start + _EXAMPLES]) for x in rows[:2]]
+      if missing := _EXAMPLES - len(args[0]):  # no program of another size
+        args = [np.pad(x, ((0, missing), (0, 0))) for x in args]
+      yield chances(self.model, self._arrays, *args, left_out)
+
+  def _field(self, name):
+    return next(x for x in self.encoder.fields.ids if x.name == name)
+
+  def _left_out(self, name):
+    field = self._field(name)
+    first, stop = field.first_id, field.first_id + field.num_ids
+    means = {
+      k: x[first:stop].mean(0, keepdims=True)[None]
+      for k, x in self.tables.items()
+    }
+    return first, stop, means
+
+  def predict(self, data: Any) -> np.ndarray:
+    """[n] float32 probabilities of rows that need no label.
+
+    `data` is a path as of `config.data.path`, a table of pyarrow or pandas, or
+    lists by column. Categories that are not known count as unknown. Raises a
+    `UserError` for a column that is missing.
+    """
+    found = [x for x, _ in self.predicted(data)]
+    return np.concatenate(found) if found else np.zeros(0, np.float32)
+
+  def predicted(
+    self, data: Any, unknown: dict[str, int] | None = None
+  ) -> Iterator[tuple[np.ndarray, formats.Table]]:
+    """Probabilities [n] of some rows after others, and their tables.
+
+    `unknown` gets, by field, how many categories are not known.
+    """
+    waiting = None
+    for table, rows, found in self._encoded(data):
+      for name, num in found.items():
+        if unknown is not None:
+          unknown[name] = unknown.get(name, 0) + num
+      # Computed while the next ones are read.
+      begun = table, len(rows), [*self._begun(rows)]
+      if waiting:
+        yield _finished(*waiting)
+      waiting = begun
+    if waiting:
+      yield _finished(*waiting)
+
+  def _encoded(self, data):
+    """Tables with their encoded rows and unknown categories."""
+    import pyarrow as pa
+
+    def encoded(table):
+      table = formats.Table.of(table)
+      return table, *self.encoder.encode(table, has_labels=False)
+
+    if isinstance(data, str | os.PathLike):
+      settings, path = self.encoder.settings, os.fspath(data)
+      args = settings['format'], self.encoder.schema.columns, 0.0
+      reader = formats.Reader(path, *args, settings['features'])
+      yield from reader.tables(lambda *_: None, encoded)
+    elif isinstance(data, pa.Table):
+      yield encoded(data)
+    elif hasattr(data, 'columns') and hasattr(data, 'iloc'):
+      yield encoded(pa.Table.from_pandas(data, preserve_index=False))
+    elif isinstance(data, Mapping):
+      yield encoded(pa.table(dict(data)))
+    else:
+      raise errors.UserError(
+        f'cannot predict of {type(data).__name__}; give a path, a table of '
+        'pyarrow or pandas, or lists by column'
+      )
+
+  def evaluate(
+    self, rows: encode.Rows, group: str = '', without: str = ''
+  ) -> dict[str, Any]:
+    """As `evaluation.clicks.evaluate`, grouped by a field; see `scores`."""
+    scores, groups = self.scores(rows, without), None
+    if group:
+      groups = np.asarray(rows.ids[:, self._field(group).first_column])
+    return evaluation.evaluate(rows.labels, scores, groups)
+
+  def in_memory(self) -> 'ClickModel':
+    """A copy whose tables do not depend on a file."""
+    tables = {k: np.array(x) for k, x in self.tables.items()}
+    return dataclasses.replace(self, tables=tables)
+
+  def save(self, folder: pathlib.Path) -> None:
+    """Replaces the folder; a `UserError` if the file system refuses."""
+    spec = dataclasses.asdict(self.model.spec)
+    for key in ('fields', 'row_ops', 'axes'):  # of the encoder, or the mesh
+      del spec[key]
+    record = {
+      'terms': self.model.terms,
+      'spec': spec,
+      'tables': {k: list(x.shape) for k, x in self.tables.items()},
+    }
+    leaves = jax.tree.leaves((self.params, self.moments))
+    arrays = {str(i): np.asarray(x) for i, x in enumerate(leaves)}
+    with atomic.folder(folder) as new:
+      self.encoder.save(new)
+      (new / 'model.json').write_text(json.dumps(record, indent=1))
+      for name, rows in self.tables.items():
+        np.save(new / f'{name}.npy', rows)
+      np.savez(new / 'dense.npz', **arrays)
+
+
+def _finished(table, num_rows, scores):
+  scores = np.concatenate([np.zeros(0, np.float32), *scores])
+  return scores[:num_rows], table
+
+
+def load(folder: pathlib.Path) -> ClickModel:
+  """What `ClickModel.save` has written; a `UserError` if it is damaged."""
+  try:
+    return _load(folder)
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise errors.UserError(
+      f'{folder} is no whole model of clicks: {errors.one_line(error)}; export '
+      'it again by starting its run again'
+    ) from error
+
+
+def _load(folder):
+  record = json.loads((folder / 'model.json').read_text())
+  encoder = encode.load_encoder(folder)
+  spec = dict(record['spec'])
+  for key in ('hidden', 'lower_hidden'):
+    spec[key] = tuple(spec[key])
+  spec = clicks.ClickSpec(encoder.fields, **spec)
+  tables = {
+    k: np.load(folder / f'{k}.npy', mmap_mode='r') for k in record['tables']
+  }
+  model = clicks.of_terms(spec, tuple(record['terms']))
+  tree = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
+  arrays, num = np.load(folder / 'dense.npz'), tree.num_leaves
+  leaves = [arrays[str(i)] for i in range(len(arrays.files))]
+  params = jax.tree.unflatten(tree, leaves[:num])
+  return ClickModel(model, params, tables, tuple(leaves[num:]), encoder)
+
+
+def of_training(
+  model: clicks.ClickModel,
+  params: Any,
+  tables: dict[str, np.ndarray],
+  encoder: encode.Encoder,
+  train: encode.Rows,
+  batch_examples: int,
+) -> ClickModel:
+  """A model as it was trained, with moments of some training rows.
+
+  They are means over batches, evenly spaced, of as many examples as steps have.
+  """
+  spec = dataclasses.replace(model.spec, row_ops=skipgram.WHOLE_ROWS, axes=())
+  model = dataclasses.replace(model, spec=spec)
+  moments: Sequence[Any] = ()
+  if spec.batch_norm:
+    size = min(batch_examples, len(train))
+    starts = np.linspace(0, len(train) - size, 16).astype(int)
+    found = []
+    device_arrays = jax.device_put((params, tables))
+    for start in np.unique(starts):
+      here = slice(start, start + size)
+      args = np.asarray(train.ids[here]), np.asarray(train.numbers[here])
+      found.append(_moments(model, *device_arrays, *args))
+    moments = jax.tree.map(lambda *x: np.mean(np.stack(x), 0), *found)
+  return ClickModel(model, params, tables, tuple(moments), encoder)

@@ -1,0 +1,340 @@
+"""Models of edges: vectors of nodes that tell which edge is there.
+
+An edge leads from node s to node t, by relation r. `Line` has one vector for
+each node (first order), or another one where a node is the end (second order),
+and learns as skip-gram does, from draws that the c edges of a chunk share:
+
+  -log sigmoid(v_s . u_t) - sum_{k=1..K} log sigmoid(-v_s . u_k),  u_k ~ d^0.75
+
+(Tang et al. 2015, eq. 7). `Relations` is the model of PyTorch-BigGraph (Lerer
+et al. 2019): a relation is an operator f_r on vectors,
+
+  none f(x) = x    translation x + a    diagonal x * (1 + a)
+  complex x * (1 + a), numbers 2i and 2i + 1 of which are one complex number
+
+and f_r(v_s) . v_t is to be high among f_r(v_s) . v_n for others n: the ends of
+the chunk's other edges and N nodes that it draws; likewise g_r(v_t) . v_s among
+other sources, with an operator g_r of its own. The operator is always on the
+end that stays, so that a chunk has one matrix product a side, whatever its
+relations are. A negative that is the true end does not count.
+
+Nodes may lie in partitions, ranges of ids: then draws are from those of the
+chunk's own ends, so that a bucket of edges needs no row of another partition.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.data import examples
+from jaxemb.interactions import factorization
+from jaxemb.models import base, skipgram
+from jaxemb.ops import sampling
+from jaxemb.tables import spec as spec_lib
+
+NODES, CONTEXTS, RELATIONS = 'nodes', 'contexts', 'relations'
+_INIT_SCALE = 0.1
+_NEVER = -1e9  # the score of what does not count
+_POWER = 0.75  # power of degrees, by which LINE draws
+
+
+def margin(
+  positives: jax.Array, negatives: jax.Array, least: float = 0.1
+) -> jax.Array:
+  """[...], what scores lack of being `least` above each of the others, summed.
+
+  Scores are [...] of edges and [..., N] of others.
+  """
+  return jnp.sum(jax.nn.relu(least - positives[..., None] + negatives), -1)
+
+
+def logistic(positives: jax.Array, negatives: jax.Array) -> jax.Array:
+  """[...] nats, of the edge and of the mean of others; as of `margin`."""
+  others = jnp.mean(sampling.logistic_loss(negatives, 0.0), -1)
+  return sampling.logistic_loss(positives, 1.0) + others
+
+
+def operate(name: str, rows: jax.Array, relations: jax.Array) -> jax.Array:
+  """[..., d], rows behind the operators of relations [..., d]."""
+  if name == 'translation':
+    return rows + relations
+  if name == 'diagonal':
+    return rows * (1 + relations)
+  if rows.shape[-1] % 2:
+    raise errors.UserError(
+      'config.model.operator=complex needs pairs of columns on every device; '
+      'give an even --config.model.dim, or another --config.table.layout'
+    )
+  (x, y), (a, b) = ((z[..., ::2], z[..., 1::2]) for z in (rows, relations))
+  pairs = x + x * a - y * b, y + y * a + x * b
+  return jnp.stack(pairs, -1).reshape(rows.shape)
+
+
+def _weights(batch: examples.StepBatch) -> jax.Array:
+  """[E], those of edges, where the data have them."""
+  if batch.numbers.shape[1]:
+    return batch.weights * batch.numbers[:, 0]
+  return batch.weights
+
+
+def _ends(batch, chunk):
+  """Sources and targets [E / c, c]."""
+  return (batch.ids[:, i].reshape(-1, chunk) for i in (0, 1))
+
+
+def _places(batch, chunk, num):
+  """[E / c, num] uint32, of draws of each chunk."""
+  chunks = batch.positions[::chunk] // np.uint32(chunk)
+  places = jnp.arange(num, dtype=jnp.uint32)[None]
+  return places + chunks[:, None] * np.uint32(num)
+
+
+def _used(draws, ends):
+  """The same draws, padding in chunks without edges."""
+  is_used = jnp.any(ends != examples.PADDING, 1, keepdims=True)
+  return jnp.where(is_used, draws, examples.PADDING)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Line(base.Model):
+  """Vectors of nodes, by their proximity of first or second order."""
+
+  noise: sampling.Alias
+  spec: skipgram.WindowSpec = base.static()
+  tables: tuple[spec_lib.TableSpec, ...] = base.static()
+  loss_of: sampling.Pointwise = base.static()
+
+  vectors_table, has_contexts_of_keys = NODES, True
+
+  @property
+  def contexts_table(self) -> str:
+    """Of the second order."""
+    return CONTEXTS if len(self.tables) > 1 else ''
+
+  @property
+  def untrained_loss(self) -> float:
+    """Of an edge whose scores are all zero."""
+    zero = np.float32(0)
+    edge, other = self.loss_of(zero, 1.0), self.loss_of(zero, 0.0)
+    return float(edge + self.spec.negatives * other)
+
+  def specs(self) -> dict[str, spec_lib.TableSpec]:
+    """By name."""
+    return {table.name: table for table in self.tables}
+
+  def ids(self, batch: examples.StepBatch, key: jax.Array):
+    """Sources [E / c, c], and others [E / c, c + N], or both in one."""
+    s = self.spec
+    sources, targets = _ends(batch, s.chunk)
+    places = _places(batch, s.chunk, s.shared_negatives)
+    draws = _used(sampling.draw(self.noise, key, places), sources)
+    others = jnp.concatenate([targets, draws], 1)
+    if self.contexts_table:
+      return {NODES: sources, CONTEXTS: others}
+    return {NODES: jnp.concatenate([sources, others], 1)}
+
+  def loss(self, params, rows, ids, batch, key):
+    """Summed over edges."""
+    s, first = self.spec, rows[NODES][:, : self.spec.chunk]
+    if self.contexts_table:
+      others, numbers = rows[CONTEXTS], ids[CONTEXTS]
+    else:
+      others, numbers = (x[NODES][:, s.chunk :] for x in (rows, ids))
+    positives = factorization.sums(first * others[:, : s.chunk], s.row_ops)
+    negatives = s.row_ops.dot(first, others[:, s.chunk :])
+    counts = numbers[:, : s.chunk, None] != numbers[:, None, s.chunk :]
+    counts = counts * np.float32(s.negatives / s.shared_negatives)
+    loss = self.loss_of(positives, 1.0)
+    loss += jnp.sum(counts * self.loss_of(negatives, 0.0), -1)
+    loss = jnp.sum(_weights(batch).reshape(-1, s.chunk) * loss)
+    return loss, base.Aux(jnp.sum(batch.weights))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Relations(base.Model):
+  """Vectors of nodes, and operators of relations."""
+
+  starts: jax.Array  # [partitions + 1] int32, the first id of each
+  spec: skipgram.WindowSpec = base.static()
+  tables: tuple[spec_lib.TableSpec, ...] = base.static()
+  loss_of: object = base.static()  # such as `margin`
+  operator: str = base.static()
+  temperature: float = base.static()  # 0 = scores are plain products
+  # (rows, ids, weights, vocab) -> the loss: softmax of plain products.
+  kernel: Callable[..., jax.Array] | None = base.static(default=None)
+
+  vectors_table = NODES
+
+  @property
+  def contexts_table(self) -> str:
+    """The operators f of all relations, and behind them those g."""
+    return RELATIONS if len(self.tables) > 1 else ''
+
+  @property
+  def is_cosine(self) -> bool:
+    """Whether lengths of vectors have no meaning."""
+    return self.temperature > 0
+
+  @property
+  def untrained_loss(self) -> float:
+    """Of an edge whose scores are all zero."""
+    scores = np.zeros(self.spec.chunk + self.spec.shared_negatives, np.float32)
+    return 2 * float(jax.jit(self.loss_of)(scores[0], scores[1:]))
+
+  def specs(self) -> dict[str, spec_lib.TableSpec]:
+    """By name."""
+    return {table.name: table for table in self.tables}
+
+  def operate(self, rows: np.ndarray, relations: np.ndarray) -> jax.Array:
+    """[..., d]; arguments as of `operate`."""
+    return operate(self.operator, rows, relations)
+
+  def ids(self, batch: examples.StepBatch, key: jax.Array):
+    """Nodes: [E / c, 2 (c + N)], sources first. Relations: [E / c, 2 c]."""
+    s = self.spec
+    places = _places(batch, s.chunk, 2 * s.shared_negatives)
+    found = []
+    halves = jnp.split(places, 2, 1)
+    for ends, half in zip(_ends(batch, s.chunk), halves, strict=True):
+      draws = self._draw(key, half, ends)
+      found += [ends, _used(draws, ends)]
+    found = {NODES: jnp.concatenate(found, 1)}
+    if self.contexts_table:
+      if batch.ids.shape[1] > 2:
+        relations = batch.ids[:, 2]
+      else:  # there is one
+        relations = jnp.where(batch.weights > 0, 0, examples.PADDING)
+      relations = relations.reshape(-1, s.chunk)
+      behind = self.tables[1].vocab // 2
+      inverse = jnp.where(
+        relations == examples.PADDING, relations, relations + behind
+      )
+      found[RELATIONS] = jnp.concatenate([relations, inverse], 1)
+    return found
+
+  def _draw(self, key, places, ends):
+    """[E / c, N], each from the partition of one of the ends [E / c, c]."""
+    if self.starts.shape[0] == 2:
+      return sampling.draw_uniform(self.spec.vocab, key, places)
+    turns = np.arange(places.shape[1]) % self.spec.chunk
+    of = jnp.searchsorted(self.starts, ends[:, turns], side='right') - 1
+    of = jnp.clip(of, 0, self.starts.shape[0] - 2)
+    # Partitions differ by a node at most: a draw beyond the end is its last.
+    size = -(-self.spec.vocab // (self.starts.shape[0] - 1))
+    draws = sampling.draw_uniform(size, key, places)
+    return jnp.minimum(self.starts[of] + draws, self.starts[of + 1] - 1)
+
+  def loss(self, params, rows, ids, batch, key):
+    """Summed over edges, and both of their ends."""
+    s, c = self.spec, self.spec.chunk
+    if self.kernel:
+      weights = _weights(batch).reshape(-1, c)
+      loss = self.kernel(rows[NODES], ids[NODES], weights, s.vocab)
+      return loss, base.Aux(jnp.sum(batch.weights))
+    sides = jnp.split(rows[NODES], 2, 1)  # [E / c, c + N, d] each
+    numbers = jnp.split(ids[NODES], 2, 1)
+    stay = [x[:, :c] for x in sides]
+    if self.contexts_table:
+      operators = jnp.split(rows[RELATIONS], 2, 1)
+      stay = [
+        operate(self.operator, x, y)
+        for x, y in zip(stay, operators, strict=True)
+      ]
+    # Both factors are of a size: what spares the larger one only costs.
+    dot = functools.partial(s.row_ops.dot, is_narrow=True)
+    scores = [dot(stay[0], sides[1])]
+    if self.contexts_table:
+      scores.append(dot(stay[1], sides[0]))
+    else:
+      # Those among the chunk's own nodes are there already.
+      drawn = s.row_ops.dot(stay[1], sides[0][:, c:])
+      own = scores[0][:, :, :c].transpose(0, 2, 1)
+      scores.append(jnp.concatenate([own, drawn], 2))
+    total = 0.0
+    for i in (0, 1):
+      others, number = sides[1 - i], numbers[1 - i]
+      positive = factorization.sums(stay[i] * others[:, :c], s.row_ops)
+      negative = scores[i]
+      if self.is_cosine:
+        of = factorization.inverse_lengths(stay[i], s.row_ops)
+        of /= self.temperature
+        by = factorization.inverse_lengths(others, s.row_ops)
+        positive *= of * by[:, :c]
+        negative *= of[..., None] * by[:, None]
+      number = jnp.where(number == examples.PADDING, -1, number)
+      counts = (number[:, None] != number[:, :c, None]) & (number >= 0)[:, None]
+      negative = jnp.where(counts, negative, _NEVER)
+      total += self.loss_of(positive, negative)
+    total = jnp.sum(_weights(batch).reshape(-1, c) * total)
+    return total, base.Aux(jnp.sum(batch.weights))
+
+
+def line(
+  spec: skipgram.WindowSpec,
+  corpus: base.Corpus,
+  loss_of: sampling.Pointwise,
+  order: int,
+) -> Line:
+  """Of first or second order; `corpus.centers` are degrees by edge."""
+  degrees = np.asarray(corpus.counts, np.float64) ** _POWER
+  draws = spec.shared_negatives / spec.chunk * degrees / degrees.sum()
+  ends = corpus.centers / 2  # of undirected edges either is first
+  table = functools.partial(spec_lib.TableSpec, vocab=len(ends), dim=spec.dim)
+  scale = 0.5 / spec.dim
+  if order == 1:
+    tables = (
+      table(NODES, init_scale=scale, lookups_per_center=2 * ends + draws),
+    )
+  else:
+    tables = (
+      table(NODES, init_scale=scale, lookups_per_center=ends),
+      table(CONTEXTS, init_scale=0.0, lookups_per_center=ends + draws),
+    )
+  return Line(sampling.alias_table(degrees), spec, tables, loss_of)
+
+
+def relations(
+  spec: skipgram.WindowSpec,
+  corpus: base.Corpus,
+  loss_of: object,
+  operator: str,
+  temperature: float,
+  make_kernel: Callable[[], Callable[..., jax.Array]] | None = None,
+) -> Relations:
+  """Nodes of a corpus, and its relations if there is an operator.
+
+  `make_kernel` makes the `Relations.kernel`, if that can be used.
+  """
+  draws = 2 * spec.shared_negatives / spec.chunk / spec.vocab
+  tables = [
+    spec_lib.TableSpec(
+      NODES,
+      spec.vocab,
+      spec.dim,
+      _INIT_SCALE,
+      lookups_per_center=corpus.centers + draws,
+    )
+  ]
+  if operator != 'none':
+    each = np.tile(corpus.relations, 2)  # operators of both directions
+    tables.append(
+      spec_lib.TableSpec(
+        RELATIONS, len(each), spec.dim, 0.0, lookups_per_center=each
+      )
+    )
+  starts = corpus.partitions
+  if starts is None:
+    starts = np.array([0, spec.vocab])
+  is_plain = loss_of is factorization.softmax and not temperature
+  kernel = None
+  if make_kernel and is_plain and operator == 'none':
+    kernel = make_kernel()
+  more = loss_of, operator, temperature, kernel
+  return Relations(np.asarray(starts, np.int32), spec, tuple(tables), *more)

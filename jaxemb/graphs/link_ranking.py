@@ -1,0 +1,159 @@
+"""Link prediction: where the true end of an edge ranks among other nodes.
+
+An edge (u, v) is held out. Of all nodes, but u and those to which it is known
+to have an edge, v has the rank 1 + (how many score higher) + (ties) / 2, and
+
+  MRR = mean of 1 / rank        Hits@k = share of ranks up to k
+
+(filtered, Bordes et al. 2013). For a large graph the other nodes are drawn. AUC
+is the chance that an edge scores higher than another u with one of these other
+nodes, drawn as stated.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxemb.clicks import metrics as clicks
+from jaxemb.evaluation import geometry, ranking
+
+_BLOCK_SCORES = 1 << 23  # that are in memory at once
+_BLOCK_NUMBERS = 1 << 23  # of vectors
+_MAX_EDGES = 10_000  # more are drawn from
+_NUM_DRAWN = 1000  # nodes for each edge, where not all are ranked
+_HITS = 1, 3, 10
+
+
+def evaluate(
+  score: Callable[[np.ndarray, np.ndarray | None], np.ndarray],
+  edges: np.ndarray,
+  known: Callable[[np.ndarray], ranking.Sets],
+  negatives: str = 'all',
+  degrees: np.ndarray | None = None,
+  num_total: int | None = None,
+  num_relations: int = 1,
+) -> dict[str, Any]:
+  """Scores of held-out edges [n, 2] int, of their second ends.
+
+  `score` gives scores [m, nodes] of nodes [m] with all others, or [m, k] with
+  others [m, k]. `known` gives for each node the second ends of all its edges,
+  held out or not; those of nodes that it is not called with are not looked at.
+  `negatives` are 'all' nodes, or 1000 for each edge, drawn
+  'uniform' or by 'degree', from `degrees` [nodes]. Edges beyond 10,000 are
+  left out at random. `num_total` counts also edges of unknown nodes.
+
+  With several relations edges are [n, 3], with that in the last column; `known`
+  and `score` then have node * `num_relations` + relation in place of the node
+  at whose edges they look.
+  """
+  num = len(edges)
+  if not num:
+    return {'score': float('nan'), 'found': 0, 'total': num_total or 0}
+  rng = np.random.default_rng(0)
+  if num > _MAX_EDGES:
+    edges = edges[np.sort(rng.choice(num, _MAX_EDGES, replace=False))]
+  every = edges[:, 0] * num_relations + edges[:, 2:].sum(1)
+  known_ends = known(np.unique(every))
+  num_nodes = len(known_ends) // num_relations
+  sums = np.arange(1, num_nodes + 1, dtype=np.float64)
+  if negatives == 'degree':
+    sums = np.cumsum(degrees, dtype=np.float64)
+
+  def draw(shape):
+    found = np.searchsorted(sums, rng.random(shape) * sums[-1], 'right')
+    return np.minimum(found, num_nodes - 1)
+
+  width = num_nodes if negatives == 'all' else _NUM_DRAWN
+  size = max(1, _BLOCK_SCORES // width)
+  ranks, positives, others = [], [], []
+  for start in range(0, len(edges), size):
+    first, second = edges[start : start + size, :2].T
+    keys = every[start : start + size]
+    rows = np.arange(len(first))
+    if negatives == 'all':
+      scores = score(keys, None)
+      own = scores[rows, second]
+      near = known_ends.select(keys)
+      scores[near.owners(), near.ids] = -np.inf
+      scores[rows, second] = scores[rows, first] = -np.inf
+      drawn = scores[rows, draw(len(first))]
+    else:
+      drawn = draw((len(first), width))
+      own = score(keys, second[:, None])[:, 0]
+      scores = score(keys, drawn)
+      near = known_ends.select(keys)
+      codes = near.owners() * num_nodes + near.ids
+      scores[np.isin(rows[:, None] * num_nodes + drawn, codes)] = -np.inf
+      scores[drawn == first[:, None]] = -np.inf
+      drawn = scores[:, 0]
+    others.append(drawn[drawn > -np.inf])
+    higher = (scores > own[:, None]).sum(1)
+    ties = (scores == own[:, None]).sum(1)
+    ranks.append(1 + higher + ties / 2)
+    positives.append(own)
+  ranks, positives, others = map(np.concatenate, (ranks, positives, others))
+  labels = np.repeat([1, 0], [len(positives), len(others)])
+  mrr = float(np.mean(1 / ranks))
+  return {
+    'score': mrr,
+    'mrr': mrr,
+    'mean_rank': float(np.mean(ranks)),
+    **{f'hits@{k}': float(np.mean(ranks <= k)) for k in _HITS},
+    'auc': clicks.auc(labels, np.concatenate([positives, others])),
+    'negatives': negatives,
+    'ranked_edges': len(edges),
+    'found': num,
+    'total': num if num_total is None else num_total,
+  }
+
+
+class Vectors:
+  """Vectors [nodes, d] of ends, of which few are in memory at once.
+
+  They may be an array, or what gives rows for a slice or for ints.
+  """
+
+  def __init__(self, rows: np.ndarray, is_cosine: bool):
+    self._rows, self._is_cosine = rows, is_cosine
+
+  def _blocks(self):
+    size = max(1, _BLOCK_NUMBERS // self._rows.shape[1])
+    for start in range(0, len(self._rows), size):
+      yield slice(start, start + size), self._rows[start : start + size]
+
+  @functools.cached_property
+  def _divisors(self):
+    lengths = [np.linalg.norm(x, axis=1) for _, x in self._blocks()]
+    return geometry.divisors(np.concatenate(lengths))
+
+  def take(self, nodes: np.ndarray) -> np.ndarray:
+    """[m, d] those of nodes [m], of length 1 for cosines."""
+    found = self._rows[nodes]
+    return geometry.unit(found) if self._is_cosine else found
+
+  def products(
+    self, given: np.ndarray, others: np.ndarray | None
+  ) -> np.ndarray:
+    """Of vectors given [m, d]: [m, nodes] with all, or [m, k] with others."""
+    if others is None:
+      found = np.empty((len(given), len(self._rows)), np.float32)
+      for some, rows in self._blocks():
+        np.matmul(given, rows.T, out=found[:, some])
+      return found / self._divisors if self._is_cosine else found
+    found = np.empty(others.shape, np.float32)
+    size = max(1, _BLOCK_NUMBERS // max(1, others[:1].size * given.shape[1]))
+    for i in range(0, len(given), size):
+      near = self.take(others[i : i + size].ravel())
+      near = near.reshape(-1, others.shape[1], given.shape[1])
+      found[i : i + size] = np.einsum('md,mkd->mk', given[i : i + size], near)
+    return found
+
+
+def products(
+  firsts: np.ndarray, seconds: np.ndarray, is_cosine: bool = False
+) -> Callable[[np.ndarray, np.ndarray | None], np.ndarray]:
+  """Scores for `evaluate`: products of vectors [nodes, d] of both ends."""
+  ends = Vectors(firsts, is_cosine), Vectors(seconds, is_cosine)
+  return lambda nodes, others: ends[1].products(ends[0].take(nodes), others)

@@ -1,0 +1,226 @@
+"""Softmax of the edges of a chunk, with its gradients, in one pass.
+
+A chunk has c sources A and as many targets B, of c edges, and N nodes more on
+each side. Of its scores S = A B^T every row is a softmax over targets, every
+column one over sources (`models.edges`). XLA forms these from arrays of all
+chunks, one after the other and mostly in one thread; here a thread has a chunk
+in its cache:
+
+  G = (row softmax - 1) w + (column softmax - 1) w,   dA = G B,   dB = G^T A
+
+Chunks know nothing of each other, so that gradients have the same bits with any
+number of threads.
+
+The buffers of a call: arguments are rows [k 2 m, d] float32, m = c + N, sources
+first; ids [k, 2 m] int32, weights [k, c] float32, the kernel's number [1] int32
+and the number of nodes [1] int32, from which on ids are padding. Results are
+gradients of rows, losses [k, 16] and scratch [threads, n].
+"""
+
+import numba
+import numpy as np
+
+from jaxemb.kernels.cpu import ffi, rows, tiles
+
+KERNEL = 3  # of the arguments
+GRADS, LOSSES, SCRATCH = range(3)  # of the results
+_ROWS, _IDS, _WEIGHTS, _VOCAB = 0, 1, 2, 4
+_NEVER = np.float32(-1e9)  # the score of what does not count
+
+
+def num_scratch(chunk: int, draws: int, dim: int) -> int:
+  """Floats that a thread needs for a chunk; with fewer it does nothing."""
+  left, right, drawn = (
+    rows.padded.py_func(x, tiles.SIZE) for x in (chunk, chunk + draws, draws)
+  )
+  matrices = left * (left + 2 * right + drawn) + 2 * dim
+  vectors = 2 * (5 * left + 3 * right + 2 * drawn)
+  # And each of 16 arrays begins a line.
+  return rows.padded.py_func(matrices + vectors, 16) + 16 * 16
+
+
+@numba.njit(**rows.JIT)
+def _exp(x):
+  """Of numbers up to 0, to 2e-7; LLVM vectorizes it, but no call of exp."""
+  x = max(x, np.float32(-87)) * np.float32(1.44269504)
+  n = np.floor(x + np.float32(0.5))
+  r = (x - n) * np.float32(0.69314718)
+  p = np.float32(1.3888889e-3)
+  p = p * r + np.float32(8.3333333e-3)
+  p = p * r + np.float32(4.1666667e-2)
+  p = p * r + np.float32(1.6666667e-1)
+  p = p * r + np.float32(0.5)
+  p = p * r + np.float32(1)
+  p = p * r + np.float32(1)
+  bits = np.uint32(np.int32(n) + np.int32(127)) << np.uint32(23)
+  return p * rows._as_float32(np.uint32(bits))
+
+
+@numba.njit(**rows.JIT)
+def _largest(values, num, least):
+  for j in range(num):
+    least = max(least, values[j])
+  return least
+
+
+@numba.njit(**rows.JIT)
+def _put_exps(values, num, top):
+  """Replaces values by exp(value - top); returns their sum."""
+  total = np.float32(0)
+  for j in range(num):
+    values[j] = _exp(values[j] - top)
+    total += values[j]
+  return total
+
+
+@numba.njit(**rows.JIT)
+def _by_rows(scores, numbers, others, weights, vocab, out):
+  """Writes slopes of softmaxes of rows [c, m] over columns; returns losses.
+
+  `numbers` [c] are ids of the true columns, the first ones of `others` [m].
+  """
+  loss, num = np.float64(0), others.size
+  for i in range(weights.size):
+    row, slopes = scores[i], out[i]
+    own, true = numbers[i], row[i]
+    for j in range(num):
+      counts = (others[j] != own) & (others[j] < vocab)
+      slopes[j] = row[j] if counts else _NEVER
+    top = _largest(slopes, num, true)
+    total = _put_exps(slopes, num, top)
+    at_true = _exp(true - top)
+    total += at_true
+    scale = weights[i] / total
+    for j in range(num):
+      slopes[j] *= scale
+    slopes[i] += at_true * scale - weights[i]
+    loss += np.float64(weights[i]) * (np.log(np.float64(total)) + top - true)
+  return loss
+
+
+@numba.njit(**rows.JIT)
+def _by_columns(scores, numbers, drawn, others, weights, vocab, room, out):
+  """Adds slopes of softmaxes of columns over rows, to [c, c]; returns losses.
+
+  Column j also has the scores drawn[j], of ids `others`, which become slopes.
+  `room` are three arrays [c] and one [c, c].
+  """
+  tops, totals, scales, exps = room
+  num, loss = weights.size, np.float64(0)
+  for j in range(num):
+    row, top = drawn[j], scores[j, j]
+    for i in range(others.size):
+      counts = (others[i] != numbers[j]) & (others[i] < vocab)
+      row[i] = row[i] if counts else _NEVER
+    tops[j], totals[j] = _largest(row, others.size, top), np.float32(0)
+  for i in range(num):
+    row, to, is_known = scores[i], exps[i], numbers[i] < vocab
+    for j in range(num):
+      counts = (numbers[j] != numbers[i]) & is_known
+      to[j] = row[j] if counts else _NEVER
+      tops[j] = max(tops[j], to[j])
+  for i in range(num):
+    to = exps[i]
+    for j in range(num):
+      to[j] = _exp(to[j] - tops[j])
+      totals[j] += to[j]
+  for j in range(num):
+    row, true, weight = drawn[j], scores[j, j], weights[j]
+    at_true = _exp(true - tops[j])
+    total = totals[j] + at_true + _put_exps(row, others.size, tops[j])
+    scales[j] = weight / total
+    for i in range(others.size):
+      row[i] *= scales[j]
+    out[j, j] += at_true * scales[j] - weight
+    lack = np.log(np.float64(total)) + np.float64(tops[j] - true)
+    loss += np.float64(weight) * lack
+  for i in range(num):
+    row, to = exps[i], out[i]
+    for j in range(num):
+      to[j] += row[j] * scales[j]
+  return loss
+
+
+@numba.njit(**rows.INLINE)
+def softmax(frame, first, stop, scratch):
+  """All edges of the chunks `first` to `stop`."""
+  given = ffi.matrix(frame, ffi.ARGUMENTS, _ROWS, np.float32)
+  ids = ffi.matrix(frame, ffi.ARGUMENTS, _IDS, np.int32)
+  weights = ffi.matrix(frame, ffi.ARGUMENTS, _WEIGHTS, np.float32)
+  vocab = ffi.vector(frame, ffi.ARGUMENTS, _VOCAB, np.int32)[0]
+  grads = ffi.matrix(frame, ffi.RESULTS, GRADS, np.float32)
+  losses = ffi.matrix(frame, ffi.RESULTS, LOSSES, np.float32)
+  room = ffi.matrix(frame, ffi.RESULTS, SCRATCH, np.float32).shape[1]
+  scratch_stop = scratch + np.uintp(4 * room)
+  chunk, both, dim = weights.shape[1], ids.shape[1], given.shape[1]
+  size, tile = both // 2, tiles.SIZE
+  draws = size - chunk
+  num_left, num_right = rows.padded(chunk, tile), rows.padded(size, tile)
+  num_drawn = rows.padded(draws, tile)
+  scores, scratch = rows.take(scratch, num_left, num_right)
+  others, scratch = rows.take(scratch, num_left, num_drawn)
+  exps, scratch = rows.take(scratch, num_left, num_left)
+  slopes, scratch = rows.take(scratch, num_left, num_right)
+  zeros, scratch = rows.take(scratch, 1, dim)
+  unused, scratch = rows.take(scratch, 1, dim)
+  lefts, scratch = rows.take_vector(scratch, num_left, np.uintp)
+  rights, scratch = rows.take_vector(scratch, num_right, np.uintp)
+  drawn, scratch = rows.take_vector(scratch, num_drawn, np.uintp)
+  left_out, scratch = rows.take_vector(scratch, num_left, np.uintp)
+  right_out, scratch = rows.take_vector(scratch, num_right, np.uintp)
+  drawn_out, scratch = rows.take_vector(scratch, num_drawn, np.uintp)
+  ones, scratch = rows.take_vector(scratch, num_right, np.float32)
+  tops, scratch = rows.take_vector(scratch, num_left, np.float32)
+  totals, scratch = rows.take_vector(scratch, num_left, np.float32)
+  scales, scratch = rows.take_vector(scratch, num_left, np.float32)
+  arrays = tops, totals, scales, exps
+  if scratch > scratch_stop:
+    return
+  ones[:] = 1
+  zeros[:] = 0
+  for g in range(first, stop):
+    start = g * both
+    _point(given, start, chunk, zeros, lefts)
+    _point(given, start + size, size, zeros, rights)
+    _point(given, start + chunk, draws, zeros, drawn)
+    _point(grads, start, chunk, unused, left_out)
+    _point(grads, start + size, size, unused, right_out)
+    _point(grads, start + chunk, draws, unused, drawn_out)
+    grads[start : start + both] = 0
+    for i in range(0, num_left, tile):
+      for j in range(0, num_right, tile):
+        tiles.scores(lefts, i, rights, j, dim, scores, i, j)
+    for j in range(0, num_left, tile):
+      for i in range(0, num_drawn, tile):
+        tiles.scores(rights, j, drawn, i, dim, others, j, i)
+    sources, targets = ids[g, :chunk], ids[g, size : size + chunk]
+    loss = _by_rows(scores, targets, ids[g, size:], weights[g], vocab, slopes)
+    loss += _by_columns(
+      scores, sources, others, ids[g, chunk:size], weights[g], vocab, arrays,
+      slopes,
+    )  # fmt: skip
+    # What is beyond has no slope.
+    slopes[chunk:] = 0
+    slopes[:, size:] = 0
+    others[chunk:] = 0
+    for i in range(0, num_left, tile):
+      tiles.add_rows(slopes, i, 0, 0, rights, 0, size, left_out, i, ones, dim)
+      tiles.add_rows(others, i, 0, 0, drawn, 0, draws, right_out, i, ones, dim)
+    for j in range(0, num_right, tile):
+      tiles.add_columns(
+        slopes, 0, j, 0, lefts, 0, chunk, right_out, j, ones, dim
+      )
+    for j in range(0, num_drawn, tile):
+      tiles.add_columns(
+        others, 0, j, 0, rights, 0, chunk, drawn_out, j, ones, dim
+      )
+    losses[g, 0] = loss
+
+
+@numba.njit(**rows.JIT)
+def _point(table, first, num, spare, out):
+  """Addresses of rows from `first` on, then of `spare`."""
+  start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
+  for i in range(out.size):
+    address = start + np.uint64(first + i) * size
+    out[i] = address if i < num else np.uint64(spare.ctypes.data)

@@ -1,0 +1,246 @@
+"""Updates of looked-up rows, each in one pass: summed, updated and written.
+
+XLA has a scatter for each of these, of one thread. Here one call groups the
+lookups: every thread has the ids of a class, and finds equal ones by a hash
+table of positions that fits in its cache. Another adds their gradients to the
+first in the order of the lookups, then updates these rows, class by class. So
+rows have the same bits with any number of threads, and tables that are looked
+up by the same ids share the first call, of which XLA makes one. The equations
+are those of `tables.row_optimizers`.
+
+The buffers of the first call: arguments are ids [n] int32, integers [2] int32,
+which are the kernel's number and the rows that tables have; results are
+positions [n] int32, targets [n] int32, bounds [threads, 3] int32 and scratch
+[threads, m]. From bounds[c, 0] on lie the positions of the first lookups of
+class c's rows, from bounds[c, 1] to bounds[c, 2] those of the others, last ones
+first; targets are the first ones' positions of these.
+
+Of the second: arguments are ids [n], gradients [n, dim], vectors [vocab, dim],
+numbers [5] float32, the kernel's number [1] int32, positions, targets, bounds,
+slots; results are gradients, which hold the sums, vectors, scratch [threads, m]
+and slots.
+"""
+
+import numba
+import numpy as np
+
+from jaxemb.kernels.cpu import ffi, rows
+
+NUM_NUMBERS = 5
+NUM_FIXED = 8, 3  # arguments and results before the slots
+ALIASES = {1: 0, 2: 1}  # of arguments and results, but for slots
+CHUNKS_PER_CLASS = 4  # so that a turn is a class (`native.turns`)
+IDS, INTEGERS = 0, 1  # arguments of the first call
+_POSITIONS, _TARGETS, BOUNDS, ROOM = range(4)  # results
+_NUMBERS, KERNEL = 3, 4  # arguments of the second call
+GROUPS = 5  # the first of three
+_GRADS, VECTORS, SCRATCH = 0, 1, 2  # results
+_AHEAD = 16  # rows that are asked for before they are updated
+
+
+def num_scratch(num: int) -> int:
+  """Numbers of 4 bytes that a thread has to group `num` lookups."""
+  return _num_places.py_func(num) + rows.padded.py_func(num + 1, 16)
+
+
+@numba.njit(**rows.JIT)
+def _num_places(num):
+  """Places of the hash table, a power of two: at least half stay empty."""
+  size = 16
+  while size < 2 * num:
+    size *= 2
+  return size
+
+
+@numba.njit(**rows.JIT)
+def _mean_square(grad):
+  total = np.float32(0)
+  for x in grad:
+    total += x * x
+  return total / np.float32(grad.size)
+
+
+@numba.njit(**rows.INLINE)
+def _spread(id_):
+  """The hash of an id; its lower bits depend on those of the id alone."""
+  return np.uint32(np.uint32(id_) * np.uint32(0x9E3779B9))
+
+
+@numba.njit(**rows.JIT)
+def _select(ids, vocab, own, num_classes, chosen):
+  """Writes the positions of a class's lookups; how many others lie before.
+
+  And how many they are. `chosen` is one longer than ids.
+  """
+  before = num = 0
+  for i in range(ids.size):
+    id_ = ids[i]
+    spread = np.uint64(_spread(id_))
+    found = np.intp((spread * np.uint64(num_classes)) >> np.uint64(32))
+    is_row = 0 <= id_ < vocab
+    # Without branches, of which no processor could foresee the half.
+    chosen[num] = i
+    num += np.intp(is_row & (found == own))
+    before += np.intp(is_row & (found < own))
+  return before, num
+
+
+@numba.njit(**rows.JIT)
+def _group(ids, chosen, places, positions, targets):
+  """Writes the positions of first lookups, and of others from the end on.
+
+  `chosen` are those of all, `places` are zeros. Returns how many are first.
+  """
+  num, stop, last = 0, chosen.size, np.uint32(places.size - 1)
+  for j in range(chosen.size):
+    i = chosen[j]
+    spread = _spread(ids[i])
+    place = (spread ^ (spread >> np.uint32(15))) & last
+    while places[place] and ids[places[place] - 1] != ids[i]:
+      place = (place + np.uint32(1)) & last
+    if places[place]:
+      stop -= 1
+      positions[stop] = i
+      targets[stop] = places[place] - 1
+    else:
+      places[place] = i + 1
+      positions[num] = i
+      num += 1
+  return num
+
+
+@numba.njit(**rows.JIT)
+def group(frame, first, stop, scratch):
+  """Groups the lookups of one class."""
+  ids = ffi.vector(frame, ffi.ARGUMENTS, IDS, np.int32)
+  vocab = ffi.vector(frame, ffi.ARGUMENTS, INTEGERS, np.int32)[1]
+  positions = ffi.vector(frame, ffi.RESULTS, _POSITIONS, np.int32)
+  targets = ffi.vector(frame, ffi.RESULTS, _TARGETS, np.int32)
+  bounds = ffi.matrix(frame, ffi.RESULTS, BOUNDS, np.int32)
+  chosen = numba.carray(ffi.pointer(scratch, np.int32), ids.size + 1)
+  rest = scratch + np.uintp(4 * rows.padded(ids.size + 1, 16))
+  own = first // CHUNKS_PER_CLASS
+  begin, num = _select(ids, vocab, own, bounds.shape[0], chosen)
+  places = numba.carray(ffi.pointer(rest, np.int32), _num_places(num))
+  places[:] = 0  # there may have been another class
+  end = begin + num
+  num_first = _group(
+    ids, chosen[:num], places, positions[begin:end], targets[begin:end]
+  )
+  bounds[own, 0], bounds[own, 1] = begin, begin + num_first
+  bounds[own, 2] = end
+
+
+@numba.njit(**rows.JIT)
+def _sum(grads, first, others, targets, squares):
+  """Adds gradients of others to those of their targets, the last ones first.
+
+  `squares`, if they have room, get the sums of the mean squares of each
+  gradient, at the positions of first lookups.
+  """
+  if squares.size:
+    for i in first:
+      squares[i] = _mean_square(grads[i])
+  for j in range(others.size - 1, -1, -1):
+    total, grad = grads[targets[j]], grads[others[j]]
+    if squares.size:
+      squares[targets[j]] += _mean_square(grad)
+    for k in range(grad.size):
+      total[k] += grad[k]
+
+
+@numba.njit(**rows.INLINE)
+def _begin(frame, first, scratch, has_squares):
+  """Ids, sums, vectors, numbers, and the positions of sums that there are.
+
+  Then squares, as of `_sum`.
+  """
+  ids = ffi.vector(frame, ffi.ARGUMENTS, IDS, np.int32)
+  numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
+  positions = ffi.vector(frame, ffi.ARGUMENTS, GROUPS, np.int32)
+  targets = ffi.vector(frame, ffi.ARGUMENTS, GROUPS + 1, np.int32)
+  bounds = ffi.matrix(frame, ffi.ARGUMENTS, GROUPS + 2, np.int32)
+  grads = ffi.matrix(frame, ffi.RESULTS, _GRADS, np.float32)
+  vectors = ffi.matrix(frame, ffi.RESULTS, VECTORS, np.float32)
+  num = has_squares * ids.size
+  squares = numba.carray(ffi.pointer(scratch, np.float32), num)
+  begin, middle, end = bounds[first // CHUNKS_PER_CLASS]
+  own = positions[begin:middle]
+  _sum(grads, own, positions[middle:end], targets[middle:end], squares)
+  return ids, grads, vectors, numbers, own, squares
+
+
+@numba.njit(**rows.INLINE)
+def _slots(frame, number):
+  return ffi.matrix(frame, ffi.RESULTS, NUM_FIXED[1] + number, np.float32)
+
+
+@numba.njit(**rows.INLINE)
+def _ask(table, ids, own, j):
+  """Asks for a row that comes soon."""
+  if j + _AHEAD < own.size:
+    soon = own[j + _AHEAD]
+    rows.prefetch(table, ids[soon : soon + 1])
+
+
+@numba.njit(**rows.JIT)
+def adagrad(frame, first, stop, scratch):
+  """As of `adagrad_full`; slots [vocab] are sums of mean squares."""
+  ids, grads, vectors, numbers, own, squares = _begin(frame, first, scratch, 1)
+  sums = ffi.vector(frame, ffi.RESULTS, NUM_FIXED[1], np.float32)
+  rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
+  for j in range(own.size):
+    _ask(vectors, ids, own, j)
+    grad, id_ = grads[own[j]], ids[own[j]]
+    row = vectors[id_]
+    sums[id_] += squares[own[j]]
+    scale = rate / (np.sqrt(sums[id_]) + epsilon)
+    for k in range(row.size):
+      row[k] -= scale * (grad[k] + decay * row[k])
+
+
+@numba.njit(**rows.JIT)
+def adagrad_full(frame, first, stop, scratch):
+  """Numbers are the learning rate, L2 and epsilon; slots the squares' sums."""
+  ids, grads, vectors, numbers, own, _ = _begin(frame, first, scratch, 0)
+  sums = _slots(frame, 0)
+  rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
+  for j in range(own.size):
+    _ask(vectors, ids, own, j)
+    _ask(sums, ids, own, j)
+    grad, id_ = grads[own[j]], ids[own[j]]
+    row, total = vectors[id_], sums[id_]
+    for k in range(row.size):
+      slope = grad[k] + decay * row[k]
+      total[k] += slope * slope
+      row[k] -= rate * slope / (np.sqrt(total[k]) + epsilon)
+
+
+@numba.njit(**rows.JIT)
+def adam_full(frame, first, stop, scratch):
+  """Numbers are the learning rate, L2, epsilon and both betas.
+
+  Slots are the two moments, and [vocab] the steps in which a row occurred.
+  """
+  ids, grads, vectors, numbers, own, _ = _begin(frame, first, scratch, 0)
+  rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
+  beta1, beta2 = numbers[3], numbers[4]
+  means, squares = _slots(frame, 0), _slots(frame, 1)
+  steps = ffi.vector(frame, ffi.RESULTS, NUM_FIXED[1] + 2, np.float32)
+  log1, log2 = np.log(np.float64(beta1)), np.log(np.float64(beta2))
+  for j in range(own.size):
+    _ask(vectors, ids, own, j)
+    _ask(means, ids, own, j)
+    _ask(squares, ids, own, j)
+    grad, id_ = grads[own[j]], ids[own[j]]
+    row, mean, square = vectors[id_], means[id_], squares[id_]
+    steps[id_] += np.float32(1)
+    # expm1 keeps 1 - beta^steps exact where beta^steps is close to 1.
+    unbias1 = np.float32(-np.expm1(steps[id_] * log1))
+    unbias2 = np.float32(-np.expm1(steps[id_] * log2))
+    scale, root = rate / unbias1, np.float32(1) / unbias2
+    for k in range(row.size):
+      slope = grad[k] + decay * row[k]
+      mean[k] = beta1 * mean[k] + (np.float32(1) - beta1) * slope
+      square[k] = beta2 * square[k] + (np.float32(1) - beta2) * slope * slope
+      row[k] -= scale * mean[k] / (np.sqrt(square[k] * root) + epsilon)

@@ -1,0 +1,311 @@
+"""Rows of tables, read, changed and given slopes in functions for numba.
+
+A kernel computes with rows that it has the addresses of (`native.tiles`). In
+tables of float32 it reads rows, and plain gradient descent changes them, where
+they are. Otherwise it has a chunk's rows and gradients in float32 buffers.
+"""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, overload
+
+from jaxemb.kernels.cpu import ffi, tiles
+from jaxemb.ops import memory
+
+# A sum may be rounded in any order, nothing else is assumed of numbers.
+JIT = {
+  'nogil': True,
+  'error_model': 'numpy',
+  'no_cpython_wrapper': True,
+  'no_cfunc_wrapper': True,
+  'fastmath': {'nsz', 'arcp', 'contract', 'afn', 'reassoc'},
+}
+
+# As part of its caller, whose options hold: with each function that calls a
+# kernel, LLVM would optimize all of it once more, for over a second.
+INLINE = {'inline': 'always'}
+
+NO_ID = np.int32(2**31 - 1)
+SGD, ADAGRAD = 0, 1
+
+
+class Rule(NamedTuple):
+  """How gradients change rows: `tables.row_optimizers`, for one chunk."""
+
+  kind: int  # SGD or ADAGRAD
+  learning_rate: np.float32
+  # SGD: occurrences of a row in a chunk that count, 0 = all. Adagrad: epsilon.
+  parameter: np.float32
+  # Of stochastic rounding, or 0, 0 and False.
+  key0: np.uint32
+  key1: np.uint32
+  is_stochastic: bool
+  # [h] of the first rows: what 1 + learning rate x this divides their rate.
+  brakes: np.ndarray
+
+
+@intrinsic
+def _as_float32(typing_context, bits):
+  """The float32 of 32 bits."""
+
+  def generate(context, builder, signature, args):
+    return builder.bitcast(args[0], ir.FloatType())
+
+  return types.float32(types.uint32), generate
+
+
+@intrinsic
+def _as_uint32(typing_context, number):
+  """The bits of a float32."""
+
+  def generate(context, builder, signature, args):
+    return builder.bitcast(args[0], ir.IntType(32))
+
+  return types.uint32(types.float32), generate
+
+
+@numba.njit(**JIT)
+def padded(number, multiple):
+  """The next multiple."""
+  return (number + multiple - 1) // multiple * multiple
+
+
+@numba.njit(**JIT)
+def take(place, num_rows, num_columns):
+  """Room for float32 [num_rows, num_columns] at an address, and what is left.
+
+  Of columns there are whole vectors if the address is aligned to them.
+  """
+  rest = place + np.uintp(padded(4 * num_rows * num_columns, memory.LINE))
+  shape = num_rows, num_columns
+  return numba.carray(ffi.pointer(place, np.float32), shape), rest
+
+
+@numba.njit(**JIT)
+def take_vector(place, number, kind):
+  """Room for numbers [number], of at most 8 bytes each, and what is left."""
+  rest = place + np.uintp(padded(8 * number, memory.LINE))
+  return numba.carray(ffi.pointer(place, kind), number), rest
+
+
+@numba.njit(**JIT)
+def copy(ids, out, first):
+  """Copies ids [n] to out[first:]; NumPy's way takes seconds to compile."""
+  for j in range(ids.size):
+    out[first + j] = ids[j]
+
+
+@numba.njit(**JIT)
+def count(out):
+  """Writes 0, 1, ... to an array [n]."""
+  for j in range(out.size):
+    out[j] = np.float32(j)
+
+
+@numba.njit(**JIT)
+def prefetch(table, ids):
+  """Asks for the rows of ids [n], of a chunk that comes soon."""
+  start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
+  for id_ in ids:
+    if id_ < table.shape[0]:
+      address = start + np.uint64(id_) * size
+      for offset in range(0, table.strides[0], memory.LINE):
+        memory.prefetch_to_write(address + np.uint64(offset))
+
+
+def _widen(stored):
+  raise NotImplementedError
+
+
+@overload(_widen)
+def _(stored):
+  if stored == types.uint16:
+    return lambda stored: _as_float32(np.uint32(stored) << np.uint32(16))
+  return lambda stored: stored
+
+
+@numba.njit(**JIT)
+def locate(table, ids, spare, out):
+  """Addresses [n] of the table's rows of ids [n], of `spare` for padding."""
+  start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
+  for i in range(ids.size):
+    is_known = ids[i] < table.shape[0]
+    address = start + np.uint64(ids[i]) * size
+    out[i] = address if is_known else np.uint64(spare.ctypes.data)
+
+
+@numba.njit(**JIT)
+def point(buffer, out):
+  """Addresses [n] of the first rows of a buffer."""
+  start, size = np.uint64(buffer.ctypes.data), np.uint64(buffer.strides[0])
+  for i in range(out.size):
+    out[i] = start + np.uint64(i) * size
+
+
+@numba.njit(**JIT)
+def gather(table, ids, buffer, out):
+  """Addresses [n] of the rows of ids [n], copied to a buffer [n, padded dim].
+
+  Zeros are those of padding.
+  """
+  point(buffer, out)
+  for i in range(ids.size):
+    row = buffer[i]
+    if ids[i] < table.shape[0]:
+      stored = table[ids[i]]
+      if table.itemsize == 4:
+        tiles.copy(np.uintp(stored.ctypes.data), out[i], stored.size)
+      else:
+        for k in range(stored.size):
+          row[k] = _widen(stored[k])
+    else:
+      row[:] = 0
+
+
+@numba.njit(**JIT)
+def find(table, ids, buffer, out):
+  """As `gather`, but of rows that nothing changes while they are used."""
+  if table.itemsize == 4:
+    locate(table, ids, buffer[0], out)
+  else:
+    gather(table, ids, buffer, out)
+
+
+@numba.njit(**JIT)
+def _is_direct(table, rule):
+  return (table.itemsize == 4) & (rule.kind == SGD)
+
+
+@numba.njit(**JIT)
+def _rate(ids, i, rule):
+  """What plain gradient descent takes gradients of ids[i] by."""
+  rate = -rule.learning_rate
+  if rule.parameter and rule.parameter < ids.size:
+    own, count = ids[i], np.float32(0)
+    for j in range(ids.size):  # of numbers that LLVM counts sixteen at a time
+      count += np.float32(ids[j] == own)
+    rate *= min(np.float32(1), rule.parameter / count)
+  if ids[i] < rule.brakes.size:
+    rate /= np.float32(1) + rule.learning_rate * rule.brakes[ids[i]]
+  return rate
+
+
+@numba.njit(**JIT)
+def aim(table, ids, rule, buffer, out, rates):
+  """Addresses [n] of what gradients of ids [n] are added to, and rates [n].
+
+  That is the rows of the table, or a buffer [n, padded dim] for `descend`.
+  """
+  if _is_direct(table, rule):
+    locate(table, ids, buffer[0], out)
+    for i in range(ids.size):
+      rates[i] = _rate(ids, i, rule)
+  else:
+    point(buffer, out)
+    for i in range(ids.size):
+      buffer[i] = 0
+      rates[i] = 1
+
+
+@numba.njit(**JIT)
+def _mix(x):
+  """As `ops.sampling._mix`; products of numba have 64 bits until cut."""
+  x = np.uint32(x)
+  x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
+  x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x735A2D97))
+  return np.uint32(x ^ (x >> np.uint32(15)))
+
+
+def _add_row(row, delta, scale, first, second, is_stochastic):
+  raise NotImplementedError
+
+
+@overload(_add_row)
+def _(row, delta, scale, first, second, is_stochastic):
+  if row.dtype == types.float32:
+
+    def add(row, delta, scale, first, second, is_stochastic):
+      for k in range(row.size):
+        row[k] += scale * delta[k]
+
+    return add
+
+  def add(row, delta, scale, first, second, is_stochastic):
+    for k in range(row.size):
+      whole = _as_uint32(_widen(row[k]) + scale * delta[k])
+      # As `ops.rounding`: random bits below those that stay, or to nearest.
+      column = np.uint32(np.uint32(k) * np.uint32(0x9E3779B9))
+      column ^= column >> np.uint32(15)
+      bits = np.uint32((first ^ column) * second) >> np.uint32(16)
+      if not is_stochastic:
+        bits = np.uint32(0x7FFF) + ((whole >> np.uint32(16)) & np.uint32(1))
+      # From the largest number on nothing rounds up.
+      if whole & np.uint32(0x7FFFFFFF) < np.uint32(0x7F7F0000):
+        whole += bits
+      row[k] = np.uint16(whole >> np.uint32(16))
+
+  return add
+
+
+@numba.njit(**JIT)
+def descend(table, slots, ids, grads, rule, chunk):
+  """Changes the rows of ids [n] by gradients [n, padded dim] that `aim` had.
+
+  What ids that come several times mean is told in `tables.row_optimizers`;
+  stochastic rounding rounds the sum after each.
+  """
+  dim, num_rows = table.shape[1], table.shape[0]
+  if _is_direct(table, rule):
+    return
+  if rule.kind == ADAGRAD:
+    for i in range(ids.size):
+      if ids[i] < num_rows:
+        grad, total = grads[i], np.float32(0)
+        for k in range(grad.size):
+          total += grad[k] * grad[k]
+        slots[ids[i]] += total / np.float32(dim)
+  for i in range(ids.size):
+    if ids[i] >= num_rows:
+      continue
+    if rule.kind == ADAGRAD:
+      scale = -rule.learning_rate / (np.sqrt(slots[ids[i]]) + rule.parameter)
+    else:
+      scale = _rate(ids, i, rule)
+    number = np.uint32(ids[i]) * np.uint32(0x9E3779B9) + np.uint32(i)
+    number = _mix(number + rule.key0) + np.uint32(chunk) * np.uint32(0x85EBCA6B)
+    first = _mix(number ^ rule.key1)
+    second = _mix(number + rule.key1) | np.uint32(1)
+    row = table[ids[i]]
+    _add_row(row, grads[i], scale, first, second, rule.is_stochastic)
+
+
+@numba.njit(**JIT)
+def slopes(scores, weights):
+  """Scores [n] become derivatives of their weighted logistic loss, to 2e-7.
+
+  The loss is -w log sigmoid(-s), and for negative weights w, which are those of
+  positive examples, w log sigmoid(s); the derivative |w| sigmoid(s), or
+  w sigmoid(-s). sigmoid(x) is (1 + tanh(x / 2)) / 2, with tanh as the quotient
+  of polynomials that Eigen uses: LLVM vectorizes it, but no call of exp.
+  """
+  for i in range(scores.size):
+    w, h = weights[i], np.float32(0.5) * scores[i]
+    h = -h if w < 0 else h
+    h = min(max(h, np.float32(-9)), np.float32(9))
+    q = h * h
+    p = np.float32(-2.76076847742355e-16)
+    p = p * q + np.float32(2.00018790482477e-13)
+    p = p * q + np.float32(-8.60467152213735e-11)
+    p = p * q + np.float32(5.12229709037114e-08)
+    p = p * q + np.float32(1.48572235717979e-05)
+    p = p * q + np.float32(6.37261928875436e-04)
+    p = p * q + np.float32(4.89352455891786e-03)
+    d = np.float32(1.19825839466702e-06)
+    d = d * q + np.float32(1.18534705686654e-04)
+    d = d * q + np.float32(2.26843463243900e-03)
+    d = d * q + np.float32(4.89352518554385e-03)
+    scores[i] = w * (np.float32(0.5) + np.float32(0.5) * h * p / d)

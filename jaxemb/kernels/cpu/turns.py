@@ -1,0 +1,186 @@
+"""Threads that take turns at the chunks of one call.
+
+The thread that XLA calls asks XLA's pool for more of them. Each takes range
+after range of chunks by one counter, so that nobody waits for a thread that
+comes late; the call ends when no chunk is left and no thread is at work. A
+thread may still come after that: it finds a board that says so, which the last
+to leave frees.
+
+The tables are shared without locks (Hogwild, Niu et al. 2011): of two changes
+to a row at the same moment one may be lost, and a thread learns without what
+the chunks would tell it that others are at. So these are not its neighbors,
+which have the same subject and the same rare words: there are as many stretches
+of chunks as threads, and turns are taken from each of them before the next.
+
+A thread that is stopped by the system in the midst of a turn has all others
+wait. So where something else needs a core for long (`ffi.lend`), a thread waits
+between turns, but for the one that XLA calls.
+"""
+
+import os
+
+import numba
+import numpy as np
+from numba import types
+
+from jaxemb.kernels.cpu import ffi
+
+TASK = types.void(types.uintp)  # the signature of `work`
+# Of kernels: (frame, first chunk, the one past the last, scratch, found), where
+# the last two are addresses: a thread's room, and for loss and examples, two
+# float64. They stay NaN if the kernel fails.
+KERNEL = types.void(*[types.uintp] * 5)
+
+_LINE = 64  # bytes of a line of the cache
+# Offsets on the board, in bytes: words that threads change; others that they
+# read; room for a call of XLA; a line for what each thread found.
+_NEXT, _ACTIVE, _REFERENCES, _JOINED = range(0, 32, 8)
+_FRAME, _KERNEL, _NUM_CHUNKS, _SIZE = range(_LINE, _LINE + 32, 8)
+_SCRATCH, _SCRATCH_BYTES, _STRETCHES = range(_LINE + 32, _LINE + 56, 8)
+_CALL, _FOUND = 2 * _LINE, 3 * _LINE
+_TURNS = 64  # of each thread; in the end all wait for the longest one
+_MIN_CHUNKS = 4  # of a turn, of which only the first is not fetched ahead
+_SPINS = 1000  # before a thread that waits lets others run
+_MOST_LENT = 15  # cores: what a task is given has that many next to a board
+_NAP = 50 if os.name == 'posix' else 1  # us or ms, of a thread that waits
+
+# Of the C library.
+_allocate = types.ExternalFunction('calloc', types.uintp(*[types.uintp] * 2))
+_free = types.ExternalFunction('free', types.void(types.uintp))
+_let_others_run = types.ExternalFunction(
+  'sched_yield' if os.name == 'posix' else 'SwitchToThread', types.int32()
+)
+_sleep = types.ExternalFunction(
+  'usleep' if os.name == 'posix' else 'Sleep', types.int32(types.uint32)
+)
+
+_compute = ffi.calling(5)
+_start = ffi.calling(1)
+
+
+@numba.njit(**ffi.JIT)
+def turn_size(num_chunks, num_threads):
+  """Chunks of a turn."""
+  if num_threads == 1:
+    return num_chunks
+  return max(_MIN_CHUNKS, num_chunks // (_TURNS * num_threads))
+
+
+@numba.njit(**ffi.JIT)
+def _num_turns(board):
+  size = ffi.get(board, _SIZE, np.intp)
+  num_chunks = ffi.get(board, _NUM_CHUNKS, np.intp)
+  num_stretches = ffi.get(board, _STRETCHES, np.intp)
+  return -(-num_chunks // (size * num_stretches)) * num_stretches
+
+
+@numba.njit(**ffi.JIT)
+def _take(board):
+  """The first chunk of a turn, and the one past its last."""
+  size = ffi.get(board, _SIZE, np.intp)
+  num_chunks = ffi.get(board, _NUM_CHUNKS, np.intp)
+  num_stretches = ffi.get(board, _STRETCHES, np.intp)
+  num_turns = _num_turns(board)
+  while True:
+    turn = ffi.add(board, _NEXT, 1)
+    if turn >= num_turns:
+      return num_chunks, num_chunks
+    place = turn % num_stretches * (num_turns // num_stretches)
+    first = size * (place + turn // num_stretches)
+    if first < num_chunks:  # stretches are equal, and the last ones shorter
+      return first, min(first + size, num_chunks)
+
+
+@numba.njit(**ffi.JIT)
+def _leave(board):
+  if ffi.add(board, _REFERENCES, -1) == 1:
+    _free(board)
+
+
+@numba.njit(**ffi.JIT)
+def _begin(board, number):
+  """Takes a turn once a thread's core is not lent, if there is one left."""
+  while 0 < number <= np.intp(ffi.address(ffi.LENT)):
+    if ffi.add(board, _NEXT, 0) >= _num_turns(board):
+      break
+    _sleep(np.uint32(_NAP))
+  ffi.add(board, _ACTIVE, 1)  # before the turn, or the call could end meanwhile
+  return _take(board)
+
+
+@numba.njit(**ffi.JIT)
+def work(data):
+  """Takes turns until there are none left; what a thread does.
+
+  `data` is a board and the number of the thread beside it.
+  """
+  helper = np.intp(data & np.uintp(_MOST_LENT))
+  board = data - np.uintp(helper)
+  first, stop = _begin(board, helper)
+  if first < stop:
+    number = ffi.add(board, _JOINED, 1)
+    found = board + np.uintp(_FOUND + _LINE * number)
+    size_bytes = ffi.get(board, _SCRATCH_BYTES, np.uintp)
+    scratch = ffi.get(board, _SCRATCH, np.uintp)
+    scratch += np.uintp(number) * size_bytes
+    numba.carray(ffi.pointer(scratch, np.uint8), size_bytes)[:] = 0
+    kernel = ffi.get(board, _KERNEL, np.uintp)
+    frame = ffi.get(board, _FRAME, np.uintp)
+    loss = examples = 0.0
+    while first < stop:
+      ffi.put(found, 0, np.nan, np.float64)
+      ffi.put(found, 8, np.nan, np.float64)
+      _compute(kernel, (frame, first, stop, scratch, found))
+      loss += ffi.get(found, 0, np.float64)
+      examples += ffi.get(found, 8, np.float64)
+      if 0 < helper <= np.intp(ffi.address(ffi.LENT)):
+        # The call may end meanwhile.
+        ffi.put(found, 0, loss, np.float64)
+        ffi.put(found, 8, examples, np.float64)
+        ffi.add(board, _ACTIVE, -1)
+        first, stop = _begin(board, helper)
+      else:
+        first, stop = _take(board)
+    ffi.put(found, 0, loss, np.float64)
+    ffi.put(found, 8, examples, np.float64)
+  ffi.add(board, _ACTIVE, -1)
+  _leave(board)
+
+
+@numba.njit(**ffi.JIT)
+def share(frame, kernel, task, num_chunks, scratch):
+  """Has all chunks of a call computed, by several threads.
+
+  `kernel` and `task` are the addresses of C functions, a kernel's and `work`;
+  `scratch` [threads, n] float32 has a row for each thread, of zeros at first.
+  Returns the sums of loss and examples.
+  """
+  num_threads, size = scratch.shape
+  board = _allocate(_FOUND + _LINE * num_threads, 1)
+  if not board:
+    return np.nan, np.nan
+  ffi.put(board, _REFERENCES, num_threads + 1, np.intp)
+  ffi.put(board, _FRAME, frame, np.uintp)
+  ffi.put(board, _KERNEL, kernel, np.uintp)
+  ffi.put(board, _NUM_CHUNKS, num_chunks, np.intp)
+  ffi.put(board, _SIZE, turn_size(num_chunks, num_threads), np.intp)
+  ffi.put(board, _STRETCHES, num_threads, np.intp)
+  ffi.put(board, _SCRATCH, scratch.ctypes.data, np.uintp)
+  ffi.put(board, _SCRATCH_BYTES, 4 * size, np.uintp)
+  for number in range(1, num_threads):
+    data = board + np.uintp(min(number, _MOST_LENT))
+    if not ffi.schedule(frame, task, data, board + np.uintp(_CALL)):
+      _leave(board)
+  _start(task, (board,))
+  spins = 0
+  while ffi.add(board, _ACTIVE, 0):
+    spins += 1
+    if spins > _SPINS:
+      _let_others_run()
+  loss = examples = 0.0
+  for number in range(ffi.add(board, _JOINED, 0)):
+    found = board + np.uintp(_FOUND + _LINE * number)
+    loss += ffi.get(found, 0, np.float64)
+    examples += ffi.get(found, 8, np.float64)
+  _leave(board)
+  return loss, examples

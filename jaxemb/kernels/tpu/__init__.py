@@ -1,0 +1,1 @@
+"""Kernels for TPUs, by Pallas; no TPU has run them yet."""

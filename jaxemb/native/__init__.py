@@ -1,1 +1,0 @@
-"""Training steps of a CPU as one compiled function behind XLA's FFI."""

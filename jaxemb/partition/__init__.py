@@ -1,1 +1,0 @@
-"""Sub-models that are trained apart and merged once."""

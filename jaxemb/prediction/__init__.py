@@ -1,1 +1,0 @@
-"""Trained models of clicks: kept, evaluated, and used."""

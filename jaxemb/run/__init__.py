@@ -1,0 +1,1 @@
+"""The life of a run: join, build, loop, evaluate, write results."""

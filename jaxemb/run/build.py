@@ -1,0 +1,933 @@
+"""From settings to the parts of a run: source, model, tables, strategy.
+
+The only place that turns a ConfigDict into constructor arguments.
+"""
+
+import dataclasses
+import functools
+import inspect
+import logging
+import math
+import os
+import pathlib
+import pkgutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+
+from jaxemb import config as config_lib
+from jaxemb import errors
+from jaxemb.data import base as data_base
+from jaxemb.evaluation import benchmarks
+from jaxemb.kernels.cpu import ahead, ffi, updates
+from jaxemb.kernels.cpu import step as native
+from jaxemb.kernels.gpu import row_sums, window_products
+from jaxemb.kernels.tpu import row_copies
+from jaxemb.merging import warm_start
+from jaxemb.models import base as model_base
+from jaxemb.models import hierarchical, skipgram, targets
+from jaxemb.ops import wire
+from jaxemb.run import rundir
+from jaxemb.runtime import distributed, resources
+from jaxemb.runtime import mesh as mesh_lib
+from jaxemb.senses import context_mixture, mixture
+from jaxemb.stores import cache as cache_lib
+from jaxemb.stores import cached, device_rows, fetching, host_memory, owned_rows
+from jaxemb.stores import local as stores
+from jaxemb.strategies import base as strategy_base
+from jaxemb.strategies import replicas
+from jaxemb.tables import row_optimizers, row_sharded
+from jaxemb.tables import spec as spec_lib
+from jaxemb.workers import remote, shared_rows
+
+_MIN_KNOWN = 0.5  # of the items of a set
+_LOG = logging.getLogger('jaxemb')
+_ROWS_PER_THREAD = 250  # five times as many as diverge
+_MOST_FREE_EXAMPLES = 1 << 16  # of a step, however few there are
+# Of a stretch on tables in a store; and centers, where rows move beside it.
+_MOST_STEPS, _STRETCH_CENTERS = 16, 8192
+LANES = 128  # of a TPU: numbers that it reads at once
+_PLACES = {
+  'memory': 'in memory',
+  'disk': 'in files',
+  'remote': 'in the memory of actors of Ray',
+}
+
+
+def member(key: str, name: str) -> Any:
+  """What a name in the settings stands for, by `config.MEMBERS` or by import.
+
+  Raises a `UserError` if a user's own member cannot be imported.
+  """
+  names = config_lib.MEMBERS[key]
+  try:
+    return pkgutil.resolve_name(names.get(name, name))
+  except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+    raise errors.UserError(
+      f'config.{key}={name}: {error}; give one of {", ".join(names)} or '
+      'module:attribute of your own'
+    ) from error
+
+
+def bind(
+  key: str, name: str, args: Sequence[Any], available: Mapping[str, Any]
+) -> functools.partial:
+  """A member with arguments, and those of `available` that it has names for.
+
+  Raises a `UserError` if it cannot be called with them.
+  """
+  function = member(key, name)
+  try:
+    signature = inspect.signature(function)
+    chosen = {k: v for k, v in available.items() if k in signature.parameters}
+    signature.bind(*args, **chosen)
+  except TypeError as error:
+    raise errors.UserError(
+      f'config.{key}={name} cannot be called: {error}; docs/extending.md shows '
+      'what it is to take'
+    ) from error
+  return functools.partial(function, *args, **chosen)
+
+
+def on_devices(
+  config: ml_collections.ConfigDict,
+  begun: Mapping[str, Any],
+  absent: Sequence[jax.Device] = (),
+  **fixed: Any,
+) -> tuple[ml_collections.ConfigDict, config_lib.Tuning, jax.sharding.Mesh]:
+  """Chooses devices, and what settings and tuning leave open.
+
+  `begun` has the flat settings of the run that is resumed, or is {}; `absent`
+  are devices to compile for that are not there (`mesh.start`); `fixed` are
+  given fields of the tuning. Raises a `UserError` for settings that do not
+  fit the devices.
+  """
+  s, layout, dim = config.strategy, config.table.layout, config.model.dim
+  is_sync, splits_tables = s.name == 'sync', layout != 'replicated'
+  wanted = mesh_lib.Shape(config.mesh.data, config.mesh.table)
+  is_resumed = False
+  if s.name == 'replicas' == begun.get('strategy.name') and not wanted.data:
+    is_resumed = True
+    wanted = mesh_lib.Shape(begun['mesh.data'] * begun['mesh.table'], 1)
+  if config.table.store:
+    wanted = mesh_lib.Shape(1, 1)
+    if distributed.num_processes() > 1:
+      raise errors.UserError(
+        'tables in a store are trained by one process; remove '
+        '--config.table.store and --config.table.device_bytes'
+      )
+  # The threads of a kernel are worth more than replicas.
+  has_threads = (
+    s.name == 'replicas'
+    and fixed.get('fused', True)
+    and config_lib.can_fuse(config, 'cpu', (1, 1))
+  )
+  uses_cores = not (is_sync or has_threads) or splits_tables
+  args = splits_tables, uses_cores, is_resumed, _runs_beside(config)
+  data, table = mesh_lib.start(wanted, *args, absent)
+  devices = absent or jax.devices()
+  platform = devices[0].platform
+  if s.name == 'partition':
+    if not wanted.data and platform != 'cpu':
+      data = len(devices)  # they do not slow each other down
+    data, table = min(data, s.num_parts if s.part < 0 else 1), 1
+  # A run that is resumed on other devices, or without a kernel, has the steps
+  # that it began with, but for the limit of duplicates that suits them.
+  train, optimizer = config.train, config.optimizer
+  if not train.batch_words:
+    train.batch_words = begun.get('train.batch_words', 0)
+  if not optimizer.learning_rate:
+    optimizer.learning_rate = begun.get('optimizer.learning_rate', 0.0)
+  if 'tuning.parts' in begun:
+    fixed = {'parts': begun['tuning.parts']} | fixed
+  if s.name != 'partition' and 'parts' in fixed:
+    # The data axis has to divide the parts; devices of the table axis share
+    # the centers of their parts, whatever their number.
+    num_devices, data = data * table, math.gcd(data, fixed['parts'])
+    table = num_devices // data
+  if layout == 'row' and row_sharded.NUM_CLASSES % table:
+    raise errors.UserError(
+      f'config.mesh.table={table} must divide {row_sharded.NUM_CLASSES} with '
+      'config.table.layout=row'
+    )
+  if layout == 'column' and dim % table:
+    filled = -(-dim // table) * table
+    _LOG.info(f'{dim} columns are filled up to {filled} for {table} devices')
+  if layout == 'column' and platform == 'tpu' and dim < LANES * table > LANES:
+    columns = -(-dim // table)
+    is_narrow = columns < row_copies.LEAST_WIDTH
+    _LOG.warning(
+      f'{columns} columns a device are read and written as {LANES}'
+      + ', in tables that may be copied in every step' * is_narrow
+      + ', so rows cost as much as whole ones; give --config.table.layout=row'
+    )
+  if platform == 'gpu' and not row_sums.compiles_for(devices[0]):
+    fixed = {'row_sums': False} | fixed
+  shape = mesh_lib.Shape(data, table)
+  args = config, platform, shape, mesh_lib.cores_of_device(shape)
+  made = mesh_lib.make(shape, absent=absent)
+  return *config_lib.resolve(*args, **fixed), made
+
+
+def _runs_beside(config: ml_collections.ConfigDict) -> bool:
+  """Whether exchanges between processes may run beside the steps."""
+  s, num = config.strategy, distributed.num_processes()
+  return s.name == 'replicas' and s.policy == 'delayed' and num > 1
+
+
+class Trainer(NamedTuple):
+  """What trains on data."""
+
+  trainable: strategy_base.Trainable
+  strategy: strategy_base.Strategy
+
+
+def trainer(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  mesh: jax.sharding.Mesh,
+  corpus: model_base.Corpus,
+  steps: data_base.Steps,
+  compiling: subprocess.Popen | None = None,
+  folder: pathlib.Path | None = None,
+  cluster: remote.Cluster | None = None,
+) -> Trainer:
+  """The model, its tables and the strategy that resolved settings name.
+
+  `compiling` is a process that compiles the kernel; the `folder` is for tables
+  in files; the `cluster` has those of workers. Raises a `UserError` for a
+  vocabulary that the model cannot have.
+  """
+  m, t = config.model, config.table
+  # What was begun with replicas may go on with one.
+  is_alone = mesh.size == tuning.parts == 1
+  is_sync = config.strategy.name in ('sync', 'workers') or is_alone
+  columns = None
+  if t.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
+    columns = wire.Axis(mesh_lib.TABLE, t.exchange_dtype)
+  row_ops = skipgram.RowOps(columns)
+  axes = spec_lib.Axes()  # each replica has tables of its own
+  if is_sync:
+    axes = spec_lib.Axes(*mesh.devices.shape)
+  if config.data.source == 'clicks':
+    names = axes.names(with_table=columns is None)
+    model = _click_model(config, corpus, row_ops, tuple(names))
+  elif config.data.source == 'nodes':
+    model = _node_model(config, tuning, corpus, row_ops)
+  else:
+    spec = skipgram.WindowSpec(
+      len(corpus.counts),
+      m.dim,
+      m.window,
+      m.negatives,
+      tuning.chunk,
+      m.shared_negatives,
+      tuning.tokens_once,
+      row_ops,
+    )
+    model = _model(config, spec, corpus, tuning)
+  available = {
+    'axes': axes,
+    'by_kernel': tuning.row_copies,
+    'sums_by_kernel': tuning.row_sums,
+    'deduplicates': tuning.deduplicates,
+    'device_centers': _device_centers(config, tuning, mesh),
+    'row_kernel': updates.make(config.optimizer, tuning.row_threads)
+    if tuning.row_threads
+    else None,
+  }
+  specs, num_slots = model.specs(), {}
+  make = functools.partial(_table, config, available=available)
+  tables = {k: make(x) for k, x in specs.items()}
+  if t.store:
+    num_slots = _num_slots(config, tuning, tables)
+    for k in num_slots:
+      small = dataclasses.replace(
+        specs[k], vocab=num_slots[k] + 1, lookups_per_center=None
+      )
+      tables[k] = cached.Cached(tables[k].spec, make(small))
+  trainable = strategy_base.Trainable(
+    model,
+    tables,
+    steps,
+    tuning.loss_every_steps,
+    tuning.steps_per_loop,
+    # A loop whose length is not known is slow on an accelerator.
+    tuning.steps_per_loop == 1 and (mesh.size == 1 or not is_sync),
+    native.make(
+      type(model), t.dtype, config.optimizer, tuning.threads, compiling
+    )
+    if tuning.fused
+    else None,
+    window_products.Gradients()
+    if tuning.row_sums and window_products.can_multiply(model, tables)
+    else None,
+  )
+  if num_slots:
+    args = trainable, num_slots, folder, cluster
+    step = _fetching(config, tuning, *args)
+    strategy = fetching.fetching(step, mesh)
+  elif config.strategy.name == 'partition':
+    # Of one sub-model.
+    first = mesh.devices.flat[:1].tolist()
+    alone = mesh_lib.make(mesh_lib.Shape(1, 1), absent=first)
+    strategy = strategy_base.sync(trainable, alone)
+  elif is_alone and config.strategy.name == 'replicas':
+    strategy = strategy_base.sync(trainable, mesh)
+    # Others may have trained with it.
+    many = _replicas(config, tuning, trainable, mesh)
+    strategy = strategy._replace(from_copies=replicas.alone(many))
+  elif is_sync:
+    # Devices that hold other columns of the same rows take the same examples.
+    strategy = strategy_base.sync(trainable, mesh, t.layout != 'column')
+  else:
+    strategy = _replicas(config, tuning, trainable, mesh)
+  return Trainer(trainable, strategy)
+
+
+def _model(
+  config: ml_collections.ConfigDict,
+  spec: skipgram.WindowSpec,
+  corpus: model_base.Corpus,
+  tuning: config_lib.Tuning,
+) -> model_base.Model:
+  m, s, shared_nodes = config.model, config.senses, tuning.shared_nodes
+  is_tree, loss_of = m.loss == 'hierarchical_softmax', None
+  if is_tree and len(corpus.counts) < 2:
+    raise errors.UserError(
+      'config.model.loss=hierarchical_softmax needs a vocabulary of two words '
+      'or more; give more text, or lower --config.data.min_count'
+    )
+  if m.name == 'mixture' and s.number > 1:
+    if is_tree:
+      outputs = targets.tree(corpus, spec.chunk, shared_nodes)
+    else:
+      outputs = targets.sampled(spec, corpus)
+    mask = mixture.ambiguous(config, corpus.keys).mask
+    args = spec, corpus, outputs, mask, s.number
+    if s.method == 'likelihoods':
+      return mixture.make(*args)
+    return context_mixture.make(*args, 1 if m.dynamic_window else m.window)
+  # A mixture of one sense is skip-gram.
+  name = 'skipgram' if m.name == 'mixture' else m.name
+  if is_tree and name in ('skipgram', 'cbow'):
+    return hierarchical.make(spec, corpus, name == 'cbow', shared_nodes)
+  if not is_tree:
+    more = {'least': m.margin}
+    bound = bind('model.loss', m.loss, ('scores', 'labels'), more)
+    loss_of = bound.func
+    if bound.keywords:
+      loss_of = functools.partial(loss_of, **bound.keywords)
+  args = spec, corpus, loss_of
+  more = {k: m[k] for k in ('temperature', 'operator', 'order')}
+  if tuning.row_threads:
+    threads = tuning.row_threads
+    more['make_kernel'] = functools.partial(updates.edge_softmax, threads)
+  return bind('model.name', name, args, more)()
+
+
+def _click_model(
+  config: ml_collections.ConfigDict,
+  corpus: model_base.Corpus,
+  row_ops: skipgram.RowOps,
+  axes: tuple[str, ...],
+) -> model_base.Model:
+  from jaxemb.clicks import models as clicks  # and with it flax
+
+  m, o = config.model, config.optimizer
+  spec = clicks.ClickSpec(
+    corpus.fields,
+    m.dim,
+    config_lib.sizes('model.hidden', m.hidden),
+    config_lib.sizes('model.lower_hidden', m.lower_hidden),
+    m.cross_layers,
+    m.dropout,
+    m.batch_norm,
+    o.dense,
+    _dense_rate(o),
+    o.dense_decay,
+    row_ops,
+    axes,
+  )
+  return bind('model.name', m.name, (spec, corpus), {})()
+
+
+def _dense_rate(optimizer: ml_collections.ConfigDict) -> float:
+  """Learning rate of dense parameters, by that of rows."""
+  rate = optimizer.dense_learning_rate or optimizer.learning_rate
+  return rate / optimizer.learning_rate
+
+
+def _node_model(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  corpus: model_base.Corpus,
+  row_ops: skipgram.RowOps,
+) -> model_base.Model:
+  from jaxemb.graphs import graphsage  # and with it flax
+
+  m, o, nodes = config.model, config.optimizer, corpus.nodes
+  hidden = config_lib.sizes('model.hidden', m.hidden)
+  num_layers = len(nodes.tree.fanouts)
+  if len(hidden) != num_layers - 1:
+    raise errors.UserError(
+      f'config.model.hidden={m.hidden} must have {num_layers - 1} sizes, as '
+      f'config.data.fanouts={config.data.fanouts} is of {num_layers} layers, '
+      'of which the last has the outputs'
+    )
+  if m.inputs != 'rows' and nodes.features is None:
+    raise errors.UserError(
+      'the graph has no features of nodes; set --config.model.inputs=rows'
+    )
+  from_walks = config.data.targets == 'walks'
+  spec = graphsage.SageSpec(
+    nodes.tree,
+    len(corpus.counts),
+    0 if m.inputs == 'rows' else nodes.features.shape[1],
+    0 if m.inputs == 'features' else m.dim,
+    (*hidden, m.dim if from_walks else nodes.num_classes),
+    m.aggregator,
+    from_walks,
+    nodes.has_many,
+    m.dropout,
+    float(m.negatives),
+    tuning.chunk,
+    m.temperature,
+    tuning.part_words * tuning.parts,
+    o.dense,
+    _dense_rate(o),
+    o.dense_decay,
+    row_ops,
+    tuning.row_sums,
+  )
+  return bind('model.name', m.name, (spec, corpus), {})()
+
+
+def _table(
+  config: ml_collections.ConfigDict,
+  spec: spec_lib.TableSpec,
+  available: Mapping[str, Any],
+) -> spec_lib.Table:
+  """A table with its optimizer, in the layout that the settings name."""
+  o, t, layout = config.optimizer, config.table, config.table.layout
+  by_kernel = available['by_kernel']
+  sums_by_kernel = available['sums_by_kernel'] and row_sums.can_sum(spec.dim)
+  spec = dataclasses.replace(
+    spec, by_kernel=by_kernel, sums_by_kernel=sums_by_kernel
+  )
+  if spec.momentum is None:
+    args = {**o, 'by_kernel': by_kernel}
+    optimizer = bind('optimizer.name', o.name, (), args)()
+    precision = {k: t[k] for k in ('dtype', 'rounding', 'exchange_dtype')}
+    updates_all = o.rows == 'all'
+    rules = {'decay': o.decay, 'updates_all': updates_all}
+    spec = dataclasses.replace(spec, **precision, **rules)
+  else:
+    optimizer = row_optimizers.averages(
+      spec.momentum, o.learning_rate, o.final_learning_rate
+    )
+    if layout == 'column':
+      # Whole on every device of the table axis, all of which see all of it.
+      axes = dataclasses.replace(available['axes'], num_table=1)
+      layout, available = 'replicated', {**available, 'axes': axes}
+  if sums_by_kernel and optimizer.change and spec.dtype == 'float32':
+    if not spec.updates_all:
+      row_kernel = row_sums.RowKernel(optimizer)
+      available = {**available, 'row_kernel': row_kernel}
+  available = {'spec': spec, 'optimizer': optimizer, **available}
+  return bind('table.layout', layout, (), available)()
+
+
+def _device_centers(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  mesh: jax.sharding.Mesh,
+) -> float:
+  """Centers of a step on each device; of a worker, its own."""
+  if config.strategy.name == 'workers':
+    return tuning.part_words
+  return config.train.batch_words / mesh.size
+
+
+def _num_slots(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  tables: Mapping[str, spec_lib.Table],
+) -> dict[str, int]:
+  """By table, rows that the device has room for; {} = for all."""
+  all_bytes = 0
+  for table in tables.values():
+    state = jax.eval_shape(table.init, jax.random.key(0))
+    all_bytes += sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+  vocabs = {x.spec.vocab for x in tables.values()}
+  map_bytes = 4 * sum(vocabs)  # where each row is
+  text = config.table.device_bytes or '10%'
+  budget = config_lib.room_bytes(text, all_bytes)
+  if text.endswith('%'):
+    budget += map_bytes
+  is_workers = config.strategy.name == 'workers'
+  centers = tuning.part_words if is_workers else config.train.batch_words
+  needed = {
+    k: fetching.expected_rows(x.spec.lookups_per_center * centers)
+    for k, x in tables.items()
+  }
+  if is_workers and not config.table.device_bytes:
+    # A tenth of the rows, or room for a round and as many others.
+    words = max(tuning.part_words, tuning.sync_words)
+    share = max(
+      2 * fetching.expected_rows(x.spec.lookups_per_center * words)
+      / x.spec.vocab
+      for x in tables.values()
+    )  # fmt: skip
+    budget = max(budget, map_bytes + min(1.0, share) * all_bytes)
+  if is_workers and all_bytes + map_bytes <= budget:
+    return {k: x.spec.vocab for k, x in tables.items()}
+  if all_bytes <= budget and not is_workers:
+    _LOG.info(f'all {all_bytes / 1e6:.1f} MB of tables fit on the device')
+    return {}
+  share = (budget - map_bytes) / all_bytes
+  # One more has no row (`tables.cached`).
+  num_slots = {k: int(x.spec.vocab * share) - 1 for k, x in tables.items()}
+  for name, table in tables.items():
+    # A small table beside a large one, such as that of relations, is whole.
+    if table.spec.vocab <= max(vocabs) / 100:
+      num_slots[name] = table.spec.vocab
+  _, unit = config_lib.smaller(config)
+  for name, table in tables.items():
+    if needed[name] > 0.95 * num_slots[name] < 0.95 * table.spec.vocab:
+      least = map_bytes + all_bytes * needed[name] / 0.9 / table.spec.vocab
+      raise errors.UserError(
+        f'a step of {centers} {unit} looks up about {needed[name]:,.0f} '
+        f'rows of a table, and {budget / 1e6:.1f} MB have room for '
+        f'{max(num_slots[name], 0):,}, of which it may take 95 %, as steps '
+        'differ; give --config.table.device_bytes='
+        f'{math.ceil(least / 1e6)}MB, or lower --config.train.batch_{unit}'
+      )
+  return num_slots
+
+
+def _fetching(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  trainable: strategy_base.Trainable,
+  num_slots: Mapping[str, int],
+  folder: pathlib.Path | None,
+  cluster: remote.Cluster | None,
+) -> fetching.Fetching:
+  """Steps on tables in a store, with room for so many rows on the device."""
+  specs, by_vocab = trainable.model.specs(), {}
+  more = {'base_bytes': resources.rss_bytes()}
+  for name, spec in sorted(specs.items()):
+    by_vocab.setdefault(spec.vocab, []).append(name)
+  caches = [
+    cache_lib.Cache(tuple(x), vocab, num_slots[x[0]], config.table.evict)
+    for vocab, x in by_vocab.items()
+  ]
+
+  t, place = config.table, folder or pathlib.Path(tempfile.gettempdir())
+  if t.store == 'remote' and not cluster:
+    cluster = remote.Cluster()
+
+  def make_shared(name, num_rows, num_bytes, make, *more):
+    sizes = t.shards, num_rows, num_bytes, make
+    every_secs = config.train.checkpoint_every_secs
+    return cluster.table(name, *sizes, place, every_secs, *more)
+
+  if config.strategy.name == 'workers':
+    num_workers = config.strategy.num_workers
+    weights = shared_rows.Weights(num_workers, tuning.memory_lookups)
+    args = trainable, make_shared, t.staleness, weights
+    round_steps = max(1, round(tuning.sync_words / tuning.part_words))
+    rows = shared_rows.SharedRows(*args)
+    is_joint = trainable.model.is_mean or trainable.has_dense
+    if config.strategy.pace == 'bsp' and is_joint and round_steps > 1:
+      raise errors.UserError(
+        f'config.strategy.sync_every={config.strategy.sync_every} is more than '
+        f'one step of a worker, {tuning.part_words} examples, and in lockstep '
+        f'config.model.name={config.model.name} is exchanged after every step; '
+        'remove it, or give another --config.strategy.pace'
+      )
+    if round_steps > fetching.MOST_STEPS:
+      most = fetching.MOST_STEPS * tuning.part_words
+      unit = config_lib.smaller(config)[1]
+      _LOG.warning(f'rounds are cut to {most:,} {unit}')
+    return fetching.Fetching(trainable, caches, rows, round_steps, **more)
+
+  def make_store(name, *args):
+    if t.store == 'memory':
+      return stores.Memory(*args)
+    if cluster:
+      return make_shared(name, *args)
+    return stores.Disk(*args, folder=place)
+
+  rows = owned_rows.OwnedRows(trainable, make_store)
+  most_steps = _MOST_STEPS
+  if t.store != 'remote' and device_rows.are_in_memory():
+    # Beside which rows move: in short stretches a row is needed soon again.
+    centers = config.train.batch_words
+    most_steps = min(most_steps, max(2, _STRETCH_CENTERS // centers))
+  has_all_cores = tuning.fused and tuning.threads >= resources.usable_cores()
+  more |= {'lend': ffi.lend} if has_all_cores else {}
+  return fetching.Fetching(trainable, caches, rows, most_steps, **more)
+
+
+def step_centers(tuning: config_lib.Tuning, mesh: jax.sharding.Mesh) -> int:
+  """Those of a replica's step; several share a part, or one has several."""
+  return tuning.part_words * tuning.parts // mesh.size
+
+
+def _replicas(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  trainable: strategy_base.Trainable,
+  mesh: jax.sharding.Mesh,
+) -> strategy_base.Strategy:
+  """Replicas that meet when the policy in the settings says so."""
+  centers = step_centers(tuning, mesh)
+  every_steps = max(1, round(tuning.sync_words / centers))
+  specs = trainable.model.specs()
+  if centers > tuning.sync_words:
+    unit = config_lib.smaller(config)[1]
+    each = max(x.lookups_per_center.max() for x in specs.values())
+    _LOG.warning(
+      f'replicas meet after every step, whose {centers:,} {unit}, with up to '
+      f'{each * centers:,.0f} lookups of a row, are more than the '
+      f'{tuning.sync_words:,.0f} between exchanges that are wanted; lower '
+      f'--config.train.batch_{unit}'
+    )
+  # Equal loops from one meeting to the next: what is beyond it is padding,
+  # which costs as much as a step.
+  num_loops = math.ceil(every_steps / trainable.steps_per_loop)
+  trainable = dataclasses.replace(
+    trainable, steps_per_loop=math.ceil(every_steps / num_loops)
+  )
+  available = {
+    'lookups_per_center': {k: x.lookups_per_center for k, x in specs.items()},
+    'num_processes': distributed.num_processes(),
+    'step_centers': centers,
+    'every_steps': every_steps,
+    'lookups': tuning.sync_lookups,
+    'memory_lookups': tuning.memory_lookups,
+    'num_hot': config.strategy.num_hot,
+    'rest_meetings': max(1, round(tuning.rest_words / tuning.sync_words)),
+    'first_learning_rate': config.optimizer.learning_rate,
+  }
+
+  def make_policy(num_replicas):
+    args = {**available, 'num_replicas': num_replicas}
+    name = config.strategy.policy
+    if name == 'delayed':
+      inner = bind('strategy.delayed', config.strategy.delayed, (), args)()
+      args['policy'] = inner
+    return bind('strategy.policy', name, (), args)()
+
+  others = None
+  if _runs_beside(config) and mesh.devices.flat[0].platform == 'cpu':
+    others = mesh_lib.beside(mesh)
+    if not others:
+      _LOG.info(
+        'exchanges wait for steps: XLA_FLAGS leave no second device in each '
+        'process for them'
+      )
+  return replicas.replicas(trainable, mesh, make_policy, others)
+
+
+class Parts(NamedTuple):
+  """What a run is made of."""
+
+  config: ml_collections.ConfigDict
+  source: data_base.Source
+  trainable: strategy_base.Trainable
+  strategy: strategy_base.Strategy
+  benchmarks: list[benchmarks.Benchmark]  # to evaluate on
+  mesh: jax.sharding.Mesh
+  tuning: config_lib.Tuning
+  dropped: Mapping[str, Any]  # of the data, counted
+
+
+def make_source(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  readers: data_base.Readers,
+  cache: pathlib.Path,
+  progress: Callable[[str, int, int], None],
+) -> data_base.Source:
+  """The data that resolved settings name; `progress` as of `parts`."""
+  d, m = config.data, config.model
+  spec = data_base.SourceSpec(
+    d.path,
+    config.seed,
+    config.train.epochs,
+    tuning.parts,
+    tuning.part_words,
+    m.window,
+    tuning.chunk,
+    1 if m.dynamic_window else m.window,
+    d.to_dict(),
+    readers,
+    cache,
+    progress,
+  )
+  source = bind('data.source', d.source, (spec,), {})()
+  # Of all at once the next multiple, or power of two, is no mistake.
+  most = max(2 * source.units_per_epoch, _MOST_FREE_EXAMPLES)
+  if source.unit != 'words' and spec.part_words > most:
+    raise errors.UserError(
+      f'a step of {spec.part_words:,} {source.unit} is more than twice the '
+      f'{source.units_per_epoch:,.0f} that there are; lower '
+      f'--config.train.batch_{config_lib.smaller(config)[1]}'
+    )
+  return source
+
+
+def corpus_of(source: data_base.Source) -> model_base.Corpus:
+  """What models are made from."""
+  return model_base.Corpus(
+    source.keys,
+    source.counts,
+    source.frequencies,
+    getattr(source, 'fields', None),
+    getattr(source, 'user_frequencies', None),
+    getattr(source, 'nodes', None),
+    getattr(source, 'relation_frequencies', None),
+    getattr(source, 'partitions', None),
+  )
+
+
+def parts(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  mesh: jax.sharding.Mesh,
+  progress: Callable[[str, int, int], None],
+  cache: pathlib.Path,
+  folder: pathlib.Path | None = None,
+  cluster: remote.Cluster | None = None,
+) -> Parts:
+  """Reads the corpus and makes the parts that the settings name.
+
+  `progress` is called with (stage, done, total); `cache` is for downloads and
+  encoded texts, the `folder` for tables in files, the `cluster` for those of
+  workers. Raises a `UserError` for unusable input.
+  """
+  d, m, s = config.data, config.model, config.senses
+  compiling = None
+  # On another core, while the text is read, if a trace of it may stay.
+  if tuning.fused and cache == rundir.cache_folder():
+    compiling = ahead.compiling(m.name, m.loss, config.table.dtype, cache)
+  # Wrong paths are refused before the work.
+  init_from = os.path.expanduser(config.train.init_from)
+  if init_from and not os.path.exists(init_from):
+    raise errors.UserError(
+      f'config.train.init_from={init_from} does not exist; give a run, a merge '
+      "or a word2vec file, or ''"
+    )
+  eval_paths = [x.strip() for x in config.eval.paths.split(',') if x.strip()]
+  found = []
+  if eval_paths not in ([], ['none']):
+    found = benchmarks.find(map(os.path.expanduser, eval_paths))
+  readers = data_base.ALONE  # any sentence may be a sub-model's
+  if config.strategy.name != 'partition':
+    readers = data_base.Readers(
+      mesh_lib.my_parts(mesh, tuning.parts),
+      distributed.process_id(),
+      distributed.num_processes(),
+      distributed.gather,
+    )
+  source = make_source(config, tuning, readers, cache, progress)
+  corpus = corpus_of(source)
+  if not config.train.threads:
+    tuning = _with_rows_enough(tuning, len(source.keys))
+  if d.source == 'text' and compiling and compiling.poll() is None:
+    # Meanwhile this process compiles what reads batches.
+    next(source.items(None, 0), None)
+  args = config, tuning, mesh, corpus, source.steps, compiling, folder
+  made = trainer(*args, cluster)
+  dropped = dict(source.dropped)
+  if m.name == 'mixture' and s.number > 1:
+    ambiguous = mixture.ambiguous(config, source.keys)
+    _LOG.info(f'{ambiguous.mask.sum():,} words have {s.number} senses each')
+    if s.words:
+      dropped['sense_words_out_of_vocabulary'] = num = ambiguous.num_unknown
+      num = f'{num:,} of the {ambiguous.num_listed:,} in {s.words}'
+      _LOG.info(f'{num} are not in the vocabulary')
+  if not eval_paths and (own := source.eval_paths()):
+    found = benchmarks.find(own)
+    if not d.path.startswith('toywiki:'):  # whose sets they are
+      found = _known(found, source.keys)
+  return Parts(config, source, *made, found, mesh, tuning, dropped)
+
+
+def _with_rows_enough(
+  tuning: config_lib.Tuning, num_rows: int
+) -> config_lib.Tuning:
+  """With fewer threads, where these would have few rows to share.
+
+  What each learns of a row meanwhile adds up: with six rows two threads diverge
+  in every second run, with fifty in every third of weighted walks.
+  """
+  threads = max(1, min(tuning.threads, num_rows // _ROWS_PER_THREAD))
+  return dataclasses.replace(tuning, threads=threads)
+
+
+def _known(
+  found: Sequence[benchmarks.Benchmark], words: Sequence[str]
+) -> list[benchmarks.Benchmark]:
+  """Sets that nobody asked for, of which the text knows enough to say much."""
+  known = {x.upper() for x in words}
+  kept = []
+  for benchmark in found:
+    of_all = [all(x.upper() in known for x in y) for y in benchmark.words]
+    if sum(of_all) >= _MIN_KNOWN * len(of_all):
+      kept.append(benchmark)
+  if left_out := [x.name for x in found if x not in kept]:
+    _LOG.info(
+      f'not evaluated on {", ".join(left_out)} of the embedded corpus: the '
+      'text has not even half of their words; give --config.eval.paths'
+    )
+  return kept
+
+
+def fingerprints(parts: Parts) -> dict[str, str]:
+  """Of all that a checkpoint depends on, by the name that messages give it."""
+  rows = getattr(parts.trainable.model, 'rows', None)
+  words = rows.digest() if isinstance(rows, mixture.Rows) else ''
+  return {'the data': parts.source.fingerprint, 'config.senses.words': words}
+
+
+def _plan_of_store(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  store: fetching.Fetching,
+  data: int,
+) -> Iterator[str]:
+  """Lines on what is expected of tables in a store.
+
+  `data` are bytes of a text that is mapped.
+  Raises a `UserError` if they have no room there.
+  """
+  needed, kind = store.store_bytes, config.table.store
+  is_workers = config.strategy.name == 'workers'
+  words = tuning.part_words if is_workers else config.train.batch_words
+  # Workers begin without what else this process has, such as a notebook's.
+  base = store.base_bytes
+  base = min(base, host_memory.WORKER_BYTES) if is_workers else base
+  own = host_memory.of_trainer(store, kind, words, base, data)
+  more, free = own.more, resources.available_bytes()
+  if is_workers:
+    more = (more + own.base) * config.strategy.num_workers
+  line = ''
+  if is_workers and store.trainable.has_dense:
+    s = config.strategy
+    args = store.trainable, s.num_workers, s.pace == 'bsp', 0
+    more += (desk := host_memory.of_desk(*args).more)
+    line = f', {desk / 1e6:,.0f} MB of dense parameters at their desk'
+  line = (
+    f'{sum(own) / 1e6:,.0f} MB in '
+    + ('each worker' * is_workers or 'all')
+    + line
+  )
+  if kind == 'remote':
+    shard = host_memory.of_shard(store, config.table.shards, words, 0)
+    more += shard.more * config.table.shards + remote.OBJECT_STORE_BYTES
+    line += f', {shard.more / 1e6:,.0f} MB of rows in each shard'
+  is_here = kind != 'remote' or not os.environ.get('RAY_ADDRESS')
+  if is_here and more > free:
+    raise errors.UserError(
+      f'tables of {needed / 1e9:.1f} GB need {more / 1e9:.1f} GB of memory, '
+      f'and {free / 1e9:.1f} GB are free; '
+      + 'give --config.table.store=disk, or ' * (kind == 'memory')
+      + config_lib.smaller(config)[0]
+    )
+  yield f'store: {needed / 1e6:,.1f} MB of tables {_PLACES[kind]}'
+  yield f'memory: {line}, {own.base / 1e6:,.0f} of them before there are tables'
+  if is_workers:
+    yield from _plan_of_workers(config, tuning, store)
+    return
+  _, unit = config_lib.smaller(config)
+  for name, x in store.predicted(config.train.batch_words).items():
+    step_bytes = x.rows_per_step * store.rows.records[name].num_bytes
+    yield (
+      f'{name}: about {x.stretch_steps:,.1f} steps of '
+      f'{config.train.batch_words:,} {unit} at once, of whose rows '
+      f'{x.hit_rate:.0%} are on the device; {step_bytes / 1e6:,.2f} MB of '
+      'others come in each step, and as many go'
+    )
+
+
+def traffic(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  store: fetching.Fetching,
+) -> dict[str, tuple[fetching.Predicted, shared_rows.Traffic]]:
+  """By table, what is expected of each worker."""
+  found = {}
+  for name, x in store.predicted(tuning.part_words).items():
+    lookups = store.tables[name].spec.lookups_per_center * tuning.part_words
+    args = config.strategy.num_workers, config.table.staleness
+    size = store.rows.records[name].num_bytes
+    found[name] = x, shared_rows.predict(x, lookups, *args, size)
+  return found
+
+
+def _plan_of_workers(config, tuning, store) -> Iterator[str]:
+  """Lines on what is expected of workers."""
+  sent, received, unit = 0.0, 0.0, config_lib.smaller(config)[1]
+  for name, (x, each) in traffic(config, tuning, store).items():
+    num, size = x.needs.sum(), x.stretch_steps * tuning.part_words
+    sent += each.sent_bytes * num / size
+    received += each.received_bytes * num / size
+    yield (
+      f'{name}: rounds of about {size:,.0f} {unit} need {num:,.0f} rows, of '
+      f'which {x.hit_rate:.0%} are on the device, {each.fetched:.0%} are read '
+      f'and {each.pushed:.0%} pushed'
+    )
+  yield (
+    f'each worker sends {sent:,.0f} bytes for each of the {unit} of a step and '
+    f'receives {received:,.0f}: {8e-3 * max(sent, received):,.1f} Gbit/s at a '
+    f'million {unit} a second'
+  )
+
+
+def check_fits(parts: Parts) -> None:
+  """Logs what each device will hold.
+
+  Raises a `UserError` with the number of devices or hosts that would have room.
+  """
+  strategy, mesh, dtype = parts.strategy, parts.mesh, parts.config.table.dtype
+  if strategy.store:
+    data = getattr(parts.source, 'mapped_bytes', 0)
+    args = parts.config, parts.tuning, strategy.store, data
+    for line in _plan_of_store(*args):
+      _LOG.info(line)
+  state = strategy.init.eval_shape(jax.random.key(0))
+  whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+  held = mesh_lib.num_bytes(state) // strategy.batch_sharding.num_devices
+  vectors = sum(x.vector_bytes for x in state.tables.values())
+  _LOG.info(
+    f'tables: {held / 1e6:.1f} MB per device ({vectors / 1e6:.1f} MB {dtype} '
+    'vectors of all tables)'
+  )
+  # Of replicas there are several copies, each on one device.
+  copy = min(whole, held * mesh.shape[mesh_lib.TABLE])
+  smaller, _ = config_lib.smaller(parts.config)
+  layers = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state[1:]))
+  if 2 * layers > held:  # which each device has whole
+    copy, smaller = 0, 'lower --config.model.hidden or --config.model.dim'
+  resources.check_fits(list(mesh.devices.flat), held, copy, smaller)
+
+
+def new_state(parts: Parts, key: jax.Array) -> Any:
+  """The state before training, from `config.train.init_from` if there is one.
+
+  Raises a `UserError` if that cannot be used.
+  """
+  trainable, strategy = parts.trainable, parts.strategy
+  state = strategy.init(key)
+  path = os.path.expanduser(parts.config.train.init_from)
+  if not path:
+    return state
+  return warm_start.begin(path, trainable, strategy, state, parts.source.keys)

@@ -1,0 +1,418 @@
+"""Partition-only training: trains, resumes and merges sub-models.
+
+The strategy 'partition' trains `config.strategy.num_parts` sub-models on
+samples of the text (Anand et al. 2019). They exchange nothing, and each has a
+folder:
+
+  workdir/parts/03/checkpoints/  as of a run on one device
+                   vocab.txt     all words in row order, with how often the
+                                 sub-model read each; 0 = it has no vector
+                   export/       its vectors; all formats only for a job
+                   part.json     what the report says of it, once it is done
+
+Each device trains one after the other, in a thread. A sub-model resumes from
+its own checkpoint, and has the same bits whatever is trained beside it. A job
+of one part (`config.strategy.part`) is a run in that folder. The run of all
+parts merges the folders as `python -m jaxemb.merge` does.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import json
+import pathlib
+import queue
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent import futures
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.data import base as data_base
+from jaxemb.merging import merge as merge_lib
+from jaxemb.merging import parts as parts_lib
+from jaxemb.run import build, loop, metrics, results, rundir
+from jaxemb.runtime import distributed, mesh
+from jaxemb.senses import merging as senses_merge
+from jaxemb.storage import atomic, checkpoint, word2vec_format
+from jaxemb.strategies import base as strategy_base
+from jaxemb.tables import spec as spec_lib
+from jaxemb.text import partition_sampling
+
+_WORDS_COUNTED = (
+  'corpus words inside the vocabulary that sub-models have read, before '
+  'frequent-word subsampling, in all epochs'
+)
+_DONE = 'part.json'
+
+
+class _Meter:
+  """As `metrics.Meter`, of a sub-model; counts in that of the run, too."""
+
+  def __init__(
+    self, totals: metrics.Totals, units_per_epoch: float, run: '_Runner'
+  ):
+    """Continues from `totals`, which is changed in place."""
+    self.totals, self._units_per_epoch, self._run = totals, units_per_epoch, run
+    self._compile_secs = totals.compile_secs  # of earlier starts
+
+  def start(self) -> None:
+    """Sub-models that train side by side also compiled side by side."""
+    secs = self.totals.compile_secs - self._compile_secs
+    shared = secs / self._run.parts.mesh.size
+    self.totals.compile_secs = self._compile_secs + shared
+    with self._run.lock:
+      self._run.meter.start()
+
+  def begin(self) -> None:
+    """See the class."""
+
+  def count(
+    self,
+    item: data_base.Item,
+    learning_rates: tuple[float, float],
+    step_metrics: strategy_base.DispatchMetrics,
+  ) -> None:
+    """Sub-models that train side by side share the time."""
+    loss = self._run.parts.trainable.model.untrained_loss
+    step_metrics = jax.device_get(step_metrics)  # while others count
+    with self._run.lock:
+      args = learning_rates, step_metrics
+      self.totals.add(item, self._units_per_epoch, *args, loss)
+      meter, of_all = self._run.meter, self._run.meter.totals
+      before, stop = of_all.train_secs, item.done_after - item.done_before
+      item = item._replace(
+        done_before=of_all.done, done_after=of_all.done + stop
+      )
+      meter.count(item, *args)
+      self.totals.train_secs += of_all.train_secs - before
+
+  def close(self) -> None:
+    """See the class."""
+
+
+def folder(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path, part: int
+) -> pathlib.Path:
+  """The folder of a sub-model."""
+  digits = max(2, len(str(config.strategy.num_parts - 1)))
+  return workdir / 'parts' / f'{part:0{digits}}'
+
+
+def home(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path
+) -> pathlib.Path:
+  """Where a run logs: its folder, or that of the only part that it trains."""
+  s = config.strategy
+  is_job = s.name == 'partition' and s.part >= 0
+  return folder(config, workdir, s.part) if is_job else workdir
+
+
+def check_alone(
+  config: ml_collections.ConfigDict, job: distributed.Job
+) -> None:
+  """Refuses connected processes: sub-models exchange nothing."""
+  if config.strategy.name == 'partition' and (job.coordinator or job.detects):
+    raise errors.UserError(
+      "config.strategy.name='partition' needs no connection between processes: "
+      'leave out --coordinator and --distributed, and start a process for each '
+      'sub-model, with --config.strategy.part=0, 1, ...'
+    )
+
+
+def check(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path, fingerprint: str
+) -> None:
+  """Refuses folders of other runs, and settings that cannot be merged."""
+  for part in _wanted(config):
+    rundir.check(config, folder(config, workdir, part), fingerprint)
+  s = config.strategy
+  if s.part < 0 and s.num_parts > 1 and s.merge in ('alir', 'pca'):
+    merge_lib.check_columns([config.model.dim] * s.num_parts)
+
+
+def _wanted(config: ml_collections.ConfigDict) -> range:
+  """The sub-models that the run trains."""
+  s = config.strategy
+  return range(s.num_parts) if s.part < 0 else range(s.part, s.part + 1)
+
+
+def run(
+  workdir: pathlib.Path, parts: build.Parts, session: loop.Session
+) -> bool:
+  """Trains the sub-models that are left; a run of all merges them.
+
+  Returns whether all is done; if not, the same command resumes.
+  """
+  runner = _Runner(workdir, parts, session)
+  before = runner.read_done()
+  if left := runner.left():
+    runner.train_all(left, before)
+  if left := runner.left():
+    if not session.stop.is_set():
+      metrics.LOG.info(
+        f'sub-models {", ".join(map(str, left))} are being trained by other '
+        'processes; run the same command again when they are done, to merge all'
+      )
+  elif not runner.is_job:
+    runner.write_merged(before)
+  return not left
+
+
+def _sum(done: Iterable[metrics.Totals]) -> metrics.Totals:
+  """Of sub-models."""
+  totals = metrics.Totals()
+  for other in done:
+    totals.add_model(other)
+  return totals
+
+
+class _Runner:
+  """One start of a run."""
+
+  def __init__(
+    self, workdir: pathlib.Path, parts: build.Parts, session: loop.Session
+  ):
+    self.config, self.workdir, self.parts = parts.config, workdir, parts
+    self.session, self.key = session, loop.init_key(parts.config.seed)
+    self.folder = functools.partial(folder, parts.config, workdir)
+    self.is_job = parts.config.strategy.part >= 0
+    self.lock = threading.Lock()  # of the meter
+    # Strategies of one device each, with the compiled dispatch.
+    self.free: queue.SimpleQueue = queue.SimpleQueue()
+    self.free.put((parts.strategy, None))  # of the first device
+    for device in range(1, parts.mesh.size):
+      alone = mesh.make(mesh.Shape(1, 1), device)
+      self.free.put((strategy_base.sync(parts.trainable, alone), None))
+
+  def left(self) -> list[int]:
+    """The sub-models to be trained."""
+    parts = _wanted(self.config)
+    return [x for x in parts if not (self.folder(x) / _DONE).exists()]
+
+  def read_done(self) -> list[dict[str, Any]]:
+    """The part.json of all sub-models that are done."""
+    done = []
+    for part in range(self.config.strategy.num_parts):
+      path = self.folder(part) / _DONE
+      try:
+        if path.exists():
+          values = json.loads(path.read_text())
+          done.append(values | {'totals': metrics.Totals(**values['totals'])})
+      except (ValueError, TypeError, KeyError) as error:
+        raise errors.UserError(
+          f'{path} is damaged ({error}); remove its folder to train it again'
+        ) from error
+    return done
+
+  def train_all(
+    self, wanted: Sequence[int], done: Sequence[Mapping[str, Any]]
+  ) -> None:
+    """Trains sub-models, as many at a time as devices."""
+    s, source = self.config.strategy, self.parts.source
+    samplings = [
+      partition_sampling.Sampling(
+        s.divide, s.num_parts, s.rate, part, self.config.seed
+      )
+      for part in wanted
+    ]
+    counts = partition_sampling.count_all(
+      source.corpus, samplings, source.epochs
+    )
+    # Of all sub-models: what is there, and the words in the end.
+    totals = [] if self.is_job else [x['totals'] for x in done]
+    words = sum(x.done for x in totals) + sum(x.words for x in counts)
+    for part in wanted:
+      record = checkpoint.newest_record(self.folder(part) / 'checkpoints')
+      totals += [metrics.Totals(**record['totals'])] if record else []
+    self.meter = metrics.Meter(
+      home(self.config, self.workdir),
+      _sum(totals),
+      words / source.epochs,
+      source.epochs,
+      self.config.train.log_every_secs,
+    )
+    with (
+      contextlib.closing(self.meter),
+      futures.ThreadPoolExecutor(self.parts.mesh.size, 'device') as pool,
+    ):
+      list(pool.map(self._train, samplings, counts))
+
+  def _train(
+    self,
+    sampling: partition_sampling.Sampling,
+    counts: partition_sampling.SampleCounts,
+  ) -> None:
+    """Trains a sub-model on a free device, unless another process does."""
+    part, path = sampling.part, self.folder(sampling.part)
+    if self.session.stop.is_set():
+      return
+    source = copy.copy(self.parts.source)  # the text, as this one reads it
+    source.units_per_epoch = counts.words / source.epochs
+    source.items = functools.partial(
+      partition_sampling.items, source.corpus, sampling, source.spec
+    )
+    strategy, program = self.free.get()
+    parts = self.parts._replace(source=source, strategy=strategy)
+    try:
+      # A job's is locked as the folder of the run.
+      with contextlib.nullcontext() if self.is_job else rundir.locked(path):
+        if (path / _DONE).exists():  # by another process, since the start
+          return
+        metrics.LOG.info(
+          f'sub-model {part} of {self.config.strategy.num_parts}'
+        )
+        rundir.record(self.config, self.parts.tuning, path, source.fingerprint)
+        with loop.open_checkpoints(path) as checkpoints:
+          trained = loop.train(
+            checkpoints,
+            parts,
+            self.session,
+            lambda totals: _Meter(totals, source.units_per_epoch, self),
+            stream=(part + 1,),
+            program=program,
+          )
+          if trained is not None:
+            program = trained.program
+            self._write(path, sampling, counts, trained)
+    except rundir.BusyError:  # another process trains it
+      pass
+    except BaseException as error:
+      self.session.stop.set()  # the others save
+      if isinstance(error, errors.UserError):
+        raise errors.UserError(f'sub-model {part}: {error}') from error
+      raise
+    finally:
+      self.free.put((strategy, program))
+
+  @functools.cached_property
+  def _untrained(self) -> np.ndarray:
+    """[vocab, dim], the vectors of every sub-model before training."""
+    parts = self.parts
+    state = parts.strategy.init(self.key)
+    name = parts.trainable.model.vectors_table
+    return parts.strategy.export_rows(state, name).rows
+
+  def _write(
+    self,
+    path: pathlib.Path,
+    sampling: partition_sampling.Sampling,
+    counts: partition_sampling.SampleCounts,
+    trained: loop.Trained,
+  ) -> None:
+    """Writes the results of a sub-model."""
+    parts, source, seen = self.parts, self.parts.source, counts.seen
+    state, totals, _ = trained
+    export = results.collect(parts, state)
+    if export.senses is None:
+      # A word may have been read and never had another one in its window.
+      has_vector = (export.rows.decode() != self._untrained).any(1) & (seen > 0)
+      if not has_vector.any():
+        raise errors.UserError(
+          'nothing was learned: no word has another in its window; raise '
+          '--config.strategy.rate or --config.data.sample'
+        )
+      words = export.keys, seen * has_vector
+      export = export._replace(counts=seen).select(has_vector)
+    else:
+      # All words stay, with the counts that the Huffman tree is made of.
+      senses = export.senses
+      words = senses.names(), senses.by_row(seen)
+    word2vec_format.write_vocab(path / 'vocab.txt', *words)
+    if self.is_job:
+      results.write(path, parts, export, totals)
+    else:
+      # Enough to load and to merge: text formats take longer than training.
+      results.write_export(path / 'export', export, is_minimal=True)
+    corpus_words = source.units_per_epoch * source.epochs
+    values = {
+      'part': sampling.part,
+      'sampling': dataclasses.asdict(sampling),
+      'text_fingerprint': source.fingerprint,
+      'words': counts.words,
+      'sentences': counts.sentences,
+      'corpus_fraction': counts.words / corpus_words,
+      'words_seen': int((seen > 0).sum()),
+      'vocab_words': len(export.names()[0]),
+      'loss_per_example': totals.loss_per_example(),
+      'train_secs': totals.train_secs,
+      'table_bytes': mesh.num_bytes(state),
+      'vector_bytes': sum(x.vector_bytes for x in state.tables.values()),
+      'totals': dataclasses.asdict(totals),
+    }
+    with atomic.write(path / _DONE) as file:
+      file.write(json.dumps(values, indent=1).encode())
+
+  def write_merged(self, before: Sequence[Mapping[str, Any]]) -> None:
+    """Merges, evaluates and reports; `before` was done before this start."""
+    done, session, export = self.read_done(), self.session, None
+    totals = _sum(x['totals'] for x in done)
+    # Of earlier starts only the time of training is known.
+    totals.total_secs = time.time() - session.started
+    totals.total_secs += sum(x['totals'].train_secs for x in before)
+    totals.encode_secs, totals.started = session.encode_secs, session.started
+    more: dict[str, Any] = {
+      'parts': [{k: v for k, v in x.items() if k != 'totals'} for x in done],
+      'words_counted': _WORDS_COUNTED,
+      'merge': None,
+      **{k: sum(x[k] for x in done) for k in ('table_bytes', 'vector_bytes')},
+    }
+    line = f'not merged: {len(done)} sub-models in {self.workdir}'
+    if (method := self.config.strategy.merge) != 'none':
+      export, report = self._merged()
+      num_missing = len(self.parts.source.keys) - len(export.keys)
+      more |= {
+        'merge': report | {'missing_words': num_missing},
+        'vocab_words': len(export.keys),
+        'dim': export.rows.data.shape[1],
+      }
+      line = (
+        f'merged {len(done)} sub-models ({method}) in '
+        f'{report["merge_secs"]:.1f} s: {len(export.keys):,} words, '
+        f'{num_missing:,} of the vocabulary are missing'
+      )
+    metrics.LOG.info('%s', line)
+    results.write(self.workdir, self.parts, export, totals, more)
+
+  def _merged(self) -> tuple[results.Export, dict[str, Any]]:
+    """The words that any sub-model has, and the report of the merge."""
+    opened = []
+    for path in map(self.folder, _wanted(self.config)):
+      try:
+        opened.append(parts_lib.open_part(path))
+      except errors.UserError as error:
+        raise errors.UserError(
+          f'{error}; or remove {path} and run the same command again, to train '
+          'that sub-model again'
+        ) from error
+    if len(opened) > 1:
+      spec = merge_lib.Spec(method=self.config.strategy.merge)
+      merged = senses_merge.merge(opened, spec)
+      report, vectors = merged.report, merged.vectors
+    else:
+      (merged,) = opened
+      report, vectors = {'merge_secs': 0.0}, merged.vectors
+    for line in report.get('warnings', ()):
+      metrics.LOG.warning('%s', line)
+    if 'senses' in report:
+      metrics.LOG.info('%s', senses_merge.line(report['senses']))
+    source, dtype = self.parts.source, self.config.table.dtype
+    ids = {word: i for i, word in enumerate(source.keys)}
+    if merged.senses is not None:  # the words are in the text's order
+      counts = source.counts[[ids[word] for word in merged.senses.words]]
+      encoded = spec_lib.encode_rows(merged.senses.vectors, dtype)
+      senses = dataclasses.replace(
+        merged.senses, counts=counts, vectors=encoded.decode()
+      )
+      return results.Export(senses.words, counts, encoded, senses), report
+    rows = np.array([ids[word] for word in merged.words])
+    order = np.argsort(rows)
+    words = [merged.words[i] for i in order]
+    encoded = spec_lib.encode_rows(np.asarray(vectors)[order], dtype)
+    return results.Export(words, source.counts[rows[order]], encoded), report

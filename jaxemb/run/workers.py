@@ -1,0 +1,348 @@
+"""Runs workers: starts them on Ray, replaces those that end, keeps the results.
+
+The process that the user starts reads the data, starts shards of the tables
+(`tables.remote`), the desk (`ledger`) and workers (`worker`), and trains
+nothing. It counts what workers report, has them pause to save and to evaluate,
+and exports what the shards have in the end. A worker whose process ends is
+started again; what it was given is read again by whoever is free.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+import time
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jaxemb import errors
+from jaxemb.data import base as data_base
+from jaxemb.run import build, loop, metrics, results, worker
+from jaxemb.storage import checkpoint
+from jaxemb.workers import coordinator as ledger
+from jaxemb.workers import remote
+
+_POLL_SECS = 0.2
+_CHECK_SECS = 1.0  # between looks at shards
+# A worker that ends so often, without a dispatch in between, will not recover.
+_MOST_FAILURES = 5
+
+
+class _Crew:
+  """The processes of workers, and the desk that they ask."""
+
+  def __init__(
+    self,
+    parts: build.Parts,
+    workdir: pathlib.Path,
+    cluster: remote.Cluster,
+    cache: pathlib.Path | None,
+  ):
+    s, config = parts.config.strategy, parts.config
+    self._cluster, self._num_workers = cluster, s.num_workers
+    self._placed, self._is_lockstep = {}, s.pace == 'bsp'
+    if not cluster.is_own:  # one core each, on as many machines as there are
+      self._placed = {'num_cpus': 1, 'scheduling_strategy': 'SPREAD'}
+    args = parts.tuning.parts, s.num_workers, s.pace, s.rounds_ahead
+    trainable, dense = parts.trainable, ()
+    if trainable.has_dense:
+      dense = trainable.optimizer(), trainable.model.dense_rate
+    self.desk = self._start('desk', ledger.Desk, *args, dense)
+    tuning = dataclasses.asdict(parts.tuning)
+    del tuning['part_words']  # follows from the others
+    args = config.to_dict(), tuning, workdir, cluster.namespace, cache
+    self._args = *args, parts.source.fingerprint
+    self.running: dict[Any, int] = {}  # calls of `run`, of which worker
+    self._failures: dict[int, int] = {}
+    self._unit = parts.source.unit
+    self.num_replaced = 0
+
+  def _start(self, name, kind, *args, **options):
+    options = {'name': name, 'namespace': self._cluster.namespace, **options}
+    return self._cluster.start(kind, *args, num_cpus=0, **options)
+
+  def ask(self, method: str, *args: Any) -> Any:
+    """Calls a method of the desk."""
+    call = getattr(self.desk, method).remote(*args)
+    return self._cluster.ask(call, remote.CALL_SECS)
+
+  def start(self, number: int) -> None:
+    """Starts a worker."""
+    args = worker.Worker, number, self.desk, *self._args
+    options = {'num_cpus': 0, **self._placed}
+    actor = self._cluster.start(*args, **options)
+    self.running[actor.run.remote()] = number
+
+  def start_all(self) -> None:
+    """Starts as many workers as the settings say, and says who has to wait."""
+    if self._placed:
+      num, free = self._cluster.num_cpus()
+      if self._num_workers > free:
+        metrics.LOG.warning(
+          f'{self._num_workers - free} of {self._num_workers} workers wait for '
+          f'a CPU: the cluster has {num}, of which {free} are free; lower '
+          '--config.strategy.num_workers, or add machines'
+          + '; in lockstep nobody trains before'
+          * self._is_lockstep
+        )
+    for number in range(self._num_workers):
+      self.start(number)
+
+  def has_trained(self, number: int) -> None:
+    """A worker has reported."""
+    self._failures.pop(number, None)
+
+  def watch(self, secs: float) -> bool:
+    """Waits, and replaces workers that ended; whether any is left."""
+    for call in self._cluster.ended(list(self.running), secs):
+      number = self.running.pop(call)
+      why = self._cluster.why_lost(call)
+      if why is None:
+        continue
+      self._failures[number] = num = self._failures.get(number, 0) + 1
+      ended = self.ask('leave', number)
+      if num >= _MOST_FAILURES:
+        raise errors.UserError(
+          f'worker {number} ended {num} times before it had trained anything: '
+          f'{why}; see that there is memory for so many '
+          '(--config.strategy.num_workers)'
+        )
+      metrics.LOG.warning(
+        f'worker {number} ended ({why}) and is started again; {ended.units:,} '
+        f'{self._unit} that it had been given are read again, of which it had '
+        f'sent a part, and up to {ended.pending:,} updates of rows that it had '
+        'not sent are lost'
+      )
+      self.num_replaced += 1
+      self.start(number)
+    return bool(self.running)
+
+
+class _Used:
+  """What each worker has used, whichever process it was."""
+
+  def __init__(self):
+    self._before: dict[int, dict[str, Any]] = {}
+    self._last: dict[int, tuple[int, dict[str, Any]]] = {}
+
+  def add(self, number: int, start: int, used: dict[str, Any]) -> None:
+    """The newest sample of a worker's process, which counts from its start."""
+    old_start, old = self._last.get(number, (start, {}))
+    if old_start != start:
+      self._before[number] = self._sum(self._before.get(number, {}), old)
+    self._last[number] = start, used
+
+  def _sum(self, before, used):
+    is_sum = {k for k in used if k in ('secs', 'cores', 'host_busy_cores')}
+    is_sum |= {k for k in used if k.endswith('_per_sec')}
+    return used | {k: used[k] + before.get(k, 0.0) for k in is_sum}
+
+  def gather(self, *unused: Any) -> list[dict[str, Any]]:
+    """Of all workers, by number; {} of one that has not reported."""
+    num = max(self._last, default=-1) + 1
+    return [
+      self._sum(self._before.get(i, {}), self._last[i][1])
+      if i in self._last
+      else {}
+      for i in range(num)
+    ]
+
+
+def run(
+  workdir: pathlib.Path,
+  parts: build.Parts,
+  session: loop.Session,
+  cluster: remote.Cluster,
+  cache: pathlib.Path | None,
+  own: types.ModuleType | None = None,
+) -> bool:
+  """Trains, exports and reports; False if it saved and ended at a signal.
+
+  `own` evaluates and exports in place of `results`, where the data has a module
+  of its own.
+  """
+  store = parts.strategy.store
+  hook = (own or results).Evaluation(workdir, parts)
+  with contextlib.closing(store), loop.open_checkpoints(workdir) as checkpoints:
+    runner = _Runner(workdir, parts, session, checkpoints, hook)
+    with contextlib.closing(runner.meter):
+      if not runner.train(cluster, cache):
+        return False
+      if own:
+        args = workdir, parts, runner.state, runner.totals, hook
+        own.write(*args, runner.report())
+        return True
+      export = results.collect(parts, runner.state)
+      results.write(workdir, parts, export, runner.totals, runner.report())
+  return True
+
+
+class _Runner:
+  """One start of a run."""
+
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    parts: build.Parts,
+    session: loop.Session,
+    checkpoints: checkpoint.Checkpoints,
+    hook: loop.Hook,
+  ):
+    self._hook = hook
+    self._workdir, self._parts, self._session = workdir, parts, session
+    self._checkpoints, source = checkpoints, parts.source
+    self._total = round(source.units_per_epoch * source.epochs)
+    self._fingerprints = build.fingerprints(parts)
+    key = loop.init_key(parts.config.seed)
+    restored = loop.restore(
+      checkpoints, parts, key, self._total, self._fingerprints
+    )
+    self.state, self.totals = restored or (None, metrics.Totals(source.unit))
+    self._is_new, self._has_begun = restored is None, False
+    if self._is_new:
+      self.state = build.new_state(parts, key)
+    hook.begin(self.totals)
+    self._used, self._most_missed, self._replaced = _Used(), 0, 0
+    self._desk_memory: list[tuple[int, int]] = []
+    self._memory: dict[int, tuple[int, int, Any]] = {}
+    self.meter = metrics.Meter(
+      workdir,
+      self.totals,
+      source.units_per_epoch,
+      source.epochs,
+      parts.config.train.log_every_secs,
+      parts.trainable.model.untrained_loss,
+      self._used.gather,
+    )
+
+  def train(self, cluster: remote.Cluster, cache: pathlib.Path | None) -> bool:
+    """Trains to the end, or returns False."""
+    config, stop = self._parts.config, self._session.stop
+    hook = self._hook
+    has_ended = not self._is_new and hook.has_ended()
+    if self.totals.done == self._total or has_ended:
+      return True
+    crew = _Crew(self._parts, self._workdir, cluster, cache)
+    position = None if self._is_new else self.totals.position
+    dense = jax.device_get(self.state[1:])
+    crew.ask('restore', position, dense, hook.rate_factor())
+    crew.start_all()
+    self.totals.started = self.totals.started or self._session.started
+    self.totals.encode_secs += self._session.encode_secs
+    self._secs_before = self.totals.total_secs
+    last_save = last_check = time.monotonic()
+    evaluates = pauses = False
+    while crew.watch(_POLL_SECS):
+      for report in crew.ask('take'):
+        evaluates |= self._count(crew, report)
+      if time.monotonic() - last_check > _CHECK_SECS:
+        self._parts.strategy.store.rows.check()
+        last_check = time.monotonic()
+      every_secs = config.train.checkpoint_every_secs
+      is_due = time.monotonic() - last_save > every_secs
+      if not (pauses or evaluates or is_due or stop.is_set()):
+        continue
+      pauses = True
+      if not crew.ask('pause'):
+        continue
+      evaluates |= self._take_all(crew)
+      if evaluates:
+        hook.run(self.state, self.totals)
+        self.meter.resume()
+        has_ended = hook.has_ended()
+      if has_ended:
+        metrics.LOG.info(
+          'training ends before its last epoch: it gets no better'
+        )
+      if is_due or stop.is_set():
+        self._save(crew)
+        last_save = time.monotonic()
+      if stop.is_set():
+        step = self._checkpoints.wait()
+        metrics.LOG.info(
+          f'stopped and saved at step {step}; run the same command to resume'
+        )
+        return False
+      crew.ask('go_on', hook.rate_factor(), has_ended)
+      evaluates = pauses = False
+    evaluates |= self._take_all(crew)
+    if not crew.ask('has_ended'):
+      raise AssertionError('workers ended before the data did')
+    if evaluates:
+      hook.run(self.state, self.totals)
+    self._replaced = crew.num_replaced
+    if self._parts.trainable.has_dense:
+      self._desk_memory = [crew.ask('memory')]
+    self._save(crew)
+    return True
+
+  def _take_all(self, crew) -> bool:
+    """Counts what is left, once nobody trains; whether to evaluate."""
+    due = [self._count(crew, report) for report in crew.ask('take')]
+    if self._parts.trainable.has_dense:
+      own = self.state[1:]
+      dense = jax.tree.map(
+        lambda x, y: jax.device_put(x, y.sharding), crew.ask('dense'), own
+      )
+      self.state = self.state._replace(params=dense[0], optimizer=dense[1])
+    return any(due)
+
+  def _count(self, crew, report) -> bool:
+    """Counts what a worker reports; whether an evaluation is due."""
+    number, totals = report['worker'], self.totals
+    self._used.add(number, report['start'], report['used'])
+    counts = report['counts']
+    self._most_missed = max(self._most_missed, counts.pop('most_missed'))
+    self.meter.count_store(counts)
+    if 'metrics' not in report:
+      return False
+    crew.has_trained(number)
+    self._memory[number] = report['memory']
+    if secs := report['compile_secs']:
+      # Of all at the same time.
+      totals.compile_secs = max(totals.compile_secs, secs)
+      if not self._has_begun:
+        self._has_begun = True
+        self.meter.start(time.time() - report['began'])
+        secs = report['began'] - self._session.started
+        metrics.LOG.info(f'first step {secs:.1f} s after start')
+    before = totals.done
+    item = data_base.Item(None, 0, None, before, before + report['own'])
+    self.meter.count(item, report['rates'], report['metrics'])
+    return self._hook.due(item)
+
+  def _save(self, crew):
+    totals, store = self.totals, self._parts.strategy.store
+    totals.position = crew.ask('state')
+    secs = time.time() - self._session.started
+    totals.total_secs = self._secs_before + secs
+    record = {'totals': dataclasses.asdict(totals), 'copies': 0}
+    record['fingerprints'] = self._fingerprints
+    write = functools.partial(store.save, self.state)
+    self._checkpoints.save(totals.steps, self.state, record, write)
+
+  def report(self) -> Mapping[str, Any]:
+    """What the report has of workers."""
+    counters = self.totals.counters
+    checked = counters.get('rows_checked', 0) - counters.get('rows_fetched', 0)
+    return {
+      'workers': {
+        'pace': self._parts.config.strategy.pace,
+        'replaced': self._replaced,
+        'bound_updates': self._parts.config.table.staleness,
+        'mean_missed_updates': counters.get('updates_missed', 0)
+        / max(checked, 1),
+        'most_missed_updates': self._most_missed,
+        'dense_bytes': counters.get('dense_bytes', 0),
+        'desk_memory': self._desk_memory,
+        # Before a worker had rows, of all what workers and shards share, and
+        # of its programs.
+        'memory': [
+          self._memory.get(i, (0, 0, None))
+          for i in range(1 + max(self._memory, default=-1))
+        ],
+      }
+    }

@@ -1,0 +1,1 @@
+"""Tables larger than the device: caches and stores."""

@@ -1,0 +1,255 @@
+"""Copies of rows on a worker, and how stale they may be.
+
+The protocol of HET (Miao et al. 2022). A worker has copies of some rows of a
+shared table (`shards`) in lines, which are the slots of its device's table. Of
+each line this module knows the clock of its row when it was read, the updates
+of this worker that were not pushed, and the row without these (`base`); the
+rows themselves are on the device. An update is a lookup of a row, of which a
+step may have several.
+
+  read    Before a stretch of steps, rows without a line are read, and those
+          with one if others pushed more than `read_bound` updates since.
+  push    After it, rows with more than `write_bound` updates go to the shards,
+          as the difference to their base; and so do all that leave their
+          lines, before they can be read again. With a bound of 0 every row
+          that was used is pushed.
+  flush   Before a checkpoint, an evaluation or an export, all are pushed.
+
+A row is pushed before it is read: what was read holds the worker's updates, or
+it still has them beside it. So nothing is added twice, unlike in HET's released
+code, and a worker always reads what it wrote.
+
+What a worker sends is subtracted from what it still has to send: what rounding
+takes off a difference goes with the next one. It may send less than it learned
+of a row (`shared_rows` says when); then its copy goes back by the rest.
+
+    own clock = clock when read + own pushes since;  own updates <= write_bound
+    clock of the shard - own clock = pushes of others since <= read_bound
+
+With reads that are made while the stretch before runs, what others push
+meanwhile comes on top.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from jaxemb.workers import shards
+
+
+class Fetched(NamedTuple):
+  """What was read for a stretch of steps."""
+
+  lines: np.ndarray  # [n] of rows that were newer, or had none
+  ids: np.ndarray  # [n]
+  clocks: np.ndarray  # [n] int64
+  rows: np.ndarray  # [n, width] float32
+  missed: int  # updates by others that the rows that were not read lack
+  most_missed: int  # of these, by one row
+
+
+class Pending(NamedTuple):
+  """Updates of this worker that are to be pushed."""
+
+  lines: np.ndarray  # [n]
+  ids: np.ndarray  # [n]
+  updates: np.ndarray  # [n] int64
+  # [m, width] float32, rows that nobody had changed, and which of n they are
+  first: np.ndarray
+  first_at: np.ndarray
+
+
+@numba.njit(nogil=True, cache=True)
+def _count(ids, counts, found, num):
+  """Counts ids that are below the number of rows.
+
+  `found` has the `num` ids whose `counts` are not 0. Returns how many there are
+  then.
+  """
+  for id_ in ids:
+    if id_ < counts.size:
+      if not counts[id_]:
+        found[num] = id_
+        num += 1
+      counts[id_] += 1
+  return num
+
+
+@numba.njit(nogil=True, cache=True)
+def _settle(rows, at, base, lines, weights, num_weighted, num_added):
+  """Moves the base of lines [n] to where their rows have been pushed.
+
+  The row of a line is rows[at]. Of the first columns a weighted part is pushed,
+  and the row becomes that; others add up; the last are pushed as they are.
+  Returns what is pushed, [n, width].
+  """
+  deltas = np.empty((len(lines), rows.shape[1]), np.float32)
+  for i in range(len(lines)):
+    row, old = rows[at[i]], base[lines[i]]
+    for k in range(num_weighted):
+      deltas[i, k] = weights[i] * (row[k] - old[k])
+      old[k] += deltas[i, k]
+      row[k] = old[k]
+    for k in range(num_weighted, num_added):
+      deltas[i, k] = row[k] - old[k]
+      old[k] = row[k]
+    for k in range(num_added, rows.shape[1]):
+      deltas[i, k] = row[k]
+  return deltas
+
+
+@numba.njit(nogil=True, cache=True)
+def _merge(rows, at, base, lines, has_own, new, num_added):
+  """Has rows that were read come to lines [n], with what is pending there.
+
+  Columns that do not add up stay as they are where something is pending.
+  """
+  for i in range(len(lines)):
+    row, old = rows[at[i]], base[lines[i]]
+    for k in range(rows.shape[1]):
+      if not has_own[i]:
+        row[k] = new[i, k]
+      elif k < num_added:
+        row[k] += new[i, k] - old[k]
+      old[k] = new[i, k]
+
+
+class Lookups:
+  """Counts how often the steps of a stretch look up each row of a table."""
+
+  def __init__(self, num_rows: int):
+    """Of ids below `num_rows`; others are padding."""
+    self._counts = np.zeros(num_rows, np.int32)
+
+  def count(self, steps: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids [n] that differ, and lookups of each, int64.
+
+    `steps` have the ids [m] int32 of each step, with repetitions.
+    """
+    most = min(sum(map(len, steps)), len(self._counts))
+    found, num = np.empty(most, np.int64), 0
+    for ids in steps:
+      num = _count(ids, self._counts, found, num)
+    found = found[:num]
+    counts = self._counts[found].astype(np.int64)
+    self._counts[found] = 0
+    return found, counts
+
+
+def num_bytes(num_rows: int, capacity: int, record_bytes: int) -> int:
+  """Of the `Lookups` and `Copies` of a table."""
+  return 4 * num_rows + capacity * (3 * 8 + record_bytes)
+
+
+class Copies:
+  """The lines of one table on one worker; one thread at a time uses it."""
+
+  def __init__(
+    self,
+    table: shards.Sharded,
+    capacity: int,
+    num_added: int,
+    read_bound: int,
+    write_bound: int,
+  ):
+    """`num_added` is as of `shards`; the bounds are in updates of a row."""
+    self.table, self._num_added = table, num_added
+    self.read_bound, self.write_bound = read_bound, write_bound
+    width = table.num_bytes // 4
+    self._ids = np.full(capacity, -1, np.int64)
+    self._clocks = np.full(capacity, shards.NEVER, np.int64)
+    self._updates = np.zeros(capacity, np.int64)
+    self._base = np.zeros((capacity, width), np.float32)
+
+  def read(self, lines: np.ndarray, ids: np.ndarray) -> Fetched:
+    """Asks for the rows of ids [n] that differ, which have or get lines [n].
+
+    Changes nothing here: see `commit`.
+    """
+    return shards.together(self.table.call, [self.asking_read(lines, ids)])[0]
+
+  def asking_read(self, lines: np.ndarray, ids: np.ndarray) -> shards.Asking:
+    """`read`, to be done `together`."""
+    has_line = self._ids[lines] == ids
+    clocks = np.where(has_line, self._clocks[lines], shards.NEVER)
+    args = ids, clocks, self.read_bound
+    found = yield from self.table.asking_newer(*args)
+    rows = found.records.view(np.float32)
+    missed = found.missed, found.most_missed
+    return Fetched(lines[found.at], ids[found.at], found.clocks, rows, *missed)
+
+  def commit(self, fetched: Fetched, rows: np.ndarray, at: np.ndarray) -> None:
+    """What was read gets its lines; whatever left these was settled before.
+
+    rows[at] [n, width] float32 are those of the lines, and change.
+    """
+    lines, ids, clocks, new = fetched[:4]
+    has_own = (self._ids[lines] == ids) & (self._updates[lines] > 0)
+    self._ids[lines], self._clocks[lines] = ids, clocks
+    args = rows, at, self._base, lines, has_own
+    _merge(*args, new, self._num_added)
+
+  def rebase(self, lines: np.ndarray, errors: np.ndarray) -> None:
+    """Adds what rounding made of lines [n] that were written to their base."""
+    self._base[lines] += errors
+
+  def begin(self, lines: np.ndarray, updates: np.ndarray) -> None:
+    """Steps that update lines [n], each so often, begin."""
+    self._updates[lines] += updates
+
+  def due(self, lines: np.ndarray) -> Pending:
+    """Takes what has to be pushed of lines [n], when their steps are done."""
+    least = max(self.write_bound, 0)
+    return self._take(lines[self._updates[lines] > least])
+
+  def num_updates(self) -> int:
+    """Updates that were not pushed."""
+    return int(np.sum(self._updates))
+
+  def all(self) -> Pending:
+    """Takes all that was not pushed."""
+    return self._take(np.flatnonzero(self._updates))
+
+  def leave(self, lines: np.ndarray) -> Pending:
+    """Takes what was not pushed of lines [n] that others are to get."""
+    pending = self._take(lines[self._updates[lines] > 0])
+    self._ids[lines] = -1
+    return pending
+
+  def _take(self, lines):
+    updates = self._updates[lines]
+    self._updates[lines] = 0
+    new = np.flatnonzero(shards.num_updates(self._clocks[lines]) == 0)
+    first = self._base[lines[new]]
+    return Pending(lines, self._ids[lines], updates, first, new)
+
+  def settle(
+    self,
+    pending: Pending,
+    rows: np.ndarray,
+    at: np.ndarray,
+    weights: np.ndarray | None = None,
+    num_weighted: int = 0,
+  ) -> np.ndarray:
+    """[n, width] float32, what is to be pushed before anything else is read.
+
+    rows[at] are those of the lines. Of the first `num_weighted` numbers a part
+    is pushed, by weights [n] float32, and the rows become that.
+    """
+    lines = pending.lines
+    self._clocks[lines] += pending.updates
+    if weights is None:
+      weights = np.ones(len(lines), np.float32)
+    args = rows, at, self._base, lines, weights
+    return _settle(*args, num_weighted, self._num_added)
+
+  def asking_push(self, pending: Pending, deltas: np.ndarray) -> shards.Asking:
+    """Pushes what `settle` has returned; whether it had to be repeated.
+
+    What is read in the same call then lacks it.
+    """
+    first = pending.first_at, pending.first.view(np.uint8)
+    args = pending.ids, deltas.view(np.uint8), pending.updates, *first
+    return (yield from self.table.asking_add(*args))

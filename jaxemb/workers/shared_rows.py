@@ -1,0 +1,484 @@
+"""Rows that workers share, between a worker's device and the shards.
+
+The device has copies of some rows of tables that lie in shards
+(`tables.shards`), each as stale as `tables.copies` allows. Between two
+stretches of steps, what was read meanwhile comes to the device, and rows that
+have had too many updates, or lose their slots, are taken from it, to be pushed
+beside the next stretch.
+
+In lockstep (`Pace`) nothing is read ahead: all push, wait for each other, read,
+and push again when all have read. With no staleness and stretches of one step
+that is synchronous training.
+
+An update is a lookup of a row in a step, as the clocks of HET's released code
+count. Workers that meet seldom learn much of a row from its old value, each by
+itself, and the sum of that overshoots. Out of lockstep a push is weighted as by
+the policy `policies.Bounded`: with m updates of a row since its last push, by
+each of n workers,
+
+  g = (1 - q^n) / (n (1 - q)),    q = exp(-m / tau),
+
+from 1, the sum, to 1 / n, the mean, which DMWE always has. Here tau does not
+grow as the learning rate falls: what a worker pushes reaches the others two
+rounds later, which sums close to 1 do not bear.
+
+What a shard has of a row is float32, whatever the device's dtype: the row, and
+the state of its optimizer. Adagrad's squares add up over workers, so that all
+have the learning rates of all; of Adam's moments the shard has the last ones
+that were pushed, and a staleness of s lets them be that of s updates of others.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from jaxemb.stores import cached, device_rows, fetching, owned_rows
+from jaxemb.stores import local as stores
+from jaxemb.tables import spec as spec_lib
+from jaxemb.workers import copies, shards
+
+
+class Pace(Protocol):
+  """Which worker may begin a stretch of steps."""
+
+  is_lockstep: bool
+
+  def begin(self, needed: fetching.Needed) -> tuple[int, float]:
+    """Waits; the steps over which the learning rate falls, and examples.
+
+    The steps are those of the dispatch, the examples those of the stretch. In
+    lockstep they are of all, who have pushed what they did before.
+    """
+
+  def has_read(self) -> None:
+    """Rows of the stretch were read."""
+
+  def end(self) -> None:
+    """Waits, in lockstep, until all have read rows of the stretch."""
+
+
+class Weights(NamedTuple):
+  """See the module."""
+
+  num_workers: int
+  memory_lookups: float  # tau
+
+  def of(self, lookups: np.ndarray) -> np.ndarray:
+    """[n] float32, g of rows with lookups [n]."""
+    powers = np.arange(self.num_workers)[:, None] / self.memory_lookups
+    return np.mean(np.exp(-powers * lookups), 0).astype(np.float32)
+
+
+class _Layout:
+  """A row and its slots as float32 numbers, those that add up before others."""
+
+  def __init__(self, table: cached.Cached, form: spec_lib.TableState):
+    """`form` has the shapes of a state."""
+    self.table, self.dim = table, table.spec.dim
+    self._tree = jax.tree.structure(form.vectors)
+    sums = table.optimizer.sums
+    self.names = sorted(table.slot_reductions, key=lambda k: (k not in sums, k))
+    shapes = [getattr(form.slots, k).shape[1:] for k in self.names]
+    self._shapes = dict(zip(self.names, shapes, strict=True))
+    sizes = [int(np.prod(x)) for x in shapes]
+    stops = (self.dim + np.cumsum([0, *sizes])).tolist()
+    self.width = stops[-1]
+    self.num_added = stops[sum(k in sums for k in self.names)]
+    pairs = zip(stops, stops[1:], strict=False)
+    self._columns = dict(
+      zip(self.names, (slice(*x) for x in pairs), strict=True)
+    )
+
+  @property
+  def record(self) -> stores.Record:
+    """What a shard has of a row."""
+    return stores.Record((np.dtype(np.float32),), ((self.width,),))
+
+  def join(
+    self, rows: np.ndarray, slots: Mapping[str, np.ndarray]
+  ) -> np.ndarray:
+    """[n, width] of rows [n, dim] and slots by name."""
+    parts = [rows]
+    parts += [np.reshape(slots[k], (len(rows), -1)) for k in self.names]
+    return np.concatenate(parts, 1, dtype=np.float32)
+
+  def split(
+    self, floats: np.ndarray
+  ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Rows and slots of [n, width]."""
+    slots = {
+      k: floats[:, self._columns[k]].reshape(len(floats), *self._shapes[k])
+      for k in self.names
+    }
+    return floats[:, : self.dim], slots
+
+  def read(self, state: spec_lib.TableState, lines: np.ndarray) -> np.ndarray:
+    """[n, width], what the device has in lines [n]."""
+    if not len(lines):
+      return np.zeros((0, self.width), np.float32)
+    if device_rows.are_in_memory():
+      arrays = self.table.arrays(state)
+      views = [device_rows.view(x)[lines] for x in arrays]
+      pairs = zip(views, arrays, strict=True)
+      arrays = [
+        x.view(y.dtype).reshape(len(lines), *y.shape[1:]) for x, y in pairs
+      ]
+    else:
+      arrays = device_rows.get(self.table, state, lines)
+      arrays = [np.asarray(x)[: len(lines)] for x in arrays]
+    num = self._tree.num_leaves
+    stored = jax.tree.unflatten(self._tree, arrays[:num])
+    rows = spec_lib.from_stored(stored, self.table.spec.dtype).decode()
+    names = sorted(self.table.slot_reductions)
+    return self.join(rows, dict(zip(names, arrays[num:], strict=True)))
+
+  def place(
+    self, state: spec_lib.TableState, lines: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Rows, and where those of lines [n] are in them.
+
+    And whether they are the device's own, which need not be written back.
+    """
+    is_plain = self.table.spec.dtype == 'float32' and not self.names
+    if is_plain and device_rows.are_in_memory():
+      (array,) = self.table.arrays(state)
+      return device_rows.view(array).view(np.float32), lines, True
+    return self.read(state, lines), np.arange(len(lines)), False
+
+  def write(
+    self, state: spec_lib.TableState, lines: np.ndarray, floats: np.ndarray
+  ) -> tuple[spec_lib.TableState, np.ndarray | None]:
+    """Writes [n, width] into lines [n]; returns what rounding added."""
+    if not len(lines):
+      return state, None
+    rows, slots = self.split(floats)
+    encoded = spec_lib.encode_rows(rows, self.table.spec.dtype)
+    arrays = spec_lib.to_stored(encoded)
+    arrays += [slots[k] for k in sorted(self.names)]
+    if device_rows.are_in_memory():
+      for array, new in zip(self.table.arrays(state), arrays, strict=True):
+        new = np.ascontiguousarray(new).reshape(len(lines), -1)
+        device_rows.view(array)[lines] = new.view(np.uint8)
+    else:
+      state = device_rows.put(self.table, state, lines, arrays)
+    if self.table.spec.dtype == 'float32':
+      return state, None
+    errors = np.zeros_like(floats)
+    errors[:, : self.dim] = encoded.decode() - rows
+    return state, errors
+
+
+class Traffic(NamedTuple):
+  """What is expected of a worker, for each row that a round needs."""
+
+  fetched: float  # rows
+  pushed: float
+  sent_bytes: float
+  received_bytes: float
+
+
+def predict(
+  expected: fetching.Predicted,
+  lookups: np.ndarray,
+  num_workers: int,
+  staleness: int,
+  record_bytes: int,
+) -> Traffic:
+  """Traffic of a table with [vocab] lookups of each step.
+
+  Between two rounds that need a row, the others update it m times on average.
+  After 1 + (s + 1) / m such rounds more than s updates are missed, if m is
+  distributed geometrically, as it is for rare rows; for frequent ones each
+  round is enough. A worker's own updates reach s + 1 after (s + 1) / v rounds,
+  v in each; and go before if the row does.
+  """
+  needs, misses = expected.needs, expected.misses
+  updates = lookups * expected.stretch_steps
+  of_round = updates / np.maximum(needs, 1e-30)  # v, in rounds that need it
+  others = (num_workers - 1) * of_round
+  limit = staleness + 1
+  is_old = others / (others + limit) if limit else np.ones(len(needs))
+  # Of a row that is never looked up, never.
+  is_pushed = np.minimum(of_round / max(limit, 1e-30), 1)
+  num = needs.sum()
+  fetched = np.sum(needs * (misses + (1 - misses) * is_old)) / num
+  pushed = np.sum(needs * (is_pushed + misses * (1 - is_pushed))) / num
+  # As `SharedRows` counts them.
+  sent = 16 + pushed * (16 + record_bytes)
+  return Traffic(fetched, pushed, sent, fetched * (17 + record_bytes))
+
+
+class _Stretch(NamedTuple):
+  """Rows of a table that a stretch needs."""
+
+  lines: np.ndarray  # [n]
+  ids: np.ndarray  # [n]
+  updates: np.ndarray  # [n]
+
+
+class SharedRows:
+  """Implements `fetching.Rows`."""
+
+  is_beside, is_shared = False, True
+
+  # Of `rows_checked`, `updates_missed` by those that were not read.
+  COUNTS = (
+    'rows_checked',
+    'rows_fetched',
+    'rows_pushed',
+    'rows_evicted',
+    'bytes_received',
+    'bytes_sent',
+    'updates_missed',
+    'updates_pushed',
+  )
+
+  def __init__(
+    self,
+    trainable: Any,
+    make_table: Callable[..., shards.Sharded],
+    staleness: int,
+    weights: Weights,
+  ):
+    """`make_table` makes a table, as of `remote.Cluster.table`.
+
+    Its arguments are its name, number of rows, bytes of a record, function
+    that makes the first records of ids, and numbers that add up. `staleness`
+    is in updates of a row.
+    """
+    self.tables: Mapping[str, cached.Cached] = trainable.tables
+    self._make_table, self._staleness = make_table, staleness
+    self.weights = weights
+    state = jax.eval_shape(trainable.init, jax.random.key(0))
+    self._layouts = {
+      k: _Layout(x, state.tables[k]) for k, x in self.tables.items()
+    }
+    self.records = {k: x.record for k, x in self._layouts.items()}
+    self.pace: Pace | None = None  # of a worker
+    self._paced_secs = 0.0
+    self.stores: dict[str, shards.Sharded] = {}
+    self.most_missed = 0  # since it was last set to 0
+    # Flushes so far: what was read before the last one lacks what it pushed.
+    self._flushes = 0
+    self._lookups, self._copies, self._last = {}, {}, {}
+    # What was taken from the device, to be pushed when something is read.
+    self._pushes: list[tuple[str, copies.Pending, np.ndarray]] = []
+
+  def init(self, keys: Mapping[str, jax.Array]) -> None:
+    """See `fetching.Rows`; where others have begun, with their rows."""
+    for name, key in keys.items():
+      table, layout = self.tables[name], self._layouts[name]
+      spec, empty = table.spec, table.optimizer.init(1, table.spec.dim)
+      slots = {k: np.asarray(getattr(empty, k)) for k in layout.names}
+
+      bits = owned_rows.key_bits(key)
+
+      def make(ids, spec=spec, bits=bits, slots=slots, layout=layout):
+        rows = owned_rows.first_rows(spec, bits, ids)
+        own = {k: np.repeat(x, len(ids), 0) for k, x in slots.items()}
+        return layout.join(rows, own).view(np.uint8)
+
+      sizes = spec.vocab, self.records[name].num_bytes, make, layout.num_added
+      if name in self.stores:
+        self.stores[name].close()
+      self.stores[name] = shared = self._make_table(name, *sizes)
+      capacity, bounds = table.slots.spec.vocab, (self._staleness,) * 2
+      self._copies[name] = copies.Copies(
+        shared, capacity, layout.num_added, *bounds
+      )
+      self._lookups[name] = copies.Lookups(spec.vocab)
+      self._last[name] = np.zeros(0, np.int64)
+
+  def num_updates(self) -> int:
+    """Updates of rows on the device that no shard has."""
+    taken = sum(int(np.sum(x[1].updates)) for x in self._pushes)
+    return taken + sum(x.num_updates() for x in self._copies.values())
+
+  # Between stretches.
+
+  def fetch(
+    self, needed: fetching.Needed, counts: fetching.Counts
+  ) -> tuple[int, dict[str, _Stretch], dict[str, copies.Fetched] | None]:
+    """See `fetching.Rows`."""
+    stretches = {}
+    for cache in needed.caches:
+      for name in cache.names:
+        found = self._lookups[name].count(needed.lookups[name])
+        stretches[name] = _Stretch(cache.slot_of[found[0]], *found)
+    flushes, read = self._flushes, None
+    if not self._is_lockstep:
+      read = self._exchange(stretches, counts)
+    return flushes, stretches, read
+
+  def _exchange(self, stretches, counts):
+    """Pushes what was taken, and reads; in one call for each shard."""
+    pushes, self._pushes = self._pushes, []
+    asking = [
+      self._copies[name].asking_push(pending, deltas)
+      for name, pending, deltas in pushes
+      if len(pending.lines)
+    ]
+    num_pushes = len(asking)
+    for name, stretch in stretches.items():
+      asking.append(self._copies[name].asking_read(stretch.lines, stretch.ids))
+    call = next(iter(self.stores.values())).call
+    found = shards.together(call, asking)
+    self._count_pushes(pushes, counts)
+    if stretches and any(found[:num_pushes]):
+      return self._exchange(stretches, counts)
+    read = dict(zip(stretches, found[num_pushes:], strict=True))
+    for name, stretch in stretches.items():
+      found, num = read[name], len(read[name].ids)
+      self.most_missed = max(self.most_missed, found.most_missed)
+      counts.add(
+        rows_checked=len(stretch.ids),
+        rows_fetched=num,
+        # An id and a clock for each; where a row was, and its clock, too.
+        bytes_sent=16 * len(stretch.ids),
+        bytes_received=num * (17 + self.records[name].num_bytes),
+        updates_missed=found.missed,
+      )
+    return read
+
+  def swap(
+    self,
+    tables: dict[str, Any],
+    needed: fetching.Needed,
+    fetched: tuple,
+    counts: fetching.Counts,
+    later: Callable[[Callable[[], None]], None],
+  ) -> tuple[dict[str, Any], int, float]:
+    """See `fetching.Rows`."""
+    flushes, stretches, read = fetched
+    start, waited = time.monotonic(), self._paced_secs
+    begun, tables = (needed.count, needed.examples), dict(tables)
+    for moves in needed.moves:
+      for name, (lines, _) in moves.out.items():
+        leaving = self._copies[name].leave(lines)
+        counts.add(rows_evicted=len(lines))
+        self._settle(name, tables, leaving, stays=False)
+    if self._is_lockstep:
+      for name in stretches:
+        self._settle_due(name, tables)
+      self._paced(self.pace.end)
+      self._exchange({}, counts)
+      begun = self._paced(self.pace.begin, needed)
+      read = self._exchange(stretches, counts)
+      self.pace.has_read()
+    elif flushes != self._flushes:
+      read = self._exchange(stretches, counts)
+    for name, found in read.items():
+      args = self._layouts[name].place(tables[name], found.lines)
+      self._copies[name].commit(found, *args[:2])
+      self._write(name, tables, found.lines, *args)
+    for name, stretch in stretches.items():
+      if not self._is_lockstep:
+        self._settle_due(name, tables)
+      self._copies[name].begin(stretch.lines, stretch.updates)
+      self._last[name] = stretch.lines
+    if self.pace and not self._is_lockstep:
+      begun = self._paced(self.pace.begin, needed)
+    secs = time.monotonic() - start - (self._paced_secs - waited)
+    counts.add(fetch_secs=secs, fetch_waited_secs=secs)
+    return tables, *begun
+
+  def _paced(self, call, *args):
+    """Calls a method of `pace`, whose waiting is not for rows."""
+    start = time.monotonic()
+    answer = call(*args)
+    self._paced_secs += time.monotonic() - start
+    return answer
+
+  def _write(self, name, tables, lines, rows, at, is_own):
+    if is_own:
+      return
+    layout = self._layouts[name]
+    tables[name], errors = layout.write(tables[name], lines, rows[at])
+    if errors is not None:
+      self._copies[name].rebase(lines, errors)
+
+  def _settle_due(self, name, tables):
+    pending = self._copies[name].due(self._last[name])
+    self._settle(name, tables, pending)
+
+  def _settle(self, name, tables, pending, stays=True):
+    """Has updates pushed with what is read next, or as much of them as is."""
+    layout, lines = self._layouts[name], pending.lines
+    if not len(lines):
+      return
+    args = layout.place(tables[name], lines)
+    weights = None if self._adds_up else self.weights.of(pending.updates)
+    num_weighted = 0 if self._adds_up else layout.dim
+    deltas = self._copies[name].settle(
+      pending, *args[:2], weights, num_weighted
+    )
+    self._pushes.append((name, pending, deltas))
+    if stays and num_weighted:
+      self._write(name, tables, lines, *args)
+
+  @property
+  def _is_lockstep(self):
+    return self.pace is not None and self.pace.is_lockstep
+
+  @property
+  def _adds_up(self):
+    return self.weights.num_workers == 1 or self._is_lockstep
+
+  def _count_pushes(self, pushes, counts):
+    for name, pending, _ in pushes:
+      num, num_first = len(pending.ids), len(pending.first_at)
+      size = self.records[name].num_bytes
+      counts.add(
+        rows_pushed=num,
+        updates_pushed=int(np.sum(pending.updates)),
+        bytes_sent=num * (16 + size) + num_first * size,
+      )
+
+  # All rows.
+
+  def flush(
+    self,
+    tables: dict[str, Any],
+    held: Callable[[str], tuple[np.ndarray, np.ndarray]],
+    counts: fetching.Counts,
+  ) -> dict[str, Any]:
+    """See `fetching.Rows`."""
+    tables = dict(tables)
+    if self._is_lockstep:
+      self.pace.end()
+    for name, own in self._copies.items():
+      self._settle(name, tables, own.all())
+    self._exchange({}, counts)
+    self._flushes += 1
+    return tables
+
+  def check(self) -> None:
+    """Asks every shard for something, which tells whether it was restarted."""
+    for table in self.stores.values():
+      table.check()
+
+  def export_rows(self, name: str, ids: np.ndarray) -> spec_lib.RowBlock:
+    """See `fetching.Rows`."""
+    records = self.stores[name].read(ids).view(np.float32)
+    rows, slots = self._layouts[name].split(records)
+    encoded = spec_lib.encode_rows(rows, self.tables[name].spec.dtype)
+    return spec_lib.RowBlock(encoded, slots)
+
+  def import_rows(
+    self,
+    name: str,
+    ids: np.ndarray,
+    rows: np.ndarray,
+    slots: Mapping[str, np.ndarray],
+  ) -> None:
+    """See `fetching.Rows`."""
+    layout, shared = self._layouts[name], self.stores[name]
+    _, own = layout.split(shared.read(ids).view(np.float32))
+    floats = layout.join(rows, {**own, **slots})
+    shared.write(ids, floats.view(np.uint8))
+
+  def close(self) -> None:
+    """See `fetching.Rows`."""

@@ -1,0 +1,155 @@
+"""The command line as a user meets it: help, bad input, exit codes."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from jaxemb import config as config_lib
+from jaxemb import errors
+from jaxemb.cli import train as main
+
+ROOT = pathlib.Path(__file__).parents[1]
+SYNC = 'strategy.name=sync'
+PARTITION = 'strategy.name=partition'
+MIXTURE = 'model.name=mixture'
+TREE = 'model.loss=hierarchical_softmax'
+
+# Flags, and what the one line about them says.
+BAD_FLAGS = [
+  ('--config=configs/nope.py', 'no config file configs/nope.py'),
+  ('--config=nope', 'comes with jaxemb: ctr, graph, graphsage, mixture'),
+  ('--config=configs', 'no config file configs'),
+  ('--config=wiki:nope', "no variant 'nope'; choose simple or en"),
+  ('--config=mixture:nope', 'choose simple or dmwe'),
+  ('--confg=x', 'did you mean --config?'),
+  ('words.txt', "'words.txt' is not understood"),
+  ('--num_processes=2', 'need --coordinator=HOST:PORT'),
+  ('--num_processes=two', "invalid int value: 'two'"),
+  ('--workdir= --distributed', 'give all the same --workdir'),
+]
+BAD_SETTINGS = [
+  ('model.dmi=3', 'did you mean --config.model.dim?'),
+  ('optimiser.learning_rate=1', '--config.optimizer.learning_rate?'),
+  ('model.dim', 'expected one argument'),
+  ('model.dim=1.5', "invalid int value: '1.5'"),
+  ('model.dim=0', 'config.model.dim=0 must be at least 1'),
+  ('data.lowercase=perhaps', "true or false, not 'perhaps'"),
+  ('data.path=/no/such/text', '/no/such/text does not exist'),
+  ('data.path=toywiki:5', '20000 words or more'),
+  ('data.sample=1.5', 'at most 1'),
+  ('optimizer.learning_rate=nan', 'at least 0'),
+  ('mesh.table=5000', 'at most 4,096'),
+  ('model.name=glove', "'skipgram' or 'cbow'"),
+  ('model.loss=nope', "loss='nope' is not available"),
+  (f'{PARTITION} strategy.divide=random', "'shuffle' or 'sampling'"),
+  ('strategy.num_parts=3', 'remove it or set --config.strategy.name=partition'),
+  ('table.layout=row', 'set --config.strategy.name=sync'),
+  ('table.rounding=nearest', 'set --config.table.dtype=bfloat16'),
+  (f'{PARTITION} table.exchange_dtype=bfloat16', 'name is replicas or sync'),
+  ('optimizer.beta1=.5', 'set --config.optimizer.name=adam'),
+  ('optimizer.epsilon=1', 'optimizer.name is adagrad or adagrad_full'),
+  (f'{TREE} model.negatives=3', 'loss=negative_sampling'),
+  ('senses.number=3', 'set --config.model.name=mixture'),
+  (MIXTURE, 'no ambiguous words; set --config.senses.top_ratio'),
+  (f'{TREE} train.init_from=x', 'loss=hierarchical_softmax needs'),
+  (f'{MIXTURE} senses.number=1 train.init_from=x', 'name=mixture needs other'),
+  ('mesh.table=2', 'set --config.mesh.data instead'),
+  (f'{SYNC} table.layout=row mesh.table=3', 'must divide 256'),
+  (f'{PARTITION} strategy.part=10', 'must be 0..9 or -1'),
+  (f'{PARTITION} mesh.data=11', 'sub-models to train, 10'),
+  ('train.batch_words=100', 'must be a multiple of 16'),
+]
+
+
+@pytest.mark.parametrize(('flags', 'words'), BAD_FLAGS + BAD_SETTINGS)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, command, flags, words):
+  if (flags, words) in BAD_SETTINGS:
+    flags = ' '.join(f'--config.{x}' for x in flags.split())
+  common = f'train --config=wiki:smoke --workdir={tmp_path / "run"}'
+  code, _, err = command(f'{common} {flags}')
+  line = err.strip().splitlines()[-1]
+  assert code == 2 and line.startswith('jaxemb: ') and words in line
+  name = flags.split()[-1].partition('=')[0].removeprefix('--config.')
+  assert name in line or name not in {x.name for x in config_lib.SETTINGS}
+
+
+@pytest.mark.parametrize(
+  ('text', 'words'),
+  [
+    ('def get_config(: pass', 'invalid syntax'),
+    ('x = 1', 'get_config'),
+    ('def get_config(): pass', 'cannot read the config'),
+    ('config.model.dmi = 3', 'no setting config.model.dmi'),
+    ('config.model.dim = "x"', 'cannot read the config'),
+    ('del config.model.dim', 'config.model.dim is missing'),
+    ('config.train.epochs = 0', 'epochs=0 must be at least 1'),
+  ],
+)
+def test_a_bad_config_file_is_one_line(tmp_path, text, words):
+  if 'config.' in text:
+    text = (
+      'from jaxemb import config as c\n'
+      f'def get_config():\n  config = c.default()\n  {text}\n  return config'
+    )
+  path = tmp_path / 'mine.py'
+  path.write_text(text)
+  with pytest.raises(errors.UserError) as caught:
+    main.load(str(path))
+  assert words in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_a_command_line_is_a_config_file_with_values_set():
+  config, workdir, job = main.parse([
+    '--config=configs/wiki.py:smoke', '--config.model.dim=8', '--config.seed',
+    '7', '--config.data.path=', '--config.data.lowercase=false',
+    '--config.optimizer.learning_rate=1', '--workdir=x',
+    '--coordinator=h:1', '--num_processes=2', '--process_id=1',
+  ])  # fmt: skip
+  assert (config.model.dim, config.seed, config.data.path) == (8, 7, '')
+  assert config.data.lowercase is False
+  assert isinstance(config.optimizer.learning_rate, float)
+  assert workdir == pathlib.Path('x') and job == ('h:1', 2, 1, False)
+
+
+def test_configs_are_found_by_name_from_anywhere(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  names = ['mixture', 'mixture:simple', 'mixture:smoke', 'mixture:dmwe']
+  for name in ['wiki', 'wiki:simple', 'wiki:en', 'wiki:smoke', *names]:
+    # mixture:dmwe asks for a list of words.
+    values = {'senses.words': 'words.txt'} if 'dmwe' in name else {}
+    file, colon, variant = name.partition(':')
+    path = f'{ROOT}/configs/{file}.py{colon}{variant}'
+    assert main.load(name, values) == main.load(path, values)
+  config, workdir, _ = main.parse(['--config.data.path=x'])
+  assert str(workdir).startswith('runs/wiki-') and config.data.path == 'x'
+
+
+@pytest.mark.parametrize('command', ['jaxemb.main', 'jaxemb', 'jaxemb train'])
+def test_help_has_a_line_for_each_setting_and_is_quick(command):
+  flags = [sys.executable, '-X', 'importtime', '-m', *command.split(), '--help']
+  result = subprocess.run(
+    flags, cwd=ROOT, capture_output=True, text=True, check=True
+  )
+  modules = {line.split()[-1] for line in result.stderr.splitlines()}
+  assert not {'jax', 'numpy'} & modules
+  if command == 'jaxemb':
+    assert 'evaluate' in result.stdout
+    return
+  settings = result.stdout.split('Most used\n')[1]
+  names = [x.split('=')[0].strip() for x in settings.splitlines() if '=' in x]
+  assert sorted(names) == sorted(x.name for x in config_lib.SETTINGS)
+  assert names.index('model.dim') < 10
+
+
+def test_commands_are_handed_their_arguments(monkeypatch, command):
+  monkeypatch.setattr(sys, 'path', ['/usr/lib'])
+  for name in ('merge', 'query', 'evaluate'):
+    code, out, _ = command(f'{name} --help')
+    assert code == 0 and f'usage: python -m jaxemb.{name}' in out
+  assert sys.path[-1] == str(pathlib.Path.cwd())
+  code, _, err = command('trian')
+  assert (
+    code == 2 and 'choose train, merge, query, predict, plan, evaluate' in err
+  )

@@ -1,0 +1,267 @@
+"""Whole runs on clicks: evaluated, ended early, resumed, used."""
+
+import importlib
+import json
+import re
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pytest
+from jax import export
+from pyarrow import csv, parquet
+
+import jaxemb
+from jaxemb import config as config_lib
+from jaxemb import errors
+from jaxemb.cli import predict
+from jaxemb.cli import train as main
+from jaxemb.clicks import metrics as clicks
+from jaxemb.clicks import toyclicks
+from jaxemb.run import lifecycle as train
+from tests import runs
+
+SMOKE = {'train.epochs': 3, 'mesh.data': 1}
+
+
+def _run(workdir, **settings):
+  given = {k.replace('__', '.'): v for k, v in settings.items()}
+  config = main.load('ctr:smoke', SMOKE | given)
+  return train.run(config, workdir)
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('clicks') / 'run'
+  assert _run(workdir, model__batch_norm=True) == 0
+  return workdir
+
+
+def _test_file(tmp_path):
+  return toyclicks.write(tmp_path, 20_000) / 'test.csv'
+
+
+def test_a_run_is_evaluated_and_reported(trained):
+  report = runs.report(trained)
+  assert report['corpus_examples'] == 16_000 and report['finished']
+  scores = report['evaluation']
+  assert scores.keys() == {'validation', 'test'}
+  for found in scores.values():
+    assert found['score'] == found['auc'] > 0.57
+    assert found['found'] == found['total'] == 2000
+    assert 0.8 < found['calibration'] < 1.25
+  lines = (trained / 'evaluation.jsonl').read_text().splitlines()
+  each = [json.loads(x)['validation']['auc'] for x in lines]
+  assert len(each) == 3 and report['best']['validation']['auc'] == max(each)
+  assert scores['validation']['auc'] == pytest.approx(max(each), abs=1e-6)
+  assert len(report['importances']) == 9
+  page = (trained / 'report.html').read_text()
+  assert '9 fields × 4' in page and '<bdi>si000</bdi>' in page
+
+
+def test_a_trained_model_predicts_files_and_tables(trained, tmp_path):
+  path = _test_file(tmp_path)
+  model, table = jaxemb.load(trained), csv.read_csv(path)
+  chances = model.predict(str(path))
+  assert chances.dtype == np.float32 and chances.shape == (2000,)
+  found = clicks.auc(table['click'].to_numpy(), chances)
+  assert found == pytest.approx(
+    runs.report(trained)['evaluation']['test']['auc'], abs=1e-6
+  )
+  without = table.drop_columns('click')
+  np.testing.assert_allclose(model.predict(without), chances, 1e-6)
+  np.testing.assert_allclose(
+    model.predict(without.slice(5, 3).to_pydict()), chances[5:8], 1e-5
+  )
+  with pytest.raises(errors.UserError, match='column ad is missing'):
+    model.predict(table.drop_columns('ad'))
+  with pytest.raises(errors.UserError, match='cannot predict of int'):
+    model.predict(3)
+
+
+@pytest.mark.parametrize('end', ['csv', 'parquet'])
+def test_the_command_writes_a_line_for_each_row(end, trained, tmp_path, capsys):
+  path = _test_file(tmp_path)
+  path = path.rename(path.with_name('new.csv'))
+  path.write_text(path.read_text().replace('ad00', 'new'))
+  output = tmp_path / f'out.{end}'
+  flags = f'--model={trained} --data={path} --output={output} --keep=click,ad'
+  assert predict.main(flags.split()) == 0
+  err = capsys.readouterr().err
+  assert '2,000 rows' in err and 'does not know: ad ' in err
+  read = csv.read_csv if end == 'csv' else parquet.read_table
+  found = read(output)
+  assert found.column_names == ['click', 'ad', 'prediction']
+  expected = jaxemb.load(trained).predict(str(path))
+  np.testing.assert_allclose(found['prediction'].to_numpy(), expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+  ('flags', 'words'),
+  [
+    ('--output=x.txt', 'must end in .csv or .parquet'),
+    ('--output=/no/such/x.csv', 'there is no folder'),
+    ('--keep=none', 'there is no column none'),
+    ('--data=/no/such', 'there is no file /no/such'),
+  ],
+)
+def test_bad_input_of_the_command(flags, words, trained, tmp_path, capsys):
+  path = _test_file(tmp_path)
+  usual = f'--model={trained} --data={path} --output={tmp_path / "out.csv"}'
+  assert predict.main([*usual.split(), flags]) == 2
+  err = capsys.readouterr().err
+  assert words in err and len(err.strip().splitlines()) == 1
+  assert not (tmp_path / 'out.csv').exists()
+
+
+def test_a_function_serves_without_the_package(trained, tmp_path):
+  folder = trained / 'export' / 'serving'
+  function = export.deserialize(bytearray((folder / 'function').read_bytes()))
+  arrays = np.load(folder / 'arrays.npz')
+  arrays = [arrays[f'arr_{i}'] for i in range(len(arrays.files))]
+  model, path = jaxemb.load(trained), _test_file(tmp_path)
+  rows, _ = model.encoder.encode(csv.read_csv(path), False)
+  for num in (7, 300):
+    found = function.call(arrays, rows.ids[:num], rows.numbers[:num])
+    expected = model.predict(str(path))[:num]
+    np.testing.assert_allclose(found, expected, 1e-5)
+
+
+@pytest.mark.slow
+def test_training_ends_where_it_gets_no_better(tmp_path):
+  more = {'train__epochs': 30, 'optimizer__decay': 0.0}
+  more |= {'optimizer__plateau_factor': 0.5, 'train__patience': 2}
+  assert _run(tmp_path, **more) == 0
+  report = runs.report(tmp_path)
+  each = [x['validation']['auc'] for x in report['evaluations']]
+  assert len(each) < 30 and max(each) == each[-3]
+  assert report['evaluation']['validation']['auc'] == pytest.approx(
+    max(each), abs=1e-6
+  )
+  model = (tmp_path / 'export' / 'vectors.npy').read_bytes()
+  # A second start changes nothing.
+  assert _run(tmp_path, **more) == 0
+  assert (tmp_path / 'export' / 'vectors.npy').read_bytes() == model
+  assert len(runs.report(tmp_path)['evaluations']) == len(each)
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_with_the_same_bits(
+  trained, tmp_path, interrupting
+):
+  more = {'model__batch_norm': True, 'train__checkpoint_every_secs': 0.0}
+  with interrupting(2), pytest.raises(KeyboardInterrupt):
+    _run(tmp_path, **more)
+  assert _run(tmp_path, **more) == 0
+  assert 'resuming after' in runs.log(tmp_path)
+  for name in ('vectors.npy', 'weights.npy', 'dense.npz'):
+    found, expected = (x / 'export' / name for x in (tmp_path, trained))
+    found, expected = np.load(found), np.load(expected)
+    jax.tree.map(np.testing.assert_array_equal, *(
+      dict(x) if hasattr(x, 'files') else x for x in (found, expected)
+    ))  # fmt: skip
+  each = [runs.report(x)['evaluations'] for x in (tmp_path, trained)]
+  assert each[0] == each[1] and len(each[0]) == 3
+
+
+@pytest.mark.slow
+def test_other_meshes_learn_the_same(trained, tmp_path):
+  settings = {'mesh__data': 2, 'table__layout': 'row', 'mesh__table': 2}
+  assert _run(tmp_path, model__batch_norm=True, **settings) == 0
+  found, expected = (
+    runs.report(x)['evaluation']['test']['auc'] for x in (tmp_path, trained)
+  )
+  assert found == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize(
+  ('settings', 'words'),
+  [
+    ({'eval__group': 'none'}, 'no field of single categories'),
+    (
+      {'model__name': 'skipgram', 'model__hidden': '256,128'},
+      'no model of clicks',
+    ),
+    ({'model__window': 3}, 'model.window=3 is not used with clicks'),
+    ({'strategy__name': 'partition'}, 'choose sync or replicas'),
+    ({'model__hidden': '8,x'}, 'positive numbers'),
+    (
+      {'optimizer__rows': 'all', 'table__layout': 'row'},
+      'needs all rows on each device',
+    ),
+    ({'eval__every_epochs': 0.0}, 'needs evaluations'),
+    ({'data__path': 'toyclicks:abc'}, 'must be toyclicks:ROWS, 1000 rows'),
+    ({'data__path': 'toyclicks:3'}, 'must be toyclicks:ROWS, 1000 rows'),
+    (
+      {'optimizer__name': 'sgd', 'optimizer__learning_rate': 1e6},
+      'learning_rate or --config.optimizer.dense_learning_rate',
+    ),
+  ],
+)
+def test_bad_settings_are_one_line(settings, words, tmp_path):
+  with pytest.raises(errors.UserError) as caught:
+    _run(tmp_path / 'run', **settings)
+  assert words in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_models_of_text_and_clicks_are_told_apart():
+  with pytest.raises(errors.UserError, match='is a model of clicks'):
+    config_lib.check(config_lib.default(), {'model.name': 'deepfm'})
+
+
+@pytest.mark.slow
+def test_one_class_has_no_auc(tmp_path):
+  rows = 400
+  rng = np.random.default_rng(0)
+  columns = {'y': np.ones(rows, int), 'c': rng.integers(0, 5, rows)}
+  columns['y'][:200] = 0
+  csv.write_csv(pa.table(columns), tmp_path / 'log.csv')
+  path, valid = str(tmp_path / 'log.csv'), 'last:0.2'
+  assert _run(tmp_path / 'run', data__path=path, data__valid=valid,
+              model__name='logistic', model__hidden='256,128',
+              data__categorical='c') == 0  # fmt: skip
+  assert 'no AUC, as all labels are the same' in runs.log(tmp_path / 'run')
+  found = runs.report(tmp_path / 'run')['evaluation']['validation']
+  assert found['auc'] is None and found['log_loss'] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('kind', 'line'),
+  [('libffm', '0:{}:1 1:{}:1'), ('libsvm', '{}:1 {}:1')],
+)
+def test_lines_of_features_need_no_label_to_be_predicted(kind, line, tmp_path):
+  rng = np.random.default_rng(0)
+  features = [line.format(*x) for x in rng.integers(1, 6, (400, 2)).tolist()]
+  labels = rng.integers(0, 2, 400)
+  path, bare = (tmp_path / f'{x}.{kind}' for x in ('log', 'bare'))
+  rows = zip(labels, features, strict=True)
+  path.write_text(''.join(f'{x} {y}\n' for x, y in rows))
+  bare.write_text('\n'.join(features))
+  more = {'data__format': kind, 'data__valid': '0.2', 'train__epochs': 30}
+  assert _run(tmp_path / 'run', data__path=str(path), **more) == 0
+  model = jaxemb.load(tmp_path / 'run')
+  found = model.predict(str(path))
+  assert found.std() > 1e-3  # or a shift of features would not show
+  np.testing.assert_array_equal(model.predict(str(bare)), found)
+  # What is trained on has labels.
+  with pytest.raises(errors.UserError, match="the label ''"):
+    _run(tmp_path / 'none', data__path=str(bare), **more)
+
+
+@pytest.mark.parametrize('command', ['query', 'evaluate'])
+def test_commands_of_vectors_refuse_models_of_clicks(command, trained, capsys):
+  flags = {'query': ['word'], 'evaluate': ['--eval=none']}[command]
+  module = importlib.import_module(f'jaxemb.{command}')
+  assert module.main([f'--vectors={trained}', *flags]) == 2
+  err = capsys.readouterr().err.strip()
+  assert 'has a model of clicks, not vectors' in err and '\n' not in err
+
+
+def test_advice_names_settings_that_clicks_have():
+  config = main.load('ctr:smoke')
+  line, _ = config_lib.smaller(config)
+  names = re.findall(r'--config\.([\w.]+)', line)
+  assert names == ['model.dim', 'data.min_count']
+  for name in names:  # none is refused
+    config_lib.check(config, {name: 7})

@@ -1,0 +1,303 @@
+"""Whole runs of GraphSAGE: evaluated, resumed, used."""
+
+import csv
+import dataclasses
+import json
+import tracemalloc
+
+import jax
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+import jaxemb
+from jaxemb import errors
+from jaxemb.cli import predict
+from jaxemb.cli import train as main
+from jaxemb.graphs import graphsage, neighbors, toygraph, trees
+from jaxemb.graphs import node_results as nodes
+from jaxemb.graphs import nodes as nodes_lib
+from jaxemb.models import base
+from jaxemb.run import lifecycle as train
+from jaxemb.storage import export
+from tests import marking, runs
+from tests.models import graphsage_test as models_test
+
+SMOKE = {
+  'data.path': 'toygraph:600',
+  'data.fanouts': '4,6',
+  'data.valid': '100',
+  'data.test': '200',
+  'model.inputs': 'both',
+  'model.dim': 8,
+  'train.batch_examples': 64,
+  'train.epochs': 12,
+  'mesh.data': 1,
+}
+
+
+def _run(workdir, name='graphsage', **settings):
+  given = {k.replace('__', '.'): v for k, v in settings.items()}
+  return train.run(main.load(name, SMOKE | given), workdir)
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('graphsage') / 'run'
+  assert _run(workdir) == 0
+  return workdir
+
+
+@pytest.mark.slow
+def test_a_run_is_evaluated_and_exported(trained):
+  report = runs.report(trained)
+  scores = report['evaluation']
+  assert scores['test']['accuracy'] > 0.9 and scores['test']['total'] == 200
+  lines = (trained / 'evaluation.jsonl').read_text().splitlines()
+  each = [json.loads(x)['validation']['score'] for x in lines]
+  assert len(each) == 12 and report['best']['validation']['score'] == max(each)
+  assert scores['validation']['score'] == max(each)
+  with (trained / 'export' / 'classes.tsv').open() as file:
+    rows = list(csv.DictReader(file, delimiter='\t'))
+  test = [x for x in rows if x['used'] == 'test']
+  right = np.mean([x['class'] == x['label'] for x in test])
+  assert right == scores['test']['accuracy'] and len(rows) == 600
+  assert rows[0]['label'].startswith('community ')
+  vectors, communities = jaxemb.load(trained), toygraph.make('toygraph:600')
+  assert vectors.vectors.shape == (600, 16)
+  node = communities.keys()[0]
+  near = [x for x, _ in vectors.most_similar(node, topn=5)]
+  assert sum(x.split('.')[0] == node.split('.')[0] for x in near) >= 4
+  arrays = np.load(trained / 'export' / 'network.npz')
+  assert arrays['nodes'].shape == (600, 8) and 'layer_0/own/bias' in arrays
+  page = (trained / 'report.html').read_text()
+  assert 'Classes of nodes' in page and 'community 1' in page
+
+
+def _shuffled(tmp_path):
+  """A graph as a user has it, and features, in another order of nodes."""
+  toy = toygraph.make('toygraph:600')
+  order = np.random.default_rng(0).permutation(600)
+  sources = np.repeat(np.arange(600), np.diff(toy.offsets))
+  edges = np.stack([sources, toy.neighbors], 1)
+  edges = edges[np.random.default_rng(1).permutation(len(edges))]
+  names = list(toy.keys())
+  lines = [f'{names[a]}\t{names[b]}\n' for a, b in edges if a < b]
+  (tmp_path / 'edges.tsv').write_text(''.join(lines))
+  lines = [
+    ' '.join([names[i], *map(str, toy.features[i].tolist())]) for i in order
+  ]
+  (tmp_path / 'features.txt').write_text('\n'.join(lines))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('targets', ['classes', marking.slow('walks')])
+def test_nodes_of_another_graph(tmp_path, targets, capsys):
+  given = {'model.inputs': 'features', 'train.epochs': 2}
+  if targets == 'walks':
+    given |= {'data.valid': '', 'data.test': ''}
+  name = 'graphsage:walks' if targets == 'walks' else 'graphsage'
+  assert _run(tmp_path / 'run', name, **given, **{'data.normalize': True}) == 0
+  _shuffled(tmp_path)
+  command = [f'--model={tmp_path / "run"}', f'--data={tmp_path / "edges.tsv"}']
+  features = f'--features={tmp_path / "features.txt"}'
+  output = tmp_path / 'found.parquet'
+  command += [f'--output={output}', '--keep=vector']
+  assert predict.main([*command, features]) == 0
+  table = parquet.read_table(output).to_pydict()
+  expected = jaxemb.load(tmp_path / 'run')
+  assert {*table['node']} == {*expected.index_to_key}
+  vectors = np.stack([expected[x] for x in table['node']])
+  np.testing.assert_allclose(table['vector'], vectors, 1e-4, 1e-5)
+  if targets == 'classes':
+    with (tmp_path / 'run/export/classes.tsv').open() as file:
+      rows = {x['node']: x for x in csv.DictReader(file, delimiter='\t')}
+    assert table['class'] == [rows[x]['class'] for x in table['node']]
+    chances = [float(rows[x]['probability']) for x in table['node']]
+    np.testing.assert_allclose(table['probability'], chances, 0, 2e-4)
+    output = tmp_path / 'found.csv'
+    assert predict.main([*command[:2], f'--output={output}', features]) == 0
+    with output.open() as file:
+      assert [x['class'] for x in csv.DictReader(file)] == table['class']
+  assert predict.main(command) == 2  # without features
+  assert 'no features of a node' in capsys.readouterr().err
+  own = f'--output={tmp_path / "edges.csv"}'
+  (tmp_path / 'edges.tsv').rename(tmp_path / 'edges.csv')
+  data = f'--data={tmp_path / "edges.csv"}'
+  assert predict.main([command[0], data, own, features]) == 2
+  lines = (tmp_path / 'edges.csv').read_text().replace('\n', '\t1\t2\n')
+  (tmp_path / 'more.tsv').write_text(lines)
+  more = [f'--data={tmp_path / "more.tsv"}', '--columns=source,target,-,-']
+  assert predict.main([command[0], *more, command[2], features]) == 0
+  assert 'edges.csv is a file of --data' in capsys.readouterr().err
+  np.save(
+    tmp_path / 'features.npy',
+    np.full_like(toygraph.make('toygraph:600').features, np.nan),
+  )
+  features = f'--features={tmp_path / "features.npy"}'
+  assert predict.main([command[0], data, command[2], features]) == 2
+  assert 'of node 0 (from 0) are not all finite' in capsys.readouterr().err
+
+
+def test_rows_of_nodes_are_not_those_of_others(trained, tmp_path, capsys):
+  command = [f'--model={trained}', '--data=toygraph:600']
+  assert predict.main([*command, f'--output={tmp_path / "x.csv"}']) == 2
+  assert 'learned a row for each node' in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('aggregator', graphsage.AGGREGATORS)
+def test_all_neighbors_are_used_of_all_nodes(aggregator):
+  rng = np.random.default_rng(0)
+  num = models_test.NUM_NODES
+  degrees = rng.integers(0, 4, num)
+  offsets = np.concatenate([[0], np.cumsum(degrees)])
+  others = rng.integers(0, num, offsets[-1]).astype(np.int32)
+  # Fanouts that have room for all.
+  spec = dataclasses.replace(
+    models_test.SPEC, aggregator=aggregator, tree=trees.Tree((4, 4))
+  )
+  features = rng.normal(size=(num, spec.num_features)).astype(np.float32)
+  rows = rng.normal(size=(num, spec.dim)).astype(np.float32)
+  known = trees.Nodes(spec.tree, features, models_test.CLASSES, False)
+  counts = np.ones(num)
+  corpus = base.Corpus([], counts, counts, nodes=known)
+  model = graphsage.make(spec, corpus)
+  params = model.init(jax.random.key(0))
+  args = model, params, {graphsage.NODES: rows}, offsets, others
+  found = nodes.infer(*args)
+  every = np.arange(num, dtype=np.int32)
+  args = offsets, others, every, every.astype(int), np.uint64(1), spec.tree
+  ids = neighbors.sample(*args)
+  places = np.where(ids < num, ids, 0)
+  batch = models_test._batch(spec)._replace(
+    ids=ids, positions=every.astype(np.uint32)
+  )
+  args = params, {graphsage.NODES: rows[places]}, batch, models_test.KEY
+  expected = model.outputs(*args)[:, 0]
+  np.testing.assert_allclose(found.outputs, expected, atol=1e-5)
+  assert found.vectors.shape == (num, spec.sizes[0])
+
+
+@pytest.mark.slow
+def test_rows_of_a_store_are_read_in_blocks(tmp_path):
+  num, dim = 200_000, 64
+  rng = np.random.default_rng(0)
+  rows = rng.normal(size=(num, dim)).astype(np.float32)
+  others = rng.integers(0, num, 2 * num, dtype=np.int32)
+  offsets = np.arange(num + 1) * 2
+  spec = dataclasses.replace(
+    models_test.SPEC, dim=dim, num_features=0, num_nodes=num
+  )
+  model = graphsage.GraphSage(spec, (), None)
+  args = model, model.init(jax.random.key(0))
+  whole = nodes.infer(*args, {graphsage.NODES: rows}, offsets, others)
+  read = []
+
+  def some(ids):
+    read.append(len(ids))
+    return rows[ids]
+
+  table = export.OnDemand(some, rows.shape, rows.dtype)
+  tracemalloc.start()
+  found = nodes.infer(
+    *args, {graphsage.NODES: table}, offsets, others, tmp_path
+  )
+  found.save(tmp_path / 'best')
+  _, peak_bytes = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  assert max(read) <= 1 << 15 and peak_bytes < rows.nbytes / 2
+  np.testing.assert_array_equal(found.outputs, whole.outputs)
+  np.testing.assert_array_equal(
+    np.load(tmp_path / 'best' / 'vectors.npy'), whole.vectors
+  )
+  with np.load(tmp_path / 'best' / 'network.npz') as saved:
+    np.testing.assert_array_equal(saved['nodes'], rows)
+    bias = whole.params['layer_1']['own']['bias']
+    np.testing.assert_array_equal(saved['layer_1/own/bias'], bias)
+  assert [x.name for x in tmp_path.iterdir()] == ['best']
+
+
+def test_scores_are_those_of_loops():
+  rng = np.random.default_rng(1)
+  outputs = rng.normal(size=(50, 4)).astype(np.float32)
+  single, some = rng.integers(0, 4, 50), np.arange(10, 40)
+  found = nodes.evaluate(nodes_lib.Labels(single, 50), outputs, some)
+  chances = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
+  right = [outputs[i].argmax() == single[i] for i in some]
+  losses = [-np.log(chances[i, single[i]]) for i in some]
+  assert found['score'] == found['accuracy'] == np.mean(right)
+  assert found['log_loss'] == pytest.approx(np.mean(losses), rel=1e-5)
+  is_class = rng.random((50, 4)) < 0.4
+  offsets = np.concatenate([[0], np.cumsum(is_class.sum(1))])
+  labels = nodes_lib.Labels((offsets, np.nonzero(is_class)[1]), 50)
+  found = nodes.evaluate(labels, outputs, some)
+  hits = [
+    [outputs[i, c] > 0 and is_class[i, c] for i in some] for c in range(4)
+  ]
+  sizes = [[(outputs[i, c] > 0) + is_class[i, c].astype(int) for i in some]
+           for c in range(4)]  # fmt: skip
+  assert found['score'] == pytest.approx(2 * np.sum(hits) / np.sum(sizes))
+  each = [2 * np.sum(x) / np.sum(y) for x, y in zip(hits, sizes, strict=True)]
+  assert found['macro_f1'] == pytest.approx(np.mean(each))
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_with_the_same_bits(
+  trained, tmp_path, interrupting
+):
+  more = {'train__checkpoint_every_secs': 0.0}
+  with interrupting(4), pytest.raises(KeyboardInterrupt):
+    _run(tmp_path, **more)
+  assert _run(tmp_path, **more) == 0
+  assert 'resuming after' in runs.log(tmp_path)
+  for name in ('export/vectors.npy', 'export/classes.tsv'):
+    assert (tmp_path / name).read_bytes() == (trained / name).read_bytes()
+  found, expected = (
+    np.load(x / 'export/network.npz') for x in (tmp_path, trained)
+  )
+  for name in expected.files:
+    np.testing.assert_array_equal(found[name], expected[name])
+
+
+@pytest.mark.slow
+def test_vectors_are_learned_from_walks(tmp_path):
+  more = {'data__train_per_class': 0, 'train__epochs': 20}
+  assert _run(tmp_path, 'graphsage:walks', **more) == 0
+  vectors = jaxemb.load(tmp_path)
+  names = vectors.index_to_key[:60]
+  near = [[x for x, _ in vectors.most_similar(name, topn=5)] for name in names]
+  same = [x.split('.')[0] == name.split('.')[0]
+          for name, some in zip(names, near, strict=True)
+          for x in some]  # fmt: skip
+  assert np.mean(same) > 0.8  # by chance a sixth
+  assert not (tmp_path / 'export' / 'classes.tsv').exists()
+
+
+@pytest.mark.parametrize(
+  ('settings', 'words'),
+  [
+    ({'model__hidden': '16,16'}, 'must have 1 sizes'),
+    ({'data__valid': ''}, 'needs labelled nodes for validation'),
+    ({'model__inputs': 'features', 'table__dtype': 'int8'}, 'needs a table'),
+    ({'model__name': 'skipgram'}, 'does not learn from nodes'),
+    ({'model__window': 3}, 'model.window=3 is not used with nodes'),
+    ({'strategy__name': 'partition'}, 'choose sync or replicas'),
+    ({'eval__monitor': 'auc'}, 'give score or log_loss'),
+  ],
+)
+def test_settings_that_cannot_be_honoured(settings, words, tmp_path):
+  if settings.get('model__name'):
+    settings |= {'model__inputs': 'features', 'model__dropout': 0.0,
+                 'model__hidden': '256,128'}  # fmt: skip
+  with pytest.raises(errors.UserError, match=words):
+    _run(tmp_path, **settings)
+
+
+@pytest.mark.slow
+def test_rows_may_come_from_a_store(tmp_path):
+  settings = {'table__device_bytes': '80%', 'data__fanouts': '2,2'}
+  settings |= {'train__batch_examples': 16, 'train__epochs': 2}
+  assert _run(tmp_path, model__inputs='rows', **settings) == 0
+  store = runs.report(tmp_path)['store']
+  assert store['rows_fetched'] > 0 and store['memory'][0]['peak_rss_bytes'] > 0

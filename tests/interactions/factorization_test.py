@@ -1,0 +1,136 @@
+"""Factorization against loops in float64, and its draws."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxemb.data import base, examples
+from jaxemb.interactions import factorization
+from jaxemb.models import base as models
+from jaxemb.models import skipgram
+from tests import marking
+
+USERS, ITEMS, DIM, CHUNK, DRAWS = 7, 11, 5, 4, 6
+KEY = np.array([5, 9], np.uint32)
+
+
+def _model(loss_of, temperature=0.0):
+  spec = skipgram.WindowSpec(ITEMS, DIM, 1, 1, CHUNK, DRAWS)
+  chances = [np.full(x, 1 / x) for x in (ITEMS, USERS)]
+  corpus = models.Corpus([], np.ones(ITEMS), chances[0], users=chances[1])
+  return factorization.make(spec, corpus, loss_of, temperature)
+
+
+def _batch(num=12, num_examples=10, first=0):
+  rng = np.random.default_rng(1)
+  ids = np.stack([rng.integers(0, x, num) for x in (USERS, ITEMS)], 1)
+  ids = ids.astype(np.int32)
+  ids[num_examples:] = examples.PADDING
+  weights = (np.arange(num) < num_examples).astype(np.float32)
+  positions = np.arange(first, first + num, dtype=np.uint32)
+  arrays = ids, np.zeros((num, 0), np.float32), weights, weights, positions
+  return examples.StepBatch(*map(jnp.asarray, arrays))
+
+
+def _slow(name, temperature, users, items, ids, num_examples):
+  """The loss, example by example."""
+  total = 0.0
+  for i in range(num_examples):
+    chunk = i // CHUNK
+    user = users[ids['users'][chunk, i % CHUNK]]
+    row = ids['items'][chunk]
+    others = [row[i % CHUNK], *row[CHUNK:]]
+
+    def score(item, user=user):
+      product = float(user @ items[item])
+      if not temperature:
+        return product
+      lengths = np.linalg.norm(user) * np.linalg.norm(items[item])
+      return product / lengths / temperature
+
+    first, *rest = map(score, others)
+    if name == 'bpr':
+      terms = [math.log1p(math.exp(x - first)) for x in rest]
+      total += sum(terms) / len(terms)
+    else:
+      total += math.log(sum(map(math.exp, (first, *rest)))) - first
+  return total
+
+
+@pytest.mark.parametrize('temperature', marking.slow_after(1, [0.5, 0.0]))
+@pytest.mark.parametrize('name', ['bpr', 'softmax'])
+def test_loss_and_slopes_are_those_of_a_loop(name, temperature):
+  model, batch = _model(getattr(factorization, name), temperature), _batch()
+  rng = np.random.default_rng(2)
+  users, items = (rng.normal(size=(x, DIM)) for x in (USERS, ITEMS))
+  ids = jax.device_get(model.ids(batch, KEY))
+
+  def loss(users, items):
+    rows = {
+      'users': users.at[ids['users']].get(mode='clip'),
+      'items': items.at[ids['items']].get(mode='clip'),
+    }
+    return model.loss((), rows, ids, batch, KEY)
+
+  given = jnp.float32(users), jnp.float32(items)
+  (value, aux), slopes = jax.value_and_grad(loss, (0, 1), has_aux=True)(*given)
+  args = name, temperature, users, items, ids, 10
+  np.testing.assert_allclose(value, _slow(*args), rtol=1e-5)
+  assert aux.examples == 10
+  for table, slope in zip((users, items), slopes, strict=True):
+    for at in ((0, 0), (3, 2), (6, 4)):
+      table[at] += 1e-5
+      above = _slow(*args)
+      table[at] -= 2e-5
+      below = _slow(*args)
+      table[at] += 1e-5
+      np.testing.assert_allclose(
+        slope[at], (above - below) / 2e-5, rtol=1e-3, atol=1e-5
+      )
+
+
+def test_draws_are_uniform_functions_of_the_position():
+  model = _model(factorization.bpr)
+  whole = model.ids(_batch(8192, 8192), KEY)['items'][:, CHUNK:]
+  half = model.ids(_batch(4096, 4096, first=4096), KEY)['items'][:, CHUNK:]
+  np.testing.assert_array_equal(whole[1024:], half)
+  counts = np.bincount(np.ravel(whole), minlength=ITEMS)
+  expected = whole.size / ITEMS
+  assert np.abs(counts - expected).max() < 5 * math.sqrt(expected)
+
+
+def test_chunks_without_examples_look_up_nothing():
+  ids = jax.device_get(_model(factorization.bpr).ids(_batch(12, 3), KEY))
+  assert (ids['items'][0, CHUNK:] < ITEMS).all()
+  assert (ids['items'][1:] == examples.PADDING).all()
+  assert (ids['users'][1:] == examples.PADDING).all()
+
+
+@pytest.mark.slow
+def test_expected_lookups_are_those_of_steps():
+  model = _model(factorization.bpr)
+  steps = examples.Steps(8, 1)
+  batch = _batch(8, 8)
+  whole = examples.Batch(
+    np.asarray(batch.ids)[None],
+    np.zeros((1, 8, 0), np.float32),
+    np.ones((1, 8), np.float32),
+    np.ones(1, np.int32),
+    np.full(1, 8, np.int32),
+  )
+  share = base.Share(0, 0, 1, 0, 1)
+  step = steps.step(whole, jnp.int32(0), share, jnp.float32(0))
+  ids = model.ids(step, KEY)
+  for name, spec in model.specs().items():
+    assert math.isclose(spec.lookups_per_center.sum() * 8, ids[name].size)
+
+
+def test_the_untrained_loss_is_that_of_equal_scores():
+  assert math.isclose(
+    _model(factorization.bpr).untrained_loss, math.log(2), rel_tol=1e-6
+  )
+  loss = _model(factorization.softmax).untrained_loss
+  assert math.isclose(loss, math.log(1 + DRAWS), rel_tol=1e-6)

@@ -1,0 +1,143 @@
+"""Threads that share a call: every chunk once, whoever comes late."""
+
+import functools
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numba
+import numpy as np
+import pytest
+
+from jaxemb.kernels.cpu import ahead, ffi, handlers, step, turns
+
+# What fails in a kernel, pytest may hear of in another test.
+pytestmark = pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnraisableExceptionWarning'
+)
+
+_FREE = len(handlers._PARTS)  # the first place that no kernel has
+
+
+@numba.cfunc(turns.KERNEL)
+def _count(frame, first, stop, scratch, found):
+  """Adds 1 to the place of each chunk, slowly; scratch counts the turns."""
+  counts = ffi.vector(frame, ffi.RESULTS, 0, np.float32)
+  busy = 0.0
+  for i in range(first, stop):
+    for j in range(1000):
+      busy += np.sqrt(j + busy)
+    counts[i] += 1 + 0 * busy
+  num_turns = ffi.get(scratch, 0, np.float32) + np.float32(1)
+  ffi.put(scratch, 0, num_turns, np.float32)
+  ffi.put(found, 0, stop - first, np.float64)
+  ffi.put(found, 8, num_turns, np.float64)
+
+
+@numba.cfunc(turns.KERNEL)
+def _fail(frame, first, stop, scratch, found):
+  """Fails at the chunk in the middle of 100."""
+  if first <= 50 < stop:
+    raise ValueError
+  ffi.put(found, 0, 0.0, np.float64)
+  ffi.put(found, 8, 0.0, np.float64)
+
+
+_KERNELS = _count, _fail
+
+
+@functools.cache
+def _place():
+  step.register()
+  for number, kernel in enumerate(_KERNELS, _FREE):
+    ffi.place(number, kernel)
+
+
+def _call(kernel, num_chunks, num_threads):
+  """A call of the handler; what the kernels here do not read is zeros."""
+  _place()
+  number = _FREE + _KERNELS.index(kernel)
+  integers = jnp.array([0, 0, 0, 0, 0, number], jnp.int32)
+  contexts = jnp.zeros((num_chunks, 1), jnp.uint8)
+  zeros = jnp.zeros((num_chunks,))
+  shapes = *[(num_chunks,)] * 4, (2,), (num_threads, 4)
+  results = [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
+  call = jax.ffi.ffi_call(
+    handlers.TARGET, results, input_output_aliases={i: i for i in range(4)}
+  )
+
+  def run():
+    arguments = *[zeros] * 4, contexts, contexts, zeros, integers
+    counts, *_, found, scratch = call(*arguments)
+    return counts, found, scratch
+
+  return jax.jit(run)
+
+
+@pytest.mark.parametrize('num_threads', [1, 2, 3, 50])
+@pytest.mark.parametrize('num_chunks', [1, 2, 63, 1000])
+def test_every_chunk_is_computed_once(num_chunks, num_threads):
+  call = _call(_count, num_chunks, num_threads)
+  for _ in range(20):
+    counts, found, _ = jax.device_get(call())
+    assert (counts == 1).all()
+    assert found[0] == num_chunks
+    # Each thread has scratch of its own, in which it counts its turns.
+    assert 1 <= found[1] <= sum(range(64 * 51))
+
+
+def test_calls_at_the_same_time_do_not_wait_for_each_other():
+  devices = jax.devices()
+  call = _call(_count, 500, 4)
+  made = []
+  for _ in range(10):
+    for device in devices[:4]:
+      with jax.default_device(device):
+        made.append(call())
+  for counts, found, _ in jax.device_get(made):
+    assert (counts == 1).all() and found[0] == 500
+
+
+@pytest.mark.parametrize('num_threads', [1, 3])
+def test_a_kernel_that_fails_is_seen(num_threads):
+  _, found, _ = _call(_fail, 100, num_threads)()
+  assert np.isnan(found).all()
+
+
+def test_kernels_are_found_in_the_cache_of_numba():
+  """It hashes what closures hold, which is the same for types alone."""
+  for _, function in handlers._PARTS.values():
+    for cell in function.__closure__ or ():
+      assert isinstance(cell.cell_contents, type)
+
+
+def test_another_process_compiles_kernels(monkeypatch):
+  """What this one compiled would round otherwise than what it finds."""
+  asked = []
+
+  def compile(*kernel):
+    asked.append(kernel)
+    return types.SimpleNamespace(wait=int)
+
+  nothing = types.SimpleNamespace(load_overload=lambda *_: None)
+  monkeypatch.setattr(handlers.caching, 'FunctionCache', lambda _: nothing)
+  monkeypatch.setattr(ahead, 'compile', compile)
+  handlers.load('group', 'int32')
+  assert asked == [('group', 'int32')]
+
+
+def test_that_process_imports_nothing_from_the_current_folder(
+  tmp_path, monkeypatch
+):
+  (tmp_path / 'random.py').write_text('raise SystemExit(9)')
+  monkeypatch.chdir(tmp_path)
+  assert ahead.compile('group', 'int32', tmp_path / 'mark').wait() == 0
+  assert (tmp_path / 'mark').exists()
+
+
+def test_a_frozen_program_is_not_started_to_compile(monkeypatch):
+  """It would be this one, which trains."""
+  monkeypatch.setattr(sys, 'frozen', True, raising=False)
+  with pytest.raises(OSError, match='no Python'):
+    ahead.compile('group', 'int32')

@@ -1,0 +1,418 @@
+"""Whole runs: results, resuming after kills, signals, unusable input."""
+
+import bz2
+import itertools
+import json
+import pathlib
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import jaxemb
+from jaxemb import config as config_lib
+from jaxemb import errors
+from jaxemb.cli import train as main
+from jaxemb.data import base
+from jaxemb.run import build, loop, metrics, rundir
+from jaxemb.run import lifecycle as train
+from jaxemb.runtime import distributed, hlo
+from jaxemb.storage import checkpoint, orbax_export
+from tests import forks, marking, runs
+
+_SENTENCE = b'one two three four five six seven eight nine ten\n'
+_EPOCHS = {'train.epochs': 4}  # one dispatch each
+_EVALUATED = {'eval.paths': '', 'eval.every_epochs': 2.0}
+
+
+def _run(workdir: pathlib.Path, settings=(), **fixed: object) -> int:
+  return runs.run(workdir, _EPOCHS | dict(settings), **fixed)
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory) -> pathlib.Path:
+  workdir = tmp_path_factory.mktemp('runs') / 'finished'
+  assert _run(workdir, _EVALUATED) == 0
+  return workdir
+
+
+@pytest.fixture
+def copied(finished, tmp_path) -> pathlib.Path:
+  return shutil.copytree(finished, tmp_path / 'run')
+
+
+# Results.
+
+
+def test_a_run_writes_all_files_and_report_keys(finished):
+  for name in (
+    'config.json', 'metrics.jsonl', 'report.json', 'report.html', 'log.txt',
+    'tensorboard', 'checkpoints', 'export/vectors.bin', 'export/vectors.txt',
+    'export/vocab.txt', 'export/vectors.npy', 'export/projector',
+  ):  # fmt: skip
+    assert (finished / name).exists(), name
+  report = runs.report(finished)
+  for key in (
+    'words_per_sec', 'words_per_sec_with_compilation', 'corpus_words',
+    'train_secs', 'compile_secs', 'encode_secs', 'total_secs', 'started',
+    'peak_rss_bytes', 'table_bytes', 'vector_bytes', 'machine', 'versions',
+    'dropped', 'pairs', 'finished',
+  ):  # fmt: skip
+    assert report[key], key
+  assert len(report['devices']) == 2
+
+
+@pytest.mark.slow
+def test_threads_do_not_share_few_rows(tmp_path, monkeypatch):
+  monkeypatch.setattr(build.resources, 'usable_cores', lambda: 2)
+  (tmp_path / 'text.txt').write_bytes(_SENTENCE * 2000)
+  more = {'data.path': str(tmp_path / 'text.txt'), 'data.sample': 0.0}
+  config = main.load('wiki', more | {'eval.paths': 'none'})
+  assert train.run(config, tmp_path / 'run') == 0
+  assert runs.report(tmp_path / 'run')['tuning']['threads'] == 1
+
+
+def test_metrics_add_up_to_the_report(finished):
+  report, rows = runs.report(finished), metrics.read(finished / 'metrics.jsonl')
+  assert rows[-1]['words'] == 4 * report['corpus_words']
+  assert rows[-1]['epoch'] == 4
+  assert rows[-1]['learning_rate'] == pytest.approx(1e-4)
+  assert rows[-1]['loss'] == pytest.approx(report['loss_per_example'], rel=0.2)
+  (host,) = report['hosts']
+  assert host['secs'] == pytest.approx(sum(x['hosts'][0]['secs'] for x in rows))
+  assert host['mean_cores'] > 0
+  assert host['words'] == pytest.approx(rows[-1]['words'])
+  assert host['waited_secs'] == 0  # for no other process
+  steps, words = rows[-1]['step'], report['tuning']['part_words']
+  staleness = report['staleness']
+  assert 0 < staleness['mean_words'] <= staleness['max_words']
+  most = min(staleness['bound_words'], steps * words)
+  assert staleness['max_words'] == most
+  # Two replicas exchange rows, and nothing else.
+  traffic = report['collectives']
+  assert {kind for kind in hlo.KINDS if traffic[kind]} == {'all-reduce'}
+  sent = 2 * rows[-1]['step'] * traffic['bytes_per_step_per_device']['total']
+  assert traffic['bytes_per_word']['total'] == pytest.approx(
+    sent / rows[-1]['words']
+  )
+  assert sent > 0
+
+
+def test_vectors_are_evaluated_while_they_are_trained(finished):
+  lines = (finished / 'evaluation.jsonl').read_text().splitlines()
+  first, last = map(json.loads, lines)
+  assert (first['epoch'], last['epoch']) == (2, 4)
+  assert 0 < first['step'] < last['step']
+  final = runs.report(finished)['evaluation']
+  assert final and final == last['evaluation'] != first['evaluation']
+  for result in final.values():
+    assert {'score', 'found', 'total'} <= result.keys()
+  assert 'epoch 2.00: ' in runs.log(finished)
+
+
+def test_all_exports_hold_the_same_bits(finished):
+  ours = jaxemb.load(finished)
+  for name in ('vectors.bin', 'vectors.txt'):
+    theirs = jaxemb.load(finished / 'export' / name)
+    assert theirs.index_to_key == ours.index_to_key
+    assert np.array_equal(theirs.vectors, ours.vectors)
+  arrays = orbax_export.read(finished / 'export' / 'orbax')
+  assert np.array_equal(arrays['vectors'], ours.vectors)
+  assert arrays['context_vectors'].shape == ours.vectors.shape
+
+
+# Resuming.
+
+
+def test_killed_at_any_dispatch_it_ends_with_the_same_bits(
+  finished, tmp_path, interrupting
+):
+  run = tmp_path / 'run'
+  for num_counted in (0, 1, 1):
+    with interrupting(num_counted), pytest.raises(KeyboardInterrupt):
+      _run(run, runs.SAVE_ALWAYS)
+  assert _run(run) == 0
+  assert runs.vectors(run) == runs.vectors(finished)
+  assert runs.log(run).count('resuming after') == 2
+  words = [row['words'] for row in metrics.read(run / 'metrics.jsonl')]
+  assert words == sorted(set(words)) and len(words) == 4
+  # Finished, it is not trained again.
+  assert _run(run) == 0
+  assert runs.vectors(run) == runs.vectors(finished)
+  assert len(metrics.read(run / 'metrics.jsonl')) == 4
+  # The seed is the only source of chance.
+  assert _run(tmp_path / 'other', {'seed': 2}) == 0
+  assert runs.vectors(tmp_path / 'other') != runs.vectors(finished)
+
+
+@pytest.mark.slow
+def test_killed_processes_are_resumed_to_the_same_bits(tmp_path):
+  flags = [
+    'train', '--config=wiki:smoke', '--config.train.epochs=8',
+    '--config.mesh.data=2', '--config.train.checkpoint_every_secs=0.05',
+    '--config.eval.paths=none', '--workdir=run',
+  ]  # fmt: skip
+  killed, whole = tmp_path / 'killed', tmp_path / 'whole'
+  saved = killed / 'run' / 'checkpoints'
+  for secs in (0.0, 0.2):  # after a new checkpoint
+    before = set(saved.glob('[0-9]*'))
+    process = forks.start(flags, killed)
+    while process.is_running() and set(saved.glob('[0-9]*')) <= before:
+      time.sleep(0.01)
+    time.sleep(secs)
+    process.send(signal.SIGKILL)
+    process.wait()
+  last = [forks.start(flags, folder) for folder in (killed, whole)]
+  assert [x.wait()[0] for x in last] == [[0], [0]], last[0].said()
+  assert 'resuming after' in runs.log(killed / 'run')
+  assert runs.vectors(killed / 'run') == runs.vectors(whole / 'run')
+
+
+def test_sigterm_saves_and_exits_with_75(
+  finished, tmp_path, interrupting, capfd
+):
+  settings = runs.SETTINGS | _EPOCHS | {'data.sample': 1e-4}
+  flags = [f'--config.{key}={value}' for key, value in settings.items()]
+  flags += [f'--workdir={tmp_path}']
+  # A terminal that closes, and a scheduler that repeats itself.
+  numbers = signal.SIGHUP, signal.SIGTERM, signal.SIGTERM
+  with interrupting(0, lambda: [*map(signal.raise_signal, numbers)]):
+    assert main.main(flags) == train.STOPPED == 75
+  assert 'run the same command to resume' in capfd.readouterr().err
+  assert not (tmp_path / 'report.json').exists()
+  assert main.main(flags) == 0
+  assert 'resuming after' in capfd.readouterr().err
+  assert runs.vectors(tmp_path) == runs.vectors(finished)
+
+
+@pytest.mark.slow
+def test_replicas_go_on_with_as_many_as_before(tmp_path):
+  others = {'model.name': 'cbow', 'optimizer.name': 'adam'}
+  assert _run(tmp_path, others | {'mesh.data': 3}) == 0
+  before = runs.vectors(tmp_path)
+  # 0 is whatever the machine has.
+  assert _run(tmp_path, others | {'mesh.data': 0}) == 0
+  assert runs.vectors(tmp_path) == before
+  report = runs.report(tmp_path)
+  assert len(report['devices']) == 3
+  # An untrained model has a loss of 6 log 2 = 4.16 nats.
+  assert report['loss_per_example'] < 4.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('policy', 'numbers', 'settings'),
+  [
+    ('average', (3, 2, 3), {'optimizer.name': 'adam'}),
+    (
+      'hot',
+      (2, 8),
+      {
+        'table.dtype': 'int8',
+        'table.rounding': 'nearest',
+        'optimizer.name': 'adagrad',
+      },
+    ),  # fmt: skip
+    ('bounded', (4, 1), {'optimizer.name': 'sgd'}),
+    ('delayed', (1, 4), {'table.dtype': 'bfloat16'}),
+  ],
+)
+def test_replicas_go_on_with_another_number(
+  tmp_path, interrupting, policy, numbers, settings
+):
+  settings = runs.SAVE_ALWAYS | settings
+  settings |= {'strategy.policy': policy, 'train.batch_words': 512}
+  for i, num in enumerate(numbers[:-1]):
+    with interrupting(i + 1), pytest.raises(KeyboardInterrupt):
+      _run(tmp_path, settings | {'mesh.data': num})
+  assert _run(tmp_path, settings | {'mesh.data': numbers[-1]}) == 0
+  log = runs.log(tmp_path)
+  for before, now in itertools.pairwise(numbers):
+    assert f'{now} replicas, where there were {before}' in log
+  report = runs.report(tmp_path)
+  assert len(report['devices']) == numbers[-1]
+  assert report['loss_per_example'] < 3.9
+  if policy == 'delayed':
+    with pytest.raises(errors.UserError, match='divided among 3 replicas'):
+      _run(tmp_path, settings | {'mesh.data': 3})
+  # All of the text was read as often as it should.
+  assert report['tuning']['parts'] == numbers[0]
+  assert metrics.read(tmp_path / 'metrics.jsonl')[-1]['epoch'] == 4
+
+
+def _sync(layout: str, data: int, table: int) -> dict:
+  return {
+    'mesh.data': data, 'mesh.table': table, 'strategy.name': 'sync',
+    'table.layout': layout, 'train.batch_words': 256, 'train.fused': False,
+  }  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def on_one_device(tmp_path_factory) -> np.ndarray:
+  workdir = tmp_path_factory.mktemp('runs') / 'one'
+  assert _run(workdir, _sync('replicated', 1, 1), parts=2) == 0
+  return jaxemb.load(workdir).vectors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('layout', 'first', 'then', 'mesh'),
+  [
+    ('column', (1, 3), (2, 1), (2, 1)),  # 16 columns and two of padding
+    # Four devices each split the centers of a part of the text.
+    ('replicated', (1, 1), (8, 1), (2, 4)),
+    ('row', (2, 4), (1, 1), (1, 1)),
+  ],
+)
+def test_sync_resumes_on_another_mesh(
+  tmp_path, interrupting, on_one_device, layout, first, then, mesh
+):
+  with interrupting(1), pytest.raises(KeyboardInterrupt):
+    _run(tmp_path, _sync(layout, *first) | runs.SAVE_ALWAYS, parts=2)
+  assert _run(tmp_path, _sync(layout, *then)) == 0
+  assert 'resuming after' in runs.log(tmp_path)
+  report = runs.report(tmp_path)
+  assert report['config']['mesh'] == {'data': mesh[0], 'table': mesh[1]}
+  assert len(report['devices']) == mesh[0] * mesh[1]
+  # The same but for the order of sums.
+  vectors = jaxemb.load(tmp_path).vectors
+  np.testing.assert_allclose(vectors, on_one_device, 1e-5, 1e-5)
+  other = 'row' if layout == 'column' else 'column'
+  with pytest.raises(errors.UserError, match='table.layout'):
+    _run(tmp_path, _sync(other, *then))
+
+
+def test_schedules_join_up_and_keys_are_never_shared():
+  config = config_lib.default()
+
+  def schedule(seed, index, before, after):
+    config.seed, config.optimizer.learning_rate = seed, 0.03
+    item = base.Item(None, index, None, before, after)
+    return loop.schedule(config, item, 1000)
+
+  first, second = schedule(1, 0, 0, 400), schedule(1, 1, 400, 1000)
+  assert first.first_learning_rate == np.float32(0.03)
+  assert first.last_learning_rate == second.first_learning_rate
+  assert second.last_learning_rate == pytest.approx(1e-4)
+  all_three = first, second, schedule(2, 0, 0, 400)
+  assert len({tuple(x.key) for x in all_three}) == 3
+
+
+# What is refused.
+
+
+def _refused(workdir: pathlib.Path, settings=()) -> str:
+  line = runs.refused(workdir, _EPOCHS | dict(settings))
+  assert line in runs.log(workdir)
+  return line
+
+
+def test_other_settings_and_versions_are_refused(copied):
+  assert 'model.dim (16 there, 8 now)' in _refused(copied, {'model.dim': 8})
+  for path in copied.glob('checkpoints/*/record/metadata'):
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {'format': 1}))
+  assert 'another version of jaxemb' in _refused(copied, _EVALUATED)
+
+
+def _text(tmp_path: pathlib.Path, data: bytes, name: str = 'a.txt') -> dict:
+  (tmp_path / name).write_bytes(data)
+  return {'data.path': str(tmp_path / name)}
+
+
+def test_changed_text_is_refused_and_moved_text_is_not(copied, cache, tmp_path):
+  moved = tmp_path / 'moved.xml.bz2'
+  shutil.copy(next((cache / 'toywiki-60000').rglob('*.xml.bz2')), moved)
+  assert _run(copied, {'data.path': str(moved)}) == 0
+  other = _text(tmp_path, _SENTENCE * 99)
+  assert 'text is not the one that' in _refused(copied, other)
+  shutil.rmtree(copied / 'checkpoints')
+  assert 'text is not the one that' in _refused(copied, other)
+
+
+@pytest.mark.parametrize(
+  ('data', 'name', 'words'),
+  [
+    (b'', 'a.txt', 'empty'),
+    (b'one two three\n', 'a.txt', 'no word occurs 5 times'),
+    (b'one\n' * 9, 'a.txt', 'only one word'),
+    (b'one\ntwo\nthree\n' * 99, 'a.txt', 'nothing was learned'),
+    (bytes(range(256)) * 99, 'a.txt', 'a.txt'),
+    (bz2.compress(_SENTENCE * 9999)[:-40], 'a.txt.bz2', 'a.txt.bz2'),
+  ],
+)
+def test_unusable_text_is_named(tmp_path, data, name, words):
+  settings = _text(tmp_path, data, name) | {'data.min_count': 5}
+  assert words in _refused(tmp_path / 'run', settings)
+  assert not (tmp_path / 'run' / 'export').exists()
+
+
+@pytest.mark.slow
+def test_a_corrected_command_may_use_the_same_folder(tmp_path):
+  paths = {'eval.paths': '/no/such/benchmark'}
+  assert '/no/such/benchmark' in _refused(tmp_path, paths)
+  assert not (tmp_path / 'metrics.jsonl').exists()
+  with rundir.locked(tmp_path):
+    with pytest.raises(errors.UserError, match='another process'):
+      _run(tmp_path)
+  (tmp_path / 'text').mkdir()
+  _text(tmp_path / 'text', _SENTENCE * 99 + b'two\xff\xfe three\n')
+  cut = b'<mediawiki><page><title>a</title><revision><text>one two three'
+  _text(tmp_path / 'text', cut, 'cut.xml')
+  assert _run(tmp_path, {'data.path': str(tmp_path / 'text')}) == 0
+  report = runs.report(tmp_path)
+  assert report['dropped']['invalid_utf8_bytes'] == 2
+  assert 'cut.xml' in report['dropped']['problems'][0]
+  assert report['evaluation'] == {} and (tmp_path / 'report.html').exists()
+
+
+@pytest.mark.parametrize(
+  ('rate', 'batch_words', 'fused'),
+  [marking.slow(1e4, 256, False), (0.1, 8192, False), (1e4, 256, True)],
+)
+def test_divergence_is_reported(tmp_path, rate, batch_words, fused):
+  settings = {
+    'optimizer.learning_rate': rate, 'train.batch_words': batch_words,
+    'train.fused': fused,
+  }  # fmt: skip
+  line = _refused(tmp_path, settings | {'optimizer.max_duplicates': 0.0})
+  assert 'diverged at step' in line and 'learning rate' in line
+  assert not (tmp_path / 'export').exists()
+
+
+def test_a_full_disk_does_not_end_training(tmp_path, monkeypatch):
+  def fail(*args: object, **more: object) -> None:
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(checkpoint.ocp.CheckpointManager, 'save', fail)
+  assert _run(tmp_path, runs.SAVE_ALWAYS) == 0
+  assert 'checkpoint not saved' in runs.log(tmp_path)
+  assert 'No space left' in runs.log(tmp_path) and runs.vectors(tmp_path)
+
+
+def test_out_of_memory_is_one_line(tmp_path, monkeypatch):
+  def fail(*args: object) -> None:
+    raise MemoryError
+
+  monkeypatch.setattr(build, 'parts', fail)
+  assert 'out of memory; lower --config.model.dim' in _refused(tmp_path)
+
+
+def test_what_fails_waits_for_the_loss_of_another_process(
+  monkeypatch, tmp_path
+):
+  # Of collectives whose other end is gone, JAX raises a ValueError too.
+  waited = []
+
+  def fail(*_):
+    raise ValueError('UNKNOWN: Gloo AllGather failed')
+
+  monkeypatch.setattr(train, '_run', fail)
+  monkeypatch.setattr(
+    distributed.Monitor, 'wait_for_loss', lambda _: waited.append(1)
+  )
+  with pytest.raises(ValueError, match='Gloo'):
+    train.run(main.load('wiki', {}), tmp_path)
+  assert waited

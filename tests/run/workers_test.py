@@ -1,0 +1,206 @@
+"""Whole runs of workers on Ray: ended, stopped, in lockstep."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from jaxemb import errors
+from jaxemb.run import metrics
+from jaxemb.workers import remote
+from tests import runs
+
+pytestmark = pytest.mark.slow
+
+WORKERS = {
+  'strategy.name': 'workers', 'strategy.num_workers': 2, 'mesh.data': 0,
+  'train.epochs': 20, 'train.batch_words': 512, 'strategy.sync_every': 512,
+  'train.log_every_secs': 0.0, 'model.dim': 8, 'train.threads': 0,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _needs_ray():
+  pytest.importorskip('ray', reason='Ray is not installed')
+
+
+def _meanwhile(workdir, do):
+  """Has something done once a third of the words are trained.
+
+  In a run that goes on, not before it has trained itself.
+  """
+  path = workdir / 'metrics.jsonl'
+  num_before = len(metrics.read(path))
+
+  def wait():
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+      records = metrics.read(path)
+      if len(records) > num_before and (
+        records[-1]['epoch'] > WORKERS['train.epochs'] / 3
+      ):
+        return do()
+      time.sleep(0.02)
+
+  thread = threading.Thread(target=wait)
+  thread.start()
+  return thread
+
+
+def _kill(name, number=signal.SIGKILL):
+  found, start = [], time.monotonic()
+  while not found and time.monotonic() < start + 120:
+    children = psutil.Process().children(recursive=True)
+    found = [x for x in children if x.name().startswith(f'ray::{name}')]
+  os.kill(found[0].pid, number)
+  return found[0]
+
+
+def _check_all_words(workdir):
+  report = runs.report(workdir)
+  last = metrics.read(workdir / 'metrics.jsonl')[-1]
+  assert last['words'] == report['corpus_words'] * WORKERS['train.epochs']
+  assert last['epoch'] == WORKERS['train.epochs']
+  assert len(report['hosts']) >= 2
+  for host in report['hosts']:
+    assert host['rows_needed'] >= host['rows_fetched'] > 0
+    assert min(host['bytes_sent'], host['bytes_received'], host['words']) > 0
+  memory = report['store']['memory']
+  assert {x['process'] for x in memory} == {'trains', 'shards'}
+  for x in memory:
+    assert 0.75 < x['predicted_rss_bytes'] / x['peak_rss_bytes'] < 1.33
+  return report
+
+
+def test_who_is_killed_is_replaced_and_the_run_ends_by_itself(tmp_path):
+  def kill():
+    _kill('Worker')
+    time.sleep(1)
+    _kill('Actor')
+
+  thread = _meanwhile(tmp_path, kill)
+  settings = {'strategy.pace': 'ssp', 'strategy.rounds_ahead': 4}
+  assert runs.run(tmp_path, WORKERS | settings) == 0
+  thread.join()
+  report = _check_all_words(tmp_path)
+  assert report['workers']['replaced'] == 1
+  log = runs.log(tmp_path)
+  assert 'and is started again; ' in log and ' had not sent are lost' in log
+  assert 'ended and came back from its last snapshot' in log
+  assert not list((tmp_path / 'store').glob('*'))
+
+
+def test_a_run_that_was_stopped_goes_on_with_other_workers(tmp_path):
+  stop = _meanwhile(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
+  settings = {'table.staleness': 5, 'optimizer.name': 'adagrad'}
+  assert runs.run(tmp_path, WORKERS | settings) == 75
+  stop.join()
+  settings['strategy.num_workers'] = 3
+  assert runs.run(tmp_path, WORKERS | settings) == 0
+  report = _check_all_words(tmp_path)
+  assert report['workers']['most_missed_updates'] <= 5
+  assert 'resuming after ' in runs.log(tmp_path)
+
+
+def test_lockstep_is_one_process(tmp_path):
+  common = {
+    'optimizer.max_duplicates': 0.0, 'optimizer.learning_rate': 0.01,
+    'train.epochs': 1, 'train.batch_words': 256, 'train.fused': False,
+  }  # fmt: skip
+  workers = {'strategy.pace': 'bsp', 'strategy.sync_every': 0, **common}
+  assert runs.run(tmp_path / 'workers', WORKERS | workers) == 0
+  sync = {'strategy.name': 'sync', 'mesh.data': 2, 'model.dim': 8, **common}
+  assert runs.run(tmp_path / 'sync', sync) == 0
+  found = [
+    np.load(tmp_path / x / 'export' / 'vectors.npy')
+    for x in ('workers', 'sync')
+  ]
+  steps = metrics.read(tmp_path / 'sync' / 'metrics.jsonl')[-1]['step']
+  assert steps > 100
+  np.testing.assert_allclose(*found, atol=1e-5)
+
+
+def test_without_who_deals_out_the_text_a_run_ends_and_goes_on(tmp_path):
+  found = []
+  thread = _meanwhile(tmp_path, lambda: found.append(_kill('Desk')))
+  line = r'^the process that deals out the text has ended[^\n]*run the same'
+  with pytest.raises(errors.UserError, match=line):
+    runs.run(tmp_path, WORKERS)
+  thread.join()
+  found[0].wait(20)
+  assert runs.run(tmp_path, WORKERS) == 0
+  _check_all_words(tmp_path)
+
+
+def test_who_is_suspended_is_one_line_and_who_waits_for_a_cpu(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(remote, 'CALL_SECS', 5)
+  monkeypatch.setattr(remote, '_FILE_BYTES_PER_SEC', 1e9)
+  held, found = remote.Cluster(address='local'), []
+  assert held.num_cpus() == (1, 1)
+  thread = _meanwhile(
+    tmp_path, lambda: found.append(_kill('Actor', signal.SIGSTOP))
+  )
+  line = r'^shard 0 of the tables has not answered[^\n]*run the same'
+  try:
+    # It is not the run's own Ray.
+    with pytest.raises(errors.UserError, match=line):
+      runs.run(tmp_path, WORKERS)
+  finally:
+    held.close()
+    thread.join()
+  found[0].wait(20)  # suspended or not, it does not stay
+  told = '1 of 2 workers wait for a CPU: the cluster has 1, of which 1 are free'
+  assert told in runs.log(tmp_path)
+
+
+CLICKS = {
+  'data.source': 'clicks', 'data.path': 'toyclicks:4000', 'mesh.data': 0,
+  'data.min_count': 1, 'strategy.name': 'workers', 'model.name': 'wide_deep',
+  'strategy.num_workers': 2, 'strategy.sync_every': 256, 'model.hidden': '8',
+  'model.dim': 4, 'train.batch_examples': 64, 'optimizer.name': 'adam_full',
+  'optimizer.learning_rate': 0.003, 'optimizer.final_learning_rate': 0.003,
+  'train.epochs': WORKERS['train.epochs'], 'train.log_every_secs': 0.0,
+  'eval.every_epochs': 4.0, 'train.patience': 3, 'train.threads': 0,
+  'eval.paths': '',
+}  # fmt: skip
+
+
+def test_workers_of_clicks_are_stopped_killed_and_go_on(tmp_path):
+  stop = _meanwhile(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
+  assert runs.run(tmp_path, CLICKS) == 75
+  stop.join()
+  lines = (tmp_path / 'evaluation.jsonl').read_text().splitlines()
+  before = list(map(json.loads, lines))
+  kill = _meanwhile(tmp_path, lambda: _kill('Worker'))
+  assert runs.run(tmp_path, CLICKS | {'strategy.num_workers': 3}) == 0
+  kill.join()
+  report, log = runs.report(tmp_path), runs.log(tmp_path)
+  assert 'resuming after ' in log and report['workers']['replaced'] == 1
+  assert report['evaluation']['validation']['auc'] > 0.55
+  # Evaluations go on where they were, and end the run or come to its end.
+  evaluations = report['evaluations']
+  assert evaluations[: len(before)] == before
+  epochs = [x['epoch'] for x in evaluations]
+  assert epochs == sorted(epochs)
+  has_ended = 'it gets no better' in log
+  assert has_ended or epochs[-1] == WORKERS['train.epochs']
+  assert report['workers']['dense_bytes'] > 0
+  # Ended after its last checkpoint, it is exported without another step.
+  (tmp_path / 'report.json').unlink()
+  assert runs.run(tmp_path, CLICKS | {'strategy.num_workers': 3}) == 0
+  again = runs.report(tmp_path)
+  assert again['evaluation'] == report['evaluation']
+
+
+def test_rounds_of_dense_parameters_in_lockstep_are_steps(tmp_path):
+  more = {'strategy.pace': 'bsp', 'strategy.sync_every': 4096}
+  line = runs.refused(tmp_path, CLICKS | more)
+  start = 'config.strategy.sync_every=4096 is more than one step'
+  assert line.startswith(start)

@@ -1,0 +1,103 @@
+"""Slots of rows, against a device that is a dict."""
+
+import numpy as np
+import pytest
+
+from jaxemb.stores import cache as cache_lib
+from jaxemb.stores import fetching
+
+VOCAB, CAPACITY = 1000, 100
+
+
+def _steps(seed, num):
+  """Ids of two tables, with repetitions and padding."""
+  rng = np.random.default_rng(seed)
+  for _ in range(num):
+    words = (VOCAB * rng.random(20) ** 3).astype(np.int32)
+    others = rng.integers(0, VOCAB + 3, 10).astype(np.int32)
+    yield words, np.concatenate([words, others])
+
+
+@pytest.mark.parametrize('policy', cache_lib.POLICIES)
+def test_rows_are_where_the_map_says(policy):
+  cache = cache_lib.Cache(('a', 'b'), VOCAB, CAPACITY, policy)
+  device, on_device = {'a': {}, 'b': {}}, np.full(VOCAB, CAPACITY)
+  steps = list(_steps(0, 400))
+  while steps:
+    moves = cache.admit(steps[:4])
+    done, steps = steps[: moves.num_steps], steps[moves.num_steps :]
+    on_device[moves.ids] = moves.slots
+    for i, (name, held) in enumerate(device.items()):
+      for slot, id_ in zip(*moves.out[name], strict=True):
+        assert held.pop(slot) == id_
+      for slot, id_ in zip(*moves.into[name], strict=True):
+        assert slot not in held
+        held[slot] = id_
+      needed = {x for step in done for x in step[i].tolist() if x < VOCAB}
+      assert moves.num_needed[name] == len(needed)
+      for id_ in needed:
+        assert held[on_device[id_]] == id_
+      assert dict(zip(*cache.held(name), strict=True)) == held
+    np.testing.assert_array_equal(cache.slot_of, on_device)
+
+
+def test_what_is_used_stays():
+  def fetched(policy):
+    cache = cache_lib.Cache(('a',), VOCAB, 40, policy)
+    often, num = np.arange(20, dtype=np.int32), 0
+    for _ in range(12):
+      cache.admit([[often]])
+    for i in range(60):
+      # Rows that come once, in between; every third time they are alone.
+      once = np.arange(20 * i, 20 * i + 20, dtype=np.int32) % 900 + 100
+      moves = cache.admit([[once if i % 3 else np.append(often, once)]])
+      num += np.isin(moves.into['a'][1], often).sum()
+    return num
+
+  lru, lfu, lfu_opt = map(fetched, cache_lib.POLICIES)
+  assert lru > 3 * lfu and lru > 3 * lfu_opt
+
+
+def test_by_lru_goes_what_was_used_longest_ago():
+  cache, last_use = cache_lib.Cache(('a',), VOCAB, 200, 'lru'), {}
+  rng = np.random.default_rng(0)
+  for i in range(300):
+    needed = (VOCAB * rng.random(12) ** 2).astype(np.int32)
+    moves = cache.admit([[needed]])
+    gone = moves.out['a'][1].tolist()
+    others = sorted(last_use[x] for x in last_use.keys() - set(needed.tolist()))
+    assert sorted(last_use.pop(x) for x in gone) == others[: len(gone)]
+    last_use |= dict.fromkeys(needed.tolist(), i)
+    assert len(last_use) <= 200
+  assert len(last_use) == 200
+
+
+def test_a_step_that_does_not_fit_is_refused():
+  cache = cache_lib.Cache(('a', 'b'), VOCAB, 8)
+  step = np.arange(6, dtype=np.int32), np.arange(3, 9, dtype=np.int32)
+  with pytest.raises(cache_lib.TooSmall) as error:
+    cache.admit([step])
+  assert error.value.num_rows == 9
+  assert cache.admit([(step[0], step[0])]).num_steps == 1
+
+
+@pytest.mark.parametrize('policy', cache_lib.POLICIES)
+def test_prediction_of_what_moves(policy):
+  chances = 1 / (np.arange(VOCAB) + 2.7)
+  chances /= chances.sum()
+  rng = np.random.default_rng(0)
+  cache = cache_lib.Cache(('a',), VOCAB, 300, policy)
+  expected = fetching.predict({'a': 80 * chances}, 300, 4)['a']
+  num, steps, needed = 0, 0, 0
+  while steps < 2000:
+    ids = rng.choice(VOCAB, (4, 80), p=chances).astype(np.int32)
+    moves = cache.admit([[x] for x in ids])
+    steps += moves.num_steps
+    if steps > 200:
+      num += len(moves.into['a'][1])
+      needed += moves.num_needed['a']
+  assert expected.stretch_steps == 4
+  ratio = num / 1800 / expected.rows_per_step
+  # It is of LRU, and what LFU fetches is less.
+  assert 0.9 < ratio < 1.1 if policy == 'lru' else 0.75 < ratio < 0.95
+  assert 1 - num / needed == pytest.approx(expected.hit_rate, abs=0.1)

@@ -1,0 +1,250 @@
+"""Tables on actors of Ray, started here, and shards that are killed."""
+
+import os
+import re
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from jaxemb import errors
+from jaxemb.workers import copies, remote, shards
+
+ROWS, WIDTH = 301, 4
+pytestmark = pytest.mark.slow
+
+
+def _make(ids):
+  return np.repeat(ids[:, None], WIDTH, 1).astype(np.float32).view(np.uint8)
+
+
+@pytest.fixture(scope='module')
+def _ray_here(tmp_path_factory):
+  pytest.importorskip('ray', reason='Ray is not installed')
+  # As long as it has a table, there is Ray.
+  held = remote.Cluster(address='local')
+  table = _table(held, tmp_path_factory.mktemp('held'), 'held', 1)
+  yield
+  table.close()
+
+
+@pytest.fixture
+def cluster(_ray_here):
+  return remote.Cluster()
+
+
+def _table(cluster, folder, name, num=3, secs=1e9, client=''):
+  args = num, ROWS, 4 * WIDTH, _make, folder, secs, WIDTH
+  return cluster.table(name, *args, client)
+
+
+def _push(worker, pending, rows):
+  deltas = worker.settle(pending, rows, pending.lines)
+  push = worker.asking_push(pending, deltas)
+  shards.together(worker.table.call, [push])
+
+
+def _kill(table, number):
+  """As the system kills it, at any moment from now on."""
+  actor = table.call.actors[number]
+  actor.__ray_call__.remote(lambda self: os._exit(9))
+
+
+def _clocks(table):
+  found = table.newer(np.arange(ROWS), np.full(ROWS, shards.NEVER), 0)
+  clocks = np.empty(ROWS, np.int64)
+  clocks[found.at] = shards.num_updates(found.clocks)
+  return clocks
+
+
+def test_a_store_on_actors(cluster, tmp_path):
+  table, rng = _table(cluster, tmp_path, 'store'), np.random.default_rng(0)
+  expected = _make(np.arange(ROWS))
+  for _ in range(10):
+    ids = rng.permutation(ROWS)[: rng.integers(ROWS)]
+    np.testing.assert_array_equal(table.read(ids), expected[ids])
+    records = rng.integers(0, 256, (len(ids), 4 * WIDTH), np.uint8)
+    expected[ids] = records
+    table.write(ids, records)
+  checksum = table.snapshot(tmp_path / 'saved')
+  table.write(np.arange(5), np.zeros((5, 4 * WIDTH), np.uint8))
+  table.restore(tmp_path / 'saved', checksum)
+  np.testing.assert_array_equal(table.read(np.arange(ROWS)), expected)
+  with pytest.raises(ValueError, match='saved is damaged'):
+    table.restore(tmp_path / 'saved', checksum + 1)
+  (tmp_path / 'saved' / '1').write_bytes(b'')
+  with pytest.raises(ValueError, match='^[^\n]* is cut off$'):
+    table.restore(tmp_path / 'saved', checksum)
+  table.close()
+  assert [x.name for x in tmp_path.iterdir()] == ['saved']
+
+
+def test_a_shard_that_is_killed_says_what_it_lost(cluster, tmp_path, caplog):
+  table = _table(cluster, tmp_path, 'killed', num=2)
+  ids = np.arange(10)
+  table.write(ids, old := _make(ids + 1))
+  # From here on a snapshot is there, of when a checkpoint was restored.
+  checksum = table.snapshot(tmp_path / 'saved')
+  table.restore(tmp_path / 'saved', checksum)
+  new = _make(ids + 2)
+  for _ in range(3):
+    table.write(ids, new)
+  _kill(table, 1)
+  expected = np.where((ids % 2 == 1)[:, None], old, new)
+  np.testing.assert_array_equal(table.read(ids), expected)
+  assert caplog.text.count('came back') == 1
+  assert 'shard 1 of table killed' in caplog.text
+  assert 'snapshot: 15 updates of rows' in caplog.text
+  table.close()
+
+
+def test_kills_at_random_lose_what_is_said_and_no_more(
+  cluster, tmp_path, caplog
+):
+  rng = np.random.default_rng(1)
+  tables = [
+    _table(cluster, tmp_path, 'random', secs=0.05, client=f'worker {i}')
+    for i in range(3)
+  ]
+  # Lines are ids: every row has one.
+  workers = [copies.Copies(x, ROWS, WIDTH, 2, 2) for x in tables]
+  rows, pushed = np.zeros((3, ROWS, WIDTH), np.float32), 0
+  for step in range(160):
+    number = rng.integers(3)
+    worker, own = workers[number], rows[number]
+    if step % 20 == 10:
+      _kill(tables[0], rng.integers(3))
+    ids = np.unique(rng.zipf(1.3, 40) % ROWS)
+    fetched = worker.read(ids, ids)
+    worker.commit(fetched, own, fetched.lines)
+    worker.begin(ids, np.ones(len(ids), np.int64))
+    own[ids] += 1
+    due = worker.due(ids)
+    pushed += due.updates.sum()
+    _push(worker, due, own)
+  for worker, own in zip(workers, rows, strict=True):
+    due = worker.all()
+    pushed += due.updates.sum()
+    _push(worker, due, own)
+  clocks = _clocks(tables[0])
+  [_clocks(x) for x in tables[1:]]  # all have heard of all restarts
+  lost = {}
+  for message in caplog.messages:
+    found = re.search(r'shard (\d) .*: ([\d,]+) updates', message)
+    if found:
+      lost.setdefault(found[1], []).append(int(found[2].replace(',', '')))
+  # Every worker says it, unless a shard ended twice between its calls.
+  assert len(lost) == 3
+  assert 0 < pushed - clocks.sum() <= sum(map(sum, lost.values()))
+  # Rows are what their clocks say.
+  expected = np.arange(ROWS) + clocks
+  found = tables[0].read(np.arange(ROWS)).view(np.float32)
+  np.testing.assert_array_equal(found, np.repeat(expected[:, None], WIDTH, 1))
+  tables[0].close()
+
+
+def test_a_shard_that_stays_away_is_one_line(cluster, tmp_path, monkeypatch):
+  import ray
+
+  monkeypatch.setattr(remote, 'WAIT_SECS', 1)
+  table = _table(cluster, tmp_path, 'gone')
+  table.read(np.arange(3))
+  ray.kill(table.call.actors[1])
+  with pytest.raises(errors.UserError, match='^shard 1 of the tables has not'):
+    table.read(np.arange(3))
+
+
+def _suspend(table, number):
+  import ray
+
+  actor = table.call.actors[number]
+  pid = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+  os.kill(pid, signal.SIGSTOP)
+  return pid
+
+
+def test_a_shard_that_was_suspended_is_asked_again(
+  cluster, tmp_path, monkeypatch
+):
+  import ray
+
+  table = _table(cluster, tmp_path, 'late', num=2)
+  ids, one = np.arange(10), np.ones(10, np.int64)
+  rows = _make(ids)
+  table.read(ids)  # once actors have started
+  monkeypatch.setattr(remote, 'CALL_SECS', 2)
+  pid, get = _suspend(table, 1), ray.get
+
+  def get_or_resume(*args, **kwargs):
+    try:
+      return get(*args, **kwargs)
+    except ray.exceptions.GetTimeoutError:
+      os.kill(pid, signal.SIGCONT)
+      raise
+
+  monkeypatch.setattr(ray, 'get', get_or_resume)
+  table.add(ids, rows, one, ids, rows)
+  # Both calls have come, and one was done.
+  np.testing.assert_array_equal(
+    table.read(ids).view(np.float32), 2 * rows.view(np.float32)
+  )
+  table.close()
+
+
+def test_a_shard_that_stays_suspended_is_one_line(
+  cluster, tmp_path, monkeypatch
+):
+  table = _table(cluster, tmp_path, 'suspended')
+  table.read(np.arange(3))
+  monkeypatch.setattr(remote, 'CALL_SECS', 1)
+  pid = _suspend(table, 1)
+  start = time.monotonic()
+  try:
+    with pytest.raises(
+      errors.UserError, match='^shard 1 of the tables has not'
+    ):
+      table.read(np.arange(3))
+    table.close()
+    assert time.monotonic() - start < 8
+  finally:
+    os.kill(pid, signal.SIGCONT)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'ray', None)
+  with pytest.raises(errors.UserError, match=r"pip install -e '\.\[ray\]'"):
+    remote.Cluster()
+
+
+def test_a_cluster_that_is_not_there_is_one_line(
+  cluster, monkeypatch, tmp_path
+):
+  import ray
+
+  monkeypatch.setattr(ray, 'is_initialized', lambda: False)
+
+  def refuse(*unused, **others):
+    raise ConnectionError('nobody\nis there')
+
+  monkeypatch.setattr(ray, 'init', refuse)
+  with pytest.raises(errors.UserError, match='Ray at here:1: nobody is there'):
+    _table(remote.Cluster(address='here:1'), tmp_path, 'x')
+
+
+def test_who_is_stopped_while_ray_starts_may_be_started_again(
+  cluster, monkeypatch, tmp_path
+):
+  import ray
+
+  def start(*unused, **others):  # its handler, until it has connected
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+    signal.raise_signal(signal.SIGTERM)
+
+  monkeypatch.setattr(ray, 'is_initialized', lambda: False)
+  monkeypatch.setattr(ray, 'init', start)
+  handler = signal.getsignal(signal.SIGTERM)
+  with pytest.raises(errors.LostError, match='nothing to save'):
+    _table(remote.Cluster(), tmp_path, 'x')
+  assert signal.getsignal(signal.SIGTERM) is handler

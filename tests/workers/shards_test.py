@@ -1,0 +1,55 @@
+"""Shards keep records like any other store."""
+
+import numpy as np
+import pytest
+
+from jaxemb.workers import shards
+
+ROWS, BYTES = 101, 6
+
+
+def _make(ids):
+  return np.repeat(ids.astype(np.uint8)[:, None], BYTES, 1)
+
+
+def _table(num):
+  made = [shards.Shard(i, num, ROWS, BYTES) for i in range(num)]
+
+  def call(requests):
+    return [
+      {i: getattr(made[i], x.method)(*y) for i, y in x.args.items()}
+      for x in requests
+    ]
+
+  return shards.Sharded('x', num, ROWS, BYTES, _make, call, 'me', list)
+
+
+@pytest.mark.parametrize('num', [1, 2, 5])
+def test_a_store_of_several_shards(num, tmp_path):
+  table, rng = _table(num), np.random.default_rng(num)
+  expected = _make(np.arange(ROWS))
+  for _ in range(20):
+    ids = rng.permutation(ROWS)[: rng.integers(ROWS)]
+    np.testing.assert_array_equal(table.read(ids), expected[ids])
+    expected[ids] = records = rng.integers(0, 256, (len(ids), BYTES))
+    table.write(ids, records.astype(np.uint8))
+  checksum = table.snapshot(tmp_path / 'rows')
+  again = _table(num)
+  again.write(np.arange(3), np.zeros((3, BYTES), np.uint8))
+  again.restore(tmp_path / 'rows', checksum)
+  np.testing.assert_array_equal(again.read(np.arange(ROWS)), expected)
+  with pytest.raises(ValueError, match=f'is of {num} shards'):
+    _table(num + 1).restore(tmp_path / 'rows', checksum)
+  with pytest.raises(ValueError, match='is damaged'):
+    again.restore(tmp_path / 'rows', checksum + 1)
+  path = tmp_path / 'rows' / '0'
+  path.write_bytes(path.read_bytes()[:-1])
+  with pytest.raises(ValueError, match='cut off'):
+    again.restore(tmp_path / 'rows', checksum)
+
+
+def test_rows_that_are_read_take_no_memory_on_a_shard():
+  table = _table(2)
+  table.read(np.arange(ROWS))
+  found = table.newer(np.arange(ROWS), np.full(ROWS, shards.NEVER), 0)
+  assert not found.is_known.any() and not found.clocks.any()

@@ -1,0 +1,315 @@
+"""Workers that share tables, as threads of this process."""
+
+import functools
+import threading
+from concurrent import futures
+
+import jax
+import numpy as np
+import pytest
+
+from jaxemb.data import windows
+from jaxemb.workers import shards, shared_rows
+from tests import dispatches, marking
+
+VOCAB, DIM, WINDOW, CHUNK, WORDS, STEPS = 400, 12, 2, 8, 16, 50
+COUNTS = np.maximum(20_000 // np.arange(1, VOCAB + 1), 1)
+
+
+class Cluster:
+  """As `remote.Cluster`, with shards in this process."""
+
+  def __init__(self):
+    self.shards, self.lock, self.num_clients = {}, threading.Lock(), 0
+
+  def table(self, name, num, rows, num_bytes, make, folder, secs, num_added):
+    """See `remote.Cluster.table`."""
+    with self.lock:
+      args = num, rows, num_bytes, num_added
+      made = [shards.Shard(i, *args) for i in range(num)]
+      self.shards.setdefault(name, made)
+      self.num_clients += 1
+      client = str(self.num_clients)
+
+    return shards.Sharded(
+      name, num, rows, num_bytes, make, self.call, client, list
+    )
+
+  def call(self, requests):
+    """See `shards.Call`."""
+    with self.lock:
+      return [
+        {
+          i: getattr(self.shards[x.table][i], x.method)(*y)
+          for i, y in x.args.items()
+        }
+        for x in requests
+      ]
+
+
+class Abreast:
+  """Has threads begin their stretches together, and read ahead."""
+
+  is_lockstep = False
+
+  def __init__(self, num):
+    self.barrier = threading.Barrier(num)
+
+  def begin(self, needed):
+    """See `shared_rows.Pace`."""
+    self.barrier.wait(60)
+    return needed.count, needed.examples
+
+
+class Lockstep(Abreast):
+  """Has threads begin their stretches together, and push together."""
+
+  is_lockstep = True
+
+  def has_read(self):
+    """See `shared_rows.Pace`."""
+
+  def end(self):
+    """See `shared_rows.Pace`."""
+    self.barrier.wait(60)
+
+
+def trainers(num, settings, cluster, fused=False, **fixed):
+  """A trainer for each of some workers, and their batches of words."""
+  settings = {
+    'model.dim': DIM, 'model.window': WINDOW, 'data.sample': 0.0,
+    'model.shared_negatives': 4, 'train.batch_words': WORDS,
+    'optimizer.learning_rate': 0.1, 'strategy.name': 'workers',
+    'strategy.num_workers': num, 'table.device_bytes': '60%', **settings,
+  }  # fmt: skip
+  steps = windows.Steps(WORDS, num, WINDOW, CHUNK)
+  if settings.get('strategy.pace') == 'bsp':
+    settings['train.batch_words'] = num * WORDS
+  args = COUNTS, settings, (1, 1), steps, fused, cluster
+  return [
+    dispatches.trainer(
+      *args, chunk=CHUNK, parts=num, loss_every_steps=1, **fixed
+    )
+    for _ in range(num)
+  ]
+
+
+def batches(num_parts, num, steps, rate=0.1):
+  """Dispatches of all parts, each with its schedule."""
+  rng, made = np.random.default_rng(0), []
+  chances = COUNTS / COUNTS.sum()
+  for i in range(num):
+    words = rng.choice(VOCAB, (num_parts, STEPS * WORDS), p=chances)
+    sentences = [np.split(x, range(9, len(x), 9)) for x in words]
+    batch = dispatches.pack(sentences, VOCAB, steps, STEPS, i)
+    key = dispatches.KEY + np.uint32(i)
+    made.append((batch, dispatches.schedule(rate, rate / 2, key)))
+  return made
+
+
+def train(trainer, part, work):
+  """All dispatches of a part; nothing is left on the device."""
+  strategy, store = trainer.strategy, trainer.strategy.store
+  state, losses = strategy.init(jax.random.key(3)), []
+  own = []
+  for batch, schedule in work:
+    batch = jax.tree.map(lambda x: x[part : part + 1], batch)
+    batch = jax.device_put(batch, strategy.batch_sharding)
+    own.append((batch, schedule._replace(parts_before=np.int32(part))))
+  for i, (batch, schedule) in enumerate(own):
+    if i + 1 < len(own):
+      store.expect(*own[i + 1])
+    args = strategy.constants(), batch, schedule
+    state, metrics = strategy.step(state, *args)
+    losses.append(float(metrics.steps.loss))
+  store.flush(state)
+  return losses
+
+
+def run(made, pace, work):
+  """All workers side by side; their losses."""
+  with futures.ThreadPoolExecutor(len(made)) as pool:
+    for trainer in made:
+      trainer.strategy.store.rows.pace = pace
+    args = made, range(len(made)), [work] * len(made)
+    return list(pool.map(train, *args))
+
+
+def rows(trainer):
+  """Of all tables, from the shards."""
+  store, names = trainer.strategy.store, trainer.trainable.tables
+  ids = np.arange(VOCAB)
+  return {k: store.rows.export_rows(k, ids) for k in names}
+
+
+def alone(num_parts, settings, work, **fixed):
+  """The rows of all tables after synchronous training, and its losses."""
+  settings = {
+    'model.dim': DIM, 'model.window': WINDOW, 'data.sample': 0.0,
+    'model.shared_negatives': 4, 'train.batch_words': num_parts * WORDS,
+    'optimizer.learning_rate': 0.1, 'strategy.name': 'sync', **settings,
+  }  # fmt: skip
+  steps = windows.Steps(WORDS, num_parts, WINDOW, CHUNK)
+  args = COUNTS, settings, (num_parts, 1), steps
+  made = dispatches.trainer(*args, chunk=CHUNK, loss_every_steps=1, **fixed)
+  state, losses = made.strategy.init(jax.random.key(3)), []
+  for batch, schedule in work:
+    state, metrics = dispatches.run(made.strategy, state, batch, schedule)
+    losses.append(float(metrics.steps.loss))
+  tables = made.trainable.tables
+  return {k: made.strategy.export_rows(state, k) for k in tables}, losses
+
+
+@pytest.mark.slow
+def test_lockstep_without_staleness_is_synchronous():
+  num = 3  # each with more than one other
+  # What is limited in a step of all is not what is limited in a worker's.
+  common = {'optimizer.max_duplicates': 0.0}
+  settings = {'strategy.pace': 'bsp', 'table.staleness': 0}
+  made = trainers(num, {**common, **settings}, Cluster())
+  work = batches(num, 4, made[0].trainable.steps, 0.02)
+  losses = run(made, Lockstep(num), work)
+  expected, expected_losses = alone(num, common, work)
+  np.testing.assert_allclose(np.sum(losses, 0), expected_losses, rtol=1e-5)
+  for name, found in rows(made[0]).items():
+    np.testing.assert_allclose(found.rows, expected[name].rows, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('optimizer', 'staleness'),
+  marking.slow_after(1, [('adagrad', 0), ('sgd', -1), ('adam', 5)]),
+)
+def test_one_worker_learns_what_it_would_alone(optimizer, staleness):
+  common = {'optimizer.name': optimizer}
+  (made,) = trainers(1, {**common, 'table.staleness': staleness}, Cluster())
+  work = batches(1, 3, made.trainable.steps)
+  losses = run([made], Abreast(1), work)
+  expected, expected_losses = alone(1, common, work)
+  np.testing.assert_allclose(losses[0], expected_losses, rtol=1e-4)
+  for name, found in rows(made).items():
+    np.testing.assert_allclose(found.rows, expected[name].rows, atol=1e-4)
+    for slot, values in found.slots.items():
+      np.testing.assert_allclose(
+        values, expected[name].slots[slot], rtol=1e-3, atol=1e-6
+      )
+
+
+slow = pytest.mark.slow
+
+
+@slow
+def test_rows_of_low_precision_are_shared():
+  settings = {'table.dtype': 'int8', 'table.staleness': 2}
+  made = trainers(2, settings, Cluster())
+  work = batches(2, 3, made[0].trainable.steps, 0.04)
+  losses = np.sum(run(made, Abreast(2), work), 0)
+  _, expected = alone(2, {}, work)
+  np.testing.assert_allclose(losses, expected, rtol=0.15)
+
+
+@functools.cache
+def _losses_of_four():
+  """Of a synchronous step for four workers."""
+  work = batches(4, 4, windows.Steps(WORDS, 4, WINDOW, CHUNK), 0.03)
+  return work, alone(4, {}, work)[1]
+
+
+@pytest.mark.parametrize(
+  ('staleness', 'fused'),
+  marking.slow_after(0, [(20, True), (-1, True), (0, False)]),
+)
+def test_workers_that_never_wait_learn_as_much(staleness, fused):
+  settings = {'table.staleness': staleness, 'train.threads': 1 if fused else 0}
+  settings['strategy.sync_every'] = 4 * WORDS
+  made = trainers(4, settings, cluster := Cluster(), fused, memory_lookups=20.0)
+  work, expected = _losses_of_four()
+  losses = np.sum(run(made, Abreast(len(made)), work), 0)
+  assert losses[-1] < (1.3 if staleness > 0 else 1.1) * expected[-1]
+  counts = [x.strategy.store.take_counts() for x in made]
+  for found, trainer in zip(counts, made, strict=True):
+    assert set(found) == set(trainer.strategy.store.counted)
+    needed, checked = found['rows_needed'], found['rows_checked']
+    assert checked == needed
+    if staleness < 0:
+      assert found['rows_fetched'] == needed
+    else:
+      assert found['rows_fetched'] < needed
+      assert trainer.strategy.store.rows.most_missed <= staleness
+    assert trainer.strategy.store.rows.num_updates() == 0
+  # Every update has reached a shard, once.
+  pushed = sum(x['updates_pushed'] for x in counts)
+  clocks = [y.updates for x in cluster.shards.values() for y in x]
+  assert sum(clocks) == pushed > 0
+
+
+@pytest.mark.slow
+def test_an_export_on_the_way_loses_nothing():
+  (made,) = trainers(1, {'table.staleness': 50}, Cluster())
+  store, strategy = made.strategy.store, made.strategy
+  work = batches(1, 3, made.trainable.steps)
+  state = strategy.init(jax.random.key(3))
+  args = [(jax.device_put(x, strategy.batch_sharding), y) for x, y in work]
+  for i, (batch, schedule) in enumerate(args):
+    if i + 1 < len(args):
+      store.expect(*args[i + 1])
+    step_args = strategy.constants(), batch, schedule
+    state, _ = strategy.step(state, *step_args)
+    # Rows of the next dispatch are under way.
+    state = store.flush(state)
+    assert store.rows.num_updates() == 0
+  expected, _ = alone(1, {}, work)
+  for name, found in rows(made).items():
+    np.testing.assert_allclose(found.rows, expected[name].rows, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  'num_workers,staleness',
+  [(1, 0), pytest.param(3, 10, marks=slow)],
+)
+def test_traffic_is_what_was_expected(num_workers, staleness):
+  settings = {
+    'table.staleness': staleness, 'table.device_bytes': '50%',
+    'strategy.sync_every': 2 * WORDS,
+  }  # fmt: skip
+  made = trainers(num_workers, settings, Cluster())
+  work = batches(num_workers, 8, made[0].trainable.steps, 0.01)
+  run(made, Abreast(num_workers), work)
+  store = made[0].strategy.store
+  counts, num = store.take_counts(), 0.0
+  fetched = pushed = 0.0
+  for name, expected in store.predicted(WORDS).items():
+    lookups = store.tables[name].spec.lookups_per_center * WORDS
+    size = store.rows.records[name].num_bytes
+    args = expected, lookups, num_workers, staleness, size
+    each, rows = shared_rows.predict(*args), expected.needs.sum()
+    fetched += each.fetched * rows
+    pushed += each.pushed * rows
+    num += rows
+  needed = counts['rows_needed']
+  assert abs(fetched / num - counts['rows_fetched'] / needed) < 0.1
+  assert abs(pushed / num - counts['rows_pushed'] / needed) < 0.1
+
+
+@slow
+@pytest.mark.parametrize(
+  'settings',
+  [
+    {'model.loss': 'hierarchical_softmax'},
+    {'model.name': 'mixture', 'senses.number': 3, 'senses.top_ratio': 0.02},
+  ],
+  ids=lambda x: '-'.join(map(str, x.values())),
+)
+def test_any_model_learns_what_it_would_alone(settings):
+  settings = {**settings, 'table.device_bytes': '100%'}
+  if 'model.loss' in settings:
+    settings['model.shared_negatives'] = 24
+  (made,) = trainers(1, settings, Cluster(), shared_nodes=4)
+  work = batches(1, 2, made.trainable.steps, 0.02)
+  losses = run([made], Abreast(1), work)
+  del settings['table.device_bytes']
+  expected, expected_losses = alone(1, settings, work, shared_nodes=4)
+  np.testing.assert_allclose(losses[0], expected_losses, rtol=1e-4)
+  for name in made.trainable.tables:
+    num = made.trainable.tables[name].spec.vocab
+    found = made.strategy.store.rows.export_rows(name, np.arange(num))
+    np.testing.assert_allclose(found.rows, expected[name].rows, atol=1e-4)
