@@ -222,7 +222,9 @@ class Embeddings:
         'nothing is near; give other words, or train longer'
       )
     scores = self._cosines(geometry.unit_vector(target), restrict_vocab)
-    return self._rank(scores, [key for key, _ in items], topn, min_prior)
+    return self._rank(
+      scores, given=[key for key, _ in items], topn=topn, min_prior=min_prior
+    )
 
   def most_similar_cosmul(
     self,
@@ -254,7 +256,12 @@ class Embeddings:
     restrict_vocab: int | None = None,
   ) -> Ranked:
     """Words nearest to a [dim] vector; see `most_similar`."""
-    return self.most_similar([np.asarray(vector)], (), topn, restrict_vocab)
+    return self.most_similar(
+      [np.asarray(vector)],
+      negative=(),
+      topn=topn,
+      restrict_vocab=restrict_vocab,
+    )
 
   def analogy(self, a: str, b: str, c: str, topn: int | None = 10) -> Ranked:
     """Words d such that a is to b as c is to d (3CosAdd)."""
@@ -336,7 +343,7 @@ class Embeddings:
     """
     words = self.of_words()
     results = words_lib.evaluate(
-      words.index_to_key, words.vectors, found, restrict_vocab
+      words.index_to_key, words.vectors, found, restrict_vocab=restrict_vocab
     )
     if self.sense_table is not None:
       results |= senses_evaluate.evaluate(self.sense_table, found, window)
@@ -398,7 +405,10 @@ class Embeddings:
       raise ValueError(f'similarity_function is one of {", ".join(functions)}')
     measure = functions.index(similarity_function)
     benchmark, searched = self._read(
-      'analogies', analogies, restrict_vocab, case_insensitive
+      'analogies',
+      path=analogies,
+      limit=restrict_vocab,
+      is_upper=case_insensitive,
     )
     is_found, is_right = searched.solve(benchmark)
     sections = {
@@ -424,7 +434,9 @@ class Embeddings:
     """
     counts = np.ones(len(self), int) if self.counts is None else self.counts
     rows = export.Encoded(self.vectors)
-    export.write(folder, self.index_to_key, rows, counts, is_minimal=True)
+    export.write(
+      folder, words=self.index_to_key, rows=rows, counts=counts, is_minimal=True
+    )
     senses_lib.write(pathlib.Path(folder), self.sense_table)
     export.write_relations(pathlib.Path(folder), self.relations)
 
@@ -443,7 +455,9 @@ class Embeddings:
     if fvocab is not None and self.counts is None:
       raise ValueError('no counts are known: leave out fvocab')
     words = self.index_to_key
-    renamed = word2vec_format.write(fname, words, self.vectors, binary)
+    renamed = word2vec_format.write(
+      fname, words, self.vectors, is_binary=binary
+    )
     if fvocab is not None:
       word2vec_format.write_vocab(fvocab, words, self.counts)
     if renamed:
@@ -482,7 +496,10 @@ class Embeddings:
       raise errors.UserError(f'{path} is no benchmark of {kind}')
     words = self.of_words()
     return benchmark, words_lib.Searched(
-      words.index_to_key, words.vectors, limit, is_upper
+      words=words.index_to_key,
+      vectors=words.vectors,
+      restrict_vocab=limit,
+      is_upper=is_upper,
     )
 
   def _direction(self, key: Key) -> np.ndarray:
@@ -510,7 +527,13 @@ class Embeddings:
     out = {self.get_index(x) for x in given if not isinstance(x, np.ndarray)}
     # What was never trained is near to nothing.
     known = np.where(self.norms[: len(scores)] > 0, scores, -np.inf)
-    best = geometry.nearest(known, out, topn, self.sense_table, min_prior)
+    best = geometry.nearest(
+      known,
+      excluded=out,
+      num=topn,
+      senses=self.sense_table,
+      min_prior=min_prior,
+    )
     return [(self.index_to_key[i], float(scores[i])) for i in best.tolist()]
 
 
@@ -561,9 +584,19 @@ def load_vectors(path: pathlib.Path | str) -> Embeddings:
       'applies it'
     )
   words, vectors, counts, folder = export.read(path)
-  senses = senses_lib.read(folder, words, counts, vectors) if folder else None
+  senses = (
+    senses_lib.read(folder, names=words, counts=counts, vectors=vectors)
+    if folder
+    else None
+  )
   relations = export.read_relations(folder) if folder else None
-  return Embeddings(words, vectors, counts, senses, relations)
+  return Embeddings(
+    index_to_key=words,
+    vectors=vectors,
+    counts=counts,
+    sense_table=senses,
+    relations=relations,
+  )
 
 
 def _of_clicks(path):

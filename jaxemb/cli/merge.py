@@ -82,17 +82,19 @@ def _run(argv: Sequence[str] | None) -> None:
   with temporary as name:
     scratch = pathlib.Path(name)
     parts, skipped = parts_lib.open_all(
-      flags.parts, scratch, flags.trainable, flags.skip_bad
+      flags.parts, scratch, flags.trainable, skip_bad=flags.skip_bad
     )
     read_secs = time.monotonic() - started
-    merged = senses.merge(parts, spec, scratch / 'merged', _show_progress)
+    merged = senses.merge(
+      parts, spec, folder=scratch / 'merged', progress=_show_progress
+    )
     left_out = [f'left out: {x["reason"]}' for x in skipped]
     warnings = left_out + merged.report['warnings']
     for line in warnings:
       print(f'warning: {line}', file=sys.stderr)
     exported = time.monotonic()
     rows = export.Encoded(merged.vectors)
-    export.write(output / 'export', merged.words, rows, merged.counts)
+    export.write(output / 'export', merged.words, rows, counts=merged.counts)
     table.write(output / 'export', merged.senses)
     arrays = {'vectors': merged.vectors}
     for path, rows in merged.trainable.items():

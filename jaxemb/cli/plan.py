@@ -89,7 +89,15 @@ def _tpu(*numbers: float, shapes: str, core_bytes: int = 0) -> Chip:
 def _gpu(gigabytes, memory_gbps, name, kind):
   shapes = tuple(f'{kind}x{n}' for n in (1, 2, 4, 8))
   return Chip(
-    gigabytes, memory_gbps, 989, 450, 0, shapes, name, 132, 52_428_800
+    gigabytes=gigabytes,
+    memory_gbps=memory_gbps,
+    teraflops=989,
+    link_gbps=450,
+    ghz=0,
+    shapes=shapes,
+    name=name,
+    cores=132,
+    l2_bytes=52_428_800,
   )
 
 
@@ -101,8 +109,12 @@ CHIPS = {
   'v5p': _tpu(102.0, 2765, 459, 100, 1.75, shapes=_CUBES),
   'v6e': _tpu(34.4, 1640, 918, 100, 1.75, shapes=_FLAT, core_bytes=1 << 27),
   'tpu7x': _tpu(103.0, 3690, 1153, 100, 2.2, shapes=_CUBES),
-  'h100': _gpu(85.0, 3350, 'NVIDIA H100 80GB HBM3', 'h100'),
-  'h200': _gpu(151.0, 4800, 'NVIDIA H200 141GB HBM3e', 'h200'),
+  'h100': _gpu(
+    85.0, memory_gbps=3350, name='NVIDIA H100 80GB HBM3', kind='h100'
+  ),
+  'h200': _gpu(
+    151.0, memory_gbps=4800, name='NVIDIA H200 141GB HBM3e', kind='h200'
+  ),
 }
 
 
@@ -333,8 +345,12 @@ def make(
     counts = zipf_counts(num_words)
     chances = loader.center_probabilities(counts, config.data.sample)
     corpus = model_base.Corpus((), counts, chances)
-    sizes = tuning.part_words, tuning.parts, config.model.window, tuning.chunk
-    steps = windows.Steps(*sizes)
+    steps = windows.Steps(
+      part_words=tuning.part_words,
+      num_parts=tuning.parts,
+      window=config.model.window,
+      chunk=tuning.chunk,
+    )
   else:
     from jaxemb.data import base as data_base
 
@@ -342,11 +358,12 @@ def make(
     if config.strategy.name != 'partition':
       readers = readers._replace(local_parts=range(tuning.parts))
     cache = rundir.cache_folder()
-    args = config, tuning, readers, cache, lambda *_: None
-    source = build.make_source(*args)
+    source = build.make_source(
+      config, tuning, readers, cache=cache, progress=lambda *_: None
+    )
     corpus = build.corpus_of(source)
     steps = source.steps
-  trainer = build.trainer(config, tuning, mesh, corpus, steps)
+  trainer = build.trainer(config, tuning, mesh, corpus=corpus, steps=steps)
   if is_text:
     shape = steps.num_parts, loader.batch_words(steps.part_words)
     ids = np.broadcast_to(np.int32(0), shape)
@@ -354,7 +371,15 @@ def make(
   else:
     batch = next(iter(source.items(None, 0))).batch
   batch = _shapes(batch, trainer.strategy.batch_sharding)
-  return Job(where, config, tuning, mesh, trainer, corpus, batch)
+  return Job(
+    topology=where,
+    config=config,
+    tuning=tuning,
+    mesh=mesh,
+    trainer=trainer,
+    corpus=corpus,
+    batch=batch,
+  )
 
 
 def _shapes(tree: Any, sharding: Any) -> Any:
@@ -426,7 +451,9 @@ def held(job: Job) -> Held:
   whole = size((state, job.batch, job.constants))
   in_step = max(0, _step_bytes(job) - job.topology.chip.core_bytes)
   in_step += _fetched_bytes(job)
-  return Held(vectors, rest, whole - vectors - rest, in_step)
+  return Held(
+    tables=vectors, slots=rest, others=whole - vectors - rest, rows=in_step
+  )
 
 
 def _num_bytes(x: Any, is_tpu: bool) -> int:
@@ -654,8 +681,12 @@ def examine(job: Job) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
       program = compiled(job, traced, folder if on_gpu else '')
       if on_gpu:
-        args = program.as_text(), loop, _distinct(job)
-        kernels = gpu.read(pathlib.Path(folder), *args)
+        kernels = gpu.read(
+          pathlib.Path(folder),
+          text=program.as_text(),
+          loop=loop,
+          distinct=_distinct(job),
+        )
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
@@ -681,8 +712,9 @@ def examine(job: Job) -> dict[str, Any]:
   if chip.ghz:
     secs['core'] = core_cycles(text, loop) / (chip.ghz * 1e9)
   if kernels:
-    each = _LAUNCH_SECS, _WAIT_SECS, chip.memory_gbps * 1e9
-    secs['kernels'] = kernels.secs(*each)
+    secs['kernels'] = kernels.secs(
+      _LAUNCH_SECS, _WAIT_SECS, chip.memory_gbps * 1e9
+    )
   devices = job.mesh.size
   temp = memory.temp_size_in_bytes
   # What is changed in place is an argument and not a result as well.

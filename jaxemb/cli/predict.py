@@ -158,8 +158,10 @@ def _of_nodes(
     found = model.infer(graph)
     columns = {'node': pa.array(list(graph.keys()))}
     if model.classes:
-      args = found.outputs, model.classes, model.spec.has_many
-      classes, chances = zip(*nodes.likeliest(*args), strict=True)
+      classes, chances = zip(
+        *nodes.likeliest(found.outputs, model.classes, model.spec.has_many),
+        strict=True,
+      )
       if not model.spec.has_many:
         chances = [float(x) for x in chances]
       columns |= {'class': pa.array(classes), 'probability': pa.array(chances)}

@@ -154,7 +154,7 @@ def _start_compiling(config: ml_collections.ConfigDict) -> None:
   on_cpu = on_cpu or not any(map(importlib.util.find_spec, _ACCELERATORS))
   if on_cpu and config_lib.can_fuse(config, 'cpu', mesh):
     cache = rundir.cache_folder()
-    ahead.compiling(m.name, m.loss, config.table.dtype, cache)
+    ahead.compiling(m.name, m.loss, config.table.dtype, cache=cache)
 
 
 def describe() -> str:

@@ -66,7 +66,13 @@ def read(
   hashes = [(x.hashes(), places) for x, places in texts]
   if settings['numbers'] == 'buckets':
     numbers = numbers[:, :0]
-  return Columns(hashes, [x for x, _ in texts], numbers, labels, num_cut)
+  return Columns(
+    hashes=hashes,
+    texts=[x for x, _ in texts],
+    numbers=numbers,
+    labels=labels,
+    num_cut=num_cut,
+  )
 
 
 def _whole(column):

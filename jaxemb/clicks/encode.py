@@ -80,7 +80,7 @@ class Encoder:
     Raises a `UserError` for a column that is missing, or a wrong label.
     """
     table = formats.Table.of(table)
-    raw = columns.read(table, self.schema, self.settings, has_labels)
+    raw = columns.read(table, self.schema, self.settings, has_labels=has_labels)
     ids = np.full((table.num_rows, self.fields.num_columns), examples.PADDING)
     unknown = {}
     for field, known, (found, places) in zip(
@@ -93,7 +93,7 @@ class Encoder:
       num = 0 if self.settings['hash_size'] else int(np.sum(local == 0))
       if num:
         unknown[field.name] = num
-      _place(ids, field, local + field.first_id, places)
+      _place(ids, field, values=local + field.first_id, places=places)
     numbers = _scaled(raw.numbers, self.settings['numbers'], self.scales)
     return Rows(ids, numbers, raw.labels), unknown
 
@@ -126,11 +126,11 @@ def load_encoder(folder: pathlib.Path) -> Encoder:
   }
   fields = [examples.IdField(*x) for x in record['fields']]
   return Encoder(
-    schema_lib.Schema(**schema),
-    record['settings'],
-    examples.Fields(tuple(fields), tuple(record['numbers'])),
-    tuple(arrays[f'hashes_{i}'] for i in range(len(fields))),
-    arrays['scales'],
+    schema=schema_lib.Schema(**schema),
+    settings=record['settings'],
+    fields=examples.Fields(tuple(fields), tuple(record['numbers'])),
+    hashes=tuple(arrays[f'hashes_{i}'] for i in range(len(fields))),
+    scales=arrays['scales'],
   )
 
 
@@ -252,7 +252,9 @@ def encode(
   except Exception:  # however it is damaged, it is made again
     pass
   with atomic.folder(folder) as new:
-    _Writer(new, settings, seed, progress).write(readers)
+    _Writer(folder=new, settings=settings, seed=seed, progress=progress).write(
+      readers
+    )
   return open_folder(folder)
 
 
@@ -294,7 +296,13 @@ def open_folder(folder: pathlib.Path) -> Encoded:
     ]
     splits[name] = Rows(*arrays)
   counts = np.load(folder / 'counts.npy')
-  return Encoded(encoder, splits, counts, folder, manifest)
+  return Encoded(
+    encoder=encoder,
+    splits=splits,
+    counts=counts,
+    folder=folder,
+    manifest=manifest,
+  )
 
 
 def _mapped(path, dtype, shape, mode='r'):
@@ -372,10 +380,16 @@ class _Writer:
     fields = self._fields(num_ids)
     form = readers['train'].form
     settings = self.settings | {'format': form, 'features': self.features}
-    encoder = Encoder(self.schema, settings, fields, hashes, scales)
+    encoder = Encoder(
+      schema=self.schema,
+      settings=settings,
+      fields=fields,
+      hashes=hashes,
+      scales=scales,
+    )
     encoder.save(self.folder)
     rows, positives, unknown, content = self._rewrite(
-      raw, shares, encoder, orders
+      raw, shares, encoder, orders=orders
     )
     # Of what is trained on, wherever it was read.
     content = hashlib.sha256(f'{content} {fields}'.encode()).hexdigest()
@@ -432,7 +446,9 @@ class _Writer:
     # In threads: what takes most of the time.
     found = reader.tables(
       lambda *x: self.progress(stage, *x),
-      lambda table: columns.read(table, self.schema, self.settings, True),
+      lambda table: columns.read(
+        table, self.schema, self.settings, has_labels=True
+      ),
     )
     with (
       futures.ThreadPoolExecutor(text_encode.num_threads()) as pool,
@@ -481,8 +497,16 @@ class _Writer:
       is_list = name in self.schema.lists
       width = self.settings['multi_values'] if is_list else 1
       pooling = self.settings['pooling'] if is_list else ''
-      args = first_id, num, column, width, pooling
-      fields.append(examples.IdField(name, *args))
+      fields.append(
+        examples.IdField(
+          name=name,
+          first_id=first_id,
+          num_ids=num,
+          first_column=column,
+          num_columns=width,
+          pooling=pooling,
+        )
+      )
       first_id, column = first_id + num, column + width
     is_buckets = self.settings['numbers'] == 'buckets'
     numbers = () if is_buckets else self.schema.numbers
@@ -504,12 +528,13 @@ class _Writer:
       local, first = known.add(found)
       if places is not None:
         ids[:, field.first_column :][:, : field.num_columns] = -1
-      _place(ids, field, local, places)
+      _place(ids, field, values=local, places=places)
       if len(first) and not self.settings['hash_size']:
         new.append(text.strings(first))
 
-    work = fields, self.keys, self.new, raw.texts, raw.hashes
-    work = list(zip(*work, strict=True))  # a field has a table of its own
+    work = list(
+      zip(fields, self.keys, self.new, raw.texts, raw.hashes, strict=True)
+    )  # a field has a table of its own
     num_threads = text_encode.num_threads()
 
     def number_some(first):
@@ -550,8 +575,15 @@ class _Writer:
     for start in range(0, len(rows), _ROWS):
       some = Rows(*(np.asarray(x[start : start + _ROWS]) for x in rows))
       if name == 'train' and shares:
-        args = np.arange(start, start + len(some)), len(rows)
-        yield some, _split_of(*args, shares, self.seed)
+        yield (
+          some,
+          _split_of(
+            np.arange(start, start + len(some)),
+            num=len(rows),
+            shares=shares,
+            seed=self.seed,
+          ),
+        )
       else:
         yield some, np.full(len(some), SPLITS.index(name), np.int8)
 
@@ -563,7 +595,7 @@ class _Writer:
       seen[start : start + len(found)] = found
     if shares:
       for some, split in self._blocks(raw, 'train', shares):
-        _take_off(some.ids, split, self._starts(), seen)
+        _take_off(some.ids, split, starts=self._starts(), counts=seen)
     seen = np.split(seen, flat[1:-1])
     with futures.ThreadPoolExecutor(text_encode.num_threads()) as pool:
       make = functools.partial(_ordered, settings=self.settings)
@@ -635,7 +667,15 @@ class _Writer:
     def rewritten(some, split):
       num_unknown = np.zeros(len(SPLITS), np.int64)
       ids = np.empty_like(some.ids)
-      _translate(some.ids, split, starts, final, firsts, ids, num_unknown)
+      _translate(
+        some.ids,
+        split,
+        starts,
+        final=final,
+        firsts=firsts,
+        out=ids,
+        unknown=num_unknown,
+      )
       numbers = _scaled(some.numbers, kind, encoder.scales)
       found = {}
       for number in np.unique(split):
@@ -651,7 +691,10 @@ class _Writer:
       blocks = itertools.chain(*(self._blocks(raw, x, shares) for x in raw))
       with futures.ThreadPoolExecutor(text_encode.num_threads()) as pool:
         for found, num, text in sources.map_ahead(
-          pool, rewritten, blocks, text_encode.num_threads() + 1
+          pool,
+          function=rewritten,
+          items=blocks,
+          depth=text_encode.num_threads() + 1,
         ):
           digest.update(text.encode())
           for key, (arrays, num_unknown) in found.items():

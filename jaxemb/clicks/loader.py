@@ -120,8 +120,15 @@ class ClickSource:
   ) -> Iterator[base.Item]:
     """Batches from a position, [epoch, next row], to the last epoch's end."""
     widths = self.train.ids.shape[1], self.train.numbers.shape[1]
-    args = len(self.train), _STEPS, widths, self._fill, position, done
-    yield from examples.items(self.spec, *args)
+    yield from examples.items(
+      self.spec,
+      num=len(self.train),
+      most_steps=_STEPS,
+      widths=widths,
+      fill=self._fill,
+      position=position,
+      done=done,
+    )
 
   def _fill(self, epoch, places, ids, numbers, labels):
     """Copies the rows at some places of an epoch's order."""
@@ -157,5 +164,9 @@ def make(spec: base.SourceSpec) -> ClickSource:
     settings |= {k: str(made / f'{k}.csv') for k in ('valid', 'test')}
     if settings['numbers'] == 'log':  # which nobody has set
       settings['numbers'] = 'standard'
-  args = settings, spec.seed, spec.cache, spec.progress
-  return ClickSource(encode.encode(path, *args), spec)
+  return ClickSource(
+    encode.encode(
+      path, settings, spec.seed, cache=spec.cache, progress=spec.progress
+    ),
+    spec,
+  )

@@ -148,7 +148,7 @@ def _linear(before, after, rngs):
 
 class _Deep(nnx.Module):
   def __init__(self, size, spec, rngs):
-    self.layers = _Layers(size, spec, spec.hidden, rngs)
+    self.layers = _Layers(size=size, spec=spec, sizes=spec.hidden, rngs=rngs)
     self.output = _linear((size, *spec.hidden)[-1], 1, rngs)
 
   def __call__(self, inputs, run):
@@ -189,7 +189,7 @@ class _Cross(nnx.Module):
       setattr(self, f'cross_{i}', layer)
       if not has_matrices:
         setattr(self, f'bias_{i}', nnx.Param(jnp.zeros(size)))
-    self.layers = _Layers(size, spec, spec.hidden, rngs)
+    self.layers = _Layers(size=size, spec=spec, sizes=spec.hidden, rngs=rngs)
     deep = spec.hidden[-1] if spec.hidden else 0
     self.output = _linear(size + deep, 1, rngs)
 
@@ -211,7 +211,9 @@ class _Dots(nnx.Module):
     if spec.fields.numbers:
       num, size = num + 1, spec.dim
       sizes = (*spec.lower_hidden, spec.dim)
-      self.lower = _Layers(len(spec.fields.numbers), spec, sizes, rngs)
+      self.lower = _Layers(
+        size=len(spec.fields.numbers), spec=spec, sizes=sizes, rngs=rngs
+      )
     self.upper = _Deep(size + num * (num - 1) // 2, spec, rngs)
 
   def __call__(self, inputs, run):
@@ -248,8 +250,12 @@ class Network(nnx.Module):
     makers = {
       'first': lambda: _First(spec),
       'deep': lambda: _Deep(size, spec, rngs),
-      'cross': lambda: _Cross(size, spec, False, rngs),
-      'cross_matrix': lambda: _Cross(size, spec, True, rngs),
+      'cross': lambda: _Cross(
+        size=size, spec=spec, has_matrices=False, rngs=rngs
+      ),
+      'cross_matrix': lambda: _Cross(
+        size=size, spec=spec, has_matrices=True, rngs=rngs
+      ),
       'dots': lambda: _Dots(spec, rngs),
     }
     self.terms = terms
@@ -356,7 +362,7 @@ class ClickModel(base.Model):
   def loss(self, params, rows, ids, batch, key):
     """Summed over the examples; its derivatives are means."""
     run = Pass(self.spec, batch, key)
-    logits = self._logits(params, rows, batch, run)
+    logits = self._logits(params, rows, batch, run=run)
     losses = sampling.logistic_loss(logits, batch.labels)
     return jnp.sum(batch.weights * losses), base.Aux(batch.weights.sum())
 
@@ -368,8 +374,8 @@ class ClickModel(base.Model):
     moments: Moments,
   ) -> jax.Array:
     """[E] log odds of examples that are not trained on."""
-    run = Pass(self.spec, batch, None, moments)
-    return self._logits(params, rows, batch, run)
+    run = Pass(spec=self.spec, batch=batch, key=None, moments=moments)
+    return self._logits(params, rows, batch, run=run)
 
   def moments(
     self, params: Any, rows: Mapping[str, jax.Array], batch: examples.StepBatch
@@ -377,7 +383,7 @@ class ClickModel(base.Model):
     """Means and variances that batch normalization has of a batch, by layer."""
     spec = dataclasses.replace(self.spec, dropout=0.0, axes=())
     run = Pass(spec, batch, None)
-    dataclasses.replace(self, spec=spec)._logits(params, rows, batch, run)
+    dataclasses.replace(self, spec=spec)._logits(params, rows, batch, run=run)
     return tuple(run.seen)
 
   def _logits(self, params, rows, batch, run):
@@ -447,7 +453,11 @@ def of_terms(
   vocab = spec.fields.vocab
   tables = tuple(
     spec_lib.TableSpec(
-      name, vocab, dim, scales[name], lookups_per_center=lookups
+      name=name,
+      vocab=vocab,
+      dim=dim,
+      init_scale=scales[name],
+      lookups_per_center=lookups,
     )
     for name, dim in sizes.items()
   )

@@ -36,8 +36,13 @@ def _looked_up(tables, ids):
 
 def _batch(ids, numbers):
   num = ids.shape[0]
-  args = jnp.zeros(num), jnp.ones(num), jnp.arange(num)
-  return examples.StepBatch(ids, numbers, *args)
+  return examples.StepBatch(
+    ids=ids,
+    numbers=numbers,
+    labels=jnp.zeros(num),
+    weights=jnp.ones(num),
+    positions=jnp.arange(num),
+  )
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -47,7 +52,7 @@ def _chances(model, params, moments, rows, ids, numbers, left_out):
     first, stop, others = left_out
     is_out = ((ids >= first) & (ids < stop))[..., None]
     rows = {k: jnp.where(is_out, others[k], x) for k, x in rows.items()}
-  return jax.nn.sigmoid(model.logits(params, rows, batch, moments))
+  return jax.nn.sigmoid(model.logits(params, rows, batch, moments=moments))
 
 
 def chances(
@@ -66,7 +71,15 @@ def chances(
   # A program of its own: compiled into one, rows are looked up within the
   # products, which takes longer than both.
   rows = _looked_up(tables, ids)
-  return _chances(model, params, moments, rows, ids, numbers, left_out)
+  return _chances(
+    model,
+    params,
+    moments,
+    rows=rows,
+    ids=ids,
+    numbers=numbers,
+    left_out=left_out,
+  )
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -163,8 +176,13 @@ class ClickModel:
 
     if isinstance(data, str | os.PathLike):
       settings, path = self.encoder.settings, os.fspath(data)
-      args = settings['format'], self.encoder.schema.columns, 0.0
-      reader = formats.Reader(path, *args, settings['features'])
+      reader = formats.Reader(
+        path=path,
+        form=settings['format'],
+        needed=self.encoder.schema.columns,
+        max_bad=0.0,
+        features=settings['features'],
+      )
       yield from reader.tables(lambda *_: None, encoded)
     elif isinstance(data, pa.Table):
       yield encoded(data)
@@ -243,7 +261,13 @@ def _load(folder):
   arrays, num = np.load(folder / 'dense.npz'), tree.num_leaves
   leaves = [arrays[str(i)] for i in range(len(arrays.files))]
   params = jax.tree.unflatten(tree, leaves[:num])
-  return ClickModel(model, params, tables, tuple(leaves[num:]), encoder)
+  return ClickModel(
+    model=model,
+    params=params,
+    tables=tables,
+    moments=tuple(leaves[num:]),
+    encoder=encoder,
+  )
 
 
 def of_training(
@@ -268,7 +292,19 @@ def of_training(
     device_arrays = jax.device_put((params, tables))
     for start in np.unique(starts):
       here = slice(start, start + size)
-      args = np.asarray(train.ids[here]), np.asarray(train.numbers[here])
-      found.append(_moments(model, *device_arrays, *args))
+      found.append(
+        _moments(
+          model,
+          *device_arrays,
+          np.asarray(train.ids[here]),
+          np.asarray(train.numbers[here]),
+        )
+      )
     moments = jax.tree.map(lambda *x: np.mean(np.stack(x), 0), *found)
-  return ClickModel(model, params, tables, tuple(moments), encoder)
+  return ClickModel(
+    model=model,
+    params=params,
+    tables=tables,
+    moments=tuple(moments),
+    encoder=encoder,
+  )

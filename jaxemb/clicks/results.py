@@ -207,11 +207,18 @@ def write(
     'importances': importances(model, source),
     'examples_counted': 'rows of the training split, times epochs',
   }
-  values, records = results.reported(workdir, parts, totals, found | more)
+  values, records = results.reported(workdir, parts, totals, found=found | more)
   vectors = model.tables[model.model.vectors_table]
   ranges = [x[:3] for x in source.fields.ids]  # names, first ids, sizes
-  args = values, records, vectors, source.keys, source.counts, ranges
-  report.write_clicks(workdir, *args)
+  report.write_clicks(
+    workdir,
+    report=values,
+    metrics=records,
+    vectors=vectors,
+    keys=source.keys,
+    counts=source.counts,
+    ranges=ranges,
+  )
   rate = totals.done / max(totals.train_secs, 1e-9)
   metrics.LOG.info(
     f'{rate / 1e6:.3f} M examples/s in training, {totals.total_secs:.1f} s in '

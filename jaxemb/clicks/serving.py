@@ -37,7 +37,7 @@ def write(folder: pathlib.Path, model: predictor.ClickModel) -> None:
 
   def chances(arrays, ids, numbers):
     arrays = jax.tree.unflatten(tree, arrays)
-    return predictor.chances(model.model, arrays, ids, numbers)
+    return predictor.chances(model.model, arrays, ids, numbers=numbers)
 
   (num,) = export.symbolic_shape('n')
   fields = model.encoder.fields

@@ -105,7 +105,7 @@ _PAIRS = 'interactions', 'edges'
 _MOST_TOY_ROWS = 100_000_000  # which are made in memory
 _OF_EXAMPLES = _DENSE + _PAIRS  # whose steps are counted in examples
 CLICK_MODELS = tuple(
-  k for k, x in MEMBERS['model.name'].items() if 'models.clicks:' in x
+  k for k, x in MEMBERS['model.name'].items() if 'clicks.models:' in x
 )
 # Of steps that a kernel takes, which learn from every chunk at once.
 _FUSED_LEARNING_RATES = {

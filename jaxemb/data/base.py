@@ -53,7 +53,13 @@ def share(
   # Whole parts as far as they go, then splits of them.
   groups = math.gcd(num_parts, num_devices)
   each, splits = num_parts // groups, num_devices // groups
-  return Share(before, each * (device // splits), each, device % splits, splits)
+  return Share(
+    before=before,
+    first_part=each * (device // splits),
+    num_parts=each,
+    split=device % splits,
+    num_splits=splits,
+  )
 
 
 class Steps(Protocol):
@@ -88,7 +94,9 @@ class Readers(NamedTuple):
   gather: Callable[[bytes], list[bytes]]
 
 
-ALONE = Readers(range(1), 0, 1, lambda data: [data])
+ALONE = Readers(
+  local_parts=range(1), process=0, num_processes=1, gather=lambda data: [data]
+)
 
 
 class SourceSpec(NamedTuple):

@@ -107,11 +107,18 @@ def items(
         here = row, slice(at, at + len(places))
         fill(epoch, places, ids[here], numbers[here], labels[here])
     steps = np.full(len(parts), -(-(stop - first) // step_examples), np.int32)
-    batch = Batch(ids, numbers, labels, steps, counts)
+    batch = Batch(
+      ids=ids, numbers=numbers, labels=labels, num_steps=steps, examples=counts
+    )
     after = done + stop - first
     epoch, first = (epoch, stop) if stop < num else (epoch + 1, 0)
     yield base.Item(
-      batch, index, [epoch, first], done, after, int(counts.sum())
+      batch=batch,
+      index=index,
+      position=[epoch, first],
+      done_before=done,
+      done_after=after,
+      own=int(counts.sum()),
     )
     done = after
 
@@ -139,11 +146,11 @@ def batch_of(
 
   labels = cut(np.ones(num, np.float32), -1)
   return Batch(
-    cut(ids, PADDING),
-    cut(numbers, 0),
-    labels,
-    np.full(num_parts, -(-num // size), np.int32),
-    (labels > 0).sum(1, dtype=np.int32),
+    ids=cut(ids, PADDING),
+    numbers=cut(numbers, 0),
+    labels=labels,
+    num_steps=np.full(num_parts, -(-num // size), np.int32),
+    examples=(labels > 0).sum(1, dtype=np.int32),
   )
 
 
@@ -188,11 +195,11 @@ class Steps:
     # What fills a step up has no ids.
     ids = jnp.where(labels[:, None] < 0, PADDING, cut(batch.ids))
     return StepBatch(
-      ids,
-      cut(batch.numbers),
-      jnp.maximum(labels, 0),
-      (labels >= 0).astype(jnp.float32),
-      positions.reshape(-1).astype(jnp.uint32),
+      ids=ids,
+      numbers=cut(batch.numbers),
+      labels=jnp.maximum(labels, 0),
+      weights=(labels >= 0).astype(jnp.float32),
+      positions=positions.reshape(-1).astype(jnp.uint32),
     )
 
   def pad(self, step_batch: StepBatch, is_step: jax.Array) -> StepBatch:

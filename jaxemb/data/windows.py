@@ -159,11 +159,11 @@ class Steps:
     before = (before + share.split * size) // self.chunk
     chunks = before[:, None] + jnp.arange(size // self.chunk)[None, :]
     return StepBatch(
-      cut(batch.ids, size + 2 * self.window),
-      cut(batch.left, size),
-      cut(batch.right, size),
-      chunks.reshape(-1).astype(jnp.uint32),
-      progress,
+      tokens=cut(batch.ids, size + 2 * self.window),
+      left=cut(batch.left, size),
+      right=cut(batch.right, size),
+      chunks=chunks.reshape(-1).astype(jnp.uint32),
+      progress=progress,
     )
 
   def pad(self, step_batch: StepBatch, is_step: jax.Array) -> StepBatch:
@@ -191,10 +191,10 @@ def pack(ids: np.ndarray, window: int, part_words: int) -> Batch:
   left = np.tile(left, (num_parts, 1))
   right = left[:, ::-1].copy()
   return Batch(
-    tokens,
-    left,
-    right,
-    np.full(num_parts, size // part_words, np.int32),
-    np.full(num_parts, size, np.int32),
-    np.sum(left.astype(np.int32) + right, 1, dtype=np.int32),
+    ids=tokens,
+    left=left,
+    right=right,
+    num_steps=np.full(num_parts, size // part_words, np.int32),
+    kept_words=np.full(num_parts, size, np.int32),
+    pairs=np.sum(left.astype(np.int32) + right, 1, dtype=np.int32),
   )

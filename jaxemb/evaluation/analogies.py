@@ -61,7 +61,9 @@ def solve(
     start = min(start, len(vectors) - size)
     part = slice(start, start + size)
     block = geometry.unit(vectors[part], norms[part])
-    best = _search_block(best, blocks, words, block, start)
+    best = _search_block(
+      best, questions=blocks, words=words, block=block, start=start
+    )
   best = np.asarray(best).reshape(-1, 2, 2)[: len(questions)]
   is_given = (given[:, :3] == given[:, 3:]).any(axis=1)
   return (best[:, 0] > best[:, 1]) & ~is_given[:, None]

@@ -87,7 +87,7 @@ class Searched:
     is_found, questions = self.find(asked)
     is_right = np.zeros((len(is_found), 2), bool)
     is_right[is_found] = analogies.solve(
-      self.vectors, self.norms, questions, self._spellings
+      self.vectors, self.norms, questions, spellings=self._spellings
     )
     return is_found, is_right
 

@@ -68,7 +68,12 @@ def listed(
   """
   for as_integers in (True, False):
     with tempfile.TemporaryDirectory(dir=folder) as spill:
-      rows = _Rows(paths, settings, pathlib.Path(spill), as_integers)
+      rows = _Rows(
+        paths=paths,
+        settings=settings,
+        spill=pathlib.Path(spill),
+        as_integers=as_integers,
+      )
       try:
         rows.read(progress)
       except _NotIntegers:
@@ -144,7 +149,9 @@ class _Rows:
     lines, threads = 1, encode.num_threads()
     with futures.ThreadPoolExecutor(threads) as pool:
       jobs = ((x,) for x in self._jobs(path))
-      made = sources.map_ahead(pool, lambda x: x(), jobs, threads + 1)
+      made = sources.map_ahead(
+        pool, function=lambda x: x(), items=jobs, depth=threads + 1
+      )
       try:
         for block in made:
           for line, why in block.bad:
@@ -225,7 +232,7 @@ class _Rows:
     directed = self._settings['directed']
     # A triple has a head and a tail; a walk goes either way.
     directed |= bool(relations) and learns_edges(self._settings)
-    found = graph_lib.build(chunks, num_nodes, directed, folder)
+    found = graph_lib.build(chunks, num_nodes, directed, folder=folder)
     counted = {**found.counted, 'unreadable_edges': self._num_bad}
     counted['self_loops'] -= self._num_alone
     counted['comments'] = self._num_comments  # lines
@@ -295,14 +302,21 @@ class _Rows:
       self._tell('%s: read as an adjacency list', path)
       columns, has_header = {'source': 0, 'target': 1}, False
     else:
-      columns, has_header = _columns(path, table, given, self._tell)
+      columns, has_header = _columns(path, table, given, tell=self._tell)
     self._check_columns(columns, path, delimiter)
     first = has_header or is_sized
     for text, read_bytes, num_invalid in formats.blocks(path):
       self._num_invalid += num_invalid
-      sizes = len(table[0]), read_bytes
-      args = text, delimiter, columns, first, is_adjacency, *sizes
-      yield functools.partial(self._parse, *args)
+      yield functools.partial(
+        self._parse,
+        text,
+        delimiter,
+        columns,
+        first,
+        is_adjacency,
+        len(table[0]),
+        read_bytes,
+      )
       first = False
 
   def _check_columns(self, columns, path, delimiter=''):
@@ -343,7 +357,9 @@ class _Rows:
       for batch in itertools.islice(reader.iter_batches(20), 1):
         rows = zip(*(x.to_pylist() for x in batch.columns), strict=True)
         table += [list(map(str, x)) for x in rows]
-      columns, _ = _columns(path, table, self._settings['columns'], self._tell)
+      columns, _ = _columns(
+        path, table, given=self._settings['columns'], tell=self._tell
+      )
       self._check_columns(columns, path)
       done, total = 0, max(1, reader.metadata.num_rows)
       for batch in reader.iter_batches(1 << 18):
@@ -385,8 +401,9 @@ class _Rows:
       else (int(line) + lines, f'it has {cells} of {width} fields')
       for line, cells in bad[:, :num_bad].T
     ]
-    sizes = num_lines + lines, 0, num_comments, read_bytes
-    return self._block(texts, whys, *sizes)
+    return self._block(
+      texts, whys, num_lines + lines, 0, num_comments, read_bytes
+    )
 
   def _block(self, texts, bad, *sizes):
     ends = texts['source'], texts['target']

@@ -315,10 +315,10 @@ def relations(
   draws = 2 * spec.shared_negatives / spec.chunk / spec.vocab
   tables = [
     spec_lib.TableSpec(
-      NODES,
-      spec.vocab,
-      spec.dim,
-      _INIT_SCALE,
+      name=NODES,
+      vocab=spec.vocab,
+      dim=spec.dim,
+      init_scale=_INIT_SCALE,
       lookups_per_center=corpus.centers + draws,
     )
   ]
@@ -326,7 +326,11 @@ def relations(
     each = np.tile(corpus.relations, 2)  # operators of both directions
     tables.append(
       spec_lib.TableSpec(
-        RELATIONS, len(each), spec.dim, 0.0, lookups_per_center=each
+        name=RELATIONS,
+        vocab=len(each),
+        dim=spec.dim,
+        init_scale=0.0,
+        lookups_per_center=each,
       )
     )
   starts = corpus.partitions
@@ -336,5 +340,12 @@ def relations(
   kernel = None
   if make_kernel and is_plain and operator == 'none':
     kernel = make_kernel()
-  more = loss_of, operator, temperature, kernel
-  return Relations(np.asarray(starts, np.int32), spec, tuple(tables), *more)
+  return Relations(
+    np.asarray(starts, np.int32),
+    spec,
+    tuple(tables),
+    loss_of,
+    operator,
+    temperature,
+    kernel,
+  )

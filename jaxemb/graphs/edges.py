@@ -200,10 +200,10 @@ class Edges:
           stop = min(first + size, len(ids))
           batch = examples.batch_of(
             ids[first:stop],
-            numbers[first:stop],
-            self.num_parts,
-            self.spec.part_words,
-            self.num_steps,
+            numbers=numbers[first:stop],
+            num_parts=self.num_parts,
+            part_examples=self.spec.part_words,
+            num_steps=self.num_steps,
           )
           after = done + stop - first
           own = int(batch.examples[list(self.spec.readers.local_parts)].sum())
@@ -212,7 +212,14 @@ class Edges:
           if stop == len(ids):
             is_last = bucket == left[-1]
             position = [epoch + 1, 0, 0] if is_last else [epoch, where + 1, 0]
-          yield base.Item(batch, index, position, done, after, own)
+          yield base.Item(
+            batch=batch,
+            index=index,
+            position=position,
+            done_before=done,
+            done_after=after,
+            own=own,
+          )
           done, first, index = after, stop, index + 1
         first = 0
       epoch, at = epoch + 1, 0
@@ -249,17 +256,17 @@ class Edges:
     if self.graph.labels is not None:
       labels = graph_lib.label_matrix(self.graph, self._nodes)
       found |= nodes.evaluate(vectors, labels)
-    score = self._scorer(vectors, contexts, is_cosine, operate)
+    score = self._scorer(vectors, contexts, is_cosine, operate=operate)
     for name, held in self.held.items():
       edges = self._turns(*self._of(held))
       found[f'{name} edges'] = links.evaluate(
         score,
         edges,
         self._known,
-        self.spec.settings['candidates'],
-        self.counts,
-        2 * (len(held.edges) + held.num_unknown),
-        2 * self.num_relations,
+        negatives=self.spec.settings['candidates'],
+        degrees=self.counts,
+        num_total=2 * (len(held.edges) + held.num_unknown),
+        num_relations=2 * self.num_relations,
       )
     return found
 

@@ -63,7 +63,13 @@ def read(
   elif graph_lib.is_saved(first):
     found = graph_lib.load(first)
   elif (first / 'raw').is_dir():
-    found = _built(_ogb, [*first.rglob('*.*')], settings, cache, progress)
+    found = _built(
+      _ogb,
+      paths=[*first.rglob('*.*')],
+      settings=settings,
+      cache=cache,
+      progress=progress,
+    )
   elif place.suffix in ('.npz', '.mat', '.json'):
     found = matrices.read(place, settings['directed'])
     if first.is_dir():
@@ -71,7 +77,9 @@ def read(
   else:
     paths = formats.find(path, 'list of edges')
     is_listed = True
-    found = _built(edge_lists.listed, paths, settings, cache, progress)
+    found = _built(
+      edge_lists.listed, paths, settings, cache=cache, progress=progress
+    )
   for key in ('columns', 'num_nodes'):
     if settings[key] and not is_listed:
       raise errors.UserError(
@@ -103,8 +111,15 @@ def from_networkx(
       f'no node has the attribute {label!r}; give one that has labels'
     )
   known = node_files.labels_of(labels) if any(labels) else {}
-  args = *ends.T, len(names), weights, None, graph.is_directed()
-  return graph_lib.from_edges(*args, names=graph_lib.Names.of(names), **known)
+  return graph_lib.from_edges(
+    *ends.T,
+    len(names),
+    weights,
+    None,
+    graph.is_directed(),
+    names=graph_lib.Names.of(names),
+    **known,
+  )
 
 
 def _built(make, paths, settings, cache, progress):
@@ -162,7 +177,10 @@ def _ogb(paths, settings, folder, progress):
   num = int(table(by_name['num-node-list'], np.int64).sum())
   columns = {'columns': 'source,target', 'num_nodes': num}
   found = edge_lists.listed(
-    [by_name['edge']], settings | columns, folder, progress
+    [by_name['edge']],
+    settings=settings | columns,
+    folder=folder,
+    progress=progress,
   )
   known: dict[str, Any] = {}
   if 'node-feat' in by_name:

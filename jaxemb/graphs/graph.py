@@ -208,9 +208,11 @@ def from_edges(
       raise errors.UserError(
         f'an edge has the weight {weights[is_wrong][0]}; give weights above 0'
       )
-  edges = Edges(sources, targets, weights, relations)
+  edges = Edges(
+    sources=sources, targets=targets, weights=weights, relations=relations
+  )
   parts, counted = [], {}
-  for part in _ranges(lambda: [edges], num_nodes, directed, counted):
+  for part in _ranges(lambda: [edges], num_nodes, directed, counted=counted):
     parts.append(part)
   degrees, *others = (
     None if x[0] is None else np.concatenate(x)
@@ -240,7 +242,12 @@ def _graph(degrees, neighbors, weights, relations, counted, directed):
   if weights is not None and weights.min() == weights.max():
     weights = None
   return Graph(
-    offsets, neighbors, weights, relations, directed=directed, counted=counted
+    offsets=offsets,
+    neighbors=neighbors,
+    weights=weights,
+    relations=relations,
+    directed=directed,
+    counted=counted,
   )
 
 
@@ -262,7 +269,7 @@ def _ranges(
   loops = given = 0
   for x in chunks():
     given += len(x.sources)
-    loops += _count(x.sources, x.targets, degrees, directed)
+    loops += _count(x.sources, x.targets, degrees, directed=directed)
   sums = np.cumsum(degrees)
   first = listed = 0
   has_edges = np.zeros(num_nodes, bool)
@@ -289,9 +296,17 @@ def _ranges(
         np.zeros(0, kind) if y is None else y
         for y, kind in ((weights, np.float32), (relations, np.int32))
       )
-      out = neighbors, *kept
-      ends_of = x.sources, x.targets
-      _place(*ends_of, *given_of, first, stop, directed, ends, *out)
+      _place(
+        x.sources,
+        x.targets,
+        *given_of,
+        first,
+        stop,
+        directed,
+        ends,
+        neighbors,
+        *kept,
+      )
     kept = (
       np.zeros(0, kind) if y is None else y
       for y, kind in ((weights, np.float32), (relations, np.int32))
@@ -522,7 +537,9 @@ def build(
       _check(x.sources, x.targets, num_nodes)
       yield x
 
-  for degrees, *arrays in _ranges(checked, num_nodes, directed, counted):
+  for degrees, *arrays in _ranges(
+    checked, num_nodes, directed, counted=counted
+  ):
     sizes.append(degrees)
     for (name, kind), x in zip(kinds.items(), arrays, strict=True):
       if x is not None:

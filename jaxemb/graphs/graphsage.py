@@ -142,8 +142,18 @@ class Network(nnx.Module):
     self.num_layers, width = len(sizes), max(sizes)
     inputs = [(spec.num_features, spec.dim), *((0, x) for x in sizes)]
     for i, ((num, dim), size) in enumerate(zip(inputs, sizes, strict=False)):
-      args = num, dim, size, width, spec.aggregator == 'max', rngs
-      setattr(self, f'layer_{i}', Layer(*args))
+      setattr(
+        self,
+        f'layer_{i}',
+        Layer(
+          num_features=num,
+          dim=dim,
+          size=size,
+          width=width,
+          is_max=spec.aggregator == 'max',
+          rngs=rngs,
+        ),
+      )
 
 
 def layers_of(spec: SageSpec, params: Any) -> list[Layer]:
@@ -178,7 +188,9 @@ def _looked_up_backward(num, by_kernel, ids, slopes):
     row_grads = row_optimizers.RowGrads(ids, slopes, None)
     sums = dedup.by_sorting(row_grads, num, by_kernel)
     zeros = jnp.zeros((num, slopes.shape[-1]), slopes.dtype)
-    return row_optimizers.add_rows(zeros, sums.ids, sums.grads, True)
+    return row_optimizers.add_rows(
+      zeros, sums.ids, rows=sums.grads, are_unique=True
+    )
 
   # A GPU would add them atomically.
   how = {'cuda': by_sorting, 'rocm': by_sorting, 'default': by_id}
@@ -202,7 +214,9 @@ class _Level:
       self.gathers = ids.size < features.shape[0]
       if not self.gathers:
         nodes = jnp.arange(features.shape[0])
-        self.features = _drop(features, spec.dropout, key, nodes)
+        self.features = _drop(
+          features, rate=spec.dropout, key=key, positions=nodes
+        )
 
   def _products(self, linear, places, after=lambda x: x):
     """Of the nodes at some columns; `after` is linear too."""
@@ -212,11 +226,22 @@ class _Level:
         total += after(self.rows[:, places]) @ matrix
       elif not self.gathers:
         products = self.features @ matrix
-        how = len(products), self.spec.sums_by_kernel
-        total += after(_looked_up(*how, products, self.ids[:, places]))
+        total += after(
+          _looked_up(
+            len(products),
+            by_kernel=self.spec.sums_by_kernel,
+            rows=products,
+            ids=self.ids[:, places],
+          )
+        )
       else:
         ids = self.ids[:, places]
-        some = _drop(self.features[ids], self.spec.dropout, self.key, ids)
+        some = _drop(
+          self.features[ids],
+          rate=self.spec.dropout,
+          key=self.key,
+          positions=ids,
+        )
         total += after(some) @ matrix
     return total
 
@@ -299,7 +324,7 @@ class GraphSage(base.Model):
 
   def loss(self, params, rows, ids, batch, key):
     """Summed over the examples; its derivatives are means."""
-    outputs = self.outputs(params, rows, batch, key)
+    outputs = self.outputs(params, rows, batch, key=key)
     if self.spec.from_walks:
       losses = self._of_walks(outputs, batch.weights)
     elif self.spec.has_many:
@@ -335,10 +360,16 @@ class GraphSage(base.Model):
     step = batch.positions[0] // np.uint32(spec.step_examples)
     key_of_step = rounding.key(key, 0, step)
     if spec.dim:
-      args = spec.dropout, rounding.key(key_of_step, 1), ids
-      rows = _drop(rows, *args)
-    args = spec, ids, rows if spec.dim else None, self.features, key_of_step
-    level = _Level(*args)
+      rows = _drop(
+        rows, rate=spec.dropout, key=rounding.key(key_of_step, 1), positions=ids
+      )
+    level = _Level(
+      spec=spec,
+      ids=ids,
+      rows=rows if spec.dim else None,
+      features=self.features,
+      key=key_of_step,
+    )
     layers = layers_of(spec, params)
     for i, layer in enumerate(layers):
       depth = len(layers) - i
@@ -348,9 +379,9 @@ class GraphSage(base.Model):
       num_left = x.shape[1]
       x = _drop(
         jax.nn.relu(x),
-        spec.dropout,
-        rounding.key(key, i + 1),
-        positions[:, :num_left],
+        rate=spec.dropout,
+        key=rounding.key(key, i + 1),
+        positions=positions[:, :num_left],
       )
       level = _Level(spec, ids[:, :num_left], x)
     return None
@@ -379,10 +410,10 @@ def make(spec: SageSpec, corpus: base.Corpus) -> GraphSage:
   if spec.dim:
     tables = (
       spec_lib.TableSpec(
-        NODES,
-        spec.num_nodes,
-        spec.dim,
-        _INIT_SCALE,
+        name=NODES,
+        vocab=spec.num_nodes,
+        dim=spec.dim,
+        init_scale=_INIT_SCALE,
         lookups_per_center=corpus.centers,
       ),
     )

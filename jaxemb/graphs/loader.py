@@ -98,8 +98,16 @@ def make_corpus(
   block_walks[-1] = num_walks - size * (num_blocks - 1)
   words = block_walks * length
   corpus = Corpus(
-    walker, size, num_walks, (), np.zeros(0), np.zeros(0), None, {}, 0
-  )  # fmt: skip
+    walker=walker,
+    block_walks=size,
+    num_walks=num_walks,
+    words=(),
+    counts=np.zeros(0),
+    ids_of=np.zeros(0),
+    blocks=None,
+    manifest={},
+    mapped_bytes=0,
+  )
   # Walks end early where no edge leads on.
   is_sampled = not graph.directed and words.sum() > _COUNTED_STEPS
   counted = np.arange(num_blocks)
@@ -157,7 +165,7 @@ def _found(offsets, neighbors, relations, edges, of):
   found = np.zeros(len(edges), np.bool_)
   for i in range(len(edges)):
     start, stop = offsets[edges[i, 0]], offsets[edges[i, 0] + 1]
-    place = walks.lower_bound(neighbors, start, stop, edges[i, 1])
+    place = walks.lower_bound(neighbors, start, stop, node=edges[i, 1])
     while place < stop and neighbors[place] == edges[i, 1] and not found[i]:
       found[i] = not len(of) or relations[place] == of[i]
       place += 1
@@ -169,7 +177,9 @@ def _are_edges(offsets, neighbors, edges, relations=None, of=None):
   none = np.zeros(0, np.int64)
   offsets, neighbors = map(np.asarray, (offsets, neighbors))
   kinds = (none, none) if of is None else (np.asarray(relations), of)
-  return _found(offsets, neighbors, kinds[0], edges, kinds[1])
+  return _found(
+    offsets, neighbors, relations=kinds[0], edges=edges, of=kinds[1]
+  )
 
 
 class Held(NamedTuple):
@@ -192,7 +202,7 @@ def hold_out(
   if not graph.directed:
     first, second = np.minimum(first, second), np.maximum(first, second)
   key = loader.part_key(seed, _SPLIT_STREAM, stream)
-  is_held = _drawn(first, second, key, np.uint64(share * 2**64))
+  is_held = _drawn(first, second, key, below=np.uint64(share * 2**64))
   kept = ~is_held
   offsets = np.zeros_like(graph.offsets)
   np.cumsum(
@@ -211,7 +221,9 @@ def hold_out(
     digest='',
   )
   of = None if of is None else of.astype(np.int64)
-  return left, Held(edges.astype(np.int64), 0, 0, of)
+  return left, Held(
+    edges=edges.astype(np.int64), num_unknown=0, num_trained=0, relations=of
+  )
 
 
 def read_held(
@@ -245,9 +257,14 @@ def read_held(
     )
   edges, of = edges[is_known], of if of is None else of[is_known]
   trained = _are_edges(
-    graph.offsets, graph.neighbors, edges, graph.relations, of
+    graph.offsets, graph.neighbors, edges, relations=graph.relations, of=of
   )
-  return Held(edges, int((~is_known).sum()), int(trained.sum()), of)
+  return Held(
+    edges=edges,
+    num_unknown=int((~is_known).sum()),
+    num_trained=int(trained.sum()),
+    relations=of,
+  )
 
 
 def _relations(other, graph, name):
@@ -295,14 +312,14 @@ def split(spec: base.SourceSpec) -> Splits:
       'them between 0 and 1',
     )
     if share is None:
-      held = read_held(text, name, graph, settings, spec)
+      held = read_held(text, name, graph, settings=settings, spec=spec)
     elif share[1]:
       raise errors.UserError(
         f'config.data.{name}={text} asks for the last edges, and a graph has '
         f'no order; give {share[0]}, or a list of edges'
       )
     else:
-      graph, held = hold_out(graph, share[0], spec.seed, i)
+      graph, held = hold_out(graph, share=share[0], seed=spec.seed, stream=i)
     splits[name] = held
     dropped[f'{name}_edges_unknown'] = held.num_unknown
     dropped[f'{name}_edges_in_training'] = held.num_trained
@@ -328,7 +345,7 @@ class Walks(loader.TextSource):
           f'{graph.num_nodes:,} nodes have {classes:,} labels, and the product '
           f'may be {_MAX_LABELS:,}; give labels that many nodes have in common'
         )
-    corpus = make_corpus(graph, settings, spec.seed, spec.progress)
+    corpus = make_corpus(graph, settings, spec.seed, progress=spec.progress)
     super().__init__(corpus, spec)
     degrees = np.diff(graph.offsets)
     self.dropped = {
@@ -382,9 +399,10 @@ class Walks(loader.TextSource):
         links.products(vectors, vectors, is_cosine=True),
         edges,
         self._known,
-        self.spec.settings['candidates'],
-        np.diff(graph.offsets)[self.nodes],
-        (len(held.edges) + held.num_unknown) * (1 if graph.directed else 2),
+        negatives=self.spec.settings['candidates'],
+        degrees=np.diff(graph.offsets)[self.nodes],
+        num_total=(len(held.edges) + held.num_unknown)
+        * (1 if graph.directed else 2),
       )
     return found
 

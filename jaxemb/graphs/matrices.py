@@ -84,13 +84,20 @@ def read(path: pathlib.Path, directed: bool) -> graph_lib.Graph:
       )
   if labels is not None:
     known |= node_files.classes(
-      labels, path, num_nodes, known.get('label_names')
+      labels, path, num_nodes, names=known.get('label_names')
     )
   weights = edges.data
   if edges.nnz and 0 < weights.min() == weights.max():
     weights = None  # edges both ways are one
-  args = edges.row, edges.col, num_nodes, weights, None, directed
-  return graph_lib.from_edges(*args, **known)
+  return graph_lib.from_edges(
+    edges.row,
+    targets=edges.col,
+    num_nodes=num_nodes,
+    weights=weights,
+    relations=None,
+    directed=directed,
+    **known,
+  )
 
 
 def _mat(path):

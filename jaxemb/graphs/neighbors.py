@@ -85,7 +85,7 @@ def _grow(offsets, neighbors, places, key, fanouts, replaces, out):
           for k in range(at + degree, at + fanout):
             row[k] = _PADDING
         else:
-          _choose(state, at, fanout, degree, row)
+          _choose(state, at, fanout, degree=degree, row=row)
           for k in range(at, at + fanout):
             row[k] = neighbors[start + row[k]]
     first += width
@@ -141,7 +141,7 @@ def _order(first, num, key, out):
 def order(places: range, num: int, key: np.uint64) -> np.ndarray:
   """[n] int64, what a keyed permutation of 0..num-1 has at some places."""
   out = np.empty(len(places), np.int64)
-  _order(places.start, num, np.uint64(key), out)
+  _order(places.start, num, key=np.uint64(key), out=out)
   return out
 
 
@@ -190,10 +190,17 @@ def sample(
   fanouts = np.array(tree.fanouts, np.int64)
 
   def work(piece):
-    args = places[piece], np.uint64(key), fanouts, replaces, out[piece]
-    _grow(offsets, neighbors, *args)
+    _grow(
+      offsets,
+      neighbors,
+      places=places[piece],
+      key=np.uint64(key),
+      fanouts=fanouts,
+      replaces=replaces,
+      out=out[piece],
+    )
 
-  _on_threads(work, len(nodes), _TREES, num_threads)
+  _on_threads(work, num=len(nodes), size=_TREES, num_threads=num_threads)
   return out
 
 
@@ -211,10 +218,16 @@ def aggregated(
   out = np.empty((len(offsets) - 1, values.shape[1]), np.float32)
 
   def work(piece):
-    args = values, is_max, piece.start, out[piece]
-    _aggregate(offsets, neighbors, *args)
+    _aggregate(
+      offsets,
+      neighbors,
+      values,
+      is_max=is_max,
+      first=piece.start,
+      out=out[piece],
+    )
 
-  _on_threads(work, len(out), _ROWS, num_threads)
+  _on_threads(work, num=len(out), size=_ROWS, num_threads=num_threads)
   return out
 
 
@@ -232,8 +245,15 @@ def walk(
   it ends where it starts.
   """
   out = np.empty(len(starts), np.int32)
-  args = places, np.uint64(key), most_steps, out
-  _walk(offsets, neighbors, starts, *args)
+  _walk(
+    offsets,
+    neighbors,
+    starts,
+    places=places,
+    key=np.uint64(key),
+    most_steps=most_steps,
+    out=out,
+  )
   return out
 
 

@@ -162,7 +162,9 @@ def _rank(column):
 
 def _labels(path, column, number):
   """Names and labels of nodes."""
-  for _, (name, *found) in _lines(path, 2, column.lower(), number):
+  for _, (name, *found) in _lines(
+    path, least=2, column=column.lower(), number_of=number
+  ):
     yield name, found
 
 
@@ -195,7 +197,9 @@ def _lines(
       cells = edge_lists.cells_of(line, delimiter)
       if is_first:
         is_first = False
-        chosen = _header(path, cells, column, number_of, delimiter == ' ')
+        chosen = _header(
+          path, cells, column, number_of=number_of, is_spaces=delimiter == ' '
+        )
         if chosen is not None:
           continue
       if chosen:

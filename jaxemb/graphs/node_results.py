@@ -145,13 +145,16 @@ def infer(
       vectors = arrays['rows']
     function = functools.partial(_messages_of, spec, i, params, arrays)
     messages = _by_rows(function, num, folder)
-    args = spec, i, params, arrays, offsets, others, messages
-    function = functools.partial(_outputs_of, *args)
+    function = functools.partial(
+      _outputs_of, spec, i, params, arrays, offsets, others, messages
+    )
     arrays = {'rows': _by_rows(function, num, folder)}
   outputs = arrays['rows']
   if spec.from_walks or len(spec.sizes) == 1:
     vectors = outputs
-  return Inferred(params, dict(tables), vectors, outputs)
+  return Inferred(
+    params=params, tables=dict(tables), vectors=vectors, outputs=outputs
+  )
 
 
 def _some(arrays, here):
@@ -160,14 +163,19 @@ def _some(arrays, here):
 
 def _messages_of(spec, i, params, arrays, here):
   """What some nodes pass on in layer i."""
-  return _messages(spec, i, params, _some(arrays, here))
+  return _messages(spec, i, params, arrays=_some(arrays, here))
 
 
 def _outputs_of(spec, i, params, arrays, offsets, others, messages, here):
   """What layer i makes of some nodes."""
-  args = others, messages, spec.aggregator == 'max', resources.usable_cores()
-  found = neighbors.aggregated(offsets[here.start : here.stop + 1], *args)
-  return _outputs(spec, i, params, _some(arrays, here), found)
+  found = neighbors.aggregated(
+    offsets[here.start : here.stop + 1],
+    neighbors=others,
+    values=messages,
+    is_max=spec.aggregator == 'max',
+    num_threads=resources.usable_cores(),
+  )
+  return _outputs(spec, i, params, arrays=_some(arrays, here), aggregated=found)
 
 
 class NodeModel(NamedTuple):
@@ -226,7 +234,12 @@ def load(path: pathlib.Path | str) -> NodeModel | None:
           for part in parts:
             place = place.setdefault(part, {})
           place[last] = arrays[name]
-    return NodeModel(spec, params, record['classes'], record['settings'])
+    return NodeModel(
+      spec=spec,
+      params=params,
+      classes=record['classes'],
+      settings=record['settings'],
+    )
   except (
     *(OSError, EOFError, ValueError, KeyError, TypeError),
     *(AttributeError, zipfile.BadZipFile),
@@ -294,8 +307,14 @@ def taken(parts: build.Parts, state: Any, workdir: pathlib.Path) -> Inferred:
   if strategy.store:
     export_rows = functools.partial(strategy.store.rows_on_demand, state)
   tables = {name: export_rows(name).rows for name in model.specs()}
-  args = graph.offsets, graph.neighbors, workdir if strategy.store else None
-  return infer(model, params, tables, *args)
+  return infer(
+    model,
+    params,
+    tables,
+    graph.offsets,
+    graph.neighbors,
+    workdir if strategy.store else None,
+  )
 
 
 def evaluate(
@@ -360,8 +379,13 @@ def Evaluation(  # noqa: N802, as the class that it makes
 ) -> click_results.Evaluation:
   """Evaluates the model while it is trained; a `loop.Hook`."""
   take = functools.partial(taken, workdir=workdir)
-  args = workdir, parts, take, _validation, describe
-  return click_results.Evaluation(*args)
+  return click_results.Evaluation(
+    workdir=workdir,
+    parts=parts,
+    take=take,
+    validate=_validation,
+    describe=describe,
+  )
 
 
 def check(config: Any, source: nodes_lib.NodeSource) -> None:
@@ -424,11 +448,14 @@ def write(
       metrics.LOG.info('%s: %.4f', name, found['score'])
   order = np.argsort(-source.counts, kind='stable')
   keys = [source.keys[i] for i in order]
-  args = lambda rows: vectors[order[rows]], vectors.shape, vectors.dtype
-  rows = export.Encoded(export.OnDemand(*args))
+  rows = export.Encoded(
+    export.OnDemand(
+      lambda rows: vectors[order[rows]], vectors.shape, vectors.dtype
+    )
+  )
   made = results.Export(keys, source.counts[order], rows)
   dropped = results.write_export(workdir / 'export', made)
-  _save(workdir / 'export', trained, place, parts)
+  _save(workdir / 'export', trained, best=place, parts=parts)
   if not source.from_walks:
     _write_classes(workdir / 'export' / 'classes.tsv', source, outputs)
   metrics.LOG.info('vectors of nodes in %s', workdir / 'export')
@@ -439,11 +466,17 @@ def write(
     'best': best,
     'examples_counted': 'nodes to learn from, times epochs',
   }
-  values, records = results.reported(workdir, parts, totals, found | more)
+  values, records = results.reported(workdir, parts, totals, found=found | more)
   values['dropped'] |= dropped
   shown = made.embeddings(report.MAX_SEARCHED)
-  args = values, records, shown, (), _categories(source)
-  report.write(workdir, *args)
+  report.write(
+    workdir,
+    report=values,
+    metrics=records,
+    vectors=shown,
+    found=(),
+    labels=_categories(source),
+  )
   rate = totals.done / max(totals.train_secs, 1e-9)
   metrics.LOG.info(
     f'{rate:,.0f} nodes/s in training, {totals.total_secs:.1f} s in all; '
@@ -471,8 +504,7 @@ def _write_classes(path, source, outputs):
     writer.writerow(['node', 'class', 'probability', 'label', 'used'])
     for i in range(len(outputs)):
       if not i % _ROWS:
-        args = outputs[i : i + _ROWS], called, labels.has_many
-        found = likeliest(*args)
+        found = likeliest(outputs[i : i + _ROWS], called, labels.has_many)
       row = found[i % _ROWS]
       truth = np.flatnonzero(labels.matrix(np.array([i]))[0])
       known = ','.join(called[x] for x in truth), held.get(i, '')

@@ -186,7 +186,10 @@ class NodeSource:
     if self.features is not None and settings['normalize']:
       self.features = normalized(self.features)
     self.nodes = trees.Nodes(
-      self.tree, self.features, self.labels.num_classes, self.labels.has_many
+      tree=self.tree,
+      features=self.features,
+      num_classes=self.labels.num_classes,
+      has_many=self.labels.has_many,
     )
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
     self.fingerprint = graph_lib.fingerprint(graph)
@@ -215,8 +218,13 @@ class NodeSource:
           'them train_mask or idx_train, or remove all of them'
         )
       return Splits(*(x.astype(np.int32) if len(x) else None for x in found))
-    args = settings['valid'], settings['test'], settings['train_per_class']
-    return split(self.labels, *args, self.spec.seed)
+    return split(
+      self.labels,
+      valid=settings['valid'],
+      test=settings['test'],
+      per_class=settings['train_per_class'],
+      seed=self.spec.seed,
+    )
 
   def _sort_by_part(self):
     """Has the starts of a part of the graph side by side."""
@@ -230,8 +238,13 @@ class NodeSource:
     num_nodes = self.graph.num_nodes
     # As many starts in each part, and, as far as it goes, as many nodes.
     costs = np.bincount(self.starts, minlength=num_nodes) + num / num_nodes
-    args = self.graph.offsets, self.graph.neighbors, costs, self.num_parts
-    part = partitions.close(*args, self.spec.seed)
+    part = partitions.close(
+      self.graph.offsets,
+      self.graph.neighbors,
+      costs,
+      num_parts=self.num_parts,
+      seed=self.spec.seed,
+    )
     self.starts = self.starts[np.argsort(part[self.starts], kind='stable')]
     # An epoch's last step may have too few nodes for all parts.
     whole, left = divmod(num, self.num_parts * size)
@@ -263,8 +276,13 @@ class NodeSource:
         chances = chances + here / most
       drawn = np.diff(self._sums, prepend=0)
       chances = chances + drawn / drawn.sum()
-    args = offsets, others, chances, self.tree, self.replaces
-    return neighbors.expected_lookups(*args)
+    return neighbors.expected_lookups(
+      offsets,
+      neighbors=others,
+      chances=chances,
+      tree=self.tree,
+      replaces=self.replaces,
+    )
 
   def eval_paths(self) -> list[str]:
     """None: a graph has its own splits."""
@@ -307,8 +325,15 @@ class NodeSource:
     most_steps = min(_STEPS, max(1, _IDS // step_ids))
     has_numbers = self.labels.has_many and not self.from_walks
     widths = size, self.labels.num_classes * has_numbers
-    args = len(self.starts), most_steps, widths, self._fill, position, done
-    yield from examples.items(self.spec, *args)
+    yield from examples.items(
+      self.spec,
+      num=len(self.starts),
+      most_steps=most_steps,
+      widths=widths,
+      fill=self._fill,
+      position=position,
+      done=done,
+    )
 
   def _fill(self, epoch, places, ids, numbers, labels):
     """Samples trees of nodes at some places of an epoch's order."""
@@ -334,9 +359,15 @@ class NodeSource:
       roots = np.stack([nodes, ends, drawn], 1)
     num_trees = roots.shape[1]
     places = (num_trees * every[:, None] + np.arange(num_trees)).reshape(-1)
-    args = roots.reshape(-1), places, loader.part_key(seed, epoch, _TREES)
-    args = (*args, self.tree, self.replaces, self._threads)
-    found = neighbors.sample(*graph, *args)
+    found = neighbors.sample(
+      *graph,
+      roots.reshape(-1),
+      places,
+      loader.part_key(seed, epoch, _TREES),
+      self.tree,
+      self.replaces,
+      self._threads,
+    )
     return nodes, found.reshape(len(nodes), -1)
 
 

@@ -271,7 +271,9 @@ def _walk_biased(
           chances[i] = (draw & _LOW) * 2.0**-32
           if place >= sizes[j]:  # back, if an edge leads there
             last = here[j, step - 2]
-            is_there = _has(neighbors, first[j], first[j] + sizes[j], last)
+            is_there = _has(
+              neighbors, start=first[j], stop=first[j] + sizes[j], node=last
+            )
             found[i] = last if is_there else -1
             chances[i] = 0.0 if is_there else 1.0
         num_drawn, num_left, num_asked = num_left, 0, 0
@@ -289,7 +291,7 @@ def _walk_biased(
           j = asked[i]
           low = first_before[j]
           high = low + sizes_before[j]
-          is_near = _has(neighbors, low, high, here[j, step])
+          is_near = _has(neighbors, start=low, stop=high, node=here[j, step])
           left[num_left] = j
           num_left += is_near != (near > far)
         trial += np.uint64(1 << 32)

@@ -131,7 +131,11 @@ def make(
   each = (USERS, corpus.users), (ITEMS, corpus.centers + draws)
   tables = (
     spec_lib.TableSpec(
-      name, len(x), spec.dim, _INIT_SCALE, lookups_per_center=x
+      name=name,
+      vocab=len(x),
+      dim=spec.dim,
+      init_scale=_INIT_SCALE,
+      lookups_per_center=x,
     )
     for name, x in each
   )

@@ -73,7 +73,9 @@ class Interactions:
 
   def _ranked(self, users, items, biases=0.0):
     return {
-      name: ranking.evaluate(users, items, self.data.train, held, _TOP, biases)
+      name: ranking.evaluate(
+        users, items, self.data.train, held=held, k=_TOP, biases=biases
+      )
       for name, held in self.data.held.items()
     }
 
@@ -93,7 +95,14 @@ class Interactions:
         after = epoch * num + num * stop // num_places
         own = (after - done) * num_own // (stop - first)
         position = [epoch, stop] if stop < num_places else [epoch + 1, 0]
-        yield base.Item(batch, index, position, done, after, own)
+        yield base.Item(
+          batch=batch,
+          index=index,
+          position=position,
+          done_before=done,
+          done_after=after,
+          own=own,
+        )
         done, first = after, stop
       epoch, first = epoch + 1, 0
 
@@ -112,10 +121,10 @@ class Interactions:
     ids = np.stack([x[first:stop] for x in order], 1)
     batch = examples.batch_of(
       ids,
-      np.zeros((len(ids), 0), np.float32),
-      self.num_parts,
-      self.spec.part_words,
-      self.num_steps,
+      numbers=np.zeros((len(ids), 0), np.float32),
+      num_parts=self.num_parts,
+      part_examples=self.spec.part_words,
+      num_steps=self.num_steps,
     )
     counts = batch.examples
     return batch, int(counts[list(self.spec.readers.local_parts)].sum())
@@ -182,11 +191,11 @@ class ItemSets(Interactions):
       out[: stop - first] = reach[first:stop]
     left, right = (x.reshape(self.num_parts, size) for x in (left, right))
     batch = windows.Batch(
-      ids[places],
-      left,
-      right,
-      -(-counts // np.int32(self.spec.part_words)),
-      counts,
-      left.sum(1, dtype=np.int32) + right.sum(1, dtype=np.int32),
+      ids=ids[places],
+      left=left,
+      right=right,
+      num_steps=-(-counts // np.int32(self.spec.part_words)),
+      kept_words=counts,
+      pairs=left.sum(1, dtype=np.int32) + right.sum(1, dtype=np.int32),
     )
     return batch, int(counts[list(self.spec.readers.local_parts)].sum())

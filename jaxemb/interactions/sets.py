@@ -239,4 +239,11 @@ def encode(
     )
   train = ranking.Sets.of(known.values())
   counts = np.array(counts, np.int64)
-  return Interactions(list(items), counts, [*known], train, splits, dropped)
+  return Interactions(
+    items=list(items),
+    counts=counts,
+    users=[*known],
+    train=train,
+    held=splits,
+    dropped=dropped,
+  )

@@ -64,7 +64,7 @@ def wikipedia(
     part = path.with_name(url.rpartition('/')[2] + '.part')
     with _locked(part) as file:
       if not path.exists():
-        _complete(file, url, sha1, progress)
+        _complete(file, url, sha1, progress=progress)
         os.replace(part, path)
     for leftover in path.parent.glob(f'{name}wiki-*-{_KIND}.part'):
       leftover.unlink(missing_ok=True)
@@ -95,7 +95,7 @@ def ogb(
   by_hand = f'or unpack {url} by hand, with its raw/ at {folder / "raw"}'
   with _telling(name, by_hand, folder.parent), _locked(part) as file:
     if not folder.exists():
-      _complete(file, url, '', progress)
+      _complete(file, url, sha1='', progress=progress)
       _unpack(part, folder)
     part.unlink(missing_ok=True)
   return folder

@@ -198,7 +198,7 @@ class Text(NamedTuple):
     starts, stops = self.starts[rows], self.stops[rows]
     offsets = np.zeros(len(starts) + 1, np.int64)
     out = np.empty(int(np.sum(stops - starts)), np.uint8)
-    _gather(self.data, starts, stops, offsets, out)
+    _gather(self.data, starts, stops, offsets=offsets, out=out)
     buffers = [*map(pa.py_buffer, (offsets, out))]
     found = pa.LargeStringArray.from_buffers(len(starts), *buffers)
     try:
@@ -232,8 +232,9 @@ class Keys:
     out, new, done = np.zeros(len(keys), np.int32), [], 0
     while done < len(keys):
       first, places = self.num, np.zeros(len(keys) - done, np.int64)
-      args = self._slots, keys[done:], out[done:]
-      num_done, self.num = _add(*args, first, places)
+      num_done, self.num = _add(
+        self._slots, keys=keys[done:], out=out[done:], num=first, new=places
+      )
       new.append(done + places[: self.num - first])
       done += num_done
       if done < len(keys):
@@ -245,7 +246,7 @@ class Keys:
   def find(self, keys: np.ndarray, missing: int) -> np.ndarray:
     """Ids [n] int32 of hashes, `missing` of those that are not known."""
     out = np.zeros(len(keys), np.int32)
-    _find(self._slots, keys, out, missing)
+    _find(self._slots, keys, out, missing=missing)
     return out
 
   def hashes(self) -> np.ndarray:

@@ -92,9 +92,12 @@ class Reader:
         with futures.ThreadPoolExecutor(threads) as pool:
           made = sources.map_ahead(
             pool,
-            lambda parse, read_bytes: (*_made(parse, then), read_bytes),
-            self._jobs(file),
-            threads + 1,
+            function=lambda parse, read_bytes: (
+              *_made(parse, then),
+              read_bytes,
+            ),
+            items=self._jobs(file),
+            depth=threads + 1,
           )
           for found, num, bad, num_lines, read_bytes in made:
             for number, why in bad:
@@ -156,8 +159,12 @@ class Reader:
     has_header = names is None or first.startswith(names[0])
     names = names or _header(file, first, delimiter)
     for number, (data, read_bytes) in enumerate(self._blocks(file)):
-      args = names, delimiter, not number and has_header
-      yield functools.partial(self._parse, data, *args), read_bytes
+      yield (
+        functools.partial(
+          self._parse, data, names, delimiter, not number and has_header
+        ),
+        read_bytes,
+      )
 
   def _parse(self, text, names, delimiter, has_header):
     """The table of a block of lines, lines that are no rows, all its lines."""
@@ -168,8 +175,9 @@ class Reader:
     quote = 0 if self.form == 'criteo' else ord('"')
     first = text.find(b'\n') + 1 if has_header else 0
     first += 3 * (not first and text.startswith(_BOM))
-    args = data, first, ord(delimiter), quote, *spans, *bad
-    num, num_lines, num_bad = split(*args)
+    num, num_lines, num_bad = split(
+      data, first, ord(delimiter), quote, *spans, *bad
+    )
     table = Table({
       name: keys.Text(data, starts[:num], stops[:num])
       for name, starts, stops in zip(names, *spans, strict=True)
@@ -549,10 +557,24 @@ class _Cells(NamedTuple):
     labels, starts = np.empty((2, rows), np.int64), np.empty(rows + 1, np.int64)
     fields, spans = np.empty(most, np.int64), np.empty((4, most), np.int64)
     lines = np.empty(rows, np.int64)
-    args = labels, starts, fields, spans, lines
-    n, num_lines, num = _cells(data, has_fields, *args)
-    cut = labels[:, :n], starts[: n + 1], fields[:num], spans[:, :num]
-    return cls(data, *cut, lines[:n], num_lines)
+    n, num_lines, num = _cells(
+      data,
+      has_fields,
+      labels,
+      starts=starts,
+      fields=fields,
+      spans=spans,
+      lines=lines,
+    )
+    return cls(
+      data,
+      labels[:, :n],
+      starts[: n + 1],
+      fields[:num],
+      spans[:, :num],
+      lines[:n],
+      num_lines,
+    )
 
   def texts(self, starts: np.ndarray, stops: np.ndarray) -> keys.Text:
     """Stretches of the data."""

@@ -114,7 +114,13 @@ def find(path: str) -> list[Source]:
       f'{path} holds no text ({what}): set config.data.path to where it is'
     )
   return [
-    Source(file, x.st_size, x.st_mtime_ns, x.st_ctime_ns) for file, x in found
+    Source(
+      path=file,
+      size_bytes=x.st_size,
+      mtime_ns=x.st_mtime_ns,
+      ctime_ns=x.st_ctime_ns,
+    )
+    for file, x in found
   ]
 
 
@@ -172,9 +178,9 @@ def pieces(
   splits_words = False
   try:
     if is_divisible(source, encoding):
-      cut = _ranges(source, piece_bytes, report, wanted)
+      cut = _ranges(source, piece_bytes, report, wanted=wanted)
     else:
-      cut = _streamed(source, piece_bytes, report, pool, encoding)
+      cut = _streamed(source, piece_bytes, report, pool=pool, encoding=encoding)
     for piece in cut:
       splits_words |= not (piece.ends_line or piece.text[-1:].isspace())
       if wanted(piece.number):

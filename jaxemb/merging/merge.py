@@ -183,7 +183,7 @@ class SideBySide(NamedTuple):
   def _write(self, name: str, dim: int, combine: Callable) -> np.ndarray:
     blocks = (combine(*block) for block in self.blocks(f'merging {name}'))
     shape = self.rows.shape[1], dim
-    return parts_lib.write_rows(blocks, shape, self.folder, name)
+    return parts_lib.write_rows(blocks, shape, self.folder, name=name)
 
 
 def vote_weights(has: np.ndarray, votes: np.ndarray) -> np.ndarray:
@@ -225,12 +225,14 @@ def merge_rows(
   is_kept = num_having >= (1 if is_alir else len(parts))
   ids, lost_ids = np.flatnonzero(is_kept), np.flatnonzero(~is_kept)
   job = SideBySide(
-    [part.vectors for part in parts],
-    union.rows[:, ids],
-    vote_weights(has[:, ids], (union.votes if is_alir else has)[:, ids]),
-    spec.normalize,
-    folder,
-    progress,
+    tables=[part.vectors for part in parts],
+    rows=union.rows[:, ids],
+    weights=vote_weights(
+      has[:, ids], (union.votes if is_alir else has)[:, ids]
+    ),
+    normalize=spec.normalize,
+    folder=folder,
+    progress=progress,
   )
   rotations = outer = None
   moved, trainable, fit = [], {}, np.zeros((4, len(parts)))
@@ -239,7 +241,7 @@ def merge_rows(
   else:
     rotations, outer, moved = solve(job, spec, dim)
     vectors = job.write_averages(
-      'vectors', rotations, outer, fit if is_alir else None
+      'vectors', rotations, outer, fit=fit if is_alir else None
     )
   if is_alir and not spec.normalize:
     names = {name for part in parts for name in part.trainable}
@@ -296,7 +298,14 @@ def merge_rows(
   }
   words = [union.words[i] for i in ids.tolist()]
   return Merged(
-    words, union.counts[ids], vectors, trainable, ids, rotations, outer, report
+    words=words,
+    counts=union.counts[ids],
+    vectors=vectors,
+    trainable=trainable,
+    ids=ids,
+    rotations=rotations,
+    outer=outer,
+    report=report,
   )
 
 
@@ -313,7 +322,12 @@ def solve(
     gram = job.gram(words, dim if spec.start == 'random' else 0)
     job.progress('aligning', 0, 1)
     rotations, moved = align.alir(
-      gram, job.dims, dim, spec.start, spec.max_iterations, spec.tolerance
+      gram,
+      job.dims,
+      dim,
+      start=spec.start,
+      max_iterations=spec.max_iterations,
+      tolerance=spec.tolerance,
     )
     gram, outer = gram[: sum(job.dims), : sum(job.dims)], np.eye(dim)
     if spec.restore:

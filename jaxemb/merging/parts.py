@@ -132,7 +132,9 @@ def open_part(
   words, vectors, counts, folder = export.read(path)
   more, senses = {}, None
   if folder:
-    senses = senses_lib.read(folder, words, counts, vectors)
+    senses = senses_lib.read(
+      folder, names=words, counts=counts, vectors=vectors
+    )
     if trainable is not False:
       more = _open_trainable(folder, len(words), scratch)
   if trainable and not more:
@@ -153,8 +155,17 @@ def open_part(
       )
   rows = vectors.base  # of a file that holds what is read
   if not isinstance(rows, np.memmap) or rows.dtype != np.float32:
-    rows = write_rows([vectors], vectors.shape, scratch, 'vectors')
-  return check(Part(str(path), words, rows, counts, more, senses))
+    rows = write_rows([vectors], vectors.shape, folder=scratch, name='vectors')
+  return check(
+    Part(
+      name=str(path),
+      words=words,
+      vectors=rows,
+      counts=counts,
+      trainable=more,
+      senses=senses,
+    )
+  )
 
 
 def _open_trainable(
@@ -178,7 +189,7 @@ def _open_trainable(
   found = {}
   for path, array in traverse_util.flatten_dict(tree, sep='/').items():
     rows = array.reshape(num_words, -1)
-    found[path] = write_rows([rows], rows.shape, scratch, path)
+    found[path] = write_rows([rows], rows.shape, folder=scratch, name=path)
   return found
 
 
@@ -220,8 +231,8 @@ def _open_orbax(path: pathlib.Path, scratch: pathlib.Path | None) -> Part:
       f'{path}: expected one array of {len(words):,} rows, the words in '
       f'{file}/vocab.txt, found {len(fitting)}; save that array alone'
     )
-  rows = write_rows(fitting, fitting[0].shape, scratch, 'vectors')
-  return Part(str(path), words, rows, counts)
+  rows = write_rows(fitting, fitting[0].shape, folder=scratch, name='vectors')
+  return Part(name=str(path), words=words, vectors=rows, counts=counts)
 
 
 def check(part: Part) -> Part:
@@ -289,9 +300,9 @@ def unite_words(
   order = order[counts[order] > 0]
   rows, seen = rows[:, order], seen[:, order]
   return Union(
-    [words[i] for i in order.tolist()],
+    words=[words[i] for i in order.tolist()],
     # Not sums over some of the parts.
-    counts[order] if has_counts else np.ones_like(order),
-    rows,
-    seen if by_counts and has_counts else (rows >= 0).astype(np.float64),
+    counts=counts[order] if has_counts else np.ones_like(order),
+    rows=rows,
+    votes=seen if by_counts and has_counts else (rows >= 0).astype(np.float64),
   )

@@ -31,7 +31,7 @@ class Cbow(skipgram.SkipGram):
 
     If tokens are looked up once, input: [P, B, c], their blocks.
     """
-    draws = skipgram.draw_negatives(self.spec, self.negatives, batch, key)
+    draws = skipgram.draw_negatives(self.spec, self.negatives, batch, key=key)
     outputs = jnp.concatenate([batch.centers(), draws], 1)
     inputs = batch.blocks() if self.spec.tokens_once else batch.windows()
     return {skipgram.INPUT: inputs, skipgram.OUTPUT: outputs}
@@ -42,7 +42,9 @@ class Cbow(skipgram.SkipGram):
     has_context = (num_contexts > 0).astype(jnp.float32)
     weights = has_context * target_weights(self.spec, ids[skipgram.OUTPUT])
     chunk, examples = self.spec.chunk, has_context.sum()
-    return skipgram.Products(weights, chunk, examples, means)
+    return skipgram.Products(
+      weights=weights, num_positive=chunk, examples=examples, means=means
+    )
 
   def loss(self, params, rows, ids, batch, key):
     """Summed over the centers that have a context."""
@@ -50,8 +52,12 @@ class Cbow(skipgram.SkipGram):
     if self.spec.tokens_once:
       tokens = batch.windows_of(tokens)
     left = skipgram.weighted_sums(found.means, tokens)
-    args = left, rows[skipgram.OUTPUT], found.weights, found.num_positive
-    return self._weighted_loss(*args), base.Aux(found.examples)
+    return self._weighted_loss(
+      left,
+      right=rows[skipgram.OUTPUT],
+      weights=found.weights,
+      num_positive=found.num_positive,
+    ), base.Aux(found.examples)
 
 
 def make(

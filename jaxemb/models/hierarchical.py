@@ -53,11 +53,11 @@ class Hierarchical(skipgram.WindowModel):
       examples, mask = batch.num_contexts(), batch.mask()
     loss = targets.window_loss(
       self.spec.row_ops,
-      ids[targets.TARGETS],
-      self.tree.compact_rest,
-      token_rows,
-      rows[skipgram.OUTPUT],
-      mask,
+      found=ids[targets.TARGETS],
+      compact_rest=self.tree.compact_rest,
+      token_rows=token_rows,
+      target_rows=rows[skipgram.OUTPUT],
+      mask=mask,
     )
     return loss, base.Aux(examples.sum())
 

@@ -105,7 +105,7 @@ class RowOps:
 
     They are summed over devices, their derivatives not; `is_narrow`: c is tiny.
     """
-    return _dot(left, right, self.columns, is_narrow)
+    return _dot(left, right, self.columns, is_narrow=is_narrow)
 
   def sum_columns(self, sums: jax.Array) -> jax.Array:
     """[...], sums over a device's columns -> sums over all."""
@@ -194,7 +194,7 @@ class SkipGram(WindowModel):
     If tokens are looked up once, output: [P, B, c + N], blocks and draws.
     """
     s = self.spec
-    draws = draw_negatives(s, self.negatives, batch, key)
+    draws = draw_negatives(s, self.negatives, batch, key=key)
     if s.tokens_once:
       blocks = batch.blocks()
       draws = draws.reshape(len(blocks), -1, s.shared_negatives)
@@ -227,7 +227,7 @@ class SkipGram(WindowModel):
         weights = jnp.concatenate([weights, negative], 2)
       missing = right.shape[1] - weights.shape[2]
       weights = jnp.pad(weights, ((0, 0), (0, 0), (0, missing)))
-      loss += self._weighted_loss(left, right, weights, width)
+      loss += self._weighted_loss(left, right, weights, num_positive=width)
     return loss, base.Aux(found.examples)
 
   def _looked_up(self, batch, outputs):
@@ -272,7 +272,13 @@ def tables(
   """
   each = (INPUT, inputs, 0.5 / spec.dim), (OUTPUT, outputs, 0.0)
   return tuple(
-    spec_lib.TableSpec(name, len(x), spec.dim, scale, lookups_per_center=x)
+    spec_lib.TableSpec(
+      name=name,
+      vocab=len(x),
+      dim=spec.dim,
+      init_scale=scale,
+      lookups_per_center=x,
+    )
     for name, x, scale in each
   )
 

@@ -131,12 +131,12 @@ class Tree:
     places = jnp.concatenate([first >> 1, ends], 1)
     places += number // chunk * ids.shape[1]
     return Targets(
-      ids,
-      signs,
-      jnp.where(path < none, places, 0),
-      jnp.where(path < none, 1.0 - 2 * (path & 1), 0.0),
-      owners,
-      ((packed & 1) == 0).astype(jnp.float32),
+      ids=ids,
+      signs=signs,
+      places=jnp.where(path < none, places, 0),
+      place_signs=jnp.where(path < none, 1.0 - 2 * (path & 1), 0.0),
+      rest_owners=owners,
+      rest_positives=((packed & 1) == 0).astype(jnp.float32),
     )
 
 
@@ -151,7 +151,12 @@ def tree(corpus: base.Corpus, chunk: int, num_shared: int) -> Tree:
   room = group * mean + _DEVIATIONS * math.sqrt(group * variance)
   compact = min(8 * math.ceil(room / 8), group * split.deep.shape[1])
   decisions = float(corpus.centers @ paths.lengths)
-  return Tree(split, group, compact, decisions * math.log(2))
+  return Tree(
+    split=split,
+    group=group,
+    compact_rest=compact,
+    untrained_loss=decisions * math.log(2),
+  )
 
 
 @jax.tree_util.register_dataclass
@@ -175,7 +180,7 @@ class Sampled:
     self, spec: skipgram.WindowSpec, batch: windows.StepBatch, key: jax.Array
   ) -> Targets:
     """Centers and negatives: [L / c, c + N] ids."""
-    draws = skipgram.draw_negatives(spec, self.negatives, batch, key)
+    draws = skipgram.draw_negatives(spec, self.negatives, batch, key=key)
     ids = jnp.concatenate([batch.centers(), draws], 1)
     is_drawn = jnp.arange(ids.shape[1])[None, None] >= spec.chunk
     signs = cbow.target_weights(spec, ids)
@@ -189,7 +194,7 @@ class Sampled:
     places, place_signs = (
       jnp.concatenate(x, 2).reshape(own.size, -1) for x in each
     )
-    return Targets(ids, signs, places, place_signs)
+    return Targets(ids=ids, signs=signs, places=places, place_signs=place_signs)
 
 
 def sampled(spec: skipgram.WindowSpec, corpus: base.Corpus) -> Sampled:

@@ -66,7 +66,7 @@ def tree_paths(counts: np.ndarray) -> Paths:
   order = np.lexsort((-np.arange(num_words), counts))
   sums, parents, codes, depths = np.zeros((4, 2 * num_words - 1), np.int64)
   sums[:num_words] = np.asarray(counts, np.int64)[order]
-  _tree(sums, parents, codes, depths)
+  _tree(sums, parents, codes, depths=depths)
   nodes = np.argsort(order)
   lengths = depths[nodes]
   points = np.full((num_words, lengths.max()), num_words - 1, np.int32)
@@ -114,8 +114,8 @@ def split(paths: Paths, num_dense: int) -> Split:
   deep = np.sort(np.where(is_first, none, packed), 1)
   longest = max(1, (paths.lengths - num_first).max())
   return Split(
-    exits.astype(np.int32),
-    signs[:, :num_dense],
-    firsts.astype(np.int32),
-    deep[:, :longest].astype(np.int32),
+    exits=exits.astype(np.int32),
+    signs=signs[:, :num_dense],
+    firsts=firsts.astype(np.int32),
+    deep=deep[:, :longest].astype(np.int32),
   )

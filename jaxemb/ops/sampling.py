@@ -124,7 +124,7 @@ def uniform_rows(
   columns = columns * np.uint32(0x9E3779B9)
   if isinstance(ids, np.ndarray) and ids.ndim == 1:
     out = np.empty((len(ids), len(columns)), np.float32)
-    _fill(first, second, columns, np.float32(scale), out)
+    _fill(first, second, columns, scale=np.float32(scale), out=out)
     return out
   columns = columns.reshape(*[1] * ids.ndim, -1)
   bits = _mix(_mix(first[..., None] + columns) ^ second[..., None])

@@ -70,10 +70,10 @@ def write(
         categories[name].append(word)
   _write_page(
     workdir,
-    'words',
-    'words',
-    report,
-    metrics,
+    name='words',
+    unit='words',
+    report=report,
+    metrics=metrics,
     neighbours=neighbours(searched, categories),
     num_searched=len(searched),
     ambiguous=ambiguous_words(vectors),
@@ -97,7 +97,7 @@ def write_clicks(
   (name, first id, ids) of fields.
   """
   write_json(workdir, report)
-  fields = field_neighbours(vectors, keys, counts, ranges)
+  fields = field_neighbours(vectors, keys, counts, ranges=ranges)
   args = workdir, 'clicks', 'examples', report, metrics
   shown = {'fields': fields, 'num_fields': len(ranges)}
   _write_page(*args, max_searched=MAX_SEARCHED, **shown)
@@ -342,11 +342,11 @@ def word_map(
     point = keys[row], int(vectors.counts[row]), *position
     groups[group_of[row]].append(point)
   return WordMap(
-    dict(sorted(groups.items())),
-    not known,
-    max(len(members) - _MAX_GROUPS, 0),
-    max(len(known) - len(rows), 0),
-    float(explained),
+    groups=dict(sorted(groups.items())),
+    is_clustered=not known,
+    num_groups_omitted=max(len(members) - _MAX_GROUPS, 0),
+    num_words_omitted=max(len(known) - len(rows), 0),
+    explained_variance=float(explained),
   )
 
 

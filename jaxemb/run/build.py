@@ -127,8 +127,14 @@ def on_devices(
     and config_lib.can_fuse(config, 'cpu', (1, 1))
   )
   uses_cores = not (is_sync or has_threads) or splits_tables
-  args = splits_tables, uses_cores, is_resumed, _runs_beside(config)
-  data, table = mesh_lib.start(wanted, *args, absent)
+  data, table = mesh_lib.start(
+    wanted,
+    splits_tables,
+    uses_cores,
+    is_resumed=is_resumed,
+    with_others=_runs_beside(config),
+    absent=absent,
+  )
   devices = absent or jax.devices()
   platform = devices[0].platform
   if s.name == 'partition':
@@ -215,21 +221,21 @@ def trainer(
     axes = spec_lib.Axes(*mesh.devices.shape)
   if config.data.source == 'clicks':
     names = axes.names(with_table=columns is None)
-    model = _click_model(config, corpus, row_ops, tuple(names))
+    model = _click_model(config, corpus, row_ops, axes=tuple(names))
   elif config.data.source == 'nodes':
-    model = _node_model(config, tuning, corpus, row_ops)
+    model = _node_model(config, tuning, corpus, row_ops=row_ops)
   else:
     spec = skipgram.WindowSpec(
-      len(corpus.counts),
-      m.dim,
-      m.window,
-      m.negatives,
-      tuning.chunk,
-      m.shared_negatives,
-      tuning.tokens_once,
-      row_ops,
+      vocab=len(corpus.counts),
+      dim=m.dim,
+      window=m.window,
+      negatives=m.negatives,
+      chunk=tuning.chunk,
+      shared_negatives=m.shared_negatives,
+      tokens_once=tuning.tokens_once,
+      row_ops=row_ops,
     )
-    model = _model(config, spec, corpus, tuning)
+    model = _model(config, spec, corpus, tuning=tuning)
   available = {
     'axes': axes,
     'by_kernel': tuning.row_copies,
@@ -251,25 +257,36 @@ def trainer(
       )
       tables[k] = cached.Cached(tables[k].spec, make(small))
   trainable = strategy_base.Trainable(
-    model,
-    tables,
-    steps,
-    tuning.loss_every_steps,
-    tuning.steps_per_loop,
+    model=model,
+    tables=tables,
+    steps=steps,
+    loss_every_steps=tuning.loss_every_steps,
+    steps_per_loop=tuning.steps_per_loop,
     # A loop whose length is not known is slow on an accelerator.
-    tuning.steps_per_loop == 1 and (mesh.size == 1 or not is_sync),
-    native.make(
-      type(model), t.dtype, config.optimizer, tuning.threads, compiling
+    may_be_compact=tuning.steps_per_loop == 1
+    and (mesh.size == 1 or not is_sync),
+    fused=native.make(
+      type(model),
+      t.dtype,
+      config.optimizer,
+      num_threads=tuning.threads,
+      compiling=compiling,
     )
     if tuning.fused
     else None,
-    window_products.Gradients()
+    gradients=window_products.Gradients()
     if tuning.row_sums and window_products.can_multiply(model, tables)
     else None,
   )
   if num_slots:
-    args = trainable, num_slots, folder, cluster
-    step = _fetching(config, tuning, *args)
+    step = _fetching(
+      config,
+      tuning,
+      trainable,
+      num_slots=num_slots,
+      folder=folder,
+      cluster=cluster,
+    )
     strategy = fetching.fetching(step, mesh)
   elif config.strategy.name == 'partition':
     # Of one sub-model.
@@ -279,13 +296,13 @@ def trainer(
   elif is_alone and config.strategy.name == 'replicas':
     strategy = strategy_base.sync(trainable, mesh)
     # Others may have trained with it.
-    many = _replicas(config, tuning, trainable, mesh)
+    many = _replicas(config, tuning, trainable, mesh=mesh)
     strategy = strategy._replace(from_copies=replicas.alone(many))
   elif is_sync:
     # Devices that hold other columns of the same rows take the same examples.
     strategy = strategy_base.sync(trainable, mesh, t.layout != 'column')
   else:
-    strategy = _replicas(config, tuning, trainable, mesh)
+    strategy = _replicas(config, tuning, trainable, mesh=mesh)
   return Trainer(trainable, strategy)
 
 
@@ -315,10 +332,14 @@ def _model(
   # A mixture of one sense is skip-gram.
   name = 'skipgram' if m.name == 'mixture' else m.name
   if is_tree and name in ('skipgram', 'cbow'):
-    return hierarchical.make(spec, corpus, name == 'cbow', shared_nodes)
+    return hierarchical.make(
+      spec, corpus, averages=name == 'cbow', num_shared=shared_nodes
+    )
   if not is_tree:
     more = {'least': m.margin}
-    bound = bind('model.loss', m.loss, ('scores', 'labels'), more)
+    bound = bind(
+      'model.loss', name=m.loss, args=('scores', 'labels'), available=more
+    )
     loss_of = bound.func
     if bound.keywords:
       loss_of = functools.partial(loss_of, **bound.keywords)
@@ -327,7 +348,7 @@ def _model(
   if tuning.row_threads:
     threads = tuning.row_threads
     more['make_kernel'] = functools.partial(updates.edge_softmax, threads)
-  return bind('model.name', name, args, more)()
+  return bind('model.name', name, args, available=more)()
 
 
 def _click_model(
@@ -340,20 +361,20 @@ def _click_model(
 
   m, o = config.model, config.optimizer
   spec = clicks.ClickSpec(
-    corpus.fields,
-    m.dim,
-    config_lib.sizes('model.hidden', m.hidden),
-    config_lib.sizes('model.lower_hidden', m.lower_hidden),
-    m.cross_layers,
-    m.dropout,
-    m.batch_norm,
-    o.dense,
-    _dense_rate(o),
-    o.dense_decay,
-    row_ops,
-    axes,
+    fields=corpus.fields,
+    dim=m.dim,
+    hidden=config_lib.sizes('model.hidden', m.hidden),
+    lower_hidden=config_lib.sizes('model.lower_hidden', m.lower_hidden),
+    cross_layers=m.cross_layers,
+    dropout=m.dropout,
+    batch_norm=m.batch_norm,
+    optimizer=o.dense,
+    dense_rate=_dense_rate(o),
+    dense_decay=o.dense_decay,
+    row_ops=row_ops,
+    axes=axes,
   )
-  return bind('model.name', m.name, (spec, corpus), {})()
+  return bind('model.name', m.name, args=(spec, corpus), available={})()
 
 
 def _dense_rate(optimizer: ml_collections.ConfigDict) -> float:
@@ -385,26 +406,26 @@ def _node_model(
     )
   from_walks = config.data.targets == 'walks'
   spec = graphsage.SageSpec(
-    nodes.tree,
-    len(corpus.counts),
-    0 if m.inputs == 'rows' else nodes.features.shape[1],
-    0 if m.inputs == 'features' else m.dim,
-    (*hidden, m.dim if from_walks else nodes.num_classes),
-    m.aggregator,
-    from_walks,
-    nodes.has_many,
-    m.dropout,
-    float(m.negatives),
-    tuning.chunk,
-    m.temperature,
-    tuning.part_words * tuning.parts,
-    o.dense,
-    _dense_rate(o),
-    o.dense_decay,
-    row_ops,
-    tuning.row_sums,
+    tree=nodes.tree,
+    num_nodes=len(corpus.counts),
+    num_features=0 if m.inputs == 'rows' else nodes.features.shape[1],
+    dim=0 if m.inputs == 'features' else m.dim,
+    sizes=(*hidden, m.dim if from_walks else nodes.num_classes),
+    aggregator=m.aggregator,
+    from_walks=from_walks,
+    has_many=nodes.has_many,
+    dropout=m.dropout,
+    negatives=float(m.negatives),
+    chunk=tuning.chunk,
+    temperature=m.temperature,
+    step_examples=tuning.part_words * tuning.parts,
+    optimizer=o.dense,
+    dense_rate=_dense_rate(o),
+    dense_decay=o.dense_decay,
+    row_ops=row_ops,
+    sums_by_kernel=tuning.row_sums,
   )
-  return bind('model.name', m.name, (spec, corpus), {})()
+  return bind('model.name', m.name, args=(spec, corpus), available={})()
 
 
 def _table(
@@ -421,7 +442,7 @@ def _table(
   )
   if spec.momentum is None:
     args = {**o, 'by_kernel': by_kernel}
-    optimizer = bind('optimizer.name', o.name, (), args)()
+    optimizer = bind('optimizer.name', o.name, args=(), available=args)()
     precision = {k: t[k] for k in ('dtype', 'rounding', 'exchange_dtype')}
     updates_all = o.rows == 'all'
     rules = {'decay': o.decay, 'updates_all': updates_all}
@@ -439,7 +460,7 @@ def _table(
       row_kernel = row_sums.RowKernel(optimizer)
       available = {**available, 'row_kernel': row_kernel}
   available = {'spec': spec, 'optimizer': optimizer, **available}
-  return bind('table.layout', layout, (), available)()
+  return bind('table.layout', name=layout, args=(), available=available)()
 
 
 def _device_centers(
@@ -524,7 +545,12 @@ def _fetching(
   for name, spec in sorted(specs.items()):
     by_vocab.setdefault(spec.vocab, []).append(name)
   caches = [
-    cache_lib.Cache(tuple(x), vocab, num_slots[x[0]], config.table.evict)
+    cache_lib.Cache(
+      names=tuple(x),
+      num_rows=vocab,
+      capacity=num_slots[x[0]],
+      policy=config.table.evict,
+    )
     for vocab, x in by_vocab.items()
   ]
 
@@ -555,7 +581,13 @@ def _fetching(
       most = fetching.MOST_STEPS * tuning.part_words
       unit = config_lib.smaller(config)[1]
       _LOG.warning(f'rounds are cut to {most:,} {unit}')
-    return fetching.Fetching(trainable, caches, rows, round_steps, **more)
+    return fetching.Fetching(
+      trainable=trainable,
+      caches=caches,
+      rows=rows,
+      most_steps=round_steps,
+      **more,
+    )
 
   def make_store(name, *args):
     if t.store == 'memory':
@@ -572,7 +604,9 @@ def _fetching(
     most_steps = min(most_steps, max(2, _STRETCH_CENTERS // centers))
   has_all_cores = tuning.fused and tuning.threads >= resources.usable_cores()
   more |= {'lend': ffi.lend} if has_all_cores else {}
-  return fetching.Fetching(trainable, caches, rows, most_steps, **more)
+  return fetching.Fetching(
+    trainable=trainable, caches=caches, rows=rows, most_steps=most_steps, **more
+  )
 
 
 def step_centers(tuning: config_lib.Tuning, mesh: jax.sharding.Mesh) -> int:
@@ -621,9 +655,14 @@ def _replicas(
     args = {**available, 'num_replicas': num_replicas}
     name = config.strategy.policy
     if name == 'delayed':
-      inner = bind('strategy.delayed', config.strategy.delayed, (), args)()
+      inner = bind(
+        'strategy.delayed',
+        name=config.strategy.delayed,
+        args=(),
+        available=args,
+      )()
       args['policy'] = inner
-    return bind('strategy.policy', name, (), args)()
+    return bind('strategy.policy', name, args=(), available=args)()
 
   others = None
   if _runs_beside(config) and mesh.devices.flat[0].platform == 'cpu':
@@ -633,7 +672,7 @@ def _replicas(
         'exchanges wait for steps: XLA_FLAGS leave no second device in each '
         'process for them'
       )
-  return replicas.replicas(trainable, mesh, make_policy, others)
+  return replicas.replicas(trainable, mesh, make_policy, others=others)
 
 
 class Parts(NamedTuple):
@@ -659,20 +698,20 @@ def make_source(
   """The data that resolved settings name; `progress` as of `parts`."""
   d, m = config.data, config.model
   spec = data_base.SourceSpec(
-    d.path,
-    config.seed,
-    config.train.epochs,
-    tuning.parts,
-    tuning.part_words,
-    m.window,
-    tuning.chunk,
-    1 if m.dynamic_window else m.window,
-    d.to_dict(),
-    readers,
-    cache,
-    progress,
+    path=d.path,
+    seed=config.seed,
+    epochs=config.train.epochs,
+    num_parts=tuning.parts,
+    part_words=tuning.part_words,
+    window=m.window,
+    chunk=tuning.chunk,
+    shortest_window=1 if m.dynamic_window else m.window,
+    settings=d.to_dict(),
+    readers=readers,
+    cache=cache,
+    progress=progress,
   )
-  source = bind('data.source', d.source, (spec,), {})()
+  source = bind('data.source', name=d.source, args=(spec,), available={})()
   # Of all at once the next multiple, or power of two, is no mistake.
   most = max(2 * source.units_per_epoch, _MOST_FREE_EXAMPLES)
   if source.unit != 'words' and spec.part_words > most:
@@ -687,14 +726,14 @@ def make_source(
 def corpus_of(source: data_base.Source) -> model_base.Corpus:
   """What models are made from."""
   return model_base.Corpus(
-    source.keys,
-    source.counts,
-    source.frequencies,
-    getattr(source, 'fields', None),
-    getattr(source, 'user_frequencies', None),
-    getattr(source, 'nodes', None),
-    getattr(source, 'relation_frequencies', None),
-    getattr(source, 'partitions', None),
+    keys=source.keys,
+    counts=source.counts,
+    centers=source.frequencies,
+    fields=getattr(source, 'fields', None),
+    users=getattr(source, 'user_frequencies', None),
+    nodes=getattr(source, 'nodes', None),
+    relations=getattr(source, 'relation_frequencies', None),
+    partitions=getattr(source, 'partitions', None),
   )
 
 
@@ -717,7 +756,7 @@ def parts(
   compiling = None
   # On another core, while the text is read, if a trace of it may stay.
   if tuning.fused and cache == rundir.cache_folder():
-    compiling = ahead.compiling(m.name, m.loss, config.table.dtype, cache)
+    compiling = ahead.compiling(m.name, m.loss, config.table.dtype, cache=cache)
   # Wrong paths are refused before the work.
   init_from = os.path.expanduser(config.train.init_from)
   if init_from and not os.path.exists(init_from):
@@ -732,20 +771,28 @@ def parts(
   readers = data_base.ALONE  # any sentence may be a sub-model's
   if config.strategy.name != 'partition':
     readers = data_base.Readers(
-      mesh_lib.my_parts(mesh, tuning.parts),
-      distributed.process_id(),
-      distributed.num_processes(),
-      distributed.gather,
+      local_parts=mesh_lib.my_parts(mesh, tuning.parts),
+      process=distributed.process_id(),
+      num_processes=distributed.num_processes(),
+      gather=distributed.gather,
     )
-  source = make_source(config, tuning, readers, cache, progress)
+  source = make_source(config, tuning, readers, cache=cache, progress=progress)
   corpus = corpus_of(source)
   if not config.train.threads:
     tuning = _with_rows_enough(tuning, len(source.keys))
   if d.source == 'text' and compiling and compiling.poll() is None:
     # Meanwhile this process compiles what reads batches.
     next(source.items(None, 0), None)
-  args = config, tuning, mesh, corpus, source.steps, compiling, folder
-  made = trainer(*args, cluster)
+  made = trainer(
+    config,
+    tuning,
+    mesh,
+    corpus=corpus,
+    steps=source.steps,
+    compiling=compiling,
+    folder=folder,
+    cluster=cluster,
+  )
   dropped = dict(source.dropped)
   if m.name == 'mixture' and s.number > 1:
     ambiguous = mixture.ambiguous(config, source.keys)
@@ -815,15 +862,20 @@ def _plan_of_store(
   # Workers begin without what else this process has, such as a notebook's.
   base = store.base_bytes
   base = min(base, host_memory.WORKER_BYTES) if is_workers else base
-  own = host_memory.of_trainer(store, kind, words, base, data)
+  own = host_memory.of_trainer(
+    store, kind, step_words=words, base=base, data=data
+  )
   more, free = own.more, resources.available_bytes()
   if is_workers:
     more = (more + own.base) * config.strategy.num_workers
   line = ''
   if is_workers and store.trainable.has_dense:
     s = config.strategy
-    args = store.trainable, s.num_workers, s.pace == 'bsp', 0
-    more += (desk := host_memory.of_desk(*args).more)
+    more += (
+      desk := host_memory.of_desk(
+        store.trainable, s.num_workers, is_lockstep=s.pace == 'bsp', base=0
+      ).more
+    )
     line = f', {desk / 1e6:,.0f} MB of dense parameters at their desk'
   line = (
     f'{sum(own) / 1e6:,.0f} MB in '
@@ -831,7 +883,9 @@ def _plan_of_store(
     + line
   )
   if kind == 'remote':
-    shard = host_memory.of_shard(store, config.table.shards, words, 0)
+    shard = host_memory.of_shard(
+      store, num_shards=config.table.shards, step_words=words, base=0
+    )
     more += shard.more * config.table.shards + remote.OBJECT_STORE_BYTES
     line += f', {shard.more / 1e6:,.0f} MB of rows in each shard'
   is_here = kind != 'remote' or not os.environ.get('RAY_ADDRESS')
@@ -917,7 +971,9 @@ def check_fits(parts: Parts) -> None:
   layers = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state[1:]))
   if 2 * layers > held:  # which each device has whole
     copy, smaller = 0, 'lower --config.model.hidden or --config.model.dim'
-  resources.check_fits(list(mesh.devices.flat), held, copy, smaller)
+  resources.check_fits(
+    list(mesh.devices.flat), held_bytes=held, copy_bytes=copy, smaller=smaller
+  )
 
 
 def new_state(parts: Parts, key: jax.Array) -> Any:
@@ -930,4 +986,6 @@ def new_state(parts: Parts, key: jax.Array) -> Any:
   path = os.path.expanduser(parts.config.train.init_from)
   if not path:
     return state
-  return warm_start.begin(path, trainable, strategy, state, parts.source.keys)
+  return warm_start.begin(
+    path, trainable, strategy, state=state, words=parts.source.keys
+  )

@@ -45,7 +45,13 @@ def run(
   used.
   """
   if not bucket.is_url(workdir):
-    return _run_in(config, pathlib.Path(workdir), job, text_cache, fixed)
+    return _run_in(
+      config,
+      workdir=pathlib.Path(workdir),
+      job=job,
+      text_cache=text_cache,
+      fixed=fixed,
+    )
   if job.coordinator or job.detects:
     raise errors.UserError(
       f'--workdir={workdir} is for one process; give a folder that all reach, '
@@ -61,7 +67,9 @@ def run(
   ):
     code = STOPPED
     if not stop.is_set():
-      code = _run_in(config, folder, job, text_cache, fixed)
+      code = _run_in(
+        config, workdir=folder, job=job, text_cache=text_cache, fixed=fixed
+      )
   metrics.LOG.info('what was in %s is in %s', folder, workdir)
   return code
 
@@ -80,8 +88,9 @@ def _run_in(
   monitor = distributed.Monitor()
   with distributed.stopping_on_signals(monitor):
     try:
-      args = config, workdir, started, monitor, text_cache, fixed
-      code = _run_logged(home, *args)
+      code = _run_logged(
+        home, config, workdir, started, monitor, text_cache, fixed
+      )
     finally:
       monitor.close(code)
   return code
@@ -174,7 +183,14 @@ def _run(
   if whys := list(filter(None, distributed.everyone('fused', why_not_fused))):
     metrics.LOG.info(f'steps are not fused, and slower: {whys[0]}')
     fixed = {**fixed, 'fused': False}
-    return _run(given, workdir, started, monitor, text_cache, fixed)
+    return _run(
+      given,
+      workdir,
+      started,
+      monitor=monitor,
+      text_cache=text_cache,
+      fixed=fixed,
+    )
   tuning = parts.tuning
   if tuning.threads > 1:
     cores = resources.usable_cores()
@@ -198,15 +214,20 @@ def _run(
   if is_partition:
     runner.check(config, workdir, fingerprint)
   if distributed.is_first():
-    rundir.record(config, tuning, workdir, fingerprint)
+    rundir.record(config, tuning, workdir, fingerprint=fingerprint)
   results.log_data(parts)
   build.check_fits(parts)
   if is_partition:
     return 0 if runner.run(workdir, parts, session) else STOPPED
   if is_workers:
     own = _own_results(parts)
-    args = workdir, parts, session, cluster, text_cache, own
-    return 0 if workers_runner.run(*args) else STOPPED
+    return (
+      0
+      if workers_runner.run(
+        workdir, parts, session, cluster=cluster, cache=text_cache, own=own
+      )
+      else STOPPED
+    )
   return 0 if _train(workdir, parts, session) else STOPPED
 
 
@@ -220,17 +241,19 @@ def _train(
   def make_meter(totals):
     with rundir.using(workdir):
       return metrics.Meter(
-        workdir if is_first else None,
-        totals,
-        source.units_per_epoch,
-        source.epochs,
-        parts.config.train.log_every_secs,
-        parts.trainable.model.untrained_loss,
-        functools.partial(distributed.latest, 'hosts'),
+        workdir=workdir if is_first else None,
+        totals=totals,
+        units_per_epoch=source.units_per_epoch,
+        epochs=source.epochs,
+        log_every_secs=parts.config.train.log_every_secs,
+        untrained_loss=parts.trainable.model.untrained_loss,
+        gather=functools.partial(distributed.latest, 'hosts'),
         # XLA has one for each device, a kernel may have several.
-        num_devices * parts.tuning.threads * (distributed.num_processes() > 1),
-        num_devices,
-        getattr(parts.strategy.policy, 'every_steps', 0),
+        num_threads=num_devices
+        * parts.tuning.threads
+        * (distributed.num_processes() > 1),
+        num_devices=num_devices,
+        every_steps=getattr(parts.strategy.policy, 'every_steps', 0),
       )
 
   store = parts.strategy.store
@@ -238,7 +261,9 @@ def _train(
   with closing, loop.open_checkpoints(workdir) as checkpoints:
     own = _own_results(parts)
     hook = (own or results).Evaluation(workdir, parts)
-    trained = loop.train(checkpoints, parts, session, make_meter, [hook])
+    trained = loop.train(
+      checkpoints, parts, session, make_meter=make_meter, hooks=[hook]
+    )
     if trained is None:
       return False
     if trained.totals.counters.get('pairs') == 0:
@@ -249,12 +274,12 @@ def _train(
         f'{given} with several {one}s on a line, or raise --config.data.sample'
       )
     if own:
-      own.write(workdir, parts, trained.state, trained.totals, hook)
+      own.write(workdir, parts, trained.state, totals=trained.totals, hook=hook)
       return True
     # The last checkpoint is still being written.
     export = results.collect(parts, trained.state)
     if is_first:
-      results.write(workdir, parts, export, trained.totals)
+      results.write(workdir, parts, export, totals=trained.totals)
   return True
 
 

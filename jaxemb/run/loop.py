@@ -101,7 +101,9 @@ def train(
   constants = strategy.constants()
   total = round(source.units_per_epoch * source.epochs)
   uncounted: collections.deque = collections.deque()
-  restored = restore(checkpoints, parts, key, total, fingerprints)
+  restored = restore(
+    checkpoints, parts, key, total=total, fingerprints=fingerprints
+  )
   state, totals = restored or (None, metrics.Totals(source.unit))
   for hook in hooks:
     hook.begin(totals)

@@ -209,7 +209,9 @@ class Totals:
     # Of samples epochs differ in length: the middle is in the right one.
     middle = (item.done_before + item.done_after) / 2
     epoch = int(middle / units_per_epoch)
-    self._add(epoch, loss, examples, step_metrics.counters | steps.sums)
+    self._add(
+      epoch, loss, examples, counters=step_metrics.counters | steps.sums
+    )
 
   def add_model(self, other: 'Totals') -> None:
     """Adds what a sub-model has counted, and its share of training time."""
@@ -218,7 +220,7 @@ class Totals:
     self.train_secs += other.train_secs
     self.compile_secs += other.compile_secs
     self.collectives = self.collectives or other.collectives
-    self._add(other.epoch, other.loss, other.examples, other.counters)
+    self._add(other.epoch, other.loss, other.examples, counters=other.counters)
 
   def _add(
     self, epoch: int, loss: float, examples: float, counters: Mapping[str, Any]

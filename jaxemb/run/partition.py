@@ -218,7 +218,11 @@ class _Runner:
     s, source = self.config.strategy, self.parts.source
     samplings = [
       partition_sampling.Sampling(
-        s.divide, s.num_parts, s.rate, part, self.config.seed
+        method=s.divide,
+        num_parts=s.num_parts,
+        rate=s.rate,
+        part=part,
+        seed=self.config.seed,
       )
       for part in wanted
     ]
@@ -232,11 +236,11 @@ class _Runner:
       record = checkpoint.newest_record(self.folder(part) / 'checkpoints')
       totals += [metrics.Totals(**record['totals'])] if record else []
     self.meter = metrics.Meter(
-      home(self.config, self.workdir),
-      _sum(totals),
-      words / source.epochs,
-      source.epochs,
-      self.config.train.log_every_secs,
+      workdir=home(self.config, self.workdir),
+      totals=_sum(totals),
+      units_per_epoch=words / source.epochs,
+      epochs=source.epochs,
+      log_every_secs=self.config.train.log_every_secs,
     )
     with (
       contextlib.closing(self.meter),
@@ -268,19 +272,26 @@ class _Runner:
         metrics.LOG.info(
           f'sub-model {part} of {self.config.strategy.num_parts}'
         )
-        rundir.record(self.config, self.parts.tuning, path, source.fingerprint)
+        rundir.record(
+          self.config,
+          self.parts.tuning,
+          workdir=path,
+          fingerprint=source.fingerprint,
+        )
         with loop.open_checkpoints(path) as checkpoints:
           trained = loop.train(
             checkpoints,
             parts,
             self.session,
-            lambda totals: _Meter(totals, source.units_per_epoch, self),
+            make_meter=lambda totals: _Meter(
+              totals, source.units_per_epoch, self
+            ),
             stream=(part + 1,),
             program=program,
           )
           if trained is not None:
             program = trained.program
-            self._write(path, sampling, counts, trained)
+            self._write(path, sampling, counts, trained=trained)
     except rundir.BusyError:  # another process trains it
       pass
     except BaseException as error:
@@ -326,7 +337,7 @@ class _Runner:
       words = senses.names(), senses.by_row(seen)
     word2vec_format.write_vocab(path / 'vocab.txt', *words)
     if self.is_job:
-      results.write(path, parts, export, totals)
+      results.write(path, parts, export, totals=totals)
     else:
       # Enough to load and to merge: text formats take longer than training.
       results.write_export(path / 'export', export, is_minimal=True)
@@ -378,7 +389,7 @@ class _Runner:
         f'{num_missing:,} of the vocabulary are missing'
       )
     metrics.LOG.info('%s', line)
-    results.write(self.workdir, self.parts, export, totals, more)
+    results.write(self.workdir, self.parts, export, totals=totals, more=more)
 
   def _merged(self) -> tuple[results.Export, dict[str, Any]]:
     """The words that any sub-model has, and the report of the merge."""
@@ -410,7 +421,9 @@ class _Runner:
       senses = dataclasses.replace(
         merged.senses, counts=counts, vectors=encoded.decode()
       )
-      return results.Export(senses.words, counts, encoded, senses), report
+      return results.Export(
+        keys=senses.words, counts=counts, rows=encoded, senses=senses
+      ), report
     rows = np.array([ids[word] for word in merged.words])
     order = np.argsort(rows)
     words = [merged.words[i] for i in order]

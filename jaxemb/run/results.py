@@ -61,8 +61,13 @@ class Export(NamedTuple):
     names, counts = self.names()
     some = slice(num if self.senses is None else None)
     rows = np.asarray(self.rows.decode()[some])
-    args = list(names[some]), rows, counts[some], self.senses
-    return embeddings.Embeddings(*args, self.relations)
+    return embeddings.Embeddings(
+      index_to_key=list(names[some]),
+      vectors=rows,
+      counts=counts[some],
+      sense_table=self.senses,
+      relations=self.relations,
+    )
 
   def select(self, mask: np.ndarray) -> 'Export':
     """The words of a [len(keys)] bool mask, of a model without senses."""
@@ -110,10 +115,21 @@ def collect(parts: build.Parts, state: Any) -> Export:
   relations = None
   if hasattr(model, 'operate') and model.contexts_table:
     rows = np.asarray(others['context_vectors'], np.float32)
-    args = model.operator, contexts, rows, model.is_cosine
-    relations = export_lib.Relations(*args)
-  args = source.keys, source.counts, encoded, senses, others, contexts
-  return Export(*args, relations)
+    relations = export_lib.Relations(
+      operator=model.operator,
+      names=contexts,
+      rows=rows,
+      is_cosine=model.is_cosine,
+    )
+  return Export(
+    keys=source.keys,
+    counts=source.counts,
+    rows=encoded,
+    senses=senses,
+    others=others,
+    context_keys=contexts,
+    relations=relations,
+  )
 
 
 def log_data(parts: build.Parts) -> None:
@@ -135,8 +151,14 @@ def write_export(
   arrays = {'vectors': export.rows.decode(), **export.others}
   with futures.ThreadPoolExecutor() as pool:
     written = pool.submit(orbax_export.write, folder / 'orbax', arrays)
-    args = names, export.rows, counts, is_minimal, export.context_keys
-    dropped = export_lib.write(folder, *args)
+    dropped = export_lib.write(
+      folder,
+      words=names,
+      rows=export.rows,
+      counts=counts,
+      is_minimal=is_minimal,
+      context_words=export.context_keys,
+    )
     senses_lib.write(folder, export.senses)
     export_lib.write_relations(folder, export.relations)
     written.result()
@@ -174,10 +196,16 @@ def write(
   found = {'words_counted': _WORDS_COUNTED} if totals.unit == 'words' else {}
   found |= {'evaluation': evaluation} | dict(more)
   found |= {'staleness': _staleness(parts, totals)}
-  values, records = reported(workdir, parts, totals, found)
+  values, records = reported(workdir, parts, totals, found=found)
   values['dropped'] |= dropped
-  args = workdir, values, records, vectors, parts.benchmarks
-  report.write(*args, getattr(parts.source, 'categories', None) or {})
+  report.write(
+    workdir,
+    report=values,
+    metrics=records,
+    vectors=vectors,
+    found=parts.benchmarks,
+    labels=getattr(parts.source, 'categories', None) or {},
+  )
   rate = totals.done / max(totals.train_secs, 1e-9)
   metrics.LOG.info(
     f'{rate / 1e6:.2f} M {totals.unit}/s in training, {totals.total_secs:.1f} '
@@ -288,7 +316,7 @@ def _memory(
   for base, peak in values.get('workers', {}).get('desk_memory', ()):
     s = config.strategy
     memory = host_memory.of_desk(
-      parts.trainable, s.num_workers, s.pace == 'bsp', base
+      parts.trainable, s.num_workers, is_lockstep=s.pace == 'bsp', base=base
     )
     found.append(('desk', memory, peak))
   if config.table.store == 'remote':

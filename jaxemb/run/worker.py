@@ -107,8 +107,9 @@ class Exchange:
     params, optimizer = own = jax.device_get(state[1:])
     if self.shares_steps:
       own = (optimizer,)
-      args = 'step_dense', optimizer, examples > 0, float(learning_rate)
-      params = self._pace.wait(*args)
+      params = self._pace.wait(
+        'step_dense', optimizer, examples > 0, float(learning_rate)
+      )
     else:
       lookups = np.array([num_steps * self._step_centers])
       (weight,) = self._weights.of(lookups).tolist()
@@ -158,8 +159,15 @@ class Worker:
       jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
     config, tuning, mesh = build.on_devices(self._config, {}, **self._tuning)
     try:
-      args = config, tuning, mesh, lambda *_: None, self.cache
-      parts = build.parts(*args, self._workdir / 'store', self._cluster)
+      parts = build.parts(
+        config,
+        tuning,
+        mesh,
+        progress=lambda *_: None,
+        cache=self.cache,
+        folder=self._workdir / 'store',
+        cluster=self._cluster,
+      )
     except native.Unavailable as error:
       raise errors.UserError(
         f'worker {self._number} has no kernel for its CPU ({error}), and '
@@ -170,7 +178,7 @@ class Worker:
         f'worker {self._number} reads another text at config.data.path='
         f'{config.data.path}; have the same on all machines'
       )
-    _Training(self, parts, config, tuning).run()
+    _Training(worker=self, parts=parts, config=config, tuning=tuning).run()
 
   def join(self) -> None:
     """Joins the others."""
@@ -207,8 +215,13 @@ class _Training:
         # Not read again: it would be encoded again if it has changed.
         source.spec = source.spec._replace(readers=readers)
       else:
-        args = readers, self._worker.cache, lambda *_: None
-        source = build.make_source(self._config, self._tuning, *args)
+        source = build.make_source(
+          self._config,
+          self._tuning,
+          readers,
+          cache=self._worker.cache,
+          progress=lambda *_: None,
+        )
       self._sources[part] = source
     return self._sources[part]
 
@@ -259,16 +272,19 @@ class _Training:
     pace = Pace(self._ask, self._config.strategy.pace)
     store.rows.pace = pace
     trainable = self._parts.trainable
-    args = pace, store.rows.weights, self._tuning.part_words
-    dense, has_dense = Exchange(*args), trainable.has_dense
+    dense, has_dense = (
+      Exchange(pace, store.rows.weights, self._tuning.part_words),
+      trainable.has_dense,
+    )
     if has_dense or (pace.is_lockstep and trainable.model.is_mean):
       store.share(dense)
     state = strategy.init(loop.init_key(self._config.seed))
     constants = strategy.constants()
     start = time.monotonic()
     like = self._put(next(self._source(0).items(None, 0)))
-    args = constants, like.batch, self._schedule(0, like)
-    program = strategy.step.lower(state, *args).compile()
+    program = strategy.step.lower(
+      state, constants, like.batch, schedule=self._schedule(0, like)
+    ).compile()
     compile_secs = time.monotonic() - start
     worker.join()
     if has_dense:
@@ -292,8 +308,9 @@ class _Training:
       now, schedule, part = item
       pace.start(now.index)
       state, found = program(state, constants, now.batch, schedule)
-      args = now, schedule, jax.device_get(found), pace, dense
-      report = self._report(*args)
+      report = self._report(
+        now, schedule, found=jax.device_get(found), pace=pace, dense=dense
+      )
       report |= {'compile_secs': compile_secs, 'began': began}
       compile_secs = 0.0
       self._ask('trained', part, report)

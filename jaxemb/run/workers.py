@@ -167,16 +167,25 @@ def run(
   store = parts.strategy.store
   hook = (own or results).Evaluation(workdir, parts)
   with contextlib.closing(store), loop.open_checkpoints(workdir) as checkpoints:
-    runner = _Runner(workdir, parts, session, checkpoints, hook)
+    runner = _Runner(
+      workdir=workdir,
+      parts=parts,
+      session=session,
+      checkpoints=checkpoints,
+      hook=hook,
+    )
     with contextlib.closing(runner.meter):
       if not runner.train(cluster, cache):
         return False
       if own:
-        args = workdir, parts, runner.state, runner.totals, hook
-        own.write(*args, runner.report())
+        own.write(
+          workdir, parts, runner.state, runner.totals, hook, runner.report()
+        )
         return True
       export = results.collect(parts, runner.state)
-      results.write(workdir, parts, export, runner.totals, runner.report())
+      results.write(
+        workdir, parts, export, totals=runner.totals, more=runner.report()
+      )
   return True
 
 
@@ -198,7 +207,11 @@ class _Runner:
     self._fingerprints = build.fingerprints(parts)
     key = loop.init_key(parts.config.seed)
     restored = loop.restore(
-      checkpoints, parts, key, self._total, self._fingerprints
+      checkpoints,
+      parts,
+      key,
+      total=self._total,
+      fingerprints=self._fingerprints,
     )
     self.state, self.totals = restored or (None, metrics.Totals(source.unit))
     self._is_new, self._has_begun = restored is None, False
@@ -209,13 +222,13 @@ class _Runner:
     self._desk_memory: list[tuple[int, int]] = []
     self._memory: dict[int, tuple[int, int, Any]] = {}
     self.meter = metrics.Meter(
-      workdir,
-      self.totals,
-      source.units_per_epoch,
-      source.epochs,
-      parts.config.train.log_every_secs,
-      parts.trainable.model.untrained_loss,
-      self._used.gather,
+      workdir=workdir,
+      totals=self.totals,
+      units_per_epoch=source.units_per_epoch,
+      epochs=source.epochs,
+      log_every_secs=parts.config.train.log_every_secs,
+      untrained_loss=parts.trainable.model.untrained_loss,
+      gather=self._used.gather,
     )
 
   def train(self, cluster: remote.Cluster, cache: pathlib.Path | None) -> bool:
@@ -225,7 +238,9 @@ class _Runner:
     has_ended = not self._is_new and hook.has_ended()
     if self.totals.done == self._total or has_ended:
       return True
-    crew = _Crew(self._parts, self._workdir, cluster, cache)
+    crew = _Crew(
+      parts=self._parts, workdir=self._workdir, cluster=cluster, cache=cache
+    )
     position = None if self._is_new else self.totals.position
     dense = jax.device_get(self.state[1:])
     crew.ask('restore', position, dense, hook.rate_factor())
@@ -310,7 +325,13 @@ class _Runner:
         secs = report['began'] - self._session.started
         metrics.LOG.info(f'first step {secs:.1f} s after start')
     before = totals.done
-    item = data_base.Item(None, 0, None, before, before + report['own'])
+    item = data_base.Item(
+      batch=None,
+      index=0,
+      position=None,
+      done_before=before,
+      done_after=before + report['own'],
+    )
     self.meter.count(item, report['rates'], report['metrics'])
     return self._hook.due(item)
 

@@ -472,8 +472,9 @@ def _at_most(secs: float, line: str) -> Iterator[None]:
 
 
 def _keep_alive(peer: connection.Connection) -> None:
-  args = socket.AF_INET, socket.SOCK_STREAM
-  with socket.fromfd(peer.fileno(), *args) as shared:
+  with socket.fromfd(
+    peer.fileno(), socket.AF_INET, socket.SOCK_STREAM
+  ) as shared:
     shared.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _ALIVE.items():
       if number := getattr(socket, name, None):

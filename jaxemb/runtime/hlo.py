@@ -130,13 +130,13 @@ def parse(text: str) -> Program:
       operands = (current.get(x) for x in re.findall(r'%([\w.\-]+)', inside))
       called = ','.join(''.join(x) for x in _CALLED.findall(attributes))
       current[name] = Instruction(
-        re.sub(r'\{[^}]*\}', '', shape).strip(),
-        opcode,
-        [x.shape if x else '' for x in operands],
-        re.findall(r'[\w.\-]+', called),
-        attributes,
-        inside.rstrip(')'),
-        bool(root),
+        shape=re.sub(r'\{[^}]*\}', '', shape).strip(),
+        opcode=opcode,
+        operands=[x.shape if x else '' for x in operands],
+        called=re.findall(r'[\w.\-]+', called),
+        attributes=attributes,
+        inside=inside.rstrip(')'),
+        is_root=bool(root),
       )
   return Program(computations, entry, num_devices)
 
@@ -158,7 +158,9 @@ def executed(
       inside = (*loops, trips(program, instructions, x))
     is_branch = is_in_branch or x.opcode == 'conditional'
     for name in x.called:
-      yield from executed(program, name, inside, is_branch)
+      yield from executed(
+        program, computation=name, loops=inside, is_in_branch=is_branch
+      )
 
 
 def trips(

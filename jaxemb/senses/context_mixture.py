@@ -121,7 +121,7 @@ class ContextMixture(mixture.Mixture):
     priors = self.priors_of(prior_rows)
     common = fixed(jnp.einsum('sk,skd->sd', priors, senses))
     contexts, has_context = self._contexts(
-      fixed(with_slots(common)), weights, tokens, mask
+      fixed(with_slots(common)), weights, tokens, mask=mask
     )
     # E step.
     are_tied = batch.progress < self.tied_until
@@ -140,7 +140,9 @@ class ContextMixture(mixture.Mixture):
     shared = jnp.where(are_tied, 1.0, self.shared)
     learning = (1 - shared) * used_rows + shared * senses.sum(1)
     slots = learning + fixed(used_rows - learning)
-    shifts = self.shift * shifted(common, priors, means, self.spec.row_ops)
+    shifts = self.shift * shifted(
+      common, priors, means, row_ops=self.spec.row_ops
+    )
     shifts = jnp.einsum('sk,skd->sd', used, shifts)
     slots += jnp.where(are_tied, 0.0, shifts)
     # M step.
@@ -216,7 +218,7 @@ def make(
 ) -> ContextMixture:
   """As `mixture.make`; windows are uniform in [min_window, spec.window]."""
   rows = mixture.number(mask, num_senses)
-  tables = mixture.tables(spec, corpus, outputs, rows, _MOMENTUM)
+  tables = mixture.tables(spec, corpus, outputs, rows=rows, momentum=_MOMENTUM)
   # A row of means has one more column, which stays zero, like that of priors.
   priors = tables[-1]
   means = dataclasses.replace(

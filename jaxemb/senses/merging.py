@@ -85,10 +85,14 @@ def merge(
   """
   started = time.monotonic()
   if any(part.senses is not None for part in parts):
-    merged = _Merge(parts, spec, folder, progress).run()
+    merged = _Merge(
+      parts=parts, spec=spec, folder=folder, progress=progress
+    ).run()
   else:
     union = parts_lib.unite_words(parts, spec.weights == 'counts')
-    merged = merge_lib.merge_rows(parts, union, spec, folder, progress)
+    merged = merge_lib.merge_rows(
+      parts, union, spec, folder=folder, progress=progress
+    )
   secs = time.monotonic() - started
   return merged._replace(report=merged.report | {'merge_secs': secs})
 
@@ -121,9 +125,16 @@ def _table(part: parts_lib.Part) -> table.Senses:
   """The senses of a part; words with one vector have one sense."""
   num = len(part.words)
   return part.senses or table.Senses(
-    part.words, None, np.arange(num + 1), None, np.ones(num, np.float32),
-    None, None, 0, 0,
-  )  # fmt: skip
+    words=part.words,
+    counts=None,
+    starts=np.arange(num + 1),
+    vectors=None,
+    priors=np.ones(num, np.float32),
+    outputs=None,
+    loss=None,
+    negatives=0,
+    window=0,
+  )
 
 
 def _pick(values: Sequence[np.ndarray], ids: np.ndarray) -> np.ndarray:
@@ -163,7 +174,9 @@ class _Merge:
     if self.is_one_vocabulary:  # with the order and counts of the text
       order, counts = np.argsort(words.rows.max(0)), np.asarray(first.counts)
       rows, votes = words.rows[:, order], words.votes[:, order]
-      words = parts_lib.Union(first.words, counts, rows, votes)
+      words = parts_lib.Union(
+        words=first.words, counts=counts, rows=rows, votes=votes
+      )
     self.words = words
     self.sizes = _pick([np.diff(x.starts) for x in self.tables], words.rows)
     sizes = self.sizes.max(0)
@@ -171,7 +184,12 @@ class _Merge:
     self.owners = np.repeat(np.arange(len(sizes)), sizes)
     weights = merge_lib.vote_weights(words.rows >= 0, words.votes)
     self.job = merge_lib.SideBySide(
-      [x.vectors for x in by_word], words.rows, weights, False, folder, progress
+      tables=[x.vectors for x in by_word],
+      rows=words.rows,
+      weights=weights,
+      normalize=False,
+      folder=folder,
+      progress=progress,
     )
 
   def run(self) -> merge_lib.Merged:
@@ -182,16 +200,18 @@ class _Merge:
     priors = _pick([x.priors for x in self.tables], rows)
     names = table.row_names(words.words, self.starts)
     votes = words.votes[:, self.owners] * priors
-    union = parts_lib.Union(names, votes.sum(0), rows, votes)
+    union = parts_lib.Union(
+      words=names, counts=votes.sum(0), rows=rows, votes=votes
+    )
     merged = merge_lib.merge_rows(
-      self.parts, union, spec, job.folder, job.progress
+      self.parts, union, spec, folder=job.folder, progress=job.progress
     )
     kept, warnings = merged.ids, merged.report['warnings']
     rows, priors, owners = rows[:, kept], priors[:, kept], self.owners[kept]
     senses = self._senses(owners, priors, merged.vectors)
     # A word's only sense has no mean context.
     votes = ((self.sizes > 1) * words.votes)[:, owners] * priors
-    senses = self._with_contexts(senses, rows, votes, warnings)
+    senses = self._with_contexts(senses, rows, votes, warnings=warnings)
     senses = self._with_outputs(senses, merged, warnings)
     num_lost = len(names) - len(kept)
     warnings += self._warnings(num_lost)
@@ -254,8 +274,9 @@ class _Merge:
           parts_lib.take(part.vectors, mine) @ turn
           for part, mine, turn in zip(self.parts, rows, rotations, strict=True)
         ]
-        args = np.stack(vectors), _pick(priors, rows), words.votes[:, block]
-        places, found = match(*args)
+        places, found = match(
+          np.stack(vectors), _pick(priors, rows), words.votes[:, block]
+        )
         matched = np.empty_like(rows)
         np.put_along_axis(matched, places, rows, 2)
         all_rows[:, at] = matched
@@ -287,11 +308,11 @@ class _Merge:
     even = 1 / np.repeat(sizes, sizes)
     priors = np.divide(votes.sum(0), totals, even, where=totals > 0)
     return table.Senses(
-      [self.words.words[i] for i in ids.tolist()],
-      self.words.counts[ids],
-      np.append(starts, len(owners)),
-      vectors,
-      priors.astype(np.float32),
+      words=[self.words.words[i] for i in ids.tolist()],
+      counts=self.words.counts[ids],
+      starts=np.append(starts, len(owners)),
+      vectors=vectors,
+      priors=priors.astype(np.float32),
       outputs=None,
       loss=None,
       negatives=0,
@@ -352,8 +373,9 @@ class _Merge:
       ids = np.broadcast_to(np.arange(num), votes.shape)
     tables = [x.outputs for x in self.tables]
     job = self.job._replace(tables=tables, rows=ids, weights=votes)
-    turns = merged.rotations, np.linalg.inv(merged.outer).T
-    outputs = job.write_averages('outputs', *turns)
+    outputs = job.write_averages(
+      'outputs', merged.rotations, np.linalg.inv(merged.outer).T
+    )
     return dataclasses.replace(
       senses, outputs=outputs, loss=first.loss, negatives=first.negatives
     )

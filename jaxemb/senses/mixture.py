@@ -101,10 +101,10 @@ class Rows:
     senses += jnp.arange(self.num_senses)[None]
     senses = jnp.minimum(senses, self.num).reshape(-1)
     return Slots(
-      jnp.concatenate([ids, senses]),
-      is_ambiguous.reshape(window.shape),
-      tokens,
-      self.priors.at[words].get(mode='clip'),
+      ids=jnp.concatenate([ids, senses]),
+      is_ambiguous=is_ambiguous.reshape(window.shape),
+      tokens=tokens,
+      priors_ids=self.priors.at[words].get(mode='clip'),
     )
 
 
@@ -114,7 +114,13 @@ def number(mask: np.ndarray, num_senses: int) -> Rows:
   num, num_ambiguous = int(starts[-1]), int(mask.sum())
   priors = np.where(mask, np.cumsum(mask) - 1, num_ambiguous)
   priors = np.append(priors, num_ambiguous).astype(np.int32)
-  return Rows(starts.astype(np.int32), priors, num_senses, num, num_ambiguous)
+  return Rows(
+    starts=starts.astype(np.int32),
+    priors=priors,
+    num_senses=num_senses,
+    num=num,
+    num_ambiguous=num_ambiguous,
+  )
 
 
 class Ambiguous(NamedTuple):
@@ -191,15 +197,15 @@ class Mixture(skipgram.WindowModel):
     tokens = tokens.reshape(*is_ambiguous.shape, dim)
     senses = senses.reshape(-1, self.rows.num_senses, dim)
     tokens, mask, more = self._with_senses(
-      tokens, senses, rows, ids, batch, batch.mask()
+      tokens, senses, rows, ids=ids, batch=batch, mask=batch.mask()
     )
     loss = targets.window_loss(
       self.spec.row_ops,
-      ids[targets.TARGETS],
-      self.outputs.compact_rest,
-      tokens,
-      rows[skipgram.OUTPUT],
-      mask,
+      found=ids[targets.TARGETS],
+      compact_rest=self.outputs.compact_rest,
+      token_rows=tokens,
+      target_rows=rows[skipgram.OUTPUT],
+      mask=mask,
     )
     loss += targets.with_gradient(*more)
     return loss, base.Aux(batch.num_contexts().sum())
@@ -305,15 +311,15 @@ class Mixture(skipgram.WindowModel):
     chances = chances / chances.sum(1, keepdims=True)
     priors[rows.are_ambiguous()[rows.owners()]] = chances.reshape(-1)
     return table.Senses(
-      list(words),
-      np.asarray(counts),
-      np.asarray(rows.starts, np.int64),
-      table_rows(skipgram.INPUT),
-      priors,
-      table_rows(skipgram.OUTPUT),
-      self.outputs.loss,
-      self.spec.negatives,
-      self.spec.window,
+      words=list(words),
+      counts=np.asarray(counts),
+      starts=np.asarray(rows.starts, np.int64),
+      vectors=table_rows(skipgram.INPUT),
+      priors=priors,
+      outputs=table_rows(skipgram.OUTPUT),
+      loss=self.outputs.loss,
+      negatives=self.spec.negatives,
+      window=self.spec.window,
     )
 
 
@@ -326,7 +332,7 @@ def make(
 ) -> Mixture:
   """The mixture; words of the mask [vocab] bool have `num_senses` each."""
   rows = number(mask, num_senses)
-  made = tables(spec, corpus, outputs, rows, _MOMENTUM)
+  made = tables(spec, corpus, outputs, rows=rows, momentum=_MOMENTUM)
   return Mixture(spec, made, outputs, rows)
 
 
@@ -347,10 +353,10 @@ def tables(
     spec, lookups[rows.owners()], outputs.lookups(spec, corpus)
   )
   priors = spec_lib.TableSpec(
-    PRIORS,
-    rows.num_ambiguous,
-    rows.num_senses + 1,
-    0.0,
+    name=PRIORS,
+    vocab=rows.num_ambiguous,
+    dim=rows.num_senses + 1,
+    init_scale=0.0,
     momentum=momentum,
     # So many that replicas always average running averages, never add them.
     lookups_per_center=1e6 * lookups[rows.are_ambiguous()],

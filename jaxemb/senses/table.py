@@ -271,12 +271,12 @@ def read(
   if facts['concentration'] is not None:
     means = _load(folder / 'means.npy', vectors.shape)
   return Senses(
-    words,
-    counts[starts[:-1]],
-    starts,
-    vectors,
-    priors,
-    outputs,
+    words=words,
+    counts=counts[starts[:-1]],
+    starts=starts,
+    vectors=vectors,
+    priors=priors,
+    outputs=outputs,
     means=means,
     **facts,
   )

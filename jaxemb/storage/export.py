@@ -128,7 +128,12 @@ def read_relations(folder: pathlib.Path) -> Relations | None:
     raise errors.UserError(
       f'{path} cannot be read: {errors.one_line(error)}; export again'
     ) from error
-  return Relations(str(operator), names.tolist(), rows, bool(is_cosine))
+  return Relations(
+    operator=str(operator),
+    names=names.tolist(),
+    rows=rows,
+    is_cosine=bool(is_cosine),
+  )
 
 
 def write(
@@ -164,8 +169,10 @@ def write(
       put_array(create(SCALES), rows.scales)
     if not is_minimal:
       vectors = rows.decode()
-      word2vec_format.put_rows(create('vectors.bin'), spelled, vectors, True)
-      _put_texts(create, spelled, vectors, counts)
+      word2vec_format.put_rows(
+        create('vectors.bin'), words=spelled, vectors=vectors, is_binary=True
+      )
+      _put_texts(create, words=spelled, vectors=vectors, counts=counts)
     word2vec_format.put_counts(create('vocab.txt'), spelled, counts)
     if context_words:
       names, _ = word2vec_format.spell(context_words)
@@ -253,7 +260,9 @@ def read(path: pathlib.Path | str) -> word2vec_format.Vectors:
       f'{folder}: vocab.txt has {len(words)} words, vectors.npy has '
       f'{len(vectors)} rows; export again'
     )
-  return word2vec_format.Vectors(words, vectors, counts, folder)
+  return word2vec_format.Vectors(
+    words=words, vectors=vectors, counts=counts, folder=folder
+  )
 
 
 def _read_rows(path: pathlib.Path) -> np.ndarray:

@@ -65,7 +65,7 @@ def write(
     file = stack.enter_context(atomic.write(path))
     if pathlib.Path(path).suffix == '.gz':
       file = stack.enter_context(gzip.GzipFile('', 'wb', 6, file, mtime=0))
-    put_rows(file, spelled, vectors, is_binary)
+    put_rows(file, words=spelled, vectors=vectors, is_binary=is_binary)
   return num_renamed
 
 

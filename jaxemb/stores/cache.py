@@ -253,7 +253,7 @@ class Cache:
 
   def places(self, ids: np.ndarray, padding: int, out: np.ndarray) -> None:
     """Writes slots of ids [n] to `out`; `padding` for ids of no row."""
-    _place(ids, self.slot_of, padding, out)
+    _place(ids, self.slot_of, padding, out=out)
 
   def foresee(self, needed: Sequence[Sequence[np.ndarray]]) -> None:
     """Tells what steps need that come after all others.
@@ -272,10 +272,25 @@ class Cache:
       self._make_room(most)
     start = num = self._stop()
     for i, ids in enumerate(tables):
-      args = start, num, self._first, self._rows, self._numbers
-      num = _find(ids, 1 << i, *args)
-    args = start, num, self._first, self._start, self._rows
-    _link(self._num_found, *args, self.slot_of, self._slots)
+      num = _find(
+        ids,
+        bit=1 << i,
+        start=start,
+        num=num,
+        first=self._first,
+        rows=self._rows,
+        numbers=self._numbers,
+      )
+    _link(
+      self._num_found,
+      start,
+      num,
+      first=self._first,
+      taken=self._start,
+      rows=self._rows,
+      slot_of=self.slot_of,
+      slots=self._slots,
+    )
     self._ends.append(num)
     self._num_found += 1
 
@@ -340,8 +355,17 @@ class Cache:
     ids, tables, _, later = (x[start:stop] for x in self._rows)
     self._now += 1
     needed, n = np.zeros(256, np.int64), self._now
-    args = self.slot_of, self._slots, self._new, self._others, needed
-    num_new, num_others = _use(ids, tables, later, n, *args)
+    num_new, num_others = _use(
+      ids,
+      tables,
+      later,
+      now=n,
+      slot_of=self.slot_of,
+      slots=self._slots,
+      new=self._new,
+      others=self._others,
+      needed=needed,
+    )
     new = [x[:num_new] for x in self._new]
     others = [x[:num_others] for x in self._others]
     num_fresh = min(num_new, self._free)
@@ -373,8 +397,16 @@ class Cache:
       for i, name in enumerate(self.names)
     }
     self._running = self._first + start, needed[1:].sum()
-    args = num_steps, num_needed, ids, self.slot_of[ids], out[0], into[0]
-    return Moves(*args, out[1], into[1])
+    return Moves(
+      num_steps=num_steps,
+      num_needed=num_needed,
+      ids=ids,
+      slots=self.slot_of[ids],
+      out=out[0],
+      into=into[0],
+      out_beside=out[1],
+      into_beside=into[1],
+    )
 
   def _by_table(self, slots, tables, num_late):
     """`Rows` of slots [n], the last ones and the others."""
@@ -408,8 +440,9 @@ class Cache:
 
   def _pick(self, num):
     out = np.empty(num, np.int64)
-    args = self._spare, self._spare_used, self._spare_at, self._slots, out
-    size, at = _pick(*args)
+    size, at = _pick(
+      self._spare, self._spare_used, self._spare_at, self._slots, out
+    )
     if size == num:
       self._spare_at = at
     return out[:size]
@@ -418,7 +451,9 @@ class Cache:
     """[num] or fewer, those that go first, in this order."""
     ranks, ranked = np.empty((2, self.capacity), np.int64)
     by_uses = self.policy != 'lru'
-    size = _rank(by_uses, first, last, self._slots, ranks, ranked)
+    size = _rank(
+      by_uses, first, last, slots=self._slots, ranks=ranks, ranked=ranked
+    )
     ranks, ranked = ranks[:size], ranked[:size]
     if self.policy == 'lfu_opt':
       stays = self._slots[ranked, _USES] >= _USES_THAT_STAY

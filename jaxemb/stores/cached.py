@@ -44,7 +44,7 @@ class Cached(spec_lib.Table):
     return self.slots.lookup(state, ids)
 
   def update(self, state, ids, row_grads, rows, step):
-    return self.slots.update(state, ids, row_grads, rows, step)
+    return self.slots.update(state, ids, row_grads, rows=rows, step=step)
 
   def arrays(self, state: spec_lib.TableState) -> list[jax.Array]:
     """[slots, ...], all that belongs to rows: as stored, then their slots."""

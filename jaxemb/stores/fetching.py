@@ -250,14 +250,25 @@ def predict(
     misses = np.exp(-of_any * low)
     num_misses = float(np.sum(needs * misses))
     hit_rate = 1 - num_misses / needs.sum()
-    args = num_steps, num_misses / num_steps, hit_rate
-    found[name] = Predicted(*args, needs, misses)
+    found[name] = Predicted(
+      stretch_steps=num_steps,
+      rows_per_step=num_misses / num_steps,
+      hit_rate=hit_rate,
+      needs=needs,
+      misses=misses,
+    )
   return found
 
 
 def _share(schedule: base.Schedule) -> data_base.Share:
   """All examples of the only part in a batch."""
-  return data_base.Share(schedule.parts_before, 0, 1, 0, 1)
+  return data_base.Share(
+    before=schedule.parts_before,
+    first_part=0,
+    num_parts=1,
+    split=0,
+    num_splits=1,
+  )
 
 
 class Fetching:
@@ -341,8 +352,9 @@ class Fetching:
       params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
       tables = self.tables.items()
       rows = {k: jnp.zeros((*ids[k].shape, x.spec.dim)) for k, x in tables}
-      args = params, rows, ids, step, schedule.key
-      return given.model.loss(*args)[1].examples
+      return given.model.loss(params, rows, ids, batch=step, key=schedule.key)[
+        1
+      ].examples
 
     def ids_of(i):
       progress = schedule.first_progress + advance * i.astype(jnp.float32)
@@ -379,7 +391,9 @@ class Fetching:
   @functools.cached_property
   def _finish(self):
     def finish(measured, batch, count):
-      return base.over_devices(self.trainable, measured, batch, count, ())
+      return base.over_devices(
+        self.trainable, metrics=measured, batch=batch, num_steps=count, axes=()
+      )
 
     return jax.jit(finish)
 
@@ -402,9 +416,17 @@ class Fetching:
       k: np.zeros((self.most_steps, ids[k].size // self.size), np.int32)
       for k in self.tables
     }
-    numbers = np.zeros(4, np.int32), np.float32(0)
-    args = state, measured, constants, batch, schedule, ids, places
-    self._run = run.lower(*args, *numbers).compile()
+    self._run = run.lower(
+      state,
+      measured,
+      constants,
+      batch,
+      schedule,
+      ids,
+      places,
+      np.zeros(4, np.int32),
+      np.float32(0),
+    ).compile()
     arrays = (x.arrays(state.tables[k]) for k, x in self.tables.items())
     sizes = {tuple(x.shape) for xs in arrays for x in xs}
     if sizes & hlo.copied_arrays(self.as_text()):
@@ -448,7 +470,9 @@ class Fetching:
     if self._sought is None and self._coming:
       batch, schedule, first = self._coming.popleft()
       planned = self._plan(constants, batch, schedule, np.int32(first))
-      self._sought = _Block(batch, schedule, first, planned)
+      self._sought = _Block(
+        batch=batch, schedule=schedule, first=first, planned=planned
+      )
 
   def _look_ahead(self, constants):
     """Has the caches know of as many steps as can be, or enough."""
@@ -503,8 +527,11 @@ class Fetching:
       for name in cache.names:
         ids = block.ids[name][here:][:num_steps]
         places[name] = np.zeros((self.most_steps, ids.shape[1]), np.int32)
-        args = self.tables[name].slots.spec.vocab, places[name].reshape(-1)
-        cache.places(ids.reshape(-1), *args)
+        cache.places(
+          ids.reshape(-1),
+          self.tables[name].slots.spec.vocab,
+          places[name].reshape(-1),
+        )
     places = jax.device_put(places)
     self._first = stop = first + num_steps
     if stop == block.stop:
@@ -521,8 +548,17 @@ class Fetching:
       waited += time.monotonic() - before
 
     examples = float(block.examples[here:][:num_steps].sum())
-    args = block.count, examples, self.caches, moves, lookups, not first
-    needed = Needed(stop, *args, views, wait)
+    needed = Needed(
+      stop=stop,
+      count=block.count,
+      examples=examples,
+      caches=self.caches,
+      moves=moves,
+      lookups=lookups,
+      is_first=not first,
+      views=views,
+      wait=wait,
+    )
     fetched = self.rows.fetch(needed, self._counts)
     self._counts.add(fetch_secs=time.monotonic() - start - waited)
     return block, first, needed, places, fetched
@@ -530,8 +566,9 @@ class Fetching:
   def _request(self, constants, tables):
     """Has the next stretch fetched, while one begins to run on these tables."""
     views = self._views(tables) if self.rows.is_beside else {}
-    args = constants, views, self._ended[1]
-    self._next = self._thread.submit(self._fetch, *args)
+    self._next = self._thread.submit(
+      self._fetch, constants, views, self._ended[1]
+    )
 
   def _views(self, tables):
     arrays = {k: x.arrays(tables[k]) for k, x in self.tables.items()}
@@ -573,16 +610,25 @@ class Fetching:
         # The device has nothing to do.
         since = max(called, self._ended[1].result())
         self._counts.add(fetch_waited_secs=time.monotonic() - since)
-      args = needed, fetched, self._counts, self._later
-      tables, num, examples = self.rows.swap(state.tables, *args)
+      tables, num, examples = self.rows.swap(
+        state.tables, needed, fetched, self._counts, self._later
+      )
       state = state._replace(tables=tables)
       if stop < count or self._last_batch is not batch:
         # Before the steps, which JAX may have this thread compute.
         self._request(constants, tables)
       at = np.array([first, stop, num, block.first], np.int32)
-      args = constants, batch, schedule, block.planned, places, at
-      args = *args, np.float32(examples)
-      state, measured = self._run(state, measured, *args)
+      state, measured = self._run(
+        state,
+        measured,
+        constants,
+        batch,
+        schedule,
+        block.planned,
+        places,
+        at,
+        np.float32(examples),
+      )
       self._ended = [self._ended[1], self._clock.submit(_end, measured.loss)]
       if self._dense and jax.tree.leaves(state.params):
         rate, last = schedule[:2]
@@ -742,13 +788,13 @@ def fetching(step: Fetching, device: jax.sharding.Mesh) -> base.Strategy:
       )
 
   return base.Strategy(
-    Init(),
-    lambda: jax.device_put(constants, named(everywhere)),
-    step,
-    step.export_rows,
-    step.import_rows,
-    named(jax.sharding.PartitionSpec()),
-    hlo.Loop(
+    init=Init(),
+    constants=lambda: jax.device_put(constants, named(everywhere)),
+    step=step,
+    export_rows=step.export_rows,
+    import_rows=step.import_rows,
+    batch_sharding=named(jax.sharding.PartitionSpec()),
+    loop=hlo.Loop(
       step.trainable.steps_per_loop,
       inner=1,
       branch=1 / step.trainable.loss_every_steps,

@@ -107,8 +107,18 @@ def of_trainer(
     step_bytes = programs.step_bytes if device_rows.are_in_memory() else 0
     compiled = programs.rss_bytes - base - device - maps
     program_bytes = max(0, compiled) + _RUNNING_BYTES
-  args = device, maps, held, rows, snapshot, messages, data, step_bytes
-  return Memory(base, *args, programs=program_bytes)
+  return Memory(
+    base=base,
+    device=device,
+    maps=maps,
+    copies=held,
+    store=rows,
+    snapshot=snapshot,
+    messages=messages,
+    data=data,
+    steps=step_bytes,
+    programs=program_bytes,
+  )
 
 
 def of_desk(

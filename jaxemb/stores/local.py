@@ -149,12 +149,17 @@ class _Local:
     slots, ids = (x[~is_known] for x in into)
     into = into[0][is_known], into[1][is_known]
     for array, part in _by_array(arrays, self.records):
-      _copy_rows(array, out[0], part, out[1])
-      _copy_rows(part, into[1], array, into[0])
+      _copy_rows(array, places=out[0], target=part, new_places=out[1])
+      _copy_rows(part, places=into[1], target=array, new_places=into[0])
     self.is_known[out[1]] = True
     for some in self._blocks(np.arange(len(ids))):
       for array, part in _by_array(arrays, self.make(ids[some])):
-        _copy_rows(part, np.arange(len(part)), array, slots[some])
+        _copy_rows(
+          part,
+          places=np.arange(len(part)),
+          target=array,
+          new_places=slots[some],
+        )
 
   def _blocks(self, ids: np.ndarray) -> Iterator[np.ndarray]:
     size = max(1, _BLOCK_BYTES // self.num_bytes)

@@ -40,8 +40,9 @@ def first_rows(
   columns, rows = np.arange(spec.dim), np.empty((len(ids), spec.dim), '<f4')
   size = max(1, _NUMBERS_AT_ONCE // spec.dim)
   for i in range(0, len(ids), size):
-    args = ids[i : i + size], columns, spec.init_scale
-    rows[i : i + size] = sampling.uniform_rows(bits, *args)
+    rows[i : i + size] = sampling.uniform_rows(
+      bits, ids=ids[i : i + size], columns=columns, scale=spec.init_scale
+    )
   return rows
 
 
@@ -112,8 +113,9 @@ class OwnedRows:
         new = spec_lib.to_stored(new)
       return record.pack(new + [np.repeat(x, len(ids), 0) for x in slots])
 
-    sizes = spec.vocab, record.num_bytes
-    self.stores[name] = self._make_store(name, *sizes, make)
+    self.stores[name] = self._make_store(
+      name, spec.vocab, record.num_bytes, make
+    )
 
   # Between stretches.
 
@@ -163,8 +165,12 @@ class OwnedRows:
         table = self.tables[name]
         if len(slots):
           out[name] = ids, device_rows.get(table, tables[name], slots)
-        new = moves.into[name][0], fetched[name]
-        tables[name] = device_rows.put(table, tables[name], *new)
+        tables[name] = device_rows.put(
+          table,
+          state=tables[name],
+          slots=moves.into[name][0],
+          arrays=fetched[name],
+        )
 
     def store():
       arrays = {k: [np.asarray(x) for x in xs] for k, (_, xs) in out.items()}
@@ -185,8 +191,11 @@ class OwnedRows:
         if len(out[0]) or len(moves.into[name][0]):
           arrays = self.tables[name].arrays(tables[name])
           views = [device_rows.view(x) for x in arrays]
-          args = self.stores[name].swap, views, out, moves.into[name]
-          swaps.append(self._copying.submit(*args))
+          swaps.append(
+            self._copying.submit(
+              self.stores[name].swap, views, out, moves.into[name]
+            )
+          )
     for swap in swaps:
       swap.result()
     secs = time.monotonic() - start

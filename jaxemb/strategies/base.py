@@ -102,7 +102,12 @@ class Trainable:
     counts = {k for table in self.tables.values() for k in table.metrics}
     sums = {name: jnp.int32(0) for name in sorted(counts)}
     sums |= {name: jnp.float32(0) for name in self.model.metrics}
-    return StepMetrics(jnp.float32(0), jnp.float32(0), jnp.int32(-1), sums)
+    return StepMetrics(
+      loss=jnp.float32(0),
+      examples=jnp.float32(0),
+      first_bad_step=jnp.int32(-1),
+      sums=sums,
+    )
 
 
 def _is_array(leaf: Any) -> bool:
@@ -270,7 +275,11 @@ def training_step(
     key = rounding_key(table.spec, context, i)
     step = spec_lib.Step(context.learning_rate, key)
     tables[name] = table.update(
-      tables[name], places[name], row_grads[name], rows[name], step
+      tables[name],
+      ids=places[name],
+      row_grads=row_grads[name],
+      rows=rows[name],
+      step=step,
     )
   state = TrainState(tables, state.params, state.optimizer)
   if is_dense:
@@ -284,10 +293,10 @@ def training_step(
   first = metrics.first_bad_step
   is_bad = ~jnp.isfinite(value) & (first < 0)
   return state, StepMetrics(
-    metrics.loss + value,
-    metrics.examples + measured * aux.examples,
-    jnp.where(is_bad, context.index, first),
-    sums,
+    loss=metrics.loss + value,
+    examples=metrics.examples + measured * aux.examples,
+    first_bad_step=jnp.where(is_bad, context.index, first),
+    sums=sums,
   )
 
 
@@ -378,8 +387,9 @@ def training_steps(
       step_batch = trainable.steps.pad(step_batch, i < stop)
     rate = schedule.first_learning_rate + slope * index
     measure = every == 1 or i % every == 0
-    args = i, schedule.key, rate, measure, devices, *ids_of(i), examples
-    context = StepContext(*args)
+    context = StepContext(
+      i, schedule.key, rate, measure, devices, *ids_of(i), examples
+    )
     return take(trainable, step_batch, context, carry)
 
   def with_tables(carry, change):
@@ -430,7 +440,9 @@ def over_devices(
       )
       for k, x in metrics.sums.items()
     }
-    metrics = StepMetrics(loss, examples, first, sums)
+    metrics = StepMetrics(
+      loss=loss, examples=examples, first_bad_step=first, sums=sums
+    )
   return DispatchMetrics(metrics, num_steps, counters)
 
 
@@ -487,7 +499,9 @@ def sync(
     given = trainable.with_arrays(constants)
     num_steps = given.steps.num_steps(batch)
     count, num_parts, axes = jnp.max(num_steps), len(num_steps), ()
-    share = data_base.Share(0, 0, num_parts, 0, 1)
+    share = data_base.Share(
+      before=0, first_part=0, num_parts=num_parts, split=0, num_splits=1
+    )
     if mesh.size > 1:
       axes += (mesh_lib.DATA,)
       count = jax.lax.pmax(count, mesh_lib.DATA)
@@ -495,13 +509,24 @@ def sync(
     if num_splits > 1:
       axes += (mesh_lib.TABLE,)
       device = jax.lax.axis_index(mesh_lib.TABLE)
-      share = data_base.share(num_parts, num_splits, share.before, device)
+      share = data_base.share(
+        num_parts, num_devices=num_splits, before=share.before, device=device
+      )
     devices = Devices(share, axes=axes)
     carry = state, given.no_metrics()
     state, metrics = training_steps(
-      given, batch, schedule, devices, carry, jnp.int32(0), count, count
+      given,
+      batch,
+      schedule,
+      devices=devices,
+      carry=carry,
+      first=jnp.int32(0),
+      stop=count,
+      count=count,
     )
-    return state, over_devices(given, metrics, batch, count, axes)
+    return state, over_devices(
+      given, metrics, batch, num_steps=count, axes=axes
+    )
 
   everywhere = jax.sharding.PartitionSpec()
   over = jax.sharding.PartitionSpec(mesh_lib.DATA)
@@ -539,14 +564,14 @@ def sync(
     shardings = shardings._replace(tables=placed)
     step = functools.partial(step, out_shardings=(shardings, None))
   return Strategy(
-    jax.jit(init, out_shardings=shardings),
-    lambda: jax.device_put(constants, named(everywhere)),
-    step(),
-    export_rows,
-    import_rows,
-    named(over),
+    init=jax.jit(init, out_shardings=shardings),
+    constants=lambda: jax.device_put(constants, named(everywhere)),
+    step=step(),
+    export_rows=export_rows,
+    import_rows=import_rows,
+    batch_sharding=named(over),
     # The inner loop is that of overflow rounds: most steps have one.
-    hlo.Loop(
+    loop=hlo.Loop(
       trainable.steps_per_loop,
       inner=1,
       branch=1 / trainable.loss_every_steps,

@@ -97,7 +97,7 @@ def weights(
   elapsed: policies.Elapsed,
 ) -> Values:
   """[num] float32, g of rows from `start` on and of their slots."""
-  of_rows = policy.weights(table.spec.name, start, num, elapsed)
+  of_rows = policy.weights(table.spec.name, start, num, elapsed=elapsed)
   found, mean = {ROWS: of_rows}, jnp.full(num, 1 / num_replicas)
   for slot in exchanged(table):
     found[slot] = of_rows if table.slot_reductions[slot] == 'sum' else mean
@@ -123,7 +123,7 @@ class Meeting(NamedTuple):
       start = jnp.minimum(first, table.spec.vocab - num)
       is_new = start + jnp.arange(num) >= first
       chunks[name] = _Chunk(
-        start, is_new, *read(table, states[name], start, num)
+        start, is_new, *read(table, state=states[name], start=start, num=num)
       )
     return chunks
 
@@ -133,8 +133,14 @@ class Meeting(NamedTuple):
     olds, terms = {}, {}
     for name, (start, is_new, old, _) in chunks.items():
       table = self.tables[name]
-      args = num_replicas, start, len(is_new), self.elapsed
-      g = weights(table, self.policy, *args)
+      g = weights(
+        table,
+        self.policy,
+        num_replicas,
+        start=start,
+        num=len(is_new),
+        elapsed=self.elapsed,
+      )
       terms[name] = {k: like(g[k], x) * x for k, x in changes[name].items()}
       olds[name] = dict(old)
       for k in old:

@@ -114,15 +114,17 @@ class Pipeline:
       state, measured = steps(state, measured, first, stop)
       _, there = self.arriving
       arrived = jax.tree.map(lambda x: self._move(x, self.mesh), there)
-      numbers = np.int32(stop), np.int32(count)
-      state = self.stages.settle(state, arrived, own, schedule, *numbers)
+      state = self.stages.settle(
+        state, arrived, own, schedule, np.int32(stop), np.int32(count)
+      )
       self.met[:] = state.met, there.met
       self._send(state, on_others)
       first, stop = stop, stop + self.every_steps
     if first < count:
       state, measured = steps(state, measured, first, count)
-    args = measured, state.num_steps, batch, np.int32(count)
-    metrics, num_steps = self.stages.finish(*args)
+    metrics, num_steps = self.stages.finish(
+      measured, state.num_steps, batch, count=np.int32(count)
+    )
     return state._replace(num_steps=num_steps), metrics
 
   def _send(self, state, on_others):

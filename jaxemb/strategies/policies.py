@@ -200,7 +200,7 @@ class Delayed:
     self, name: str, start: jax.Array, num: int, elapsed: Elapsed
   ) -> jax.Array:
     """As the other's."""
-    return self.policy.weights(name, start, num, elapsed)
+    return self.policy.weights(name, start, num, elapsed=elapsed)
 
   def staleness_steps(self) -> dict[str, np.ndarray]:
     """Steps until a row is handed over, and those to the next meeting."""
@@ -226,7 +226,14 @@ def average(
   vocabs = _vocabs(lookups_per_center)
   chunk_rows = _CHUNK_ROWS if num_processes == 1 else _NETWORK_CHUNK_ROWS
   chunk_rows = min(chunk_rows, max(vocab for _, vocab in vocabs))
-  return Periodic(vocabs, num_replicas, every_steps, chunk_rows, 0, 1)
+  return Periodic(
+    vocabs=vocabs,
+    num_replicas=num_replicas,
+    every_steps=every_steps,
+    chunk_rows=chunk_rows,
+    hot_chunks=0,
+    rest_meetings=1,
+  )
 
 
 def hot(
@@ -246,7 +253,12 @@ def hot(
   hot_chunks = -(-num_hot // _CHUNK_ROWS)
   chunk_rows = -(-num_hot // hot_chunks)
   return Periodic(
-    vocabs, num_replicas, every_steps, chunk_rows, hot_chunks, rest_meetings
+    vocabs=vocabs,
+    num_replicas=num_replicas,
+    every_steps=every_steps,
+    chunk_rows=chunk_rows,
+    hot_chunks=hot_chunks,
+    rest_meetings=rest_meetings,
   )
 
 
@@ -278,16 +290,16 @@ def bounded(
   words = step_centers * every_steps * float(_LEVEL_FACTOR) ** levels
   words = np.repeat(words, chunk_rows)
   return Bounded(
-    {
+    lookups={
       name: (x * words[: len(x)]).astype(np.float32)
       for name, x in lookups_per_center.items()
     },
-    num_replicas,
-    every_steps,
-    chunk_rows,
-    tuple(due.tolist()),
-    memory_lookups,
-    first_learning_rate,
+    num_replicas=num_replicas,
+    every_steps=every_steps,
+    chunk_rows=chunk_rows,
+    due_chunks=tuple(due.tolist()),
+    memory_lookups=memory_lookups,
+    first_learning_rate=first_learning_rate,
   )
 
 

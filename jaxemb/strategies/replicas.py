@@ -58,11 +58,16 @@ def meet(
   """
   if state.handover:
     arrived = add_up(state, tables, policy, is_due)
-    args = tables, policy, elapsed, key, is_due
-    return settle(state, arrived, *args)
+    return settle(state, arrived, tables, policy, elapsed, key, is_due)
   due, clock = policy.due(state.clock)
   due = jnp.where(is_due, due, 0)
-  meeting = meetings.Meeting(tables, policy, elapsed, key, state.num_meetings)
+  meeting = meetings.Meeting(
+    tables=tables,
+    policy=policy,
+    elapsed=elapsed,
+    key=key,
+    number=state.num_meetings,
+  )
   both = state.tables, state.met
   own, met = jax.lax.fori_loop(0, due, meeting.exchange, both)
   params, clock = _where(
@@ -109,8 +114,13 @@ def add_up(
   As `meet`; of the `state` it reads `met`, `num_meetings` and `handover`.
   """
   number, sent = state.num_meetings, state.handover
-  args = sent.elapsed, sent.key, number
-  meeting = meetings.Meeting(tables, policy, *args)
+  meeting = meetings.Meeting(
+    tables=tables,
+    policy=policy,
+    elapsed=sent.elapsed,
+    key=sent.key,
+    number=number,
+  )
   met = jax.lax.fori_loop(
     0,
     jnp.where(is_due, _chunks(sent, policy), 0),
@@ -131,12 +141,18 @@ def settle(
 ) -> ReplicaState:
   """Takes in what has arrived and hands over what is due, as `meet`."""
   due, clock = policy.due(state.clock)
-  meeting = meetings.Meeting(tables, policy, elapsed, key, state.num_meetings)
+  meeting = meetings.Meeting(
+    tables=tables,
+    policy=policy,
+    elapsed=elapsed,
+    key=key,
+    number=state.num_meetings,
+  )
   sent, met = state.handover, arrived.met
   own = jax.lax.fori_loop(
     0,
     jnp.where(is_due, _chunks(sent, policy), 0),
-    lambda i, own: meeting.catch_up(i, own, met, sent.values),
+    lambda i, own: meeting.catch_up(i, own, met, sent=sent.values),
     state.tables,
   )
   own, values = jax.lax.fori_loop(
@@ -179,7 +195,9 @@ def _met(table, state):
 
 def _values(table, state):
   """All rows and slots that are exchanged."""
-  return meetings.read(table, state, jnp.int32(0), table.spec.vocab)[0]
+  return meetings.read(table, state, start=jnp.int32(0), num=table.spec.vocab)[
+    0
+  ]
 
 
 def _combined(state, num, trainable, policy, learning_rate):
@@ -196,8 +214,9 @@ def _combined(state, num, trainable, policy, learning_rate):
       changes = jnp.where(is_used, copies[k] - values[k][None], 0)
       values[k] += meetings.like(g, values[k]) * jnp.sum(changes, 0)
     rows = values.pop(meetings.ROWS)
-    args = jnp.arange(vocab), rows, values
-    tables[name] = table.write_rows(first.tables[name], *args)
+    tables[name] = table.write_rows(
+      first.tables[name], ids=jnp.arange(vocab), rows=rows, slots=values
+    )
   params = jax.tree.map(lambda x: jnp.mean(x[:num], 0), state.params)
   return base.TrainState(tables, params, first.optimizer)
 
@@ -232,10 +251,20 @@ class _Replica:
     num_parts = len(given.steps.num_steps(batch))
     before = num_parts * jax.lax.axis_index(mesh_lib.DATA)
     device = jax.lax.axis_index(mesh_lib.TABLE)
-    share = data_base.share(num_parts, self.num_sharing, before, device)
+    share = data_base.share(
+      num_parts, num_devices=self.num_sharing, before=before, device=device
+    )
     devices = base.Devices(share, jax.lax.axis_index(_AXES))
-    numbers = first, stop, count
-    return base.training_steps(given, batch, schedule, devices, carry, *numbers)
+    return base.training_steps(
+      given,
+      batch,
+      schedule,
+      devices=devices,
+      carry=carry,
+      first=first,
+      stop=stop,
+      count=count,
+    )
 
   def _meeting(self, constants, schedule, stop, count):
     """The tables, policy, time passed and key of one after `stop` steps."""
@@ -247,7 +276,9 @@ class _Replica:
 
   def _over_devices(self, metrics, batch, count):
     axes = _AXES if self.num_sharing > 1 else _AXES[:1]
-    return base.over_devices(self.trainable, metrics, batch, count, axes)
+    return base.over_devices(
+      self.trainable, metrics, batch, num_steps=count, axes=axes
+    )
 
   def dispatch(self, state, constants, batch, schedule):
     """All steps, and the meetings among them."""
@@ -259,10 +290,11 @@ class _Replica:
       meeting = (i + 1) * every - before
       numbers = jnp.maximum(meeting - every, 0), jnp.minimum(meeting, count)
       carry = state.trained(), metrics
-      args = constants, batch, schedule, *numbers, count
-      changed, metrics = self._steps(carry, *args)
+      changed, metrics = self._steps(
+        carry, constants, batch, schedule, *numbers, count
+      )
       state = state._replace(**changed._asdict())
-      args = self._meeting(constants, schedule, numbers[1], count)
+      args = self._meeting(constants, schedule, stop=numbers[1], count=count)
       return meet(state, *args, meeting <= count), metrics
 
     carry = _of_all(state, lambda x: x[0]), self.trainable.no_metrics()
@@ -283,8 +315,16 @@ class _Replica:
     """On another device."""
     rule = base.with_arrays(self.policy, arrays)
     sent = jax.tree.map(lambda x: x[0], handover)
-    numbers = num_meetings, jnp.int32(0)
-    state = ReplicaState({}, (), (), met, (), *numbers, sent)
+    state = ReplicaState(
+      tables={},
+      params=(),
+      optimizer=(),
+      met=met,
+      clock=(),
+      num_meetings=num_meetings,
+      num_steps=jnp.int32(0),
+      handover=sent,
+    )
 
     def body(i, arrived):
       now = state._replace(met=arrived.met)
@@ -299,7 +339,7 @@ class _Replica:
 
   def settle(self, state, arrived, constants, schedule, stop, count):
     """The rest of a meeting."""
-    args = self._meeting(constants, schedule, stop, count)
+    args = self._meeting(constants, schedule, stop, count=count)
     state = settle(_of_all(state, lambda x: x[0]), arrived, *args, True)
     return _of_all(state, lambda x: x[None])
 
@@ -333,8 +373,9 @@ def replicas(
       args = state.params, jnp.int32(0), policies.Elapsed(jnp.float32(0))
       no_key = jnp.zeros(2, jnp.uint32)
       handover = meetings.Handover(values, *args, no_key)
-    numbers = jnp.int32(0), jnp.int32(0)
-    state = ReplicaState(*state, met, policy.init(), *numbers, handover)
+    state = ReplicaState(
+      *state, met, policy.init(), jnp.int32(0), jnp.int32(0), handover
+    )
     shape = (num_replicas,)
     return _of_all(state, lambda x: jnp.broadcast_to(x[None], shape + x.shape))
 
@@ -348,7 +389,7 @@ def replicas(
     met = table.export_rows(state.met[name], start, stop)
     old = met.rows
     weights = policy.weights(
-      name, start, len(old), policies.Elapsed(jnp.float32(0))
+      name, start, num=len(old), elapsed=policies.Elapsed(jnp.float32(0))
     )
     weights = np.asarray(weights)
     rows = np.array(old)
@@ -405,7 +446,9 @@ def replicas(
 
     def convert(saved):
       if num:
-        saved = _combined(saved, num, trainable, old, learning_rate)
+        saved = _combined(
+          saved, num, trainable, policy=old, learning_rate=learning_rate
+        )
       return copied(saved)
 
     if num:
@@ -439,8 +482,9 @@ def replicas(
       }
 
     for part in ('tables', 'met'):
-      of_part = getattr(shapes, part), getattr(shardings, part)
-      placed = by_rows(*of_part, lambda x: x.vectors)
+      placed = by_rows(
+        getattr(shapes, part), getattr(shardings, part), lambda x: x.vectors
+      )
       shardings = shardings._replace(**{part: placed})
     if sent := shapes.handover:
       values = shardings.handover.values
@@ -460,7 +504,13 @@ def replicas(
   args = state_spec, everywhere, of_parts, everywhere
   replica = _Replica(trainable, policy, num_sharing)
   if not others:
-    step = on(mesh, replica.dispatch, args, (state_spec, everywhere), **more)
+    step = on(
+      mesh,
+      function=replica.dispatch,
+      in_specs=args,
+      out_specs=(state_spec, everywhere),
+      **more,
+    )
   else:
     many, numbers = (over, over), (everywhere,) * 4
     state_args = state_spec, everywhere, everywhere, *numbers[:3]
@@ -474,33 +524,59 @@ def replicas(
       return jax.tree.map(lambda x: jnp.broadcast_to(x, shape), nothing)
 
     stages = pipeline.Stages(
-      on(mesh, replica.count, of_parts, everywhere, ()),
-      empty,
-      on(
+      count=on(
         mesh,
-        replica.steps,
-        (*many, everywhere, of_parts, *numbers),
-        many,
-        (0, 1),
+        function=replica.count,
+        in_specs=of_parts,
+        out_specs=everywhere,
+        donated=(),
       ),
-      on(others, replica.add_up, sent, everywhere, 0),
-      on(mesh, replica.settle, state_args, state_spec, (0, 1)),
-      on(mesh, replica.finish, finish_args, everywhere, ()),
+      empty=empty,
+      steps=on(
+        mesh,
+        function=replica.steps,
+        in_specs=(*many, everywhere, of_parts, *numbers),
+        out_specs=many,
+        donated=(0, 1),
+      ),
+      add_up=on(
+        others,
+        function=replica.add_up,
+        in_specs=sent,
+        out_specs=everywhere,
+        donated=0,
+      ),
+      settle=on(
+        mesh,
+        function=replica.settle,
+        in_specs=state_args,
+        out_specs=state_spec,
+        donated=(0, 1),
+      ),
+      finish=on(
+        mesh,
+        function=replica.finish,
+        in_specs=finish_args,
+        out_specs=everywhere,
+        donated=(),
+      ),
     )
-    step = pipeline.Pipeline(stages, policy.every_steps, mesh, others)
+    step = pipeline.Pipeline(
+      stages=stages, every_steps=policy.every_steps, mesh=mesh, others=others
+    )
   return base.Strategy(
-    new,
-    constants,
-    step,
-    export_rows,
-    import_rows,
-    named(of_parts),
-    hlo.Loop(
+    init=new,
+    constants=constants,
+    step=step,
+    export_rows=export_rows,
+    import_rows=import_rows,
+    batch_sharding=named(of_parts),
+    loop=hlo.Loop(
       policy.every_steps,
       inner=policy.mean_chunks(),
       branch=1 / trainable.loss_every_steps,
     ),
-    policy,
-    num_replicas,
-    from_copies,
+    policy=policy,
+    num_copies=num_replicas,
+    from_copies=from_copies,
   )

@@ -72,7 +72,7 @@ class Codec:
     if not self.spec.init_scale:
       return jnp.zeros((*ids.shape, *columns.shape), jnp.float32)
     data = jax.random.key_data(key).reshape(-1)[:2]
-    rows = sampling.uniform_rows(data, ids, columns, self.spec.init_scale)
+    rows = sampling.uniform_rows(data, ids, columns, scale=self.spec.init_scale)
     is_column = (columns < self.spec.dim).reshape(*[1] * ids.ndim, -1)
     return jnp.where(is_column, rows, 0.0)
 
@@ -123,7 +123,7 @@ class Codec:
       bits = rounding.random_bits(key, ids, self.columns())
     if dtype == 'int8':
       scales = self._scales(rows, encoding)
-    return rounding.encode(rows, dtype, bits, scales)
+    return rounding.encode(rows, dtype, bits, scales=scales)
 
   def _scales(self, rows: jax.Array, old: jax.Array | None = None) -> jax.Array:
     """[...] float32, scales of rows [..., d]; the old ones where they fit.
@@ -155,11 +155,13 @@ class Codec:
       stored = gather(vectors, at, self.spec.by_kernel)
       rows = rounding.decode(stored, self.spec.dtype)
     encoding = gather(encoding_of(vectors), at)
-    new = self.encode(rows + deltas, ids, key, encoding)
+    new = self.encode(rows + deltas, ids, key, encoding=encoding)
     # All is read before anything is written, or XLA copies the table.
     new = jax.lax.optimization_barrier(new)
     return jax.tree.map(
-      lambda x, y: row_optimizers.put_rows(x, at, y, self.spec.by_kernel),
+      lambda x, y: row_optimizers.put_rows(
+        x, ids=at, rows=y, by_kernel=self.spec.by_kernel
+      ),
       vectors,
       new,
     )

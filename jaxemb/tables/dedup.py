@@ -33,7 +33,7 @@ def running_sums(
   """
   ids, grads, squares, counts, rows = row_grads
   if by_kernel and row_copies.can_copy(grads):
-    sums, rows = sorted_sums.running_sums(grads, order, ids, rows)
+    sums, rows = sorted_sums.running_sums(grads, order, ids, rows=rows)
     if squares is not None:
       squares = _running_sums(ids, squares[:, None])[:, 0]
   elif squares is None:
@@ -45,7 +45,11 @@ def running_sums(
       ids, grads[order], squares, tpu=_sums_apart, default=_sums_together
     )
   return row_optimizers.RowGrads(
-    ids, sums, squares, _running_counts(ids, counts), rows
+    ids=ids,
+    grads=sums,
+    squares=squares,
+    counts=_running_counts(ids, counts),
+    rows=rows,
   )
 
 
@@ -116,7 +120,11 @@ def by_sorting(
   ids, *moved = jax.lax.sort([ids, *numbers.values()], num_keys=1)
   numbers = dict(zip(numbers, moved, strict=True))
   row_grads = row_optimizers.RowGrads(
-    ids, grads, numbers.get('squares'), numbers.get('counts', counts), rows
+    ids=ids,
+    grads=grads,
+    squares=numbers.get('squares'),
+    counts=numbers.get('counts', counts),
+    rows=rows,
   )
   is_last = jnp.append(ids[1:] != ids[:-1], True)
   unused = vocab + jnp.arange(len(ids), dtype=jnp.int32)
@@ -134,7 +142,9 @@ def _flatten(row_grads, vocab):
   squares = None if squares is None else squares.reshape(-1)
   ids, grads = row_optimizers.flatten(ids, grads)
   ids = jnp.minimum(ids, vocab)
-  return row_optimizers.RowGrads(ids, grads, squares, counts.reshape(-1), rows)
+  return row_optimizers.RowGrads(
+    ids=ids, grads=grads, squares=squares, counts=counts.reshape(-1), rows=rows
+  )
 
 
 def _add_duplicates(values, sources, targets, num):
@@ -180,7 +190,9 @@ def by_scratch(
   sources = sources.at[at].set(positions, mode='drop', unique_indices=True)
   counts = jnp.zeros(num, jnp.float32).at[targets].add(is_id * counts)
   grads, squares = _add_duplicates(
-    tuple(values), sources, targets, jnp.sum(is_added)
+    tuple(values), sources, targets, num=jnp.sum(is_added)
   )
   unique = jnp.where((targets == positions) & is_id, ids, vocab + positions)
-  return row_optimizers.RowGrads(unique, grads, squares, counts), scratch
+  return row_optimizers.RowGrads(
+    ids=unique, grads=grads, squares=squares, counts=counts
+  ), scratch

@@ -116,15 +116,19 @@ class Replicated(spec_lib.Table):
     row_grads = row_optimizers.RowGrads(ids, row_grads, squares)
     (vectors, slots, scratch), vocab = state, self.spec.vocab
     if self.row_kernel:
-      args = row_grads, self.spec.decay, step.learning_rate
-      vectors, slots = self.row_kernel(vectors, slots, *args)
+      vectors, slots = self.row_kernel(
+        vectors, slots, row_grads, self.spec.decay, step.learning_rate
+      )
       return spec_lib.TableState(vectors, slots, scratch)
     if self.spec.updates_all:
       rows, row_grads = None, row_optimizers.of_all_rows(row_grads, vocab)
     elif self.deduplicates:
-      kernels = self.spec.by_kernel, self.spec.sums_by_kernel
-      args = row_grads._replace(rows=rows), vocab, *kernels
-      row_grads = dedup.by_sorting(*args)
+      row_grads = dedup.by_sorting(
+        row_grads._replace(rows=rows),
+        vocab,
+        self.spec.by_kernel,
+        sums_by_kernel=self.spec.sums_by_kernel,
+      )
       rows = row_grads.rows
     elif self._sums_by_scratch:
       row_grads, scratch = dedup.by_scratch(row_grads, vocab, scratch)
@@ -140,8 +144,14 @@ class Replicated(spec_lib.Table):
     ids = row_grads.ids
     if self._is_float32:
       are_unique = row_grads.counts is not None
-      args = vectors, ids, deltas, are_unique, self.spec.by_kernel, rows
-      vectors = row_optimizers.add_rows(*args)
+      vectors = row_optimizers.add_rows(
+        vectors,
+        ids,
+        rows=deltas,
+        are_unique=are_unique,
+        by_kernel=self.spec.by_kernel,
+        old=rows,
+      )
     else:
       if rows is not None:
         rows = rows.reshape(deltas.shape)

@@ -116,13 +116,18 @@ def of_all_rows(row_grads: RowGrads, vocab: int) -> RowGrads:
   """
   ids, grads = flatten(row_grads.ids, row_grads.grads)
   zeros = jnp.zeros((vocab, grads.shape[1]), jnp.float32)
-  grads, squares = add_rows(zeros, ids, grads, False), row_grads.squares
+  grads, squares = (
+    add_rows(zeros, ids, rows=grads, are_unique=False),
+    row_grads.squares,
+  )
   if squares is not None:
-    squares = add_rows(zeros[:, 0], ids, squares.reshape(-1), False)
+    squares = add_rows(
+      zeros[:, 0], ids, rows=squares.reshape(-1), are_unique=False
+    )
   places = jnp.arange(vocab, dtype=jnp.int32)
   places += jnp.where(jnp.any(ids < vocab), 0, vocab)
   ones = jnp.ones(vocab, jnp.float32)
-  return RowGrads(places, grads, squares, ones)
+  return RowGrads(ids=places, grads=grads, squares=squares, counts=ones)
 
 
 class RowOptimizer(NamedTuple):
@@ -155,7 +160,7 @@ def _totals(scratch, ids, values):
   `scratch` is [vocab] zeros. It is written and cleaned at `ids` only, so that
   the cost does not grow with the vocabulary.
   """
-  scratch = add_rows(scratch, ids, values, False)
+  scratch = add_rows(scratch, ids, rows=values, are_unique=False)
   totals = gather(scratch, ids)
   # Zeros that depend on the read order it first, or XLA copies the scratch.
   zeros = jnp.minimum(totals, 0.0)
@@ -221,7 +226,7 @@ def adagrad(epsilon: float) -> RowOptimizer:
   def update(slots, row_grads, learning_rate):
     ids, are_unique = row_grads.ids, row_grads.counts is not None
     sum_squares = add_rows(
-      slots.sum_squares, ids, row_grads.squares, are_unique
+      slots.sum_squares, ids, rows=row_grads.squares, are_unique=are_unique
     )
     deltas = scaled(gather(sum_squares, ids), row_grads.grads, learning_rate)
     return deltas, AdagradSlots(sum_squares)
@@ -235,7 +240,14 @@ def adagrad(epsilon: float) -> RowOptimizer:
     return scaled(new, row_grads.grads, learning_rate), AdagradSlots(new)
 
   reductions, sums = {'sum_squares': 'mean'}, ('sum_squares',)
-  return RowOptimizer(init, update, True, reductions, sums, change=change)
+  return RowOptimizer(
+    init=init,
+    update=update,
+    uses_squares=True,
+    slot_reductions=reductions,
+    sums=sums,
+    change=change,
+  )
 
 
 class AdamSlots(NamedTuple):
@@ -268,10 +280,14 @@ def adam(
     old_mean = jax.lax.optimization_barrier(old_mean)
     decay = (beta1 - 1) * share[..., None] * old_mean
     change = decay + (1 - beta1) * grads
-    mean = add_rows(slots.mean, ids, change, are_unique, by_kernel)
+    mean = add_rows(
+      slots.mean, ids, rows=change, are_unique=are_unique, by_kernel=by_kernel
+    )
     decay = (beta2 - 1) * share * gather(slots.mean_square, ids)
     change = decay + (1 - beta2) * squares
-    mean_square = add_rows(slots.mean_square, ids, change, are_unique)
+    mean_square = add_rows(
+      slots.mean_square, ids, rows=change, are_unique=are_unique
+    )
     # Written, not added, so that a row's occurrences cannot round it away.
     steps = gather(slots.num_updates, ids) + 1
     num_updates = slots.num_updates.at[ids].set(steps, mode='drop')
@@ -281,10 +297,20 @@ def adam(
     root = jnp.sqrt(gather(mean_square, ids) / unbias2) + epsilon
     scale = -learning_rate * share / (unbias1 * root)
     deltas = scale[..., None] * gather(mean, ids, by_kernel)
-    return deltas, AdamSlots(mean, mean_square, num_updates, scratch)
+    return deltas, AdamSlots(
+      mean=mean,
+      mean_square=mean_square,
+      num_updates=num_updates,
+      scratch=scratch,
+    )
 
   names = 'mean', 'mean_square', 'num_updates'
-  return RowOptimizer(init, update, True, dict.fromkeys(names, 'mean'))
+  return RowOptimizer(
+    init=init,
+    update=update,
+    uses_squares=True,
+    slot_reductions=dict.fromkeys(names, 'mean'),
+  )
 
 
 class FullAdagradSlots(NamedTuple):
@@ -308,7 +334,14 @@ def adagrad_full(epsilon: float, by_kernel: bool = False) -> RowOptimizer:
   update = _by_rows(change, by_kernel)
   reductions, sums = {'sum_squares': 'mean'}, ('sum_squares',)
   # Without `change`: jaxlib 0.10.2 crashes where it compiles it for GPUs.
-  return RowOptimizer(init, update, False, reductions, sums, needs_sums=True)
+  return RowOptimizer(
+    init=init,
+    update=update,
+    uses_squares=False,
+    slot_reductions=reductions,
+    sums=sums,
+    needs_sums=True,
+  )
 
 
 def _by_rows(change, by_kernel):
@@ -320,7 +353,7 @@ def _by_rows(change, by_kernel):
     old = jax.lax.optimization_barrier(old)  # read before they are written
     deltas, new = change(old, row_grads, learning_rate)
     slots = jax.tree.map(
-      lambda x, y: put_rows(x, ids, y, by_kernel), slots, new
+      lambda x, y: put_rows(x, ids, rows=y, by_kernel=by_kernel), slots, new
     )
     return deltas, slots
 
@@ -358,7 +391,13 @@ def adam_full(
   update = _by_rows(change, by_kernel)
   names = 'mean', 'mean_square', 'num_updates'
   reductions = dict.fromkeys(names, 'mean')
-  return RowOptimizer(init, update, False, reductions, needs_sums=True)
+  return RowOptimizer(
+    init=init,
+    update=update,
+    uses_squares=False,
+    slot_reductions=reductions,
+    needs_sums=True,
+  )
 
 
 def averages(

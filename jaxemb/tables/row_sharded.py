@@ -130,8 +130,12 @@ class Route:
       sent = jax.tree.map(self._exchange, held(self._exchange(wanted)))
 
       def put(x, y):
-        args = index.reshape(-1), y.reshape(-1, *x.shape[1:]), by_kernel
-        return row_optimizers.put_rows(x, *args)
+        return row_optimizers.put_rows(
+          x,
+          ids=index.reshape(-1),
+          rows=y.reshape(-1, *x.shape[1:]),
+          by_kernel=by_kernel,
+        )
 
       return jax.tree.map(put, rows, sent)
 
@@ -157,12 +161,16 @@ class Route:
     `by_kernel` and `sums_by_kernel` are as of `dedup.by_sorting`.
     """
     if sums_by_kernel:
-      in_order = row_sums.Sorted(self.in_order, self.order, grads, squares)
+      in_order = row_sums.Sorted(
+        ids=self.in_order, order=self.order, grads=grads, squares=squares
+      )
       sums = row_sums.of_sorted(in_order, self.axes.num_table * self.num_rows)
       return jax.tree.map(lambda x: x[self.first], sums)
     order, counts = self.order, jnp.ones(len(self.order), jnp.float32)
     squares = None if squares is None else squares[order]
-    row_grads = row_optimizers.RowGrads(self.in_order, grads, squares, counts)
+    row_grads = row_optimizers.RowGrads(
+      ids=self.in_order, grads=grads, squares=squares, counts=counts
+    )
     sums = dedup.running_sums(row_grads, order, by_kernel)
     return jax.tree.map(lambda x: x[self.last], sums._replace(ids=None))
 
@@ -280,7 +288,9 @@ class RowSharded(spec_lib.Table):
     nowhere = self.axes.num_table * self._own_rows
     places = jnp.where(ids < self.spec.vocab, stored, nowhere)
     capacity = min(self.capacity or ids.size, ids.size)
-    return Route(places, self._own_rows, capacity, self.axes)
+    return Route(
+      places=places, num_rows=self._own_rows, capacity=capacity, axes=self.axes
+    )
 
   @staticmethod
   def _is_open(state: spec_lib.TableState) -> bool:
@@ -340,8 +350,13 @@ class RowSharded(spec_lib.Table):
       )
       at = row_grads.ids
       if self.spec.dtype == 'float32':
-        args = vectors, at, deltas, True, self.spec.by_kernel
-        return row_optimizers.add_rows(*args), slots
+        return row_optimizers.add_rows(
+          vectors,
+          ids=at,
+          rows=deltas,
+          are_unique=True,
+          by_kernel=self.spec.by_kernel,
+        ), slots
       ids = self._ids(*jnp.divmod(at, self._own[1]))
       return self._codec.add(vectors, at, deltas, ids, step.key), slots
 

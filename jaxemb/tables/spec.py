@@ -243,7 +243,14 @@ class Table(Protocol):
     parts = []
     for first in range(start, max(stop, start + 1), size):
       num = min(size, stop - first)
-      part = _read(self, state, np.int32(first), num, has_copies, everywhere)
+      part = _read(
+        self,
+        state,
+        start=np.int32(first),
+        num=num,
+        has_copies=has_copies,
+        sharding=everywhere,
+      )
       parts.append(jax.device_get(part))
     axis = int(has_copies)
     stored, slots = jax.tree.map(lambda *x: np.concatenate(x, axis), *parts)
@@ -263,7 +270,15 @@ class Table(Protocol):
     """
     shardings = tuple(x.sharding for x in jax.tree.leaves(state))
     ids, rows = np.asarray(ids, np.int32), np.asarray(rows, np.float32)
-    return _write(self, state, ids, rows, dict(slots), has_copies, shardings)
+    return _write(
+      self,
+      state,
+      ids,
+      rows=rows,
+      slots=dict(slots),
+      has_copies=has_copies,
+      shardings=shardings,
+    )
 
 
 def from_stored(stored: Any, dtype: str) -> export.Encoded:
@@ -308,7 +323,7 @@ def encode_rows(rows: np.ndarray, like: export.Encoded | str) -> export.Encoded:
 def _encode(dtype, rows, scales=None):
   if scales is not None:
     scales = rounding.row_scales(jnp.max(jnp.abs(rows), -1), scales)
-  return rounding.encode(rows, dtype, None, scales)
+  return rounding.encode(rows, dtype, bits=None, scales=scales)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4, 5))
@@ -323,7 +338,7 @@ def _read(table, state, start, num, has_copies, sharding):
 @functools.partial(jax.jit, static_argnums=(0, 5, 6), donate_argnums=1)
 def _write(table, state, ids, rows, slots, has_copies, shardings):
   def write(state):
-    return table.write_rows(state, ids, rows, slots)
+    return table.write_rows(state, ids, rows, slots=slots)
 
   state = (jax.vmap(write) if has_copies else write)(state)
   leaves, tree = jax.tree.flatten(state)

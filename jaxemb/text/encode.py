@@ -159,7 +159,14 @@ def encode(
   try:
     temporary.mkdir(parents=True)
     atomic.remove_leftovers(temporary.parent)
-    _Encoder(files, settings, temporary, progress, num_parts, readers).run()
+    _Encoder(
+      files=files,
+      settings=settings,
+      folder=temporary,
+      progress=progress,
+      num_parts=num_parts,
+      readers=readers,
+    ).run()
     # Opened before the move: another job may replace it at any moment.
     encoded = _open(temporary)._replace(folder=folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -232,14 +239,21 @@ class _Piece(NamedTuple):
     numbers = data[: 8 * (3 * n + 1)].view(np.int64)
     hashes, counts, starts = np.split(numbers, [n, 2 * n])
     first = len(data) - starts[-1]
-    words = tokenize.Words(hashes, counts, starts, data[first:])
+    words = tokenize.Words(
+      hashes=hashes, counts=counts, starts=starts, arena=data[first:]
+    )
     return words, data[numbers.nbytes : first].view(np.int32)
 
   def words(self, first: int, stop: int) -> tokenize.Words:
     """The words with hashes from `first` to below `stop`."""
     hashes, counts, starts, arena = self.open()[0]
     i, j = np.searchsorted(hashes, [first, stop])
-    return tokenize.Words(hashes[i:j], counts[i:j], starts[i : j + 1], arena)
+    return tokenize.Words(
+      hashes=hashes[i:j],
+      counts=counts[i:j],
+      starts=starts[i : j + 1],
+      arena=arena,
+    )
 
 
 @dataclasses.dataclass
@@ -269,8 +283,17 @@ class _Encoder:
       problems = [x for report in reports for x in report.problems]
       problem = next((x for x in problems if not x.endswith(': empty')), '')
       num_overlong = sum(x.counters['overlong_words'] for x in pieces)
-      args = some, num_different, int(most), problem, num_overlong
-      raise errors.UserError(_too_few(s, words.texts(), *args))
+      raise errors.UserError(
+        _too_few(
+          s,
+          words=words.texts(),
+          some=some,
+          num_different=num_different,
+          most=int(most),
+          problem=problem,
+          num_overlong=num_overlong,
+        )
+      )
     with open(self.folder / 'vocab.txt', 'wb') as file:
       word2vec_format.put_counts(file, words.texts(), words.counts)
     digests, totals = self.map(pieces, words)
@@ -367,16 +390,20 @@ class _Encoder:
     def read_source(file: int) -> list[_Piece]:
       texts = sources.pieces(
         files[file],
-        reports[file],
-        piece_bytes(total_bytes),
-        strippers if total_bytes > _MANY_BYTES else None,
-        lambda number: (
+        report=reports[file],
+        piece_bytes=piece_bytes(total_bytes),
+        pool=strippers if total_bytes > _MANY_BYTES else None,
+        wanted=lambda number: (
           (file + number) % self.num_parts in self.readers.local_parts
         ),
-        self.settings.encoding,
+        encoding=self.settings.encoding,
       )
       jobs = ((file, text) for text in texts)
-      return list(sources.map_ahead(tokenizers, self.write_piece, jobs, depth))
+      return list(
+        sources.map_ahead(
+          tokenizers, function=self.write_piece, items=jobs, depth=depth
+        )
+      )
 
     with (
       futures.ThreadPoolExecutor(threads) as file_readers,
@@ -408,7 +435,10 @@ class _Encoder:
     """Writes the words of a piece and its ids."""
     s = self.settings
     ids, words, invalid_bytes, overlong_words = tokenize.tokenize(
-      piece.text, s.tokens, s.lowercase, piece.ends_line
+      piece.text,
+      definition=s.tokens,
+      lowercase=s.lowercase,
+      ends_line=piece.ends_line,
     )
     counters = {
       'text_bytes': len(piece.text),
@@ -425,7 +455,13 @@ class _Encoder:
     with open(path, 'wb') as opened:
       for array in (hashes, counts, starts, numbers[ids], arena):
         opened.write(array)
-    return _Piece(file, piece.number, len(order), path, counters)
+    return _Piece(
+      file=file,
+      number=piece.number,
+      num_different=len(order),
+      path=path,
+      counters=counters,
+    )
 
   def count(self, pieces: Sequence[_Piece]) -> tuple[tokenize.Words, int, int]:
     """Counts the words of all processes, exactly; all get the same.
@@ -484,7 +520,10 @@ class _Encoder:
       futures.ThreadPoolExecutor(threads) as pool,
     ):
       for piece, ids, sha256, firsts, sizes in sources.map_ahead(
-        pool, mapped, ((piece,) for piece in pieces), 2 * threads
+        pool,
+        function=mapped,
+        items=((piece,) for piece in pieces),
+        depth=2 * threads,
       ):
         file.write(ids)
         key = piece.file, piece.number
@@ -684,7 +723,14 @@ def _open(folder: pathlib.Path) -> Encoded:
   sizes = len(words), len(ids)
   if sizes != (manifest['num_vocab_words'], blocks.starts[-1]):
     raise ValueError('vocabulary or ids have changed')
-  return Encoded(folder, words, counts, ids, blocks, manifest)
+  return Encoded(
+    folder=folder,
+    words=words,
+    counts=counts,
+    ids=ids,
+    blocks=blocks,
+    manifest=manifest,
+  )
 
 
 def _stretches(files: Sequence[sources.Source]) -> int:

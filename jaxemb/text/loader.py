@@ -183,7 +183,14 @@ def make_batch(
     left[i, n : n + 1] = right[i, n : n + 1] = 0
     kept[i], pairs[i] = n, num_pairs
   num_steps = -(-kept // spec.part_words)
-  batch = windows.Batch(ids, left, right, num_steps, kept, pairs)
+  batch = windows.Batch(
+    ids=ids,
+    left=left,
+    right=right,
+    num_steps=num_steps,
+    kept_words=kept,
+    pairs=pairs,
+  )
   return batch, num_blocks, num_words
 
 
@@ -240,7 +247,7 @@ class TextSource:
       parts, words, own = [], 0, 0
       for part, of_part in enumerate(by_part):
         key = part_key(spec.seed, epoch, part)
-        numbers = _order(block, stop, len(of_part), key)
+        numbers = _order(block, stop, size=len(of_part), key=key)
         chosen = of_part[numbers]
         words += (num := int(blocks.words[chosen].sum()))
         if part in spec.readers.local_parts:
@@ -250,7 +257,14 @@ class TextSource:
       batch, _, _ = make_batch(spec, keep_below, parts)
       epoch, block = (epoch, stop) if stop < num_blocks else (epoch + 1, 0)
       position = [epoch, block]
-      yield base.Item(batch, index, position, done, done + words, own)
+      yield base.Item(
+        batch=batch,
+        index=index,
+        position=position,
+        done_before=done,
+        done_after=done + words,
+        own=own,
+      )
       done += words
 
 
@@ -276,7 +290,12 @@ def make(spec: base.SourceSpec) -> TextSource:
     path = str(download.wikipedia(name, cache, progress))
   settings = encode.Settings(*map(spec.settings.get, encode.Settings._fields))
   corpus = encode.encode(
-    path, settings, cache, spec.progress, spec.num_parts, spec.readers
+    path,
+    settings,
+    cache,
+    progress=spec.progress,
+    num_parts=spec.num_parts,
+    readers=spec.readers,
   )
   _check_step(spec, corpus.num_words)
   return TextSource(

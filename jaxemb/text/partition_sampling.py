@@ -150,7 +150,9 @@ def count(
   for epoch in range(different):
     epoch_rule = rule(sampling, epoch, int(starts[-1]))
     for block in range(len(starts) - 1):
-      n, more = _select(corpus.block(block), starts[block], epoch_rule, ids)
+      n, more = _select(
+        corpus.block(block), offset=starts[block], rule=epoch_rule, out=ids
+      )
       _add_counts(ids[:n], seen)
       sentences += more
   seen *= epochs // different
@@ -194,7 +196,9 @@ def items(
     epoch_rule = rule(sampling, epoch, int(starts[-1]))
     for i in range(first, num_blocks):
       block = loader.permuted(i, num_blocks, key)
-      n, _ = _select(corpus.block(block), starts[block], epoch_rule, ids)
+      n, _ = _select(
+        corpus.block(block), offset=starts[block], rule=epoch_rule, out=ids
+      )
       yield block, ids[:n]
 
   epoch, block = position or (0, 0)
@@ -208,5 +212,11 @@ def items(
     if block == num_blocks:
       epoch, block = epoch + 1, 0
     if words:  # an epoch may end with blocks without a sentence of the part
-      yield base.Item(batch, index, [epoch, block], done, done + words)
+      yield base.Item(
+        batch=batch,
+        index=index,
+        position=[epoch, block],
+        done_before=done,
+        done_after=done + words,
+      )
       done += words

@@ -61,7 +61,12 @@ class Words(NamedTuple):
     starts = np.concatenate([[0], np.cumsum(lengths)])
     moved = np.repeat(self.starts[numbers] - starts[:-1], lengths)
     arena = self.arena[np.arange(len(moved)) + moved]
-    return Words(self.hashes[numbers], self.counts[numbers], starts, arena)
+    return Words(
+      hashes=self.hashes[numbers],
+      counts=self.counts[numbers],
+      starts=starts,
+      arena=arena,
+    )
 
   def best(self, min_count: int, max_vocab: int) -> np.ndarray:
     """[num_chosen] int64, numbers of the words that occur `min_count` times.
@@ -99,18 +104,23 @@ class WordTable(NamedTuple):
     """The words by entry, without a copy."""
     n = int(self.size[0])
     arena = self.arena[: self.starts[n]]
-    return Words(self.hashes[:n], self.counts[:n], self.starts[: n + 1], arena)
+    return Words(
+      hashes=self.hashes[:n],
+      counts=self.counts[:n],
+      starts=self.starts[: n + 1],
+      arena=arena,
+    )
 
 
 def empty(max_words: int = 1 << 16, max_bytes: int = 1 << 20) -> WordTable:
   """An empty table with room for `max_words`, a power of two; it can grow."""
   return WordTable(
-    np.full(2 * max_words, -1, np.int32),
-    np.empty(max_words, np.int64),
-    np.empty(max_words, np.int64),
-    np.zeros(max_words + 1, np.int64),
-    np.empty(max_bytes, np.uint8),
-    np.zeros(1, np.int64),
+    slots=np.full(2 * max_words, -1, np.int32),
+    hashes=np.empty(max_words, np.int64),
+    counts=np.empty(max_words, np.int64),
+    starts=np.zeros(max_words + 1, np.int64),
+    arena=np.empty(max_bytes, np.uint8),
+    size=np.zeros(1, np.int64),
   )
 
 
@@ -193,7 +203,9 @@ def _merge(table, words, min_count, i):
     if words.counts[i] >= min_count:
       start, stop = words.starts[i], words.starts[i + 1]
       hashed = words.hashes[i]
-      slot = _find(table, words.arena, start, stop, hashed)
+      slot = _find(
+        table, text=words.arena, start=start, stop=stop, hashed=hashed
+      )
       if slots[slot] >= 0:
         counts[slots[slot]] += words.counts[i]
       else:
@@ -213,7 +225,7 @@ def _merge(table, words, min_count, i):
 def merge(table: WordTable, words: Words, min_count: int = 0) -> WordTable:
   """Adds the counts of those words that have at least `min_count`."""
   i = 0
-  while (i := _merge(table, words, min_count, i)) < len(words.hashes):
+  while (i := _merge(table, words, min_count, i=i)) < len(words.hashes):
     table = _grown(table, words.starts[i + 1] - words.starts[i])
   return table
 
@@ -224,7 +236,9 @@ def lookup(table: WordTable, words: Words) -> np.ndarray:
   entries = np.empty(len(words.hashes), np.int32)
   for i in range(len(entries)):
     start, stop = words.starts[i], words.starts[i + 1]
-    slot = _find(table, words.arena, start, stop, words.hashes[i])
+    slot = _find(
+      table, text=words.arena, start=start, stop=stop, hashed=words.hashes[i]
+    )
     entries[i] = table.slots[slot]
   return entries
 
@@ -234,7 +248,9 @@ def from_counts(words: Sequence[bytes], counts: np.ndarray) -> Words:
   starts = np.cumsum([0, *map(len, words)])
   # Writable, as elsewhere: numba compiles again for read-only arrays.
   arena = np.frombuffer(bytearray(b''.join(words)), np.uint8)
-  return Words(_hashes(arena, starts), counts, starts, arena)
+  return Words(
+    hashes=_hashes(arena, starts), counts=counts, starts=starts, arena=arena
+  )
 
 
 @functools.cache
@@ -307,7 +323,9 @@ def _read(text, i, points, table, ids, n, dropped):
         dropped[1] += 1
       elif length > 0:
         hashed = _finished(h)
-        slot = _find(table, arena, first, first + length, hashed)
+        slot = _find(
+          table, text=arena, start=first, stop=first + length, hashed=hashed
+        )
         entry = np.int64(slots[slot])
         if entry < 0:
           entry = size[0]
@@ -350,7 +368,7 @@ def tokenize(
   ids, dropped = np.empty(len(data) + 2, np.int32), np.zeros(2, np.int64)
   table, i, n = empty(1 << 15, 1 << 18), 0, 0
   while i <= len(data):
-    i, n = _read(data, i, points, table, ids, n, dropped)
+    i, n = _read(data, i, points, table=table, ids=ids, n=n, dropped=dropped)
     if i <= len(data):
       table = _grown(table, MAX_WORD_BYTES + 1)
   if ends_line and (n == 0 or ids[n - 1] != END):

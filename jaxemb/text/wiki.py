@@ -192,7 +192,14 @@ def _page(xml: bytes, names: dict[str, int], report: ReadReport) -> Page | None:
   redirect = 'redirect' in fields or bool(_REDIRECT.match(text))
   model = fields.get('model', 'wikitext')
   hidden = HIDDEN.union(x for x in names if names[x] in _HIDDEN_NAMESPACES)
-  return Page(title, namespace, redirect, model, text, hidden)
+  return Page(
+    title=title,
+    namespace=namespace,
+    redirect=redirect,
+    model=model,
+    text=text,
+    hidden=hidden,
+  )
 
 
 def _hide(text: str) -> str:

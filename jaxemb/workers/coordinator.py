@@ -147,7 +147,12 @@ class Ledger:
     number = min(free)[1]
     part = self._parts[number]
     part.owner, part.is_being_made = worker, True
-    return Lease(number, part.position, part.done, self.rate_factor)
+    return Lease(
+      part=number,
+      position=part.position,
+      done=part.done,
+      rate_factor=self.rate_factor,
+    )
 
   def made(
     self, worker: int, number: int, position: Any, done: int, own: int
@@ -306,7 +311,12 @@ class Desk:
     dense: Sequence[Any] = (),
   ):
     """See `Ledger`; `dense` has arguments of `dense.Dense`, if any."""
-    self._ledger = Ledger(num_parts, num_workers, pace, rounds_ahead)
+    self._ledger = Ledger(
+      num_parts=num_parts,
+      num_workers=num_workers,
+      pace=pace,
+      rounds_ahead=rounds_ahead,
+    )
     self._dense: Any = None
     # By round in lockstep and worker, gradients of a step that has not ended.
     self._shares: dict[Any, dict[int, Any]] = {}

@@ -131,7 +131,7 @@ class Lookups:
     most = min(sum(map(len, steps)), len(self._counts))
     found, num = np.empty(most, np.int64), 0
     for ids in steps:
-      num = _count(ids, self._counts, found, num)
+      num = _count(ids, self._counts, found, num=num)
     found = found[:num]
     counts = self._counts[found].astype(np.int64)
     self._counts[found] = 0
@@ -174,11 +174,16 @@ class Copies:
     """`read`, to be done `together`."""
     has_line = self._ids[lines] == ids
     clocks = np.where(has_line, self._clocks[lines], shards.NEVER)
-    args = ids, clocks, self.read_bound
-    found = yield from self.table.asking_newer(*args)
+    found = yield from self.table.asking_newer(ids, clocks, self.read_bound)
     rows = found.records.view(np.float32)
-    missed = found.missed, found.most_missed
-    return Fetched(lines[found.at], ids[found.at], found.clocks, rows, *missed)
+    return Fetched(
+      lines=lines[found.at],
+      ids=ids[found.at],
+      clocks=found.clocks,
+      rows=rows,
+      missed=found.missed,
+      most_missed=found.most_missed,
+    )
 
   def commit(self, fetched: Fetched, rows: np.ndarray, at: np.ndarray) -> None:
     """What was read gets its lines; whatever left these was settled before.
@@ -188,8 +193,15 @@ class Copies:
     lines, ids, clocks, new = fetched[:4]
     has_own = (self._ids[lines] == ids) & (self._updates[lines] > 0)
     self._ids[lines], self._clocks[lines] = ids, clocks
-    args = rows, at, self._base, lines, has_own
-    _merge(*args, new, self._num_added)
+    _merge(
+      rows,
+      at,
+      self._base,
+      lines=lines,
+      has_own=has_own,
+      new=new,
+      num_added=self._num_added,
+    )
 
   def rebase(self, lines: np.ndarray, errors: np.ndarray) -> None:
     """Adds what rounding made of lines [n] that were written to their base."""
@@ -223,7 +235,13 @@ class Copies:
     self._updates[lines] = 0
     new = np.flatnonzero(shards.num_updates(self._clocks[lines]) == 0)
     first = self._base[lines[new]]
-    return Pending(lines, self._ids[lines], updates, first, new)
+    return Pending(
+      lines=lines,
+      ids=self._ids[lines],
+      updates=updates,
+      first=first,
+      first_at=new,
+    )
 
   def settle(
     self,
@@ -242,14 +260,27 @@ class Copies:
     self._clocks[lines] += pending.updates
     if weights is None:
       weights = np.ones(len(lines), np.float32)
-    args = rows, at, self._base, lines, weights
-    return _settle(*args, num_weighted, self._num_added)
+    return _settle(
+      rows,
+      at,
+      self._base,
+      lines=lines,
+      weights=weights,
+      num_weighted=num_weighted,
+      num_added=self._num_added,
+    )
 
   def asking_push(self, pending: Pending, deltas: np.ndarray) -> shards.Asking:
     """Pushes what `settle` has returned; whether it had to be repeated.
 
     What is read in the same call then lacks it.
     """
-    first = pending.first_at, pending.first.view(np.uint8)
-    args = pending.ids, deltas.view(np.uint8), pending.updates, *first
-    return (yield from self.table.asking_add(*args))
+    return (
+      yield from self.table.asking_add(
+        pending.ids,
+        deltas=deltas.view(np.uint8),
+        updates=pending.updates,
+        first_at=pending.first_at,
+        first=pending.first.view(np.uint8),
+      )
+    )

@@ -70,6 +70,10 @@ class Dense:
   ) -> None:
     """A step by the sum of some gradients, if it has any example."""
     grads = jax.tree.map(lambda *x: sum(x[1:], x[0]), *shares)
-    args = grads, np.bool_(is_step), np.float32(learning_rate)
-    found = self._step((self.params, self.optimizer), *args)
+    found = self._step(
+      (self.params, self.optimizer),
+      grads,
+      np.bool_(is_step),
+      np.float32(learning_rate),
+    )
     self.params, self.optimizer = jax.device_get(found)

@@ -442,9 +442,17 @@ class Cluster:
     def memory():
       return self._ray.get([x.memory.remote() for x in calls.actors])
 
-    args = num_shards, num_rows, num_bytes, make, calls
-    args = *args, client or uuid.uuid4().hex, close, memory
-    return shards.Sharded(name, *args)
+    return shards.Sharded(
+      name=name,
+      num_shards=num_shards,
+      num_rows=num_rows,
+      num_bytes=num_bytes,
+      make=make,
+      call=calls,
+      client=client or uuid.uuid4().hex,
+      close=close,
+      memory=memory,
+    )
 
   def _folder(self, folder):
     return folder.absolute() / self.namespace
@@ -453,5 +461,6 @@ class Cluster:
     """The actor of shards of a number; started unless it is there."""
     options = {'max_restarts': -1, 'num_cpus': 0, 'namespace': self.namespace}
     options |= {'name': f'shards-{i}', 'get_if_exists': True}
-    args = self._folder(folder) / str(i), snapshot_secs
-    return self.start(Actor, *args, **options)
+    return self.start(
+      Actor, self._folder(folder) / str(i), snapshot_secs, **options
+    )

@@ -130,8 +130,14 @@ class Shard:
     found, kept = np.flatnonzero(is_old), behind[~is_old]
     at, is_known = at[found], is_known[found]
     records = self._records[at[is_known]]
-    missed = int(np.sum(kept)), int(np.max(kept, initial=0))
-    return Newer(found, now[found], is_known, records, *missed)
+    return Newer(
+      at=found,
+      clocks=now[found],
+      is_known=is_known,
+      records=records,
+      missed=int(np.sum(kept)),
+      most_missed=int(np.max(kept, initial=0)),
+    )
 
   def _begin(self, at, records):
     """Rows that nobody had changed."""
@@ -167,7 +173,12 @@ class Shard:
       return missing
     some = ~is_known[first_at]
     self._begin(at[first_at[some]], first[some])
-    _add(self._numbers, at, deltas.view(np.float32), self._num_added)
+    _add(
+      self._numbers,
+      at,
+      deltas=deltas.view(np.float32),
+      num_added=self._num_added,
+    )
     self._tick(at, updates)
     self.done[client] = call
     return missing
@@ -256,7 +267,9 @@ class Sharded:
     if not places:
       empty = np.zeros(0, np.int64)
       none = np.zeros((0, self.num_bytes), np.uint8)
-      return Newer(empty, empty, empty.astype(bool), none)
+      return Newer(
+        at=empty, clocks=empty, is_known=empty.astype(bool), records=none
+      )
     parts = [places[i][x.at] for i, x in answers.items()]
     at, clocks, is_known = (
       np.concatenate(x)
@@ -274,7 +287,14 @@ class Sharded:
       known = records
     missed = [x.missed for x in answers.values()]
     most = [x.most_missed for x in answers.values()]
-    return Newer(at, clocks, is_known, known, sum(missed), max(most))
+    return Newer(
+      at=at,
+      clocks=clocks,
+      is_known=is_known,
+      records=known,
+      missed=sum(missed),
+      most_missed=max(most),
+    )
 
   def add(
     self,
@@ -285,8 +305,10 @@ class Sharded:
     first: np.ndarray,
   ) -> None:
     """See `Shard.add`."""
-    args = ids, deltas, updates, first_at, first
-    together(self.call, [self.asking_add(*args)])
+    together(
+      self.call,
+      [self.asking_add(ids, deltas, updates, first_at=first_at, first=first)],
+    )
 
   def asking_add(
     self,

@@ -163,7 +163,7 @@ class _Layout:
         new = np.ascontiguousarray(new).reshape(len(lines), -1)
         device_rows.view(array)[lines] = new.view(np.uint8)
     else:
-      state = device_rows.put(self.table, state, lines, arrays)
+      state = device_rows.put(self.table, state, slots=lines, arrays=arrays)
     if self.table.spec.dtype == 'float32':
       return state, None
     errors = np.zeros_like(floats)
@@ -208,7 +208,12 @@ def predict(
   pushed = np.sum(needs * (is_pushed + misses * (1 - is_pushed))) / num
   # As `SharedRows` counts them.
   sent = 16 + pushed * (16 + record_bytes)
-  return Traffic(fetched, pushed, sent, fetched * (17 + record_bytes))
+  return Traffic(
+    fetched=fetched,
+    pushed=pushed,
+    sent_bytes=sent,
+    received_bytes=fetched * (17 + record_bytes),
+  )
 
 
 class _Stretch(NamedTuple):

@@ -71,10 +71,14 @@ def of_sorted(
   shapes = (num, in_order.grads.shape[1]), (num,), (num,)
   outs = [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
   has_squares = in_order.squares is not None
-  kernel = _Kernel(vocab, has_squares, None, interpret)
+  kernel = _Kernel(
+    vocab=vocab, uses_squares=has_squares, change=None, interpret=interpret
+  )
   grads, squares, counts = kernel(in_order, [], outs, ())
   squares = squares if has_squares else None
-  return row_optimizers.RowGrads(None, grads, squares, counts)
+  return row_optimizers.RowGrads(
+    ids=None, grads=grads, squares=squares, counts=counts
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +111,12 @@ class RowKernel:
       return [vector + delta, *(getattr(new, x) for x in names)]
 
     uses_squares = self.optimizer.uses_squares
-    kernel = _Kernel(len(vectors), uses_squares, change, self.interpret)
+    kernel = _Kernel(
+      vocab=len(vectors),
+      uses_squares=uses_squares,
+      change=change,
+      interpret=self.interpret,
+    )
     in_order = Sorted.of(row_grads, len(vectors)).padded(len(vectors))
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     vectors, *changed = kernel(in_order, arrays, shapes, (learning_rate,))
@@ -187,7 +196,13 @@ class _Kernel:
       def kernel(*refs):
         inputs, refs = refs[: len(first)], refs[len(first) :]
         refs = refs[len(aliased) :]  # results are the same arrays
-        at = _Place(plt, pl.program_id(0), in_order.tile, dim, block)
+        at = _Place(
+          triton=plt,
+          index=pl.program_id(0),
+          tile=in_order.tile,
+          dim=dim,
+          block=block,
+        )
         body(at, jax.tree.unflatten(tree, inputs), refs)
 
       kernel.__name__ = body.__name__.strip('_')  # in traces
@@ -203,10 +218,10 @@ class _Kernel:
       )(*first, *aliased)
 
     first = in_order, numbers
-    made = call(self._sum_tiles, first, arrays, [*outs, *parts])
+    made = call(self._sum_tiles, first, aliased=arrays, outs=[*outs, *parts])
     changed, parts = made[: len(outs)], made[len(outs) :]
     first = in_order.ids, tuple(parts), numbers
-    return call(self._sum_runs, first, changed, outs)
+    return call(self._sum_runs, first, aliased=changed, outs=outs)
 
   def _sum_tiles(self, at: '_Place', inputs: Any, refs: Any) -> None:
     """Changes the rows of runs within a tile, sums the parts of others."""
@@ -241,7 +256,7 @@ class _Kernel:
           target = jnp.where(id_ == previous, target, start + j)
         new = self._changed(old, total, numbers)
         at_row = id_ if self.change else target
-        self._write(at, tables, at_row, new, ends[j])
+        self._write(at, tables, target=at_row, rows=new, where=ends[j])
         previous = id_
       return head, total, previous, target
 
@@ -252,8 +267,8 @@ class _Kernel:
     )
     first = ids_ref[at.index * at.tile]
     goes_on = at.id(ids_ref, (at.index + 1) * at.tile, self.vocab) == last
-    at.put(heads, at.index, head, first == before)
-    at.put(tails, at.index, total, goes_on & (last != before))
+    at.put(heads, i=at.index, total=head, where=first == before)
+    at.put(tails, i=at.index, total=total, where=goes_on & (last != before))
 
   def _sum_runs(self, at: '_Place', inputs: Any, tables: Any) -> None:
     """Changes the row of a run that begins in a tile and ends in another."""
@@ -283,9 +298,9 @@ class _Kernel:
     if not self.change:
       ids = [ids_ref[end - 1 - j] for j in range(at.tile)]
       target = end - sum((x == id_).astype(jnp.int32) for x in ids)
-    old = self._read(at, tables, id_, goes_on)
+    old = self._read(at, tables, id_, where=goes_on)
     new = self._changed(old, total, numbers)
-    self._write(at, tables, target, new, goes_on)
+    self._write(at, tables, target, rows=new, where=goes_on)
 
   def _read(self, at, tables, id_, where):
     if not self.change:
@@ -300,7 +315,7 @@ class _Kernel:
 
   def _write(self, at, tables, target, rows, where):
     for table, row in zip(tables, rows, strict=True):
-      at.put_row(table, target, row, where)
+      at.put_row(table, i=target, row=row, where=where)
 
 
 class _Sum(NamedTuple):
@@ -348,14 +363,16 @@ class _Place(NamedTuple):
 
   def id(self, ids: Any, position: jax.Array, beyond: int) -> jax.Array:
     """The id at a position, which may be the one after the last."""
-    return self.load(ids, (position,), position < ids.shape[0], beyond)
+    return self.load(
+      ids, index=(position,), where=position < ids.shape[0], other=beyond
+    )
 
   def row(self, ref: Any, i: jax.Array, where: Any) -> jax.Array:
     """[block] or [], a row or number; 0 elsewhere."""
     if len(ref.shape) == 1:
-      return self.load(ref, (i,), where, 0.0)
+      return self.load(ref, index=(i,), where=where, other=0.0)
     mask = (self._columns < self.dim) & where
-    return self.load(ref, (i, self._columns), mask, 0.0)
+    return self.load(ref, index=(i, self._columns), where=mask, other=0.0)
 
   def put_row(self, ref: Any, i: jax.Array, row: Any, where: Any) -> None:
     """Writes it."""
@@ -368,7 +385,7 @@ class _Place(NamedTuple):
   def put(self, refs: Any, i: jax.Array, total: _Sum, where: Any) -> None:
     """Writes a sum."""
     for ref, x in zip(refs, total, strict=True):
-      self.put_row(ref, i, x, where)
+      self.put_row(ref, i, row=x, where=where)
 
   def part(self, refs: Any, i: jax.Array, where: Any) -> _Sum:
     """Reads a sum."""

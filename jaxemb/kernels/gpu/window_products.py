@@ -71,8 +71,13 @@ class Gradients:
     names = skipgram.INPUT, skipgram.OUTPUT
     found = model.products(ids, batch)
     vectors = [tables[x].vectors for x in names]
-    args = vectors, [ids[x] for x in names], found, model.loss_of
-    losses, *grads = products(*args, self.interpret)
+    losses, *grads = products(
+      vectors,
+      ids=[ids[x] for x in names],
+      found=found,
+      loss_of=model.loss_of,
+      interpret=self.interpret,
+    )
     return losses.sum(), found.examples, dict(zip(names, grads, strict=True))
 
 
@@ -161,8 +166,13 @@ def products(
       d_left = plt.dot(slopes, right)
       if has_means:
         d_left = plt.dot(means, d_left, trans_a=True)
-      write(0, num_inputs, start, d_left)
-      write(1, num_outputs, start, plt.dot(slopes, left, trans_a=True))
+      write(0, size=num_inputs, start=start, values=d_left)
+      write(
+        1,
+        size=num_outputs,
+        start=start,
+        values=plt.dot(slopes, left, trans_a=True),
+      )
 
   kernel.__name__ = 'window_products'  # in traces
   shapes = (num,), *((*x.shape, dim) for x in ids)

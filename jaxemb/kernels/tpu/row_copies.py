@@ -42,7 +42,7 @@ def take(
   Those of padding, which is from v on, are arbitrary. `interpret`: without a
   TPU.
   """
-  return _call(False, array, ids, None, interpret)
+  return _call(False, array, ids, rows=None, interpret=interpret)
 
 
 def put(
@@ -53,7 +53,7 @@ def put(
   Ids [n] int32 differ, where they are below v; others are padding. Rows are
   [n, d]. `interpret`: without a TPU.
   """
-  return _call(True, array, ids, rows, interpret)
+  return _call(True, array, ids, rows=rows, interpret=interpret)
 
 
 def _call(writes, array, ids, rows, interpret):
@@ -140,7 +140,7 @@ def read(ids: Any, array: Any, rows: Any, semaphore: Any) -> None:
 
 
 def _take(ids, array, rows, semaphore):
-  read(ids, array, rows, semaphore)
+  read(ids, array, rows, semaphore=semaphore)
 
 
 def _put(vocab, ids, counts, rows, _, array, semaphore):

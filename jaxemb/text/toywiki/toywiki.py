@@ -167,7 +167,15 @@ def _family(
   for role in roles:
     known = words | {'x': words.get(role, '')}
     cells[role] = _compile(data['cells'][kind][role]['patterns'], pools, known)
-  return Family(kind, title, words, asked, associates.split(), taxonomy, cells)
+  return Family(
+    kind=kind,
+    title=title,
+    words=words,
+    asked=asked,
+    associates=associates.split(),
+    taxonomy=taxonomy,
+    cells=cells,
+  )
 
 
 @functools.lru_cache(1)
@@ -197,7 +205,7 @@ def build_world(seed: int) -> World:
         own['l'] += nearby
       elif table['kind'] != 'sense':
         own['N'] = nearby
-      families.append(_family(table, line, data, own))
+      families.append(_family(table, line, data, pools=own))
   common = {k: _compile(v, pools, {}) for k, v in data['common'].items()}
   return World(families, common, data)
 
@@ -277,7 +285,11 @@ def _article(world: World, seed: int, number: int) -> tuple[str, str, int]:
       patterns = _paragraph(world, family.cells[role], draw)
       plain = _sentences(world, patterns, draw)
       num_words += plain.count(' ') + 1
-      parts.append(_mark_up(plain, words + family.associates, markup, draw))
+      parts.append(
+        _mark_up(
+          plain, words=words + family.associates, markup=markup, draw=draw
+        )
+      )
     if not position:
       bold = f" '''{words[0]}''' "
       parts[-1] = parts[-1].replace(f' {words[0]} ', bold, 1)
@@ -455,7 +467,9 @@ def write(
   head, page, tail = re.split(
     '(  <page>.*</page>\n)', _resource('dump.xml'), flags=re.S
   )
-  pages = itertools.chain(_pages(world, seed, corpus_words, page), [tail])
+  pages = itertools.chain(
+    _pages(world, seed, corpus_words, template=page), [tail]
+  )
   with atomic.write(corpus.xml) as file:
     manifest_path.unlink(missing_ok=True)
     xml = head
