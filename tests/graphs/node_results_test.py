@@ -21,7 +21,7 @@ from jaxemb.models import base
 from jaxemb.run import lifecycle as train
 from jaxemb.storage import export
 from tests import marking, runs
-from tests.models import graphsage_test as models_test
+from tests.graphs import graphsage_test as models_test
 
 SMOKE = {
   'data.path': 'toygraph:600',

@@ -10,7 +10,8 @@ from jaxemb.runtime import resources
 from jaxemb.stores import fetching, host_memory
 from jaxemb.stores import local as stores
 from tests import runs
-from tests.strategies import fetching_test, shared_rows_test
+from tests.stores import fetching_test
+from tests.workers import shared_rows_test
 
 
 def _num_bytes(*things):

@@ -14,7 +14,8 @@ from jaxemb.strategies import base
 from jaxemb.workers import coordinator as ledger
 from jaxemb.workers import dense
 from tests import dispatches, log_of_clicks
-from tests.strategies import clicks_test, graphsage_test, shared_rows_test
+from tests.strategies import clicks_test, graphsage_test
+from tests.workers import shared_rows_test
 
 NUM, STEPS, DISPATCHES, RATE = 2, 4, 3, 0.1
 SETTINGS = {
