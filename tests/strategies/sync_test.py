@@ -220,7 +220,7 @@ def test_first_bad_step(case, part, bad_step, expected):
   ('fused', 'own'),
   [
     (False, ['tables/replicated.py', 'tables/row_optimizers.py']),
-    (True, ['native/step.py']),
+    (True, ['kernels/cpu/step.py']),
   ],
 )
 def test_a_step_goes_through_few_files(fused, own):
