@@ -50,7 +50,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import experiment
-import limit_products
 
 from jaxemb import errors
 from jaxemb.evaluation import benchmarks, words
@@ -114,9 +113,6 @@ def _ours(
   if args.loss != _TREE:
     settings['model.negatives'] = _NEGATIVES
   command = experiment.training_command(args, folder, settings)
-  if args.isa == 'avx2' and experiment.cpu_isa() == 'avx512':
-    numbers = ','.join(map(str, limit_products.addresses()))
-    command[1:1] = [limit_products.__file__, numbers]
   found = _timed(command, folder, args.isa)
   report = experiment.read_report(folder)
   names = (

@@ -1,27 +1,20 @@
-"""All cores of a machine: how fast they are, and what late updates cost.
+"""Words/s, CPU seconds and quality with 1, 2, 4, ... and all cores.
 
   python experiments/cores.py                               speed, in minutes
   python experiments/cores.py --text=FILE --eval=FILES --threads=1,2,8
-  python experiments/cores.py --measure=staleness --text=FILE --eval=FILES
 
 Speed is that of steps by themselves, on random ids, and of whole runs, whose
 quality stands beside it: medians of --runs rounds, and of what is relative to
 one thread in the same round. CPU seconds are those of the process. More threads
 than cores tell what each would cost on a larger machine, but for what its cores
 would wait for each other's memory. Where there are several sockets, the last
-line is one table on each, as `launch_local.py --sockets` has them. The embedded
+line is one table on each, as `jaxemb launch --sockets` has them. The embedded
 corpus is small, and so only its speeds tell something. Quality is the mean of
 MEN, WordSim-353, SimLex-999, rare words and analogies, or else of all sets.
-
-Staleness is that of more cores than there are. The kernel and its threads are
-the right ones, but what a chunk of 16 centers learns lacks the updates of the
-chunks that all other cores are at (late_updates.py). That is more than a real
-core would miss, because it reads some rows later and writes some sooner.
 """
 
 import argparse
 import functools
-import json
 import os
 import pathlib
 import statistics
@@ -30,8 +23,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import experiment
-import late_updates
-import launch_local
 import zipf
 
 from jaxemb.runtime import resources
@@ -62,9 +53,6 @@ def _run(
   }
 
 
-# Speed.
-
-
 def _steps(
   args: argparse.Namespace, threads: int, run: int
 ) -> dict[str, float]:
@@ -85,7 +73,7 @@ def _speed(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     os.environ['NPROC'] = str(most)  # threads that XLA is to have
   sides = {str(x): functools.partial(_run, args, x) for x in args.threads}
   if len(resources.sockets()) > 1:
-    program = launch_local.__file__, '--sockets', '--'
+    program = '-m', 'jaxemb.launch', '--sockets', '--'
     sides[_SOCKETS] = functools.partial(_run, args, 0, program=program)
   found = experiment.in_turn(sides, args.runs)
   # They start JAX, with its threads, in this process.
@@ -119,72 +107,25 @@ def _speed_table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
   return experiment.table(head, rows)
 
 
-# Staleness.
-
-
-def _late(
-  args: argparse.Namespace, folder: pathlib.Path, cores: int, run: int
-) -> dict[str, Any]:
-  """A run whose updates are late, and what was seen of that."""
-  program = late_updates.__file__, str(folder), str(cores), '-m', 'jaxemb.main'
-  found = _run(args, cores, run, program=program)
-  seen = json.loads((folder / 'seen.json').read_text())
-  experiment.progress(f'{cores} cores: {found["quality"]:.4f}')
-  return found | {'missed': seen}
-
-
-def _staleness(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-  with tempfile.TemporaryDirectory() as folder:
-    late = functools.partial(_late, args, pathlib.Path(folder))
-    sides = {str(x): functools.partial(late, x) for x in args.cores}
-    return experiment.in_turn(sides, args.runs)
-
-
-def _staleness_table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-  head = {
-    'cores': '', 'updates missed': '.1f', 'fewest': '', 'most': '',
-    'quality': '.4f', 'against one': '+.4f',
-  }  # fmt: skip
-  rows, first = [], None
-  for name, rounds in found.items():
-    quality = statistics.mean(x['quality'] for x in rounds)
-    first = quality if first is None else first
-    seen = [x['missed'] for x in rounds]
-    missed = [
-      f(x[k] for x in seen)
-      for f, k in ((statistics.mean, 'mean'), (min, 'fewest'), (max, 'most'))
-    ]
-    rows.append([name, *missed, quality, quality - first])
-  return experiment.table(head, rows)
-
-
-_PARTS = {
-  'speed': (_speed, _speed_table), 'staleness': (_staleness, _staleness_table)
-}  # fmt: skip
-
-
 def main() -> None:
-  """Measures what is asked for and prints its table."""
+  """Measures and prints the table."""
   parser = experiment.parser(__doc__)
   experiment.add_run_flags(parser, sample=1e-3, epochs=20)
   add = parser.add_argument
-  add('--measure', choices=_PARTS, default='speed')
   add(
     '--threads',
     type=experiment.numbers,
     default=_doubled(resources.usable_cores()),
-    help='for speed; default: 1, 2, 4, ... and all cores',
+    help='default: 1, 2, 4, ... and all cores',
   )
-  add('--cores', type=experiment.numbers, default=[1, 16, 64])
   add('--runs', type=experiment.count, default=3)
   add('--vocab', type=int, default=72_000, help='of random ids')
   add('--words', type=int, default=4_000_000, help='of random ids')
   add('--secs', type=float, default=2.0, help='of steps on random ids')
   args = experiment.parse(parser)
-  measure, table = _PARTS[args.measure]
-  results = experiment.Results(f'cores-{args.measure}', args)
-  results.found = measure(args)
-  results.finish(table(results.found))
+  results = experiment.Results('cores', args)
+  results.found = _speed(args)
+  results.finish(_speed_table(results.found))
 
 
 if __name__ == '__main__':

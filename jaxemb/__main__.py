@@ -12,6 +12,7 @@ _COMMANDS = {
   'predict': 'write probabilities of clicks',
   'plan': 'see what a run needs on devices that are not here',
   'evaluate': 'score word vectors on benchmarks',
+  'launch': 'run several processes of a job on this host',
 }
 
 

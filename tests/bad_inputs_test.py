@@ -1,17 +1,10 @@
-"""Every case of experiments/bad_inputs.py has its line; some of chaos.py."""
+"""Every case of bad_inputs.py has its line; some cases of chaos.py."""
 
 import collections
-import pathlib
-import sys
 
 import pytest
 
-from tests import compiling, forks
-
-_ROOT = pathlib.Path(__file__).parents[1]
-sys.path.append(str(_ROOT / 'experiments'))
-import bad_inputs  # noqa: E402
-import chaos  # noqa: E402
+from tests import bad_inputs, chaos, compiling, forks
 
 
 @pytest.fixture(scope='module')

@@ -27,7 +27,6 @@ _SCRIPTS = sorted(
 sys.path.append(str(_FOLDER))
 import comm_volume  # noqa: E402
 import experiment  # noqa: E402
-import launch_local  # noqa: E402
 import zipf  # noqa: E402
 
 
@@ -44,20 +43,11 @@ def run(monkeypatch, capsys, tmp_path):
       return fork([command])
     assert jaxemb_main.main(command[3:]) == 0
 
-  def launch(flags, num, devices=0, command=(sys.executable, '-m', 'jaxemb')):
-    job = (
-      f'--coordinator=127.0.0.1:{forks.free_port()}',
-      f'--num_processes={num}',
-    )
-    fork([[*command, *flags, *job, f'--process_id={i}'] for i in range(num)])
-    return 0
-
   def fork(commands):
     arguments = [x[1:] for x in commands]
     forks.call(forks.script, arguments, os.environ, tmp_path / 'said.txt')
 
   monkeypatch.setattr(experiment, 'call', call)
-  monkeypatch.setattr(launch_local, 'run', launch)
   monkeypatch.setattr(experiment, 'simulate_devices', lambda *_, **__: None)
   # The processes that experiments start compile as quickly as this one.
   for flag, value in compiling.environment().items():
@@ -514,27 +504,6 @@ def test_both_sides_have_the_same_instructions(monkeypatch):
     experiment.environment(None)
 
 
-def test_batch_scaling(run, monkeypatch):
-  def score(args, seed, workdir, settings):
-    assert workdir.parent.is_dir() and args.override == ['--config.model.dim=8']
-    config = jaxemb_main.load(args.config, settings)
-    words = config.train.batch_words
-    if config.optimizer.learning_rate > 1:
-      raise errors.UserError('training diverged at step 1')
-    return {'mean': 0.5 + seed / 10 - words / 1e6, 'words_per_sec': words * 1e3}
-
-  monkeypatch.setattr(experiment, 'score', score)
-  found, shown = run(
-    'batch_scaling', '--recipes=1024,8192,65536:adagrad:10:0', '--seeds=2',
-    '--config.model.dim=8',
-  )  # fmt: skip
-  assert [len(runs) for runs in found.values()] == [2, 2, 2]
-  first, second, third = shown.splitlines()[1:4]
-  assert first.endswith(' 1.02 0.6490 0.0000')
-  assert second.endswith(' 8.19 0.6418 0.0072 0.005')
-  assert third == '65536 adagrad 10 0 training diverged at step 1'
-
-
 @pytest.mark.slow
 def test_consistency(run, text, tmp_path):
   plot = tmp_path / 'plot.svg'
@@ -574,35 +543,24 @@ def test_speed_of_cores(run, text, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != 'linux', reason='semaphores')
-def test_updates_are_as_late_as_on_so_many_cores(run, text):
-  flags = *text, '--epochs=1', '--config.model.dim=8', '--runs=1'
-  found, shown = run(
-    'cores', '--measure=staleness', *flags, '--cores=1,5',
-    '--config.data.min_count=1',
-  )  # fmt: skip
-  for name, (seen,) in found.items():
-    missed = int(name) - 1
-    assert seen['missed'] == {
-      'threads': int(name), 'fewest': missed, 'most': missed, 'mean': missed
-    }  # fmt: skip
-  # Nothing else is different.
-  plain, _ = run('cores', *flags, '--threads=1', '--config.data.min_count=1')
-  assert plain['1'][0]['scores'] == found['1'][0]['scores']
-  assert plain['1'][0]['loss'] == found['1'][0]['loss']
-  assert re.search(r'\n5 4.0 4 4 [-.\d]+ [-+][.\d]+\n', shown)
-
-
-@pytest.mark.slow
-def test_hidden_exchange(run, text):
-  found, shown = run(
-    'hidden_exchange', text[0], '--epochs=1', '--runs=1', '--sync_every=512',
-    '--link_megabytes=50', '--config.model.dim=8', '--config.data.min_count=1',
-    '--config.train.batch_words=256', '--config.train.fused=false',
-  )  # fmt: skip
-  (apart,), (average,), (delayed,), (hidden,) = found.values()
-  assert apart['bytes_per_word'] == 0
-  assert average['bytes_per_word'] == delayed['bytes_per_word'] > 0
-  assert f'\nhidden: {hidden:.0%} ' in shown
+def test_updates_are_as_late_as_on_so_many_cores(tmp_path, text):
+  train = [
+    '-m', 'jaxemb.main', '--config=wiki', '--config.train.epochs=1',
+    '--config.model.dim=8', '--config.data.min_count=1',
+    text[0].replace('--text', '--config.data.path'),
+  ]  # fmt: skip
+  late = [str(_FOLDER / 'late_updates.py'), str(tmp_path), '5']
+  runs, losses = {1: train, 5: [*late, *train]}, {}
+  for threads, command in runs.items():
+    workdir = tmp_path / f'run{threads}'
+    flags = f'--workdir={workdir}', f'--config.train.threads={threads}'
+    forks.call(
+      forks.script, [[*command, *flags]], os.environ, tmp_path / 'said.txt'
+    )
+    losses[threads] = experiment.read_report(workdir)['loss_per_example']
+  seen = json.loads((tmp_path / 'seen.json').read_text())
+  assert seen == {'threads': 5, 'fewest': 4, 'most': 4, 'mean': 4}
+  assert losses[1] == pytest.approx(losses[5], rel=0.1) != losses[5]
 
 
 @pytest.mark.slow

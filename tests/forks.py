@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import pathlib
 import runpy
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import context, forkserver
@@ -19,19 +18,16 @@ from typing import Any
 
 import pytest
 
-from tests import compiling
+from tests import compiling, forked
 
 ROOT = pathlib.Path(__file__).parents[1]
-EXPERIMENTS = ROOT / 'experiments'
-sys.path.append(str(EXPERIMENTS))
-import forked  # noqa: E402
 
 
 @functools.cache
 def server() -> context.BaseContext:
   """Makes processes of the server, which compiles as tests do."""
   made = multiprocessing.get_context('forkserver')
-  made.set_forkserver_preload(['forked', __name__])
+  made.set_forkserver_preload(['tests.forked', __name__])
   with pytest.MonkeyPatch.context() as patch:
     for name, value in compiling.environment().items():
       patch.setenv(name, value)
@@ -39,12 +35,6 @@ def server() -> context.BaseContext:
     patch.setenv('PYTHONPATH', os.pathsep.join([str(ROOT), *sys.path]))
     forkserver.ensure_running()
   return made
-
-
-def free_port() -> int:
-  """A port of this machine that nobody listens to."""
-  with socket.create_server(('127.0.0.1', 0)) as made:
-    return made.getsockname()[1]
 
 
 def start(

@@ -16,7 +16,7 @@ LAYERS = """
   errors runtime storage ops data io evaluation tables models strategies
   stores kernels workers merging config embeddings report run
   text senses interactions clicks graphs
-  cli api main query predict plan evaluate merge __main__ __init__
+  cli api main query predict plan evaluate merge launch __main__ __init__
 """.split()
 KINDS = {'text', 'senses', 'clicks', 'interactions', 'graphs'}
 # What the rebuilding has not turned round yet, by (folder, what it imports).

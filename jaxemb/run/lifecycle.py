@@ -204,7 +204,7 @@ def _run(
     if num_sockets > 1 and distributed.num_processes() == 1:
       metrics.LOG.info(
         f'this machine has {num_sockets} sockets; one table on each, and what '
-        'they learn exchanged: experiments/launch_local.py --sockets'
+        'they learn exchanged: jaxemb launch --sockets'
       )
   monitor.has_begun.set()
   session = loop.Session(started, time.time() - started, monitor.stop)

@@ -22,7 +22,7 @@ from jaxemb.run import lifecycle as train
 from jaxemb.run import results
 from jaxemb.runtime import distributed
 from jaxemb.strategies import base
-from tests import forks, marking
+from tests import forked, forks, marking
 
 ROOT = pathlib.Path(__file__).parents[2]
 FLAGS = [
@@ -149,7 +149,7 @@ def _addresses():
 
 @pytest.mark.parametrize('host', _addresses())
 def test_two_processes_join_agree_and_stop(host):
-  port, run = forks.free_port(), _join_agree_and_stop
+  port, run = forked.free_port(), _join_agree_and_stop
   make = forks.server().Process
   both = [make(target=run, args=(host, port, i)) for i in range(2)]
   for process in both:
@@ -188,7 +188,7 @@ def _end_when_told(port, num, i, code, told):
 )
 def test_who_is_late_to_end_is_waited_for(tmp_path, asked, expected):
   """JAX aborts those that are left when process 0 is gone."""
-  port, num = forks.free_port(), len(asked)
+  port, num = forked.free_port(), len(asked)
   processes = []
   for i, code in enumerate(asked):
     args = port, num, i, None if code == -9 else code, tmp_path
@@ -223,7 +223,7 @@ def _end_after_all(port, i, told):
 
 def test_who_is_lost_while_the_first_writes_is_noticed(tmp_path):
   """JAX would wait ten minutes for it to leave, and then abort."""
-  port, make = forks.free_port(), forks.server().Process
+  port, make = forked.free_port(), forks.server().Process
   told = tmp_path / 'told'
   args = ((port, i, told) for i in range(2))
   first, other = (make(target=_end_after_all, args=x) for x in args)
@@ -270,7 +270,7 @@ def _join_and_end(port, i):
 
 
 def test_who_ends_before_it_connects_is_not_waited_for_for_ever():
-  port, make = forks.free_port(), forks.server().Process
+  port, make = forked.free_port(), forks.server().Process
   both = [make(target=_join_and_end, args=(port, i)) for i in range(2)]
   for process in both:
     process.start()
@@ -287,7 +287,7 @@ def _join_alone(port):
 def test_who_waits_for_one_that_never_joins_ends_to_be_started_again():
   # JAX would abort.
   process = forks.server().Process(
-    target=_join_alone, args=(forks.free_port(),)
+    target=_join_alone, args=(forked.free_port(),)
   )
   process.start()
   process.join(60)

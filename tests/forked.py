@@ -8,7 +8,9 @@ Whoever forks must not have started JAX, nor threads: who has gives another
 `context`, whose processes are forked from a server that imports this module.
 """
 
+import contextlib
 import gc
+import itertools
 import multiprocessing
 import os
 import pathlib
@@ -39,6 +41,20 @@ for _page in 'words', 'clicks':
 sampling.alias_table(np.ones(3))
 
 
+# Below the ports that systems give out. Processes of pytest, which begin at
+# different ones, do not race for a port between its choice and its use.
+_PORTS = itertools.count(20_000 + os.getpid() % 1_000 * 10)
+
+
+def free_port() -> int:
+  """A port of this machine that nobody listens to, another one each time."""
+  for port in _PORTS:
+    with contextlib.suppress(OSError):
+      socket.create_server(('127.0.0.1', port)).close()
+      return port
+  raise AssertionError
+
+
 class Run:
   """The processes of a run, which began when this was made."""
 
@@ -67,10 +83,8 @@ class Run:
     ]
     job: list[list[str]] = [[]]
     if num_processes > 1:
-      with socket.create_server(('127.0.0.1', 0)) as server:
-        port = server.getsockname()[1]
       flags = (
-        f'--coordinator=localhost:{port}',
+        f'--coordinator=localhost:{free_port()}',
         f'--num_processes={num_processes}',
       )
       job = [[*flags, f'--process_id={i}'] for i in range(num_processes)]

@@ -1,17 +1,14 @@
 """What users get wrong, a case a line: the command, its exit code, its words.
 
-  python experiments/bad_inputs.py [--only=WORDS]
-
 Every case runs `jaxemb` in a folder with the files of `write_files`: in this
 process where it can, in a shell where streams, limits or the environment are
 what is wrong. It passes if the exit code is the stated one, the line has the
-stated words, and no traceback is seen. All cases are in the tests.
+stated words, and no traceback is seen.
 """
 
 import contextlib
 import gzip
 import io
-import json
 import os
 import pathlib
 import re
@@ -19,10 +16,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 from typing import NamedTuple
 
-import experiment
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
@@ -31,6 +26,8 @@ from scipy import sparse
 import jaxemb  # noqa: F401, of the cases in Python
 from jaxemb import __main__ as door
 from jaxemb import errors
+
+_ROOT = pathlib.Path(__file__).parents[1]
 
 
 class Case(NamedTuple):
@@ -829,7 +826,7 @@ def run(case: Case, folder: pathlib.Path) -> tuple[int, str]:
   shutil.rmtree(folder / 'bad', ignore_errors=True)  # of the case before
   if case.in_shell:
     program = f'{sys.executable} -m jaxemb'
-    path = os.pathsep.join([str(experiment.ROOT), *sys.path])
+    path = os.pathsep.join([str(_ROOT), *sys.path])
     environment = {'JAXEMB': program, 'PYTHONPATH': path}
     environment['JAX_PLATFORMS'] = 'cpu'
     done = subprocess.run(
@@ -878,32 +875,3 @@ def damaged(folder: pathlib.Path) -> list[Case]:
     (folder / f'run{i}' / name).write_bytes(data)
     cases.append(_good(f'run{i}')._replace(says=says, code=code))
   return cases
-
-
-def main() -> None:
-  """Runs the cases, and prints those that fail."""
-  parser = experiment.parser(__doc__)
-  parser.add_argument('--only', default='', help='words of the commands')
-  args = experiment.parse(parser)
-  with tempfile.TemporaryDirectory() as name:
-    folder, failed = pathlib.Path(name), []
-    write_files(folder)
-    cases = [*CASES, *IN_SHELL, *damaged(folder)]
-    cases = [x for x in cases if args.only in x.command]
-    for case in cases:
-      try:
-        code, said = run(case, folder)
-        why = problem(case, code, said)
-      except Exception as error:
-        why, said = repr(error), ''
-      if why:
-        failed.append({'command': case.command, 'why': why})
-        last = ' '.join(said.split('\n')[-3:])[-300:]
-        print(f'{why}: {case.command}\n    {last}', flush=True)
-  print(f'{len(cases) - len(failed)} of {len(cases)} as stated')
-  if args.output:
-    args.output.write_text(json.dumps({'cases': len(cases), 'failed': failed}))
-
-
-if __name__ == '__main__':
-  experiment.main(main)

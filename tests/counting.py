@@ -1,8 +1,8 @@
 """A model that learns how often each word was read, and nothing else.
 
-  --config.model.name=counting:make         of words, walks, edges, interactions
-  --config.model.name=counting:clicks       of clicks
-  --config.strategy.policy=counting:Sums    replicas that count together
+  --config.model.name=tests.counting:make       words, nodes, items
+  --config.model.name=tests.counting:clicks     categories
+  --config.strategy.policy=tests.counting:Sums  replicas that count together
 
 Its loss is minus the sum of the rows of what a step is made of: each center of
 a window, each end of an edge, user, item or category. With SGD and a learning

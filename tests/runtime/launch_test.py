@@ -13,15 +13,16 @@ import sys
 
 import pytest
 
+from jaxemb.cli import launch
 from tests import compiling
 
-_FOLDER = pathlib.Path(__file__).parents[1] / 'experiments'
+_ROOT = pathlib.Path(__file__).parents[2]
 _LAUNCH = """
 import signal, sys
 # Whatever the tests run under.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
-import launch_local
+from jaxemb.runtime import launch
 """
 _BEGIN = """
 import json, os, signal, socket, sys, time
@@ -46,13 +47,19 @@ def _start(
   code, n=2, arguments=(), devices=0, grace_secs=30.0, cores=(), **environment
 ) -> subprocess.Popen:
   command = sys.executable, '-c', _BEGIN + code
-  settings = arguments, n, devices, command, grace_secs, cores
+  options = {
+    'devices': devices,
+    'command': command,
+    'grace_secs': grace_secs,
+    'cores': cores,
+  }
+  call = f'launch.run({arguments}, {n}, **{options})'
   return subprocess.Popen(
-    [sys.executable, '-c', f'{_LAUNCH}sys.exit(launch_local.run(*{settings}))'],
+    [sys.executable, '-c', f'{_LAUNCH}sys.exit({call})'],
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     env=os.environ | {k: str(v) for k, v in environment.items()},
-    cwd=_FOLDER,
+    cwd=_ROOT,
     start_new_session=True,  # a group of its own, as in a terminal
   )
 
@@ -64,6 +71,7 @@ def _run(code, **more):
   return process.returncode, out.splitlines(), err.splitlines()
 
 
+@pytest.mark.slow
 def test_the_processes_are_one_job_whose_lines_come_whole():
   code, out, err = _run(
     """
@@ -97,6 +105,7 @@ os.write(1, b'not \\xff UTF-8, and no end')
   assert address.startswith('127.0.0.1:')
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='Linux')
 def test_each_process_has_its_cores():
   usable = os.sched_getaffinity(0)
@@ -129,7 +138,7 @@ sys.exit(75)
 @pytest.mark.parametrize(
   ('code', 'grace_secs', 'said'),
   [
-    (3, 30.0, ['process 1 failed with exit code 3; the others are stopped']),
+    (3, 30.0, ['process 1 failed with exit code 3; stopping the others']),
     (75, 0.1, []),  # who stopped after saving waits as long as it takes
   ],
 )
@@ -144,7 +153,7 @@ def test_when_one_ends_the_others_are_stopped_once(
     FOLDER=tmp_path,
   )
   assert found == code and sorted(out) == [b'[0] got 15', b'[2] got 15']
-  lines = ['[1] ends', *(f'launch_local: {line}' for line in said)]
+  lines = ['[1] ends', *(f'jaxemb: {line}' for line in said)]
   assert err == [line.encode() for line in lines]
 
 
@@ -167,7 +176,7 @@ wait()
     FOLDER=tmp_path,
   )
   assert code == 128 + 9
-  assert err[-1] == b'launch_local: still running 0.5 s later: killed'
+  assert err[-1] == b'jaxemb: still running 0.5 s later: killed'
   server.settimeout(10)
   line, _ = server.accept()
   line.settimeout(10)
@@ -204,8 +213,8 @@ sys.exit(75)
   'flags', [['-n', '0'], ['--', '-n', '2'], ['-n', '2', '--sockets']]
 )
 def test_a_command_line_without_processes_is_refused(flags):
-  command = [sys.executable, _FOLDER / 'launch_local.py', *flags]
-  assert subprocess.run(command, capture_output=True).returncode == 2
+  with pytest.raises(SystemExit, match='2'):
+    launch.main(flags)
 
 
 @pytest.mark.slow
@@ -223,18 +232,18 @@ def test_a_table_on_each_socket(tmp_path):
   # Both processes find the machine as it is.
   code = f"""
 import functools, pathlib, sys
-import launch_local
+from jaxemb.cli import launch
 from jaxemb.runtime import resources
 folder = pathlib.Path({str(tmp_path)!r})
 resources.sockets = functools.partial(resources.sockets, folder)
-sys.exit(launch_local.main({flags}))
+sys.exit(launch.main({flags}))
 """
   done = subprocess.run(
     [sys.executable, '-c', code],
     capture_output=True,
     text=True,
-    cwd=_FOLDER,
-    env=compiling.environment() | {'PYTHONPATH': str(_FOLDER.parent)},
+    cwd=_ROOT,
+    env=compiling.environment(),
   )
   assert done.returncode == 0, done.stderr[-2000:]
   said = '1 of 1 cores of each process: 2 threads share the tables'

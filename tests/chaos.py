@@ -1,6 +1,6 @@
 """Kills runs, damages their files, moves them; compares with runs left alone.
 
-  python experiments/chaos.py [--kills=60] [--moves=20] [--every=1] [--jobs=2]
+  python -m tests.chaos [--kills=60] [--moves=20] [--every=1] [--jobs=2]
 
 Small runs of every source, strategy and store (`KINDS`), which give the same
 bits every time. Each is trained once and left alone. Then, again and again in
@@ -36,6 +36,7 @@ time. Compiled programs are those of the user's cache: from scratch they take
 minutes.
 """
 
+import argparse
 import collections
 import contextlib
 import ctypes
@@ -57,9 +58,6 @@ from concurrent import futures
 from multiprocessing import context as contexts
 from typing import Any, NamedTuple
 
-import counting
-import experiment
-import forked
 import numpy as np
 import psutil
 
@@ -68,6 +66,7 @@ from jaxemb.graphs import edges
 from jaxemb.interactions import loader as interactions
 from jaxemb.run import rundir
 from jaxemb.text import loader as text_loader
+from tests import counting, forked
 
 # What is there at each moment of a run, in its folder or in the cache.
 MOMENTS = {
@@ -671,14 +670,18 @@ _READ = (
   'data.path=../../unique.txt', 'data.min_count=1', 'data.sample=0',
   *counting.SETTINGS,
 )  # fmt: skip
-_COUNTS = 'model.name=counting:make', f'train.epochs={_EPOCHS}', 'model.dim=1'
+_COUNTS = (
+  'model.name=tests.counting:make',
+  f'train.epochs={_EPOCHS}',
+  'model.dim=1',
+)
 COUNTED = {
   'text': Counted(Kind('wiki', (*_READ, _SYNC)), _words, _MESHES),
   'text, rows split': Counted(
     Kind('wiki', (*_READ, _SYNC, 'table.layout=row')), _words, _TABLES
   ),
   'text, replicas': Counted(
-    Kind('wiki', (*_READ, 'strategy.policy=counting:Sums')),
+    Kind('wiki', (*_READ, 'strategy.policy=tests.counting:Sums')),
     _words,
     (_TWO, _TWO_PROCESSES, _ONE),
   ),
@@ -712,7 +715,7 @@ COUNTED = {
                  'train.patience=0', 'optimizer.plateau_factor=1',
                  'eval.every_epochs=0',
                  'optimizer.decay=0', *counting.OF_CLICKS,
-                 'model.name=counting:clicks')),
+                 'model.name=tests.counting:clicks')),
     _categories, _MESHES,
   ),
 }  # fmt: skip
@@ -902,7 +905,9 @@ def cases(
 
 def main() -> None:
   """Runs the cases; prints a table, and what was lost."""
-  parser = experiment.parser(__doc__)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument('--kills', type=int, default=60)
   parser.add_argument('--moves', type=int, default=20)
   parser.add_argument('--limits', type=int, default=20)
@@ -911,7 +916,7 @@ def main() -> None:
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--only', default='', help='parts of names of kinds')
   parser.add_argument('--jobs', type=int, default=2, help='kinds at a time')
-  args = experiment.parse(parser)
+  args = parser.parse_args()
   table: dict[str, collections.Counter] = {}
   lost: list[dict[str, Any]] = []
   started = time.monotonic()
@@ -940,4 +945,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  experiment.main(main)
+  main()

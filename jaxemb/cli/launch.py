@@ -1,0 +1,53 @@
+"""Runs several processes of one training job on this host.
+
+    jaxemb launch -n 2 -- --config=wiki --workdir=FOLDER
+
+starts `jaxemb train` twice as one job over loopback and prefixes the lines that
+each process prints with its number. With --sockets in place of -n, one process
+runs on the cores of each CPU socket: its threads share a table in the memory
+next to them, and the processes are replicas.
+
+When one process fails, the others are stopped (SIGTERM, SIGKILL after 10 s),
+and its exit code is returned (128 + the signal that ended it). SIGTERM, SIGINT
+and SIGHUP go to all processes.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from jaxemb.runtime import launch, resources
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit code, 2 for unusable input."""
+  argv = sys.argv[1:] if argv is None else argv
+  split = argv.index('--') if '--' in argv else len(argv)
+  parser = argparse.ArgumentParser(
+    prog='jaxemb launch',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    usage='%(prog)s (-n N [--devices D] | --sockets) -- FLAGS OF JAXEMB TRAIN',
+  )
+  number = parser.add_mutually_exclusive_group(required=True)
+  number.add_argument('-n', type=int, help='processes')
+  number.add_argument(
+    '--sockets', action='store_true', help='one process on each CPU socket'
+  )
+  parser.add_argument(
+    '--devices', type=int, default=0, help='CPU devices of each process'
+  )
+  flags = parser.parse_args(argv[:split])
+  train_flags = argv[split + 1 :]
+  if not flags.sockets:
+    if flags.n < 1:
+      parser.error('-n must be at least 1')
+    return launch.run(train_flags, flags.n, devices=flags.devices)
+  if flags.devices:
+    parser.error('--devices is not used with --sockets')
+  cores = resources.sockets()
+  if len(cores) < 2:
+    parser.error('--sockets: this machine has one; use jaxemb train')
+  # The last of two flags of one name counts.
+  train_flags = ['--config.strategy.name=replicas', *train_flags]
+  return launch.run(train_flags, len(cores), devices=1, cores=cores)
