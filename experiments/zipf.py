@@ -21,7 +21,7 @@ import psutil
 from jaxemb import config as config_lib
 from jaxemb.cli import plan
 from jaxemb.data import base as data_base
-from jaxemb.data import windows
+from jaxemb.data import subsampling, windows
 from jaxemb.models import base as model_base
 from jaxemb.ops import sampling
 from jaxemb.run import build
@@ -61,7 +61,7 @@ class Job(NamedTuple):
   @property
   def kept_fraction(self) -> float:
     """Fraction of the corpus words that subsampling keeps: the centers."""
-    keep = loader.keep_probabilities(self.counts, self.config.data.sample)
+    keep = subsampling.keep_probabilities(self.counts, self.config.data.sample)
     return float((self.counts * keep).sum() / self.counts.sum())
 
   def source(self, corpus: encode.Encoded) -> loader.TextSource:
@@ -108,7 +108,7 @@ def make(
     pathlib.Path(),
     lambda *_: None,
   )
-  frequencies = loader.center_probabilities(counts, config.data.sample)
+  frequencies = subsampling.center_probabilities(counts, config.data.sample)
   corpus = model_base.Corpus((), counts, frequencies)
   steps = windows.Steps.of(spec)
   args = config, tuning, mesh, corpus, steps, None, folder

@@ -7,12 +7,11 @@ import jax
 import numpy as np
 
 from jaxemb import config as config_lib
-from jaxemb.data import windows
+from jaxemb.data import subsampling, windows
 from jaxemb.models import base as models
 from jaxemb.run import build
 from jaxemb.runtime import mesh
 from jaxemb.strategies import base
-from jaxemb.text import loader
 from tests import oracle
 
 KEY = np.array([0xA4093822, 0x299F31D0], np.uint32)
@@ -40,7 +39,7 @@ def trainer(
   )
   assert tuning.fused == fused
   words = [str(i) for i in range(len(counts))]
-  frequencies = loader.center_probabilities(counts, config.data.sample)
+  frequencies = subsampling.center_probabilities(counts, config.data.sample)
   corpus = models.Corpus(words, counts, frequencies)
   steps = steps or windows.Steps(
     tuning.part_words, tuning.parts, config.model.window, tuning.chunk

@@ -35,6 +35,7 @@ import numpy as np
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import train as main_lib
+from jaxemb.data import subsampling
 from jaxemb.kernels.tpu import row_copies
 from jaxemb.run import build, rundir
 
@@ -343,7 +344,7 @@ def make(
   config, tuning, mesh = build.on_devices(config, {}, where.devices)
   if num_words:
     counts = zipf_counts(num_words)
-    chances = loader.center_probabilities(counts, config.data.sample)
+    chances = subsampling.center_probabilities(counts, config.data.sample)
     corpus = model_base.Corpus((), counts, chances)
     steps = windows.Steps(
       part_words=tuning.part_words,
@@ -671,7 +672,6 @@ def examine(job: Job) -> dict[str, Any]:
   import jax
 
   from jaxemb.runtime import gpu, hlo
-  from jaxemb.text import loader
 
   chip, size, moved = job.topology.chip, held(job), rows(job)
   check_fits(job, size.total)
@@ -700,7 +700,7 @@ def examine(job: Job) -> dict[str, Any]:
   )
   kept, step_words = 1.0, job.centers
   if config.data.source == 'text':
-    keep = loader.keep_probabilities(job.corpus.counts, config.data.sample)
+    keep = subsampling.keep_probabilities(job.corpus.counts, config.data.sample)
     counts = np.asarray(job.corpus.counts, np.float64)
     kept = float((counts * keep).sum() / counts.sum())
   step_words /= kept

@@ -39,9 +39,9 @@ from jaxemb.data import examples
 from jaxemb.io import keys
 from jaxemb.io import tables as formats
 from jaxemb.io import text_files as sources
+from jaxemb.ops import hashing
+from jaxemb.runtime import resources
 from jaxemb.storage import atomic, checksums
-from jaxemb.text import encode as text_encode
-from jaxemb.text import loader
 
 _FORMAT = 4  # of what is cached
 _ROWS = 1 << 16  # that a thread holds at once
@@ -328,8 +328,8 @@ def _split_of(
 ) -> np.ndarray:
   """[n] int8, which of `SPLITS` each of rows [n] of `num` is in."""
   found = np.zeros(len(rows), np.int8)
-  key = np.uint64(loader.hashed(np.uint64(seed)))
-  chance = keys.mixed(key ^ rows.astype(np.uint64)) / 2.0**64
+  key = np.uint64(hashing.hashed(np.uint64(seed)))
+  chance = hashing.hashed_all(key ^ rows.astype(np.uint64)) / 2.0**64
   place, low, high = rows / num, 0.0, 1.0
   for name in reversed(SPLITS[1:]):
     if name not in shares:
@@ -451,7 +451,7 @@ class _Writer:
       ),
     )
     with (
-      futures.ThreadPoolExecutor(text_encode.num_threads()) as pool,
+      futures.ThreadPoolExecutor(resources.reading_threads()) as pool,
       open(self.folder / f'{name}.raw_ids', 'wb') as ids_file,
       open(self.folder / f'{name}.raw_numbers', 'wb') as numbers_file,
       open(self.folder / f'{name}.raw_labels', 'wb') as labels_file,
@@ -535,7 +535,7 @@ class _Writer:
     work = list(
       zip(fields, self.keys, self.new, raw.texts, raw.hashes, strict=True)
     )  # a field has a table of its own
-    num_threads = text_encode.num_threads()
+    num_threads = resources.reading_threads()
 
     def number_some(first):
       for args in work[first::num_threads]:
@@ -597,7 +597,7 @@ class _Writer:
       for some, split in self._blocks(raw, 'train', shares):
         _take_off(some.ids, split, starts=self._starts(), counts=seen)
     seen = np.split(seen, flat[1:-1])
-    with futures.ThreadPoolExecutor(text_encode.num_threads()) as pool:
+    with futures.ThreadPoolExecutor(resources.reading_threads()) as pool:
       make = functools.partial(_ordered, settings=self.settings)
       counts, orders, hashes, rare = zip(
         *pool.map(make, self.keys, seen), strict=True
@@ -689,12 +689,12 @@ class _Writer:
 
     try:
       blocks = itertools.chain(*(self._blocks(raw, x, shares) for x in raw))
-      with futures.ThreadPoolExecutor(text_encode.num_threads()) as pool:
+      with futures.ThreadPoolExecutor(resources.reading_threads()) as pool:
         for found, num, text in sources.map_ahead(
           pool,
           function=rewritten,
           items=blocks,
-          depth=text_encode.num_threads() + 1,
+          depth=resources.reading_threads() + 1,
         ):
           digest.update(text.encode())
           for key, (arrays, num_unknown) in found.items():

@@ -15,7 +15,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.clicks import encode, toyclicks
 from jaxemb.data import base, examples
-from jaxemb.text import loader
+from jaxemb.ops import hashing
 
 _STEPS = 32  # of a dispatch
 _MAX_ROWS = 1 << 23  # that are permuted one by one
@@ -35,9 +35,9 @@ def _order(first, stop, num, key, block, group):
       continue
     start = i // (block * group) * (block * group)
     size = min(block * group, whole - start)
-    inner = key ^ np.uint64(loader.hashed(np.uint64(start + 1)))
-    place = start + loader.permuted(i - start, size, inner)
-    outer = loader.permuted(place // block, num_blocks, key)
+    inner = key ^ np.uint64(hashing.hashed(np.uint64(start + 1)))
+    place = start + hashing.permuted(i - start, size, inner)
+    outer = hashing.permuted(place // block, num_blocks, key)
     out[i - first] = outer * block + place % block
   return out
 
@@ -132,7 +132,7 @@ class ClickSource:
 
   def _fill(self, epoch, places, ids, numbers, labels):
     """Copies the rows at some places of an epoch's order."""
-    train, key = self.train, loader.part_key(self.spec.seed, epoch, 0)
+    train, key = self.train, hashing.part_key(self.spec.seed, epoch, 0)
     is_long = len(train) > _MAX_ROWS
     sizes = (_BLOCK_ROWS, _GROUP_BLOCKS) if is_long else (1, 1)
     rows = _order(places.start, places.stop, len(train), key, *sizes)

@@ -27,7 +27,7 @@ from jaxemb.graphs import graph as graph_lib
 from jaxemb.io import keys
 from jaxemb.io import tables as formats
 from jaxemb.io import text_files as sources
-from jaxemb.text import encode
+from jaxemb.runtime import resources
 
 _LOG = logging.getLogger('jaxemb')
 
@@ -146,7 +146,7 @@ class _Rows:
     return f'; of {len(self._paths)} files, a glob such as {some} chooses some'
 
   def _read(self, path, progress):
-    lines, threads = 1, encode.num_threads()
+    lines, threads = 1, resources.reading_threads()
     with futures.ThreadPoolExecutor(threads) as pool:
       jobs = ((x,) for x in self._jobs(path))
       made = sources.map_ahead(

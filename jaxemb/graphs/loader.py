@@ -24,6 +24,8 @@ from jaxemb.graphs import files, node_files, walks
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import link_ranking as links
 from jaxemb.graphs import node_classification as nodes
+from jaxemb.ops import hashing
+from jaxemb.runtime import resources
 from jaxemb.text import encode, loader
 
 _COUNTED_STEPS = 1 << 26  # at most, where counts are estimated
@@ -82,13 +84,13 @@ def make_corpus(
 
   Raises a `UserError` if no edge leads anywhere.
   """
-  length, num_threads = settings['walk_length'], encode.num_threads()
+  length, num_threads = settings['walk_length'], resources.reading_threads()
   walker = walks.Walker.of(
     graph,
     length,
     settings['p'],
     settings['q'],
-    int(loader.part_key(seed, _WALK_STREAM, 0)),
+    int(hashing.part_key(seed, _WALK_STREAM, 0)),
     num_threads,
   )
   num_walks = settings['walks'] * len(walker.starts)
@@ -156,7 +158,7 @@ def _drawn(first, second, key, below):
   found = np.empty(len(first), np.bool_)
   for i in range(len(first)):
     pair = np.uint64(first[i]) << np.uint64(32) | np.uint64(second[i])
-    found[i] = loader.hashed(key ^ loader.hashed(pair)) < below
+    found[i] = hashing.hashed(key ^ hashing.hashed(pair)) < below
   return found
 
 
@@ -201,7 +203,7 @@ def hold_out(
   first, second = sources, np.asarray(graph.neighbors)
   if not graph.directed:
     first, second = np.minimum(first, second), np.maximum(first, second)
-  key = loader.part_key(seed, _SPLIT_STREAM, stream)
+  key = hashing.part_key(seed, _SPLIT_STREAM, stream)
   is_held = _drawn(first, second, key, below=np.uint64(share * 2**64))
   kept = ~is_held
   offsets = np.zeros_like(graph.offsets)

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxemb.data import examples
 from jaxemb.graphs import trees
-from jaxemb.text import loader
+from jaxemb.ops import hashing
 
 _PADDING = examples.PADDING
 _TREES = 64  # that a thread samples at once
@@ -30,7 +30,7 @@ _ROWS = 1024  # that it aggregates at once
 @numba.njit(nogil=True, cache=True)
 def _drawn(state, column, num):
   """Below `num`; uneven by less than num / 2^32."""
-  bits = loader.hashed(state + np.uint64(column)) >> np.uint64(32)
+  bits = hashing.hashed(state + np.uint64(column)) >> np.uint64(32)
   return np.int64((bits * np.uint64(num)) >> np.uint64(32))
 
 
@@ -53,7 +53,7 @@ def _grow(offsets, neighbors, places, key, fanouts, replaces, out):
   num, first, width = len(places), 0, 1
   states = np.empty(num, np.uint64)
   for i in range(num):
-    states[i] = loader.hashed(key ^ loader.hashed(np.uint64(places[i])))
+    states[i] = hashing.hashed(key ^ hashing.hashed(np.uint64(places[i])))
   for depth in range(len(fanouts)):
     fanout = fanouts[depth]
     starts = np.empty((num, width), np.int64)
@@ -113,7 +113,7 @@ def _aggregate(offsets, neighbors, values, is_max, first, out):
 @numba.njit(nogil=True, cache=True)
 def _walk(offsets, neighbors, starts, places, key, most_steps, out):
   for i in range(len(starts)):
-    state = loader.hashed(key ^ loader.hashed(np.uint64(places[i])))
+    state = hashing.hashed(key ^ hashing.hashed(np.uint64(places[i])))
     node = out[i] = starts[i]
     num_steps = 1 + _drawn(state, 0, most_steps)
     for step in range(num_steps):
@@ -128,14 +128,14 @@ def _walk(offsets, neighbors, starts, places, key, most_steps, out):
 @numba.njit(nogil=True, cache=True)
 def _uniform(places, key, out):
   for i in range(len(places)):
-    bits = loader.hashed(key ^ loader.hashed(np.uint64(places[i])))
+    bits = hashing.hashed(key ^ hashing.hashed(np.uint64(places[i])))
     out[i] = (bits >> np.uint64(11)) * 2.0**-53
 
 
 @numba.njit(nogil=True, cache=True)
 def _order(first, num, key, out):
   for i in range(len(out)):
-    out[i] = loader.permuted(first + i, num, key)
+    out[i] = hashing.permuted(first + i, num, key)
 
 
 def order(places: range, num: int, key: np.uint64) -> np.ndarray:

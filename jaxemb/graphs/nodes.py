@@ -18,8 +18,8 @@ from jaxemb import errors
 from jaxemb.data import base, examples
 from jaxemb.graphs import files, neighbors, partitions, trees
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.ops import hashing
 from jaxemb.runtime import resources
-from jaxemb.text import loader
 
 _STEPS, _IDS = 32, 1 << 22  # of a dispatch, at most
 _TREES, _WALKS, _DRAWS = 1, 2, 3  # streams of random numbers
@@ -347,12 +347,14 @@ class NodeSource:
   def sample(self, epoch: int, places: range) -> tuple[np.ndarray, np.ndarray]:
     """Nodes [n] at places of an epoch's order, and their trees [n, size]."""
     seed = self.spec.seed
-    nodes = self._ordered(places, loader.part_key(seed, epoch, 0))
+    nodes = self._ordered(places, hashing.part_key(seed, epoch, 0))
     graph = self.graph.offsets, self.graph.neighbors
     every = np.arange(places.start, places.stop)
     roots = nodes[:, None]
     if self.from_walks:
-      walks, draws = (loader.part_key(seed, epoch, x) for x in (_WALKS, _DRAWS))
+      walks, draws = (
+        hashing.part_key(seed, epoch, x) for x in (_WALKS, _DRAWS)
+      )
       ends = neighbors.walk(*graph, nodes, every, walks, self.spec.window)
       drawn = neighbors.uniform(every, draws) * self._sums[-1]
       drawn = np.searchsorted(self._sums, drawn, 'right').astype(np.int32)
@@ -363,7 +365,7 @@ class NodeSource:
       *graph,
       roots.reshape(-1),
       places,
-      loader.part_key(seed, epoch, _TREES),
+      hashing.part_key(seed, epoch, _TREES),
       self.tree,
       self.replaces,
       self._threads,

@@ -25,8 +25,8 @@ import numba
 import numpy as np
 
 from jaxemb.graphs import graph as graph_lib
-from jaxemb.ops import memory
-from jaxemb.text import loader, tokenize
+from jaxemb.ops import hashing, memory
+from jaxemb.text import tokenize
 
 _TOGETHER = 64  # walks
 _MIN_WALKS = 256  # of a thread
@@ -111,14 +111,14 @@ def _start(number, starts, key):
   """The first node of a walk: each pass is a permutation."""
   num = len(starts)
   turn, place = divmod(number, num)
-  of_turn = np.uint64(loader.hashed(key ^ np.uint64(turn)))
-  return starts[loader.permuted(place, num, of_turn)]
+  of_turn = np.uint64(hashing.hashed(key ^ np.uint64(turn)))
+  return starts[hashing.permuted(place, num, of_turn)]
 
 
 @numba.njit(**_JIT)
 def _own_key(number, key):
   """Of the draws of a walk."""
-  return loader.hashed(key ^ loader.hashed(np.uint64(number)))
+  return hashing.hashed(key ^ hashing.hashed(np.uint64(number)))
 
 
 @numba.njit(**_JIT)
@@ -177,7 +177,7 @@ def _walk(offsets, neighbors, stays, others, starts, key, numbers, out, stop):
           size = offsets[node + 1] - first[j]
           if size:
             # Sizes are below 2^31: the upper half of a product.
-            draw = loader.hashed(own[j] + np.uint64(step)) >> np.uint64(32)
+            draw = hashing.hashed(own[j] + np.uint64(step)) >> np.uint64(32)
             place = (draw * np.uint64(size)) >> np.uint64(32)
             at = first[j] + np.int64(place)
             chosen[j] = at
@@ -190,7 +190,7 @@ def _walk(offsets, neighbors, stays, others, starts, key, numbers, out, stop):
         for j in range(num):
           at = chosen[j]
           if at >= 0:
-            draw = loader.hashed(own[j] + np.uint64(step)) & _LOW
+            draw = hashing.hashed(own[j] + np.uint64(step)) & _LOW
             if np.float32(draw) >= stays[at] * np.float32(2**32):
               at = first[j] + others[at]
               chosen[j] = at
@@ -258,7 +258,7 @@ def _walk_biased(
       while num_left:
         for i in range(num_left):
           j = left[i]
-          draw = loader.hashed(own[j] + trial)
+          draw = hashing.hashed(own[j] + trial)
           place = np.int64(
             (draw >> np.uint64(32)) * 2.0**-32 * (sizes[j] + more)
           )
@@ -266,7 +266,7 @@ def _walk_biased(
           if has_weights:
             if np.float32(draw & _LOW) >= stays[at] * np.float32(2**32):
               at = first[j] + others[at]
-            draw = loader.hashed(draw)
+            draw = hashing.hashed(draw)
           found[i] = neighbors[at]
           chances[i] = (draw & _LOW) * 2.0**-32
           if place >= sizes[j]:  # back, if an edge leads there

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.data import base, examples, windows
+from jaxemb.data import base, examples, subsampling, windows
 from jaxemb.evaluation import geometry, ranking
 from jaxemb.interactions import sets as sets_lib
-from jaxemb.text import loader
 
 _DISPATCH = 1 << 16  # interactions, or one step if that has more
 _TOP = 20  # items that are recommended
@@ -137,8 +136,8 @@ class ItemSets(Interactions):
     super().__init__(spec)
     self.context_keys = ()  # which are items too
     sample = spec.settings['sample']
-    self.keep = loader.keep_probabilities(self.counts, sample)
-    self.frequencies = loader.center_probabilities(self.counts, sample)
+    self.keep = subsampling.keep_probabilities(self.counts, sample)
+    self.frequencies = subsampling.center_probabilities(self.counts, sample)
     self.steps = windows.Steps.of(spec)
 
   def evaluate(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from jaxemb.text import loader
+from jaxemb.ops import hashing
 
 _FIRST_SLOTS = 1 << 12
 _LARGE_SLOTS = 1 << 20
@@ -31,13 +31,13 @@ def _hash(data, start, stop):
     word = np.uint64(0)
     for i in range(8):  # one load
       word |= np.uint64(data[start + i]) << np.uint64(8 * i)
-    found = np.uint64(loader.hashed(found ^ word))
+    found = np.uint64(hashing.hashed(found ^ word))
     start += 8
   if start < stop:
     word = np.uint64(0)
     for i in range(stop - start):
       word |= np.uint64(data[start + i]) << np.uint64(8 * i)
-    found = np.uint64(loader.hashed(found ^ word))
+    found = np.uint64(hashing.hashed(found ^ word))
   return found | np.uint64(1)
 
 
@@ -151,15 +151,6 @@ def _list(slots, hashes, counts):
     if slots[i, 0] != EMPTY:
       number = slots[i, 1] & _NUMBER
       hashes[number], counts[number] = slots[i, 0], slots[i, 1] >> _COUNT_BITS
-
-
-@numba.njit(**_JIT)
-def mixed(numbers):
-  """[n] uint64, as good as random, of [n] uint64."""
-  out = np.empty_like(numbers)
-  for i in range(len(out)):
-    out[i] = loader.hashed(numbers[i])
-  return out
 
 
 class Text(NamedTuple):

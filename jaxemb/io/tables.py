@@ -24,7 +24,7 @@ from jaxemb import errors
 from jaxemb.clicks import schema
 from jaxemb.io import keys
 from jaxemb.io import text_files as sources
-from jaxemb.text import encode
+from jaxemb.runtime import resources
 
 FORMS = 'criteo', 'avazu', 'adult', 'csv', 'tsv', 'parquet', 'libsvm', 'libffm'
 
@@ -85,7 +85,7 @@ class Reader:
 
     `progress` gets bytes read, and of all.
     """
-    threads = encode.num_threads()
+    threads = resources.reading_threads()
     try:
       for file in self.files:
         before, lines = self.read_bytes, 1

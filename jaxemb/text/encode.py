@@ -63,8 +63,6 @@ _SAMPLED_STRETCHES = 64  # of all files, and one of each
 _FORMAT = 7
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
 
-# Each has two pieces in flight, some 80 MB; more threads read no faster.
-_MAX_THREADS = 8
 # Input files of this size are worth the start of processes.
 _MANY_BYTES = 64 << 20
 
@@ -210,11 +208,6 @@ def check_same_files(process: int, sizes_bytes: list[dict[str, int]]) -> None:
 def _gather(readers: base.Readers, value: Any) -> list[Any]:
   """What JSON makes of the value of every process."""
   return list(map(json.loads, readers.gather(json.dumps(value).encode())))
-
-
-def num_threads() -> int:
-  """One thread per usable core, up to a bound."""
-  return min(resources.usable_cores(), _MAX_THREADS)
 
 
 def piece_bytes(total_bytes: int) -> int:
@@ -382,7 +375,7 @@ class _Encoder:
     Files are read in parallel because decompression is the slow part; a single
     file still feeds all tokenizing threads.
     """
-    files, threads = self.files, num_threads()
+    files, threads = self.files, resources.reading_threads()
     total_bytes = sum(source.size_bytes for source in files)
     # Two pieces in flight for each thread, over all the files being read.
     depth = max(1, 2 * threads // len(files) - 1)
@@ -506,7 +499,7 @@ class _Encoder:
     Returns, for every piece of the corpus, file, number and SHA-256 of its ids;
     and the sums of the pieces' counters.
     """
-    num_ids, threads, table = 0, num_threads(), _sum([vocabulary])
+    num_ids, threads, table = 0, resources.reading_threads(), _sum([vocabulary])
     mine, starts = [], {}
 
     def mapped(piece: _Piece) -> tuple:

@@ -17,8 +17,9 @@ import numba
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.data import base, windows
+from jaxemb.data import base, subsampling, windows
 from jaxemb.io import download
+from jaxemb.ops import hashing
 from jaxemb.runtime import resources
 from jaxemb.text import encode, tokenize
 from jaxemb.text.toywiki import toywiki
@@ -45,74 +46,11 @@ def batch_words(part_words: int) -> int:
   return -(-num_words // part_words) * part_words
 
 
-def keep_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
-  """[vocab] float64: chance that a token survives subsampling.
-
-  Mikolov et al. 2013b as word2vec.c computes it; `sample` 0 keeps all.
-  """
-  if not sample:
-    return np.ones(len(counts))
-  ratio = sample * counts.sum() / np.maximum(counts, 1)
-  return np.minimum(1.0, np.sqrt(ratio) + ratio)
-
-
-def keep_thresholds(counts: np.ndarray, sample: float) -> np.ndarray:
-  """[vocab] uint64: a token survives if its 32-bit hash is below."""
-  keep = keep_probabilities(counts, sample)
-  return np.ceil(keep * 2.0**32).astype(np.uint64)
-
-
-def center_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
-  """[vocab] float64: distribution of the tokens that survive."""
-  kept = counts * keep_probabilities(counts, sample)
-  return kept / kept.sum()
-
-
-@numba.njit(nogil=True, cache=True)
-def hashed(x):
-  """splitmix64 (Steele et al. 2014), 64 bits to 64 bits."""
-  x = (x + np.uint64(0x9E3779B97F4A7C15)) & np.uint64(0xFFFFFFFFFFFFFFFF)
-  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-  return x ^ (x >> np.uint64(31))
-
-
-@numba.njit(nogil=True, cache=True)
-def permuted(index: int, size: int, key: np.uint64) -> int:
-  """Where a keyed permutation of 0..size-1 sends `index`.
-
-  A Feistel network of four rounds over the next even power of two, walked until
-  it lands inside (Black and Rogaway 2002): no list of the corpus in memory.
-  """
-  half = np.uint64(1)
-  while (np.uint64(1) << (np.uint64(2) * half)) < np.uint64(size):
-    half += np.uint64(1)
-  mask = (np.uint64(1) << half) - np.uint64(1)
-  x = np.uint64(index)
-  while True:
-    left = x >> half
-    right = x & mask
-    for r in range(4):
-      mixed = hashed(right ^ hashed(key ^ np.uint64(r))) & mask
-      left, right = right, left ^ mixed
-    x = (left << half) | right
-    if x < np.uint64(size):
-      return np.int64(x)
-
-
 @numba.njit(nogil=True, cache=True)
 def _order(first, stop, size, key):
   """[n] int64, what the permutation has at first..stop-1, as far as it goes."""
   places = range(first, max(first, min(stop, size)))
-  return np.array([permuted(i, size, key) for i in places])
-
-
-def part_key(seed: int, epoch: int, part: int) -> np.uint64:
-  """The key of all choices that are made for a part in an epoch."""
-  # Compiled functions hand back Python ints, whose type numba would guess.
-  inner = np.uint64(hashed(np.uint64(epoch)))
-  key = np.uint64(hashed(np.uint64(seed % 2**64) ^ inner))
-  return np.uint64(hashed(np.uint64(part) ^ key)) if part else key
+  return np.array([hashing.permuted(i, size, key) for i in places])
 
 
 @numba.njit(nogil=True, cache=True)
@@ -137,7 +75,7 @@ def _pack(ids, position, keep_below, key, reaches, out, left, right, n):
       start = n
       continue
     words += 1
-    h = hashed(key ^ np.uint64(position + i))
+    h = hashing.hashed(key ^ np.uint64(position + i))
     # Always written, kept by counting it: a random branch costs more.
     out[window + n] = ids[i]
     left[n] = h & np.uint64(0xFF)
@@ -210,7 +148,7 @@ class TextSource:
     self.units_per_epoch, self.epochs = corpus.num_words, spec.epochs
     self.mapped_bytes = corpus.mapped_bytes
     self.keys, self.counts = corpus.words, corpus.counts
-    self.frequencies = center_probabilities(
+    self.frequencies = subsampling.center_probabilities(
       self.counts, spec.settings['sample']
     )
     self.fingerprint = corpus.manifest.get('fingerprint')
@@ -234,7 +172,9 @@ class TextSource:
   ) -> Iterator[base.Item]:
     """Batches from a position, [epoch, next block], to the last epoch's end."""
     spec, blocks = self.spec, self.corpus.blocks
-    keep_below = keep_thresholds(self.counts, spec.settings['sample'])
+    keep_below = subsampling.keep_thresholds(
+      self.counts, spec.settings['sample']
+    )
     turns = blocks.turns % self.num_parts
     by_part = [np.flatnonzero(turns == i) for i in range(self.num_parts)]
     num_blocks = max(map(len, by_part))
@@ -246,7 +186,7 @@ class TextSource:
       stop = block + group
       parts, words, own = [], 0, 0
       for part, of_part in enumerate(by_part):
-        key = part_key(spec.seed, epoch, part)
+        key = hashing.part_key(spec.seed, epoch, part)
         numbers = _order(block, stop, size=len(of_part), key=key)
         chosen = of_part[numbers]
         words += (num := int(blocks.words[chosen].sum()))

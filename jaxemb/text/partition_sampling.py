@@ -25,7 +25,9 @@ import numba
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.data import base
+from jaxemb.data import base, subsampling
+from jaxemb.ops import hashing
+from jaxemb.runtime import resources
 from jaxemb.text import encode, loader, tokenize
 
 _STREAM = 0x7368617265  # the loader draws other numbers from the same seed
@@ -93,7 +95,7 @@ def _none_before(sampling: Sampling, part: int) -> int:
 
 
 def _hashed(x: int) -> int:
-  return int(loader.hashed(np.uint64(x)))
+  return int(hashing.hashed(np.uint64(x)))
 
 
 @numba.njit(nogil=True, cache=True)
@@ -104,10 +106,10 @@ def selects(rule: tuple[np.uint64, ...], offset: int) -> bool:
   if circle:
     draw = (x + circle - first) % circle
   else:
-    draw = loader.hashed(key ^ loader.hashed(x)) >> np.uint64(1)
+    draw = hashing.hashed(key ^ hashing.hashed(x)) >> np.uint64(1)
   if draw >= others:
     return draw < mine
-  return loader.hashed(own_key ^ loader.hashed(x)) >> np.uint64(1) < own
+  return hashing.hashed(own_key ^ hashing.hashed(x)) >> np.uint64(1) < own
 
 
 @numba.njit(nogil=True, cache=True)
@@ -163,7 +165,7 @@ def count_all(
   corpus: encode.Encoded, samplings: Sequence[Sampling], epochs: int
 ) -> list[SampleCounts]:
   """What each part will read, or a `UserError` if one gets no sentence."""
-  with futures.ThreadPoolExecutor(encode.num_threads()) as pool:
+  with futures.ThreadPoolExecutor(resources.reading_threads()) as pool:
     counts = list(pool.map(lambda x: count(corpus, x, epochs), samplings))
   for sampling, each in zip(samplings, counts, strict=True):
     if not each.words:
@@ -186,7 +188,9 @@ def items(
   A batch is filled from as many blocks as it takes. Progress is in words of the
   part.
   """
-  keep_below = loader.keep_thresholds(corpus.counts, spec.settings['sample'])
+  keep_below = subsampling.keep_thresholds(
+    corpus.counts, spec.settings['sample']
+  )
   starts = corpus.blocks.starts
   num_blocks = len(starts) - 1
   ids = np.empty(encode.MAX_BLOCK_IDS, np.int32)
@@ -195,7 +199,7 @@ def items(
     """The part's sentences of each block, in an epoch's order."""
     epoch_rule = rule(sampling, epoch, int(starts[-1]))
     for i in range(first, num_blocks):
-      block = loader.permuted(i, num_blocks, key)
+      block = hashing.permuted(i, num_blocks, key)
       n, _ = _select(
         corpus.block(block), offset=starts[block], rule=epoch_rule, out=ids
       )
@@ -204,7 +208,7 @@ def items(
   epoch, block = position or (0, 0)
   while epoch < spec.epochs:
     index = epoch * num_blocks + block
-    key = loader.part_key(spec.seed, epoch, sampling.part)
+    key = hashing.part_key(spec.seed, epoch, sampling.part)
     batch, num_read, words = loader.make_batch(
       spec, keep_below, [(key, blocks(epoch, key, block))]
     )

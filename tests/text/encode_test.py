@@ -19,6 +19,7 @@ import pytest
 from jaxemb import errors
 from jaxemb.data import base
 from jaxemb.io import text_files as sources
+from jaxemb.runtime import resources
 from jaxemb.text import encode, loader, tokenize
 from tests import corpora, marking
 
@@ -144,7 +145,7 @@ def test_encodes_like_counter(texts, tmp_path, monkeypatch):
     (1500, 1, 5, 9), (1500, 2, 5, 9),
   ):  # fmt: skip
     monkeypatch.setattr(encode, 'piece_bytes', lambda _, n=piece_bytes: n)
-    monkeypatch.setattr(encode, 'num_threads', lambda n=num_threads: n)
+    monkeypatch.setattr(resources, 'reading_threads', lambda n=num_threads: n)
     limits = dict(zip(('min_count', 'max_vocab'), limits, strict=True))
     cache = tmp_path / f'{piece_bytes} {num_threads}'
     encoded = _encode(texts, cache, **limits)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from jaxemb.ops import hashing
 from jaxemb.text import encode, loader, tokenize
 from tests import corpora
 
@@ -58,7 +59,7 @@ def test_splitmix64_is_the_published_one():
   # The first outputs of the generator seeded with 1234567.
   expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
   states = [1234567 + i * 0x9E3779B97F4A7C15 & 2**64 - 1 for i in range(3)]
-  assert [loader.hashed(np.uint64(state)) for state in states] == expected
+  assert [hashing.hashed(np.uint64(state)) for state in states] == expected
   assert [corpora.splitmix64(state) for state in states] == expected
 
 
@@ -146,7 +147,7 @@ def test_an_epoch_reads_every_block_once(monkeypatch, num_parts):
 )
 def test_permutation_is_a_bijection(size):
   key, num = np.uint64(size * 7919 % 2**32), min(size, 65537)
-  image = [loader.permuted(i, size, key) for i in range(num)]
+  image = [hashing.permuted(i, size, key) for i in range(num)]
   assert len(set(image)) == num and 0 <= min(image) <= max(image) < size
   for i in range(0, num, 1 + num // 10):
     assert image[i] == _permuted(i, size, int(key))

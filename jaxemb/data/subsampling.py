@@ -1,0 +1,26 @@
+"""Subsampling of frequent tokens (Mikolov et al. 2013b)."""
+
+import numpy as np
+
+
+def keep_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
+  """[vocab] float64: chance that a token survives subsampling.
+
+  Mikolov et al. 2013b as word2vec.c computes it; `sample` 0 keeps all.
+  """
+  if not sample:
+    return np.ones(len(counts))
+  ratio = sample * counts.sum() / np.maximum(counts, 1)
+  return np.minimum(1.0, np.sqrt(ratio) + ratio)
+
+
+def keep_thresholds(counts: np.ndarray, sample: float) -> np.ndarray:
+  """[vocab] uint64: a token survives if its 32-bit hash is below."""
+  keep = keep_probabilities(counts, sample)
+  return np.ceil(keep * 2.0**32).astype(np.uint64)
+
+
+def center_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
+  """[vocab] float64: distribution of the tokens that survive."""
+  kept = counts * keep_probabilities(counts, sample)
+  return kept / kept.sum()

@@ -1,0 +1,53 @@
+"""Random choices as hashes of (seed, epoch, position), compiled by numba."""
+
+import numba
+import numpy as np
+
+
+@numba.njit(nogil=True, cache=True)
+def hashed(x):
+  """splitmix64 (Steele et al. 2014), 64 bits to 64 bits."""
+  x = (x + np.uint64(0x9E3779B97F4A7C15)) & np.uint64(0xFFFFFFFFFFFFFFFF)
+  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return x ^ (x >> np.uint64(31))
+
+
+@numba.njit(nogil=True, cache=True)
+def permuted(index: int, size: int, key: np.uint64) -> int:
+  """Where a keyed permutation of 0..size-1 sends `index`.
+
+  A Feistel network of four rounds over the next even power of two, walked until
+  it lands inside (Black and Rogaway 2002): no list of the corpus in memory.
+  """
+  half = np.uint64(1)
+  while (np.uint64(1) << (np.uint64(2) * half)) < np.uint64(size):
+    half += np.uint64(1)
+  mask = (np.uint64(1) << half) - np.uint64(1)
+  x = np.uint64(index)
+  while True:
+    left = x >> half
+    right = x & mask
+    for r in range(4):
+      mixed = hashed(right ^ hashed(key ^ np.uint64(r))) & mask
+      left, right = right, left ^ mixed
+    x = (left << half) | right
+    if x < np.uint64(size):
+      return np.int64(x)
+
+
+@numba.njit(nogil=True, cache=True)
+def hashed_all(numbers: np.ndarray) -> np.ndarray:
+  """Returns [n] uint64, `hashed` of each of [n] uint64."""
+  out = np.empty_like(numbers)
+  for i in range(len(out)):
+    out[i] = hashed(numbers[i])
+  return out
+
+
+def part_key(seed: int, epoch: int, part: int) -> np.uint64:
+  """The key of all choices that are made for a part in an epoch."""
+  # Compiled functions hand back Python ints, whose type numba would guess.
+  inner = np.uint64(hashed(np.uint64(epoch)))
+  key = np.uint64(hashed(np.uint64(seed % 2**64) ^ inner))
+  return np.uint64(hashed(np.uint64(part) ^ key)) if part else key
