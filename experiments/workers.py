@@ -10,8 +10,6 @@ trains on one device with one thread, and by each case:
                     kept, as without a cache. With kills=3 so many workers are
                     killed (SIGKILL), one after the other, and with
                     shard_kills=1 so many shards
-  --link_mbits      holds the link of each worker to the shards to so many
-                    Mbit/s each way, by a bucket of tokens in the worker
   quality           mean of MEN, WordSim-353, SimLex-999, rare words and
                     Google's analogies, or of all sets if one is missing
   CPU us            of all programs of the machine, per word while training
@@ -104,8 +102,6 @@ def run(
   workdir = folder / 'run'
   settings, kills = settings_of(name)
   settings = experiment.run_settings(args, seed) | settings
-  if settings['strategy.name'] == 'workers':
-    settings['table.link_mbits'] = args.link_mbits
   _train(args, workdir, settings, kills)
   report = experiment.read_report(workdir)
   scores = {k: x['score'] for k, x in report['evaluation'].items()}
@@ -171,7 +167,6 @@ def main() -> None:
   experiment.add_run_flags(parser)
   add = parser.add_argument
   add('--seeds', type=experiment.count, default=1)
-  add('--link_mbits', type=float, default=0.0, help='0 = as fast as it is')
   add('--cases', type=lambda x: x.split(','), default=_CASES)
   args = experiment.parse(parser)
   results = experiment.Results('workers', args, ('text', 'epochs'))

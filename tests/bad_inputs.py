@@ -395,7 +395,6 @@ _PLACES = (
   _set('table.shards=4', 'only used when config.table.store is remote'),
   _set('table.shards=0 --config.table.store=remote', 'at least 1'),
   _set('table.staleness=3', 'only used when config.strategy.name is workers'),
-  _set('table.link_mbits=-1 --config.strategy.name=workers', 'at least 0'),
   _set('strategy.num_workers=0 --config.strategy.name=workers', 'at least 1'),
   _set('strategy.num_workers=2', 'only used when config.strategy.name is work'),
   _set('strategy.pace=fast --config.strategy.name=workers', 'choose'),

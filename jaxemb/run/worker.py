@@ -140,9 +140,7 @@ class Worker:
     self._config = ml_collections.ConfigDict(dict(config))
     self._tuning, self._workdir = tuning, workdir
     self._fingerprint = fingerprint
-    # Bits of a second are bytes of eight.
-    bytes_per_sec = self._config.table.link_mbits * 1e6 / 8
-    self._cluster = remote.Cluster(namespace, bytes_per_sec=bytes_per_sec)
+    self._cluster = remote.Cluster(namespace)
     self._has_own_cache = cache is None
     self.cache, self._start = cache or rundir.cache_folder(), 0
 

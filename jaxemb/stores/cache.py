@@ -6,10 +6,8 @@ to slots serves them all. Rows that a stretch of steps needs (its working set)
 are given slots before it runs. Those that have to go are rows that no step
 needs, as far as they are foreseen, and of these the ones that were used
 
-  lru      longest ago,
-  lfu      most seldom,
-  lfu_opt  most seldom, but for rows that were used ten times, which stay (the
-           light LFU of HET, Miao et al. 2022);
+  lru  longest ago,
+  lfu  most seldom;
 
 then those that are needed last (Belady 1966). A use is a stretch. Rows that it
 needs stay until it has ended.
@@ -26,15 +24,13 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-POLICIES = 'lru', 'lfu', 'lfu_opt'
-_USES_THAT_STAY = 10
-_MOST_STAY = 0.9  # of the slots: the others are for rows that come and go
+POLICIES = 'lru', 'lfu'
 _NEVER = np.iinfo(np.int32).max  # no step that is foreseen
 _MOST_NUMBERS = 1 << 30  # of rows, which then are counted from 0 again
 # Of slots: the step that needs them next; the stretch that used them last, and
 # for which tables; how many did; and which tables have a row there.
 _NEXT_USE, _LAST_USE, _USED, _USES, _HELD = range(5)
-_NEEDED, _STAYS = 1 << 61, 1 << 62  # ranks of rows
+_NEEDED = 1 << 61  # rank of rows that a step needs
 _LOOK_AHEAD = 16  # steps
 _SPARE = 1 / 8  # of the slots: those that are ranked ahead, by lru
 
@@ -455,11 +451,6 @@ class Cache:
       by_uses, first, last, slots=self._slots, ranks=ranks, ranked=ranked
     )
     ranks, ranked = ranks[:size], ranked[:size]
-    if self.policy == 'lfu_opt':
-      stays = self._slots[ranked, _USES] >= _USES_THAT_STAY
-      num_stay = np.count_nonzero(stays)
-      if num_stay <= min(size - num, _MOST_STAY * self.capacity):
-        ranks[stays] += _STAYS
     if num < size:
       some = np.argpartition(ranks, num)[:num]
       ranks, ranked = ranks[some], ranked[some]

@@ -164,38 +164,11 @@ class Actor:
     shutil.rmtree(self._args[0] / name, ignore_errors=True)
 
 
-class Link:
-  """Holds what a process sends and receives to so many bytes a second.
-
-  A bucket of tokens for each way, with those of a tenth of a second.
-  """
-
-  def __init__(self, bytes_per_sec: float):
-    """0 = as fast as it is."""
-    self._rate = bytes_per_sec
-    self._free_at = [0.0, 0.0]  # when all that was sent, or came, is through
-
-  def carry(self, way: int, num_bytes: int) -> None:
-    """Returns when so many more bytes have been sent (0) or received (1)."""
-    if not self._rate:
-      return
-    now = time.monotonic()
-    start = max(self._free_at[way], now - 0.1)
-    self._free_at[way] = start + num_bytes / self._rate
-    time.sleep(max(0.0, self._free_at[way] - now))
-
-
-def _num_bytes(x: Any) -> int:
-  if isinstance(x, tuple):
-    return sum(map(_num_bytes, x))
-  return getattr(x, 'nbytes', 8)
-
-
 class _Calls:
   """`shards.Call` of actors, which may be restarted meanwhile."""
 
-  def __init__(self, actors: list[Any], link: Link):
-    self.actors, self._link = actors, link
+  def __init__(self, actors: list[Any]):
+    self.actors = actors
     # By table, its arguments of `shards.Shard`, but for the number.
     self.sizes: dict[str, tuple] = {}
     # By table and number, as far as is known.
@@ -212,7 +185,6 @@ class _Calls:
       for i, x in args.items():
         call = table, (i, *self.sizes[table]), method, x
         waiting.setdefault(i, []).append((k, call))
-      self._link.carry(0, sum(map(_num_bytes, args.values())))
     deadline, late = start + WAIT_SECS, collections.Counter()
     shard_bytes = sum(
       rows * size // n for n, rows, size, _ in self.sizes.values()
@@ -257,7 +229,6 @@ class _Calls:
         ) from why
       if waiting:
         time.sleep(_RETRY_SECS)
-    self._link.carry(1, sum(_num_bytes(x) for y in answers for x in y.values()))
     return answers
 
   def _note(self, key, starts, lost):
@@ -276,17 +247,13 @@ class _Calls:
 class Cluster:
   """Ray, for as long as tables are on it."""
 
-  def __init__(
-    self, namespace: str = '', address: str = '', bytes_per_sec: float = 0.0
-  ):
+  def __init__(self, namespace: str = '', address: str = ''):
     """Joins the cluster at an address, or RAY_ADDRESS, or starts Ray here.
 
-    Who gives the same namespace has the same tables; '' = tables of its own.
-    `bytes_per_sec` is of a `Link` to them.
+    Clusters of the same namespace share tables; '' = tables of its own.
     """
     self.namespace = namespace or f'jaxemb-{uuid.uuid4().hex[:8]}'
     self._calls: _Calls | None = None
-    self._link = Link(bytes_per_sec)
     self._address = address or os.environ.get('RAY_ADDRESS') or 'local'
     if self._address == 'local' and 'ray' not in sys.modules:
       # It listens on all addresses and executes what it is sent, and asks for
@@ -419,8 +386,7 @@ class Cluster:
     self._start()
     if self._calls is None:
       self._calls = _Calls(
-        [self._shard(i, folder, snapshot_secs) for i in range(num_shards)],
-        self._link,
+        [self._shard(i, folder, snapshot_secs) for i in range(num_shards)]
       )
     calls = self._calls
     calls.sizes[name] = num_shards, num_rows, num_bytes, num_added

@@ -54,8 +54,8 @@ def test_what_is_used_stays():
       num += np.isin(moves.into['a'][1], often).sum()
     return num
 
-  lru, lfu, lfu_opt = map(fetched, cache_lib.POLICIES)
-  assert lru > 3 * lfu and lru > 3 * lfu_opt
+  lru, lfu = map(fetched, cache_lib.POLICIES)
+  assert lru > 3 * lfu
 
 
 def test_by_lru_goes_what_was_used_longest_ago():
