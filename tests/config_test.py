@@ -57,11 +57,30 @@ def test_each_device_has_whole_chunks(layout, parts, shape, multiple):
     config.train.batch_words = words
     resolved, tuning = config_lib.resolve(config, 'cpu', shape, **fixed)
     assert resolved.train.batch_words == words
-    assert tuning.parts == (parts or shape[0])
+    assert tuning.parts == parts or not parts
     assert tuning.part_words == words // tuning.parts
   config.train.batch_words = multiple + 16 if multiple > 16 else 24
   with pytest.raises(errors.UserError, match=f'multiple of {multiple}'):
     config_lib.resolve(config, 'cpu', shape, **fixed)
+
+
+@pytest.mark.parametrize(
+  ('layout', 'batch_words', 'shapes', 'parts'),
+  [
+    ('replicated', 0, [(1, 1), (2, 1), (4, 1), (8, 1)], 8),
+    ('row', 256, [(1, 4), (2, 4), (4, 2)], 8),
+    ('column', 64, [(1, 2), (2, 2), (4, 1)], 4),
+    ('replicated', 0, [(3, 1)], 24),  # which does not divide eight
+  ],
+)
+def test_the_text_is_cut_alike_on_every_mesh(
+  layout, batch_words, shapes, parts
+):
+  settings = {'table.layout': layout, 'train.batch_words': batch_words}
+  config = _config({**_SYNC, 'train.fused': False, **settings})
+  tunings = [config_lib.resolve(config, 'cpu', shape)[1] for shape in shapes]
+  assert {x.parts for x in tunings} == {parts}
+  assert len({x.part_words for x in tunings}) == 1
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ _DENSE_LEARNING_RATES = {
 _DENSE = 'clicks', 'nodes'  # sources of models with dense parameters
 _PAIRS = 'interactions', 'edges'
 _MOST_TOY_ROWS = 100_000_000  # which are made in memory
+_SYNC_PARTS = 8  # of the corpus, whatever the mesh
 _OF_EXAMPLES = _DENSE + _PAIRS  # whose steps are counted in examples
 CLICK_MODELS = tuple(
   k for k, x in MEMBERS['model.name'].items() if 'clicks.models:' in x
@@ -612,15 +613,26 @@ class Tuning:
   memory_lookups: float  # after which a row has forgotten the last one
 
 
-def _num_parts(strategy: ml_collections.ConfigDict, num_data: int) -> int:
-  """Parts of the text that are read side by side.
+def _num_parts(
+  config: ml_collections.ConfigDict, num_data: int, chunk: int
+) -> int:
+  """How many parts of the corpus are read side by side.
 
-  Workers in lockstep have one each. Others take turns at them, and later there
-  may be more workers.
+  Synchronous steps take as many centers of each part. Their number depends on
+  the settings, not on the mesh, so that every mesh takes the same steps; only
+  a data axis that does not divide `_SYNC_PARTS` needs more. Sub-models and
+  replicas have parts of their own, as have workers in lockstep; other workers
+  take turns at the parts, and later there may be more workers.
   """
-  if strategy.name == 'workers':
-    return strategy.num_workers * (1 if strategy.pace == 'bsp' else 4)
-  return 1 if strategy.name == 'partition' else num_data
+  s = config.strategy
+  if s.name == 'workers':
+    return s.num_workers * (1 if s.pace == 'bsp' else 4)
+  if s.name == 'partition':
+    return 1
+  if s.name != 'sync' or config.data.source in _OF_EXAMPLES:
+    return num_data  # a step of examples is the same, however it is cut
+  num_chunks = config.train.batch_words // chunk  # 0 = not chosen
+  return math.lcm(math.gcd(_SYNC_PARTS, num_chunks), num_data)
 
 
 def _has_kernels(
@@ -764,7 +776,7 @@ def resolve(
   if source == 'edges':
     chunk = config.model.chunk
   chosen = {
-    'parts': _num_parts(s, num_data),
+    'parts': 1 if is_sync and fused else _num_parts(config, num_data, chunk),
     'chunk': chunk,
     'shared_nodes': 64,
     # A GPU's atomic additions come in another order in every run. A TPU would

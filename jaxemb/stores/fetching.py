@@ -260,12 +260,12 @@ def predict(
   return found
 
 
-def _share(schedule: base.Schedule) -> data_base.Share:
-  """All examples of the only part in a batch."""
+def _share(num_parts: int, schedule: base.Schedule) -> data_base.Share:
+  """All examples of the parts in a batch."""
   return data_base.Share(
     before=schedule.parts_before,
     first_part=0,
-    num_parts=1,
+    num_parts=num_parts,
     split=0,
     num_splits=1,
   )
@@ -341,7 +341,8 @@ class Fetching:
     shared.
     """
     given = self.trainable.with_arrays(constants)
-    count = jnp.max(given.steps.num_steps(batch))
+    num_steps = given.steps.num_steps(batch)
+    count, share = jnp.max(num_steps), _share(len(num_steps), schedule)
     stop = jnp.minimum(count, first + self.size)
     span = schedule.last_progress - schedule.first_progress
     advance = span / jnp.maximum(count, 1).astype(jnp.float32)
@@ -358,7 +359,7 @@ class Fetching:
 
     def ids_of(i):
       progress = schedule.first_progress + advance * i.astype(jnp.float32)
-      step = given.steps.step(batch, i, _share(schedule), progress)
+      step = given.steps.step(batch, i, share, progress)
       ids = given.model.ids(step, schedule.key)
       num = examples_of(step, ids) if self._shares_steps else jnp.float32(0)
       return ids, num
@@ -377,7 +378,8 @@ class Fetching:
     """Steps of a stretch; `at` are first, stop, count and the first of ids."""
     batch, schedule, ids, places, (*at, first_ids), examples = args
     given = self.trainable.with_arrays(constants)
-    devices = base.Devices(_share(schedule))
+    num_parts = len(given.steps.num_steps(batch))
+    devices = base.Devices(_share(num_parts, schedule))
 
     def ids_of(i):
       own = jax.tree.map(lambda x: x[i - first_ids], ids)

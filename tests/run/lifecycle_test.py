@@ -252,7 +252,7 @@ def _sync(layout: str, data: int, table: int) -> dict:
 @pytest.fixture(scope='module')
 def on_one_device(tmp_path_factory) -> np.ndarray:
   workdir = tmp_path_factory.mktemp('runs') / 'one'
-  assert _run(workdir, _sync('replicated', 1, 1), parts=2) == 0
+  assert _run(workdir, _sync('replicated', 1, 1)) == 0
   return jaxemb.load(workdir).vectors
 
 
@@ -261,8 +261,7 @@ def on_one_device(tmp_path_factory) -> np.ndarray:
   ('layout', 'first', 'then', 'mesh'),
   [
     ('column', (1, 3), (2, 1), (2, 1)),  # 16 columns and two of padding
-    # Four devices each split the centers of a part of the text.
-    ('replicated', (1, 1), (8, 1), (2, 4)),
+    ('replicated', (1, 1), (8, 1), (8, 1)),
     ('row', (2, 4), (1, 1), (1, 1)),
   ],
 )
@@ -270,7 +269,7 @@ def test_sync_resumes_on_another_mesh(
   tmp_path, interrupting, on_one_device, layout, first, then, mesh
 ):
   with interrupting(1), pytest.raises(KeyboardInterrupt):
-    _run(tmp_path, _sync(layout, *first) | runs.SAVE_ALWAYS, parts=2)
+    _run(tmp_path, _sync(layout, *first) | runs.SAVE_ALWAYS)
   assert _run(tmp_path, _sync(layout, *then)) == 0
   assert 'resuming after' in runs.log(tmp_path)
   report = runs.report(tmp_path)
@@ -282,6 +281,14 @@ def test_sync_resumes_on_another_mesh(
   other = 'row' if layout == 'column' else 'column'
   with pytest.raises(errors.UserError, match='table.layout'):
     _run(tmp_path, _sync(other, *then))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('data', [2, 4, 8])
+def test_sync_learns_the_same_on_every_mesh(tmp_path, on_one_device, data):
+  assert _run(tmp_path, _sync('replicated', data, 1)) == 0
+  vectors = jaxemb.load(tmp_path).vectors
+  np.testing.assert_allclose(vectors, on_one_device, 1e-5, 1e-5)
 
 
 def test_schedules_join_up_and_keys_are_never_shared():

@@ -447,7 +447,9 @@ def test_training_uses_the_compact_variant_for_steps_that_fit(monkeypatch):
       '_compact_slots',
       lambda self, num, slots=slots: min(slots, num),
     )
-    made = dispatches.trainer(COUNTS, settings, chunk=8, shared_nodes=4)
+    made = dispatches.trainer(
+      COUNTS, settings, parts=1, chunk=8, shared_nodes=4
+    )
     strategy, steps = made.strategy, made.trainable.steps
     batch = dispatches.random_batch([16 * num], VOCAB, steps, num)
     state = dispatches.start(strategy)
