@@ -46,7 +46,7 @@ from jaxemb import errors
 from jaxemb.run import metrics
 
 _ONE = 'one'
-_CASES = 'bsp', 'average', 'bounded', 'hot', 'delayed', 'never'
+_CASES = 'bsp', 'average', 'bounded', 'hot', 'never'
 _STOPPED = 75  # exit code of a run that saved because a signal asked for it
 
 

@@ -202,8 +202,6 @@ def test_policies_that_are_strategies(name):
 
 def test_policies_do_not_ignore_settings():
   for settings, words in (
-    ({'policy': 'delayed', 'num_hot': 5}, 'delayed is hot; remove it'),
-    ({'policy': 'delayed', 'hot_every': 5, 'delayed': 'average'}, 'is hot'),
     ({'policy': 'bsp', 'name': 'partition'}, 'name=sync, not partition'),
   ):
     given = {f'strategy.{k}': x for k, x in settings.items()}
@@ -236,7 +234,7 @@ def test_replicas_run_no_loops_of_padding(
   monkeypatch.setattr(
     replicas,
     'replicas',
-    lambda trainable, _, make, __: (
+    lambda trainable, _, make: (
       make(2).every_steps,
       trainable.steps_per_loop,
     ),

@@ -62,8 +62,8 @@ SLOW = [
   *(('sync', 'replicated', x, 'cbow', 'gpu') for x in OPTIMIZERS[1:]),
   ('replicas', 'replicated', 'sgd', 'skipgram', 'gpu'),
   ('replicas-average', 'replicated', 'adagrad', 'skipgram', 'cpu'),
-  ('replicas-delayed', 'replicated', 'adam', 'skipgram', 'cpu'),
-  ('replicas-delayed_hot', 'replicated', 'adagrad', 'cbow', 'kernel-bfloat16'),
+  ('replicas', 'replicated', 'adam', 'skipgram', 'cpu'),
+  ('replicas-hot', 'replicated', 'adagrad', 'cbow', 'kernel-bfloat16'),
   ('replicas', 'replicated', 'adagrad', 'mixture', 'cpu'),
   ('replicas', 'replicated', 'sgd', 'skipgram-tree', 'kernel-bfloat16'),
   ('sync', 'row', 'adagrad', 'contexts-tree', 'cpu'),
@@ -127,10 +127,7 @@ def _make(member):
   }  # fmt: skip
   if strategy == 'replicas':
     settings['strategy.sync_every'] = 2 * BATCH_WORDS
-    policy, _, delayed = policy.partition('_' if 'delayed' in policy else ' ')
     settings['strategy.policy'] = policy or 'bounded'
-    if delayed:
-      settings['strategy.delayed'] = policy = delayed
   if policy in ('memory', 'disk'):
     settings |= {'table.store': policy, 'table.device_bytes': '98%'}
   if policy.startswith('my_policy'):  # of the docs

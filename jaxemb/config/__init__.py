@@ -70,12 +70,6 @@ MEMBERS = {
     'bounded': 'jaxemb.strategies.policies:bounded',
     'average': 'jaxemb.strategies.policies:average',
     'hot': 'jaxemb.strategies.policies:hot',
-    'delayed': 'jaxemb.strategies.policies:delayed',
-  },
-  'strategy.delayed': {
-    'bounded': 'jaxemb.strategies.policies:bounded',
-    'average': 'jaxemb.strategies.policies:average',
-    'hot': 'jaxemb.strategies.policies:hot',
   },
 }
 
@@ -549,15 +543,6 @@ def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   if of_source := _OF_SOURCES.get(config.data.source):
     yield from of_source(config)
   s, mesh = config.strategy, config.mesh
-  for name in ('num_hot', 'hot_every'):
-    setting = find(f'strategy.{name}')
-    if s.policy == 'delayed' and s.delayed in ('bounded', 'average'):
-      if s[name] != setting.default:
-        yield (
-          f'config.{setting.name}={s[name]} is only used when '
-          'config.strategy.delayed is hot; remove it or set '
-          '--config.strategy.delayed=hot'
-        )
   table = config.table
   if table.store:
     wanted = '--config.table.store and --config.table.device_bytes'
@@ -709,7 +694,6 @@ def resolve(
   is_workers, is_lockstep = s.name == 'workers', s.pace == 'bsp'
   fused = fused and not (is_workers and is_lockstep)
   num_replicas = s.num_workers if is_workers else math.prod(mesh)
-  policy = s.delayed if s.policy == 'delayed' else s.policy
   source = config.data.source
   is_dense, is_pairs = source in _DENSE, source in _PAIRS
   is_walks = source == 'nodes' and config.data.targets == 'walks'
@@ -729,7 +713,7 @@ def resolve(
     rates = (_FUSED_LEARNING_RATES if fused else _LEARNING_RATES)[o.name]
     o.learning_rate = rates[2 * is_tree + (config.model.name == 'cbow')]
     is_skipgram = config.model.name == 'skipgram' and not is_tree
-    if s.name == 'replicas' and policy in ('average', 'hot') and is_skipgram:
+    if s.name == 'replicas' and s.policy in ('average', 'hot') and is_skipgram:
       # Of what each learns a mean keeps a part. More diverges.
       o.learning_rate *= min(num_replicas, 3) if o.name == 'sgd' else 1
   if o.final_learning_rate == find('optimizer.final_learning_rate').default:
@@ -756,12 +740,12 @@ def resolve(
   # it sooner, and to average it sooner. Measured with two, four and eight
   # (experiments/results/step_notes.md).
   is_pair = num_replicas <= 2 and not is_workers
-  if policy == 'hot':
+  if s.policy == 'hot':
     sync_words = s.hot_every or 131_072
     rest_words = s.sync_every or 16 * sync_words
   else:
     usual_words = 32_768 if is_pair else max(8192 // num_replicas, 16)
-    if policy == 'average':
+    if s.policy == 'average':
       usual_words = 262_144
     if is_workers:
       usual_words = 1 if is_lockstep else 8192

@@ -129,10 +129,9 @@ def on_devices(
   uses_cores = not (is_sync or has_threads) or splits_tables
   data, table = mesh_lib.start(
     wanted,
-    splits_tables,
-    uses_cores,
+    splits_tables=splits_tables,
+    uses_cores=uses_cores,
     is_resumed=is_resumed,
-    with_others=_runs_beside(config),
     absent=absent,
   )
   devices = absent or jax.devices()
@@ -175,14 +174,8 @@ def on_devices(
     fixed = {'row_sums': False} | fixed
   shape = mesh_lib.Shape(data, table)
   args = config, platform, shape, mesh_lib.cores_of_device(shape)
-  made = mesh_lib.make(shape, absent=absent)
+  made = mesh_lib.make(shape, devices=absent)
   return *config_lib.resolve(*args, **fixed), made
-
-
-def _runs_beside(config: ml_collections.ConfigDict) -> bool:
-  """Whether exchanges between processes may run beside the steps."""
-  s, num = config.strategy, distributed.num_processes()
-  return s.name == 'replicas' and s.policy == 'delayed' and num > 1
 
 
 class Trainer(NamedTuple):
@@ -291,7 +284,7 @@ def trainer(
   elif config.strategy.name == 'partition':
     # Of one sub-model.
     first = mesh.devices.flat[:1].tolist()
-    alone = mesh_lib.make(mesh_lib.Shape(1, 1), absent=first)
+    alone = mesh_lib.make(mesh_lib.Shape(1, 1), devices=first)
     strategy = strategy_base.sync(trainable, alone)
   elif is_alone and config.strategy.name == 'replicas':
     strategy = strategy_base.sync(trainable, mesh)
@@ -652,27 +645,14 @@ def _replicas(
   }
 
   def make_policy(num_replicas):
-    args = {**available, 'num_replicas': num_replicas}
-    name = config.strategy.policy
-    if name == 'delayed':
-      inner = bind(
-        'strategy.delayed',
-        name=config.strategy.delayed,
-        args=(),
-        available=args,
-      )()
-      args['policy'] = inner
-    return bind('strategy.policy', name, args=(), available=args)()
+    return bind(
+      'strategy.policy',
+      name=config.strategy.policy,
+      args=(),
+      available={**available, 'num_replicas': num_replicas},
+    )()
 
-  others = None
-  if _runs_beside(config) and mesh.devices.flat[0].platform == 'cpu':
-    others = mesh_lib.beside(mesh)
-    if not others:
-      _LOG.info(
-        'exchanges wait for steps: XLA_FLAGS leave no second device in each '
-        'process for them'
-      )
-  return replicas.replicas(trainable, mesh, make_policy, others=others)
+  return replicas.replicas(trainable, mesh, make_policy)
 
 
 class Parts(NamedTuple):

@@ -187,8 +187,8 @@ class _Runner:
     # Strategies of one device each, with the compiled dispatch.
     self.free: queue.SimpleQueue = queue.SimpleQueue()
     self.free.put((parts.strategy, None))  # of the first device
-    for device in range(1, parts.mesh.size):
-      alone = mesh.make(mesh.Shape(1, 1), device)
+    for device in parts.mesh.devices.flat[1:]:
+      alone = mesh.make(mesh.Shape(1, 1), devices=[device])
       self.free.put((strategy_base.sync(parts.trainable, alone), None))
 
   def left(self) -> list[int]:

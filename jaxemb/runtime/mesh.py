@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -52,17 +52,16 @@ def start(
   splits_tables: bool = False,
   uses_cores: bool = True,
   is_resumed: bool = False,
-  with_others: bool = False,
   absent: Sequence[jax.Device] = (),
 ) -> Shape:
   """Chooses the mesh to train on; to be called before JAX is used.
 
   An axis that `wanted` leaves open gets the cores of a CPU if `uses_cores`, at
   most two, or one accelerator, or all of them if the layout splits tables or
-  there are several processes. A CPU also gets as many devices for `beside`, if
-  `with_others`. Devices that are `absent` are those to choose from, if there
-  are any, and JAX's own are left alone. Raises a `UserError`, worded for a run
-  that `is_resumed`, if there are not enough devices, or if some would be idle.
+  there are several processes. Devices that are `absent` are those to choose
+  from, if there are any, and JAX's own are left alone. Raises a `UserError`,
+  worded for a run that `is_resumed`, if there are not enough devices, or if
+  some would be idle.
   """
   most = min(resources.usable_cores(), _MAX_CPU_DEVICES)
   default = most if uses_cores else 1
@@ -78,14 +77,9 @@ def start(
   if is_free and not absent:
     # JAX may have started (a notebook): the devices are what they are.
     with contextlib.suppress(RuntimeError):
-      num_each = per_process * (2 if with_others else 1)
-      jax.config.update('jax_num_cpu_devices', num_each)
+      jax.config.update('jax_num_cpu_devices', per_process)
   devices = absent or all_devices()
   num_processes = len({x.process_index for x in devices})
-  if with_others and is_free and devices[0].platform == 'cpu':
-    devices = [
-      x for each in _by_process(devices) for x in each[: len(each) // 2]
-    ]
   available = f'there are {len(devices)} ({devices[0].device_kind})'
   if size > len(devices):
     raise errors.UserError(
@@ -114,38 +108,19 @@ def start(
   return Shape(data, table)
 
 
-def _by_process(devices: Iterable[jax.Device]) -> list[list[jax.Device]]:
-  """The devices of each process."""
-  found: dict[int, list[jax.Device]] = {}
-  for device in devices:
-    found.setdefault(device.process_index, []).append(device)
-  return [found[i] for i in sorted(found)]
+def make(shape: Shape, devices: Sequence[jax.Device] = ()) -> jax.sharding.Mesh:
+  """Returns a mesh of the first of JAX's devices in every process.
 
-
-def make(
-  shape: Shape, first: int = 0, absent: Sequence[jax.Device] = ()
-) -> jax.sharding.Mesh:
-  """Returns a mesh of devices of all processes, in each from `first` on.
-
-  Or of devices that are not there, see `start`.
+  Or of the first of these `devices`, which may be absent, see `start`.
   """
-  num, of_each = shape.data * shape.table, _by_process(absent or jax.devices())
-  each = -(-num // len(of_each))
-  devices = [x for of in of_each for x in of[first : first + each]]
-  return _mesh(np.array(devices[:num]).reshape(shape))
-
-
-def beside(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh | None:
-  """As many other devices of the same processes; None = there are none."""
-  each = mesh.size // jax.process_count()
-  if any(len(x) < 2 * each for x in _by_process(jax.devices())):
-    return None
-  return make(Shape(*mesh.devices.shape), each)
-
-
-def _mesh(devices: np.ndarray) -> jax.sharding.Mesh:
+  processes: dict[int, list[jax.Device]] = {}
+  for device in devices or jax.devices():
+    processes.setdefault(device.process_index, []).append(device)
+  num_devices = shape.data * shape.table
+  per_process = -(-num_devices // len(processes))
+  firsts = [x for i in sorted(processes) for x in processes[i][:per_process]]
   return jax.sharding.Mesh(
-    devices,
+    np.array(firsts[:num_devices]).reshape(shape),
     (DATA, TABLE),
     axis_types=(jax.sharding.AxisType.Auto,) * 2,
   )

@@ -1,4 +1,4 @@
-"""Meetings: replicas exchange the rows that are due, now or one meeting later.
+"""Meetings: replicas exchange the rows that are due.
 
 All inside `shard_map`, on the device of one replica, whose arrays are whole.
 With x_i the row of replica i and b the row at its last meeting, a meeting makes
@@ -8,13 +8,6 @@ of both, in all replicas,
 
 with g from the policy. Numbers of an optimizer that grow with every update (a
 `slot_reductions` of 'sum') follow their rows; of others g = 1 / n makes means.
-
-With the policy `policies.Delayed` replicas hand over x_i and train on, until it
-is x_i'. At the next meeting b' is made of what they have handed over, and
-
-  x_i'' = b' + (x_i' - x_i)
-
-so that a replica has what all have learned by then, and what it learned since.
 """
 
 from collections.abc import Mapping
@@ -36,36 +29,13 @@ ROWS = 'rows'
 Values = dict[str, jax.Array]
 
 
-class Handover(NamedTuple):
-  """What replicas have handed over, and at which meeting."""
-
-  values: dict[str, Values]  # of all rows, by table
-  params: Any  # dense parameters
-  num_rows: jax.Array  # int32, the first of every table, that were due
-  elapsed: policies.Elapsed
-  key: jax.Array  # [2] uint32, of the dispatch
-
-
 class _Chunk(NamedTuple):
   """A range of rows of a table."""
 
   start: jax.Array  # int32
-  is_new: jax.Array  # [num] bool, whether no chunk before it has the row
+  num: int
   values: Values
   encoding: Any  # `codecs.encoding_of` its rows
-
-  def cut(self, values: Values) -> Values:
-    """The range out of all rows."""
-    size = len(self.is_new)
-    return jax.tree.map(
-      lambda x: jax.lax.dynamic_slice_in_dim(x, self.start, size), values
-    )
-
-  def only_new(self, values: Values, others: Values) -> Values:
-    """The values, or `others` of rows that a chunk before has."""
-    return jax.tree.map(
-      lambda x, y: jnp.where(like(self.is_new, x), x, y), values, others
-    )
 
 
 def like(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -119,11 +89,10 @@ class Meeting(NamedTuple):
     for name, table in self.tables.items():
       # The last chunk overlaps the one before.
       num = min(self.policy.chunk_rows, table.spec.vocab)
-      first = i * self.policy.chunk_rows
-      start = jnp.minimum(first, table.spec.vocab - num)
-      is_new = start + jnp.arange(num) >= first
+      start = i * self.policy.chunk_rows
+      start = jnp.minimum(start, table.spec.vocab - num)
       chunks[name] = _Chunk(
-        start, is_new, *read(table, state=states[name], start=start, num=num)
+        start, num, *read(table, state=states[name], start=start, num=num)
       )
     return chunks
 
@@ -131,14 +100,14 @@ class Meeting(NamedTuple):
     """Returns b', of chunks with b, and its encodings; by table."""
     num_replicas = jax.lax.axis_size(AXES)
     olds, terms = {}, {}
-    for name, (start, is_new, old, _) in chunks.items():
+    for name, (start, num, old, _) in chunks.items():
       table = self.tables[name]
       g = weights(
         table,
         self.policy,
         num_replicas,
         start=start,
-        num=len(is_new),
+        num=num,
         elapsed=self.elapsed,
       )
       terms[name] = {k: like(g[k], x) * x for k, x in changes[name].items()}
@@ -161,13 +130,13 @@ class Meeting(NamedTuple):
     # The same on all replicas; otherwise XLA copies them to read them twice.
     return sums, jax.lax.pmax(encodings, AXES)
 
-  def _write(self, states, i, chunks, values, encodings, *stream):
-    """Writes the i-th chunk of every table; a stream rounds alike."""
+  def _write(self, states, i, chunks, values, encodings):
+    """Writes the i-th chunk of every table; replicas round alike."""
     new = dict(states)
     for j, (name, table) in enumerate(sorted(self.tables.items())):
       slots = dict(values[name])
       args = chunks[name].start, slots.pop(ROWS), encodings[name]
-      key = rounding.key(self.key, self.number, i, j, *stream)
+      key = rounding.key(self.key, self.number, i, j)
       new[name] = table.write_range(new[name], *args, key, slots)
     return new
 
@@ -180,38 +149,3 @@ class Meeting(NamedTuple):
       changes[name] = jax.tree.map(jnp.subtract, x.values, old)
     args = i, chunks, *self._sums(chunks, changes)
     return self._write(own, *args), self._write(met, *args)
-
-  def hand_over(self, i: jax.Array, carry: tuple) -> tuple:
-    """Hands over the i-th chunk of own tables; the carry is (own, sent)."""
-    own, sent = carry
-    sent = dict(sent)
-    for name, x in self._read(i, own).items():
-      sent[name] = codecs.put(sent[name], x.start, x.values)
-    return own, sent
-
-  def add_up(self, i: jax.Array, met: Any, sent: dict[str, Values]) -> Any:
-    """Makes the i-th chunk of what was met of what was handed over."""
-    chunks, changes = self._read(i, met), {}
-    for name, x in chunks.items():
-      # Only once, of rows that are in two chunks.
-      new = x.only_new(x.cut(sent[name]), x.values)
-      changes[name] = jax.tree.map(jnp.subtract, new, x.values)
-    return self._write(met, i, chunks, *self._sums(chunks, changes))
-
-  def catch_up(
-    self, i: jax.Array, own: Any, met: Any, sent: dict[str, Values]
-  ) -> Any:
-    """Adds to the i-th chunk of own tables what it lacks of what was met."""
-    chunks, now, values = self._read(i, own), self._read(i, met), {}
-    for name, x in chunks.items():
-      new = jax.tree.map(
-        lambda own, met, sent: met + (own - sent),
-        x.values,
-        now[name].values,
-        x.cut(sent[name]),
-      )
-      values[name] = x.only_new(new, x.values)
-    encodings = {k: x.encoding for k, x in chunks.items()}
-    args = jax.lax.optimization_barrier((values, encodings))
-    stream = jax.lax.axis_index(AXES) + 1
-    return self._write(own, i, chunks, *args, stream)

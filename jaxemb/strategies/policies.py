@@ -167,51 +167,6 @@ class Periodic:
     return (self.num_chunks + others) / self.rest_meetings
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Delayed:
-  """As another policy, but what others learned arrives one meeting later.
-
-  What replicas hand over at a meeting travels while they train on (DMWE's
-  pipeline; a staleness of one in SSP, Ho et al. 2013).
-  """
-
-  policy: Any
-
-  @property
-  def every_steps(self) -> int:
-    """As the other's."""
-    return self.policy.every_steps
-
-  @property
-  def chunk_rows(self) -> int:
-    """As the other's."""
-    return self.policy.chunk_rows
-
-  def init(self) -> Any:
-    """As the other's."""
-    return self.policy.init()
-
-  def due(self, clock: Any) -> tuple[jax.Array, Any]:
-    """As the other's: the chunks that are handed over."""
-    return self.policy.due(clock)
-
-  def weights(
-    self, name: str, start: jax.Array, num: int, elapsed: Elapsed
-  ) -> jax.Array:
-    """As the other's."""
-    return self.policy.weights(name, start, num, elapsed=elapsed)
-
-  def staleness_steps(self) -> dict[str, np.ndarray]:
-    """Steps until a row is handed over, and those to the next meeting."""
-    steps = self.policy.staleness_steps().items()
-    return {k: x + self.every_steps for k, x in steps}
-
-  def mean_chunks(self) -> float:
-    """As the other's."""
-    return self.policy.mean_chunks()
-
-
 def _vocabs(lookups_per_center):
   return tuple((name, len(x)) for name, x in lookups_per_center.items())
 
@@ -301,8 +256,3 @@ def bounded(
     memory_lookups=memory_lookups,
     first_learning_rate=first_learning_rate,
   )
-
-
-def delayed(policy: Policy) -> Delayed:
-  """The `policy`, one meeting later."""
-  return Delayed(policy)

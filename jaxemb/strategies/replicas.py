@@ -18,7 +18,7 @@ import numpy as np
 from jaxemb.data import base as data_base
 from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
-from jaxemb.strategies import base, meetings, pipeline, policies
+from jaxemb.strategies import base, meetings, policies
 from jaxemb.tables import spec as spec_lib
 
 _AXES = meetings.AXES
@@ -35,8 +35,6 @@ class ReplicaState(NamedTuple):
   clock: Any  # of the policy
   num_meetings: jax.Array  # int32, so far
   num_steps: jax.Array  # int32, since the last meeting
-  # What is on its way, leaves [n, ...], if the policy is delayed.
-  handover: meetings.Handover | tuple[()] = ()
 
   def trained(self) -> base.TrainState:
     """What a step changes."""
@@ -56,9 +54,6 @@ def meet(
   `state` lacks the leading axis; `key` [2] uint32 is of the dispatch. Nothing
   is exchanged unless bool `is_due`.
   """
-  if state.handover:
-    arrived = add_up(state, tables, policy, is_due)
-    return settle(state, arrived, tables, policy, elapsed, key, is_due)
   due, clock = policy.due(state.clock)
   due = jnp.where(is_due, due, 0)
   meeting = meetings.Meeting(
@@ -92,95 +87,9 @@ def _mean(params):
   return jax.lax.pmean(params, _AXES) if has_params else params
 
 
-def _chunks(sent, policy):
-  return (sent.num_rows + policy.chunk_rows - 1) // policy.chunk_rows
-
-
-class Arrived(NamedTuple):
-  """The sum of what was handed over at the meeting before."""
-
-  met: dict[str, spec_lib.TableState]
-  params: Any
-
-
-def add_up(
-  state: Any,
-  tables: Mapping[str, spec_lib.Table],
-  policy: policies.Policy,
-  is_due: jax.Array,
-) -> Arrived:
-  """Exchanges what was handed over, for which no step has to wait.
-
-  As `meet`; of the `state` it reads `met`, `num_meetings` and `handover`.
-  """
-  number, sent = state.num_meetings, state.handover
-  meeting = meetings.Meeting(
-    tables=tables,
-    policy=policy,
-    elapsed=sent.elapsed,
-    key=sent.key,
-    number=number,
-  )
-  met = jax.lax.fori_loop(
-    0,
-    jnp.where(is_due, _chunks(sent, policy), 0),
-    lambda i, met: meeting.add_up(i, met, sent.values),
-    state.met,
-  )
-  return Arrived(met, _mean(sent.params))
-
-
-def settle(
-  state: ReplicaState,
-  arrived: Arrived,
-  tables: Mapping[str, spec_lib.Table],
-  policy: policies.Policy,
-  elapsed: policies.Elapsed,
-  key: jax.Array,
-  is_due: jax.Array,
-) -> ReplicaState:
-  """Takes in what has arrived and hands over what is due, as `meet`."""
-  due, clock = policy.due(state.clock)
-  meeting = meetings.Meeting(
-    tables=tables,
-    policy=policy,
-    elapsed=elapsed,
-    key=key,
-    number=state.num_meetings,
-  )
-  sent, met = state.handover, arrived.met
-  own = jax.lax.fori_loop(
-    0,
-    jnp.where(is_due, _chunks(sent, policy), 0),
-    lambda i, own: meeting.catch_up(i, own, met, sent=sent.values),
-    state.tables,
-  )
-  own, values = jax.lax.fori_loop(
-    0, jnp.where(is_due, due, 0), meeting.hand_over, (own, sent.values)
-  )
-  params = jax.tree.map(
-    lambda x, y, z: x + y - z, state.params, arrived.params, sent.params
-  )
-  # In rows: after a restart chunks may have another size.
-  num_rows = due * policy.chunk_rows
-  new = params, clock, params, num_rows, elapsed, key
-  old = state.params, state.clock, *sent[1:]
-  params, clock, *sent = _where(is_due, new, old)
-  return state._replace(
-    tables=own,
-    met=met,
-    params=params,
-    clock=clock,
-    num_meetings=state.num_meetings + is_due,
-    handover=meetings.Handover(values, *sent),
-  )
-
-
 def _of_all(state, change):
   """The state with the arrays changed that have a leading axis of replicas."""
-  trained = jax.tree.map(change, state.trained())
-  handover = jax.tree.map(change, state.handover)
-  return state._replace(**trained._asdict(), handover=handover)
+  return state._replace(**jax.tree.map(change, state.trained())._asdict())
 
 
 def _met(table, state):
@@ -304,62 +213,15 @@ class _Replica:
     state = state._replace(num_steps=(before + count) % every)
     return state, self._over_devices(metrics, batch, count)
 
-  # The same in pieces, see `pipeline.Stages`.
-
-  def steps(self, trained, measured, *args):
-    """Those between two meetings."""
-    carry = jax.tree.map(lambda x: x[0], (trained, measured))
-    return jax.tree.map(lambda x: x[None], self._steps(carry, *args))
-
-  def add_up(self, met, handover, num_meetings, arrays):
-    """On another device."""
-    rule = base.with_arrays(self.policy, arrays)
-    sent = jax.tree.map(lambda x: x[0], handover)
-    state = ReplicaState(
-      tables={},
-      params=(),
-      optimizer=(),
-      met=met,
-      clock=(),
-      num_meetings=num_meetings,
-      num_steps=jnp.int32(0),
-      handover=sent,
-    )
-
-    def body(i, arrived):
-      now = state._replace(met=arrived.met)
-      return add_up(now, self.trainable.tables, rule, True)
-
-    # Once; as a loop of unknown length its traffic counts as that of meetings.
-    first, once = (
-      Arrived(met, sent.params),
-      jnp.where(sent.num_rows < 0, 0, 1),
-    )
-    return jax.lax.fori_loop(0, once, body, first)
-
-  def settle(self, state, arrived, constants, schedule, stop, count):
-    """The rest of a meeting."""
-    args = self._meeting(constants, schedule, stop, count=count)
-    state = settle(_of_all(state, lambda x: x[0]), arrived, *args, True)
-    return _of_all(state, lambda x: x[None])
-
-  def finish(self, measured, num_steps, batch, count):
-    """Sums of what all have measured, and the steps since they met."""
-    measured = jax.tree.map(lambda x: x[0], measured)
-    metrics = self._over_devices(measured, batch, count)
-    return metrics, (num_steps + count) % self.policy.every_steps
-
 
 def replicas(
   trainable: base.Trainable,
   mesh: jax.sharding.Mesh,
   make_policy: Callable[[int], policies.Policy],
-  others: jax.sharding.Mesh | None = None,
 ) -> base.Strategy:
   """The strategy; each device has a replica.
 
-  `make_policy` returns the policy of a number of replicas. `others` are as many
-  devices, beside them in their processes, on which late exchanges run.
+  `make_policy` returns the policy of a number of replicas.
   """
   num_replicas, num_sharing = mesh.size, mesh.shape[mesh_lib.TABLE]
   policy = make_policy(num_replicas)
@@ -367,15 +229,7 @@ def replicas(
   def copied(state):
     """All replicas, which have just met, from the state of one."""
     met = {k: _met(trainable.tables[k], x) for k, x in state.tables.items()}
-    handover = ()
-    if isinstance(policy, policies.Delayed):
-      values = {k: _values(trainable.tables[k], x) for k, x in met.items()}
-      args = state.params, jnp.int32(0), policies.Elapsed(jnp.float32(0))
-      no_key = jnp.zeros(2, jnp.uint32)
-      handover = meetings.Handover(values, *args, no_key)
-    state = ReplicaState(
-      *state, met, policy.init(), jnp.int32(0), jnp.int32(0), handover
-    )
+    state = ReplicaState(*state, met, policy.init(), jnp.int32(0), jnp.int32(0))
     shape = (num_replicas,)
     return _of_all(state, lambda x: jnp.broadcast_to(x[None], shape + x.shape))
 
@@ -411,21 +265,9 @@ def replicas(
     exchanged = meetings.exchanged(table)
     slots = {k: x for k, x in slots.items() if k in exchanged}
     met = table.import_rows(state.met[name], ids, rows, slots)
-    state = state._replace(
+    return state._replace(
       tables=state.tables | {name: new}, met=state.met | {name: met}
     )
-    if not (sent := state.handover):
-      return state
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def put(values, met):
-      new = _values(table, met)
-      return jax.tree.map(
-        lambda x, y: x.at[:, ids].set(y[ids][None]), values, new
-      )
-
-    values = sent.values | {name: put(sent.values[name], met)}
-    return state._replace(handover=sent._replace(values=values))
 
   def from_copies(num, learning_rate):
     """The shapes of `num` replicas, or of one table (0), and how to go on.
@@ -459,14 +301,8 @@ def replicas(
 
   over = jax.sharding.PartitionSpec(_AXES if num_sharing > 1 else _AXES[0])
   everywhere = jax.sharding.PartitionSpec()
-  state_spec = ReplicaState(over, over, over, *[everywhere] * 4, over)
+  state_spec = ReplicaState(over, over, over, *[everywhere] * 4)
   of_parts = jax.sharding.PartitionSpec(mesh_lib.DATA)
-
-  def on(mesh, function, in_specs, out_specs, donated=0, **more):
-    # The rows that leave a sum are the same everywhere; JAX cannot tell.
-    specs = {'in_specs': in_specs, 'out_specs': out_specs, 'check_vma': False}
-    function = jax.shard_map(function, mesh=mesh, **specs)
-    return jax.jit(function, donate_argnums=donated, **more)
 
   named = functools.partial(jax.sharding.NamedSharding, mesh)
   shardings = jax.tree.map(named, state_spec)
@@ -486,84 +322,22 @@ def replicas(
         getattr(shapes, part), getattr(shardings, part), lambda x: x.vectors
       )
       shardings = shardings._replace(**{part: placed})
-    if sent := shapes.handover:
-      values = shardings.handover.values
-      values = by_rows(sent.values, values, lambda x: x[meetings.ROWS])
-      handover = shardings.handover._replace(values=values)
-      shardings = shardings._replace(handover=handover)
     more = {'out_shardings': (shardings, None)}
   new = jax.jit(init, out_shardings=shardings)
 
   def constants():
-    on_mesh = jax.device_put(arrays, named(everywhere))
-    if not others:
-      return on_mesh
-    there = jax.sharding.NamedSharding(others, everywhere)
-    return *on_mesh, jax.device_put(arrays[1], there)
+    return jax.device_put(arrays, named(everywhere))
 
-  args = state_spec, everywhere, of_parts, everywhere
   replica = _Replica(trainable, policy, num_sharing)
-  if not others:
-    step = on(
-      mesh,
-      function=replica.dispatch,
-      in_specs=args,
-      out_specs=(state_spec, everywhere),
-      **more,
-    )
-  else:
-    many, numbers = (over, over), (everywhere,) * 4
-    state_args = state_spec, everywhere, everywhere, *numbers[:3]
-    sent = everywhere, over, everywhere, everywhere
-    finish_args = over, everywhere, of_parts, everywhere
-
-    @functools.partial(jax.jit, out_shardings=named(over))
-    def empty():
-      nothing = trainable.no_metrics()
-      shape = (num_replicas,)
-      return jax.tree.map(lambda x: jnp.broadcast_to(x, shape), nothing)
-
-    stages = pipeline.Stages(
-      count=on(
-        mesh,
-        function=replica.count,
-        in_specs=of_parts,
-        out_specs=everywhere,
-        donated=(),
-      ),
-      empty=empty,
-      steps=on(
-        mesh,
-        function=replica.steps,
-        in_specs=(*many, everywhere, of_parts, *numbers),
-        out_specs=many,
-        donated=(0, 1),
-      ),
-      add_up=on(
-        others,
-        function=replica.add_up,
-        in_specs=sent,
-        out_specs=everywhere,
-        donated=0,
-      ),
-      settle=on(
-        mesh,
-        function=replica.settle,
-        in_specs=state_args,
-        out_specs=state_spec,
-        donated=(0, 1),
-      ),
-      finish=on(
-        mesh,
-        function=replica.finish,
-        in_specs=finish_args,
-        out_specs=everywhere,
-        donated=(),
-      ),
-    )
-    step = pipeline.Pipeline(
-      stages=stages, every_steps=policy.every_steps, mesh=mesh, others=others
-    )
+  # The rows that leave a sum are the same everywhere; JAX cannot tell.
+  step = jax.shard_map(
+    replica.dispatch,
+    mesh=mesh,
+    in_specs=(state_spec, everywhere, of_parts, everywhere),
+    out_specs=(state_spec, everywhere),
+    check_vma=False,
+  )
+  step = jax.jit(step, donate_argnums=0, **more)
   return base.Strategy(
     init=new,
     constants=constants,

@@ -216,7 +216,6 @@ def test_replicas_go_on_with_as_many_as_before(tmp_path):
       },
     ),  # fmt: skip
     ('bounded', (4, 1), {'optimizer.name': 'sgd'}),
-    ('delayed', (1, 4), {'table.dtype': 'bfloat16'}),
   ],
 )
 def test_replicas_go_on_with_another_number(
@@ -234,7 +233,7 @@ def test_replicas_go_on_with_another_number(
   report = runs.report(tmp_path)
   assert len(report['devices']) == numbers[-1]
   assert report['loss_per_example'] < 3.9
-  if policy == 'delayed':
+  if policy == 'bounded':
     with pytest.raises(errors.UserError, match='divided among 3 replicas'):
       _run(tmp_path, settings | {'mesh.data': 3})
   # All of the text was read as often as it should.

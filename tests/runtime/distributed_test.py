@@ -369,27 +369,6 @@ def test_tables_are_split_over_processes(trained, layout, num, devices):
 
 
 @pytest.mark.slow
-def test_exchanges_beside_the_steps_of_two_processes(trained):
-  folder, flags = trained
-  flags = [*flags, '--config.strategy.name=replicas']
-  flags += ['--config.strategy.policy=delayed']
-  one, two = folder / 'late-one', folder / 'late-two'
-  _run_here([*flags, f'--workdir={one}', '--config.mesh.data=2'])
-  outputs = _check(_start([*flags, f'--workdir={two}'], devices=0))
-  assert 'wait for steps' not in ''.join(outputs)
-  reports = [json.loads((x / 'report.json').read_text()) for x in (one, two)]
-  found = [x['collectives']['bytes_per_word']['all-reduce'] for x in reports]
-  assert found[0] == found[1] > 0
-  # What is on its way when a run is stopped is in its checkpoint.
-  again = _without_last_checkpoint(two, folder / 'late-again')
-  _check(_start([*flags, f'--workdir={again}'], devices=0))
-  assert 'resuming' in (again / 'log.txt').read_text()
-  vectors = [np.load(x / 'export' / 'vectors.npy') for x in (one, two, again)]
-  np.testing.assert_allclose(vectors[1], vectors[0], 1e-5, 1e-5)
-  np.testing.assert_array_equal(vectors[2], vectors[1])
-
-
-@pytest.mark.slow
 def test_a_killed_process_ends_the_other_and_a_restart_resumes(trained):
   folder, flags = trained
   workdir = folder / 'killed'

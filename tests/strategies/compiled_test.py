@@ -36,8 +36,7 @@ class Case(NamedTuple):
 
   model: str
   optimizer: str
-  # 'merging' is sync as on a GPU; 'fused' has a kernel, on a mesh replicas;
-  # 'delayed' has replicas with that policy.
+  # 'merging' is sync as on a GPU; 'fused' has a kernel, on a mesh replicas.
   strategy: str = 'sync'
   layout: str = 'replicated'
   mesh: tuple[int, int] = (1, 1)
@@ -54,7 +53,6 @@ CASES = [
   Case('cbow', 'adagrad', 'fused', mesh=(2, 1)),
   Case('skipgram', 'adagrad', layout='row', mesh=(2, 2)),
   Case('skipgram', 'adam', batch_words=1024),
-  Case('cbow', 'adam', 'delayed', mesh=(2, 1)),
   Case('skipgram', 'adam', 'merging', mesh=(2, 2)),
   Case('cbow', 'adagrad', layout='column', mesh=(2, 2), dtype='float16'),
   Case('skipgram', 'adagrad', 'replicas', mesh=(2, 1), dtype='int8'),
@@ -112,10 +110,7 @@ def _compiled(case):
   if strategy == 'fused':
     strategy = 'sync' if case.mesh == (1, 1) else 'replicas'
     fixed = {'fused': True}
-  policy = {}
-  if strategy == 'delayed':
-    strategy, policy = 'replicas', {'strategy.policy': 'delayed'}
-  settings = MODELS[case.model] | policy | {
+  settings = MODELS[case.model] | {
     'optimizer.name': case.optimizer, 'model.dim': DIM,
     'train.batch_words': case.batch_words, 'table.layout': case.layout,
     'table.dtype': case.dtype, 'strategy.name': strategy,
@@ -210,13 +205,13 @@ def _check_what_travels(program, case):
       for size in re.findall(r'\[([\d,]*)\]', x.shape):
         sizes = [int(axis) for axis in size.split(',') if axis]
         assert not program.row_counts & set(sizes), x
-        if case.strategy in ('replicas', 'delayed'):
+        if case.strategy == 'replicas':
           assert max(sizes, default=1) <= 1024, x  # a chunk of rows
   # Metrics are summed, and so are scores of split columns.
   expected = {'all-reduce'} if case.mesh != (1, 1) else set()
   if case.layout == 'row':
     expected.add('all-to-all')
-  if case.strategy not in ('replicas', 'delayed') and case.mesh != (1, 1):
+  if case.strategy != 'replicas' and case.mesh != (1, 1):
     if case.layout == 'replicated' or case.mesh[0] > 1:
       expected.add('all-gather')  # of gradients
   assert kinds == expected
@@ -235,8 +230,7 @@ def test_a_dispatch_changes_tables_in_place(case):
   elif case.strategy == 'fused':
     _check_one_kernel(program)
   elif case.dtype == 'float32' and case.model != 'tree':
-    if case.strategy != 'delayed':
-      _check_gathers_and_scatters(program, case)
+    _check_gathers_and_scatters(program, case)
     _check_what_travels(program, case)
   head = program.text.splitlines()[0]
   aliases = re.search(r'input_output_alias=\{ (.*?) \}, entry', head)[1]

@@ -11,7 +11,7 @@ import pytest
 
 from jaxemb.models import base as model_base
 from jaxemb.ops import rounding
-from jaxemb.runtime import hlo, mesh
+from jaxemb.runtime import mesh
 from jaxemb.strategies import base, policies, replicas
 from jaxemb.tables import codecs, replicated, row_optimizers
 from jaxemb.tables import spec as spec_lib
@@ -334,11 +334,8 @@ class _Numbered:
     return {}
 
 
-@pytest.mark.parametrize('is_delayed', [False, True])
 @pytest.mark.parametrize('name', ['bounded', 'average', 'hot'])
-def test_what_replicas_read_lacks_no_more_steps_of_others_than_stated(
-  name, is_delayed
-):
+def test_what_replicas_read_lacks_no_more_steps_of_others_than_stated(name):
   vocab, num_steps, every = 1500, 60, 2
   lookups = {'rows': 1 / (1 + np.arange(vocab))}
   policy = {
@@ -347,8 +344,6 @@ def test_what_replicas_read_lacks_no_more_steps_of_others_than_stated(
     'hot': lambda: policies.hot(lookups, 3, every, 100, 3),
   }[name]()
   policy = _Sums(policy)
-  if is_delayed:
-    policy = policies.delayed(policy)
   seen = []
   model = _Counting(vocab, seen)
   table = replicated.Replicated(
@@ -439,45 +434,3 @@ def test_another_number_goes_on_from_what_was_learned(num, others, dtype):
   np.testing.assert_allclose(found.slots['sum_squares'], squares, 1e-5)
   slots = np.asarray(new.tables['input'].slots.sum_squares)
   np.testing.assert_allclose(slots, np.tile(squares, (others, 1)), 1e-5)
-
-
-@pytest.mark.slow
-def test_exchanges_beside_the_steps_give_the_same():
-  settings = {
-    'model.dim': DIM, 'model.window': WINDOW, 'model.shared_negatives': 3,
-    'optimizer.name': 'adam', 'optimizer.learning_rate': 0.1,
-    'strategy.name': 'replicas', 'strategy.policy': 'delayed',
-    'train.batch_words': STEP_WORDS, 'data.sample': 0.0,
-  }  # fmt: skip
-  made = dispatches.trainer(
-    1e6 / (5 + np.arange(VOCAB)),
-    settings,
-    (2, 1),
-    chunk=CHUNK,
-    loss_every_steps=1,
-    sync_words=EVERY * STEP_WORDS,
-    sync_lookups=LOOKUPS,
-  )
-  devices = [mesh.make(mesh.Shape(2, 1), first) for first in (0, 2)]
-  beside = replicas.replicas(
-    made.trainable, devices[0], lambda _: made.strategy.policy, devices[1]
-  )
-  found = []
-  for strategy in (made.strategy, beside):
-    state, program = dispatches.start(strategy, _rows()), None
-    for num_steps in (7, 1, 5):
-      words = [num_steps * STEP_WORDS, STEP_WORDS // 2]
-      batch = dispatches.random_batch(
-        words, VOCAB, made.trainable.steps, MAX_STEPS
-      )
-      args = dispatches.args(strategy, batch, dispatches.schedule(0.1, 0.05))
-      program = program or strategy.step.lower(state, *args).compile()
-      state, metrics = program(state, *args)
-    found.append(jax.device_get((state, metrics)))
-    sent = hlo.traffic(program.as_text(), strategy.loop)
-    found[-1] += (sent['bytes_per_step_per_device'],)
-  state = found[0][0]
-  assert (int(state.clock), int(state.num_steps)) == divmod(7 + 1 + 5, EVERY)
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-6), *found
-  )
