@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tomllib
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / 'jaxemb'
 
@@ -102,6 +104,7 @@ except RuntimeError:
 """
 
 
+@pytest.mark.slow
 def test_importing_starts_no_back_end_and_training_imports_little(tmp_path):
   # With a platform that does not exist, starting one raises.
   names = [x.relative_to(ROOT).with_suffix('') for x, _ in _trees()]

@@ -1,0 +1,150 @@
+"""How the package is written: what a reader should not have to put up with."""
+
+import ast
+import collections
+import pathlib
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_PACKAGE = _ROOT / 'jaxemb'
+_MAX_LINES = 60
+_MAX_POSITIONAL = 3
+_KINDS = 'text', 'senses', 'interactions', 'clicks', 'graphs'
+_DOORS = 'cli', 'api.py', '__main__.py', '__init__.py'
+# Values of data.source of the kinds, and other words for them.
+_KIND_NAMES = {
+  'clicks', 'interactions', 'item_sets', 'nodes', 'graph', 'edges', 'graphs',
+  'senses',
+}  # fmt: skip
+# What the rebuilding has not got to; these shrink.
+_LONG = set(
+  """
+  __call__ _columns _conflicts _fetching _plan_of_store _prepare _ranges
+  _rewrite _run _unfit _walk_biased cbow encode evaluate examine hierarchical
+  join kernel make make_corpus merge_rows on_devices parts products read
+  replicas resolve run skipgram softmax start sync take train trainer
+  training_step training_steps update with_files write
+  """.split()
+)
+_POSITIONAL_CALLS = 62
+_CORE_MENTIONS = {
+  'config/__init__.py': 32,
+  'embeddings.py': 4,
+  'io/keys.py': 1,
+  'io/tables.py': 2,
+  'io/text_files.py': 1,
+  'merging/merge.py': 1,
+  'merging/parts.py': 1,
+  'merging/warm_start.py': 1,
+  'models/base.py': 1,
+  'report/report.py': 1,
+  'run/build.py': 7,
+  'run/lifecycle.py': 5,
+  'run/partition.py': 4,
+  'run/results.py': 1,
+}
+_FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
+
+
+def _trees():
+  for path in sorted(_PACKAGE.rglob('*.py')):
+    name = path.relative_to(_PACKAGE).as_posix()
+    yield name, ast.parse(path.read_text('utf-8'))
+
+
+def test_functions_fit_on_a_screen():
+  too_long = {
+    x.name: f'{name}:{x.lineno}'
+    for name, tree in _trees()
+    for x in ast.walk(tree)
+    if isinstance(x, _FUNCTIONS) and x.end_lineno - x.lineno >= _MAX_LINES
+  }
+  assert too_long.keys() <= _LONG, too_long
+
+
+def _local_functions(tree):
+  """Names of functions, classes and methods that a module defines."""
+  return {
+    x.name for x in ast.walk(tree) if isinstance(x, (*_FUNCTIONS, ast.ClassDef))
+  }
+
+
+def _modules(tree):
+  """Names by which a module knows other modules of the package."""
+  names = set()
+  for x in ast.walk(tree):
+    if isinstance(x, ast.ImportFrom) and (x.module or '').startswith('jaxemb'):
+      names |= {alias.asname or alias.name for alias in x.names}
+  return names
+
+
+def _called(call, modules, functions):
+  """The name of the function of ours that is called, or ''."""
+  match call.func:
+    case ast.Name(id=name) if name in functions:
+      return name
+    case ast.Attribute(value=ast.Name(id='self'), attr=name):
+      return name if name in functions else ''
+    case ast.Attribute(value=ast.Name(id=module), attr=name):
+      return f'{module}.{name}' if module in modules else ''
+  return ''
+
+
+def _is_compiled(function):
+  """Whether numba compiles it, which takes no keyword arguments."""
+  return any('numba' in ast.unparse(x) for x in function.decorator_list)
+
+
+def test_more_than_three_arguments_are_given_by_keyword():
+  trees = [x for x in _trees() if not x[0].startswith('kernels/cpu/')]
+  compiled = [
+    x
+    for _, tree in trees
+    for x in ast.walk(tree)
+    if isinstance(x, _FUNCTIONS) and _is_compiled(x)
+  ]
+  names = {x.name for x in compiled} | {'kernel'}  # the latter of Pallas
+  inside = {id(x) for function in compiled for x in ast.walk(function)}
+  calls = []
+  for path, tree in trees:
+    modules, functions = _modules(tree), _local_functions(tree)
+    for x in ast.walk(tree):
+      if isinstance(x, ast.Call) and len(x.args) > _MAX_POSITIONAL:
+        name = _called(x, modules, functions)
+        if name.split('.')[-1] not in {'', *names} and id(x) not in inside:
+          calls.append(f'{path}:{x.lineno}: {name}')
+  assert len(calls) <= _POSITIONAL_CALLS, '\n'.join(calls)
+
+
+def _mentions(tree):
+  """Lines that name a kind of data, and what they name."""
+  documentation = {
+    id(x.body[0].value)
+    for x in ast.walk(tree)
+    if isinstance(x, (ast.Module, ast.ClassDef, *_FUNCTIONS))
+    and isinstance(x.body[0], ast.Expr)
+  }
+  for x in ast.walk(tree):
+    match x:
+      case ast.Constant(value=str(value)) if id(x) not in documentation:
+        if value in _KIND_NAMES:
+          yield x.lineno, value
+      case ast.ImportFrom(module=str(module)):
+        names = [f'{module}.{alias.name}'.split('.') for alias in x.names]
+        for name in names:
+          if name[0] == 'jaxemb' and name[1] in _KINDS:
+            yield x.lineno, '.'.join(name)
+
+
+def test_the_core_names_no_kind_of_data():
+  lines = collections.defaultdict(list)
+  for path, tree in _trees():
+    if path.split('/')[0] not in (*_KINDS, *_DOORS):
+      for line, name in _mentions(tree):
+        lines[path].append(f'{path}:{line}: {name}')
+  new = [
+    line
+    for path, found in lines.items()
+    if len(found) > _CORE_MENTIONS.get(path, 0)
+    for line in found
+  ]
+  assert not new, '\n'.join(new)
