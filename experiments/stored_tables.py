@@ -9,13 +9,12 @@ process of its own, in turns.
                      memory:25% or disk:64MB
   centers/s          median of the runs, each the median of its dispatches
   speed              as a share of `device`
-  MB/step            of rows that came to the device, and of those expected
+  MB/step            of rows that came to the device
   hits               rows that were there when a stretch of steps needed them
   hidden             time of fetching in which the device had something to do
   first step s       from the start of the process
   peak MB            of its memory; stores in files are mapped, and of those
                      pages the system keeps what it has room for
-  predicted MB       of its memory, with all rows trained, and a snapshot
 """
 
 import argparse
@@ -39,7 +38,6 @@ def measure(case: Mapping[str, Any]) -> dict[str, Any]:
   import zipf
 
   from jaxemb.runtime import resources
-  from jaxemb.stores import host_memory
 
   started = psutil.Process().create_time()
   place, _, room = case['case'].partition(':')
@@ -82,21 +80,11 @@ def measure(case: Mapping[str, Any]) -> dict[str, Any]:
     if store:
       steps = sum(centers[-len(timed) :]) / job.step_words
       counts = store.take_counts()
-      expected = store.predicted(job.step_words)
       found |= {
         'bytes_per_step': counts['bytes_fetched'] / steps,
-        'expected_bytes_per_step': sum(
-          x.rows_per_step * store.rows.records[k].num_bytes
-          for k, x in expected.items()
-        ),
         'hit_rate': 1 - counts['rows_fetched'] / counts['rows_needed'],
         'hidden': 1 - counts['fetch_waited_secs'] / counts['fetch_secs'],
         'store_bytes': store.store_bytes,
-        'predicted_bytes': sum(
-          host_memory.of_trainer(
-            store, place, case['batch_words'], store.base_bytes
-          )
-        ),
       }
       store.close()
   return found | {'peak_rss_bytes': resources.peak_rss_bytes()}
@@ -133,25 +121,24 @@ def table(found: Mapping[str, list[dict[str, Any]]]) -> str:
 
     rate = median('centers_per_sec')
     whole = rate if case == 'device' else whole
-    sizes = 'peak_rss_bytes', 'predicted_bytes'
-    moved = [median(x) for x in ('bytes_per_step', 'expected_bytes_per_step')]
+    moved = median('bytes_per_step')
     rows.append(
       [
         case,
         rate / 1e6,
         rate / whole if whole else None,
-        *(x and x / 1e6 for x in moved),
+        moved and moved / 1e6,
         median('hit_rate'),
         median('hidden'),
         median('first_step_secs'),
         median('table_bytes') / 1e6,
-        *(x and x / 1e6 for x in map(median, sizes)),
+        median('peak_rss_bytes') / 1e6,
       ]
     )
   head = {
     'case': '', 'M centers/s': '.3f', 'speed': '.2f', 'MB/step': ',.3f',
-    'expected': ',.3f', 'hits': '.2f', 'hidden': '.2f', 'first step s': '.1f',
-    'device MB': ',.0f', 'peak MB': ',.0f', 'predicted MB': ',.0f',
+    'hits': '.2f', 'hidden': '.2f', 'first step s': '.1f',
+    'device MB': ',.0f', 'peak MB': ',.0f',
   }  # fmt: skip
   return experiment.table(head, rows)
 

@@ -259,21 +259,6 @@ def test_what_fails_on_a_device_ends_nothing_else(run, monkeypatch, tmp_path):
   assert found['trace']['obstacle']
 
 
-def test_table_memory():
-  import table_memory
-
-  replicated, column = (
-    table_memory.measure(x, 5120, 8, 'adagrad')
-    for x in ('replicated', 'column')
-  )
-  # Two tables of vectors, and Adagrad's number of each row.
-  whole = replicated['tables_per_device_bytes']
-  assert whole == 2 * 4 * 5120 * (8 + 1) == replicated['tables_bytes']
-  # Each device has an eighth of the columns, and Adagrad's numbers whole.
-  assert column['tables_per_device_bytes'] == 2 * 4 * 5120 * (8 / 8 + 1)
-  assert column['arguments_bytes'] > column['tables_per_device_bytes']
-
-
 @pytest.mark.slow
 def test_stored_tables(run, monkeypatch):
   import stored_tables

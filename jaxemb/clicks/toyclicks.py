@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxemb.runtime import resources
+from jaxemb.runtime import budget
 from jaxemb.storage import atomic
 
 DEFAULT_ROWS = 200_000  # of which a tenth each is for validation and test
@@ -119,7 +119,7 @@ def write(cache: pathlib.Path, num_rows: int = DEFAULT_ROWS) -> pathlib.Path:
   import pyarrow as pa
   from pyarrow import csv
 
-  resources.check_made(f'toyclicks:{num_rows}', num_rows * _ROW_BYTES)
+  budget.check_synthetic(f'toyclicks:{num_rows}', num_rows * _ROW_BYTES)
   log = generate(num_rows)
   with atomic.folder(folder) as new:
     names = np.array([f'w{i}' for i in range(_WORDS)] + [''])

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.graphs import graph as graph_lib
-from jaxemb.runtime import resources
+from jaxemb.runtime import budget
 
 _NAME = 'toygraph'
 _DEFAULT_NODES = 4000
@@ -50,7 +50,7 @@ def make(path: str = '') -> graph_lib.Graph:
       f'config.data.path={path} must be {_NAME}:NODES, '
       f'{2 * _COMMUNITY_NODES} nodes or more and at most {_MOST_NODES:,}'
     )
-  resources.check_made(path, int(size) * _NODE_BYTES)
+  budget.check_synthetic(path, int(size) * _NODE_BYTES)
   return planted(int(size)).graph
 
 

@@ -13,7 +13,7 @@ import pathlib
 import pkgutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,11 +32,11 @@ from jaxemb.models import base as model_base
 from jaxemb.models import hierarchical, skipgram, targets
 from jaxemb.ops import wire
 from jaxemb.run import rundir
-from jaxemb.runtime import distributed, resources
+from jaxemb.runtime import budget, distributed, resources
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.senses import context_mixture, mixture
 from jaxemb.stores import cache as cache_lib
-from jaxemb.stores import cached, device_rows, fetching, host_memory, owned_rows
+from jaxemb.stores import cached, device_rows, fetching, owned_rows
 from jaxemb.stores import local as stores
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import replicas
@@ -51,11 +51,6 @@ _MOST_FREE_EXAMPLES = 1 << 16  # of a step, however few there are
 # Of a stretch on tables in a store; and centers, where rows move beside it.
 _MOST_STEPS, _STRETCH_CENTERS = 16, 8192
 LANES = 128  # of a TPU: numbers that it reads at once
-_PLACES = {
-  'memory': 'in memory',
-  'disk': 'in files',
-  'remote': 'in the memory of actors of Ray',
-}
 
 
 def member(key: str, name: str) -> Any:
@@ -480,9 +475,9 @@ def _num_slots(
   vocabs = {x.spec.vocab for x in tables.values()}
   map_bytes = 4 * sum(vocabs)  # where each row is
   text = config.table.device_bytes or '10%'
-  budget = config_lib.room_bytes(text, all_bytes)
+  room_bytes = config_lib.room_bytes(text, all_bytes)
   if text.endswith('%'):
-    budget += map_bytes
+    room_bytes += map_bytes
   is_workers = config.strategy.name == 'workers'
   centers = tuning.part_words if is_workers else config.train.batch_words
   needed = {
@@ -497,13 +492,13 @@ def _num_slots(
       / x.spec.vocab
       for x in tables.values()
     )  # fmt: skip
-    budget = max(budget, map_bytes + min(1.0, share) * all_bytes)
-  if is_workers and all_bytes + map_bytes <= budget:
+    room_bytes = max(room_bytes, map_bytes + min(1.0, share) * all_bytes)
+  if is_workers and all_bytes + map_bytes <= room_bytes:
     return {k: x.spec.vocab for k, x in tables.items()}
-  if all_bytes <= budget and not is_workers:
+  if all_bytes <= room_bytes and not is_workers:
     _LOG.info(f'all {all_bytes / 1e6:.1f} MB of tables fit on the device')
     return {}
-  share = (budget - map_bytes) / all_bytes
+  share = (room_bytes - map_bytes) / all_bytes
   # One more has no row (`tables.cached`).
   num_slots = {k: int(x.spec.vocab * share) - 1 for k, x in tables.items()}
   for name, table in tables.items():
@@ -516,7 +511,7 @@ def _num_slots(
       least = map_bytes + all_bytes * needed[name] / 0.9 / table.spec.vocab
       raise errors.UserError(
         f'a step of {centers} {unit} looks up about {needed[name]:,.0f} '
-        f'rows of a table, and {budget / 1e6:.1f} MB have room for '
+        f'rows of a table, and {room_bytes / 1e6:.1f} MB have room for '
         f'{max(num_slots[name], 0):,}, of which it may take 95 %, as steps '
         'differ; give --config.table.device_bytes='
         f'{math.ceil(least / 1e6)}MB, or lower --config.train.batch_{unit}'
@@ -534,7 +529,6 @@ def _fetching(
 ) -> fetching.Fetching:
   """Steps on tables in a store, with room for so many rows on the device."""
   specs, by_vocab = trainable.model.specs(), {}
-  more = {'base_bytes': resources.rss_bytes()}
   for name, spec in sorted(specs.items()):
     by_vocab.setdefault(spec.vocab, []).append(name)
   caches = [
@@ -579,7 +573,6 @@ def _fetching(
       caches=caches,
       rows=rows,
       most_steps=round_steps,
-      **more,
     )
 
   def make_store(name, *args):
@@ -596,7 +589,7 @@ def _fetching(
     centers = config.train.batch_words
     most_steps = min(most_steps, max(2, _STRETCH_CENTERS // centers))
   has_all_cores = tuning.fused and tuning.threads >= resources.usable_cores()
-  more |= {'lend': ffi.lend} if has_all_cores else {}
+  more = {'lend': ffi.lend} if has_all_cores else {}
   return fetching.Fetching(
     trainable=trainable, caches=caches, rows=rows, most_steps=most_steps, **more
   )
@@ -825,105 +818,40 @@ def fingerprints(parts: Parts) -> dict[str, str]:
   return {'the data': parts.source.fingerprint, 'config.senses.words': words}
 
 
-def _plan_of_store(
+def _check_store(
   config: ml_collections.ConfigDict,
   tuning: config_lib.Tuning,
   store: fetching.Fetching,
-  data: int,
-) -> Iterator[str]:
-  """Lines on what is expected of tables in a store.
+) -> None:
+  """Logs the memory budget of tables in a store.
 
-  `data` are bytes of a text that is mapped.
-  Raises a `UserError` if they have no room there.
+  Raises a `UserError` if the machine has less.
   """
-  needed, kind = store.store_bytes, config.table.store
-  is_workers = config.strategy.name == 'workers'
-  words = tuning.part_words if is_workers else config.train.batch_words
-  # Workers begin without what else this process has, such as a notebook's.
-  base = store.base_bytes
-  base = min(base, host_memory.WORKER_BYTES) if is_workers else base
-  own = host_memory.of_trainer(
-    store, kind, step_words=words, base=base, data=data
-  )
-  more, free = own.more, resources.available_bytes()
-  if is_workers:
-    more = (more + own.base) * config.strategy.num_workers
-  line = ''
-  if is_workers and store.trainable.has_dense:
-    s = config.strategy
-    more += (
-      desk := host_memory.of_desk(
-        store.trainable, s.num_workers, is_lockstep=s.pace == 'bsp', base=0
-      ).more
-    )
-    line = f', {desk / 1e6:,.0f} MB of dense parameters at their desk'
-  line = (
-    f'{sum(own) / 1e6:,.0f} MB in '
-    + ('each worker' * is_workers or 'all')
-    + line
-  )
+  kind, num_workers = config.table.store, 0
+  step_centers = config.train.batch_words
+  resident_bytes, shared_bytes = store.store_bytes, 0
+  if kind == 'disk':
+    resident_bytes = min(resident_bytes, stores.MAPPED_BYTES)
+  if config.strategy.name == 'workers':
+    num_workers = config.strategy.num_workers
+    step_centers = tuning.part_words
+    # The coordinator has those of now and of pushes on the way.
+    shared_bytes = (num_workers + 3) * store.dense_bytes
   if kind == 'remote':
-    shard = host_memory.of_shard(
-      store, num_shards=config.table.shards, step_words=words, base=0
-    )
-    more += shard.more * config.table.shards + remote.OBJECT_STORE_BYTES
-    line += f', {shard.more / 1e6:,.0f} MB of rows in each shard'
-  is_here = kind != 'remote' or not os.environ.get('RAY_ADDRESS')
-  if is_here and more > free:
-    raise errors.UserError(
-      f'tables of {needed / 1e9:.1f} GB need {more / 1e9:.1f} GB of memory, '
-      f'and {free / 1e9:.1f} GB are free; '
-      + 'give --config.table.store=disk, or ' * (kind == 'memory')
-      + config_lib.smaller(config)[0]
-    )
-  yield f'store: {needed / 1e6:,.1f} MB of tables {_PLACES[kind]}'
-  yield f'memory: {line}, {own.base / 1e6:,.0f} of them before there are tables'
-  if is_workers:
-    yield from _plan_of_workers(config, tuning, store)
-    return
-  _, unit = config_lib.smaller(config)
-  for name, x in store.predicted(config.train.batch_words).items():
-    step_bytes = x.rows_per_step * store.rows.records[name].num_bytes
-    yield (
-      f'{name}: about {x.stretch_steps:,.1f} steps of '
-      f'{config.train.batch_words:,} {unit} at once, of whose rows '
-      f'{x.hit_rate:.0%} are on the device; {step_bytes / 1e6:,.2f} MB of '
-      'others come in each step, and as many go'
-    )
-
-
-def traffic(
-  config: ml_collections.ConfigDict,
-  tuning: config_lib.Tuning,
-  store: fetching.Fetching,
-) -> dict[str, tuple[fetching.Predicted, shared_rows.Traffic]]:
-  """By table, what is expected of each worker."""
-  found = {}
-  for name, x in store.predicted(tuning.part_words).items():
-    lookups = store.tables[name].spec.lookups_per_center * tuning.part_words
-    args = config.strategy.num_workers, config.table.staleness
-    size = store.rows.records[name].num_bytes
-    found[name] = x, shared_rows.predict(x, lookups, *args, size)
-  return found
-
-
-def _plan_of_workers(config, tuning, store) -> Iterator[str]:
-  """Lines on what is expected of workers."""
-  sent, received, unit = 0.0, 0.0, config_lib.smaller(config)[1]
-  for name, (x, each) in traffic(config, tuning, store).items():
-    num, size = x.needs.sum(), x.stretch_steps * tuning.part_words
-    sent += each.sent_bytes * num / size
-    received += each.received_bytes * num / size
-    yield (
-      f'{name}: rounds of about {size:,.0f} {unit} need {num:,.0f} rows, of '
-      f'which {x.hit_rate:.0%} are on the device, {each.fetched:.0%} are read '
-      f'and {each.pushed:.0%} pushed'
-    )
-  yield (
-    f'each worker sends {sent:,.0f} bytes for each of the {unit} of a step and '
-    f'receives {received:,.0f}: {8e-3 * max(sent, received):,.1f} Gbit/s at a '
-    f'million {unit} a second'
+    shared_bytes += remote.OBJECT_STORE_BYTES
+  needed = budget.Store(
+    table_bytes=store.store_bytes,
+    resident_bytes=resident_bytes,
+    rows_bytes=store.rows_bytes(step_centers),
+    num_workers=num_workers,
+    shared_bytes=shared_bytes,
   )
+  if kind != 'remote' or not os.environ.get('RAY_ADDRESS'):
+    smaller, _ = config_lib.smaller(config)
+    if kind == 'memory':
+      smaller = f'give --config.table.store=disk, or {smaller}'
+    needed.check(smaller)
+  _LOG.info(needed.describe())
 
 
 def check_fits(parts: Parts) -> None:
@@ -933,10 +861,7 @@ def check_fits(parts: Parts) -> None:
   """
   strategy, mesh, dtype = parts.strategy, parts.mesh, parts.config.table.dtype
   if strategy.store:
-    data = getattr(parts.source, 'mapped_bytes', 0)
-    args = parts.config, parts.tuning, strategy.store, data
-    for line in _plan_of_store(*args):
-      _LOG.info(line)
+    _check_store(parts.config, parts.tuning, strategy.store)
   state = strategy.init.eval_shape(jax.random.key(0))
   whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
   held = mesh_lib.num_bytes(state) // strategy.batch_sharding.num_devices
@@ -951,7 +876,7 @@ def check_fits(parts: Parts) -> None:
   layers = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state[1:]))
   if 2 * layers > held:  # which each device has whole
     copy, smaller = 0, 'lower --config.model.hidden or --config.model.dim'
-  resources.check_fits(
+  budget.check_state(
     list(mesh.devices.flat), held_bytes=held, copy_bytes=copy, smaller=smaller
   )
 

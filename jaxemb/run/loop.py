@@ -26,7 +26,7 @@ from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.ops import rounding
 from jaxemb.run import build, metrics
-from jaxemb.runtime import distributed, hlo, mesh, resources
+from jaxemb.runtime import budget, distributed, hlo, mesh, resources
 from jaxemb.storage import checkpoint
 from jaxemb.strategies import base as strategy_base
 
@@ -133,13 +133,10 @@ def train(
       args = (constants, item.batch, now)
       if program is None:  # compiled before its use, to time it apart
         start = time.monotonic()
-        lowered = strategy.step.lower(state, *args)
-        if isinstance(lowered, jax.stages.Lowered):  # or several programs
-          resources.check_compiler(lowered)
-        program = lowered.compile()
+        program = strategy.step.lower(state, *args).compile()
         _, unit = config_lib.smaller(config)
         smaller = f'lower --config.train.batch_{unit}'
-        resources.check_program(program, list(parts.mesh.devices.flat), smaller)
+        budget.check_step(program, list(parts.mesh.devices.flat), smaller)
         totals.compile_secs += (secs := time.monotonic() - start)
         start_secs = time.time() - session.started
         metrics.LOG.info(

@@ -23,9 +23,7 @@ from jaxemb.runtime import distributed, mesh, resources
 from jaxemb.senses import table as senses_lib
 from jaxemb.storage import export as export_lib
 from jaxemb.storage import orbax_export
-from jaxemb.stores import host_memory
 from jaxemb.tables import spec as spec_lib
-from jaxemb.workers import remote
 
 _WORDS_COUNTED = (
   'corpus words inside the vocabulary, before frequent-word subsampling, times '
@@ -256,17 +254,12 @@ def reported(
   values = summary(parts, totals) | dict(found)
   values |= {'hosts': resources.summary(records)}
   if parts.strategy.store:
-    values |= {'store': _store(parts, totals, values)}
+    values |= {'store': _store(parts, totals)}
   return values, records
 
 
-def _store(
-  parts: build.Parts, totals: metrics.Totals, values: Mapping[str, Any]
-) -> dict[str, Any]:
-  """What went between stores and the device, beside what was expected.
-
-  `values` are those of the report, with what each host took.
-  """
+def _store(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
+  """Returns counts of rows between stores and the device."""
   stored, config = parts.strategy.store, parts.config
   counts = {k: totals.counters.get(k, 0) for k in stored.counted}
   steps, needed = max(totals.steps, 1), max(counts['rows_needed'], 1)
@@ -276,63 +269,12 @@ def _store(
     'store_bytes': stored.store_bytes,
     'hit_rate': 1 - counts['rows_fetched'] / needed,
     'hidden': max(0.0, 1 - counts['fetch_waited_secs'] / secs),
-    'memory': _memory(parts, values),
   }
   if config.strategy.name == 'workers':
-    tables = build.traffic(config, parts.tuning, stored).values()
-    num = sum(x.needs.sum() for x, _ in tables)
     for key in ('fetched', 'pushed'):
-      expected = sum(getattr(y, key) * x.needs.sum() for x, y in tables)
-      found[f'predicted_rows_{key}_per_row'] = expected / num
       found[f'rows_{key}_per_row'] = counts[f'rows_{key}'] / needed
     return found
-  predicted = stored.predicted(config.train.batch_words).values()
-  return found | {
-    'rows_fetched_per_step': counts['rows_fetched'] / steps,
-    'predicted_rows_fetched_per_step': sum(x.rows_per_step for x in predicted),
-  }
-
-
-def _memory(
-  parts: build.Parts, values: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-  """What was expected of each process that has rows, beside its peak.
-
-  It is that of training, and without Ray's object store, which is there once
-  for all processes.
-  """
-  config, store = parts.config, parts.strategy.store
-  found, sizes = [], [(store.base_bytes, remote.shared_bytes(), store.programs)]
-  data = getattr(parts.source, 'mapped_bytes', 0)
-  step_words = config.train.batch_words
-  if 'workers' in values:
-    sizes = values['workers']['memory']
-    step_words = parts.tuning.part_words
-  args = store, config.table.store, step_words
-  for (base, shared, *more), host in zip(sizes, values['hosts'], strict=False):
-    if host:
-      memory = host_memory.of_trainer(*args, base, data, *more)
-      found.append(('trains', memory, host['peak_rss_bytes'] - shared))
-  for base, peak in values.get('workers', {}).get('desk_memory', ()):
-    s = config.strategy
-    memory = host_memory.of_desk(
-      parts.trainable, s.num_workers, is_lockstep=s.pace == 'bsp', base=base
-    )
-    found.append(('desk', memory, peak))
-  if config.table.store == 'remote':
-    args = store, config.table.shards, step_words
-    for base, peak in next(iter(store.rows.stores.values())).memory():
-      memory = host_memory.of_shard(*args, base)
-      found.append(('shards', memory, peak))
-  return [
-    {
-      'process': name,
-      'parts_bytes': memory._asdict(),
-      'predicted_rss_bytes': sum(memory),
-      'peak_rss_bytes': peak,
-    }
-    for name, memory, peak in found
-  ]
+  return found | {'rows_fetched_per_step': counts['rows_fetched'] / steps}
 
 
 def _staleness(

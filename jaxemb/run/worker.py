@@ -335,11 +335,6 @@ class _Training:
     return self._counts(pace, dense) | {
       'pending': self._store.rows.num_updates(),
       'own': item.own,
-      'memory': (
-        self._store.base_bytes,
-        remote.shared_bytes(),
-        self._store.programs,
-      ),
       'rates': tuple(map(float, rates)),
       'metrics': found,
     }

@@ -219,8 +219,6 @@ class _Runner:
       self.state = build.new_state(parts, key)
     hook.begin(self.totals)
     self._used, self._most_missed, self._replaced = _Used(), 0, 0
-    self._desk_memory: list[tuple[int, int]] = []
-    self._memory: dict[int, tuple[int, int, Any]] = {}
     self.meter = metrics.Meter(
       workdir=workdir,
       totals=self.totals,
@@ -289,8 +287,6 @@ class _Runner:
     if evaluates:
       hook.run(self.state, self.totals)
     self._replaced = crew.num_replaced
-    if self._parts.trainable.has_dense:
-      self._desk_memory = [crew.ask('memory')]
     self._save(crew)
     return True
 
@@ -315,7 +311,6 @@ class _Runner:
     if 'metrics' not in report:
       return False
     crew.has_trained(number)
-    self._memory[number] = report['memory']
     if secs := report['compile_secs']:
       # Of all at the same time.
       totals.compile_secs = max(totals.compile_secs, secs)
@@ -358,12 +353,5 @@ class _Runner:
         / max(checked, 1),
         'most_missed_updates': self._most_missed,
         'dense_bytes': counters.get('dense_bytes', 0),
-        'desk_memory': self._desk_memory,
-        # Before a worker had rows, of all what workers and shards share, and
-        # of its programs.
-        'memory': [
-          self._memory.get(i, (0, 0, None))
-          for i in range(1 + max(self._memory, default=-1))
-        ],
       }
     }

@@ -26,14 +26,8 @@ import jax
 import numpy as np
 import psutil
 
-from jaxemb import errors
-
 _LARGE_BYTES, _HUGE_PAGE_BYTES = 1 << 26, 1 << 21
 _COLLAPSE = 25  # MADV_COLLAPSE of Linux 6.1 and later
-# For each character of a program, at least: .39 to 1.1 KB of clicks, edges,
-# mixtures, nodes and text on CPUs (jaxlib 0.10.2), whose steps have 33 to 400
-# thousand. What could still be compiled must not be refused.
-_COMPILER_BYTES = 350
 
 _PACKAGES = ('jaxemb', 'jax', 'jaxlib', 'orbax-checkpoint', 'numpy', 'numba')
 _BUSY = ('user', 'nice', 'system', 'irq', 'softirq', 'steal')
@@ -251,51 +245,6 @@ def available_bytes(
   return free_bytes
 
 
-def check_made(path: str, needed_bytes: int) -> None:
-  """Raises a `UserError` if embedded data is too large to be made in memory."""
-  if needed_bytes > (free_bytes := available_bytes()):
-    raise errors.UserError(
-      f'config.data.path={path} takes {needed_bytes / 1e6:,.0f} MB of memory '
-      f'to be made, and {free_bytes / 1e6:,.0f} MB are free; give a smaller one'
-    )
-
-
-def check_fits(
-  devices: Sequence[jax.Device], held_bytes: int, copy_bytes: int, smaller: str
-) -> None:
-  """Raises a `UserError` if `held_bytes` on each device are too many.
-
-  It names the number of devices or hosts that would have room for `copy_bytes`,
-  one whole copy of the tables, and what makes these `smaller`. 0 = most of it
-  is in layers, which are not divided.
-  """
-  mine = [d for d in devices if d.process_index == jax.process_index()]
-  stats = mine[0].memory_stats() if mine else None
-  if stats and stats.get('bytes_limit'):
-    kind, needed_bytes, more = 'device', held_bytes, ''
-    free_bytes = stats['bytes_limit'] - stats.get('bytes_in_use', 0)
-  else:  # CPU devices share the memory of the host
-    kind, needed_bytes = 'host', held_bytes * len(mine)
-    more = ' with as much memory, a process with one device on each'
-    free_bytes = available_bytes()
-  if needed_bytes <= free_bytes:
-    return
-  if not copy_bytes:
-    raise errors.UserError(
-      f'layers and tables need {needed_bytes / 1e9:,.1f} GB on each {kind} and '
-      f'{free_bytes / 1e9:,.1f} GB are free there; {smaller}'
-    )
-  num = math.ceil(copy_bytes / max(free_bytes, 1))
-  num = 1 << (num - 1).bit_length()  # rows are divided by powers of two
-  raise errors.UserError(
-    f'the tables need {needed_bytes / 1e9:,.1f} GB on each {kind} and '
-    f'{free_bytes / 1e9:,.1f} GB are free there; split one copy of them over '
-    f'{num} {kind}{"s" if num > 1 else ""}{more} '
-    "(--config.table.layout='row' --config.strategy.name=sync "
-    f'--config.mesh.data=1 --config.mesh.table={num}), or {smaller}'
-  )
-
-
 def use_huge_pages(arrays: Any) -> None:
   """Has large arrays of a pytree on CPUs in huge pages, where there are any.
 
@@ -318,49 +267,3 @@ def use_huge_pages(arrays: Any) -> None:
       # Those to come, then those that are there; none is needed.
       advise(first, size, mmap.MADV_HUGEPAGE)
       advise(first, size, _COLLAPSE)
-
-
-def check_compiler(lowered: jax.stages.Lowered) -> None:
-  """Raises a `UserError` if the host surely cannot compile a program.
-
-  What XLA takes for it depends on how long the program is, and not on its
-  arrays.
-  """
-  module = lowered.compiler_ir()
-  # Without the numbers of constants.
-  text = module.operation.get_asm(large_elements_limit=16)
-  needed_bytes, free_bytes = _COMPILER_BYTES * len(text), available_bytes()
-  if needed_bytes > free_bytes:  # for so short a time swap will do
-    free_bytes += psutil.swap_memory().free
-  if needed_bytes > free_bytes:
-    raise errors.UserError(
-      f'compiling a step needs {needed_bytes / 1e6:,.0f} MB of memory or more, '
-      f'and {free_bytes / 1e6:,.0f} MB are free; end other programs'
-    )
-
-
-def check_program(
-  program: jax.stages.Compiled, devices: Sequence[jax.Device], smaller: str
-) -> None:
-  """Raises a `UserError` if a program has no room beside its arguments.
-
-  `smaller` is what the message says to do.
-  """
-  analysis = program.memory_analysis()
-  if analysis is None:  # some back ends do not know
-    return
-  new = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-  needed_bytes = analysis.temp_size_in_bytes + max(0, new)
-  mine = [d for d in devices if d.process_index == jax.process_index()]
-  stats = mine[0].memory_stats() if mine else None
-  kind, free_bytes = 'each device', 0
-  if stats and stats.get('bytes_limit'):
-    free_bytes = stats['bytes_limit'] - stats.get('bytes_in_use', 0)
-  else:  # CPU devices share the memory of the host
-    kind, needed_bytes = 'the host', needed_bytes * len(mine)
-    free_bytes = available_bytes()
-  if needed_bytes > free_bytes:
-    raise errors.UserError(
-      f'a step needs {needed_bytes / 1e9:,.1f} GB on {kind} and '
-      f'{free_bytes / 1e9:,.1f} GB are free there; {smaller}'
-    )

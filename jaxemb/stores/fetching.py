@@ -32,7 +32,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base as data_base
-from jaxemb.runtime import hlo, resources
+from jaxemb.runtime import hlo
 from jaxemb.stores import cache as cache_lib
 from jaxemb.stores import cached, device_rows
 from jaxemb.stores import local as stores
@@ -42,8 +42,6 @@ from jaxemb.tables import spec as spec_lib
 _LOG = logging.getLogger('jaxemb')
 MOST_STEPS = 64  # whose ids are found at once, and of a stretch
 _LOOK_AHEAD = 16  # steps
-_IDS = 4  # times they are in memory: of two blocks, and rows found in them
-_BATCHES = 4  # in memory: two that are read ahead, the next, and this
 
 
 class _Block(NamedTuple):
@@ -118,7 +116,7 @@ class Rows(Protocol):
   COUNTS: tuple[str, ...]  # names of what it counts
   # Whether `fetch` has rows go and come that may do so beside steps.
   is_beside: bool
-  is_shared: bool  # whether this process has copies, which others change, too
+  copy_bytes: int  # of copies in this process of rows that others change, too
   records: Mapping[str, stores.Record]  # by table
   stores: Mapping[str, stores.Store]  # by table, once there is a state
 
@@ -211,55 +209,6 @@ def expected_rows(lookups: np.ndarray) -> float:
   return float(-np.expm1(-lookups).sum())
 
 
-class Predicted(NamedTuple):
-  """What is expected of a table, before it is trained."""
-
-  stretch_steps: float  # that have room on the device at once
-  rows_per_step: float  # fetched, once all slots are in use
-  hit_rate: float  # of the rows that a stretch needs
-  needs: np.ndarray  # [vocab], chance that a stretch needs a row
-  misses: np.ndarray  # [vocab], and that it is not there then
-
-
-class Programs(NamedTuple):
-  """What memory compiled programs take, beside tables."""
-
-  rss_bytes: int  # of this process once they were compiled, all else included
-  step_bytes: int  # temporary arrays of steps, and batches that are ahead
-
-
-def predict(
-  lookups: Mapping[str, np.ndarray], num_slots: int, most_steps: int
-) -> dict[str, Predicted]:
-  """By table, what [vocab] lookups of each step make of a cache they share.
-
-  A row is there if any table used it within a time in which as many others were
-  used as there are slots (Che's approximation, of LRU; LFU fetches a little
-  less).
-  """
-  of_any = np.max(list(lookups.values()), 0)
-  low, high = 1e-3, 1e9
-  for _ in range(60):  # by bisection
-    middle = (low * high) ** 0.5
-    is_less = expected_rows(of_any * middle) < num_slots
-    low, high = (middle, high) if is_less else (low, middle)
-  num_steps = min(low, most_steps)
-  found = {}
-  for name, each in lookups.items():
-    needs = -np.expm1(-each * num_steps)
-    misses = np.exp(-of_any * low)
-    num_misses = float(np.sum(needs * misses))
-    hit_rate = 1 - num_misses / needs.sum()
-    found[name] = Predicted(
-      stretch_steps=num_steps,
-      rows_per_step=num_misses / num_steps,
-      hit_rate=hit_rate,
-      needs=needs,
-      misses=misses,
-    )
-  return found
-
-
 def _share(num_parts: int, schedule: base.Schedule) -> data_base.Share:
   """All examples of the parts in a batch."""
   return data_base.Share(
@@ -269,6 +218,10 @@ def _share(num_parts: int, schedule: base.Schedule) -> data_base.Share:
     split=0,
     num_splits=1,
   )
+
+
+def _num_bytes(tree):
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 class Fetching:
@@ -281,15 +234,12 @@ class Fetching:
     rows: Rows,
     most_steps: int = 8,
     lend: Callable[[int], None] = lambda cores: None,
-    base_bytes: int = 0,
   ):
     """Tables are `tables.cached.Cached`; each is in one of the caches.
 
     A stretch has at most so many steps; `lend` has the steps do without as many
-    more cores. `base_bytes` of memory were in use before there were caches.
+    more cores.
     """
-    self.base_bytes = base_bytes
-    self.programs: Programs | None = None  # before `lower`
     self.trainable, self.caches, self.rows = trainable, caches, rows
     self._lend, self._dense = lend, None
     self.tables: Mapping[str, cached.Cached] = trainable.tables
@@ -434,12 +384,6 @@ class Fetching:
     if sizes & hlo.copied_arrays(self.as_text()):
       # Rows that were written to the other copy meanwhile would be lost.
       self.rows.is_beside = False
-    step_bytes = _BATCHES * sum(x.nbytes for x in jax.tree.leaves(batch))
-    for program, num in ((self._plan, 1 + _IDS), (self._run, 1)):
-      if x := program.memory_analysis():
-        new_bytes = x.output_size_in_bytes - x.alias_size_in_bytes
-        step_bytes += x.temp_size_in_bytes + num * max(0, new_bytes)
-    self.programs = Programs(resources.rss_bytes(), step_bytes)
     return self
 
   def compile(self) -> 'Fetching':
@@ -656,16 +600,28 @@ class Fetching:
     vocabs = {k: x.spec.vocab for k, x in self.tables.items()}
     return sum(x.num_bytes * vocabs[k] for k, x in self.rows.records.items())
 
-  def predicted(self, step_centers: int) -> dict[str, Predicted]:
-    """By table, what is expected of steps with so many centers."""
-    found = {}
-    for cache in self.caches:
-      lookups = {
-        name: self.tables[name].spec.lookups_per_center * step_centers
-        for name in cache.names
-      }
-      found |= predict(lookups, cache.capacity, self.most_steps)
-    return found
+  @property
+  def dense_bytes(self) -> int:
+    """Bytes of dense parameters and their optimizer state."""
+    _, *dense = jax.eval_shape(self.trainable.init, jax.random.key(0))
+    return _num_bytes(dense)
+
+  def rows_bytes(self, step_centers: int) -> int:
+    """Bytes of rows in this process, beside stores, with steps of so many.
+
+    They are rows on a device that has the memory of the process, maps, and rows
+    on their way.
+    """
+    device_bytes = stretch_bytes = 0
+    if device_rows.are_in_memory():
+      state = jax.eval_shape(self.trainable.init, jax.random.key(0))
+      device_bytes = _num_bytes(state)
+    map_bytes = sum(x.num_bytes for x in self.caches)
+    for name, table in self.tables.items():
+      lookups = table.spec.lookups_per_center * step_centers * self.most_steps
+      num_rows = min(expected_rows(lookups), table.slots.spec.vocab)
+      stretch_bytes += int(num_rows) * self.rows.records[name].num_bytes
+    return device_bytes + map_bytes + stretch_bytes + self.rows.copy_bytes
 
   def take_counts(self) -> dict[str, float]:
     """Rows and seconds since the last call, by name."""

@@ -25,7 +25,7 @@ from jaxemb.storage import atomic
 _BLOCK_BYTES = 1 << 26  # of a snapshot, read and written at once
 # Pages of a large file that this process may have mapped: all that were ever
 # used would count as its memory.
-_MAPPED_BYTES = 1 << 30
+MAPPED_BYTES = 1 << 30
 _ROWS_MAPPED_AT_ONCE = 4096
 
 
@@ -219,25 +219,6 @@ class Memory(_Local):
     self._open(np.zeros((self.num_rows, self.num_bytes), np.uint8))
 
 
-def snapshot_bytes(num_rows: int, num_bytes: int) -> int:
-  """What is in memory while a snapshot of so many rows is written."""
-  return 8 * num_rows + min(_BLOCK_BYTES, num_rows * num_bytes)
-
-
-def resident_bytes(sizes: Sequence[tuple[int, int]], is_mapped: bool) -> int:
-  """Of stores with (rows, bytes of a record), all of them written.
-
-  Of large files that are mapped only some pages stay.
-  """
-  large, total = 0, sum(n for n, _ in sizes)
-  for num_rows, num_bytes in sizes:
-    is_large = is_mapped and num_rows * num_bytes > _MAPPED_BYTES
-    large += is_large
-    total += 0 if is_large else num_rows * num_bytes
-  room = max(0, _MAPPED_BYTES - _mapped_bytes())
-  return max(total, room) if large else total
-
-
 def _mapped_bytes() -> int:
   """Of files, in the memory of this process; 0 where that is not known."""
   return getattr(_process(os.getpid()).memory_info(), 'shared', 0)
@@ -271,11 +252,11 @@ class Disk(_Local):
 
     How many a row takes depends on the file system, which maps neighbors, too.
     """
-    is_large = self.records.nbytes > _MAPPED_BYTES
+    is_large = self.records.nbytes > MAPPED_BYTES
     size = _ROWS_MAPPED_AT_ONCE if is_large else max(1, num)
     for i in range(0, num, size):
       yield slice(i, i + size)
-      if is_large and _mapped_bytes() > _MAPPED_BYTES:
+      if is_large and _mapped_bytes() > MAPPED_BYTES:
         self._map.madvise(mmap.MADV_DONTNEED)
 
   def read(self, ids: np.ndarray) -> np.ndarray:

@@ -49,7 +49,7 @@ def first_rows(
 class OwnedRows:
   """Implements `fetching.Rows`."""
 
-  is_shared = False
+  copy_bytes = 0
   COUNTS = (
     'rows_fetched',
     'rows_stored',

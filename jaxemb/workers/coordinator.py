@@ -20,8 +20,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxemb.workers import remote
-
 
 class Lease(NamedTuple):
   """A dispatch that a worker is to make and to train."""
@@ -324,7 +322,6 @@ class Desk:
       from jaxemb.workers import dense as dense_lib  # and with it JAX
 
       self._dense = dense_lib.Dense(*dense)
-    self._base = remote.own_bytes()
     self._change = asyncio.Condition()
     self._reports: list[dict[str, Any]] = []
 
@@ -503,10 +500,6 @@ class Desk:
       self._ledger.restore(state)
     if self._dense:
       self._dense.params, self._dense.optimizer = dense
-
-  async def memory(self) -> tuple[int, int]:
-    """As of a shard: before it had parameters, and the most."""
-    return self._base, remote.own_bytes()
 
   async def has_ended(self) -> bool:
     """See `Ledger`."""

@@ -14,8 +14,6 @@ import json
 import logging
 import os
 import pathlib
-import re
-import resource
 import secrets
 import shutil
 import signal
@@ -114,23 +112,6 @@ class _Kept:
     self._save_secs = self._saved - start
 
 
-def shared_bytes() -> int:
-  """Of this process's resident memory, what Ray's processes share.
-
-  It is their object store; 0 where that is not known.
-  """
-  path = pathlib.Path('/proc/self/status')
-  found = path.exists() and re.search(r'RssShmem:\s*(\d+)', path.read_text())
-  return 1024 * int(found[1]) if found else 0
-
-
-def own_bytes() -> int:
-  """The most that this process, which nobody large has started, has had."""
-  unit = 1 if sys.platform == 'darwin' else 1024
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  return unit * peak - shared_bytes()
-
-
 class Actor:
   """Shards of all tables that have a number, in a process of their own.
 
@@ -139,7 +120,7 @@ class Actor:
 
   def __init__(self, folder: pathlib.Path, snapshot_secs: float):
     """The folder is for its snapshots."""
-    self._args, self._base = (folder, snapshot_secs), own_bytes()
+    self._args = folder, snapshot_secs
     self._kept: dict[str, _Kept] = {}
 
   def call(
@@ -153,10 +134,6 @@ class Actor:
         self._kept[name] = _Kept(folder / name, secs, *sizes)
       found.append(self._kept[name].call(method, args))
     return found
-
-  def memory(self) -> tuple[int, int]:
-    """Resident bytes before the process had rows, and the most; not shared."""
-    return self._base, own_bytes()
 
   def drop(self, name: str) -> None:
     """Removes the shard of a table."""
@@ -405,9 +382,6 @@ class Cluster:
       self._calls = None
       self.close()
 
-    def memory():
-      return self._ray.get([x.memory.remote() for x in calls.actors])
-
     return shards.Sharded(
       name=name,
       num_shards=num_shards,
@@ -417,7 +391,6 @@ class Cluster:
       call=calls,
       client=client or uuid.uuid4().hex,
       close=close,
-      memory=memory,
     )
 
   def _folder(self, folder):

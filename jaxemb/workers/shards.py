@@ -226,17 +226,12 @@ class Sharded:
     call: Call,
     client: str,
     close: Callable[[], None],
-    memory: Callable[[], list[tuple[int, int]]] = list,
   ):
-    """`make` makes the first records of ids; names of clients are unique.
-
-    `memory` tells, for the process of each shard, the resident bytes before it
-    had rows and the most of them.
-    """
+    """`make` makes the first records of ids; names of clients are unique."""
     self.name, self.num_rows, self.num_bytes = name, num_rows, num_bytes
     self._num_shards, self._make, self.call = num_shards, make, call
     self._client, self._calls = client, 0
-    self.close, self.memory = close, memory  # the first as of `stores.Store`
+    self.close = close  # as of `stores.Store`
 
   def _split(self, ids):
     """By shard, which of the ids it has."""

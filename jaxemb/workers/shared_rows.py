@@ -171,51 +171,6 @@ class _Layout:
     return state, errors
 
 
-class Traffic(NamedTuple):
-  """What is expected of a worker, for each row that a round needs."""
-
-  fetched: float  # rows
-  pushed: float
-  sent_bytes: float
-  received_bytes: float
-
-
-def predict(
-  expected: fetching.Predicted,
-  lookups: np.ndarray,
-  num_workers: int,
-  staleness: int,
-  record_bytes: int,
-) -> Traffic:
-  """Traffic of a table with [vocab] lookups of each step.
-
-  Between two rounds that need a row, the others update it m times on average.
-  After 1 + (s + 1) / m such rounds more than s updates are missed, if m is
-  distributed geometrically, as it is for rare rows; for frequent ones each
-  round is enough. A worker's own updates reach s + 1 after (s + 1) / v rounds,
-  v in each; and go before if the row does.
-  """
-  needs, misses = expected.needs, expected.misses
-  updates = lookups * expected.stretch_steps
-  of_round = updates / np.maximum(needs, 1e-30)  # v, in rounds that need it
-  others = (num_workers - 1) * of_round
-  limit = staleness + 1
-  is_old = others / (others + limit) if limit else np.ones(len(needs))
-  # Of a row that is never looked up, never.
-  is_pushed = np.minimum(of_round / max(limit, 1e-30), 1)
-  num = needs.sum()
-  fetched = np.sum(needs * (misses + (1 - misses) * is_old)) / num
-  pushed = np.sum(needs * (is_pushed + misses * (1 - is_pushed))) / num
-  # As `SharedRows` counts them.
-  sent = 16 + pushed * (16 + record_bytes)
-  return Traffic(
-    fetched=fetched,
-    pushed=pushed,
-    sent_bytes=sent,
-    received_bytes=fetched * (17 + record_bytes),
-  )
-
-
 class _Stretch(NamedTuple):
   """Rows of a table that a stretch needs."""
 
@@ -227,7 +182,7 @@ class _Stretch(NamedTuple):
 class SharedRows:
   """Implements `fetching.Rows`."""
 
-  is_beside, is_shared = False, True
+  is_beside = False
 
   # Of `rows_checked`, `updates_missed` by those that were not read.
   COUNTS = (
@@ -296,6 +251,15 @@ class SharedRows:
       )
       self._lookups[name] = copies.Lookups(spec.vocab)
       self._last[name] = np.zeros(0, np.int64)
+
+  @property
+  def copy_bytes(self) -> int:
+    """See `fetching.Rows`."""
+    sizes = {k: x.num_bytes for k, x in self.records.items()}
+    return sum(
+      copies.num_bytes(x.spec.vocab, x.slots.spec.vocab, sizes[k])
+      for k, x in self.tables.items()
+    )
 
   def num_updates(self) -> int:
     """Updates of rows on the device that no shard has."""

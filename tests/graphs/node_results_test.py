@@ -300,4 +300,4 @@ def test_rows_may_come_from_a_store(tmp_path):
   settings |= {'train__batch_examples': 16, 'train__epochs': 2}
   assert _run(tmp_path, model__inputs='rows', **settings) == 0
   store = runs.report(tmp_path)['store']
-  assert store['rows_fetched'] > 0 and store['memory'][0]['peak_rss_bytes'] > 0
+  assert store['rows_fetched'] > 0

@@ -70,10 +70,6 @@ def _check_all_words(workdir):
   for host in report['hosts']:
     assert host['rows_needed'] >= host['rows_fetched'] > 0
     assert min(host['bytes_sent'], host['bytes_received'], host['words']) > 0
-  memory = report['store']['memory']
-  assert {x['process'] for x in memory} == {'trains', 'shards'}
-  for x in memory:
-    assert 0.75 < x['predicted_rss_bytes'] / x['peak_rss_bytes'] < 1.33
   return report
 
 

@@ -1,23 +1,16 @@
 """Use of CPU, memory and network: samples, rates, sums over a run."""
 
-import collections
 import math
 import socket
 import sys
 import time
-import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import errors
-from jaxemb.clicks import toyclicks
-from jaxemb.graphs import toygraph
 from jaxemb.runtime import resources
-
-SMALLER = 'lower --config.model.dim or --config.data.max_vocab'
 
 
 def test_rates_are_those_of_the_time_between():
@@ -127,26 +120,6 @@ def test_threads_that_compute_are_awake(monkeypatch):
   assert math.isnan(resources.asleep_secs(1))
 
 
-@pytest.mark.parametrize(
-  ('copies', 'free_bytes', 'needed'),
-  [(1, 4000, 0), (1, 500, 4), (1, 399, 8), (2, 399, 16)],
-)
-def test_tables_that_do_not_fit_are_refused(
-  monkeypatch, copies, free_bytes, needed
-):
-  memory = collections.namedtuple('Memory', 'available')(free_bytes)
-  monkeypatch.setattr(resources.psutil, 'virtual_memory', lambda: memory)
-  devices = jax.devices()[:2]  # which share the memory of the host
-  if not needed:
-    return resources.check_fits(devices, 2000, 2000 * copies, SMALLER)
-  with pytest.raises(errors.UserError) as caught:
-    resources.check_fits(devices, 1000, 2000 * copies, SMALLER)
-  line = str(caught.value)
-  # Rows are divided by powers of two alone.
-  assert f'{needed} hosts' in line and f'mesh.table={needed}' in line
-  assert '\n' not in line
-
-
 def test_versions_and_machine_are_named():
   assert {'python', 'jax', 'numpy'} <= resources.versions().keys()
   assert 'not installed' not in resources.versions().values()
@@ -176,34 +149,8 @@ def test_memory_of_a_container_is_limited(tmp_path):
   assert resources.available_bytes(tmp_path) == 500
 
 
-def test_data_that_is_made_has_room(monkeypatch, tmp_path):
-  monkeypatch.setattr(resources, 'available_bytes', lambda: 2_000_000)
-  for make in (
-    lambda: toygraph.make('toygraph:1000'),
-    lambda: toyclicks.write(tmp_path, 3000),
-  ):
-    with pytest.raises(
-      errors.UserError, match='[23] MB of memory .*, and 2 MB'
-    ):
-      make()
-
-
 def test_huge_pages_change_no_number(monkeypatch):
   monkeypatch.setattr(resources, '_LARGE_BYTES', 1 << 20)
   arrays = {'large': jnp.arange(3_000_001), 'small': jnp.ones(3)}
   resources.use_huge_pages(arrays)
   np.testing.assert_array_equal(arrays['large'], np.arange(3_000_001))
-
-
-def test_a_program_that_has_no_room_to_be_compiled_is_refused(monkeypatch):
-  constant = np.arange(1 << 20)  # which counts for nothing
-  lowered = jax.jit(lambda x: x + constant).lower(1.0)
-  monkeypatch.setattr(resources, 'available_bytes', lambda: 2_000_000)
-  resources.check_compiler(lowered)
-  monkeypatch.setattr(resources, 'available_bytes', lambda: 50_000)
-  swap = types.SimpleNamespace(free=0)
-  monkeypatch.setattr(resources.psutil, 'swap_memory', lambda: swap)
-  with pytest.raises(errors.UserError, match='MB of memory or more, and 0 MB'):
-    resources.check_compiler(lowered)
-  swap.free = 2_000_000
-  resources.check_compiler(lowered)

@@ -99,7 +99,7 @@ def peak_bytes():
   return 1024 * int(re.search(r'VmHWM:\\s*(\\d+) kB', status)[1])
 
 folder, num, dim = pathlib.Path(sys.argv[1]), 400_000, 64
-stores._MAPPED_BYTES = 1 << 24
+stores.MAPPED_BYTES = 1 << 24
 record = stores.Record((np.dtype(np.float32),) * 2, ((dim,), ()))
 
 def make(ids):

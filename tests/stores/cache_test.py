@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from jaxemb.stores import cache as cache_lib
-from jaxemb.stores import fetching
 
 VOCAB, CAPACITY = 1000, 100
 
@@ -79,25 +78,3 @@ def test_a_step_that_does_not_fit_is_refused():
     cache.admit([step])
   assert error.value.num_rows == 9
   assert cache.admit([(step[0], step[0])]).num_steps == 1
-
-
-@pytest.mark.parametrize('policy', cache_lib.POLICIES)
-def test_prediction_of_what_moves(policy):
-  chances = 1 / (np.arange(VOCAB) + 2.7)
-  chances /= chances.sum()
-  rng = np.random.default_rng(0)
-  cache = cache_lib.Cache(('a',), VOCAB, 300, policy)
-  expected = fetching.predict({'a': 80 * chances}, 300, 4)['a']
-  num, steps, needed = 0, 0, 0
-  while steps < 2000:
-    ids = rng.choice(VOCAB, (4, 80), p=chances).astype(np.int32)
-    moves = cache.admit([[x] for x in ids])
-    steps += moves.num_steps
-    if steps > 200:
-      num += len(moves.into['a'][1])
-      needed += moves.num_needed['a']
-  assert expected.stretch_steps == 4
-  ratio = num / 1800 / expected.rows_per_step
-  # It is of LRU, and what LFU fetches is less.
-  assert 0.9 < ratio < 1.1 if policy == 'lru' else 0.75 < ratio < 0.95
-  assert 1 - num / needed == pytest.approx(expected.hit_rate, abs=0.1)

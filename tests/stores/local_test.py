@@ -24,7 +24,7 @@ def _make(kind, tmp_path):
 @pytest.mark.parametrize('kind', ['memory', 'disk', 'large'])
 def test_what_was_written_is_read(kind, tmp_path, monkeypatch):
   if kind == 'large':
-    monkeypatch.setattr(stores, '_MAPPED_BYTES', 9 * 64)
+    monkeypatch.setattr(stores, 'MAPPED_BYTES', 9 * 64)
   rng, store = np.random.default_rng(0), _make(kind, tmp_path)
   truth = _first(np.arange(ROWS))
   device = rng.integers(0, 255, (20, RECORD.num_bytes), np.uint8)

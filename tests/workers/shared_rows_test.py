@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxemb.data import windows
-from jaxemb.workers import shards, shared_rows
+from jaxemb.workers import shards
 from tests import dispatches, marking
 
 VOCAB, DIM, WINDOW, CHUNK, WORDS, STEPS = 400, 12, 2, 8, 16, 50
@@ -260,34 +260,6 @@ def test_an_export_on_the_way_loses_nothing():
   expected, _ = alone(1, {}, work)
   for name, found in rows(made).items():
     np.testing.assert_allclose(found.rows, expected[name].rows, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-  'num_workers,staleness',
-  [(1, 0), pytest.param(3, 10, marks=slow)],
-)
-def test_traffic_is_what_was_expected(num_workers, staleness):
-  settings = {
-    'table.staleness': staleness, 'table.device_bytes': '50%',
-    'strategy.sync_every': 2 * WORDS,
-  }  # fmt: skip
-  made = trainers(num_workers, settings, Cluster())
-  work = batches(num_workers, 8, made[0].trainable.steps, 0.01)
-  run(made, Abreast(num_workers), work)
-  store = made[0].strategy.store
-  counts, num = store.take_counts(), 0.0
-  fetched = pushed = 0.0
-  for name, expected in store.predicted(WORDS).items():
-    lookups = store.tables[name].spec.lookups_per_center * WORDS
-    size = store.rows.records[name].num_bytes
-    args = expected, lookups, num_workers, staleness, size
-    each, rows = shared_rows.predict(*args), expected.needs.sum()
-    fetched += each.fetched * rows
-    pushed += each.pushed * rows
-    num += rows
-  needed = counts['rows_needed']
-  assert abs(fetched / num - counts['rows_fetched'] / needed) < 0.1
-  assert abs(pushed / num - counts['rows_pushed'] / needed) < 0.1
 
 
 @slow

@@ -1,0 +1,140 @@
+"""The memory budget: what a run needs against what is free, before it is taken.
+
+Three things take memory: the state (tables, optimizer state and dense
+parameters), the rows of tables in a store that are on the device, and batches
+with the temporary arrays of a step. A run that they do not fit is refused with
+these numbers and the setting to lower.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+
+from jaxemb import errors
+from jaxemb.runtime import resources
+
+# Programs, threads and a snapshot that is being written take up to so much once
+# steps are compiled; a new process has the other before it has tables.
+_PROGRAM_BYTES, _PROCESS_BYTES = 200_000_000, 500_000_000
+
+
+class _Room(NamedTuple):
+  kind: str  # 'device' or 'host'
+  free_bytes: int
+  num_devices: int  # of this process that share it
+
+
+def _room(devices: Sequence[jax.Device]) -> _Room:
+  local = [d for d in devices if d.process_index == jax.process_index()]
+  stats = local[0].memory_stats() if local else None
+  if stats and stats.get('bytes_limit'):
+    free_bytes = stats['bytes_limit'] - stats.get('bytes_in_use', 0)
+    return _Room('device', free_bytes, 1)
+  # CPU devices share the memory of the host.
+  return _Room('host', resources.available_bytes(), len(local))
+
+
+def check_synthetic(path: str, needed_bytes: int) -> None:
+  """Raises a `UserError` if synthetic data does not fit into memory."""
+  if needed_bytes > (free_bytes := resources.available_bytes()):
+    raise errors.UserError(
+      f'config.data.path={path} takes {needed_bytes / 1e6:,.0f} MB of memory '
+      f'to be made, and {free_bytes / 1e6:,.0f} MB are free; give a smaller one'
+    )
+
+
+def check_state(
+  devices: Sequence[jax.Device], held_bytes: int, copy_bytes: int, smaller: str
+) -> None:
+  """Raises a `UserError` if each device cannot hold `held_bytes`.
+
+  It names the number of devices or hosts that have room for `copy_bytes`, one
+  whole copy of the tables, and how to make these `smaller`. 0 = most of it is
+  in layers, which are not divided.
+  """
+  room = _room(devices)
+  needed_bytes = held_bytes * room.num_devices
+  if needed_bytes <= room.free_bytes:
+    return
+  sizes = (
+    f'need {needed_bytes / 1e9:,.1f} GB on each {room.kind} and '
+    f'{room.free_bytes / 1e9:,.1f} GB are free there'
+  )
+  if not copy_bytes:
+    raise errors.UserError(f'layers and tables {sizes}; {smaller}')
+  num = math.ceil(copy_bytes / max(room.free_bytes, 1))
+  num = 1 << (num - 1).bit_length()  # rows are divided by powers of two
+  where = f'{num} {room.kind}{"s" if num > 1 else ""}'
+  if room.kind == 'host':
+    where += ' with as much memory, a process with one device on each'
+  raise errors.UserError(
+    f'the tables {sizes}; split one copy of them over {where} '
+    "(--config.table.layout='row' --config.strategy.name=sync "
+    f'--config.mesh.data=1 --config.mesh.table={num}), or {smaller}'
+  )
+
+
+def check_step(
+  program: jax.stages.Compiled, devices: Sequence[jax.Device], smaller: str
+) -> None:
+  """Raises a `UserError` if a program has no room beside its arguments.
+
+  `smaller` says what to do.
+  """
+  analysis = program.memory_analysis()
+  if analysis is None:  # some back ends do not know
+    return
+  new_bytes = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+  needed_bytes = analysis.temp_size_in_bytes + max(0, new_bytes)
+  room = _room(devices)
+  needed_bytes *= room.num_devices
+  if needed_bytes > room.free_bytes:
+    where = 'each device' if room.kind == 'device' else 'the host'
+    raise errors.UserError(
+      f'a step needs {needed_bytes / 1e9:,.1f} GB on {where} and '
+      f'{room.free_bytes / 1e9:,.1f} GB are free there; {smaller}'
+    )
+
+
+class Store(NamedTuple):
+  """Bytes of tables in a store, on the machine of the run."""
+
+  table_bytes: int  # all rows
+  resident_bytes: int  # of these in memory; of files few pages stay
+  # In each process that trains: rows on a device that has the memory of the
+  # host, the map of all rows, and rows and batches on their way.
+  rows_bytes: int
+  num_workers: int = 0  # 0 = the process of the run trains
+  shared_bytes: int = 0  # object store, dense parameters at the coordinator
+
+  @property
+  def needed_bytes(self) -> int:
+    """All of them, with what processes take beside tables."""
+    each = self.rows_bytes + _PROGRAM_BYTES
+    if self.num_workers:
+      each = self.num_workers * (each + _PROCESS_BYTES)
+    return self.resident_bytes + each + self.shared_bytes
+
+  def describe(self) -> str:
+    """The budget in a line."""
+    where = 'in this process'
+    if self.num_workers:
+      where = f'in each of {self.num_workers} workers'
+    return (
+      f'store: {self.table_bytes / 1e6:,.1f} MB of tables; '
+      f'{self.rows_bytes / 1e6:,.1f} MB of rows and batches {where}; '
+      f'{self.needed_bytes / 1e6:,.0f} MB needed in all, '
+      f'{resources.available_bytes() / 1e6:,.0f} MB free'
+    )
+
+  def check(self, smaller: str) -> None:
+    """Raises a `UserError` if the memory of this machine is too small."""
+    free_bytes = resources.available_bytes()
+    if self.needed_bytes > free_bytes:
+      raise errors.UserError(
+        f'tables of {self.table_bytes / 1e9:.1f} GB need '
+        f'{self.needed_bytes / 1e9:.1f} GB of memory, and '
+        f'{free_bytes / 1e9:.1f} GB are free; {smaller}'
+      )
