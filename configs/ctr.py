@@ -4,8 +4,8 @@ r"""Clicks: DeepFM (Guo et al. 2017) on categories and numbers.
   python -m jaxemb.main --config=ctr --config.data.path=clicks.csv
   python -m jaxemb.main --config=ctr:criteo --config.data.path=train.txt
   python -m jaxemb.main --config=ctr:avazu --config.data.path=train.csv
-  python -m jaxemb.main --config=ctr:adult --config.data.path=adult.data \
-    --config.data.test=adult.test
+  python -m jaxemb.main --config=ctr:adult --config.data.path=train.csv \
+    --config.data.test=test.csv
 
 Another model: `--config.model.name=dcn_v2`, or logistic, fm, wide_deep, dcn,
 dlrm. The embedded log has 200,000 rows, of which the true odds have an AUC of
@@ -54,7 +54,15 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     config.data.format = 'avazu'
     config.data.test = '0.1'
   elif variant == 'adult':
-    config.data.format = 'adult'
+    # UCI Adult, behind a line with the names of its columns.
+    config.data.label = 'income'
+    config.data.categorical = (
+      'workclass,education,marital-status,occupation,relationship,race,sex,'
+      'native-country'
+    )
+    config.data.numeric = (
+      'age,fnlwgt,education-num,capital-gain,capital-loss,hours-per-week'
+    )
     config.data.positive = '>50K'
     config.data.numbers = 'standard'
   elif variant == 'smoke':

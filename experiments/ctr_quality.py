@@ -3,7 +3,7 @@ r"""Models of clicks: whether they learn what those of torch learn.
   python experiments/ctr_quality.py --case=same_steps --config=ctr:criteo \
     --config.data.path=train.txt --peer_python=/path/to/python
   python experiments/ctr_quality.py --case=deepctr --seeds=3 \
-    --config.data.path=adult.data --config.data.test=adult.test \
+    --config.data.path=train.csv --config.data.test=test.csv \
     --peer_python=/path/to/python
   python experiments/ctr_quality.py --case=precision --seeds=3
 

@@ -242,7 +242,6 @@ _CLICKS = (
   _clicks('clicks.csv', 'no column of categories', 'data.format=libsvm'),
   _clicks('clicks.csv', 'cannot be read', 'data.format=criteo'),
   _clicks('clicks.csv', 'click', 'data.format=avazu'),
-  _clicks('clicks.csv', 'cannot be read', 'data.format=adult'),
   _clicks('clicks.csv', 'is not available; choose', 'data.format=json'),
   _clicks('bad.parquet', 'as parquet'),
   _clicks('cut.parquet', 'as parquet'),

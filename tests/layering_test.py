@@ -24,11 +24,10 @@ KINDS = {'text', 'senses', 'clicks', 'interactions', 'graphs'}
 # What the rebuilding has not turned round yet, by (folder, what it imports).
 PENDING = {
   tuple(x.split('>'))
-  for x in """io>text io>clicks storage>runtime tables>kernels models>graphs
+  for x in """storage>runtime tables>kernels models>graphs
   strategies>kernels stores>workers merging>senses embeddings>senses
   embeddings>clicks embeddings>graphs run>clicks run>graphs run>senses run>text
-  senses>text clicks>text graphs>text graphs>clicks graphs>interactions
-  interactions>text""".split()
+  senses>text graphs>text graphs>clicks graphs>interactions""".split()
 }
 
 # Distribution: what is imported of it, where the name differs.

@@ -36,6 +36,7 @@ from jaxemb.clicks import columns
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import base as data_base
 from jaxemb.data import examples
+from jaxemb.io import cache as cache_lib
 from jaxemb.io import keys
 from jaxemb.io import tables as formats
 from jaxemb.io import text_files as sources
@@ -225,37 +226,21 @@ def encode(
   cannot be used.
   """
   settings = {k: settings[k] for k in _USED} | {'path': path}
-  readers = {'train': formats.Reader(path, settings['format'])}
-  if readers['train'].form == 'adult' and not settings['positive']:
-    settings['positive'] = '>50K'
+  readers = {'train': schema_lib.reader(path, settings['format'])}
   for name in SPLITS[1:]:
     text = settings[name]
     if text and _ratio(text) is None:
-      readers[name] = formats.Reader(text, readers['train'].form)
-  files = {
-    k: [(str(x.resolve()), x.stat().st_size, x.stat().st_mtime_ns,
-         sources.sample_sha256(x, max(1, 64 // len(reader.files))))
-        for x in reader.files]
-    for k, reader in readers.items()
-  }  # fmt: skip
-  text = json.dumps([_FORMAT, files, settings, seed], sort_keys=True)
-  digest = hashlib.sha256(text.encode()).hexdigest()[:20]
-  folder = cache / f'clicks-{digest}'
-  try:
-    return open_folder(folder)
-  except OSError as error:
-    if not isinstance(error, FileNotFoundError):  # it may be whole
-      raise errors.UserError(
-        f'cannot read {folder}: {errors.one_line(error)}; mend that, or set '
-        'JAXEMB_CACHE to another folder'
-      ) from error
-  except Exception:  # however it is damaged, it is made again
-    pass
-  with atomic.folder(folder) as new:
+      readers[name] = schema_lib.reader(text, readers['train'].form)
+  files = {k: cache_lib.identity_of(x.files) for k, x in readers.items()}
+  identity = [_FORMAT, files, settings, seed]
+  folder = cache_lib.folder_of(cache, 'clicks-', identity)
+
+  def write(new: pathlib.Path) -> None:
     _Writer(folder=new, settings=settings, seed=seed, progress=progress).write(
       readers
     )
-  return open_folder(folder)
+
+  return cache_lib.opened(folder, load=open_folder, make=write)
 
 
 _USED = (
@@ -468,7 +453,7 @@ class _Writer:
 
   def _choose(self, reader):
     """The schema, by the first rows."""
-    look = formats.Reader(reader.path, reader.form, max_bad=1.0)
+    look = schema_lib.reader(reader.path, reader.form, max_bad=1.0)
     with contextlib.closing(look.tables(lambda *_: None)) as tables:
       head = next(tables, None)
     if head is None:

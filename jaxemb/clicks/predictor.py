@@ -21,6 +21,7 @@ from jaxemb import errors
 from jaxemb.clicks import encode
 from jaxemb.clicks import metrics as evaluation
 from jaxemb.clicks import models as clicks
+from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
 from jaxemb.io import tables as formats
 from jaxemb.models import skipgram
@@ -176,7 +177,7 @@ class ClickModel:
 
     if isinstance(data, str | os.PathLike):
       settings, path = self.encoder.settings, os.fspath(data)
-      reader = formats.Reader(
+      reader = schema_lib.reader(
         path=path,
         form=settings['format'],
         needed=self.encoder.schema.columns,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.io import tables
 
 _LABELS = 'label', 'click', 'clicked', 'target', 'y'
 # What stands for a number that is missing, in lower case.
@@ -25,20 +26,6 @@ _ID_NAME = re.compile(
 
 _CRITEO_NUMBERS = tuple(f'I{i}' for i in range(1, 14))
 _CRITEO_CATEGORIES = tuple(f'C{i}' for i in range(1, 27))
-# Numbers of Adult; its categories are the other columns.
-_ADULT_NUMBERS = (
-  'age',
-  'fnlwgt',
-  'education-num',
-  'capital-gain',
-  'capital-loss',
-  'hours-per-week',
-)
-_ADULT = (
-  'age,workclass,fnlwgt,education,education-num,marital-status,occupation,'
-  'relationship,race,sex,capital-gain,capital-loss,hours-per-week,'
-  'native-country,income'
-).split(',')
 # What is made of Avazu's hour, YYMMDDHH, as in the benchmark; its id is of no
 # use.
 TIMES = 'hour', 'weekday', 'weekend'
@@ -49,13 +36,49 @@ _AVAZU = (
   'device_conn_type,C14,C15,C16,C17,C18,C19,C20,C21'
 ).split(',')
 
-# Names of the columns of files without a header; those of Avazu have one, or
-# are pieces of such a file.
-HEADERS: Mapping[str, Sequence[str]] = {
-  'avazu': _AVAZU,
-  'criteo': ('label', *_CRITEO_NUMBERS, *_CRITEO_CATEGORIES),
-  'adult': _ADULT,
+
+def _with_times(table: Any) -> Any:
+  """Replaces Avazu's hour by `TIMES`, and removes its id."""
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  if 'hour' not in table.column_names:
+    return table
+  times = pc.strptime(table['hour'], '%y%m%d%H', 's')
+  day = pc.day_of_week(times)
+  new = pc.hour(times), day, pc.greater_equal(day, 5)
+  table = table.drop_columns(
+    [x for x in ('id', 'hour') if x in table.column_names]
+  )
+  for name, column in zip(TIMES, new, strict=True):
+    column = pc.cast(pc.cast(column, pa.int64()), pa.string())
+    table = table.append_column(name, column)
+  return table
+
+
+# Published logs. Criteo's has no header; Avazu's has one, or is a piece of it.
+KNOWN_FORMS = {
+  'criteo': tables.KnownForm(
+    columns=('label', *_CRITEO_NUMBERS, *_CRITEO_CATEGORIES),
+    delimiter='\t',
+    quote='',
+    matches=lambda line: (
+      line.count('\t') == 39 and not line.startswith('label')
+    ),
+  ),
+  'avazu': tables.KnownForm(
+    columns=_AVAZU,
+    delimiter=',',
+    quote='"',
+    matches=lambda line: line.startswith('id,click,hour,C1'),
+    tidy=_with_times,
+  ),
 }
+
+
+def reader(path: str, form: str = '', **options: Any) -> tables.Reader:
+  """Returns the reader of a log, which may be of a known form."""
+  return tables.Reader(path, form, known_forms=KNOWN_FORMS, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +112,6 @@ def make(
   label = settings['label']
   if not label:
     known = {x.lower(): x for x in names}
-    if form == 'adult':
-      known = {'label': 'income'}
     label = next((known[x] for x in _LABELS if x in known), '')
   if not label:
     raise errors.UserError(
@@ -113,9 +134,6 @@ def make(
   rest = [x for x in names if x != label]
   if form == 'criteo':
     return Schema(label, _CRITEO_CATEGORIES, _CRITEO_NUMBERS), lines
-  if form == 'adult':
-    categories = tuple(x for x in rest if x not in _ADULT_NUMBERS)
-    return Schema(label, categories, _ADULT_NUMBERS), lines
   if form in ('avazu', 'libsvm', 'libffm'):
     lists = [x for x in rest if _is_list(head[x])]
     numbers = [x for x in rest if _is_float(head[x])]

@@ -27,9 +27,9 @@ from jaxemb.graphs import (
   toygraph,
 )
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.io import cache as cache_lib
 from jaxemb.io import download
 from jaxemb.io import tables as formats
-from jaxemb.io import text_files as sources
 from jaxemb.storage import atomic
 
 _SPLITS = 'train', 'valid', 'test'
@@ -130,7 +130,7 @@ def _built(make, paths, settings, cache, progress):
   for path in sorted(paths):
     status = path.stat()
     # Some tools set times: what is inside tells more.
-    sample = sources.sample_sha256(path, max(1, 64 // len(paths)))
+    sample = cache_lib.sample_sha256(path, max(1, 64 // len(paths)))
     known = status.st_size, status.st_mtime_ns, sample
     identity.append([str(path.absolute()), *known])
   digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()

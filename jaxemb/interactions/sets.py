@@ -18,7 +18,6 @@ from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import ranking
 from jaxemb.io import text_files as sources
-from jaxemb.text import wiki
 
 # Of what is embedded: users, groups of items, and sizes of sets.
 _NUM_USERS, _GROUPS, _GROUP_ITEMS = 3000, 100, 20
@@ -61,7 +60,7 @@ def read(paths: str) -> tuple[ItemsOf, int]:
     for source in sources.find(path):
       rest, is_first = b'', True
       letters = sources.Letters(source.path)
-      for piece in sources.pieces(source, wiki.ReadReport()):
+      for piece in sources.pieces(source, sources.ReadReport()):
         # A piece may end within a long line.
         *lines, rest = (rest + piece.text).split(b'\n')
         if is_first and _are_ratings(lines[:1000]):

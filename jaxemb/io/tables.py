@@ -1,4 +1,4 @@
-"""Files of clicks as tables, some rows at a time.
+"""Files of rows as tables, some rows at a time.
 
 Text files give columns of strings, of which '' is a missing value; libsvm and
 libffm, whose lines have as many features as they please, columns of strings,
@@ -10,9 +10,9 @@ import contextlib
 import functools
 import glob
 import lzma
-import math
 import pathlib
 import re
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
@@ -21,12 +21,11 @@ import numba
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.clicks import schema
-from jaxemb.io import keys
+from jaxemb.io import keys, libsvm
 from jaxemb.io import text_files as sources
 from jaxemb.runtime import resources
 
-FORMS = 'criteo', 'avazu', 'adult', 'csv', 'tsv', 'parquet', 'libsvm', 'libffm'
+FORMS = 'csv', 'tsv', 'parquet', 'libsvm', 'libffm'
 
 _PACKED = '.gz', '.bz2', '.xz', '.zst'
 _BLOCK_BYTES = 1 << 22
@@ -43,9 +42,18 @@ _SUFFIXES = {
   '.ffm': 'libffm',
 }
 _BOM = b'\xef\xbb\xbf'
-_MAX_NUMBERS = 1000  # columns of libsvm that are not categories
 # How it begins; names of nodes may begin with brackets, too.
 _JSON = re.compile(r'\s*(\{\s*("|$)|\[\s*(["{]|\[\s*["\d-]|$))')
+
+
+class KnownForm(NamedTuple):
+  """A form of text whose columns are known, with a header or without."""
+
+  columns: Sequence[str]
+  delimiter: str
+  quote: str  # '' = none
+  matches: Callable[[str], bool]  # whether a first line is of this form
+  tidy: Callable[[Any], Any] | None = None  # what is done to a `pyarrow.Table`
 
 
 class Reader:
@@ -58,17 +66,20 @@ class Reader:
     needed: Sequence[str] | None = None,
     max_bad: float = 0.01,
     features: Sequence[Any] = (),
+    known_forms: Mapping[str, KnownForm] = types.MappingProxyType({}),
   ):
     """Finds the files of a path, folder, glob, or several with commas.
 
     Where `needed` columns are given a file without a header may lack the first
-    one, the label. `max_bad` is the share of rows that may be skipped;
-    `features` those of another reader, of files with the same columns. Raises a
-    `UserError` if there are no files.
+    one, the label. `max_bad` is the fraction of rows that may be skipped;
+    `features` those of another reader, of files with the same columns;
+    `known_forms` are read besides `FORMS`. Raises a `UserError` if there are no
+    files.
     """
     self.path, self.files, self._needed = path, find(path), needed
     self._max_bad = max_bad
-    self.form = form or guess(self.files[0])
+    self._known_forms = known_forms
+    self.form = form or guess(self.files[0], known_forms)
     self.num_rows = self.num_bad = self.num_invalid_bytes = 0
     self.first_bad = ''
     self.read_bytes = 0
@@ -114,7 +125,8 @@ class Reader:
     except ValueError as error:
       raise errors.UserError(
         f'cannot read {file} as {self.form}: {errors.one_line(error)}; give '
-        f'--config.data.format, one of {", ".join(FORMS)}'
+        f'--config.data.format, one of '
+        f'{", ".join([*self._known_forms, *FORMS])}'
       ) from error
     if self.num_bad > self._max_bad * (self.num_rows + self.num_bad):
       raise errors.UserError(
@@ -137,10 +149,9 @@ class Reader:
       has_fields = self.form == 'libffm'
       for data, read_bytes in self._blocks(file):
         if not self.features:
-          cells = _Cells.of(data, has_fields)
-          self.features = [*_Features.found(cells, has_fields)]
-        features = _Features(*self.features)
-        yield functools.partial(features.parse, data), read_bytes
+          self.features = [*libsvm.features_of(data, has_fields)]
+        features = libsvm.Features(*self.features)
+        yield functools.partial(_sparse, features, data), read_bytes
     else:
       yield from self._csv(file)
 
@@ -150,9 +161,10 @@ class Reader:
       yield data, read_bytes
 
   def _csv(self, file):
-    names = schema.HEADERS.get(self.form)
-    delimiter = '\t' if self.form in ('criteo', 'tsv') else ','
-    first = first_line(file)
+    known, first = self._known_forms.get(self.form), first_line(file)
+    names = known and known.columns
+    delimiter = '\t' if self.form == 'tsv' else ','
+    delimiter = known.delimiter if known else delimiter
     if names and self._needed and not first.startswith(names[0]):
       if first.count(delimiter) == len(names) - 2:
         names = [x for x in names if x != self._needed[0]]
@@ -172,7 +184,8 @@ class Reader:
     most = text.count(b'\n')
     spans = np.empty((2, len(names), most), np.int32)
     bad = np.empty((2, most), np.int32)
-    quote = 0 if self.form == 'criteo' else ord('"')
+    known = self._known_forms.get(self.form)
+    quote = ord((known.quote if known else '"') or '\0')
     first = text.find(b'\n') + 1 if has_header else 0
     first += 3 * (not first and text.startswith(_BOM))
     num, num_lines, num_bad = split(
@@ -188,34 +201,12 @@ class Reader:
       else (int(line) + has_header, f'{cells} of {len(names)} fields')
       for line, cells in bad[:, :num_bad].T
     ]
-    if self.form in ('adult', 'avazu'):
-      table = Table.of(self._tidied(table.arrow()))
+    if known and known.tidy:
+      table = Table.of(known.tidy(table.arrow()))
     return table, whys, num_lines + has_header
 
-  def _tidied(self, table):
-    """What known formats have: spaces, full stops, hours."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
-    if self.form == 'adult':
-      columns = [pc.utf8_trim_whitespace(x) for x in table.columns]
-      columns = [pc.if_else(pc.equal(x, '?'), '', x) for x in columns]
-      columns[-1] = pc.utf8_rtrim(columns[-1], '.')
-      return pa.table(columns, table.column_names)
-    if self.form == 'avazu' and 'hour' in table.column_names:
-      times = pc.strptime(table['hour'], '%y%m%d%H', 's')
-      day = pc.day_of_week(times)
-      new = pc.hour(times), day, pc.greater_equal(day, 5)
-      table = table.drop_columns(
-        [x for x in ('id', 'hour') if x in table.column_names]
-      )
-      for name, column in zip(schema.TIMES, new, strict=True):
-        column = pc.cast(pc.cast(column, pa.int64()), pa.string())
-        table = table.append_column(name, column)
-    return table
-
-
-def find(path: str, what: str = 'log of clicks') -> list[pathlib.Path]:
+def find(path: str, what: str = 'file of rows') -> list[pathlib.Path]:
   """Files of a path, a folder, a glob, or several with commas between.
 
   Raises a `UserError`, which asks for `what`, where there are none.
@@ -239,22 +230,21 @@ def find(path: str, what: str = 'log of clicks') -> list[pathlib.Path]:
   return found
 
 
-def guess(file: pathlib.Path) -> str:
-  """The form of a file by its name, or by its first line."""
+def guess(
+  file: pathlib.Path,
+  known_forms: Mapping[str, KnownForm] = types.MappingProxyType({}),
+) -> str:
+  """Returns the form of a file by its name, or by its first line."""
   names = [x for x in file.suffixes if x not in _PACKED]
   form = _SUFFIXES.get(names[-1].lower() if names else '', '')
   if form == 'parquet':
     return form
   first = first_line(file).strip()
-  if first.count('\t') == len(schema.HEADERS['criteo']) - 1:
-    if not first.startswith('label'):
-      return 'criteo'
-  if first.startswith('id,click,hour,C1'):
-    return 'avazu'
+  for name, known in known_forms.items():
+    if known.matches(first):
+      return name
   if form:
     return form
-  if first.count(', ') == len(schema.HEADERS['adult']) - 1:
-    return 'adult'
   if re.fullmatch(r'\S+( +\d+:[^: ]+)+', first):
     return 'libsvm'
   if re.fullmatch(r'\S+( +\d+:\d+:[^: ]+)+', first):
@@ -364,6 +354,11 @@ class Table(NamedTuple):
     })  # fmt: skip
 
 
+def _sparse(features, text):
+  columns, bad, num_lines = features.parse(text)
+  return Table(columns), bad, num_lines
+
+
 def _made(parse, then):
   table, bad, num_lines = parse()
   num = table.num_rows
@@ -470,248 +465,3 @@ def split(data, i, delimiter, quote, starts, stops, bad_lines, bad_cells):
       row += 1
     line += 1
   return row, line, num_bad
-
-
-# Libsvm and libffm: `label [field:]feature:value ...`, or without a label.
-
-
-@numba.njit(nogil=True, cache=True)
-def _cells(data, has_fields, labels, starts, fields, spans, lines):
-  """Where labels [2, rows] and cells are; the text ends a line.
-
-  `spans` is [4, cells]: feature from, to; value from, to. The field of a cell
-  is its place where there are none; -1 = cannot be read. Returns rows, lines
-  and cells.
-  """
-  i = row = line = num = 0
-  while i < len(data):
-    while data[i] == 32 or data[i] == 9 or data[i] == 13:
-      i += 1
-    if data[i] == 10 or data[i] == 35:
-      while data[i] != 10:
-        i += 1
-      i += 1
-      line += 1
-      continue
-    labels[0, row] = stop = i
-    while data[stop] > 32 and data[stop] != 58:
-      stop += 1
-    if data[stop] != 58:  # or the line begins with a feature
-      i = stop
-    labels[1, row] = i
-    starts[row] = num
-    while True:
-      while data[i] == 32 or data[i] == 9 or data[i] == 13:
-        i += 1
-      if data[i] == 35:  # a comment
-        while data[i] != 10:
-          i += 1
-      if data[i] == 10:
-        break
-      field = num - starts[row] + 1
-      if has_fields:
-        field = 0 if 48 <= data[i] < 58 else -1
-        while 48 <= data[i] < 58 and field < 100_000_000:
-          field = 10 * field + np.int64(data[i]) - 48
-          i += 1
-        if data[i] == 58:
-          i += 1
-        else:
-          field = -1
-      spans[0, num] = i
-      while 48 <= data[i] < 58:
-        i += 1
-      spans[1, num] = i
-      if i == spans[0, num] or data[i] != 58:
-        field = -1
-      spans[2, num] = i + 1
-      while data[i] > 32:
-        i += 1
-      spans[3, num] = i
-      fields[num] = field
-      num += 1
-    lines[row] = line
-    row += 1
-    line += 1
-    i += 1
-  starts[row] = num
-  return row, line, num
-
-
-class _Cells(NamedTuple):
-  """Lines of libsvm or libffm."""
-
-  data: np.ndarray  # [bytes] uint8
-  labels: np.ndarray  # [2, n] int64, from where to where
-  starts: np.ndarray  # [n + 1] int64, the cells of each line
-  fields: np.ndarray  # [cells] int64, or places in their line; -1 = unreadable
-  spans: np.ndarray  # [4, cells] int64, of feature and value
-  lines: np.ndarray  # [n] int64, which in the block
-  num_lines: int
-
-  @classmethod
-  def of(cls, text: bytearray, has_fields: bool) -> '_Cells':
-    """Those of a block of lines."""
-    data = np.frombuffer(text, np.uint8)
-    rows, most = text.count(b'\n'), text.count(b':') + len(text.split()) + 1
-    labels, starts = np.empty((2, rows), np.int64), np.empty(rows + 1, np.int64)
-    fields, spans = np.empty(most, np.int64), np.empty((4, most), np.int64)
-    lines = np.empty(rows, np.int64)
-    n, num_lines, num = _cells(
-      data,
-      has_fields,
-      labels,
-      starts=starts,
-      fields=fields,
-      spans=spans,
-      lines=lines,
-    )
-    return cls(
-      data,
-      labels[:, :n],
-      starts[: n + 1],
-      fields[:num],
-      spans[:, :num],
-      lines[:n],
-      num_lines,
-    )
-
-  def texts(self, starts: np.ndarray, stops: np.ndarray) -> keys.Text:
-    """Stretches of the data."""
-    return keys.Text(self.data, starts, stops)
-
-  def rows(self) -> np.ndarray:
-    """[cells] int64, the row of each."""
-    return np.repeat(np.arange(len(self.lines)), np.diff(self.starts))
-
-  def features(self) -> np.ndarray:
-    """[cells] int64, -1 where there is none."""
-    import pyarrow.compute as pc
-
-    is_good = self.fields >= 0
-    out = np.full(len(is_good), -1)
-    texts = self.texts(*self.spans[:2, is_good]).strings()
-    out[is_good] = pc.cast(texts, 'int64').to_numpy()
-    return out
-
-  def values(self) -> np.ndarray:
-    """[cells] float64, NaN where there is no number."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    starts, stops = self.spans[2:]
-    found = np.ones(len(starts))
-    # Nearly all are `1`.
-    first = self.data[np.minimum(starts, len(self.data) - 1)]
-    others = np.flatnonzero((stops != starts + 1) | (first != ord('1')))
-    texts = self.texts(starts[others], stops[others]).strings()
-    try:
-      found[others] = pc.cast(texts, 'float64').to_numpy()
-    except pa.ArrowInvalid:
-      for i, text in zip(others, texts.to_pylist(), strict=True):
-        try:
-          found[i] = float(text)
-        except ValueError:
-          found[i] = math.nan
-    return found
-
-
-class _Features(NamedTuple):
-  """Columns of lines of libsvm or libffm, as the first ones have them.
-
-  In libffm a column for each field, or a list if lines have several of it. In
-  libsvm a column for each place, if all lines have as many features, else one
-  list of them. A column whose feature is always the same and whose value is not
-  is one of numbers; if that is not so, each feature is one.
-  """
-
-  kind: str  # 'columns', 'list' (one of all features) or 'dense' (numbers)
-  names: list[int]  # of columns: fields, places or features, sorted
-  numbers: list[int]  # those whose value counts, not the feature
-  lists: list[int]
-  has_fields: bool
-
-  @classmethod
-  def found(cls, cells: '_Cells', has_fields: bool) -> '_Features':
-    """By the first lines."""
-    rows, is_good = cells.rows(), cells.fields >= 0
-    lengths, places = np.diff(cells.starts), cells.fields
-    features = cells.features()
-    is_other, kind = is_good & (cells.values() != 1), 'columns'
-    if not has_fields and len(lengths):
-      usual = np.median(lengths)
-      if np.mean(lengths != usual) > 0.01:
-        kind = 'dense' if is_other.any() else 'list'
-      else:
-        is_good &= (lengths == usual)[rows]
-        for place in np.unique(places[is_other & is_good]):
-          if len(np.unique(features[(places == place) & is_good])) > 1:
-            kind = 'dense'
-    if kind == 'list':
-      return cls(kind, [], [], [], has_fields)
-    of = features if kind == 'dense' else places
-    names = np.unique(of[is_good])
-    if len(names) > _MAX_NUMBERS:
-      what = (
-        'features have values other than 1' if kind == 'dense' else 'fields'
-      )
-      raise ValueError(
-        f'{len(names):,} {what}, and there can be {_MAX_NUMBERS:,}'
-      )
-    numbers = sorted({*of[is_other & is_good].tolist()})
-    pairs = np.stack([rows, of], 1)[is_good]
-    pairs, counts = np.unique(pairs, axis=0, return_counts=True)
-    lists = sorted({*pairs[counts > 1, 1].tolist()} - {*numbers})
-    return cls(kind, names.tolist(), numbers, lists, has_fields)
-
-  def parse(self, text: bytearray) -> tuple[Any, list[tuple[int, str]], int]:
-    """The table of a block of lines, lines that are no rows, all its lines."""
-    import pyarrow as pa
-
-    cells = _Cells.of(text, self.has_fields)
-    rows, values, n = cells.rows(), cells.values(), len(cells.lines)
-    is_dense, is_list = self.kind == 'dense', self.kind == 'list'
-    found = cells.features() if is_dense else cells.fields
-    whys = np.full(n, '', object)
-    if not is_list:
-      names = np.array([*self.names, -2])
-      place = np.searchsorted(names[:-1], found)
-      is_known = names[place] == found
-      whys[rows[~is_known]] = 'it has other features than the first lines'
-      if not self.has_fields and not is_dense:
-        whys[np.diff(cells.starts) < len(self.names)] = 'it has fewer features'
-    if not is_dense:
-      is_number = np.isin(found, self.numbers)
-      whys[rows[(values != 1) & ~is_number]] = 'a category has a value not 1'
-    whys[rows[(cells.fields < 0) | np.isnan(values)]] = 'it has no number'
-    is_good = whys == ''
-    new_rows = np.cumsum(is_good) - 1
-    kept = int(is_good.sum())
-    columns = {'label': cells.texts(*cells.labels[:, is_good])}
-    if is_list:
-      here = is_good[rows]
-      offsets = np.append(0, np.cumsum(np.diff(cells.starts)[is_good]))
-      columns['features'] = pa.ListArray.from_arrays(
-        pa.array(offsets, 'int32'),
-        cells.texts(*cells.spans[:2, here]).strings(),
-      )
-    for i, name in enumerate(self.names if not is_list else ()):
-      here = np.flatnonzero((place == i) & is_good[rows])
-      row, spans = new_rows[rows[here]], cells.spans[:2, here]
-      if is_dense or name in self.numbers:
-        column = np.full(kept, 0.0 if is_dense else math.nan)
-        column[row] = values[here]
-        columns[f'{"feature" if is_dense else "field"}{name}'] = pa.array(
-          column, from_pandas=True
-        )
-      elif name in self.lists:
-        offsets = np.searchsorted(row, np.arange(kept + 1))
-        columns[f'field{name}'] = pa.ListArray.from_arrays(
-          pa.array(offsets, 'int32'), cells.texts(*spans).strings()
-        )
-      else:
-        both = np.zeros((2, kept), np.int64)
-        both[:, row] = spans
-        columns[f'field{name}'] = cells.texts(*both)
-    bad = [(int(cells.lines[i]), whys[i]) for i in np.flatnonzero(whys != '')]
-    return Table(columns), bad, cells.num_lines

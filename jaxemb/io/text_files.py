@@ -1,10 +1,8 @@
-"""The text of a corpus: any files become a stream of UTF-8 pieces.
+"""Files of text as a stream of UTF-8 pieces.
 
-Plain text, WikiExtractor output (<doc> or JSON lines) and MediaWiki XML dumps;
-a file, a folder or a glob; plain or .gz .bz2 .xz .zst. Every format is a
-generator of byte blocks, which one function cuts into pieces at line ends; only
-JSON is ever touched line by line. Another encoding than UTF-8 is decoded on the
-way.
+A file, a folder or a glob; plain or .gz .bz2 .xz .zst. Other formats than plain
+text have an extractor, a generator of byte blocks; one function cuts them into
+pieces at line ends. Another encoding than UTF-8 is decoded on the way.
 
 Uncompressed plain text is divisible: a piece is found without reading what is
 before it, so that each of several processes reads only its own.
@@ -15,6 +13,7 @@ import codecs
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
 import errno
 import glob
 import hashlib
@@ -26,17 +25,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
 import zstandard
 
 from jaxemb import errors
 from jaxemb.data import base
-from jaxemb.text import wiki
 
 BLOCK_BYTES = 1 << 20  # of reading and of batches of pages
 _HEAD_BYTES = 1 << 16  # by which a format is recognised
 _STEP_BYTES = 1 << 13  # unpacked at once: nothing else bounds what comes out
-_MAX_WAITING_BATCHES = 16
 _BOM = b'\xef\xbb\xbf'
 _CONTROLS = bytes({*range(32), 127} - set(b'\t\n\v\f\r\x1b'))
 _COMPRESSIONS = {  # first bytes and decompressor by suffix
@@ -60,10 +56,30 @@ _SCRIPTS = (
   ('koi8_r', '\u0430', '\u044f', 0.8),
   ('gb18030', '\u4e00', '\u9fff', 0.7),
 )
-_STRETCH_BYTES = 1 << 14
 _READ_ERRORS = (
   OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError,
 )  # fmt: skip
+
+
+# White space other than line ends, at which a long line may be cut.
+SPACES = b' ', b'\t', b'\r', b'\v', b'\f'
+
+
+@dataclasses.dataclass
+class ReadReport:
+  """Counts and problems of reading one file; complete when it ends."""
+
+  source_bytes: int = 0  # of the file read (compressed, if it is)
+  replaced_bytes: int = 0  # not in the encoding, or not allowed in the format
+  recoded_bytes: int = 0  # of text that was in another encoding than UTF-8
+  problems: list[str] = dataclasses.field(default_factory=list)  # one line each
+  sha256: str = ''  # of the file on disk; '' until its end was reached
+
+
+# Makes plain text of blocks of another format.
+Extract = Callable[[Iterable[bytes], Any], Iterable[bytes]]
+# Chooses it by the first bytes of a file; None = plain text.
+Extractor = Callable[[bytes], Extract | None]
 
 
 class Source(NamedTuple):
@@ -162,25 +178,31 @@ def _check_link(path: str) -> None:
 
 def pieces(
   source: Source,
-  report: wiki.ReadReport,
+  report: ReadReport,
   piece_bytes: int = 8 << 20,
-  pool: concurrent.futures.Executor | None = None,
   wanted: Callable[[int], bool] = lambda number: True,
   encoding: str = UTF_8,
+  extractor: Extractor = lambda head: None,
 ) -> Iterator[Piece]:
-  """The text of one file, whatever its format, in order; updates the report.
+  """Yields the text of one file in order; updates the report.
 
   No piece has more than `piece_bytes`: a longer line is cut at white space.
-  `pool` strips wikitext in parallel. Pieces whose number is not `wanted` are
-  left out; in divisible files they are not even read. Raises a `UserError` if
-  the file cannot be read, is not text, or its compressed data are damaged.
+  Pieces whose number is not `wanted` are left out; in divisible files they are
+  not even read. Raises a `UserError` if the file cannot be read, is not text,
+  or its compressed data are damaged.
   """
   splits_words = False
   try:
-    if is_divisible(source, encoding):
+    if is_divisible(source, encoding, extractor):
       cut = _ranges(source, piece_bytes, report, wanted=wanted)
     else:
-      cut = _streamed(source, piece_bytes, report, pool=pool, encoding=encoding)
+      cut = _streamed(
+        source,
+        piece_bytes,
+        report,
+        encoding=encoding,
+        extractor=extractor,
+      )
     for piece in cut:
       splits_words |= not (piece.ends_line or piece.text[-1:].isspace())
       if wanted(piece.number):
@@ -198,31 +220,25 @@ def pieces(
   report.problems = [f'{source.path}: {x}' for x in report.problems]
 
 
-def is_divisible(source: Source, encoding: str = UTF_8) -> bool:
+def is_divisible(
+  source: Source,
+  encoding: str = UTF_8,
+  extractor: Extractor = lambda head: None,
+) -> bool:
   """Whether a range of the file can be read without what is before it."""
   is_packed = source.path.suffix.lower() in _COMPRESSIONS
   if not source.size_bytes or is_packed or encoding != UTF_8:
     return False
   with open(source.path, 'rb') as file:
-    return _format(file.read(_HEAD_BYTES), source.path) == 'plain'
+    head = file.read(_HEAD_BYTES)
+  _check_text(head, source.path)
+  return extractor(head.removeprefix(_BOM)) is None
 
 
 def file_sha256(path: pathlib.Path) -> str:
   """SHA-256 of a file's bytes on disk, in hexadecimal."""
   with open(path, 'rb') as file:
     return hashlib.file_digest(file, 'sha256').hexdigest()
-
-
-def sample_sha256(path: pathlib.Path, num_stretches: int) -> str:
-  """SHA-256 of stretches of 16 KB, evenly apart from the first to the last."""
-  digest = hashlib.sha256()
-  with open(path, 'rb', buffering=0) as file:
-    last = max(0, os.fstat(file.fileno()).st_size - _STRETCH_BYTES)
-    starts = np.linspace(0, last, num_stretches, dtype=np.int64)
-    for start in sorted({*starts.tolist()}):
-      file.seek(start)
-      digest.update(file.read(_STRETCH_BYTES))
-  return digest.hexdigest()
 
 
 class Letters:
@@ -295,9 +311,9 @@ def map_ahead(
 def _streamed(
   source: Source,
   piece_bytes: int,
-  report: wiki.ReadReport,
-  pool: concurrent.futures.Executor | None,
+  report: ReadReport,
   encoding: str,
+  extractor: Extractor,
 ) -> Iterator[Piece]:
   """All pieces of a file that must be read from its start."""
   suffix = source.path.suffix.lower()
@@ -313,23 +329,14 @@ def _streamed(
         head += block
       if not head:
         report.problems.append('empty')
-      text_format = _format(head[:_HEAD_BYTES], source.path)
+      _check_text(head[:_HEAD_BYTES], source.path)
       text = itertools.chain((head.removeprefix(_BOM),), blocks)
-      if text_format == 'docs':
-        text = wiki.docs(text, report)
-      elif text_format == 'json':
-        text = wiki.json_lines(text, report)
-      elif text_format == 'dump':
-        jobs = wiki.plain_batch, _articles(text, report)
-        text = (
-          map_ahead(pool, *jobs, _MAX_WAITING_BATCHES)
-          if pool
-          else itertools.starmap(*jobs)
-        )
+      if extract := extractor(head[:_HEAD_BYTES].removeprefix(_BOM)):
+        text = extract(text, report)
       yield from _cut_stream(text, piece_bytes)
 
 
-def _blocks(file: BinaryIO, report: wiki.ReadReport) -> Iterator[bytes]:
+def _blocks(file: BinaryIO, report: ReadReport) -> Iterator[bytes]:
   """Blocks of a file on disk, counted and hashed."""
   digest = hashlib.sha256()
   while block := file.read(BLOCK_BYTES):
@@ -340,7 +347,7 @@ def _blocks(file: BinaryIO, report: wiki.ReadReport) -> Iterator[bytes]:
 
 
 def _recoded(
-  blocks: Iterable[bytes], encoding: str, report: wiki.ReadReport
+  blocks: Iterable[bytes], encoding: str, report: ReadReport
 ) -> Iterator[bytes]:
   """Blocks in UTF-8; counts what does not fit the encoding, and replaces it."""
   decoder = codecs.getincrementaldecoder(encoding)('replace')
@@ -353,7 +360,7 @@ def _recoded(
 
 
 def _unpack(
-  blocks: Iterable[bytes], path: pathlib.Path, report: wiki.ReadReport
+  blocks: Iterable[bytes], path: pathlib.Path, report: ReadReport
 ) -> Iterator[bytes]:
   """Blocks of all streams or frames of a compressed file, or `_READ_ERRORS`."""
   suffix = path.suffix.lower()
@@ -403,15 +410,15 @@ def _is_text(head: bytes) -> bool:
   return b'\0' not in head and num_controls <= len(head) // 10
 
 
-def _format(head: bytes, path: pathlib.Path) -> str:
-  """Format of a file by its first bytes; refuses what is not text in UTF-8."""
+def _check_text(head: bytes, path: pathlib.Path) -> None:
+  """Refuses a file that does not begin as text in UTF-8 does."""
   if head.startswith((b'\xff\xfe', b'\xfe\xff')):
     raise errors.UserError(
       f'{path} is UTF-16 or UTF-32: convert it to UTF-8 '
       '(iconv -f UTF-16 -t UTF-8), or give --config.data.encoding=utf-16'
     )
   if _is_text(head):
-    return wiki.file_format(head.removeprefix(_BOM))
+    return
   remedy = 'point config.data.path at text in UTF-8'
   for suffix, (magic, _) in _COMPRESSIONS.items():
     if head.startswith(magic):
@@ -419,29 +426,6 @@ def _format(head: bytes, path: pathlib.Path) -> str:
   if head[257:262] == b'ustar':
     remedy = 'it is a tar archive: unpack it first'
   raise errors.UserError(f'{path} is binary, not text: {remedy}')
-
-
-def _articles(
-  blocks: Iterable[bytes], report: wiki.ReadReport
-) -> Iterator[tuple[list[str], frozenset[str]]]:
-  """Batches of articles: their wikitext and the prefixes of hidden links."""
-  batch, batch_chars, hidden = [], 0, wiki.HIDDEN
-  for page in wiki.pages(blocks, report):
-    if page.redirect:
-      report.redirects += 1
-    elif page.namespace != 0 or page.model != 'wikitext':
-      report.other_namespace_pages += 1
-    else:
-      report.pages += 1
-      hidden = page.hidden
-      batch.append(page.text)
-      batch_chars += len(page.text)
-      if batch_chars >= BLOCK_BYTES:
-        yield batch, hidden
-        batch, batch_chars = [], 0
-  yield batch, hidden
-  if not report.pages:
-    report.problems.append('a dump without a single article')
 
 
 def _cut_stream(blocks: Iterable[bytes], piece_bytes: int) -> Iterator[Piece]:
@@ -460,7 +444,7 @@ def _cut_stream(blocks: Iterable[bytes], piece_bytes: int) -> Iterator[Piece]:
 def _ranges(
   source: Source,
   piece_bytes: int,
-  report: wiki.ReadReport,
+  report: ReadReport,
   wanted: Callable[[int], bool],
 ) -> Iterator[Piece]:
   """Wanted pieces of plain text, found without reading those before.
@@ -501,7 +485,7 @@ def _cut(data: bytes | bytearray, limit: int) -> int:
   """
   if end := data.rfind(b'\n', 0, limit) + 1:
     return end
-  if end := max(data.rfind(space, 0, limit) for space in wiki.SPACES) + 1:
+  if end := max(data.rfind(space, 0, limit) for space in SPACES) + 1:
     return end
   end = limit
   while end > limit - 3 and 0x80 <= data[end] < 0xC0:

@@ -47,6 +47,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base
+from jaxemb.io import cache as cache_lib
 from jaxemb.io import text_files as sources
 from jaxemb.runtime import resources
 from jaxemb.storage import atomic, checksums, word2vec_format
@@ -313,7 +314,7 @@ class _Encoder:
       'files': [
         source._asdict()
         | {'path': str(source.path), 'sha256': report.sha256}
-        | {'sample_sha256': sources.sample_sha256(source.path, stretches)}
+        | {'sample_sha256': cache_lib.sample_sha256(source.path, stretches)}
         | {'read_bytes': report.source_bytes}  # by this process
         for source, report in zip(self.files, reports, strict=True)
       ],
@@ -358,7 +359,11 @@ class _Encoder:
       return
     path, likely = self.files[worst].path, ''
     with contextlib.suppress(errors.UserError):
-      raw = next(sources.pieces(self.files[worst], wiki.ReadReport()))
+      raw = next(
+        sources.pieces(
+          self.files[worst], wiki.ReadReport(), extractor=wiki.extractor
+        )
+      )
       likely = sources.guess_encoding(raw.text[: 1 << 16])
     also = f' (and {len(wrong) - 1} more files)' if len(wrong) > 1 else ''
     remedy = f'give --config.data.encoding={likely}'
@@ -385,11 +390,14 @@ class _Encoder:
         files[file],
         report=reports[file],
         piece_bytes=piece_bytes(total_bytes),
-        pool=strippers if total_bytes > _MANY_BYTES else None,
         wanted=lambda number: (
           (file + number) % self.num_parts in self.readers.local_parts
         ),
         encoding=self.settings.encoding,
+        extractor=functools.partial(
+          wiki.extractor,
+          pool=strippers if total_bytes > _MANY_BYTES else None,
+        ),
       )
       jobs = ((file, text) for text in texts)
       return list(
@@ -685,7 +693,7 @@ def _reuse(
     times = {'mtime_ns': source.mtime_ns, 'ctime_ns': source.ctime_ns}
     if times.items() <= known.items():
       # Some file systems know no other time than that of writing, or set it.
-      sample_sha256 = sources.sample_sha256(source.path, stretches)
+      sample_sha256 = cache_lib.sample_sha256(source.path, stretches)
       return sample_sha256 == known['sample_sha256']
     # A copied or touched file has another time but the same content.
     is_new = True

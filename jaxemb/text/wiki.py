@@ -15,11 +15,16 @@ text but for the few lines around each article, which are removed in bulk.
 
 import collections
 import dataclasses
+import functools
 import html
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
+from concurrent import futures
 from typing import NamedTuple
+
+from jaxemb.io import text_files
 
 # Prefixes of links that show no text, in English and by namespace.
 HIDDEN = frozenset(('file', 'image', 'category'))
@@ -81,8 +86,8 @@ _URL = re.compile(r'\b(?:https?|ftps?)://[^\s<>"|]+', re.IGNORECASE)
 _HOLLOW = re.compile(r'\([\s,;:]*\)')
 
 _MAX_LINE_BYTES = 1 << 23
+_MAX_WAITING_BATCHES = 16
 _MAX_RECORD_BYTES = 1 << 28
-SPACES = (b' ', b'\t', b'\r', b'\v', b'\f')
 _JSON_HEAD = re.compile(rb'\{\s*(?=")[^\n]*?"text"\s*:\s*"')
 # At a line start; looking for "<" first is faster than for ^.
 _OPEN_DOC = re.compile(rb'<(?<![^\n]<)doc [^\n]*\n')
@@ -103,19 +108,14 @@ class Page(NamedTuple):
 
 
 @dataclasses.dataclass
-class ReadReport:
-  """What reading one file has met so far; complete when it ends."""
+class ReadReport(text_files.ReadReport):
+  """Counts and problems of reading one file; complete when it ends."""
 
-  source_bytes: int = 0  # of the file read (compressed, if it is)
   pages: int = 0  # articles or documents used; 0 for plain text
   redirects: int = 0  # pages skipped because they only point to another
   other_namespace_pages: int = 0  # pages skipped: they are not articles
   damages: int = 0  # places in a dump that could not be used
   lost_bytes: int = 0  # of markup that could not be used
-  replaced_bytes: int = 0  # in XML: not UTF-8 or not allowed there
-  recoded_bytes: int = 0  # of text that was in another encoding than UTF-8
-  problems: list[str] = dataclasses.field(default_factory=list)  # one line each
-  sha256: str = ''  # of the file on disk; '' until its end was reached
 
   def lose(self, num_bytes: int, why: str) -> None:
     """Counts a damaged place of a dump; the first ones are problems too."""
@@ -334,16 +334,54 @@ def plain_batch(texts: Iterable[str], hidden: frozenset[str]) -> bytes:
   return ''.join(lines).encode(errors='replace')
 
 
-def file_format(head: bytes) -> str:
-  """'dump', 'docs', 'json' or 'plain', by the first bytes of a text."""
+def extractor(
+  head: bytes, pool: futures.Executor | None = None
+) -> text_files.Extract | None:
+  """Returns what makes plain text of a file's blocks, by its first bytes.
+
+  None stands for plain text. The `pool` strips wikitext in parallel.
+  """
   head = head.lstrip()
   if head.startswith((b'<mediawiki', b'<page>')) or (
     head.startswith((b'<?xml', b'<!--')) and b'<mediawiki' in head
   ):
-    return 'dump'
+    return functools.partial(_dump, pool=pool)
   if head.startswith(b'<doc '):
-    return 'docs'
-  return 'json' if _JSON_HEAD.match(head) else 'plain'
+    return docs
+  return json_lines if _JSON_HEAD.match(head) else None
+
+
+def _dump(blocks, report, pool):
+  """The articles of a dump as plain paragraphs."""
+  batches = _articles(blocks, report)
+  if not pool:
+    return itertools.starmap(plain_batch, batches)
+  return text_files.map_ahead(
+    pool, function=plain_batch, items=batches, depth=_MAX_WAITING_BATCHES
+  )
+
+
+def _articles(
+  blocks: Iterable[bytes], report: ReadReport
+) -> Iterator[tuple[list[str], frozenset[str]]]:
+  """Batches of articles: their wikitext and the prefixes of hidden links."""
+  batch, batch_chars, hidden = [], 0, HIDDEN
+  for page in pages(blocks, report):
+    if page.redirect:
+      report.redirects += 1
+    elif page.namespace != 0 or page.model != 'wikitext':
+      report.other_namespace_pages += 1
+    else:
+      report.pages += 1
+      hidden = page.hidden
+      batch.append(page.text)
+      batch_chars += len(page.text)
+      if batch_chars >= text_files.BLOCK_BYTES:
+        yield batch, hidden
+        batch, batch_chars = [], 0
+  yield batch, hidden
+  if not report.pages:
+    report.problems.append('a dump without a single article')
 
 
 def docs(blocks: Iterable[bytes], report: ReadReport) -> Iterator[bytes]:
@@ -393,7 +431,9 @@ def _at_lines(blocks: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
     data = rest + block
     end = data.rfind(b'\n') + 1
     if not end and len(data) > max_bytes:
-      end = max(data.rfind(space) for space in SPACES) + 1 or len(data)
+      end = max(data.rfind(space) for space in text_files.SPACES) + 1 or len(
+        data
+      )
     rest = data[end:]
     if end:
       yield data[:end]

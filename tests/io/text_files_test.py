@@ -2,6 +2,7 @@
 
 import bz2
 import concurrent.futures
+import functools
 import gzip
 import hashlib
 import itertools
@@ -37,6 +38,7 @@ def _pieces(path, *args, **kwargs):
   """The wanted pieces of one file and the report."""
   [source] = sources.find(str(path))
   report = wiki.ReadReport()
+  kwargs.setdefault('extractor', wiki.extractor)
   return list(sources.pieces(source, report, *args, **kwargs)), report
 
 
@@ -162,7 +164,8 @@ def test_every_compression_of_text_and_dumps(
   assert (report.lost_bytes, report.problems) == (0, [])
   monkeypatch.setattr(sources, 'BLOCK_BYTES', 1)  # an article a batch
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    assert _read(path, 8, pool) == _read(path, 8)
+    extractor = functools.partial(wiki.extractor, pool=pool)
+    assert _read(path, 8, extractor=extractor) == _read(path, 8)
   assert _read(path, 8)[0] == text
 
 

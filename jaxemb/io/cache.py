@@ -1,0 +1,79 @@
+"""Folders of the cache, named by what they were made from.
+
+The identity of a folder is all that its content depends on: the format, the
+settings and the input files. It is JSON-ready, and the folder's name is a hash
+of it. Sizes and times of files alone do not tell: some tools set times.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.storage import atomic
+
+T = TypeVar('T')
+
+_SAMPLES = 64  # of all files together, but at least one of each file
+_SAMPLE_BYTES = 1 << 14
+
+
+def identity_of(files: Sequence[pathlib.Path]) -> list[list[Any]]:
+  """Returns [path, size, time, hash of samples] of each file."""
+  found = []
+  for path in files:
+    status = path.stat()
+    sample = sample_sha256(path, max(1, _SAMPLES // len(files)))
+    path = str(path.absolute())
+    found.append([path, status.st_size, status.st_mtime_ns, sample])
+  return found
+
+
+def folder_of(cache: pathlib.Path, name: str, identity: Any) -> pathlib.Path:
+  """Returns the folder of `cache` for a kind of content and its identity."""
+  text = json.dumps(identity, sort_keys=True)
+  return cache / f'{name}{hashlib.sha256(text.encode()).hexdigest()[:16]}'
+
+
+def opened(
+  folder: pathlib.Path,
+  load: Callable[[pathlib.Path], T],
+  make: Callable[[pathlib.Path], None],
+) -> T:
+  """Returns what `load` makes of a folder, which `make` fills if needed.
+
+  A folder that `load` cannot open, for whatever reason, is made again, and
+  replaced when it is complete. Raises a `UserError` if it cannot be read or
+  written.
+  """
+  try:
+    return load(folder)
+  except FileNotFoundError:
+    pass
+  except OSError as error:  # the folder may be whole
+    raise errors.UserError(
+      f'cannot read {folder}: {errors.one_line(error)}; mend that, or set '
+      'JAXEMB_CACHE to another folder'
+    ) from error
+  except Exception:  # damaged in any way
+    pass
+  with atomic.folder(folder) as temporary:
+    make(temporary)
+  return load(folder)
+
+
+def sample_sha256(path: pathlib.Path, num_samples: int) -> str:
+  """Returns the SHA-256 of samples of 16 KB, evenly apart, first to last."""
+  digest = hashlib.sha256()
+  with open(path, 'rb', buffering=0) as file:
+    last = max(0, os.fstat(file.fileno()).st_size - _SAMPLE_BYTES)
+    starts = np.linspace(0, last, num_samples, dtype=np.int64)
+    for start in sorted({*starts.tolist()}):
+      file.seek(start)
+      digest.update(file.read(_SAMPLE_BYTES))
+  return digest.hexdigest()

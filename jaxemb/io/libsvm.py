@@ -1,0 +1,257 @@
+"""Lines of libsvm and libffm: `label [field:]feature:value ...`.
+
+A line may be without a label.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from jaxemb.io import keys
+
+_MAX_NUMBERS = 1000  # columns that are not categories
+
+
+@numba.njit(nogil=True, cache=True)
+def _cells(data, has_fields, labels, starts, fields, spans, lines):
+  """Where labels [2, rows] and cells are; the text ends a line.
+
+  `spans` is [4, cells]: feature from, to; value from, to. The field of a cell
+  is its place where there are none; -1 = cannot be read. Returns rows, lines
+  and cells.
+  """
+  i = row = line = num = 0
+  while i < len(data):
+    while data[i] == 32 or data[i] == 9 or data[i] == 13:
+      i += 1
+    if data[i] == 10 or data[i] == 35:
+      while data[i] != 10:
+        i += 1
+      i += 1
+      line += 1
+      continue
+    labels[0, row] = stop = i
+    while data[stop] > 32 and data[stop] != 58:
+      stop += 1
+    if data[stop] != 58:  # or the line begins with a feature
+      i = stop
+    labels[1, row] = i
+    starts[row] = num
+    while True:
+      while data[i] == 32 or data[i] == 9 or data[i] == 13:
+        i += 1
+      if data[i] == 35:  # a comment
+        while data[i] != 10:
+          i += 1
+      if data[i] == 10:
+        break
+      field = num - starts[row] + 1
+      if has_fields:
+        field = 0 if 48 <= data[i] < 58 else -1
+        while 48 <= data[i] < 58 and field < 100_000_000:
+          field = 10 * field + np.int64(data[i]) - 48
+          i += 1
+        if data[i] == 58:
+          i += 1
+        else:
+          field = -1
+      spans[0, num] = i
+      while 48 <= data[i] < 58:
+        i += 1
+      spans[1, num] = i
+      if i == spans[0, num] or data[i] != 58:
+        field = -1
+      spans[2, num] = i + 1
+      while data[i] > 32:
+        i += 1
+      spans[3, num] = i
+      fields[num] = field
+      num += 1
+    lines[row] = line
+    row += 1
+    line += 1
+    i += 1
+  starts[row] = num
+  return row, line, num
+
+
+class Cells(NamedTuple):
+  """Lines of libsvm or libffm."""
+
+  data: np.ndarray  # [bytes] uint8
+  labels: np.ndarray  # [2, n] int64, from where to where
+  starts: np.ndarray  # [n + 1] int64, the cells of each line
+  fields: np.ndarray  # [cells] int64, or places in their line; -1 = unreadable
+  spans: np.ndarray  # [4, cells] int64, of feature and value
+  lines: np.ndarray  # [n] int64, which in the block
+  num_lines: int
+
+  @classmethod
+  def of(cls, text: bytearray, has_fields: bool) -> 'Cells':
+    """Those of a block of lines."""
+    data = np.frombuffer(text, np.uint8)
+    rows, most = text.count(b'\n'), text.count(b':') + len(text.split()) + 1
+    labels, starts = np.empty((2, rows), np.int64), np.empty(rows + 1, np.int64)
+    fields, spans = np.empty(most, np.int64), np.empty((4, most), np.int64)
+    lines = np.empty(rows, np.int64)
+    n, num_lines, num = _cells(
+      data,
+      has_fields,
+      labels,
+      starts=starts,
+      fields=fields,
+      spans=spans,
+      lines=lines,
+    )
+    return cls(
+      data,
+      labels[:, :n],
+      starts[: n + 1],
+      fields[:num],
+      spans[:, :num],
+      lines[:n],
+      num_lines,
+    )
+
+  def texts(self, starts: np.ndarray, stops: np.ndarray) -> keys.Text:
+    """Stretches of the data."""
+    return keys.Text(self.data, starts, stops)
+
+  def rows(self) -> np.ndarray:
+    """[cells] int64, the row of each."""
+    return np.repeat(np.arange(len(self.lines)), np.diff(self.starts))
+
+  def features(self) -> np.ndarray:
+    """[cells] int64, -1 where there is none."""
+    import pyarrow.compute as pc
+
+    is_good = self.fields >= 0
+    out = np.full(len(is_good), -1)
+    texts = self.texts(*self.spans[:2, is_good]).strings()
+    out[is_good] = pc.cast(texts, 'int64').to_numpy()
+    return out
+
+  def values(self) -> np.ndarray:
+    """[cells] float64, NaN where there is no number."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    starts, stops = self.spans[2:]
+    found = np.ones(len(starts))
+    # Nearly all are `1`.
+    first = self.data[np.minimum(starts, len(self.data) - 1)]
+    others = np.flatnonzero((stops != starts + 1) | (first != ord('1')))
+    texts = self.texts(starts[others], stops[others]).strings()
+    try:
+      found[others] = pc.cast(texts, 'float64').to_numpy()
+    except pa.ArrowInvalid:
+      for i, text in zip(others, texts.to_pylist(), strict=True):
+        try:
+          found[i] = float(text)
+        except ValueError:
+          found[i] = math.nan
+    return found
+
+
+class Features(NamedTuple):
+  """Columns of lines of libsvm or libffm, as the first ones have them.
+
+  In libffm a column for each field, or a list if lines have several of it. In
+  libsvm a column for each place, if all lines have as many features, else one
+  list of them. A column whose feature is always the same and whose value is not
+  is one of numbers; if that is not so, each feature is one.
+  """
+
+  kind: str  # 'columns', 'list' (one of all features) or 'dense' (numbers)
+  names: list[int]  # of columns: fields, places or features, sorted
+  numbers: list[int]  # those whose value counts, not the feature
+  lists: list[int]
+  has_fields: bool
+
+  def parse(
+    self, text: bytearray
+  ) -> tuple[dict[str, Any], list[tuple[int, str]], int]:
+    """Returns the columns of a block of lines, bad lines, and all its lines."""
+    import pyarrow as pa
+
+    cells = Cells.of(text, self.has_fields)
+    rows, values, n = cells.rows(), cells.values(), len(cells.lines)
+    is_dense, is_list = self.kind == 'dense', self.kind == 'list'
+    found = cells.features() if is_dense else cells.fields
+    whys = np.full(n, '', object)
+    if not is_list:
+      names = np.array([*self.names, -2])
+      place = np.searchsorted(names[:-1], found)
+      is_known = names[place] == found
+      whys[rows[~is_known]] = 'it has other features than the first lines'
+      if not self.has_fields and not is_dense:
+        whys[np.diff(cells.starts) < len(self.names)] = 'it has fewer features'
+    if not is_dense:
+      is_number = np.isin(found, self.numbers)
+      whys[rows[(values != 1) & ~is_number]] = 'a category has a value not 1'
+    whys[rows[(cells.fields < 0) | np.isnan(values)]] = 'it has no number'
+    is_good = whys == ''
+    new_rows = np.cumsum(is_good) - 1
+    kept = int(is_good.sum())
+    columns = {'label': cells.texts(*cells.labels[:, is_good])}
+    if is_list:
+      here = is_good[rows]
+      offsets = np.append(0, np.cumsum(np.diff(cells.starts)[is_good]))
+      columns['features'] = pa.ListArray.from_arrays(
+        pa.array(offsets, 'int32'),
+        cells.texts(*cells.spans[:2, here]).strings(),
+      )
+    for i, name in enumerate(self.names if not is_list else ()):
+      here = np.flatnonzero((place == i) & is_good[rows])
+      row, spans = new_rows[rows[here]], cells.spans[:2, here]
+      if is_dense or name in self.numbers:
+        column = np.full(kept, 0.0 if is_dense else math.nan)
+        column[row] = values[here]
+        columns[f'{"feature" if is_dense else "field"}{name}'] = pa.array(
+          column, from_pandas=True
+        )
+      elif name in self.lists:
+        offsets = np.searchsorted(row, np.arange(kept + 1))
+        columns[f'field{name}'] = pa.ListArray.from_arrays(
+          pa.array(offsets, 'int32'), cells.texts(*spans).strings()
+        )
+      else:
+        both = np.zeros((2, kept), np.int64)
+        both[:, row] = spans
+        columns[f'field{name}'] = cells.texts(*both)
+    bad = [(int(cells.lines[i]), whys[i]) for i in np.flatnonzero(whys != '')]
+    return columns, bad, cells.num_lines
+
+
+def features_of(text: bytearray, has_fields: bool) -> Features:
+  """Returns what columns there are, by the first lines."""
+  cells = Cells.of(text, has_fields)
+  rows, is_good = cells.rows(), cells.fields >= 0
+  lengths, places = np.diff(cells.starts), cells.fields
+  features = cells.features()
+  is_other, kind = is_good & (cells.values() != 1), 'columns'
+  if not has_fields and len(lengths):
+    usual = np.median(lengths)
+    if np.mean(lengths != usual) > 0.01:
+      kind = 'dense' if is_other.any() else 'list'
+    else:
+      is_good &= (lengths == usual)[rows]
+      for place in np.unique(places[is_other & is_good]):
+        if len(np.unique(features[(places == place) & is_good])) > 1:
+          kind = 'dense'
+  if kind == 'list':
+    return Features(kind, [], [], [], has_fields)
+  of = features if kind == 'dense' else places
+  names = np.unique(of[is_good])
+  if len(names) > _MAX_NUMBERS:
+    what = 'features have values other than 1' if kind == 'dense' else 'fields'
+    raise ValueError(
+      f'{len(names):,} {what}, and there can be {_MAX_NUMBERS:,}'
+    )
+  numbers = sorted({*of[is_other & is_good].tolist()})
+  pairs = np.stack([rows, of], 1)[is_good]
+  pairs, counts = np.unique(pairs, axis=0, return_counts=True)
+  lists = sorted({*pairs[counts > 1, 1].tolist()} - {*numbers})
+  return Features(kind, names.tolist(), numbers, lists, has_fields)
