@@ -96,7 +96,7 @@ class Sums:
     return jnp.ones(num)
 
   def staleness_steps(self) -> dict[str, np.ndarray]:
-    """Those between two meetings."""
+    """Those between two synchronisations."""
     lookups = self.lookups_per_center.items()
     return {k: np.full(len(x), self.every_steps) for k, x in lookups}
 

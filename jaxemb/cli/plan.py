@@ -448,7 +448,7 @@ def held(job: Job) -> Held:
 
   tables = [*state.tables.values(), *getattr(state, 'met', {}).values()]
   vectors = size([x.vectors for x in tables])
-  rest = size([x.slots for x in tables])
+  rest = size([x.opt_state for x in tables])
   whole = size((state, job.batch, job.constants))
   in_step = max(0, _step_bytes(job) - job.topology.chip.core_bytes)
   in_step += _fetched_bytes(job)
@@ -561,7 +561,7 @@ def rows(job: Job) -> Rows:
     state = job.state.tables[name]
     ndim = _leaves(state.vectors)[0].ndim
     is_tpu, parts = not job.topology.chip.name, []
-    for part in (state.vectors, state.slots):
+    for part in (state.vectors, state.opt_state):
       arrays = [x for x in _leaves(part) if x.ndim == ndim]
       parts.append([x for x in arrays if x.size > x.shape[-1]])
     widths = [sum(row_bytes(x, is_tpu) for x in part) for part in parts]

@@ -47,13 +47,15 @@ def params_of(parts: build.Parts, state: Any) -> Any:
   """Dense parameters, on the host of every process."""
   if not jax.tree.leaves(state.params):
     return state.params
-  return jax.device_get(_params(bool(parts.strategy.num_copies), state.params))
+  return jax.device_get(
+    _params(bool(parts.strategy.num_replicas), state.params)
+  )
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _params(has_copies, params):
+def _params(has_replicas, params):
   """Dense parameters, of copies their mean."""
-  return jax.tree.map(lambda x: x.mean(0) if has_copies else x, params)
+  return jax.tree.map(lambda x: x.mean(0) if has_replicas else x, params)
 
 
 def describe(found: Mapping[str, Any]) -> str:

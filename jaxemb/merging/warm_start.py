@@ -21,8 +21,8 @@ def begin(
   The model at `path` (config.train.init_from) is one that `parts.open_part`
   opens; `words` [vocab] name the rows. Words that the model lacks, or never
   saw, keep their random start; those with several vectors start from their
-  mean. Optimizer slots are taken over where the model has them. UserError if
-  the vectors cannot be used, or have other dimensions.
+  mean. Optimizer state is taken over where the model has it. UserError if the
+  vectors cannot be used, or have other dimensions.
   """
   part = senses.of_words(parts_lib.open_part(path, None, None))
   model = trainable.model
@@ -48,20 +48,21 @@ def begin(
   ):
     if title not in stored or name not in trainable.tables:
       continue
-    slots = {
-      slot: f'optimizer/{title}/{slot}'
-      for slot in trainable.tables[name].slot_reductions
-      if f'optimizer/{title}/{slot}' in stored
+    opt_state = {
+      field: f'optimizer/{title}/{field}'
+      for field in trainable.tables[name].state_names
+      if f'optimizer/{title}/{field}' in stored
     }
-    used += [title, *slots.values()]
+    used += [title, *opt_state.values()]
     for start in range(0, len(ids), _BLOCK_ROWS):
       here = slice(start, start + _BLOCK_ROWS)
       vectors, *more = (
-        parts_lib.take(stored[x], rows[here]) for x in (title, *slots.values())
+        parts_lib.take(stored[x], rows[here])
+        for x in (title, *opt_state.values())
       )
-      # Slots of one number per row are [n].
+      # State of one number per row are [n].
       more = [x[:, 0] if x.shape[1] == 1 else x for x in more]
-      values = dict(zip(slots, more, strict=True))
+      values = dict(zip(opt_state, more, strict=True))
       state = strategy.import_rows(state, name, ids[here], vectors, values)
   _LOG.info(
     f'starting from {path}: {len(ids):,} of {len(words):,} words '

@@ -285,7 +285,7 @@ def trainer(
     strategy = strategy_base.sync(trainable, mesh)
     # Others may have trained with it.
     many = _replicas(config, tuning, trainable, mesh=mesh)
-    strategy = strategy._replace(from_copies=replicas.alone(many))
+    strategy = strategy._replace(from_replicas=replicas.single(many))
   elif is_sync:
     # Devices that hold other columns of the same rows take the same examples.
     strategy = strategy_base.sync(trainable, mesh, t.layout != 'column')
@@ -633,7 +633,7 @@ def _replicas(
     'lookups': tuning.sync_lookups,
     'memory_lookups': tuning.memory_lookups,
     'num_hot': config.strategy.num_hot,
-    'rest_meetings': max(1, round(tuning.rest_words / tuning.sync_words)),
+    'rest_syncs': max(1, round(tuning.rest_words / tuning.sync_words)),
     'first_learning_rate': config.optimizer.learning_rate,
   }
 

@@ -181,7 +181,7 @@ def train(
           raise totals.diverged(float(rates[1]))
         record = dataclasses.asdict(totals)
         record = {'totals': record, 'fingerprints': fingerprints}
-        record['copies'] = strategy.num_copies
+        record['copies'] = strategy.num_replicas
         store = strategy.store
         write = functools.partial(store.save, state) if store else None
         checkpoints.save(totals.steps, state, record, write)
@@ -272,18 +272,18 @@ def restore(
       )
     if strategy.store:
       return strategy.store.rest(strategy.init.eval_shape(key))
-    if saved == strategy.num_copies:
+    if saved == strategy.num_replicas:
       return strategy.init.eval_shape(key)
-    if strategy.from_copies is None:
+    if strategy.from_replicas is None:
       raise errors.UserError(
         f'the run has {saved} replicas; go on with --config.mesh.data=2 or more'
       )
     metrics.LOG.info(
-      f'going on with {strategy.num_copies or 1} replicas, where there were '
+      f'going on with {strategy.num_replicas or 1} replicas, where there were '
       f'{saved or 1}'
     )
     rate = learning_rate(parts.config, record['totals']['done'] / total)
-    shapes, convert = strategy.from_copies(saved, rate)
+    shapes, convert = strategy.from_replicas(saved, rate)
     return shapes
 
   load = None

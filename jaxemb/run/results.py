@@ -105,7 +105,7 @@ def collect(parts: build.Parts, state: Any) -> Export:
   elif model.contexts_table:
     tables['context_vectors'] = export_rows(model.contexts_table)
   others = {k: x.rows for k, x in tables.items() if k != 'vectors'}
-  if optimizer := {k: x.slots for k, x in tables.items() if x.slots}:
+  if optimizer := {k: x.opt_state for k, x in tables.items() if x.opt_state}:
     others['optimizer'] = optimizer
   contexts = getattr(source, 'context_keys', ())
   if getattr(model, 'has_contexts_of_keys', False):

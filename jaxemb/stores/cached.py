@@ -48,7 +48,7 @@ class Cached(spec_lib.Table):
 
   def arrays(self, state: spec_lib.TableState) -> list[jax.Array]:
     """[slots, ...], all that belongs to rows: as stored, then their slots."""
-    slots = [getattr(state.slots, k) for k in sorted(self.slot_reductions)]
+    slots = [getattr(state.opt_state, k) for k in sorted(self.state_names)]
     return jax.tree.leaves(state.vectors) + slots
 
   def with_arrays(
@@ -56,9 +56,9 @@ class Cached(spec_lib.Table):
   ) -> spec_lib.TableState:
     """The state with other `arrays`, of which it may be a shape."""
     tree = jax.tree.structure(state.vectors)
-    num, names = tree.num_leaves, sorted(self.slot_reductions)
+    num, names = tree.num_leaves, sorted(self.state_names)
     state = state._replace(vectors=jax.tree.unflatten(tree, arrays[:num]))
     if not names:
       return state
     slots = dict(zip(names, arrays[num:], strict=True))
-    return state._replace(slots=state.slots._replace(**slots))
+    return state._replace(opt_state=state.opt_state._replace(**slots))

@@ -160,7 +160,7 @@ class Rows(Protocol):
     name: str,
     ids: np.ndarray,
     rows: np.ndarray,
-    slots: Mapping[str, np.ndarray],
+    opt_state: Mapping[str, np.ndarray],
   ) -> None:
     """Replaces rows [n, dim] float32 of ids [n] that no device has."""
 
@@ -680,10 +680,10 @@ class Fetching:
     name: str,
     ids: np.ndarray,
     rows: np.ndarray,
-    slots: Mapping[str, np.ndarray],
+    opt_state: Mapping[str, np.ndarray],
   ) -> Any:
     """See `tables.spec.Table`; before training, while no row is held."""
-    self.rows.import_rows(name, ids, np.asarray(rows, np.float32), slots)
+    self.rows.import_rows(name, ids, np.asarray(rows, np.float32), opt_state)
     return state
 
   # Checkpoints.

@@ -94,11 +94,11 @@ class OwnedRows:
 
     @jax.jit
     def first(key, ids):
-      slots = table.optimizer.init(len(ids), spec.dim)
-      slots = [getattr(slots, k) for k in sorted(table.slot_reductions)]
-      return jax.tree.leaves(codec.init(key, ids)), slots
+      opt_state = table.optimizer.init(len(ids), spec.dim)
+      opt_state = [getattr(opt_state, k) for k in sorted(table.state_names)]
+      return jax.tree.leaves(codec.init(key, ids)), opt_state
 
-    rows, slots = jax.device_get(first(key, np.zeros(1, np.int32)))
+    rows, opt_state = jax.device_get(first(key, np.zeros(1, np.int32)))
     bits = key_bits(key)
 
     def make(ids):
@@ -111,7 +111,7 @@ class OwnedRows:
       elif spec.init_scale:
         new = spec_lib.encode_rows(first_rows(spec, bits, ids), spec.dtype)
         new = spec_lib.to_stored(new)
-      return record.pack(new + [np.repeat(x, len(ids), 0) for x in slots])
+      return record.pack(new + [np.repeat(x, len(ids), 0) for x in opt_state])
 
     self.stores[name] = self._make_store(
       name, spec.vocab, record.num_bytes, make
@@ -234,17 +234,17 @@ class OwnedRows:
     form = jax.eval_shape(table.init, jax.random.key(0)).vectors
     tree = jax.tree.structure(form)
     stored = jax.tree.unflatten(tree, arrays[: tree.num_leaves])
-    names = sorted(table.slot_reductions)
-    slots = dict(zip(names, arrays[tree.num_leaves :], strict=True))
+    names = sorted(table.state_names)
+    opt_state = dict(zip(names, arrays[tree.num_leaves :], strict=True))
     stored = spec_lib.from_stored(stored, table.spec.dtype)
-    return spec_lib.RowBlock(stored, slots)
+    return spec_lib.RowBlock(stored, opt_state)
 
   def import_rows(
     self,
     name: str,
     ids: np.ndarray,
     rows: np.ndarray,
-    slots: Mapping[str, np.ndarray],
+    opt_state: Mapping[str, np.ndarray],
   ) -> None:
     """See `fetching.Rows`."""
     table, record = self.tables[name], self.records[name]
@@ -252,9 +252,9 @@ class OwnedRows:
     encoded = spec_lib.encode_rows(rows, table.spec.dtype)
     new = spec_lib.to_stored(encoded)
     arrays[: len(new)] = new
-    for i, k in enumerate(sorted(table.slot_reductions)):
-      if k in slots:
-        arrays[len(new) + i] = np.asarray(slots[k], np.float32)
+    for i, k in enumerate(sorted(table.state_names)):
+      if k in opt_state:
+        arrays[len(new) + i] = np.asarray(opt_state[k], np.float32)
     self.stores[name].write(ids, record.pack(arrays))
 
   def close(self) -> None:

@@ -1,7 +1,7 @@
 """The strategy interface, the steps that all share, and synchronous training.
 
-A strategy decides which device takes which examples of a step and when copies
-of the tables meet. A dispatch is one compiled program of many steps.
+A strategy decides which device takes which examples of a step and when replicas
+synchronise. A dispatch is one compiled program of many steps.
 
 In synchronous training every step sees all earlier ones. Each device takes its
 share of a step's examples, from the parts of the data along the data axis:
@@ -167,19 +167,19 @@ class Strategy(NamedTuple):
   # before the next but one: with dozens under way XLA's threads deadlock.
   step: Callable[..., tuple[Any, DispatchMetrics]]
   # (state, name of a table, start = 0, stop = None), (state, name of a table,
-  # ids, rows, slots): see `tables.spec.Table`.
+  # ids, rows, opt_state): see `tables.spec.Table`.
   export_rows: Callable[..., spec_lib.RowBlock]
   import_rows: Callable[..., Any]
   # Of the arrays of a batch, which have the parts as their leading axis.
   batch_sharding: jax.sharding.Sharding
   # How often the loops of the compiled `step` run.
   loop: hlo.Loop
-  # When copies of the tables meet, `policies.Policy`; None = there is one.
+  # When replicas synchronise, `policies.Policy`; None = there are none.
   policy: Any = None
-  num_copies: int = 0  # of the tables; 0 = one, without an axis of copies
-  # (number of copies in a checkpoint, learning rate) -> (shapes of its state,
+  num_replicas: int = 0  # 0 = the state has no axis of replicas
+  # (number of replicas in a checkpoint, learning rate) -> (shapes of its state,
   # what makes a state of this strategy of it). None = there is no other number.
-  from_copies: (
+  from_replicas: (
     Callable[[int, float], tuple[Any, Callable[[Any], Any]]] | None
   ) = None
   # Where tables are that the state has only some rows of: `fetching.Fetching`,
@@ -548,8 +548,8 @@ def sync(
   def export_rows(state, name, start=0, stop=None):
     return tables[name].export_rows(state.tables[name], start, stop)
 
-  def import_rows(state, name, ids, rows, slots):
-    new = tables[name].import_rows(state.tables[name], ids, rows, slots)
+  def import_rows(state, name, ids, rows, opt_state):
+    new = tables[name].import_rows(state.tables[name], ids, rows, opt_state)
     return state._replace(tables=state.tables | {name: new})
 
   named = functools.partial(jax.sharding.NamedSharding, mesh)

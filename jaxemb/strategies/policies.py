@@ -1,9 +1,9 @@
-"""Policies: when replicas meet, and how much of their changes they keep.
+"""Policies: when replicas synchronise, and how much of their changes they keep.
 
-A policy says how many steps pass between two meetings, which rows are due at
-one, and the weight g in `strategies.replicas`: g = 1 adds up what n replicas
-learned, g = 1 / n averages it. Rows are in falling order of frequency, so the
-rows due are the first chunks of every table.
+A policy says how many steps pass between two synchronisations, which rows are
+due at one, and the weight g in `strategies.synchronisation`: g = 1 adds up what
+n replicas learned, g = 1 / n averages it. Rows are in falling order of
+frequency, so the rows due are the first chunks of every table.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ from jaxemb.models import base
 # Rows exchanged at once: half a megabyte stays in the cache, but a network
 # wants more at a time.
 _CHUNK_ROWS, _NETWORK_CHUNK_ROWS = 1024, 8192
-_LEVEL_FACTOR = 4  # each level of rarer rows meets so much more seldom
+_LEVEL_FACTOR = 4  # each level of rarer rows is due so much more seldom
 _MAX_LEVEL = 12
 
 
 class Elapsed(NamedTuple):
-  """What has happened since the last meeting."""
+  """What has happened since the last synchronisation."""
 
   learning_rate: jax.Array  # float32, now
 
@@ -32,34 +32,34 @@ class Elapsed(NamedTuple):
 class Policy(Protocol):
   """A rule of consistency; a pytree, whose arrays go to the devices."""
 
-  every_steps: int  # between two meetings
+  every_steps: int  # between two synchronisations
   chunk_rows: int  # rows of each table that travel at once
 
   def init(self) -> Any:
-    """The clock, a pytree of arrays, the same on all replicas."""
+    """Returns the clock, a pytree of arrays, the same on all replicas."""
 
   def due(self, clock: Any) -> tuple[jax.Array, Any]:
-    """How many chunks (int32) are due at this meeting; and the new clock."""
+    """Returns how many chunks (int32) are due now, and the new clock."""
 
   def weights(
     self, name: str, start: jax.Array, num: int, elapsed: Elapsed
   ) -> jax.Array:
-    """[num] float32, g of rows start to start + num of a table."""
+    """Returns [num] float32, g of rows start to start + num of a table."""
 
   def staleness_steps(self) -> Mapping[str, np.ndarray]:
-    """By table, [vocab] int64: steps between two meetings of a row at most."""
+    """Returns by table, [vocab] int64, the most steps that a row waits."""
 
   def mean_chunks(self) -> float:
-    """How many chunks are due at a meeting on average."""
+    """Returns how many chunks are due on average."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Bounded:
-  """Rows meet after a bounded number of lookups: sums if few, means if many.
+  """Synchronises rows after a bounded number of lookups: sums if few.
 
-  With m lookups of the row by each replica since it met, and tau lookups after
-  which a row has forgotten its start,
+  With m lookups of the row by each replica since its last synchronisation, and
+  tau lookups after which a row has forgotten its start,
 
     g = (1 - q^n) / (n (1 - q)),    q = exp(-m / tau).
 
@@ -73,16 +73,16 @@ class Bounded:
   num_replicas: int = base.static()  # n
   every_steps: int = base.static()
   chunk_rows: int = base.static()
-  due_chunks: tuple[int, ...] = base.static()  # at a meeting of each level
+  due_chunks: tuple[int, ...] = base.static()  # at each level
   memory_lookups: float = base.static()  # tau at the first learning rate
   first_learning_rate: float = base.static()  # tau grows as the rate falls
 
   def init(self) -> jax.Array:
-    """int32, meetings so far."""
+    """Returns int32, synchronisations so far."""
     return jnp.int32(0)
 
   def due(self, clock: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The level of a meeting is how often the factor divides its number."""
+    """Takes as level how often the factor divides the clock."""
     clock = clock + 1
     powers = _LEVEL_FACTOR ** np.arange(1, _MAX_LEVEL + 1)
     level = jnp.sum(clock % powers.astype(np.int32) == 0)
@@ -101,7 +101,7 @@ class Bounded:
     return jnp.mean(jnp.exp(-powers * (m * forgetting)[None]), 0)
 
   def staleness_steps(self) -> dict[str, np.ndarray]:
-    """Steps from one meeting of the row's level to the next."""
+    """Returns steps between two synchronisations of the row's level."""
     chunks = np.arange(self.due_chunks[-1])
     levels = np.sum(chunks[:, None] >= np.array(self.due_chunks)[None], 1)
     steps = self.every_steps * _LEVEL_FACTOR ** levels.astype(np.int64)
@@ -109,62 +109,62 @@ class Bounded:
     return {name: rows[: len(x)] for name, x in self.lookups.items()}
 
   def mean_chunks(self) -> float:
-    """Meetings that reach each level, as a share of all, times their chunks."""
+    """Returns chunks due at each level times how often it is reached."""
     reach = float(_LEVEL_FACTOR) ** -np.arange(len(self.due_chunks))
-    share = reach - np.append(reach[1:], 0)
-    return float(np.sum(share * np.array(self.due_chunks)))
+    fraction = reach - np.append(reach[1:], 0)
+    return float(np.sum(fraction * np.array(self.due_chunks)))
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Periodic:
-  """Rows become means of all replicas, the most frequent ones oftener.
+  """Averages rows over all replicas, the most frequent ones oftener.
 
-  The first chunks of every table meet each time, all others at one meeting in
-  `rest_meetings` (Ji et al. 2016, section 3). Where all rows meet each time, it
-  is plain model averaging. What a replica reads lacks at most what the others
-  learned since a row met.
+  The first chunks of every table are due each time, all others once in
+  `rest_syncs` times (Ji et al. 2016, section 3). Where all rows are due each
+  time, it is plain model averaging. What a replica reads lacks at most what the
+  others learned since the row's last synchronisation.
   """
 
   vocabs: tuple[tuple[str, int], ...]  # of the tables
   num_replicas: int
   every_steps: int
   chunk_rows: int
-  hot_chunks: int  # which meet each time
-  rest_meetings: int  # meetings between two of the other chunks
+  hot_chunks: int  # which are due each time
+  rest_syncs: int  # synchronisations from one of the other chunks to the next
 
   @property
   def num_chunks(self) -> int:
-    """Of all rows."""
+    """The number of chunks of all rows."""
     return -(-max(vocab for _, vocab in self.vocabs) // self.chunk_rows)
 
   def init(self) -> jax.Array:
-    """int32, meetings so far."""
+    """Returns int32, synchronisations so far."""
     return jnp.int32(0)
 
   def due(self, clock: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The hot chunks, or all."""
+    """Returns the hot chunks, or all."""
     clock = clock + 1
-    is_whole = clock % self.rest_meetings == 0
+    is_whole = clock % self.rest_syncs == 0
     return jnp.where(is_whole, self.num_chunks, self.hot_chunks), clock
 
   def weights(
     self, name: str, start: jax.Array, num: int, elapsed: Elapsed
   ) -> jax.Array:
-    """1 / n: means."""
+    """Returns 1 / n: means."""
     return jnp.full(num, 1 / self.num_replicas, jnp.float32)
 
   def staleness_steps(self) -> dict[str, np.ndarray]:
-    """Steps from one meeting of the row to the next."""
-    steps = np.full(self.num_chunks, self.every_steps * self.rest_meetings)
+    """Returns steps between two synchronisations of the row."""
+    steps = np.full(self.num_chunks, self.every_steps * self.rest_syncs)
     steps[: self.hot_chunks] = self.every_steps
     rows = np.repeat(steps, self.chunk_rows)
     return {name: rows[:vocab] for name, vocab in self.vocabs}
 
   def mean_chunks(self) -> float:
-    """Those of meetings of all rows, and of the others."""
-    others = self.hot_chunks * (self.rest_meetings - 1)
-    return (self.num_chunks + others) / self.rest_meetings
+    """Returns the mean over synchronisations of all rows and of hot ones."""
+    others = self.hot_chunks * (self.rest_syncs - 1)
+    return (self.num_chunks + others) / self.rest_syncs
 
 
 def _vocabs(lookups_per_center):
@@ -177,7 +177,7 @@ def average(
   every_steps: int,
   num_processes: int = 1,
 ) -> Periodic:
-  """All rows become means every `every_steps`."""
+  """Averages all rows every `every_steps`."""
   vocabs = _vocabs(lookups_per_center)
   chunk_rows = _CHUNK_ROWS if num_processes == 1 else _NETWORK_CHUNK_ROWS
   chunk_rows = min(chunk_rows, max(vocab for _, vocab in vocabs))
@@ -187,7 +187,7 @@ def average(
     every_steps=every_steps,
     chunk_rows=chunk_rows,
     hot_chunks=0,
-    rest_meetings=1,
+    rest_syncs=1,
   )
 
 
@@ -196,11 +196,11 @@ def hot(
   num_replicas: int,
   every_steps: int,
   num_hot: int,
-  rest_meetings: int,
+  rest_syncs: int,
 ) -> Periodic:
-  """The first `num_hot` rows become means every `every_steps`.
+  """Averages the first `num_hot` rows every `every_steps`.
 
-  The others do so at every `rest_meetings`-th meeting.
+  The others are averaged every `rest_syncs`-th time.
   """
   vocabs = _vocabs(lookups_per_center)
   num_hot = min(num_hot, max(vocab for _, vocab in vocabs))
@@ -213,7 +213,7 @@ def hot(
     every_steps=every_steps,
     chunk_rows=chunk_rows,
     hot_chunks=hot_chunks,
-    rest_meetings=rest_meetings,
+    rest_syncs=rest_syncs,
   )
 
 
@@ -226,9 +226,9 @@ def bounded(
   memory_lookups: float,
   first_learning_rate: float,
 ) -> Bounded:
-  """Levels of chunks: the most frequent rows meet every `every_steps`.
+  """Synchronises the most frequent rows every `every_steps`.
 
-  The others meet after so many `lookups` by each replica, of those expected
+  The others are due after so many `lookups` by each replica, of those expected
   [vocab] per center and table; a replica's step has `step_centers`.
   """
   vocab = max(len(x) for x in lookups_per_center.values())

@@ -1,9 +1,10 @@
-"""Replicas: copies of the tables that train apart and meet now and then.
+"""Replicas: every device trains tables of its own, exchanging rows at times.
 
-Every device trains its own copy of all tables on its own share of the data. A
-policy (`strategies.policies`) says when they meet (`strategies.meetings`).
-Dense parameters are averaged at every meeting; the state of their optimizer,
-and slots that are neither summed nor averaged, stay with their replica.
+Each replica trains on a fraction of the data. A policy
+(`strategies.policies`) says when they exchange which rows
+(`strategies.synchronisation`). Dense parameters are averaged whenever they do;
+the state of their optimizer, and a row optimizer's arrays that are not in its
+`state_names`, stay with their replica.
 """
 
 import dataclasses
@@ -18,30 +19,36 @@ import numpy as np
 from jaxemb.data import base as data_base
 from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
-from jaxemb.strategies import base, meetings, policies
+from jaxemb.strategies import base, policies, synchronisation
 from jaxemb.tables import spec as spec_lib
 
-_AXES = meetings.AXES
+_AXES = synchronisation.AXES
+_EVERYWHERE = jax.sharding.PartitionSpec()
 
 
 class ReplicaState(NamedTuple):
-  """The state of all replicas, whose arrays have a leading axis over them."""
+  """The state of all replicas."""
 
-  tables: dict[str, spec_lib.TableState]  # leaves [n, ...]
-  params: Any  # leaves [n, ...]
-  optimizer: Any  # leaves [n, ...]
-  # Rows and their slots at their last meeting, once.
-  met: dict[str, spec_lib.TableState]
+  tables: dict[str, spec_lib.TableState]  # leaves [num_replicas, ...]
+  params: Any  # leaves [num_replicas, ...]
+  optimizer: Any  # leaves [num_replicas, ...]
+  # Rows and their optimizer state after their last synchronisation, which all
+  # replicas have in common.
+  synced: dict[str, spec_lib.TableState]
   clock: Any  # of the policy
-  num_meetings: jax.Array  # int32, so far
-  num_steps: jax.Array  # int32, since the last meeting
+  num_syncs: jax.Array  # int32, so far
+  num_steps: jax.Array  # int32, since the last synchronisation
 
   def trained(self) -> base.TrainState:
-    """What a step changes."""
+    """Returns what a step changes."""
     return base.TrainState(self.tables, self.params, self.optimizer)
 
+  def map_replicas(self, change: Callable[[Any], Any]) -> 'ReplicaState':
+    """Changes the arrays that have a leading axis of replicas."""
+    return self._replace(**jax.tree.map(change, self.trained())._asdict())
 
-def meet(
+
+def synchronise(
   state: ReplicaState,
   tables: Mapping[str, spec_lib.Table],
   policy: policies.Policy,
@@ -56,89 +63,32 @@ def meet(
   """
   due, clock = policy.due(state.clock)
   due = jnp.where(is_due, due, 0)
-  meeting = meetings.Meeting(
+  exchange = synchronisation.Synchronisation(
     tables=tables,
     policy=policy,
     elapsed=elapsed,
     key=key,
-    number=state.num_meetings,
+    number=state.num_syncs,
+  ).exchange
+  new_tables, synced = jax.lax.fori_loop(
+    0, due, exchange, (state.tables, state.synced)
   )
-  both = state.tables, state.met
-  own, met = jax.lax.fori_loop(0, due, meeting.exchange, both)
-  params, clock = _where(
-    is_due, (_mean(state.params), clock), (state.params, state.clock)
+  # XLA keeps sums of nothing.
+  params = state.params
+  if jax.tree.leaves(params):
+    params = jax.lax.pmean(params, _AXES)
+  params, clock = jax.tree.map(
+    lambda new, old: jnp.where(is_due, new, old),
+    (params, clock),
+    (state.params, state.clock),
   )
   return state._replace(
-    tables=own,
-    met=met,
+    tables=new_tables,
+    synced=synced,
     params=params,
     clock=clock,
-    num_meetings=state.num_meetings + is_due,
+    num_syncs=state.num_syncs + is_due,
   )
-
-
-def _where(condition, new, old):
-  return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
-
-
-def _mean(params):
-  """Of all replicas; XLA keeps sums of nothing."""
-  has_params = bool(jax.tree.leaves(params))
-  return jax.lax.pmean(params, _AXES) if has_params else params
-
-
-def _of_all(state, change):
-  """The state with the arrays changed that have a leading axis of replicas."""
-  return state._replace(**jax.tree.map(change, state.trained())._asdict())
-
-
-def _met(table, state):
-  """What of a table replicas have in common, from its state."""
-  slots, names = state.slots, meetings.exchanged(table)
-  if names:
-    others = dict.fromkeys(set(slots._fields) - set(names), ())
-  return state._replace(
-    slots=slots._replace(**others) if names else (), scratch=()
-  )
-
-
-def _values(table, state):
-  """All rows and slots that are exchanged."""
-  return meetings.read(table, state, start=jnp.int32(0), num=table.spec.vocab)[
-    0
-  ]
-
-
-def _combined(state, num, trainable, policy, learning_rate):
-  """The state of one, as if the first `num` replicas in it had met."""
-  first = jax.tree.map(lambda x: x[0], state.trained())
-  tables = {}
-  for name, table in trainable.tables.items():
-    values, vocab = _values(table, state.met[name]), table.spec.vocab
-    read = jax.vmap(functools.partial(_values, table))
-    copies, args = read(state.tables[name]), (num, jnp.int32(0), vocab)
-    args = *args, policies.Elapsed(jnp.float32(learning_rate))
-    for k, g in meetings.weights(table, policy, *args).items():
-      is_used = meetings.like(jnp.arange(len(copies[k])) < num, copies[k])
-      changes = jnp.where(is_used, copies[k] - values[k][None], 0)
-      values[k] += meetings.like(g, values[k]) * jnp.sum(changes, 0)
-    rows = values.pop(meetings.ROWS)
-    tables[name] = table.write_rows(
-      first.tables[name], ids=jnp.arange(vocab), rows=rows, slots=values
-    )
-  params = jax.tree.map(lambda x: jnp.mean(x[:num], 0), state.params)
-  return base.TrainState(tables, params, first.optimizer)
-
-
-def alone(strategy: base.Strategy) -> Callable[[int, float], tuple]:
-  """`from_copies` of a strategy without copies, from that of one replica."""
-
-  def from_copies(num, learning_rate):
-    like, convert = strategy.from_copies(num, learning_rate)
-    first = functools.partial(jax.tree.map, lambda x: x[0])
-    return like, lambda saved: first(convert(saved).trained())
-
-  return from_copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,71 +97,304 @@ class _Replica:
 
   trainable: base.Trainable
   policy: policies.Policy
-  num_sharing: int  # replicas that share parts of the data
-
-  def count(self, batch):
-    """Steps of all replicas, so that they meet; some are padding."""
-    num_steps = self.trainable.steps.num_steps(batch)
-    return jax.lax.pmax(jnp.max(num_steps), mesh_lib.DATA)
+  num_sharing: int  # replicas that share corpus shards
 
   def _steps(self, carry, constants, batch, schedule, first, stop, count):
-    """Those between two meetings."""
-    given = self.trainable.with_arrays(constants[0])
-    num_parts = len(given.steps.num_steps(batch))
-    before = num_parts * jax.lax.axis_index(mesh_lib.DATA)
-    device = jax.lax.axis_index(mesh_lib.TABLE)
+    """Takes the steps between two synchronisations."""
+    trainable = self.trainable.with_arrays(constants[0])
+    num_parts = len(trainable.steps.num_steps(batch))
     share = data_base.share(
-      num_parts, num_devices=self.num_sharing, before=before, device=device
+      num_parts,
+      num_devices=self.num_sharing,
+      before=num_parts * jax.lax.axis_index(mesh_lib.DATA),
+      device=jax.lax.axis_index(mesh_lib.TABLE),
     )
-    devices = base.Devices(share, jax.lax.axis_index(_AXES))
     return base.training_steps(
-      given,
+      trainable,
       batch,
       schedule,
-      devices=devices,
+      devices=base.Devices(share, jax.lax.axis_index(_AXES)),
       carry=carry,
       first=first,
       stop=stop,
       count=count,
     )
 
-  def _meeting(self, constants, schedule, stop, count):
-    """The tables, policy, time passed and key of one after `stop` steps."""
+  def _synchronise(self, state, constants, schedule, stop, count):
+    """Synchronises after `stop` steps of `count`, unless those are all."""
+    is_due, stop = stop <= count, jnp.minimum(stop, count)
     span = schedule.last_learning_rate - schedule.first_learning_rate
     rate = schedule.first_learning_rate + span * (stop / count)
-    elapsed = policies.Elapsed(rate)
-    rule = base.with_arrays(self.policy, constants[1])
-    return self.trainable.tables, rule, elapsed, schedule.key
-
-  def _over_devices(self, metrics, batch, count):
-    axes = _AXES if self.num_sharing > 1 else _AXES[:1]
-    return base.over_devices(
-      self.trainable, metrics, batch, num_steps=count, axes=axes
+    return synchronise(
+      state,
+      tables=self.trainable.tables,
+      policy=base.with_arrays(self.policy, constants[1]),
+      elapsed=policies.Elapsed(rate),
+      key=schedule.key,
+      is_due=is_due,
     )
 
   def dispatch(self, state, constants, batch, schedule):
-    """All steps, and the meetings among them."""
-    count, every = self.count(batch), self.policy.every_steps
-    before = state.num_steps
+    """Takes all steps, and synchronises among them."""
+    num_steps = self.trainable.steps.num_steps(batch)
+    # Equal for all replicas; some steps are padding.
+    count = jax.lax.pmax(jnp.max(num_steps), mesh_lib.DATA)
+    every, before = self.policy.every_steps, state.num_steps
 
     def body(i, carry):
       state, metrics = carry
-      meeting = (i + 1) * every - before
-      numbers = jnp.maximum(meeting - every, 0), jnp.minimum(meeting, count)
-      carry = state.trained(), metrics
-      changed, metrics = self._steps(
-        carry, constants, batch, schedule, *numbers, count
+      stop = (i + 1) * every - before
+      trained, metrics = self._steps(
+        (state.trained(), metrics),
+        constants,
+        batch,
+        schedule=schedule,
+        first=jnp.maximum(stop - every, 0),
+        stop=jnp.minimum(stop, count),
+        count=count,
       )
-      state = state._replace(**changed._asdict())
-      args = self._meeting(constants, schedule, stop=numbers[1], count=count)
-      return meet(state, *args, meeting <= count), metrics
+      state = state._replace(**trained._asdict())
+      state = self._synchronise(
+        state, constants, schedule, stop=stop, count=count
+      )
+      return state, metrics
 
-    carry = _of_all(state, lambda x: x[0]), self.trainable.no_metrics()
+    carry = state.map_replicas(lambda x: x[0]), self.trainable.no_metrics()
     num = (before + count + every - 1) // every
     state, metrics = jax.lax.fori_loop(0, num, body, carry)
-    state = _of_all(state, lambda x: x[None])
+    state = state.map_replicas(lambda x: x[None])
     state = state._replace(num_steps=(before + count) % every)
-    return state, self._over_devices(metrics, batch, count)
+    return state, base.over_devices(
+      self.trainable,
+      metrics,
+      batch,
+      num_steps=count,
+      axes=_AXES if self.num_sharing > 1 else _AXES[:1],
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Replicas:
+  """All replicas, as the host sees them."""
+
+  trainable: base.Trainable
+  mesh: jax.sharding.Mesh
+  make_policy: Callable[[int], policies.Policy]  # of a number of replicas
+
+  @property
+  def num_sharing(self) -> int:
+    """The number of replicas that share corpus shards."""
+    return self.mesh.shape[mesh_lib.TABLE]
+
+  @functools.cached_property
+  def policy(self) -> policies.Policy:
+    """The policy of as many replicas as there are devices."""
+    return self.make_policy(self.mesh.size)
+
+  @functools.cached_property
+  def spec(self) -> ReplicaState:
+    """`PartitionSpec`s of a state."""
+    axes = _AXES if self.num_sharing > 1 else _AXES[0]
+    over = jax.sharding.PartitionSpec(axes)
+    return ReplicaState(over, over, over, *[_EVERYWHERE] * 4)
+
+  def named(self, spec: Any) -> Any:
+    """Returns shardings for a tree of `PartitionSpec`s."""
+    named = functools.partial(jax.sharding.NamedSharding, self.mesh)
+    return jax.tree.map(named, spec)
+
+  @functools.cached_property
+  def shardings(self) -> ReplicaState:
+    """How the arrays of a state lie on the devices."""
+    shardings = self.named(self.spec)
+    if not base.chooses_layouts(self.mesh):
+      return shardings
+    shapes = jax.eval_shape(self.init, jax.random.key(0))
+    shardings = jax.tree.broadcast(shardings, shapes)
+    return shardings._replace(
+      **{
+        field: {
+          k: base.by_rows(x, getattr(shardings, field)[k], x.vectors)
+          for k, x in getattr(shapes, field).items()
+        }
+        for field in ('tables', 'synced')
+      }
+    )
+
+  def init(self, key: jax.Array) -> ReplicaState:
+    """Returns new replicas, all the same."""
+    return self._replicate(self.trainable.init(key))
+
+  @functools.cached_property
+  def compiled_init(self) -> Any:
+    """`init` as one program."""
+    return jax.jit(self.init, out_shardings=self.shardings)
+
+  def _replicate(self, state):
+    """Returns synchronised replicas of a `TrainState`."""
+    tables = self.trainable.tables
+    state = ReplicaState(
+      *state,
+      synced={k: _synced(tables[k], x) for k, x in state.tables.items()},
+      clock=self.policy.init(),
+      num_syncs=jnp.int32(0),
+      num_steps=jnp.int32(0),
+    )
+    num = self.mesh.size
+    return state.map_replicas(
+      lambda x: jnp.broadcast_to(x[None], (num, *x.shape))
+    )
+
+  def step(self) -> Any:
+    """Returns the compiled dispatch."""
+    replica = _Replica(self.trainable, self.policy, self.num_sharing)
+    # The rows that leave a sum are the same everywhere; JAX cannot tell.
+    step = jax.shard_map(
+      replica.dispatch,
+      mesh=self.mesh,
+      in_specs=(
+        self.spec,
+        _EVERYWHERE,
+        jax.sharding.PartitionSpec(mesh_lib.DATA),
+        _EVERYWHERE,
+      ),
+      out_specs=(self.spec, _EVERYWHERE),
+      check_vma=False,
+    )
+    if base.chooses_layouts(self.mesh):
+      out_shardings = self.shardings, None
+      return jax.jit(step, donate_argnums=0, out_shardings=out_shardings)
+    return jax.jit(step, donate_argnums=0)
+
+  def constants(self) -> Any:
+    """Puts the arrays of the model and of the policy on the devices."""
+    arrays = base.arrays_of(self.trainable.model), base.arrays_of(self.policy)
+    return jax.device_put(arrays, self.named(_EVERYWHERE))
+
+  def export_rows(
+    self,
+    state: ReplicaState,
+    name: str,
+    start: int = 0,
+    stop: int | None = None,
+  ) -> spec_lib.RowBlock:
+    """Returns rows as after synchronising all, at a learning rate of zero."""
+    table = self.trainable.tables[name]
+    of_replicas = table.export_rows(
+      state.tables[name], start, stop, has_replicas=True
+    )
+    synced = table.export_rows(state.synced[name], start, stop)
+    old = synced.rows
+    elapsed = policies.Elapsed(jnp.float32(0))
+    weights = self.policy.weights(name, start, num=len(old), elapsed=elapsed)
+    weights, rows = np.asarray(weights)[:, None], np.array(old)
+    for replica in of_replicas.rows:
+      rows += weights * (replica - old)
+    return spec_lib.RowBlock(
+      spec_lib.encode_rows(rows, synced.encoded),
+      {k: x.mean(0) for k, x in of_replicas.opt_state.items()},
+    )
+
+  def import_rows(
+    self,
+    state: ReplicaState,
+    name: str,
+    ids: np.ndarray,
+    rows: np.ndarray,
+    opt_state: Mapping[str, np.ndarray],
+  ) -> ReplicaState:
+    """Replaces rows in all replicas, as if they were just synchronised."""
+    table = self.trainable.tables[name]
+    new = table.import_rows(
+      state.tables[name], ids, rows, opt_state, has_replicas=True
+    )
+    synced = table.import_rows(state.synced[name], ids, rows, opt_state)
+    return state._replace(
+      tables=state.tables | {name: new}, synced=state.synced | {name: synced}
+    )
+
+  def from_replicas(
+    self, num: int, learning_rate: float
+  ) -> tuple[Any, Callable[[Any], ReplicaState]]:
+    """Returns the shapes of `num` replicas' state, and what converts it.
+
+    `num` 0 is a state without replicas. Every device gets as many replicas;
+    padding replicas are ignored.
+    """
+    per_device = -(-num // self.mesh.size)
+
+    def stacked(x):
+      shape = per_device * self.mesh.size, *x.shape[1:]
+      return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
+
+    def single(x):
+      sharding = self.named(_EVERYWHERE)
+      return jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=sharding)
+
+    policy = self.make_policy(max(num, 1))
+    elapsed = policies.Elapsed(jnp.float32(learning_rate))
+
+    def convert(saved):
+      if num:
+        saved = _combined(self.trainable, saved, num, policy, elapsed)
+      return self._replicate(saved)
+
+    shapes = self.compiled_init.eval_shape(jax.random.key(0))
+    if num:
+      shapes = shapes.map_replicas(stacked)
+    else:
+      shapes = jax.tree.map(single, shapes.trained())
+    return shapes, jax.jit(convert, out_shardings=self.shardings)
+
+
+def _synced(table, state):
+  """Returns what replicas have in common of a table, from its state."""
+  opt_state, names = (), table.state_names
+  if names:
+    fields = set(state.opt_state._fields)
+    others = dict.fromkeys(fields - set(names), ())
+    opt_state = state.opt_state._replace(**others)
+  return state._replace(opt_state=opt_state, scratch=())
+
+
+def _values(table, state):
+  """Returns all rows and their optimizer state."""
+  start, num = jnp.int32(0), table.spec.vocab
+  return synchronisation.read(table, state, start, num=num)[0]
+
+
+def _combined(trainable, state, num, policy, elapsed):
+  """Returns one state, as after synchronising the first `num` replicas."""
+  first = jax.tree.map(lambda x: x[0], state.trained())
+  tables = {}
+  for name, table in trainable.tables.items():
+    values = _values(table, state.synced[name])
+    replica_values = jax.vmap(functools.partial(_values, table))(
+      state.tables[name]
+    )
+    weights = synchronisation.weights(
+      table,
+      policy,
+      num,
+      start=jnp.int32(0),
+      num=table.spec.vocab,
+      elapsed=elapsed,
+    )
+    for k, g in weights.items():
+      x = replica_values[k]
+      is_used = synchronisation.like(jnp.arange(len(x)) < num, x)
+      changes = jnp.where(is_used, x - values[k][None], 0)
+      g = synchronisation.like(g, values[k])
+      values[k] += g * jnp.sum(changes, 0)
+    rows = values.pop(synchronisation.ROWS)
+    tables[name] = table.write_rows(
+      first.tables[name],
+      ids=jnp.arange(table.spec.vocab),
+      rows=rows,
+      opt_state=values,
+    )
+  params = jax.tree.map(lambda x: jnp.mean(x[:num], 0), state.params)
+  return base.TrainState(tables, params, first.optimizer)
 
 
 def replicas(
@@ -219,138 +402,35 @@ def replicas(
   mesh: jax.sharding.Mesh,
   make_policy: Callable[[int], policies.Policy],
 ) -> base.Strategy:
-  """The strategy; each device has a replica.
+  """Returns the strategy: every device has a replica.
 
   `make_policy` returns the policy of a number of replicas.
   """
-  num_replicas, num_sharing = mesh.size, mesh.shape[mesh_lib.TABLE]
-  policy = make_policy(num_replicas)
-
-  def copied(state):
-    """All replicas, which have just met, from the state of one."""
-    met = {k: _met(trainable.tables[k], x) for k, x in state.tables.items()}
-    state = ReplicaState(*state, met, policy.init(), jnp.int32(0), jnp.int32(0))
-    shape = (num_replicas,)
-    return _of_all(state, lambda x: jnp.broadcast_to(x[None], shape + x.shape))
-
-  def init(key):
-    return copied(trainable.init(key))
-
-  def export_rows(state, name, start=0, stop=None):
-    """As a last meeting of all rows, at a learning rate of zero."""
-    table = trainable.tables[name]
-    own = table.export_rows(state.tables[name], start, stop, has_copies=True)
-    met = table.export_rows(state.met[name], start, stop)
-    old = met.rows
-    weights = policy.weights(
-      name, start, num=len(old), elapsed=policies.Elapsed(jnp.float32(0))
-    )
-    weights = np.asarray(weights)
-    rows = np.array(old)
-    for copy in own.rows:
-      rows += weights[:, None] * (copy - old)
-    slots = {}
-    for k, copies in own.slots.items():
-      reduction, slots[k] = table.slot_reductions[k], copies.mean(0)
-      if reduction == 'sum':
-        slots[k] = met.slots[k] + weights * (copies - met.slots[k]).sum(0)
-    return spec_lib.RowBlock(spec_lib.encode_rows(rows, met.encoded), slots)
-
-  def import_rows(state, name, ids, rows, slots):
-    """Into all replicas, as if they had just met."""
-    table = trainable.tables[name]
-    new = table.import_rows(
-      state.tables[name], ids, rows, slots, has_copies=True
-    )
-    exchanged = meetings.exchanged(table)
-    slots = {k: x for k, x in slots.items() if k in exchanged}
-    met = table.import_rows(state.met[name], ids, rows, slots)
-    return state._replace(
-      tables=state.tables | {name: new}, met=state.met | {name: met}
-    )
-
-  def from_copies(num, learning_rate):
-    """The shapes of `num` replicas, or of one table (0), and how to go on.
-
-    Each device has as many of them; what it has too many of is not used.
-    """
-    each = -(-num // num_replicas)
-
-    def stacked(x):
-      shape = each * num_replicas, *x.shape[1:]
-      return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
-
-    def alone(x):
-      shape, sharding = x.shape[1:], named(everywhere)
-      return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
-
-    like, old = new.eval_shape(jax.random.key(0)), make_policy(max(num, 1))
-
-    def convert(saved):
-      if num:
-        saved = _combined(
-          saved, num, trainable, policy=old, learning_rate=learning_rate
-        )
-      return copied(saved)
-
-    if num:
-      like = _of_all(like, stacked)
-    else:
-      like = jax.tree.map(alone, like.trained())
-    return like, jax.jit(convert, out_shardings=shardings)
-
-  over = jax.sharding.PartitionSpec(_AXES if num_sharing > 1 else _AXES[0])
-  everywhere = jax.sharding.PartitionSpec()
-  state_spec = ReplicaState(over, over, over, *[everywhere] * 4)
-  of_parts = jax.sharding.PartitionSpec(mesh_lib.DATA)
-
-  named = functools.partial(jax.sharding.NamedSharding, mesh)
-  shardings = jax.tree.map(named, state_spec)
-  arrays = base.arrays_of(trainable.model), base.arrays_of(policy)
-  more = {}
-  if base.chooses_layouts(mesh):
-    shapes = jax.eval_shape(init, jax.random.key(0))
-    shardings = jax.tree.broadcast(shardings, shapes)
-
-    def by_rows(shapes, shardings, rows):
-      return {
-        k: base.by_rows(x, shardings[k], rows(x)) for k, x in shapes.items()
-      }
-
-    for part in ('tables', 'met'):
-      placed = by_rows(
-        getattr(shapes, part), getattr(shardings, part), lambda x: x.vectors
-      )
-      shardings = shardings._replace(**{part: placed})
-    more = {'out_shardings': (shardings, None)}
-  new = jax.jit(init, out_shardings=shardings)
-
-  def constants():
-    return jax.device_put(arrays, named(everywhere))
-
-  replica = _Replica(trainable, policy, num_sharing)
-  # The rows that leave a sum are the same everywhere; JAX cannot tell.
-  step = jax.shard_map(
-    replica.dispatch,
-    mesh=mesh,
-    in_specs=(state_spec, everywhere, of_parts, everywhere),
-    out_specs=(state_spec, everywhere),
-    check_vma=False,
-  )
-  step = jax.jit(step, donate_argnums=0, **more)
+  made = _Replicas(trainable, mesh, make_policy)
   return base.Strategy(
-    init=new,
-    constants=constants,
-    step=step,
-    export_rows=export_rows,
-    import_rows=import_rows,
-    batch_sharding=named(of_parts),
+    init=made.compiled_init,
+    constants=made.constants,
+    step=made.step(),
+    export_rows=made.export_rows,
+    import_rows=made.import_rows,
+    batch_sharding=made.named(jax.sharding.PartitionSpec(mesh_lib.DATA)),
     loop=hlo.Loop(
-      policy.every_steps,
-      inner=policy.mean_chunks(),
+      made.policy.every_steps,
+      inner=made.policy.mean_chunks(),
       branch=1 / trainable.loss_every_steps,
     ),
-    policy=policy,
-    num_copies=num_replicas,
-    from_copies=from_copies,
+    policy=made.policy,
+    num_replicas=mesh.size,
+    from_replicas=made.from_replicas,
   )
+
+
+def single(strategy: base.Strategy) -> Callable[[int, float], tuple]:
+  """Returns `from_replicas` of a strategy without any, from that of one."""
+
+  def from_replicas(num, learning_rate):
+    shapes, convert = strategy.from_replicas(num, learning_rate)
+    first = functools.partial(jax.tree.map, lambda x: x[0])
+    return shapes, lambda saved: first(convert(saved).trained())
+
+  return from_replicas

@@ -14,7 +14,6 @@ and once, with the sum of its gradients, where it is not (GPUs; low precision).
 """
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -32,11 +31,8 @@ class Replicated(spec_lib.Table):
   optimizer: row_optimizers.RowOptimizer
   axes: spec_lib.Axes = spec_lib.Axes()
   deduplicates: bool = False  # whether an update writes each row once
-  # (vectors, slots, gradients, L2, learning rate) -> (vectors, slots): sums,
-  # updates and writes rows in one pass, as the optimizer would.
-  row_kernel: Callable[..., tuple[jax.Array, row_optimizers.Slots]] | None = (
-    None
-  )
+  # Sums, updates and writes rows in one pass, as the optimizer would.
+  row_kernel: spec_lib.RowKernel | None = None
 
   splits_columns = False
 
@@ -58,12 +54,12 @@ class Replicated(spec_lib.Table):
   def _codec(self) -> codecs.Codec:
     return codecs.Codec(self.spec, self._num_splits)
 
-  def _new_slots(self) -> row_optimizers.Slots:
-    slots = self.optimizer.init(self.spec.vocab, self._codec.dim)
-    if self._sums_by_scratch and hasattr(slots, 'scratch'):
+  def _new_opt_state(self) -> row_optimizers.OptState:
+    opt_state = self.optimizer.init(self.spec.vocab, self._codec.dim)
+    if self._sums_by_scratch and hasattr(opt_state, 'scratch'):
       # Counts come from `dedup`. Not empty: JAX loses the sharding of that.
-      return slots._replace(scratch=jnp.zeros(1, jnp.float32))
-    return slots
+      return opt_state._replace(scratch=jnp.zeros(1, jnp.float32))
+    return opt_state
 
   @property
   def partition(self) -> spec_lib.TableState:
@@ -74,7 +70,7 @@ class Replicated(spec_lib.Table):
       self._codec.partition(columns, everywhere),
       jax.tree.map(
         lambda x: columns if x.ndim > 1 else everywhere,
-        jax.eval_shape(self._new_slots),
+        jax.eval_shape(self._new_opt_state),
       ),
       everywhere if self._sums_by_scratch else (),
     )
@@ -85,7 +81,7 @@ class Replicated(spec_lib.Table):
     scratch = ()
     if self._sums_by_scratch:
       scratch = jnp.zeros(self.spec.vocab, jnp.int32)
-    return spec_lib.TableState(vectors, self._new_slots(), scratch)
+    return spec_lib.TableState(vectors, self._new_opt_state(), scratch)
 
   def lookup(self, state, ids):
     if self._is_float32:
@@ -114,12 +110,12 @@ class Replicated(spec_lib.Table):
     if squares is None and uses_squares and not self.row_kernel:
       squares = row_optimizers.mean_squares(row_grads)
     row_grads = row_optimizers.RowGrads(ids, row_grads, squares)
-    (vectors, slots, scratch), vocab = state, self.spec.vocab
+    (vectors, opt_state, scratch), vocab = state, self.spec.vocab
     if self.row_kernel:
-      vectors, slots = self.row_kernel(
-        vectors, slots, row_grads, self.spec.decay, step.learning_rate
+      vectors, opt_state = self.row_kernel(
+        vectors, opt_state, row_grads, self.spec.decay, step.learning_rate
       )
-      return spec_lib.TableState(vectors, slots, scratch)
+      return spec_lib.TableState(vectors, opt_state, scratch)
     if self.spec.updates_all:
       rows, row_grads = None, row_optimizers.of_all_rows(row_grads, vocab)
     elif self.deduplicates:
@@ -140,7 +136,9 @@ class Replicated(spec_lib.Table):
         rows = jax.lax.optimization_barrier(rows)
       rows = rows.reshape(row_grads.grads.shape)
       row_grads = row_optimizers.decayed(row_grads, rows, self.spec.decay)
-    deltas, slots = self.optimizer.update(slots, row_grads, step.learning_rate)
+    deltas, opt_state = self.optimizer.update(
+      opt_state, row_grads, step.learning_rate
+    )
     ids = row_grads.ids
     if self._is_float32:
       are_unique = row_grads.counts is not None
@@ -156,26 +154,27 @@ class Replicated(spec_lib.Table):
       if rows is not None:
         rows = rows.reshape(deltas.shape)
       vectors = self._codec.add(vectors, ids, deltas, ids, step.key, rows)
-    return spec_lib.TableState(vectors, slots, scratch)
+    return spec_lib.TableState(vectors, opt_state, scratch)
 
   def read_range(self, state, start, num):
     def cut(x):
       x = jax.lax.dynamic_slice_in_dim(x, start, num)
       return x[:, : self.spec.dim] if x.ndim > 1 else x
 
-    slots = {k: getattr(state.slots, k, None) for k in self.slot_reductions}
-    return jax.tree.map(cut, (state.vectors, slots))
+    opt_state = {k: getattr(state.opt_state, k, None) for k in self.state_names}
+    return jax.tree.map(cut, (state.vectors, opt_state))
 
-  def write_range(self, state, start, rows, encoding, key, slots):
+  def write_range(self, state, start, rows, encoding, key, opt_state):
     ids = start + jnp.arange(len(rows))
     new = self._codec.encode(rows, ids, key, encoding)
     state = state._replace(vectors=codecs.put(state.vectors, start, new))
-    if not slots:
+    if not opt_state:
       return state
     changed = {
-      k: codecs.put(getattr(state.slots, k), start, x) for k, x in slots.items()
+      k: codecs.put(getattr(state.opt_state, k), start, x)
+      for k, x in opt_state.items()
     }
-    return state._replace(slots=state.slots._replace(**changed))
+    return state._replace(opt_state=state.opt_state._replace(**changed))
 
   def positions(self, ids):
     return (ids,)

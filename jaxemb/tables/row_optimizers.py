@@ -25,7 +25,7 @@ Ids at or above vocab are padding. A deduplicated step, in which each id comes
 once with its count and summed squares, has the same updates.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +33,7 @@ import jax.numpy as jnp
 
 from jaxemb.kernels.tpu import row_copies
 
-Slots = Any  # a NamedTuple of arrays with a leading vocab axis
+OptState = Any  # a NamedTuple of arrays [vocab, ...]
 
 
 class RowGrads(NamedTuple):
@@ -133,25 +133,25 @@ def of_all_rows(row_grads: RowGrads, vocab: int) -> RowGrads:
 class RowOptimizer(NamedTuple):
   """A pair of pure functions, as in optax."""
 
-  # (vocab, dim) -> slots
-  init: Callable[[int, int], Slots]
-  # (slots, gradients, learning_rate) -> (what to add to rows [..., dim], slots)
-  update: Callable[[Slots, RowGrads, jax.Array], tuple[jax.Array, Slots]]
+  # (vocab, dim) -> state
+  init: Callable[[int, int], OptState]
+  # (state, gradients, learning_rate) -> (what to add to rows [..., dim], state)
+  update: Callable[[OptState, RowGrads, jax.Array], tuple[jax.Array, OptState]]
   uses_squares: bool
-  # What is exported of each slot, and becomes of it when copies meet:
-  # 'sum' follows its rows, 'mean' is averaged, 'keep' stays with its copy.
-  slot_reductions: Mapping[str, str] = {}
-  # Slots that are sums over steps, so that those of workers add up.
+  # Fields of the state that are exported, and averaged where replicas
+  # synchronise.
+  state_names: tuple[str, ...] = ()
+  # Fields that are sums over steps, so that those of workers add up.
   sums: tuple[str, ...] = ()
   # Whether a row must come once, with its counts.
   needs_sums: bool = False
   # What `update` does with rows that come once, without the table: given their
-  # slots, gradients and the learning rate, what to add and new slots. Those
-  # that are not in `slot_reductions` are None. A GPU's kernel calls it for one
-  # row (`row_sums`); None = XLA updates rows.
-  change: Callable[[Slots, RowGrads, jax.Array], tuple[jax.Array, Slots]] | (
-    None
-  ) = None
+  # state, gradients and the learning rate, what to add and the new state.
+  # Fields that are not in `state_names` are None. A GPU's kernel calls it for
+  # one row (`kernels.gpu.row_sums`); None = XLA updates rows.
+  change: Callable[
+    [OptState, RowGrads, jax.Array], tuple[jax.Array, OptState]
+  ] | (None) = None
 
 
 def _totals(scratch, ids, values):
@@ -181,7 +181,7 @@ def _by_row(numbers):
   return numbers[..., None] if numbers.ndim else numbers
 
 
-class ScratchSlots(NamedTuple):
+class ScratchState(NamedTuple):
   """No state between steps."""
 
   scratch: jax.Array  # [vocab] float32, zeros between steps
@@ -193,25 +193,25 @@ def sgd(max_duplicates: float) -> RowOptimizer:
   def init(vocab, dim):
     # Not empty: JAX loses the sharding of arrays without elements.
     size = vocab if max_duplicates else 1
-    return ScratchSlots(jnp.zeros(size, jnp.float32))
+    return ScratchState(jnp.zeros(size, jnp.float32))
 
-  def change(slots, row_grads, learning_rate):
+  def change(state, row_grads, learning_rate):
     if not max_duplicates:
-      return -learning_rate * row_grads.grads, slots
+      return -learning_rate * row_grads.grads, state
     limit = jnp.minimum(1.0, max_duplicates / row_grads.counts)
-    return _by_row(-learning_rate * limit) * row_grads.grads, slots
+    return _by_row(-learning_rate * limit) * row_grads.grads, state
 
-  def update(slots, row_grads, learning_rate):
+  def update(state, row_grads, learning_rate):
     if max_duplicates:
-      counts, scratch = _counts(slots.scratch, row_grads)
-      slots = ScratchSlots(scratch)
+      counts, scratch = _counts(state.scratch, row_grads)
+      state = ScratchState(scratch)
       row_grads = row_grads._replace(counts=counts)
-    return change(slots, row_grads, learning_rate)
+    return change(state, row_grads, learning_rate)
 
   return RowOptimizer(init, update, uses_squares=False, change=change)
 
 
-class AdagradSlots(NamedTuple):
+class AdagradState(NamedTuple):
   """State of `adagrad`."""
 
   sum_squares: jax.Array  # [vocab] float32
@@ -221,36 +221,35 @@ def adagrad(epsilon: float) -> RowOptimizer:
   """Row-wise Adagrad; `epsilon` is added to the root of the accumulator."""
 
   def init(vocab, dim):
-    return AdagradSlots(jnp.zeros(vocab, jnp.float32))
+    return AdagradState(jnp.zeros(vocab, jnp.float32))
 
-  def update(slots, row_grads, learning_rate):
+  def update(state, row_grads, learning_rate):
     ids, are_unique = row_grads.ids, row_grads.counts is not None
     sum_squares = add_rows(
-      slots.sum_squares, ids, rows=row_grads.squares, are_unique=are_unique
+      state.sum_squares, ids, rows=row_grads.squares, are_unique=are_unique
     )
     deltas = scaled(gather(sum_squares, ids), row_grads.grads, learning_rate)
-    return deltas, AdagradSlots(sum_squares)
+    return deltas, AdagradState(sum_squares)
 
   def scaled(sum_squares, grads, learning_rate):
     scale = -learning_rate / (jnp.sqrt(sum_squares) + epsilon)
     return _by_row(scale) * grads
 
-  def change(slots, row_grads, learning_rate):
-    new = slots.sum_squares + row_grads.squares
-    return scaled(new, row_grads.grads, learning_rate), AdagradSlots(new)
+  def change(state, row_grads, learning_rate):
+    new = state.sum_squares + row_grads.squares
+    return scaled(new, row_grads.grads, learning_rate), AdagradState(new)
 
-  reductions, sums = {'sum_squares': 'mean'}, ('sum_squares',)
   return RowOptimizer(
     init=init,
     update=update,
     uses_squares=True,
-    slot_reductions=reductions,
-    sums=sums,
+    state_names=('sum_squares',),
+    sums=('sum_squares',),
     change=change,
   )
 
 
-class AdamSlots(NamedTuple):
+class AdamState(NamedTuple):
   """State of `adam`."""
 
   mean: jax.Array  # [vocab, dim] float32, first moment
@@ -266,54 +265,57 @@ def adam(
 
   def init(vocab, dim):
     zeros = [jnp.zeros(vocab, jnp.float32) for _ in range(3)]
-    return AdamSlots(jnp.zeros((vocab, dim), jnp.float32), *zeros)
+    return AdamState(jnp.zeros((vocab, dim), jnp.float32), *zeros)
 
-  def update(slots, row_grads, learning_rate):
+  def update(state, row_grads, learning_rate):
     ids, grads, squares, counts, _ = row_grads
-    scratch, are_unique = slots.scratch, counts is not None
+    scratch, are_unique = state.scratch, counts is not None
     share = jnp.ones_like(squares)
     if not are_unique:
       # Each of n occurrences carries an n-th of what happens once per row.
       counts, scratch = _counts(scratch, row_grads)
       share = 1.0 / counts
-    old_mean = gather(slots.mean, ids, by_kernel)
+    old_mean = gather(state.mean, ids, by_kernel)
     old_mean = jax.lax.optimization_barrier(old_mean)
     decay = (beta1 - 1) * share[..., None] * old_mean
     change = decay + (1 - beta1) * grads
     mean = add_rows(
-      slots.mean, ids, rows=change, are_unique=are_unique, by_kernel=by_kernel
+      state.mean,
+      ids,
+      rows=change,
+      are_unique=are_unique,
+      by_kernel=by_kernel,
     )
-    decay = (beta2 - 1) * share * gather(slots.mean_square, ids)
+    decay = (beta2 - 1) * share * gather(state.mean_square, ids)
     change = decay + (1 - beta2) * squares
     mean_square = add_rows(
-      slots.mean_square, ids, rows=change, are_unique=are_unique
+      state.mean_square, ids, rows=change, are_unique=are_unique
     )
     # Written, not added, so that a row's occurrences cannot round it away.
-    steps = gather(slots.num_updates, ids) + 1
-    num_updates = slots.num_updates.at[ids].set(steps, mode='drop')
+    steps = gather(state.num_updates, ids) + 1
+    num_updates = state.num_updates.at[ids].set(steps, mode='drop')
     # expm1 keeps 1 - beta^steps exact where beta^steps is close to 1.
     unbias1 = -jnp.expm1(steps * jnp.log(beta1))
     unbias2 = -jnp.expm1(steps * jnp.log(beta2))
     root = jnp.sqrt(gather(mean_square, ids) / unbias2) + epsilon
     scale = -learning_rate * share / (unbias1 * root)
     deltas = scale[..., None] * gather(mean, ids, by_kernel)
-    return deltas, AdamSlots(
+    return deltas, AdamState(
       mean=mean,
       mean_square=mean_square,
       num_updates=num_updates,
       scratch=scratch,
     )
 
-  names = 'mean', 'mean_square', 'num_updates'
   return RowOptimizer(
     init=init,
     update=update,
     uses_squares=True,
-    slot_reductions=dict.fromkeys(names, 'mean'),
+    state_names=('mean', 'mean_square', 'num_updates'),
   )
 
 
-class FullAdagradSlots(NamedTuple):
+class FullAdagradState(NamedTuple):
   """State of `adagrad_full`."""
 
   sum_squares: jax.Array  # [vocab, dim] float32
@@ -323,23 +325,22 @@ def adagrad_full(epsilon: float, by_kernel: bool = False) -> RowOptimizer:
   """Adagrad with an accumulator for every number (Duchi et al. 2011)."""
 
   def init(vocab, dim):
-    return FullAdagradSlots(jnp.zeros((vocab, dim), jnp.float32))
+    return FullAdagradState(jnp.zeros((vocab, dim), jnp.float32))
 
-  def change(slots, row_grads, learning_rate):
+  def change(state, row_grads, learning_rate):
     grads = row_grads.grads
-    new = slots.sum_squares + jnp.square(grads)
+    new = state.sum_squares + jnp.square(grads)
     deltas = -learning_rate * grads / (jnp.sqrt(new) + epsilon)
-    return deltas, FullAdagradSlots(new)
+    return deltas, FullAdagradState(new)
 
   update = _by_rows(change, by_kernel)
-  reductions, sums = {'sum_squares': 'mean'}, ('sum_squares',)
   # Without `change`: jaxlib 0.10.2 crashes where it compiles it for GPUs.
   return RowOptimizer(
     init=init,
     update=update,
     uses_squares=False,
-    slot_reductions=reductions,
-    sums=sums,
+    state_names=('sum_squares',),
+    sums=('sum_squares',),
     needs_sums=True,
   )
 
@@ -347,20 +348,20 @@ def adagrad_full(epsilon: float, by_kernel: bool = False) -> RowOptimizer:
 def _by_rows(change, by_kernel):
   """An `update` of rows that come once."""
 
-  def update(slots, row_grads, learning_rate):
+  def update(state, row_grads, learning_rate):
     ids = row_grads.ids
-    old = jax.tree.map(lambda x: gather(x, ids, by_kernel), slots)
+    old = jax.tree.map(lambda x: gather(x, ids, by_kernel), state)
     old = jax.lax.optimization_barrier(old)  # read before they are written
     deltas, new = change(old, row_grads, learning_rate)
-    slots = jax.tree.map(
-      lambda x, y: put_rows(x, ids, rows=y, by_kernel=by_kernel), slots, new
+    state = jax.tree.map(
+      lambda x, y: put_rows(x, ids, rows=y, by_kernel=by_kernel), state, new
     )
-    return deltas, slots
+    return deltas, state
 
   return update
 
 
-class FullAdamSlots(NamedTuple):
+class FullAdamState(NamedTuple):
   """State of `adam_full`."""
 
   mean: jax.Array  # [vocab, dim] float32, first moment
@@ -375,27 +376,25 @@ def adam_full(
 
   def init(vocab, dim):
     zeros = [jnp.zeros((vocab, dim), jnp.float32) for _ in range(2)]
-    return FullAdamSlots(*zeros, jnp.zeros(vocab, jnp.float32))
+    return FullAdamState(*zeros, jnp.zeros(vocab, jnp.float32))
 
-  def change(slots, row_grads, learning_rate):
-    mean, square, steps = slots
+  def change(state, row_grads, learning_rate):
+    mean, square, steps = state
     mean = beta1 * mean + (1 - beta1) * row_grads.grads
     square = beta2 * square + (1 - beta2) * jnp.square(row_grads.grads)
     steps += 1
-    new = FullAdamSlots(mean, square, steps)
+    new = FullAdamState(mean, square, steps)
     unbias1 = -jnp.expm1(steps * jnp.log(beta1))[..., None]
     unbias2 = -jnp.expm1(steps * jnp.log(beta2))[..., None]
     root = jnp.sqrt(square / unbias2) + epsilon
     return -learning_rate * mean / (unbias1 * root), new
 
   update = _by_rows(change, by_kernel)
-  names = 'mean', 'mean_square', 'num_updates'
-  reductions = dict.fromkeys(names, 'mean')
   return RowOptimizer(
     init=init,
     update=update,
     uses_squares=False,
-    slot_reductions=reductions,
+    state_names=('mean', 'mean_square', 'num_updates'),
     needs_sums=True,
   )
 
@@ -418,10 +417,10 @@ def averages(
   span = learning_rate - final_learning_rate
 
   def init(vocab, dim):
-    return ScratchSlots(jnp.zeros(vocab, jnp.float32))
+    return ScratchState(jnp.zeros(vocab, jnp.float32))
 
-  def update(slots, row_grads, learning_rate):
-    num, scratch = row_grads.grads[..., -1], slots.scratch
+  def update(state, row_grads, learning_rate):
+    num, scratch = row_grads.grads[..., -1], state.scratch
     if row_grads.counts is None:
       num, scratch = _totals(scratch, row_grads.ids, num)
     left = 1.0
@@ -430,6 +429,6 @@ def averages(
     kept = (1 - (1 - momentum) * left) ** num
     scale = (kept - 1) / jnp.maximum(num, 1.0)
     deltas = scale[..., None] * row_grads.grads
-    return deltas.at[..., -1].set(0.0), ScratchSlots(scratch)
+    return deltas.at[..., -1].set(0.0), ScratchState(scratch)
 
   return RowOptimizer(init, update, uses_squares=False)

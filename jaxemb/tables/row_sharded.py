@@ -200,7 +200,7 @@ def make(
   optimizer: row_optimizers.RowOptimizer,
   axes: spec_lib.Axes,
   device_centers: float,
-  row_kernel: Callable[..., Any] | None = None,
+  row_kernel: spec_lib.RowKernel | None = None,
 ) -> 'RowSharded':
   """A table with buffers for the lookups that its spec expects."""
   capacity, lookups = 0, spec.lookups_per_center
@@ -220,10 +220,7 @@ class RowSharded(spec_lib.Table):
   optimizer: row_optimizers.RowOptimizer
   axes: spec_lib.Axes = spec_lib.Axes()
   capacity: int = 0  # rows of a buffer; 0 = as many as are looked up
-  # As of `replicated.Replicated`: what holders do with rows.
-  row_kernel: Callable[..., tuple[jax.Array, row_optimizers.Slots]] | None = (
-    None
-  )
+  row_kernel: spec_lib.RowKernel | None = None  # of the holders of rows
 
   metrics = ('overflow_rounds',)
 
@@ -256,23 +253,25 @@ class RowSharded(spec_lib.Table):
       classes += self._own[1] * jax.lax.axis_index(self.axes.table)
     return NUM_CLASSES * groups + jnp.asarray(REVERSED, jnp.int32)[classes]
 
-  def _new_slots(self) -> row_optimizers.Slots:
-    slots = self.optimizer.init(self._own_rows, self.spec.dim)
-    return jax.tree.map(self._by_class, slots)
+  def _new_opt_state(self) -> row_optimizers.OptState:
+    opt_state = self.optimizer.init(self._own_rows, self.spec.dim)
+    return jax.tree.map(self._by_class, opt_state)
 
   @property
   def partition(self) -> spec_lib.TableState:
     split = jax.sharding.PartitionSpec(None, self.axes.table)
-    slots = jax.tree.map(
+    opt_state = jax.tree.map(
       lambda x: split if x.shape[:2] == self._own else type(split)(),
-      jax.eval_shape(self._new_slots),
+      jax.eval_shape(self._new_opt_state),
     )
-    return spec_lib.TableState(self._codec.partition(split, split), slots)
+    return spec_lib.TableState(self._codec.partition(split, split), opt_state)
 
   def init(self, key):
     groups, classes = map(jnp.arange, self._own)
     ids = self._ids(groups[:, None], classes[None, :])
-    return spec_lib.TableState(self._codec.init(key, ids), self._new_slots())
+    return spec_lib.TableState(
+      self._codec.init(key, ids), self._new_opt_state()
+    )
 
   def positions(self, ids):
     num_groups = self._own[0]
@@ -333,20 +332,20 @@ class RowSharded(spec_lib.Table):
     kernels = self.spec.by_kernel, self.spec.sums_by_kernel
 
     def write(state, sums):
-      vectors, slots = state
+      vectors, opt_state = state
       sums = wire.all_gather(sums, data_names)
       sums = sums._replace(grads=rounding.decode(sums.grads, dtype))
       if self.row_kernel:
         rate = step.learning_rate
-        return self.row_kernel(vectors, slots, sums, self.spec.decay, rate)
+        return self.row_kernel(vectors, opt_state, sums, self.spec.decay, rate)
       row_grads = dedup.by_sorting(sums, self._own_rows, *kernels)
       if self.spec.decay:
         rows = codecs.gather(vectors, row_grads.ids, self.spec.by_kernel)
         rows = rounding.decode(rows, self.spec.dtype)
         rows = jax.lax.optimization_barrier(rows)
         row_grads = row_optimizers.decayed(row_grads, rows, self.spec.decay)
-      deltas, slots = self.optimizer.update(
-        slots, row_grads, step.learning_rate
+      deltas, opt_state = self.optimizer.update(
+        opt_state, row_grads, step.learning_rate
       )
       at = row_grads.ids
       if self.spec.dtype == 'float32':
@@ -356,14 +355,14 @@ class RowSharded(spec_lib.Table):
           rows=deltas,
           are_unique=True,
           by_kernel=self.spec.by_kernel,
-        ), slots
+        ), opt_state
       ids = self._ids(*jnp.divmod(at, self._own[1]))
-      return self._codec.add(vectors, at, deltas, ids, step.key), slots
+      return self._codec.add(vectors, at, deltas, ids, step.key), opt_state
 
     sums = route.sums(row_grads, squares, *kernels)
     sums = sums._replace(grads=rounding.encode(sums.grads, dtype))
     was_open, state = self._is_open(state), self.opened(state)
-    both = route.send(sums, (state.vectors, state.slots), write)
+    both = route.send(sums, (state.vectors, state.opt_state), write)
     state = spec_lib.TableState(*both)
     return state if was_open else self.closed(state)
 
@@ -377,5 +376,5 @@ class RowSharded(spec_lib.Table):
       x = x.reshape(-1, *x.shape[2:])
       return jax.lax.dynamic_slice_in_dim(x, start - NUM_CLASSES * first, num)
 
-    slots = {k: getattr(state.slots, k) for k in self.slot_reductions}
-    return jax.tree.map(read, (state.vectors, slots))
+    opt_state = {k: getattr(state.opt_state, k) for k in self.state_names}
+    return jax.tree.map(read, (state.vectors, opt_state))

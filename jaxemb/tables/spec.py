@@ -19,7 +19,7 @@ from jaxemb.ops import rounding
 from jaxemb.storage import export
 from jaxemb.tables import row_optimizers
 
-# Numbers in a block, of all copies of a table.
+# Numbers in a block, of all replicas of a table.
 NUMBERS_AT_ONCE = 1 << 24
 
 
@@ -44,7 +44,7 @@ class TableSpec:
   sums_by_kernel: bool = False
   # Whether a step updates all rows, as a matrix, not only those looked up.
   updates_all: bool = False
-  # [vocab], expected per center (or example), for buffers and meetings.
+  # [vocab], expected per center (or example), for buffers and synchronisation.
   lookups_per_center: np.ndarray | None = dataclasses.field(
     default=None, compare=False
   )
@@ -69,12 +69,12 @@ class TableState(NamedTuple):
   """The arrays of a table, or one device's shards of them."""
 
   vectors: Any  # all rows, laid out and encoded as the table chooses
-  slots: Any = ()  # of the row optimizer
+  opt_state: Any = ()  # of the row optimizer
   scratch: Any = ()  # int32 without meaning between steps
 
   @property
   def vector_bytes(self) -> int:
-    """Bytes of all rows, without optimizer slots; also of shapes."""
+    """Bytes of all rows, without optimizer state; also of shapes."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self.vectors))
 
 
@@ -94,10 +94,11 @@ class Step(NamedTuple):
 
 
 class RowBlock(NamedTuple):
-  """Rows of a range of ids with their optimizer slots."""
+  """Rows of a range of ids with their optimizer state."""
 
   encoded: export.Encoded
-  slots: dict[str, np.ndarray]  # by name, [..., n] or [..., n, dim] float32
+  # By name, [..., n] or [..., n, dim] float32.
+  opt_state: dict[str, np.ndarray]
 
   @property
   def rows(self) -> np.ndarray:
@@ -121,6 +122,11 @@ def on_demand(
   return tree.unflatten(array(*x) for x in enumerate(leaves))
 
 
+# (vectors, optimizer state, gradients, L2, learning rate) -> (vectors,
+# optimizer state): takes the place of a row optimizer.
+RowKernel = Callable[..., tuple[jax.Array, row_optimizers.OptState]]
+
+
 class Table(Protocol):
   """Pure functions over a state; layouts are frozen dataclasses."""
 
@@ -133,9 +139,9 @@ class Table(Protocol):
   closed: Callable[[Any], Any] | None = None
 
   @property
-  def slot_reductions(self) -> Mapping[str, str]:
+  def state_names(self) -> tuple[str, ...]:
     """See `row_optimizers.RowOptimizer`."""
-    return self.optimizer.slot_reductions
+    return self.optimizer.state_names
 
   @property
   def partition(self) -> Any:
@@ -161,18 +167,10 @@ class Table(Protocol):
     what the lookup returned, which saves reading them again; None = unknown.
     """
 
-  def prepare(self, state: Any, ids: np.ndarray) -> Any:
-    """Fetches rows of a dispatch into a cache; not called yet, as `flush`."""
-    return state
-
-  def flush(self, state: Any) -> Any:
-    """Writes a cache's rows back before a state is saved."""
-    return state
-
   def read_range(
     self, state: Any, start: jax.Array, num: int
   ) -> tuple[Any, dict[str, jax.Array]]:
-    """Rows from `start` on as stored, and slots by name; traceable.
+    """Rows from `start` on as stored, and optimizer state by name; traceable.
 
     The state is whole: not a device's shards.
     """
@@ -184,12 +182,13 @@ class Table(Protocol):
     rows: jax.Array,
     encoding: Any,
     key: Any,
-    slots: Mapping[str, jax.Array],
+    opt_state: Mapping[str, jax.Array],
   ) -> Any:
     """Writes rows [n, dim] float32 from `start` on, rounded as by an update.
 
     `encoding` is `codecs.encoding_of` what was read there: rows that did not
-    change keep their bits. `key` is as of `Step`; slots not given stay.
+    change keep their bits. `key` is as of `Step`; state that is not given
+    stays.
     """
     raise NotImplementedError(f'{type(self).__name__} cannot be synchronised')
 
@@ -201,11 +200,12 @@ class Table(Protocol):
     state: Any,
     ids: jax.Array,
     rows: jax.Array,
-    slots: Mapping[str, jax.Array],
+    opt_state: Mapping[str, jax.Array],
   ) -> Any:
     """Replaces the rows of ids [n], rounded to nearest, without clipping.
 
-    Traceable, on whole states; slots not given stay, padding is ignored.
+    Traceable, on whole states; optimizer state that is not given stays, padding
+    is ignored.
     """
     at = self.positions(ids)
 
@@ -216,29 +216,31 @@ class Table(Protocol):
 
     new = rounding.encode(rows, self.spec.dtype)
     state = state._replace(vectors=jax.tree.map(put, state.vectors, new))
-    changed = {k: put(getattr(state.slots, k), v) for k, v in slots.items()}
+    changed = {
+      k: put(getattr(state.opt_state, k), v) for k, v in opt_state.items()
+    }
     if not changed:
       return state
-    return state._replace(slots=state.slots._replace(**changed))
+    return state._replace(opt_state=state.opt_state._replace(**changed))
 
   def export_rows(
     self,
     state: Any,
     start: int = 0,
     stop: int | None = None,
-    has_copies: bool = False,
+    has_replicas: bool = False,
   ) -> RowBlock:
     """Rows of a range of ids, on the host of every process; all take part.
 
-    The state is whole, on any mesh. If it has a leading axis of copies of the
-    table, so has the block.
+    The state is whole, on any mesh. If it has a leading axis of replicas,
+    so has the block.
     """
     leaf = jax.tree.leaves(state)[0]
     everywhere = leaf.sharding
     if isinstance(everywhere, jax.sharding.NamedSharding):
       everywhere = everywhere.update(spec=jax.sharding.PartitionSpec())
     stop = self.spec.vocab if stop is None else stop
-    numbers = self.spec.dim * (len(leaf) if has_copies else 1)
+    numbers = self.spec.dim * (len(leaf) if has_replicas else 1)
     size = max(1, NUMBERS_AT_ONCE // numbers)
     parts = []
     for first in range(start, max(stop, start + 1), size):
@@ -248,23 +250,23 @@ class Table(Protocol):
         state,
         start=np.int32(first),
         num=num,
-        has_copies=has_copies,
+        has_replicas=has_replicas,
         sharding=everywhere,
       )
       parts.append(jax.device_get(part))
-    axis = int(has_copies)
-    stored, slots = jax.tree.map(lambda *x: np.concatenate(x, axis), *parts)
-    return RowBlock(from_stored(stored, self.spec.dtype), slots)
+    axis = int(has_replicas)
+    stored, opt_state = jax.tree.map(lambda *x: np.concatenate(x, axis), *parts)
+    return RowBlock(from_stored(stored, self.spec.dtype), opt_state)
 
   def import_rows(
     self,
     state: Any,
     ids: np.ndarray,
     rows: np.ndarray,
-    slots: Mapping[str, np.ndarray] = {},
-    has_copies: bool = False,
+    opt_state: Mapping[str, np.ndarray] = {},
+    has_replicas: bool = False,
   ) -> Any:
-    """As `write_rows`, from the host, in all copies; the state is donated.
+    """As `write_rows`, from the host, in all replicas; the state is donated.
 
     All processes take part with equal arguments.
     """
@@ -275,8 +277,8 @@ class Table(Protocol):
       state,
       ids,
       rows=rows,
-      slots=dict(slots),
-      has_copies=has_copies,
+      opt_state=dict(opt_state),
+      has_replicas=has_replicas,
       shardings=shardings,
     )
 
@@ -327,20 +329,20 @@ def _encode(dtype, rows, scales=None):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4, 5))
-def _read(table, state, start, num, has_copies, sharding):
+def _read(table, state, start, num, has_replicas, sharding):
   def read(state):
     return table.read_range(state, start, num)
 
-  found = (jax.vmap(read) if has_copies else read)(state)
+  found = (jax.vmap(read) if has_replicas else read)(state)
   return jax.lax.with_sharding_constraint(found, sharding)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5, 6), donate_argnums=1)
-def _write(table, state, ids, rows, slots, has_copies, shardings):
+def _write(table, state, ids, rows, opt_state, has_replicas, shardings):
   def write(state):
-    return table.write_rows(state, ids, rows, slots=slots)
+    return table.write_rows(state, ids, rows, opt_state=opt_state)
 
-  state = (jax.vmap(write) if has_copies else write)(state)
+  state = (jax.vmap(write) if has_replicas else write)(state)
   leaves, tree = jax.tree.flatten(state)
   leaves = jax.lax.with_sharding_constraint(leaves, list(shardings))
   return jax.tree.unflatten(tree, leaves)

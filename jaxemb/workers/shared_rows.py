@@ -73,15 +73,15 @@ class Weights(NamedTuple):
 
 
 class _Layout:
-  """A row and its slots as float32 numbers, those that add up before others."""
+  """Rows as float32 numbers, with optimizer state, sums over steps first."""
 
   def __init__(self, table: cached.Cached, form: spec_lib.TableState):
     """`form` has the shapes of a state."""
     self.table, self.dim = table, table.spec.dim
     self._tree = jax.tree.structure(form.vectors)
     sums = table.optimizer.sums
-    self.names = sorted(table.slot_reductions, key=lambda k: (k not in sums, k))
-    shapes = [getattr(form.slots, k).shape[1:] for k in self.names]
+    self.names = sorted(table.state_names, key=lambda k: (k not in sums, k))
+    shapes = [getattr(form.opt_state, k).shape[1:] for k in self.names]
     self._shapes = dict(zip(self.names, shapes, strict=True))
     sizes = [int(np.prod(x)) for x in shapes]
     stops = (self.dim + np.cumsum([0, *sizes])).tolist()
@@ -98,22 +98,22 @@ class _Layout:
     return stores.Record((np.dtype(np.float32),), ((self.width,),))
 
   def join(
-    self, rows: np.ndarray, slots: Mapping[str, np.ndarray]
+    self, rows: np.ndarray, opt_state: Mapping[str, np.ndarray]
   ) -> np.ndarray:
-    """[n, width] of rows [n, dim] and slots by name."""
+    """[n, width] of rows [n, dim] and optimizer state by name."""
     parts = [rows]
-    parts += [np.reshape(slots[k], (len(rows), -1)) for k in self.names]
+    parts += [np.reshape(opt_state[k], (len(rows), -1)) for k in self.names]
     return np.concatenate(parts, 1, dtype=np.float32)
 
   def split(
     self, floats: np.ndarray
   ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Rows and slots of [n, width]."""
-    slots = {
+    """Rows and optimizer state of [n, width]."""
+    opt_state = {
       k: floats[:, self._columns[k]].reshape(len(floats), *self._shapes[k])
       for k in self.names
     }
-    return floats[:, : self.dim], slots
+    return floats[:, : self.dim], opt_state
 
   def read(self, state: spec_lib.TableState, lines: np.ndarray) -> np.ndarray:
     """[n, width], what the device has in lines [n]."""
@@ -132,7 +132,7 @@ class _Layout:
     num = self._tree.num_leaves
     stored = jax.tree.unflatten(self._tree, arrays[:num])
     rows = spec_lib.from_stored(stored, self.table.spec.dtype).decode()
-    names = sorted(self.table.slot_reductions)
+    names = sorted(self.table.state_names)
     return self.join(rows, dict(zip(names, arrays[num:], strict=True)))
 
   def place(
@@ -154,10 +154,10 @@ class _Layout:
     """Writes [n, width] into lines [n]; returns what rounding added."""
     if not len(lines):
       return state, None
-    rows, slots = self.split(floats)
+    rows, opt_state = self.split(floats)
     encoded = spec_lib.encode_rows(rows, self.table.spec.dtype)
     arrays = spec_lib.to_stored(encoded)
-    arrays += [slots[k] for k in sorted(self.names)]
+    arrays += [opt_state[k] for k in sorted(self.names)]
     if device_rows.are_in_memory():
       for array, new in zip(self.table.arrays(state), arrays, strict=True):
         new = np.ascontiguousarray(new).reshape(len(lines), -1)
@@ -232,13 +232,13 @@ class SharedRows:
     for name, key in keys.items():
       table, layout = self.tables[name], self._layouts[name]
       spec, empty = table.spec, table.optimizer.init(1, table.spec.dim)
-      slots = {k: np.asarray(getattr(empty, k)) for k in layout.names}
+      opt_state = {k: np.asarray(getattr(empty, k)) for k in layout.names}
 
       bits = owned_rows.key_bits(key)
 
-      def make(ids, spec=spec, bits=bits, slots=slots, layout=layout):
+      def make(ids, spec=spec, bits=bits, opt_state=opt_state, layout=layout):
         rows = owned_rows.first_rows(spec, bits, ids)
-        own = {k: np.repeat(x, len(ids), 0) for k, x in slots.items()}
+        own = {k: np.repeat(x, len(ids), 0) for k, x in opt_state.items()}
         return layout.join(rows, own).view(np.uint8)
 
       sizes = spec.vocab, self.records[name].num_bytes, make, layout.num_added
@@ -432,21 +432,21 @@ class SharedRows:
   def export_rows(self, name: str, ids: np.ndarray) -> spec_lib.RowBlock:
     """See `fetching.Rows`."""
     records = self.stores[name].read(ids).view(np.float32)
-    rows, slots = self._layouts[name].split(records)
+    rows, opt_state = self._layouts[name].split(records)
     encoded = spec_lib.encode_rows(rows, self.tables[name].spec.dtype)
-    return spec_lib.RowBlock(encoded, slots)
+    return spec_lib.RowBlock(encoded, opt_state)
 
   def import_rows(
     self,
     name: str,
     ids: np.ndarray,
     rows: np.ndarray,
-    slots: Mapping[str, np.ndarray],
+    opt_state: Mapping[str, np.ndarray],
   ) -> None:
     """See `fetching.Rows`."""
     layout, shared = self._layouts[name], self.stores[name]
     _, own = layout.split(shared.read(ids).view(np.float32))
-    floats = layout.join(rows, {**own, **slots})
+    floats = layout.join(rows, {**own, **opt_state})
     shared.write(ids, floats.view(np.uint8))
 
   def close(self) -> None:

@@ -65,7 +65,7 @@ def test_known_words_start_from_their_rows(merged, strategy, layout, shape):
     found, before = (made.export_rows(x, name) for x in (state, new))
     np.testing.assert_array_equal(found.rows[ids], factor * rows)
     np.testing.assert_array_equal(found.rows[others], before.rows[others])
-    squares = found.slots['sum_squares']
+    squares = found.opt_state['sum_squares']
     np.testing.assert_array_equal(squares[ids], factor + np.arange(len(ids)))
     assert not squares[others].any()
 

@@ -69,7 +69,7 @@ def test_rows_read_on_demand_are_written_as_those_in_memory(
   for name, x in (('memory', block), ('demand', _on_demand(block))):
     folder = tmp_path / name
     export.write(folder, _WORDS, x.encoded, _COUNTS, context_words=['a', 'b c'])
-    arrays = {'vectors': x.encoded.decode(), 'optimizer': x.slots}
+    arrays = {'vectors': x.encoded.decode(), 'optimizer': x.opt_state}
     orbax_export.write(folder / 'orbax', arrays)
     paths = [x for x in sorted(folder.rglob('*')) if x.is_file()]
     paths = [x for x in paths if not x.name.startswith('_')]  # with the time
@@ -117,7 +117,7 @@ def read(ids):
 def write(num):
   block = spec.on_demand(read, num)
   keys = graph.Chosen(None, np.arange(num))
-  others = {'optimizer': {'vectors': block.slots}}
+  others = {'optimizer': {'vectors': block.opt_state}}
   made = results.Export(keys, np.ones(num, int), block.encoded, None, others)
   results.write_export(folder / 'export', made)
 

@@ -84,7 +84,7 @@ def _rows(trainer, state):
       some = store.rows_on_demand(state, name)
       some = jax.tree.map(lambda x: x[5 : VOCAB - 3], some)
       _assert_equal(tuple(some), tuple(block))
-  return {k: (x.encoded.data, x.slots) for k, x in found.items()}
+  return {k: (x.encoded.data, x.opt_state) for k, x in found.items()}
 
 
 def _assert_equal(x, y):

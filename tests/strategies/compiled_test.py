@@ -83,7 +83,7 @@ class Program(NamedTuple):
   parsed: hlo.Program
   num_arrays: int  # of the state
   tables: set[str]  # shapes of a device's shards of tables
-  slots: set[str]  # and of what else it holds of each row
+  opt_state: set[str]  # and of what else it holds of each row
   row_counts: set[int]  # sizes of axes along a table's rows
 
   def executed(self, name=''):
@@ -118,7 +118,7 @@ def _compiled(case):
   counts = 10**7 // np.arange(1, VOCAB + 1)
   made = dispatches.trainer(counts, settings, case.mesh, **fixed)
   state, lowered = dispatches.lowered(made.trainable, made.strategy, MAX_STEPS)
-  tables, slots, counts = set(), set(), {VOCAB}
+  tables, opt_state, counts = set(), set(), {VOCAB}
   # Each replica's copy is on a device of its own: [1, vocab, dim].
   first = int(strategy == 'replicas')
   is_row = case.layout == 'row'
@@ -131,12 +131,12 @@ def _compiled(case):
     if own[0] == 1:
       continue  # no entry for each row
     counts |= {whole[0], *(form[0] for form in forms)}
-    shapes = tables if len(own) > 1 + is_row else slots
+    shapes = tables if len(own) > 1 + is_row else opt_state
     kind = _KINDS[x.dtype.name]
     shapes |= {f'{kind}[{",".join(map(str, form))}]' for form in forms}
   text = compiling.text(lowered)
   num_arrays = len(jax.tree.leaves(state))
-  return Program(text, hlo.parse(text), num_arrays, tables, slots, counts)
+  return Program(text, hlo.parse(text), num_arrays, tables, opt_state, counts)
 
 
 def _squeezed(shape):
@@ -149,7 +149,7 @@ def _squeezed(shape):
 def _check_nothing_is_copied(program):
   num = 0
   for x in program.executed():
-    if _squeezed(x.shape) not in program.tables | program.slots:
+    if _squeezed(x.shape) not in program.tables | program.opt_state:
       continue
     num += 1
     if x.opcode in ('fusion', 'call'):
@@ -179,15 +179,15 @@ def _check_gathers_and_scatters(program, case):
   # Adam's first moment is one table more: read, written and read again.
   extra = 2 * (case.optimizer == 'adam')
   if case.strategy == 'replicas':
-    # A meeting reads two slices of each table, and of each first moment, in a
-    # fusion of its own.
+    # A synchronisation reads two slices of each table, and of each first
+    # moment, in a fusion of its own.
     gathers -= 2 * (2 + extra)
   assert gathers == 2 * (1 + extra)
   assert scatters == 2 * (1 + extra / 2)
 
 
 def _check_one_kernel(program):
-  """Both tables and their slots are changed where they are, by one call."""
+  """One call changes both tables and their optimizer state in place."""
   calls = [x for x in program.executed() if x.opcode == 'custom-call']
   assert len(calls) == 1
   aliases = ', '.join(f'{{{i}}}: ({i}, {{}})' for i in range(4))
@@ -196,7 +196,7 @@ def _check_one_kernel(program):
 
 
 def _check_what_travels(program, case):
-  """Some rows or numbers, never a table or its slots."""
+  """Some rows or numbers, never a table or its optimizer state."""
   kinds = set()
   for x in program.executed():
     assert x.opcode not in ('infeed', 'outfeed', 'send', 'recv'), x

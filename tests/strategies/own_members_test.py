@@ -202,7 +202,7 @@ def test_dense_parameters_learn_as_in_a_loop(shape, steps_per_loop, layout):
 @pytest.mark.slow
 def test_replicas_average_dense_parameters():
   lookups = {'items': np.full(VOCAB, 1 / VOCAB)}
-  # They meet once, after all steps.
+  # They synchronise once, after all steps.
   policy = policies.bounded(lookups, 4, PART_EXAMPLES, 5, 1e9, 1.0, 1.0)
   devices = mesh.make(mesh.Shape(4, 1))
   strategy = replicas.replicas(_trainable(_Plain()), devices, lambda _: policy)

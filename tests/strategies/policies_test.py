@@ -1,4 +1,4 @@
-"""When rows meet, as a clock shows it, and the weights of what they learned."""
+"""When rows are synchronised, by a clock, and with which weights."""
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +25,11 @@ def _written_out(policy, num_steps):
   """Follows a schedule of three replicas, step by step.
 
   Returns, by table, the steps [vocab] that each row was apart at most, and how
-  many chunks were due at each meeting.
+  many chunks were due each time.
   """
   staleness = policy.staleness_steps()
   clocks, find_due = [policy.init() for _ in range(3)], jax.jit(policy.due)
-  met = {k: np.zeros(len(x), int) for k, x in staleness.items()}
+  synced = {k: np.zeros(len(x), int) for k, x in staleness.items()}
   longest = {k: np.zeros(len(x), int) for k, x in staleness.items()}
   num_due = []
   for step in range(1, num_steps + 1):
@@ -39,15 +39,15 @@ def _written_out(policy, num_steps):
     for i, clock in enumerate(clocks):
       due, clocks[i] = find_due(clock)
       dues.append(int(due))
-    assert len(set(dues)) == 1  # all replicas meet about the same rows
+    assert len(set(dues)) == 1  # all replicas exchange the same rows
     num_due.append(dues[0])
-    for k in met:
+    for k in synced:
       rows = slice(dues[0] * policy.chunk_rows)
-      longest[k][rows] = np.maximum(longest[k][rows], step - met[k][rows])
-      met[k][rows] = step
+      longest[k][rows] = np.maximum(longest[k][rows], step - synced[k][rows])
+      synced[k][rows] = step
   # No row waits at the end for longer than that, either.
   for k, x in staleness.items():
-    assert (num_steps - met[k] <= x).all()
+    assert (num_steps - synced[k] <= x).all()
   return longest, num_due
 
 
@@ -66,7 +66,7 @@ def test_no_row_is_staler_than_stated():
     np.testing.assert_allclose(policy.lookups[k], expected, 1e-5)
   assert policy.mean_chunks() == pytest.approx(np.mean(num_due))
   # The most frequent row of a chunk has its lookups, and not four times as
-  # many unless it meets as often as there are meetings.
+  # many unless it is due every time.
   first = policy.lookups['a'][:: policy.chunk_rows]
   is_rarer = staleness['a'][:: policy.chunk_rows] > EVERY
   assert (first >= LOOKUPS * (1 - 1e-6)).all()
@@ -75,13 +75,13 @@ def test_no_row_is_staler_than_stated():
 
 @pytest.mark.parametrize('vocab', [1, 900, 5000])
 @pytest.mark.parametrize(
-  ('num_hot', 'rest_meetings'), [(1, 4), (1024, 3), (1500, 2), (10**9, 5)]
+  ('num_hot', 'rest_syncs'), [(1, 4), (1024, 3), (1500, 2), (10**9, 5)]
 )
-def test_hot_rows_meet_oftener(num_hot, rest_meetings, vocab):
+def test_hot_rows_are_synchronised_oftener(num_hot, rest_syncs, vocab):
   lookups = {'a': np.ones(vocab), 'b': np.ones(-(-vocab // 2))}
-  policy = policies.hot(lookups, 3, EVERY, num_hot, rest_meetings)
+  policy = policies.hot(lookups, 3, EVERY, num_hot, rest_syncs)
   staleness = policy.staleness_steps()
-  longest, num_due = _written_out(policy, 4 * EVERY * rest_meetings)
+  longest, num_due = _written_out(policy, 4 * EVERY * rest_syncs)
   num_hot = min(num_hot, vocab)
   for k, x in lookups.items():
     np.testing.assert_array_equal(longest[k], staleness[k])
@@ -89,7 +89,7 @@ def test_hot_rows_meet_oftener(num_hot, rest_meetings, vocab):
     assert (staleness[k][:num_hot] == EVERY).all()
     # Of what is not asked for less than a chunk is hot.
     rest = staleness[k][num_hot + policy.hot_chunks :]
-    assert (rest == EVERY * rest_meetings).all()
+    assert (rest == EVERY * rest_syncs).all()
   assert policy.mean_chunks() == pytest.approx(np.mean(num_due))
 
 
@@ -105,7 +105,7 @@ def test_averages_are_of_all_rows():
 
 
 @pytest.mark.parametrize('vocab', [1, 7, 1024, 1025, 100_000])
-def test_every_row_is_due_at_some_meeting(vocab):
+def test_every_row_is_due_at_some_time(vocab):
   policy = _bounded({'a': _frequencies(vocab)}, every=16, centers=256)
   assert policy.chunk_rows == min(vocab, 1024)
   assert (np.diff(policy.due_chunks) >= 0).all()

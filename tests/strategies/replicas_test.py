@@ -66,13 +66,13 @@ def _rows():
   return {'input': rows[0], 'output': rows[1]}
 
 
-def _loops(n, fixed, batch, schedule, num_meetings):
-  """Each replica's tables in float64, rows when they met, loss and examples."""
+def _loops(n, fixed, batch, schedule, num_syncs):
+  """Returns float64 tables of replicas and in common, loss and examples."""
   trainable, policy, _ = _make(n, **fixed)
   own = [
     {k: v.astype(np.float64) for k, v in _rows().items()} for _ in range(n)
   ]
-  met = {k: v.astype(np.float64) for k, v in _rows().items()}
+  synced = {k: v.astype(np.float64) for k, v in _rows().items()}
   first, last = map(float, schedule[:2])
   count = batch.num_steps.max()
   loss = examples = 0
@@ -84,29 +84,29 @@ def _loops(n, fixed, batch, schedule, num_meetings):
         truth = dispatches.true_step(trainable, oracle.skipgram, tables, piece)
         if j == 0:  # what of a step is measured
           loss, examples = loss + truth.loss, examples + truth.examples
-        for k in met:
+        for k in synced:
           oracle.sgd(tables[k], {}, truth.ids[k], truth.grads[k], rate, 2)
     if (i + 1) % EVERY:
       continue
-    num_meetings += 1
+    num_syncs += 1
     rate = first + (last - first) * (i + 1) / count
     level = 0
-    while num_meetings % 4 ** (level + 1) == 0:
+    while num_syncs % 4 ** (level + 1) == 0:
       level += 1
     level = min(level, len(policy.due_chunks) - 1)
-    for k in met:
+    for k in synced:
       for row in range(min(policy.due_chunks[level] * 1024, VOCAB)):
         m = float(policy.lookups[k][row]) * rate / RATE
         q = math.exp(-m / MEMORY)
         gain = sum(q**j for j in range(n)) / n
-        met[k][row] += gain * sum(x[k][row] - met[k][row] for x in own)
+        synced[k][row] += gain * sum(x[k][row] - synced[k][row] for x in own)
         for x in own:
-          x[k][row] = met[k][row]
-  return own, met, loss, examples, num_meetings
+          x[k][row] = synced[k][row]
+  return own, synced, loss, examples, num_syncs
 
 
 # As an accelerator takes its steps: rows are written once, and loops run on,
-# here for a step beyond a meeting.
+# here for a step beyond a synchronisation.
 ON_GPU = {'deduplicates': True, 'steps_per_loop': 2}
 FUSED = {'fused': True}
 
@@ -125,7 +125,7 @@ def test_dispatches_equal_the_loops(n, start, fixed):
   clock = jax.device_put(np.int32(start), state.clock.sharding)
   num_steps = math.ceil(10 / n)
   schedule, batch = dispatches.schedule(0.3, 0.1), _batch(num_steps, n)
-  own, met, loss, examples, num = _loops(n, fixed, batch, schedule, start)
+  own, synced, loss, examples, num = _loops(n, fixed, batch, schedule, start)
   state, metrics = dispatches.run(
     strategy, state._replace(clock=clock), batch, schedule
   )
@@ -134,14 +134,14 @@ def test_dispatches_equal_the_loops(n, start, fixed):
     assert found.shape == (n, VOCAB, DIM)
     for replica in range(n):
       np.testing.assert_allclose(found[replica], own[replica][k], 1e-5, 2e-5)
-    np.testing.assert_allclose(state.met[k].vectors, met[k], 1e-5, 2e-5)
-    expected = met[k] + sum(x[k] - met[k] for x in own)
+    np.testing.assert_allclose(state.synced[k].vectors, synced[k], 1e-5, 2e-5)
+    expected = synced[k] + sum(x[k] - synced[k] for x in own)
     np.testing.assert_allclose(
       strategy.export_rows(state, k).rows, expected, 1e-5, 5e-5
     )
     if start:
       continue
-    # Some rows met, some were learned alone, some not at all.
+    # Some rows are synchronised, some were learned alone, some not at all.
     apart = np.abs(found[0] - found[1]).max(1) > 1e-4
     moved = np.abs(found[0] - before).max(1) > 1e-4
     assert apart.any() and (moved & ~apart).any() and (~moved).any()
@@ -153,13 +153,13 @@ def test_dispatches_equal_the_loops(n, start, fixed):
   assert metrics.counters['pairs'] == batch.pairs.sum()
 
 
-def _met(specs, own, met):
-  """Replicas' tables and what met, as stored, after all rows have met.
+def _synchronised(specs, own, synced):
+  """Replicas' tables and rows in common, as stored, after a synchronisation.
 
   Args:
     specs: of the tables, by name.
     own: stored rows by table, with a leading axis of replicas.
-    met: the same at the last meeting, without it.
+    synced: the same after the last synchronisation, without it.
   """
   n = len(jax.tree.leaves(own)[0])
   tables = {
@@ -170,29 +170,29 @@ def _met(specs, own, met):
   policy = policies.Bounded(lookups, n, 1, vocab, (1,), 1.0, 0.1)
   elapsed = policies.Elapsed(jnp.float32(0.01))
 
-  def meet(own, met):
+  def synchronise(own, synced):
     own = jax.tree.map(lambda x: x[0], own)
-    own, met = (
+    own, synced = (
       {k: spec_lib.TableState(x) for k, x in rows.items()}
-      for rows in (own, met)
+      for rows in (own, synced)
     )
-    state = replicas.ReplicaState(own, (), (), met, *[jnp.int32(0)] * 3)
-    state = replicas.meet(state, tables, policy, elapsed, KEY, True)
+    state = replicas.ReplicaState(own, (), (), synced, *[jnp.int32(0)] * 3)
+    state = replicas.synchronise(state, tables, policy, elapsed, KEY, True)
     found = [
       {k: x.vectors for k, x in found.items()}
-      for found in (state.tables, state.met)
+      for found in (state.tables, state.synced)
     ]
     return jax.tree.map(lambda x: x[None], found)
 
   over = jax.sharding.PartitionSpec(mesh.DATA)
   run = jax.shard_map(
-    meet,
+    synchronise,
     mesh=mesh.make(mesh.Shape(n, 1)),
     in_specs=(over, jax.sharding.PartitionSpec()),
     out_specs=over,
     check_vma=False,
   )
-  found = jax.device_get(jax.jit(run)(own, met))
+  found = jax.device_get(jax.jit(run)(own, synced))
   first = jax.tree.map(lambda x: x[0], found[0])
   for each in found:  # all are the same
     for i in range(n):
@@ -209,14 +209,16 @@ def test_rows_that_meet_are_rounded_alike_and_once(dtype):
   spec = spec_lib.TableSpec('t', num, 8, 0.0, dtype, 'stochastic')
   before = rng.normal(size=(num, 8)).astype(np.float32)
   moved = before + 0.1 * rng.normal(size=(2, num, 8)).astype(np.float32)
-  met, *own = (
+  synced, *own = (
     jax.device_get(rounding.encode(x, dtype)) for x in (before, *moved)
   )
   stacked = jax.tree.map(lambda *x: np.stack(x), *own)
-  stored = _met({'t': spec}, {'t': stacked}, {'t': met})['t']
-  met, *own = (spec_lib.from_stored(x, dtype).decode() for x in (met, *own))
+  stored = _synchronised({'t': spec}, {'t': stacked}, {'t': synced})['t']
+  synced, *own = (
+    spec_lib.from_stored(x, dtype).decode() for x in (synced, *own)
+  )
   # m / tau = 3 * 0.01 / 0.1
-  wanted = met + (1 + math.exp(-0.3)) / 2 * sum(x - met for x in own)
+  wanted = synced + (1 + math.exp(-0.3)) / 2 * sum(x - synced for x in own)
   values = spec_lib.from_stored(stored, dtype).decode()
   spacing = np.abs(values) * {'float32': 2.0**-22}.get(dtype, 2.0**-7)
   if dtype == 'int8':
@@ -247,8 +249,10 @@ def test_rows_that_nobody_changed_stay_as_they_are():
   # Some have the least code that their largest number may have.
   codes = np.where(np.arange(num)[:, None] % 4, stored.codes, 120)
   stored = rounding.Scaled(codes.astype(np.int8), stored.scales)
-  met = {'wide': rows, 'narrow': rows, 'int8': stored}
-  found = _met(specs, jax.tree.map(lambda x: np.stack([x] * 3), met), met)
+  synced = {'wide': rows, 'narrow': rows, 'int8': stored}
+  found = _synchronised(
+    specs, jax.tree.map(lambda x: np.stack([x] * 3), synced), synced
+  )
   np.testing.assert_allclose(found['wide'], rows, 1e-6)  # a third, three times
   np.testing.assert_array_equal(found['narrow'], rows)
   jax.tree.map(np.testing.assert_array_equal, found['int8'], stored)
@@ -264,17 +268,17 @@ def test_exported_rows_keep_the_scales_of_rows_that_nobody_changed():
   rng = np.random.default_rng(0)
   codes = rng.integers(-120, 121, (500, 8)).astype(np.int8)
   codes[:, 0] = np.where(np.arange(500) % 2, 120, 127)
-  met = rounding.Scaled(codes, np.full(500, 0.0078125, np.float32))
-  own = jax.tree.map(lambda x: np.stack([x] * 3), met)
+  synced = rounding.Scaled(codes, np.full(500, 0.0078125, np.float32))
+  own = jax.tree.map(lambda x: np.stack([x] * 3), synced)
   moved = own.codes[1, -100:]
   moved[:] = np.clip(moved + 3, -127, 127)
-  tables, met = ({'input': spec_lib.TableState(x)} for x in (own, met))
-  state = replicas.ReplicaState(tables, (), (), met, 0, 0, 0)
+  tables, synced = ({'input': spec_lib.TableState(x)} for x in (own, synced))
+  state = replicas.ReplicaState(tables, (), (), synced, 0, 0, 0)
   state = jax.tree.map(jnp.asarray, state)
   found = strategy.export_rows(state, 'input').encoded
   np.testing.assert_array_equal(found.data[:-100], codes[:-100])
   np.testing.assert_array_equal(found.data[-100:], moved)
-  np.testing.assert_array_equal(found.scales, met['input'].vectors.scales)
+  np.testing.assert_array_equal(found.scales, synced['input'].vectors.scales)
 
 
 class _Unknown:
@@ -367,7 +371,7 @@ def test_what_replicas_read_lacks_no_more_steps_of_others_than_stated(name):
       lacking = step - rows[:, other]
       assert (lacking >= 0).all()
       longest = np.maximum(longest, lacking)
-  # Others' steps since a meeting, of which the last come with the next one.
+  # Others' steps since a synchronisation, the last of which come with the next.
   np.testing.assert_array_equal(longest, policy.staleness_steps()['rows'] - 1)
   # Nothing that anybody learned is lost.
   found = strategy.export_rows(state, 'rows').rows
@@ -397,24 +401,24 @@ def test_another_number_goes_on_from_what_was_learned(num, others, dtype):
   rows = rng.normal(size=(num + 1, vocab, 8)).astype(np.float32)
   squares = rng.random((num + 1, vocab)).astype(np.float32)
   state = dispatches.start(first)
-  met, *own = (
+  synced, *own = (
     jax.device_get(rounding.encode(jnp.asarray(x), dtype)) for x in rows
   )
   state = state._replace(
     tables={
       'input': state.tables['input']._replace(
         vectors=jax.tree.map(lambda *x: np.stack(x), *own),
-        slots=row_optimizers.AdagradSlots(squares[1:]),
+        opt_state=row_optimizers.AdagradState(squares[1:]),
       )
     },
-    met={
-      'input': state.met['input']._replace(
-        vectors=met, slots=row_optimizers.AdagradSlots(squares[0])
+    synced={
+      'input': state.synced['input']._replace(
+        vectors=synced, opt_state=row_optimizers.AdagradState(squares[0])
       )
     },
   )
   expected = first.export_rows(jax.tree.map(jnp.asarray, state), 'input')
-  shapes, convert = then.from_copies(num, 0.0)
+  shapes, convert = then.from_replicas(num, 0.0)
 
   def filled(x, like):
     if np.ndim(x):  # with what is not to be used
@@ -430,7 +434,7 @@ def test_another_number_goes_on_from_what_was_learned(num, others, dtype):
   tolerance = 0.03 if dtype == 'int8' else 1e-6
   np.testing.assert_allclose(found.rows, expected.rows, 1e-5, tolerance)
   squares = squares[0] + (squares[1:] - squares[0]).mean(0)
-  np.testing.assert_allclose(expected.slots['sum_squares'], squares, 1e-5)
-  np.testing.assert_allclose(found.slots['sum_squares'], squares, 1e-5)
-  slots = np.asarray(new.tables['input'].slots.sum_squares)
-  np.testing.assert_allclose(slots, np.tile(squares, (others, 1)), 1e-5)
+  np.testing.assert_allclose(expected.opt_state['sum_squares'], squares, 1e-5)
+  np.testing.assert_allclose(found.opt_state['sum_squares'], squares, 1e-5)
+  opt_state = np.asarray(new.tables['input'].opt_state.sum_squares)
+  np.testing.assert_allclose(opt_state, np.tile(squares, (others, 1)), 1e-5)

@@ -98,7 +98,7 @@ def _rows():
 def _loops(case, trainable, batch, schedule):
   """The tables after all steps, and (loss, examples) of what is measured."""
   vectors = {k: v.astype(np.float64) for k, v in _rows().items()}
-  slots, measured = {k: {} for k in vectors}, []
+  opt_state, measured = {k: {} for k in vectors}, []
   first, last = map(float, schedule[:2])
   num_steps, parts = batch.num_steps.max(), range(len(batch.num_steps))
   for i in range(num_steps):
@@ -111,7 +111,7 @@ def _loops(case, trainable, batch, schedule):
       if (j if case.fused else i) % every == 0:
         measured.append((truth.loss, truth.examples))
       for k in vectors:
-        args = vectors[k], slots[k], truth.ids[k], truth.grads[k], rate
+        args = vectors[k], opt_state[k], truth.ids[k], truth.grads[k], rate
         laying.learn(case.optimizer, *args)
   return vectors, measured
 

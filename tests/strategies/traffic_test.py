@@ -90,7 +90,7 @@ def test_scores_travel_in_half_the_bytes():
 )
 def test_replicas_send_what_is_due(settings, size):
   sent, loop = _sent(settings, sync_words=128, sync_lookups=0.5)
-  assert loop.steps == 2  # of 64 centers each, between meetings
+  assert loop.steps == 2  # of 64 centers each, between synchronisations
   # 3000 rows are 3 chunks, of which the frequent ones are due more often.
   assert 1 < loop.inner < 3
   expected = loop.inner * 1024 * DIM * size * 2 / loop.steps

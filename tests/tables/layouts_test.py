@@ -61,17 +61,17 @@ def _ids(num_lookers, kind, seed=0):
   return ids.reshape(-1).astype(np.int32)
 
 
-def _slots_by_id(slots, optimizer):
-  """The oracle's slots of all rows, by name."""
+def _slots_by_id(opt_state, optimizer):
+  """The oracle's optimizer state of all rows, by name."""
   if 'sgd' in optimizer:
     return {}
   if optimizer == 'adagrad':
-    return {'sum_squares': [slots.get(i, 0.0) for i in range(VOCAB)]}
+    return {'sum_squares': [opt_state.get(i, 0.0) for i in range(VOCAB)]}
   zeros = np.zeros(DIM)
   if optimizer == 'adagrad_full':
-    return {'sum_squares': [slots.get(i, zeros) for i in range(VOCAB)]}
+    return {'sum_squares': [opt_state.get(i, zeros) for i in range(VOCAB)]}
   square = zeros if 'full' in optimizer else 0.0
-  each = [slots.get(i, (zeros, square, 0)) for i in range(VOCAB)]
+  each = [opt_state.get(i, (zeros, square, 0)) for i in range(VOCAB)]
   names = 'mean', 'mean_square', 'num_updates'
   return dict(zip(names, zip(*each, strict=True), strict=True))
 
@@ -113,7 +113,7 @@ def test_steps_equal_the_loops(layout, shape, optimizer):
   laid = laying.lay(layout, shape, optimizer)
   rng = np.random.default_rng(1)
   rows = start = _coded()
-  state, slots, seen = laid.start(rows), {}, set()
+  state, opt_state, seen = laid.start(rows), {}, set()
   expected = start.astype(np.float64)
   kinds = ['mixed', 'one_holder', 'one_row', 'only_padding', 'mixed']
   for i, kind in enumerate(kinds):
@@ -128,7 +128,7 @@ def test_steps_equal_the_loops(layout, shape, optimizer):
     assert np.isfinite(found).all() and not found[:, DIM:].any()
     is_row = ids < VOCAB
     np.testing.assert_array_equal(found[is_row, :DIM], rows[ids[is_row]])
-    laying.learn(optimizer, expected, slots, ids, grads, float(rate))
+    laying.learn(optimizer, expected, opt_state, ids, grads, float(rate))
     block = laid.table.export_rows(state)
     rows = block.rows
     np.testing.assert_allclose(rows, expected, 1e-5, 1e-5)
@@ -140,14 +140,14 @@ def test_steps_equal_the_loops(layout, shape, optimizer):
   untouched = np.setdiff1d(np.arange(VOCAB), list(seen))
   assert len(untouched) > 400
   np.testing.assert_array_equal(rows[untouched], start[untouched])
-  truth = _slots_by_id(slots, optimizer)
-  assert block.slots.keys() == truth.keys()
-  for name, array in block.slots.items():
+  truth = _slots_by_id(opt_state, optimizer)
+  assert block.opt_state.keys() == truth.keys()
+  for name, array in block.opt_state.items():
     np.testing.assert_allclose(array, truth[name], 1e-5, 1e-6)
-  if hasattr(state.slots, 'scratch'):
-    assert not np.asarray(state.slots.scratch).any()
+  if hasattr(state.opt_state, 'scratch'):
+    assert not np.asarray(state.opt_state.scratch).any()
   shapes = _shard_shapes(layout, shape[1])
-  for x in (state.vectors, *state.slots):
+  for x in (state.vectors, *state.opt_state):
     if x.size > 1:
       pieces = x.addressable_shards
       assert {piece.data.shape for piece in pieces} <= set(shapes)
@@ -177,7 +177,7 @@ def test_rows_lie_with_their_holders(shape):
 def test_init_depends_on_the_key_alone(layout, shape):
   laid = laying.lay(layout, shape)
   first = laid.init(jax.random.key(5))
-  assert not any(np.asarray(x).any() for x in first.slots)
+  assert not any(np.asarray(x).any() for x in first.opt_state)
   if 'column' in layout:
     assert not np.asarray(first.vectors)[:, DIM:].any()
   vectors = laid.table.export_rows(first).rows
@@ -206,19 +206,19 @@ def test_rows_are_exported_and_imported_by_ids(layout, shape, monkeypatch):
   np.testing.assert_array_equal(found.rows, rows)
   part = laid.table.export_rows(state, 250, 521)
   np.testing.assert_array_equal(part.rows, rows[250:521])
-  slots = {k: x.copy() for k, x in found.slots.items()}
-  assert slots.keys() == {'mean', 'mean_square', 'num_updates'}
+  opt_state = {k: x.copy() for k, x in found.opt_state.items()}
+  assert opt_state.keys() == {'mean', 'mean_square', 'num_updates'}
   rng = np.random.default_rng(0)
   ids = np.append(rng.permutation(VOCAB)[:40], 2**31 - 1)
   new = -rng.normal(size=(41, DIM))
-  rows[ids[:40]] = slots['mean'][ids[:40]] = new[:40]
-  slots['num_updates'][ids[:40]] = 7
+  rows[ids[:40]] = opt_state['mean'][ids[:40]] = new[:40]
+  opt_state['num_updates'][ids[:40]] = 7
   shardings = [x.sharding for x in jax.tree.leaves(state)]
   given = {'mean': new, 'num_updates': np.full(41, 7)}
   state = laid.table.import_rows(state, ids, new, given)
   found = laid.table.export_rows(state)
   np.testing.assert_array_equal(found.rows, rows)
-  jax.tree.map(np.testing.assert_array_equal, found.slots, slots)
+  jax.tree.map(np.testing.assert_array_equal, found.opt_state, opt_state)
   for x, sharding in zip(jax.tree.leaves(state), shardings, strict=True):
     assert x.sharding.is_equivalent_to(sharding, x.ndim)
 
@@ -258,7 +258,7 @@ def test_rows_decay_once_in_a_step(layout, shape, updates_all):
   spec = dataclasses.replace(laying.SPEC, decay=0.3, updates_all=updates_all)
   laid = laying.lay(layout, shape, 'adam_full', spec)
   expected = _coded().astype(np.float64)
-  state, slots = laid.start(_coded()), {}
+  state, opt_state = laid.start(_coded()), {}
   rng = np.random.default_rng(3)
   for i, kind in enumerate(['mixed', 'one_row', 'only_padding', 'mixed']):
     ids = _ids(laid.num_lookers, kind, i)
@@ -270,6 +270,6 @@ def test_rows_decay_once_in_a_step(layout, shape, updates_all):
     # The decay is one more occurrence of each row.
     given = np.append(ids, some)
     added = np.concatenate([grads, 0.3 * expected[some]])
-    laying.learn('adam_full', expected, slots, given, added, 0.1)
+    laying.learn('adam_full', expected, opt_state, given, added, 0.1)
     rows = laid.table.export_rows(state).rows
     np.testing.assert_allclose(rows, expected, 2e-5, 2e-5)

@@ -188,9 +188,9 @@ def test_one_worker_learns_what_it_would_alone(optimizer, staleness):
   np.testing.assert_allclose(losses[0], expected_losses, rtol=1e-4)
   for name, found in rows(made).items():
     np.testing.assert_allclose(found.rows, expected[name].rows, atol=1e-4)
-    for slot, values in found.slots.items():
+    for slot, values in found.opt_state.items():
       np.testing.assert_allclose(
-        values, expected[name].slots[slot], rtol=1e-3, atol=1e-6
+        values, expected[name].opt_state[slot], rtol=1e-3, atol=1e-6
       )
 
 

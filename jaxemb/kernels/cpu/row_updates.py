@@ -17,8 +17,8 @@ first; targets are the first ones' positions of these.
 
 Of the second: arguments are ids [n], gradients [n, dim], vectors [vocab, dim],
 numbers [5] float32, the kernel's number [1] int32, positions, targets, bounds,
-slots; results are gradients, which hold the sums, vectors, scratch [threads, m]
-and slots.
+optimizer state; results are gradients, which hold the sums, vectors, scratch
+[threads, m] and optimizer state.
 """
 
 import numba
@@ -27,8 +27,8 @@ import numpy as np
 from jaxemb.kernels.cpu import ffi, rows
 
 NUM_NUMBERS = 5
-NUM_FIXED = 8, 3  # arguments and results before the slots
-ALIASES = {1: 0, 2: 1}  # of arguments and results, but for slots
+NUM_FIXED = 8, 3  # arguments and results before optimizer state
+ALIASES = {1: 0, 2: 1}  # of arguments and results, but for optimizer state
 CHUNKS_PER_CLASS = 4  # so that a turn is a class (`native.turns`)
 IDS, INTEGERS = 0, 1  # arguments of the first call
 _POSITIONS, _TARGETS, BOUNDS, ROOM = range(4)  # results
@@ -171,7 +171,7 @@ def _begin(frame, first, scratch, has_squares):
 
 
 @numba.njit(**rows.INLINE)
-def _slots(frame, number):
+def _opt_state(frame, number):
   return ffi.matrix(frame, ffi.RESULTS, NUM_FIXED[1] + number, np.float32)
 
 
@@ -185,7 +185,7 @@ def _ask(table, ids, own, j):
 
 @numba.njit(**rows.JIT)
 def adagrad(frame, first, stop, scratch):
-  """As of `adagrad_full`; slots [vocab] are sums of mean squares."""
+  """As of `adagrad_full`; state [vocab] has sums of mean squares."""
   ids, grads, vectors, numbers, own, squares = _begin(frame, first, scratch, 1)
   sums = ffi.vector(frame, ffi.RESULTS, NUM_FIXED[1], np.float32)
   rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
@@ -201,9 +201,9 @@ def adagrad(frame, first, stop, scratch):
 
 @numba.njit(**rows.JIT)
 def adagrad_full(frame, first, stop, scratch):
-  """Numbers are the learning rate, L2 and epsilon; slots the squares' sums."""
+  """Numbers are the rate, L2 and epsilon; optimizer state sums of squares."""
   ids, grads, vectors, numbers, own, _ = _begin(frame, first, scratch, 0)
-  sums = _slots(frame, 0)
+  sums = _opt_state(frame, 0)
   rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
   for j in range(own.size):
     _ask(vectors, ids, own, j)
@@ -220,12 +220,13 @@ def adagrad_full(frame, first, stop, scratch):
 def adam_full(frame, first, stop, scratch):
   """Numbers are the learning rate, L2, epsilon and both betas.
 
-  Slots are the two moments, and [vocab] the steps in which a row occurred.
+  Optimizer state is the two moments, and [vocab] the steps in which a row
+  occurred.
   """
   ids, grads, vectors, numbers, own, _ = _begin(frame, first, scratch, 0)
   rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
   beta1, beta2 = numbers[3], numbers[4]
-  means, squares = _slots(frame, 0), _slots(frame, 1)
+  means, squares = _opt_state(frame, 0), _opt_state(frame, 1)
   steps = ffi.vector(frame, ffi.RESULTS, NUM_FIXED[1] + 2, np.float32)
   log1, log2 = np.log(np.float64(beta1)), np.log(np.float64(beta2))
   for j in range(own.size):

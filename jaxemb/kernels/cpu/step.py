@@ -105,7 +105,7 @@ class Kernel:
     model, spec = trainable.model, trainable.model.spec
     names = skipgram.INPUT, skipgram.OUTPUT
     tables = [state.tables[name] for name in names]
-    slots = [jax.tree.leaves(table.slots)[0] for table in tables]
+    opt_states = [jax.tree.leaves(table.opt_state)[0] for table in tables]
     left, right = (
       x.reshape(len(batch.chunks), -1) for x in (batch.left, batch.right)
     )
@@ -138,7 +138,7 @@ class Kernel:
     integers = jnp.stack(
       [kind, keys[0], keys[1], int(is_stochastic), last, self.number]
     ).astype(jnp.int32)
-    changed = [*(x.vectors for x in tables), *slots]
+    changed = [*(x.vectors for x in tables), *opt_states]
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in changed]
     scratch = _num_scratch(spec, longest)
     shapes = (2,), (self.num_threads, scratch)
@@ -157,9 +157,9 @@ class Kernel:
     *changed, found, _ = call(*arguments)
     new = {}
     for i, (name, table) in enumerate(zip(names, tables, strict=True)):
-      tree = jax.tree.structure(table.slots)
-      slot = jax.tree.unflatten(tree, [changed[2 + i]])
-      new[name] = table._replace(vectors=changed[i], slots=slot)
+      tree = jax.tree.structure(table.opt_state)
+      opt_state = jax.tree.unflatten(tree, [changed[2 + i]])
+      new[name] = table._replace(vectors=changed[i], opt_state=opt_state)
     state = state._replace(tables=state.tables | new)
     first = metrics.first_bad_step
     is_bad = ~jnp.isfinite(found[0]) & (first < 0)

@@ -29,13 +29,13 @@ class RowKernel:
   def __call__(
     self,
     vectors: jax.Array,
-    slots: row_optimizers.Slots,
+    opt_state: row_optimizers.OptState,
     row_grads: row_optimizers.RowGrads,
     decay: float,
     learning_rate: jax.Array,
-  ) -> tuple[jax.Array, row_optimizers.Slots]:
-    """Vectors [vocab, dim] and slots after a step."""
-    flat, tree = jax.tree.flatten(slots)
+  ) -> tuple[jax.Array, row_optimizers.OptState]:
+    """Vectors [vocab, dim] and optimizer state after a step."""
+    flat, tree = jax.tree.flatten(opt_state)
     ids, grads = row_optimizers.flatten(row_grads.ids, row_grads.grads)
     room = ids.size if self.has_squares else 1
     results = [

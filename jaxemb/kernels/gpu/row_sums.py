@@ -91,18 +91,18 @@ class RowKernel:
   def __call__(
     self,
     vectors: jax.Array,
-    slots: row_optimizers.Slots,
+    opt_state: row_optimizers.OptState,
     row_grads: row_optimizers.RowGrads,
     decay: float,
     learning_rate: jax.Array,
-  ) -> tuple[jax.Array, row_optimizers.Slots]:
-    """Vectors [vocab, dim] and slots after a step."""
-    names = list(self.optimizer.slot_reductions)
-    arrays = [vectors, *(getattr(slots, x) for x in names)]
+  ) -> tuple[jax.Array, row_optimizers.OptState]:
+    """Vectors [vocab, dim] and optimizer state after a step."""
+    names = list(self.optimizer.state_names)
+    arrays = [vectors, *(getattr(opt_state, x) for x in names)]
 
     def change(rows, total, rate):
       vector, *numbers = rows
-      old = type(slots)(**dict.fromkeys(slots._fields))._replace(
+      old = type(opt_state)(**dict.fromkeys(opt_state._fields))._replace(
         **dict(zip(names, numbers, strict=True))
       )
       if decay:
@@ -121,7 +121,7 @@ class RowKernel:
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     vectors, *changed = kernel(in_order, arrays, shapes, (learning_rate,))
     changed = dict(zip(names, changed, strict=True))
-    return vectors, slots._replace(**changed) if names else slots
+    return vectors, opt_state._replace(**changed) if names else opt_state
 
 
 class Sorted(NamedTuple):

@@ -164,12 +164,16 @@ def _state(case, trainable):
     values = values.astype(np.float32)
     if case.dtype == 'bfloat16':
       values = values.astype(ml_dtypes.bfloat16).view(np.uint16)
-    slots = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), table.slots)
+    opt_state = jax.tree.map(
+      lambda x: np.zeros(x.shape, x.dtype), table.opt_state
+    )
     if case.optimizer == 'adagrad':
       squares = rng.uniform(0.1, 1, len(values)).astype(np.float32)
-      slots = slots._replace(sum_squares=squares)
+      opt_state = opt_state._replace(sum_squares=squares)
     scratch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), table.scratch)
-    tables[name] = table._replace(vectors=values, slots=slots, scratch=scratch)
+    tables[name] = table._replace(
+      vectors=values, opt_state=opt_state, scratch=scratch
+    )
   return base.TrainState(tables)
 
 
@@ -241,10 +245,12 @@ def _sampled(loss, args, sizes, tables):
 def _loops(case, trainable, batch, state, rate):
   """Tables, their sums of squares, loss and examples after a call."""
   vectors = {k: _wide(x.vectors) for k, x in state.tables.items()}
-  slots = {k: {} for k in vectors}
+  opt_state = {k: {} for k in vectors}
   if case.optimizer == 'adagrad':
     for k, table in state.tables.items():
-      slots[k] = dict(enumerate(table.slots.sum_squares.astype(np.float64)))
+      opt_state[k] = dict(
+        enumerate(table.opt_state.sum_squares.astype(np.float64))
+      )
   more = {'rounded': _rounded} if case.dtype == 'bfloat16' else {}
   loss = examples = 0
   for step_of, is_measured in _steps_of(case, trainable, batch):
@@ -252,16 +258,16 @@ def _loops(case, trainable, batch, state, rate):
     if is_measured:
       loss, examples = loss + truth.loss, examples + truth.examples
     for k in vectors:
-      args = vectors[k], slots[k], truth.ids[k], truth.grads[k], rate
+      args = vectors[k], opt_state[k], truth.ids[k], truth.grads[k], rate
       laying.learn(case.optimizer, *args, **more)
-  return vectors, slots, loss, examples
+  return vectors, opt_state, loss, examples
 
 
 @every_case
 def test_a_call_is_that_of_the_loops(case):
   trainable, batch = _make(case), dispatches.random_step(case)
   state, rate = _state(case, trainable), np.float32(0.1)
-  expected, slots, loss, examples = _loops(
+  expected, opt_state, loss, examples = _loops(
     case, trainable, batch, state, float(rate)
   )
   new, metrics = _program(trainable)(state, batch, rate)
@@ -278,9 +284,9 @@ def test_a_call_is_that_of_the_loops(case):
       assert (found == expected[k]).mean() > 0.98
     else:
       np.testing.assert_allclose(found, expected[k], 1e-5, 3e-5 * change)
-    for word, square in slots[k].items():
+    for word, square in opt_state[k].items():
       error = 1e-2 if case.dtype == 'bfloat16' else 1e-4
-      found = table.slots.sum_squares[word]
+      found = table.opt_state.sum_squares[word]
       np.testing.assert_allclose(found, square, error, 1e-6)
   np.testing.assert_allclose(metrics.loss, loss, 1e-5, 1e-6)
   assert metrics.examples == examples and metrics.first_bad_step == -1

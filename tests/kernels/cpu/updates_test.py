@@ -45,7 +45,7 @@ def _train(optimizer, decay, num_threads=0, lookups=(400,)):
     ids = np.minimum(rng.zipf(1.2, lookups), VOCAB + 2).astype(np.int32)
     grads = rng.normal(size=(*lookups, DIM)).astype(np.float32)
     state = update(state, jnp.asarray(ids), jnp.asarray(grads), None, step)
-  return state.vectors, state.slots
+  return state.vectors, state.opt_state
 
 
 @pytest.mark.parametrize('decay', [0.0, 0.3])

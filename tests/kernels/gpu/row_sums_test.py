@@ -96,7 +96,7 @@ def test_updates_are_those_of_a_loop(monkeypatch, name, layout):
   state = jax.jit(table.init)(jax.random.key(0))
   everything = jnp.arange(vocab)
   expected = np.asarray(table.lookup(state, everything).rows, np.float64)
-  slots = {}
+  opt_state = {}
 
   @jax.jit
   def step(state, grads):
@@ -107,7 +107,7 @@ def test_updates_are_those_of_a_loop(monkeypatch, name, layout):
   for i in range(2):
     state = step(state, grads * (1 + i))
     changed = getattr(oracle, name)
-    changed(expected, slots, ids, grads * (1 + i), 0.1, *settings)
+    changed(expected, opt_state, ids, grads * (1 + i), 0.1, *settings)
   found = table.lookup(state, everything).rows
   np.testing.assert_allclose(found, expected, 1e-5, 1e-5)
 
@@ -119,8 +119,8 @@ def test_l2_is_of_the_row_once():
   rows, grads = rng.standard_normal((2, 9, 8)).astype(np.float32)
   row_grads = row_optimizers.RowGrads(np.arange(9), grads, None)
   kernel = row_sums.RowKernel(optimizer, interpret=True)
-  slots = optimizer.init(9, 8)
-  vectors, _ = kernel(jnp.asarray(rows), slots, row_grads, 0.3, 0.1)
+  opt_state = optimizer.init(9, 8)
+  vectors, _ = kernel(jnp.asarray(rows), opt_state, row_grads, 0.3, 0.1)
   expected = rows - 0.1 * (grads + 0.3 * rows) / (
     np.sqrt(np.mean(grads**2, 1))[:, None] + 1e-6
   )

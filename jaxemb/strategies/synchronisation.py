@@ -1,13 +1,12 @@
-"""Meetings: replicas exchange the rows that are due.
+"""Synchronisation: replicas exchange the rows that are due.
 
-All inside `shard_map`, on the device of one replica, whose arrays are whole.
-With x_i the row of replica i and b the row at its last meeting, a meeting makes
-of both, in all replicas,
+All of it runs inside `shard_map`, on the device of one replica, whose arrays
+are whole. With x_i the row of replica i and b the row after its last
+synchronisation, all replicas go on from
 
   b' = b + g * sum_i (x_i - b)
 
-with g from the policy. Numbers of an optimizer that grow with every update (a
-`slot_reductions` of 'sum') follow their rows; of others g = 1 / n makes means.
+with g from the policy. The row's optimizer state becomes a mean: g = 1 / n.
 """
 
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from jaxemb.tables import spec as spec_lib
 AXES = mesh_lib.DATA, mesh_lib.TABLE  # whose devices are the replicas
 ROWS = 'rows'
 
-# By name, float32: ROWS [num, dim] and slots [num, ...] of a range of rows.
+# By name, float32: ROWS [num, dim] and optimizer state [num, ...].
 Values = dict[str, jax.Array]
 
 
@@ -33,28 +32,22 @@ class _Chunk(NamedTuple):
   """A range of rows of a table."""
 
   start: jax.Array  # int32
-  num: int
+  num_rows: int
   values: Values
   encoding: Any  # `codecs.encoding_of` its rows
 
 
 def like(x: jax.Array, y: jax.Array) -> jax.Array:
-  """[num] as [num, 1, ...], for use with [num, ...]."""
+  """Reshapes [num] to [num, 1, ...], for use with `y` [num, ...]."""
   return x.reshape(-1, *[1] * (y.ndim - 1))
-
-
-def exchanged(table: spec_lib.Table) -> list[str]:
-  """Names of the slots that replicas exchange; others stay where they are."""
-  return [k for k, x in table.slot_reductions.items() if x != 'keep']
 
 
 def read(
   table: spec_lib.Table, state: Any, start: jax.Array, num: int
 ) -> tuple[Values, Any]:
-  """Values of rows from `start` on, and the encoding of the rows."""
-  stored, slots = table.read_range(state, start, num)
-  values = {k: slots[k] for k in exchanged(table)}
-  values[ROWS] = rounding.decode(stored, table.spec.dtype)
+  """Returns values of rows from `start` on, and the encoding of the rows."""
+  stored, opt_state = table.read_range(state, start, num)
+  values = {**opt_state, ROWS: rounding.decode(stored, table.spec.dtype)}
   return values, codecs.encoding_of(stored)
 
 
@@ -66,53 +59,50 @@ def weights(
   num: int,
   elapsed: policies.Elapsed,
 ) -> Values:
-  """[num] float32, g of rows from `start` on and of their slots."""
+  """Returns [num] float32, g of rows from `start` on and of their state."""
   of_rows = policy.weights(table.spec.name, start, num, elapsed=elapsed)
-  found, mean = {ROWS: of_rows}, jnp.full(num, 1 / num_replicas)
-  for slot in exchanged(table):
-    found[slot] = of_rows if table.slot_reductions[slot] == 'sum' else mean
-  return found
+  mean = jnp.full(num, 1 / num_replicas)
+  return {ROWS: of_rows, **dict.fromkeys(table.state_names, mean)}
 
 
-class Meeting(NamedTuple):
-  """One meeting."""
+class Synchronisation(NamedTuple):
+  """One synchronisation of all replicas."""
 
   tables: Mapping[str, spec_lib.Table]
   policy: policies.Policy
   elapsed: policies.Elapsed
   key: jax.Array  # [2] uint32, of the dispatch
-  number: jax.Array  # int32, of the meeting
+  number: jax.Array  # int32, how many there were before
 
   def _read(self, i, states):
-    """The i-th chunk of every table."""
+    """Reads the i-th chunk of every table."""
     chunks = {}
     for name, table in self.tables.items():
       # The last chunk overlaps the one before.
-      num = min(self.policy.chunk_rows, table.spec.vocab)
+      num_rows = min(self.policy.chunk_rows, table.spec.vocab)
       start = i * self.policy.chunk_rows
-      start = jnp.minimum(start, table.spec.vocab - num)
-      chunks[name] = _Chunk(
-        start, num, *read(table, state=states[name], start=start, num=num)
-      )
+      start = jnp.minimum(start, table.spec.vocab - num_rows)
+      values, encoding = read(table, states[name], start, num=num_rows)
+      chunks[name] = _Chunk(start, num_rows, values, encoding)
     return chunks
 
   def _sums(self, chunks, changes):
     """Returns b', of chunks with b, and its encodings; by table."""
     num_replicas = jax.lax.axis_size(AXES)
     olds, terms = {}, {}
-    for name, (start, num, old, _) in chunks.items():
+    for name, chunk in chunks.items():
       table = self.tables[name]
       g = weights(
         table,
         self.policy,
         num_replicas,
-        start=start,
-        num=num,
+        start=chunk.start,
+        num=chunk.num_rows,
         elapsed=self.elapsed,
       )
       terms[name] = {k: like(g[k], x) * x for k, x in changes[name].items()}
-      olds[name] = dict(old)
-      for k in old:
+      olds[name] = dict(chunk.values)
+      for k in chunk.values:
         if k != ROWS or table.spec.exchange_dtype == 'float32':
           # Each replica adds its n-th of the old row: all reads come before
           # the sum, so that XLA can write both arrays in place after it.
@@ -130,22 +120,34 @@ class Meeting(NamedTuple):
     # The same on all replicas; otherwise XLA copies them to read them twice.
     return sums, jax.lax.pmax(encodings, AXES)
 
-  def _write(self, states, i, chunks, values, encodings):
+  def _write(self, i, states, chunks, values, encodings):
     """Writes the i-th chunk of every table; replicas round alike."""
     new = dict(states)
     for j, (name, table) in enumerate(sorted(self.tables.items())):
-      slots = dict(values[name])
-      args = chunks[name].start, slots.pop(ROWS), encodings[name]
-      key = rounding.key(self.key, self.number, i, j)
-      new[name] = table.write_range(new[name], *args, key, slots)
+      opt_state = dict(values[name])
+      new[name] = table.write_range(
+        new[name],
+        chunks[name].start,
+        opt_state.pop(ROWS),
+        encoding=encodings[name],
+        key=rounding.key(self.key, self.number, i, j),
+        opt_state=opt_state,
+      )
     return new
 
-  def exchange(self, i: jax.Array, carry: tuple) -> tuple:
-    """Replaces the i-th chunks of (own, met) tables by what all learned."""
-    own, met = carry
-    chunks, changes = self._read(i, met), {}
-    for name, x in self._read(i, own).items():
+  def exchange(self, i: jax.Array, states: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Replaces the i-th chunks by what all learned.
+
+    `states` are this replica's tables, and those after the last
+    synchronisation.
+    """
+    tables, synced = states
+    chunks, changes = self._read(i, synced), {}
+    for name, x in self._read(i, tables).items():
       old = chunks[name].values
       changes[name] = jax.tree.map(jnp.subtract, x.values, old)
-    args = i, chunks, *self._sums(chunks, changes)
-    return self._write(own, *args), self._write(met, *args)
+    values, encodings = self._sums(chunks, changes)
+    return (
+      self._write(i, tables, chunks, values=values, encodings=encodings),
+      self._write(i, synced, chunks, values=values, encodings=encodings),
+    )
