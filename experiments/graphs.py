@@ -209,7 +209,7 @@ def _scores(path, source) -> dict:
   keys, vectors, *_ = word2vec_format.read(path)
   places = {x: i for i, x in enumerate(keys)}
   vectors = np.asarray(vectors)[[places[x] for x in source.keys]]
-  labels = graph_lib.label_matrix(source.graph, source.nodes)
+  labels = source.graph.labels.matrix(source.nodes)
   return nodes.evaluate(vectors, labels)['labels']
 
 

@@ -174,7 +174,7 @@ def _write_graph(config, workdir, path) -> None:
   np.savez(
     path,
     features=features,
-    labels=np.asarray(graph.labels, np.int64),
+    labels=np.asarray(graph.labels.classes, np.int64),
     offsets=graph.offsets,
     neighbors=graph.neighbors,
     used=np.array(used),

@@ -254,7 +254,7 @@ class Edges:
     """
     found: dict[str, dict[str, Any]] = {}
     if self.graph.labels is not None:
-      labels = graph_lib.label_matrix(self.graph, self._nodes)
+      labels = self.graph.labels.matrix(self._nodes)
       found |= nodes.evaluate(vectors, labels)
     score = self._scorer(vectors, contexts, is_cosine, operate=operate)
     for name, held in self.held.items():
@@ -340,4 +340,5 @@ class Edges:
   @functools.cached_property
   def categories(self) -> dict[str, list[str]]:
     """Names of nodes by their first label, for a map."""
-    return graph_lib.by_label(self.graph, self.keys, self._nodes)
+    labels = self.graph.labels
+    return labels.keys_by_class(self.keys, self._nodes) if labels else {}

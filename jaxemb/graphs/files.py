@@ -8,10 +8,7 @@ files know of nodes.
           and others are downloaded
 """
 
-import contextlib
 import functools
-import hashlib
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,12 +24,13 @@ from jaxemb.graphs import (
   toygraph,
 )
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import labels as labels_lib
 from jaxemb.io import cache as cache_lib
 from jaxemb.io import download
 from jaxemb.io import tables as formats
-from jaxemb.storage import atomic
 
 _SPLITS = 'train', 'valid', 'test'
+_FORMAT = 6  # of graphs in the cache
 
 Progress = Callable[[str, int, int], None]
 
@@ -110,7 +108,6 @@ def from_networkx(
     raise errors.UserError(
       f'no node has the attribute {label!r}; give one that has labels'
     )
-  known = node_files.labels_of(labels) if any(labels) else {}
   return graph_lib.from_edges(
     *ends.T,
     len(names),
@@ -118,29 +115,25 @@ def from_networkx(
     None,
     graph.is_directed(),
     names=graph_lib.Names.of(names),
-    **known,
+    labels=labels_lib.Labels.of(labels) if any(labels) else None,
   )
 
 
 def _built(make, paths, settings, cache, progress):
-  """What `make` makes of settings, from the cache if nothing has changed."""
-  used = ('columns', 'directed', 'num_nodes')
-  identity = [make.__name__, {k: settings[k] for k in used}, 5]
-  identity.append(edge_lists.learns_edges(settings))
-  for path in sorted(paths):
-    status = path.stat()
-    # Some tools set times: what is inside tells more.
-    sample = cache_lib.sample_sha256(path, max(1, 64 // len(paths)))
-    known = status.st_size, status.st_mtime_ns, sample
-    identity.append([str(path.absolute()), *known])
-  digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-  folder = pathlib.Path(cache) / f'graph-{digest[:16]}'
-  if graph_lib.is_saved(folder):
-    with contextlib.suppress(errors.UserError):
-      return graph_lib.load(folder)
-  with atomic.folder(folder) as new:
-    graph_lib.save(make(paths, settings, new, progress), new)
-  return graph_lib.load(folder)
+  """What `make` makes of files, from the cache if nothing has changed."""
+  identity = [
+    make.__name__,
+    {x: settings[x] for x in ('columns', 'directed', 'num_nodes')},
+    _FORMAT,
+    edge_lists.learns_edges(settings),
+    cache_lib.identity_of(sorted(paths)),
+  ]
+
+  def save(folder):
+    graph_lib.save(make(paths, settings, folder, progress), folder)
+
+  folder = cache_lib.folder_of(pathlib.Path(cache), 'graph-', identity)
+  return cache_lib.opened(folder, graph_lib.load, save)
 
 
 # Open Graph Benchmark, as it unpacks a data set of nodes.
@@ -189,11 +182,12 @@ def _ogb(paths, settings, folder, progress):
   if 'node-label' in by_name:
     labels = table(by_name['node-label'], np.float64, num)
     labels = np.nan_to_num(labels, nan=-1).astype(np.int64)
-    known['labels'] = labels[:, 0]
-    if labels.shape[1] > 1:  # one column for each
+    if labels.shape[1] > 1:  # a column for each
       rows, classes = np.nonzero(labels > 0)
-      offsets = np.searchsorted(rows, np.arange(num + 1))
-      known['labels'] = offsets.astype(np.int64), classes.astype(np.int64)
+      offsets = np.searchsorted(rows, np.arange(num + 1)).astype(np.int64)
+      known['labels'] = labels_lib.Labels(classes.astype(np.int64), offsets)
+    else:
+      known['labels'] = labels_lib.Labels(labels[:, 0])
   splits = {x.parent: 0 for x in paths if x.parent.parent.name == 'split'}
   if splits:
     by_name = {x.name.split('.')[0]: x for x in min(splits).iterdir()}

@@ -23,6 +23,7 @@ import numba
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.graphs import labels as labels_lib
 from jaxemb.storage import checksums
 
 _RANGE_EDGES = 1 << 25  # sorted at once
@@ -82,11 +83,8 @@ class Graph(NamedTuple):
   relations: np.ndarray | None = None  # [edges] int32
   names: Sequence[str] | None = None  # of nodes; None = 0, 1, ...
   features: np.ndarray | None = None  # [nodes, d] float32
-  # [nodes] int, -1 = unknown; or, where nodes have several, offsets
-  # [nodes + 1] and labels as of neighbors.
-  labels: np.ndarray | tuple[np.ndarray, np.ndarray] | None = None
+  labels: labels_lib.Labels | None = None
   directed: bool = False  # edges are in the list of the first node alone
-  label_names: Sequence[str] | None = None
   relation_names: Sequence[str] | None = None
   # Nodes [n] int64 of 'train', 'valid' and 'test', where the data have them.
   splits: Mapping[str, np.ndarray] = MappingProxyType({})
@@ -108,69 +106,6 @@ class Graph(NamedTuple):
     if self.names is None:
       return [str(i) for i in range(self.num_nodes)]
     return self.names
-
-
-def num_classes(graph: Graph) -> int:
-  """How many labels there are, with those up to the largest."""
-  labels = graph.labels
-  flat = labels[1] if isinstance(labels, tuple) else labels
-  return 1 + int(np.max(flat, initial=-1))
-
-
-def entries(
-  offsets: np.ndarray, nodes: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-  """Of lists of nodes int [n]: whose, from 0 on, and where each entry is."""
-  starts = offsets[nodes]
-  sizes = offsets[nodes + 1] - starts
-  owners = np.repeat(np.arange(len(nodes)), sizes)
-  return owners, np.arange(len(owners)) + (starts - np.cumsum(sizes) + sizes)[
-    owners
-  ]
-
-
-def label_matrix(graph: Graph, nodes: np.ndarray) -> Any:
-  """[n, classes] bool, the labels of nodes int [n]; a sparse matrix by rows.
-
-  Of many nodes and many communities a whole array would have no room.
-  """
-  from scipy import sparse
-
-  if isinstance(graph.labels, tuple):
-    offsets, flat = graph.labels
-    rows, places = entries(offsets, nodes)
-    classes = flat[places]
-  else:
-    labels = np.asarray(graph.labels)[nodes]
-    rows = np.flatnonzero(labels >= 0)
-    classes = labels[rows]
-  ones = np.ones(len(rows), bool)
-  shape = len(nodes), num_classes(graph)
-  return sparse.csr_matrix((ones, (rows, classes)), shape)
-
-
-def num_labelled(graph: Graph) -> int:
-  """Nodes that have a label."""
-  if isinstance(graph.labels, tuple):
-    return int(np.count_nonzero(np.diff(graph.labels[0])))
-  return int(np.count_nonzero(np.asarray(graph.labels) >= 0))
-
-
-def by_label(
-  graph: Graph, keys: Sequence[str], nodes: np.ndarray
-) -> dict[str, list[str]]:
-  """The keys [n] of nodes int [n], by the first label that each has."""
-  found: dict[str, list[str]] = {}
-  if graph.labels is None:
-    return found
-  labels = label_matrix(graph, nodes)
-  labels.sort_indices()
-  names = graph.label_names or range(labels.shape[1])
-  ends = zip(labels.indptr[:-1], labels.indptr[1:], strict=True)
-  for key, (first, stop) in zip(keys, ends, strict=True):
-    if first < stop:
-      found.setdefault(str(names[labels.indices[first]]), []).append(key)
-  return found
 
 
 class Edges(NamedTuple):
@@ -416,8 +351,9 @@ def fingerprint(graph: Graph) -> str:
 def _arrays(graph: Graph) -> dict[str, np.ndarray]:
   """By the name of its file, each array of a graph."""
   found = {k: getattr(graph, k) for k in _PLAIN}
-  if isinstance(graph.labels, tuple):
-    found['labels'], found['label_offsets'] = graph.labels[1], graph.labels[0]
+  if graph.labels is not None:
+    found['labels'] = graph.labels.classes
+    found['label_offsets'] = graph.labels.offsets
   if graph.names is not None:
     names = graph.names
     if not isinstance(names, Names):
@@ -427,7 +363,7 @@ def _arrays(graph: Graph) -> dict[str, np.ndarray]:
   return {k: x for k, x in found.items() if x is not None}
 
 
-_PLAIN = 'offsets', 'neighbors', 'weights', 'relations', 'features', 'labels'
+_PLAIN = 'offsets', 'neighbors', 'weights', 'relations', 'features'
 
 
 def save(graph: Graph, folder: pathlib.Path | str) -> Graph:
@@ -439,6 +375,7 @@ def save(graph: Graph, folder: pathlib.Path | str) -> Graph:
     path = folder / f'{name}.npy'
     if not isinstance(x, np.memmap) or pathlib.Path(x.filename) != path:
       np.save(path, x)
+  label_names = graph.labels and graph.labels.names
   manifest = {
     'format': _FORMAT,
     'directed': graph.directed,
@@ -446,7 +383,7 @@ def save(graph: Graph, folder: pathlib.Path | str) -> Graph:
     'arrays': sorted(_arrays(graph)),
     'splits': sorted(graph.splits),
     'counted': dict(graph.counted),
-    'label_names': graph.label_names and list(graph.label_names),
+    'label_names': label_names and list(label_names),
     'relation_names': graph.relation_names and list(graph.relation_names),
   }
   checksums.seal(folder, manifest)
@@ -474,8 +411,10 @@ def load(folder: pathlib.Path | str) -> Graph:
       k: np.load(folder / f'{k}.npy', mmap_mode='r') for k in manifest['arrays']
     }
     plain = {k: found[k] for k in _PLAIN if k in found}
-    if 'label_offsets' in found:
-      plain['labels'] = found['label_offsets'], found['labels']
+    if 'labels' in found:
+      plain['labels'] = labels_lib.Labels(
+        found['labels'], found.get('label_offsets'), manifest['label_names']
+      )
     if 'names' in found:
       plain['names'] = Names(found['name_offsets'], found['names'])
     return Graph(
@@ -483,8 +422,7 @@ def load(folder: pathlib.Path | str) -> Graph:
       splits={k: found[f'split_{k}'] for k in manifest['splits']},
       **{
         k: manifest[k]
-        for k in ('directed', 'digest', 'counted', 'label_names')
-        + ('relation_names',)
+        for k in ('directed', 'digest', 'counted', 'relation_names')
       },
     )
   except (OSError, ValueError, KeyError, EOFError) as error:

@@ -22,6 +22,7 @@ from jaxemb.data import base
 from jaxemb.evaluation import ranking
 from jaxemb.graphs import files, node_files, walks
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import labels as labels_lib
 from jaxemb.graphs import link_ranking as links
 from jaxemb.graphs import node_classification as nodes
 from jaxemb.ops import hashing
@@ -30,7 +31,6 @@ from jaxemb.text import encode, loader
 
 _COUNTED_STEPS = 1 << 26  # at most, where counts are estimated
 _READ_BLOCKS = 32  # at once
-_MAX_LABELS = 1 << 32  # bytes of a matrix of nodes and labels
 _WALK_STREAM, _SPLIT_STREAM = 0x3A1C, 0x3A1D  # of random numbers
 
 
@@ -340,13 +340,6 @@ class Walks(loader.TextSource):
     settings = spec.settings
     graph, self.held, dropped = split(spec)
     self.graph = graph
-    if graph.labels is not None:
-      classes = graph_lib.num_classes(graph)
-      if classes * graph.num_nodes > _MAX_LABELS:
-        raise errors.UserError(
-          f'{graph.num_nodes:,} nodes have {classes:,} labels, and the product '
-          f'may be {_MAX_LABELS:,}; give labels that many nodes have in common'
-        )
     corpus = make_corpus(graph, settings, spec.seed, progress=spec.progress)
     super().__init__(corpus, spec)
     degrees = np.diff(graph.offsets)
@@ -368,8 +361,8 @@ class Walks(loader.TextSource):
       ''
       if graph.labels is None
       else (
-        f', {graph_lib.num_labelled(graph):,} with labels of '
-        f'{graph_lib.num_classes(graph):,} classes'
+        f', {len(graph.labels.nodes):,} with labels of '
+        f'{graph.labels.num_classes:,} classes'
       )
     )
     exact = 'exact' if corpus.manifest['are_counts_exact'] else 'estimated'
@@ -389,8 +382,8 @@ class Walks(loader.TextSource):
     """What vectors [vocab, d] tell of labels and of edges held out."""
     graph, found = self.graph, {}
     if graph.labels is not None:
-      labels = graph_lib.label_matrix(graph, self.nodes)
-      total = graph_lib.num_labelled(graph)
+      labels = graph.labels.matrix(self.nodes)
+      total = len(graph.labels.nodes)
       found |= nodes.evaluate(vectors, labels, num_total=total)
     for name, held in self.held.items():
       edges = self.corpus.ids_of[held.edges]
@@ -411,7 +404,8 @@ class Walks(loader.TextSource):
   @functools.cached_property
   def categories(self) -> dict[str, list[str]]:
     """Names of nodes by their first label, for a map."""
-    return graph_lib.by_label(self.graph, self.keys, self.nodes)
+    labels = self.graph.labels
+    return labels.keys_by_class(self.keys, self.nodes) if labels else {}
 
   @functools.cached_property
   def nodes(self) -> np.ndarray:
@@ -425,7 +419,7 @@ class Walks(loader.TextSource):
     Of the others nothing: lists of all edges would be as large as the graph.
     """
     graph, ids_of = self.graph, self.corpus.ids_of
-    owners, places = graph_lib.entries(graph.offsets, self.nodes[wanted])
+    owners, places = labels_lib.entries(graph.offsets, self.nodes[wanted])
     pairs = [np.stack([wanted[owners], ids_of[graph.neighbors[places]]])]
     for held in self.held.values():
       edges = ids_of[held.edges.T]

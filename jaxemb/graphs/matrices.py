@@ -83,8 +83,8 @@ def read(path: pathlib.Path, directed: bool) -> graph_lib.Graph:
         'give masks, or numbers from 0 on'
       )
   if labels is not None:
-    known |= node_files.classes(
-      labels, path, num_nodes, names=known.get('label_names')
+    known['labels'] = node_files.classes(
+      labels, path, num_nodes, names=known.pop('label_names', None)
     )
   weights = edges.data
   if edges.nnz and 0 < weights.min() == weights.max():

@@ -9,7 +9,6 @@ import pathlib
 import re
 from collections.abc import (
   Callable,
-  Iterable,
   Iterator,
   Mapping,
   Sequence,
@@ -21,6 +20,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.graphs import edge_lists, published
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import labels as labels_lib
 from jaxemb.io import tables as formats
 
 _LOG = logging.getLogger('jaxemb')
@@ -49,7 +49,7 @@ def with_files(
       'file of such labels'
     )
   if path.endswith('.npy'):
-    known |= classes(_rows_of(path, graph), path, graph.num_nodes)
+    known['labels'] = classes(_rows_of(path, graph), path, graph.num_nodes)
   elif listed is not None:
     labels: list[list[str]] = [[] for _ in range(graph.num_nodes)]
     unknown = 0
@@ -68,7 +68,7 @@ def with_files(
         f'{path} has labels of {unknown:,} nodes, none of which the graph has; '
         'give lines `node label ...` with the names that edges have'
       )
-    known |= labels_of(labels)
+    known['labels'] = labels_lib.Labels.of(labels)
     counted['labels_of_unknown_nodes'] = unknown
   if path := settings['features']:
     if path.endswith('.npy'):
@@ -240,24 +240,6 @@ def _header(path, cells, column, number_of, is_spaces):
   return *others[:1], *places
 
 
-def labels_of(labels: Sequence[Iterable[str]]) -> dict[str, Any]:
-  """Fields of a graph, of the labels of each node."""
-  labels = [list(dict.fromkeys(x)) for x in labels]
-  names = {x for found in labels for x in found}
-  is_number = all(re.fullmatch(r'\d{1,18}', x) for x in names)
-  ordered = sorted(names, key=int if is_number else str)
-  numbers = {x: i for i, x in enumerate(ordered)}
-  sizes = [len(x) for x in labels]
-  found: Any
-  if max(sizes, default=0) > 1:
-    flat = [numbers[y] for x in labels for y in x]
-    offsets = np.cumsum([0, *sizes], dtype=np.int64)
-    found = offsets, np.array(flat, np.int64)
-  else:
-    found = np.array([numbers[x[0]] if x else -1 for x in labels], np.int64)
-  return {'labels': found, 'label_names': ordered}
-
-
 def splits_of(
   found: Mapping[str, np.ndarray], num_nodes: int
 ) -> dict[str, Any]:
@@ -294,8 +276,8 @@ def classes(
   path: pathlib.Path | str,
   num_nodes: int,
   names: Sequence[str] | None = None,
-) -> dict[str, Any]:
-  """Fields of a graph, of an array with a label, or a row, for each node.
+) -> labels_lib.Labels:
+  """Read labels from an array with a label, or a row, for each node.
 
   A row has a number above 0 for each label of the node. Labels below 0 and NaN
   are unknown. With `names` labels are places in them, if there are as many.
@@ -327,8 +309,8 @@ def classes(
         given = given.astype(np.int64)
     is_text = given.dtype.kind in 'USO'
     labels = [[x] if is_text or x >= 0 else [] for x in given.tolist()]
-  found = labels_of([[*map(str, x)] for x in labels])
-  places = found['label_names']
-  if names and all(x.isdecimal() and int(x) < len(names) for x in places):
-    found['label_names'] = [names[int(x)] for x in places]
+  found = labels_lib.Labels.of([[*map(str, x)] for x in labels])
+  indices = found.names
+  if names and all(x.isdecimal() and int(x) < len(names) for x in indices):
+    found = found._replace(names=[names[int(x)] for x in indices])
   return found

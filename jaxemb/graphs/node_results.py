@@ -39,6 +39,7 @@ from jaxemb import errors
 from jaxemb.clicks import results as click_results
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import graphsage, neighbors, trees
+from jaxemb.graphs import labels as labels_lib
 from jaxemb.graphs import node_classification as evaluation_lib
 from jaxemb.graphs import nodes as nodes_lib
 from jaxemb.report import report
@@ -256,7 +257,7 @@ def _save(folder, trained, best, parts):
   del fields['row_ops']
   record = {
     'network': fields,
-    'classes': [] if spec.from_walks else _called(source),
+    'classes': [] if spec.from_walks else source.labels.class_names,
     'settings': {k: source.spec.settings[k] for k in _SETTINGS},
   }
   with atomic.write(folder / _NETWORK) as file:
@@ -267,12 +268,6 @@ def _save(folder, trained, best, parts):
         shutil.copyfileobj(kept, file)
   with atomic.write(folder / _RECORD) as file:
     file.write(json.dumps(record, indent=1).encode())
-
-
-def _called(source):
-  """Names of all classes."""
-  labels = source.labels
-  return [str(x) for x in source.graph.label_names or range(labels.num_classes)]
 
 
 def likeliest(
@@ -318,7 +313,7 @@ def taken(parts: build.Parts, state: Any, workdir: pathlib.Path) -> Inferred:
 
 
 def evaluate(
-  labels: nodes_lib.Labels, outputs: np.ndarray, nodes: np.ndarray
+  labels: labels_lib.Labels, outputs: np.ndarray, nodes: np.ndarray
 ) -> dict[str, Any]:
   """Of outputs [all nodes, classes] at some nodes [n].
 
@@ -345,7 +340,7 @@ def evaluate(
 def _counts_of_many(labels, outputs, nodes):
   """Of some nodes the summed loss; of each class, hits, and all that count."""
   scores = outputs[nodes].astype(np.float64)
-  truth = labels.matrix(nodes).astype(bool)
+  truth = labels.matrix(nodes).toarray()
   losses = np.logaddexp(0, -np.where(truth, 1, -1) * scores)
   hits = (truth & (scores > 0)).sum(0)
   return losses.sum(), hits, truth.sum(0) + (scores > 0).sum(0)
@@ -354,7 +349,7 @@ def _counts_of_many(labels, outputs, nodes):
 def _counts_of_one(labels, outputs, nodes):
   """Of some nodes the summed loss and the number of hits."""
   scores = outputs[nodes].astype(np.float64)
-  truth = labels.single[nodes]
+  truth = labels.classes[nodes]
   own = scores[np.arange(len(nodes)), truth]
   losses = np.logaddexp.reduce(scores, 1) - own
   return losses.sum(), np.sum(scores.argmax(1) == truth)
@@ -440,10 +435,11 @@ def write(
       found = evaluate(source.labels, outputs, nodes)
       evaluation[name] = found
       metrics.LOG.info('%s: %s', name, describe(found))
-  if source.from_walks and len(source.labels.nodes):
+  labels = source.labels
+  if source.from_walks and len(labels.nodes):
     # All of them, as nothing has learned from any.
-    labels = graph_lib.label_matrix(source.graph, np.arange(len(vectors)))
-    evaluation = evaluation_lib.evaluate(vectors, labels)
+    classes = labels.matrix(np.arange(len(vectors)))
+    evaluation = evaluation_lib.evaluate(vectors, classes)
     for name, found in evaluation.items():
       metrics.LOG.info('%s: %.4f', name, found['score'])
   order = np.argsort(-source.counts, kind='stable')
@@ -475,7 +471,9 @@ def write(
     metrics=records,
     vectors=shown,
     found=(),
-    labels=_categories(source),
+    labels=labels.keys_by_class(
+      [source.keys[i] for i in labels.nodes], labels.nodes
+    ),
   )
   rate = totals.done / max(totals.train_secs, 1e-9)
   metrics.LOG.info(
@@ -484,18 +482,9 @@ def write(
   )
 
 
-def _categories(source):
-  """Names of nodes by class, for the map."""
-  labels, nodes = source.labels, source.labels.nodes
-  first, found = labels.first(nodes), {}
-  for i, name in enumerate(_called(source)):
-    found[name] = [source.keys[x] for x in nodes[first == i]]
-  return found
-
-
 def _write_classes(path, source, outputs):
   """Lines of node, class, probability, its label, and what it was used for."""
-  labels, held, called = source.labels, {}, _called(source)
+  labels, held, names = source.labels, {}, source.labels.class_names
   for name, nodes in zip(nodes_lib.Splits._fields, source.splits, strict=True):
     held |= dict.fromkeys(() if nodes is None else nodes.tolist(), name)
   with atomic.write(path) as file:
@@ -504,9 +493,10 @@ def _write_classes(path, source, outputs):
     writer.writerow(['node', 'class', 'probability', 'label', 'used'])
     for i in range(len(outputs)):
       if not i % _ROWS:
-        found = likeliest(outputs[i : i + _ROWS], called, labels.has_many)
-      row = found[i % _ROWS]
-      truth = np.flatnonzero(labels.matrix(np.array([i]))[0])
-      known = ','.join(called[x] for x in truth), held.get(i, '')
-      writer.writerow([source.keys[i], *row, *known])
+        some = outputs[i : i + _ROWS]
+        found = likeliest(some, names, labels.has_many)
+        truth = labels.matrix(np.arange(i, i + len(some)))
+      row, known = found[i % _ROWS], truth[i % _ROWS].indices
+      known = ','.join(names[x] for x in known)
+      writer.writerow([source.keys[i], *row, known, held.get(i, '')])
     text.detach()

@@ -10,7 +10,7 @@ part of the graph (`partitions`), and all draws are hashes of the place in it:
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from jaxemb import errors
 from jaxemb.data import base, examples
 from jaxemb.graphs import files, neighbors, partitions, trees
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import labels as labels_lib
 from jaxemb.ops import hashing
 from jaxemb.runtime import resources
 
@@ -33,38 +34,6 @@ class Splits(NamedTuple):
   train: np.ndarray
   valid: np.ndarray | None
   test: np.ndarray | None
-
-
-class Labels:
-  """Classes of nodes; a node may have one, or several, or be unlabelled."""
-
-  def __init__(self, labels: Any, num_nodes: int):
-    self.has_many = isinstance(labels, tuple)
-    if self.has_many:
-      self._offsets, self._classes = map(np.asarray, labels)
-      self.num_classes = int(self._classes.max(initial=-1)) + 1
-      self.nodes = np.flatnonzero(np.diff(self._offsets))
-    else:
-      labels = np.full(num_nodes, -1) if labels is None else labels
-      self.single = np.asarray(labels)
-      self.num_classes = int(self.single.max(initial=-1)) + 1
-      self.nodes = np.flatnonzero(self.single >= 0)
-
-  def first(self, nodes: np.ndarray) -> np.ndarray:
-    """[n] int, one class of each labelled node."""
-    if self.has_many:
-      return self._classes[self._offsets[nodes]]
-    return self.single[nodes]
-
-  def matrix(self, nodes: np.ndarray) -> np.ndarray:
-    """[n, classes] float32, 1 for the classes of nodes."""
-    out = np.zeros((len(nodes), self.num_classes), np.float32)
-    for row, node in zip(out, nodes, strict=True):
-      if self.has_many:
-        row[self._classes[self._offsets[node] : self._offsets[node + 1]]] = 1
-      elif self.single[node] >= 0:
-        row[self.single[node]] = 1
-    return out
 
 
 def _number(text: str, name: str, num: int) -> int:
@@ -85,7 +54,7 @@ def _number(text: str, name: str, num: int) -> int:
 
 
 def split(
-  labels: Labels, valid: str, test: str, per_class: int, seed: int
+  labels: labels_lib.Labels, valid: str, test: str, per_class: int, seed: int
 ) -> Splits:
   """Draws nodes to train on, then some for validation and some for the test.
 
@@ -164,7 +133,7 @@ class NodeSource:
     self.num_parts, self.epochs = spec.num_parts, spec.epochs
     num_nodes = graph.num_nodes
     degrees = np.diff(graph.offsets)
-    self.labels = Labels(graph.labels, num_nodes)
+    self.labels = graph.labels or labels_lib.Labels(np.full(num_nodes, -1))
     self.dropped = dict(graph.counted)
     self.splits = self._split()
     self.valid, self.test = self.splits.valid, self.splits.test
@@ -210,7 +179,7 @@ class NodeSource:
       found = [own.get(x, np.zeros(0, np.int32)) for x in Splits._fields]
       if not self.labels.has_many:  # of several labels, a node may have none
         total = sum(map(len, found))
-        found = [x[self.labels.single[x] >= 0] for x in found]
+        found = [x[self.labels.classes[x] >= 0] for x in found]
         self.dropped['split_nodes_without_label'] = total - sum(map(len, found))
       if not len(found[0]) and not self.from_walks:
         raise errors.UserError(
@@ -340,9 +309,9 @@ class NodeSource:
     nodes, ids[:] = self.sample(epoch, places)
     labels[:] = 1
     if numbers.shape[1]:
-      numbers[:] = self.labels.matrix(nodes)
+      numbers[:] = self.labels.matrix(nodes).toarray()
     elif not self.from_walks:
-      labels[:] = self.labels.single[nodes]
+      labels[:] = self.labels.classes[nodes]
 
   def sample(self, epoch: int, places: range) -> tuple[np.ndarray, np.ndarray]:
     """Nodes [n] at places of an epoch's order, and their trees [n, size]."""

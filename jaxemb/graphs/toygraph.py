@@ -16,7 +16,12 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.graphs import graph as graph_lib
+<<<<<<< HEAD
 from jaxemb.runtime import budget
+=======
+from jaxemb.graphs import labels as labels_lib
+from jaxemb.runtime import resources
+>>>>>>> 6671a0d (graphs: one type of labels, any number of them)
 
 _NAME = 'toygraph'
 _DEFAULT_NODES = 4000
@@ -83,7 +88,9 @@ def planted(num_nodes: int = _DEFAULT_NODES, seed: int = 0) -> Toy:
     num_nodes,
     names=graph_lib.Names.of(names),
     features=features.astype(np.float32),
-    labels=communities.astype(np.int64),
-    label_names=[f'community {i}' for i in range(num_communities)],
+    labels=labels_lib.Labels(
+      communities.astype(np.int64),
+      names=[f'community {i}' for i in range(num_communities)],
+    ),
   )
   return Toy(graph, communities, roles)

@@ -12,6 +12,7 @@ from scipy import io, sparse
 from jaxemb import errors
 from jaxemb.graphs import files
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import labels as labels_lib
 
 SETTINGS = {
   'directed': False,
@@ -85,8 +86,7 @@ def test_lists_are_those_of_a_loop_in_memory_and_on_disk(
   names = [f'node {i}' for i in range(30)]
   known = {
     'names': names,
-    'labels': np.arange(30) % 4,
-    'label_names': [*'abcd'],
+    'labels': labels_lib.Labels(np.arange(30) % 4, names=[*'abcd']),
   }
   known |= {'splits': {'test': np.array([3, 5])}}
   saved = graph_lib.save(built._replace(**known), tmp_path)
@@ -226,7 +226,7 @@ def test_names_of_urls_are_no_comments(read, tmp_path):
   text = '% c\n%%\na\t%C3\n%C3\tb\n#\n'
   graph = read(text, labels=str(tmp_path / 'labels'), directed=True)
   assert _listed(graph) == [('%C3', 'b'), ('a', '%C3')]
-  assert graph.labels.tolist() == [-1, 0, -1]
+  assert graph.labels.classes.tolist() == [-1, 0, -1]
 
 
 def test_spaces_and_tabs_between_numbers_and_weights_of_parquet(read):
@@ -297,8 +297,8 @@ def test_labels_and_features_of_files(read, tmp_path):
   (tmp_path / 'features').write_text('c 1 2\na 3 4\n')
   paths = {x: str(tmp_path / x) for x in ('labels', 'features')}
   graph = read('a b\nb c\n', **paths)
-  every = graph_lib.label_matrix(graph, np.arange(3)).toarray()
-  assert graph.label_names == ['x', 'y'] and every.tolist() == [
+  every = graph.labels.matrix(np.arange(3)).toarray()
+  assert graph.labels.names == ['x', 'y'] and every.tolist() == [
     [True, False], [True, True], [False, False],
   ]  # fmt: skip
   assert graph.features.tolist() == [[3, 4], [0, 0], [1, 2]]
@@ -310,15 +310,21 @@ def test_columns_of_files_of_labels(read, tmp_path):
   path, edges = tmp_path / 'labels.csv', 'a b\nb c\n'
   path.write_text('year,label,name\n1990,x,b\n1991,y,a\n')
   graph = read(edges, labels=str(path))
-  assert graph.labels.tolist() == [1, 0, -1] and graph.label_names == ['x', 'y']
+  assert graph.labels.classes.tolist() == [1, 0, -1] and graph.labels.names == [
+    'x',
+    'y',
+  ]
   path.write_text('label;id\nx;b\ny;a\n;c\n')
   graph = read(edges, labels=str(path))
-  assert graph.labels.tolist() == [1, 0, -1] and graph.label_names == ['x', 'y']
+  assert graph.labels.classes.tolist() == [1, 0, -1] and graph.labels.names == [
+    'x',
+    'y',
+  ]
   path.write_text('id,year,name\na,1990,x\n')
   with pytest.raises(errors.UserError, match='columns id, year, name; say'):
     read(edges, labels=str(path))
   path.write_text('a y x\nb class y\n')  # several, without a header
-  assert read(edges, labels=str(path)).label_names == ['class', 'x', 'y']
+  assert read(edges, labels=str(path)).labels.names == ['class', 'x', 'y']
 
 
 @pytest.mark.parametrize(
@@ -371,14 +377,17 @@ def test_matrices_of_scipy_and_folders(tmp_path, read):
   for name in ('a.npz', 'b.mat', 'c.npz'):
     graph = read(None, name)
     assert graph.num_edges == 2 and graph.weights is None
-  assert graph.names[:] == ['x', 'y', 'z'] and graph.labels.tolist() == [
+  assert graph.names[:] == [
+    'x',
+    'y',
+    'z',
+  ] and graph.labels.classes.tolist() == [
     1,
     0,
     1,
   ]
   assert graph.features.tolist() == np.eye(3).tolist()
-  labels = graph_lib.label_matrix(read(None, 'b.mat'), np.array([1, 2]))
-  labels = labels.toarray()
+  labels = read(None, 'b.mat').labels.matrix(np.array([1, 2])).toarray()
   assert labels.tolist() == [[True, True], [False, True]]
   graph_lib.save(graph, tmp_path / 'saved')
   assert _listed(read(None, 'saved')) == _listed(graph)
@@ -392,7 +401,9 @@ def test_matrices_of_scipy_and_folders(tmp_path, read):
     path.write_bytes(gzip.compress(text.encode()))
   graph = read(None, 'ogb')
   assert graph.num_nodes == 4 and graph.counted['isolated_nodes'] == 1
-  assert graph.labels.tolist() == [0, 1, 1, 0] and graph.features[3, 1] == 8
+  assert (
+    graph.labels.classes.tolist() == [0, 1, 1, 0] and graph.features[3, 1] == 8
+  )
   assert {k: x.tolist() for k, x in graph.splits.items()} == {
     'train': [0, 1], 'test': [3],
   }  # fmt: skip
@@ -416,27 +427,33 @@ def test_labels_of_matrices(tmp_path, read):
   ]:
     np.savez(tmp_path / 'a.npz', **_parts(MATRIX), labels=given)
     graph = read(None, 'a.npz')
-    assert (graph.labels.tolist(), graph.label_names) == (numbers, names)
+    assert (graph.labels.classes.tolist(), graph.labels.names) == (
+      numbers,
+      names,
+    )
     np.save(tmp_path / 'labels.npy', given)
     graph = read('0 1\n1 2\n2 3\n', labels=str(tmp_path / 'labels.npy'))
-    assert (graph.labels.tolist(), graph.label_names) == (numbers, names)
+    assert (graph.labels.classes.tolist(), graph.labels.names) == (
+      numbers,
+      names,
+    )
   every = np.arange(4)
   for given in (
     {'labels': GROUP},
     _parts(sparse.csr_matrix(GROUP), 'labels'),
   ):
     np.savez(tmp_path / 'a.npz', **_parts(MATRIX), **given)
-    found = graph_lib.label_matrix(read(None, 'a.npz'), every)
+    found = read(None, 'a.npz').labels.matrix(every)
     np.testing.assert_array_equal(found.toarray(), GROUP > 0)
   attributed = {'Network': MATRIX, 'Label': [[2, 1, 1, 2]]}
   io.savemat(tmp_path / 'b.mat', attributed | {'Attributes': GROUP})
-  assert read(None, 'b.mat').labels.tolist() == [1, 0, 0, 1]
+  assert read(None, 'b.mat').labels.classes.tolist() == [1, 0, 0, 1]
   assert read(None, 'b.mat').features.tolist() == GROUP.tolist()
   np.savez(
     tmp_path / 'a.npz', **_parts(MATRIX), labels=[0, 2, 2, 0],
     class_names=['p', 'q', 'r'],
   )  # fmt: skip
-  assert read(None, 'a.npz').label_names == ['p', 'r']
+  assert read(None, 'a.npz').labels.names == ['p', 'r']
 
 
 def test_matrices_as_others_write_them(tmp_path, read):
@@ -468,7 +485,7 @@ def test_matrices_with_splits(tmp_path, read):
     'train': [0, 3], 'valid': [1, 2], 'test': [1],
   }  # fmt: skip
   assert graph.num_edges == 3 and graph.features.shape == (4, 4)
-  assert graph.labels.tolist() == [0, 1, 1, 0]
+  assert graph.labels.classes.tolist() == [0, 1, 1, 0]
   # Of PyTorch Geometric, a mask is a column.
   columns = np.stack([mask, ~mask], 1)
   np.savez(tmp_path / 'b.npz', **_parts(MATRIX), train_mask=columns)
@@ -576,9 +593,10 @@ class _Graph:
 def test_graphs_of_networkx():
   graph = files.from_networkx(_Graph())
   assert _listed(graph) == [("('y', 1)", '3', 1.0), ('x', "('y', 1)", 2.5)]
-  assert graph.directed and graph.labels.tolist() == [0, -1, 1]
+  assert graph.directed and graph.labels.classes.tolist() == [0, -1, 1]
   graph = files.from_networkx(_Graph(), label='club')
-  assert graph.label_names == ['a', 'b']
-  assert [x.tolist() for x in graph.labels] == [[0, 2, 2, 2], [0, 1]]
+  labels = graph.labels
+  assert labels.names == ['a', 'b'] and labels.classes.tolist() == [0, 1]
+  assert labels.offsets.tolist() == [0, 2, 2, 2]
   with pytest.raises(errors.UserError, match="attribute 'clubs'"):
     files.from_networkx(_Graph(), label='clubs')

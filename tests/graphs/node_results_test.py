@@ -15,8 +15,8 @@ from jaxemb import errors
 from jaxemb.cli import predict
 from jaxemb.cli import train as main
 from jaxemb.graphs import graphsage, neighbors, toygraph, trees
+from jaxemb.graphs import labels as labels_lib
 from jaxemb.graphs import node_results as nodes
-from jaxemb.graphs import nodes as nodes_lib
 from jaxemb.models import base
 from jaxemb.run import lifecycle as train
 from jaxemb.storage import export
@@ -222,7 +222,7 @@ def test_scores_are_those_of_loops():
   rng = np.random.default_rng(1)
   outputs = rng.normal(size=(50, 4)).astype(np.float32)
   single, some = rng.integers(0, 4, 50), np.arange(10, 40)
-  found = nodes.evaluate(nodes_lib.Labels(single, 50), outputs, some)
+  found = nodes.evaluate(labels_lib.Labels(single), outputs, some)
   chances = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
   right = [outputs[i].argmax() == single[i] for i in some]
   losses = [-np.log(chances[i, single[i]]) for i in some]
@@ -230,7 +230,7 @@ def test_scores_are_those_of_loops():
   assert found['log_loss'] == pytest.approx(np.mean(losses), rel=1e-5)
   is_class = rng.random((50, 4)) < 0.4
   offsets = np.concatenate([[0], np.cumsum(is_class.sum(1))])
-  labels = nodes_lib.Labels((offsets, np.nonzero(is_class)[1]), 50)
+  labels = labels_lib.Labels(np.nonzero(is_class)[1], offsets)
   found = nodes.evaluate(labels, outputs, some)
   hits = [
     [outputs[i, c] > 0 and is_class[i, c] for i in some] for c in range(4)

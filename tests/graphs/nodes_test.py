@@ -7,6 +7,7 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.data import base, examples
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import labels as labels_lib
 from jaxemb.graphs import nodes as nodes_lib
 from jaxemb.graphs import toygraph
 
@@ -42,7 +43,7 @@ def test_an_epoch_has_each_node_once_with_its_neighbors():
   for epoch in (ids[:260], ids[260:]):
     assert set(epoch[:, 0]) == set(splits.train)
   assert np.any(ids[:260] != ids[260:])
-  np.testing.assert_array_equal(labels, graph.labels[ids[:, 0]])
+  np.testing.assert_array_equal(labels, graph.labels.classes[ids[:, 0]])
   for row in ids:
     own = graph.neighbors[graph.offsets[row[0]] : graph.offsets[row[0] + 1]]
     assert set(row[1:5]) - {examples.PADDING} <= set(own)
@@ -64,7 +65,9 @@ def test_parts_have_close_nodes():
   ends = rng.integers(0, num, (2, 30_000))
   is_own = communities[ends[0]] == communities[ends[1]]
   is_edge = is_own | (rng.random(ends.shape[1]) < 0.03)
-  graph = graph_lib.from_edges(*ends[:, is_edge], num, labels=communities)
+  graph = graph_lib.from_edges(
+    *ends[:, is_edge], num, labels=labels_lib.Labels(communities)
+  )
   source = _source(graph, 4, 8, local=True, valid='0.1', test='27')
   train, position, epochs = source.splits.train, None, []
   assert len(train) == 333  # 10 steps of 32, and 13 nodes
@@ -112,7 +115,7 @@ def test_walks_stay_near_and_draws_go_by_degree():
     nodes, near = [*nodes, *found], [*near, *ids[:, size]]
     drawn += ids[:, 2 * size].tolist()
   assert all(x != y for x, y in zip(nodes, near, strict=True))
-  labels = source.graph.labels
+  labels = source.graph.labels.classes
   assert np.mean(labels[nodes] == labels[near]) > 0.8
   assert np.mean(labels[nodes] == labels[drawn]) < 0.35
   chances = source.counts**0.75 / (source.counts**0.75).sum()
@@ -126,9 +129,13 @@ def test_own_splits_and_several_classes():
   toy = toygraph.make('toygraph:400')
   offsets = np.arange(401) * 2
   offsets[-1] -= 2  # the last node has none
-  classes = np.stack([toy.labels, 4 + np.arange(400) % 2], 1).reshape(-1)
+  classes = np.stack([toy.labels.classes, 4 + np.arange(400) % 2], 1).reshape(
+    -1
+  )
   splits = {'train': np.arange(300), 'test': np.arange(350, 400)}
-  graph = toy._replace(labels=(offsets, classes[:-2]), splits=splits)
+  graph = toy._replace(
+    labels=labels_lib.Labels(classes[:-2], offsets), splits=splits
+  )
   source = _source(graph)
   assert source.valid is None and len(source.test) == 50
   assert source.nodes.num_classes == 6 and source.nodes.has_many
@@ -136,16 +143,17 @@ def test_own_splits_and_several_classes():
   ids, numbers = item.batch.ids, item.batch.numbers
   is_node = item.batch.labels >= 0
   found = numbers[is_node].argsort(1, kind='stable')[:, -2:]
-  expected = np.stack([toy.labels, 4 + np.arange(400) % 2], 1)
+  expected = np.stack([toy.labels.classes, 4 + np.arange(400) % 2], 1)
   np.testing.assert_array_equal(found, expected[ids[is_node][:, 0]])
-  one = nodes_lib.split(nodes_lib.Labels(toy.labels, 400), '50', '0.1', 5, 1)
+  one = nodes_lib.split(toy.labels, '50', '0.1', 5, 1)
   assert [len(x) for x in one] == [20, 50, 40]
-  assert np.bincount(toy.labels[one.train]).tolist() == [5] * 4
+  assert np.bincount(toy.labels.classes[one.train]).tolist() == [5] * 4
 
 
 def test_nodes_of_own_splits_without_a_label_are_counted():
   toy = toygraph.make('toygraph:400')
-  labels = np.where(np.arange(400) % 4, toy.labels, -1)
+  labels = np.where(np.arange(400) % 4, toy.labels.classes, -1)
+  labels = labels_lib.Labels(labels)
   graph = toy._replace(labels=labels, splits={'train': np.arange(40)})
   source = _source(graph)
   assert len(source.splits.train) == 30

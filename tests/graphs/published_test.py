@@ -21,6 +21,7 @@ SETTINGS = {
 # Six nodes, named by numbers that differ from their places in most forms.
 EDGES = [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3), (2, 3)]
 LABELS = ['a', 'a', 'b', 'b', 'a', 'c']
+ONE = [[x] for x in LABELS]
 MANY = [['1'], ['1', '2'], ['2'], ['2'], ['1'], ['2', '3']]
 FEATURES = np.eye(6, 5, dtype=np.float32) + np.eye(6, 5, -1, np.float32)
 NAMES = [str(3 * i + 7) for i in range(6)]
@@ -36,6 +37,13 @@ def _named(edges=EDGES):
 
 def _rows(kind=int):
   return [[kind(y) for y in x] for x in FEATURES]
+
+
+def _labels(graph):
+  """The names of the labels of each node."""
+  labels = graph.labels
+  matrix = labels.matrix(np.arange(graph.num_nodes))
+  return [[labels.class_names[i] for i in row.indices] for row in matrix]
 
 
 def _written(folder, files_of):
@@ -134,14 +142,14 @@ NETWORK_REPOSITORY = {
   ('given', 'labels', 'has_features'),
   [
     (TANG, MANY, False),
-    (LINQS, LABELS, True),
-    (MUSAE, LABELS, True),
-    (TWITCH, LABELS, False),
-    (GEOM, LABELS, True),
-    (ACTOR, LABELS, True),
-    (SNAP, LABELS, False),
+    (LINQS, ONE, True),
+    (MUSAE, ONE, True),
+    (TWITCH, ONE, False),
+    (GEOM, ONE, True),
+    (ACTOR, ONE, True),
+    (SNAP, ONE, False),
     (COMMUNITIES, [[str(int(y) - 1) for y in x] for x in MANY], False),
-    (NETWORK_REPOSITORY, LABELS, False),
+    (NETWORK_REPOSITORY, ONE, False),
   ],
 )
 def test_a_folder_has_edges_labels_and_features(
@@ -158,14 +166,9 @@ def test_a_folder_has_edges_labels_and_features(
     (keys[a], keys[b]) for a, b in zip(sources, found.neighbors, strict=True)
   }
   assert pairs == {*_named()} | {(b, a) for a, b in _named()}
+  named = _labels(found)
   for node, name in enumerate(keys):
-    wanted = labels[NAMES.index(name)]
-    if isinstance(found.labels, tuple):
-      offsets, flat = found.labels
-      mine = flat[offsets[node] : offsets[node + 1]]
-      assert [found.label_names[x] for x in mine] == wanted
-    else:
-      assert found.label_names[found.labels[node]] == wanted
+    assert named[node] == labels[NAMES.index(name)]
     if has_features:
       np.testing.assert_array_equal(
         found.features[node], FEATURES[NAMES.index(name)]
@@ -191,10 +194,7 @@ def test_a_folder_of_graphsaint_has_splits(tmp_path):
     'valid': [1],
     'test': [2, 3],
   }
-  offsets, flat = found.labels
-  assert [flat[a:b].tolist() for a, b in zip(offsets, offsets[1:])] == [  # noqa: B905
-    [int(y) - 1 for y in x] for x in MANY
-  ]
+  assert _labels(found) == [[str(int(y) - 1) for y in x] for x in MANY]
   np.testing.assert_array_equal(found.features, FEATURES)
   role['te'] = [6]
   (tmp_path / 'role.json').write_text(json.dumps(role))
@@ -206,7 +206,7 @@ def test_a_column_of_labels_by_its_name(tmp_path):
   _written(tmp_path, TWITCH)
   settings = {**SETTINGS, 'path': str(tmp_path), 'label_column': 'days'}
   found = files.read(settings, tmp_path / 'cache', lambda *_: None)
-  assert found.label_names == ['5']
+  assert found.labels.names == ['5']
   settings['label_column'] = 'none'
   with pytest.raises(errors.UserError, match='label_column'):
     files.read(settings, tmp_path / 'cache', lambda *_: None)
@@ -234,15 +234,7 @@ def test_labels_of_nodes(name, text, column, labels, tmp_path):
   settings = {**SETTINGS, 'path': str(tmp_path / 'edges.csv')}
   settings |= {'labels': str(tmp_path / name), 'label_column': column}
   found = files.read(settings, tmp_path / 'cache', lambda *_: None)
-  if isinstance(found.labels, tuple):
-    offsets, flat = found.labels
-  else:
-    flat = found.labels[found.labels >= 0]
-    offsets = np.cumsum([0, *(found.labels >= 0)])
-  given = [found.label_names[x] for x in flat]
-  assert [given[a:b] for a, b in zip(offsets, offsets[1:], strict=False)] == (
-    labels
-  )
+  assert _labels(found) == labels
 
 
 @pytest.mark.parametrize(
@@ -300,7 +292,7 @@ def test_several_graphs_in_a_folder_are_not_one(tmp_path):
     _read_folder(tmp_path)
   for path in tmp_path.glob('*brazil*'):
     path.unlink()
-  assert _read_folder(tmp_path).labels.tolist() == [0, 1, 1]
+  assert _read_folder(tmp_path).labels.classes.tolist() == [0, 1, 1]
 
 
 def test_one_of_several_folders_is_asked_for(tmp_path):
@@ -336,7 +328,7 @@ def test_arrays_by_other_names(tmp_path):
     np.savez(tmp_path / 'x.npz', **{name: edges, 'x': FEATURES, 'y': labels})
     found = _read_folder(tmp_path / 'x.npz')
     assert found.num_edges == len(EDGES)
-    assert found.labels.tolist() == labels.tolist()
+    assert found.labels.classes.tolist() == labels.tolist()
     np.testing.assert_array_equal(found.features, FEATURES)
 
 
@@ -354,7 +346,7 @@ def test_wiki_cs_is_read(tmp_path):
   )
   found = _read_folder(tmp_path / 'a')
   assert found.num_edges == len(EDGES)
-  assert found.labels.tolist() == given['labels']
+  assert found.labels.classes.tolist() == given['labels']
   np.testing.assert_array_equal(found.features, FEATURES)
   assert {k: x.tolist() for k, x in found.splits.items()} == {
     'train': [0],
@@ -387,7 +379,7 @@ def test_square_features_are_no_graph(tmp_path):
   found = _read_folder(tmp_path / 'x.mat')
   assert found.num_edges == len(EDGES)
   assert found.features.tolist() == np.eye(6).tolist()
-  assert found.labels.tolist() == [*range(6)]
+  assert found.labels.classes.tolist() == [*range(6)]
   io.savemat(tmp_path / 'x.mat', {**given, 'B': matrix})
   with pytest.raises(errors.UserError, match='a, b may all be'):
     _read_folder(tmp_path / 'x.mat')

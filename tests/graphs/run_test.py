@@ -142,14 +142,6 @@ def test_walks_that_go_nowhere_else(tmp_path):
   assert near == [f'b{i}' for i in range(200)]
 
 
-def test_more_labels_than_can_be_learned_are_refused(tmp_path, monkeypatch):
-  from jaxemb.graphs import loader
-
-  monkeypatch.setattr(loader, '_MAX_LABELS', 1000)
-  with pytest.raises(errors.UserError, match='400 nodes have 4 labels'):
-    _run(tmp_path)
-
-
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [

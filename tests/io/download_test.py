@@ -205,7 +205,7 @@ def test_graphs_are_downloaded_unpacked_and_read(server, tmp_path, monkeypatch):
     return files.read(settings, tmp_path, lambda *args: None)
 
   graph = read()
-  assert graph.num_edges == 2 and graph.labels.tolist() == [1, 0, 1, 1]
+  assert graph.num_edges == 2 and graph.labels.classes.tolist() == [1, 0, 1, 1]
   assert graph.splits['train'].tolist() == [3, 0]
   ranges = [x for _, x in server.requests]
   assert ranges == [None, 'bytes=1001-', 'bytes=1011-']
