@@ -24,10 +24,10 @@ KINDS = {'text', 'senses', 'clicks', 'interactions', 'graphs'}
 # What the rebuilding has not turned round yet, by (folder, what it imports).
 PENDING = {
   tuple(x.split('>'))
-  for x in """storage>runtime tables>kernels models>graphs
+  for x in """storage>runtime tables>kernels
   strategies>kernels stores>workers merging>senses embeddings>senses
   embeddings>clicks embeddings>graphs run>clicks run>graphs run>senses run>text
-  senses>text graphs>text graphs>clicks graphs>interactions""".split()
+  senses>text graphs>text graphs>clicks""".split()
 }
 
 # Distribution: what is imported of it, where the name differs.

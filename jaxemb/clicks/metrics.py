@@ -9,24 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxemb.evaluation import ranking
+
 _NUM_BINS = 20
 _LEAST = 1e-7  # probabilities are cut there for log loss
-
-
-def auc(labels: np.ndarray, scores: np.ndarray) -> float:
-  """Of labels [n], 0 and 1, and scores [n]; NaN if there is one kind only."""
-  labels = np.asarray(labels).astype(bool)
-  num, num_ones = len(labels), int(labels.sum())
-  if num_ones in (0, num):
-    return float('nan')
-  order = np.argsort(scores, kind='stable')
-  ordered = np.asarray(scores)[order]
-  is_first = np.append(True, ordered[1:] != ordered[:-1])
-  starts = np.flatnonzero(is_first)
-  stops = np.append(starts[1:], num)
-  ranks = ((starts + stops + 1) / 2)[np.cumsum(is_first) - 1]
-  total = ranks[labels[order]].sum() - num_ones * (num_ones + 1) / 2
-  return float(total / (num_ones * (num - num_ones)))
 
 
 def group_auc(
@@ -38,7 +24,7 @@ def group_auc(
   edges = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
   total = weight = number = 0
   for rows in np.split(order, edges[1:]):
-    found = auc(labels[rows], scores[rows])
+    found = ranking.auc(labels[rows], scores[rows])
     if not np.isnan(found):
       total, weight = total + found * len(rows), weight + len(rows)
       number += 1
@@ -64,7 +50,7 @@ def evaluate(
     for x in np.array_split(np.argsort(scores, kind='stable'), _NUM_BINS)
     if len(x)
   ]
-  area = auc(labels, scores)
+  area = ranking.auc(labels, scores)
   found = {
     'score': area,
     'auc': area,

@@ -20,7 +20,6 @@ device gathers whole rows, and computes the same.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,7 +30,7 @@ import numpy as np
 from flax import nnx
 
 from jaxemb.data import examples
-from jaxemb.models import base, skipgram
+from jaxemb.models import base, columns, dense, skipgram
 from jaxemb.ops import rounding, sampling
 from jaxemb.tables import spec as spec_lib
 
@@ -283,23 +282,6 @@ def pairs(vectors: jax.Array) -> jax.Array:
   return 0.5 * (jnp.square(total).sum(1) - squares)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def whole(rows: jax.Array, dim: int, row_ops: skipgram.RowOps) -> jax.Array:
-  """[..., dim], whole rows, of a device's columns [..., d]."""
-  return row_ops.whole(rows, dim)
-
-
-def _whole_backward(dim, row_ops, num_columns, slopes):
-  # All devices have the same slopes, and its own are all that one needs.
-  return (row_ops.own(slopes, num_columns),)
-
-
-whole.defvjp(
-  lambda rows, dim, row_ops: (row_ops.whole(rows, dim), rows.shape[-1]),
-  _whole_backward,
-)
-
-
 def pooled(
   rows: jax.Array, ids: jax.Array, fields: examples.Fields
 ) -> jax.Array:
@@ -357,7 +339,7 @@ class ClickModel(base.Model):
 
   def optimizer(self):
     """At a learning rate of 1, which steps multiply."""
-    return dense_optimizer(self.spec.optimizer, self.spec.dense_decay)
+    return dense.optimizer(self.spec.optimizer, self.spec.dense_decay)
 
   def loss(self, params, rows, ids, batch, key):
     """Summed over the examples; its derivatives are means."""
@@ -389,7 +371,7 @@ class ClickModel(base.Model):
   def _logits(self, params, rows, batch, run):
     spec, found = self.spec, {}
     for table in self.tables:
-      some = whole(rows[table.name], table.dim, spec.row_ops)
+      some = columns.whole(rows[table.name], table.dim, spec.row_ops)
       found[table.name] = pooled(some, batch.ids, spec.fields)
     weights = found.get(WEIGHTS)
     inputs = Inputs(
@@ -402,43 +384,6 @@ class ClickModel(base.Model):
     )
     network = nnx.merge(graph, nnx.State(params))
     return network(inputs, run)
-
-
-def dense_optimizer(name: str, decay: float) -> Any:
-  """Of optax, at a learning rate of 1; L2 is added to gradients."""
-  import optax  # takes a second
-
-  make = {
-    'sgd': lambda: optax.sgd(1.0),
-    'adagrad': lambda: _adagrad(1e-10),
-    'adam': lambda: optax.adam(1.0),
-  }
-  made = make[name]()
-  if decay:
-    made = optax.chain(optax.add_decayed_weights(decay), made)
-  return made
-
-
-def _adagrad(epsilon):
-  """Adagrad, with `epsilon` added to the root, as for rows and in torch.
-
-  In `optax.adagrad` it is within the root, where 1e-10 counts like 1e-5 here:
-  more than many slopes of a mean over thousands of examples.
-  """
-  import optax
-
-  def init(params):
-    return jax.tree.map(jnp.zeros_like, params)
-
-  def update(grads, sums, params=None):
-    del params
-    sums = jax.tree.map(lambda s, g: s + jnp.square(g), sums, grads)
-    updates = jax.tree.map(
-      lambda s, g: -g / (jnp.sqrt(s) + epsilon), sums, grads
-    )
-    return updates, sums
-
-  return optax.GradientTransformation(init, update)
 
 
 def of_terms(

@@ -111,7 +111,7 @@ def write(cache: pathlib.Path, num_rows: int = DEFAULT_ROWS) -> pathlib.Path:
   best.json has the AUC on the test rows of the true log odds: 'first' of what
   fields do alone, 'pairs', and 'all', which no model exceeds but by chance.
   """
-  from jaxemb.clicks import metrics as clicks
+  from jaxemb.evaluation import ranking
 
   folder = cache / f'toyclicks-{num_rows}-{_VERSION}'
   if (folder / 'best.json').exists():
@@ -138,7 +138,7 @@ def write(cache: pathlib.Path, num_rows: int = DEFAULT_ROWS) -> pathlib.Path:
       csv.write_csv(table.slice(start, stop - start), new / f'{name}.csv')
       start = stop
     best = {
-      k: clicks.auc(log.click[:held], getattr(log, k)[:held])
+      k: ranking.auc(log.click[:held], getattr(log, k)[:held])
       for k in ('first', 'pairs', 'all')
     }
     (new / 'best.json').write_text(json.dumps(best))

@@ -19,6 +19,25 @@ import numpy as np
 _BLOCK_SCORES = 1 << 24  # that are in memory at once
 
 
+def auc(labels: np.ndarray, scores: np.ndarray) -> float:
+  """Area under the ROC curve, of labels [n], 0 and 1, and scores [n].
+
+  NaN if all labels are the same.
+  """
+  labels = np.asarray(labels).astype(bool)
+  num, num_ones = len(labels), int(labels.sum())
+  if num_ones in (0, num):
+    return float('nan')
+  order = np.argsort(scores, kind='stable')
+  ordered = np.asarray(scores)[order]
+  is_first = np.append(True, ordered[1:] != ordered[:-1])
+  starts = np.flatnonzero(is_first)
+  stops = np.append(starts[1:], num)
+  ranks = ((starts + stops + 1) / 2)[np.cumsum(is_first) - 1]
+  total = ranks[labels[order]].sum() - num_ones * (num_ones + 1) / 2
+  return float(total / (num_ones * (num - num_ones)))
+
+
 class Sets(NamedTuple):
   """A set of ids for each of some users.
 

@@ -32,8 +32,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import examples
-from jaxemb.interactions import factorization
-from jaxemb.models import base, skipgram
+from jaxemb.models import base, columns, skipgram
 from jaxemb.ops import sampling
 from jaxemb.tables import spec as spec_lib
 
@@ -146,7 +145,7 @@ class Line(base.Model):
       others, numbers = rows[CONTEXTS], ids[CONTEXTS]
     else:
       others, numbers = (x[NODES][:, s.chunk :] for x in (rows, ids))
-    positives = factorization.sums(first * others[:, : s.chunk], s.row_ops)
+    positives = columns.sums(first * others[:, : s.chunk], s.row_ops)
     negatives = s.row_ops.dot(first, others[:, s.chunk :])
     counts = numbers[:, : s.chunk, None] != numbers[:, None, s.chunk :]
     counts = counts * np.float32(s.negatives / s.shared_negatives)
@@ -260,12 +259,12 @@ class Relations(base.Model):
     total = 0.0
     for i in (0, 1):
       others, number = sides[1 - i], numbers[1 - i]
-      positive = factorization.sums(stay[i] * others[:, :c], s.row_ops)
+      positive = columns.sums(stay[i] * others[:, :c], s.row_ops)
       negative = scores[i]
       if self.is_cosine:
-        of = factorization.inverse_lengths(stay[i], s.row_ops)
+        of = columns.inverse_lengths(stay[i], s.row_ops)
         of /= self.temperature
-        by = factorization.inverse_lengths(others, s.row_ops)
+        by = columns.inverse_lengths(others, s.row_ops)
         positive *= of * by[:, :c]
         negative *= of[..., None] * by[:, None]
       number = jnp.where(number == examples.PADDING, -1, number)
@@ -336,7 +335,7 @@ def relations(
   starts = corpus.partitions
   if starts is None:
     starts = np.array([0, spec.vocab])
-  is_plain = loss_of is factorization.softmax and not temperature
+  is_plain = loss_of is sampling.softmax_loss and not temperature
   kernel = None
   if make_kernel and is_plain and operator == 'none':
     kernel = make_kernel()

@@ -30,10 +30,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxemb.clicks import models as clicks
 from jaxemb.data import examples
 from jaxemb.graphs import trees
-from jaxemb.models import base, skipgram
+from jaxemb.models import base, columns, dense, skipgram
 from jaxemb.ops import rounding, sampling
 from jaxemb.tables import dedup, row_optimizers
 from jaxemb.tables import spec as spec_lib
@@ -320,7 +319,7 @@ class GraphSage(base.Model):
 
   def optimizer(self):
     """At a learning rate of 1, which steps multiply."""
-    return clicks.dense_optimizer(self.spec.optimizer, self.spec.dense_decay)
+    return dense.optimizer(self.spec.optimizer, self.spec.dense_decay)
 
   def loss(self, params, rows, ids, batch, key):
     """Summed over the examples; its derivatives are means."""
@@ -350,7 +349,7 @@ class GraphSage(base.Model):
     size = spec.tree.sizes()[-1]
     ids = batch.ids.reshape(-1, size)
     if spec.dim:
-      rows = clicks.whole(rows[NODES], spec.dim, spec.row_ops)
+      rows = columns.whole(rows[NODES], spec.dim, spec.row_ops)
       rows = rows.reshape(*ids.shape, spec.dim)
     key = key ^ _DROPOUT
     slots = jnp.arange(spec.num_trees * size, dtype=jnp.uint32)[None]

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxemb.clicks import metrics as clicks
 from jaxemb.evaluation import geometry, ranking
 
 _BLOCK_SCORES = 1 << 23  # that are in memory at once
@@ -101,7 +100,7 @@ def evaluate(
     'mrr': mrr,
     'mean_rank': float(np.mean(ranks)),
     **{f'hits@{k}': float(np.mean(ranks <= k)) for k in _HITS},
-    'auc': clicks.auc(labels, np.concatenate([positives, others])),
+    'auc': ranking.auc(labels, np.concatenate([positives, others])),
     'negatives': negatives,
     'ranked_edges': len(edges),
     'found': num,

@@ -16,12 +16,8 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.graphs import graph as graph_lib
-<<<<<<< HEAD
-from jaxemb.runtime import budget
-=======
 from jaxemb.graphs import labels as labels_lib
-from jaxemb.runtime import resources
->>>>>>> 6671a0d (graphs: one type of labels, any number of them)
+from jaxemb.runtime import budget
 
 _NAME = 'toygraph'
 _DEFAULT_NODES = 4000

@@ -14,21 +14,19 @@ which the user has is ignored: of all draws it is the density of the matrix.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.data import examples
-from jaxemb.models import base, skipgram
+from jaxemb.models import base, columns, skipgram
 from jaxemb.ops import sampling
 from jaxemb.tables import spec as spec_lib
 
 USERS = 'users'
 ITEMS = 'items'
 _INIT_SCALE = 0.1
-_LEAST_LENGTH = 1e-6
 
 
 def bpr(positives: jax.Array, negatives: jax.Array) -> jax.Array:
@@ -37,30 +35,7 @@ def bpr(positives: jax.Array, negatives: jax.Array) -> jax.Array:
   return jnp.mean(sampling.logistic_loss(margins, 1.0), -1)
 
 
-def softmax(positives: jax.Array, negatives: jax.Array) -> jax.Array:
-  """[...] nats; arguments as of `bpr`."""
-  # Not `logsumexp` of both in one array: it would be written and read again.
-  top = jax.lax.stop_gradient(jnp.maximum(positives, jnp.max(negatives, -1)))
-  others = jnp.sum(jnp.exp(negatives - top[..., None]), -1)
-  return jnp.log(jnp.exp(positives - top) + others) + top - positives
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def sums(products: jax.Array, row_ops: skipgram.RowOps) -> jax.Array:
-  """[...], sums over columns [..., d] of all devices; slopes are of each."""
-  return row_ops.sum_columns(jnp.sum(products, -1))
-
-
-sums.defvjp(
-  lambda x, row_ops: (sums(x, row_ops), x),
-  lambda row_ops, x, slopes: (jnp.broadcast_to(slopes[..., None], x.shape),),
-)
-
-
-def inverse_lengths(rows: jax.Array, row_ops: skipgram.RowOps) -> jax.Array:
-  """[...] of rows [..., d], whose columns devices may share."""
-  squares = sums(jnp.square(rows), row_ops)
-  return jax.lax.rsqrt(jnp.maximum(squares, _LEAST_LENGTH**2))
+softmax = sampling.softmax_loss
 
 
 @jax.tree_util.register_dataclass
@@ -106,13 +81,13 @@ class Factorization(base.Model):
   def loss(self, params, rows, ids, batch, key):
     """Summed over the pairs of user and item."""
     s, users, items = self.spec, rows[USERS], rows[ITEMS]
-    positives = sums(users * items[:, : s.chunk], s.row_ops)
+    positives = columns.sums(users * items[:, : s.chunk], s.row_ops)
     negatives = s.row_ops.dot(users, items[:, s.chunk :])
     if self.is_cosine:
       # Scores, not rows, are divided by lengths: every device has all of them,
       # and all that their derivatives need, whoever has which columns.
-      of_users = inverse_lengths(users, s.row_ops) / self.temperature
-      of_items = inverse_lengths(items, s.row_ops)
+      of_users = columns.inverse_lengths(users, s.row_ops) / self.temperature
+      of_items = columns.inverse_lengths(items, s.row_ops)
       positives *= of_users * of_items[:, : s.chunk]
       negatives *= of_users[..., None] * of_items[:, None, s.chunk :]
     weights = batch.weights.reshape(-1, s.chunk)

@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from jaxemb.data import examples
-from jaxemb.graphs import trees
 from jaxemb.tables import spec as spec_lib
 
 
@@ -38,7 +37,7 @@ class Corpus(NamedTuple):
   fields: examples.Fields | None = None  # of labelled examples
   # [users] float64, chance that an example is of each, who are no keys.
   users: np.ndarray | None = None
-  nodes: trees.Nodes | None = None  # of a graph
+  nodes: Any = None  # what is known of the nodes of a graph
   # [relations] float64, chance that an edge is of each.
   relations: np.ndarray | None = None
   # [partitions + 1] int, the first id of each, and of none.

@@ -190,3 +190,11 @@ def _from_lines(lines, slots):
   first = 2 * (slots % _SLOTS)[..., None]
   places = jax.lax.broadcasted_iota(jnp.int32, found.shape, slots.ndim) - first
   return tuple(jnp.where(places == i, found, 0).sum(-1) for i in range(2))
+
+
+def softmax_loss(positives: jax.Array, negatives: jax.Array) -> jax.Array:
+  """[...] nats; scores [...] of positives, and [..., N] of negatives."""
+  # Not `logsumexp` of both in one array: it would be written and read again.
+  top = jax.lax.stop_gradient(jnp.maximum(positives, jnp.max(negatives, -1)))
+  others = jnp.sum(jnp.exp(negatives - top[..., None]), -1)
+  return jnp.log(jnp.exp(positives - top) + others) + top - positives

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxemb.clicks import metrics as clicks
+from jaxemb.evaluation import ranking
 
 
 def _auc(labels, scores):
@@ -19,9 +20,9 @@ def test_auc_counts_pairs_and_half_of_ties(digits):
   rng = np.random.default_rng(digits)
   labels = rng.integers(0, 2, 200)
   scores = np.round(rng.random(200) + 0.3 * labels, digits)
-  assert clicks.auc(labels, scores) == pytest.approx(_auc(labels, scores))
-  assert clicks.auc(labels, np.zeros(200)) == 0.5
-  assert math.isnan(clicks.auc(np.ones(5), scores[:5]))
+  assert ranking.auc(labels, scores) == pytest.approx(_auc(labels, scores))
+  assert ranking.auc(labels, np.zeros(200)) == 0.5
+  assert math.isnan(ranking.auc(np.ones(5), scores[:5]))
 
 
 def test_groups_of_both_kinds_count_by_their_rows():

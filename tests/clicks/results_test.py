@@ -16,8 +16,8 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import predict
 from jaxemb.cli import train as main
-from jaxemb.clicks import metrics as clicks
 from jaxemb.clicks import toyclicks
+from jaxemb.evaluation import ranking
 from jaxemb.run import lifecycle as train
 from tests import runs
 
@@ -64,7 +64,7 @@ def test_a_trained_model_predicts_files_and_tables(trained, tmp_path):
   model, table = jaxemb.load(trained), csv.read_csv(path)
   chances = model.predict(str(path))
   assert chances.dtype == np.float32 and chances.shape == (2000,)
-  found = clicks.auc(table['click'].to_numpy(), chances)
+  found = ranking.auc(table['click'].to_numpy(), chances)
   assert found == pytest.approx(
     runs.report(trained)['evaluation']['test']['auc'], abs=1e-6
   )

@@ -10,7 +10,6 @@ import pytest
 from jaxemb import errors
 from jaxemb.data import examples
 from jaxemb.graphs import edge_models as edges
-from jaxemb.interactions import factorization
 from jaxemb.models import base as models
 from jaxemb.models import skipgram
 from jaxemb.ops import sampling
@@ -20,7 +19,7 @@ from tests import marking
 NODES, KINDS, DIM, CHUNK, DRAWS, NUM = 9, 3, 4, 4, 6, 10
 KEY = np.array([5, 9], np.uint32)
 LOSSES = {
-  'softmax': factorization.softmax,
+  'softmax': sampling.softmax_loss,
   'margin': edges.margin,
   'logistic': edges.logistic,
 }

@@ -7,9 +7,9 @@ import pytest
 
 from jaxemb.data import examples
 from jaxemb.graphs import edge_models as edges
-from jaxemb.interactions import factorization
 from jaxemb.kernels.cpu import ffi, updates
 from jaxemb.models import base, skipgram
+from jaxemb.ops import sampling
 from tests import marking
 
 NUM_NODES = 50  # few: most draws are some edge's end
@@ -21,7 +21,7 @@ def _model(chunk, draws, dim, num_threads=0):
     [], degrees, 2 * degrees / degrees.sum(), relations=np.ones(1)
   )
   spec = skipgram.WindowSpec(NUM_NODES, dim, 1, 3, chunk, draws)
-  args = spec, corpus, factorization.softmax, 'none', 0.0
+  args = spec, corpus, sampling.softmax_loss, 'none', 0.0
   kernel = (lambda: updates.edge_softmax(num_threads)) if num_threads else None
   return edges.relations(*args, kernel)
 

@@ -1,0 +1,43 @@
+"""Optimizers of dense parameters, beside those of rows in tables."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def optimizer(name: str, decay: float) -> Any:
+  """Make one of optax at a learning rate of 1; L2 is added to gradients."""
+  import optax  # takes a second
+
+  make = {
+    'sgd': lambda: optax.sgd(1.0),
+    'adagrad': lambda: _adagrad(1e-10),
+    'adam': lambda: optax.adam(1.0),
+  }
+  made = make[name]()
+  if decay:
+    made = optax.chain(optax.add_decayed_weights(decay), made)
+  return made
+
+
+def _adagrad(epsilon):
+  """Adagrad, with `epsilon` added to the root, as for rows and in torch.
+
+  In `optax.adagrad` it is within the root, where 1e-10 counts like 1e-5 here:
+  more than many slopes of a mean over thousands of examples.
+  """
+  import optax
+
+  def init(params):
+    return jax.tree.map(jnp.zeros_like, params)
+
+  def update(grads, sums, params=None):
+    del params
+    sums = jax.tree.map(lambda s, g: s + jnp.square(g), sums, grads)
+    updates = jax.tree.map(
+      lambda s, g: -g / (jnp.sqrt(s) + epsilon), sums, grads
+    )
+    return updates, sums
+
+  return optax.GradientTransformation(init, update)
