@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.graphs import edge_lists, published
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
+from jaxemb.graphs import line_format, published
 from jaxemb.io import tables as formats
 
 _LOG = logging.getLogger('jaxemb')
@@ -184,17 +184,15 @@ def _lines(
     raise errors.UserError(
       f'{path} has {1 + len(more)} files; give one, with a line for each node'
     )
-  delimiter = edge_lists.delimiter_of(
-    place, edge_lists.head_of(place, 1, 'a node')
-  )
+  delimiter = line_format.delimiter(place, line_format.head(place, 1, 'a node'))
   number, chosen, is_first = 0, None, True
   for text, *_ in formats.blocks(place):
     for line in bytes(text).splitlines():
       number += 1
       line = line.decode('utf-8-sig', 'replace')
-      if not line.strip() or edge_lists.is_comment(line):
+      if not line.strip() or line_format.is_comment(line):
         continue
-      cells = edge_lists.cells_of(line, delimiter)
+      cells = line_format.cells(line, delimiter)
       if is_first:
         is_first = False
         chosen = _header(
@@ -224,7 +222,7 @@ def _header(path, cells, column, number_of, is_spaces):
   is_header |= bool(places) and bool({*_NODES, ''} & {*lowered})
   if number_of and len(cells) > 2 and not is_spaces:
     # Nor is it a line of a node with several labels.
-    is_text = not any(map(edge_lists.is_number, cells))
+    is_text = not any(map(line_format.is_number, cells))
     is_header |= is_text and number_of(cells[0]) is None
   if not is_header:
     return None

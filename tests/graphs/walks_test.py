@@ -201,12 +201,12 @@ def test_edges_that_are_held_out_are_not_walked(make, tmp_path):
 def test_many_nodes_may_have_many_labels(make, tmp_path):
   num = 100_000  # 10^10 pairs of a node and a label
   nodes, classes = np.arange(num), np.full(num, -1)
-  classes[::5000] = np.arange(20) % 4 * 33_333
+  classes[::1000] = np.arange(100) % 4 * 33_333
   graph = graph_lib.from_edges(
     nodes[:-1], nodes[1:], labels=labels_lib.Labels(classes)
   )
   graph_lib.save(graph, tmp_path)
   source = make(path=str(tmp_path), walk_length=2, walks=1)
-  assert '20 with labels of 100,000 classes' in source.describe()[0]
-  labelled = np.eye(4, dtype=np.float32)[classes[source.nodes] // 33_333]
+  assert '100 with labels of 100,000 classes' in source.describe()[0]
+  labelled = 10 * np.eye(4, dtype=np.float32)[classes[source.nodes] // 33_333]
   assert source.evaluate(labelled, None, True)['labels']['macro_f1'] > 0.9
