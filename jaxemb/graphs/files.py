@@ -52,7 +52,7 @@ def read(
   published.refuse(first)
   is_made = toygraph.is_named(path) or graph_lib.is_saved(first)
   if not is_made and not (first / 'raw').is_dir():
-    settings = published.with_files(settings)
+    settings = published.find_files(settings)
     path = settings['path']
   place = pathlib.Path(path).expanduser()
   is_listed = False

@@ -1,20 +1,7 @@
 """Files of graphs as others publish them: which of a folder has what.
 
-Names of files tell it. Of a folder
-
-  edges.csv, group-edges.csv                     Tang and Liu: BlogCatalog, ..
-  X.cites, X.content                             LINQS: Cora, CiteSeer
-  X_edges.csv, X_target.csv, X_features.json     Rozemberczki: MUSAE, LastFM, ..
-  out1_graph_edges.txt, out1_node_feature_label.txt   Geom-GCN: Actor, WebKB
-  X.txt, X-labels.txt, X.cmty.txt or X.circles    SNAP
-  X.edgelist, labels-X.txt                       struc2vec
-  X.adjlist or X_adjlist.txt                     DeepWalk
-  X.edges, X.node_labels                         Network Repository
-  adj_full.npz, feats.npy, class_map.json, role.json  GraphSAINT
-  data.json                                      Wiki-CS
-
-are found; their labels and features are read here where they are no lines of
-one node and what it has.
+Names of files tell it. Labels and features are read here where they are no
+lines of one node and what it has.
 """
 
 import json
@@ -22,33 +9,57 @@ import logging
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.io import tables as formats
+from jaxemb.io import tables
 
 _LOG = logging.getLogger('jaxemb')
 
-_PACKED = r'(\.(gz|bz2|xz|zst))?'
-_BOTH = r'.*\.content|.*_node_feature_label\.txt'  # labels and features
+
+class _Layout(NamedTuple):
+  """Regular expressions for names of files by what they have."""
+
+  edges: str
+  labels: str = ''
+  features: str = ''
+
+
+_CONTENT, _DESCRIPTION = r'.*\.content', r'.*_node_feature_label\.txt'
 _COMMUNITIES = r'.*\.cmty\.txt|.*\.circles|.*-categories\.txt'
-_LABELS = (
-  r'group-edges\.csv|(.*_)?targets?\.csv|.*\.node_labels|.*[_-]category\.txt|'
-  r'(.*[_-])?(labels?|class_map)\.(txt|csv|tsv|json)|labels?[_-].*\.txt|'
-  r'.*_genres\.json|'
-  f'{_COMMUNITIES}|{_BOTH}'
+_LAYOUTS = {
+  'Tang and Liu': _Layout(r'edges\.csv', r'group-edges\.csv'),
+  'LINQS': _Layout(r'.*\.cites', _CONTENT, _CONTENT),
+  'Rozemberczki': _Layout(
+    r'.*_edges\.csv',
+    r'(.*_)?targets?\.csv|.*_genres\.json',
+    r'.*_features\.(json|csv)|musae_[a-z]+\.json',
+  ),
+  'Geom-GCN': _Layout(r'.*_graph_edges\.txt', _DESCRIPTION, _DESCRIPTION),
+  'SNAP': _Layout(r'.*\.ungraph\.txt', _COMMUNITIES, r'.*\.feat'),
+  'DeepWalk, struc2vec': _Layout(
+    r'.*\.(edge|adj)list|.*[_.-]?(edge|adj)list\.txt', r'labels?[_-].*\.txt'
+  ),
+  'OpenNE': _Layout(
+    r'.*_edgelist\.txt', r'.*[_-]category\.txt', r'.*\.features'
+  ),
+  'Network Repository': _Layout(r'.*\.(edges|mtx)', r'.*\.node_labels'),
+  'KONECT': _Layout(r'out\..*'),
+  'GraphSAINT': _Layout(r'adj_full\.npz', r'class_map\.json', r'feats\.npy'),
+  'Wiki-CS': _Layout(r'data\.json'),
+  'others': _Layout(
+    r'(.*[_.-])?edges\.(csv|tsv|txt|parquet)',
+    r'(.*[_-])?(labels?|class_map)\.(txt|csv|tsv|json)',
+    r'(.*[_.-])?(features?|feats)\.(json|csv|txt|tsv|npy)',
+  ),
+}
+_EDGES, _LABELS, _FEATURES = (
+  '|'.join(filter(None, names))
+  for names in zip(*_LAYOUTS.values(), strict=True)
 )
-_FEATURES = (
-  r'(.*[_.-])?(features?|feats)\.(json|csv|txt|tsv|npy)|.*\.feat(ures)?|'
-  r'musae_[a-z]+\.json|' + _BOTH
-)
-_EDGES = (
-  r'(.*[_.-])?edges\.(csv|tsv|txt|parquet)|.*[_.-]?(edge|adj)list\.txt|'
-  r'.*\.(cites|edges|edgelist|adjlist|mtx)|out\..*|.*\.ungraph\.txt|'
-  r'adj_full\.npz|data\.json'  # Wiki-CS
-)
+_BOTH = f'{_CONTENT}|{_DESCRIPTION}'  # labels and features
 _NEITHER = (
   r'(readme|licen[cs]e|citing|meta\.|bibtex).*|.*\.(md|html?|pdf|bib)|'
   r'role\.json'  # `splits_of` reads it
@@ -65,77 +76,81 @@ _NETWORKX = {
 
 def _is(path: pathlib.Path | str, names: str) -> bool:
   name = pathlib.Path(path).name.lower()
-  return bool(re.fullmatch(f'({names}){_PACKED}', name))
+  return bool(re.fullmatch(rf'({names})(\.(gz|bz2|xz|zst))?', name))
 
 
-def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
-  """Settings where a folder's files of edges, labels and features are named.
+def find_files(settings: Mapping[str, Any]) -> dict[str, Any]:
+  """Return settings that name a folder's files of edges, labels and features.
 
-  As they are if the path is no folder, or its files have all the same role.
-  Says in the log what was found, or, for a file, which file beside it looks
-  like its labels.
+  They are as given if the path is no folder, or all its files have the same
+  role. Logs what was found, or, for a file, which file beside it looks like its
+  labels.
   """
   settings = dict(settings)
-  place = pathlib.Path(settings['path']).expanduser()
-  if not place.is_dir():
-    _tell_labels(place, settings)
+  folder = pathlib.Path(settings['path']).expanduser()
+  if not folder.is_dir():
+    _suggest_labels(folder, settings)
     return settings
-  files = _files(place)
+  files = _files(folder)
   labels = [x for x in files if _is(x, _LABELS)]
   features = [x for x in files if _is(x, _FEATURES)]
   rest = [x for x in files if x not in labels and x not in features]
   edges = [x for x in rest if _is(x, _EDGES)]
   edges = edges or [x for x in rest if not _is(x, f'{_NEITHER}|{_NAMES}')]
-  for x in edges:
-    refuse(x)
-  is_matrix = any(x.suffix in ('.npz', '.mat') for x in edges)
-  has_many = is_matrix or len(labels) > 1
-  if len(edges) > 1 and has_many and not settings['labels']:
-    raise errors.UserError(
-      f'{place} seems to have several graphs, '
-      f'{", ".join(x.name for x in edges)[:200]}; give the file of one as '
-      'config.data.path, and its labels as config.data.labels'
-    )
+  for path in edges:
+    refuse(path)
   if not edges:
-    folders = [x.name for x in sorted(place.iterdir()) if x.is_dir()]
-    if folders:
-      raise errors.UserError(
-        f'{place} has no list of edges, but the folders '
-        f'{", ".join(folders)[:200]}; give one of them'
-      )
+    _refuse_folders(folder)
     return settings
-  if len(edges) > 1 and {*edges} == {*place.iterdir()}:
-    _LOG.info('%s: %d lists of edges are one graph', place, len(edges))
+  has_matrix = any(x.suffix in ('.npz', '.mat') for x in edges)
+  if len(edges) > 1 and (has_matrix or len(labels) > 1):
+    if not settings['labels']:
+      raise errors.UserError(
+        f'{folder} seems to have several graphs, '
+        f'{", ".join(x.name for x in edges)[:200]}; give the file of one as '
+        'config.data.path, and its labels as config.data.labels'
+      )
+  if len(edges) > 1 and {*edges} == {*folder.iterdir()}:
+    _LOG.info('%s: %d lists of edges are one graph', folder, len(edges))
     return settings
   settings['path'] = ','.join(map(str, edges))
-  for name, found in (('labels', labels), ('features', features)):
-    if len(found) > 1 and not settings[name]:
+  for name, paths in (('labels', labels), ('features', features)):
+    if len(paths) > 1 and not settings[name]:
       _LOG.info(
         '%s has several files of %s; give one by --config.data.%s: %s',
-        *(place, name, name, ', '.join(x.name for x in found)),
+        *(folder, name, name, ', '.join(x.name for x in paths)),
       )
-    elif found and not settings[name]:
-      settings[name] = str(found[0])
-  used = ((k, settings[k]) for k in ('path', 'labels', 'features'))
-  said = [f'{k} {x}' for k, x in used if x]
+    elif paths and not settings[name]:
+      settings[name] = str(paths[0])
   unused = [x.name for x in rest if x not in edges and not _is(x, _NEITHER)]
+  used = ((k, settings[k]) for k in ('path', 'labels', 'features'))
+  roles = [f'{k} {x}' for k, x in used if x]
   if unused:
-    said.append(f'not used: {", ".join(unused)[:200]}')
-  _LOG.info('of the folder %s: %s', place, ', '.join(said))
+    roles.append(f'not used: {", ".join(unused)[:200]}')
+  _LOG.info('of the folder %s: %s', folder, ', '.join(roles))
   return settings
 
 
 def _files(folder):
-  """Its files; of a folder that has others of no use and a folder, that's."""
-  every = [x for x in sorted(folder.iterdir()) if x.name[0] not in '._']
-  files = [x for x in every if x.is_file()]
-  folders = [x for x in every if x.is_dir()]
+  """Its files; of a folder with a single folder and no data, that one's."""
+  visible = [x for x in sorted(folder.iterdir()) if x.name[0] not in '._']
+  files = [x for x in visible if x.is_file()]
+  folders = [x for x in visible if x.is_dir()]
   if len(folders) == 1 and all(_is(x, _NEITHER) for x in files):
     return _files(folders[0])
   return files
 
 
-def _tell_labels(path, settings):
+def _refuse_folders(folder):
+  folders = [x.name for x in sorted(folder.iterdir()) if x.is_dir()]
+  if folders:
+    raise errors.UserError(
+      f'{folder} has no list of edges, but the folders '
+      f'{", ".join(folders)[:200]}; give one of them'
+    )
+
+
+def _suggest_labels(path, settings):
   if settings['labels'] or not path.is_file():
     return
   stem = re.split(r'[._-]', path.name)[0]
@@ -151,8 +166,8 @@ def _tell_labels(path, settings):
 
 def refuse(path: pathlib.Path) -> None:
   """Raises a `UserError` for a form that is not read, and says what to do."""
-  parts = [*path.glob('ind.*.graph')] if path.is_dir() else [path]
-  is_planetoid = any(re.match(r'ind\..+\.\w+$', x.name) for x in parts)
+  paths = [*path.glob('ind.*.graph')] if path.is_dir() else [path]
+  is_planetoid = any(re.match(r'ind\..+\.\w+$', x.name) for x in paths)
   if is_planetoid or path.suffix in ('.pkl', '.pickle', '.pt', '.pth'):
     raise errors.UserError(
       f'{path} has pickles, which can run any code when they are read; write '
@@ -250,8 +265,8 @@ def _rows(path, given, is_dense=None):
 
 
 def _text_lines(path):
-  (place,) = formats.find(path, 'file of nodes')[:1]
-  for text, *_ in formats.blocks(place):
+  (file,) = tables.find(path, 'file of nodes')[:1]
+  for text, *_ in tables.blocks(file):
     for line in bytes(text).splitlines():
       line = line.decode('utf-8-sig', 'replace').strip()
       if line and not line.startswith('#'):
