@@ -21,7 +21,7 @@ from jaxemb import errors
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.graphs import line_format, published
-from jaxemb.io import tables as formats
+from jaxemb.io import tables
 
 _LOG = logging.getLogger('jaxemb')
 
@@ -29,95 +29,108 @@ _LOG = logging.getLogger('jaxemb')
 def with_files(
   graph: graph_lib.Graph, settings: Mapping[str, Any]
 ) -> graph_lib.Graph:
-  """The graph with labels and features of files that settings name.
+  """Add labels and features from the files that settings name.
 
   Raises a `UserError` if one cannot be used.
   """
   known: dict[str, Any] = {}
-  counted, column = dict(graph.counted), settings['label_column']
-  if settings['labels'] or settings['features']:
-    number = numbers(graph)
-  path, listed = settings['labels'], None
-  if path and not path.endswith('.npy'):
-    listed = published.labels_of(path)
-    if listed is None:
-      listed, column = _labels(path, column, number), ''
-  if column:
-    raise errors.UserError(
-      f'config.data.label_column={column} is for labels in columns, and '
-      f'{path or "config.data.labels"} has none; remove it, or give a '
-      'file of such labels'
-    )
-  if path.endswith('.npy'):
-    known['labels'] = classes(_rows_of(path, graph), path, graph.num_nodes)
-  elif listed is not None:
-    labels: list[list[str]] = [[] for _ in range(graph.num_nodes)]
-    unknown = 0
-    for name, found in listed:
-      node = number(name)
-      if node is None:
-        unknown += 1
-      else:
-        labels[node] += [
-          y
-          for x in found
-          for y in (re.split('[,;]', x) if _LISTED.fullmatch(x) else [x])
-        ]
-    if not any(labels):
-      raise errors.UserError(
-        f'{path} has labels of {unknown:,} nodes, none of which the graph has; '
-        'give lines `node label ...` with the names that edges have'
-      )
-    known['labels'] = labels_lib.Labels.of(labels)
-    counted['labels_of_unknown_nodes'] = unknown
+  counted = dict(graph.counted)
+  labels, column = settings['labels'], settings['label_column']
+  if labels:
+    known['labels'] = _read_labels(graph, labels, column, counted=counted)
+  elif column:
+    raise _no_columns('config.data.labels', column)
   if path := settings['features']:
-    if path.endswith('.npy'):
-      features = _rows_of(path, graph)
-      if features.dtype.kind not in 'biuf':
-        raise errors.UserError(f'{path} has no numbers; give numbers')
-      if features.ndim != 2 or len(features) != graph.num_nodes:
-        raise errors.UserError(
-          f'{path} has the shape {features.shape}, and the graph has '
-          f'{graph.num_nodes:,} nodes; give a row for each'
-        )
-    else:
-      features, unknown = None, 0
-      rows = published.features_of(path)
-      lines = _lines(path, 2) if rows is None else enumerate(rows.items())
-      for line, (name, *cells) in lines:
-        if rows is not None:
-          (cells,) = cells
-        if features is None:
-          features = np.zeros((graph.num_nodes, len(cells)), np.float32)
-          has_row = np.zeros(graph.num_nodes, bool)
-        if len(cells) != features.shape[1]:
-          raise errors.UserError(
-            f'{path} line {line} has {len(cells)} features, and others have '
-            f'{features.shape[1]}; give as many for each node'
-          )
-        node = number(name)
-        if node is None:
-          unknown += 1
-          continue
-        try:
-          features[node], has_row[node] = cells, True
-          if not np.isfinite(features[node]).all():
-            raise ValueError('not all are finite')
-        except ValueError as error:
-          raise errors.UserError(
-            f'{path} line {line}: {errors.one_line(error)}; give numbers'
-          ) from error
-      if not has_row.any():
-        raise errors.UserError(
-          f'{path} has features of {unknown:,} nodes, none of which the graph '
-          'has; give lines `node number ...` with the names that edges have'
-        )
-      counted['features_of_unknown_nodes'] = unknown
-      counted['nodes_without_features'] = int((~has_row).sum())
-    known['features'] = features
+    known['features'] = _read_features(graph, path, counted)
   # Of files that were read now: the digest is another.
   digest = '' if known else graph.digest
   return graph._replace(**known, counted=counted, digest=digest)
+
+
+def _no_columns(path, column):
+  return errors.UserError(
+    f'config.data.label_column={column} is for labels in columns, and {path} '
+    'has none; remove it, or give a file of such labels'
+  )
+
+
+def _read_labels(graph, path, column, counted):
+  is_array, number = path.endswith('.npy'), numbers(graph)
+  labels_by_name = None if is_array else published.labels_of(path)
+  if column and (is_array or labels_by_name is not None):
+    raise _no_columns(path, column)
+  if is_array:
+    return classes(_array(path, graph), path, graph.num_nodes)
+  if labels_by_name is None:
+    rows = _lines(path, least=2, column=column.lower(), number_of=number)
+    labels_by_name = ((name, cells) for _, (name, *cells) in rows)
+  labels: list[list[str]] = [[] for _ in range(graph.num_nodes)]
+  num_unknown = 0
+  for name, cells in labels_by_name:
+    node = number(name)
+    if node is None:
+      num_unknown += 1
+      continue
+    for cell in cells:
+      is_list = _LISTED.fullmatch(cell)
+      labels[node] += re.split('[,;]', cell) if is_list else [cell]
+  if not any(labels):
+    raise errors.UserError(
+      f'{path} has labels of {num_unknown:,} nodes, none of which the graph '
+      'has; give lines `node label ...` with the names that edges have'
+    )
+  counted['labels_of_unknown_nodes'] = num_unknown
+  return labels_lib.Labels.of(labels)
+
+
+def _read_features(graph, path, counted):
+  """[nodes, d] float32; zeros of nodes without any."""
+  num_nodes, number = graph.num_nodes, numbers(graph)
+  if path.endswith('.npy'):
+    features = _array(path, graph)
+    if features.dtype.kind not in 'biuf':
+      raise errors.UserError(f'{path} has no numbers; give numbers')
+    if features.ndim != 2 or len(features) != num_nodes:
+      raise errors.UserError(
+        f'{path} has the shape {features.shape}, and the graph has '
+        f'{num_nodes:,} nodes; give a row for each'
+      )
+    return features
+  features_by_name = published.features_of(path)
+  if features_by_name is None:
+    rows = ((line, x, cells) for line, (x, *cells) in _lines(path, least=2))
+  else:
+    rows = ((i, *x) for i, x in enumerate(features_by_name.items()))
+  features, num_unknown = None, 0
+  for line, name, cells in rows:
+    if features is None:
+      features = np.zeros((num_nodes, len(cells)), np.float32)
+      has_row = np.zeros(num_nodes, bool)
+    if len(cells) != features.shape[1]:
+      raise errors.UserError(
+        f'{path} line {line} has {len(cells)} features, and others have '
+        f'{features.shape[1]}; give as many for each node'
+      )
+    node = number(name)
+    if node is None:
+      num_unknown += 1
+      continue
+    try:
+      features[node], has_row[node] = cells, True
+      if not np.isfinite(features[node]).all():
+        raise ValueError('not all are finite')
+    except ValueError as error:
+      raise errors.UserError(
+        f'{path} line {line}: {errors.one_line(error)}; give numbers'
+      ) from error
+  if not has_row.any():
+    raise errors.UserError(
+      f'{path} has features of {num_unknown:,} nodes, none of which the graph '
+      'has; give lines `node number ...` with the names that edges have'
+    )
+  counted['features_of_unknown_nodes'] = num_unknown
+  counted['nodes_without_features'] = int((~has_row).sum())
+  return features
 
 
 # What columns are called in headers: of nodes, and of their labels.
@@ -127,7 +140,7 @@ _LABELS |= {'target', 'ml_target', 'page_type', 'mature'}  # Rozemberczki's
 _LISTED = re.compile(r'\d+([,;]\d+)+')  # several labels, in one cell
 
 
-def _rows_of(path, graph):
+def _array(path, graph):
   """The array of an .npy file."""
   if graph.names is not None:
     first = ', '.join(graph.names[:3])
@@ -142,7 +155,7 @@ def _rows_of(path, graph):
 
 
 def numbers(graph: graph_lib.Graph) -> Callable[[str], int | None]:
-  """A function from the name of a node to its number."""
+  """Return a function from the name of a node to its number or None."""
   if graph.names is None:
 
     def number(name):
@@ -160,33 +173,25 @@ def _rank(column):
   return 2 if column.endswith('id') else 3
 
 
-def _labels(path, column, number):
-  """Names and labels of nodes."""
-  for _, (name, *found) in _lines(
-    path, least=2, column=column.lower(), number_of=number
-  ):
-    yield name, found
-
-
 def _lines(
   path: str,
   least: int,
   column: str = '',
   number_of: Callable[[str], int | None] | None = None,
 ) -> Iterator[tuple[int, list[str]]]:
-  """Numbers and cells of lines, but for a header and comments.
+  """Yield numbers and cells of lines, but for a header and comments.
 
   With `number_of` nodes these are labels: of columns below a header, the node
   and the `column`, or the one that is called as labels usually are.
   """
-  place, *more = formats.find(path, 'file with a line for each node')
+  file, *more = tables.find(path, 'file with a line for each node')
   if more:
     raise errors.UserError(
       f'{path} has {1 + len(more)} files; give one, with a line for each node'
     )
-  delimiter = line_format.delimiter(place, line_format.head(place, 1, 'a node'))
+  delimiter = line_format.delimiter(file, line_format.head(file, 1, 'a node'))
   number, chosen, is_first = 0, None, True
-  for text, *_ in formats.blocks(place):
+  for text, *_ in tables.blocks(file):
     for line in bytes(text).splitlines():
       number += 1
       line = line.decode('utf-8-sig', 'replace')
@@ -238,35 +243,38 @@ def _header(path, cells, column, number_of, is_spaces):
   return *others[:1], *places
 
 
+_SPLIT_KEYS = {
+  'train': ('train_mask', 'train_masks', 'idx_train'),
+  'valid': ('val_mask', 'val_masks', 'idx_val'),
+  'test': ('test_mask', 'test_masks', 'idx_test'),
+}
+
+
 def splits_of(
-  found: Mapping[str, np.ndarray], num_nodes: int
+  arrays: Mapping[str, np.ndarray], num_nodes: int
 ) -> dict[str, Any]:
-  """The `splits` that arrays have as masks or numbers, of many the first.
+  """Find the `splits` that arrays have as masks or numbers, of many the first.
 
   Several masks are rows or, as those of PyTorch Geometric, columns. Raises a
   `ValueError` for masks of another number of nodes.
   """
   splits = {}
-  for name, keys_ in (
-    ('train', ('train_mask', 'train_masks', 'idx_train')),
-    ('valid', ('val_mask', 'val_masks', 'idx_val')),
-    ('test', ('test_mask', 'test_masks', 'idx_test')),
-  ):
-    for key in keys_:
-      if key in found:
-        given = np.atleast_1d(np.squeeze(found[key]))
-        is_mask = given.dtype == bool or 'mask' in key
-        if given.ndim == 2:
-          is_turned = is_mask and num_nodes == len(given) != given.shape[1]
-          given = given[:, 0] if is_turned else given[0]
-        if is_mask and given.shape != (num_nodes,):
-          raise ValueError(
-            f'{key} is of {len(given):,} nodes, and there are {num_nodes:,}'
-          )
-        splits[name] = np.flatnonzero(given) if is_mask else given
-  if not splits:
-    return {}
-  return {'splits': {k: x.astype(np.int64) for k, x in splits.items()}}
+  for name, keys in _SPLIT_KEYS.items():
+    for key in keys:
+      if key not in arrays:
+        continue
+      nodes = np.atleast_1d(np.squeeze(arrays[key]))
+      is_mask = nodes.dtype == bool or 'mask' in key
+      if nodes.ndim == 2:
+        is_turned = is_mask and num_nodes == len(nodes) != nodes.shape[1]
+        nodes = nodes[:, 0] if is_turned else nodes[0]
+      if is_mask and nodes.shape != (num_nodes,):
+        raise ValueError(
+          f'{key} is of {len(nodes):,} nodes, and there are {num_nodes:,}'
+        )
+      nodes = np.flatnonzero(nodes) if is_mask else nodes
+      splits[name] = nodes.astype(np.int64)
+  return {'splits': splits} if splits else {}
 
 
 def classes(
