@@ -136,8 +136,7 @@ def _of_nodes(
   import pyarrow as pa
   from pyarrow import csv, parquet
 
-  from jaxemb.graphs import files
-  from jaxemb.graphs import node_results as nodes
+  from jaxemb.graphs import files, inference
   from jaxemb.io import tables as formats
 
   if {*keep} - {'vector'}:
@@ -147,7 +146,7 @@ def _of_nodes(
     with contextlib.suppress(errors.UserError):  # no file: told when it is read
       given = formats.find(getattr(flags, flag))
     _refuse_given(output, flag, given)
-  model = nodes.load(flags.model)
+  model = inference.load(flags.model)
   settings = {
     'path': flags.data, 'labels': '', 'label_column': '',
     'directed': model.settings['directed'],
@@ -159,7 +158,7 @@ def _of_nodes(
     columns = {'node': pa.array(list(graph.keys()))}
     if model.classes:
       classes, chances = zip(
-        *nodes.likeliest(found.outputs, model.classes, model.spec.has_many),
+        *inference.likeliest(found.outputs, model.classes, model.spec.has_many),
         strict=True,
       )
       if not model.spec.has_many:

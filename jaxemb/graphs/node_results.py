@@ -1,8 +1,6 @@
 """What becomes of a run on nodes of a graph: evaluations, and results.
 
-At every evaluation the layers are applied to all nodes with all their neighbors
-(Hamilton et al. 2017, algorithm 1), not samples: layer after layer on the whole
-graph. The best model by the validation nodes is kept in the folder `best`.
+The best model by the validation nodes is kept in the folder `best`.
 
     export/vectors.npy ..   vectors of nodes, in the forms of `storage.export`
     export/classes.tsv      a line for each node: its likeliest class
@@ -11,287 +9,36 @@ graph. The best model by the validation nodes is kept in the folder `best`.
 
 With the last two a network that learns from features is applied to nodes that
 it has not seen, in the same graph or another one.
-
-Rows in a store, and what the layers make of them, need not fit in memory: rows
-are read a block of nodes at a time, and layers are in files of the workdir that
-are mapped into memory.
 """
 
 import csv
-import dataclasses
 import functools
 import io
-import json
-import math
-import mmap
 import pathlib
-import shutil
 import time
 import types
-import zipfile
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-import jax
 import numpy as np
 
 from jaxemb import errors
 from jaxemb.clicks import results as click_results
-from jaxemb.graphs import graph as graph_lib
-from jaxemb.graphs import graphsage, neighbors, trees
+from jaxemb.graphs import inference, node_classification
 from jaxemb.graphs import labels as labels_lib
-from jaxemb.graphs import node_classification as evaluation_lib
 from jaxemb.graphs import nodes as nodes_lib
 from jaxemb.report import report
 from jaxemb.run import build, metrics, results
-from jaxemb.runtime import distributed, resources
+from jaxemb.runtime import distributed
 from jaxemb.storage import atomic, export
 
-_ROWS = 1 << 15  # of a product
+_ROWS = 1 << 15  # of classes.tsv, at once
 _PAIRS = 1 << 22  # of a node and a class, scored at once
-_SETTINGS = 'directed', 'normalize'  # under `config.data`
-_NETWORK, _RECORD = 'network.npz', 'network.json'
-_VECTORS, _OUTPUTS = 'vectors.npy', 'outputs.npy'  # of the best model
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _messages(spec, i, params, arrays):
-  return graphsage.layers_of(spec, params)[i].messages(arrays)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _outputs(spec, i, params, arrays, aggregated):
-  found = graphsage.layers_of(spec, params)[i].outputs(arrays, aggregated)
-  is_last = i == len(spec.sizes) - 1
-  return found if is_last else jax.nn.relu(found)
-
-
-def _by_rows(function, num, folder):
-  """[num, d] float32, of a function of some rows (a slice) at once.
-
-  It is in memory, or in an unnamed file of a folder.
-  """
-  whole = None
-  for start in range(0, num, _ROWS):
-    here = slice(start, min(start + _ROWS, num))
-    found = np.asarray(function(here))
-    if whole is None:
-      whole = _empty((num, found.shape[1]), folder)
-    whole[here] = found
-  return whole
-
-
-def _empty(shape, folder):
-  if folder is None:
-    return np.empty(shape, np.float32)
-  size = 4 * math.prod(shape)
-  with atomic.unnamed(folder, size, 'vectors of nodes') as file:
-    mapped = mmap.mmap(file.fileno(), size)
-  return np.frombuffer(mapped, np.float32).reshape(shape)
-
-
-class Inferred(NamedTuple):
-  """A trained network, and what it makes of all nodes."""
-
-  params: Any  # dense parameters, a pytree of dicts
-  tables: dict[str, Any]  # [nodes, dim] float32, maybe on demand; or {}
-  vectors: np.ndarray  # [nodes, d] float32, inputs of the layer of classes
-  outputs: np.ndarray  # [nodes, classes] float32, log odds; or the vectors
-
-  def save(self, folder: pathlib.Path) -> None:
-    """Replaces the folder; a `UserError` if the file system refuses."""
-    with atomic.folder(folder) as new:
-      _save_network(new / _NETWORK, self)
-      for name, array in ((_VECTORS, self.vectors), (_OUTPUTS, self.outputs)):
-        with (new / name).open('wb') as file:
-          export.put_array(file, array)
-
-
-def _save_network(file, trained):
-  """Writes tables by name, and parameters by path: layer_0/own/bias.
-
-  As `np.savez`, of rows that need not be in memory all at once.
-  """
-  found = dict(trained.tables)
-  for path, leaf in jax.tree_util.tree_leaves_with_path(trained.params):
-    found['/'.join(str(x.key) for x in path)] = np.asarray(leaf)
-  with zipfile.ZipFile(file, 'w') as archive:
-    for name, array in found.items():
-      with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
-        export.put_array(member, array)
-
-
-def infer(
-  model: graphsage.GraphSage,
-  params: Any,
-  tables: Mapping[str, Any],
-  offsets: np.ndarray,
-  others: np.ndarray,
-  folder: pathlib.Path | None = None,
-) -> Inferred:
-  """Applies a network to a graph [nodes + 1], [edges], with all neighbors.
-
-  Tables [nodes, dim] may be read on demand. What it finds is in memory, or in
-  unnamed files of a folder; a `UserError` if they have no room there.
-  """
-  spec, num = model.spec, len(offsets) - 1
-  arrays = {}
-  if spec.num_features:
-    arrays['features'] = np.asarray(model.features)
-  if spec.dim:
-    arrays['rows'] = tables[graphsage.NODES]
-  vectors = None
-  for i in range(len(spec.sizes)):
-    if 'rows' in arrays:
-      vectors = arrays['rows']
-    function = functools.partial(_messages_of, spec, i, params, arrays)
-    messages = _by_rows(function, num, folder)
-    function = functools.partial(
-      _outputs_of, spec, i, params, arrays, offsets, others, messages
-    )
-    arrays = {'rows': _by_rows(function, num, folder)}
-  outputs = arrays['rows']
-  if spec.from_walks or len(spec.sizes) == 1:
-    vectors = outputs
-  return Inferred(
-    params=params, tables=dict(tables), vectors=vectors, outputs=outputs
-  )
-
-
-def _some(arrays, here):
-  return {name: np.asarray(x[here]) for name, x in arrays.items()}
-
-
-def _messages_of(spec, i, params, arrays, here):
-  """What some nodes pass on in layer i."""
-  return _messages(spec, i, params, arrays=_some(arrays, here))
-
-
-def _outputs_of(spec, i, params, arrays, offsets, others, messages, here):
-  """What layer i makes of some nodes."""
-  found = neighbors.aggregated(
-    offsets[here.start : here.stop + 1],
-    neighbors=others,
-    values=messages,
-    is_max=spec.aggregator == 'max',
-    num_threads=resources.usable_cores(),
-  )
-  return _outputs(spec, i, params, arrays=_some(arrays, here), aggregated=found)
-
-
-class NodeModel(NamedTuple):
-  """A trained network, for nodes of any graph that have such features."""
-
-  spec: graphsage.SageSpec
-  params: Any
-  classes: Sequence[str]  # their names; of walks none
-  settings: Mapping[str, Any]  # of `config.data`, that reading a graph needs
-
-  def infer(self, graph: graph_lib.Graph) -> Inferred:
-    """What it makes of all nodes of a graph, with all their neighbors.
-
-    Raises a `UserError` if they lack what the network learned from.
-    """
-    spec, features = self.spec, graph.features
-    if spec.dim:
-      raise errors.UserError(
-        'the model learned a row for each node of its graph, and others have '
-        'none; train with --config.model.inputs=features'
-      )
-    if features is None or features.shape[1] != spec.num_features:
-      given = 'no' if features is None else f'{features.shape[1]:,}'
-      raise errors.UserError(
-        f'the graph has {given} features of a node, and the model learned from '
-        f'{spec.num_features:,}; give --features, or another graph'
-      )
-    nodes_lib.check_features(features)
-    features = np.asarray(features, np.float32)
-    if self.settings['normalize']:
-      features = nodes_lib.normalized(features)
-    model = graphsage.GraphSage(spec, (), features)
-    return infer(model, self.params, {}, graph.offsets, graph.neighbors)
-
-
-def load(path: pathlib.Path | str) -> NodeModel | None:
-  """The network of a run, or of its export; None if there is none.
-
-  Raises a `UserError` if it is damaged.
-  """
-  folders = pathlib.Path(path), pathlib.Path(path, 'export')
-  folder = next((x for x in folders if (x / _RECORD).is_file()), None)
-  if folder is None:
-    return None
-  try:
-    record = json.loads((folder / _RECORD).read_text())
-    fields, params = record['network'], {}
-    tree = trees.Tree(tuple(fields.pop('tree')))
-    fields['sizes'] = tuple(fields['sizes'])
-    spec = graphsage.SageSpec(tree=tree, **fields)
-    with np.load(folder / _NETWORK) as arrays:
-      for name in arrays.files:
-        *parts, last = name.split('/')
-        if parts:  # tables have one
-          place = params
-          for part in parts:
-            place = place.setdefault(part, {})
-          place[last] = arrays[name]
-    return NodeModel(
-      spec=spec,
-      params=params,
-      classes=record['classes'],
-      settings=record['settings'],
-    )
-  except (
-    *(OSError, EOFError, ValueError, KeyError, TypeError),
-    *(AttributeError, zipfile.BadZipFile),
-  ) as error:
-    raise errors.UserError(
-      f'{folder} has no usable network: {errors.one_line(error)}; export again'
-    ) from error
-
-
-def _save(folder, trained, best, parts):
-  """Writes what `load` reads, of what was trained or of the best model."""
-  spec, source = parts.trainable.model.spec, parts.source
-  fields = dataclasses.asdict(spec) | {'tree': spec.tree.fanouts}
-  del fields['row_ops']
-  record = {
-    'network': fields,
-    'classes': [] if spec.from_walks else source.labels.class_names,
-    'settings': {k: source.spec.settings[k] for k in _SETTINGS},
-  }
-  with atomic.write(folder / _NETWORK) as file:
-    if trained is not None:
-      _save_network(file, trained)
-    else:
-      with (best / _NETWORK).open('rb') as kept:
-        shutil.copyfileobj(kept, file)
-  with atomic.write(folder / _RECORD) as file:
-    file.write(json.dumps(record, indent=1).encode())
-
-
-def likeliest(
-  outputs: np.ndarray, classes: Sequence[str], has_many: bool
-) -> list[tuple[str, str]]:
-  """For log odds [n, classes] of nodes the likeliest class and its chance.
-
-  Where nodes have several, those with a chance above one half, with commas.
-  """
-  outputs = outputs.astype(np.float64)
-  if has_many:
-    chances = 1 / (1 + np.exp(-outputs))
-  else:
-    chances = np.exp(outputs - outputs.max(1, keepdims=True))
-    chances /= chances.sum(1, keepdims=True)
-  rows = []
-  for row in chances:
-    found = np.flatnonzero(row > 0.5) if has_many else [row.argmax()]
-    shares = ','.join(f'{row[x]:.4f}' for x in found)
-    rows.append((','.join(classes[x] for x in found), shares))
-  return rows
-
-
-def taken(parts: build.Parts, state: Any, workdir: pathlib.Path) -> Inferred:
+def taken(
+  parts: build.Parts, state: Any, workdir: pathlib.Path
+) -> inference.Inferred:
   """The trained model, on the host of every process; all take part.
 
   Rows in a store are read on demand, until the state changes.
@@ -302,7 +49,7 @@ def taken(parts: build.Parts, state: Any, workdir: pathlib.Path) -> Inferred:
   if strategy.store:
     export_rows = functools.partial(strategy.store.rows_on_demand, state)
   tables = {name: export_rows(name).rows for name in model.specs()}
-  return infer(
+  return inference.infer(
     model,
     params,
     tables,
@@ -312,15 +59,15 @@ def taken(parts: build.Parts, state: Any, workdir: pathlib.Path) -> Inferred:
   )
 
 
-def evaluate(
+def score_classes(
   labels: labels_lib.Labels, outputs: np.ndarray, nodes: np.ndarray
 ) -> dict[str, Any]:
-  """Of outputs [all nodes, classes] at some nodes [n].
+  """Score outputs [all nodes, classes] at some nodes [n].
 
   `score` is the accuracy; or, where nodes have several classes, the micro F1 of
   those with a chance above one half.
   """
-  found = {'kind': 'classes', 'found': len(nodes), 'total': len(nodes)}
+  scores = {'kind': 'classes', 'found': len(nodes), 'total': len(nodes)}
   size = max(1, _PAIRS // outputs.shape[1])
   parts = [nodes[i : i + size] for i in range(0, len(nodes), size)]
   if labels.has_many:
@@ -328,13 +75,13 @@ def evaluate(
     loss, hits, sizes = map(sum, zip(*counted, strict=True))
     micro = 2 * hits.sum() / max(1, sizes.sum())
     macro = np.mean(2 * hits / np.maximum(1, sizes))
-    found |= {'micro_f1': float(micro), 'macro_f1': float(macro)}
+    scores |= {'micro_f1': float(micro), 'macro_f1': float(macro)}
     loss /= len(nodes) * outputs.shape[1]
-    return {'score': float(micro), 'log_loss': float(loss)} | found
+    return {'score': float(micro), 'log_loss': float(loss)} | scores
   counted = [_counts_of_one(labels, outputs, x) for x in parts]
   loss, hits = (sum(x) / len(nodes) for x in zip(*counted, strict=True))
-  found |= {'accuracy': float(hits), 'log_loss': float(loss)}
-  return {'score': float(hits)} | found
+  scores |= {'accuracy': float(hits), 'log_loss': float(loss)}
+  return {'score': float(hits)} | scores
 
 
 def _counts_of_many(labels, outputs, nodes):
@@ -350,34 +97,56 @@ def _counts_of_one(labels, outputs, nodes):
   """Of some nodes the summed loss and the number of hits."""
   scores = outputs[nodes].astype(np.float64)
   truth = labels.classes[nodes]
-  own = scores[np.arange(len(nodes)), truth]
-  losses = np.logaddexp.reduce(scores, 1) - own
+  losses = np.logaddexp.reduce(scores, 1)
+  losses -= scores[np.arange(len(nodes)), truth]
   return losses.sum(), np.sum(scores.argmax(1) == truth)
 
 
-def describe(found: Mapping[str, Any]) -> str:
-  """An evaluation in a few words."""
-  loss = f'log loss {found["log_loss"]:.4f} of {found["total"]:,} nodes'
-  if 'accuracy' in found:
-    return f'accuracy {found["accuracy"]:.4f}, {loss}'
-  scores = f'micro F1 {found["micro_f1"]:.4f}, macro F1 {found["macro_f1"]:.4f}'
-  return f'{scores}, {loss}'
+def evaluate(
+  source: nodes_lib.NodeSource, vectors: np.ndarray, outputs: np.ndarray
+) -> dict[str, dict[str, Any]]:
+  """Score classes of nodes held out, or vectors learned from walks, by name."""
+  labels = source.labels
+  if source.from_walks:
+    if not len(labels.nodes):
+      return {}
+    # All of them, as nothing has learned from any.
+    matrix = labels.matrix(np.arange(len(vectors)))
+    return node_classification.evaluate(vectors, matrix)
+  held_out = {'validation': source.valid, 'test': source.test}
+  return {
+    name: score_classes(labels, outputs, nodes)
+    for name, nodes in held_out.items()
+    if nodes is not None
+  }
+
+
+def describe(scores: Mapping[str, Any]) -> str:
+  """Return an evaluation in a few words."""
+  if 'log_loss' not in scores:  # of vectors
+    return f'{scores["score"]:.4f}'
+  loss = f'log loss {scores["log_loss"]:.4f} of {scores["total"]:,} nodes'
+  if 'accuracy' in scores:
+    return f'accuracy {scores["accuracy"]:.4f}, {loss}'
+  return (
+    f'micro F1 {scores["micro_f1"]:.4f}, macro F1 {scores["macro_f1"]:.4f}, '
+    f'{loss}'
+  )
 
 
 def _validation(model, parts):
   source = parts.source
-  return evaluate(source.labels, model.outputs, source.valid)
+  return score_classes(source.labels, model.outputs, source.valid)
 
 
 def Evaluation(  # noqa: N802, as the class that it makes
   workdir: pathlib.Path, parts: build.Parts
 ) -> click_results.Evaluation:
   """Evaluates the model while it is trained; a `loop.Hook`."""
-  take = functools.partial(taken, workdir=workdir)
   return click_results.Evaluation(
     workdir=workdir,
     parts=parts,
-    take=take,
+    take=functools.partial(taken, workdir=workdir),
     validate=_validation,
     describe=describe,
   )
@@ -388,12 +157,12 @@ def check(config: Any, source: nodes_lib.NodeSource) -> None:
   lowers = config.optimizer.plateau_factor != 1
   if source.valid is None and (config.train.patience or lowers):
     key = 'optimizer.plateau_factor' if lowers else 'train.patience'
-    own = source.graph.splits and not source.from_walks
+    has_splits = source.graph.splits and not source.from_walks
     raise errors.UserError(
       f'config.{key} needs labelled nodes for validation'
       + (
         ', and the splits of the graph have none; remove it'
-        if own
+        if has_splits
         else '; set --config.data.valid=0.1, with config.data.targets=classes'
       )
     )
@@ -412,74 +181,71 @@ def write(
   hook: click_results.Evaluation,
   more: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
-  """Evaluates the best model, exports it, and writes the report.
+  """Evaluate the best model, export it, and write the report.
 
   All processes take part; the first one writes. `more` extends the values of
   the report.
   """
-  start, source, best = time.time(), parts.source, hook.best()
-  place = workdir / click_results.BEST
-  trained = None
-  if best is None or not (place / _OUTPUTS).exists():
+  start, best = time.time(), hook.best()
+  trained: Any = workdir / click_results.BEST
+  if best is None or not (trained / inference.OUTPUTS).exists():
     trained = taken(parts, state, workdir)
   if not distributed.is_first():
     return
-  if trained is None:
-    files = place / _OUTPUTS, place / _VECTORS
-    outputs, vectors = (np.load(x, mmap_mode='r') for x in files)
-  else:
+  if isinstance(trained, inference.Inferred):
     outputs, vectors = trained.outputs, trained.vectors
-  evaluation = {}
-  for name, nodes in (('validation', source.valid), ('test', source.test)):
-    if nodes is not None:
-      found = evaluate(source.labels, outputs, nodes)
-      evaluation[name] = found
-      metrics.LOG.info('%s: %s', name, describe(found))
-  labels = source.labels
-  if source.from_walks and len(labels.nodes):
-    # All of them, as nothing has learned from any.
-    classes = labels.matrix(np.arange(len(vectors)))
-    evaluation = evaluation_lib.evaluate(vectors, classes)
-    for name, found in evaluation.items():
-      metrics.LOG.info('%s: %.4f', name, found['score'])
-  order = np.argsort(-source.counts, kind='stable')
-  keys = [source.keys[i] for i in order]
-  rows = export.Encoded(
-    export.OnDemand(
-      lambda rows: vectors[order[rows]], vectors.shape, vectors.dtype
-    )
-  )
-  made = results.Export(keys, source.counts[order], rows)
-  dropped = results.write_export(workdir / 'export', made)
-  _save(workdir / 'export', trained, best=place, parts=parts)
+  else:
+    files = trained / inference.OUTPUTS, trained / inference.VECTORS
+    outputs, vectors = (np.load(x, mmap_mode='r') for x in files)
+  source, folder = parts.source, workdir / 'export'
+  evaluation = evaluate(source, vectors, outputs)
+  for name, scores in evaluation.items():
+    metrics.LOG.info('%s: %s', name, describe(scores))
+  exported = _export(source, vectors)
+  dropped = results.write_export(folder, exported)
+  inference.save(folder, trained, parts.trainable.model.spec, source=source)
   if not source.from_walks:
-    _write_classes(workdir / 'export' / 'classes.tsv', source, outputs)
-  metrics.LOG.info('vectors of nodes in %s', workdir / 'export')
+    _write_classes(folder / 'classes.tsv', source, outputs)
+  metrics.LOG.info('vectors of nodes in %s', folder)
   totals.total_secs += time.time() - start
-  found = {
-    'evaluation': evaluation,
-    'evaluations': hook.records,
-    'best': best,
-    'examples_counted': 'nodes to learn from, times epochs',
-  }
-  values, records = results.reported(workdir, parts, totals, found=found | more)
+  values, records = results.reported(
+    workdir,
+    parts,
+    totals,
+    found={
+      'evaluation': evaluation,
+      'evaluations': hook.records,
+      'best': best,
+      'examples_counted': 'nodes to learn from, times epochs',
+    }
+    | more,
+  )
   values['dropped'] |= dropped
-  shown = made.embeddings(report.MAX_SEARCHED)
+  labels = source.labels
+  keys = [source.keys[i] for i in labels.nodes]
   report.write(
     workdir,
     report=values,
     metrics=records,
-    vectors=shown,
+    vectors=exported.embeddings(report.MAX_SEARCHED),
     found=(),
-    labels=labels.keys_by_class(
-      [source.keys[i] for i in labels.nodes], labels.nodes
-    ),
+    labels=labels.keys_by_class(keys, labels.nodes),
   )
   rate = totals.done / max(totals.train_secs, 1e-9)
   metrics.LOG.info(
     f'{rate:,.0f} nodes/s in training, {totals.total_secs:.1f} s in all; '
     f'report in {workdir / "report.html"}'
   )
+
+
+def _export(source, vectors):
+  """Vectors of nodes, those of most neighbors first."""
+  order = np.argsort(-source.counts, kind='stable')
+  rows = export.OnDemand(
+    lambda rows: vectors[order[rows]], vectors.shape, vectors.dtype
+  )
+  keys = [source.keys[i] for i in order]
+  return results.Export(keys, source.counts[order], export.Encoded(rows))
 
 
 def _write_classes(path, source, outputs):
@@ -494,9 +260,9 @@ def _write_classes(path, source, outputs):
     for i in range(len(outputs)):
       if not i % _ROWS:
         some = outputs[i : i + _ROWS]
-        found = likeliest(some, names, labels.has_many)
+        likeliest = inference.likeliest(some, names, labels.has_many)
         truth = labels.matrix(np.arange(i, i + len(some)))
-      row, known = found[i % _ROWS], truth[i % _ROWS].indices
+      row, known = likeliest[i % _ROWS], truth[i % _ROWS].indices
       known = ','.join(names[x] for x in known)
       writer.writerow([source.keys[i], *row, known, held.get(i, '')])
     text.detach()

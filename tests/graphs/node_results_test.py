@@ -14,7 +14,7 @@ import jaxemb
 from jaxemb import errors
 from jaxemb.cli import predict
 from jaxemb.cli import train as main
-from jaxemb.graphs import graphsage, neighbors, toygraph, trees
+from jaxemb.graphs import graphsage, inference, neighbors, toygraph, trees
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.graphs import node_results as nodes
 from jaxemb.models import base
@@ -165,7 +165,7 @@ def test_all_neighbors_are_used_of_all_nodes(aggregator):
   model = graphsage.make(spec, corpus)
   params = model.init(jax.random.key(0))
   args = model, params, {graphsage.NODES: rows}, offsets, others
-  found = nodes.infer(*args)
+  found = inference.infer(*args)
   every = np.arange(num, dtype=np.int32)
   args = offsets, others, every, every.astype(int), np.uint64(1), spec.tree
   ids = neighbors.sample(*args)
@@ -191,7 +191,7 @@ def test_rows_of_a_store_are_read_in_blocks(tmp_path):
   )
   model = graphsage.GraphSage(spec, (), None)
   args = model, model.init(jax.random.key(0))
-  whole = nodes.infer(*args, {graphsage.NODES: rows}, offsets, others)
+  whole = inference.infer(*args, {graphsage.NODES: rows}, offsets, others)
   read = []
 
   def some(ids):
@@ -200,7 +200,7 @@ def test_rows_of_a_store_are_read_in_blocks(tmp_path):
 
   table = export.OnDemand(some, rows.shape, rows.dtype)
   tracemalloc.start()
-  found = nodes.infer(
+  found = inference.infer(
     *args, {graphsage.NODES: table}, offsets, others, tmp_path
   )
   found.save(tmp_path / 'best')
@@ -222,7 +222,7 @@ def test_scores_are_those_of_loops():
   rng = np.random.default_rng(1)
   outputs = rng.normal(size=(50, 4)).astype(np.float32)
   single, some = rng.integers(0, 4, 50), np.arange(10, 40)
-  found = nodes.evaluate(labels_lib.Labels(single), outputs, some)
+  found = nodes.score_classes(labels_lib.Labels(single), outputs, some)
   chances = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
   right = [outputs[i].argmax() == single[i] for i in some]
   losses = [-np.log(chances[i, single[i]]) for i in some]
@@ -231,7 +231,7 @@ def test_scores_are_those_of_loops():
   is_class = rng.random((50, 4)) < 0.4
   offsets = np.concatenate([[0], np.cumsum(is_class.sum(1))])
   labels = labels_lib.Labels(np.nonzero(is_class)[1], offsets)
-  found = nodes.evaluate(labels, outputs, some)
+  found = nodes.score_classes(labels, outputs, some)
   hits = [
     [outputs[i, c] > 0 and is_class[i, c] for i in some] for c in range(4)
   ]

@@ -10,7 +10,7 @@ import pytest
 
 from jaxemb import errors
 from jaxemb.data import windows
-from jaxemb.graphs import node_results as nodes
+from jaxemb.graphs import inference
 from jaxemb.runtime import hlo
 from tests import dispatches, marking
 
@@ -275,4 +275,4 @@ def test_a_full_disk_is_one_line(monkeypatch, tmp_path):
     _trainer({}, True, **more).strategy.init(jax.random.key(0))
   # What layers of a GraphSAGE make, which would end the process while written.
   with pytest.raises(errors.UserError, match='GB for vectors of nodes'):
-    nodes._empty((9, 2), tmp_path)
+    inference._empty((9, 2), tmp_path)

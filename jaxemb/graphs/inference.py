@@ -1,0 +1,274 @@
+"""Applies a trained network to all nodes of a graph, with all their neighbors.
+
+Not to samples: layer after layer on the whole graph (Hamilton et al. 2017,
+algorithm 1). Rows in a store, and what the layers make of them, need not fit in
+memory: rows are read a block of nodes at a time, and layers are in files of the
+workdir that are mapped into memory.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import mmap
+import pathlib
+import shutil
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import graphsage, neighbors, trees
+from jaxemb.graphs import nodes as nodes_lib
+from jaxemb.runtime import resources
+from jaxemb.storage import atomic, export
+
+NETWORK, VECTORS, OUTPUTS = 'network.npz', 'vectors.npy', 'outputs.npy'
+_RECORD = 'network.json'
+_ROWS = 1 << 15  # of a product
+_SETTINGS = 'directed', 'normalize'  # under `config.data`
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _messages(spec, i, params, arrays):
+  return graphsage.layers_of(spec, params)[i].messages(arrays)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _outputs(spec, i, params, arrays, aggregated):
+  found = graphsage.layers_of(spec, params)[i].outputs(arrays, aggregated)
+  is_last = i == len(spec.sizes) - 1
+  return found if is_last else jax.nn.relu(found)
+
+
+def _by_rows(function, num, folder):
+  """[num, d] float32, of a function of some rows (a slice) at once.
+
+  It is in memory, or in an unnamed file of a folder.
+  """
+  whole = None
+  for start in range(0, num, _ROWS):
+    here = slice(start, min(start + _ROWS, num))
+    found = np.asarray(function(here))
+    if whole is None:
+      whole = _empty((num, found.shape[1]), folder)
+    whole[here] = found
+  return whole
+
+
+def _empty(shape, folder):
+  if folder is None:
+    return np.empty(shape, np.float32)
+  size = 4 * math.prod(shape)
+  with atomic.unnamed(folder, size, 'vectors of nodes') as file:
+    mapped = mmap.mmap(file.fileno(), size)
+  return np.frombuffer(mapped, np.float32).reshape(shape)
+
+
+class Inferred(NamedTuple):
+  """A trained network, and what it makes of all nodes."""
+
+  params: Any  # dense parameters, a pytree of dicts
+  tables: dict[str, Any]  # [nodes, dim] float32, maybe on demand; or {}
+  vectors: np.ndarray  # [nodes, d] float32, inputs of the layer of classes
+  outputs: np.ndarray  # [nodes, classes] float32, log odds; or the vectors
+
+  def save(self, folder: pathlib.Path) -> None:
+    """Replaces the folder; a `UserError` if the file system refuses."""
+    with atomic.folder(folder) as new:
+      _save_network(new / NETWORK, self)
+      for name, array in ((VECTORS, self.vectors), (OUTPUTS, self.outputs)):
+        with (new / name).open('wb') as file:
+          export.put_array(file, array)
+
+
+def _save_network(file, trained):
+  """Writes tables by name, and parameters by path: layer_0/own/bias.
+
+  As `np.savez`, of rows that need not be in memory all at once.
+  """
+  found = dict(trained.tables)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(trained.params):
+    found['/'.join(str(x.key) for x in path)] = np.asarray(leaf)
+  with zipfile.ZipFile(file, 'w') as archive:
+    for name, array in found.items():
+      with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
+        export.put_array(member, array)
+
+
+def infer(
+  model: graphsage.GraphSage,
+  params: Any,
+  tables: Mapping[str, Any],
+  offsets: np.ndarray,
+  others: np.ndarray,
+  folder: pathlib.Path | None = None,
+) -> Inferred:
+  """Applies a network to a graph [nodes + 1], [edges], with all neighbors.
+
+  Tables [nodes, dim] may be read on demand. What it finds is in memory, or in
+  unnamed files of a folder; a `UserError` if they have no room there.
+  """
+  spec, num = model.spec, len(offsets) - 1
+  arrays = {}
+  if spec.num_features:
+    arrays['features'] = np.asarray(model.features)
+  if spec.dim:
+    arrays['rows'] = tables[graphsage.NODES]
+  vectors = None
+  for i in range(len(spec.sizes)):
+    if 'rows' in arrays:
+      vectors = arrays['rows']
+    function = functools.partial(_messages_of, spec, i, params, arrays)
+    messages = _by_rows(function, num, folder)
+    function = functools.partial(
+      _outputs_of, spec, i, params, arrays, offsets, others, messages
+    )
+    arrays = {'rows': _by_rows(function, num, folder)}
+  outputs = arrays['rows']
+  if spec.from_walks or len(spec.sizes) == 1:
+    vectors = outputs
+  return Inferred(
+    params=params, tables=dict(tables), vectors=vectors, outputs=outputs
+  )
+
+
+def _some(arrays, here):
+  return {name: np.asarray(x[here]) for name, x in arrays.items()}
+
+
+def _messages_of(spec, i, params, arrays, here):
+  """What some nodes pass on in layer i."""
+  return _messages(spec, i, params, arrays=_some(arrays, here))
+
+
+def _outputs_of(spec, i, params, arrays, offsets, others, messages, here):
+  """What layer i makes of some nodes."""
+  found = neighbors.aggregated(
+    offsets[here.start : here.stop + 1],
+    neighbors=others,
+    values=messages,
+    is_max=spec.aggregator == 'max',
+    num_threads=resources.usable_cores(),
+  )
+  return _outputs(spec, i, params, arrays=_some(arrays, here), aggregated=found)
+
+
+class NodeModel(NamedTuple):
+  """A trained network, for nodes of any graph that have such features."""
+
+  spec: graphsage.SageSpec
+  params: Any
+  classes: Sequence[str]  # their names; of walks none
+  settings: Mapping[str, Any]  # of `config.data`, that reading a graph needs
+
+  def infer(self, graph: graph_lib.Graph) -> Inferred:
+    """What it makes of all nodes of a graph, with all their neighbors.
+
+    Raises a `UserError` if they lack what the network learned from.
+    """
+    spec, features = self.spec, graph.features
+    if spec.dim:
+      raise errors.UserError(
+        'the model learned a row for each node of its graph, and others have '
+        'none; train with --config.model.inputs=features'
+      )
+    if features is None or features.shape[1] != spec.num_features:
+      given = 'no' if features is None else f'{features.shape[1]:,}'
+      raise errors.UserError(
+        f'the graph has {given} features of a node, and the model learned from '
+        f'{spec.num_features:,}; give --features, or another graph'
+      )
+    nodes_lib.check_features(features)
+    features = np.asarray(features, np.float32)
+    if self.settings['normalize']:
+      features = nodes_lib.normalized(features)
+    model = graphsage.GraphSage(spec, (), features)
+    return infer(model, self.params, {}, graph.offsets, graph.neighbors)
+
+
+def load(path: pathlib.Path | str) -> NodeModel | None:
+  """The network of a run, or of its export; None if there is none.
+
+  Raises a `UserError` if it is damaged.
+  """
+  folders = pathlib.Path(path), pathlib.Path(path, 'export')
+  folder = next((x for x in folders if (x / _RECORD).is_file()), None)
+  if folder is None:
+    return None
+  try:
+    record = json.loads((folder / _RECORD).read_text())
+    fields, params = record['network'], {}
+    tree = trees.Tree(tuple(fields.pop('tree')))
+    fields['sizes'] = tuple(fields['sizes'])
+    spec = graphsage.SageSpec(tree=tree, **fields)
+    with np.load(folder / NETWORK) as arrays:
+      for name in arrays.files:
+        *parts, last = name.split('/')
+        if parts:  # tables have one
+          place = params
+          for part in parts:
+            place = place.setdefault(part, {})
+          place[last] = arrays[name]
+    return NodeModel(
+      spec=spec,
+      params=params,
+      classes=record['classes'],
+      settings=record['settings'],
+    )
+  except (
+    *(OSError, EOFError, ValueError, KeyError, TypeError),
+    *(AttributeError, zipfile.BadZipFile),
+  ) as error:
+    raise errors.UserError(
+      f'{folder} has no usable network: {errors.one_line(error)}; export again'
+    ) from error
+
+
+def save(
+  folder: pathlib.Path,
+  trained: Inferred | pathlib.Path,
+  spec: graphsage.SageSpec,
+  source: nodes_lib.NodeSource,
+) -> None:
+  """Write what `load` reads, of a model or of a folder by `Inferred.save`."""
+  fields = dataclasses.asdict(spec) | {'tree': spec.tree.fanouts}
+  del fields['row_ops']
+  record = {
+    'network': fields,
+    'classes': [] if spec.from_walks else source.labels.class_names,
+    'settings': {k: source.spec.settings[k] for k in _SETTINGS},
+  }
+  with atomic.write(folder / NETWORK) as file:
+    if isinstance(trained, Inferred):
+      _save_network(file, trained)
+    else:
+      with (trained / NETWORK).open('rb') as saved:
+        shutil.copyfileobj(saved, file)
+  with atomic.write(folder / _RECORD) as file:
+    file.write(json.dumps(record, indent=1).encode())
+
+
+def likeliest(
+  outputs: np.ndarray, classes: Sequence[str], has_many: bool
+) -> list[tuple[str, str]]:
+  """For log odds [n, classes] of nodes the likeliest class and its chance.
+
+  Where nodes have several, those with a chance above one half, with commas.
+  """
+  outputs = outputs.astype(np.float64)
+  if has_many:
+    chances = 1 / (1 + np.exp(-outputs))
+  else:
+    chances = np.exp(outputs - outputs.max(1, keepdims=True))
+    chances /= chances.sum(1, keepdims=True)
+  rows = []
+  for row in chances:
+    found = np.flatnonzero(row > 0.5) if has_many else [row.argmax()]
+    shares = ','.join(f'{row[x]:.4f}' for x in found)
+    rows.append((','.join(classes[x] for x in found), shares))
+  return rows
