@@ -4,6 +4,10 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def _run(lines, **kwargs):
   code = f'import os, sys\nfrom jaxemb import errors\n{lines}'

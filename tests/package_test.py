@@ -45,6 +45,7 @@ def test_a_cache_that_others_may_write_is_refused(tmp_path, monkeypatch):
   assert made().name not in (own.name, 'jaxemb-numba-12345')
 
 
+@pytest.mark.slow
 def test_numba_uses_it_where_package_and_home_are_read_only(tmp_path):
   code = (
     'import os; os.access = lambda *_: False; import jaxemb; '

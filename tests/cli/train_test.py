@@ -126,6 +126,7 @@ def test_configs_are_found_by_name_from_anywhere(tmp_path, monkeypatch):
   assert str(workdir).startswith('runs/wiki-') and config.data.path == 'x'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('command', ['jaxemb.main', 'jaxemb', 'jaxemb train'])
 def test_help_has_a_line_for_each_setting_and_is_quick(command):
   flags = [sys.executable, '-X', 'importtime', '-m', *command.split(), '--help']

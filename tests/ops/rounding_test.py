@@ -144,6 +144,7 @@ def test_rows_of_int8(bits):
   assert np.abs(found - values)[:3].max() <= np.asarray(stored.scales)[:3].max()
 
 
+@pytest.mark.slow
 @every_type
 def test_ten_thousand_small_updates_one_way(dtype):
   """156 units on; those of bfloat16 have become twice as large by then."""

@@ -126,6 +126,7 @@ def test_all_exports_hold_the_same_bits(finished):
 # Resuming.
 
 
+@pytest.mark.slow
 def test_killed_at_any_dispatch_it_ends_with_the_same_bits(
   finished, tmp_path, interrupting
 ):
@@ -374,6 +375,7 @@ def test_a_corrected_command_may_use_the_same_folder(tmp_path):
   assert report['evaluation'] == {} and (tmp_path / 'report.html').exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('rate', 'batch_words', 'fused'),
   [marking.slow(1e4, 256, False), (0.1, 8192, False), (1e4, 256, True)],

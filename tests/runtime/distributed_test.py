@@ -147,6 +147,7 @@ def _addresses():
   return '127.0.0.1', *[x for x in found if not x.startswith('127.')][:1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('host', _addresses())
 def test_two_processes_join_agree_and_stop(host):
   port, run = forked.free_port(), _join_agree_and_stop
@@ -173,6 +174,7 @@ def _end_when_told(port, num, i, code, told):
     distributed.leave(code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('asked', 'expected'),
   marking.slow_after(
@@ -221,6 +223,7 @@ def _end_after_all(port, i, told):
   monitor.close(0)
 
 
+@pytest.mark.slow
 def test_who_is_lost_while_the_first_writes_is_noticed(tmp_path):
   """JAX would wait ten minutes for it to leave, and then abort."""
   port, make = forked.free_port(), forks.server().Process
@@ -269,6 +272,7 @@ def _join_and_end(port, i):
   distributed.Monitor()
 
 
+@pytest.mark.slow
 def test_who_ends_before_it_connects_is_not_waited_for_for_ever():
   port, make = forked.free_port(), forks.server().Process
   both = [make(target=_join_and_end, args=(port, i)) for i in range(2)]
@@ -284,6 +288,7 @@ def _join_alone(port):
   distributed.join(distributed.Job(f'127.0.0.1:{port}', 2, 0))
 
 
+@pytest.mark.slow
 def test_who_waits_for_one_that_never_joins_ends_to_be_started_again():
   # JAX would abort.
   process = forks.server().Process(

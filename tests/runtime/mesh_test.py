@@ -55,6 +55,7 @@ def test_open_axes_get_useful_devices(
   assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('data', 'environment', 'expected'),
   [

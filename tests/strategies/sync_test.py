@@ -120,7 +120,7 @@ def _loops(case, trainable, batch, schedule):
   'case',
   [
     *CASES,
-    *marking.slow_after(len(FUSED), FUSED, step=2),
+    *marking.slow_after(len(FUSED), FUSED, step=4),
     *marking.slow_after(1, ON_MESH),
     *marking.slow_after(0, SLOW),
   ],

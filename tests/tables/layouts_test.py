@@ -92,14 +92,14 @@ def _shard_shapes(layout, num_table):
       9, ((x, (2, 2), 'sgd_limited') for x in laying.LAYOUTS), step=2
     ),
     *(marking.slow(*x, 'sgd_limited') for x in CASES if x[1] != (2, 2)),
-    ('replicated', (1, 1), 'sgd'),
-    ('replicated_merging', (1, 1), 'adagrad'),
     ('row_by_two', (2, 2), 'adam'),
     ('column', (2, 2), 'adagrad_full'),
-    ('row', (2, 2), 'adam_full'),
     *marking.slow_after(
       0,
       [
+        ('replicated', (1, 1), 'sgd'),
+        ('replicated_merging', (1, 1), 'adagrad'),
+        ('row', (2, 2), 'adam_full'),
         ('row', (2, 2), 'adagrad'),
         ('replicated', (1, 1), 'adam_short'),
         ('column_merging', (2, 2), 'adam'),

@@ -120,6 +120,7 @@ SLOW = (3, 5), (100, 100), (0, 7), (20, 0)
 
 
 # What is read and pushed does not depend on what a policy evicts.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('bounds', 'policy', 'num_turns'),
   [

@@ -127,6 +127,7 @@ def test_another_process_compiles_kernels(monkeypatch):
   assert asked == [('group', 'int32')]
 
 
+@pytest.mark.slow
 def test_that_process_imports_nothing_from_the_current_folder(
   tmp_path, monkeypatch
 ):

@@ -49,8 +49,8 @@ def _train(optimizer, decay, num_threads=0, lookups=(400,)):
 
 
 @pytest.mark.parametrize('decay', [0.0, 0.3])
-@pytest.mark.parametrize('optimizer', OPTIMIZERS)
-@pytest.mark.parametrize('num_threads', [3, *marking.slow_after(0, [1])])
+@pytest.mark.parametrize('optimizer', marking.slow_after(1, OPTIMIZERS))
+@pytest.mark.parametrize('num_threads', [3, marking.slow(1)])
 def test_rows_are_those_of_xla(optimizer, decay, num_threads):
   expected = _train(optimizer, decay)
   found = _train(optimizer, decay, num_threads)
@@ -60,7 +60,7 @@ def test_rows_are_those_of_xla(optimizer, decay, num_threads):
     np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize('optimizer', OPTIMIZERS)
+@pytest.mark.parametrize('optimizer', marking.slow_after(1, OPTIMIZERS))
 def test_any_number_of_threads_gives_the_same_bits(optimizer):
   expected = _train(optimizer, 0.1, 1, (30_000,))
   for num_threads in (2, 5):
