@@ -212,54 +212,52 @@ def _ranges(
     before = sums[first - 1] if first else 0
     stop = np.searchsorted(sums, before + _RANGE_EDGES, 'right')
     stop = min(max(int(stop), first + 1), num_nodes)
-    num = int(sums[stop - 1] - before)
-    starts = np.zeros(stop - first + 1, np.int64)
-    np.cumsum(degrees[first:stop], out=starts[1:])
-    neighbors = np.empty(num, np.int32)
-    weights = relations = None
-    ends = starts[:-1].copy()
-    for x in chunks():
-      if x.weights is not None and weights is None:
-        weights = np.empty(num, np.float32)
-      if x.relations is not None and relations is None:
-        relations = np.empty(num, np.int32)
-      given_of = (
-        np.zeros(0, kind) if y is None else np.asarray(y)
-        for y, kind in ((x.weights, np.float32), (x.relations, np.int32))
-      )
-      kept = (
-        np.zeros(0, kind) if y is None else y
-        for y, kind in ((weights, np.float32), (relations, np.int32))
-      )
-      _place(
-        x.sources,
-        x.targets,
-        *given_of,
-        first,
-        stop,
-        directed,
-        ends,
-        neighbors,
-        *kept,
-      )
-    kept = (
-      np.zeros(0, kind) if y is None else y
-      for y, kind in ((weights, np.float32), (relations, np.int32))
+    sizes, neighbors, *columns = _lists(
+      chunks, degrees[first:stop], first, directed=directed
     )
-    num = _merge(starts, neighbors, *kept)
-    sizes = np.diff(starts)
     has_edges[first:stop] |= sizes > 0
     if directed:
-      has_edges[neighbors[:num]] = True
-    listed += num
-    cut = (y if y is None else y[:num] for y in (weights, relations))
-    yield sizes, neighbors[:num], *cut
+      has_edges[neighbors] = True
+    listed += len(neighbors)
+    yield sizes, neighbors, *columns
     first = stop
   counted |= {
     'duplicate_edges': given - loops - listed // (1 if directed else 2),
     'self_loops': loops,
     'isolated_nodes': num_nodes - int(has_edges.sum()),
   }
+
+
+def _lists(chunks, degrees, first, directed):
+  """The same arrays, of nodes `first` and those after it with `degrees`."""
+  starts = np.concatenate([[0], np.cumsum(degrees)])
+  ends, num = starts[:-1].copy(), starts[-1]
+  neighbors = np.empty(num, np.int32)
+  kinds = {'weights': np.float32, 'relations': np.int32}
+  columns = {name: np.zeros(0, kind) for name, kind in kinds.items()}
+  present = set()
+  for x in chunks():
+    values = []
+    for name, kind in kinds.items():
+      value = getattr(x, name)
+      values.append(np.zeros(0, kind) if value is None else np.asarray(value))
+      if value is not None and name not in present:
+        present.add(name)
+        columns[name] = np.empty(num, kind)
+    _place(
+      x.sources,
+      x.targets,
+      *values,
+      first,
+      first + len(degrees),
+      directed,
+      ends,
+      neighbors,
+      *columns.values(),
+    )
+  num = _merge(starts, neighbors, *columns.values())
+  cut = (x[:num] if k in present else None for k, x in columns.items())
+  return np.diff(starts), neighbors[:num], *cut
 
 
 @numba.njit(nogil=True, cache=True)

@@ -64,35 +64,17 @@ def evaluate(
     found = np.searchsorted(sums, rng.random(shape) * sums[-1], 'right')
     return np.minimum(found, num_nodes - 1)
 
+  rank = _rank_among_all if negatives == 'all' else _rank_among_drawn
   width = num_nodes if negatives == 'all' else _NUM_DRAWN
   size = max(1, _BLOCK_SCORES // width)
-  ranks, positives, others = [], [], []
+  blocks = []
   for start in range(0, len(edges), size):
-    first, second = edges[start : start + size, :2].T
-    keys = every[start : start + size]
-    rows = np.arange(len(first))
-    if negatives == 'all':
-      scores = score(keys, None)
-      own = scores[rows, second]
-      near = known_ends.select(keys)
-      scores[near.owners(), near.ids] = -np.inf
-      scores[rows, second] = scores[rows, first] = -np.inf
-      drawn = scores[rows, draw(len(first))]
-    else:
-      drawn = draw((len(first), width))
-      own = score(keys, second[:, None])[:, 0]
-      scores = score(keys, drawn)
-      near = known_ends.select(keys)
-      codes = near.owners() * num_nodes + near.ids
-      scores[np.isin(rows[:, None] * num_nodes + drawn, codes)] = -np.inf
-      scores[drawn == first[:, None]] = -np.inf
-      drawn = scores[:, 0]
-    others.append(drawn[drawn > -np.inf])
-    higher = (scores > own[:, None]).sum(1)
-    ties = (scores == own[:, None]).sum(1)
-    ranks.append(1 + higher + ties / 2)
-    positives.append(own)
-  ranks, positives, others = map(np.concatenate, (ranks, positives, others))
+    some = slice(start, start + size)
+    first, second = edges[some, :2].T
+    keys = every[some]
+    near = known_ends.select(keys)
+    blocks.append(rank(score, keys, first, second=second, near=near, draw=draw))
+  ranks, positives, others = map(np.concatenate, zip(*blocks, strict=True))
   labels = np.repeat([1, 0], [len(positives), len(others)])
   mrr = float(np.mean(1 / ranks))
   return {
@@ -106,6 +88,36 @@ def evaluate(
     'found': num,
     'total': num if num_total is None else num_total,
   }
+
+
+def _rank_among_all(score, keys, first, second, near, draw):
+  """Ranks and scores of edges [n], and scores of drawn other nodes."""
+  scores, rows = score(keys, None), np.arange(len(first))
+  positives = scores[rows, second]
+  scores[near.owners(), near.ids] = -np.inf
+  scores[rows, second] = scores[rows, first] = -np.inf
+  drawn = scores[rows, draw(len(first))]
+  return _ranks(scores, positives), positives, drawn[drawn > -np.inf]
+
+
+def _rank_among_drawn(score, keys, first, second, near, draw):
+  """As `_rank_among_all`, but among 1000 drawn nodes for each edge."""
+  drawn = draw((len(first), _NUM_DRAWN))
+  positives = score(keys, second[:, None])[:, 0]
+  scores = score(keys, drawn)
+  num_nodes = 1 + max(drawn.max(), near.ids.max(initial=0))
+  codes = near.owners() * num_nodes + near.ids
+  rows = np.arange(len(first))[:, None]
+  scores[np.isin(rows * num_nodes + drawn, codes)] = -np.inf
+  scores[drawn == first[:, None]] = -np.inf
+  others = scores[:, 0]
+  return _ranks(scores, positives), positives, others[others > -np.inf]
+
+
+def _ranks(scores, positives):
+  higher = (scores > positives[:, None]).sum(1)
+  ties = (scores == positives[:, None]).sum(1)
+  return 1 + higher + ties / 2
 
 
 class Vectors:

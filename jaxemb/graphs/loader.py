@@ -112,21 +112,9 @@ def make_corpus(
   )
   # Walks end early where no edge leads on.
   is_sampled = not graph.directed and words.sum() > _COUNTED_STEPS
-  counted = np.arange(num_blocks)
-  if is_sampled:
-    counted = counted[:: -(-int(words.sum()) // _COUNTED_STEPS)]
-  counts = np.zeros(graph.num_nodes, np.int64)
-  for i in range(0, len(counted), _READ_BLOCKS):
-    some = counted[i : i + _READ_BLOCKS]
-    for number, walked in zip(some, corpus.walked(some), strict=True):
-      visited = walked[walked >= 0]
-      counts += np.bincount(visited, minlength=graph.num_nodes)
-      words[number] = len(visited)
-    progress('counting walks', i + len(some), len(counted))
-  if is_sampled:
-    counts = np.round(counts * (words.sum() / counts.sum())).astype(np.int64)
-    # Every pass begins a walk at each.
-    counts[walker.starts] = np.maximum(counts[walker.starts], settings['walks'])
+  counts = _visits(corpus, words, is_sampled, progress=progress)
+  # Every pass begins a walk at each.
+  counts[walker.starts] = np.maximum(counts[walker.starts], settings['walks'])
   order = np.argsort(-counts, kind='stable')
   order = order[: np.count_nonzero(counts)]
   ids_of = np.full(graph.num_nodes, -1, np.int32)
@@ -150,6 +138,27 @@ def make_corpus(
     manifest=manifest,
     mapped_bytes=sum(x.nbytes for x in mapped if x is not None),
   )
+
+
+def _visits(corpus, words, is_sampled, progress):
+  """[nodes] int64 visits; of a part of the blocks, extrapolated, if sampled.
+
+  Sets `words` [blocks] of the blocks that are walked to their nodes.
+  """
+  blocks = np.arange(len(words))
+  if is_sampled:
+    blocks = blocks[:: -(-int(words.sum()) // _COUNTED_STEPS)]
+  counts = np.zeros(len(corpus.walker.offsets) - 1, np.int64)
+  for i in range(0, len(blocks), _READ_BLOCKS):
+    some = blocks[i : i + _READ_BLOCKS]
+    for number, walked in zip(some, corpus.walked(some), strict=True):
+      visited = walked[walked >= 0]
+      counts += np.bincount(visited, minlength=len(counts))
+      words[number] = len(visited)
+    progress('counting walks', i + len(some), len(blocks))
+  if is_sampled:
+    counts = np.round(counts * (words.sum() / counts.sum())).astype(np.int64)
+  return counts
 
 
 @numba.njit(nogil=True, cache=True)
