@@ -198,44 +198,21 @@ def encode(
   items, counts = zip(*ranked, strict=True)
   numbers = {x: i for i, x in enumerate(items)}
 
-  def numbered(names):
-    return [numbers[x] for x in names if x in numbers]
-
-  known = {user: numbered(x) for user, x in once.items()}
+  known = {
+    user: [numbers[x] for x in names if x in numbers]
+    for user, names in once.items()
+  }
   known = {user: x for user, x in known.items() if x}
-  users = {user: i for i, user in enumerate(known)}
   listed = sum(map(len, items_of.values()))
   dropped = {
     'repeated_interactions': listed - counted.total(),
     'rare_interactions': counted.total() - sum(counts),
-    'users_without_items': len(items_of) - len(users),
+    'users_without_items': len(items_of) - len(known),
   }
-  splits, own_of = {}, {user: set(x) for user, x in known.items()}
+  splits = {}
   for name, sets in held.items():
-    wanted = {user: list(dict.fromkeys(x)) for user, x in sets.items() if x}
-    here = [user for user in wanted if user in users]
-    dropped[f'{name}_users_unknown'] = len(wanted) - len(here)
-    pairs = [(user, item) for user in here for item in wanted[user]]
-    unknown = sum(item not in numbers for _, item in pairs)
-    trained = sum(numbers.get(x, -1) in own_of[user] for user, x in pairs)
-    dropped[f'{name}_items_unknown'] = unknown
-    dropped[f'{name}_items_in_training'] = trained
-    if pairs and unknown + trained == len(pairs):
-      raise errors.UserError(
-        f'config.data.{name} has nothing to recommend: of {len(pairs):,} items '
-        f'held out {trained:,} are in training for the same user, and the '
-        'others no user has there'
-      )
-    if not here:
-      raise errors.UserError(
-        f'config.data.{name} holds out nothing of the users that '
-        'config.data.path has; give a file of theirs, or a larger share'
-      )
-    splits[name] = ranking.Held(
-      np.array([users[x] for x in here], np.int64),
-      ranking.Sets.of(numbered(wanted[x]) for x in here),
-      np.array([len(wanted[x]) for x in here], np.int64),
-    )
+    splits[name], counts_of_split = _split(name, sets, known, numbers=numbers)
+    dropped |= counts_of_split
   train = ranking.Sets.of(known.values())
   counts = np.array(counts, np.int64)
   return Interactions(
@@ -246,3 +223,40 @@ def encode(
     held=splits,
     dropped=dropped,
   )
+
+
+def _split(name, sets, known, numbers):
+  """A split, of the items of each user `known` to train on, and what is lost.
+
+  `numbers` has the number of each item.
+  """
+  wanted = {user: list(dict.fromkeys(x)) for user, x in sets.items() if x}
+  users = {user: i for i, user in enumerate(known)}
+  kept = [user for user in wanted if user in users]
+  pairs = [(user, item) for user in kept for item in wanted[user]]
+  trained = {user: set(known[user]) for user in kept}
+  num_unknown = sum(item not in numbers for _, item in pairs)
+  num_trained = sum(numbers.get(x, -1) in trained[user] for user, x in pairs)
+  if pairs and num_unknown + num_trained == len(pairs):
+    raise errors.UserError(
+      f'config.data.{name} has nothing to recommend: of {len(pairs):,} items '
+      f'held out {num_trained:,} are in training for the same user, and the '
+      'others no user has there'
+    )
+  if not kept:
+    raise errors.UserError(
+      f'config.data.{name} holds out nothing of the users that '
+      'config.data.path has; give a file of theirs, or a larger share'
+    )
+  held = ranking.Held(
+    np.array([users[x] for x in kept], np.int64),
+    ranking.Sets.of(
+      [numbers[x] for x in wanted[user] if x in numbers] for user in kept
+    ),
+    np.array([len(wanted[x]) for x in kept], np.int64),
+  )
+  return held, {
+    f'{name}_users_unknown': len(wanted) - len(kept),
+    f'{name}_items_unknown': num_unknown,
+    f'{name}_items_in_training': num_trained,
+  }
