@@ -20,7 +20,7 @@ KEY = dispatches.KEY
 SHARED_NODES = 4
 LOOPS = {'skipgram': oracle.skipgram, 'cbow': oracle.cbow}
 MODELS = 'skipgram', 'cbow', 'skipgram-tree', 'cbow-tree'
-# Kernels take seconds to compile: these two have all that kernels do.
+# Kernels take seconds to compile.
 QUICK_MODELS = ('skipgram',)
 every_model = pytest.mark.parametrize(
   'model',
