@@ -49,9 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-  """One more than there are cores: many tests wait for what they started."""
-  return (os.cpu_count() or 1) + 1
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+  """As many as cores; one more where slow tests wait for their processes."""
+  has_slow = 'not slow' not in config.option.markexpr
+  return (os.cpu_count() or 1) + has_slow
 
 
 @pytest.fixture(scope='module', autouse=True)
