@@ -1,10 +1,10 @@
 r"""Clicks: DeepFM (Guo et al. 2017) on categories and numbers.
 
-  python -m jaxemb.main --config=ctr           an embedded log
-  python -m jaxemb.main --config=ctr --config.data.path=clicks.csv
-  python -m jaxemb.main --config=ctr:criteo --config.data.path=train.txt
-  python -m jaxemb.main --config=ctr:avazu --config.data.path=train.csv
-  python -m jaxemb.main --config=ctr:adult --config.data.path=train.csv \
+  jaxemb train --config=ctr           an embedded log
+  jaxemb train --config=ctr --config.data.path=clicks.csv
+  jaxemb train --config=ctr:criteo --config.data.path=train.txt
+  jaxemb train --config=ctr:avazu --config.data.path=train.csv
+  jaxemb train --config=ctr:adult --config.data.path=train.csv \
     --config.data.test=test.csv
 
 Another model: `--config.model.name=dcn_v2`, or logistic, fm, wide_deep, dcn,

@@ -1,12 +1,12 @@
 r"""Vectors of nodes from random walks over a graph.
 
-  python -m jaxemb.main --config=graph            the embedded graph
-  python -m jaxemb.main --config=graph:deepwalk   as Perozzi et al. 2014
-  python -m jaxemb.main --config=graph:node2vec   as Grover and Leskovec 2016
-  python -m jaxemb.main --config=graph:line       of edges, as Tang et al. 2015
-  python -m jaxemb.main --config=graph:relations  as Lerer et al. 2019
+  jaxemb train --config=graph            the embedded graph
+  jaxemb train --config=graph:deepwalk   as Perozzi et al. 2014
+  jaxemb train --config=graph:node2vec   as Grover and Leskovec 2016
+  jaxemb train --config=graph:line       of edges, as Tang et al. 2015
+  jaxemb train --config=graph:relations  as Lerer et al. 2019
 
-  python -m jaxemb.main --config=graph:deepwalk --config.data.path=edges.tsv
+  jaxemb train --config=graph:deepwalk --config.data.path=edges.tsv
 
 Files have an edge a line: two nodes, and maybe a weight and a relation. Without
 one, an embedded graph of 4,000 nodes in 40 communities is used, of whose edges

@@ -1,8 +1,8 @@
 r"""GraphSAGE (Hamilton et al. 2017): classes of nodes from what neighbors have.
 
-  python -m jaxemb.main --config=graphsage        an embedded graph
-  python -m jaxemb.main --config=graphsage --config.data.path=cora.npz
-  python -m jaxemb.main --config=graphsage:walks  vectors of nodes, no labels
+  jaxemb train --config=graphsage        an embedded graph
+  jaxemb train --config=graphsage --config.data.path=cora.npz
+  jaxemb train --config=graphsage:walks  vectors of nodes, no labels
 
 Of a graph of your own 20 labelled nodes of each class are learned from, 500
 others choose the best evaluation, and 1000 are the test, as it is usual for

@@ -1,8 +1,8 @@
 """The skip-gram mixture (Tian et al. 2014; DMWE): vectors of senses.
 
-python -m jaxemb.main --config=mixture          the embedded corpus
-python -m jaxemb.main --config=mixture:simple   Simple English
-python -m jaxemb.main --config=mixture:dmwe     as DMWE trains
+jaxemb train --config=mixture          the embedded corpus
+jaxemb train --config=mixture:simple   Simple English
+jaxemb train --config=mixture:dmwe     as DMWE trains
 """
 
 import ml_collections

@@ -1,10 +1,10 @@
 r"""Vectors of items from interactions: who visited, bought or liked what.
 
-  python -m jaxemb.main --config=rec            matrix factorization, softmax
-  python -m jaxemb.main --config=rec:bpr        the same by BPR
-  python -m jaxemb.main --config=rec:item2vec   skip-gram on sets of items
+  jaxemb train --config=rec            matrix factorization, softmax
+  jaxemb train --config=rec:bpr        the same by BPR
+  jaxemb train --config=rec:item2vec   skip-gram on sets of items
 
-  python -m jaxemb.main --config=rec --config.data.path=train.txt \
+  jaxemb train --config=rec --config.data.path=train.txt \
     --config.data.valid=0.1
 
 Files have lines `user item item ...`. Without one, embedded sets are used, of

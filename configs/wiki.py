@@ -1,8 +1,8 @@
 """Skip-gram with negative sampling (Mikolov et al. 2013b) on encyclopedia text.
 
-  python -m jaxemb.main --config=wiki           the embedded corpus
-  python -m jaxemb.main --config=wiki:simple    Simple English
-  python -m jaxemb.main --config=wiki:en        English Wikipedia
+  jaxemb train --config=wiki           the embedded corpus
+  jaxemb train --config=wiki:simple    Simple English
+  jaxemb train --config=wiki:en        English Wikipedia
 
 The embedded corpus is a small encyclopedia that jaxemb writes itself: no
 download. The two others are downloaded once, and resumed when interrupted. Your

@@ -21,8 +21,7 @@ from typing import Any
 import experiment
 
 from jaxemb import config as config_lib
-from jaxemb.evaluation import benchmarks
-from jaxemb.senses import evaluate
+from jaxemb.evaluation import benchmarks, contexts
 
 MODELS = {
   'skip-gram, tree': ('skipgram', 'hierarchical_softmax'),
@@ -60,7 +59,7 @@ def _run(
   scores, stem = run['scores'], pathlib.Path(args.scws).stem
   run['scores'] = {'single': scores.get('scws')}
   if model == 'mixture':
-    run['scores'] = {x: scores[f'{stem} {x}'] for x in evaluate.MEASURES}
+    run['scores'] = {x: scores[f'{stem} {x}'] for x in contexts.MEASURES}
   return run
 
 

@@ -198,7 +198,7 @@ class Runs:
     }
 
   def _exported(self, path: pathlib.Path) -> dict[str, Any]:
-    loaded = embeddings.load(path)
+    loaded = embeddings.load_vectors(path)
     return self.evaluate(loaded.index_to_key, loaded.vectors)
 
   def single(self, cell: Cell) -> dict[str, Any]:

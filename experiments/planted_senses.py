@@ -19,7 +19,7 @@ import experiment
 import numpy as np
 
 from jaxemb import embeddings, errors
-from jaxemb.senses import table as senses
+from jaxemb.evaluation import multivectors
 from jaxemb.text.toywiki import toywiki
 
 EXPECTED = 0.95
@@ -27,7 +27,7 @@ _TOKEN = re.compile(r'[^\W_]+')
 
 
 def accuracy(
-  table: senses.Senses, world: toywiki.World, sentences: int
+  table: multivectors.MultiVectors, world: toywiki.World, sentences: int
 ) -> dict[str, float]:
   """By planted word, the fraction of new sentences with the right sense."""
   draw = random.Random(1).random
@@ -84,7 +84,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
       settings = {'seed': seed, 'eval.paths': 'none'}
       report = experiment.train(args, pathlib.Path(folder), settings)
-      table = embeddings.load(folder).sense_table
+      table = embeddings.load_vectors(folder).sense_table
     if table is None:
       raise errors.UserError(f'{args.config} trains one vector per word')
     each = accuracy(table, world, args.sentences)

@@ -28,7 +28,7 @@ import numpy as np
 import planted_senses
 
 from jaxemb import embeddings
-from jaxemb.senses import table as senses
+from jaxemb.evaluation import multivectors
 from jaxemb.text import encode, tokenize
 from jaxemb.text.toywiki import toywiki
 
@@ -91,7 +91,7 @@ def _purity(
   ids: np.ndarray,
   words: np.ndarray,
   pair: tuple[int, int],
-  table: senses.Senses,
+  table: multivectors.MultiVectors,
 ) -> float:
   """Of --occurrences of a pair, spread over the text with merged `words`.
 
@@ -139,7 +139,7 @@ def _run(
     'senses.words': folder / 'words.txt',
   }
   experiment.train(args, folder / 'merged', settings, folder / 'cache')
-  table = embeddings.load(folder / 'merged').sense_table
+  table = embeddings.load_vectors(folder / 'merged').sense_table
   each = {k: _purity(args, ids, merged, x, table) for k, x in pairs.items()}
   return {
     'purity': statistics.mean(each.values()),

@@ -62,18 +62,13 @@ def train(
   from jaxemb import embeddings
   from jaxemb.run import lifecycle
 
-  config, text_cache = config_lib.default(), None
+  text_cache = None
   with tempfile.TemporaryDirectory(prefix='jaxemb-') as temporary:
     if isinstance(data, ml_collections.ConfigDict):
-      defaults = config_lib.flat(config)
-      for key, value in arguments.items():
-        if value != defaults[key]:
-          raise errors.UserError(
-            f'{key.split(".")[-1]}={value!r} is not used with a config; set '
-            f'config.{key} there, or settings={{{key!r}: {value!r}}}'
-          )
+      _refuse_changed(arguments)
       config = data
     else:
+      config = config_lib.default()
       settings = {**arguments, 'eval.paths': 'none', **settings}
       if isinstance(data, str | os.PathLike):
         config.data.path = os.fspath(data)
@@ -91,7 +86,20 @@ def train(
         'training was stopped by a signal; '
         + ('call again to resume' if workdir else 'give a workdir to resume')
       )
-    return embeddings.load(folder).in_memory()
+    return embeddings.load_vectors(folder).in_memory()
+
+
+def _refuse_changed(arguments: Mapping[str, Any]) -> None:
+  """Raises a `UserError` if an argument differs from its setting's default."""
+  from jaxemb import config as config_lib
+
+  defaults = config_lib.flat(config_lib.default())
+  for key, value in arguments.items():
+    if value != defaults[key]:
+      raise errors.UserError(
+        f'{key.split(".")[-1]}={value!r} is not used with a config; set '
+        f'config.{key} there, or settings={{{key!r}: {value!r}}}'
+      )
 
 
 def load(
@@ -104,8 +112,18 @@ def load(
   fastText (.vec). Raises a `UserError` if it cannot be read.
   """
   from jaxemb import embeddings
+  from jaxemb.storage import bucket
 
-  return embeddings.load(path)
+  if bucket.is_url(path):
+    with bucket.opened(path) as folder:
+      model = load(folder)
+      is_mapped = isinstance(model, embeddings.Embeddings)
+      return model.in_memory() if is_mapped else model
+  if folder := embeddings.model_folder(path):
+    from jaxemb.clicks import predictor
+
+    return predictor.load(folder)
+  return embeddings.load_vectors(path)
 
 
 def _write_sentences(

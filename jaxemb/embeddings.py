@@ -17,10 +17,8 @@ import numpy as np
 import scipy  # parts of it are loaded when they are used
 
 from jaxemb import errors
-from jaxemb.evaluation import benchmarks, geometry
+from jaxemb.evaluation import benchmarks, contexts, geometry, multivectors
 from jaxemb.evaluation import words as words_lib
-from jaxemb.senses import evaluate as senses_evaluate
-from jaxemb.senses import table as senses_lib
 from jaxemb.storage import atomic, bucket, export, word2vec_format
 
 # A word, a row or a [dim] vector; in sums perhaps with a weight.
@@ -41,7 +39,7 @@ class Embeddings:
   vectors: np.ndarray  # [vocab, dim] float32; may be memory-mapped
   counts: np.ndarray | None = None  # [vocab] int64 in the corpus, if known
   # Of vectors of senses, whose rows are `word#0`, `word#1`.
-  sense_table: senses_lib.Senses | None = None
+  sense_table: multivectors.MultiVectors | None = None
   # Of vectors of nodes that were learned with operators.
   relations: export.Relations | None = None
 
@@ -175,11 +173,11 @@ class Embeddings:
         f'{", ".join(names[:5]) or "none"}; train graph:relations with an '
         'operator, or give one of these'
       )
-    from jaxemb.graphs import edge_models as edges  # and with it JAX
+    from jaxemb.ops import operators  # and with it JAX
 
     rows = self.relations.rows[[places[x] for x in relations]]
     operator = self.relations.operator
-    return np.asarray(edges.operate(operator, self[sources], rows))
+    return np.asarray(operators.apply(operator, self[sources], rows))
 
   def most_similar(
     self,
@@ -301,7 +299,7 @@ class Embeddings:
         f'position {position} is outside the sentence of {len(tokens)} words; '
         'positions count from 0'
       )
-    word = senses_lib.spelled(tokens[position], known)
+    word = multivectors.spelled(tokens[position], known)
     if word is None:
       raise errors.UnknownWordError(tokens[position], list(known))
     if table is None:
@@ -346,7 +344,7 @@ class Embeddings:
       words.index_to_key, words.vectors, found, restrict_vocab=restrict_vocab
     )
     if self.sense_table is not None:
-      results |= senses_evaluate.evaluate(self.sense_table, found, window)
+      results |= contexts.evaluate(self.sense_table, found, window)
     return results
 
   def evaluate_word_pairs(
@@ -437,7 +435,7 @@ class Embeddings:
     export.write(
       folder, words=self.index_to_key, rows=rows, counts=counts, is_minimal=True
     )
-    senses_lib.write(pathlib.Path(folder), self.sense_table)
+    multivectors.write(pathlib.Path(folder), self.sense_table)
     export.write_relations(pathlib.Path(folder), self.relations)
 
   def save_word2vec_format(
@@ -551,22 +549,6 @@ def _as_list(items: object) -> list:
   return [] if items is None else list(items)
 
 
-def load(path: pathlib.Path | str) -> Any:
-  """What a run or a file has: `load_vectors`, or a model of clicks.
-
-  Of a run on clicks, or its export, it is a `prediction.predictor.ClickModel`.
-  """
-  if bucket.is_url(path):
-    with bucket.opened(path) as folder:
-      found = load(folder)
-      return found.in_memory() if isinstance(found, Embeddings) else found
-  if folder := _of_clicks(path):
-    from jaxemb.clicks import predictor  # and with it JAX and Arrow
-
-    return predictor.load(folder)
-  return load_vectors(path)
-
-
 def load_vectors(path: pathlib.Path | str) -> Embeddings:
   """Loads vectors in any form; warns of what was left out.
 
@@ -578,14 +560,14 @@ def load_vectors(path: pathlib.Path | str) -> Embeddings:
   if bucket.is_url(path):
     with bucket.opened(path) as folder:
       return load_vectors(folder).in_memory()
-  if folder := _of_clicks(path):
+  if folder := model_folder(path):
     raise errors.UserError(
       f'{folder} has a model of clicks, not vectors of words; jaxemb predict '
       'applies it'
     )
   words, vectors, counts, folder = export.read(path)
   senses = (
-    senses_lib.read(folder, names=words, counts=counts, vectors=vectors)
+    multivectors.read(folder, names=words, counts=counts, vectors=vectors)
     if folder
     else None
   )
@@ -599,7 +581,7 @@ def load_vectors(path: pathlib.Path | str) -> Embeddings:
   )
 
 
-def _of_clicks(path):
-  """The folder of a model of clicks, or None."""
+def model_folder(path: pathlib.Path | str) -> pathlib.Path | None:
+  """The folder of a model that predicts, in place of vectors, or None."""
   folders = pathlib.Path(path), pathlib.Path(path, 'export')
   return next((x for x in folders if (x / 'model.json').is_file()), None)

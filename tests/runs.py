@@ -10,8 +10,8 @@ import pytest
 import jaxemb
 from jaxemb import config as config_lib
 from jaxemb import errors
+from jaxemb.evaluation import multivectors
 from jaxemb.run import lifecycle as train
-from jaxemb.senses import table
 from jaxemb.storage import orbax_export
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -67,7 +67,9 @@ def examples() -> dict[str, str]:
   return {x.split('.py:')[0].removeprefix('# '): x for x in blocks}
 
 
-def write_senses(folder: pathlib.Path | str, senses: table.Senses) -> None:
+def write_senses(
+  folder: pathlib.Path | str, senses: multivectors.MultiVectors
+) -> None:
   """The export of words with several vectors."""
   rows = senses.names(), senses.vectors, senses.by_row(senses.counts)
   jaxemb.Embeddings(*rows, senses).save(folder)

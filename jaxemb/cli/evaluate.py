@@ -1,6 +1,6 @@
 """Evaluates any word vectors on any benchmarks, and prints a table.
 
-    python -m jaxemb.evaluate --vectors=FILE --eval=PATH[,PATH...]
+    jaxemb evaluate --vectors=FILE --eval=PATH[,PATH...]
 
 FILE is what `jaxemb.load` reads: a workdir, an export folder, a word2vec file.
 """
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> None:
   parser = argparse.ArgumentParser(
-    prog='python -m jaxemb.evaluate',
+    prog='jaxemb evaluate',
     description='Evaluates word vectors: similarity, analogies, categories.',
   )
   add = parser.add_argument

@@ -1,6 +1,6 @@
 """Merges models that were trained apart, ours or other people's, into one.
 
-    python -m jaxemb.merge PART PART ... --output=FOLDER
+    jaxemb merge PART PART ... --output=FOLDER
 
 A PART is what `jaxemb.load` reads (a workdir, an export folder, a word2vec,
 GloVe or .vec file), or a folder of orbax checkpoints with a vocab.txt in or
@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxemb import errors
+from jaxemb.evaluation import multivectors
 from jaxemb.merging import merge as merging
 from jaxemb.merging import parts as parts_lib
 from jaxemb.run import rundir
 from jaxemb.senses import merging as senses
-from jaxemb.senses import table
 from jaxemb.storage import atomic, export
 
 _PART = (
@@ -95,7 +95,7 @@ def _run(argv: Sequence[str] | None) -> None:
     exported = time.monotonic()
     rows = export.Encoded(merged.vectors)
     export.write(output / 'export', merged.words, rows, counts=merged.counts)
-    table.write(output / 'export', merged.senses)
+    multivectors.write(output / 'export', merged.senses)
     arrays = {'vectors': merged.vectors}
     for path, rows in merged.trainable.items():
       arrays[path] = rows[:, 0] if rows.shape[1] == 1 else rows
@@ -118,7 +118,7 @@ def _run(argv: Sequence[str] | None) -> None:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(
-    prog='python -m jaxemb.merge',
+    prog='jaxemb merge',
     description='Merges models that were trained apart into one.',
   )
   add = parser.add_argument

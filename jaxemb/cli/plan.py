@@ -1,12 +1,12 @@
 """Plans a run on devices that are not here: memory, traffic, what limits it.
 
-  python -m jaxemb.plan --config=wiki --topology=v5e:2x4 --vocab=1e6
+  jaxemb plan --config=wiki --topology=v5e:2x4 --vocab=1e6
 
 --topology=NAME     devices, such as v5e:2x4, tpu7x:2x2x1 or cuda:h200x8; of
                     several, with commas, a table
 --vocab=NUMBER      words, with counts of Zipf's law (default: reads the data)
 --json=FILE         writes the same as JSON
---config=..., --config.SETTING=VALUE    as for `python -m jaxemb.main`
+--config=..., --config.SETTING=VALUE    as for `jaxemb train`
 
 The program that a run would have is compiled by the devices' own compiler, from
 shapes alone: nothing is trained, and no table is made. What is printed as

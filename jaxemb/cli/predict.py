@@ -1,6 +1,6 @@
 """Writes what a trained model says of rows of clicks, or of nodes of a graph.
 
-    python -m jaxemb.predict --model=RUN --data=FILE --output=FILE
+    jaxemb predict --model=RUN --data=FILE --output=FILE
 
 RUN is the folder of a run on clicks, or its export. FILE is in any form that
 `config.data.path` may have, and needs no label; categories that the model does
@@ -8,7 +8,7 @@ not know count as unknown, and are counted. The output, .csv or .parquet, has a
 column `prediction`, a line for each row in their order, behind the columns of
 the data that `--keep` names.
 
-    python -m jaxemb.predict --model=RUN --data=GRAPH --output=FILE
+    jaxemb predict --model=RUN --data=GRAPH --output=FILE
 
 RUN is a run of GraphSAGE that learned from features, and GRAPH its graph with
 new nodes, or another one, in any form that `config.data.path` may have;
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> None:
   parser = argparse.ArgumentParser(
-    prog='python -m jaxemb.predict',
+    prog='jaxemb predict',
     description='Writes probabilities of clicks, or classes of nodes.',
     allow_abbrev=False,
   )
@@ -76,11 +76,11 @@ def _run(argv: Sequence[str] | None) -> None:
   import pyarrow as pa
   from pyarrow import csv, parquet
 
-  from jaxemb import embeddings
+  from jaxemb import api
   from jaxemb.clicks import predictor
   from jaxemb.io import tables as formats
 
-  model = embeddings.load(flags.model)
+  model = api.load(flags.model)
   if not isinstance(model, predictor.ClickModel):
     raise errors.UserError(
       f'--model={flags.model} has vectors, and no model of clicks; give a run '

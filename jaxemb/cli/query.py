@@ -1,12 +1,12 @@
 """Prints the words nearest to a word or to a sum of words.
 
-    python -m jaxemb.query --vectors=FILE king - man + woman
+    jaxemb query --vectors=FILE king - man + woman
 
 With vectors of senses (`config.model.name='mixture'`):
 
-    python -m jaxemb.query --vectors=FILE --senses bank
-    python -m jaxemb.query --vectors=FILE --sense=1 bank
-    python -m jaxemb.query --vectors=FILE --position=1 the bank of the river
+    jaxemb query --vectors=FILE --senses bank
+    jaxemb query --vectors=FILE --sense=1 bank
+    jaxemb query --vectors=FILE --position=1 the bank of the river
 
 print every sense with its prior and neighbors, the neighbors of one sense, and
 the probability of each sense at a position of a sentence, counted from 0. Each
@@ -23,8 +23,7 @@ import sys
 from collections.abc import Container, Sequence
 
 from jaxemb import embeddings, errors
-from jaxemb.evaluation import geometry
-from jaxemb.senses import table
+from jaxemb.evaluation import geometry, multivectors
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> None:
   # No short options: `-` and `-man` belong to the expression.
   parser = argparse.ArgumentParser(
-    prog='python -m jaxemb.query',
+    prog='jaxemb query',
     description='Prints the words nearest to an expression.',
     usage='%(prog)s --vectors=FILE [--topn=N] [--senses | --sense=K | '
     '--position=N] WORD [+|- WORD ...]',
@@ -72,7 +71,7 @@ def _run(argv: Sequence[str] | None) -> None:
   words = ' '.join(terms).split()
   if flags.position is not None:
     chances = vectors.disambiguate(words, flags.position)
-    word = table.spelled(words[flags.position], vectors)
+    word = multivectors.spelled(words[flags.position], vectors)
   elif len(words) == 1:
     (word,) = words
     chances = [prior for _, prior in vectors.senses(word)]

@@ -1,4 +1,4 @@
-"""Trains: `python -m jaxemb.main --config=wiki --config.SETTING=VALUE ...`.
+"""Trains: `jaxemb train --config=wiki --config.SETTING=VALUE ...`.
 
 --config=NAME[:VARIANT]  a config that comes with jaxemb, or a config file
                          (default: wiki)

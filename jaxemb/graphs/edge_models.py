@@ -30,10 +30,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb import errors
 from jaxemb.data import examples
 from jaxemb.models import base, columns, skipgram
-from jaxemb.ops import sampling
+from jaxemb.ops import operators, sampling
 from jaxemb.tables import spec as spec_lib
 
 NODES, CONTEXTS, RELATIONS = 'nodes', 'contexts', 'relations'
@@ -56,22 +55,6 @@ def logistic(positives: jax.Array, negatives: jax.Array) -> jax.Array:
   """[...] nats, of the edge and of the mean of others; as of `margin`."""
   others = jnp.mean(sampling.logistic_loss(negatives, 0.0), -1)
   return sampling.logistic_loss(positives, 1.0) + others
-
-
-def operate(name: str, rows: jax.Array, relations: jax.Array) -> jax.Array:
-  """[..., d], rows behind the operators of relations [..., d]."""
-  if name == 'translation':
-    return rows + relations
-  if name == 'diagonal':
-    return rows * (1 + relations)
-  if rows.shape[-1] % 2:
-    raise errors.UserError(
-      'config.model.operator=complex needs pairs of columns on every device; '
-      'give an even --config.model.dim, or another --config.table.layout'
-    )
-  (x, y), (a, b) = ((z[..., ::2], z[..., 1::2]) for z in (rows, relations))
-  pairs = x + x * a - y * b, y + y * a + x * b
-  return jnp.stack(pairs, -1).reshape(rows.shape)
 
 
 def _weights(batch: examples.StepBatch) -> jax.Array:
@@ -192,8 +175,8 @@ class Relations(base.Model):
     return {table.name: table for table in self.tables}
 
   def operate(self, rows: np.ndarray, relations: np.ndarray) -> jax.Array:
-    """[..., d]; arguments as of `operate`."""
-    return operate(self.operator, rows, relations)
+    """[..., d]; arguments as of `operators.apply`."""
+    return operators.apply(self.operator, rows, relations)
 
   def ids(self, batch: examples.StepBatch, key: jax.Array):
     """Nodes: [E / c, 2 (c + N)], sources first. Relations: [E / c, 2 c]."""
@@ -241,10 +224,10 @@ class Relations(base.Model):
     numbers = jnp.split(ids[NODES], 2, 1)
     stay = [x[:, :c] for x in sides]
     if self.contexts_table:
-      operators = jnp.split(rows[RELATIONS], 2, 1)
+      relations = jnp.split(rows[RELATIONS], 2, 1)
       stay = [
-        operate(self.operator, x, y)
-        for x, y in zip(stay, operators, strict=True)
+        operators.apply(self.operator, x, y)
+        for x, y in zip(stay, relations, strict=True)
       ]
     # Both factors are of a size: what spares the larger one only costs.
     dot = functools.partial(s.row_ops.dot, is_narrow=True)

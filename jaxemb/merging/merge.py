@@ -16,10 +16,9 @@ import numpy as np
 import scipy  # parts of it are loaded when they are used
 
 from jaxemb import errors
-from jaxemb.evaluation import geometry
+from jaxemb.evaluation import geometry, multivectors
 from jaxemb.merging import align
 from jaxemb.merging import parts as parts_lib
-from jaxemb.senses import table as senses_lib
 
 # Settings with a choice of values, and those that ALiR alone uses.
 CHOICES = {
@@ -85,7 +84,9 @@ class Merged(NamedTuple):
   rotations: np.ndarray | None
   outer: np.ndarray | None
   report: dict[str, Any]  # JSON-ready, with `warnings`, a line each
-  senses: senses_lib.Senses | None = None  # of words with several vectors
+  senses: multivectors.MultiVectors | None = (
+    None  # of words with several vectors
+  )
 
 
 class SideBySide(NamedTuple):

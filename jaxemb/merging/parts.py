@@ -4,6 +4,7 @@ A part is a run, an export, an earlier merge, an orbax checkpoint with a
 vocab.txt, or a word2vec, GloVe or .vec file. Rows stay in their files.
 """
 
+import dataclasses
 import itertools
 import mmap
 import pathlib
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.senses import table as senses_lib
+from jaxemb.evaluation import multivectors
 from jaxemb.storage import export, word2vec_format
 
 _BLOCK_ROWS = 65_536
@@ -39,13 +40,50 @@ class Part(NamedTuple):
   # Further rows of the same words: 'context_vectors' and the slots of row
   # optimizers, 'optimizer/vectors/<slot>', 'optimizer/context_vectors/<slot>'.
   trainable: Mapping[str, np.ndarray] = {}
-  senses: senses_lib.Senses | None = None  # of words with several vectors
+  senses: multivectors.MultiVectors | None = (
+    None  # of words with several vectors
+  )
   rms_norm: float = 0.0  # root mean square length, see `check`
 
   @property
   def dim(self) -> int:
     """Numbers of each vector."""
     return self.vectors.shape[1]
+
+  def of_words(self) -> 'Part':
+    """The part with one vector per word, the mean of its senses."""
+    if (senses := self.senses) is None:
+      return self
+    counts = self.counts
+    if counts is not None:  # the same for all senses of a word
+      counts = counts[senses.starts[:-1]]
+    return self._replace(
+      words=senses.words,
+      counts=counts,
+      vectors=Means(self.vectors, senses),
+      senses=None,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Means:
+  """[vocab, dim] means of the senses of words, computed as they are read."""
+
+  vectors: np.ndarray
+  senses: multivectors.MultiVectors
+
+  @property
+  def shape(self) -> tuple[int, int]:
+    """Of the array that this stands for."""
+    return len(self.senses.words), self.vectors.shape[1]
+
+  def __getitem__(self, ids: np.ndarray) -> np.ndarray:
+    firsts, ends = self.senses.starts[:-1][ids], self.senses.starts[1:][ids]
+    offsets = np.append(0, np.cumsum(ends - firsts))
+    rows = np.repeat(firsts - offsets[:-1], ends - firsts)
+    rows += np.arange(len(rows))
+    weighted = self.senses.priors[rows, None] * take(self.vectors, rows)
+    return np.add.reduceat(weighted, offsets[:-1], 0, np.float32)
 
 
 def take(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -132,7 +170,7 @@ def open_part(
   words, vectors, counts, folder = export.read(path)
   more, senses = {}, None
   if folder:
-    senses = senses_lib.read(
+    senses = multivectors.read(
       folder, names=words, counts=counts, vectors=vectors
     )
     if trainable is not False:

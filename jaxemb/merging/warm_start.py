@@ -7,7 +7,6 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.merging import parts as parts_lib
-from jaxemb.senses import merging as senses
 
 _LOG = logging.getLogger('jaxemb')
 _BLOCK_ROWS = 65_536  # read and written at once
@@ -24,7 +23,7 @@ def begin(
   mean. Optimizer state is taken over where the model has it. UserError if the
   vectors cannot be used, or have other dimensions.
   """
-  part = senses.of_words(parts_lib.open_part(path, None, None))
+  part = parts_lib.open_part(path, None, None).of_words()
   model = trainable.model
   dim = trainable.tables[model.vectors_table].spec.dim
   if part.dim != dim:

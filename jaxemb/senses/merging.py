@@ -37,12 +37,11 @@ from typing import Any
 import numpy as np
 import scipy  # parts of it are loaded when they are used
 
-from jaxemb.evaluation import geometry
+from jaxemb.evaluation import geometry, multivectors
 from jaxemb.merging import align
 from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import parts as parts_lib
 from jaxemb.ops import huffman
-from jaxemb.senses import table
 
 _ALIGN_WORDS = 5  # words with one sense that two parts share, per dimension
 _BLOCK_BYTES = 1 << 26  # of pairs of senses
@@ -50,27 +49,6 @@ _MAX_ROUNDS = 20
 _ROUNDING = 1e-9  # relative to the sum of all weights
 _FIT_WORDS = 100_000  # the most frequent ones, for maps of mean contexts
 _RIDGE = 1e-6  # relative to the mean square of a column
-
-
-@dataclasses.dataclass(frozen=True)
-class _Means:
-  """[vocab, dim] means of the senses of words, made as they are read."""
-
-  vectors: np.ndarray
-  senses: table.Senses
-
-  @property
-  def shape(self) -> tuple[int, int]:
-    return len(self.senses.words), self.vectors.shape[1]
-
-  def __getitem__(self, ids: np.ndarray) -> np.ndarray:
-    firsts, ends = self.senses.starts[:-1][ids], self.senses.starts[1:][ids]
-    offsets = np.append(0, np.cumsum(ends - firsts))
-    rows = np.repeat(firsts - offsets[:-1], ends - firsts)
-    rows += np.arange(len(rows))
-    weighted = self.senses.priors[rows, None]
-    weighted = weighted * parts_lib.take(self.vectors, rows)
-    return np.add.reduceat(weighted, offsets[:-1], 0, np.float32)
 
 
 def merge(
@@ -97,18 +75,6 @@ def merge(
   return merged._replace(report=merged.report | {'merge_secs': secs})
 
 
-def of_words(part: parts_lib.Part) -> parts_lib.Part:
-  """The part with one vector for each word, the mean of its senses."""
-  if (senses := part.senses) is None:
-    return part
-  counts, means = part.counts, _Means(part.vectors, senses)
-  if counts is not None:  # the same of all senses of a word
-    counts = counts[senses.starts[:-1]]
-  return part._replace(
-    words=senses.words, counts=counts, vectors=means, senses=None
-  )
-
-
 def line(report: Mapping[str, Any]) -> str:
   """A line about the senses of a merge report."""
   text = f'senses: {report["words"]:,} words have several'
@@ -121,10 +87,10 @@ def line(report: Mapping[str, Any]) -> str:
   )
 
 
-def _table(part: parts_lib.Part) -> table.Senses:
+def _table(part: parts_lib.Part) -> multivectors.MultiVectors:
   """The senses of a part; words with one vector have one sense."""
   num = len(part.words)
-  return part.senses or table.Senses(
+  return part.senses or multivectors.MultiVectors(
     words=part.words,
     counts=None,
     starts=np.arange(num + 1),
@@ -164,7 +130,10 @@ class _Merge:
     merge_lib.check_columns([part.dim for part in parts])
     self.parts, self.spec = parts, spec
     self.tables = [_table(part) for part in parts]
-    by_word, by_counts = list(map(of_words, parts)), spec.weights == 'counts'
+    by_word, by_counts = (
+      [part.of_words() for part in parts],
+      spec.weights == 'counts',
+    )
     words = parts_lib.unite_words(by_word, by_counts, keeps_unseen=True)
     first = self.tables[0]
     self.is_one_vocabulary = all(
@@ -198,7 +167,7 @@ class _Merge:
     rotations, turned_by = self._rotations()
     rows, report = self._match(rotations)
     priors = _pick([x.priors for x in self.tables], rows)
-    names = table.row_names(words.words, self.starts)
+    names = multivectors.row_names(words.words, self.starts)
     votes = words.votes[:, self.owners] * priors
     union = parts_lib.Union(
       words=names, counts=votes.sum(0), rows=rows, votes=votes
@@ -295,7 +264,7 @@ class _Merge:
 
   def _senses(
     self, owners: np.ndarray, priors: np.ndarray, vectors: np.ndarray
-  ) -> table.Senses:
+  ) -> multivectors.MultiVectors:
     """The result's rows, of words [rows], with priors of parts [n, rows]."""
     ids, starts, sizes = np.unique(
       owners, return_index=True, return_counts=True
@@ -307,7 +276,7 @@ class _Merge:
     totals = np.repeat(np.add.reduceat(votes.sum(0), starts), sizes)
     even = 1 / np.repeat(sizes, sizes)
     priors = np.divide(votes.sum(0), totals, even, where=totals > 0)
-    return table.Senses(
+    return multivectors.MultiVectors(
       words=[self.words.words[i] for i in ids.tolist()],
       counts=self.words.counts[ids],
       starts=np.append(starts, len(owners)),
@@ -321,11 +290,11 @@ class _Merge:
 
   def _with_contexts(
     self,
-    senses: table.Senses,
+    senses: multivectors.MultiVectors,
     rows: np.ndarray,
     votes: np.ndarray,
     warnings: list[str],
-  ) -> table.Senses:
+  ) -> multivectors.MultiVectors:
     """Adds mean contexts, of rows of the parts [n, rows] with their votes."""
     settings, tables = ('concentration', 'half_weight'), self.tables
     if obstacle := self._obstacle('means', *settings):
@@ -344,8 +313,11 @@ class _Merge:
     return dataclasses.replace(senses, means=means)
 
   def _with_outputs(
-    self, senses: table.Senses, merged: merge_lib.Merged, warnings: list[str]
-  ) -> table.Senses:
+    self,
+    senses: multivectors.MultiVectors,
+    merged: merge_lib.Merged,
+    warnings: list[str],
+  ) -> multivectors.MultiVectors:
     """Adds outputs, which are rotated inversely."""
     words, first = self.words, self.tables[0]
     is_tree = first.loss == 'hierarchical_softmax'
@@ -380,7 +352,7 @@ class _Merge:
       senses, outputs=outputs, loss=first.loss, negatives=first.negatives
     )
 
-  def _context_maps(self, merged: table.Senses) -> np.ndarray:
+  def _context_maps(self, merged: multivectors.MultiVectors) -> np.ndarray:
     """[sum D_i, dim] float64 B_i; words weigh as they do in contexts."""
     words = self.words
     ids = np.array([merged.index.get(name, -1) for name in words.words])
@@ -389,7 +361,7 @@ class _Merge:
     weights = merged.half_weight / (merged.half_weight + frequencies)
     shares = words.votes / words.votes.sum(0)
     job = self.job._replace(
-      tables=[*self.job.tables, _Means(merged.vectors, merged)],
+      tables=[*self.job.tables, parts_lib.Means(merged.vectors, merged)],
       rows=np.append(words.rows, ids[None], 0),
       weights=np.append(shares, np.ones((1, len(ids))), 0)
       * frequencies

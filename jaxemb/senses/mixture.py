@@ -38,8 +38,8 @@ import ml_collections
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.evaluation import multivectors
 from jaxemb.models import base, skipgram, targets
-from jaxemb.senses import table
 from jaxemb.tables import spec as spec_lib
 
 PRIORS = 'priors'
@@ -64,7 +64,7 @@ class Slots(NamedTuple):
 class Rows:
   """The rows of each word, and last of padding."""
 
-  starts: Any  # [vocab + 1] int32, as of `senses.table.Senses`
+  starts: Any  # [vocab + 1] int32, as of `evaluation.multivectors`
   priors: Any  # [vocab + 1] int32, row of priors; `num_ambiguous` = none
   num_senses: int = base.static()  # K, of ambiguous words
   num: int = base.static()  # rows of the vector table
@@ -301,7 +301,7 @@ class Mixture(skipgram.WindowModel):
     table_rows: Callable[[str], np.ndarray],
     words: Sequence[str],
     counts: np.ndarray,
-  ) -> table.Senses:
+  ) -> multivectors.MultiVectors:
     """The trained senses, from the float32 rows of each table."""
     rows = self.rows
     priors = np.ones(rows.num, np.float32)
@@ -310,7 +310,7 @@ class Mixture(skipgram.WindowModel):
     chances = np.maximum(chances, 0)
     chances = chances / chances.sum(1, keepdims=True)
     priors[rows.are_ambiguous()[rows.owners()]] = chances.reshape(-1)
-    return table.Senses(
+    return multivectors.MultiVectors(
       words=list(words),
       counts=np.asarray(counts),
       starts=np.asarray(rows.starts, np.int64),

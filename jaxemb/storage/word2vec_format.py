@@ -37,7 +37,6 @@ _MAX_COUNT_DIGITS = 12  # sums over a vocabulary fit int64
 _GZIP_MAGIC = b'\x1f\x8b'
 _HEADER = re.compile(rb'\s*(\d+)[ \t]+(\d+)\s*')
 _SPACE = re.compile(r'[ \t-\r]')
-_DMWE = re.compile(rb'\d+ \d+ \d+\s+\S+ \d+\s*')  # see `senses.table`
 
 
 class Vectors(NamedTuple):
@@ -238,11 +237,6 @@ def _read_open(
 ) -> tuple[list[bytes], np.ndarray, int]:
   """Words, [words, dim] vectors and bytes after them, or a `ValueError`."""
   first, second = (file.readline(_MAX_LINE_BYTES) for _ in range(2))
-  if _DMWE.fullmatch(first + second):
-    raise errors.UserError(
-      f'{path} has the text format of distributed_skipgram_mixture, which is '
-      f'for other programs; give its folder, {path.parent}'
-    )
   header = _HEADER.fullmatch(first)
   if header:
     num_rows, dim = map(int, header.groups())

@@ -148,7 +148,7 @@ def test_commands_are_handed_their_arguments(monkeypatch, command):
   monkeypatch.setattr(sys, 'path', ['/usr/lib'])
   for name in ('merge', 'query', 'evaluate'):
     code, out, _ = command(f'{name} --help')
-    assert code == 0 and f'usage: python -m jaxemb.{name}' in out
+    assert code == 0 and f'usage: jaxemb {name}' in out
   assert sys.path[-1] == str(pathlib.Path.cwd())
   code, _, err = command('trian')
   assert (

@@ -8,10 +8,10 @@ import pytest
 
 from jaxemb import embeddings, errors
 from jaxemb.cli import merge
+from jaxemb.evaluation import multivectors
 from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import parts as parts_lib
 from jaxemb.senses import merging as senses
-from jaxemb.senses import table
 from jaxemb.storage import word2vec_format
 from tests import oracle, runs
 
@@ -72,7 +72,7 @@ def _truth(loss='negative_sampling', ambiguous=_AMBIGUOUS, contexts=False):
   priors = np.concatenate([rng.dirichlet(np.ones(size)) for size in sizes])
   scale = 1 / np.sqrt(1 + np.arange(_DIM))
   num_outputs = _WORDS - (loss == 'hierarchical_softmax')
-  made = table.Senses(
+  made = multivectors.MultiVectors(
     [f'w{i}' for i in range(_WORDS)],
     1000 - np.arange(_WORDS),
     starts,
@@ -344,7 +344,7 @@ def test_the_command_writes_an_export_of_senses(tmp_path, capsys):
   assert merge.main([*folders, f'--output={output}']) == 0
   out = capsys.readouterr().out
   assert '60 words have several' in out and 'matched ones 1.000' in out
-  loaded = embeddings.load(output)
+  loaded = embeddings.load_vectors(output)
   assert [name for name, _ in loaded.senses('w3')] == [
     f'w3#{k}' for k in range(_SENSES)
   ]
@@ -355,7 +355,7 @@ def test_the_command_writes_an_export_of_senses(tmp_path, capsys):
   argv = [folders[0], str(output), f'--output={again}', '--method=pca']
   assert merge.main(argv) == 0
   assert 'cannot be disambiguated' in capsys.readouterr().err
-  loaded = embeddings.load(again)
+  loaded = embeddings.load_vectors(again)
   with pytest.raises(errors.UserError, match='cannot disambiguate'):
     loaded.disambiguate('w70 w3 w80', 1)
   assert not (again / 'export' / 'outputs.npy').exists()
@@ -364,4 +364,4 @@ def test_the_command_writes_an_export_of_senses(tmp_path, capsys):
   for path in words:
     word2vec_format.write(path, truth.words, truth.mean_vectors(), False)
   assert merge.main([*map(str, words), f'--output={again}']) == 0
-  assert embeddings.load(again).sense_table is None
+  assert embeddings.load_vectors(again).sense_table is None

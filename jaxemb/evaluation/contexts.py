@@ -15,9 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxemb.evaluation import benchmarks, geometry
-from jaxemb.evaluation import words as evaluation_words
-from jaxemb.senses import table
+from jaxemb.evaluation import benchmarks, geometry, multivectors
+from jaxemb.evaluation import words as words_lib
 
 MEASURES = ('MaxSimC', 'AvgSimC', 'AvgSim', 'MaxSim', 'single')
 _NEED_CONTEXTS = ('MaxSimC', 'AvgSimC')
@@ -34,7 +33,9 @@ def _tokens(context: tuple[str, str, str]) -> tuple[list[str], int]:
 
 
 def similarities(
-  senses: table.Senses, asked: benchmarks.Benchmark, window: int = 0
+  senses: multivectors.MultiVectors,
+  asked: benchmarks.Benchmark,
+  window: int = 0,
 ) -> np.ndarray:
   """[pairs, measures] float64; NaN if a word is unknown.
 
@@ -67,7 +68,7 @@ def similarities(
 
 
 def evaluate(
-  senses: table.Senses,
+  senses: multivectors.MultiVectors,
   found: Sequence[benchmarks.Benchmark],
   window: int = 0,
 ) -> dict[str, dict]:
@@ -88,7 +89,7 @@ def evaluate(
       results[f'{asked.path.stem} {name}'] = {
         'kind': 'similarity',
         'layout': 'scws-senses',
-        **evaluation_words.correlations(asked.labels, column),
+        **words_lib.correlations(asked.labels, column),
         'found': num_found,
         'total': len(column),
         'oov': len(column) - num_found,

@@ -8,11 +8,9 @@ import pytest
 
 from jaxemb import embeddings, errors
 from jaxemb.cli import query
-from jaxemb.evaluation import benchmarks
+from jaxemb.evaluation import benchmarks, contexts, multivectors
 from jaxemb.ops import huffman
 from jaxemb.report import report
-from jaxemb.senses import evaluate
-from jaxemb.senses import table as senses
 from tests import oracle, runs
 
 WORDS = ['the', 'bank', 'money', 'river', 'boat', 'coin']
@@ -27,7 +25,7 @@ def _senses(loss='hierarchical_softmax', contexts=False):
   vectors, outputs, means = (
     rng.normal(size=(x, 4)).astype(np.float32) for x in (7, num, 7)
   )
-  return senses.Senses(
+  return multivectors.MultiVectors(
     WORDS, np.array([50, 20, 10, 9, 5, 4]), STARTS, vectors, priors, outputs,
     loss, 5, 2, *((means, 3.0, 0.1) if contexts else ()),
   )  # fmt: skip
@@ -100,7 +98,7 @@ def test_scores_of_pairs_in_contexts(tmp_path):
   )
   (asked,) = benchmarks.find([path])
   assert asked.labels == [5, 3, 9] and asked.malformed == 1
-  got = evaluate.similarities(found, asked)
+  got = contexts.similarities(found, asked)
   assert np.isnan(got[1]).all() and (got[2] == 1).all()
   cosines = oracle.cosines(found.vectors)[1:3, 4]
   chances = found.posterior(1, [2, 0, 1])
@@ -117,42 +115,29 @@ def test_scores_of_pairs_in_contexts(tmp_path):
     ],
     atol=1e-5,
   )
-  scores = evaluate.evaluate(found, [asked])
+  scores = contexts.evaluate(found, [asked])
   assert scores['scws MaxSim']['score'] == pytest.approx(1)
   assert scores['scws MaxSim']['found'] == 2
   assert scores['scws single']['oov'] == 1
 
 
-@pytest.mark.parametrize('contexts', [False, True])
-def test_what_is_written_is_read(tmp_path, contexts):
+@pytest.mark.parametrize('has_means', [False, True])
+def test_what_is_written_is_read(tmp_path, has_means):
   # White space of words is found again.
   words = ['the', 'bank', 'x y', 'a_bank', 'boat', 'a bank']
-  found = dataclasses.replace(_senses(contexts=contexts), words=words)
+  found = dataclasses.replace(_senses(contexts=has_means), words=words)
   runs.write_senses(tmp_path, found)
-  loaded = embeddings.load(tmp_path)
+  loaded = embeddings.load_vectors(tmp_path)
   assert loaded.index_to_key[:3] == ['the', 'bank#0', 'bank#1']
   for field in dataclasses.fields(found):
     first, second = (
       getattr(x, field.name) for x in (found, loaded.sense_table)
     )
     np.testing.assert_array_equal(first, second)
-  if not contexts:  # as older versions wrote it
+  if not has_means:  # as older versions wrote it
     facts = {'loss': found.loss, 'negatives': 5, 'window': 2}
     (tmp_path / 'senses.json').write_text(json.dumps(facts))
-    assert embeddings.load(tmp_path).sense_table.concentration is None
-  lines = (tmp_path / 'dmwe.txt').read_text().splitlines()
-  assert lines[0] == '6 7 4' and lines[3] == 'bank 2'
-  row = np.array(lines[5].split(), np.float32)
-  np.testing.assert_array_equal(row, [0.75, *found.vectors[2]])
-
-
-def test_the_format_of_other_programs_is_known(folder, tmp_path):
-  told = 'dmwe.txt.* for other programs.* give its folder'
-  with pytest.raises(errors.UserError, match=told):
-    embeddings.load(folder / 'dmwe.txt')
-  # Vectors of numbers, without a header, are none of that.
-  (tmp_path / 'v.txt').write_text('5 1 2\n6 3 4\n7 5 6\n')
-  assert embeddings.load(tmp_path / 'v.txt').vectors.shape == (3, 2)
+    assert embeddings.load_vectors(tmp_path).sense_table.concentration is None
 
 
 # A file, what of it becomes what (None = all of it, or that it is missing), and
@@ -195,14 +180,14 @@ def test_damage_is_named(tmp_path, name, old, new, told):
     assert text.count(old) == 1
     path.write_text(text.replace(old, new))
   with pytest.raises(errors.UserError, match=told) as caught:
-    embeddings.load(tmp_path)
+    embeddings.load_vectors(tmp_path)
   assert '\n' not in str(caught.value) and 'export again' in str(caught.value)
 
 
 def test_benchmarks_are_of_words(folder, tmp_path):
   pairs = tmp_path / 'pairs.txt'
   pairs.write_text('bank money 5\nthe bank 1\nmoney the 3\n')
-  loaded = embeddings.load(folder)
+  loaded = embeddings.load_vectors(folder)
   found = loaded.evaluate_word_pairs(pairs)
   assert found[-1] == 0
   assert found == loaded.of_words().evaluate_word_pairs(pairs)
@@ -212,7 +197,7 @@ def test_without_outputs_only_contexts_say_nothing(tmp_path):
   found = dataclasses.replace(_senses(), outputs=None, loss=None, negatives=0)
   runs.write_senses(tmp_path, found)
   assert not (tmp_path / 'outputs.npy').exists()
-  loaded = embeddings.load(tmp_path)
+  loaded = embeddings.load_vectors(tmp_path)
   with pytest.raises(errors.UserError, match='no outputs.npy') as caught:
     loaded.disambiguate('the money bank', 2)
   assert '\n' not in str(caught.value)
@@ -222,13 +207,13 @@ def test_without_outputs_only_contexts_say_nothing(tmp_path):
     + _line('bank', 'money', 7, text, 'of <b>money</b>')
   )
   asked = benchmarks.find([path])
-  scores = evaluate.evaluate(loaded.sense_table, asked)
+  scores = contexts.evaluate(loaded.sense_table, asked)
   assert list(scores) == ['scws AvgSim', 'scws MaxSim', 'scws single']
-  assert scores.items() <= evaluate.evaluate(_senses(), asked).items()
+  assert scores.items() <= contexts.evaluate(_senses(), asked).items()
 
 
 def test_queries(folder, capsys):
-  loaded, found = embeddings.load(folder), _senses()
+  loaded, found = embeddings.load_vectors(folder), _senses()
   assert loaded.senses('bank') == [('bank#0', 0.25), ('bank#1', 0.75)]
   assert loaded.senses('money') == [('money', 1.0)]
   assert 'bank' in loaded and 'tank' not in loaded
@@ -270,7 +255,7 @@ def _crowd():
 def test_neighbours_are_other_words_each_once(tmp_path, capsys):
   found = _crowd()
   runs.write_senses(tmp_path, found)
-  loaded = embeddings.load(tmp_path)
+  loaded = embeddings.load_vectors(tmp_path)
 
   def names(*args, **settings):
     return [x for x, _ in loaded.most_similar(*args, **settings)]
@@ -304,7 +289,7 @@ def test_neighbours_are_other_words_each_once(tmp_path, capsys):
 
 
 def test_a_text_is_taken_as_training_takes_it(folder, capsys):
-  loaded, found = embeddings.load(folder), _senses()
+  loaded, found = embeddings.load_vectors(folder), _senses()
   text = '"The (money) \u2013 by the RIVER, an Bank.'
   context = found.context(text.split(), 7)
   assert context == [0, 3] and found.context(text.split(), 7, 9) == [0, 2, 0, 3]

@@ -1,0 +1,329 @@
+"""Keys with several vectors, such as senses of words: queries and files.
+
+The posterior of sense k of a word w, with vector v_k and prior pi_k, in a
+context c of words o_1, o_2, ... follows the method of training. Likelihoods
+(Tian et al. 2014, eq. 9; `senses.mixture`):
+
+  p(k | w, c) = softmax_k( log pi_k + sum_{o in c} log P(o | w, k) )
+
+Contexts: gamma of `senses.context_mixture`, with x of the words of c.
+
+An export has these files next to those of `storage.word2vec_format`:
+
+priors.txt     `word sense prior` lines, in the order of the rows
+outputs.npy    [vocab or vocab - 1, dim] float32
+means.npy      [rows, dim] float32
+senses.json    loss, negatives, window, concentration, half_weight; no
+               outputs.npy if loss is null, no means.npy if concentration is
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+import re
+import unicodedata
+from collections.abc import Container, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.evaluation import geometry
+from jaxemb.ops import huffman
+from jaxemb.storage import atomic
+
+# The first one marks an export of senses.
+FILES = ('senses.json', 'priors.txt', 'outputs.npy', 'means.npy')
+_PRIOR_TOLERANCE = 1e-3  # of sums of rounded and averaged priors
+# What senses.json holds of `MultiVectors`.
+_FACTS = {
+  'loss': lambda x: x in (None, 'negative_sampling', 'hierarchical_softmax'),
+  'negatives': lambda x: type(x) is int and x >= 0,
+  'window': lambda x: type(x) is int and x >= 1,
+  'concentration': lambda x: x is None or _is_number(x) and x >= 0,
+  'half_weight': lambda x: _is_number(x) and x > 0,
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MultiVectors:
+  """Words with one or several vectors each, and what disambiguates them."""
+
+  words: list[str]  # [vocab], the most frequent first
+  counts: np.ndarray  # [vocab] int64
+  # [vocab + 1] int64; senses of word i are rows starts[i]:starts[i + 1]
+  starts: np.ndarray
+  vectors: np.ndarray  # [rows, dim] float32
+  priors: np.ndarray  # [rows] float32; those of a word sum to 1
+  # [vocab or vocab - 1, dim] float32, vectors of words or of the inner nodes of
+  # the Huffman tree; None = unknown, as after some merges
+  outputs: np.ndarray | None
+  # 'negative_sampling' or 'hierarchical_softmax'; None without outputs
+  loss: str | None
+  negatives: int  # per pair, with negative sampling
+  window: int  # context words on each side
+  # [rows, dim] float32, mean contexts; zeros for single senses; None = not used
+  means: np.ndarray | None = None
+  concentration: float | None = None  # kappa, of mean contexts
+  # Relative frequency of a word of weight 1/2 in a mean context.
+  half_weight: float = 1e-3
+
+  @functools.cached_property
+  def index(self) -> dict[str, int]:
+    """Id of each word."""
+    return {word: i for i, word in enumerate(self.words)}
+
+  @property
+  def can_disambiguate(self) -> bool:
+    """Whether contexts change the posterior."""
+    return self.outputs is not None or self.means is not None
+
+  def rows(self, word: int) -> slice:
+    """Rows of a word's senses."""
+    return slice(int(self.starts[word]), int(self.starts[word + 1]))
+
+  def owners(self, rows: np.ndarray) -> np.ndarray:
+    """[n] int64, the words of rows [n]."""
+    return np.searchsorted(self.starts, rows, 'right') - 1
+
+  def by_row(self, values: np.ndarray) -> np.ndarray:
+    """[rows], values [vocab] repeated for each sense."""
+    return np.repeat(values, np.diff(self.starts))
+
+  def names(self) -> list[str]:
+    """[rows] names, see `row_names`."""
+    return row_names(self.words, self.starts)
+
+  def mean_vectors(self) -> np.ndarray:
+    """[vocab, dim] float32, means of senses weighted by priors."""
+    weighted = self.priors[:, None] * self.vectors
+    return np.add.reduceat(weighted, self.starts[:-1], 0, np.float32)
+
+  @functools.cached_property
+  def directions(self) -> np.ndarray:
+    """[vocab, dim] float32, unit mean vectors."""
+    return geometry.unit(self.mean_vectors())
+
+  @functools.cached_property
+  def _paths(self) -> huffman.Paths:
+    return huffman.tree_paths(self.counts)
+
+  def log_likelihoods(self, word: int, context: Sequence[int]) -> np.ndarray:
+    """[senses, context] float64, log P(o | word, k) of ids o.
+
+    Negatives contribute their expectation, the same for every o.
+    """
+    vectors = self.vectors[self.rows(word)].astype(np.float64)
+    context = np.asarray(context, np.int64)
+    if self.loss == 'negative_sampling':
+      scores = vectors @ self.outputs[context].T
+      chances = self.counts.astype(np.float64) ** 0.75
+      noise = _log_sigmoid(-(vectors @ self.outputs.T)) @ chances
+      noise *= self.negatives / chances.sum()
+      return _log_sigmoid(scores) + noise[:, None]
+    points, codes, lengths = (x[context] for x in self._paths)
+    on_path = np.arange(points.shape[1]) < lengths[:, None]
+    nodes = self.outputs[np.minimum(points, len(self.outputs) - 1)]
+    scores = np.einsum('kd,cnd->kcn', vectors, nodes)
+    terms = _log_sigmoid((1 - 2.0 * codes) * scores)
+    return np.sum(np.where(on_path, terms, 0), -1)
+
+  def posterior(self, word: int, context: Sequence[int]) -> np.ndarray:
+    """[senses] float64, p(k | w, c) of ids; the priors if the context is empty.
+
+    UserError if contexts cannot disambiguate these senses.
+    """
+    priors = self.priors[self.rows(word)].astype(np.float64)
+    logs = np.log(np.maximum(priors, 1e-30))
+    if len(context) and len(logs) > 1:
+      if self.means is not None:
+        distances = self._mean(context) - self.means[self.rows(word)]
+        logs = logs - self.concentration * np.sum(distances**2, 1)
+      elif self.outputs is not None:
+        logs = logs + self.log_likelihoods(word, context).sum(1)
+      else:
+        raise errors.UserError(
+          'these vectors have no outputs.npy and cannot disambiguate senses; '
+          'merge.json of their merge gives the reason, the merged models can'
+        )
+    chances = np.exp(logs - logs.max())
+    return chances / chances.sum()
+
+  def _mean(self, context: Sequence[int]) -> np.ndarray:
+    """[dim] float64, x of `senses.context_mixture`."""
+    context = np.asarray(context, np.int64)
+    frequencies = self.counts[context] / self.counts.sum()
+    weights = self.half_weight / (self.half_weight + frequencies)
+    return weights @ self.directions[context] / weights.sum()
+
+  def context(
+    self, tokens: Sequence[str], position: int, window: int = 0
+  ) -> list[int]:
+    """Ids of up to `window` known words on each side; 0 = `self.window`."""
+    window = window or self.window
+    before, after = (
+      [self.index[x] for x in (spelled(t, self.index) for t in side) if x]
+      for side in (tokens[:position], tokens[position + 1 :])
+    )
+    return before[-window:] + after[:window]
+
+
+def _log_sigmoid(x: np.ndarray) -> np.ndarray:
+  return -np.logaddexp(0, -x)
+
+
+def row_names(words: Sequence[str], starts: np.ndarray) -> list[str]:
+  """[rows] names: the word, or `word#sense` if it has several."""
+  names, known = [], set(words)
+  for word, size in zip(words, np.diff(starts).tolist(), strict=True):
+    stem = word
+    while size > 1 and f'{stem}#0' in known:
+      stem += '#'  # the text has a word of that name
+    names += [word] if size == 1 else [f'{stem}#{k}' for k in range(size)]
+  return names
+
+
+def spelled(token: str, known: Container[str]) -> str | None:
+  """The known word that a token stands for; None = there is none.
+
+  Tries the token, its lower case, and both stripped of what is never part of a
+  trained word (all but letters, digits and combining marks). Tokens that
+  training would split (don't) are not split.
+  """
+  inside = [
+    i
+    for i, x in enumerate(token)
+    if x.isalnum() or unicodedata.category(x)[0] == 'M'
+  ]
+  bare = token[inside[0] : inside[-1] + 1] if inside else token
+  candidates = (token, token.lower(), bare, bare.lower())
+  return next((word for word in candidates if word in known), None)
+
+
+def write(folder: pathlib.Path, senses: MultiVectors | None) -> None:
+  """Replaces an export's files of senses; None = there are none.
+
+  Words have no white space. UserError if a file cannot be written.
+  """
+  for name in FILES:
+    (folder / name).unlink(missing_ok=True)
+  if senses is None:
+    return
+  facts = {key: getattr(senses, key) for key in _FACTS}
+  for name in ('outputs', 'means'):
+    array = getattr(senses, name)
+    if array is not None:
+      with atomic.write(folder / f'{name}.npy') as file:
+        np.save(file, np.ascontiguousarray(array, '<f4'))
+  with atomic.write(folder / 'priors.txt') as file:
+    for i, word in enumerate(senses.words):
+      for k, prior in enumerate(senses.priors[senses.rows(i)]):
+        file.write(f'{word} {k} {prior:.9g}\n'.encode())
+  with atomic.write(folder / FILES[0]) as file:
+    file.write(json.dumps(facts, indent=1).encode())
+
+
+def read(
+  folder: pathlib.Path,
+  names: Sequence[str],
+  counts: np.ndarray,
+  vectors: np.ndarray,
+) -> MultiVectors | None:
+  """Reads what `write` wrote; None if the folder has no senses.
+
+  Takes names, counts [rows] int64 and vectors [rows, dim] float32 of the rows.
+  UserError if a file is missing or damaged, or of other vectors.
+  """
+  if not (folder / FILES[0]).exists():
+    return None
+  with _reading(folder / FILES[0]) as path:
+    facts = _valid_facts(json.loads(path.read_text(encoding='utf-8')))
+  with _reading(folder / 'priors.txt') as path:
+    words, starts, priors = _parse_priors(path.read_text(encoding='utf-8'))
+    if len(priors) != len(names):
+      raise ValueError(f'has {len(priors)} lines, vocab.txt {len(names)}')
+    pairs = zip(names, row_names(words, starts), strict=True)
+    for row, (name, ours) in enumerate(pairs):
+      # vocab.txt has underscores for white space, perhaps several.
+      if re.sub(r'[_\s]', '', name) != re.sub(r'[_\s]', '', ours):
+        raise ValueError(f'row {row} is {ours!r}, {name!r} in vocab.txt')
+  outputs = means = None
+  if facts['loss'] is not None:
+    is_tree = facts['loss'] == 'hierarchical_softmax'
+    shape = len(words) - is_tree, vectors.shape[1]
+    outputs = _load(folder / 'outputs.npy', shape)
+  if facts['concentration'] is not None:
+    means = _load(folder / 'means.npy', vectors.shape)
+  return MultiVectors(
+    words=words,
+    counts=counts[starts[:-1]],
+    starts=starts,
+    vectors=vectors,
+    priors=priors,
+    outputs=outputs,
+    means=means,
+    **facts,
+  )
+
+
+@contextlib.contextmanager
+def _reading(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  try:
+    yield path
+  except (OSError, ValueError, EOFError) as error:
+    what = getattr(error, 'strerror', None) or error
+    raise errors.UserError(f'{path}: {what}; export again') from error
+
+
+def _valid_facts(facts: Any) -> dict[str, Any]:
+  if not isinstance(facts, dict):
+    raise ValueError(f'has no {", ".join(_FACTS)}')
+  of_contexts = {'concentration': None, 'half_weight': MultiVectors.half_weight}
+  if of_contexts.keys().isdisjoint(facts):  # older, of likelihoods
+    facts |= of_contexts
+  for key, is_valid in _FACTS.items():
+    if key not in facts:
+      raise ValueError(f'has no {key}')
+    if not is_valid(facts[key]):
+      raise ValueError(f'{key} must not be {facts[key]!r}')
+  return {key: facts[key] for key in _FACTS}
+
+
+def _is_number(value: Any) -> bool:
+  return type(value) in (int, float) and abs(value) < math.inf
+
+
+def _parse_priors(text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
+  """Words, starts and priors, as in `MultiVectors`."""
+  words, starts, priors = [], [], []
+  for line in filter(None, text.split('\n')):
+    word, k, prior = line.rsplit(' ', 2)
+    if int(k) == 0:
+      words.append(word)
+      starts.append(len(priors))
+    if word not in words[-1:] or int(k) != len(priors) - starts[-1]:
+      raise ValueError(f'line {len(priors) + 1}, {word!r} {k}, is out of order')
+    priors.append(float(prior))
+  if not words:
+    raise ValueError('is empty')
+  sums = np.add.reduceat(np.array(priors), starts)
+  # Negated, so that a NaN is wrong.
+  is_right = np.minimum.reduceat(priors, starts) > -_PRIOR_TOLERANCE
+  is_wrong = ~(is_right & (np.abs(sums - 1) < _PRIOR_TOLERANCE))
+  if is_wrong.any():
+    word = words[int(is_wrong.argmax())]
+    raise ValueError(f'priors of {word!r} must not be negative, and sum to 1')
+  starts = np.array([*starts, len(priors)], np.int64)
+  return words, starts, np.array(priors, np.float32)
+
+
+def _load(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
+  """A memory-mapped array of this shape."""
+  with _reading(path):
+    array = np.load(path, mmap_mode='r')
+    if array.shape != shape:
+      raise ValueError(f'has shape {array.shape}, the vectors need {shape}')
+  return array
