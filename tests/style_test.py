@@ -28,13 +28,9 @@ _LONG = set(
 _POSITIONAL_CALLS = 62
 _CORE_MENTIONS = {
   'config/__init__.py': 32,
-  'embeddings.py': 4,
   'io/keys.py': 1,
   'io/tables.py': 2,
   'io/text_files.py': 1,
-  'merging/merge.py': 1,
-  'merging/parts.py': 1,
-  'merging/warm_start.py': 1,
   'models/base.py': 1,
   'report/report.py': 1,
   'run/build.py': 7,

@@ -128,20 +128,29 @@ def read(
     ) from error
   items = _parse(_lines(data), layout, separator) if layout else []
   good = [item for item in items if item is not None]
-  counts = [len(items) - len(good)]
+  num_good, num_blank, num_repeated = len(good), 0, 0
   if layout == 'categories':
     first = {}
     for label, (word,) in good:
       if word:
         first.setdefault(word.upper(), (label, (word,)))
     num_blank = sum(words == ('',) for _, words in good)
-    counts += [num_blank, len(good) - num_blank - len(first)]
+    num_repeated = num_good - num_blank - len(first)
     good = first.values()
   name = 'scws' if layout == 'scws' else path.stem
   if not good:
     return None
   labels, words, *contexts = map(list, zip(*good, strict=True))
-  benchmark = Benchmark(path, name, layout, words, labels, *counts)
+  benchmark = Benchmark(
+    path=path,
+    name=name,
+    layout=layout,
+    words=words,
+    labels=labels,
+    malformed=len(items) - num_good,
+    blank=num_blank,
+    repeated=num_repeated,
+  )
   return benchmark._replace(contexts=contexts[0]) if contexts else benchmark
 
 

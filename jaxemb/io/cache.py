@@ -19,6 +19,8 @@ from jaxemb.storage import atomic
 
 T = TypeVar('T')
 
+REMEDY = 'set JAXEMB_CACHE to another folder'
+
 _SAMPLES = 64  # of all files together, but at least one of each file
 _SAMPLE_BYTES = 1 << 14
 
@@ -62,7 +64,7 @@ def opened(
     ) from error
   except Exception:  # damaged in any way
     pass
-  with atomic.folder(folder) as temporary:
+  with atomic.folder(folder, REMEDY) as temporary:
     make(temporary)
   return load(folder)
 

@@ -24,7 +24,8 @@ from jaxemb import errors
 from jaxemb.storage import atomic
 
 BASE_URL = 'https://dumps.wikimedia.org'
-NAMES = ('simple', 'en')
+# The code of a language in the names of dumps: de, simple, zh_min_nan.
+_LANGUAGE = re.compile('[a-z]{2,3}(_[a-z]{2,8})*|simple')
 # Of the Open Graph Benchmark, those with nodes of one kind.
 OGB_URL = 'http://snap.stanford.edu/ogb/data/nodeproppred'
 OGB_NAMES = 'ogbn-arxiv', 'ogbn-products', 'ogbn-proteins'
@@ -43,21 +44,23 @@ def wikipedia(
 ) -> pathlib.Path:
   """Path of the newest dump of a Wikipedia's articles, downloaded if absent.
 
-  'simple' has about 0.3 GB, 'en' about 25 GB. A file put into the cache by hand
-  is used as it is. Raises a `UserError` without network or space, for a dump
-  that does not exist and for a wrong checksum.
+  `name` is the code of its language: 'simple' has about 0.3 GB, 'en' 25 GB. A
+  file put into the cache by hand is used as it is. Raises a `UserError` without
+  network or space, for a dump that does not exist and for a wrong checksum.
   """
-  if name not in NAMES:
+  name = name.replace('-', '_')
+  if not _LANGUAGE.fullmatch(name):
     raise errors.UserError(
-      f'there is no Wikipedia {name!r} to download: choose one of {NAMES}'
+      f'there is no Wikipedia {name!r} to download: give the code of its '
+      'language, such as simple, en or de'
     )
   path = pathlib.Path(cache) / f'{name}wiki-latest-{_KIND}'
   if path.exists():
     return path
   latest_url = f'{BASE_URL}/{name}wiki/latest/{name}wiki-latest-'
   by_hand = (
-    f'download {latest_url}{_KIND} to {path} by hand, or set config.data.path '
-    'to text of your own'
+    f'check the code {name!r}, download {latest_url}{_KIND} to {path} by hand, '
+    'or set config.data.path to text of your own'
   )
   with _telling(f'the {name}wiki dump', by_hand, path.parent):
     url, sha1 = _newest(name, f'{latest_url}sha1sums.txt')

@@ -232,13 +232,13 @@ def make(
   frequencies = corpus.counts / corpus.counts.sum()
   weights = _HALF_WEIGHT / (_HALF_WEIGHT + frequencies)
   return ContextMixture(
-    spec,
-    tables,
-    outputs,
-    rows,
-    weights.astype(np.float32),
-    float(corpus.centers[mask].sum()),
-    _CONCENTRATION_PER_WORD * (min_window + spec.window),
+    spec=spec,
+    tables=tables,
+    outputs=outputs,
+    rows=rows,
+    weights=weights.astype(np.float32),
+    chance=float(corpus.centers[mask].sum()),
+    concentration=_CONCENTRATION_PER_WORD * (min_window + spec.window),
   )
 
 

@@ -333,7 +333,7 @@ def make(
   """The mixture; words of the mask [vocab] bool have `num_senses` each."""
   rows = number(mask, num_senses)
   made = tables(spec, corpus, outputs, rows=rows, momentum=_MOMENTUM)
-  return Mixture(spec, made, outputs, rows)
+  return Mixture(spec=spec, tables=made, outputs=outputs, rows=rows)
 
 
 def tables(

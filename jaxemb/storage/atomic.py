@@ -44,11 +44,14 @@ def write(path: pathlib.Path | str) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def folder(
+  path: pathlib.Path, remedy: str = 'choose another folder'
+) -> Iterator[pathlib.Path]:
   """Makes a temporary folder that replaces `path` once all is in it.
 
   On any error an earlier folder stays. Where another process has put one there
-  in the meantime, that stays. Raises a `UserError` if the file system refuses.
+  in the meantime, that stays. Raises a `UserError`, which ends with the remedy,
+  if the file system refuses.
   """
   temporary = temporary_of(path)
   try:
@@ -63,7 +66,7 @@ def folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
       if not path.exists():
         raise
   except OSError as error:
-    raise _unwritable(path, error) from error
+    raise _unwritable(path, error, remedy) from error
   finally:
     shutil.rmtree(temporary, ignore_errors=True)
 
@@ -113,8 +116,9 @@ def unnamed(folder: pathlib.Path, size: int, content: str) -> BinaryIO:
   return file
 
 
-def _unwritable(path: pathlib.Path, error: OSError) -> errors.UserError:
+def _unwritable(
+  path: pathlib.Path, error: OSError, remedy: str = 'choose another folder'
+) -> errors.UserError:
   return errors.UserError(
-    f'cannot write {path}: {error.strerror or error}; free space or choose '
-    'another folder'
+    f'cannot write {path}: {error.strerror or error}; free space or {remedy}'
   )

@@ -35,7 +35,6 @@ import json
 import multiprocessing
 import os
 import pathlib
-import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -59,7 +58,7 @@ MAX_BLOCK_IDS = 2 * BLOCK_WORDS + 1
 
 MAX_HELD_WORDS = 1 << 22  # of a table in memory, some 200 MB
 
-_SAMPLED_STRETCHES = 64  # of all files, and one of each
+_SAMPLES = 64  # of all files together, but at least one of each file
 
 _FORMAT = 7
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
@@ -147,17 +146,12 @@ def encode(
   if readers.num_processes > 1:
     # Processes that read the same parts may share a cache, but not a folder.
     identity += [num_parts, readers.process, *readers.local_parts]
-  name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-  folder = cache / 'corpora' / name
+  folder = cache_lib.folder_of(cache / 'corpora', '', identity)
   encoded = _reuse(folder, files, settings)
   # All or none: the processes choose a vocabulary together.
   if all(_gather(readers, encoded is not None)):
     return encoded
-  temporary = atomic.temporary_of(folder)
-  shutil.rmtree(temporary, ignore_errors=True)
-  try:
-    temporary.mkdir(parents=True)
-    atomic.remove_leftovers(temporary.parent)
+  with atomic.folder(folder, cache_lib.REMEDY) as temporary:
     _Encoder(
       files=files,
       settings=settings,
@@ -167,23 +161,8 @@ def encode(
       readers=readers,
     ).run()
     # Opened before the move: another job may replace it at any moment.
-    encoded = _open(temporary)._replace(folder=folder)
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-      temporary.rename(folder)
-    except OSError:
-      if not folder.exists():
-        raise
-      # Another job was faster; its result is the same.
-    return encoded
-  except OSError as error:
-    raise errors.UserError(
-      f'cannot write the encoded corpus to {folder}: '
-      f'{error.strerror or error}; free space there or set JAXEMB_CACHE to '
-      'another folder'
-    ) from error
-  finally:
-    shutil.rmtree(temporary, ignore_errors=True)
+    encoded = _open(temporary)
+  return encoded._replace(folder=folder)
 
 
 def check_same_files(process: int, sizes_bytes: list[dict[str, int]]) -> None:
@@ -263,74 +242,106 @@ class _Encoder:
 
   def run(self) -> None:
     """Writes the files of the folder."""
-    s, reports = self.settings, [wiki.ReadReport() for _ in self.files]
-    given = s.counts and _read_counts(s.counts)  # refused before reading
+    reports = [wiki.ReadReport() for _ in self.files]
+    counts = self.settings.counts
+    known = _read_counts(counts) if counts else None  # refused before reading
     pieces = self.read(reports)
     self.check_encoding(pieces, reports)
-    if given:
-      words, num_different, most = given, len(given.counts), given.counts.max()
-    else:
-      words, num_different, most = self.count(pieces)
-    words = words.subset(words.best(s.min_count, s.max_vocab))
-    if (num_vocab := len(words.counts)) < 2:
-      some = pieces[0].open()[0].texts() if pieces else []
-      problems = [x for report in reports for x in report.problems]
-      problem = next((x for x in problems if not x.endswith(': empty')), '')
-      num_overlong = sum(x.counters['overlong_words'] for x in pieces)
-      raise errors.UserError(
-        _too_few(
-          s,
-          words=words.texts(),
-          some=some,
-          num_different=num_different,
-          most=int(most),
-          problem=problem,
-          num_overlong=num_overlong,
-        )
-      )
+    words, num_different = self.choose_words(pieces, reports, known)
     with open(self.folder / 'vocab.txt', 'wb') as file:
       word2vec_format.put_counts(file, words.texts(), words.counts)
     digests, totals = self.map(pieces, words)
-    if not (num_words := totals.pop('num_words', 0)):
+    if not totals['num_words']:
       raise errors.UserError(
-        f'no word of {s.counts} occurs in the text; check '
-        '--config.data.counts, --config.data.lowercase and --config.data.tokens'
+        f'no word of {counts} occurs in the text; check --config.data.counts, '
+        '--config.data.lowercase and --config.data.tokens'
       )
-    # Of indivisible files, which every process reads: not summed over them.
-    for report in reports:
-      totals.update(
-        invalid_utf8_bytes=report.replaced_bytes,
-        lost_bytes=report.lost_bytes,
-        redirects=report.redirects,
-        other_namespace_pages=report.other_namespace_pages,
-      )
-    problems = [problem for report in reports for problem in report.problems]
-    problems = itertools.chain(*_gather(self.readers, problems))
     content = [sources.file_sha256(self.folder / 'vocab.txt'), *digests]
-    stretches = _stretches(self.files)
     manifest = {
-      'settings': s._asdict(),
-      'counts_sha256': s.counts and sources.file_sha256(s.counts),
-      'files': [
-        source._asdict()
-        | {'path': str(source.path), 'sha256': report.sha256}
-        | {'sample_sha256': cache_lib.sample_sha256(source.path, stretches)}
-        | {'read_bytes': report.source_bytes}  # by this process
-        for source, report in zip(self.files, reports, strict=True)
-      ],
+      'settings': self.settings._asdict(),
+      'counts_sha256': counts and sources.file_sha256(counts),
+      'files': self.describe_files(reports),
       # Of vocabulary and ids, whatever the process: what a run resumes on.
       'fingerprint': hashlib.sha256(' '.join(content).encode()).hexdigest(),
-      'num_vocab_words': num_vocab,
-      'num_words': num_words,
-      'text_bytes': totals.pop('text_bytes'),
-      'dropped': {
-        'out_of_vocabulary_words': totals.pop('read_words') - num_words,
-        'words_below_vocabulary': num_different - num_vocab,
-        'problems': [*dict.fromkeys(problems)],  # several may meet the same
-      }
-      | totals,
+      'num_vocab_words': len(words.counts),
+      'num_words': totals['num_words'],
+      'text_bytes': totals['text_bytes'],
+      'dropped': self.dropped(
+        reports,
+        totals,
+        words_below_vocabulary=num_different - len(words.counts),
+      ),
     }
     checksums.seal(self.folder, manifest)
+
+  def choose_words(
+    self,
+    pieces: Sequence[_Piece],
+    reports: Sequence[wiki.ReadReport],
+    known: tokenize.Words | None,
+  ) -> tuple[tokenize.Words, int]:
+    """Returns the vocabulary and the number of different words.
+
+    It is chosen from the `known` counts or, without them, from the pieces.
+    Raises a `UserError` if it has fewer than two words.
+    """
+    s = self.settings
+    if known is None:
+      words, num_different, most = self.count(pieces)
+    else:
+      words, num_different, most = known, len(known.counts), known.counts.max()
+    words = words.subset(words.best(s.min_count, s.max_vocab))
+    if len(words.counts) >= 2:
+      return words, num_different
+    problems = [x for report in reports for x in report.problems]
+    message = _too_few(
+      s,
+      words=words.texts(),
+      read_words=pieces[0].open()[0].texts() if pieces else [],
+      num_different=num_different,
+      most=int(most),
+      problem=next((x for x in problems if not x.endswith(': empty')), ''),
+      num_overlong=sum(x.counters['overlong_words'] for x in pieces),
+    )
+    raise errors.UserError(message)
+
+  def describe_files(
+    self, reports: Sequence[wiki.ReadReport]
+  ) -> list[dict[str, Any]]:
+    """Returns what the manifest says of the input files."""
+    num_samples = _samples_per_file(self.files)
+    return [
+      source._asdict()
+      | {
+        'path': str(source.path),
+        'sha256': report.sha256,
+        'sample_sha256': cache_lib.sample_sha256(source.path, num_samples),
+        'read_bytes': report.source_bytes,  # by this process
+      }
+      for source, report in zip(self.files, reports, strict=True)
+    ]
+
+  def dropped(
+    self,
+    reports: Sequence[wiki.ReadReport],
+    totals: collections.Counter,
+    words_below_vocabulary: int,
+  ) -> dict[str, Any]:
+    """Returns what was left out of the corpus, counted over all processes."""
+    problems = [problem for report in reports for problem in report.problems]
+    problems = itertools.chain(*_gather(self.readers, problems))
+    # Every process reads files that cannot be divided: not summed over them.
+    return {
+      'out_of_vocabulary_words': totals['read_words'] - totals['num_words'],
+      'words_below_vocabulary': words_below_vocabulary,
+      'problems': [*dict.fromkeys(problems)],  # several may have the same
+      'overlong_words': totals['overlong_words'],
+      'invalid_utf8_bytes': totals['invalid_utf8_bytes']
+      + sum(x.replaced_bytes for x in reports),
+      'lost_bytes': sum(x.lost_bytes for x in reports),
+      'redirects': sum(x.redirects for x in reports),
+      'other_namespace_pages': sum(x.other_namespace_pages for x in reports),
+    }
 
   def check_encoding(
     self, pieces: Sequence[_Piece], reports: Sequence[wiki.ReadReport]
@@ -556,13 +567,16 @@ class _Encoder:
 def _too_few(
   settings: Settings,
   words: Sequence[bytes],
-  some: Sequence[bytes],
+  read_words: Sequence[bytes],
   num_different: int,
   most: int,
   problem: str,
   num_overlong: int,
 ) -> str:
-  """Why there are not two `words`, and what to do; `some` are of any count."""
+  """Returns why there are not two `words`, and what to do.
+
+  `read_words` are some words of the text, of any count.
+  """
   segment = (
     'where a language has no spaces, segment it first (jieba, MeCab, ...) and '
     'give --config.data.tokens=whitespace'
@@ -583,13 +597,15 @@ def _too_few(
       'config.data.max_vocab=1 leaves one word, and two are needed to learn '
       'from contexts; raise it'
     )
-  longest = max(some, key=len, default=b'').decode()
+  longest = max(read_words, key=len, default=b'').decode()
   if sum('\u0e00' <= c <= '\u9fff' for c in longest) > 8:
-    one = longest[:20]
-    return f'words of the text are whole sentences, such as {one!r}: {segment}'
-  found = f'only one word ({words[0].decode()!r})' if words else 'no word'
+    return (
+      f'words of the text are whole sentences, such as {longest[:20]!r}: '
+      f'{segment}'
+    )
+  kept = f'only one word ({words[0].decode()!r})' if words else 'no word'
   return (
-    f'{found} occurs {settings.min_count} times: {num_different:,} different '
+    f'{kept} occurs {settings.min_count} times: {num_different:,} different '
     f'words, the most frequent {most:,} times, and two are needed to learn '
     'from contexts; lower --config.data.min_count or give more text'
   )
@@ -684,7 +700,7 @@ def _reuse(
 ) -> Encoded | None:
   """The corpus of an earlier run, if its files and all inputs are unchanged."""
   is_new = False
-  stretches = _stretches(files)
+  num_samples = _samples_per_file(files)
 
   def is_same(source: sources.Source, known: dict[str, Any]) -> bool:
     nonlocal is_new
@@ -693,7 +709,7 @@ def _reuse(
     times = {'mtime_ns': source.mtime_ns, 'ctime_ns': source.ctime_ns}
     if times.items() <= known.items():
       # Some file systems know no other time than that of writing, or set it.
-      sample_sha256 = cache_lib.sample_sha256(source.path, stretches)
+      sample_sha256 = cache_lib.sample_sha256(source.path, num_samples)
       return sample_sha256 == known['sample_sha256']
     # A copied or touched file has another time but the same content.
     is_new = True
@@ -734,6 +750,5 @@ def _open(folder: pathlib.Path) -> Encoded:
   )
 
 
-def _stretches(files: Sequence[sources.Source]) -> int:
-  """Of each file, for its sample."""
-  return max(1, _SAMPLED_STRETCHES // len(files))
+def _samples_per_file(files: Sequence[sources.Source]) -> int:
+  return max(1, _SAMPLES // len(files))

@@ -146,7 +146,8 @@ def test_wrong_checksum_removes_the_part(server, tmp_path):
 def test_failures_are_one_line_with_the_remedy(server, tmp_path, monkeypatch):
   (tmp_path / 'file').write_text('')
   _fails(tmp_path / 'file', 'cannot be written')
-  _fails(tmp_path, "'de'", name='de')
+  _fails(tmp_path, "no Wikipedia 'English'", name='English')
+  _fails(tmp_path, '404', 'zh_min_nanwiki-latest', name='zh-min-nan')
   by_hand = 'by hand', 'config.data.path', str(tmp_path / _NAME)
   by_hand += (f'{server.url}/simplewiki/latest/{_NAME}',)
   with monkeypatch.context() as patch:

@@ -18,7 +18,7 @@ from jaxemb.evaluation import benchmarks
 from jaxemb.text import wiki
 from jaxemb.text.toywiki import toywiki
 
-ROOT = pathlib.Path(toywiki.__file__).parents[2]
+ROOT = pathlib.Path(toywiki.__file__).parents[3]
 
 
 def _pages(corpus):
@@ -69,7 +69,7 @@ def _bytes(corpus):
 @pytest.mark.slow
 def test_bytes_depend_on_seed_and_size_alone(tmp_path):
   code = (
-    'import pathlib, sys; from jaxemb.toywiki import toywiki; '
+    'import pathlib, sys; from jaxemb.text.toywiki import toywiki; '
     'toywiki.write(pathlib.Path(sys.argv[1]), 0, 20_000)'
   )
   environment = {**os.environ, 'PYTHONHASHSEED': '7', 'PYTHONPATH': str(ROOT)}
