@@ -6,25 +6,25 @@ mean m_k for each sense the mixture of x and of its pairs is
 
   P(O, x | I) = sum_k pi_k N(x; m_k, 1 / (2 kappa)) P(O | I, k)
 
-One pair says little beside x, and is left out of the E step:
+A pair carries little information beside x and is left out of the E step:
 
   gamma_k = softmax_k( log pi_k - kappa |x - m_k|^2 )
 
 This is soft k-means of contexts; multi-sense skip-gram (MSSG, Neelakantan et
-al. 2014) is the hard version. One sense is drawn from gamma and takes the place
-of the word's vector in the window, so that a step costs little more than that
-of skip-gram. Means are running averages of the x of their draws, priors of
-gamma (stochastic EM, Celeux and Diebolt 1985). The senses of a word start as
-one and are separated by the draws.
+al. 2014) is the hard version. One sense is drawn from gamma and replaces the
+vector of the word in the window, so a step costs little more than one of
+skip-gram. Means are running averages of the x of their draws, priors of gamma
+(stochastic EM, Celeux and Diebolt 1985). The senses of a word start equal, and
+the draws separate them.
 
-A sense has few occurrences, and much in common with its siblings: they get a
-share of its gradient. Since it differs first of all in where it occurs, its
-vector, in P(O | I, k) and in the export, is
+A sense is rare and has much in common with the other senses of its word, which
+get a fraction of its gradient. As senses differ above all in their contexts,
+the vector of a sense, in P(O | I, k) and in the export, is
 
   v_k = r_k + shift |r| (m_k - m)
 
-with a row r_k, and the word's mean row r and mean context m, both weighted by
-priors.
+with a row r_k and the mean row r and mean context m of the word, both weighted
+by priors.
 """
 
 import dataclasses
@@ -41,15 +41,15 @@ from jaxemb.ops import sampling
 from jaxemb.senses import mixture
 
 MEANS = 'context_means'
-WEIGHTS, UNIFORMS = 'weights', 'uniforms'  # beside the ids of the tables
+WEIGHTS, UNIFORMS = 'weights', 'uniforms'  # entries of the ids
 _MOMENTUM = 0.9  # of priors and means; rises to 1 during training
 _HALF_WEIGHT = 1e-3  # relative frequency of a word of weight 1/2 in contexts
 # kappa per word of a context: a mean of n words has 1/n of the variance. 25 is
 # best on SCWS where contexts have 6 words on average (windows of up to 5).
 _CONCENTRATION_PER_WORD = 25 / 6
-# Slots of the compact variant per expected one; its largest share of tokens.
+# Slots of the compact variant per expected slot; its largest part of tokens.
 _COMPACT, _MAX_COMPACT = 1.2, 0.8
-_KEY = np.uint32(0x7F4A7C15)  # keeps draws independent of those of negatives
+_KEY = np.uint32(0x7F4A7C15)  # makes draws independent of the negatives
 
 
 @jax.tree_util.register_dataclass
@@ -58,23 +58,23 @@ class ContextMixture(mixture.Mixture):
   """The mixture whose senses are inferred from contexts."""
 
   weights: Any  # [vocab] float32, of words in contexts
-  chance: float = base.static()  # that a token is ambiguous
+  chance: float = base.static()  # probability of ambiguous tokens
   concentration: float = base.static()  # kappa
-  # Progress up to which senses share all gradients: contexts mean nothing yet.
+  # Progress up to which senses share all gradients: contexts are still random.
   tied_until: float = base.static(default=0.2)
-  shared: float = base.static(default=0.9)  # of a gradient, with siblings
+  shared: float = base.static(default=0.9)  # fraction of a gradient
   shift: float = base.static(default=1.25)  # of vectors towards mean contexts
-  is_compact: bool = base.static(default=False)  # slots for most steps
+  is_compact: bool = base.static(default=False)  # has slots for most steps
 
   @property
   def compact(self) -> base.Model | None:
-    """The variant with as many slots as most steps need."""
+    """Returns the variant with as many slots as most steps need."""
     if self.is_compact or _COMPACT * self.chance > _MAX_COMPACT:
       return None
     return dataclasses.replace(self, is_compact=True)
 
   def fits(self, batch: windows.StepBatch) -> jax.Array:
-    """bool, whether the compact variant has enough slots."""
+    """Returns whether the compact variant has enough slots, a bool."""
     is_ambiguous = self.rows.find_ambiguous(batch.windows())
     return jnp.sum(is_ambiguous) <= self._compact_slots(is_ambiguous.size)
 
@@ -85,10 +85,10 @@ class ContextMixture(mixture.Mixture):
     return min(slots, num_tokens)
 
   def ids(self, batch, key):
-    """As `Mixture.ids`. Means: [S, K].
+    """Returns the ids of `Mixture.ids`, and of means [S, K].
 
-    Also weights [k, c + 2 W] float32 of tokens in contexts, and uniform numbers
-    [S] float32 to draw senses by.
+    Also returns weights [k, c + 2 W] float32 of tokens in contexts, and uniform
+    numbers [S] float32 to draw senses with.
     """
     rows = self.rows
     window = batch.windows()
@@ -108,7 +108,7 @@ class ContextMixture(mixture.Mixture):
     return ids
 
   def _with_senses(self, token_rows, senses, rows, ids, batch, mask):
-    """The vectors of drawn senses, and gradients of the running averages."""
+    """Returns vectors of drawn senses, and gradients of running averages."""
     weights, tokens = ids[WEIGHTS], ids[mixture.SLOTS].tokens
 
     def with_slots(slots):
@@ -130,7 +130,7 @@ class ContextMixture(mixture.Mixture):
     logs = mixture.log_priors(priors)
     logs -= self.concentration * jnp.sum(distances * distances, -1)
     gamma = jax.nn.softmax(jnp.where(are_tied, 0.0, logs), axis=-1)
-    # Tied senses may have been initialised apart: all stand for the first.
+    # Tied senses may differ initially: all are read as the first.
     sums = jnp.cumsum(gamma[:, :-1], 1)
     drawn = jax.nn.one_hot(
       jnp.sum(sums < ids[UNIFORMS][:, None], 1), num_senses
@@ -147,8 +147,8 @@ class ContextMixture(mixture.Mixture):
     slots += jnp.where(are_tied, 0.0, shifts)
     # M step.
     num_seen = has_context[:, None]
-    said = num_seen * gamma - num_seen / num_senses
-    prior_grads = num_seen * prior_rows[:, :-1] - said
+    observed = num_seen * gamma - num_seen / num_senses
+    prior_grads = num_seen * prior_rows[:, :-1] - observed
     counts = (drawn * num_seen)[..., None]
     grads = (
       jnp.concatenate([prior_grads, num_seen], -1),
@@ -157,7 +157,7 @@ class ContextMixture(mixture.Mixture):
     return with_slots(slots), mask, (0.0, averages, grads)
 
   def _contexts(self, token_rows, weights, tokens, mask):
-    """[slots, dim] float32, x of each slot: of the centers around its token.
+    """Returns x of each slot, from the centers around it: [slots, dim] float32.
 
     Takes rows [k, c + 2 W, d] and weights [k, c + 2 W] of all tokens. Also
     returns [slots] float32, 1 = there is a center.
@@ -177,13 +177,13 @@ class ContextMixture(mixture.Mixture):
     return sums[:, :-1] / jnp.maximum(total, 1e-30), (total[:, 0] > 0) * 1.0
 
   def priors_of(self, rows: jax.Array) -> jax.Array:
-    """[..., K] priors of rows [..., K + 1], which hold pi - 1/K."""
+    """Returns priors [..., K] of rows [..., K + 1], which hold pi - 1/K."""
     rows = rows[..., :-1]
-    # Sums of many small changes are zero but for rounding, which would add up.
+    # Changes sum to zero up to rounding errors, which would accumulate.
     return rows - jnp.mean(rows, -1, keepdims=True) + 1 / rows.shape[-1]
 
   def export_senses(self, table_rows, words, counts):
-    """The trained senses with shifted vectors."""
+    """Returns the trained senses with shifted vectors."""
     senses = super().export_senses(table_rows, words, counts)
     mask = self.rows.are_ambiguous()
     is_sense = mask[self.rows.owners()]
@@ -200,7 +200,7 @@ class ContextMixture(mixture.Mixture):
     return dataclasses.replace(
       senses,
       vectors=vectors,
-      # Text of a query is not subsampled, and more words steady a mean.
+      # Text of a query is not subsampled, and means of more words vary less.
       window=2 * senses.window,
       means=means,
       concentration=self.concentration,
@@ -216,7 +216,10 @@ def make(
   num_senses: int,
   min_window: int,
 ) -> ContextMixture:
-  """As `mixture.make`; windows are uniform in [min_window, spec.window]."""
+  """Returns the mixture for windows uniform in [min_window, spec.window].
+
+  Other arguments are those of `mixture.make`.
+  """
   rows = mixture.number(mask, num_senses)
   tables = mixture.tables(spec, corpus, outputs, rows=rows, momentum=_MOMENTUM)
   # A row of means has one more column, which stays zero, like that of priors.
@@ -248,7 +251,10 @@ def shifted(
   means: jax.Array,
   row_ops: skipgram.RowOps = skipgram.WHOLE_ROWS,
 ) -> jax.Array:
-  """|r| (m_k - m) [words, K, d], of r [words, d] and m_k [words, K, dim]."""
+  """Returns |r| (m_k - m), [words, K, d].
+
+  Takes r [words, d], priors [words, K] and m_k [words, K, dim].
+  """
   squares = row_ops.sum_columns(jnp.sum(common * common, -1))
   differences = means - jnp.einsum('wk,wkd->wd', priors, means)[:, None]
   differences = row_ops.own(differences, common.shape[-1])

@@ -1,30 +1,31 @@
-"""Merges parts whose words have several vectors (senses).
+"""Merges models whose words have several vectors (senses).
 
-Parts are rotated to each other by their words with one sense (`align`). Word by
-word, senses that are then close and equally frequent are matched, and merged as
-if they were words.
+Models are rotated to each other by their words with one sense (`align`). Word
+by word, senses that are then close and equally frequent are matched and merged
+like words.
 
 With x_ik the rotated vector of sense k in part i, p_ik its prior and c_i how
 often part i saw the word, the senses of each part are permuted to
 
   maximize sum_{i < j} sum_k sqrt(n_ij min(p_ik, p_jk)) cos(x_ik, x_jk)
 
-with n_ij = sqrt(c_i c_j): cosines, because the length of a vector tells how
-often a sense was seen, weighted as sampling errors are. For one part this is an
-assignment problem. Parts join by falling c_i, then each is assigned anew until
-none moves; every move increases the sum.
+with n_ij = sqrt(c_i c_j). Cosines are used because the length of a vector
+depends on the frequency of the sense; the weights are those of sampling errors.
+For one part this is an assignment problem. Parts are added by falling c_i, then
+each is reassigned until nothing changes; every change increases the sum.
 
-A part votes on a sense by how often it saw the word times the prior. A word has
+A part votes on a sense with the count of the word times the prior. A word has
 as many senses as in the part where it has most. Priors are averages over the
 parts in which the word has several senses, if any. What disambiguates senses is
-merged with them. Outputs are rotated inversely, so that inner products stay;
-those of a Huffman tree only if all parts have the same one. Mean contexts m are
-means of unit vectors u of words: matrices B_i that map the parts' unit vectors
-to those of the result, by least squares over all words, also map the means,
+merged with them. Outputs are rotated inversely, which preserves inner products;
+those of a Huffman tree are merged only if all parts have the same tree. Mean
+contexts m are means of unit vectors u of words: matrices B_i that map the unit
+vectors of the parts to those of the result, by least squares over all words,
+also map the means,
 
   u = sum_i a_i u_i B_i    and so    m = sum_i a_i m_i B_i
 
-with the shares a_i of the votes on a word, or on a sense. B_i holds rotation,
+with the fractions a_i of the votes on a word or sense. B_i contains rotation,
 scaling, and how much longer unit vectors are than means of several.
 """
 
@@ -76,7 +77,7 @@ def merge(
 
 
 def line(report: Mapping[str, Any]) -> str:
-  """A line about the senses of a merge report."""
+  """Returns a line about the senses of a merge report."""
   text = f'senses: {report["words"]:,} words have several'
   if report['cosine_matched'] is None:
     return text
@@ -88,7 +89,7 @@ def line(report: Mapping[str, Any]) -> str:
 
 
 def _table(part: parts_lib.Part) -> multivectors.MultiVectors:
-  """The senses of a part; words with one vector have one sense."""
+  """Returns the senses of a part; words with one vector have one sense."""
   num = len(part.words)
   return part.senses or multivectors.MultiVectors(
     words=part.words,
@@ -104,20 +105,20 @@ def _table(part: parts_lib.Part) -> multivectors.MultiVectors:
 
 
 def _pick(values: Sequence[np.ndarray], ids: np.ndarray) -> np.ndarray:
-  """[n, ...], of n arrays the items at ids [n, ...]; 0 for negative ids."""
+  """Returns [n, ...], items of n arrays at ids [n, ...], 0 if negative."""
   pairs = zip(values, ids, strict=True)
-  return np.where(ids >= 0, [x[mine] for x, mine in pairs], 0)
+  return np.where(ids >= 0, [array[i] for array, i in pairs], 0)
 
 
 class _Merge:
   """A merge of senses.
 
   Attributes:
-    sizes: [n, words] int, senses in each part.
+    sizes: [n, words] int, number of senses in each part.
     starts, owners: [words + 1] and [rows] int, rows of the result before any is
       lost, and their words.
     job: means of the senses of words, side by side.
-    is_one_vocabulary: all parts have the same words and counts.
+    is_one_vocabulary: whether all parts have the same words and counts.
   """
 
   def __init__(
@@ -140,7 +141,7 @@ class _Merge:
       x.words == first.words and np.array_equal(x.counts, first.counts)
       for x in self.tables
     )
-    if self.is_one_vocabulary:  # with the order and counts of the text
+    if self.is_one_vocabulary:  # in the order of the text, with its counts
       order, counts = np.argsort(words.rows.max(0)), np.asarray(first.counts)
       rows, votes = words.rows[:, order], words.votes[:, order]
       words = parts_lib.Union(
@@ -162,9 +163,9 @@ class _Merge:
     )
 
   def run(self) -> merge_lib.Merged:
-    """The result."""
+    """Returns the merged senses."""
     words, job, spec = self.words, self.job, self.spec
-    rotations, turned_by = self._rotations()
+    rotations, fitted_on = self._rotations()
     rows, report = self._match(rotations)
     priors = _pick([x.priors for x in self.tables], rows)
     names = multivectors.row_names(words.words, self.starts)
@@ -185,7 +186,7 @@ class _Merge:
     num_lost = len(names) - len(kept)
     warnings += self._warnings(num_lost)
     report |= {
-      'turned_by': turned_by,
+      'turned_by': fitted_on,
       'outputs': senses.outputs is not None,
       'contexts': senses.means is not None,
       'lost_senses': num_lost,
@@ -198,7 +199,7 @@ class _Merge:
     )
 
   def _rotations(self) -> tuple[list[np.ndarray], str]:
-    """[D_i, dim] float32 of each part into a common space; what fits them."""
+    """Returns [D_i, dim] float32 of each part, and what they were fitted on."""
     job, dims, has = self.job, self.job.dims, self.words.rows >= 0
     merge_lib.check_words(self.parts, has, 'alir')
     is_single = (self.sizes <= 1).all(0)
@@ -214,13 +215,13 @@ class _Merge:
       self.spec, method='alir', start='zero', restore=False, power=1.0
     )
     rotations = merge_lib.solve(job, spec, max(dims))[0].astype(np.float32)
-    turned_by = 'words of one sense' if by_single else 'means of senses'
-    return [rotations[part] for part in align.slices(dims)], turned_by
+    fitted_on = 'words of one sense' if by_single else 'means of senses'
+    return [rotations[part] for part in align.slices(dims)], fitted_on
 
   def _match(
     self, rotations: Sequence[np.ndarray]
   ) -> tuple[np.ndarray, dict[str, Any]]:
-    """[n, rows] int, row of each part (-1 = none) for each of ours; report."""
+    """Returns [n, rows] int, rows of the parts (-1 = none), and a report."""
     words, owners, progress = self.words, self.owners, self.job.progress
     sizes, priors = self.sizes.max(0), [x.priors for x in self.tables]
     # In the order of the parts.
@@ -237,20 +238,22 @@ class _Merge:
       num_blocks = -(-len(chosen) * each_bytes // _BLOCK_BYTES)
       for block in np.array_split(chosen, min(num_blocks, len(chosen))):
         progress('matching senses', done, num_open)
-        at = self.starts[block][:, None] + np.arange(size)
-        rows = all_rows[:, at]
+        merged_rows = self.starts[block][:, None] + np.arange(size)
+        rows = all_rows[:, merged_rows]
         vectors = [
-          parts_lib.take(part.vectors, mine) @ turn
-          for part, mine, turn in zip(self.parts, rows, rotations, strict=True)
+          parts_lib.take(part.vectors, part_rows) @ rotation
+          for part, part_rows, rotation in zip(
+            self.parts, rows, rotations, strict=True
+          )
         ]
-        places, found = match(
+        places, block_cosines = match(
           np.stack(vectors), _pick(priors, rows), words.votes[:, block]
         )
         matched = np.empty_like(rows)
         np.put_along_axis(matched, places, rows, 2)
-        all_rows[:, at] = matched
+        all_rows[:, merged_rows] = matched
         done += len(block)
-        cosines.append(found)
+        cosines.append(block_cosines)
     progress('matching senses', done, done)
     means = (None, None)
     if num_open:
@@ -265,14 +268,14 @@ class _Merge:
   def _senses(
     self, owners: np.ndarray, priors: np.ndarray, vectors: np.ndarray
   ) -> multivectors.MultiVectors:
-    """The result's rows, of words [rows], with priors of parts [n, rows]."""
+    """Returns the senses of words [rows] with priors of parts [n, rows]."""
     ids, starts, sizes = np.unique(
       owners, return_index=True, return_counts=True
     )
-    # A word's only vector does not tell how often its senses are meant.
-    is_telling = (self.sizes > 1) | (self.sizes.max(0) == 1)
-    votes = np.where(is_telling, self.words.votes, 0)[:, owners] * priors
-    # Some senses may be lost; of the others, all are alike if none is known.
+    # A part with one vector for the word says nothing about its priors.
+    has_priors = (self.sizes > 1) | (self.sizes.max(0) == 1)
+    votes = np.where(has_priors, self.words.votes, 0)[:, owners] * priors
+    # Some senses may be lost; the others are equal if no prior is known.
     totals = np.repeat(np.add.reduceat(votes.sum(0), starts), sizes)
     even = 1 / np.repeat(sizes, sizes)
     priors = np.divide(votes.sum(0), totals, even, where=totals > 0)
@@ -295,7 +298,7 @@ class _Merge:
     votes: np.ndarray,
     warnings: list[str],
   ) -> multivectors.MultiVectors:
-    """Adds mean contexts, of rows of the parts [n, rows] with their votes."""
+    """Adds mean contexts, merged from rows [n, rows] of the parts by votes."""
     settings, tables = ('concentration', 'half_weight'), self.tables
     if obstacle := self._obstacle('means', *settings):
       if any(x.means is not None for x in tables):
@@ -318,7 +321,7 @@ class _Merge:
     merged: merge_lib.Merged,
     warnings: list[str],
   ) -> multivectors.MultiVectors:
-    """Adds outputs, which are rotated inversely."""
+    """Adds outputs, rotated inversely."""
     words, first = self.words, self.tables[0]
     is_tree = first.loss == 'hierarchical_softmax'
     if self.spec.method != 'alir' or self.spec.normalize:
@@ -336,7 +339,7 @@ class _Merge:
       warnings.append(f'outputs are left out: {obstacle}{ending}')
       return senses
     ids, votes = words.rows, words.votes
-    if is_tree:  # parts vote on a node as often as they saw words below it
+    if is_tree:  # a part votes on a node with the counts of the words below it
       points, num = huffman.tree_paths(words.counts).points, len(first.outputs)
       votes = np.stack([
         np.bincount(points.reshape(-1), np.repeat(x, points.shape[1]), num + 1)
@@ -353,7 +356,7 @@ class _Merge:
     )
 
   def _context_maps(self, merged: multivectors.MultiVectors) -> np.ndarray:
-    """[sum D_i, dim] float64 B_i; words weigh as they do in contexts."""
+    """Returns [sum D_i, dim] float64 B_i; words weigh as in contexts."""
     words = self.words
     ids = np.array([merged.index.get(name, -1) for name in words.words])
     chosen = np.flatnonzero(ids >= 0)[:_FIT_WORDS]
@@ -368,24 +371,24 @@ class _Merge:
       * weights,
       normalize=True,
     )
-    # The shares of the parts and the result's 1 add up to 2 for every word.
+    # For every word, the parts and the result have weights that sum to 2.
     gram, width = job.gram(chosen), sum(self.job.dims)
     gram, moments = gram[:width, :width], gram[:width, width:]
-    # Equal parts cannot be told apart without a ridge.
+    # Without a ridge, equal parts would make the system singular.
     ridge = _RIDGE * np.trace(gram) / width
     return np.linalg.solve(gram + ridge * np.eye(width), moments)
 
   def _obstacle(self, array: str, *settings: str) -> str:
-    """Why the parts' arrays of that name cannot be merged; '' if they can."""
-    for part, each in zip(self.parts, self.tables, strict=True):
-      if getattr(each, array) is None:
+    """Returns why arrays of that name cannot be merged; '' if they can."""
+    for part, table in zip(self.parts, self.tables, strict=True):
+      if getattr(table, array) is None:
         return f'{part.name} has none'
       for name in settings:
-        its, mine = (getattr(x, name) for x in (self.tables[0], each))
-        if mine != its:
+        first, value = getattr(self.tables[0], name), getattr(table, name)
+        if value != first:
           return (
-            f'{self.parts[0].name} was trained with {name}={its!r}, '
-            f'{part.name} with {mine!r}; train all alike'
+            f'{self.parts[0].name} was trained with {name}={first!r}, '
+            f'{part.name} with {value!r}; train all alike'
           )
     return ''
 
@@ -395,12 +398,12 @@ class _Merge:
     if num_fewer := int(has_fewer.any(0).sum()):
       warnings.append(
         f'{num_fewer:,} words have fewer senses in some part than in another: '
-        'the further senses are placed by those that have them'
+        'the further senses come from those that have them'
       )
     if num_lost:
       warnings.append(
-        f'{num_lost:,} senses that not all parts have are lost, and priors are '
-        'shared out among those that stay; --method=alir keeps them'
+        f'{num_lost:,} senses that not all parts have are lost, and the priors '
+        'of the others are scaled; --method=alir keeps them'
       )
     with_senses = [part for part in self.parts if part.senses]
     rows = {x for part in with_senses for x in part.words}
@@ -410,8 +413,8 @@ class _Merge:
       if same:
         warnings.append(
           f'{part.name}: {len(same):,} words ({same[0]!r} first) have the '
-          'names of senses, and stay words of their own; give the folder that '
-          'they were exported to, whose priors.txt says whose they are'
+          'names of senses, and remain separate words; give the folder that '
+          'they were exported to, whose priors.txt assigns them'
         )
     return warnings
 
@@ -423,8 +426,8 @@ def match(
 
   Takes x [n, b, K, dim], priors [n, b, K] and votes c [n, b]; x and c are 0
   where a part lacks the sense or the word. Returns [n, b, K] int, the sense of
-  the result that each becomes (those that a part lacks take what is left); and
-  [2, b] mean cosines of matched pairs, and of pairs in the order of the parts.
+  the result that each becomes (missing senses get the remaining ones), and mean
+  cosines [2, b] of matched pairs and of pairs in the order of the parts.
   """
   num_parts, num_words, num_senses, dim = rows.shape
   num = num_parts * num_senses
@@ -443,13 +446,13 @@ def match(
   by_part = scores.reshape(num_words, num_parts, num_senses, num)
   order, in_order = np.argsort(-votes, 1, kind='stable'), np.arange(num_senses)
   every, places = np.arange(num_words), np.full(priors.shape, -1)
-  places[every, order[:, 0]] = in_order  # the others have not joined
+  places[every, order[:, 0]] = in_order  # the other parts follow
   for rounds in range(_MAX_ROUNDS):
     before = places.copy()
     for part in order.T[rounds == 0 :]:
       # [b, K, K], of each sense as each sense of the result.
       gains = by_part[every, part] @ (places.reshape(-1, num, 1) == in_order)
-      # What gains nothing elsewhere stays: senses keep their names.
+      # Without a gain, a sense keeps its name.
       gains += limits * (places[every, part][:, :, None] == in_order)
       places[every, part] = _assign(gains)
     if num_parts == 2 or np.array_equal(places, before):
@@ -459,7 +462,7 @@ def match(
     places = places.reshape(-1, num)
     return np.sum(values * (places[:, :, None] == places[:, None]), (1, 2))
 
-  # Both by the weights of matched pairs, so that the larger total is higher.
+  # Both are divided by the weights of matched pairs, to be comparable.
   sums = total(weights, places)
   unmoved = np.broadcast_to(in_order, places.shape)
   cosines = np.stack([total(scores, x) for x in (places, unmoved)])
@@ -468,9 +471,9 @@ def match(
 
 
 def _assign(scores: np.ndarray) -> np.ndarray:
-  """[b, K] int, permutations with the largest sum of scores [b, K, K]."""
+  """Returns permutations [b, K] with the largest sum of scores [b, K, K]."""
   best = np.argmax(scores, -1)
-  # Where all choose differently, each has its best.
+  # Where the best choices all differ, they are the permutation.
   is_open = np.any(np.sort(best, -1) != np.arange(scores.shape[-1]), -1)
   for i in np.flatnonzero(is_open):
     best[i] = scipy.optimize.linear_sum_assignment(scores[i], maximize=True)[1]

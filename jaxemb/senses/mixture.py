@@ -21,9 +21,9 @@ table of priors. The windows of a step look up
   [k, c + 2 W] rows   of words with one sense, padding for others
   [slots, K] rows     of ambiguous tokens, packed, padding at the end
 
-so that words with one sense pay nothing for the others. The token of a slot is
-a context of up to 2 W centers, each with up to D targets (`models.targets`).
-Slots are computed in blocks, as many as a step has.
+so that words with one sense cost nothing extra. The token of a slot is a
+context of up to 2 W centers, each with up to D targets (`models.targets`).
+Slots are computed in blocks, as many as a step needs.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ from jaxemb.models import base, skipgram, targets
 from jaxemb.tables import spec as spec_lib
 
 PRIORS = 'priors'
-SLOTS = 'slots'  # beside the ids of the tables
+SLOTS = 'slots'  # an entry of the ids
 _MOMENTUM = 0.05  # of priors; rises to 1 during training
 _NUM_BLOCKS = 16  # if all tokens of a step are ambiguous
 
@@ -51,18 +51,18 @@ Outputs = targets.Tree | targets.Sampled
 
 
 class Slots(NamedTuple):
-  """Rows of the tokens of k windows, with a slot for each ambiguous token."""
+  """Ids of the tokens of k windows, with a slot for each ambiguous token."""
 
   ids: jax.Array  # [k w + slots K]
   is_ambiguous: jax.Array  # [k, w] bool
-  tokens: jax.Array  # [slots] int32, of each slot among the k w; k w = none
+  tokens: jax.Array  # [slots] int32, index of the token; k w = unused slot
   priors_ids: jax.Array  # [slots] int32
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-  """The rows of each word, and last of padding."""
+  """Which rows belong to which word; the last entry is padding."""
 
   starts: Any  # [vocab + 1] int32, as of `evaluation.multivectors`
   priors: Any  # [vocab + 1] int32, row of priors; `num_ambiguous` = none
@@ -71,23 +71,23 @@ class Rows:
   num_ambiguous: int = base.static()  # rows of the table of priors
 
   def owners(self) -> np.ndarray:
-    """[num] int64, the word of each row."""
+    """Returns the word of each row, [num] int64."""
     return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
 
   def are_ambiguous(self) -> np.ndarray:
-    """[vocab] bool."""
+    """Returns [vocab] bool, whether words have several senses."""
     return np.asarray(self.priors)[:-1] < self.num_ambiguous
 
   def digest(self) -> str:
-    """Identifies which rows are senses of which words."""
+    """Returns a hash of the assignment of rows to words."""
     return hashlib.sha256(np.asarray(self.starts)[:-1].tobytes()).hexdigest()
 
   def find_ambiguous(self, window: jax.Array) -> jax.Array:
-    """[k, w] bool, of ids of words; those at or above vocab are padding."""
+    """Returns [k, w] bool; ids at or above vocab are padding."""
     return self.priors.at[window].get(mode='clip') < self.num_ambiguous
 
   def slots(self, window: jax.Array, num_slots: int | None = None) -> Slots:
-    """The rows of tokens [k, w]; all ambiguous ones must fit `num_slots`."""
+    """Returns the slots of tokens [k, w], of which `num_slots` must suffice."""
     is_ambiguous = self.find_ambiguous(window)
     starts = self.starts.at[window].get(mode='clip')
     ids = jnp.where(is_ambiguous, self.num, starts).reshape(-1)
@@ -109,7 +109,7 @@ class Rows:
 
 
 def number(mask: np.ndarray, num_senses: int) -> Rows:
-  """Numbers the rows; words in the mask [vocab] have `num_senses`."""
+  """Numbers the rows; words of the mask [vocab] have `num_senses`."""
   starts = np.append(0, np.cumsum(np.where(mask, num_senses, 1)))
   num, num_ambiguous = int(starts[-1]), int(mask.sum())
   priors = np.where(mask, np.cumsum(mask) - 1, num_ambiguous)
@@ -128,17 +128,17 @@ class Ambiguous(NamedTuple):
 
   mask: np.ndarray  # [vocab] bool
   num_listed: int = 0  # distinct words of the list
-  num_unknown: int = 0  # of these, outside the vocabulary
+  num_unknown: int = 0  # listed words outside the vocabulary
 
 
 def ambiguous(
   config: ml_collections.ConfigDict, words: Sequence[str]
 ) -> Ambiguous:
-  """The words [vocab], by falling count, that get several senses.
+  """Chooses the words that get several senses; `words` are by falling count.
 
   The file `config.senses.words` has a word in the first field of each line that
-  is neither blank nor a `#` comment. UserError if it cannot be read, or has no
-  word of these.
+  is neither blank nor a `#` comment. Raises a `UserError` if it cannot be read
+  or has no word of the vocabulary.
   """
   path = config.senses.words
   mask = np.arange(len(words)) < np.ceil(config.senses.top_ratio * len(words))
@@ -175,11 +175,14 @@ class Mixture(skipgram.WindowModel):
 
   @property
   def untrained_loss(self) -> float:
-    """Of a pair."""
+    """Loss of a pair before training."""
     return self.outputs.untrained_loss
 
   def ids(self, batch, key, num_slots=None):
-    """Input: [k (c + 2 W) + S K], of k chunks and S slots. Priors: [S]."""
+    """Returns ids of k chunks and S slots.
+
+    Those of vectors are [k (c + 2 W) + S K], those of priors [S].
+    """
     found = self.outputs.find(self.spec, batch, key)
     slots = self.rows.slots(batch.windows(), num_slots)
     return {
@@ -191,7 +194,7 @@ class Mixture(skipgram.WindowModel):
     }
 
   def loss(self, params, rows, ids, batch, key):
-    """-log P(center | context), summed over the pairs."""
+    """Returns -log P(center | context), summed over the pairs."""
     is_ambiguous, dim = ids[SLOTS].is_ambiguous, rows[skipgram.INPUT].shape[-1]
     tokens, senses = jnp.split(rows[skipgram.INPUT], [is_ambiguous.size])
     tokens = tokens.reshape(*is_ambiguous.shape, dim)
@@ -211,11 +214,11 @@ class Mixture(skipgram.WindowModel):
     return loss, base.Aux(batch.num_contexts().sum())
 
   def _with_senses(self, token_rows, senses, rows, ids, batch, mask):
-    """What ambiguous tokens change in the loss of words with one sense.
+    """Returns rows and mask of the tokens in the loss of single senses.
 
-    Of the rows of tokens [k, c + 2 W, d] and of senses [slots, K, d], and the
-    mask [k, c, c + 2 W] of contexts. Returns new rows of tokens and mask, and
-    what is added to the loss, arguments of `targets.with_gradient`.
+    Takes the rows of tokens [k, c + 2 W, d] and of senses [slots, K, d], and
+    the mask [k, c, c + 2 W] of contexts. Also returns the loss to add, as
+    arguments of `targets.with_gradient`.
     """
     args = senses, rows[PRIORS], rows[skipgram.OUTPUT]
     value, grads = self._slots_loss(jax.lax.stop_gradient(args), ids, batch)
@@ -223,7 +226,7 @@ class Mixture(skipgram.WindowModel):
     return token_rows, mask, (value, args, grads)
 
   def _slots_loss(self, args, ids, batch):
-    """Loss of all slots of a step, block by block, and its gradients.
+    """Returns the loss of all slots, computed in blocks, and its gradients.
 
     `args` are rows of senses [slots, K, d], priors [slots, K + 1] and targets
     [k, ..., d].
@@ -246,22 +249,23 @@ class Mixture(skipgram.WindowModel):
         x.at[centers].get(mode='promise_in_bounds')
         for x in (found.places, found.place_signs)
       )
-      met = flat_targets.at[places].get(mode='promise_in_bounds')
+      block_targets = flat_targets.at[places].get(mode='promise_in_bounds')
       loss_and_grads = jax.value_and_grad(self._block_loss, (0, 1), True)
       (value, averages), grads = loss_and_grads(
         senses.at[slots].get(mode='fill', fill_value=0),
-        met.reshape(num_block, -1, met.shape[-1]),
+        block_targets.reshape(num_block, -1, block_targets.shape[-1]),
         signs * mask[..., None],
         priors.at[slots].get(mode='fill', fill_value=0)[:, :-1],
         mask,
       )
-      met_grads = jax.lax.optimization_barrier(grads[1].reshape(met.shape))
+      block_grads = grads[1].reshape(block_targets.shape)
+      block_grads = jax.lax.optimization_barrier(block_grads)
       return (
         first + num_block,
         total + value,
         sense_grads.at[slots].set(grads[0], mode='drop'),
         prior_grads.at[slots].set(averages, mode='drop'),
-        target_grads.at[places].add(met_grads, mode='promise_in_bounds'),
+        target_grads.at[places].add(block_grads, mode='promise_in_bounds'),
       )
 
     zeros = (jnp.zeros_like(x) for x in (senses, priors, flat_targets))
@@ -272,15 +276,15 @@ class Mixture(skipgram.WindowModel):
     )
     return value, (*grads[:2], grads[2].reshape(target_rows.shape))
 
-  def _block_loss(self, senses, met, signs, prior_rows, mask):
-    """-log P, summed over the pairs of m slots, by its lower bound of EM.
+  def _block_loss(self, senses, target_rows, signs, prior_rows, mask):
+    """Returns -log P, summed over the pairs of m slots, by the bound of EM.
 
-    Of rows of senses [m, K, d], targets [m, 2 W D, d] of the centers around
+    Takes rows of senses [m, K, d], targets [m, 2 W D, d] of the centers around
     each slot with their signs [m, 2 W, D], rows of priors [m, K] and the mask
     [m, 2 W] of pairs. Also returns the gradients of priors [m, K + 1].
     """
-    scores = self.spec.row_ops.dot(senses, met, is_narrow=True)
-    logs = targets.log_chances(scores, signs.reshape(len(met), 1, -1))
+    scores = self.spec.row_ops.dot(senses, target_rows, is_narrow=True)
+    logs = targets.log_chances(scores, signs.reshape(len(senses), 1, -1))
     logs = logs.reshape(*senses.shape[:2], *signs.shape[1:])
     log_joint = jnp.sum(logs, -1)
     log_joint += log_priors(jax.nn.softmax(prior_rows))[..., None]
@@ -293,7 +297,7 @@ class Mixture(skipgram.WindowModel):
     return loss, jnp.concatenate([grads, num], -1)
 
   def priors_of(self, rows: jax.Array) -> jax.Array:
-    """[..., K] priors of rows [..., K + 1] of the table."""
+    """Returns priors [..., K] of rows [..., K + 1] of the table."""
     return jax.nn.softmax(rows[..., :-1], axis=-1)
 
   def export_senses(
@@ -302,11 +306,11 @@ class Mixture(skipgram.WindowModel):
     words: Sequence[str],
     counts: np.ndarray,
   ) -> multivectors.MultiVectors:
-    """The trained senses, from the float32 rows of each table."""
+    """Returns the trained senses, from the float32 rows of each table."""
     rows = self.rows
     priors = np.ones(rows.num, np.float32)
     chances = np.asarray(self.priors_of(jnp.asarray(table_rows(PRIORS))))
-    # What is below zero is a rounding error.
+    # Negative values are rounding errors.
     chances = np.maximum(chances, 0)
     chances = chances / chances.sum(1, keepdims=True)
     priors[rows.are_ambiguous()[rows.owners()]] = chances.reshape(-1)
@@ -330,10 +334,10 @@ def make(
   mask: np.ndarray,
   num_senses: int,
 ) -> Mixture:
-  """The mixture; words of the mask [vocab] bool have `num_senses` each."""
+  """Returns the mixture; words of the mask [vocab] have `num_senses` each."""
   rows = number(mask, num_senses)
-  made = tables(spec, corpus, outputs, rows=rows, momentum=_MOMENTUM)
-  return Mixture(spec=spec, tables=made, outputs=outputs, rows=rows)
+  specs = tables(spec, corpus, outputs, rows=rows, momentum=_MOMENTUM)
+  return Mixture(spec=spec, tables=specs, outputs=outputs, rows=rows)
 
 
 def tables(
@@ -343,13 +347,13 @@ def tables(
   rows: Rows,
   momentum: float,
 ) -> tuple[spec_lib.TableSpec, ...]:
-  """Vectors, outputs, and a row of priors for each ambiguous word.
+  """Returns tables of vectors, outputs and priors of ambiguous words.
 
-  A row of priors has one more column, which stays zero: its gradient counts the
+  Priors have one more column, which stays zero: its gradient counts the
   observations of a step.
   """
   lookups = skipgram.window_lookups(spec, corpus)
-  made = skipgram.tables(
+  specs = skipgram.tables(
     spec, lookups[rows.owners()], outputs.lookups(spec, corpus)
   )
   priors = spec_lib.TableSpec(
@@ -358,20 +362,20 @@ def tables(
     dim=rows.num_senses + 1,
     init_scale=0.0,
     momentum=momentum,
-    # So many that replicas always average running averages, never add them.
+    # So high that replicas always average running averages, never add them.
     lookups_per_center=1e6 * lookups[rows.are_ambiguous()],
   )
-  return (*made, priors)
+  return (*specs, priors)
 
 
 def log_priors(priors: jax.Array) -> jax.Array:
-  """[..., K] float32, not below `targets.MIN_LOG`."""
+  """Returns logarithms [..., K] float32, not below `targets.MIN_LOG`."""
   logs = jnp.log(jnp.maximum(priors, 1e-30))
   return jnp.maximum(logs, targets.MIN_LOG)
 
 
 def _near(spec, tokens, batch):
-  """[m, 2 W] centers around tokens [m], int32; and float32, 1 = a pair."""
+  """Returns centers [m, 2 W] around tokens [m], and float32, 1 = a pair."""
   c, w = spec.chunk, spec.window
   # Positions of the token relative to its centers.
   offsets = jnp.asarray([[x for x in range(-w, w + 1) if x]])

@@ -1,22 +1,22 @@
-"""Text to ids, once: afterwards the corpus is memory-mapped.
+"""Encodes text as ids, once; afterwards the corpus is memory-mapped.
 
   read    tokenizes each piece (some megabytes) with ids of its own, and writes
           its words and ids to disk
   count   adds up the words of all pieces and chooses the vocabulary
   map     translates the ids of the pieces and appends them to one file
 
-Memory is bounded, whatever the size of the text: a piece's words lie on disk
-sorted by hash, and one range of hashes is counted at a time. Results do not
-depend on the number of threads or processes. A corpus folder in the cache holds
+Memory is bounded, whatever the size of the text: the words of a piece are on
+disk, sorted by hash, and one range of hashes is counted at a time. Results do
+not depend on the number of threads or processes. A folder in the cache holds
 
   manifest.json   settings, input files with sizes and hashes, counters
   vocab.txt       `word count` lines, most frequent first
   ids.bin         int32 ids, `tokenize.END` after each sentence
   blocks.npz      `Blocks`, the units of shuffling
 
-All of it is checked before it is used again, as is the text: a file is the same
-if sizes, times and a sample of it are, or all its bytes. What is damaged is
-made again.
+All of it is checked before it is reused, and so is the text: a file has not
+changed if its size, times and samples are the same, or all of its bytes. A
+damaged folder is encoded again.
 
 Devices train on parts of the corpus side by side: piece n of file f belongs to
 part (f + n) % num_parts. A process reads only the parts of its own devices, but
@@ -56,19 +56,19 @@ BLOCK_WORDS = 4096  # at most
 # A sentence may end before and after every word.
 MAX_BLOCK_IDS = 2 * BLOCK_WORDS + 1
 
-MAX_HELD_WORDS = 1 << 22  # of a table in memory, some 200 MB
+MAX_HELD_WORDS = 1 << 22  # words of a table in memory, some 200 MB
 
 _SAMPLES = 64  # of all files together, but at least one of each file
 
-_FORMAT = 7
+_FORMAT = 8
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
 
-# Input files of this size are worth the start of processes.
+# Bytes of input that make starting processes worth it.
 _MANY_BYTES = 64 << 20
 
 
 class Settings(NamedTuple):
-  """What the ids depend on besides the text; named as in `config.data`."""
+  """Settings that the ids depend on, named as in `config.data`."""
 
   tokens: str  # 'words' or 'whitespace', see `tokenize`
   lowercase: bool
@@ -79,14 +79,15 @@ class Settings(NamedTuple):
 
 
 class Blocks(NamedTuple):
-  """Runs of sentences within a piece, which are shuffled as one.
+  """Runs of sentences within a piece, the units of shuffling.
 
-  Of the whole corpus; those of pieces that other processes read are empty.
+  They are those of the whole corpus; blocks that only other processes read have
+  no ids here.
   """
 
   starts: np.ndarray  # [num_blocks + 1] int64, in the ids
-  words: np.ndarray  # [num_blocks] int64, how many, whoever reads them
-  turns: np.ndarray  # [num_blocks] int64; turn % num_parts is a block's part
+  words: np.ndarray  # [num_blocks] int64, number of words
+  pieces: np.ndarray  # [num_blocks] int64; piece % num_parts is the part
 
 
 class Encoded(NamedTuple):
@@ -101,21 +102,21 @@ class Encoded(NamedTuple):
 
   @property
   def num_words(self) -> int:
-    """Of the whole corpus, without words outside the vocabulary."""
+    """Words of the whole corpus, without those outside the vocabulary."""
     return int(self.blocks.words.sum())
 
   @property
   def mapped_bytes(self) -> int:
-    """Of files that are mapped, once all was read."""
+    """Size of the memory-mapped files."""
     return self.ids.nbytes
 
   def block(self, number: int) -> np.ndarray:
-    """[n] int32, the ids of a block."""
+    """Returns the ids of a block, [n] int32."""
     start, stop = self.blocks.starts[number : number + 2]
     return self.ids[start:stop]
 
   def read(self, numbers: np.ndarray) -> Iterable[np.ndarray]:
-    """The ids of several blocks, one after the other."""
+    """Yields the ids of blocks."""
     return map(self.block, numbers)
 
 
@@ -127,7 +128,7 @@ def encode(
   num_parts: int = 1,
   readers: base.Readers = base.ALONE,
 ) -> Encoded:
-  """The corpus at `path` as ids, taken from the cache if unchanged.
+  """Encodes the corpus at `path`, or reuses the cache if it is unchanged.
 
   Each process encodes its own parts of `num_parts`; vocabulary and manifest are
   those of the whole corpus. `progress` is called from this thread with (stage,
@@ -166,32 +167,32 @@ def encode(
 
 
 def check_same_files(process: int, sizes_bytes: list[dict[str, int]]) -> None:
-  """Checks that all processes see the same files: {path: size}, by process.
+  """Checks that all processes see the same files, given as {path: size}.
 
   Otherwise some words would be read twice and others not at all. Raises a
   `UserError` in every process, with the first difference.
   """
-  ours = sizes_bytes[process]
-  for other, theirs in enumerate(sizes_bytes):
-    if different := ours.items() ^ theirs.items():
+  local_files = sizes_bytes[process]
+  for other, files in enumerate(sizes_bytes):
+    if different := local_files.items() ^ files.items():
       path, _ = min(different)
-      here, there = (
-        f'has {files[path]:,} bytes' if path in files else 'is missing'
-        for files in (ours, theirs)
+      other_state, local_state = (
+        f'has {sizes[path]:,} bytes' if path in sizes else 'is missing'
+        for sizes in (files, local_files)
       )
       raise errors.UserError(
-        f'{path} {there} in process {other} and {here} in process {process}; '
-        'give all processes the same text'
+        f'{path} {other_state} in process {other} and {local_state} in process '
+        f'{process}; give all processes the same text'
       )
 
 
 def _gather(readers: base.Readers, value: Any) -> list[Any]:
-  """What JSON makes of the value of every process."""
+  """Returns the JSON-ready values of all processes."""
   return list(map(json.loads, readers.gather(json.dumps(value).encode())))
 
 
 def piece_bytes(total_bytes: int) -> int:
-  """Size of a corpus's pieces: small enough for parts to have many of them."""
+  """Returns the size of pieces: small enough for parts to have many."""
   return min(_MAX_PIECE_BYTES, max(_MIN_PIECE_BYTES, total_bytes // 64))
 
 
@@ -202,12 +203,12 @@ class _Piece(NamedTuple):
   number: int  # in its source
   num_different: int  # words
   path: pathlib.Path
-  counters: dict[str, int]  # what was read and dropped
+  counters: dict[str, int]  # of what was read and dropped
 
   def open(self) -> tuple[tokenize.Words, np.ndarray]:
-    """Its words, sorted by hash, and its text as their indices."""
+    """Returns its words, sorted by hash, and its text as their indices."""
     n = self.num_different
-    # Copied on write: numba compiles again for arrays that are read-only.
+    # Copy-on-write, as numba compiles again for read-only arrays.
     data = np.asarray(np.memmap(self.path, np.uint8, 'c'))
     numbers = data[: 8 * (3 * n + 1)].view(np.int64)
     hashes, counts, starts = np.split(numbers, [n, 2 * n])
@@ -218,7 +219,7 @@ class _Piece(NamedTuple):
     return words, data[numbers.nbytes : first].view(np.int32)
 
   def words(self, first: int, stop: int) -> tokenize.Words:
-    """The words with hashes from `first` to below `stop`."""
+    """Returns the words with hashes from `first` to below `stop`."""
     hashes, counts, starts, arena = self.open()[0]
     i, j = np.searchsorted(hashes, [first, stop])
     return tokenize.Words(
@@ -346,29 +347,30 @@ class _Encoder:
   def check_encoding(
     self, pieces: Sequence[_Piece], reports: Sequence[wiki.ReadReport]
   ) -> None:
-    """Refuses a text that is in another encoding; names files that are."""
-    given, sums = self.settings.encoding, collections.Counter()
-    invalid = collections.Counter()
+    """Raises a `UserError` for text in another encoding.
+
+    A few files of many are reported as problems instead.
+    """
+    encoding = self.settings.encoding.upper()
+    total, invalid = collections.Counter(), collections.Counter()
     for piece in pieces:
-      sums[piece.file] += piece.counters['text_bytes']
+      total[piece.file] += piece.counters['text_bytes']
       invalid[piece.file] += piece.counters['invalid_utf8_bytes']
     for file, report in enumerate(reports):
       invalid[file] += report.replaced_bytes
-      # Every process decodes all of a file, whatever pieces of it are its own.
-      sums[file] = report.recoded_bytes or sums[file]
-    wrong = [i for i in sums if invalid[i] > sources.MAX_INVALID * sums[i]]
+      # Every process decodes the whole file, whatever pieces it reads.
+      total[file] = report.recoded_bytes or total[file]
+    wrong = [i for i in total if invalid[i] > sources.MAX_INVALID * total[i]]
     if not wrong:
       return
-    worst = max(wrong, key=lambda i: invalid[i])
-    share = f'{100 * invalid[worst] / sums[worst]:.0f} % of the bytes'
-    if invalid.total() <= sources.MAX_INVALID * sums.total():
+    if invalid.total() <= sources.MAX_INVALID * total.total():
       for i in wrong:
         reports[i].problems.append(
-          f'{self.files[i].path}: {invalid[i]:,} of {sums[i]:,} bytes are not '
-          f'{given.upper()}; replaced'
+          f'{self.files[i].path}: {invalid[i]:,} of {total[i]:,} bytes are not '
+          f'{encoding}; replaced'
         )
       return
-    path, likely = self.files[worst].path, ''
+    worst, likely = max(wrong, key=lambda i: invalid[i]), ''
     with contextlib.suppress(errors.UserError):
       raw = next(
         sources.pieces(
@@ -376,17 +378,18 @@ class _Encoder:
         )
       )
       likely = sources.guess_encoding(raw.text[: 1 << 16])
-    also = f' (and {len(wrong) - 1} more files)' if len(wrong) > 1 else ''
+    percent = 100 * invalid[worst] / total[worst]
+    more = f' (and {len(wrong) - 1} more files)' if len(wrong) > 1 else ''
     remedy = f'give --config.data.encoding={likely}'
     if likely != sources.UTF_8:
       remedy += f', or convert it (iconv -f {likely} -t UTF-8)'
     raise errors.UserError(
-      f'{share} of {path}{also} are not {given.upper()}; it looks like '
-      f'{likely}: {remedy}'
+      f'{percent:.0f} % of the bytes of {self.files[worst].path}{more} are not '
+      f'{encoding}; it looks like {likely}: {remedy}'
     )
 
   def read(self, reports: Sequence[wiki.ReadReport]) -> list[_Piece]:
-    """Tokenizes this process's pieces, in order; fills the reports.
+    """Tokenizes the pieces of this process, in order; fills the reports.
 
     Files are read in parallel because decompression is the slow part; a single
     file still feeds all tokenizing threads.
@@ -444,7 +447,7 @@ class _Encoder:
         raise
 
   def write_piece(self, file: int, piece: sources.Piece) -> _Piece:
-    """Writes the words of a piece and its ids."""
+    """Writes the words and ids of a piece to disk."""
     s = self.settings
     ids, words, invalid_bytes, overlong_words = tokenize.tokenize(
       piece.text,
@@ -459,7 +462,7 @@ class _Encoder:
       'overlong_words': overlong_words,
     }
     order = np.argsort(words.hashes)
-    # The new number of each word; that of END is the last one's, END itself.
+    # The new index of each word; the last one maps END to itself.
     numbers = np.full(len(order) + 1, tokenize.END, np.int32)
     numbers[order] = np.arange(len(order))
     hashes, counts, starts, arena = words.subset(order)
@@ -476,23 +479,25 @@ class _Encoder:
     )
 
   def count(self, pieces: Sequence[_Piece]) -> tuple[tokenize.Words, int, int]:
-    """Counts the words of all processes, exactly; all get the same.
+    """Counts the words of all processes, which get the same result.
 
     Returns the vocabulary, perhaps with rarer words, the number of different
     words, and the highest count.
     """
     min_count, max_vocab = self.settings.min_count, self.settings.max_vocab
-    # What several processes read, the first of them counts.
-    everyone = _gather(self.readers, [piece[:3] for piece in pieces])
-    everyone = [set(map(tuple, numbers)) for numbers in everyone]
-    lower = set().union(*everyone[: self.readers.process])
-    most_words = sum(n for _, _, n in set().union(*everyone))
+    # The first process that reads a piece counts it.
+    keys = _gather(self.readers, [piece[:3] for piece in pieces])
+    keys = [set(map(tuple, keys_of_process)) for keys_of_process in keys]
+    counted_before = set().union(*keys[: self.readers.process])
+    most_words = sum(n for _, _, n in set().union(*keys))
     num_tables = max(1, -(-most_words // MAX_HELD_WORDS))
     chosen = tokenize.empty()
     num_different = most = 0
     for i in range(num_tables):
       limits = [(j << tokenize.HASH_BITS) // num_tables for j in (i, i + 1)]
-      table = _sum(x.words(*limits) for x in pieces if x[:3] not in lower)
+      table = _sum(
+        x.words(*limits) for x in pieces if x[:3] not in counted_before
+      )
       if self.readers.num_processes > 1:
         message = io.BytesIO()
         np.savez(message, *table.words())
@@ -502,11 +507,11 @@ class _Encoder:
       num_different += len(words.counts)
       most = max(most, int(words.counts.max(initial=0)))
       chosen = tokenize.merge(chosen, words, min_count)
-      # Not for every table: it takes as long as sorting them all.
+      # Not for every table: it takes as long as sorting all words.
       if max_vocab and chosen.size[0] > 2 * max_vocab:
         words = chosen.words()
         words = words.subset(words.best(min_count, max_vocab))
-        min_count = int(words.counts[-1])  # that better words must reach
+        min_count = int(words.counts[-1])  # which other words must reach
         chosen = _sum([words])
     return chosen.words(), num_different, most
 
@@ -515,11 +520,11 @@ class _Encoder:
   ) -> tuple[list[str], collections.Counter]:
     """Writes the ids of this process and all blocks; removes the pieces.
 
-    Returns, for every piece of the corpus, file, number and SHA-256 of its ids;
-    and the sums of the pieces' counters.
+    Returns file, number and SHA-256 of the ids for every piece of the corpus,
+    and the sums of the counters of the pieces.
     """
     num_ids, threads, table = 0, resources.reading_threads(), _sum([vocabulary])
-    mine, starts = [], {}
+    local_pieces, starts = [], {}
 
     def mapped(piece: _Piece) -> tuple:
       words, ids = piece.open()
@@ -540,26 +545,25 @@ class _Encoder:
         file.write(ids)
         key = piece.file, piece.number
         counters = piece.counters | {'num_words': int(sizes.sum())}
-        mine.append([*key, sha256, sizes.tolist(), counters])
+        local_pieces.append([*key, sha256, sizes.tolist(), counters])
         starts[key] = num_ids + firsts
         num_ids += len(ids)
         piece.path.unlink()
-        self.progress('encoding', len(mine), len(pieces))
+        self.progress('encoding', len(local_pieces), len(pieces))
     # Several processes may read the same piece.
-    everyone = itertools.chain(*_gather(self.readers, mine))
-    read = {(file, number): rest for file, number, *rest in everyone}
+    all_pieces = itertools.chain(*_gather(self.readers, local_pieces))
+    by_key = {(file, number): rest for file, number, *rest in all_pieces}
     columns, digests = [np.zeros((3, 0), np.int64)], []
     totals = collections.Counter()
-    for key, (sha256, sizes, counters) in sorted(read.items()):
+    for key, (sha256, sizes, counters) in sorted(by_key.items()):
       firsts = starts.get(key, [num_ids] * len(sizes))
-      turns = [sum(key)] * len(sizes)
-      columns.append(np.array([firsts, sizes, turns], np.int64))
+      columns.append(np.array([firsts, sizes, [sum(key)] * len(sizes)], int))
       digests.append(f'{key[0]} {key[1]} {sha256}')
       totals.update(counters)
-    firsts, sizes, turns = np.concatenate(columns, 1)
-    # A block of another process begins where the next one of this process does.
+    firsts, sizes, numbers = np.concatenate(columns, 1)
+    # Blocks of other processes are empty: they start where the next one does.
     firsts = np.minimum.accumulate(np.append(firsts, num_ids)[::-1])[::-1]
-    blocks = Blocks(firsts, sizes, turns)
+    blocks = Blocks(firsts, sizes, numbers)
     np.savez(self.folder / 'blocks.npz', **blocks._asdict())
     return digests, totals
 
@@ -612,7 +616,7 @@ def _too_few(
 
 
 def _compile() -> None:
-  """Has numba compile what follows reading, which takes it a second."""
+  """Compiles what follows reading, which takes numba a second."""
   ids, words, *_ = tokenize.tokenize(b'a b', 'words', False)
   table = tokenize.merge(tokenize.empty(1, 1), words)
   block_starts(_map_ids(ids, tokenize.lookup(table, words)), 1)
@@ -623,7 +627,7 @@ def _sum(parts: Iterable[tokenize.Words]) -> tokenize.WordTable:
 
 
 def _read_counts(path: str) -> tokenize.Words:
-  """The words of `config.data.counts`: `word count` lines in any order."""
+  """Reads `config.data.counts`: `word count` lines in any order."""
   try:
     words, counts = word2vec_format.read_vocab(path)
   except errors.UserError as error:
@@ -646,7 +650,7 @@ def _start_stripper() -> None:
 
 @numba.njit(nogil=True, cache=True)
 def _map_ids(ids, new_ids):
-  """Translates ids; drops words whose new id is -1, and repeated ends."""
+  """Translates ids; drops words whose new id is -1, and repeated ENDs."""
   out = np.empty(len(ids), np.int32)
   n = 0
   for i in range(len(ids)):
@@ -665,10 +669,10 @@ def _map_ids(ids, new_ids):
 def block_starts(
   ids: np.ndarray, block_words: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """[num_blocks] int64, where blocks of at most `block_words` words start.
+  """Returns starts and numbers of words of blocks, [num_blocks] int64 each.
 
-  A block ends with a sentence; a sentence longer than a block is cut. Also
-  [num_blocks] int64, the words of each block.
+  A block has at most `block_words` words and ends with a sentence; a sentence
+  longer than a block is cut.
   """
   # Two blocks in a row have more than `block_words`.
   starts = np.empty(2 * len(ids) // block_words + 1, np.int64)
@@ -698,32 +702,32 @@ def block_starts(
 def _reuse(
   folder: pathlib.Path, files: list[sources.Source], settings: Settings
 ) -> Encoded | None:
-  """The corpus of an earlier run, if its files and all inputs are unchanged."""
-  is_new = False
+  """Returns the cached corpus, or None if its files or inputs have changed."""
+  has_new_times = False
   num_samples = _samples_per_file(files)
 
   def is_same(source: sources.Source, known: dict[str, Any]) -> bool:
-    nonlocal is_new
+    nonlocal has_new_times
     if source.size_bytes != known['size_bytes']:
       return False
     times = {'mtime_ns': source.mtime_ns, 'ctime_ns': source.ctime_ns}
     if times.items() <= known.items():
-      # Some file systems know no other time than that of writing, or set it.
+      # Some file systems have no other time than that of writing, or set it.
       sample_sha256 = cache_lib.sample_sha256(source.path, num_samples)
       return sample_sha256 == known['sample_sha256']
     # A copied or touched file has another time but the same content.
-    is_new = True
+    has_new_times = True
     known.update(times)
     return sources.file_sha256(source.path) == known['sha256']
 
-  # However it is damaged, it is made again.
+  # A folder that is damaged in any way is encoded again.
   with contextlib.suppress(Exception):
     encoded = _open(folder)
     known, counts = encoded.manifest, settings.counts
     if known['counts_sha256'] == (counts and sources.file_sha256(counts)):
       if all(map(is_same, files, known['files'])):
-        if is_new:  # or all bytes are read at every start
-          with contextlib.suppress(errors.UserError):  # others' cache
+        if has_new_times:  # otherwise every start would read all bytes
+          with contextlib.suppress(errors.UserError):  # a read-only cache
             checksums.seal(folder, known)
         return encoded
   return None
@@ -735,7 +739,7 @@ def _open(folder: pathlib.Path) -> Encoded:
   words, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
   blocks = Blocks(**np.load(folder / 'blocks.npz'))
   path, ids = folder / 'ids.bin', np.zeros(0, np.int32)
-  if path.stat().st_size:  # a process may have no text: nothing to map
+  if path.stat().st_size:  # a process without text has nothing to map
     ids = np.asarray(np.memmap(path, '<i4', 'r'))
   sizes = len(words), len(ids)
   if sizes != (manifest['num_vocab_words'], blocks.starts[-1]):

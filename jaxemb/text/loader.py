@@ -175,8 +175,10 @@ class TextSource:
     keep_below = subsampling.keep_thresholds(
       self.counts, spec.settings['sample']
     )
-    turns = blocks.turns % self.num_parts
-    by_part = [np.flatnonzero(turns == i) for i in range(self.num_parts)]
+    parts_of_blocks = blocks.pieces % self.num_parts
+    by_part = [
+      np.flatnonzero(parts_of_blocks == i) for i in range(self.num_parts)
+    ]
     num_blocks = max(map(len, by_part))
     group = group_blocks(spec.part_words)
     num_batches = -(-num_blocks // group)

@@ -12,7 +12,7 @@ from jaxemb.data import examples
 from jaxemb.graphs import edge_models as edges
 from jaxemb.models import base as models
 from jaxemb.models import skipgram
-from jaxemb.ops import sampling
+from jaxemb.ops import operators, sampling
 from tests import marking
 
 # Few nodes: most draws are some edge's true end.
@@ -271,4 +271,4 @@ def test_data_without_relations_have_one():
 
 def test_numbers_that_are_not_in_pairs_are_refused():
   with pytest.raises(errors.UserError, match=r'an even --config\.model\.dim'):
-    edges.operate('complex', jnp.ones((2, 3)), jnp.ones((2, 3)))
+    operators.apply('complex', jnp.ones((2, 3)), jnp.ones((2, 3)))

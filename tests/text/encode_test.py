@@ -189,7 +189,7 @@ def test_files_are_sentences_of_their_own(tmp_path):
   expected = [[0, 1], [0, 1], [0, 1], [1, 0], [0, 1]]
   assert _sentences(encoded.ids) == expected
   # The turn of a file's first piece is the file's number.
-  assert encoded.blocks.turns.tolist() == [0, 2, 3, 4, 5]
+  assert encoded.blocks.pieces.tolist() == [0, 2, 3, 4, 5]
 
 
 def test_manifest_is_true(texts, tmp_path):
@@ -570,7 +570,7 @@ def test_processes_have_what_one_has(texts, tmp_path, monkeypatch, layout):
     # It holds its own parts, and knows how many words all of them have.
     for x, y in zip(encoded.blocks[1:], alone.blocks[1:], strict=True):
       np.testing.assert_array_equal(x, y)
-    for block, turn in enumerate(alone.blocks.turns):
+    for block, turn in enumerate(alone.blocks.pieces):
       is_mine = turn % num_parts in mine
       ours = _sentences(encoded.block(block))
       assert ours == is_mine * _sentences(alone.block(block))
@@ -581,7 +581,7 @@ def test_processes_have_what_one_has(texts, tmp_path, monkeypatch, layout):
       assert of_all[0] == of_all[1]
       for x, y in zip(item.batch, truth.batch, strict=True):
         np.testing.assert_array_equal(x, y[list(mine)])
-    of_mine = np.isin(alone.blocks.turns % num_parts, list(mine))
+    of_mine = np.isin(alone.blocks.pieces % num_parts, list(mine))
     own_words = int(alone.blocks.words[of_mine].sum())
     assert sum(item.own for item in items) == 2 * own_words
 
