@@ -38,9 +38,9 @@ class Embeddings:
   index_to_key: list[str]  # [vocab] different words
   vectors: np.ndarray  # [vocab, dim] float32; may be memory-mapped
   counts: np.ndarray | None = None  # [vocab] int64 in the corpus, if known
-  # Of vectors of senses, whose rows are `word#0`, `word#1`.
+  # Of words with several vectors, whose rows are `word#0`, `word#1`.
   sense_table: multivectors.MultiVectors | None = None
-  # Of vectors of nodes that were learned with operators.
+  # Of vectors of nodes that were trained with operators.
   relations: export.Relations | None = None
 
   def __post_init__(self):
@@ -52,17 +52,17 @@ class Embeddings:
       )
 
   def in_memory(self) -> 'Embeddings':
-    """A copy whose vectors do not depend on a file."""
+    """Returns a copy whose vectors do not depend on a file."""
     return dataclasses.replace(self, vectors=np.array(self.vectors))
 
   @functools.cached_property
   def key_to_index(self) -> dict[str, int]:
-    """Row of each word."""
+    """Returns the row of each word."""
     return {word: row for row, word in enumerate(self.index_to_key)}
 
   @functools.cached_property
   def norms(self) -> np.ndarray:
-    """[vocab] float32, lengths of the vectors.
+    """Returns lengths of the vectors, [vocab] float32.
 
     Raises a `UserError` for one that is not finite.
     """
@@ -77,7 +77,7 @@ class Embeddings:
 
   @property
   def vector_size(self) -> int:
-    """Numbers per vector."""
+    """Returns the dimension of the vectors."""
     return self.vectors.shape[1]
 
   def __len__(self) -> int:
@@ -97,17 +97,17 @@ class Embeddings:
     return np.stack([self.get_vector(word) for word in words])
 
   def _row(self, word):
-    """-1 = unknown. A name with white space is looked up as exports have it."""
+    """Returns -1 if unknown; white space is looked up as underscores, too."""
     row = self.key_to_index.get(word, -1)
     if row == -1 and word:
       name = word2vec_format.spell([word])[0][0].decode()
-      # Where a word was called so already, two rows might be meant.
+      # Where another word has that name, two rows might be meant.
       if f'{name}_' not in self.key_to_index:
         row = self.key_to_index.get(name, -1)
     return row
 
   def get_index(self, word: str | int) -> int:
-    """Row of a word; a row number stands for itself."""
+    """Returns the row of a word; a row number stands for itself."""
     row = self._row(word) if isinstance(word, str) else word
     if row == -1 and self.sense_table and word in self.sense_table.index:
       name, _ = max(self.senses(word), key=lambda sense: sense[1])
@@ -117,7 +117,7 @@ class Embeddings:
     return int(row)
 
   def get_vector(self, word: str | int, norm: bool = False) -> np.ndarray:
-    """[dim] float32 vector of a word, read-only; of length 1 if `norm`."""
+    """Returns a word's vector, [dim] float32, read-only; length 1 if `norm`."""
     row = self.get_index(word)
     vector = self.vectors[row]
     if norm:
@@ -126,27 +126,27 @@ class Embeddings:
     return vector
 
   def get_normed_vectors(self) -> np.ndarray:
-    """[vocab, dim] float32 copy of all vectors at length 1."""
+    """Returns a copy of all vectors at length 1, [vocab, dim] float32."""
     return geometry.unit(self.vectors, self.norms)
 
   def similarity(self, w1: str, w2: str) -> float:
-    """Cosine of two words."""
+    """Returns the cosine of two words."""
     first, second = (geometry.unit_vector(self.get_vector(w)) for w in (w1, w2))
     return float(np.dot(first, second))
 
   def edge_scores(self, edges: Sequence[tuple[str, ...]]) -> np.ndarray:
-    """[n] float32 by which edges that were held out are ranked.
+    """Returns the scores that rank held-out edges, [n] float32.
 
-    Of pairs of nodes it is their cosine; of a source, a relation and a target,
-    of a run with operators, the product of what `related` gives with the target
-    (or the cosine, where a temperature was set).
+    The score of a pair of nodes is their cosine. That of a source, relation and
+    target, in a run with operators, is the product of `related` and the target,
+    or their cosine if a temperature was set.
     """
     if any(len(x) == 3 for x in edges):
       sources, relations, targets = zip(*edges, strict=True)
-      found, others = self._operated(sources, relations), self[targets]
+      mapped, ends = self._operated(sources, relations), self[targets]
       if self.relations.is_cosine:
-        found, others = geometry.unit(found), geometry.unit(others)
-      return np.vecdot(found, others)
+        mapped, ends = geometry.unit(mapped), geometry.unit(ends)
+      return np.vecdot(mapped, ends)
     rows = [[self.get_index(x) for x in edge] for edge in edges]
     first, second = (
       geometry.unit(self.vectors[x], self.norms[x])
@@ -155,19 +155,19 @@ class Embeddings:
     return np.vecdot(first, second)
 
   def related(self, source: str, relation: str) -> np.ndarray:
-    """[dim] float32, a node's vector behind the operator of a relation.
+    """Applies the operator of a relation to a node's vector, [dim] float32.
 
-    Its targets are near (`similar_by_vector`), and sources are near what
-    'RELATION (inverse)' makes of a target. Raises a `UserError` for a run
+    The targets are near the result (`similar_by_vector`); sources are near the
+    result of 'RELATION (inverse)' for a target. Raises a `UserError` for a run
     without operators, or without this one.
     """
     return self._operated([source], [relation])[0]
 
   def _operated(self, sources, relations):
-    """[n, dim] float32, vectors of nodes behind operators of relations."""
+    """Applies operators of relations to vectors of nodes, [n, dim] float32."""
     names = self.relations.names if self.relations else ()
-    places = {name: i for i, name in enumerate(names)}
-    if unknown := [x for x in relations if x not in places]:
+    index = {name: i for i, name in enumerate(names)}
+    if unknown := [x for x in relations if x not in index]:
       raise errors.UserError(
         f'there is no operator of a relation {unknown[0]!r}, but '
         f'{", ".join(names[:5]) or "none"}; train graph:relations with an '
@@ -175,7 +175,7 @@ class Embeddings:
       )
     from jaxemb.ops import operators  # and with it JAX
 
-    rows = self.relations.rows[[places[x] for x in relations]]
+    rows = self.relations.rows[[index[x] for x in relations]]
     operator = self.relations.operator
     return np.asarray(operators.apply(operator, self[sources], rows))
 
@@ -188,21 +188,22 @@ class Embeddings:
     sense: int | None = None,
     min_prior: float = 0.0,
   ) -> Ranked:
-    """Words nearest to the sum of some words less others (3CosAdd).
+    """Finds the words nearest to a sum of words minus others (3CosAdd).
 
-    Words, rows or [dim] vectors come alone or in lists, perhaps as (word,
-    weight); default weights are 1 and -1. Only the first `restrict_vocab` words
-    are searched. A word with several senses comes once, as its nearest one of
-    at least `min_prior`; `sense` chooses one of the only word given.
+    Arguments are words, rows or [dim] vectors, alone or in lists, perhaps as
+    (word, weight); default weights are 1 and -1. Only the first
+    `restrict_vocab` words are searched. A word with several senses occurs once,
+    as the nearest sense of at least `min_prior`; `sense` selects a sense of a
+    single word.
 
-    Returns (word, cosine) by falling cosine, without the given words; with
-    `topn` None, [rows of the words searched] float32 cosines. Raises a
-    `ValueError` if nothing is given, and a `UserError` if the sum is zero.
+    Returns (word, cosine) by falling cosine, without the arguments; with `topn`
+    None, float32 cosines of the rows searched. Raises a `ValueError` without
+    arguments, and a `UserError` if the sum is zero.
     """
     positive, negative = _as_list(positive), _as_list(negative)
     if sense is not None:
       if len(positive) != 1 or negative or not isinstance(positive[0], str):
-        raise ValueError('a sense is that of one word')
+        raise ValueError('sense selects a sense of a single word')
       names = [name for name, _ in self.senses(positive[0])]
       if not 0 <= sense < len(names):
         line = f'{positive[0]!r} has {len(names)} senses, from 0 up'
@@ -214,14 +215,14 @@ class Embeddings:
       raise ValueError('give at least one word or vector')
     target = sum(weight * self._direction(key) for key, weight in items)
     if not np.any(target):
-      given = ', '.join(str(x) for x, _ in items if isinstance(x, str))
+      words = ', '.join(str(x) for x, _ in items if isinstance(x, str))
       raise errors.UserError(
-        f'the sum of {given or "what is given"} is a vector of zeros, which '
-        'nothing is near; give other words, or train longer'
+        f'the sum of {words or "the vectors"} is a vector of zeros, which has '
+        'no neighbors; give other words, or train longer'
       )
     scores = self._cosines(geometry.unit_vector(target), restrict_vocab)
     return self._rank(
-      scores, given=[key for key, _ in items], topn=topn, min_prior=min_prior
+      scores, query=[key for key, _ in items], topn=topn, min_prior=min_prior
     )
 
   def most_similar_cosmul(
@@ -231,9 +232,10 @@ class Embeddings:
     topn: int | None = 10,
     restrict_vocab: int | None = None,
   ) -> Ranked:
-    """Words by products of cosines (3CosMul, Levy and Goldberg 2014, eq. 4).
+    """Ranks words by products of cosines (3CosMul, Levy and Goldberg 2014).
 
-    As `most_similar`, without weights, and with quotients in place of cosines.
+    Like `most_similar`, without weights, and with quotients in place of cosines
+    (equation 4).
     """
     positive, negative = _as_list(positive), _as_list(negative)
     if not positive:
@@ -253,7 +255,7 @@ class Embeddings:
     topn: int | None = 10,
     restrict_vocab: int | None = None,
   ) -> Ranked:
-    """Words nearest to a [dim] vector; see `most_similar`."""
+    """Finds the words nearest to a [dim] vector; see `most_similar`."""
     return self.most_similar(
       [np.asarray(vector)],
       negative=(),
@@ -262,11 +264,11 @@ class Embeddings:
     )
 
   def analogy(self, a: str, b: str, c: str, topn: int | None = 10) -> Ranked:
-    """Words d such that a is to b as c is to d (3CosAdd)."""
+    """Finds words d such that a is to b as c is to d (3CosAdd)."""
     return self.most_similar([b, c], [a], topn)
 
   def senses(self, word: str) -> list[tuple[str, float]]:
-    """(name of the row, prior) of every sense of a word."""
+    """Returns (name of the row, prior) of every sense of a word."""
     table = self.sense_table
     if table is None:
       return [(self.index_to_key[self.get_index(word)], 1.0)]
@@ -281,11 +283,12 @@ class Embeddings:
   def disambiguate(
     self, sentence: Sequence[str] | str, position: int, window: int = 0
   ) -> np.ndarray:
-    """[senses] float64 probabilities of the senses of a word in a sentence.
+    """Returns probabilities of the senses of a word in a sentence, [senses].
 
-    `sentence` is a list of tokens, or split at white space; `window` known
-    words on each side count, 0 = as many as in training. Raises a `UserError`
-    for a position outside the sentence or a negative window.
+    `sentence` is a list of tokens, or a string that is split at white space.
+    `window` known words on each side are used, 0 = as many as in training.
+    Raises a `UserError` for a position outside the sentence or a negative
+    window.
     """
     table = self.sense_table
     known = self.key_to_index if table is None else table.index
@@ -308,16 +311,16 @@ class Embeddings:
     return table.posterior(table.index[word], context)
 
   def of_words(self) -> 'Embeddings':
-    """The same with one vector per word: the mean of its senses, by priors."""
+    """Returns one vector per word, the mean of its senses by priors."""
     table = self.sense_table
     if table is None:
       return self
     return Embeddings(table.words, table.mean_vectors(), table.counts)
 
   def doesnt_match(self, words: Sequence[str]) -> str:
-    """The word farthest from the mean of all; warns of unknown ones.
+    """Returns the word farthest from the mean of all; warns of unknown words.
 
-    Raises a `ValueError` if none is known.
+    Raises a `ValueError` if no word is known.
     """
     known = [word for word in words if word in self]
     if not known:
@@ -335,7 +338,7 @@ class Embeddings:
     restrict_vocab: int = 300_000,
     window: int = 0,
   ) -> dict[str, dict]:
-    """Results of `evaluation.words.evaluate`, and of senses in contexts.
+    """Returns the results of `evaluation.words`, and of words in contexts.
 
     `window` known words on each side disambiguate; 0 = as many as in training.
     """
@@ -488,7 +491,7 @@ class Embeddings:
   def _read(
     self, kind: str, path: Any, limit: int | None, is_upper: bool, *delimiter
   ) -> tuple[benchmarks.Benchmark, words_lib.Searched]:
-    """A benchmark of that kind, and the words that answer it."""
+    """Reads a benchmark of this kind; returns the words to answer it, too."""
     benchmark = benchmarks.read(path, *delimiter)
     if benchmark is None or benchmark.kind != kind:
       raise errors.UserError(f'{path} is no benchmark of {kind}')
@@ -501,12 +504,12 @@ class Embeddings:
     )
 
   def _direction(self, key: Key) -> np.ndarray:
-    """A word's vector at length 1; a vector as it is."""
+    """Returns a word's vector at length 1; a vector as it is."""
     is_vector = isinstance(key, np.ndarray)
     return key if is_vector else self.get_vector(key, norm=True)
 
   def _cosines(self, target: np.ndarray, num_words: int | None) -> np.ndarray:
-    """[rows of the words searched] float32: products with unit vectors."""
+    """Returns products of unit vectors and the target, float32 by row."""
     limit, senses = num_words, self.sense_table
     if limit is not None and senses is not None:
       limit = int(senses.starts[: limit + 1][-1])
@@ -516,18 +519,18 @@ class Embeddings:
   def _rank(
     self,
     scores: np.ndarray,
-    given: list[Key],
+    query: list[Key],
     topn: int | None,
     min_prior: float = 0.0,
   ) -> Ranked:
     if topn is None:
       return scores
-    out = {self.get_index(x) for x in given if not isinstance(x, np.ndarray)}
-    # What was never trained is near to nothing.
+    rows = {self.get_index(x) for x in query if not isinstance(x, np.ndarray)}
+    # A word that was never trained has no neighbors.
     known = np.where(self.norms[: len(scores)] > 0, scores, -np.inf)
     best = geometry.nearest(
       known,
-      excluded=out,
+      excluded=rows,
       num=topn,
       senses=self.sense_table,
       min_prior=min_prior,
@@ -536,7 +539,7 @@ class Embeddings:
 
 
 def _as_list(items: object) -> list:
-  """What was given alone, or in a list, each perhaps with a weight."""
+  """Returns a list of a single item or of several, perhaps with weights."""
   is_weighted = (
     isinstance(items, tuple)
     and len(items) == 2
@@ -550,12 +553,12 @@ def _as_list(items: object) -> list:
 
 
 def load_vectors(path: pathlib.Path | str) -> Embeddings:
-  """Loads vectors in any form; warns of what was left out.
+  """Loads vectors of any format; warns of lines that were left out.
 
-  From a workdir, its export folder or vectors.npy (memory-mapped), or from a
+  Reads a workdir, its export folder or vectors.npy (memory-mapped), or a
   word2vec, GloVe or fastText .vec file, text or binary, plain or .gz. Runs may
-  be in a bucket. Raises a `UserError` if it is missing, not recognized, cut or
-  damaged.
+  be in a bucket. Raises a `UserError` if the file is missing, not recognized,
+  cut or damaged.
   """
   if bucket.is_url(path):
     with bucket.opened(path) as folder:
@@ -582,6 +585,6 @@ def load_vectors(path: pathlib.Path | str) -> Embeddings:
 
 
 def model_folder(path: pathlib.Path | str) -> pathlib.Path | None:
-  """The folder of a model that predicts, in place of vectors, or None."""
+  """Returns the folder of a model that predicts, or None for vectors."""
   folders = pathlib.Path(path), pathlib.Path(path, 'export')
   return next((x for x in folders if (x / 'model.json').is_file()), None)

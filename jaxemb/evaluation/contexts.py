@@ -24,11 +24,11 @@ _TOKEN = re.compile(r'[^\W_]+')
 
 
 def _tokens(context: tuple[str, str, str]) -> tuple[list[str], int]:
-  """The tokens of a text, the word itself as one, and its position."""
+  """Returns the tokens of a text, the word itself as one, and its position."""
   before, word, after = (
     _TOKEN.findall(re.sub('</?b>', ' ', x)) for x in context
   )
-  # The word takes one position, even of several tokens.
+  # The word takes one position, even if it has several tokens.
   return [*before, ''.join(word) or 'x', *after], len(before)
 
 
@@ -37,9 +37,9 @@ def similarities(
   asked: benchmarks.Benchmark,
   window: int = 0,
 ) -> np.ndarray:
-  """[pairs, measures] float64; NaN if a word is unknown.
+  """Returns similarities [pairs, measures] float64; NaN for unknown words.
 
-  Contexts are of `window` known words on each side; 0 = that of the vectors.
+  Contexts have `window` known words on each side; 0 = as in training.
   """
   result = np.full((len(asked.words), len(MEASURES)), np.nan)
   for i, pair in enumerate(asked.words):
@@ -63,7 +63,7 @@ def similarities(
       cosines.max(),
       means[0] @ means[1] / (lengths[0] * lengths[1]),
     )
-  # Cosines that differ by rounding only are ties.
+  # Cosines that differ only by rounding are ties.
   return np.round(result, 6)
 
 
@@ -72,10 +72,10 @@ def evaluate(
   found: Sequence[benchmarks.Benchmark],
   window: int = 0,
 ) -> dict[str, dict]:
-  """Scores on SCWS files by `file measure`, in the form of `words.evaluate`.
+  """Returns scores on SCWS files by `file measure`, as `words.evaluate` does.
 
-  Skips benchmarks without contexts, and, of senses that cannot be
-  disambiguated, measures that need them. `window` is as of `similarities`.
+  Skips benchmarks without contexts, and measures that need contexts if the
+  senses cannot be disambiguated. `window` is that of `similarities`.
   """
   results = {}
   for asked in found:

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import scipy  # parts of it are loaded when they are used
 
-# Rarer senses have learned too little to be shown.
+# Senses with lower priors have learned too little to be shown.
 MIN_PRIOR = 0.02
 _ITERATIONS = 20
 _STARTS = 10
@@ -15,31 +15,31 @@ _CANDIDATES = 5  # of greedy k-means++
 
 
 class Senses(Protocol):
-  """Rows that are senses: those of word i are starts[i]..starts[i + 1]."""
+  """Rows of senses: those of word i are starts[i]..starts[i + 1]."""
 
   starts: np.ndarray  # [vocab + 1] int64
   priors: np.ndarray  # [rows] float32
 
 
 def norms(vectors: np.ndarray) -> np.ndarray:
-  """[rows] float32 lengths of [rows, dim] vectors, perhaps memory-mapped."""
+  """Returns lengths of [rows, dim] vectors, [rows] float32."""
   return np.sqrt(np.vecdot(vectors, vectors, dtype=np.float32))
 
 
 def divisors(lengths: np.ndarray) -> np.ndarray:
-  """Lengths to divide by: 1 in place of 0."""
+  """Returns lengths to divide by: 1 in place of 0."""
   return np.where(lengths > 0, lengths, np.float32(1))
 
 
 def unit(vectors: np.ndarray, lengths: np.ndarray | None = None) -> np.ndarray:
-  """[rows, dim] vectors scaled to length 1; zero rows stay zero."""
+  """Returns [rows, dim] vectors scaled to length 1; zero rows stay zero."""
   if lengths is None:
     lengths = np.linalg.norm(vectors, axis=1)
   return vectors / divisors(lengths)[:, None]
 
 
 def unit_vector(vector: np.ndarray) -> np.ndarray:
-  """[dim] float32 vector scaled to length 1; zero stays zero.
+  """Returns a vector scaled to length 1, [dim] float32; zero stays zero.
 
   Rounded from double precision, as in gensim: ranks agree to the last bit.
   """
@@ -53,45 +53,47 @@ def nearest(
   senses: Senses | None = None,
   min_prior: float = 0.0,
 ) -> np.ndarray:
-  """[at most num] int64 rows by falling score, ties by row.
+  """Returns at most `num` rows, int64, by falling score, ties by row.
 
-  `scores` are of the rows of the first words. Leaves out words with a row in
-  `excluded`, senses of a prior below `min_prior`, and all but the best row of a
-  word: its senses lie close, and would fill the list.
+  `scores` are those of the rows of the first words. Leaves out words with a row
+  in `excluded`, senses with a prior below `min_prior`, and all but the best row
+  of a word: its senses are close and would fill the list.
   """
   if num < 1 or len(scores) == 0:
     return np.zeros(0, np.int64)
-  starts, out = np.arange(len(scores) + 1), np.array([*excluded], np.int64)
-  of_words = np.array(scores)
+  starts = np.arange(len(scores) + 1)
+  excluded_words = np.array([*excluded], np.int64)
+  word_scores = np.array(scores)
   if senses is not None:
     starts = senses.starts[: np.searchsorted(senses.starts, len(scores)) + 1]
-    out = np.searchsorted(senses.starts, out, 'right') - 1
+    excluded_words = np.searchsorted(senses.starts, excluded_words, 'right') - 1
     is_rare = senses.priors[: len(scores)] < min_prior
     scores = np.where(is_rare, -np.inf, scores)
-    of_words = np.maximum.reduceat(scores, starts[:-1])
-  of_words[out[out < len(of_words)]] = -np.inf
-  num = min(num, len(of_words))
-  best = np.argpartition(-of_words, num - 1)[:num]
-  best = best[np.lexsort((best, -of_words[best]))]
+    word_scores = np.maximum.reduceat(scores, starts[:-1])
+  is_searched = excluded_words < len(word_scores)
+  word_scores[excluded_words[is_searched]] = -np.inf
+  num = min(num, len(word_scores))
+  best = np.argpartition(-word_scores, num - 1)[:num]
+  best = best[np.lexsort((best, -word_scores[best]))]
   rows = [
     starts[i] + scores[starts[i] : starts[i + 1]].argmax()
-    for i in best[of_words[best] > -np.inf]
+    for i in best[word_scores[best] > -np.inf]
   ]
   return np.array(rows, np.int64)
 
 
 def cluster(points: np.ndarray, num_clusters: int) -> np.ndarray:
-  """[points] cluster of each of [points, dim]: k-means, the best of 10 starts.
+  """Assigns points [points, dim] to clusters by k-means, the best of 10 starts.
 
   Starts are those of greedy k-means++ (Arthur and Vassilvitskii 2007), which
-  often finds planted clusters where the plain one never does; the best has the
-  smallest sum of squared distances.
+  often finds planted clusters where plain k-means++ never does. The best result
+  has the smallest sum of squared distances.
   """
   points = np.asarray(points, np.float32)
   rng = np.random.default_rng(0)
-  found = []
+  results = []
   with warnings.catch_warnings():
-    # Of empty clusters, and of fewer different points than clusters.
+    # About empty clusters, and fewer different points than clusters.
     warnings.simplefilter('ignore')
     for _ in range(_STARTS):
       start = points[_spread(points, num_clusters, rng)]
@@ -99,17 +101,17 @@ def cluster(points: np.ndarray, num_clusters: int) -> np.ndarray:
         points, start, _ITERATIONS, minit='matrix'
       )
       cost = float(np.sum((points - centers[assigned]) ** 2))
-      found.append((cost, assigned))
-  return min(found, key=lambda x: x[0])[1]
+      results.append((cost, assigned))
+  return min(results, key=lambda x: x[0])[1]
 
 
 def _spread(points: np.ndarray, num: int, rng: np.random.Generator) -> list:
-  """Rows of points far apart: of each draw, the one that covers most."""
+  """Draws points far apart: of a few candidates, the one that covers most."""
   chosen = [int(rng.integers(len(points)))]
   left = np.sum((points - points[chosen[0]]) ** 2, 1)
   while len(chosen) < num:
     total = left.sum()
-    chances = left / total if total > 0 else None  # only copies are left
+    chances = left / total if total > 0 else None  # only duplicates are left
     drawn = rng.choice(len(points), _CANDIDATES, p=chances)
     distances = np.sum((points[drawn][:, None] - points) ** 2, 2)
     after = np.minimum(left, distances)

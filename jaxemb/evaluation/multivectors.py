@@ -1,12 +1,14 @@
-"""Keys with several vectors, such as senses of words: queries and files.
+"""Words with several vectors (senses): type, disambiguation and files.
 
 The posterior of sense k of a word w, with vector v_k and prior pi_k, in a
-context c of words o_1, o_2, ... follows the method of training. Likelihoods
-(Tian et al. 2014, eq. 9; `senses.mixture`):
+context c of words o_1, o_2, ... is computed as in training, from likelihoods
 
   p(k | w, c) = softmax_k( log pi_k + sum_{o in c} log P(o | w, k) )
 
-Contexts: gamma of `senses.context_mixture`, with x of the words of c.
+(Tian et al. 2014, eq. 9) or from mean contexts m_k and the weighted mean x of
+the unit vectors of c (Neelakantan et al. 2014)
+
+  p(k | w, c) = softmax_k( log pi_k - kappa |x - m_k|^2 )
 
 An export has these files next to those of `storage.word2vec_format`:
 
@@ -38,7 +40,7 @@ from jaxemb.storage import atomic
 # The first one marks an export of senses.
 FILES = ('senses.json', 'priors.txt', 'outputs.npy', 'means.npy')
 _PRIOR_TOLERANCE = 1e-3  # of sums of rounded and averaged priors
-# What senses.json holds of `MultiVectors`.
+# The fields of `MultiVectors` in senses.json, with their checks.
 _FACTS = {
   'loss': lambda x: x in (None, 'negative_sampling', 'hierarchical_softmax'),
   'negatives': lambda x: type(x) is int and x >= 0,
@@ -65,7 +67,7 @@ class MultiVectors:
   loss: str | None
   negatives: int  # per pair, with negative sampling
   window: int  # context words on each side
-  # [rows, dim] float32, mean contexts; zeros for single senses; None = not used
+  # [rows, dim] float32, mean contexts; zeros for single senses; None = unused
   means: np.ndarray | None = None
   concentration: float | None = None  # kappa, of mean contexts
   # Relative frequency of a word of weight 1/2 in a mean context.
@@ -73,38 +75,38 @@ class MultiVectors:
 
   @functools.cached_property
   def index(self) -> dict[str, int]:
-    """Id of each word."""
+    """Returns the id of each word."""
     return {word: i for i, word in enumerate(self.words)}
 
   @property
   def can_disambiguate(self) -> bool:
-    """Whether contexts change the posterior."""
+    """Returns whether contexts change the posterior."""
     return self.outputs is not None or self.means is not None
 
   def rows(self, word: int) -> slice:
-    """Rows of a word's senses."""
+    """Returns the rows of the senses of a word."""
     return slice(int(self.starts[word]), int(self.starts[word + 1]))
 
   def owners(self, rows: np.ndarray) -> np.ndarray:
-    """[n] int64, the words of rows [n]."""
+    """Returns the words of rows [n], [n] int64."""
     return np.searchsorted(self.starts, rows, 'right') - 1
 
   def by_row(self, values: np.ndarray) -> np.ndarray:
-    """[rows], values [vocab] repeated for each sense."""
+    """Returns values [vocab] repeated for each sense, [rows]."""
     return np.repeat(values, np.diff(self.starts))
 
   def names(self) -> list[str]:
-    """[rows] names, see `row_names`."""
+    """Returns the names of the rows, see `row_names`."""
     return row_names(self.words, self.starts)
 
   def mean_vectors(self) -> np.ndarray:
-    """[vocab, dim] float32, means of senses weighted by priors."""
+    """Returns means of senses weighted by priors, [vocab, dim] float32."""
     weighted = self.priors[:, None] * self.vectors
     return np.add.reduceat(weighted, self.starts[:-1], 0, np.float32)
 
   @functools.cached_property
   def directions(self) -> np.ndarray:
-    """[vocab, dim] float32, unit mean vectors."""
+    """Returns mean vectors at length 1, [vocab, dim] float32."""
     return geometry.unit(self.mean_vectors())
 
   @functools.cached_property
@@ -112,7 +114,7 @@ class MultiVectors:
     return huffman.tree_paths(self.counts)
 
   def log_likelihoods(self, word: int, context: Sequence[int]) -> np.ndarray:
-    """[senses, context] float64, log P(o | word, k) of ids o.
+    """Returns log P(o | word, k) of ids o, [senses, context] float64.
 
     Negatives contribute their expectation, the same for every o.
     """
@@ -132,9 +134,9 @@ class MultiVectors:
     return np.sum(np.where(on_path, terms, 0), -1)
 
   def posterior(self, word: int, context: Sequence[int]) -> np.ndarray:
-    """[senses] float64, p(k | w, c) of ids; the priors if the context is empty.
+    """Returns p(k | w, c), [senses] float64; the priors without a context.
 
-    UserError if contexts cannot disambiguate these senses.
+    Raises a `UserError` if contexts cannot disambiguate these senses.
     """
     priors = self.priors[self.rows(word)].astype(np.float64)
     logs = np.log(np.maximum(priors, 1e-30))
@@ -153,7 +155,7 @@ class MultiVectors:
     return chances / chances.sum()
 
   def _mean(self, context: Sequence[int]) -> np.ndarray:
-    """[dim] float64, x of `senses.context_mixture`."""
+    """Returns x, the weighted mean of unit vectors, [dim] float64."""
     context = np.asarray(context, np.int64)
     frequencies = self.counts[context] / self.counts.sum()
     weights = self.half_weight / (self.half_weight + frequencies)
@@ -162,7 +164,7 @@ class MultiVectors:
   def context(
     self, tokens: Sequence[str], position: int, window: int = 0
   ) -> list[int]:
-    """Ids of up to `window` known words on each side; 0 = `self.window`."""
+    """Returns ids of up to `window` known words per side; 0 = as trained."""
     window = window or self.window
     before, after = (
       [self.index[x] for x in (spelled(t, self.index) for t in side) if x]
@@ -176,21 +178,21 @@ def _log_sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def row_names(words: Sequence[str], starts: np.ndarray) -> list[str]:
-  """[rows] names: the word, or `word#sense` if it has several."""
+  """Returns the names of rows: the word, or `word#sense` if it has several."""
   names, known = [], set(words)
   for word, size in zip(words, np.diff(starts).tolist(), strict=True):
     stem = word
     while size > 1 and f'{stem}#0' in known:
-      stem += '#'  # the text has a word of that name
+      stem += '#'  # a word of the text has that name
     names += [word] if size == 1 else [f'{stem}#{k}' for k in range(size)]
   return names
 
 
 def spelled(token: str, known: Container[str]) -> str | None:
-  """The known word that a token stands for; None = there is none.
+  """Returns the known word that a token stands for, or None.
 
-  Tries the token, its lower case, and both stripped of what is never part of a
-  trained word (all but letters, digits and combining marks). Tokens that
+  Tries the token, its lower case, and both without leading and trailing
+  characters that are no letters, digits or combining marks. Tokens that
   training would split (don't) are not split.
   """
   inside = [
@@ -204,9 +206,9 @@ def spelled(token: str, known: Container[str]) -> str | None:
 
 
 def write(folder: pathlib.Path, senses: MultiVectors | None) -> None:
-  """Replaces an export's files of senses; None = there are none.
+  """Replaces the files of senses in an export, or with None removes them.
 
-  Words have no white space. UserError if a file cannot be written.
+  Words have no white space. Raises a `UserError` if a file cannot be written.
   """
   for name in FILES:
     (folder / name).unlink(missing_ok=True)
@@ -232,10 +234,10 @@ def read(
   counts: np.ndarray,
   vectors: np.ndarray,
 ) -> MultiVectors | None:
-  """Reads what `write` wrote; None if the folder has no senses.
+  """Reads what `write` wrote; returns None if the folder has no senses.
 
   Takes names, counts [rows] int64 and vectors [rows, dim] float32 of the rows.
-  UserError if a file is missing or damaged, or of other vectors.
+  Raises a `UserError` if a file is missing, damaged or of other vectors.
   """
   if not (folder / FILES[0]).exists():
     return None
@@ -246,10 +248,10 @@ def read(
     if len(priors) != len(names):
       raise ValueError(f'has {len(priors)} lines, vocab.txt {len(names)}')
     pairs = zip(names, row_names(words, starts), strict=True)
-    for row, (name, ours) in enumerate(pairs):
+    for row, (name, expected) in enumerate(pairs):
       # vocab.txt has underscores for white space, perhaps several.
-      if re.sub(r'[_\s]', '', name) != re.sub(r'[_\s]', '', ours):
-        raise ValueError(f'row {row} is {ours!r}, {name!r} in vocab.txt')
+      if re.sub(r'[_\s]', '', name) != re.sub(r'[_\s]', '', expected):
+        raise ValueError(f'row {row} is {expected!r}, {name!r} in vocab.txt')
   outputs = means = None
   if facts['loss'] is not None:
     is_tree = facts['loss'] == 'hierarchical_softmax'
@@ -274,8 +276,8 @@ def _reading(path: pathlib.Path) -> Iterator[pathlib.Path]:
   try:
     yield path
   except (OSError, ValueError, EOFError) as error:
-    what = getattr(error, 'strerror', None) or error
-    raise errors.UserError(f'{path}: {what}; export again') from error
+    reason = getattr(error, 'strerror', None) or error
+    raise errors.UserError(f'{path}: {reason}; export again') from error
 
 
 def _valid_facts(facts: Any) -> dict[str, Any]:
@@ -297,7 +299,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _parse_priors(text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
-  """Words, starts and priors, as in `MultiVectors`."""
+  """Returns words, starts and priors, as in `MultiVectors`."""
   words, starts, priors = [], [], []
   for line in filter(None, text.split('\n')):
     word, k, prior = line.rsplit(' ', 2)
@@ -310,7 +312,7 @@ def _parse_priors(text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
   if not words:
     raise ValueError('is empty')
   sums = np.add.reduceat(np.array(priors), starts)
-  # Negated, so that a NaN is wrong.
+  # Negated, so that NaN is an error.
   is_right = np.minimum.reduceat(priors, starts) > -_PRIOR_TOLERANCE
   is_wrong = ~(is_right & (np.abs(sums - 1) < _PRIOR_TOLERANCE))
   if is_wrong.any():
@@ -321,7 +323,7 @@ def _parse_priors(text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 
 def _load(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
-  """A memory-mapped array of this shape."""
+  """Memory-maps an array; raises a `UserError` if it has another shape."""
   with _reading(path):
     array = np.load(path, mmap_mode='r')
     if array.shape != shape:

@@ -1,13 +1,14 @@
 """Recall and NDCG of recommended items, as LightGCN (He et al. 2020) has them.
 
-A user's items are ranked by their scores, all items but those to learn from,
-which are masked. Of those held out, n in number, the k highest hold some:
+All items are ranked for a user by score, except for the training items of the
+user, which are masked. With n held-out items, of which some (hits) are among
+the k best,
 
   Recall@k = hits / n
-  NDCG@k   = sum over hits 1 / log2(1 + rank) / sum_{r=1}^{min(k, n)} of such
+  NDCG@k   = sum over hits g(rank) / sum_{r=1}^{min(k, n)} g(r)
 
-Both are averaged over users. An item that is held out but that nobody had
-before cannot be recommended: it counts among the n.
+with g(r) = 1 / log2(1 + r). Both are averaged over users. A held-out item that
+is in no training set cannot be recommended; it counts among the n.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-_BLOCK_SCORES = 1 << 24  # that are in memory at once
+_BLOCK_SCORES = 1 << 24  # in memory at once
 
 
 def auc(labels: np.ndarray, scores: np.ndarray) -> float:
@@ -39,17 +40,14 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
 
 
 class Sets(NamedTuple):
-  """A set of ids for each of some users.
-
-  That of user u is ids[starts[u] : starts[u + 1]].
-  """
+  """A set of ids for each user; user u has ids[starts[u] : starts[u + 1]]."""
 
   starts: np.ndarray  # [users + 1] int64
   ids: np.ndarray  # [n] int32
 
   @classmethod
   def of(cls, sets: Iterable[Sequence[int]]) -> 'Sets':
-    """Those of lists."""
+    """Returns the sets of lists."""
     sets = [np.asarray(x, np.int32) for x in sets]
     starts = np.cumsum([0, *map(len, sets)])
     return cls(starts, np.concatenate([np.zeros(0, np.int32), *sets]))
@@ -58,15 +56,15 @@ class Sets(NamedTuple):
     return len(self.starts) - 1
 
   def sizes(self) -> np.ndarray:
-    """[users] int64."""
+    """Returns the sizes of the sets, [users] int64."""
     return np.diff(self.starts)
 
   def owners(self) -> np.ndarray:
-    """[n] int64, the user of each id."""
+    """Returns the user of each id, [n] int64."""
     return np.repeat(np.arange(len(self)), self.sizes())
 
   def select(self, users: np.ndarray) -> 'Sets':
-    """The sets of some users, in their order."""
+    """Returns the sets of these users, in their order."""
     sizes = self.sizes()[users]
     starts = np.concatenate([[0], np.cumsum(sizes)])
     within = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
@@ -76,16 +74,16 @@ class Sets(NamedTuple):
 
 
 class Held(NamedTuple):
-  """What was held out of some users."""
+  """Held-out items of users."""
 
   users: np.ndarray  # [users] int64
-  sets: Sets  # of these users, in their order: items that are known
-  sizes: np.ndarray  # [users] int64, with those that are not
+  sets: Sets  # of these users, in their order: items of the vocabulary
+  sizes: np.ndarray  # [users] int64, with items outside the vocabulary
 
 
 @numba.njit(nogil=True, cache=True)
 def _best(scores, k):
-  """[users, k] int64 items by falling score, ties by item."""
+  """Returns items by falling score, ties by item, [users, k] int64."""
   num_users, num_items = scores.shape
   best = np.zeros((num_users, k), np.int64)
   for user in range(num_users):
@@ -111,10 +109,10 @@ def evaluate(
   k: int,
   biases: np.ndarray | float = 0.0,
 ) -> dict[str, Any]:
-  """Scores of a ranking of items [items, d] by products with users [users, d].
+  """Scores a ranking of items [items, d] by products with users [users, d].
 
-  `biases` [items] are added to the products. Of interactions held out those are
-  `found` whose item can be recommended.
+  `biases` [items] are added to the products. `found` is the number of held-out
+  interactions whose item can be recommended.
   """
   k = min(k, len(items))
   gains = 1 / np.log2(np.arange(2, k + 2))
@@ -122,11 +120,11 @@ def evaluate(
   recall, ndcg, num_found = [], [], 0
   size = max(1, _BLOCK_SCORES // len(items))
   for start in range(0, len(held.users), size):
-    some = np.arange(start, min(start + size, len(held.users)))
-    of_users = held.users[some]
-    scores = users[of_users] @ items.T
+    block = np.arange(start, min(start + size, len(held.users)))
+    block_users = held.users[block]
+    scores = users[block_users] @ items.T
     scores += biases
-    seen, wanted = train.select(of_users), held.sets.select(some)
+    seen, wanted = train.select(block_users), held.sets.select(block)
     scores[seen.owners(), seen.ids] = -np.inf
     is_wanted = np.zeros(scores.shape, bool)
     is_wanted[wanted.owners(), wanted.ids] = True
@@ -134,8 +132,8 @@ def evaluate(
     num_found += int(is_wanted.sum())
     best = _best(scores, k)
     hits = np.take_along_axis(is_wanted, best, 1)
-    recall.append(hits.sum(1) / held.sizes[some])
-    ndcg.append(hits @ gains / ideal[np.minimum(held.sizes[some], k)])
+    recall.append(hits.sum(1) / held.sizes[block])
+    ndcg.append(hits @ gains / ideal[np.minimum(held.sizes[block], k)])
   return {
     'kind': 'ranking',
     'score': float(np.concatenate(recall).mean()),
@@ -148,16 +146,16 @@ def evaluate(
 
 
 def means(vectors: np.ndarray, sets: Sets) -> np.ndarray:
-  """[users, d] float32, the mean vector of each set, none of which is empty."""
+  """Returns the mean vector of each set, [users, d] float32; none is empty."""
   sums = np.add.reduceat(vectors[sets.ids], sets.starts[:-1], axis=0)
   return (sums / sets.sizes()[:, None]).astype(np.float32)
 
 
-def describe(found: Mapping[str, Any]) -> str:
-  """Scores in a few words."""
-  k = found['k']
+def describe(result: Mapping[str, Any]) -> str:
+  """Returns the scores in one line."""
+  k = result['k']
   return (
-    f'Recall@{k} {found["score"]:.4f}, NDCG@{k} {found["ndcg"]:.4f} of '
-    f'{found["users"]:,} users; {found["found"]:,} of {found["total"]:,} items '
-    'held out can be recommended'
+    f'Recall@{k} {result["score"]:.4f}, NDCG@{k} {result["ndcg"]:.4f} of '
+    f'{result["users"]:,} users; {result["found"]:,} of {result["total"]:,} '
+    'held-out items can be recommended'
   )

@@ -31,34 +31,37 @@ _MOST_FREE_WORDS = 1 << 20  # of a step, however small the text
 _BATCHES = 4  # that are prefetched, or in use
 _CENTER_BYTES = 6  # of a `windows.Batch`
 
-# The number of a block in its part, and its ids.
+# Pairs of the number of a block in its part and its ids.
 Blocks = Iterable[tuple[int, np.ndarray]]
 
 
 def group_blocks(part_words: int) -> int:
-  """Blocks of each part per batch: a half-empty last step costs little."""
+  """Returns blocks per part and batch: enough for many steps.
+
+  Then a last step that is not full costs little.
+  """
   return max(128, 128 * part_words // encode.BLOCK_WORDS)
 
 
 def batch_words(part_words: int) -> int:
-  """Centers of each part that a batch has room for, in whole steps."""
+  """Returns centers of each part that a batch has room for, in whole steps."""
   num_words = group_blocks(part_words) * encode.BLOCK_WORDS
   return -(-num_words // part_words) * part_words
 
 
 @numba.njit(nogil=True, cache=True)
 def _order(first, stop, size, key):
-  """[n] int64, what the permutation has at first..stop-1, as far as it goes."""
-  places = range(first, max(first, min(stop, size)))
-  return np.array([hashing.permuted(i, size, key) for i in places])
+  """Returns entries first..stop-1 of a permutation of 0..size-1, [n] int64."""
+  positions = range(first, max(first, min(stop, size)))
+  return np.array([hashing.permuted(i, size, key) for i in positions])
 
 
 @numba.njit(nogil=True, cache=True)
 def _pack(ids, position, keep_below, key, reaches, out, left, right, n):
   """Appends a block's surviving tokens at `out[window + n:]`.
 
-  `keep_below` is the keep probability scaled to 2^32. Returns the new n, the
-  words read and the pairs made.
+  `keep_below` is the keep probability scaled to 2^32. Returns the new n and the
+  numbers of words read and pairs made.
   """
   shortest, window = reaches
   words = pairs = 0
@@ -66,7 +69,7 @@ def _pack(ids, position, keep_below, key, reaches, out, left, right, n):
   for i in range(len(ids) + 1):
     if i == len(ids) or ids[i] == tokenize.END:
       for j in range(start, n):
-        # The low half of the token's hash, kept aside in `left` and `right`.
+        # The low half of the token's hash, stored in `left` and `right`.
         reach = left[j] | (np.int64(right[j]) << 8)
         reach = shortest + (reach * (window + 1 - shortest) >> 16)
         left[j] = min(reach, j - start)
@@ -76,7 +79,7 @@ def _pack(ids, position, keep_below, key, reaches, out, left, right, n):
       continue
     words += 1
     h = hashing.hashed(key ^ np.uint64(position + i))
-    # Always written, kept by counting it: a random branch costs more.
+    # Always written, and counted if it survives: a random branch costs more.
     out[window + n] = ids[i]
     left[n] = h & np.uint64(0xFF)
     right[n] = (h >> np.uint64(8)) & np.uint64(0xFF)
@@ -99,14 +102,14 @@ def make_batch(
   shape = num_parts, size + 2 * spec.window
   ids = np.full(shape, len(keep_below), np.int32)
   left, right = np.zeros((2, num_parts, size), np.uint8)
-  kept, pairs = np.zeros((2, num_parts), np.int32)
+  num_kept, pairs = np.zeros((2, num_parts), np.int32)
   num_blocks = num_words = 0
   reaches = spec.shortest_window, spec.window
   for i, (key, blocks) in enumerate(parts):
     rows = ids[i], left[i], right[i]
     n = num_pairs = num_blocks = 0
     for number, block_ids in blocks:
-      # Where the block is in its part, whoever reads the others.
+      # Of the block in its part, whatever was read before it.
       position = number * encode.MAX_BLOCK_IDS
       n, more_words, more_pairs = _pack(
         block_ids, position, keep_below, key, reaches, *rows, n
@@ -116,24 +119,24 @@ def make_batch(
       num_blocks += 1
       if n + encode.BLOCK_WORDS > size:
         break
-    # Clear what the last word left that was dropped.
+    # Clear the entry of a dropped last word.
     ids[i, spec.window + n] = len(keep_below)
     left[i, n : n + 1] = right[i, n : n + 1] = 0
-    kept[i], pairs[i] = n, num_pairs
-  num_steps = -(-kept // spec.part_words)
+    num_kept[i], pairs[i] = n, num_pairs
+  num_steps = -(-num_kept // spec.part_words)
   batch = windows.Batch(
     ids=ids,
     left=left,
     right=right,
     num_steps=num_steps,
-    kept_words=kept,
+    kept_words=num_kept,
     pairs=pairs,
   )
   return batch, num_blocks, num_words
 
 
 class TextSource:
-  """An encoded corpus as a `data.base.Source`; progress is in its words."""
+  """An encoded corpus as a `data.base.Source`; progress is in words."""
 
   unit = 'words'
 
@@ -155,7 +158,7 @@ class TextSource:
     self.dropped = corpus.manifest.get('dropped')
 
   def describe(self) -> list[str]:
-    """What was read, for the log."""
+    """Returns lines about the corpus for the log."""
     manifest, files = self.corpus.manifest, self.corpus.manifest['files']
     read_bytes = [x['read_bytes'] for x in files if x['read_bytes']]
     return [
@@ -170,7 +173,7 @@ class TextSource:
   def items(
     self, position: Sequence[int] | None, done: int
   ) -> Iterator[base.Item]:
-    """Batches from a position, [epoch, next block], to the last epoch's end."""
+    """Yields batches from a position, [epoch, next block], to the end."""
     spec, blocks = self.spec, self.corpus.blocks
     keep_below = subsampling.keep_thresholds(
       self.counts, spec.settings['sample']
@@ -186,14 +189,14 @@ class TextSource:
     while epoch < self.epochs:
       index = epoch * num_batches + block // group
       stop = block + group
-      parts, words, own = [], 0, 0
-      for part, of_part in enumerate(by_part):
+      parts, words, local_words = [], 0, 0
+      for part, part_blocks in enumerate(by_part):
         key = hashing.part_key(spec.seed, epoch, part)
-        numbers = _order(block, stop, size=len(of_part), key=key)
-        chosen = of_part[numbers]
+        numbers = _order(block, stop, size=len(part_blocks), key=key)
+        chosen = part_blocks[numbers]
         words += (num := int(blocks.words[chosen].sum()))
         if part in spec.readers.local_parts:
-          own += num
+          local_words += num
           texts = self.corpus.read(chosen)
           parts.append((key, zip(numbers, texts, strict=True)))
       batch, _, _ = make_batch(spec, keep_below, parts)
@@ -205,15 +208,16 @@ class TextSource:
         position=position,
         done_before=done,
         done_after=done + words,
-        own=own,
+        own=local_words,
       )
       done += words
 
 
 def make(spec: base.SourceSpec) -> TextSource:
-  """Writes, downloads and encodes the text that the settings name.
+  """Returns the encoded text that the settings name.
 
-  Raises a `UserError` for input that cannot be used.
+  It is written or downloaded first if needed. Raises a `UserError` for input
+  that cannot be used.
   """
   path, cache = spec.path, spec.cache
   is_embedded = not path or path.startswith(_EMBEDDED)
@@ -246,7 +250,7 @@ def make(spec: base.SourceSpec) -> TextSource:
 
 
 def _check_step(spec: base.SourceSpec, num_words: int) -> None:
-  """Refuses steps that no text fills, and batches that memory cannot hold."""
+  """Raises a `UserError` for steps larger than the text or the memory."""
   step = spec.part_words
   if step > max(num_words, _MOST_FREE_WORDS):
     raise errors.UserError(

@@ -1,18 +1,18 @@
-"""Samples of a corpus's sentences, one for each of several sub-models.
+"""Samples of the sentences of a corpus, one for each of several sub-models.
 
-  equal     part k of n gets a stretch of `rate` of the text, which begins at
-            k / n and goes on at the start where the text ends
+  equal     part k of n gets a fraction `rate` of the text, which begins at
+            k / n and continues at the start where the text ends
   sampling  every part draws each sentence with probability `rate`, once for all
             epochs; some sentences are in no part, some in several
-  shuffle   draws anew in every epoch, and again for a sentence that no part
+  shuffle   draws again in every epoch, and again for a sentence that no part
             got, until one does (Anand et al. 2019)
 
 Whether a part gets a sentence is a hash of (seed, epoch, offset in the ids of
 the corpus): nothing is shuffled or stored, and reading can resume anywhere. A
 sentence longer than a block counts as several.
 
-Vocabulary, subsampling and negatives are those of the whole corpus, which a
-process has to have encoded as one part.
+Vocabulary, subsampling and negatives are those of the whole corpus, which the
+process must have encoded as one part.
 """
 
 import dataclasses
@@ -54,37 +54,38 @@ class SampleCounts(NamedTuple):
 
 
 def rule(sampling: Sampling, epoch: int, num_ids: int) -> tuple[np.uint64, ...]:
-  """What `selects` needs to know of an epoch over `num_ids` ids.
+  """Returns the arguments of `selects` for an epoch over `num_ids` ids.
 
-  A sentence's draw is its distance behind `first` in a circle of `circle` ids,
-  or where that is 0 a hash with `key`. Below `others` a lower part may have it,
-  and this part only if its own draw, a hash with `own_key`, is below `own`.
-  Otherwise this part has it if the draw is below `mine`.
+  The draw of a sentence is its distance behind `first` in a circle of `circle`
+  ids or, if that is 0, a hash with `key`. Below `shared_below` a lower part may
+  have the sentence, and this part has it only if a second draw, a hash with
+  `part_key`, is below `part_below`. Otherwise this part has it if the draw is
+  below `below`.
   """
   s = sampling
   key = _hashed(_hashed(_STREAM) ^ s.seed % 2**64)
-  first = circle = others = 0
+  first = circle = shared_below = 0
   if s.method == 'equal':
     first, circle = s.part * num_ids // s.num_parts, num_ids
-    mine = round(s.rate * num_ids)
-    # No gaps from rounding; 1 / 49 * 49 is not 1.
+    below = round(s.rate * num_ids)
+    # Avoids gaps from rounding; 1 / 49 * 49 is not 1.
     if math.isclose(s.rate * s.num_parts, 1):
-      mine = (s.part + 1) * num_ids // s.num_parts - first
+      below = (s.part + 1) * num_ids // s.num_parts - first
   elif s.method == 'sampling':
-    others = mine = _ALL  # its own draws alone
+    shared_below = below = _ALL  # only second draws count
   else:
     key = _hashed(key ^ _hashed(epoch + 1))
-    others, mine = _none_before(s, s.part), _none_before(s, s.part + 1)
-  own_key, own = _hashed(key ^ (s.part + 1)), round(s.rate * _ALL)
-  numbers = first, circle, key, others, own_key, own, mine
+    shared_below, below = _taken(s, s.part), _taken(s, s.part + 1)
+  part_key, part_below = _hashed(key ^ (s.part + 1)), round(s.rate * _ALL)
+  numbers = first, circle, key, shared_below, part_key, part_below, below
   return tuple(map(np.uint64, numbers))
 
 
-def _none_before(sampling: Sampling, part: int) -> int:
-  """How many of 2^63 draws mean that a part before `part` has the sentence.
+def _taken(sampling: Sampling, part: int) -> int:
+  """Returns how many of 2^63 draws give the sentence to a part before `part`.
 
-  Drawing for each part until one gets the sentence makes part f the first to
-  get it with a probability proportional to (1 - rate)^f.
+  Drawing for one part after the other until one gets the sentence makes part f
+  the first to get it with a probability proportional to (1 - rate)^f.
   """
   if sampling.rate >= 1:
     return _ALL if part else 0
@@ -100,25 +101,27 @@ def _hashed(x: int) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def selects(rule: tuple[np.uint64, ...], offset: int) -> bool:
-  """Whether a part gets the sentence at an offset."""
-  first, circle, key, others, own_key, own, mine = rule
+  """Returns whether a part gets the sentence at an offset."""
+  first, circle, key, shared_below, part_key, part_below, below = rule
   x = np.uint64(offset)
   if circle:
     draw = (x + circle - first) % circle
   else:
     draw = hashing.hashed(key ^ hashing.hashed(x)) >> np.uint64(1)
-  if draw >= others:
-    return draw < mine
-  return hashing.hashed(own_key ^ hashing.hashed(x)) >> np.uint64(1) < own
+  if draw >= shared_below:
+    return draw < below
+  return (
+    hashing.hashed(part_key ^ hashing.hashed(x)) >> np.uint64(1) < part_below
+  )
 
 
 @numba.njit(nogil=True, cache=True)
 def _select(ids, offset, rule, out):
-  """Copies a part's sentences of a block; returns numbers of ids, sentences."""
+  """Copies the sentences of a part; returns the numbers of ids, sentences."""
   n = num_sentences = stop = 0
   while stop < len(ids):
     start = stop
-    # Ends before the first sentence are part of it.
+    # END marks before the first sentence belong to it.
     while stop < len(ids) and ids[stop] == tokenize.END:
       stop += 1
     while stop < len(ids) and ids[stop] != tokenize.END:
@@ -143,10 +146,10 @@ def _add_counts(ids, counts):
 def count(
   corpus: encode.Encoded, sampling: Sampling, epochs: int
 ) -> SampleCounts:
-  """Counts what a part will read."""
+  """Counts the words and sentences that a part reads."""
   seen = np.zeros(len(corpus.counts), np.int64)
   starts, sentences = corpus.blocks.starts, 0
-  # Where nothing is drawn anew, epochs are alike.
+  # Only 'shuffle' draws again in every epoch.
   different = epochs if sampling.method == 'shuffle' else 1
   ids = np.empty(encode.MAX_BLOCK_IDS, np.int32)
   for epoch in range(different):
@@ -164,11 +167,11 @@ def count(
 def count_all(
   corpus: encode.Encoded, samplings: Sequence[Sampling], epochs: int
 ) -> list[SampleCounts]:
-  """What each part will read, or a `UserError` if one gets no sentence."""
+  """Counts what each part reads; raises a `UserError` if that is nothing."""
   with futures.ThreadPoolExecutor(resources.reading_threads()) as pool:
     counts = list(pool.map(lambda x: count(corpus, x, epochs), samplings))
-  for sampling, each in zip(samplings, counts, strict=True):
-    if not each.words:
+  for sampling, part_counts in zip(samplings, counts, strict=True):
+    if not part_counts.words:
       raise errors.UserError(
         f'sub-model {sampling.part} of {sampling.num_parts} gets no sentence; '
         'lower --config.strategy.num_parts or raise --config.strategy.rate'
@@ -183,9 +186,9 @@ def items(
   position: Sequence[int] | None,
   done: int,
 ) -> Iterator[base.Item]:
-  """A part's batches; `position` and `done` as in `data.base.Source.items`.
+  """Yields the batches of a part, as `data.base.Source.items` does.
 
-  A batch is filled from as many blocks as it takes. Progress is in words of the
+  A batch is filled from as many blocks as needed. Progress is in words of the
   part.
   """
   keep_below = subsampling.keep_thresholds(
@@ -196,7 +199,7 @@ def items(
   ids = np.empty(encode.MAX_BLOCK_IDS, np.int32)
 
   def blocks(epoch: int, key: np.uint64, first: int) -> loader.Blocks:
-    """The part's sentences of each block, in an epoch's order."""
+    """Yields the sentences of the part, by block, in the order of an epoch."""
     epoch_rule = rule(sampling, epoch, int(starts[-1]))
     for i in range(first, num_blocks):
       block = hashing.permuted(i, num_blocks, key)
@@ -215,7 +218,7 @@ def items(
     block += num_read
     if block == num_blocks:
       epoch, block = epoch + 1, 0
-    if words:  # an epoch may end with blocks without a sentence of the part
+    if words:  # the last blocks may have no sentence of the part
       yield base.Item(
         batch=batch,
         index=index,

@@ -47,20 +47,20 @@ class Words(NamedTuple):
   arena: np.ndarray  # [bytes] uint8, UTF-8
 
   def reader(self) -> Callable[[int], bytes]:
-    """A function from the number of a word to its UTF-8."""
+    """Returns a function from the index of a word to its UTF-8."""
     starts, text = self.starts, self.arena.tobytes()
     return lambda i: text[starts[i] : starts[i + 1]]
 
   def texts(self) -> list[bytes]:
-    """All words, as UTF-8."""
+    """Returns all words, as UTF-8."""
     return list(map(self.reader(), range(len(self.counts))))
 
   def subset(self, numbers: np.ndarray) -> 'Words':
-    """Some of the words, in the order of their numbers."""
+    """Returns the words at these indices, in their order."""
     lengths = np.diff(self.starts)[numbers]
     starts = np.concatenate([[0], np.cumsum(lengths)])
-    moved = np.repeat(self.starts[numbers] - starts[:-1], lengths)
-    arena = self.arena[np.arange(len(moved)) + moved]
+    shifts = np.repeat(self.starts[numbers] - starts[:-1], lengths)
+    arena = self.arena[np.arange(len(shifts)) + shifts]
     return Words(
       hashes=self.hashes[numbers],
       counts=self.counts[numbers],
@@ -69,14 +69,15 @@ class Words(NamedTuple):
     )
 
   def best(self, min_count: int, max_vocab: int) -> np.ndarray:
-    """[num_chosen] int64, numbers of the words that occur `min_count` times.
+    """Returns indices of the words that occur `min_count` times, by count.
 
-    By falling count, at most `max_vocab` (0 = all). Ties are sorted by their
-    UTF-8, so that nothing depends on how work was divided.
+    They are [num_chosen] int64, the most frequent first, at most `max_vocab`
+    (0 = all). Ties are sorted by their UTF-8, so that nothing depends on how
+    the work was divided.
     """
     order = np.flatnonzero(self.counts >= min_count)
     order = order[np.argsort(-self.counts[order], kind='stable')]
-    # Ties are sorted one count at a time: few words need be Python objects.
+    # Ties are sorted count by count, to make few words Python objects.
     is_last = np.diff(self.counts[order], append=-1) != 0
     word, start = self.reader(), 0
     for stop in np.flatnonzero(is_last) + 1:
@@ -93,7 +94,7 @@ class WordTable(NamedTuple):
   Open addressing with linear probing; the arrays of `Words` with room to grow.
   """
 
-  slots: np.ndarray  # [num_slots] int32, entry or -1; a power of two long
+  slots: np.ndarray  # [num_slots] int32, entry or -1; length a power of two
   hashes: np.ndarray
   counts: np.ndarray
   starts: np.ndarray
@@ -101,7 +102,7 @@ class WordTable(NamedTuple):
   size: np.ndarray  # [1] int64, the number of words
 
   def words(self) -> Words:
-    """The words by entry, without a copy."""
+    """Returns the words by entry, without a copy."""
     n = int(self.size[0])
     arena = self.arena[: self.starts[n]]
     return Words(
@@ -113,7 +114,7 @@ class WordTable(NamedTuple):
 
 
 def empty(max_words: int = 1 << 16, max_bytes: int = 1 << 20) -> WordTable:
-  """An empty table with room for `max_words`, a power of two; it can grow."""
+  """Returns an empty table with room for `max_words`, a power of two."""
   return WordTable(
     slots=np.full(2 * max_words, -1, np.int32),
     hashes=np.empty(max_words, np.int64),
@@ -124,19 +125,19 @@ def empty(max_words: int = 1 << 16, max_bytes: int = 1 << 20) -> WordTable:
   )
 
 
-# Compiled functions are few, and made of loops: an assignment to a slice takes
-# numba two seconds. Tables grow outside of them.
+# Compiled functions are few and use loops: an assignment to a slice takes numba
+# two seconds to compile. Tables grow outside of them.
 
 
 @numba.njit(nogil=True)
 def _finished(h):
-  # FNV leaves its low bits weak, and the first letter of a word its high ones.
+  # FNV mixes low bits badly, and the first letter of a word its high bits.
   return np.int64(((h ^ (h >> np.uint64(32))) * _MIX) >> np.uint64(2))
 
 
 @numba.njit(nogil=True, cache=True)
 def _hashes(arena, starts):
-  """[n] int64, FNV-1a of each word."""
+  """Returns FNV-1a of each word, [n] int64."""
   hashes = np.empty(len(starts) - 1, np.int64)
   for i in range(len(hashes)):
     h = _FNV_BASIS
@@ -148,13 +149,13 @@ def _hashes(arena, starts):
 
 @numba.njit(nogil=True)
 def _first_slot(hashed, slots):
-  # Not the highest bits, which words of a range of hashes have in common.
+  # Not the highest bits, which the words of a range of hashes share.
   return (hashed >> 16) & (len(slots) - 1)
 
 
 @numba.njit(nogil=True)
 def _find(table, text, start, stop, hashed):
-  """The slot of the word `text[start:stop]`, or the empty one that it gets."""
+  """Returns the slot of the word `text[start:stop]`, empty if it is new."""
   length = stop - start
   slot = _first_slot(hashed, table.slots)
   while True:
@@ -185,7 +186,7 @@ def _place(hashes, slots):
 
 
 def _grown(table: WordTable, new_bytes: int) -> WordTable:
-  """A copy with room for more words, and `new_bytes` for one of them."""
+  """Returns a copy with room for more words and `new_bytes` more text."""
   words, n = table.words(), table.size[0]
   out = empty(2 * len(table.hashes), 2 * len(table.arena) + new_bytes)
   out.hashes[:n], out.counts[:n], out.starts[: n + 1] = words[:3]
@@ -197,7 +198,7 @@ def _grown(table: WordTable, new_bytes: int) -> WordTable:
 
 @numba.njit(nogil=True, cache=True)
 def _merge(table, words, min_count, i):
-  """Merges words from number `i` on; returns that of the first without room."""
+  """Merges words from index `i` on; returns the first one without room."""
   slots, hashes, counts, starts, arena, size = table
   while i < len(words.hashes):
     if words.counts[i] >= min_count:
@@ -232,7 +233,7 @@ def merge(table: WordTable, words: Words, min_count: int = 0) -> WordTable:
 
 @numba.njit(nogil=True, cache=True)
 def lookup(table: WordTable, words: Words) -> np.ndarray:
-  """[n] int32, the entry in `table` of each word, or -1."""
+  """Returns the entry of each word in `table` or -1, [n] int32."""
   entries = np.empty(len(words.hashes), np.int32)
   for i in range(len(entries)):
     start, stop = words.starts[i], words.starts[i + 1]
@@ -244,9 +245,9 @@ def lookup(table: WordTable, words: Words) -> np.ndarray:
 
 
 def from_counts(words: Sequence[bytes], counts: np.ndarray) -> Words:
-  """Different words, in UTF-8, with their counts."""
+  """Returns `Words` of different words in UTF-8 with their counts."""
   starts = np.cumsum([0, *map(len, words)])
-  # Writable, as elsewhere: numba compiles again for read-only arrays.
+  # Writable, as numba compiles again for read-only arrays.
   arena = np.frombuffer(bytearray(b''.join(words)), np.uint8)
   return Words(
     hashes=_hashes(arena, starts), counts=counts, starts=starts, arena=arena
@@ -255,9 +256,11 @@ def from_counts(words: Sequence[bytes], counts: np.ndarray) -> Words:
 
 @functools.cache
 def code_points(definition: str, lowercase: bool) -> np.ndarray:
-  """[num_code_points + 1] uint32: 0 separates, else UTF-8 to write, low first.
+  """Returns a table of what to write for each code point.
 
-  The last entry, [-1], is that of U+FFFD, which stands for an invalid byte.
+  It is [num_code_points + 1] uint32: 0 separates words, other entries are UTF-8
+  with the first byte lowest. The last one, [-1], is of U+FFFD, which replaces
+  an invalid byte.
   """
   table = np.zeros(sys.maxunicode + 2, np.uint32)
   if definition == 'whitespace':
@@ -272,7 +275,7 @@ def code_points(definition: str, lowercase: bool) -> np.ndarray:
       inside = char.isalnum() or unicodedata.category(char)[0] == 'M'
     if inside:
       lower = char.lower() if lowercase else char
-      # A few capitals have a lower case of two code points ('İ'): kept as is.
+      # A few capitals, such as 'İ', have a lower case of two code points.
       out = lower if len(lower) == 1 else char
       table[point] = int.from_bytes(
         out.encode(errors='surrogatepass'), 'little'
@@ -283,7 +286,7 @@ def code_points(definition: str, lowercase: bool) -> np.ndarray:
 
 @numba.njit(nogil=True)
 def _decode(text, i):
-  """Code point of several bytes at `i`, and how many; (-1, 1) if invalid."""
+  """Returns a code point and its number of bytes; (-1, 1) if invalid."""
   b = np.int64(text[i])
   length = 2 + (b >= 0xE0) + (b >= 0xF0)
   if not 0xC2 <= b < 0xF5 or i + length > len(text):
@@ -304,14 +307,14 @@ def _decode(text, i):
 def _read(text, i, points, table, ids, n, dropped):
   """Writes ids at `ids[n:]` from position `i` on, while the table has room.
 
-  Returns the position reached, which is not in a word, and the new n.
+  Returns the position reached, which is between words, and the new n.
   """
   slots, hashes, counts, starts, arena, size = table
-  # A word is written where it will be if it is new.
+  # A word is written to the end of the arena, where it stays if it is new.
   length, h, first = 0, _FNV_BASIS, starts[size[0]]
   has_room = size[0] < len(hashes) and first + MAX_WORD_BYTES < len(arena)
   while has_room and i <= len(text):
-    # The text's end ends a word like white space.
+    # The end of the text ends a word like white space.
     point, step = np.int64(32), 1
     if i < len(text):
       point = np.int64(text[i])
@@ -338,7 +341,7 @@ def _read(text, i, points, table, ids, n, dropped):
         ids[n] = entry
         n += 1
       length, h = 0, _FNV_BASIS
-      # Also at the start: the line may have begun in the text before.
+      # Also at the start, as the line may begin in the piece before.
       if point == 10 and (n == 0 or ids[n - 1] != END):
         ids[n] = END
         n += 1
@@ -358,10 +361,10 @@ def tokenize(
 ) -> tuple[np.ndarray, Words, int, int]:
   """Counts the words of UTF-8 text and writes it as ids, in one pass.
 
-  Returns [num_ids] int32, indices into the text's own words, with `END` after
-  each sentence; these words; how many bytes were invalid, read as U+FFFD; and
-  how many words were dropped as longer than `MAX_WORD_BYTES`. The end of the
-  text ends a sentence only if `ends_line`.
+  Returns [num_ids] int32, indices into the words of the text, with `END` after
+  each sentence; these words; the number of invalid bytes, read as U+FFFD; and
+  the number of words longer than `MAX_WORD_BYTES`, which are dropped. The end
+  of the text ends a sentence only if `ends_line`.
   """
   data = np.frombuffer(text, np.uint8)
   points = code_points(definition, lowercase)
