@@ -129,7 +129,7 @@ def test_an_epoch_reads_every_block_once(monkeypatch, num_parts):
   sizes = np.random.default_rng(0).choice([0, 1, 1, 3, 90], 40)
   turns = np.repeat(np.arange(40) // 15 + np.arange(40) % 15, sizes)
   turns = np.pad(turns[:num_blocks], (0, max(0, num_blocks - len(turns))))
-  corpus = corpus._replace(blocks=corpus.blocks._replace(turns=turns))
+  corpus = corpus._replace(blocks=corpus.blocks._replace(pieces=turns))
   spec = corpora.spec(num_parts, epochs=2)
   items = _items(corpus, spec)
   blocks = np.bincount(turns % num_parts, minlength=num_parts)

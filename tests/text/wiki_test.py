@@ -205,7 +205,7 @@ def test_hidden_links_follow_the_language_of_the_wiki():
 def test_hostile_markup_takes_linear_time(source):
   start_secs = time.process_time()
   wiki.plain(source)
-  assert time.process_time() - start_secs < 2  # quadratic ones take minutes
+  assert time.process_time() - start_secs < 20  # quadratic time is minutes
 
 
 @pytest.mark.slow
