@@ -30,14 +30,14 @@ import scipy.cluster.vq as _vq  # noqa: F401
 from jaxemb import __main__ as jaxemb
 from jaxemb.cli import train as _main  # noqa: F401
 from jaxemb.ops import sampling
-from jaxemb.report import report as _report
+from jaxemb.report import pages as _pages
 from jaxemb.run import lifecycle as _train  # noqa: F401
 from jaxemb.runtime import distributed
 
 FORK = multiprocessing.get_context('fork')
 
-for _page in 'words', 'clicks':
-  _report.template(_page)
+_pages.template('words')
+_pages.template('clicks', 'jaxemb.clicks')
 sampling.alias_table(np.ones(3))
 
 

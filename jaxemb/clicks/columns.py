@@ -22,7 +22,7 @@ class Columns(NamedTuple):
   # (rows [n], columns [n]).
   hashes: list[tuple[np.ndarray, Any]]
   texts: list[keys.Text]  # of each field
-  numbers: np.ndarray  # [n, numbers] float32, NaN = missing
+  numbers: np.ndarray  # [n, numbers] float64, NaN = missing
   labels: np.ndarray  # [n] uint8
   num_cut: int  # values of lists that are left out
 
@@ -48,7 +48,7 @@ def read(
   labels = np.zeros(num_rows, np.uint8)
   if has_labels:
     labels = _labels(columns[schema.label], schema.label, settings['positive'])
-  numbers = np.empty((num_rows, len(schema.numbers)), np.float32)
+  numbers = np.empty((num_rows, len(schema.numbers)))
   texts, num_cut = [], 0
   for i, name in enumerate(schema.numbers):
     column = _floats(columns[name], name)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.clicks import encode
+from jaxemb.clicks import encoder as encoder_lib
 from jaxemb.clicks import metrics as evaluation
 from jaxemb.clicks import models as clicks
 from jaxemb.clicks import schema as schema_lib
@@ -96,14 +96,14 @@ class ClickModel:
   params: Any  # dense parameters, a pytree of dicts
   tables: dict[str, np.ndarray]  # by name, [vocab, dim] float32
   moments: clicks.Moments
-  encoder: encode.Encoder
+  encoder: encoder_lib.Encoder
 
   @functools.cached_property
   def _arrays(self):
     """All arrays on the device."""
     return jax.device_put((self.params, self.tables, self.moments))
 
-  def scores(self, rows: encode.Rows, without: str = '') -> np.ndarray:
+  def scores(self, rows: encoder_lib.Rows, without: str = '') -> np.ndarray:
     """[n] float32 probabilities of encoded rows.
 
     Each row of the field `without` is the mean of all of them, by id.
@@ -198,7 +198,7 @@ class ClickModel:
       )
 
   def evaluate(
-    self, rows: encode.Rows, group: str = '', without: str = ''
+    self, rows: encoder_lib.Rows, group: str = '', without: str = ''
   ) -> dict[str, Any]:
     """As `evaluation.clicks.evaluate`, grouped by a field; see `scores`."""
     scores, groups = self.scores(rows, without), None
@@ -249,7 +249,7 @@ def load(folder: pathlib.Path) -> ClickModel:
 
 def _load(folder):
   record = json.loads((folder / 'model.json').read_text())
-  encoder = encode.load_encoder(folder)
+  encoder = encoder_lib.load(folder)
   spec = dict(record['spec'])
   for key in ('hidden', 'lower_hidden'):
     spec[key] = tuple(spec[key])
@@ -275,8 +275,8 @@ def of_training(
   model: clicks.ClickModel,
   params: Any,
   tables: dict[str, np.ndarray],
-  encoder: encode.Encoder,
-  train: encode.Rows,
+  encoder: encoder_lib.Encoder,
+  train: encoder_lib.Rows,
   batch_examples: int,
 ) -> ClickModel:
   """A model as it was trained, with moments of some training rows.

@@ -19,9 +19,8 @@ import jax
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.clicks import predictor, serving
+from jaxemb.clicks import predictor, report, serving
 from jaxemb.data import base as data_base
-from jaxemb.report import report
 from jaxemb.run import build, loop, metrics, results
 from jaxemb.runtime import distributed
 from jaxemb.storage import atomic, orbax_export
@@ -212,7 +211,7 @@ def write(
   values, records = results.reported(workdir, parts, totals, found=found | more)
   vectors = model.tables[model.model.vectors_table]
   ranges = [x[:3] for x in source.fields.ids]  # names, first ids, sizes
-  report.write_clicks(
+  report.write(
     workdir,
     report=values,
     metrics=records,

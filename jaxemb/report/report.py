@@ -1,8 +1,4 @@
-"""The report of a run: report.json for programs, report.html for people.
-
-The page holds its styles, data and script, and needs no network. It draws
-without a plotting library: plotly.js would add 4.8 MB to every page, matplotlib
-half a second to every run.
+"""The report of a run that made vectors: their neighbors, map and senses.
 
 Words are chosen by frequency and category, never by their neighbours, so that
 the page shows typical vectors rather than the best. Words whose vector is zero
@@ -11,35 +7,26 @@ or not finite are skipped.
 
 import collections
 import dataclasses
-import functools
 import itertools
-import json
 import math
 import pathlib
-import re
 import types
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxemb import config as config_lib
 from jaxemb import embeddings
 from jaxemb.evaluation import benchmarks, geometry
-from jaxemb.storage import atomic
+from jaxemb.report import pages
 
-_MAX_POINTS = 300  # per curve
-_NUM_TABLE_ROWS = 20
 _NUM_WORDS, _NUM_NEIGHBOURS = 36, 8
 _NUM_AMBIGUOUS_WORDS, _NUM_SENSE_NEIGHBOURS = 12, 6
 _MAX_AMBIGUOUS_CANDIDATES = 500
 MAX_SEARCHED, _MAX_SEARCHED_FOR_SENSES = 200_000, 30_000  # words
 _NUM_FUNCTION_WORDS = 100
-_MAX_FIELDS, _NUM_FREQUENT = 40, 6  # fields, ids of each
 _MAX_MAP_WORDS, _MAX_GROUPS, _NUM_CLUSTERS = 480, 24, 12
-_UNITS = ('', ' k', ' M', ' G', ' T')
-_BYTES = (' bytes', ' kB', ' MB', ' GB', ' TB')
 
 Categories = Mapping[str, Sequence[str]]  # words by category; may be empty
 
@@ -58,7 +45,7 @@ def write(
   `vectors` have counts; `found` and `labels` give the map its categories.
   UserError if a file cannot be written.
   """
-  write_json(workdir, report)
+  pages.write_json(workdir, report)
   words, limit = vectors.of_words(), slice(MAX_SEARCHED)
   searched = embeddings.Embeddings(
     words.index_to_key[limit], words.vectors[limit], words.counts[limit]
@@ -68,7 +55,7 @@ def write(
     if benchmark.kind == 'categorization':
       for (word,), name in zip(benchmark.words, benchmark.labels, strict=True):
         categories[name].append(word)
-  _write_page(
+  pages.write(
     workdir,
     name='words',
     unit='words',
@@ -79,158 +66,6 @@ def write(
     ambiguous=ambiguous_words(vectors),
     map=word_map(searched, categories),
   )
-
-
-def write_clicks(
-  workdir: pathlib.Path,
-  report: Mapping[str, Any],
-  metrics: Sequence[Mapping[str, Any]],
-  vectors: np.ndarray,
-  keys: Sequence[str],
-  counts: np.ndarray,
-  ranges: Sequence[tuple[str, int, int]],
-) -> None:
-  """As `write`, of a model of clicks.
-
-  `vectors` [vocab, dim] float32 are rows of its ids, `keys` their names, of
-  which only those on the page are asked for, `counts` [vocab] int; `ranges` are
-  (name, first id, ids) of fields.
-  """
-  write_json(workdir, report)
-  fields = field_neighbours(vectors, keys, counts, ranges=ranges)
-  args = workdir, 'clicks', 'examples', report, metrics
-  shown = {'fields': fields, 'num_fields': len(ranges)}
-  _write_page(*args, max_searched=MAX_SEARCHED, **shown)
-
-
-@functools.cache
-def template(name: str) -> Any:
-  """The Jinja template of a page, compiled once in a process."""
-  import jinja2  # here, so that it does not slow the start of a run
-
-  environment = jinja2.Environment(
-    loader=jinja2.PackageLoader('jaxemb.report', ''),
-    autoescape=True,
-    undefined=jinja2.ChainableUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-  )
-  environment.filters |= FILTERS
-  return environment.get_template(f'{name}.html.j2')
-
-
-def _write_page(workdir, name, unit, report, metrics, **values) -> None:
-  """report.html of a template; `unit` is what training is counted in."""
-  report, rows = _plain(report), _plain(metrics)
-  stride, evaluations = _stride(rows), report.get('evaluations') or []
-  page = template(name).render(
-    report=report,
-    unit=unit,
-    evaluation=report.get('evaluation') or {},
-    num_rows=len(rows),
-    rows=_some(rows),
-    evaluations=_some(evaluations),
-    # Backwards, so that the last row is among them.
-    curves=_curves(rows[::-stride][::-1], unit)
-    + _validation_curves(evaluations),
-    stride=stride,
-    dropped=config_lib.flat(report.get('dropped') or {}),
-    settings=config_lib.flat(
-      {k: report.get(k) or {} for k in ('config', 'tuning')}
-    ),
-    devices=_devices(report),
-    **values,
-  )
-  with atomic.write(workdir / 'report.html') as file:
-    file.write(page.encode(errors='backslashreplace'))
-
-
-def write_json(workdir: pathlib.Path, report: Mapping[str, Any]) -> None:
-  """Writes `workdir/report.json` alone; values that are not finite are null."""
-  text = json.dumps(_plain(report), indent=2, ensure_ascii=False)
-  with atomic.write(workdir / 'report.json') as file:
-    file.write(text.encode(errors='backslashreplace') + b'\n')
-
-
-def _plain(value: Any) -> Any:
-  """The value as JSON gives it back, with None for what is not finite."""
-  text = json.dumps(
-    value, default=lambda x: x.tolist() if hasattr(x, 'tolist') else str(x)
-  )
-  return json.loads(text, parse_constant=lambda name: None)
-
-
-def _curves(
-  rows: Sequence[Mapping[str, Any]], unit: str
-) -> list[tuple[str, str, list[Any]]]:
-  """Curves as the page's script draws them; None leaves a gap."""
-  curves = [
-    ('Loss per example', 'nats', 'loss'),
-    ('Speed', f'{unit} per second', f'{unit}_per_sec'),
-    ('Learning rate', '', 'learning_rate'),
-  ]
-  if any(len(row.get('hosts') or ()) > 1 for row in rows):
-    curves += [
-      ('CPU', 'cores, all processes', 'cores'),
-      ('Network', 'bytes sent per second', 'network_sent_bytes_per_sec'),
-      ('Loopback', 'bytes sent per second', 'loopback_sent_bytes_per_sec'),
-    ]
-  drawn = [
-    (title, unit, [[x['epoch'], x.get(key, _total(x, key))] for x in rows])
-    for title, unit, key in curves
-  ]
-  return [curve for curve in drawn if any(y for _, y in curve[2])]
-
-
-def _validation_curves(records):
-  """Curves of what was evaluated while training went on."""
-  names = (
-    ('AUC', '', 'auc'),
-    ('score', '', 'score'),
-    ('loss', 'nats', 'log_loss'),
-  )
-  known = records[0]['validation'] if records else {}
-  curves = [x for x in names if x[2] in known]
-  if 'auc' in known:  # which is the score
-    curves.remove(names[1])
-  stride = _stride(records)
-  drawn = [
-    (
-      f'Validation {title}',
-      unit,
-      [[x['epoch'], x['validation'][key]] for x in records[::-stride][::-1]],
-    )
-    for title, unit, key in curves
-  ]
-  return [curve for curve in drawn if any(y for _, y in curve[2])]
-
-
-def _stride(rows):
-  """Of how many rows a curve shows one."""
-  return -(-len(rows) // _MAX_POINTS) or 1
-
-
-def _some(rows):
-  """At most 20 rows, evenly spaced, the first and the last among them."""
-  shown = np.linspace(0, len(rows) - 1, min(len(rows), _NUM_TABLE_ROWS))
-  return [rows[i] for i in shown.round().astype(int)]
-
-
-def _total(row: Mapping[str, Any], key: str) -> float | None:
-  """Sum over processes; of bytes, which the kernel counts, over hosts."""
-  processes = row.get('hosts') or ()
-  if 'bytes' in key:
-    processes = {x.get('hostname'): x for x in processes}.values()
-  values = [x.get(key) for x in processes]
-  return None if None in values or not values else sum(values)
-
-
-def _devices(report: Mapping[str, Any]) -> list[str]:
-  """Devices counted by kind: `cuda:0 NVIDIA H200` without its number."""
-  kinds = collections.Counter(
-    re.sub(r'^\w+:\d+ (?=.)', '', name) for name in report.get('devices') or ()
-  )
-  return [f'{n} × {kind}' if n > 1 else kind for kind, n in kinds.items()]
 
 
 class WordMap(NamedTuple):
@@ -389,78 +224,3 @@ def ambiguous_words(
     ]
     shown.append((table.words[word], int(table.counts[word]), senses))
   return shown
-
-
-def field_neighbours(
-  vectors: np.ndarray,
-  keys: Sequence[str],
-  counts: np.ndarray,
-  ranges: Sequence[tuple[str, int, int]],
-) -> dict[str, list[tuple[str, int, embeddings.Ranked]]]:
-  """By field, (name, count, nearest ids of the field) of its most frequent ids.
-
-  Arguments are those of `write_clicks`. Ids that no training row has are left
-  out, fields with fewer than two such ids, and those after the first 40.
-  Nothing is shown of single numbers, whose cosines are 1 or -1.
-  """
-  shown = {}
-  for field, first, num in ranges[:_MAX_FIELDS] if vectors.shape[1] > 1 else ():
-    num_searched = min(num, MAX_SEARCHED)
-    here = np.asarray(counts[first : first + num])
-    ids = np.argpartition(here, num - num_searched)[num - num_searched :]
-    # By falling count, ties by id.
-    ids = ids[np.lexsort((ids, -here[ids]))]
-    rows = np.asarray(vectors[first + ids])
-    lengths = geometry.norms(rows)
-    used = (here[ids] > 0) & (lengths > 0) & np.isfinite(lengths)
-    ids, units = ids[used], geometry.unit(rows[used], lengths[used])
-    if len(ids) < 2:
-      continue
-    shown[field] = []
-    for i in range(min(len(ids), _NUM_FREQUENT)):
-      cosines = units @ units[i]
-      near = geometry.nearest(cosines, {i}, _NUM_NEIGHBOURS)
-      name, *others = (
-        keys[int(first + ids[j])].removeprefix(f'{field}=') for j in (i, *near)
-      )
-      ranked = list(zip(others, cosines[near].tolist(), strict=True))
-      shown[field].append((name, int(here[ids[i]]), ranked))
-  return shown
-
-
-def _written(write: Callable[[float], str], value: Any) -> str:
-  """What `write` makes of a number; a dash for anything else."""
-  is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-  return write(value) if is_number else '–'
-
-
-def _short(value: float, units: Sequence[str] = _UNITS) -> str:
-  """1234567 as 1.23 M."""
-  power = 0
-  # Rounded first, so that 999,950 is 1 M and not 1e+03 k.
-  while abs(value) >= 999.5 and power < len(units) - 1:
-    value, power = value / 1000, power + 1
-  return f'{value:.3g}{units[power]}'
-
-
-def _duration(secs: float) -> str:
-  """47.2 s, 3 min 12 s, 2 h 5 min."""
-  if secs < 99.95:
-    return f'{secs:.3g} s'
-  minutes, secs = divmod(round(secs), 60)
-  hours, minutes = divmod(minutes, 60)
-  return f'{hours} h {minutes} min' if hours else f'{minutes} min {secs} s'
-
-
-_WRITERS = {
-  'integer': lambda value: f'{value:,.0f}',
-  'fixed': lambda value: f'{value:.3f}',
-  'precise': lambda value: f'{value:.5f}',
-  'percent': lambda value: f'{value:.1%}',
-  'short': _short,
-  'size': lambda value: _short(value, _BYTES),
-  'duration': _duration,
-}
-FILTERS = {
-  name: functools.partial(_written, write) for name, write in _WRITERS.items()
-}

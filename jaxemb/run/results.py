@@ -17,7 +17,7 @@ import numpy as np
 from jaxemb import embeddings
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import ranking, words
-from jaxemb.report import report
+from jaxemb.report import pages, report
 from jaxemb.run import build, loop, metrics
 from jaxemb.runtime import distributed, mesh, resources
 from jaxemb.senses import table as senses_lib
@@ -179,7 +179,7 @@ def write(
   if export is None:
     values = summary(parts, totals) | {'words_counted': _WORDS_COUNTED}
     values |= {'evaluation': {}}
-    return report.write_json(workdir, values | dict(more))
+    return pages.write_json(workdir, values | dict(more))
   dropped = write_export(workdir / 'export', export)
   metrics.LOG.info('vectors in %s', workdir / 'export')
   vectors = export.embeddings(report.MAX_SEARCHED)

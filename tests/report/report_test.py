@@ -9,7 +9,7 @@ import pytest
 
 from jaxemb import embeddings
 from jaxemb.evaluation import benchmarks
-from jaxemb.report import report
+from jaxemb.report import pages, report
 from tests.report import browsing
 
 _HOSTILE = '<script>document.title = "hacked"</script>'
@@ -130,7 +130,7 @@ def test_numbers():
     ('short', 999_950, '1 M'), ('short', 0.025, '0.025'), ('fixed', None, '–'),
     ('duration', 99.96, '1 min 40 s'), ('duration', 3599.9, '1 h 0 min'),
   ):  # fmt: skip
-    assert report.FILTERS[name](value) == text
+    assert pages.FILTERS[name](value) == text
 
 
 _PROBE = """<script>
