@@ -226,7 +226,7 @@ _CLICKS = (
   _clicks('clicks.csv', 'has no column b;', 'data.numeric=b'),
   _clicks('clicks.csv', 'has the label', 'data.label=shop'),
   _clicks('clicks.csv', 'no row for training has', 'data.positive=yes'),
-  _clicks('clicks.csv', 'something else than numbers',
+  _clicks('clicks.csv', 'values that are not numbers',
           'data.numeric=shop --config.data.categorical=day'),
   _clicks('clicks.csv', 'no column of categories', 'data.numeric=day'),
   _clicks('clicks.csv', 'which is the label', 'data.categorical=click,shop'),

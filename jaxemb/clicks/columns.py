@@ -33,7 +33,7 @@ def read(
   settings: Mapping[str, Any],
   has_labels: bool,
 ) -> Columns:
-  """The columns that a schema names, by the settings of `config.data`.
+  """Reads the columns that a schema names, by the settings of `config.data`.
 
   Raises a `UserError` for a column that is missing, or a wrong label or number.
   """
@@ -59,11 +59,11 @@ def read(
   for name in schema.categories:
     texts.append((_text(columns[name]), None))
   for name in schema.lists:
-    found, places, cut = _lists(columns[name], settings)
-    texts.append((found, places))
-    num_cut += cut
+    values, cells, num = _lists(columns[name], settings)
+    texts.append((values, cells))
+    num_cut += num
   # Hashing frees Python for other threads.
-  hashes = [(x.hashes(), places) for x, places in texts]
+  hashes = [(x.hashes(), cells) for x, cells in texts]
   if settings['numbers'] == 'buckets':
     numbers = numbers[:, :0]
   return Columns(
@@ -76,7 +76,7 @@ def read(
 
 
 def _whole(column):
-  """One array of a column in pieces."""
+  """Returns one array of a column in pieces."""
   import pyarrow as pa
 
   is_cut = isinstance(column, pa.ChunkedArray)
@@ -84,7 +84,7 @@ def _whole(column):
 
 
 def _text(column) -> keys.Text:
-  """Strings, '' where there is nothing."""
+  """Returns strings, '' for missing values."""
   import pyarrow as pa
   import pyarrow.compute as pc
 
@@ -107,7 +107,7 @@ def _text(column) -> keys.Text:
 
 
 def _floats(column, name):
-  """[n] float64, NaN where there is nothing."""
+  """Returns [n] float64, NaN for missing values."""
   import pyarrow as pa
   import pyarrow.compute as pc
 
@@ -121,28 +121,28 @@ def _floats(column, name):
   try:
     if is_text:
       text = _text(column)
-      found = np.empty(len(text.starts))
-      hard = np.empty(len(found), np.int64)
-      hard = hard[: _read_numbers(*text, found, hard)]
+      numbers = np.empty(len(text.starts))
+      hard = np.empty(len(numbers), np.int64)
+      hard = hard[: _read_numbers(*text, numbers, hard)]
       if not len(hard):
-        return found
+        return numbers
       strings = pc.utf8_trim_whitespace(text.strings(hard))
       is_none = pc.is_in(
         pc.utf8_lower(strings), pa.array(schema_lib.MISSING, strings.type)
       )
       strings = pc.if_else(is_none, None, strings)
       rest = pc.cast(strings, pa.float64())
-      found[hard] = rest.to_numpy(zero_copy_only=False)
+      numbers[hard] = rest.to_numpy(zero_copy_only=False)
     else:
-      found = pc.cast(column, pa.float64())
-      found = np.array(found.to_numpy(zero_copy_only=False), np.float64)
+      column = pc.cast(column, pa.float64())
+      numbers = np.array(column.to_numpy(zero_copy_only=False), np.float64)
   except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
     raise errors.UserError(
-      f'column {name} has something else than numbers: '
+      f'column {name} contains values that are not numbers: '
       f'{errors.one_line(error)}; name it in --config.data.categorical'
     ) from error
-  found[~np.isfinite(found)] = np.nan
-  return found
+  numbers[~np.isfinite(numbers)] = np.nan
+  return numbers
 
 
 _TENS = 10.0 ** np.arange(20)
@@ -188,9 +188,9 @@ def _buckets(numbers):
   import pyarrow as pa
 
   logs = np.floor(np.log(np.maximum(numbers, 2)) ** 2)
-  found = np.where(numbers > 2, logs, np.floor(numbers))
-  is_missing = np.isnan(found)
-  integers = pa.array(np.where(is_missing, 0, found).astype(np.int64))
+  buckets = np.where(numbers > 2, logs, np.floor(numbers))
+  is_missing = np.isnan(buckets)
+  integers = pa.array(np.where(is_missing, 0, buckets).astype(np.int64))
   names = integers.cast(pa.large_string())
   if is_missing.any():
     import pyarrow.compute as pc
@@ -200,7 +200,7 @@ def _buckets(numbers):
 
 
 def _lists(column, settings):
-  """Values of all rows, their (rows, columns), and how many are cut off."""
+  """Returns values of all rows, their (rows, columns), and how many are cut."""
   import pyarrow as pa
   import pyarrow.compute as pc
 
@@ -233,11 +233,11 @@ def _labels(column, name, positive):
   text = _text(column)
   if not positive:  # nearly always one digit
     first = text.data[np.minimum(text.starts, len(text.data) - 1)]
-    found = first - np.uint8(ord('0'))
-    if ((text.stops - text.starts == 1) & (found <= 1)).all():
-      return found
-  found = pc.dictionary_encode(text.strings())
-  values = found.dictionary.to_pylist()
+    labels = first - np.uint8(ord('0'))
+    if ((text.stops - text.starts == 1) & (labels <= 1)).all():
+      return labels
+  encoded = pc.dictionary_encode(text.strings())
+  values = encoded.dictionary.to_pylist()
   of_value = [1 if x in _TRUE else 0 if x in _FALSE else -1 for x in values]
   if positive:
     of_value = [int(x == positive) for x in values]
@@ -248,4 +248,4 @@ def _labels(column, name, positive):
       'the one that counts as 1 by --config.data.positive, or the right '
       'column by --config.data.label'
     )
-  return np.array([*of_value, 0], np.uint8)[found.indices.to_numpy()]
+  return np.array([*of_value, 0], np.uint8)[encoded.indices.to_numpy()]

@@ -18,15 +18,15 @@ _LEAST = 1e-7  # probabilities are cut there for log loss
 def group_auc(
   labels: np.ndarray, scores: np.ndarray, groups: np.ndarray
 ) -> tuple[float, int]:
-  """Mean over groups [n] int of what has both labels, and their number."""
+  """Returns the mean AUC of groups [n] int with both labels, their number."""
   order = np.argsort(groups, kind='stable')
   ordered = groups[order]
   edges = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
   total = weight = number = 0
   for rows in np.split(order, edges[1:]):
-    found = ranking.auc(labels[rows], scores[rows])
-    if not np.isnan(found):
-      total, weight = total + found * len(rows), weight + len(rows)
+    area = ranking.auc(labels[rows], scores[rows])
+    if not np.isnan(area):
+      total, weight = total + area * len(rows), weight + len(rows)
       number += 1
   return (total / weight if weight else float('nan')), number
 
@@ -36,10 +36,11 @@ def evaluate(
   scores: np.ndarray,
   groups: np.ndarray | None = None,
 ) -> dict[str, Any]:
-  """Of labels [n] and probabilities [n]; `score` is the AUC.
+  """Returns metrics of labels [n] and probabilities [n].
 
-  `calibration` is the mean probability by the share of clicks; `bins` are
-  (rows, mean probability, share of clicks) of equal numbers of rows.
+  `score` is the AUC; `calibration` the mean probability by the fraction of
+  clicks; `bins` are (rows, mean probability, fraction of clicks) of equal
+  numbers of rows.
   """
   labels = np.asarray(labels).astype(np.float64)
   scores = np.asarray(scores).astype(np.float64)
@@ -51,7 +52,7 @@ def evaluate(
     if len(x)
   ]
   area = ranking.auc(labels, scores)
-  found = {
+  result = {
     'score': area,
     'auc': area,
     'log_loss': float(loss),
@@ -63,5 +64,5 @@ def evaluate(
     'total': len(labels),
   }
   if groups is not None:
-    found['group_auc'], found['groups'] = group_auc(labels, scores, groups)
-  return found
+    result['group_auc'], result['groups'] = group_auc(labels, scores, groups)
+  return result

@@ -1,4 +1,4 @@
-"""A trained model of clicks, apart from the run that made it.
+"""A trained click model, apart from the run that made it.
 
 It has whole tables in order of ids, dense parameters, the moments of batch
 normalization, and the encoder that makes ids of a user's columns. A folder
@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.clicks import encoder as encoder_lib
-from jaxemb.clicks import metrics as evaluation
+from jaxemb.clicks import metrics
 from jaxemb.clicks import models as clicks
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
@@ -63,10 +63,11 @@ def chances(
   numbers: Any,
   left_out: tuple[Any, Any, Mapping[str, Any]] | None = None,
 ) -> jax.Array:
-  """[n] float32 probabilities of ids [n, columns] and numbers [n, numbers].
+  """Returns [n] float32 probabilities of clicks.
 
-  `arrays` are dense parameters, tables and moments. `left_out` is a range of
-  ids, from and to, and by table a row in their place.
+  Of ids [n, columns] and numbers [n, numbers]. `arrays` are dense parameters,
+  tables and moments. `left_out` is a range of ids, from and to, and by table a
+  row in their place.
   """
   params, tables, moments = arrays
   # A program of its own: compiled into one, rows are looked up within the
@@ -90,7 +91,7 @@ def _moments(model, params, tables, ids, numbers):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClickModel:
-  """Probabilities of clicks."""
+  """Predicts probabilities of clicks."""
 
   model: clicks.ClickModel
   params: Any  # dense parameters, a pytree of dicts
@@ -100,30 +101,33 @@ class ClickModel:
 
   @functools.cached_property
   def _arrays(self):
-    """All arrays on the device."""
+    """All arrays, on the device."""
     return jax.device_put((self.params, self.tables, self.moments))
 
   def scores(self, rows: encoder_lib.Rows, without: str = '') -> np.ndarray:
-    """[n] float32 probabilities of encoded rows.
+    """Returns [n] float32 probabilities of encoded rows.
 
-    Each row of the field `without` is the mean of all of them, by id.
+    Vectors of the field `without` are replaced by their mean.
     """
     left_out = self._left_out(without) if without else None
-    found, done = [], 0
-    for scores in self._begun(rows, left_out):
-      found.append(scores)
-      if len(found) - done > 2:  # or all that is to come would wait in memory
-        found[done] = np.asarray(found[done])
-        done += 1
-    return np.concatenate([np.zeros(0, np.float32), *found])[: len(rows)]
+    batches, num_copied = [], 0
+    for scores in self._dispatched(rows, left_out):
+      batches.append(scores)
+      if len(batches) - num_copied > 2:  # bounds what waits on the device
+        batches[num_copied] = np.asarray(batches[num_copied])
+        num_copied += 1
+    return np.concatenate([np.zeros(0, np.float32), *batches])[: len(rows)]
 
-  def _begun(self, rows, left_out=None):
-    """Scores of some rows after others, not waited for; the last are padded."""
+  def _dispatched(self, rows, left_out=None):
+    """Yields the scores of batches without waiting; pads the last one."""
     for start in range(0, len(rows), _EXAMPLES):
-      args = [np.asarray(x[start : start + _EXAMPLES]) for x in rows[:2]]
-      if missing := _EXAMPLES - len(args[0]):  # no program of another size
-        args = [np.pad(x, ((0, missing), (0, 0))) for x in args]
-      yield chances(self.model, self._arrays, *args, left_out)
+      batch = [np.asarray(x[start : start + _EXAMPLES]) for x in rows[:2]]
+      if missing := _EXAMPLES - len(batch[0]):  # no program of another size
+        batch = [np.pad(x, ((0, missing), (0, 0))) for x in batch]
+      ids, numbers = batch
+      yield chances(
+        self.model, self._arrays, ids, numbers=numbers, left_out=left_out
+      )
 
   def _field(self, name):
     return next(x for x in self.encoder.fields.ids if x.name == name)
@@ -138,37 +142,37 @@ class ClickModel:
     return first, stop, means
 
   def predict(self, data: Any) -> np.ndarray:
-    """[n] float32 probabilities of rows that need no label.
+    """Returns [n] float32 probabilities of rows that need no label.
 
     `data` is a path as of `config.data.path`, a table of pyarrow or pandas, or
-    lists by column. Categories that are not known count as unknown. Raises a
-    `UserError` for a column that is missing.
+    lists by column. New categories count as unknown. Raises a `UserError` for a
+    column that is missing.
     """
-    found = [x for x, _ in self.predicted(data)]
-    return np.concatenate(found) if found else np.zeros(0, np.float32)
+    scores = [x for x, _ in self.predicted(data)]
+    return np.concatenate([np.zeros(0, np.float32), *scores])
 
   def predicted(
     self, data: Any, unknown: dict[str, int] | None = None
   ) -> Iterator[tuple[np.ndarray, formats.Table]]:
-    """Probabilities [n] of some rows after others, and their tables.
+    """Yields probabilities [n] of some rows after others, and their tables.
 
-    `unknown` gets, by field, how many categories are not known.
+    Adds the number of unknown categories, by field, to `unknown`.
     """
     waiting = None
-    for table, rows, found in self._encoded(data):
-      for name, num in found.items():
+    for table, rows, num_unknown in self._encoded(data):
+      for name, num in num_unknown.items():
         if unknown is not None:
           unknown[name] = unknown.get(name, 0) + num
       # Computed while the next ones are read.
-      begun = table, len(rows), [*self._begun(rows)]
+      dispatched = table, len(rows), [*self._dispatched(rows)]
       if waiting:
         yield _finished(*waiting)
-      waiting = begun
+      waiting = dispatched
     if waiting:
       yield _finished(*waiting)
 
   def _encoded(self, data):
-    """Tables with their encoded rows and unknown categories."""
+    """Yields tables with their encoded rows and unknown categories."""
     import pyarrow as pa
 
     def encoded(table):
@@ -200,19 +204,22 @@ class ClickModel:
   def evaluate(
     self, rows: encoder_lib.Rows, group: str = '', without: str = ''
   ) -> dict[str, Any]:
-    """As `evaluation.clicks.evaluate`, grouped by a field; see `scores`."""
+    """Returns AUC, log loss and more, also by a field `group`.
+
+    See `metrics.evaluate`; `without` is that of `scores`.
+    """
     scores, groups = self.scores(rows, without), None
     if group:
       groups = np.asarray(rows.ids[:, self._field(group).first_column])
-    return evaluation.evaluate(rows.labels, scores, groups)
+    return metrics.evaluate(rows.labels, scores, groups)
 
   def in_memory(self) -> 'ClickModel':
-    """A copy whose tables do not depend on a file."""
+    """Returns a copy whose tables do not depend on a file."""
     tables = {k: np.array(x) for k, x in self.tables.items()}
     return dataclasses.replace(self, tables=tables)
 
   def save(self, folder: pathlib.Path) -> None:
-    """Replaces the folder; a `UserError` if the file system refuses."""
+    """Replaces the folder. Raises a `UserError` if it cannot be written."""
     spec = dataclasses.asdict(self.model.spec)
     for key in ('fields', 'row_ops', 'axes'):  # of the encoder, or the mesh
       del spec[key]
@@ -237,7 +244,10 @@ def _finished(table, num_rows, scores):
 
 
 def load(folder: pathlib.Path) -> ClickModel:
-  """What `ClickModel.save` has written; a `UserError` if it is damaged."""
+  """Loads what `ClickModel.save` has written.
+
+  Raises a `UserError` if it is damaged.
+  """
   try:
     return _load(folder)
   except (OSError, ValueError, KeyError, TypeError) as error:
@@ -279,9 +289,10 @@ def of_training(
   train: encoder_lib.Rows,
   batch_examples: int,
 ) -> ClickModel:
-  """A model as it was trained, with moments of some training rows.
+  """Returns a model as it was trained, with moments for batch normalization.
 
-  They are means over batches, evenly spaced, of as many examples as steps have.
+  They are means over batches of training rows, evenly spaced, of as many
+  examples as steps have.
   """
   spec = dataclasses.replace(model.spec, row_ops=skipgram.WHOLE_ROWS, axes=())
   model = dataclasses.replace(model, spec=spec)
@@ -289,19 +300,20 @@ def of_training(
   if spec.batch_norm:
     size = min(batch_examples, len(train))
     starts = np.linspace(0, len(train) - size, 16).astype(int)
-    found = []
-    device_arrays = jax.device_put((params, tables))
+    device_params, device_tables = jax.device_put((params, tables))
+    of_batches = []
     for start in np.unique(starts):
-      here = slice(start, start + size)
-      found.append(
+      rows = slice(start, start + size)
+      of_batches.append(
         _moments(
           model,
-          *device_arrays,
-          np.asarray(train.ids[here]),
-          np.asarray(train.numbers[here]),
+          device_params,
+          device_tables,
+          ids=np.asarray(train.ids[rows]),
+          numbers=np.asarray(train.numbers[rows]),
         )
       )
-    moments = jax.tree.map(lambda *x: np.mean(np.stack(x), 0), *found)
+    moments = jax.tree.map(lambda *x: np.mean(np.stack(x), 0), *of_batches)
   return ClickModel(
     model=model,
     params=params,

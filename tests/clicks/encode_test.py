@@ -347,7 +347,7 @@ def test_the_fingerprint_is_of_what_is_trained_on(tmp_path):
     (
       'y,b,c\n1,x,1\n0,y,1\n',
       {'numeric': 'b', 'categorical': 'c'},
-      'something else than numbers',
+      'values that are not numbers',
     ),
     ('y,b\n' + '1,2\n' * 5 + '1\n', {}, 'cannot be read'),
     ('y,y\n1,2\n', {}, 'names a column twice'),
