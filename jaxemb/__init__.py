@@ -1,8 +1,7 @@
 """Trains embedding tables with JAX, from a laptop to clusters.
 
 `jaxemb.train(sentences_or_path)` trains and `jaxemb.load(path)` loads vectors;
-both return `jaxemb.Embeddings`. Importing this package alone does not import
-jax.
+both return `jaxemb.Embeddings`. Importing the package does not import JAX.
 """
 
 import os
@@ -19,7 +18,7 @@ __version__ = '0.1.0'
 __all__ = ['Embeddings', 'load', 'train']
 
 # Ctrl-C while `python -m jaxemb.COMMAND` is imported, which takes a second,
-# ends it by that signal, without a traceback; `errors.exit_code` listens again.
+# ends it by that signal and without a traceback. Then `runtime.process` does.
 if sys.argv[:1] == ['-m'] and 'jaxemb.' in ' '.join(sys.orig_argv[:4]):
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -30,7 +29,7 @@ def _private_cache() -> str:
 
   numba unpickles, and so executes, what it finds in its cache.
   """
-  import contextlib  # with these it would take longer to import the package
+  import contextlib  # imported here to keep `import jaxemb` fast
   import pathlib
   import stat
   import tempfile
@@ -47,7 +46,7 @@ def _private_cache() -> str:
 
 
 # numba caches compiled code next to the sources or in the home folder, and
-# fails where it can write to neither (such as in some containers).
+# fails if it can write to neither (as in some containers).
 _homes = (os.path.dirname(__file__), os.path.expanduser('~'))
 if 'NUMBA_CACHE_DIR' not in os.environ:
   if not any(os.access(folder, os.W_OK) for folder in _homes):

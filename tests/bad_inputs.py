@@ -25,7 +25,7 @@ from scipy import sparse
 
 import jaxemb  # noqa: F401, of the cases in Python
 from jaxemb import __main__ as door
-from jaxemb import errors
+from jaxemb.runtime import process
 
 _ROOT = pathlib.Path(__file__).parents[1]
 
@@ -844,7 +844,7 @@ def run(case: Case, folder: pathlib.Path) -> tuple[int, str]:
     arguments = [x.strip("'") for x in case.command.split()]
     try:
       if case.in_python:
-        code = errors.exit_code(lambda: eval(case.command) and None)
+        code = process.exit_code(lambda: eval(case.command) and None)
       else:
         code = door.main(arguments)
     except SystemExit as end:  # of argparse

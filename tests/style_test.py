@@ -19,7 +19,7 @@ _KIND_NAMES = {
 _LONG = set(
   """
   __call__ _columns _conflicts _fetching _plan_of_store _prepare _ranges
-  _rewrite _run _unfit _walk_biased cbow encode evaluate examine hierarchical
+  _rewrite _run _unfit _walk_biased cbow evaluate examine hierarchical
   join kernel make make_corpus merge_rows on_devices parts products read
   replicas resolve run skipgram softmax start sync take train trainer
   training_step training_steps update with_files write

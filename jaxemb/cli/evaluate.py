@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 from jaxemb import embeddings, errors
 from jaxemb.evaluation import benchmarks, words
+from jaxemb.runtime import process
 from jaxemb.storage import atomic
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code, 2 for unusable input."""
-  return errors.exit_code(_run, argv)
+  return process.exit_code(_run, argv)
 
 
 def _run(argv: Sequence[str] | None) -> None:
@@ -40,11 +41,13 @@ def _run(argv: Sequence[str] | None) -> None:
   loaded = embeddings.load_vectors(flags.vectors)
   if flags.window and loaded.sense_table is None:
     raise errors.UserError(
-      f'--window={flags.window} is of words with several vectors, and '
+      f'--window={flags.window} is for words with several vectors, and '
       f'{flags.vectors} has one for each; leave it out'
     )
-  found = benchmarks.find(filter(None, flags.eval.split(',')))
-  results = loaded.evaluate(found, flags.restrict_vocab, flags.window)
+  paths = filter(None, flags.eval.split(','))
+  results = loaded.evaluate(
+    benchmarks.find(paths), flags.restrict_vocab, flags.window
+  )
   num_words = len(loaded.of_words())
   print(f'{flags.vectors}: {num_words:,} words x {loaded.vector_size}')
   print(words.format_table(results))

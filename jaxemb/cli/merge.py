@@ -25,6 +25,7 @@ from jaxemb.evaluation import multivectors
 from jaxemb.merging import merge as merging
 from jaxemb.merging import parts as parts_lib
 from jaxemb.run import rundir
+from jaxemb.runtime import process
 from jaxemb.senses import merging as senses
 from jaxemb.storage import atomic, export
 
@@ -57,7 +58,7 @@ _HELP = {
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code, 2 for unusable input."""
-  return errors.exit_code(_run, argv)
+  return process.exit_code(_run, argv)
 
 
 def _run(argv: Sequence[str] | None) -> None:

@@ -38,6 +38,7 @@ from jaxemb.cli import train as main_lib
 from jaxemb.data import subsampling
 from jaxemb.kernels.tpu import row_copies
 from jaxemb.run import build, rundir
+from jaxemb.runtime import process
 
 _CORPUS_WORDS = 10**10  # of Zipf's law, of which the vocabulary has the counts
 # Of the memory, what a run may need; the rest is the program and its runtime.
@@ -944,7 +945,7 @@ def compare(plans: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code."""
-  return errors.exit_code(_run, sys.argv[1:] if argv is None else argv)
+  return process.exit_code(_run, sys.argv[1:] if argv is None else argv)
 
 
 def _run(argv: Sequence[str]) -> None:

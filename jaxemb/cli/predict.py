@@ -26,6 +26,7 @@ import tempfile
 from collections.abc import Sequence
 
 from jaxemb import errors
+from jaxemb.runtime import process
 from jaxemb.storage import atomic
 
 _OF_NODES = {
@@ -37,7 +38,7 @@ _OF_NODES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code, 2 for unusable input."""
-  return errors.exit_code(_run, argv)
+  return process.exit_code(_run, argv)
 
 
 def _run(argv: Sequence[str] | None) -> None:

@@ -9,12 +9,12 @@ With vectors of senses (`config.model.name='mixture'`):
     jaxemb query --vectors=FILE --position=1 the bank of the river
 
 print every sense with its prior and neighbors, the neighbors of one sense, and
-the probability of each sense at a position of a sentence, counted from 0. Each
-neighbor comes once, as its nearest sense; priors below 2 % are left out.
+the probability of each sense at a position of a sentence, counted from 0. A
+neighbor occurs once, as its nearest sense; priors below 2 % are left out.
 
 FILE is what `jaxemb.load` reads. Words without a sign between them are added. A
-sign may stand alone or before its word; a known word that begins with a sign is
-taken as it is.
+sign is a separate term or precedes its word; a known word that begins with a
+sign is not split.
 """
 
 import argparse
@@ -24,14 +24,49 @@ from collections.abc import Container, Sequence
 
 from jaxemb import embeddings, errors
 from jaxemb.evaluation import geometry, multivectors
+from jaxemb.runtime import process
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code, 2 for unusable input."""
-  return errors.exit_code(_run, argv)
+  return process.exit_code(_run, argv)
 
 
 def _run(argv: Sequence[str] | None) -> None:
+  flags, terms = _parse(argv)
+  vectors = embeddings.load_vectors(flags.vectors)
+  nearest = functools.partial(
+    vectors.most_similar, topn=flags.topn, min_prior=geometry.MIN_PRIOR
+  )
+  if not flags.senses and flags.position is None:
+    positive, negative = split_expression(terms, vectors)
+    if flags.sense is not None and (len(positive) != 1 or negative):
+      raise errors.UserError('--sense is that of one word; give one word')
+    neighbors = nearest(positive, negative, sense=flags.sense)
+    width = max((len(word) for word, _ in neighbors), default=0)
+    for word, cosine in neighbors:
+      print(f'{word:<{width}}  {cosine:.4f}')
+    return
+  words = ' '.join(terms).split()
+  if flags.position is not None:
+    chances = vectors.disambiguate(words, flags.position)
+    word = multivectors.spelled(words[flags.position], vectors)
+  elif len(words) == 1:
+    (word,) = words
+    chances = [prior for _, prior in vectors.senses(word)]
+  else:
+    raise errors.UserError('--senses is of one word; give one word')
+  if len(chances) == 1:
+    print(f'{word!r} has one sense: {_why_one(vectors)}', file=sys.stderr)
+  for sense, (name, _) in enumerate(vectors.senses(word)):
+    near = ' '.join(neighbor for neighbor, _ in nearest(word, sense=sense))
+    print(f'{name}  {chances[sense]:.4f}  {near}')
+
+
+def _parse(
+  argv: Sequence[str] | None,
+) -> tuple[argparse.Namespace, list[str]]:
+  """Returns the flags and the terms of the expression."""
   # No short options: `-` and `-man` belong to the expression.
   parser = argparse.ArgumentParser(
     prog='jaxemb query',
@@ -55,41 +90,15 @@ def _run(argv: Sequence[str] | None) -> None:
     parser.error(f'unrecognized arguments: {" ".join(unknown)}')
   if flags.topn < 1:
     parser.error('--topn must be 1 or more')
-  vectors = embeddings.load_vectors(flags.vectors)
-  nearest = functools.partial(
-    vectors.most_similar, topn=flags.topn, min_prior=geometry.MIN_PRIOR
-  )
-  if not flags.senses and flags.position is None:
-    positive, negative = split_expression(terms, vectors)
-    if flags.sense is not None and (len(positive) != 1 or negative):
-      raise errors.UserError('--sense is that of one word; give one word')
-    found = nearest(positive, negative, sense=flags.sense)
-    width = max((len(word) for word, _ in found), default=0)
-    for word, cosine in found:
-      print(f'{word:<{width}}  {cosine:.4f}')
-    return
-  words = ' '.join(terms).split()
-  if flags.position is not None:
-    chances = vectors.disambiguate(words, flags.position)
-    word = multivectors.spelled(words[flags.position], vectors)
-  elif len(words) == 1:
-    (word,) = words
-    chances = [prior for _, prior in vectors.senses(word)]
-  else:
-    raise errors.UserError('--senses is of one word; give one word')
-  if len(chances) == 1:
-    print(f'{word!r} has one sense: {_why_one(vectors)}', file=sys.stderr)
-  for sense, (name, _) in enumerate(vectors.senses(word)):
-    near = ' '.join(other for other, _ in nearest(word, sense=sense))
-    print(f'{name}  {chances[sense]:.4f}  {near}')
+  return flags, terms
 
 
 def _why_one(vectors: embeddings.Embeddings) -> str:
   if vectors.sense_table is None:
     return 'these vectors were trained without; --config=mixture learns several'
   return (
-    'several are learned of the most frequent words (a tenth in '
-    '--config=mixture: --config.senses.top_ratio) and of those in a file '
+    'several are learned for the most frequent words (a tenth in '
+    '--config=mixture: --config.senses.top_ratio) and for words of a file '
     '(--config.senses.words)'
   )
 
@@ -97,13 +106,15 @@ def _why_one(vectors: embeddings.Embeddings) -> str:
 def split_expression(
   terms: Sequence[str], known: Container[str]
 ) -> tuple[list[str], list[str]]:
-  """Words of `king - man + woman` to add and to subtract, or a `UserError`."""
-  # In quotes, or without, the name of a node may have white space.
-  parts = [y for x in terms for y in ([x] if x in known else x.split())]
-  whole = ' '.join(parts)
-  if whole in known and not all(x in known for x in parts):
+  """Returns words of `king - man + woman` to add, and words to subtract.
+
+  Raises a `UserError` for other expressions.
+  """
+  # The name of a node may have white space, in quotes or not.
+  terms = [y for x in terms for y in ([x] if x in known else x.split())]
+  whole = ' '.join(terms)
+  if whole in known and not all(x in known for x in terms):
     return [whole], []
-  terms = parts
   if len(terms) == 1 and terms[0] in known:
     return terms, []
   words, sign = {'+': [], '-': []}, ''

@@ -43,6 +43,7 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.kernels.cpu import ahead
 from jaxemb.run import rundir
+from jaxemb.runtime import process
 from jaxemb.storage import bucket
 
 # Packages without which JAX hardly ever has more than the CPU.
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   with _stopping_early(has_run):
     run = functools.partial(_run, has_run)
     try:
-      code = errors.exit_code(run, sys.argv[1:] if argv is None else argv)
+      code = process.exit_code(run, sys.argv[1:] if argv is None else argv)
     except Exception:  # a bug
       if not _has_others():
         raise

@@ -21,6 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxemb import errors
+from jaxemb.runtime import process
 
 TO_KEEP = 3  # newest checkpoints of a run
 _FORMAT = 5  # of state and record; checkpoints of another are refused
@@ -218,7 +219,7 @@ class Checkpoints:
     can be read (all stay), or if they are of another version of jaxemb.
     """
     damaged: dict[int, str] = {}
-    errors.filter_dropped(_is_late_read)
+    process.filter_dropped(_is_late_read)
     for step in sorted(self._manager.all_steps(), reverse=True):
       try:
         state, record = self._read(step, like)

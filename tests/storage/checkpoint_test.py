@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxemb import errors
-from jaxemb.runtime import mesh
+from jaxemb.runtime import mesh, process
 from jaxemb.storage import checkpoint
 
 
@@ -219,7 +219,7 @@ def test_reads_that_nobody_waits_for_leave_no_traceback(monkeypatch):
   found = []
   monkeypatch.setattr(sys, 'unraisablehook', found.append)
   for _ in range(2):
-    errors.filter_dropped(checkpoint._is_late_read)
+    process.filter_dropped(checkpoint._is_late_read)
   late = types.SimpleNamespace(exc_value=RuntimeError('Event loop is closed'))
   other = types.SimpleNamespace(exc_value=ValueError('another'))
   sys.unraisablehook(late)

@@ -10,8 +10,8 @@ pytestmark = pytest.mark.slow
 
 
 def _run(lines, **kwargs):
-  code = f'import os, sys\nfrom jaxemb import errors\n{lines}'
-  code += '\nsys.exit(errors.exit_code(command))'
+  code = f'import os, sys\nfrom jaxemb.runtime import process\n{lines}'
+  code += '\nsys.exit(process.exit_code(command))'
   return subprocess.run(
     [sys.executable, '-c', code], stderr=subprocess.PIPE, text=True, **kwargs
   )
