@@ -5,8 +5,8 @@
 Skip-gram and the mixture (Tian et al. 2014; Microsoft's DMWE), each with
 hierarchical softmax and with negative sampling, on the same text and epochs;
 the words of the questions have several senses, as in DMWE's script. Scores are
-rank correlations with human ratings of word pairs in context (senses/
-evaluate.py). Runs that the output file has already are not made again.
+rank correlations with human ratings of word pairs in context
+(evaluation/contexts.py). Runs that the output file already has are skipped.
 
 As DMWE trains: --models='mixture, tree' --config=mixture:dmwe --sample=0.
 """

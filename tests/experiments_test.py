@@ -628,14 +628,6 @@ def test_purity():
 
 
 @pytest.mark.slow
-def test_pseudo_words(run):
-  found, shown = run('pseudo_words', '--quick', '--config.train.epochs=1')
-  # They are told apart after an epoch of a small text.
-  assert found['1']['purity'] > 0.5
-  assert f'purity {found["1"]["purity"]:.3f} of 8 pairs' in shown
-
-
-@pytest.mark.slow
 def test_planted_senses(run):
   found, shown = run(
     'planted_senses', '--seeds=1', '--sentences=4', '--config.model.dim=16',
@@ -660,18 +652,6 @@ def test_dmwe_scws(run, toy):
   assert set(alone) == {'single'} < set(mixture)
   assert f'{mixture["AvgSimC"]:.4f}' in shown
   assert run('dmwe_scws', *flags)[0] == found
-
-
-@pytest.mark.slow
-def test_bench_mixture(run, toy):
-  found, shown = run(
-    'bench_mixture', *toy, '--runs=1', '--senses=2', '--config.model.dim=8',
-    '--models=contexts:likelihoods',
-  )  # fmt: skip
-  contexts, likelihoods = (x[0] for x in found.values())
-  assert 'senses MaxSimC' in contexts['scores']
-  slower = contexts['words_per_sec'] / likelihoods['words_per_sec']
-  assert f'{slower:.2f}' in shown
 
 
 @pytest.mark.slow
