@@ -10,7 +10,7 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import train as main
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 SYNC = 'strategy.name=sync'
 PARTITION = 'strategy.name=partition'
 MIXTURE = 'model.name=mixture'
