@@ -20,8 +20,13 @@ from jaxemb import errors
 _VARIANTS = 'criteo', 'avazu', 'adult'
 
 
-def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The settings of a variant: '', 'criteo', 'avazu', 'adult' or 'smoke'."""
+def get_config(
+  variant: str = '', data_path: str = ''
+) -> ml_collections.ConfigDict:
+  """The settings of a variant: '', 'criteo', 'avazu', 'adult' or 'smoke'.
+
+  `data_path` is the user's own log; '' = the embedded one.
+  """
   config = config_lib.default()
   config.data.source = 'clicks'
   config.data.min_count = 2
@@ -35,13 +40,14 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.strategy.name = 'sync'
   config.train.epochs = 15
   config.eval.every_epochs = 1.0
-  if variant in ('', 'smoke', 'adult'):
+  if variant in ('smoke', 'adult') or not (variant or data_path):
     # Of small data: more would be learned by heart.
     config.optimizer.decay = 1e-3
     config.optimizer.dense_decay = 1e-4
     config.train.batch_examples = 512
   else:
     rate.set(0.001)
+  if variant in ('criteo', 'avazu'):
     config.train.epochs = 2
   config.data.valid = '0.1'  # the embedded log has rows of its own for it
   config.train.patience = 2

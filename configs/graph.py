@@ -19,10 +19,15 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 
 
-def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """Settings of '', 'deepwalk', 'node2vec', 'line' or 'relations'."""
+def get_config(
+  variant: str = '', data_path: str = ''
+) -> ml_collections.ConfigDict:
+  """Settings of '', 'deepwalk', 'node2vec', 'line' or 'relations'.
+
+  `data_path` is the user's own graph; '' = the embedded one.
+  """
   if variant in ('line', 'relations'):
-    return _of_edges(variant)
+    return _of_edges(variant, data_path)
   config = config_lib.default()
   config.data.source = 'graph'
   config.data.sample = 0.0
@@ -42,7 +47,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
       f'the config graph has no variant {variant!r}; choose deepwalk, '
       'node2vec, line or relations'
     )
-  else:
+  elif not data_path:
     config.data.walks, config.data.walk_length = 20, 40
     config.data.test = '0.1'
     config.model.window = 5
@@ -50,11 +55,12 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   return config
 
 
-def _of_edges(name):
+def _of_edges(name, data_path):
   """Models of edges, which need no walks."""
   config = config_lib.default()
   config.data.source = 'edges'
-  config.data.test = '0.1'
+  if not data_path:
+    config.data.test = '0.1'
   config.model.name = name
   config.model.dim = 128
   config.optimizer.name = 'adagrad'

@@ -18,8 +18,13 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 
 
-def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The settings of a variant: '', 'simple', 'en' or 'smoke'."""
+def get_config(
+  variant: str = '', data_path: str = ''
+) -> ml_collections.ConfigDict:
+  """The settings of a variant: '', 'simple', 'en' or 'smoke'.
+
+  `data_path` is the user's own data; '' = the embedded corpus.
+  """
   config = config_lib.default()
   if variant in ('simple', 'en'):
     config.data.path = f'wikipedia:{variant}'
@@ -33,6 +38,6 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     raise errors.UserError(
       f'the config wiki has no variant {variant!r}; choose simple or en'
     )
-  else:
-    config.data.sample = 1e-3  # the corpus is small
+  elif not data_path:
+    config.data.sample = 1e-3  # the embedded corpus is small
   return config

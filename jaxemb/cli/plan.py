@@ -35,6 +35,7 @@ import numpy as np
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import train as main_lib
+from jaxemb.config import kinds
 from jaxemb.data import subsampling
 from jaxemb.kernels.tpu import row_copies
 from jaxemb.run import build, rundir
@@ -733,7 +734,7 @@ def examine(job: Job) -> dict[str, Any]:
     'dtype': config.table.dtype,
     'optimizer': config.optimizer.name,
     'batch_words': config.train.batch_words,
-    'unit': config_lib.smaller(config)[1],
+    'unit': kinds.of(config).unit,
     'memory': {
       'tables_bytes': size.tables,
       'slots_bytes': size.slots,
@@ -779,7 +780,7 @@ def check_fits(job: Job, needed: float) -> None:
   if getattr(job.state, 'met', None):
     whole /= 2  # without the rows at the last meeting
   least = math.ceil(whole / room)
-  advice = [config_lib.smaller(job.config)[0]]
+  advice = [kinds.of(job.config).smaller]
   fitting = next(
     (x for x in chip.shapes if math.prod(_numbers(x)) >= least), None
   )

@@ -15,7 +15,8 @@ gone (start again to resume); 130 by a second Ctrl-C, without saving; 141 if
 whatever reads the output has closed it; 143 or 129 by SIGTERM or SIGHUP in the
 first second, before jaxemb listens; anything else is a bug.
 
-Settings and their defaults, given as --config.SETTING=VALUE:
+Settings of this kind of data with their defaults, as --config.SETTING=VALUE
+(`jaxemb train --config=NAME --help` shows those of another config):
 """
 
 import argparse
@@ -27,21 +28,20 @@ import gc
 import importlib.util
 import os
 import pathlib
-import runpy
 import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import ml_collections
 
 from jaxemb import config as config_lib
 from jaxemb import errors
+from jaxemb.config import checks, files, kinds
 from jaxemb.kernels.cpu import ahead
+from jaxemb.run import kind as kind_lib
 from jaxemb.run import rundir
 from jaxemb.runtime import process
 from jaxemb.storage import bucket
@@ -119,7 +119,8 @@ def _ignore_signals() -> None:
 
 def _run(has_run: threading.Event, argv: Sequence[str]) -> int:
   if {'-h', '--help'} & set(argv):
-    print(describe())
+    given = [x for x in argv if x.startswith('--config')]
+    print(describe(parse(given, checks_settings=False)[0]))
     return 0
   config, workdir, job = parse(argv)
   _check_address_space()
@@ -158,29 +159,47 @@ def _start_compiling(config: ml_collections.ConfigDict) -> None:
     ahead.compiling(m.name, m.loss, config.table.dtype, cache=cache)
 
 
-def describe() -> str:
-  """Returns the help text, with one line for each setting."""
+def describe(config: ml_collections.ConfigDict) -> str:
+  """Returns the help text, with a line for each setting that is used.
+
+  Settings that another one has to switch on are named together behind them.
+  """
+  kind, given = kinds.of(config), config_lib.flat(config)
   groups: dict[str, list[str]] = {'Most used': []}
-  for x in config_lib.SETTINGS:
+  more: dict[str, list[str]] = {}
+  for x in config_lib.settings(config.data.source).values():
+    if not checks.is_used(x, config, kind):
+      continue
+    condition = kind.only_with.get(x.name, x.only_with)
+    other, _, values = condition.partition('=')
+    if other and given[other] not in values.split('|'):
+      more.setdefault(condition, []).append(x.name)
+      continue
     title = x.name.partition('.')[0].capitalize()
     title = 'Most used' if x.most_used else title
-    groups.setdefault(title, []).append(_line(x))
+    groups.setdefault(title, []).append(_line(x, kind))
   texts = ['\n'.join([title, *lines]) for title, lines in groups.items()]
+  lines = [f'  {k}: {", ".join(names)}' for k, names in more.items()]
+  texts.append('\n'.join(['Further settings, with', *lines]))
   return '\n\n'.join([__doc__.strip(), *texts])
 
 
-def _line(setting: config_lib.Setting) -> str:
-  choices, notes = setting.choices, []
-  if choices and isinstance(setting.default, str):
-    own = ['module:attribute'] * (setting.name in config_lib.MEMBERS)
-    notes = [', '.join([*choices, *own])]
-  elif choices:
-    low, high = choices
+def _line(setting: config_lib.Setting, kind: kind_lib.Kind) -> str:
+  members = {
+    'model.name': kind.models,
+    'model.loss': kind.losses,
+  }.get(setting.name, kinds.members().get(setting.name))
+  notes = []
+  if members is not None:
+    notes = [', '.join([*setting.values, *members, 'module:attribute'])]
+  elif setting.values and isinstance(setting.default, str):
+    notes = [', '.join(setting.values)]
+  elif setting.values:
+    low, high = setting.values
     notes = [f'from {low:,}' if high > 10**6 else f'{low:,} to {high:,}']
-  if setting.only_with:
-    notes.append(f'only with {setting.only_with}')
   default = repr('') if setting.default == '' else setting.default
-  line = f'  {f"{setting.name}={default}":<36} {setting.help}'
+  text = kind.help.get(setting.name, setting.help)
+  line = f'  {f"{setting.name}={default}":<36} {text}'
   return line + (f' ({"; ".join(notes)})' if notes else '')
 
 
@@ -191,6 +210,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(
   argv: Sequence[str],
+  checks_settings: bool = True,
 ) -> tuple[ml_collections.ConfigDict, pathlib.Path | str, tuple]:
   """The settings, folder and fields of `distributed.Job` of a command line.
 
@@ -205,7 +225,8 @@ def parse(
   add('--process_id', type=int, default=0)
   flag = {'nargs': '?', 'type': _bool, 'const': True}
   add('--distributed', **flag, default=False)
-  for x in config_lib.SETTINGS:
+  name = parser.parse_known_args(argv)[0].config
+  for x in _all_settings(name, argv).values():
     kind = type(x.default)
     form = flag if kind is bool else {'type': kind}
     add(f'--config.{x.name}', **form, default=argparse.SUPPRESS)
@@ -219,7 +240,8 @@ def parse(
     raise errors.UserError(f'argument {unknown[0]!r} is not understood{hint}')
   given = vars(known).items()
   values = {k.removeprefix('config.'): v for k, v in given if '.' in k}
-  config = load(known.config, values)
+  read = config_lib.load if checks_settings else files.read
+  config = read(known.config, values)
   if (known.coordinator or known.distributed) and not known.workdir:
     raise errors.UserError(
       'several processes need one folder: give all the same --workdir'
@@ -238,43 +260,22 @@ def parse(
   return config, workdir, job
 
 
+def _all_settings(
+  name: str, argv: Sequence[str]
+) -> dict[str, config_lib.Setting]:
+  """All settings by name, with those of a user's own kind of data.
+
+  It is named on the command line, or by the config file `name`.
+  """
+  flag = '--config.data.source='
+  sources = [x.removeprefix(flag) for x in argv if x.startswith(flag)]
+  if not sources and name.partition(':')[0] not in files.built_in():
+    with contextlib.suppress(errors.UserError):  # raised again when it is used
+      sources = [files.read(name).data.source]
+  return config_lib.settings(sources[-1] if sources else '')
+
+
 def _bool(text: str) -> bool:
   if text.lower() not in _BOOLS:
     raise argparse.ArgumentTypeError(f'expected true or false, not {text!r}')
   return _BOOLS[text.lower()]
-
-
-def load(
-  name: str, values: Mapping[str, Any] = MappingProxyType({})
-) -> ml_collections.ConfigDict:
-  """Reads a config file, sets values by dotted name, and checks the result.
-
-  `name` is FILE[:VARIANT], or NAME[:VARIANT] of a config that jaxemb has.
-  Raises a `UserError` for a file or settings that cannot be used.
-  """
-  file, _, variant = name.partition(':')
-  folder = pathlib.Path(__file__).parents[1] / 'configs'
-  if not folder.is_dir():  # in a checkout
-    folder = folder.parents[1] / 'configs'
-  own = {x.stem: x for x in sorted(folder.glob('*.py'))}
-  path = own.get(file) or pathlib.Path(file).expanduser()
-  if not path.is_file():
-    raise errors.UserError(
-      f'there is no config file {file}; give a file, or the name of a config '
-      f'that comes with jaxemb: {", ".join(own)}'
-    )
-  try:
-    get_config = runpy.run_path(str(path))['get_config']
-    config = get_config(variant) if variant else get_config()
-    config.update_from_flattened_dict(values)  # references follow
-    return config_lib.check(config)
-  except errors.UserError:
-    raise
-  except (Exception, SystemExit) as error:
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [x.lineno for x in frames if x.filename == str(path)]
-    where = f', line {lines[-1]}' if lines else ''
-    why = errors.one_line(error)
-    raise errors.UserError(
-      f'cannot read the config {file}{where}: {type(error).__name__}: {why}'
-    ) from error

@@ -305,7 +305,8 @@ def relations(
     )
   ]
   if operator != 'none':
-    each = np.tile(corpus.relations, 2)  # operators of both directions
+    # Operators of both directions.
+    each = np.tile(corpus.source.relation_frequencies, 2)
     tables.append(
       spec_lib.TableSpec(
         name=RELATIONS,
@@ -315,7 +316,7 @@ def relations(
         lookups_per_center=each,
       )
     )
-  starts = corpus.partitions
+  starts = getattr(corpus.source, 'partitions', None)
   if starts is None:
     starts = np.array([0, spec.vocab])
   is_plain = loss_of is sampling.softmax_loss and not temperature

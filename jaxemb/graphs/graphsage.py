@@ -416,5 +416,5 @@ def make(spec: SageSpec, corpus: base.Corpus) -> GraphSage:
         lookups_per_center=corpus.centers,
       ),
     )
-  features = corpus.nodes.features if spec.num_features else None
+  features = corpus.source.nodes.features if spec.num_features else None
   return GraphSage(spec, tables, features)

@@ -103,7 +103,8 @@ def make(
 ) -> Factorization:
   """Users and items of a corpus that has both."""
   draws = spec.shared_negatives / spec.chunk / spec.vocab
-  each = (USERS, corpus.users), (ITEMS, corpus.centers + draws)
+  users = corpus.source.user_frequencies
+  each = (USERS, users), (ITEMS, corpus.centers + draws)
   tables = (
     spec_lib.TableSpec(
       name=name,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from jaxemb.data import examples
+from jaxemb.data import base as data_base
 from jaxemb.tables import spec as spec_lib
 
 
@@ -34,14 +34,8 @@ class Corpus(NamedTuple):
   # [vocab] float64, chance that a center is each word, or how often an example
   # has each id.
   centers: np.ndarray
-  fields: examples.Fields | None = None  # of labelled examples
-  # [users] float64, chance that an example is of each, who are no keys.
-  users: np.ndarray | None = None
-  nodes: Any = None  # what is known of the nodes of a graph
-  # [relations] float64, chance that an edge is of each.
-  relations: np.ndarray | None = None
-  # [partitions + 1] int, the first id of each, and of none.
-  partitions: np.ndarray | None = None
+  # Where they are from, for models that ask for more of one kind of data.
+  source: data_base.Source | None = None
 
 
 class Aux(NamedTuple):

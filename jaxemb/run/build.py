@@ -5,12 +5,10 @@ The only place that turns a ConfigDict into constructor arguments.
 
 import dataclasses
 import functools
-import inspect
 import logging
 import math
 import os
 import pathlib
-import pkgutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +19,7 @@ import ml_collections
 
 from jaxemb import config as config_lib
 from jaxemb import errors
+from jaxemb.config import kinds
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import benchmarks
 from jaxemb.kernels.cpu import ahead, ffi, updates
@@ -29,12 +28,12 @@ from jaxemb.kernels.gpu import row_sums, window_products
 from jaxemb.kernels.tpu import row_copies
 from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
-from jaxemb.models import hierarchical, skipgram, targets
+from jaxemb.models import skipgram
 from jaxemb.ops import wire
+from jaxemb.run import kind as kind_lib
 from jaxemb.run import rundir
 from jaxemb.runtime import budget, distributed, resources
 from jaxemb.runtime import mesh as mesh_lib
-from jaxemb.senses import context_mixture, mixture
 from jaxemb.stores import cache as cache_lib
 from jaxemb.stores import cached, device_rows, fetching, owned_rows
 from jaxemb.stores import local as stores
@@ -44,48 +43,12 @@ from jaxemb.tables import row_optimizers, row_sharded
 from jaxemb.tables import spec as spec_lib
 from jaxemb.workers import remote, shared_rows
 
-_MIN_KNOWN = 0.5  # of the items of a set
 _LOG = logging.getLogger('jaxemb')
 _ROWS_PER_THREAD = 250  # five times as many as diverge
 _MOST_FREE_EXAMPLES = 1 << 16  # of a step, however few there are
 # Of a stretch on tables in a store; and centers, where rows move beside it.
 _MOST_STEPS, _STRETCH_CENTERS = 16, 8192
 LANES = 128  # of a TPU: numbers that it reads at once
-
-
-def member(key: str, name: str) -> Any:
-  """What a name in the settings stands for, by `config.MEMBERS` or by import.
-
-  Raises a `UserError` if a user's own member cannot be imported.
-  """
-  names = config_lib.MEMBERS[key]
-  try:
-    return pkgutil.resolve_name(names.get(name, name))
-  except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-    raise errors.UserError(
-      f'config.{key}={name}: {error}; give one of {", ".join(names)} or '
-      'module:attribute of your own'
-    ) from error
-
-
-def bind(
-  key: str, name: str, args: Sequence[Any], available: Mapping[str, Any]
-) -> functools.partial:
-  """A member with arguments, and those of `available` that it has names for.
-
-  Raises a `UserError` if it cannot be called with them.
-  """
-  function = member(key, name)
-  try:
-    signature = inspect.signature(function)
-    chosen = {k: v for k, v in available.items() if k in signature.parameters}
-    signature.bind(*args, **chosen)
-  except TypeError as error:
-    raise errors.UserError(
-      f'config.{key}={name} cannot be called: {error}; docs/extending.md shows '
-      'what it is to take'
-    ) from error
-  return functools.partial(function, *args, **chosen)
 
 
 def on_devices(
@@ -196,34 +159,25 @@ def trainer(
   in files; the `cluster` has those of workers. Raises a `UserError` for a
   vocabulary that the model cannot have.
   """
-  m, t = config.model, config.table
+  t = config.table
   # What was begun with replicas may go on with one.
   is_alone = mesh.size == tuning.parts == 1
   is_sync = config.strategy.name in ('sync', 'workers') or is_alone
   columns = None
   if t.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
     columns = wire.Axis(mesh_lib.TABLE, t.exchange_dtype)
-  row_ops = skipgram.RowOps(columns)
   axes = spec_lib.Axes()  # each replica has tables of its own
   if is_sync:
     axes = spec_lib.Axes(*mesh.devices.shape)
-  if config.data.source == 'clicks':
-    names = axes.names(with_table=columns is None)
-    model = _click_model(config, corpus, row_ops, axes=tuple(names))
-  elif config.data.source == 'nodes':
-    model = _node_model(config, tuning, corpus, row_ops=row_ops)
-  else:
-    spec = skipgram.WindowSpec(
-      vocab=len(corpus.counts),
-      dim=m.dim,
-      window=m.window,
-      negatives=m.negatives,
-      chunk=tuning.chunk,
-      shared_negatives=m.shared_negatives,
-      tokens_once=tuning.tokens_once,
-      row_ops=row_ops,
-    )
-    model = _model(config, spec, corpus, tuning=tuning)
+  model = kinds.of(config).make_model(
+    corpus,
+    kind_lib.Context(
+      config=config,
+      tuning=tuning,
+      row_ops=skipgram.RowOps(columns),
+      axes=tuple(axes.names(with_table=columns is None)),
+    ),
+  )
   available = {
     'axes': axes,
     'by_kernel': tuning.row_copies,
@@ -294,128 +248,6 @@ def trainer(
   return Trainer(trainable, strategy)
 
 
-def _model(
-  config: ml_collections.ConfigDict,
-  spec: skipgram.WindowSpec,
-  corpus: model_base.Corpus,
-  tuning: config_lib.Tuning,
-) -> model_base.Model:
-  m, s, shared_nodes = config.model, config.senses, tuning.shared_nodes
-  is_tree, loss_of = m.loss == 'hierarchical_softmax', None
-  if is_tree and len(corpus.counts) < 2:
-    raise errors.UserError(
-      'config.model.loss=hierarchical_softmax needs a vocabulary of two words '
-      'or more; give more text, or lower --config.data.min_count'
-    )
-  if m.name == 'mixture' and s.number > 1:
-    if is_tree:
-      outputs = targets.tree(corpus, spec.chunk, shared_nodes)
-    else:
-      outputs = targets.sampled(spec, corpus)
-    mask = mixture.ambiguous(config, corpus.keys).mask
-    args = spec, corpus, outputs, mask, s.number
-    if s.method == 'likelihoods':
-      return mixture.make(*args)
-    return context_mixture.make(*args, 1 if m.dynamic_window else m.window)
-  # A mixture of one sense is skip-gram.
-  name = 'skipgram' if m.name == 'mixture' else m.name
-  if is_tree and name in ('skipgram', 'cbow'):
-    return hierarchical.make(
-      spec, corpus, averages=name == 'cbow', num_shared=shared_nodes
-    )
-  if not is_tree:
-    more = {'least': m.margin}
-    bound = bind(
-      'model.loss', name=m.loss, args=('scores', 'labels'), available=more
-    )
-    loss_of = bound.func
-    if bound.keywords:
-      loss_of = functools.partial(loss_of, **bound.keywords)
-  args = spec, corpus, loss_of
-  more = {k: m[k] for k in ('temperature', 'operator', 'order')}
-  if tuning.row_threads:
-    threads = tuning.row_threads
-    more['make_kernel'] = functools.partial(updates.edge_softmax, threads)
-  return bind('model.name', name, args, available=more)()
-
-
-def _click_model(
-  config: ml_collections.ConfigDict,
-  corpus: model_base.Corpus,
-  row_ops: skipgram.RowOps,
-  axes: tuple[str, ...],
-) -> model_base.Model:
-  from jaxemb.clicks import models as clicks  # and with it flax
-
-  m, o = config.model, config.optimizer
-  spec = clicks.ClickSpec(
-    fields=corpus.fields,
-    dim=m.dim,
-    hidden=config_lib.sizes('model.hidden', m.hidden),
-    lower_hidden=config_lib.sizes('model.lower_hidden', m.lower_hidden),
-    cross_layers=m.cross_layers,
-    dropout=m.dropout,
-    batch_norm=m.batch_norm,
-    optimizer=o.dense,
-    dense_rate=_dense_rate(o),
-    dense_decay=o.dense_decay,
-    row_ops=row_ops,
-    axes=axes,
-  )
-  return bind('model.name', m.name, args=(spec, corpus), available={})()
-
-
-def _dense_rate(optimizer: ml_collections.ConfigDict) -> float:
-  """Learning rate of dense parameters, by that of rows."""
-  rate = optimizer.dense_learning_rate or optimizer.learning_rate
-  return rate / optimizer.learning_rate
-
-
-def _node_model(
-  config: ml_collections.ConfigDict,
-  tuning: config_lib.Tuning,
-  corpus: model_base.Corpus,
-  row_ops: skipgram.RowOps,
-) -> model_base.Model:
-  from jaxemb.graphs import graphsage  # and with it flax
-
-  m, o, nodes = config.model, config.optimizer, corpus.nodes
-  hidden = config_lib.sizes('model.hidden', m.hidden)
-  num_layers = len(nodes.tree.fanouts)
-  if len(hidden) != num_layers - 1:
-    raise errors.UserError(
-      f'config.model.hidden={m.hidden} must have {num_layers - 1} sizes, as '
-      f'config.data.fanouts={config.data.fanouts} is of {num_layers} layers, '
-      'of which the last has the outputs'
-    )
-  if m.inputs != 'rows' and nodes.features is None:
-    raise errors.UserError(
-      'the graph has no features of nodes; set --config.model.inputs=rows'
-    )
-  from_walks = config.data.targets == 'walks'
-  spec = graphsage.SageSpec(
-    tree=nodes.tree,
-    num_nodes=len(corpus.counts),
-    num_features=0 if m.inputs == 'rows' else nodes.features.shape[1],
-    dim=0 if m.inputs == 'features' else m.dim,
-    sizes=(*hidden, m.dim if from_walks else nodes.num_classes),
-    aggregator=m.aggregator,
-    from_walks=from_walks,
-    has_many=nodes.has_many,
-    dropout=m.dropout,
-    negatives=float(m.negatives),
-    chunk=tuning.chunk,
-    temperature=m.temperature,
-    step_examples=tuning.part_words * tuning.parts,
-    optimizer=o.dense,
-    dense_rate=_dense_rate(o),
-    dense_decay=o.dense_decay,
-    row_ops=row_ops,
-    sums_by_kernel=tuning.row_sums,
-  )
-  return bind('model.name', m.name, args=(spec, corpus), available={})()
-
-
 def _table(
   config: ml_collections.ConfigDict,
   spec: spec_lib.TableSpec,
@@ -430,7 +262,7 @@ def _table(
   )
   if spec.momentum is None:
     args = {**o, 'by_kernel': by_kernel}
-    optimizer = bind('optimizer.name', o.name, args=(), available=args)()
+    optimizer = kinds.bind('optimizer.name', o.name, args=(), available=args)()
     precision = {k: t[k] for k in ('dtype', 'rounding', 'exchange_dtype')}
     updates_all = o.rows == 'all'
     rules = {'decay': o.decay, 'updates_all': updates_all}
@@ -448,7 +280,7 @@ def _table(
       row_kernel = row_sums.RowKernel(optimizer)
       available = {**available, 'row_kernel': row_kernel}
   available = {'spec': spec, 'optimizer': optimizer, **available}
-  return bind('table.layout', name=layout, args=(), available=available)()
+  return kinds.bind('table.layout', name=layout, args=(), available=available)()
 
 
 def _device_centers(
@@ -505,7 +337,7 @@ def _num_slots(
     # A small table beside a large one, such as that of relations, is whole.
     if table.spec.vocab <= max(vocabs) / 100:
       num_slots[name] = table.spec.vocab
-  _, unit = config_lib.smaller(config)
+  unit = kinds.of(config).unit
   for name, table in tables.items():
     if needed[name] > 0.95 * num_slots[name] < 0.95 * table.spec.vocab:
       least = map_bytes + all_bytes * needed[name] / 0.9 / table.spec.vocab
@@ -566,7 +398,7 @@ def _fetching(
       )
     if round_steps > fetching.MOST_STEPS:
       most = fetching.MOST_STEPS * tuning.part_words
-      unit = config_lib.smaller(config)[1]
+      unit = kinds.of(config).unit
       _LOG.warning(f'rounds are cut to {most:,} {unit}')
     return fetching.Fetching(
       trainable=trainable,
@@ -611,7 +443,7 @@ def _replicas(
   every_steps = max(1, round(tuning.sync_words / centers))
   specs = trainable.model.specs()
   if centers > tuning.sync_words:
-    unit = config_lib.smaller(config)[1]
+    unit = kinds.of(config).unit
     each = max(x.lookups_per_center.max() for x in specs.values())
     _LOG.warning(
       f'replicas meet after every step, whose {centers:,} {unit}, with up to '
@@ -638,7 +470,7 @@ def _replicas(
   }
 
   def make_policy(num_replicas):
-    return bind(
+    return kinds.bind(
       'strategy.policy',
       name=config.strategy.policy,
       args=(),
@@ -652,6 +484,7 @@ class Parts(NamedTuple):
   """What a run is made of."""
 
   config: ml_collections.ConfigDict
+  kind: kind_lib.Kind
   source: data_base.Source
   trainable: strategy_base.Trainable
   strategy: strategy_base.Strategy
@@ -669,7 +502,7 @@ def make_source(
   progress: Callable[[str, int, int], None],
 ) -> data_base.Source:
   """The data that resolved settings name; `progress` as of `parts`."""
-  d, m = config.data, config.model
+  d, m, kind = config.data, config.model, kinds.of(config)
   spec = data_base.SourceSpec(
     path=d.path,
     seed=config.seed,
@@ -684,14 +517,14 @@ def make_source(
     cache=cache,
     progress=progress,
   )
-  source = bind('data.source', name=d.source, args=(spec,), available={})()
+  source = kind.make_source(spec)
   # Of all at once the next multiple, or power of two, is no mistake.
   most = max(2 * source.units_per_epoch, _MOST_FREE_EXAMPLES)
   if source.unit != 'words' and spec.part_words > most:
     raise errors.UserError(
       f'a step of {spec.part_words:,} {source.unit} is more than twice the '
       f'{source.units_per_epoch:,.0f} that there are; lower '
-      f'--config.train.batch_{config_lib.smaller(config)[1]}'
+      f'--config.train.batch_{kind.unit}'
     )
   return source
 
@@ -702,11 +535,7 @@ def corpus_of(source: data_base.Source) -> model_base.Corpus:
     keys=source.keys,
     counts=source.counts,
     centers=source.frequencies,
-    fields=getattr(source, 'fields', None),
-    users=getattr(source, 'user_frequencies', None),
-    nodes=getattr(source, 'nodes', None),
-    relations=getattr(source, 'relation_frequencies', None),
-    partitions=getattr(source, 'partitions', None),
+    source=source,
   )
 
 
@@ -725,7 +554,7 @@ def parts(
   encoded texts, the `folder` for tables in files, the `cluster` for those of
   workers. Raises a `UserError` for unusable input.
   """
-  d, m, s = config.data, config.model, config.senses
+  m, kind = config.model, kinds.of(config)
   compiling = None
   # On another core, while the text is read, if a trace of it may stay.
   if tuning.fused and cache == rundir.cache_folder():
@@ -737,10 +566,7 @@ def parts(
       f'config.train.init_from={init_from} does not exist; give a run, a merge '
       "or a word2vec file, or ''"
     )
-  eval_paths = [x.strip() for x in config.eval.paths.split(',') if x.strip()]
-  found = []
-  if eval_paths not in ([], ['none']):
-    found = benchmarks.find(map(os.path.expanduser, eval_paths))
+  kind.benchmarks(config)
   readers = data_base.ALONE  # any sentence may be a sub-model's
   if config.strategy.name != 'partition':
     readers = data_base.Readers(
@@ -753,7 +579,7 @@ def parts(
   corpus = corpus_of(source)
   if not config.train.threads:
     tuning = _with_rows_enough(tuning, len(source.keys))
-  if d.source == 'text' and compiling and compiling.poll() is None:
+  if compiling and compiling.poll() is None:
     # Meanwhile this process compiles what reads batches.
     next(source.items(None, 0), None)
   made = trainer(
@@ -766,19 +592,17 @@ def parts(
     folder=folder,
     cluster=cluster,
   )
-  dropped = dict(source.dropped)
-  if m.name == 'mixture' and s.number > 1:
-    ambiguous = mixture.ambiguous(config, source.keys)
-    _LOG.info(f'{ambiguous.mask.sum():,} words have {s.number} senses each')
-    if s.words:
-      dropped['sense_words_out_of_vocabulary'] = num = ambiguous.num_unknown
-      num = f'{num:,} of the {ambiguous.num_listed:,} in {s.words}'
-      _LOG.info(f'{num} are not in the vocabulary')
-  if not eval_paths and (own := source.eval_paths()):
-    found = benchmarks.find(own)
-    if not d.path.startswith('toywiki:'):  # whose sets they are
-      found = _known(found, source.keys)
-  return Parts(config, source, *made, found, mesh, tuning, dropped)
+  return Parts(
+    config=config,
+    kind=kind,
+    source=source,
+    trainable=made.trainable,
+    strategy=made.strategy,
+    benchmarks=kind.benchmarks(config, source),
+    mesh=mesh,
+    tuning=tuning,
+    dropped={**source.dropped, **kind.dropped(config, source)},
+  )
 
 
 def _with_rows_enough(
@@ -793,29 +617,10 @@ def _with_rows_enough(
   return dataclasses.replace(tuning, threads=threads)
 
 
-def _known(
-  found: Sequence[benchmarks.Benchmark], words: Sequence[str]
-) -> list[benchmarks.Benchmark]:
-  """Sets that nobody asked for, of which the text knows enough to say much."""
-  known = {x.upper() for x in words}
-  kept = []
-  for benchmark in found:
-    of_all = [all(x.upper() in known for x in y) for y in benchmark.words]
-    if sum(of_all) >= _MIN_KNOWN * len(of_all):
-      kept.append(benchmark)
-  if left_out := [x.name for x in found if x not in kept]:
-    _LOG.info(
-      f'not evaluated on {", ".join(left_out)} of the embedded corpus: the '
-      'text has not even half of their words; give --config.eval.paths'
-    )
-  return kept
-
-
 def fingerprints(parts: Parts) -> dict[str, str]:
   """Of all that a checkpoint depends on, by the name that messages give it."""
-  rows = getattr(parts.trainable.model, 'rows', None)
-  words = rows.digest() if isinstance(rows, mixture.Rows) else ''
-  return {'the data': parts.source.fingerprint, 'config.senses.words': words}
+  of_kind = parts.kind.fingerprints(parts.trainable.model)
+  return {'the data': parts.source.fingerprint, **of_kind}
 
 
 def _check_store(
@@ -847,7 +652,7 @@ def _check_store(
     shared_bytes=shared_bytes,
   )
   if kind != 'remote' or not os.environ.get('RAY_ADDRESS'):
-    smaller, _ = config_lib.smaller(config)
+    smaller = kinds.of(config).smaller
     if kind == 'memory':
       smaller = f'give --config.table.store=disk, or {smaller}'
     needed.check(smaller)
@@ -872,7 +677,7 @@ def check_fits(parts: Parts) -> None:
   )
   # Of replicas there are several copies, each on one device.
   copy = min(whole, held * mesh.shape[mesh_lib.TABLE])
-  smaller, _ = config_lib.smaller(parts.config)
+  smaller = kinds.of(parts.config).smaller
   layers = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state[1:]))
   if 2 * layers > held:  # which each device has whole
     copy, smaller = 0, 'lower --config.model.hidden or --config.model.dim'

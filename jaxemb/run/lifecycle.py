@@ -17,6 +17,7 @@ import ml_collections
 
 from jaxemb import config as config_lib
 from jaxemb import errors
+from jaxemb.config import kinds
 from jaxemb.kernels.cpu import step as native
 from jaxemb.run import build, loop, metrics, results, rundir
 from jaxemb.run import partition as runner
@@ -124,8 +125,9 @@ def _run_logged(
         raise
       line = str(error)
       if is_memory:
-        smaller, unit = config_lib.smaller(config)
-        line = f'out of memory; {smaller}, lower --config.train.batch_{unit}, '
+        kind = kinds.of(config)
+        line = f'out of memory; {kind.smaller}, lower '
+        line += f'--config.train.batch_{kind.unit}, '
         line += 'or give --config.mesh.data=1'
       # The caller prints it; it belongs in the log as well.
       log.emit(logging.makeLogRecord({'msg': line}))

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.ops import rounding
@@ -134,8 +133,7 @@ def train(
       if program is None:  # compiled before its use, to time it apart
         start = time.monotonic()
         program = strategy.step.lower(state, *args).compile()
-        _, unit = config_lib.smaller(config)
-        smaller = f'lower --config.train.batch_{unit}'
+        smaller = f'lower --config.train.batch_{parts.kind.unit}'
         budget.check_step(program, list(parts.mesh.devices.flat), smaller)
         totals.compile_secs += (secs := time.monotonic() - start)
         start_secs = time.time() - session.started

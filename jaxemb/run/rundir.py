@@ -85,7 +85,7 @@ def check(
     )
   differing = [
     f'{x.name} ({theirs[x.name]!r} there, {ours[x.name]!r} now)'
-    for x in config_lib.SETTINGS
+    for x in config_lib.settings(config.data.source).values()
     if theirs and not x.may_change and ours[x.name] != theirs[x.name]
   ]
   if differing:

@@ -1,0 +1,92 @@
+"""Clicks: logs of labelled examples, and models of click-through rates."""
+
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import ml_collections
+
+from jaxemb.config import schema
+from jaxemb.run import kind
+
+if TYPE_CHECKING:
+  from jaxemb.models import base as model_base
+
+
+_MIN_TOY_ROWS, _MAX_TOY_ROWS = 1000, 100_000_000  # made in memory
+_MODELS = 'logistic', 'fm', 'wide_deep', 'deepfm', 'dcn', 'dcn_v2', 'dlrm'
+_OF_DEEP_MODELS = 'model.name=wide_deep|deepfm|dcn|dcn_v2|dlrm'
+
+
+class Clicks(kind.Kind):
+  """Logs of clicks, and models of click-through rates."""
+
+  source = 'clicks'
+  factory = 'jaxemb.clicks.loader:make'
+  start = 'ctr'
+  settings = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
+  uses = kind.HELD_OUT | kind.DENSE | {'data.min_count'}
+  models = {x: f'jaxemb.clicks.models:{x}' for x in _MODELS}
+  losses = {}
+  only_with = {
+    'model.hidden': _OF_DEEP_MODELS,
+    'model.dropout': _OF_DEEP_MODELS,
+  }
+  help = {
+    'data.path': "a log: file, folder or glob; '' or 'toyclicks:ROWS' = "
+    'embedded',
+    'data.min_count': 'categories that are rarer share one id',
+    'eval.monitor': 'metric by which evaluations are compared, the best of '
+    'which is exported: auc or log_loss',
+  }
+  unit = 'examples'
+  has_dense = True
+  row_kernels = frozenset(('adagrad_full', 'adam_full'))
+  undivided = {'partition': 'train models with dense parameters'}
+  smaller = 'lower --config.model.dim or raise --config.data.min_count'
+  embedded = 'toyclicks:'
+
+  def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
+    """See `kind.Kind`."""
+    path = config.data.path
+    size = path.removeprefix(self.embedded)
+    is_size = size.isdecimal() and _MIN_TOY_ROWS <= int(size) <= _MAX_TOY_ROWS
+    if size != path and not is_size:
+      yield (
+        f'config.data.path={path} must be toyclicks:ROWS, 1000 rows or more '
+        f'and at most {_MAX_TOY_ROWS:,}'
+      )
+    if config.eval.monitor == 'score':
+      yield 'config.eval.monitor=score is of nodes; give auc or log_loss'
+    for key in ('hidden', 'lower_hidden'):
+      schema.sizes(f'model.{key}', config.model[key])
+
+  def chunk(self, config: ml_collections.ConfigDict) -> int:
+    """See `kind.Kind`: examples share nothing."""
+    return 1
+
+  def make_model(
+    self, corpus: 'model_base.Corpus', context: kind.Context
+  ) -> 'model_base.Model':
+    """See `kind.Kind`."""
+    from jaxemb.clicks import models
+
+    m, o = context.config.model, context.config.optimizer
+    spec = models.ClickSpec(
+      fields=corpus.source.fields,
+      dim=m.dim,
+      hidden=schema.sizes('model.hidden', m.hidden),
+      lower_hidden=schema.sizes('model.lower_hidden', m.lower_hidden),
+      cross_layers=m.cross_layers,
+      dropout=m.dropout,
+      batch_norm=m.batch_norm,
+      optimizer=o.dense,
+      dense_rate=kind.dense_rate(context.config),
+      dense_decay=o.dense_decay,
+      row_ops=context.row_ops,
+      axes=context.axes,
+    )
+    return kind.bind_model(context.config, (spec, corpus))
+
+
+KINDS = (Clicks(),)

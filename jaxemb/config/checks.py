@@ -1,0 +1,224 @@
+"""Settings as a user gives them: defaults, and what cannot be honoured.
+
+No setting is accepted and then ignored: `check` refuses it instead.
+"""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import ml_collections
+
+from jaxemb import errors
+from jaxemb.config import kinds, schema
+
+# Replicas that exchange rows in every step are one model, and those that never
+# do are sub-models: policies that are strategies.
+_POLICY_STRATEGIES = {'bsp': 'sync', 'never': 'partition'}
+
+
+def default(source: str = '') -> ml_collections.ConfigDict:
+  """All settings at their defaults: skip-gram as word2vec users know it.
+
+  `source` adds those of a user's own kind of data, and names it.
+  """
+  groups: dict[str, Any] = {}
+  for setting in kinds.settings(source).values():
+    group, _, key = setting.name.rpartition('.')
+    (groups.setdefault(group, {}) if group else groups)[key] = setting.default
+  if source:
+    groups['data']['source'] = source
+  return ml_collections.ConfigDict(groups)
+
+
+def check(
+  config: Mapping[str, Any], values: Mapping[str, Any] = MappingProxyType({})
+) -> ml_collections.ConfigDict:
+  """A copy of the settings, with values set by dotted name.
+
+  Raises a `UserError` for the first setting that cannot be honoured.
+  """
+  given = schema.flat(config) | dict(values)
+  source = given.get('data.source', '')
+  members = kinds.members()
+  for name, value in given.items():
+    kinds.find(name, source).check(value, members.get(name))
+  check_complete(config, given)
+  _apply_policy(given)
+  _apply_store(given)
+  checked = default(source if ':' in source else '')
+  checked.update_from_flattened_dict(given)
+  kind = kinds.of(checked)
+  conflicts = (_unused, _unfit, _core_conflicts)
+  for conflict in conflicts:
+    for message in conflict(checked, kind):
+      raise errors.UserError(message)
+  for message in kind.check(checked):
+    raise errors.UserError(message)
+  return checked
+
+
+def check_complete(
+  config: Mapping[str, Any], values: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+  """Raises a `UserError` if a setting is missing."""
+  given = schema.flat(config) | dict(values)
+  for name in kinds.settings(given.get('data.source', '')):
+    if name not in given:
+      raise errors.UserError(
+        f'config.{name} is missing; start the config from '
+        'jaxemb.config.default()'
+      )
+
+
+def _apply_policy(given: dict[str, Any]) -> None:
+  """Replaces a policy that is a strategy by that strategy."""
+  policy, name = given['strategy.policy'], given['strategy.name']
+  strategy = _POLICY_STRATEGIES.get(policy)
+  if not strategy:
+    return
+  if name not in ('replicas', strategy):
+    raise errors.UserError(
+      f'config.strategy.policy={policy} is config.strategy.name={strategy}, '
+      f'not {name}; remove one of them'
+    )
+  if given['strategy.sync_every']:
+    raise errors.UserError(
+      f'config.strategy.sync_every={given["strategy.sync_every"]} is not '
+      f'used when config.strategy.policy is {policy}; remove it'
+    )
+  given['strategy.policy'] = kinds.find('strategy.policy').default
+  given['strategy.name'] = strategy
+  num_parts = kinds.find('strategy.num_parts').default
+  if policy == 'never' and given['strategy.num_parts'] == num_parts:
+    given['strategy.num_parts'] = given['mesh.data'] or num_parts
+
+
+def _apply_store(given: dict[str, Any]) -> None:
+  """Chooses a store where the strategy or the room for rows needs one."""
+  if given['strategy.name'] == 'workers':
+    if given['table.store'] not in ('', 'remote'):
+      raise errors.UserError(
+        f'config.table.store={given["table.store"]} is of one process, and '
+        'workers share their tables; remove it'
+      )
+    given['table.store'] = 'remote'
+  if given['table.device_bytes'] and not given['table.store']:
+    given['table.store'] = 'memory'
+
+
+def is_used(setting: schema.Setting, config: Any, kind: Any) -> bool:
+  """Whether a kind of data uses a setting, whatever its value."""
+  if kind.uses_all:
+    return True
+  if setting.optional:
+    return setting.name in kind.used(config)
+  owners = [x for x in kinds.built_in() if setting in x.settings]
+  return not owners or kind in owners
+
+
+def _unused(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
+  """Settings that were changed and that nothing would read."""
+  given = schema.flat(config)
+  for setting in kinds.settings(config.data.source).values():
+    value = given[setting.name]
+    if value == setting.default:
+      continue
+    what = f'config.{setting.name}={value}'
+    if not is_used(setting, config, kind):
+      sources = [x.source for x in kinds.built_in() if setting in x.settings]
+      if sources:
+        names = ' or '.join(dict.fromkeys(sources))
+        yield (
+          f'{what} is only used when config.data.source is {names}; remove it'
+        )
+      yield f'{what} is not used with {kind.source}; remove it'
+    condition = kind.only_with.get(setting.name, setting.only_with)
+    other, _, users = condition.partition('=')
+    if not other or ':' in given[other]:
+      continue  # what members of the user's own read is not known
+    if given[other] not in (users := users.split('|')):
+      fitting = [x for x in users if _fits(kind, other, x)]
+      change = ''.join(f' or set --config.{other}={x}' for x in fitting[:1])
+      yield (
+        f'{what} is only used when config.{other} is {" or ".join(users)}; '
+        f'remove it{change}'
+      )
+
+
+def _fits(kind: Any, name: str, value: str) -> bool:
+  """Whether a kind of data can have a value of a setting."""
+  names = {'model.name': kind.models, 'model.loss': kind.losses}.get(name)
+  return names is None or value in names
+
+
+def _unfit(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
+  """Models, losses and strategies that the kind of data does not have."""
+  if kind.uses_all:
+    return
+  for key, names in ('name', kind.models), ('loss', kind.losses):
+    value = config.model[key]
+    if ':' in value or value in names:
+      continue
+    if key == 'loss' and 'model.loss' not in kind.used(config):
+      continue  # at its default, which nothing reads
+    others = [x for x in kinds.built_in() if value in getattr(x, _NAMES[key])]
+    start = ' or '.join(dict.fromkeys(
+      f'--config={x.start}' for x in others if x.start
+    ))  # fmt: skip
+    sources = ' or '.join(dict.fromkeys(x.source for x in others))
+    yield (
+      f'config.model.{key}={value} is not available with config.data.source='
+      f'{kind.source}; choose {" or ".join(names)}, or set '
+      f'--config.data.source={sources}' + f' (start from {start})' * bool(start)
+    )
+  strategy = config.strategy.name
+  if why := kind.undivided.get(strategy):
+    yield (
+      f'config.strategy.name={strategy} does not {why}; choose sync or replicas'
+    )
+
+
+_NAMES = {'name': 'models', 'loss': 'losses'}
+
+
+def _core_conflicts(
+  config: ml_collections.ConfigDict, kind: Any
+) -> Iterator[str]:
+  """What is wrong between settings of strategy, mesh and tables."""
+  s, mesh, table = config.strategy, config.mesh, config.table
+  if table.store:
+    wanted = '--config.table.store and --config.table.device_bytes'
+    if s.name == 'partition' or max(mesh.data, mesh.table) > 1:
+      yield (
+        'tables in a store are trained on one device, without sub-models; '
+        f'remove {wanted}, or the other settings of devices'
+      )
+    if table.layout != 'replicated':
+      yield (
+        f'config.table.layout={table.layout} splits tables over devices, and '
+        f'a store is used by one; remove it, or {wanted}'
+      )
+  if table.device_bytes:
+    schema.room_bytes(table.device_bytes, 0)
+  if mesh.table > 1 and s.name != 'sync':
+    yield (
+      f'config.mesh.table={mesh.table} is only used when config.strategy.name '
+      'is sync; set --config.mesh.data instead, or --config.strategy.name=sync'
+    )
+  if s.part >= s.num_parts:
+    yield (
+      f'config.strategy.part={s.part} must be 0..{s.num_parts - 1} or -1 = all'
+    )
+  num = s.num_parts if s.part < 0 else 1
+  if s.name == 'partition' and mesh.data > num:
+    yield (
+      f'config.mesh.data={mesh.data} is more than the number of sub-models to '
+      f'train, {num}; lower it or set 0'
+    )
+  if kind.has_dense and config.optimizer.rows == 'all':
+    if table.layout == 'row' or table.store:
+      yield (
+        'config.optimizer.rows=all needs all rows on each device; remove it, '
+        'or config.table.layout=row and config.table.store'
+      )

@@ -1,0 +1,150 @@
+"""The kinds of data, by name, and all settings that there are with them.
+
+A kind is an object (`run.kind.Kind`) in a folder of its own. A user's own is
+named by a dotted path: `--config.data.source=my_module:KIND`.
+"""
+
+import difflib
+import functools
+import inspect
+import pathlib
+import pkgutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxemb import errors
+from jaxemb.config import schema
+
+# Modules with a tuple KINDS; a new kind is its folder and a line here.
+_MODULES = (
+  'jaxemb.text.kind',
+  'jaxemb.senses.kind',
+  'jaxemb.clicks.kind',
+  'jaxemb.interactions.kinds',
+  'jaxemb.graphs.kinds',
+)
+# What is made of a source that is no kind of its own.
+_SOURCE_ALONE = 'jaxemb.run.kind:SourceAlone'
+
+CORE = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
+# What names in the core's settings stand for.
+_CORE_MEMBERS = {
+  'table.layout': {
+    'replicated': 'jaxemb.tables.replicated:Replicated',
+    'row': 'jaxemb.tables.row_sharded:make',
+    'column': 'jaxemb.tables.replicated:SplitColumns',
+  },
+  'optimizer.name': {
+    x: f'jaxemb.tables.row_optimizers:{x}'
+    for x in ('sgd', 'adagrad', 'adam', 'adagrad_full', 'adam_full')
+  },
+  'strategy.policy': {
+    x: f'jaxemb.strategies.policies:{x}' for x in ('bounded', 'average', 'hot')
+  },
+}
+
+
+@functools.cache
+def built_in() -> tuple[Any, ...]:
+  """The kinds that come with jaxemb."""
+  modules = map(pkgutil.resolve_name, _MODULES)
+  return tuple(kind for module in modules for kind in module.KINDS)
+
+
+@functools.cache
+def members() -> dict[str, dict[str, str]]:
+  """What names in the settings stand for: dotted paths, by setting and name."""
+  by_setting = {
+    'data.source': {x.source: x.factory for x in built_in()},
+    'model.name': {},
+    'model.loss': {},
+  }
+  for kind in built_in():
+    by_setting['model.name'] |= kind.models
+    by_setting['model.loss'] |= kind.losses
+  return _CORE_MEMBERS | by_setting
+
+
+def of(config: Mapping[str, Any]) -> Any:
+  """The kind of the data that settings name.
+
+  Raises a `UserError` if a user's own cannot be imported.
+  """
+  source, model = config['data']['source'], config['model']['name']
+  kinds = [x for x in built_in() if x.source == source]
+  if kinds:
+    return next((x for x in kinds if model in x.models), kinds[0])
+  return own(source)
+
+
+@functools.cache
+def own(source: str) -> Any:
+  """The kind of a user's dotted path, to a kind or to what makes a source."""
+  found = member('data.source', source)
+  if hasattr(found, 'factory'):
+    return found
+  return pkgutil.resolve_name(_SOURCE_ALONE)(source)
+
+
+def settings(source: str = '') -> dict[str, schema.Setting]:
+  """All settings by name, with those of a user's own kind if it is named."""
+  by_name = dict(_built_in_settings())
+  if ':' in source:
+    by_name |= {x.name: x for x in own(source).settings}
+  return by_name
+
+
+@functools.cache
+def _built_in_settings() -> dict[str, schema.Setting]:
+  by_name = {x.name: x for x in CORE}
+  for kind in built_in():
+    by_name |= {x.name: x for x in kind.settings}
+  return by_name
+
+
+def find(name: str, source: str = '') -> schema.Setting:
+  """The setting of a name, or a `UserError` that suggests the nearest one."""
+  by_name = settings(source)
+  if name not in by_name:
+    tails = [x for x in by_name if x.split('.')[-1] == name.split('.')[-1]]
+    near = tails or difflib.get_close_matches(name, by_name, 1, 0.5)
+    raise errors.UserError(
+      f'there is no setting config.{name}; did you mean '
+      f'--config.{(near or ["model.dim"])[0]}?'
+    )
+  return by_name[name]
+
+
+def member(setting: str, name: str) -> Any:
+  """What a name in a setting stands for, by `members` or by import.
+
+  Raises a `UserError` if a user's own member cannot be imported.
+  """
+  names = members()[setting]
+  try:
+    return pkgutil.resolve_name(names.get(name, name))
+  except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+    raise errors.UserError(
+      f'config.{setting}={name}: {error}; give one of {", ".join(names)} or '
+      'module:attribute of your own'
+    ) from error
+
+
+def bind(
+  setting: str, name: str, args: Sequence[Any], available: Mapping[str, Any]
+) -> functools.partial:
+  """A member with arguments, and those of `available` that it has names for.
+
+  Raises a `UserError` if it cannot be called with them.
+  """
+  function = member(setting, name)
+  try:
+    signature = inspect.signature(function)
+    chosen = {k: v for k, v in available.items() if k in signature.parameters}
+    signature.bind(*args, **chosen)
+  except TypeError as error:
+    raise errors.UserError(
+      f'config.{setting}={name} cannot be called: {error}; docs/extending.md '
+      'shows what it is to take'
+    ) from error
+  return functools.partial(function, *args, **chosen)

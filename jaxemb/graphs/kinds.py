@@ -1,0 +1,219 @@
+"""Graphs: node vectors from walks, edges and what neighbors have."""
+
+import functools
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import ml_collections
+
+from jaxemb import errors
+from jaxemb.config import schema
+from jaxemb.run import kind
+
+if TYPE_CHECKING:
+  from jaxemb.models import base as model_base
+
+
+_SETTINGS = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
+_HELP = {
+  'data.path': "edges, a folder as published, .npz, .mat, ...; '' = an "
+  'embedded graph',
+  'data.valid': 'edges held out for validation: a file or a fraction; '
+  "'' = none",
+  'data.test': 'edges held out for a test at the end, as data.valid',
+}
+_OF_WALKS = frozenset((
+  'model.window', 'model.negatives', 'model.temperature',
+))  # fmt: skip
+
+
+class Walks(kind.Kind):
+  """Random walks, and node vectors by skip-gram (DeepWalk, node2vec)."""
+
+  source = 'graph'
+  factory = 'jaxemb.graphs.loader:Walks'
+  start = 'graph'
+  settings = _SETTINGS
+  uses = kind.WINDOWS | kind.HELD_OUT | {'train.init_from'}
+  help = _HELP
+
+  def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
+    """See `kind.Kind`."""
+    yield from kind.tree_conflicts(config)
+
+  def max_duplicates(self, limit: float, is_small_step: bool) -> float:
+    """See `kind.Kind`.
+
+    Walks come back to a node, also within a chunk, and those in a pair of nodes
+    go nowhere else: more diverges on such graphs.
+    """
+    return 2.0 if is_small_step else limit
+
+
+class Nodes(kind.Kind):
+  """Nodes that aggregate what their neighbors have (GraphSAGE)."""
+
+  source = 'nodes'
+  factory = 'jaxemb.graphs.nodes:make'
+  start = 'graphsage'
+  settings = _SETTINGS
+  uses = kind.HELD_OUT | kind.DENSE | {'optimizer.max_duplicates'}
+  models = {'graphsage': 'jaxemb.graphs.graphsage:make'}
+  losses = {}
+  only_with = {'model.negatives': ''}
+  help = _HELP | {
+    'model.hidden': 'sizes of all layers but the last, separated by commas',
+    'model.dropout': 'fraction of the inputs of layers that a step leaves out',
+    'data.valid': 'nodes held out for validation: a fraction, or a number such '
+    "as 500; '' = none",
+    'data.test': 'nodes held out for a test at the end, as data.valid',
+    'eval.monitor': 'metric by which evaluations are compared, the best of '
+    'which is exported: score (accuracy or micro F1) or log_loss',
+  }
+  unit = 'examples'
+  has_dense = True
+  row_kernels = frozenset(('adagrad_full', 'adam_full'))
+  undivided = {'partition': 'train models with dense parameters'}
+
+  def used(self, config: ml_collections.ConfigDict) -> frozenset[str]:
+    """See `kind.Kind`."""
+    if config.data.targets == 'walks':
+      return self.uses | _OF_WALKS
+    return self.uses
+
+  def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
+    """See `kind.Kind`."""
+    if config.eval.monitor == 'auc':
+      yield 'config.eval.monitor=auc is of clicks; give score or log_loss'
+    if config.model.inputs == 'features':
+      defaults = {'layout': 'replicated', 'dtype': 'float32', 'store': ''}
+      for key, value in defaults.items():
+        if config.table[key] != value:
+          yield (
+            f'config.table.{key}={config.table[key]} needs a table, and nodes '
+            'have none; set --config.model.inputs=rows or both'
+          )
+      if config.strategy.name == 'replicas':
+        yield (
+          'config.strategy.name=replicas exchanges rows, and nodes have none; '
+          'set --config.model.inputs=rows or both, or '
+          '--config.strategy.name=sync'
+        )
+    schema.sizes('model.hidden', config.model.hidden)
+
+  def chunk(self, config: ml_collections.ConfigDict) -> int:
+    """See `kind.Kind`."""
+    return 64 if config.data.targets == 'walks' else 1
+
+  def make_model(
+    self, corpus: 'model_base.Corpus', context: kind.Context
+  ) -> 'model_base.Model':
+    """See `kind.Kind`."""
+    from jaxemb.graphs import graphsage
+
+    config, tuning, nodes = context.config, context.tuning, corpus.source.nodes
+    m, o = config.model, config.optimizer
+    hidden = schema.sizes('model.hidden', m.hidden)
+    num_layers = len(nodes.tree.fanouts)
+    if len(hidden) != num_layers - 1:
+      raise errors.UserError(
+        f'config.model.hidden={m.hidden} must have {num_layers - 1} sizes, as '
+        f'config.data.fanouts={config.data.fanouts} is of {num_layers} layers, '
+        'of which the last has the outputs'
+      )
+    if m.inputs != 'rows' and nodes.features is None:
+      raise errors.UserError(
+        'the graph has no features of nodes; set --config.model.inputs=rows'
+      )
+    from_walks = config.data.targets == 'walks'
+    spec = graphsage.SageSpec(
+      tree=nodes.tree,
+      num_nodes=len(corpus.counts),
+      num_features=0 if m.inputs == 'rows' else nodes.features.shape[1],
+      dim=0 if m.inputs == 'features' else m.dim,
+      sizes=(*hidden, m.dim if from_walks else nodes.num_classes),
+      aggregator=m.aggregator,
+      from_walks=from_walks,
+      has_many=nodes.has_many,
+      dropout=m.dropout,
+      negatives=float(m.negatives),
+      chunk=tuning.chunk,
+      temperature=m.temperature,
+      step_examples=tuning.part_words * tuning.parts,
+      optimizer=o.dense,
+      dense_rate=kind.dense_rate(config),
+      dense_decay=o.dense_decay,
+      row_ops=context.row_ops,
+      sums_by_kernel=tuning.row_sums,
+    )
+    return kind.bind_model(config, (spec, corpus))
+
+
+class Edges(kind.Kind):
+  """Edges, with or without relations (LINE, PyTorch-BigGraph)."""
+
+  source = 'edges'
+  factory = 'jaxemb.graphs.edges:Edges'
+  start = 'graph:relations'
+  settings = _SETTINGS
+  uses = kind.PAIRS | kind.HELD_OUT | {'model.negatives'}
+  models = {
+    'line': 'jaxemb.graphs.edge_models:line',
+    'relations': 'jaxemb.graphs.edge_models:relations',
+  }
+  losses = {
+    'negative_sampling': kind.Kind.losses['negative_sampling'],
+    'softmax': 'jaxemb.interactions.factorization:softmax',
+    'margin': 'jaxemb.graphs.edge_models:margin',
+    'logistic': 'jaxemb.graphs.edge_models:logistic',
+  }
+  only_with = {
+    'model.shared_negatives': '',
+    'model.temperature': 'model.name=relations',
+  }
+  help = _HELP
+  unit = 'examples'
+  row_kernels = frozenset(('adagrad', 'adagrad_full', 'adam_full'))
+  undivided = {x: 'divide edges' for x in ('partition', 'workers')}
+
+  def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
+    """See `kind.Kind`."""
+    losses = {
+      'line': ('negative_sampling',),
+      'relations': ('softmax', 'margin', 'logistic'),
+    }
+    model, loss = config.model.name, config.model.loss
+    names = losses.get(model, (loss,))
+    if ':' not in loss and loss not in names:
+      yield (
+        f'config.model.loss={loss} is no loss of {model}; choose '
+        f'{" or ".join(names)}'
+      )
+
+  def chunk(self, config: ml_collections.ConfigDict) -> int:
+    """See `kind.Kind`."""
+    return config.model.chunk
+
+  def make_model(
+    self, corpus: 'model_base.Corpus', context: kind.Context
+  ) -> 'model_base.Model':
+    """See `kind.Kind`."""
+    from jaxemb.kernels.cpu import updates
+
+    config, threads = context.config, context.tuning.row_threads
+    m, make_kernel = config.model, None
+    if threads:
+      make_kernel = functools.partial(updates.edge_softmax, threads)
+    loss_of = kind.bound_loss(config, least=m.margin)
+    return kind.bind_model(
+      config,
+      (kind.window_spec(corpus, context), corpus, loss_of),
+      temperature=m.temperature,
+      operator=m.operator,
+      order=m.order,
+      make_kernel=make_kernel,
+    )
+
+
+KINDS = Walks(), Nodes(), Edges()

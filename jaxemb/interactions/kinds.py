@@ -1,0 +1,67 @@
+"""Interactions: users and their items, as pairs or as sets."""
+
+from typing import TYPE_CHECKING
+
+import ml_collections
+
+from jaxemb.run import kind
+
+if TYPE_CHECKING:
+  from jaxemb.models import base as model_base
+
+
+_UNDIVIDED = {x: 'divide users' for x in ('partition', 'workers')}
+_HELP = {
+  'data.path': "lines `user item item ...`: file, folder or glob; '' = "
+  'embedded sets',
+  'data.min_count': 'items that are rarer are dropped',
+}
+_OPTIONAL = kind.HELD_OUT | {'data.min_count'}
+
+
+class Pairs(kind.Kind):
+  """Pairs of user and item, and factorizations of their matrix."""
+
+  source = 'interactions'
+  factory = 'jaxemb.interactions.loader:Interactions'
+  start = 'rec'
+  uses = kind.PAIRS | _OPTIONAL
+  models = {'factorization': 'jaxemb.interactions.factorization:make'}
+  losses = {
+    'bpr': 'jaxemb.interactions.factorization:bpr',
+    'softmax': 'jaxemb.interactions.factorization:softmax',
+  }
+  only_with = {'model.shared_negatives': ''}
+  help = _HELP
+  unit = 'examples'
+  undivided = _UNDIVIDED
+
+  def chunk(self, config: ml_collections.ConfigDict) -> int:
+    """See `kind.Kind`."""
+    return 64
+
+  def make_model(
+    self, corpus: 'model_base.Corpus', context: kind.Context
+  ) -> 'model_base.Model':
+    """See `kind.Kind`."""
+    config = context.config
+    return kind.bind_model(
+      config,
+      (kind.window_spec(corpus, context), corpus, kind.bound_loss(config)),
+      temperature=config.model.temperature,
+    )
+
+
+class Sets(kind.Kind):
+  """Sets of items, and skip-gram on them (Item2Vec)."""
+
+  source = 'item_sets'
+  factory = 'jaxemb.interactions.loader:ItemSets'
+  start = 'rec:item2vec'
+  uses = kind.WINDOWS | _OPTIONAL
+  losses = {'negative_sampling': kind.Kind.losses['negative_sampling']}
+  help = _HELP
+  undivided = _UNDIVIDED
+
+
+KINDS = Pairs(), Sets()

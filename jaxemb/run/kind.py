@@ -1,0 +1,232 @@
+"""What a kind of data is to the core.
+
+Everything about clicks is in `clicks/`, and the core knows it as one object, a
+`Kind`: it declares settings, makes source and model, and says how a trained
+model is evaluated and written. What has a body here is a default: that of
+vectors of keys, such as words, which are trained by windows.
+
+A module with kinds imports neither JAX nor what reads the data: the command
+line asks kinds for their settings first.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxemb import errors
+from jaxemb.config import kinds, schema
+
+if TYPE_CHECKING:
+  import ml_collections
+
+  from jaxemb import config as config_lib
+  from jaxemb.data import base as data_base
+  from jaxemb.models import base as model_base
+  from jaxemb.models import skipgram
+
+# Optional settings of the core that several kinds use.
+WINDOWS = frozenset((
+  'model.window', 'model.dynamic_window', 'model.loss', 'model.negatives',
+  'model.shared_negatives', 'optimizer.max_duplicates', 'train.batch_words',
+  'train.threads', 'data.sample',
+))  # fmt: skip
+HELD_OUT = frozenset(('data.valid', 'data.test'))
+DENSE = frozenset((
+  'model.hidden', 'model.dropout', 'optimizer.decay', 'optimizer.rows',
+  'optimizer.dense', 'optimizer.dense_learning_rate', 'optimizer.dense_decay',
+  'optimizer.plateau_factor', 'train.batch_examples', 'train.patience',
+  'eval.monitor',
+))  # fmt: skip
+PAIRS = frozenset((
+  'model.loss', 'model.shared_negatives', 'model.temperature',
+  'optimizer.max_duplicates', 'optimizer.decay', 'train.batch_examples',
+))  # fmt: skip
+
+
+class Context(NamedTuple):
+  """What a kind makes a model for."""
+
+  config: 'ml_collections.ConfigDict'  # resolved
+  tuning: 'config_lib.Tuning'
+  row_ops: 'skipgram.RowOps'
+  axes: tuple[str, ...]  # of the mesh, over which the examples of a step lie
+
+
+class Kind:
+  """A kind of data, without state; a subclass overrides what differs."""
+
+  source: str = ''  # its name in `config.data.source`
+  factory: str = ''  # dotted path of what makes a source of a `SourceSpec`
+  start: str = ''  # the config to start from
+  settings: Sequence[schema.Setting] = ()  # its own
+  uses: frozenset[str] = WINDOWS  # of the core's optional settings
+  uses_all: bool = False  # whether nothing is known of what it uses
+  # Dotted paths by name.
+  models: Mapping[str, str] = {
+    'skipgram': 'jaxemb.models.skipgram:make',
+    'cbow': 'jaxemb.models.cbow:make',
+  }
+  losses: Mapping[str, str] = {
+    'negative_sampling': 'jaxemb.ops.sampling:logistic_loss',
+    'hierarchical_softmax': 'jaxemb.models.hierarchical:make',
+  }
+  # What replaces `Setting.only_with` for this kind; '' = it is always used.
+  only_with: Mapping[str, str] = {}
+  help: Mapping[str, str] = {}  # of settings that mean something else here
+  unit: str = 'words'  # what a step is counted in, as in `train.batch_<unit>`
+  # Whether there are dense parameters, and rows learn by the mean over the
+  # examples of a step.
+  has_dense: bool = False
+  # Row optimizers for which a CPU's kernel updates the rows of XLA's steps.
+  row_kernels: frozenset[str] = frozenset()
+  # Why a strategy does not train this kind, by its name.
+  undivided: Mapping[str, str] = {}
+  smaller: str = 'lower --config.model.dim'  # where tables have no room
+  # How `data.path` begins for data that jaxemb makes itself.
+  embedded: str = ''
+
+  def used(self, config: 'ml_collections.ConfigDict') -> frozenset[str]:
+    """The core's optional settings that matter with these settings."""
+    return self.uses
+
+  def check(self, config: 'ml_collections.ConfigDict') -> Iterator[str]:
+    """Yields what is wrong between settings, a line each."""
+    yield from ()
+
+  def is_embedded(self, path: str) -> bool:
+    """Whether a `data.path` names data that jaxemb makes itself."""
+    return not path or bool(self.embedded and path.startswith(self.embedded))
+
+  def chunk(self, config: 'ml_collections.ConfigDict') -> int:
+    """Centers or examples of a matrix product, which share negatives."""
+    return 64 if config.model.loss == 'hierarchical_softmax' else 16
+
+  def max_duplicates(self, limit: float, is_small_step: bool) -> float:
+    """Occurrences of a row that count in a step, where `limit` is usual.
+
+    `is_small_step`: rows are updated after a chunk, or after few centers.
+    """
+    return limit
+
+  def make_source(self, spec: 'data_base.SourceSpec') -> 'data_base.Source':
+    """Reads the data; raises a `UserError` if it cannot be used."""
+    return kinds.bind('data.source', self.source, (spec,), available={})()
+
+  def benchmarks(
+    self,
+    config: 'ml_collections.ConfigDict',
+    source: 'data_base.Source | None' = None,
+  ) -> list[Any]:
+    """Sets that vectors are evaluated on; without a source, those asked for.
+
+    Raises a `UserError` for files that are no benchmarks.
+    """
+    from jaxemb.run import vectors
+
+    return vectors.benchmarks(config, source)
+
+  def dropped(
+    self, config: 'ml_collections.ConfigDict', source: 'data_base.Source'
+  ) -> dict[str, int]:
+    """Counts what settings name and the data do not have."""
+    return {}
+
+  def fingerprints(self, model: 'model_base.Model') -> dict[str, str]:
+    """Of files that a model was made from, by the name of their setting."""
+    return {}
+
+  def make_model(
+    self, corpus: 'model_base.Corpus', context: Context
+  ) -> 'model_base.Model':
+    """The model that settings name, for a corpus that was read."""
+    from jaxemb.models import hierarchical
+
+    config, tuning = context.config, context.tuning
+    m, spec = config.model, window_spec(corpus, context)
+    if m.loss == 'hierarchical_softmax':
+      check_tree(corpus)
+      if m.name in ('skipgram', 'cbow'):
+        return hierarchical.make(
+          spec, corpus, m.name == 'cbow', num_shared=tuning.shared_nodes
+        )
+    return bind_model(config, (spec, corpus, bound_loss(config)))
+
+
+class SourceAlone(Kind):
+  """A user's own source, without a kind: any model may learn from it."""
+
+  uses_all = True
+
+  def __init__(self, source: str):
+    """`source` is its dotted path."""
+    self.source = self.factory = source
+
+  def make_model(
+    self, corpus: 'model_base.Corpus', context: Context
+  ) -> 'model_base.Model':
+    """See `Kind`: the model as the kind makes it that has one of that name."""
+    name = context.config.model.name
+    owner = next((x for x in kinds.built_in() if name in x.models), super())
+    return owner.make_model(corpus, context)
+
+
+def window_spec(
+  corpus: 'model_base.Corpus', context: Context
+) -> 'skipgram.WindowSpec':
+  """Sizes of models that learn from windows or pairs."""
+  from jaxemb.models import skipgram
+
+  m, tuning = context.config.model, context.tuning
+  return skipgram.WindowSpec(
+    vocab=len(corpus.counts),
+    dim=m.dim,
+    window=m.window,
+    negatives=m.negatives,
+    chunk=tuning.chunk,
+    shared_negatives=m.shared_negatives,
+    tokens_once=tuning.tokens_once,
+    row_ops=context.row_ops,
+  )
+
+
+def tree_conflicts(config: 'ml_collections.ConfigDict') -> Iterator[str]:
+  """Yields what a Huffman tree of words does not go with."""
+  path, loss = config.train.init_from, config.model.loss
+  if path and loss == 'hierarchical_softmax':
+    yield (
+      f'config.train.init_from={path} has one vector per word, but '
+      f'config.model.loss={loss} needs other tables; change one of them'
+    )
+
+
+def check_tree(corpus: 'model_base.Corpus') -> None:
+  """Raises a `UserError` for a vocabulary that no Huffman tree has."""
+  if len(corpus.counts) < 2:
+    raise errors.UserError(
+      'config.model.loss=hierarchical_softmax needs a vocabulary of two words '
+      'or more; give more text, or lower --config.data.min_count'
+    )
+
+
+def bound_loss(config: 'ml_collections.ConfigDict', **available: Any) -> Any:
+  """The loss that settings name, with those of `available` that it takes."""
+  bound = kinds.bind(
+    'model.loss', config.model.loss, ('scores', 'labels'), available=available
+  )
+  if not bound.keywords:
+    return bound.func
+  return functools.partial(bound.func, **bound.keywords)
+
+
+def bind_model(
+  config: 'ml_collections.ConfigDict', args: Sequence[Any], **available: Any
+) -> 'model_base.Model':
+  """Makes the model that settings name, with what it takes of `available`."""
+  name = config.model.name
+  return kinds.bind('model.name', name, args, available=available)()
+
+
+def dense_rate(config: 'ml_collections.ConfigDict') -> float:
+  """Learning rate of dense parameters, by that of rows."""
+  o = config.optimizer
+  return (o.dense_learning_rate or o.learning_rate) / o.learning_rate

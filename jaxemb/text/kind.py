@@ -1,0 +1,50 @@
+"""Text: word vectors by skip-gram and CBOW."""
+
+import pathlib
+from collections.abc import Iterator
+
+import ml_collections
+
+from jaxemb.config import schema
+from jaxemb.run import kind
+
+_MIN_TOY_WORDS = 20_000
+_OPTIONAL = frozenset((
+  'data.min_count', 'train.init_from', 'eval.paths', 'eval.restrict_vocab',
+))  # fmt: skip
+
+
+class Text(kind.Kind):
+  """Text, and word vectors."""
+
+  source = 'text'
+  factory = 'jaxemb.text.loader:make'
+  start = 'wiki'
+  settings = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
+  uses = kind.WINDOWS | _OPTIONAL
+  help = {
+    'data.path': "file, folder or glob; 'wikipedia:simple' or 'wikipedia:en' "
+    "to download; '' or 'toywiki:WORDS' = embedded",
+    'data.min_count': 'words that are rarer are dropped',
+  }
+  smaller = 'lower --config.model.dim or --config.data.max_vocab'
+  embedded = 'toywiki:'
+
+  def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
+    """See `kind.Kind`."""
+    path = config.data.path
+    size = path.removeprefix(self.embedded)
+    is_size = size.isdecimal() and int(size) >= _MIN_TOY_WORDS
+    if size != path and not is_size:
+      yield (
+        f'config.data.path={path} must be toywiki:WORDS, 20000 words or more'
+      )
+    try:
+      ''.encode(config.data.encoding)
+    except LookupError as error:
+      yield f'config.data.encoding: {error}; give one such as cp1252 or gb18030'
+    yield from kind.tree_conflicts(config)
+
+
+TEXT = Text()
+KINDS = (TEXT,)
