@@ -26,7 +26,7 @@ import time
 
 import numpy as np
 
-from jaxemb.cli import train as main
+from jaxemb import config as config_lib
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.run import lifecycle as train
 
@@ -50,7 +50,7 @@ def random_graph(num_nodes: int, num_edges: int, folder: pathlib.Path) -> str:
 
 def run(settings: dict, workdir: pathlib.Path) -> dict:
   """The report of a run."""
-  if train.run(main.load('graph:relations', settings), workdir):
+  if train.run(config_lib.load('graph:relations', settings), workdir):
     raise SystemExit('stopped')
   return json.loads((workdir / 'report.json').read_text())
 

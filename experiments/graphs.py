@@ -33,7 +33,6 @@ import numpy as np
 
 from jaxemb import config as config_lib
 from jaxemb import errors
-from jaxemb.cli import train as main_lib
 from jaxemb.data import base
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import loader, walks
@@ -162,7 +161,7 @@ def _whole(args) -> dict:
       seed, folder = args.seed + repeat, pathlib.Path(folder)
       found['jaxemb'].append(_ours('deepwalk', args.graph, folder, seed))
       if not args.no_gensim:
-        config = main_lib.load('graph:deepwalk', {'data.path': args.graph})
+        config = config_lib.load('graph:deepwalk', {'data.path': args.graph})
         data, output = config.data, folder / 'gensim.bin'
         options = {'walks': data.walks, 'walk_length': data.walk_length}
         options |= {'seed': seed, **_options(config)}
@@ -217,7 +216,7 @@ def _beside_gensim(variant, args, folder) -> dict:
   ours = _ours(variant, args.graph, folder, args.seed)
   if args.no_gensim:
     return {'jaxemb': ours}
-  config = main_lib.load(f'graph:{variant}', {'data.path': args.graph})
+  config = config_lib.load(f'graph:{variant}', {'data.path': args.graph})
   config.seed = args.seed
   source, output = _source(config, folder), folder / 'gensim.bin'
   _write(source, folder / 'walks.txt')

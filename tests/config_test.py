@@ -7,6 +7,7 @@ import pytest
 
 from jaxemb import config as config_lib
 from jaxemb import errors
+from jaxemb.config import kinds
 from jaxemb.run import build, rundir
 from jaxemb.strategies import replicas
 from tests import dispatches
@@ -19,18 +20,28 @@ def _config(settings):
 
 
 def test_every_setting_is_declared_in_full():
-  settings = {x.name: x for x in config_lib.SETTINGS}
-  assert len(settings) == len(config_lib.SETTINGS)
-  assert config_lib.MEMBERS.keys() <= settings.keys()
-  for x in config_lib.SETTINGS:
+  settings = config_lib.settings()
+  members = kinds.members()
+  assert members.keys() <= settings.keys()
+  declared = [x.name for x in kinds.CORE]
+  by_folder = {type(x).__module__.split('.')[1]: x for x in kinds.built_in()}
+  for kind in by_folder.values():
+    if kind.source != 'text' or kind.start == 'wiki':
+      declared += [x.name for x in kind.settings]
+  assert len(declared) == len(set(declared))
+  for x in settings.values():
     assert x.help and '\n' not in x.help
-    has_limits = x.choices and not isinstance(x.choices[0], str)
+    has_limits = x.values and not isinstance(x.values[0], str)
     assert bool(has_limits) == (type(x.default) in (int, float)), x.name
-    x.check(x.default)
+    x.check(x.default, members.get(x.name))
     other, _, values = (x.only_with or 'model.name=cbow').partition('=')
     for value in values.split('|'):
-      settings[other].check(value)
+      settings[other].check(value, members.get(other))
   assert _config({}) == config_lib.default()
+  optional = {x.name for x in kinds.CORE if x.optional}
+  assert optional == {y for x in kinds.built_in() for y in x.uses} | {
+    'model.temperature'
+  }
 
 
 def test_a_small_learning_rate_need_not_fall():
@@ -294,7 +305,7 @@ def test_members_that_cannot_be_used_are_one_line(
   (tmp_path / 'half_written.py').write_text('def make(\n')
   monkeypatch.syspath_prepend(tmp_path)
   with pytest.raises(errors.UserError) as caught:
-    build.bind('optimizer.name', name, args, available)
+    kinds.bind('optimizer.name', name, args, available)
   assert f'config.optimizer.name={name}' in str(caught.value)
   assert words in str(caught.value) and '\n' not in str(caught.value)
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxemb import config as config_lib
+from jaxemb.config import kinds
 from jaxemb.data import windows
 from jaxemb.strategies import base
 from tests import dispatches, marking, runs
@@ -33,8 +33,8 @@ RATES = {
   'adam_full': 0.05,
   'cbow-sgd': 0.3,
 }
-OPTIMIZERS = tuple(config_lib.MEMBERS['optimizer.name'])
-LAYOUTS = tuple(config_lib.MEMBERS['table.layout'])
+OPTIMIZERS = tuple(kinds.members()['optimizer.name'])
+LAYOUTS = tuple(kinds.members()['table.layout'])
 # How steps are taken: an accelerator writes rows once, and its loops run on; a
 # kernel takes all of a step.
 DEVICES = {

@@ -23,7 +23,7 @@ _NOTEBOOKS = sorted((_ROOT / 'colab').glob('*.ipynb'))
 every_notebook = pytest.mark.parametrize(
   'path', _NOTEBOOKS, ids=lambda x: x.stem
 )
-_SETTINGS = {x.name: x for x in config_lib.SETTINGS}
+_SETTINGS = {x.name: x for x in config_lib.settings().values()}
 _EXAMPLES = runs.examples()
 
 

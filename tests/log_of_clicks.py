@@ -1,5 +1,7 @@
 """What tests of clicks share: fields, and random examples."""
 
+import types
+
 import numpy as np
 
 from jaxemb.data import examples
@@ -21,7 +23,7 @@ CORPUS = base.Corpus(
   [str(i) for i in range(FIELDS.vocab)],
   np.full(FIELDS.vocab, 100),
   _LOOKUPS,
-  FIELDS,
+  types.SimpleNamespace(fields=FIELDS),
 )
 
 

@@ -3,7 +3,7 @@
 No setting is accepted and then ignored: `check` refuses it instead.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -126,13 +126,8 @@ def _unused(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
       continue
     what = f'config.{setting.name}={value}'
     if not is_used(setting, config, kind):
-      sources = [x.source for x in kinds.built_in() if setting in x.settings]
-      if sources:
-        names = ' or '.join(dict.fromkeys(sources))
-        yield (
-          f'{what} is only used when config.data.source is {names}; remove it'
-        )
-      yield f'{what} is not used with {kind.source}; remove it'
+      owners = [x for x in kinds.built_in() if setting in x.settings]
+      yield f'{what} is {_users(owners, kind)}'
     condition = kind.only_with.get(setting.name, setting.only_with)
     other, _, users = condition.partition('=')
     if not other or ':' in given[other]:
@@ -144,6 +139,21 @@ def _unused(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
         f'{what} is only used when config.{other} is {" or ".join(users)}; '
         f'remove it{change}'
       )
+
+
+def _users(owners: Sequence[Any], kind: Any) -> str:
+  """Says which kinds of data use a setting, and what to do."""
+  if not owners:
+    return f'not used with {kind.source}; remove it'
+  same = [x for x in owners if x.source == kind.source]
+  if same:
+    names = ' or '.join(same[0].models)
+    return (
+      f'only used when config.model.name is {names}; remove it or set '
+      f'--config.model.name={next(iter(same[0].models))}'
+    )
+  names = ' or '.join(dict.fromkeys(x.source for x in owners))
+  return f'only used when config.data.source is {names}; remove it'
 
 
 def _fits(kind: Any, name: str, value: str) -> bool:

@@ -23,8 +23,8 @@ class Text(kind.Kind):
   settings = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
   uses = kind.WINDOWS | _OPTIONAL
   help = {
-    'data.path': "file, folder or glob; 'wikipedia:simple' or 'wikipedia:en' "
-    "to download; '' or 'toywiki:WORDS' = embedded",
+    'data.path': "file, folder or glob; 'wikipedia:LANGUAGE' "
+    "(simple, en, de, ...) to download; '' or 'toywiki:WORDS' = embedded",
     'data.min_count': 'words that are rarer are dropped',
   }
   smaller = 'lower --config.model.dim or --config.data.max_vocab'

@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxemb import config as config_lib
+from jaxemb.clicks import kind as click_kind
 from jaxemb.clicks import models as clicks
 from jaxemb.data import examples
 from tests import log_of_clicks, marking
 
-MODELS = config_lib.CLICK_MODELS
+MODELS = tuple(click_kind.KINDS[0].models)
 FIELDS = log_of_clicks.FIELDS
 DIM = 3
 KEY = np.array([5, 9], np.uint32)

@@ -15,8 +15,8 @@ import jaxemb
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import predict
-from jaxemb.cli import train as main
 from jaxemb.clicks import toyclicks
+from jaxemb.config import kinds
 from jaxemb.evaluation import ranking
 from jaxemb.run import lifecycle as train
 from tests import runs
@@ -26,7 +26,7 @@ SMOKE = {'train.epochs': 3, 'mesh.data': 1}
 
 def _run(workdir, **settings):
   given = {k.replace('__', '.'): v for k, v in settings.items()}
-  config = main.load('ctr:smoke', SMOKE | given)
+  config = config_lib.load('ctr:smoke', SMOKE | given)
   return train.run(config, workdir)
 
 
@@ -259,9 +259,8 @@ def test_commands_of_vectors_refuse_models_of_clicks(command, trained, capsys):
 
 
 def test_advice_names_settings_that_clicks_have():
-  config = main.load('ctr:smoke')
-  line, _ = config_lib.smaller(config)
-  names = re.findall(r'--config\.([\w.]+)', line)
+  config = config_lib.load('ctr:smoke')
+  names = re.findall(r'--config\.([\w.]+)', kinds.of(config).smaller)
   assert names == ['model.dim', 'data.min_count']
   for name in names:  # none is refused
     config_lib.check(config, {name: 7})

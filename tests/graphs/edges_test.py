@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import jaxemb
+from jaxemb import config as config_lib
 from jaxemb import errors
-from jaxemb.cli import train as main
 from jaxemb.data import base, examples
 from jaxemb.graphs import edges, toygraph
 from jaxemb.run import lifecycle as train
@@ -163,7 +163,7 @@ def test_relations_weights_and_directions(make, tmp_path):
 
 def _run(variant, workdir, **settings):
   values = {k.replace('__', '.'): v for k, v in settings.items()}
-  assert train.run(main.load(f'graph:{variant}', values), workdir) == 0
+  assert train.run(config_lib.load(f'graph:{variant}', values), workdir) == 0
   return json.loads((workdir / 'report.json').read_text())
 
 
@@ -242,5 +242,5 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, interrupting):
 def test_settings_that_do_not_fit_are_refused(settings, message, tmp_path):
   with pytest.raises(errors.UserError) as caught:
     values = {'data.test': '', **settings}
-    train.run(main.load('graph:relations', values), tmp_path / 'run')
+    train.run(config_lib.load('graph:relations', values), tmp_path / 'run')
   assert message in str(caught.value) and '\n' not in str(caught.value)

@@ -1,6 +1,7 @@
 """GraphSAGE against plain loops in float64."""
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
@@ -44,7 +45,9 @@ def _made(num_nodes=NUM_NODES, **more):
   nodes = trees.Nodes(TREE, features, CLASSES, spec.has_many)
   counts = np.ones(num_nodes)
   names = [str(i) for i in range(num_nodes)]
-  model = graphsage.make(spec, base.Corpus(names, counts, counts, nodes=nodes))
+  model = graphsage.make(
+    spec, base.Corpus(names, counts, counts, types.SimpleNamespace(nodes=nodes))
+  )
   params = model.init(jax.random.key(1))
   params = jax.tree.map(
     lambda x: x + rng.normal(0, 0.2, x.shape).astype(np.float32), params

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import tracemalloc
+import types
 
 import jax
 import numpy as np
@@ -11,9 +12,9 @@ import pytest
 from pyarrow import parquet
 
 import jaxemb
+from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import predict
-from jaxemb.cli import train as main
 from jaxemb.graphs import graphsage, inference, neighbors, toygraph, trees
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.graphs import node_results as nodes
@@ -38,7 +39,7 @@ SMOKE = {
 
 def _run(workdir, name='graphsage', **settings):
   given = {k.replace('__', '.'): v for k, v in settings.items()}
-  return train.run(main.load(name, SMOKE | given), workdir)
+  return train.run(config_lib.load(name, SMOKE | given), workdir)
 
 
 @pytest.fixture(scope='module')
@@ -161,7 +162,7 @@ def test_all_neighbors_are_used_of_all_nodes(aggregator):
   rows = rng.normal(size=(num, spec.dim)).astype(np.float32)
   known = trees.Nodes(spec.tree, features, models_test.CLASSES, False)
   counts = np.ones(num)
-  corpus = base.Corpus([], counts, counts, nodes=known)
+  corpus = base.Corpus([], counts, counts, types.SimpleNamespace(nodes=known))
   model = graphsage.make(spec, corpus)
   params = model.init(jax.random.key(0))
   args = model, params, {graphsage.NODES: rows}, offsets, others

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jaxemb
+from jaxemb import config as config_lib
 from jaxemb import errors
-from jaxemb.cli import train as main
 from jaxemb.run import lifecycle as train
 
 SMALL = {
@@ -22,7 +22,7 @@ SMALL = {
 
 def _run(workdir, variant='', **settings):
   name = f'graph:{variant}' if variant else 'graph'
-  config = main.load(name, {**SMALL, **settings})
+  config = config_lib.load(name, {**SMALL, **settings})
   assert train.run(config, workdir) == 0
   return json.loads((workdir / 'report.json').read_text())
 
@@ -109,7 +109,7 @@ def test_names_with_a_header_and_a_weight(tmp_path):
     a, b = rng.integers(0, 10, 2)
     lines.append(f'Ann{a} F{family},Ann{b} F{other},{rng.integers(1, 9)}')
   (tmp_path / 'friends.csv').write_text('\n'.join(lines))
-  config = main.load(
+  config = config_lib.load(
     'graph:deepwalk', {'data.path': str(tmp_path / 'friends.csv')}
   )
   assert train.run(config, tmp_path / 'run') == 0
@@ -135,7 +135,7 @@ def test_walks_that_go_nowhere_else(tmp_path):
   # With 64, draws of so few nodes count in the limit of a row as its own pair
   # does, and a pair of 200 is not learned yet after 20 walks, but after 80.
   given['model.shared_negatives'] = 24
-  config = main.load('graph:deepwalk', given)
+  config = config_lib.load('graph:deepwalk', given)
   assert train.run(config, tmp_path / 'run') == 0
   vectors = jaxemb.load(tmp_path / 'run')
   near = [vectors.most_similar(f'a{i}', topn=1)[0][0] for i in range(200)]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import jaxemb
+from jaxemb import config as config_lib
 from jaxemb import errors
-from jaxemb.cli import train as main
 from jaxemb.data import base, examples
 from jaxemb.interactions import loader
 from jaxemb.run import lifecycle as train
@@ -143,7 +143,7 @@ def test_subsampling_leaves_what_it_says(make):
 
 def _run(variant, workdir, **settings):
   values = {k.replace('__', '.'): v for k, v in settings.items()}
-  config = main.load(f'rec:{variant}' if variant else 'rec', values)
+  config = config_lib.load(f'rec:{variant}' if variant else 'rec', values)
   assert train.run(config, workdir) == 0
   return json.loads((workdir / 'report.json').read_text())
 
@@ -239,7 +239,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, interrupting):
 )
 def test_settings_that_do_not_fit_are_refused(settings, message, tmp_path):
   with pytest.raises(errors.UserError) as caught:
-    train.run(main.load('rec', settings), tmp_path / 'run')
+    train.run(config_lib.load('rec', settings), tmp_path / 'run')
   assert message in str(caught.value) and '\n' not in str(caught.value)
 
 

@@ -69,7 +69,7 @@ def test_threads_do_not_share_few_rows(tmp_path, monkeypatch):
   monkeypatch.setattr(build.resources, 'usable_cores', lambda: 2)
   (tmp_path / 'text.txt').write_bytes(_SENTENCE * 2000)
   more = {'data.path': str(tmp_path / 'text.txt'), 'data.sample': 0.0}
-  config = main.load('wiki', more | {'eval.paths': 'none'})
+  config = config_lib.load('wiki', more | {'eval.paths': 'none'})
   assert train.run(config, tmp_path / 'run') == 0
   assert runs.report(tmp_path / 'run')['tuning']['threads'] == 1
 
@@ -422,5 +422,5 @@ def test_what_fails_waits_for_the_loss_of_another_process(
     distributed.Monitor, 'wait_for_loss', lambda _: waited.append(1)
   )
   with pytest.raises(ValueError, match='Gloo'):
-    train.run(main.load('wiki', {}), tmp_path)
+    train.run(config_lib.load('wiki', {}), tmp_path)
   assert waited

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxemb import config as config_lib
+from jaxemb.clicks import kind as click_kind
 from jaxemb.data import examples
 from jaxemb.run import build
 from jaxemb.runtime import hlo, mesh
@@ -79,7 +80,7 @@ def _are_close(found, expected, tolerance=2e-5):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'name',
-  config_lib.CLICK_MODELS,
+  tuple(click_kind.KINDS[0].models),
 )
 def test_models_learn(name):
   losses = _trained(model__name=name, num_dispatches=40)[2]

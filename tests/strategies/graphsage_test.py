@@ -1,6 +1,7 @@
 """GraphSAGE on meshes, layouts and stores, in replicas."""
 
 import functools
+import types
 
 import jax
 import numpy as np
@@ -60,7 +61,9 @@ def trainer(shape=(1, 1), parts=PARTS, cluster=None, **settings):
   nodes = trees.Nodes(TREE, features, CLASSES, False)
   names = [str(i) for i in range(NODES)]
   counts = np.diff(offsets)
-  corpus = base.Corpus(names, counts, lookups, nodes=nodes)
+  corpus = base.Corpus(
+    names, counts, lookups, types.SimpleNamespace(nodes=nodes)
+  )
   devices = mesh.make(mesh.Shape(*shape))
   args = config, tuning, devices, corpus, steps
   return build.trainer(*args, cluster=cluster)

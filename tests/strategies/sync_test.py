@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxemb import config as config_lib
+from jaxemb.config import kinds
 from jaxemb.strategies import base
 from tests import dispatches, marking, oracle
 from tests.tables import laying
@@ -18,7 +18,7 @@ VOCAB, DIM, WINDOW, CHUNK = 40, 6, 3, 4
 MAX_STEPS, NUM_STEPS, LOSS_EVERY = 8, 6, 4
 ORACLES = {'skipgram': oracle.skipgram, 'cbow': oracle.cbow}
 RATES = {'sgd': 0.3, 'sgd_limited': 0.3, 'adagrad': 0.2, 'adam': 0.02}
-LAYOUTS = tuple(config_lib.MEMBERS['table.layout'])
+LAYOUTS = tuple(kinds.members()['table.layout'])
 
 
 class Case(NamedTuple):

@@ -1,5 +1,7 @@
 """The softmax of edges that a kernel takes, against a loop in float64."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,9 +19,8 @@ NUM_NODES = 50  # few: most draws are some edge's end
 
 def _model(chunk, draws, dim, num_threads=0):
   degrees = np.arange(NUM_NODES, 0, -1)
-  corpus = base.Corpus(
-    [], degrees, 2 * degrees / degrees.sum(), relations=np.ones(1)
-  )
+  source = types.SimpleNamespace(relation_frequencies=np.ones(1))
+  corpus = base.Corpus([], degrees, 2 * degrees / degrees.sum(), source)
   spec = skipgram.WindowSpec(NUM_NODES, dim, 1, 3, chunk, draws)
   args = spec, corpus, sampling.softmax_loss, 'none', 0.0
   kernel = (lambda: updates.edge_softmax(num_threads)) if num_threads else None
