@@ -1,7 +1,7 @@
 """The contract of every table, optimizer, model and strategy.
 
 The members are those that a setting can name: a new one is tested here as soon
-as `config.MEMBERS` has it, and fails until it has a learning rate below.
+as `config.kinds.members` has it, and fails until it has a learning rate below.
 """
 
 import dataclasses

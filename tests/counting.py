@@ -69,7 +69,7 @@ def make(
   table = spec_lib.TableSpec(
     _NAME, spec.vocab, spec.dim, 0.0, lookups_per_center=corpus.centers
   )
-  return Counts(table, corpus.users is not None)
+  return Counts(table, hasattr(corpus.source, 'user_frequencies'))
 
 
 @dataclasses.dataclass(frozen=True)

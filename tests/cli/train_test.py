@@ -138,7 +138,7 @@ def test_help_has_a_line_for_each_setting_and_is_quick(command):
   if command == 'jaxemb':
     assert 'evaluate' in result.stdout
     return
-  settings = result.stdout.split('Most used\n')[1]
+  settings = result.stdout.split('Most used\n')[1].split('Further')[0]
   names = [x.split('=')[0].strip() for x in settings.splitlines() if '=' in x]
   assert len(names) == len(set(names)) and set(names) < {*config_lib.settings()}
   assert len(names) <= 55 and 'data.hash_size' not in names
