@@ -353,7 +353,7 @@ _NODES = (
          '--config.model.inputs=rows --config.data.valid=.2 '
          '--config.data.test='),
   _nodes('edges.tsv', 'is of clicks', 'eval.monitor=auc'),
-  _nodes('edges.tsv', 'only used when config.model.name', 'model.name=line'),
+  _nodes('edges.tsv', 'is a model of edges', 'model.name=line'),
   _nodes('edges.tsv', 'needs a table', 'table.dtype=int8'),
   _nodes('edges.tsv', 'exchanges rows', 'strategy.name=replicas'),
   _nodes('edges.tsv', 'only used when', 'model.temperature=.5'),
@@ -370,7 +370,7 @@ _INTERACTIONS = (
   ),
   _sets('sets.txt', 'between 0 and 1', 'data.valid=7.5'),
   _sets("''", 'have their own', 'data.valid=0.1'),
-  _sets('sets.txt', 'only used when config.model.name', 'model.name=skipgram'),
+  _sets('sets.txt', 'is no model of interactions', 'model.name=skipgram'),
   _sets('sets.txt', 'does not learn from', 'model.loss=negative_sampling'),
   _sets('sets.txt', 'does not divide users', 'strategy.name=partition'),
   _sets('sets.txt', 'not used with interactions', 'data.lowercase=false'),

@@ -3,7 +3,7 @@
 No setting is accepted and then ignored: `check` refuses it instead.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -49,7 +49,7 @@ def check(
   checked = default(source if ':' in source else '')
   checked.update_from_flattened_dict(given)
   kind = kinds.of(checked)
-  conflicts = (_unused, _unfit, _core_conflicts)
+  conflicts = (_unfit, _unused, _core_conflicts)
   for conflict in conflicts:
     for message in conflict(checked, kind):
       raise errors.UserError(message)
@@ -126,8 +126,7 @@ def _unused(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
       continue
     what = f'config.{setting.name}={value}'
     if not is_used(setting, config, kind):
-      owners = [x for x in kinds.built_in() if setting in x.settings]
-      yield f'{what} is {_users(owners, kind)}'
+      yield f'{what} is {_users(setting, kind)}'
     condition = kind.only_with.get(setting.name, setting.only_with)
     other, _, users = condition.partition('=')
     if not other or ':' in given[other]:
@@ -141,19 +140,25 @@ def _unused(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
       )
 
 
-def _users(owners: Sequence[Any], kind: Any) -> str:
+def _users(setting: schema.Setting, kind: Any) -> str:
   """Says which kinds of data use a setting, and what to do."""
-  if not owners:
-    return f'not used with {kind.source}; remove it'
-  same = [x for x in owners if x.source == kind.source]
-  if same:
+  users = [
+    x
+    for x in kinds.built_in()
+    if setting in x.settings or setting.name in x.uses
+  ]
+  same = [x for x in users if x.source == kind.source]
+  if same and kind not in same:
     names = ' or '.join(same[0].models)
     return (
       f'only used when config.model.name is {names}; remove it or set '
       f'--config.model.name={next(iter(same[0].models))}'
     )
-  names = ' or '.join(dict.fromkeys(x.source for x in owners))
-  return f'only used when config.data.source is {names}; remove it'
+  names = ' or '.join(dict.fromkeys(x.source for x in users if x is not kind))
+  return (
+    f'not used with {kind.source}, only used when config.data.source is '
+    f'{names}; remove it'
+  )
 
 
 def _fits(kind: Any, name: str, value: str) -> bool:
@@ -172,16 +177,7 @@ def _unfit(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
       continue
     if key == 'loss' and 'model.loss' not in kind.used(config):
       continue  # at its default, which nothing reads
-    others = [x for x in kinds.built_in() if value in getattr(x, _NAMES[key])]
-    start = ' or '.join(dict.fromkeys(
-      f'--config={x.start}' for x in others if x.start
-    ))  # fmt: skip
-    sources = ' or '.join(dict.fromkeys(x.source for x in others))
-    yield (
-      f'config.model.{key}={value} is not available with config.data.source='
-      f'{kind.source}; choose {" or ".join(names)}, or set '
-      f'--config.data.source={sources}' + f' (start from {start})' * bool(start)
-    )
+    yield f'config.model.{key}={value} {_misfit(key, value, kind)}'
   strategy = config.strategy.name
   if why := kind.undivided.get(strategy):
     yield (
@@ -189,7 +185,25 @@ def _unfit(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
     )
 
 
-_NAMES = {'name': 'models', 'loss': 'losses'}
+def _misfit(key: str, value: str, kind: Any) -> str:
+  """Says whose model or loss it is that a kind of data does not have."""
+  own, what = (kind.models, 'model') if key == 'name' else (kind.losses, 'loss')
+  others = [
+    x
+    for x in kinds.built_in()
+    if value in (x.models if key == 'name' else x.losses)
+  ]
+  sources = list(dict.fromkeys(x.source for x in others))
+  if 1 <= len(sources) <= 2:  # more have what learns from windows
+    return (
+      f'is a {what} of {" or ".join(sources)}; set '
+      f'--config.data.source={sources[0]}, or start from '
+      f'--config={others[0].start}'
+    )
+  return (
+    f'is no {what} of {kind.source} and does not learn from it; choose one of '
+    f'{", ".join(own)}, or start from --config={kind.start}'
+  )
 
 
 def _core_conflicts(
