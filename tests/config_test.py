@@ -313,8 +313,18 @@ def test_members_that_cannot_be_used_are_one_line(
 @pytest.mark.parametrize(
   ('given', 'advice'),
   [
-    ({'data.source': 'clicks'}, 'remove it or set --config.model.name=dlrm'),
-    ({'data.source': 'interactions'}, 'remove it'),
+    (
+      {'data.source': 'clicks', 'model.name': 'fm'},
+      'remove it or set --config.model.name=dlrm',
+    ),
+    (
+      {
+        'data.source': 'interactions',
+        'model.name': 'factorization',
+        'model.loss': 'bpr',
+      },
+      'remove it',
+    ),
     ({'data.source': 'nodes', 'model.name': 'graphsage'}, 'remove it'),
   ],
 )

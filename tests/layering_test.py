@@ -21,6 +21,7 @@ LAYERS = """
   api cli main query predict plan evaluate merge launch __main__ __init__
 """.split()
 KINDS = {'text', 'senses', 'clicks', 'interactions', 'graphs'}
+TOGETHER = ('senses', 'text')  # senses are of words
 # What the rebuilding has not turned round yet, by (folder, what it imports).
 PENDING = {
   tuple(x.split('>'))
@@ -63,7 +64,7 @@ def test_a_folder_imports_only_layers_below():
         continue
       is_above = LAYERS.index(rest[0]) > LAYERS.index(folder)
       if is_above or {folder, rest[0]} <= KINDS:
-        if (folder, rest[0]) not in PENDING:
+        if (folder, rest[0]) not in {TOGETHER, *PENDING}:
           misplaced.append(f'{path.relative_to(PACKAGE)} imports {name}')
   assert not misplaced
 
