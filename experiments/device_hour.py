@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import bench_roofline
 import experiment
 import jax
 import numpy as np
@@ -28,6 +27,7 @@ import zipf
 
 from jaxemb import errors
 from jaxemb.cli import plan
+from jaxemb.models import skipgram
 
 _EFFORT = zipf.Effort(4_000_000, 5, 2.0)
 _QUICK = zipf.Effort(50_000, 2, 0.0)
@@ -60,6 +60,13 @@ def _chip(device: jax.Device) -> plan.Chip | None:
   kinds = sorted(_KINDS, key=len, reverse=True)
   name = next((x for x in kinds if device.device_kind.startswith(x)), None)
   return plan.CHIPS[_KINDS[name]] if name else None
+
+
+def _row_bytes(spec: skipgram.WindowSpec) -> float:
+  """Of the rows that a center reads, reads again and writes."""
+  halo = 0 if spec.tokens_once else 2 * spec.window
+  rows = 1 + (spec.chunk + halo + spec.shared_negatives) / spec.chunk
+  return 4 * 3 * rows * spec.dim
 
 
 def agreement(
@@ -115,8 +122,8 @@ def rate(
   )
   chip, share = _chip(job.mesh.devices.flat[0]), None
   if chip:
-    need = bench_roofline.needs(job.trainer.trainable.model.spec)
-    moved = need['table_bytes'] * found['centers_per_sec'] / job.mesh.size
+    row_bytes = _row_bytes(job.trainer.trainable.model.spec)
+    moved = row_bytes * found['centers_per_sec'] / job.mesh.size
     share = moved / (chip.memory_gbps * 1e9)
   return found | {'memory_share': share}
 

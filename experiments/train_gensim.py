@@ -1,4 +1,4 @@
-"""Trains gensim on a file of tokens, for bench_throughput.py.
+"""Trains gensim on a file of tokens, for reproduce.py.
 
   python experiments/train_gensim.py TOKENS VECTORS SETTINGS
 

@@ -9,7 +9,6 @@ import pathlib
 import re
 import statistics
 import sys
-import time
 
 import jax
 import numpy as np
@@ -86,23 +85,6 @@ def toy(tmp_path_factory):
 # What experiments share.
 
 
-@pytest.mark.slow
-def test_rows_with_copies_move_seldom(run):
-  flags = '--rows=2000', '--lookups=200', '--steps=100', '--shares=0.1,1'
-  found, shown = run('het', *flags, '--exponents=1.05', '--policies=lru,lfu')
-  assert 'staleness' in shown
-  by_point = {(x['share'], x['policy'], x['staleness']): x for x in found}
-  for (share, policy, staleness), x in by_point.items():
-    assert 0 <= x['saved'] <= x['saved_of_lookups'] < 1
-    if not staleness:
-      assert x['pushed'] == 1
-    else:
-      fresher = by_point[share, policy, 10 if staleness == 100 else 0]
-      assert x['saved'] > fresher['saved']
-  # With room for all rows nothing leaves its line.
-  assert by_point[1, 'lru', 100] | {'policy': 'lfu'} == by_point[1, 'lfu', 100]
-
-
 @pytest.mark.parametrize('name', _SCRIPTS)
 def test_help(name, run, capsys):
   with pytest.raises(SystemExit, match='0'):
@@ -111,19 +93,21 @@ def test_help(name, run, capsys):
 
 
 @pytest.mark.parametrize(
-  ('name', 'flag', 'words'),
+  ('name', 'flags', 'words'),
   [
     ('dmwe_scws', '--scws=nope', 'file or folder at nope'),
-    ('planted_senses', '--config=nope', 'there is no config file'),
-    ('planted_senses', '--seeds=0', '0 must be at least 1'),
-    ('planted_senses', '--nope', 'unknown argument --nope'),
+    ('consistency', '--nope', 'unknown argument --nope'),
+    ('bench', 'nope', "invalid choice: 'nope'"),
+    ('reproduce', 'readme --text=a.txt --config.model.window=2', 'our side'),
+    ('reproduce', 'readme --text=a/x.txt,b/x.txt', 'two files of one name'),
+    ('reproduce', 'readme --text=a.txt --cores=1000000', '--cores=1000000'),
     ('low_precision', '--text=nope', 'nope does not exist'),
     ('low_precision', '--cases=nope', "argument --cases: there is no 'nope'"),
     ('low_precision', '--cases=int8 nearest', '--cases needs float32'),
   ],
 )
 def test_errors_of_users_are_one_line(
-  name, flag, words, run, monkeypatch, capsys
+  name, flags, words, run, monkeypatch, capsys
 ):
   def call(command, cache=None):
     code = jaxemb_main.main(command[3:])
@@ -131,7 +115,7 @@ def test_errors_of_users_are_one_line(
 
   monkeypatch.setattr(experiment, 'call', call)
   with pytest.raises(SystemExit, match='2'):
-    run(name, flag)
+    run(name, *re.split(' (?=--)', flags))
   assert words in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -179,55 +163,6 @@ def test_random_corpus():
 
 
 @pytest.mark.slow
-def test_scaling(run, tmp_path, monkeypatch):
-  import bench_scaling
-
-  def measure(point, is_quick):
-    return bench_scaling.measure(point, zipf.Effort(50_000, 2, 0.0))
-
-  def obstacle(job):
-    return 'needs 9 TB' * (job.config.strategy.name == 'sync')
-
-  monkeypatch.setattr(zipf, 'obstacle', obstacle)
-  monkeypatch.setattr(bench_scaling, '_in_process', measure)
-  plot = tmp_path / 'plot.svg'
-  axes, shown = run('bench_scaling', '--quick', f'--plot={plot}')
-  assert '</svg>' in plot.read_text()
-  assert list(axes) == ['vocab', 'dim', 'batch_words', 'corpus_words']
-  points = [x for axis in axes.values() for x in axis['points']]
-  (skipped,) = (x for x in points if 'skipped' in x)
-  assert skipped['strategy'] == 'sync' and 'skipped: needs 9 TB' in shown
-  for p in (x for x in points if 'skipped' not in x):
-    low, high = p['min_centers_per_sec'], p['max_centers_per_sec']
-    assert low <= p['centers_per_sec'] <= high
-    step_words = p['step_secs'] * p['centers_per_sec']
-    assert step_words == pytest.approx(p['devices'] * p['batch_words'])
-    # Replicas keep what they were at the last exchange.
-    copies = 1 if p['devices'] == 1 else 2 * p['devices']
-    vectors_bytes = 2 * 4 * p['vocab'] * p['dim'] * copies
-    assert 1 <= p['table_bytes'] / vectors_bytes < 1.2
-  base, wide = axes['dim']['points']
-  ratio = base['centers_per_sec'] / wide['centers_per_sec']
-  assert (base['time_ratio'], wide['time_ratio']) == (1, pytest.approx(ratio))
-
-
-@pytest.mark.slow
-def test_roofline(run):
-  (found,), shown = run('bench_roofline', '--quick', '--chunk=8')
-  s, need, each = found['settings'], found['per_center'], found['ceilings']
-  width = 8 + 2 * s['window'] + s['shared_negatives']
-  assert need['table_bytes'] == 12 * (1 + width / 8) * s['dim']
-  # What was timed is what a step needs.
-  units = {'gather': 'rows', 'scatter': 'rows', 'products': 'flops'}
-  for part, unit in units.items():
-    done = each[f'{part}_{unit}_per_sec'] * each[f'{part}_secs']
-    assert done == pytest.approx(need[unit] * s['batch_words'])
-  parts = sum(each[f'{part}_secs'] for part in units)
-  reached = f'{parts / found["step"]["step_secs"]:.0%}'
-  assert re.search(rf'\(c\) .* {reached}\n', shown)
-
-
-@pytest.mark.slow
 def test_device_hour(run, tmp_path):
   found, shown = run('device_hour', '--quick', f'--trace={tmp_path / "trace"}')
   assert found['num_devices'] >= 1 and not found['left_out']
@@ -257,35 +192,6 @@ def test_what_fails_on_a_device_ends_nothing_else(run, monkeypatch, tmp_path):
   assert found['rates'][0]['obstacle'] == line
   assert found['rates'][1]['words_per_sec'] > 0
   assert found['trace']['obstacle']
-
-
-@pytest.mark.slow
-def test_stored_tables(run, monkeypatch):
-  import stored_tables
-
-  monkeypatch.setattr(stored_tables, '_in_process', stored_tables.measure)
-  found, shown = run(
-    'stored_tables', '--rows=900', '--dim=8', '--words=60000', '--secs=0',
-    '--runs=1', '--batch_words=64', '--warm_dispatches=1',
-    '--cases=device,memory:50%,disk:40%',
-  )  # fmt: skip
-  assert '900 x 8, sgd' in shown
-  (device,), (memory,), (disk,) = found.values()
-  assert disk['table_bytes'] < memory['table_bytes'] < device['table_bytes']
-  assert 0 < memory['bytes_per_step'] < disk['bytes_per_step']
-  assert memory['hit_rate'] > disk['hit_rate']
-
-
-@pytest.mark.slow
-def test_weak_scaling(run):
-  found, shown = run(
-    'weak_scaling', '--vocab=300', '--dim=8', '--batch_words=64',
-    '--words=30000', '--secs=0', '--runs=1', '--cases=replicas,column',
-  )  # fmt: skip
-  ((one, two),) = found['column']
-  assert (
-    f'\ncolumn {one / 1e6:.2f} {two / 1e6:.2f} {two / one / 2:.0%}' in shown
-  )
 
 
 # What the network carries.
@@ -367,113 +273,67 @@ def test_two_processes_send_what_their_program_says(tmp_path):
 
 
 @pytest.mark.slow
-def test_throughput(run, text, tmp_path, monkeypatch):
-  import bench_throughput
-
-  started = [sys.executable, '-c', 'raise SystemExit("so it is")']
-  with pytest.raises(errors.UserError, match='failed: so it is'):
-    bench_throughput._timed(started, tmp_path, None)
-  secs = bench_throughput._timed([sys.executable, '-c', ''], tmp_path, None)
-  assert min(secs.values()) > 0
+def test_reproduce_readme(run, text, monkeypatch):
+  import reproduce
 
   def timed(command, folder, isa):  # with what is compiled
-    start, own = time.perf_counter(), experiment.environment(isa)
-    forks.call(forks.script, [command[1:]], own, folder / 'log')
-    return secs | {'process_secs': time.perf_counter() - start}
+    environment = experiment.environment(isa)
+    forks.call(forks.script, [command[1:]], environment, folder / 'log')
+    return {'process_secs': 2.0, 'process_cpu_secs': 3.0}
 
-  monkeypatch.setattr(bench_throughput, '_timed', timed)
-  kept = tmp_path / 'kept'
-  flags = [text[0], '--runs=1', '--epochs=1', '--dim=8', f'--keep={kept}']
+  monkeypatch.setattr(reproduce, '_timed', timed)
   found, shown = run(
-    'bench_throughput', *flags, text[1],
+    'reproduce', 'readme', *text, '--seeds=1', '--epochs=1', '--dim=8',
     '--config.optimizer.max_duplicates=4.0',
   )  # fmt: skip
   (ours,), (theirs,) = found['text'].values()
   assert ours['config']['optimizer']['max_duplicates'] == 4
-  assert ours['config']['model']['dim'] == 8
-  assert ours['process_secs'] > ours['train_secs'] + ours['compile_secs']
   words = theirs['words_per_sec'] * theirs['train_secs']
   assert words == pytest.approx(28_000)  # of the text
-  for side in (ours, theirs):
-    assert 50e6 < side['peak_rss_bytes'] < 4e9
-    assert side['quality'].keys() == {'pairs', 'mean of word similarity'}
-  assert "by gensim's evaluator: the same" in shown
-  # The five sets are known by their names; kept vectors take part again.
-  sets = tmp_path / 'sets'
-  sets.mkdir()
-  for name in ('MEN-TR-3k', 'WS-353-ALL', 'WS-353-SIM', 'SIMLEX-999', 'RW'):
-    (sets / f'EN-{name}.txt').write_text((tmp_path / 'pairs.txt').read_text())
-  (sets / 'questions-words.txt').write_text(': x\nthe birds of islands\n')
-  vectors = f'mine={kept}/jaxemb.{{text}}.{{seed}}.bin'
-  found, shown = run(
-    'bench_throughput', *flags, f'--eval={sets}', f'--vectors={vectors}',
-    '--sides=gensim', '--model=cbow', '--isa=avx2',
-  )  # fmt: skip
-  assert '(avx2)' in shown
-  (theirs,), (mine,) = found['text'].values()
-  assert mine.keys() == {'quality'}
-  one = mine['quality']['EN-RW']
-  assert one == ours['quality']['pairs']
-  five = (4 * one + mine['quality']['questions-words']) / 5
-  assert mine['quality']['mean of the five'] == pytest.approx(five)
-  assert 'lowest against mine: ' in shown
+  ratio = ours['words_per_sec'] / theirs['words_per_sec']
+  assert re.search(rf'words/s in training .* {ratio:.1f} x', shown)
+  scores = [x['quality']['pairs'] for x in (ours, theirs)]
+  assert f'| pairs | {scores[0]:.3f} | {scores[1]:.3f} |' in shown
 
 
-def test_throughput_tables(monkeypatch):
-  import bench_throughput
+def test_table_of_the_readme():
+  import reproduce
 
   def runs(rates, *scores):
     return [
       {
         'words_per_sec': rate,
         'process_secs': 1.0,
-        'config': {},
-        'quality': {'a': x, 'b': x + 0.2, 'mean of the five': x + 0.1},
+        'process_cpu_secs': 2.0,
+        'peak_rss_bytes': 1e9,
+        'quality': {'a': x, 'b': x + 0.2},
       }
       for rate, x in zip(rates, scores, strict=True)
     ]
 
-  other = [{'quality': {'a': 0.2, 'b': 0.1, 'mean of the five': 0.15}}]
-  tables = bench_throughput._tables(
+  table = reproduce.table(
     {
       'x': {
-        'jaxemb': runs([8.0, 9.0], 0.3, 0.5),
-        'gensim': runs([2.0, 3.0], 0.4, 0.6),
-        'other': other,
+        'jaxemb': runs([8e6, 9e6], 0.3, 0.5),
+        'gensim': runs([2e6, 3e6], 0.4, 0.6),
       },
       'y': {
-        'jaxemb': runs([4.0, 4.0], 0.3, 0.3),
-        'gensim': runs([4.0, 2.0], 0.4, 0.4),
-        'other': other,
+        'jaxemb': runs([4e6, 4e6], 0.3, 0.3),
+        'gensim': runs([4e6, 2e6], 0.4, 0.4),
       },
     }
   )
-  x, x_speed, _, _, both, speed = (re.sub(' +', ' ', x) for x in tables)
-  assert 'a 0.4000 (0.1000) 0.5000 (0.1000) -0.1000 (0.1414) 0.2000 +0.2' in x
-  assert 'lowest against other: a +0.2000' in x
-  assert 'words_per_sec 8.5 8 9 2.5 2 3 3.5' in x_speed
-  assert 'b 0.5500 (0.0500) 0.6500 (0.0500) -0.1000 (0.0707) 0.1' in both
-  assert 'words_per_sec 6 4 9 2.5 2 4 2.5' in speed
+  assert '| words/s in training | 6,000,000 | 2,500,000 | 2.4 x |' in table
+  assert '| b | 0.550 | 0.650 | -0.100 (0.071) |' in table
 
 
-@pytest.mark.parametrize(
-  ('flags', 'words'),
-  [
-    (['--vectors=x=nope'], 'nope does not exist'),
-    (['--vectors=x'], "'x' is not NAME=FILE"),
-    (['--vectors=gensim=x'], "'gensim' is in --sides already"),
-    (['--config.model.window=2'], 'would change our side only'),
-    (['--text=a.txt,b.txt', '--vectors=x=y'], 'write {text} in its place'),
-    (['--text=a/x.txt,b/x.txt'], 'two files of one name'),
-    (['--cores=1000000'], '--cores=1000000: there are'),
-  ],
-)
-def test_throughput_names_flags_that_cannot_be_used(
-  flags, words, run, text, capsys
-):
-  with pytest.raises(SystemExit, match='2'):
-    run('bench_throughput', *text, *flags)
-  assert words in capsys.readouterr().err.splitlines()[-1]
+@pytest.mark.slow
+def test_a_process_that_fails_is_named(tmp_path):
+  import reproduce
+
+  command = [sys.executable, '-c', 'raise SystemExit("so it is")']
+  with pytest.raises(errors.UserError, match='failed: so it is'):
+    reproduce._timed(command, tmp_path, None)
 
 
 def test_both_sides_have_the_same_instructions(monkeypatch):
@@ -487,6 +347,46 @@ def test_both_sides_have_the_same_instructions(monkeypatch):
   monkeypatch.setenv('XLA_FLAGS', '--xla_cpu_max_isa=AVX2')
   with pytest.raises(errors.UserError, match='limits one side only'):
     experiment.environment(None)
+
+
+@pytest.mark.slow
+def test_bench(run, text, monkeypatch):
+  import bench
+
+  found, _ = run('bench', 'encode', text[0], '--runs=1')
+  assert found['words'] == 28_000
+  small = '--words=2000', '--dim=16'
+  exact, _ = run('bench', 'merge', '--parts=3', '--noise=0', *small)
+  noisy, _ = run('bench', 'merge', '--parts=3', *small)
+  assert exact['union_words'] == noisy['union_words'] > 2000
+  assert exact['cosine_error'] < 1e-4 < noisy['cosine_error'] < 0.6
+  small = '--rows=900', '--dim=8', '--words=60000', '--secs=0', '--runs=1'
+  found, shown = run(
+    'bench', 'layouts', '--batch_words=64', '--cases=replicas,column', *small
+  )
+  ((one, two),) = found['column']
+  assert f'{two / one / 2:.0%}' in shown
+  monkeypatch.setattr(bench, '_in_process', bench.measure_store)
+  found, _ = run(
+    'bench', 'stores', '--cases=device,memory:50%,disk:40%', *small
+  )
+  (device,), (memory,), (disk,) = found.values()
+  assert disk['table_bytes'] < memory['table_bytes'] < device['table_bytes']
+  assert memory['hit_rate'] > disk['hit_rate']
+
+
+@pytest.mark.slow
+def test_scaling(run, monkeypatch):
+  import bench_scaling
+
+  def measure(point, is_quick):
+    return bench_scaling.measure(point, zipf.Effort(50_000, 2, 0.0))
+
+  monkeypatch.setattr(bench_scaling, '_in_process', measure)
+  axes, _ = run('bench_scaling', '--quick')
+  base, wide = axes['dim']['points']
+  ratio = base['centers_per_sec'] / wide['centers_per_sec']
+  assert (base['time_ratio'], wide['time_ratio']) == (1, pytest.approx(ratio))
 
 
 @pytest.mark.slow
@@ -568,15 +468,6 @@ def test_low_precision(run, text, tmp_path):
   # Nothing is trained again.
   again, _ = run('low_precision', *flags, '--stages=quality')
   assert again['quality'] == quality
-
-
-@pytest.mark.slow
-def test_bench_merge(run):
-  run('bench_merge', '--quick', '--noise=0.0')
-  (exact, noisy), shown = run('bench_merge', '--quick', '--format=bin')
-  assert exact['union_words'] == noisy['union_words'] > 2000
-  assert exact['cosine_error'] < 1e-4 < noisy['cosine_error'] < 0.6
-  assert 'merging' in shown
 
 
 @pytest.mark.slow
@@ -717,22 +608,6 @@ def test_steps_are_those_of_torch(run, clicks, optimizer, norm):
   for sides in found.values():
     losses = [x['log_loss'] for x in sides.values()]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
-
-
-@pytest.mark.slow
-def test_precision_of_click_models(run, clicks, monkeypatch):
-  ctr = importlib.import_module('ctr')
-  monkeypatch.setattr(ctr, 'EXAMPLES', 64)
-  found, shown = run(
-    'ctr_quality', '--case=precision', '--cases=float32,float16 stochastic',
-    '--rows=2600', '--rounds=1', *clicks, '--config.train.epochs=1',
-  )  # fmt: skip
-  whole, half = (x['1'] for x in found['quality'].values())
-  assert half['vector_bytes'] == whole['vector_bytes'] / 2
-  assert f'{half["auc"]:.5f}' in shown
-  assert 'float16 stochastic' in found['speed']
-  with pytest.raises(SystemExit, match='2'):
-    run('ctr_quality', '--case=precision', '--cases=int8 nearest')
 
 
 @pytest.mark.slow
