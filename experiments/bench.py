@@ -1,24 +1,23 @@
 """Speed and memory of one part of jaxemb.
 
-python experiments/bench.py encode --text=FILE_FOLDER_OR_GLOB
-python experiments/bench.py analogies --questions=questions-words.txt
-python experiments/bench.py merge --parts=10 --words=1000000
-python experiments/bench.py senses --text=FILE --scws=scws-ratings.txt
-python experiments/bench.py layouts
-python experiments/bench.py stores --cases=device,memory:25%,disk:12.5%
+  python experiments/bench.py encode --text=FILE_FOLDER_OR_GLOB
+  python experiments/bench.py analogies --questions=questions-words.txt
+  python experiments/bench.py merge --parts=10 --words=1000000
+  python experiments/bench.py layouts
+  python experiments/bench.py stores --cases=device,memory:25%,disk:12.5%
 
-encode     MB of raw text per second, read, parsed, counted and encoded
-analogies  seconds to answer questions over a large random table
-merge      of rotated, noisy copies of the same vectors, each of which lacks
-           other words: seconds, memory, and the largest error of cosines
-           (10 words by 1000) against the vectors without noise
-senses     words/s as DMWE trains (config mixture:dmwe), with one sense and
-           with several for the words of SCWS
-layouts    centers/s per device of two devices that train one table in each
-           layout, or two replicas, against one device with half of the work;
-           a device of a CPU is a core, so that no network is measured
-stores     of tables on the device, in memory or on disk: centers/s, rows
-           moved, fetching hidden behind steps, memory; on random ids
+What is measured:
+
+  encode     MB of raw text per second, read, parsed, counted and encoded
+  analogies  seconds to answer questions over a large random table
+  merge      of rotated, noisy copies of the same vectors, each of which lacks
+             other words: seconds, memory, and the largest error of cosines
+             (10 words by 1000) against the vectors without noise
+  layouts    centers/s per device of two devices that train one table in each
+             layout, or two replicas, against one device with half of the work;
+             a device of a CPU is a core, so that no network is measured
+  stores     of tables on the device, in memory or on disk: centers/s, rows
+             moved, fetching hidden behind steps, memory; on random ids
 """
 
 import argparse
