@@ -5,7 +5,7 @@
 1. Agreement: the same steps from the same rows, on the device and on the CPU of
    its host; the largest difference is given in parts of what the steps changed.
 2. Rates of training on random ids, by size of the step, dim, dtype, optimizer
-   and with the kernels of `tables.row_copies` (TPU), or of `tables.row_sums`
+   and with the kernels of `kernels.tpu` (TPU), or of `kernels.gpu.row_sums`
    and `native.window_products` (GPU), or without, each with its part of the
    memory's rate: the bytes of rows that a step reads and writes, in its time,
    over what the makers say.
@@ -69,6 +69,11 @@ def _row_bytes(spec: skipgram.WindowSpec) -> float:
   return 4 * 3 * rows * spec.dim
 
 
+def _copies_rows(settings: Mapping[str, Any], device: jax.Device) -> bool:
+  """Whether to use a TPU's kernels, which are off by default."""
+  return device.platform == 'tpu' and settings.get('train.fused', True)
+
+
 def agreement(
   settings: Mapping[str, Any], num_rows: int, num_words: int
 ) -> dict[str, Any]:
@@ -83,6 +88,7 @@ def agreement(
   for name, devices in ('device', here), ('cpu', cpu):
     fused = name == 'device' and here[0].platform != 'cpu'
     given = {**settings, 'train.fused': fused}
+    fixed['row_copies'] = _copies_rows(given, devices[0])
     job = zipf.make(given, num_rows, devices=devices, **fixed)
     corpus = zipf.corpus(job.counts, num_words)
     state, constants = zipf.start(job)
@@ -114,7 +120,9 @@ def rate(
   settings: Mapping[str, Any], num_rows: int, effort: zipf.Effort
 ) -> dict[str, Any]:
   """Speed, and the part of the memory's rate."""
-  job = zipf.make({'strategy.name': 'sync', **settings}, num_rows)
+  row_copies = _copies_rows(settings, jax.devices()[0])
+  settings = {'strategy.name': 'sync', **settings}
+  job = zipf.make(settings, num_rows, row_copies=row_copies)
   if obstacle := zipf.obstacle(job):
     return {'obstacle': obstacle}
   found = zipf.time_dispatches(

@@ -37,8 +37,8 @@ from jaxemb import errors
 from jaxemb.cli import train as main_lib
 from jaxemb.config import kinds
 from jaxemb.data import subsampling
-from jaxemb.kernels.tpu import row_copies
 from jaxemb.run import build, rundir
+from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.runtime import process
 
 _CORPUS_WORDS = 10**10  # of Zipf's law, of which the vocabulary has the counts
@@ -530,8 +530,8 @@ def _fetched_bytes(job: Job) -> int:
     return 0
   total = 0.0
   for name, (lookups, _) in _lookups(job).items():
-    spec = job.trainer.trainable.tables[name].spec
-    if spec.by_kernel and spec.dtype == 'float32':
+    table = job.trainer.trainable.tables[name]
+    if table.kernels.copies and table.spec.dtype == 'float32':
       columns = _columns(job, job.state.tables[name].vectors)
       total += 4 * columns * lookups
   return int(total)
@@ -610,7 +610,7 @@ def row_bytes(x: Any, is_tpu: bool) -> int:
 
 def _is_narrow(columns: int) -> bool:
   """Whether a TPU has rows of such arrays column after column."""
-  return 1 < columns < row_copies.LEAST_WIDTH
+  return 1 < columns < mesh_lib.LEAST_TPU_WIDTH
 
 
 def copies(job: Job, text: str) -> dict[str, int]:
@@ -830,7 +830,8 @@ def _assumptions(job: Job) -> Iterator[str]:
         f'warning: rows of {name} have {array.shape[-1]} numbers, and lie '
         f'column after column: to read one takes '
         f'{row_bytes(array, True):,} bytes of memory, unless the table fits '
-        f'into the core; from {row_copies.LEAST_WIDTH} numbers on it takes 512'
+        f'into the core; from {mesh_lib.LEAST_TPU_WIDTH} numbers on it takes '
+        '512'
       )
   if chip.name:
     yield (

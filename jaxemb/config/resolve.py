@@ -289,7 +289,7 @@ def _device_choices(
     'steps_per_loop': 1 if on_cpu else 16,
     'row_threads': by_kernel * _all_threads(config, hardware),
     'tokens_once': platform == 'tpu',  # which has a price for each row
-    'row_copies': uses_accelerator_kernels and platform == 'tpu',
+    'row_copies': False,  # these never ran
     'row_sums': uses_accelerator_kernels and platform == 'gpu',
   }
 

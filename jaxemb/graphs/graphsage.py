@@ -32,9 +32,10 @@ from flax import nnx
 
 from jaxemb.data import examples
 from jaxemb.graphs import trees
+from jaxemb.kernels.gpu import row_sums
 from jaxemb.models import base, columns, dense, skipgram
 from jaxemb.ops import rounding, sampling
-from jaxemb.tables import dedup, row_optimizers
+from jaxemb.tables import dedup, row_access, row_optimizers
 from jaxemb.tables import spec as spec_lib
 
 NODES = 'nodes'
@@ -185,11 +186,12 @@ def _looked_up_backward(num, by_kernel, ids, slopes):
 
   def by_sorting(ids, slopes):
     row_grads = row_optimizers.RowGrads(ids, slopes, None)
-    sums = dedup.by_sorting(row_grads, num, by_kernel)
+    kernels = row_access.XLA
+    if by_kernel and row_sums.can_sum(slopes.shape[-1]):
+      kernels = row_access.Kernels(sums=row_sums.sums)
+    sums = dedup.by_sorting(row_grads, num, kernels)
     zeros = jnp.zeros((num, slopes.shape[-1]), slopes.dtype)
-    return row_optimizers.add_rows(
-      zeros, sums.ids, rows=sums.grads, are_unique=True
-    )
+    return row_access.add(zeros, sums.ids, rows=sums.grads, are_unique=True)
 
   # A GPU would add them atomically.
   how = {'cuda': by_sorting, 'rocm': by_sorting, 'default': by_id}

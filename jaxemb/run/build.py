@@ -25,7 +25,7 @@ from jaxemb.evaluation import benchmarks
 from jaxemb.kernels.cpu import ahead, ffi, updates
 from jaxemb.kernels.cpu import step as native
 from jaxemb.kernels.gpu import row_sums, window_products
-from jaxemb.kernels.tpu import row_copies
+from jaxemb.kernels.tpu import row_copies, sorted_sums
 from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
@@ -39,7 +39,7 @@ from jaxemb.stores import cached, device_rows, fetching, owned_rows
 from jaxemb.stores import local as stores
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import replicas
-from jaxemb.tables import row_optimizers, row_sharded
+from jaxemb.tables import row_access, row_optimizers, row_sharded
 from jaxemb.tables import spec as spec_lib
 from jaxemb.workers import remote, shared_rows
 
@@ -122,7 +122,7 @@ def on_devices(
     _LOG.info(f'{dim} columns are filled up to {filled} for {table} devices')
   if layout == 'column' and platform == 'tpu' and dim < LANES * table > LANES:
     columns = -(-dim // table)
-    is_narrow = columns < row_copies.LEAST_WIDTH
+    is_narrow = columns < mesh_lib.LEAST_TPU_WIDTH
     _LOG.warning(
       f'{columns} columns a device are read and written as {LANES}'
       + ', in tables that may be copied in every step' * is_narrow
@@ -180,8 +180,7 @@ def trainer(
   )
   available = {
     'axes': axes,
-    'by_kernel': tuning.row_copies,
-    'sums_by_kernel': tuning.row_sums,
+    'kernels': _row_kernels(tuning),
     'deduplicates': tuning.deduplicates,
     'device_centers': _device_centers(config, tuning, mesh),
     'row_kernel': updates.make(config.optimizer, tuning.row_threads)
@@ -248,6 +247,20 @@ def trainer(
   return Trainer(trainable, strategy)
 
 
+def _row_kernels(tuning: config_lib.Tuning) -> row_access.Kernels:
+  """Returns the kernels of the device that tables may use."""
+  if tuning.row_copies:
+    copies = row_access.Copies(
+      can_copy=row_copies.can_copy, take=row_copies.take, put=row_copies.put
+    )
+    return row_access.Kernels(copies, sorted_sums.running_sums)
+  if tuning.row_sums:
+    return row_access.Kernels(
+      sums=row_sums.sums, sums_of_sorted=row_sums.sums_of_sorted
+    )
+  return row_access.XLA
+
+
 def _table(
   config: ml_collections.ConfigDict,
   spec: spec_lib.TableSpec,
@@ -255,13 +268,12 @@ def _table(
 ) -> spec_lib.Table:
   """A table with its optimizer, in the layout that the settings name."""
   o, t, layout = config.optimizer, config.table, config.table.layout
-  by_kernel = available['by_kernel']
-  sums_by_kernel = available['sums_by_kernel'] and row_sums.can_sum(spec.dim)
-  spec = dataclasses.replace(
-    spec, by_kernel=by_kernel, sums_by_kernel=sums_by_kernel
-  )
+  kernels = available['kernels']
+  if not row_sums.can_sum(spec.dim):
+    kernels = kernels._replace(sums=None, sums_of_sorted=None)
+    available = {**available, 'kernels': kernels}
   if spec.momentum is None:
-    args = {**o, 'by_kernel': by_kernel}
+    args = {**o, 'copies': kernels.copies}
     optimizer = kinds.bind('optimizer.name', o.name, args=(), available=args)()
     precision = {k: t[k] for k in ('dtype', 'rounding', 'exchange_dtype')}
     updates_all = o.rows == 'all'
@@ -275,7 +287,7 @@ def _table(
       # Whole on every device of the table axis, all of which see all of it.
       axes = dataclasses.replace(available['axes'], num_table=1)
       layout, available = 'replicated', {**available, 'axes': axes}
-  if sums_by_kernel and optimizer.change and spec.dtype == 'float32':
+  if kernels.sums and optimizer.change and spec.dtype == 'float32':
     if not spec.updates_all:
       row_kernel = row_sums.RowKernel(optimizer)
       available = {**available, 'row_kernel': row_kernel}

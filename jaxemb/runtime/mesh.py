@@ -22,6 +22,10 @@ from jaxemb.runtime import distributed, resources
 DATA = 'data'  # axis along which the corpus is split
 TABLE = 'table'  # axis along which tables are split
 
+# A TPU has narrower rows column after column within steps (50 numbers, not 64,
+# read in compiled programs).
+LEAST_TPU_WIDTH = 64
+
 # Four on two cores gain less than their frequent meetings cost
 # (experiments/results/step_notes.md).
 _MAX_CPU_DEVICES = 2

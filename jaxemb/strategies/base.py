@@ -21,7 +21,6 @@ import numpy as np
 from jax.experimental import layout
 
 from jaxemb.data import base as data_base
-from jaxemb.kernels.tpu import row_copies
 from jaxemb.models import base as model_base
 from jaxemb.ops import rounding
 from jaxemb.runtime import hlo
@@ -463,7 +462,7 @@ def by_rows(shapes: Any, shardings: Any, rows: Any) -> Any:
 
   def place(shape, sharding):
     width = sharding.shard_shape(shape.shape)[-1] if shape.ndim else 0
-    if shape.ndim < ndim or width < row_copies.LEAST_WIDTH:
+    if shape.ndim < ndim or width < mesh_lib.LEAST_TPU_WIDTH:
       return sharding  # its own layout is good
     return layout.Format(layout.Layout(tuple(range(ndim))), sharding)
 

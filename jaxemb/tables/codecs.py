@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxemb.ops import rounding, sampling
-from jaxemb.tables import row_optimizers
+from jaxemb.tables import row_access
 from jaxemb.tables import spec as spec_lib
 
 _TABLE = spec_lib.Axes.table
@@ -23,11 +23,11 @@ _MAX_RMS = 2.2
 _MIN_ROOM = 1e-18  # squares of smaller numbers underflow
 
 
-def gather(vectors: Any, ids: jax.Array, by_kernel: bool = False) -> Any:
-  """Stored rows of ids; arbitrary ones of padding."""
-  return jax.tree.map(
-    lambda x: row_optimizers.gather(x, ids, by_kernel), vectors
-  )
+def gather(
+  vectors: Any, ids: jax.Array, copies: row_access.Copies | None = None
+) -> Any:
+  """Returns stored rows of ids; arbitrary ones of padding."""
+  return jax.tree.map(lambda x: row_access.gather(x, ids, copies), vectors)
 
 
 def encoding_of(stored: Any) -> jax.Array | None:
@@ -152,16 +152,12 @@ class Codec:
     `rows` [n, d] float32 are their values before, if they are known.
     """
     if rows is None:
-      stored = gather(vectors, at, self.spec.by_kernel)
+      stored = gather(vectors, at)
       rows = rounding.decode(stored, self.spec.dtype)
     encoding = gather(encoding_of(vectors), at)
     new = self.encode(rows + deltas, ids, key, encoding=encoding)
     # All is read before anything is written, or XLA copies the table.
     new = jax.lax.optimization_barrier(new)
     return jax.tree.map(
-      lambda x, y: row_optimizers.put_rows(
-        x, ids=at, rows=y, by_kernel=self.spec.by_kernel
-      ),
-      vectors,
-      new,
+      lambda x, y: row_access.put(x, ids=at, rows=y), vectors, new
     )

@@ -14,26 +14,26 @@ On a CPU, where `by_scratch` sums, 32,768 rows of 100 take it 8 ms, and
 import jax
 import jax.numpy as jnp
 
-from jaxemb.kernels.gpu import row_sums
-from jaxemb.kernels.tpu import row_copies, sorted_sums
-from jaxemb.tables import row_optimizers
+from jaxemb.tables import row_access, row_optimizers
 
 _ROWS_PER_TURN = 16  # of a loop that adds rows
 _TILE = 32  # T: the matrices of a step take 4 T bytes per id
 
 
 def running_sums(
-  row_grads: row_optimizers.RowGrads, order: jax.Array, by_kernel: bool = False
+  row_grads: row_optimizers.RowGrads,
+  order: jax.Array,
+  kernels: row_access.Kernels = row_access.XLA,
 ) -> row_optimizers.RowGrads:
   """Sums over the positions with the same id up to each, itself included.
 
   Ids [n] are sorted, as are counts [n], and perhaps squares [n]; gradients and
-  rows are in the `order` [n] of these. `by_kernel`: by that of a TPU where it
-  can; only then, and if there is room, rows are sorted as well.
+  rows are in the `order` [n] of these. Only by a kernel, and if there is room,
+  rows are sorted as well.
   """
   ids, grads, squares, counts, rows = row_grads
-  if by_kernel and row_copies.can_copy(grads):
-    sums, rows = sorted_sums.running_sums(grads, order, ids, rows=rows)
+  if kernels.running_sums and kernels.copies.can_copy(grads):
+    sums, rows = kernels.running_sums(grads, order, ids, rows=rows)
     if squares is not None:
       squares = _running_sums(ids, squares[:, None])[:, 0]
   elif squares is None:
@@ -97,17 +97,15 @@ def _running_sums(ids: jax.Array, values: jax.Array) -> jax.Array:
 def by_sorting(
   row_grads: row_optimizers.RowGrads,
   vocab: int,
-  by_kernel: bool = False,
-  sums_by_kernel: bool = False,
+  kernels: row_access.Kernels = row_access.XLA,
 ) -> row_optimizers.RowGrads:
   """Sums over the occurrences of each id; ids from `vocab` on are padding.
 
   Each id is at the last position of its run in rising order; unused positions
-  have distinct ids from `vocab` on. `by_kernel` is as of `running_sums`;
-  `sums_by_kernel`: by that of a GPU (`row_sums`), which has ids first in runs.
+  have distinct ids from `vocab` on. A GPU's kernel has ids first in runs.
   """
-  if sums_by_kernel:
-    return row_sums.sums(row_grads, vocab)
+  if kernels.sums:
+    return kernels.sums(row_grads, vocab)
   are_single = row_grads.counts is None
   ids, grads, squares, counts, rows = _flatten(row_grads, vocab)
   # Numbers come along with their ids: a TPU sorts more of them in the time of
@@ -129,7 +127,7 @@ def by_sorting(
   is_last = jnp.append(ids[1:] != ids[:-1], True)
   unused = vocab + jnp.arange(len(ids), dtype=jnp.int32)
   places = jnp.where(is_last & (ids < vocab), ids, unused)
-  sums = running_sums(row_grads, numbers['order'], by_kernel)
+  sums = running_sums(row_grads, numbers['order'], kernels)
   return sums._replace(ids=places)
 
 
@@ -140,7 +138,7 @@ def _flatten(row_grads, vocab):
     counts = jnp.ones(ids.shape, jnp.float32)
   rows = None if rows is None else rows.reshape(-1, rows.shape[-1])
   squares = None if squares is None else squares.reshape(-1)
-  ids, grads = row_optimizers.flatten(ids, grads)
+  ids, grads = row_access.flatten(ids, grads)
   ids = jnp.minimum(ids, vocab)
   return row_optimizers.RowGrads(
     ids=ids, grads=grads, squares=squares, counts=counts.reshape(-1), rows=rows
@@ -181,7 +179,7 @@ def by_scratch(
   num, is_id = len(ids), ids < vocab
   positions = jnp.arange(num, dtype=jnp.int32)
   scratch = scratch.at[ids].set(positions, mode='drop')
-  targets = row_optimizers.gather(scratch, ids)
+  targets = row_access.gather(scratch, ids)
   is_added = (targets != positions) & is_id
   # Most ids have one lookup, whose row stays where it is: a scatter of all rows
   # would copy them first. The others are listed.

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxemb.ops import rounding, wire
-from jaxemb.tables import codecs, dedup, row_optimizers
+from jaxemb.tables import codecs, dedup, row_access, row_optimizers
 from jaxemb.tables import spec as spec_lib
 
 
@@ -31,6 +31,7 @@ class Replicated(spec_lib.Table):
   optimizer: row_optimizers.RowOptimizer
   axes: spec_lib.Axes = spec_lib.Axes()
   deduplicates: bool = False  # whether an update writes each row once
+  kernels: row_access.Kernels = row_access.XLA
   # Sums, updates and writes rows in one pass, as the optimizer would.
   row_kernel: spec_lib.RowKernel | None = None
 
@@ -85,7 +86,7 @@ class Replicated(spec_lib.Table):
 
   def lookup(self, state, ids):
     if self._is_float32:
-      rows = row_optimizers.gather(state.vectors, ids, self.spec.by_kernel)
+      rows = row_access.gather(state.vectors, ids, self.kernels.copies)
     else:
       stored = codecs.gather(state.vectors, ids)
       rows = rounding.decode(stored, self.spec.dtype)
@@ -98,7 +99,7 @@ class Replicated(spec_lib.Table):
       names = axes.names(with_table=not self.splits_columns)
     if names:
       rows = None  # those of this device alone
-      ids, row_grads = row_optimizers.flatten(ids, row_grads)
+      ids, row_grads = row_access.flatten(ids, row_grads)
     if self._num_splits > 1 and uses_squares:
       share = self._codec.dim / self.spec.dim
       squares = row_optimizers.mean_squares(row_grads) * share
@@ -120,10 +121,7 @@ class Replicated(spec_lib.Table):
       rows, row_grads = None, row_optimizers.of_all_rows(row_grads, vocab)
     elif self.deduplicates:
       row_grads = dedup.by_sorting(
-        row_grads._replace(rows=rows),
-        vocab,
-        self.spec.by_kernel,
-        sums_by_kernel=self.spec.sums_by_kernel,
+        row_grads._replace(rows=rows), vocab, self.kernels
       )
       rows = row_grads.rows
     elif self._sums_by_scratch:
@@ -131,7 +129,7 @@ class Replicated(spec_lib.Table):
     if self.spec.decay:
       if rows is None:
         at = row_grads.ids
-        rows = codecs.gather(vectors, at, self.spec.by_kernel)
+        rows = codecs.gather(vectors, at, self.kernels.copies)
         rows = rounding.decode(rows, self.spec.dtype)
         rows = jax.lax.optimization_barrier(rows)
       rows = rows.reshape(row_grads.grads.shape)
@@ -142,12 +140,12 @@ class Replicated(spec_lib.Table):
     ids = row_grads.ids
     if self._is_float32:
       are_unique = row_grads.counts is not None
-      vectors = row_optimizers.add_rows(
+      vectors = row_access.add(
         vectors,
         ids,
         rows=deltas,
         are_unique=are_unique,
-        by_kernel=self.spec.by_kernel,
+        copies=self.kernels.copies,
         old=rows,
       )
     else:

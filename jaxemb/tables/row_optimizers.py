@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxemb.kernels.tpu import row_copies
+from jaxemb.tables import row_access
 
 OptState = Any  # a NamedTuple of arrays [vocab, ...]
 
@@ -49,56 +49,9 @@ class RowGrads(NamedTuple):
   rows: jax.Array | None = None
 
 
-def flatten(ids: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """[...] and [..., d] as [n] and [n, d]."""
-  return ids.reshape(-1), rows.reshape(-1, rows.shape[-1])
-
-
 def mean_squares(row_grads: jax.Array) -> jax.Array:
   """[..., dim] float32 -> [...] float32."""
   return jnp.mean(jnp.square(row_grads), -1)
-
-
-def gather(
-  array: jax.Array, ids: jax.Array, by_kernel: bool = False
-) -> jax.Array:
-  """[..., d], rows of ids [...]; arbitrary ones of padding.
-
-  `by_kernel`: by that of a TPU where it can (`row_copies`).
-  """
-  if by_kernel and row_copies.can_copy(array):
-    rows = row_copies.take(array, ids.reshape(-1))
-    return rows.reshape(*ids.shape, -1)
-  return array.at[ids].get(mode='clip')
-
-
-def put_rows(
-  array: jax.Array, ids: jax.Array, rows: jax.Array, by_kernel: bool = False
-) -> jax.Array:
-  """Replaces rows of ids, which all differ; `by_kernel` as of `gather`."""
-  if by_kernel and row_copies.can_copy(array):
-    return row_copies.put(array, ids, rows)
-  return array.at[ids].set(rows, mode='drop', unique_indices=True)
-
-
-def add_rows(
-  array: jax.Array,
-  ids: jax.Array,
-  rows: jax.Array,
-  are_unique: bool,
-  by_kernel: bool = False,
-  old: jax.Array | None = None,
-) -> jax.Array:
-  """Adds rows to those of ids; `are_unique` promises that all ids differ.
-
-  Then a kernel may do it, as in `put_rows`, which needs the `old` rows, and
-  reads them where they are not given.
-  """
-  if are_unique and by_kernel and row_copies.can_copy(array):
-    rows += gather(array, ids, by_kernel) if old is None else old
-    rows = jax.lax.optimization_barrier(rows)
-    return row_copies.put(array, ids, rows)
-  return array.at[ids].add(rows, mode='drop', unique_indices=are_unique)
 
 
 def decayed(row_grads: RowGrads, rows: jax.Array, decay: float) -> RowGrads:
@@ -114,14 +67,14 @@ def of_all_rows(row_grads: RowGrads, vocab: int) -> RowGrads:
 
   Where no row was looked up, all are padding.
   """
-  ids, grads = flatten(row_grads.ids, row_grads.grads)
+  ids, grads = row_access.flatten(row_grads.ids, row_grads.grads)
   zeros = jnp.zeros((vocab, grads.shape[1]), jnp.float32)
   grads, squares = (
-    add_rows(zeros, ids, rows=grads, are_unique=False),
+    row_access.add(zeros, ids, rows=grads, are_unique=False),
     row_grads.squares,
   )
   if squares is not None:
-    squares = add_rows(
+    squares = row_access.add(
       zeros[:, 0], ids, rows=squares.reshape(-1), are_unique=False
     )
   places = jnp.arange(vocab, dtype=jnp.int32)
@@ -160,8 +113,8 @@ def _totals(scratch, ids, values):
   `scratch` is [vocab] zeros. It is written and cleaned at `ids` only, so that
   the cost does not grow with the vocabulary.
   """
-  scratch = add_rows(scratch, ids, rows=values, are_unique=False)
-  totals = gather(scratch, ids)
+  scratch = row_access.add(scratch, ids, rows=values, are_unique=False)
+  totals = row_access.gather(scratch, ids)
   # Zeros that depend on the read order it first, or XLA copies the scratch.
   zeros = jnp.minimum(totals, 0.0)
   return totals, scratch.at[ids].set(zeros, mode='drop')
@@ -225,10 +178,11 @@ def adagrad(epsilon: float) -> RowOptimizer:
 
   def update(state, row_grads, learning_rate):
     ids, are_unique = row_grads.ids, row_grads.counts is not None
-    sum_squares = add_rows(
+    sum_squares = row_access.add(
       state.sum_squares, ids, rows=row_grads.squares, are_unique=are_unique
     )
-    deltas = scaled(gather(sum_squares, ids), row_grads.grads, learning_rate)
+    seen = row_access.gather(sum_squares, ids)
+    deltas = scaled(seen, row_grads.grads, learning_rate)
     return deltas, AdagradState(sum_squares)
 
   def scaled(sum_squares, grads, learning_rate):
@@ -259,7 +213,10 @@ class AdamState(NamedTuple):
 
 
 def adam(
-  beta1: float, beta2: float, epsilon: float, by_kernel: bool = False
+  beta1: float,
+  beta2: float,
+  epsilon: float,
+  copies: row_access.Copies | None = None,
 ) -> RowOptimizer:
   """Row-wise, lazy Adam."""
 
@@ -275,31 +232,31 @@ def adam(
       # Each of n occurrences carries an n-th of what happens once per row.
       counts, scratch = _counts(scratch, row_grads)
       share = 1.0 / counts
-    old_mean = gather(state.mean, ids, by_kernel)
+    old_mean = row_access.gather(state.mean, ids, copies)
     old_mean = jax.lax.optimization_barrier(old_mean)
     decay = (beta1 - 1) * share[..., None] * old_mean
     change = decay + (1 - beta1) * grads
-    mean = add_rows(
+    mean = row_access.add(
       state.mean,
       ids,
       rows=change,
       are_unique=are_unique,
-      by_kernel=by_kernel,
+      copies=copies,
     )
-    decay = (beta2 - 1) * share * gather(state.mean_square, ids)
+    decay = (beta2 - 1) * share * row_access.gather(state.mean_square, ids)
     change = decay + (1 - beta2) * squares
-    mean_square = add_rows(
+    mean_square = row_access.add(
       state.mean_square, ids, rows=change, are_unique=are_unique
     )
     # Written, not added, so that a row's occurrences cannot round it away.
-    steps = gather(state.num_updates, ids) + 1
+    steps = row_access.gather(state.num_updates, ids) + 1
     num_updates = state.num_updates.at[ids].set(steps, mode='drop')
     # expm1 keeps 1 - beta^steps exact where beta^steps is close to 1.
     unbias1 = -jnp.expm1(steps * jnp.log(beta1))
     unbias2 = -jnp.expm1(steps * jnp.log(beta2))
-    root = jnp.sqrt(gather(mean_square, ids) / unbias2) + epsilon
+    root = jnp.sqrt(row_access.gather(mean_square, ids) / unbias2) + epsilon
     scale = -learning_rate * share / (unbias1 * root)
-    deltas = scale[..., None] * gather(mean, ids, by_kernel)
+    deltas = scale[..., None] * row_access.gather(mean, ids, copies)
     return deltas, AdamState(
       mean=mean,
       mean_square=mean_square,
@@ -321,7 +278,9 @@ class FullAdagradState(NamedTuple):
   sum_squares: jax.Array  # [vocab, dim] float32
 
 
-def adagrad_full(epsilon: float, by_kernel: bool = False) -> RowOptimizer:
+def adagrad_full(
+  epsilon: float, copies: row_access.Copies | None = None
+) -> RowOptimizer:
   """Adagrad with an accumulator for every number (Duchi et al. 2011)."""
 
   def init(vocab, dim):
@@ -333,7 +292,7 @@ def adagrad_full(epsilon: float, by_kernel: bool = False) -> RowOptimizer:
     deltas = -learning_rate * grads / (jnp.sqrt(new) + epsilon)
     return deltas, FullAdagradState(new)
 
-  update = _by_rows(change, by_kernel)
+  update = _by_rows(change, copies)
   # Without `change`: jaxlib 0.10.2 crashes where it compiles it for GPUs.
   return RowOptimizer(
     init=init,
@@ -345,16 +304,16 @@ def adagrad_full(epsilon: float, by_kernel: bool = False) -> RowOptimizer:
   )
 
 
-def _by_rows(change, by_kernel):
+def _by_rows(change, copies):
   """An `update` of rows that come once."""
 
   def update(state, row_grads, learning_rate):
     ids = row_grads.ids
-    old = jax.tree.map(lambda x: gather(x, ids, by_kernel), state)
+    old = jax.tree.map(lambda x: row_access.gather(x, ids, copies), state)
     old = jax.lax.optimization_barrier(old)  # read before they are written
     deltas, new = change(old, row_grads, learning_rate)
     state = jax.tree.map(
-      lambda x, y: put_rows(x, ids, rows=y, by_kernel=by_kernel), state, new
+      lambda x, y: row_access.put(x, ids, rows=y, copies=copies), state, new
     )
     return deltas, state
 
@@ -370,7 +329,10 @@ class FullAdamState(NamedTuple):
 
 
 def adam_full(
-  beta1: float, beta2: float, epsilon: float, by_kernel: bool = False
+  beta1: float,
+  beta2: float,
+  epsilon: float,
+  copies: row_access.Copies | None = None,
 ) -> RowOptimizer:
   """Lazy Adam with a second moment for every number (Kingma and Ba 2015)."""
 
@@ -389,7 +351,7 @@ def adam_full(
     root = jnp.sqrt(square / unbias2) + epsilon
     return -learning_rate * mean / (unbias1 * root), new
 
-  update = _by_rows(change, by_kernel)
+  update = _by_rows(change, copies)
   return RowOptimizer(
     init=init,
     update=update,

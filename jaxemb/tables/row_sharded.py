@@ -25,9 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb.kernels.gpu import row_sums
 from jaxemb.ops import rounding, wire
-from jaxemb.tables import codecs, dedup, row_optimizers
+from jaxemb.tables import codecs, dedup, row_access, row_optimizers
 from jaxemb.tables import spec as spec_lib
 
 NUM_CLASSES = 256
@@ -118,23 +117,25 @@ class Route:
     return jax.lax.all_to_all(x, self.axes.table, 0, 0)
 
   def fetch(
-    self, held: Callable[[jax.Array], Any], by_kernel: bool = False
+    self,
+    held: Callable[[jax.Array], Any],
+    copies: row_access.Copies | None = None,
   ) -> tuple[Any, jax.Array]:
     """The rows that the device wants, a pytree of [n, ...]; overflow rounds.
 
     `held` maps own rows [...] int32, num_rows for none, to a pytree of what is
-    sent of them. `by_kernel` is as of `row_optimizers.gather`.
+    sent of them.
     """
 
     def body(rows, index, wanted):
       sent = jax.tree.map(self._exchange, held(self._exchange(wanted)))
 
       def put(x, y):
-        return row_optimizers.put_rows(
+        return row_access.put(
           x,
           ids=index.reshape(-1),
           rows=y.reshape(-1, *x.shape[1:]),
-          by_kernel=by_kernel,
+          copies=copies,
         )
 
       return jax.tree.map(put, rows, sent)
@@ -145,7 +146,7 @@ class Route:
     rows, overflow_rounds = self._rounds(rows, body)
 
     def take(x):
-      return row_optimizers.gather(x, self.distinct_of, by_kernel)
+      return row_access.gather(x, self.distinct_of, copies)
 
     return jax.tree.map(take, rows), overflow_rounds
 
@@ -153,25 +154,20 @@ class Route:
     self,
     grads: jax.Array,
     squares: jax.Array | None,
-    by_kernel: bool = False,
-    sums_by_kernel: bool = False,
+    kernels: row_access.Kernels = row_access.XLA,
   ) -> row_optimizers.RowGrads:
-    """Gradients [n, d] summed over the lookups of the u-th distinct place.
-
-    `by_kernel` and `sums_by_kernel` are as of `dedup.by_sorting`.
-    """
-    if sums_by_kernel:
-      in_order = row_sums.Sorted(
-        ids=self.in_order, order=self.order, grads=grads, squares=squares
-      )
-      sums = row_sums.of_sorted(in_order, self.axes.num_table * self.num_rows)
+    """Sums gradients [n, d] over the lookups of the u-th distinct place."""
+    if kernels.sums_of_sorted:
+      row_grads = row_optimizers.RowGrads(self.in_order, grads, squares)
+      num_rows = self.axes.num_table * self.num_rows
+      sums = kernels.sums_of_sorted(row_grads, self.order, num_rows)
       return jax.tree.map(lambda x: x[self.first], sums)
     order, counts = self.order, jnp.ones(len(self.order), jnp.float32)
     squares = None if squares is None else squares[order]
     row_grads = row_optimizers.RowGrads(
       ids=self.in_order, grads=grads, squares=squares, counts=counts
     )
-    sums = dedup.running_sums(row_grads, order, by_kernel)
+    sums = dedup.running_sums(row_grads, order, kernels)
     return jax.tree.map(lambda x: x[self.last], sums._replace(ids=None))
 
   def send(
@@ -200,13 +196,21 @@ def make(
   optimizer: row_optimizers.RowOptimizer,
   axes: spec_lib.Axes,
   device_centers: float,
+  kernels: row_access.Kernels = row_access.XLA,
   row_kernel: spec_lib.RowKernel | None = None,
 ) -> 'RowSharded':
   """A table with buffers for the lookups that its spec expects."""
   capacity, lookups = 0, spec.lookups_per_center
   if lookups is not None:
     capacity = buffer_rows(lookups, device_centers, axes.num_table)
-  return RowSharded(spec, optimizer, axes, capacity, row_kernel)
+  return RowSharded(
+    spec,
+    optimizer,
+    axes,
+    capacity=capacity,
+    kernels=kernels,
+    row_kernel=row_kernel,
+  )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -220,6 +224,7 @@ class RowSharded(spec_lib.Table):
   optimizer: row_optimizers.RowOptimizer
   axes: spec_lib.Axes = spec_lib.Axes()
   capacity: int = 0  # rows of a buffer; 0 = as many as are looked up
+  kernels: row_access.Kernels = row_access.XLA
   row_kernel: spec_lib.RowKernel | None = None  # of the holders of rows
 
   metrics = ('overflow_rounds',)
@@ -312,24 +317,23 @@ class RowSharded(spec_lib.Table):
     )
 
     def held(local):
-      rows = codecs.gather(vectors, local, self.spec.by_kernel)
+      rows = codecs.gather(vectors, local, self.kernels.copies)
       if dtype == stored_dtype:
         return rows
       return rounding.encode(rounding.decode(rows, stored_dtype), dtype)
 
-    rows, overflow_rounds = self._route(ids).fetch(held, self.spec.by_kernel)
+    rows, overflow_rounds = self._route(ids).fetch(held, self.kernels.copies)
     rows = rounding.decode(rows, dtype).reshape(*ids.shape, self.spec.dim)
     return spec_lib.Lookup(rows, state, {'overflow_rounds': overflow_rounds})
 
   def update(self, state, ids, row_grads, rows, step):
     route = self._route(ids)  # the holders read the rows again
-    ids, row_grads = row_optimizers.flatten(ids, row_grads)
+    ids, row_grads = row_access.flatten(ids, row_grads)
     squares = None
     if self.optimizer.uses_squares:
       squares = row_optimizers.mean_squares(row_grads)
     data_names = self.axes.names(with_table=False)
     dtype = self.spec.exchange_dtype
-    kernels = self.spec.by_kernel, self.spec.sums_by_kernel
 
     def write(state, sums):
       vectors, opt_state = state
@@ -338,9 +342,9 @@ class RowSharded(spec_lib.Table):
       if self.row_kernel:
         rate = step.learning_rate
         return self.row_kernel(vectors, opt_state, sums, self.spec.decay, rate)
-      row_grads = dedup.by_sorting(sums, self._own_rows, *kernels)
+      row_grads = dedup.by_sorting(sums, self._own_rows, self.kernels)
       if self.spec.decay:
-        rows = codecs.gather(vectors, row_grads.ids, self.spec.by_kernel)
+        rows = codecs.gather(vectors, row_grads.ids, self.kernels.copies)
         rows = rounding.decode(rows, self.spec.dtype)
         rows = jax.lax.optimization_barrier(rows)
         row_grads = row_optimizers.decayed(row_grads, rows, self.spec.decay)
@@ -349,17 +353,17 @@ class RowSharded(spec_lib.Table):
       )
       at = row_grads.ids
       if self.spec.dtype == 'float32':
-        return row_optimizers.add_rows(
+        return row_access.add(
           vectors,
           ids=at,
           rows=deltas,
           are_unique=True,
-          by_kernel=self.spec.by_kernel,
+          copies=self.kernels.copies,
         ), opt_state
       ids = self._ids(*jnp.divmod(at, self._own[1]))
       return self._codec.add(vectors, at, deltas, ids, step.key), opt_state
 
-    sums = route.sums(row_grads, squares, *kernels)
+    sums = route.sums(row_grads, squares, self.kernels)
     sums = sums._replace(grads=rounding.encode(sums.grads, dtype))
     was_open, state = self._is_open(state), self.opened(state)
     both = route.send(sums, (state.vectors, state.opt_state), write)

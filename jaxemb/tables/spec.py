@@ -38,10 +38,6 @@ class TableSpec:
   # and are never split into columns. None = parameters, learned by gradients.
   momentum: float | None = None
   decay: float = 0.0  # L2: a row times this is added to its gradient
-  # Whether a TPU's kernel copies rows where it can (`row_copies`).
-  by_kernel: bool = False
-  # Whether a GPU's kernel sums rows of the same id (`row_sums`).
-  sums_by_kernel: bool = False
   # Whether a step updates all rows, as a matrix, not only those looked up.
   updates_all: bool = False
   # [vocab], expected per center (or example), for buffers and synchronisation.

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxemb.kernels.cpu import edge_losses, handlers, row_updates, step
-from jaxemb.tables import row_optimizers
+from jaxemb.tables import row_access, row_optimizers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RowKernel:
   ) -> tuple[jax.Array, row_optimizers.OptState]:
     """Vectors [vocab, dim] and optimizer state after a step."""
     flat, tree = jax.tree.flatten(opt_state)
-    ids, grads = row_optimizers.flatten(row_grads.ids, row_grads.grads)
+    ids, grads = row_access.flatten(row_grads.ids, row_grads.grads)
     room = ids.size if self.has_squares else 1
     results = [
       *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (grads, vectors)),

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxemb.tables import row_optimizers
+from jaxemb.tables import row_access, row_optimizers
 
 _LEAST_CAPABILITY = 8.0  # of NVIDIA's GPUs, for which Triton compiles
 _MOST_WIDTH = 1024  # numbers of a row, which a program has in registers
@@ -56,17 +56,29 @@ def sums(
   Sums of padding are arbitrary. `interpret`: without a GPU.
   """
   in_order = Sorted.of(row_grads, vocab)
-  found = of_sorted(in_order, vocab, interpret=interpret)
+  found = _sums_of_sorted(in_order, vocab, interpret)
   ids = in_order.ids
   unused = vocab + jnp.arange(len(ids), dtype=jnp.int32)
   is_first = jnp.append(True, ids[1:] != ids[:-1]) & (ids < vocab)
   return found._replace(ids=jnp.where(is_first, ids, unused))
 
 
-def of_sorted(
-  in_order: 'Sorted', vocab: int, interpret: bool = False
+def sums_of_sorted(
+  row_grads: row_optimizers.RowGrads,
+  order: jax.Array,
+  vocab: int,
+  interpret: bool = False,
 ) -> row_optimizers.RowGrads:
-  """Sums without ids: those of a run of equal ids are at its first position."""
+  """Returns sums without ids, each at the first position of equal ids.
+
+  Ids are sorted; gradients have the `order` [n] of these.
+  """
+  ids, grads, squares, _, _ = row_grads
+  in_order = Sorted(ids=ids, order=order, grads=grads, squares=squares)
+  return _sums_of_sorted(in_order, vocab, interpret)
+
+
+def _sums_of_sorted(in_order, vocab, interpret):
   in_order, num = in_order.padded(vocab), len(in_order.ids)
   shapes = (num, in_order.grads.shape[1]), (num,), (num,)
   outs = [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
@@ -136,7 +148,7 @@ class Sorted(NamedTuple):
   @classmethod
   def of(cls, row_grads: row_optimizers.RowGrads, vocab: int) -> 'Sorted':
     """Sorts; ids from `vocab` on are padding."""
-    ids, grads = row_optimizers.flatten(row_grads.ids, row_grads.grads)
+    ids, grads = row_access.flatten(row_grads.ids, row_grads.grads)
     positions = jnp.arange(len(ids), dtype=jnp.int32)
     ids = jnp.minimum(ids, vocab)
     ids, order = jax.lax.sort([ids, positions], num_keys=1)

@@ -18,9 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# A TPU has narrower rows column after column within steps (50 numbers, not 64,
-# read in compiled programs): they would be copied into rows and back.
-LEAST_WIDTH = 64
+from jaxemb.runtime import mesh
+
 _BLOCK_BYTES = 3 << 19  # of rows in the core's memory; there are two blocks
 _IDS_AT_ONCE = 1024  # a multiple of which a block has
 _BLOCK_ROWS = 64  # that are copied in the time that a block takes by itself
@@ -30,7 +29,8 @@ _SUBLANES = 8  # lines of a tile
 
 def can_copy(array: jax.Array) -> bool:
   """Whether `put` and `take` copy rows of an array."""
-  is_wide = array.ndim == 2 and array.shape[1] >= LEAST_WIDTH
+  # Narrower rows would be copied into rows and back.
+  is_wide = array.ndim == 2 and array.shape[1] >= mesh.LEAST_TPU_WIDTH
   return is_wide and array.dtype.itemsize == 4
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxemb.kernels.gpu import row_sums
-from jaxemb.tables import replicated, row_optimizers, row_sharded
+from jaxemb.tables import replicated, row_access, row_optimizers, row_sharded
 from jaxemb.tables import spec as spec_lib
 from tests import marking, oracle
 
@@ -75,20 +75,21 @@ OPTIMIZERS = {
     ),
   ],
 )
-def test_updates_are_those_of_a_loop(monkeypatch, name, layout):
-  for x in 'sums', 'of_sorted':
-    function = functools.partial(getattr(row_sums, x), interpret=True)
-    monkeypatch.setattr(row_sums, x, function)
+def test_updates_are_those_of_a_loop(name, layout):
+  kernels = row_access.Kernels(
+    sums=functools.partial(row_sums.sums, interpret=True),
+    sums_of_sorted=functools.partial(row_sums.sums_of_sorted, interpret=True),
+  )
   vocab, dim, num = 60, 20, 90
   ids, rng = _lookups(num, vocab, 40), np.random.default_rng(1)
   grads = rng.standard_normal((num, dim)).astype(np.float32)
   make, settings = OPTIMIZERS[name]
   optimizer = make(*settings)
-  spec = spec_lib.TableSpec('x', vocab, dim, 0.1, sums_by_kernel=True)
+  spec = spec_lib.TableSpec('x', vocab, dim, 0.1)
   row_kernel = None
   if optimizer.change:
     row_kernel = row_sums.RowKernel(optimizer, interpret=True)
-  args, how = (spec, optimizer), {'row_kernel': row_kernel}
+  args, how = (spec, optimizer), {'row_kernel': row_kernel, 'kernels': kernels}
   if layout == 'row':
     table = row_sharded.RowSharded(*args, **how)
   else:

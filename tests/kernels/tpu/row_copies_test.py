@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxemb.kernels.tpu import row_copies, sorted_sums
-from jaxemb.tables import replicated, row_optimizers, row_sharded
+from jaxemb.tables import replicated, row_access, row_optimizers, row_sharded
 from jaxemb.tables import spec as spec_lib
 from tests import marking
 
@@ -81,22 +81,19 @@ OPTIMIZERS = {
 def test_steps_by_the_kernels_are_those_of_others(monkeypatch, name, layout):
   calls = []
 
-  def interpreted(function):
-    def call(*args):
+  def interpreted(function, **more):
+    def call(*args, **named):
       calls.append(function.__name__)
-      more = {'fits': True} if function.__name__ == 'running_sums' else {}
-      return function(*args, interpret=True, **more)
+      return function(*args, interpret=True, **named, **more)
 
     return call
 
-  patched = (
-    (row_copies, 'take'),
-    (row_copies, 'put'),
-    (sorted_sums, 'running_sums'),
+  copies = row_access.Copies(
+    can_copy=row_copies.can_copy,
+    take=interpreted(row_copies.take),
+    put=interpreted(row_copies.put),
   )
-  for module, name_of in patched:
-    function = interpreted(getattr(module, name_of))
-    monkeypatch.setattr(module, name_of, function)
+  running_sums = interpreted(sorted_sums.running_sums, fits=True)
   # Three blocks, each of two tiles: those of a block are compiled one by one.
   monkeypatch.setattr(row_copies, '_IDS_AT_ONCE', 256)
   monkeypatch.setattr(row_copies, '_BLOCK_BYTES', 256 * 4 * row_copies.LANES)
@@ -104,13 +101,15 @@ def test_steps_by_the_kernels_are_those_of_others(monkeypatch, name, layout):
   ids = np.minimum(rng.zipf(1.3, 700), 601).astype(np.int32)  # 600: padding
   grads = jnp.asarray(rng.standard_normal((700, 70)), jnp.float32)
   found = []
-  for by_kernel in (False, True):
-    spec = spec_lib.TableSpec('x', 600, 70, 0.1, by_kernel=by_kernel)
-    optimizer = OPTIMIZERS[name](by_kernel)
+  spec = spec_lib.TableSpec('x', 600, 70, 0.1)
+  for kernels in (row_access.XLA, row_access.Kernels(copies, running_sums)):
+    optimizer = OPTIMIZERS[name](kernels.copies)
     if layout == 'row':
-      table = row_sharded.RowSharded(spec, optimizer)
+      table = row_sharded.RowSharded(spec, optimizer, kernels=kernels)
     else:
-      table = replicated.Replicated(spec, optimizer, deduplicates=True)
+      table = replicated.Replicated(
+        spec, optimizer, deduplicates=True, kernels=kernels
+      )
 
     @jax.jit
     def steps(state, table=table):
@@ -122,7 +121,7 @@ def test_steps_by_the_kernels_are_those_of_others(monkeypatch, name, layout):
       return rows, state
 
     found.append(steps(table.init(jax.random.key(0))))
-    assert bool(calls) == by_kernel
+    assert bool(calls) == bool(kernels.copies)
   (old_rows, old), (new_rows, new) = found
   is_row = ids < 600
   np.testing.assert_array_equal(new_rows[is_row], old_rows[is_row])
@@ -138,5 +137,6 @@ def test_other_rows_are_left_to_xla(dim, dtype):
   assert not row_copies.can_copy(table)
   ids = jnp.array([3, 9])
   ones = jnp.ones((2, dim), dtype)
-  rows = row_optimizers.put_rows(table, ids, ones, True)
+  copies = row_access.Copies(row_copies.can_copy, take=None, put=None)
+  rows = row_access.put(table, ids, ones, copies)
   assert float(rows.sum()) == dim
