@@ -27,7 +27,7 @@ import zipf
 
 from jaxemb import errors
 from jaxemb.cli import plan
-from jaxemb.models import skipgram
+from jaxemb.models import base
 
 _EFFORT = zipf.Effort(4_000_000, 5, 2.0)
 _QUICK = zipf.Effort(50_000, 2, 0.0)
@@ -62,7 +62,7 @@ def _chip(device: jax.Device) -> plan.Chip | None:
   return plan.CHIPS[_KINDS[name]] if name else None
 
 
-def _row_bytes(spec: skipgram.WindowSpec) -> float:
+def _row_bytes(spec: base.WindowSpec) -> float:
   """Of the rows that a center reads, reads again and writes."""
   halo = 0 if spec.tokens_once else 2 * spec.window
   rows = 1 + (spec.chunk + halo + spec.shared_negatives) / spec.chunk

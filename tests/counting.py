@@ -61,9 +61,7 @@ class Counts(base.Model):
     return -total, base.Aux(is_known.sum().astype(jnp.float32))
 
 
-def make(
-  spec: skipgram.WindowSpec, corpus: base.Corpus, loss_of: Any
-) -> Counts:
+def make(spec: base.WindowSpec, corpus: base.Corpus, loss_of: Any) -> Counts:
   """Counts of the keys of a corpus."""
   del loss_of
   table = spec_lib.TableSpec(

@@ -30,7 +30,7 @@ import numpy as np
 from flax import nnx
 
 from jaxemb.data import examples
-from jaxemb.models import base, columns, dense, skipgram
+from jaxemb.models import base, columns, dense
 from jaxemb.ops import rounding, sampling
 from jaxemb.tables import spec as spec_lib
 
@@ -56,7 +56,7 @@ class ClickSpec:
   optimizer: str  # of dense parameters, of optax
   dense_rate: float  # their learning rate, by that of rows
   dense_decay: float  # L2, added to their gradients
-  row_ops: skipgram.RowOps = skipgram.WHOLE_ROWS
+  row_ops: columns.RowOps = columns.WHOLE_ROWS
   axes: tuple[str, ...] = ()  # of the mesh, over which a step's examples lie
 
 
@@ -323,10 +323,6 @@ class ClickModel(base.Model):
   def dense_rate(self) -> float:
     """See `models.base.Model`."""
     return self.spec.dense_rate
-
-  def specs(self) -> dict[str, spec_lib.TableSpec]:
-    """By name."""
-    return {table.name: table for table in self.tables}
 
   def ids(self, batch, key):
     """[E, columns], the same of all tables."""

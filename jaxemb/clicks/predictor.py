@@ -24,7 +24,7 @@ from jaxemb.clicks import models as clicks
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
 from jaxemb.io import tables as formats
-from jaxemb.models import skipgram
+from jaxemb.models import columns
 from jaxemb.storage import atomic
 
 _EXAMPLES = 8192  # at once
@@ -294,7 +294,7 @@ def of_training(
   They are means over batches of training rows, evenly spaced, of as many
   examples as steps have.
   """
-  spec = dataclasses.replace(model.spec, row_ops=skipgram.WHOLE_ROWS, axes=())
+  spec = dataclasses.replace(model.spec, row_ops=columns.WHOLE_ROWS, axes=())
   model = dataclasses.replace(model, spec=spec)
   moments: Sequence[Any] = ()
   if spec.batch_norm:

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.data import examples
-from jaxemb.models import base, columns, skipgram
+from jaxemb.models import base, columns
 from jaxemb.ops import operators, sampling
 from jaxemb.tables import spec as spec_lib
 
@@ -88,7 +88,7 @@ class Line(base.Model):
   """Vectors of nodes, by their proximity of first or second order."""
 
   noise: sampling.Alias
-  spec: skipgram.WindowSpec = base.static()
+  spec: base.WindowSpec = base.static()
   tables: tuple[spec_lib.TableSpec, ...] = base.static()
   loss_of: sampling.Pointwise = base.static()
 
@@ -105,10 +105,6 @@ class Line(base.Model):
     zero = np.float32(0)
     edge, other = self.loss_of(zero, 1.0), self.loss_of(zero, 0.0)
     return float(edge + self.spec.negatives * other)
-
-  def specs(self) -> dict[str, spec_lib.TableSpec]:
-    """By name."""
-    return {table.name: table for table in self.tables}
 
   def ids(self, batch: examples.StepBatch, key: jax.Array):
     """Sources [E / c, c], and others [E / c, c + N], or both in one."""
@@ -144,7 +140,7 @@ class Relations(base.Model):
   """Vectors of nodes, and operators of relations."""
 
   starts: jax.Array  # [partitions + 1] int32, the first id of each
-  spec: skipgram.WindowSpec = base.static()
+  spec: base.WindowSpec = base.static()
   tables: tuple[spec_lib.TableSpec, ...] = base.static()
   loss_of: object = base.static()  # such as `margin`
   operator: str = base.static()
@@ -169,10 +165,6 @@ class Relations(base.Model):
     """Of an edge whose scores are all zero."""
     scores = np.zeros(self.spec.chunk + self.spec.shared_negatives, np.float32)
     return 2 * float(jax.jit(self.loss_of)(scores[0], scores[1:]))
-
-  def specs(self) -> dict[str, spec_lib.TableSpec]:
-    """By name."""
-    return {table.name: table for table in self.tables}
 
   def operate(self, rows: np.ndarray, relations: np.ndarray) -> jax.Array:
     """[..., d]; arguments as of `operators.apply`."""
@@ -259,7 +251,7 @@ class Relations(base.Model):
 
 
 def line(
-  spec: skipgram.WindowSpec,
+  spec: base.WindowSpec,
   corpus: base.Corpus,
   loss_of: sampling.Pointwise,
   order: int,
@@ -283,7 +275,7 @@ def line(
 
 
 def relations(
-  spec: skipgram.WindowSpec,
+  spec: base.WindowSpec,
   corpus: base.Corpus,
   loss_of: object,
   operator: str,

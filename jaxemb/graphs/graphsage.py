@@ -33,7 +33,7 @@ from flax import nnx
 from jaxemb.data import examples
 from jaxemb.graphs import trees
 from jaxemb.kernels.gpu import row_sums
-from jaxemb.models import base, columns, dense, skipgram
+from jaxemb.models import base, columns, dense
 from jaxemb.ops import rounding, sampling
 from jaxemb.tables import dedup, row_access, row_optimizers
 from jaxemb.tables import spec as spec_lib
@@ -65,7 +65,7 @@ class SageSpec:
   optimizer: str  # of dense parameters, of optax
   dense_rate: float  # their learning rate, by that of rows
   dense_decay: float  # L2, added to their gradients
-  row_ops: skipgram.RowOps = skipgram.WHOLE_ROWS
+  row_ops: columns.RowOps = columns.WHOLE_ROWS
   # Whether a GPU's kernel sums slopes of the same node (`tables.row_sums`).
   sums_by_kernel: bool = False
 
@@ -305,10 +305,6 @@ class GraphSage(base.Model):
       score = 1 / self.spec.temperature if self.spec.temperature else 0.0
       return float((1 + self.spec.negatives) * np.logaddexp(0, score))
     return float(np.log(2 if self.spec.has_many else self.spec.sizes[-1]))
-
-  def specs(self) -> dict[str, spec_lib.TableSpec]:
-    """By name; {} if nodes have no rows of their own."""
-    return {table.name: table for table in self.tables}
 
   def ids(self, batch, key):
     """[E, trees * nodes]."""

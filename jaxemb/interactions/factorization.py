@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.data import examples
-from jaxemb.models import base, columns, skipgram
+from jaxemb.models import base, columns
 from jaxemb.ops import sampling
 from jaxemb.tables import spec as spec_lib
 
@@ -43,7 +43,7 @@ softmax = sampling.softmax_loss
 class Factorization(base.Model):
   """Vectors of users and items."""
 
-  spec: skipgram.WindowSpec = base.static()
+  spec: base.WindowSpec = base.static()
   tables: tuple[spec_lib.TableSpec, ...] = base.static()
   loss_of: object = base.static()  # such as `bpr`
   temperature: float = base.static()  # 0 = scores are plain products
@@ -60,10 +60,6 @@ class Factorization(base.Model):
     """Of an example whose scores are all zero."""
     scores = np.zeros(1 + self.spec.shared_negatives, np.float32)
     return float(jax.jit(self.loss_of)(scores[0], scores[1:]))
-
-  def specs(self) -> dict[str, spec_lib.TableSpec]:
-    """By name."""
-    return {table.name: table for table in self.tables}
 
   def ids(self, batch: examples.StepBatch, key: jax.Array):
     """Users: [E / c, c]. Items: [E / c, c + N]."""
@@ -96,7 +92,7 @@ class Factorization(base.Model):
 
 
 def make(
-  spec: skipgram.WindowSpec,
+  spec: base.WindowSpec,
   corpus: base.Corpus,
   loss_of: object,
   temperature: float,

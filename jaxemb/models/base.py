@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxemb.data import base as data_base
+from jaxemb.models import columns
 from jaxemb.tables import spec as spec_lib
 
 
@@ -38,6 +39,21 @@ class Corpus(NamedTuple):
   source: data_base.Source | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class WindowSpec:
+  """Sizes of models whose chunks of examples share negatives."""
+
+  vocab: int
+  dim: int
+  window: int  # W
+  negatives: int  # K, negatives per positive
+  chunk: int  # c, centers per matrix product
+  shared_negatives: int  # N, draws that the centers of a chunk share
+  # Whether a token is looked up once in a step, not once for each window.
+  tokens_once: bool = False
+  row_ops: columns.RowOps = columns.WHOLE_ROWS  # from the layout of the tables
+
+
 class Aux(NamedTuple):
   """What a loss reports beside its sum."""
 
@@ -54,9 +70,11 @@ class Model(Protocol):
   # Whether its rows are of keys, where the source has contexts of other kinds.
   has_contexts_of_keys: bool = False
   metrics: tuple[str, ...] = ()  # names in `Aux.metrics`
+  tables: Sequence[spec_lib.TableSpec] = ()
 
   def specs(self) -> Mapping[str, spec_lib.TableSpec]:
-    """The tables, by name."""
+    """Returns the tables by name."""
+    return {table.name: table for table in self.tables}
 
   def ids(self, batch: Any, key: jax.Array) -> Mapping[str, Any]:
     """The ids [...] to look up in each table, in the shape that `loss` expects.

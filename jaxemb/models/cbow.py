@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxemb.data import windows
-from jaxemb.models import base, skipgram
+from jaxemb.models import base, columns, skipgram
 from jaxemb.ops import sampling
 
 
@@ -51,7 +51,7 @@ class Cbow(skipgram.SkipGram):
     found, tokens = self.products(ids, batch), rows[skipgram.INPUT]
     if self.spec.tokens_once:
       tokens = batch.windows_of(tokens)
-    left = skipgram.weighted_sums(found.means, tokens)
+    left = columns.weighted_sums(found.means, tokens)
     return self._weighted_loss(
       left,
       right=rows[skipgram.OUTPUT],
@@ -61,7 +61,7 @@ class Cbow(skipgram.SkipGram):
 
 
 def make(
-  spec: skipgram.WindowSpec, corpus: base.Corpus, loss_of: sampling.Pointwise
+  spec: base.WindowSpec, corpus: base.Corpus, loss_of: sampling.Pointwise
 ) -> Cbow:
   """CBOW for a corpus, with a loss of scores and labels."""
   chances = skipgram.negative_probabilities(corpus.counts)
@@ -76,7 +76,7 @@ def context_means(
 ) -> tuple[jax.Array, jax.Array]:
   """[k, c, d] means of rows [k, c + 2 W, d]; [k, c, 1] numbers of contexts."""
   means, num_contexts = mean_weights(batch)
-  return skipgram.weighted_sums(means, token_rows), num_contexts
+  return columns.weighted_sums(means, token_rows), num_contexts
 
 
 def mean_weights(batch: windows.StepBatch) -> tuple[jax.Array, jax.Array]:
@@ -85,7 +85,7 @@ def mean_weights(batch: windows.StepBatch) -> tuple[jax.Array, jax.Array]:
   return batch.mask() / jnp.maximum(num_contexts, 1), num_contexts
 
 
-def target_weights(spec: skipgram.WindowSpec, ids: jax.Array) -> jax.Array:
+def target_weights(spec: base.WindowSpec, ids: jax.Array) -> jax.Array:
   """[k, c, c + N] float32, of ids [k, c + N] of centers and draws.
 
   1 for a center itself, K / N for a draw of another word, else 0.

@@ -63,7 +63,7 @@ class Hierarchical(skipgram.WindowModel):
 
 
 def make(
-  spec: skipgram.WindowSpec,
+  spec: base.WindowSpec,
   corpus: base.Corpus,
   averages: bool,
   num_shared: int,

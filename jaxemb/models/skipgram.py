@@ -15,14 +15,9 @@ A negative stands for K / N draws for each of a center's pairs, so the expected
 gradient is that of K draws per pair. A draw that equals the pair's own context
 does not count, as in word2vec.c: the weight of (center, negative) is K / N
 times the number of the center's contexts that differ from the negative.
-
-Such small products are fast on a CPU as [c, w] x [w, d]. Autodiff's contract
-the first axis of both factors, at half the speed: transposing the left factor,
-which is small, saves an eighth of a training step.
 """
 
 import dataclasses
-import functools
 from typing import NamedTuple
 
 import jax
@@ -31,120 +26,11 @@ import numpy as np
 
 from jaxemb.data import windows
 from jaxemb.models import base
-from jaxemb.ops import sampling, wire
+from jaxemb.ops import sampling
 from jaxemb.tables import spec as spec_lib
 
 INPUT = 'input'
 OUTPUT = 'output'
-
-
-def _turned(x: jax.Array) -> jax.Array:
-  """[k, c, w] -> [k, w, c], in memory."""
-  # The barriers keep XLA from folding the transpose into the product again.
-  x = jax.lax.optimization_barrier(x)
-  return jax.lax.optimization_barrier(x.transpose(0, 2, 1))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _dot(left, right, columns, is_narrow):
-  # The right factor of a product is repacked: let it be the smaller one,
-  # unless that is narrow (c = 2 to 8 or so), which takes three times as long.
-  if is_narrow:
-    found = jnp.einsum('kcd,kwd->kcw', left, right)
-  else:
-    found = jnp.einsum('kwd,kcd->kwc', right, left)
-  if columns is not None:
-    found = wire.psum(found, columns)
-  found = jax.lax.optimization_barrier(found)
-  return found if is_narrow else found.transpose(0, 2, 1)
-
-
-def _dot_backward(columns, is_narrow, factors, slopes):
-  left, right = factors  # every device has all slopes, and its own columns
-  # Keeps the transpose of the scores from being folded into the first product.
-  slopes = jax.lax.optimization_barrier(slopes)
-  return (
-    jnp.einsum('kcw,kwd->kcd', slopes, right),
-    jnp.einsum('kwc,kcd->kwd', _turned(slopes), left),
-  )
-
-
-_dot.defvjp(lambda *args: (_dot(*args), args[:2]), _dot_backward)
-
-
-@jax.custom_vjp
-def weighted_sums(weights: jax.Array, rows: jax.Array) -> jax.Array:
-  """[k, c, d], sums of rows [k, w, d]; weights [k, c, w] have no derivative."""
-  return jnp.einsum('kcw,kwd->kcd', weights, rows)
-
-
-def _weighted_sums_backward(weights, slopes):
-  return None, jnp.einsum('kwc,kcd->kwd', _turned(weights), slopes)
-
-
-weighted_sums.defvjp(
-  lambda weights, rows: (weighted_sums(weights, rows), weights),
-  _weighted_sums_backward,
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class RowOps:
-  """Operations on rows that hide from models how a layout splits columns.
-
-  Rows are whole, or have d of `dim` columns, padded with zeros to as many on
-  every device.
-  """
-
-  columns: wire.Axis | None = None
-
-  def dot(
-    self, left: jax.Array, right: jax.Array, is_narrow: bool = False
-  ) -> jax.Array:
-    """[k, c, w], products of all rows [k, c, d] and [k, w, d] of each chunk.
-
-    They are summed over devices, their derivatives not; `is_narrow`: c is tiny.
-    """
-    return _dot(left, right, self.columns, is_narrow=is_narrow)
-
-  def sum_columns(self, sums: jax.Array) -> jax.Array:
-    """[...], sums over a device's columns -> sums over all."""
-    return jax.lax.psum(sums, self.columns.name) if self.columns else sums
-
-  def whole(self, rows: jax.Array, dim: int) -> jax.Array:
-    """[..., d] -> [..., dim], on every device."""
-    if self.columns is None:
-      return rows
-    rows = jax.lax.all_gather(rows, self.columns.name, axis=-1, tiled=True)
-    return rows[..., :dim]
-
-  def own(self, rows: jax.Array, num_columns: int) -> jax.Array:
-    """[..., dim] -> [..., d], a device's d = `num_columns` columns."""
-    if self.columns is None:
-      return rows
-    size = num_columns * jax.lax.axis_size(self.columns.name)
-    padding = [(0, 0)] * (rows.ndim - 1) + [(0, size - rows.shape[-1])]
-    first = num_columns * jax.lax.axis_index(self.columns.name)
-    rows = jnp.pad(rows, padding)
-    return jax.lax.dynamic_slice_in_dim(rows, first, num_columns, -1)
-
-
-WHOLE_ROWS = RowOps()
-
-
-@dataclasses.dataclass(frozen=True)
-class WindowSpec:
-  """Sizes that the word2vec models share."""
-
-  vocab: int
-  dim: int
-  window: int  # W
-  negatives: int  # K, negatives per positive
-  chunk: int  # c, centers per matrix product
-  shared_negatives: int  # N, draws that the centers of a chunk share
-  # Whether a token is looked up once in a step, not once for each window.
-  tokens_once: bool = False
-  row_ops: RowOps = WHOLE_ROWS  # from the layout of the tables
 
 
 class Products(NamedTuple):
@@ -161,15 +47,11 @@ class Products(NamedTuple):
 class WindowModel(base.Model):
   """A model of the windows of a text, with input and output vectors."""
 
-  spec: WindowSpec = base.static()
+  spec: base.WindowSpec = base.static()
   tables: tuple[spec_lib.TableSpec, ...] = base.static()
 
   vectors_table = INPUT
   contexts_table = OUTPUT
-
-  def specs(self) -> dict[str, spec_lib.TableSpec]:
-    """By name."""
-    return {table.name: table for table in self.tables}
 
 
 @jax.tree_util.register_dataclass
@@ -254,7 +136,7 @@ class SkipGram(WindowModel):
 
 
 def make(
-  spec: WindowSpec, corpus: base.Corpus, loss_of: sampling.Pointwise
+  spec: base.WindowSpec, corpus: base.Corpus, loss_of: sampling.Pointwise
 ) -> SkipGram:
   """Skip-gram for a corpus, with a loss of scores and labels."""
   chances = negative_probabilities(corpus.counts)
@@ -264,7 +146,7 @@ def make(
 
 
 def tables(
-  spec: WindowSpec, inputs: np.ndarray, outputs: np.ndarray
+  spec: base.WindowSpec, inputs: np.ndarray, outputs: np.ndarray
 ) -> tuple[spec_lib.TableSpec, spec_lib.TableSpec]:
   """Input and output table, initialised as in word2vec.c.
 
@@ -283,25 +165,25 @@ def tables(
   )
 
 
-def token_lookups(spec: WindowSpec, corpus: base.Corpus) -> np.ndarray:
+def token_lookups(spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:
   """[vocab], tokens looked up per center, as the spec says."""
   # The halo of a step is left out.
   return corpus.centers if spec.tokens_once else window_lookups(spec, corpus)
 
 
-def window_lookups(spec: WindowSpec, corpus: base.Corpus) -> np.ndarray:
+def window_lookups(spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:
   """[vocab], tokens of windows per center: neighbouring chunks share some."""
   return (spec.chunk + 2 * spec.window) / spec.chunk * corpus.centers
 
 
-def draw_lookups(spec: WindowSpec, corpus: base.Corpus) -> np.ndarray:
+def draw_lookups(spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:
   """[vocab], negatives per center."""
   chances = negative_probabilities(corpus.counts)
   return spec.shared_negatives / spec.chunk * chances
 
 
 def draw_negatives(
-  spec: WindowSpec,
+  spec: base.WindowSpec,
   negatives: sampling.Alias,
   batch: windows.StepBatch,
   key: jax.Array,

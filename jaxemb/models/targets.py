@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.data import windows
-from jaxemb.models import base, cbow, skipgram
+from jaxemb.models import base, cbow, columns, skipgram
 from jaxemb.ops import huffman, sampling
 
 TARGETS = 'targets'  # `Targets`, beside the ids of the tables
@@ -72,9 +72,7 @@ class Tree:
 
   loss = 'hierarchical_softmax'
 
-  def lookups(
-    self, spec: skipgram.WindowSpec, corpus: base.Corpus
-  ) -> np.ndarray:
+  def lookups(self, spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:
     """[vocab - 1] float64, expected lookups of each node per center."""
     split = self.split
     lookups = np.zeros(spec.vocab)
@@ -86,7 +84,7 @@ class Tree:
     return lookups[:-1]
 
   def find(
-    self, spec: skipgram.WindowSpec, batch: windows.StepBatch, key: jax.Array
+    self, spec: base.WindowSpec, batch: windows.StepBatch, key: jax.Array
   ) -> Targets:
     """The nodes on the paths of a batch's centers; nothing is drawn."""
     split, chunk, group = self.split, spec.chunk, self.group
@@ -170,14 +168,12 @@ class Sampled:
   loss = 'negative_sampling'
   compact_rest = 0
 
-  def lookups(
-    self, spec: skipgram.WindowSpec, corpus: base.Corpus
-  ) -> np.ndarray:
+  def lookups(self, spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:
     """[vocab] float64, expected lookups of each row per center."""
     return corpus.centers + skipgram.draw_lookups(spec, corpus)
 
   def find(
-    self, spec: skipgram.WindowSpec, batch: windows.StepBatch, key: jax.Array
+    self, spec: base.WindowSpec, batch: windows.StepBatch, key: jax.Array
   ) -> Targets:
     """Centers and negatives: [L / c, c + N] ids."""
     draws = skipgram.draw_negatives(spec, self.negatives, batch, key=key)
@@ -197,7 +193,7 @@ class Sampled:
     return Targets(ids=ids, signs=signs, places=places, place_signs=place_signs)
 
 
-def sampled(spec: skipgram.WindowSpec, corpus: base.Corpus) -> Sampled:
+def sampled(spec: base.WindowSpec, corpus: base.Corpus) -> Sampled:
   """Negative sampling for a corpus."""
   chances = skipgram.negative_probabilities(corpus.counts)
   untrained_loss = (1 + spec.negatives) * math.log(2)
@@ -220,7 +216,7 @@ def _groups(x: jax.Array, group: int, halo: int) -> jax.Array:
 
 
 def window_loss(
-  row_ops: skipgram.RowOps,
+  row_ops: columns.RowOps,
   found: Targets,
   compact_rest: int,
   token_rows: jax.Array,

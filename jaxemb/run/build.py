@@ -28,7 +28,7 @@ from jaxemb.kernels.gpu import row_sums, window_products
 from jaxemb.kernels.tpu import row_copies, sorted_sums
 from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
-from jaxemb.models import skipgram
+from jaxemb.models import columns
 from jaxemb.ops import wire
 from jaxemb.run import kind as kind_lib
 from jaxemb.run import rundir
@@ -121,10 +121,10 @@ def on_devices(
     filled = -(-dim // table) * table
     _LOG.info(f'{dim} columns are filled up to {filled} for {table} devices')
   if layout == 'column' and platform == 'tpu' and dim < LANES * table > LANES:
-    columns = -(-dim // table)
-    is_narrow = columns < mesh_lib.LEAST_TPU_WIDTH
+    width = -(-dim // table)
+    is_narrow = width < mesh_lib.LEAST_TPU_WIDTH
     _LOG.warning(
-      f'{columns} columns a device are read and written as {LANES}'
+      f'{width} columns a device are read and written as {LANES}'
       + ', in tables that may be copied in every step' * is_narrow
       + ', so rows cost as much as whole ones; give --config.table.layout=row'
     )
@@ -163,9 +163,9 @@ def trainer(
   # What was begun with replicas may go on with one.
   is_alone = mesh.size == tuning.parts == 1
   is_sync = config.strategy.name in ('sync', 'workers') or is_alone
-  columns = None
+  splitting = None  # the axis over which columns are split
   if t.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
-    columns = wire.Axis(mesh_lib.TABLE, t.exchange_dtype)
+    splitting = wire.Axis(mesh_lib.TABLE, t.exchange_dtype)
   axes = spec_lib.Axes()  # each replica has tables of its own
   if is_sync:
     axes = spec_lib.Axes(*mesh.devices.shape)
@@ -174,8 +174,8 @@ def trainer(
     kind_lib.Context(
       config=config,
       tuning=tuning,
-      row_ops=skipgram.RowOps(columns),
-      axes=tuple(axes.names(with_table=columns is None)),
+      row_ops=columns.RowOps(splitting),
+      axes=tuple(axes.names(with_table=splitting is None)),
     ),
   )
   available = {
@@ -276,9 +276,8 @@ def _table(
     args = {**o, 'copies': kernels.copies}
     optimizer = kinds.bind('optimizer.name', o.name, args=(), available=args)()
     precision = {k: t[k] for k in ('dtype', 'rounding', 'exchange_dtype')}
-    updates_all = o.rows == 'all'
-    rules = {'decay': o.decay, 'updates_all': updates_all}
-    spec = dataclasses.replace(spec, **precision, **rules)
+    spec = dataclasses.replace(spec, **precision)
+    optimizer = optimizer._replace(decay=o.decay, updates_all=o.rows == 'all')
   else:
     optimizer = row_optimizers.averages(
       spec.momentum, o.learning_rate, o.final_learning_rate
@@ -288,7 +287,7 @@ def _table(
       axes = dataclasses.replace(available['axes'], num_table=1)
       layout, available = 'replicated', {**available, 'axes': axes}
   if kernels.sums and optimizer.change and spec.dtype == 'float32':
-    if not spec.updates_all:
+    if not optimizer.updates_all:
       row_kernel = row_sums.RowKernel(optimizer)
       available = {**available, 'row_kernel': row_kernel}
   available = {'spec': spec, 'optimizer': optimizer, **available}

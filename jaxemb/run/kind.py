@@ -22,7 +22,7 @@ if TYPE_CHECKING:
   from jaxemb import config as config_lib
   from jaxemb.data import base as data_base
   from jaxemb.models import base as model_base
-  from jaxemb.models import skipgram
+  from jaxemb.models import columns
 
 # Optional settings of the core that several kinds use.
 WINDOWS = frozenset((
@@ -48,7 +48,7 @@ class Context(NamedTuple):
 
   config: 'ml_collections.ConfigDict'  # resolved
   tuning: 'config_lib.Tuning'
-  row_ops: 'skipgram.RowOps'
+  row_ops: 'columns.RowOps'
   axes: tuple[str, ...]  # of the mesh, over which the examples of a step lie
 
 
@@ -172,12 +172,12 @@ class SourceAlone(Kind):
 
 def window_spec(
   corpus: 'model_base.Corpus', context: Context
-) -> 'skipgram.WindowSpec':
+) -> 'model_base.WindowSpec':
   """Sizes of models that learn from windows or pairs."""
-  from jaxemb.models import skipgram
+  from jaxemb.models import base as model_base
 
   m, tuning = context.config.model, context.tuning
-  return skipgram.WindowSpec(
+  return model_base.WindowSpec(
     vocab=len(corpus.counts),
     dim=m.dim,
     window=m.window,

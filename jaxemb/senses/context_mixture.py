@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.data import windows
-from jaxemb.models import base, skipgram
+from jaxemb.models import base, columns
 from jaxemb.ops import sampling
 from jaxemb.senses import mixture
 
@@ -169,7 +169,7 @@ class ContextMixture(mixture.Mixture):
     center_weights = weights[:, centers, None]
     vectors = vectors * (center_weights / jnp.maximum(lengths, 1e-30))
     # One product for the sums of vectors and of weights.
-    sums = skipgram.weighted_sums(
+    sums = columns.weighted_sums(
       mask.transpose(0, 2, 1), jnp.concatenate([vectors, center_weights], -1)
     ).reshape(weights.size, -1)
     sums = sums.at[tokens].get(mode='fill', fill_value=0)
@@ -209,7 +209,7 @@ class ContextMixture(mixture.Mixture):
 
 
 def make(
-  spec: skipgram.WindowSpec,
+  spec: base.WindowSpec,
   corpus: base.Corpus,
   outputs: mixture.Outputs,
   mask: np.ndarray,
@@ -249,7 +249,7 @@ def shifted(
   common: jax.Array,
   priors: jax.Array,
   means: jax.Array,
-  row_ops: skipgram.RowOps = skipgram.WHOLE_ROWS,
+  row_ops: columns.RowOps = columns.WHOLE_ROWS,
 ) -> jax.Array:
   """Returns |r| (m_k - m), [words, K, d].
 

@@ -328,7 +328,7 @@ class Mixture(skipgram.WindowModel):
 
 
 def make(
-  spec: skipgram.WindowSpec,
+  spec: base.WindowSpec,
   corpus: base.Corpus,
   outputs: Outputs,
   mask: np.ndarray,
@@ -341,7 +341,7 @@ def make(
 
 
 def tables(
-  spec: skipgram.WindowSpec,
+  spec: base.WindowSpec,
   corpus: base.Corpus,
   outputs: Outputs,
   rows: Rows,

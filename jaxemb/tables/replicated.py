@@ -44,7 +44,7 @@ class Replicated(spec_lib.Table):
   @property
   def _sums_by_scratch(self) -> bool:
     """Whether a row's gradients are added up where sorting is too slow."""
-    needs_sums = self.optimizer.needs_sums or self.spec.decay
+    needs_sums = self.optimizer.needs_sums or self.optimizer.decay
     return not self._is_float32 or bool(needs_sums)
 
   @property
@@ -114,10 +114,10 @@ class Replicated(spec_lib.Table):
     (vectors, opt_state, scratch), vocab = state, self.spec.vocab
     if self.row_kernel:
       vectors, opt_state = self.row_kernel(
-        vectors, opt_state, row_grads, self.spec.decay, step.learning_rate
+        vectors, opt_state, row_grads, self.optimizer.decay, step.learning_rate
       )
       return spec_lib.TableState(vectors, opt_state, scratch)
-    if self.spec.updates_all:
+    if self.optimizer.updates_all:
       rows, row_grads = None, row_optimizers.of_all_rows(row_grads, vocab)
     elif self.deduplicates:
       row_grads = dedup.by_sorting(
@@ -126,14 +126,14 @@ class Replicated(spec_lib.Table):
       rows = row_grads.rows
     elif self._sums_by_scratch:
       row_grads, scratch = dedup.by_scratch(row_grads, vocab, scratch)
-    if self.spec.decay:
+    if self.optimizer.decay:
       if rows is None:
         at = row_grads.ids
         rows = codecs.gather(vectors, at, self.kernels.copies)
         rows = rounding.decode(rows, self.spec.dtype)
         rows = jax.lax.optimization_barrier(rows)
       rows = rows.reshape(row_grads.grads.shape)
-      row_grads = row_optimizers.decayed(row_grads, rows, self.spec.decay)
+      row_grads = row_optimizers.decayed(row_grads, rows, self.optimizer.decay)
     deltas, opt_state = self.optimizer.update(
       opt_state, row_grads, step.learning_rate
     )

@@ -98,6 +98,9 @@ class RowOptimizer(NamedTuple):
   sums: tuple[str, ...] = ()
   # Whether a row must come once, with its counts.
   needs_sums: bool = False
+  decay: float = 0.0  # L2: a row times this is added to its gradient
+  # Whether a step updates all rows, as a matrix, not only those looked up.
+  updates_all: bool = False
   # What `update` does with rows that come once, without the table: given their
   # state, gradients and the learning rate, what to add and the new state.
   # Fields that are not in `state_names` are None. A GPU's kernel calls it for

@@ -339,15 +339,17 @@ class RowSharded(spec_lib.Table):
       vectors, opt_state = state
       sums = wire.all_gather(sums, data_names)
       sums = sums._replace(grads=rounding.decode(sums.grads, dtype))
+      decay = self.optimizer.decay
       if self.row_kernel:
-        rate = step.learning_rate
-        return self.row_kernel(vectors, opt_state, sums, self.spec.decay, rate)
+        return self.row_kernel(
+          vectors, opt_state, sums, decay, step.learning_rate
+        )
       row_grads = dedup.by_sorting(sums, self._own_rows, self.kernels)
-      if self.spec.decay:
+      if decay:
         rows = codecs.gather(vectors, row_grads.ids, self.kernels.copies)
         rows = rounding.decode(rows, self.spec.dtype)
         rows = jax.lax.optimization_barrier(rows)
-        row_grads = row_optimizers.decayed(row_grads, rows, self.spec.decay)
+        row_grads = row_optimizers.decayed(row_grads, rows, decay)
       deltas, opt_state = self.optimizer.update(
         opt_state, row_grads, step.learning_rate
       )

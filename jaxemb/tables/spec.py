@@ -37,9 +37,6 @@ class TableSpec:
   # Rows are running averages with this momentum (`row_optimizers.averages`)
   # and are never split into columns. None = parameters, learned by gradients.
   momentum: float | None = None
-  decay: float = 0.0  # L2: a row times this is added to its gradient
-  # Whether a step updates all rows, as a matrix, not only those looked up.
-  updates_all: bool = False
   # [vocab], expected per center (or example), for buffers and synchronisation.
   lookups_per_center: np.ndarray | None = dataclasses.field(
     default=None, compare=False

@@ -11,7 +11,6 @@ from jaxemb import errors
 from jaxemb.data import examples
 from jaxemb.graphs import edge_models as edges
 from jaxemb.models import base as models
-from jaxemb.models import skipgram
 from jaxemb.ops import operators, sampling
 from tests import marking
 
@@ -38,7 +37,7 @@ def _corpus(partitions=None):
 
 
 def _spec(vocab=NODES):
-  return skipgram.WindowSpec(vocab, DIM, 1, 3, CHUNK, DRAWS)
+  return models.WindowSpec(vocab, DIM, 1, 3, CHUNK, DRAWS)
 
 
 def _relations(operator, loss='softmax', temperature=0.0):

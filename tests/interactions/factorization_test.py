@@ -10,7 +10,6 @@ import pytest
 from jaxemb.data import base, examples
 from jaxemb.interactions import factorization
 from jaxemb.models import base as models
-from jaxemb.models import skipgram
 from tests import marking
 
 USERS, ITEMS, DIM, CHUNK, DRAWS = 7, 11, 5, 4, 6
@@ -18,7 +17,7 @@ KEY = np.array([5, 9], np.uint32)
 
 
 def _model(loss_of, temperature=0.0):
-  spec = skipgram.WindowSpec(ITEMS, DIM, 1, 1, CHUNK, DRAWS)
+  spec = base.WindowSpec(ITEMS, DIM, 1, 1, CHUNK, DRAWS)
   chances = [np.full(x, 1 / x) for x in (ITEMS, USERS)]
   corpus = models.Corpus([], np.ones(ITEMS), chances[0], users=chances[1])
   return factorization.make(spec, corpus, loss_of, temperature)

@@ -89,7 +89,7 @@ def _sums(ids, grads, vocab):
 
 
 def test_tokens_are_looked_up_once():
-  spec = skipgram.WindowSpec(30, 7, 3, 5, 8, 4, tokens_once=True)
+  spec = base.WindowSpec(30, 7, 3, 5, 8, 4, tokens_once=True)
   corpus = base.Corpus((), np.ones(30), np.ones(30) / 30)
   batch = dispatches.random_step(CASES['runs'])
   tokens = np.concatenate([np.minimum(x, 30) for x in batch.tokens])
@@ -119,7 +119,7 @@ def test_tokens_are_looked_up_once():
 def test_ids_loss_and_gradients_are_those_of_the_loops(name, case, way):
   tokens_once, by_kernel = way == 'once', way == 'gpu'
   make, loops = MODELS[name]
-  spec = skipgram.WindowSpec(
+  spec = base.WindowSpec(
     case.vocab, case.dim, case.window, case.negatives, case.chunk, case.shared,
     tokens_once,
   )  # fmt: skip

@@ -79,11 +79,17 @@ def lay(
   optimizer_name: str = 'sgd_limited',
   spec: spec_lib.TableSpec = SPEC,
   knows_rows: bool = False,
+  **rules: Any,
 ) -> Laid:
-  """A table of a layout; `knows_rows` says that updates get what they read."""
+  """A table of a layout; `knows_rows` says that updates get what they read.
+
+  `rules` are fields of the optimizer.
+  """
   devices, is_split = mesh.make(mesh.Shape(*shape)), 'column' in layout
   axes = spec_lib.Axes(*shape)
-  table = LAYOUTS[layout](spec, optimizer(optimizer_name), axes)
+  table = LAYOUTS[layout](
+    spec, optimizer(optimizer_name)._replace(**rules), axes
+  )
   names = (mesh.DATA, mesh.TABLE)[: 2 - is_split]
   everywhere, ids = (
     jax.sharding.PartitionSpec(),

@@ -255,8 +255,9 @@ def test_rows_of_any_number(vocab):
   ),
 )
 def test_rows_decay_once_in_a_step(layout, shape, updates_all):
-  spec = dataclasses.replace(laying.SPEC, decay=0.3, updates_all=updates_all)
-  laid = laying.lay(layout, shape, 'adam_full', spec)
+  laid = laying.lay(
+    layout, shape, 'adam_full', decay=0.3, updates_all=updates_all
+  )
   expected = _coded().astype(np.float64)
   state, opt_state = laid.start(_coded()), {}
   rng = np.random.default_rng(3)

@@ -21,7 +21,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.data import windows
 from jaxemb.kernels.cpu import ffi, handlers, rows, tiles
-from jaxemb.models import cbow, hierarchical, skipgram
+from jaxemb.models import base, cbow, hierarchical, skipgram
 from jaxemb.strategies import base as strategy_base
 
 _KERNELS = {
@@ -60,7 +60,7 @@ def register(target: str = handlers.TARGET, part: str = 'handler') -> None:
   ffi.register(target, handlers.compiled(part))
 
 
-def _num_scratch(spec: skipgram.WindowSpec, longest: int) -> int:
+def _num_scratch(spec: base.WindowSpec, longest: int) -> int:
   """Floats for what any kernel takes; with fewer it does nothing."""
   left = spec.chunk + 2 * spec.window + 3 * tiles.SIZE
   right = left + spec.shared_negatives + longest
