@@ -188,6 +188,8 @@ def trainer(
     else None,
   }
   specs, num_slots = model.specs(), {}
+  if t.store or config.strategy.name == 'replicas':
+    _check_lookups(config.model.name, specs)
   make = functools.partial(_table, config, available=available)
   tables = {k: make(x) for k, x in specs.items()}
   if t.store:
@@ -245,6 +247,17 @@ def trainer(
   else:
     strategy = _replicas(config, tuning, trainable, mesh=mesh)
   return Trainer(trainable, strategy)
+
+
+def _check_lookups(model: str, specs: Mapping[str, spec_lib.TableSpec]) -> None:
+  """Raises a `UserError` if lookups of a table are unknown."""
+  for name, spec in specs.items():
+    if spec.lookups_per_center is None:
+      raise errors.UserError(
+        f'config.model.name={model}: the TableSpec of {name!r} has no '
+        'lookups_per_center, which replicas and tables in a store need; give '
+        'it, or set --config.strategy.name=sync without a store'
+      )
 
 
 def _row_kernels(tuning: config_lib.Tuning) -> row_access.Kernels:

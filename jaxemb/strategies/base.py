@@ -3,11 +3,11 @@
 A strategy decides which device takes which examples of a step and when replicas
 synchronise. A dispatch is one compiled program of many steps.
 
-In synchronous training every step sees all earlier ones. Each device takes its
-share of a step's examples, from the parts of the data along the data axis:
-results are the same on any mesh, up to the order in which sums are rounded.
-Devices of the table axis split the examples of their parts, unless tables split
-columns: then all take the same ones.
+In synchronous training every step sees all earlier ones. Each device takes some
+of a step's examples, from its corpus shards along the data axis: results are
+the same on any mesh, up to the order in which sums are rounded. Devices of the
+table axis split the examples of their shards, unless tables split columns: then
+all take the same ones.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class StepMetrics(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trainable:
-  """What every strategy trains."""
+  """A model with its tables and steps: what every strategy trains."""
 
   model: model_base.Model
   tables: Mapping[str, spec_lib.Table]
@@ -59,16 +59,18 @@ class Trainable:
   # Steps that run without asking the host whether to go on, which costs an
   # accelerator more than a step; the last ones may be padding.
   steps_per_loop: int = 1
-  # Allows the model's compact variant: no device waits for another in a step,
-  # and no other model is trained beside it.
+  # Allows the model's compact variant: no device waits for another in a step.
   may_be_compact: bool = False
-  # Takes a step in place of `training_step`, with its arguments, such as one
-  # kernel that does all of it (`native.step`).
+
+  # Kernels that take the place of XLA's step, in all or in part.
+
+  # Arguments and result of `training_step`.
   fused: Callable[..., tuple[TrainState, 'StepMetrics']] | None = None
   # (model without dense parameters, states of tables, ids, batch) -> (loss,
-  # examples, gradients of rows), by a kernel that looks rows up itself.
+  # examples, gradients of rows); looks rows up itself.
   gradients: Callable[..., tuple[jax.Array, jax.Array, Any]] | None = None
-  # Makes an optax transformation of gradients in place of the model's.
+
+  # Returns an optax transformation in place of the model's.
   dense: Callable[[], Any] | None = None
 
   @property
@@ -78,11 +80,11 @@ class Trainable:
     return bool(jax.tree.leaves(params))
 
   def optimizer(self) -> Any:
-    """The optax transformation that dense parameters learn by."""
+    """Returns the optax transformation that trains dense parameters."""
     return self.dense() if self.dense else self.model.optimizer()
 
   def init(self, key: jax.Array) -> TrainState:
-    """The state before training; every table has a key of its own."""
+    """Returns the state before training; every table has its own key."""
     tables = {
       name: table.init(jax.random.fold_in(key, i))
       for i, (name, table) in enumerate(sorted(self.tables.items()))
@@ -93,11 +95,11 @@ class Trainable:
     return TrainState(tables, params, self.optimizer().init(params))
 
   def with_arrays(self, arrays: Sequence[jax.Array]) -> 'Trainable':
-    """The same with the device's arrays in the model."""
+    """Returns the same with these `arrays_of` the model."""
     return dataclasses.replace(self, model=with_arrays(self.model, arrays))
 
   def no_metrics(self) -> StepMetrics:
-    """What was measured before the first step of a dispatch."""
+    """Returns zeros: what is measured before the first step."""
     counts = {k for table in self.tables.values() for k in table.metrics}
     sums = {name: jnp.int32(0) for name in sorted(counts)}
     sums |= {name: jnp.float32(0) for name in self.model.metrics}
@@ -114,12 +116,12 @@ def _is_array(leaf: Any) -> bool:
 
 
 def arrays_of(tree: Any) -> list[Any]:
-  """The arrays in a model or policy, which steps read and never change."""
+  """Returns the arrays in a model or policy, which steps only read."""
   return [x for x in jax.tree.leaves(tree) if _is_array(x)]
 
 
 def with_arrays(tree: Any, arrays: Sequence[jax.Array]) -> Any:
-  """The same model or policy with these in place of its `arrays_of`."""
+  """Returns the model or policy with other `arrays_of` it."""
   arrays = iter(arrays)
   return jax.tree.map(lambda x: next(arrays) if _is_array(x) else x, tree)
 
@@ -130,24 +132,23 @@ class Schedule(NamedTuple):
   first_learning_rate: np.float32  # of the first step
   last_learning_rate: np.float32  # of the step after the last
   key: np.ndarray  # [2] uint32, unique to the dispatch
-  # Shares of all training that are done before and after the dispatch.
+  # Fractions of all training that are done before and after the dispatch.
   first_progress: np.float32 = np.float32(1)
   last_progress: np.float32 = np.float32(1)
-  # Of the data, before those in the batch of a worker.
-  parts_before: np.int32 = np.int32(0)
+  parts_before: np.int32 = np.int32(0)  # corpus shards before a worker's
 
 
 class Devices(NamedTuple):
-  """Which examples of a step a device has."""
+  """Which examples of a step a device takes."""
 
   share: data_base.Share
-  # Number of the replica: copies of a table round alike, replicas differently.
+  # Number of the replica, which rounds differently from others.
   stream: jax.Array | int = 0
   axes: tuple[str, ...] = ()  # of the mesh, over which examples are split
 
 
 class DispatchMetrics(NamedTuple):
-  """What a dispatch reports to the host; the same on all devices."""
+  """What a dispatch reports to the host, the same on all devices."""
 
   steps: StepMetrics
   num_steps: jax.Array  # int32
@@ -169,7 +170,7 @@ class Strategy(NamedTuple):
   # ids, rows, opt_state): see `tables.spec.Table`.
   export_rows: Callable[..., spec_lib.RowBlock]
   import_rows: Callable[..., Any]
-  # Of the arrays of a batch, which have the parts as their leading axis.
+  # Of the arrays of a batch, whose leading axis is that of corpus shards.
   batch_sharding: jax.sharding.Sharding
   # How often the loops of the compiled `step` run.
   loop: hlo.Loop
@@ -181,13 +182,13 @@ class Strategy(NamedTuple):
   from_replicas: (
     Callable[[int, float], tuple[Any, Callable[[Any], Any]]] | None
   ) = None
-  # Where tables are that the state has only some rows of: `fetching.Fetching`,
-  # which is also the `step`. None = all rows are in the state.
+  # `fetching.Fetching` of tables of which the state has only some rows, which
+  # is also the `step`; None = the state has all rows.
   store: Any = None
 
 
 class StepContext(NamedTuple):
-  """What is known of a step beside its batch."""
+  """What a step needs beside its batch."""
 
   index: jax.Array  # int32, within the dispatch
   key: jax.Array  # [2] uint32, of the dispatch
@@ -197,8 +198,8 @@ class StepContext(NamedTuple):
   measure: jax.Array | bool
   devices: Devices
   ids: Any = None  # what `Model.ids` returns for the batch, if it is known
-  places: Any = None  # where the tables have these rows, if not by their ids
-  # float32, examples of the whole step, if others take a share of it elsewhere.
+  positions: Any = None  # of these rows in the tables, if not their ids
+  # float32, examples of the whole step, if other processes take some of them.
   examples: Any = None
 
 
@@ -221,46 +222,29 @@ def training_step(
   context: StepContext,
   carry: tuple[TrainState, StepMetrics],
 ) -> tuple[TrainState, StepMetrics]:
-  """Looks up rows, differentiates the loss, updates the tables."""
+  """Looks up rows, differentiates the loss, updates tables and parameters."""
   state, metrics = carry
-  model, tables = trainable.model, dict(state.tables)
-  ids = context.ids
+  model, ids, positions = trainable.model, context.ids, context.positions
   if ids is None:
     ids = model.ids(batch, context.key)
-  places = ids if context.places is None else context.places
-  rows, sums = dict.fromkeys(tables), dict(metrics.sums)
+  if positions is None:
+    positions = ids
   measured = 1.0
   if context.measure is not True:
     measured = jnp.where(context.measure, 1.0, 0.0)
   if trainable.gradients:
-    args = model, tables, ids, batch
-    value, examples, row_grads = trainable.gradients(*args)
+    rows, tables = dict.fromkeys(state.tables), state.tables
+    counts = {}
+    value, examples, row_grads = trainable.gradients(model, tables, ids, batch)
     grads, aux = (state.params, row_grads), model_base.Aux(examples)
     value *= measured
   else:
-    for name, table in trainable.tables.items():
-      found = table.lookup(tables[name], places[name])
-      rows[name], tables[name] = found.rows, found.state
-      for metric in table.metrics:
-        sums[metric] += found.metrics[metric]
-    # XLA must not fuse a gather past the scatter that follows: it would copy
-    # the whole table to keep the old rows.
-    rows = jax.lax.optimization_barrier(rows)
-
-    def loss(args):
-      return model.loss(*args, ids, batch, context.key)
-
-    args = state.params, rows
-    if context.measure is True:
-      (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(args)
-    else:
-      grads, aux = jax.grad(loss, has_aux=True)(args)
-      value = jax.lax.cond(
-        context.measure, lambda x: loss(x)[0], lambda x: jnp.float32(0), args
-      )
+    rows, tables, counts = _look_up(trainable, state.tables, positions)
+    value, aux, grads = _differentiate(
+      model, (state.params, rows), ids, batch=batch, context=context
+    )
   # The rows must have been read for the loss before a table changes in place.
-  grads, value = jax.lax.optimization_barrier((grads, value))
-  param_grads, row_grads = grads
+  (param_grads, row_grads), value = jax.lax.optimization_barrier((grads, value))
   examples, is_dense = aux.examples, bool(jax.tree.leaves(state.params))
   if context.devices.axes and (is_dense or model.is_mean):
     axes = context.devices.axes
@@ -270,33 +254,77 @@ def training_step(
   scale = 1 / jnp.maximum(examples, 1)
   if model.is_mean:
     row_grads = jax.tree.map(lambda x: scale * x, row_grads)
-  for i, (name, table) in enumerate(sorted(trainable.tables.items())):
-    key = rounding_key(table.spec, context, i)
-    step = spec_lib.Step(context.learning_rate, key)
-    tables[name] = table.update(
-      tables[name],
-      ids=places[name],
-      row_grads=row_grads[name],
-      rows=rows[name],
-      step=step,
-    )
+  tables = _update(
+    trainable.tables, tables, positions, row_grads, rows=rows, context=context
+  )
   state = TrainState(tables, state.params, state.optimizer)
   if is_dense:
-    param_grads = jax.tree.map(lambda x: scale * x, param_grads)
-    args = param_grads, examples > 0, context.learning_rate
-    optimizer, factor = trainable.optimizer(), model.dense_rate
-    dense = dense_step(optimizer, factor, state[1:], *args)
-    state = TrainState(tables, *dense)
-  for name in model.metrics:
-    sums[name] += measured * aux.metrics[name]
-  first = metrics.first_bad_step
-  is_bad = ~jnp.isfinite(value) & (first < 0)
+    params, optimizer = dense_step(
+      trainable.optimizer(),
+      model.dense_rate,
+      state[1:],
+      grads=jax.tree.map(lambda x: scale * x, param_grads),
+      is_step=examples > 0,
+      learning_rate=context.learning_rate,
+    )
+    state = TrainState(tables, params, optimizer)
+  sums = counts | {k: measured * aux.metrics[k] for k in model.metrics}
+  is_bad = ~jnp.isfinite(value) & (metrics.first_bad_step < 0)
   return state, StepMetrics(
     loss=metrics.loss + value,
     examples=metrics.examples + measured * aux.examples,
-    first_bad_step=jnp.where(is_bad, context.index, first),
-    sums=sums,
+    first_bad_step=jnp.where(is_bad, context.index, metrics.first_bad_step),
+    sums={k: x + sums.get(k, 0) for k, x in metrics.sums.items()},
   )
+
+
+def _look_up(trainable, tables, positions):
+  """Returns rows, tables and counts (`Table.metrics`) of a lookup in each."""
+  rows, tables, counts = dict.fromkeys(tables), dict(tables), {}
+  for name, table in trainable.tables.items():
+    lookup = table.lookup(tables[name], positions[name])
+    rows[name], tables[name] = lookup.rows, lookup.state
+    for k in table.metrics:
+      counts[k] = counts.get(k, 0) + lookup.metrics[k]
+  # XLA must not fuse a gather past the scatter that follows: it would copy
+  # the whole table to keep the old rows.
+  return jax.lax.optimization_barrier(rows), tables, counts
+
+
+def _differentiate(model, params_and_rows, ids, batch, context):
+  """Returns the loss, 0 unless it is measured, `Aux`, and gradients."""
+
+  def loss(params_and_rows):
+    params, rows = params_and_rows
+    return model.loss(params, rows, ids, batch=batch, key=context.key)
+
+  if context.measure is True:
+    gradient = jax.value_and_grad(loss, has_aux=True)
+    (value, aux), grads = gradient(params_and_rows)
+    return value, aux, grads
+  grads, aux = jax.grad(loss, has_aux=True)(params_and_rows)
+  value = jax.lax.cond(
+    context.measure,
+    lambda x: loss(x)[0],
+    lambda x: jnp.float32(0),
+    params_and_rows,
+  )
+  return value, aux, grads
+
+
+def _update(tables, states, positions, row_grads, rows, context):
+  """Returns the states of tables after the gradients of a step."""
+  states = dict(states)
+  for i, (name, table) in enumerate(sorted(tables.items())):
+    key = rounding_key(table.spec, context, i)
+    states[name] = table.update(
+      states[name],
+      ids=positions[name],
+      row_grads=row_grads[name],
+      rows=rows[name],
+      step=spec_lib.Step(context.learning_rate, key),
+    )
+  return states
 
 
 def dense_step(
@@ -324,7 +352,7 @@ def dense_step(
 
 
 def gathered() -> Any:
-  """An optax transformation that changes nothing.
+  """Returns an optax transformation that changes nothing.
 
   Its state is the gradient of the last step, for others to do something with.
   """
@@ -342,12 +370,31 @@ def _compact_or_full_step(trainable, batch, context, carry):
   """As `training_step`, by the model's compact variant if the step fits it."""
   model = trainable.model
   fits = model.fits(batch).astype(jnp.int32)
-  # Loops of one turn or none: XLA copies the tables that a condition changes.
-  for turns, variant in ((fits, model.compact), (1 - fits, model)):
+  # Loops of one step or none: XLA copies the tables that a condition changes.
+  for count, variant in ((fits, model.compact), (1 - fits, model)):
     chosen = dataclasses.replace(trainable, model=variant)
     step = functools.partial(training_step, chosen, batch, context)
-    carry = jax.lax.fori_loop(0, turns, lambda _, x, step=step: step(x), carry)
+    carry = jax.lax.fori_loop(0, count, lambda _, x, step=step: step(x), carry)
   return carry
+
+
+def _step_of(trainable):
+  """Returns `training_step`, or what takes its place."""
+  if trainable.fused:
+    return trainable.fused
+  if trainable.may_be_compact and trainable.model.compact is not None:
+    return _compact_or_full_step
+  return training_step
+
+
+def _change_tables(trainable, carry, method):
+  """Calls a method of each table that has it, `opened` or `closed`."""
+  state, metrics = carry
+  tables = dict(state.tables)
+  for name, table in trainable.tables.items():
+    if change := getattr(table, method, None):
+      tables[name] = change(tables[name])
+  return state._replace(tables=tables), metrics
 
 
 def training_steps(
@@ -362,20 +409,17 @@ def training_steps(
   ids_of: Callable[[jax.Array], tuple[Any, Any]] = lambda i: (None, None),
   examples: jax.Array | None = None,
 ) -> tuple[TrainState, StepMetrics]:
-  """Steps `first` to `stop` of a dispatch of `count` steps.
+  """Takes steps `first` to `stop` of a dispatch of `count` steps.
 
-  The batch may be a device's parts; `carry` has what was measured so far, and
-  `ids_of` returns `StepContext.ids` and `places` of a step; `examples` is of
-  each as there.
+  The batch may be a device's corpus shards; `carry` has what was measured so
+  far; `ids_of` returns `StepContext.ids` and `positions` of a step; `examples`
+  are those of each step, as in `StepContext`.
   """
   count = jnp.maximum(count, 1).astype(jnp.float32)
   slope = (schedule.last_learning_rate - schedule.first_learning_rate) / count
   advance = (schedule.last_progress - schedule.first_progress) / count
   every, size = trainable.loss_every_steps, trainable.steps_per_loop
-  take = trainable.fused or training_step
-  is_compact = trainable.may_be_compact and trainable.model.compact is not None
-  if is_compact and not trainable.fused:
-    take = _compact_or_full_step
+  take_step = _step_of(trainable)
 
   def body(i, carry):
     index = i.astype(jnp.float32)
@@ -384,34 +428,31 @@ def training_steps(
     )
     if size > 1:
       step_batch = trainable.steps.pad(step_batch, i < stop)
-    rate = schedule.first_learning_rate + slope * index
-    measure = every == 1 or i % every == 0
+    ids, positions = ids_of(i)
     context = StepContext(
-      i, schedule.key, rate, measure, devices, *ids_of(i), examples
+      index=i,
+      key=schedule.key,
+      learning_rate=schedule.first_learning_rate + slope * index,
+      measure=every == 1 or i % every == 0,
+      devices=devices,
+      ids=ids,
+      positions=positions,
+      examples=examples,
     )
-    return take(trainable, step_batch, context, carry)
-
-  def with_tables(carry, change):
-    state, metrics = carry
-    tables = dict(state.tables)
-    for k, table in trainable.tables.items():
-      if function := getattr(table, change, None):
-        tables[k] = function(tables[k])
-    return state._replace(tables=tables), metrics
-
-  carry = with_tables(carry, 'opened')
-  if size == 1:
-    carry = jax.lax.fori_loop(first, stop, body, carry)
-    return with_tables(carry, 'closed')
+    return take_step(trainable, step_batch, context, carry)
 
   def loop(j, carry):
     start = first + j * size
     # The length of this one is known when it is compiled.
     return jax.lax.fori_loop(0, size, lambda i, x: body(start + i, x), carry)
 
-  num_loops = (stop - first + size - 1) // size
-  carry = jax.lax.fori_loop(0, num_loops, loop, carry)
-  return with_tables(carry, 'closed')
+  carry = _change_tables(trainable, carry, 'opened')
+  if size == 1:
+    carry = jax.lax.fori_loop(first, stop, body, carry)
+  else:
+    num_loops = (stop - first + size - 1) // size
+    carry = jax.lax.fori_loop(0, num_loops, loop, carry)
+  return _change_tables(trainable, carry, 'closed')
 
 
 def over_devices(
@@ -421,9 +462,9 @@ def over_devices(
   num_steps: jax.Array,
   axes: tuple[str, ...],
 ) -> DispatchMetrics:
-  """Adds up what devices measured on examples of their own.
+  """Adds up what devices measured on their examples.
 
-  The axes are those over which examples are split, that of the parts first.
+  `axes` are those over which examples are split, that of corpus shards first.
   """
   counters = dict(trainable.steps.counters(batch))
   if axes:
@@ -450,15 +491,38 @@ def chooses_layouts(mesh: jax.sharding.Mesh) -> bool:
   return mesh.devices.flat[0].platform == 'tpu'
 
 
-def by_rows(shapes: Any, shardings: Any, rows: Any) -> Any:
-  """Shardings of a table's arrays, with a layout: row after row.
+def state_shardings(
+  named: Any,
+  init: Callable[[jax.Array], Any],
+  mesh: jax.sharding.Mesh,
+  fields: Sequence[str] = ('tables',),
+) -> Any:
+  """Returns the shardings of a state, with layouts of tables on a TPU.
+
+  `named` are its `NamedSharding`s; `fields` of the state hold tables by name.
+  """
+  if not chooses_layouts(mesh):
+    return named
+  shapes = jax.eval_shape(init, jax.random.key(0))
+  named = jax.tree.broadcast(named, shapes)
+  placed = {
+    field: {
+      k: _in_rows(x, getattr(named, field)[k])
+      for k, x in getattr(shapes, field).items()
+    }
+    for field in fields
+  }
+  return named._replace(**placed)
+
+
+def _in_rows(shapes, shardings):
+  """Returns shardings of a table's arrays with a layout: row after row.
 
   A TPU would have a table whose width is no multiple of 128 column after column
   while it is an argument, to save memory, and copy it into rows and back in
-  every dispatch, which takes more. `shapes` has arrays like those of `rows`,
-  and numbers of each row; shardings may be of its parts.
+  every dispatch, which takes more.
   """
-  ndim = jax.tree.leaves(rows)[0].ndim
+  ndim = jax.tree.leaves(shapes.vectors)[0].ndim
 
   def place(shape, sharding):
     width = sharding.shard_shape(shape.shape)[-1] if shape.ndim else 0
@@ -466,11 +530,18 @@ def by_rows(shapes: Any, shardings: Any, rows: Any) -> Any:
       return sharding  # its own layout is good
     return layout.Format(layout.Layout(tuple(range(ndim))), sharding)
 
-  return jax.tree.map(place, shapes, jax.tree.broadcast(shardings, shapes))
+  return jax.tree.map(place, shapes, shardings)
+
+
+def jit_step(step: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:
+  """Compiles a dispatch, whose state has these `state_shardings`."""
+  if not chooses_layouts(mesh):
+    return jax.jit(step, donate_argnums=0)
+  return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
 
 def laid_out(state: Any, like: Any) -> Any:
-  """A state in the layouts of steps; `like` is `init.eval_shape` of a key."""
+  """Returns a state in the layouts of steps, those of `init.eval_shape`."""
 
   def place(x, like):
     wanted, now = like.format.layout, x.format.layout
@@ -486,93 +557,98 @@ def sync(
   mesh: jax.sharding.Mesh,
   splits_examples: bool = True,
 ) -> Strategy:
-  """Synchronous training on a mesh of a data and a table axis.
+  """Returns synchronous training on a mesh of a data and a table axis.
 
   `splits_examples`: devices of the table axis take different ones.
   """
   tables, init = trainable.tables, trainable.init
-  num_splits = mesh.shape[mesh_lib.TABLE] if splits_examples else 1
-
-  def step(state, constants, batch, schedule):
-    """A dispatch, of a device's shards and its parts of the batch."""
-    given = trainable.with_arrays(constants)
-    num_steps = given.steps.num_steps(batch)
-    count, num_parts, axes = jnp.max(num_steps), len(num_steps), ()
-    share = data_base.Share(
-      before=0, first_part=0, num_parts=num_parts, split=0, num_splits=1
-    )
-    if mesh.size > 1:
-      axes += (mesh_lib.DATA,)
-      count = jax.lax.pmax(count, mesh_lib.DATA)
-      share = share._replace(before=num_parts * jax.lax.axis_index(axes[0]))
-    if num_splits > 1:
-      axes += (mesh_lib.TABLE,)
-      device = jax.lax.axis_index(mesh_lib.TABLE)
-      share = data_base.share(
-        num_parts, num_devices=num_splits, before=share.before, device=device
-      )
-    devices = Devices(share, axes=axes)
-    carry = state, given.no_metrics()
-    state, metrics = training_steps(
-      given,
-      batch,
-      schedule,
-      devices=devices,
-      carry=carry,
-      first=jnp.int32(0),
-      stop=count,
-      count=count,
-    )
-    return state, over_devices(
-      given, metrics, batch, num_steps=count, axes=axes
-    )
-
   everywhere = jax.sharding.PartitionSpec()
-  over = jax.sharding.PartitionSpec(mesh_lib.DATA)
-  state_spec = TrainState(
+  over_data = jax.sharding.PartitionSpec(mesh_lib.DATA)
+  spec = TrainState(
     {name: table.partition for name, table in sorted(tables.items())},
     everywhere,
     everywhere,
   )
+
+  def step(state, constants, batch, schedule):
+    return _sync_dispatch(
+      trainable.with_arrays(constants),
+      mesh,
+      state,
+      batch=batch,
+      schedule=schedule,
+      splits_examples=splits_examples,
+    )
+
   if mesh.size > 1:
     # What leaves a step is the same along the data axis; JAX cannot tell.
     shard_map = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
     step = shard_map(
       step,
-      in_specs=(state_spec, everywhere, over, everywhere),
-      out_specs=(state_spec, everywhere),
+      in_specs=(spec, everywhere, over_data, everywhere),
+      out_specs=(spec, everywhere),
     )
-    init = shard_map(init, in_specs=everywhere, out_specs=state_spec)
+    init = shard_map(init, in_specs=everywhere, out_specs=spec)
 
   def export_rows(state, name, start=0, stop=None):
     return tables[name].export_rows(state.tables[name], start, stop)
 
   def import_rows(state, name, ids, rows, opt_state):
-    new = tables[name].import_rows(state.tables[name], ids, rows, opt_state)
+    new = tables[name].import_rows(
+      state.tables[name], ids, rows, opt_state=opt_state
+    )
     return state._replace(tables=state.tables | {name: new})
 
   named = functools.partial(jax.sharding.NamedSharding, mesh)
   constants = arrays_of(trainable.model)
-  shardings = jax.tree.map(named, state_spec)
-  step = functools.partial(jax.jit, step, donate_argnums=0)
-  if chooses_layouts(mesh):
-    shapes = jax.eval_shape(init, jax.random.key(0)).tables
-    placed = {
-      k: by_rows(x, shardings.tables[k], x.vectors) for k, x in shapes.items()
-    }
-    shardings = shardings._replace(tables=placed)
-    step = functools.partial(step, out_shardings=(shardings, None))
+  shardings = state_shardings(jax.tree.map(named, spec), init, mesh)
   return Strategy(
     init=jax.jit(init, out_shardings=shardings),
     constants=lambda: jax.device_put(constants, named(everywhere)),
-    step=step(),
+    step=jit_step(step, shardings, mesh),
     export_rows=export_rows,
     import_rows=import_rows,
-    batch_sharding=named(over),
+    batch_sharding=named(over_data),
     # The inner loop is that of overflow rounds: most steps have one.
     loop=hlo.Loop(
       trainable.steps_per_loop,
       inner=1,
       branch=1 / trainable.loss_every_steps,
     ),
+  )
+
+
+def _sync_dispatch(trainable, mesh, state, batch, schedule, splits_examples):
+  """Takes the steps of a dispatch on a device, with its part of the batch."""
+  num_splits = mesh.shape[mesh_lib.TABLE] if splits_examples else 1
+  num_steps = trainable.steps.num_steps(batch)
+  count, num_parts, axes = jnp.max(num_steps), len(num_steps), ()
+  share = data_base.Share(
+    before=0, first_part=0, num_parts=num_parts, split=0, num_splits=1
+  )
+  if mesh.size > 1:
+    axes += (mesh_lib.DATA,)
+    count = jax.lax.pmax(count, mesh_lib.DATA)
+    before = num_parts * jax.lax.axis_index(mesh_lib.DATA)
+    share = share._replace(before=before)
+  if num_splits > 1:
+    axes += (mesh_lib.TABLE,)
+    share = data_base.share(
+      num_parts,
+      num_devices=num_splits,
+      before=share.before,
+      device=jax.lax.axis_index(mesh_lib.TABLE),
+    )
+  state, metrics = training_steps(
+    trainable,
+    batch,
+    schedule,
+    devices=Devices(share, axes=axes),
+    carry=(state, trainable.no_metrics()),
+    first=jnp.int32(0),
+    stop=count,
+    count=count,
+  )
+  return state, over_devices(
+    trainable, metrics, batch, num_steps=count, axes=axes
   )

@@ -206,19 +206,8 @@ class _Replicas:
   @functools.cached_property
   def shardings(self) -> ReplicaState:
     """How the arrays of a state lie on the devices."""
-    shardings = self.named(self.spec)
-    if not base.chooses_layouts(self.mesh):
-      return shardings
-    shapes = jax.eval_shape(self.init, jax.random.key(0))
-    shardings = jax.tree.broadcast(shardings, shapes)
-    return shardings._replace(
-      **{
-        field: {
-          k: base.by_rows(x, getattr(shardings, field)[k], x.vectors)
-          for k, x in getattr(shapes, field).items()
-        }
-        for field in ('tables', 'synced')
-      }
+    return base.state_shardings(
+      self.named(self.spec), self.init, self.mesh, ('tables', 'synced')
     )
 
   def init(self, key: jax.Array) -> ReplicaState:
@@ -261,10 +250,7 @@ class _Replicas:
       out_specs=(self.spec, _EVERYWHERE),
       check_vma=False,
     )
-    if base.chooses_layouts(self.mesh):
-      out_shardings = self.shardings, None
-      return jax.jit(step, donate_argnums=0, out_shardings=out_shardings)
-    return jax.jit(step, donate_argnums=0)
+    return base.jit_step(step, self.shardings, self.mesh)
 
   def constants(self) -> Any:
     """Puts the arrays of the model and of the policy on the devices."""

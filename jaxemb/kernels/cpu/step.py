@@ -123,12 +123,12 @@ class Kernel:
       ids = batch.windows(), split.exits, split.firsts, split.deep
       last, centers = int(model.averages), 1
     else:
-      if context.places is None:
+      if context.positions is None:
         args = (spec, model.negatives, batch, context.key)
         ids = batch.windows(), skipgram.draw_negatives(*args)
       else:
         # Rows of an id have the same place in both tables.
-        inputs, outputs = (context.places[name] for name in names)
+        inputs, outputs = (context.positions[name] for name in names)
         first = outputs.shape[1] - spec.shared_negatives
         is_cbow = isinstance(model, cbow.Cbow)
         windows_places = inputs if is_cbow else outputs[:, :first]
