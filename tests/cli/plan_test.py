@@ -205,9 +205,9 @@ def test_atomic_operations_of_a_gpu_are_seen():
 _COMPILE = """
 import functools, sys
 import jax, numpy as np
-from jaxemb import plan
-from jaxemb.strategies import base
-from jaxemb.tables import row_copies, sorted_sums
+from jax.experimental import layout
+from jaxemb.cli import plan
+from jaxemb.kernels.tpu import row_copies, sorted_sums
 for name in sys.argv[1:]:
   devices = np.array(plan.topology(name).devices[:1])
   mesh = jax.sharding.Mesh(devices, 'x')
@@ -216,7 +216,8 @@ for name in sys.argv[1:]:
     return jax.ShapeDtypeStruct(sizes, dtype, sharding=here)
   for dim in 100, 128, 300:
     table = shape(500_000, dim)
-    placed = base.by_rows(table, here, table)
+    rows = layout.Layout((0, 1))
+    placed = layout.Format(rows, here)
     table = jax.ShapeDtypeStruct(table.shape, 'float32', sharding=placed)
     ids, rows = shape(3000, dtype='int32'), shape(3000, dim)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
