@@ -14,13 +14,14 @@ import numpy as np
 import optax
 import pytest
 
+from jaxemb import errors
 from jaxemb.models import base as model_base
 from jaxemb.ops import sampling
 from jaxemb.runtime import mesh
 from jaxemb.strategies import base, policies, replicas
 from jaxemb.tables import replicated, row_optimizers, row_sharded
 from jaxemb.tables import spec as spec_lib
-from tests import dispatches, marking, oracle
+from tests import counting, dispatches, marking, oracle
 
 VOCAB, DIM, PARTS, PART_EXAMPLES, MAX_STEPS = 50, 4, 4, 8, 6
 RATE, DENSE_RATE, MOMENTUM = 0.2, 0.3, 0.9
@@ -248,3 +249,23 @@ def test_models_share_a_dispatch_if_their_arrays_are_arguments():
   assert _Registered.traces == 1 and first != other
   # What is compiled into a program needs no arguments.
   assert _alone(_Plain()).constants() == []
+
+
+def without_lookups(spec, corpus, loss_of):
+  """A model that does not say how often rows are looked up."""
+  model = counting.make(spec, corpus, loss_of)
+  table = dataclasses.replace(model.table, lookups_per_center=None)
+  return dataclasses.replace(model, table=table)
+
+
+@pytest.mark.parametrize(
+  ('shape', 'settings'),
+  [
+    ((2, 1), {'strategy.name': 'replicas'}),
+    ((1, 1), {'table.store': 'memory', 'table.device_bytes': '50%'}),
+  ],
+)
+def test_replicas_and_stores_need_lookups_of_rows(shape, settings):
+  settings |= {'model.name': f'{__name__}:without_lookups'}
+  with pytest.raises(errors.UserError, match="'input' has no lookups_per_cent"):
+    dispatches.trainer(np.full(40, 100), settings, shape)

@@ -219,7 +219,15 @@ def test_first_bad_step(case, part, bad_step, expected):
 @pytest.mark.parametrize(
   ('fused', 'own'),
   [
-    (False, ['tables/replicated.py', 'tables/row_optimizers.py']),
+    (
+      False,
+      [
+        'models/columns.py',
+        'tables/replicated.py',
+        'tables/row_access.py',
+        'tables/row_optimizers.py',
+      ],
+    ),
     (True, ['kernels/cpu/step.py']),
   ],
 )
