@@ -19,22 +19,22 @@ from jaxemb import errors
 
 
 def held_out(text: str, refusal: str) -> tuple[float, bool] | None:
-  """Of such as 0.1 or last:0.1: the share, and whether it is of the last ones.
+  """Parses '0.1' or 'last:0.1' into (fraction, whether of the last ones).
 
-  None stands for other text, a path. Raises a `UserError` with the `refusal`
-  for a share that is not between 0 and 1.
+  Returns None for other text, a path. Raises a `UserError` with the `refusal`
+  for a fraction that is not between 0 and 1.
   """
   try:
-    share = float(text.removeprefix('last:'))
+    fraction = float(text.removeprefix('last:'))
   except ValueError:
     return None
-  if not 0 < share < 1:
+  if not 0 < fraction < 1:
     raise errors.UserError(refusal)
-  return share, text.startswith('last:')
+  return fraction, text.startswith('last:')
 
 
 class Share(NamedTuple):
-  """A device's examples of a step: one split of each of some parts."""
+  """Which of a step's examples a device takes: a split of some parts each."""
 
   before: jax.Array | int  # parts of the data before those in its batch
   first_part: jax.Array | int  # of those in its batch
@@ -46,7 +46,7 @@ class Share(NamedTuple):
 def share(
   num_parts: int, num_devices: int, before: jax.Array, device: jax.Array
 ) -> Share:
-  """The share of one of the devices that hold a batch of `num_parts` parts.
+  """Returns the share of one of the devices that have a batch of `num_parts`.
 
   int32 `before` is the number of parts of the data before those of the batch.
   """
@@ -71,17 +71,17 @@ class Steps(Protocol):
   def step(
     self, batch: Any, index: jax.Array, share: Share, progress: jax.Array
   ) -> Any:
-    """What a model gets: a device's share of step int32 `index`.
+    """Returns what a model gets: a device's share of step int32 `index`.
 
     The leaves of the batch are [P, ...], of an item or a device's parts of it;
-    float32 `progress` is the share of training done, for models that ask.
+    float32 `progress` is the fraction of training done.
     """
 
   def pad(self, step_batch: Any, is_step: jax.Array) -> Any:
-    """The same, or padding, which changes no row, where `is_step` is False."""
+    """Returns padding, which changes no row, unless `is_step`."""
 
   def counters(self, batch: Any) -> Mapping[str, jax.Array]:
-    """int32, what the report counts, summed over the parts of the batch."""
+    """Returns int32 counts for the report, summed over the batch."""
 
 
 class Readers(NamedTuple):
@@ -149,15 +149,15 @@ class Source(Protocol):
   def describe(self) -> Sequence[str]:
     """Lines for the log: what was read."""
 
-  # Of sources whose contexts are not keys: what they are, in order of rows.
+  # The contexts, in order of rows, where these are not keys.
   context_keys: Sequence[str] = ()
 
-  # Of sources that hold something out themselves: what they make of a model, by
-  # name, from its vectors, its contexts, and whether their lengths count.
+  # Where the source holds data out: (vectors, contexts, whether their lengths
+  # count) -> scores by name.
   evaluate: Callable[..., Mapping[str, Mapping[str, Any]]] | None = None
 
   def items(self, position: Any, done: int) -> Iterator[Item]:
-    """All items from an `Item.position` (None = the start) to the end.
+    """Yields items from an `Item.position` (None = the start) to the end.
 
     `done` units of progress come before it.
     """
@@ -166,7 +166,7 @@ class Source(Protocol):
 def prefetch(items: Iterator[Any], depth: int = 2) -> Iterator[Any]:
   """Makes items, none of which is None, in a thread, `depth` ahead of use.
 
-  It begins at once; the generator is to be closed, even if it was not used.
+  It begins at once; close the generator, even if it was not used.
   """
   made = _made_ahead(items, depth)
   next(made)

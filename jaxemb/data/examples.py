@@ -72,26 +72,22 @@ def items(
   position: Sequence[int] | None,
   done: int,
 ) -> Iterator[base.Item]:
-  """Items of epochs of `num` examples, from [epoch, next place] to the end.
+  """Yields items of epochs of `num` examples, from [epoch, example] on.
 
   A batch has room for `most_steps`, if an epoch has as many; a step takes a
   piece of an epoch's order for each part. For each piece of a part that this
-  process reads `fill` gets the epoch, the places, and writes ids
-  [n, widths[0]], numbers [n, widths[1]] and labels [n] of the examples there.
+  process reads `fill` gets the epoch and a range of its order, and writes ids
+  [n, widths[0]], numbers [n, widths[1]] and labels [n] of these examples.
   """
   num_parts, part_examples = spec.num_parts, spec.part_words
   step_examples, parts = num_parts * part_examples, spec.readers.local_parts
   num_steps = min(most_steps, -(-num // step_examples))
-  size, shape = (
-    num_steps * step_examples,
-    (len(parts), num_steps * part_examples),
-  )
+  size = num_steps * step_examples
+  shape = len(parts), num_steps * part_examples
   epoch, first = position or (0, 0)
   while epoch < spec.epochs:
-    stop, index = (
-      min(num, first + size),
-      epoch * -(-num // size) + first // size,
-    )
+    stop = min(num, first + size)
+    index = epoch * -(-num // size) + first // size
     ids = np.full((*shape, widths[0]), PADDING, np.int32)
     numbers = np.zeros((*shape, widths[1]), np.float32)
     labels = np.full(shape, -1, np.float32)
@@ -99,13 +95,13 @@ def items(
     for row, part in enumerate(parts):
       for step in range(num_steps):
         start = first + step * step_examples + part * part_examples
-        places = range(start, min(start + part_examples, stop))
-        if not len(places):
+        piece = range(start, min(start + part_examples, stop))
+        if not len(piece):
           continue
-        counts[row] += len(places)
-        at = step * part_examples
-        here = row, slice(at, at + len(places))
-        fill(epoch, places, ids[here], numbers[here], labels[here])
+        counts[row] += len(piece)
+        offset = step * part_examples
+        rows = row, slice(offset, offset + len(piece))
+        fill(epoch, piece, ids[rows], numbers[rows], labels[rows])
     steps = np.full(len(parts), -(-(stop - first) // step_examples), np.int32)
     batch = Batch(
       ids=ids, numbers=numbers, labels=labels, num_steps=steps, examples=counts
@@ -130,7 +126,7 @@ def batch_of(
   part_examples: int,
   num_steps: int,
 ) -> Batch:
-  """The batch of ids [n, columns] and numbers [n, numbers] of examples.
+  """Returns a batch of ids [n, columns] and numbers [n, numbers].
 
   A step takes a piece of `part_examples` for each part; there is room for
   `num_steps`, and what is beyond n is padding.

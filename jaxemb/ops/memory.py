@@ -1,7 +1,7 @@
-"""What functions of numba tell the processor of memory that they come to soon.
+"""Prefetch instructions for functions of numba.
 
-A line of the cache that is asked for while other work goes on is there when it
-is read: with many reads under way, nothing waits for each of them.
+A cache line that is requested while other work goes on is there when it is
+read: with many reads under way, nothing waits for each of them.
 """
 
 from llvmlite import ir
@@ -13,7 +13,7 @@ LINE = 64  # bytes of a line of the cache
 
 
 def _prefetch(writes):
-  """An intrinsic that asks for the line of an address, which may be any."""
+  """Returns an intrinsic that requests the cache line of any address."""
 
   @intrinsic
   def prefetch(typing_context, address):

@@ -1,8 +1,8 @@
 """Negative sampling (Mikolov et al. 2013b): drawn words, and the loss of pairs.
 
-Words are drawn by Walker's alias method: a uniform slot, then a coin between
-the slot's own word and its alias, so that a draw costs one random read whatever
-the vocabulary. The bits are a counter-based hash of (key, position)
+Words are drawn by Walker's alias method: a uniform entry, then a coin between
+the entry's own word and its alias, so that a draw costs one random read
+whatever the vocabulary. The bits are a counter-based hash of (key, position)
 rather than threefry, which took a seventh of a training step on a CPU.
 """
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numba
 import numpy as np
 
-_SLOTS = 64  # of an alias table in a line of it
+_ENTRIES = 64  # of an alias table in a line of it
 
 # (scores [...], labels [...] 0 or 1) -> nats [...]
 Pointwise = Callable[[jax.Array, jax.Array], jax.Array]
@@ -49,11 +49,11 @@ def _logistic_loss_jvp(primals, tangents):
 
 
 class Alias(NamedTuple):
-  """A discrete distribution over 0..vocab-1, in n >= vocab slots."""
+  """A discrete distribution over 0..vocab-1, in n >= vocab entries."""
 
-  # [n / 64, 128] int32. Of a slot the bits of a float32, the chance to keep the
-  # word of the slot's own number, and the word taken otherwise, side by side: a
-  # TPU reads 128 numbers in less time than two in different places.
+  # [n / 64, 128] int32. Of an entry the bits of a float32, the chance to keep
+  # the word of the entry's own number, and the word taken otherwise, side by
+  # side: a TPU reads 128 numbers in less time than two in different places.
   lines: jax.Array
 
 
@@ -87,12 +87,12 @@ def _build(scaled, alias):
 def alias_table(weights: np.ndarray) -> Alias:
   """The alias table, on the host, of weights [vocab] >= 0, not all 0."""
   scaled = np.asarray(weights, np.float64)
-  scaled = np.pad(scaled, (0, -len(scaled) % _SLOTS))  # which are never drawn
+  scaled = np.pad(scaled, (0, -len(scaled) % _ENTRIES))  # which are never drawn
   scaled = scaled * (len(scaled) / scaled.sum())
   alias = np.arange(len(scaled), dtype=np.int32)
   _build(scaled, alias)
   pairs = np.stack([scaled.astype(np.float32).view(np.int32), alias], 1)
-  return Alias(pairs.reshape(-1, 2 * _SLOTS))
+  return Alias(pairs.reshape(-1, 2 * _ENTRIES))
 
 
 def _mix(x: jax.Array) -> jax.Array:
@@ -168,28 +168,30 @@ def draw_uniform(size: int, key: jax.Array, positions: jax.Array) -> jax.Array:
 def draw(table: Alias, key: jax.Array, positions: jax.Array) -> jax.Array:
   """[...] int32 words, a pure function of (key, position): `random_bits`."""
   bits = random_bits(key, positions)
-  slots = _scale(bits, _SLOTS * table.lines.shape[0]).astype(jnp.int32)
+  entries = _scale(bits, _ENTRIES * table.lines.shape[0]).astype(jnp.int32)
   coins = (_mix(bits + key[1]) >> 8).astype(jnp.float32) * np.float32(2**-24)
   chance, alias = jax.lax.platform_dependent(
-    table.lines, slots, tpu=_from_lines, default=_from_pairs
+    table.lines, entries, tpu=_from_lines, default=_from_pairs
   )
   chance = jax.lax.bitcast_convert_type(chance, jnp.float32)
-  return jnp.where(coins < chance, slots, alias)
+  return jnp.where(coins < chance, entries, alias)
 
 
-def _from_pairs(lines, slots):
-  """Both numbers of slots [...], int32."""
+def _from_pairs(lines, entries):
+  """Returns both numbers of entries [...], int32."""
   pairs = lines.reshape(-1, 2)  # more numbers than int32 has, of 2^30 words
   return tuple(
-    pairs.at[slots, i].get(mode='promise_in_bounds') for i in range(2)
+    pairs.at[entries, i].get(mode='promise_in_bounds') for i in range(2)
   )
 
 
-def _from_lines(lines, slots):
-  found = lines.at[slots // _SLOTS].get(mode='promise_in_bounds')
-  first = 2 * (slots % _SLOTS)[..., None]
-  places = jax.lax.broadcasted_iota(jnp.int32, found.shape, slots.ndim) - first
-  return tuple(jnp.where(places == i, found, 0).sum(-1) for i in range(2))
+def _from_lines(lines, entries):
+  line = lines.at[entries // _ENTRIES].get(mode='promise_in_bounds')
+  first = 2 * (entries % _ENTRIES)[..., None]
+  positions = (
+    jax.lax.broadcasted_iota(jnp.int32, line.shape, entries.ndim) - first
+  )
+  return tuple(jnp.where(positions == i, line, 0).sum(-1) for i in range(2))
 
 
 def softmax_loss(positives: jax.Array, negatives: jax.Array) -> jax.Array:

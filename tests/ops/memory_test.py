@@ -1,4 +1,4 @@
-"""Lines of the cache are asked for to be read, or to be written."""
+"""Cache lines are requested to be read, or to be written."""
 
 import re
 
