@@ -1,4 +1,4 @@
-"""Benchmark files: similarity, analogies and categories, in any known layout.
+"""Reads benchmark files: similarity, analogies and categories.
 
 A file's layout is recognised from its content, never from its name:
 
@@ -11,8 +11,8 @@ A file's layout is recognised from its content, never from its name:
     semeval          csv with the columns type, word1, word2, word3, target
     categories       csv with the columns category, word
 
-Lines that do not fit their file's layout are counted, never fatal. Blank lines
-and lines that start with `#` are neither read nor counted.
+Lines that do not fit the layout of their file are counted, never fatal. Blank
+lines and lines that start with `#` are neither read nor counted.
 """
 
 import collections
@@ -41,7 +41,7 @@ _KINDS = {
   'semeval': 'analogies',
   'categories': 'categorization',
 }
-# (label, words), of SCWS also contexts, as in `Benchmark`.
+# (label, words), in SCWS also contexts, as in `Benchmark`.
 Item = tuple
 
 
@@ -52,12 +52,12 @@ class Benchmark(NamedTuple):
   name: str  # of the file, unique among those read together
   layout: str
   words: list[tuple[str, ...]]  # of each item, as written: 2, 4 or 1
-  # Of each item: its rating (larger is more similar), section or category.
+  # By item: rating (larger is more similar), section or category.
   labels: list[float] | list[str]
   malformed: int  # lines
   blank: int = 0  # rows of categories without a word
-  repeated: int = 0  # rows of categories whose word had come, in any case
-  # Of SCWS, of each of the two words: the text before it, itself, and after it.
+  repeated: int = 0  # rows of categories with a word of an earlier row
+  # In SCWS, for both words: the text before the word, the word, the text after.
   contexts: Sequence[list[tuple[str, str, str]]] = ()
 
   @property
@@ -67,12 +67,12 @@ class Benchmark(NamedTuple):
 
 
 def find(paths: Iterable[pathlib.Path | str]) -> list[Benchmark]:
-  """Benchmarks in files and folders; logs the files of unknown layout.
+  """Reads the benchmarks in files and folders; logs files of unknown layout.
 
-  UserError if a path is missing, or nothing was recognised.
+  Raises a `UserError` if a path is missing or no benchmark is recognised.
   """
   paths, names = list(paths), collections.Counter()
-  found, unknown = [], []
+  recognised, unknown = [], []
   for path in _files(paths):
     benchmark = read(path)
     if benchmark is None:
@@ -81,8 +81,8 @@ def find(paths: Iterable[pathlib.Path | str]) -> list[Benchmark]:
     names[benchmark.name] += 1
     if (count := names[benchmark.name]) > 1:
       benchmark = benchmark._replace(name=f'{benchmark.name}-{count}')
-    found.append(benchmark)
-  if not found:
+    recognised.append(benchmark)
+  if not recognised:
     raise errors.UserError(
       f'no benchmark recognised in {", ".join(map(str, paths))}: expected '
       '`word1 word2 score`, SCWS, `: section` analogies, or csv with columns '
@@ -91,7 +91,7 @@ def find(paths: Iterable[pathlib.Path | str]) -> list[Benchmark]:
   if unknown:
     names = ', '.join(unknown)
     _LOG.warning(f'skipped {len(unknown)} file(s) of unknown layout: {names}')
-  return found
+  return recognised
 
 
 def _files(paths: Iterable[pathlib.Path | str]) -> Iterator[pathlib.Path]:
@@ -109,10 +109,10 @@ def _files(paths: Iterable[pathlib.Path | str]) -> Iterator[pathlib.Path]:
 def read(
   path: pathlib.Path | str, delimiter: str | None = None
 ) -> Benchmark | None:
-  """Reads one benchmark file; None if no line fits any layout.
+  """Reads a benchmark file; returns None if no line fits any layout.
 
-  `delimiter` is of a `pairs` file's fields; None for white space or commas.
-  UserError if the file cannot be read.
+  `delimiter` separates the fields of a `pairs` file; None = white space or
+  commas. Raises a `UserError` if the file cannot be read.
   """
   path = pathlib.Path(path)
   separator = re.compile(re.escape(delimiter) if delimiter else r'[\s,]+')
@@ -161,7 +161,7 @@ def _lines(data: bytes) -> list[str]:
 
 
 def _layout(sample: list[str], separator: re.Pattern) -> str | None:
-  """The layout that fits a file's first lines, or None."""
+  """Returns the layout that fits the first lines of a file, or None."""
   if not sample:
     return None
   header = {field.lower() for field in _csv_fields(sample[0])}
@@ -174,7 +174,7 @@ def _layout(sample: list[str], separator: re.Pattern) -> str | None:
     layout: [x for x in _parse(sample, layout, separator) if x is not None]
     for layout in ('scws', 'pairs', 'questions-words')
   }
-  # Four fields that end in a number are rather a pair.
+  # Four fields that end in a number are more likely a pair.
   fitting['questions-words'] = [
     words
     for _, words in fitting['questions-words']
@@ -187,7 +187,7 @@ def _layout(sample: list[str], separator: re.Pattern) -> str | None:
 def _parse(
   lines: list[str], layout: str, separator: re.Pattern
 ) -> list[Item | None]:
-  """What each line holds, None where malformed."""
+  """Returns the item of each line, None for malformed lines."""
   if layout == 'scws':
     return [_parse_scws(line) for line in lines]
   if layout == 'pairs':
@@ -219,7 +219,7 @@ def _csv_fields(line: str) -> list[str]:
 
 
 def _number(field: str) -> float | None:
-  """The field as a finite number, or None."""
+  """Returns the field as a finite number, or None."""
   try:
     number = float(field)
   except ValueError:
@@ -232,7 +232,7 @@ def _parse_pair(line: str, separator: re.Pattern) -> Item | None:
   words, numbers = tuple(fields[:2]), [_number(field) for field in fields[2:]]
   if not numbers or None in numbers or '' in words:
     return None
-  # Several numbers after a word that is one: a table of vectors.
+  # Several numbers after a numeric word: a table of vectors.
   if len(numbers) > 1 and any(_number(word) is not None for word in words):
     return None
   return numbers[0], words

@@ -2,12 +2,12 @@
 
 The measures are those of gensim's evaluators, so that scores compare:
 
-- only the `restrict_vocab` first (most frequent) words count;
-- words are compared in upper case, the most frequent spelling has the vector;
-- items with a word out of vocabulary are left out, and counted;
+- only the first `restrict_vocab` (most frequent) words are used;
+- words are compared in upper case; the most frequent spelling has the vector;
+- items with a word out of vocabulary are left out and counted;
 - Spearman's rank correlation gives ties their mean rank;
 - the three words of an analogy question, in any spelling, are no answers
-  (gensim looks at the five nearest words for this; here it is exact).
+  (gensim looks only at the five nearest words; here it is exact).
 
 Categorization is scored by the purity of clusters: the fraction of words that
 belong to the largest category of their cluster.
@@ -23,7 +23,7 @@ import scipy  # parts of it are loaded when they are used
 from jaxemb import errors
 from jaxemb.evaluation import analogies, benchmarks, geometry
 
-# Of each kind: title, and title and key of the second score.
+# By kind: title of the score, title and key of the second score.
 _KINDS = {
   'similarity': ('Spearman', 'Pearson', 'pearson'),
   'analogies': ('3CosAdd', '3CosMul', 'score_cosmul'),
@@ -58,7 +58,7 @@ class Searched:
         self._spellings.setdefault(first, [first]).append(row)
 
   def find(self, asked: benchmarks.Benchmark) -> tuple[np.ndarray, np.ndarray]:
-    """[items] bool: all words are known; [found, words] int64: their rows."""
+    """Returns [items] bool, whether all words are known, and their rows."""
 
     def row(word: str) -> int:
       return self._rows.get(self._fold(word), -1)
@@ -68,10 +68,10 @@ class Searched:
     return is_found, rows[is_found]
 
   def pair_cosines(self, asked: benchmarks.Benchmark) -> np.ndarray:
-    """[pairs] float32 cosines; NaN if a word is out of vocabulary.
+    """Returns cosines [pairs] float32; NaN if a word is out of vocabulary.
 
-    A word with itself has exactly 1. (SCWS holds 241 such pairs; gensim leaves
-    them to rounding errors of 1e-7, which break their ties at random.)
+    A word with itself has exactly 1. (SCWS has 241 such pairs, whose ties
+    gensim breaks at random, by rounding errors of 1e-7.)
     """
     is_found, pairs = self.find(asked)
     units = {i: geometry.unit_vector(self.vectors[i]) for i in set(pairs.flat)}
@@ -83,7 +83,10 @@ class Searched:
     return cosines
 
   def solve(self, asked: benchmarks.Benchmark) -> tuple[np.ndarray, np.ndarray]:
-    """[questions] bool: found; [questions, 2]: right by 3CosAdd, by 3CosMul."""
+    """Returns [questions] bool, found, and [questions, 2] bool, right.
+
+    The columns are 3CosAdd and 3CosMul.
+    """
     is_found, questions = self.find(asked)
     is_right = np.zeros((len(is_found), 2), bool)
     is_right[is_found] = analogies.solve(
@@ -100,7 +103,7 @@ def evaluate(
 ) -> dict[str, dict]:
   """Scores words [vocab], most frequent first, by vectors [vocab, dim] float32.
 
-  Vectors may be memory-mapped; the first `restrict_vocab` count (0 = all).
+  Vectors may be memory-mapped; the first `restrict_vocab` are used (0 = all).
 
   Returns:
     By benchmark, ready for JSON: `kind`, `layout`, `score` (None if no item
@@ -114,7 +117,7 @@ def evaluate(
       categorization: `score` is purity, `clusters`, `blank` and `repeated`
         (rows left out).
 
-  UserError if vectors are not finite.
+  Raises a `UserError` if vectors are not finite.
   """
   searched = Searched(words, vectors, restrict_vocab)
   is_finite = np.isfinite(searched.norms)
@@ -145,10 +148,10 @@ def evaluate(
 def correlations(
   ratings: Sequence[float], cosines: np.ndarray
 ) -> dict[str, float | None]:
-  """The `score` (Spearman) and `pearson` of cosines [n]; NaN = unknown."""
+  """Returns `score` (Spearman) and `pearson` of cosines [n]; NaN = unknown."""
   is_found = ~np.isnan(cosines)
   both = np.array(ratings)[is_found], cosines[is_found]
-  # Without two different values on each side no correlation is defined.
+  # Correlations are undefined without two different values on each side.
   if any(len(np.unique(x)) < 2 for x in both):
     return {'score': None, 'pearson': None}
   pearson = float(scipy.stats.pearsonr(*both)[0])
@@ -190,8 +193,8 @@ def _categories(
 ) -> dict[str, Any]:
   is_found, rows = searched.find(asked)
   rows, purity = rows[:, 0], None
-  own = np.array(asked.labels)[is_found]
-  names, labels = np.unique(own, return_inverse=True)
+  categories = np.array(asked.labels)[is_found]
+  names, labels = np.unique(categories, return_inverse=True)
   if len(rows):
     units = geometry.unit(searched.vectors[rows], searched.norms[rows])
     clusters = geometry.cluster(units, len(names))
@@ -216,7 +219,7 @@ _MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def format_table(results: dict[str, dict]) -> str:
-  """Lines of text for the results of `evaluate`, by benchmark and section."""
+  """Returns lines of text for the results of `evaluate`."""
   first = next(iter(results.values()))
   limits = (
     f'vocabulary limit {first["restrict_vocab"]:,}: {first["vocab"]:,} words '

@@ -2,11 +2,11 @@
 
 Dumps of any export version are split at </page>, which cannot occur in the text
 of a page. Real dumps end early, have malformed pages, or are several in one
-file: all complete pages are read, and what is missing is reported.
+file: all complete pages are read, and missing pages are reported.
 
-Wikitext becomes plain paragraphs in linear time and without a real parser:
-tags that hide their contents go first, then one walk with a stack handles all
-brackets (templates, tables and links nest to any depth; unbalanced ones do
+Wikitext is converted to plain paragraphs in linear time, without a full parser:
+first tags are removed with their contents, then one pass with a stack handles
+all brackets (templates, tables and links nest to any depth; unbalanced ones do
 little harm), then inline markup, then lines.
 
 WikiExtractor writes <doc> elements or JSON lines. Its <doc> files are plain
@@ -41,8 +41,7 @@ _MAX_DAMAGES = 10  # reported one by one
 _CONTROLS = bytes(c for c in range(32) if c not in b'\t\n\r')
 _CLEAN = bytes.maketrans(_CONTROLS, b'?' * len(_CONTROLS))
 
-# Tags whose contents are not prose. <nowiki> is among them because what it
-# holds is text, but not markup.
+# Tags whose contents are not prose; those of <nowiki> are text without markup.
 _OPAQUE_NAMES = (
   'categorytree|ce|chem|gallery|graph|hiero|imagemap|includeonly|inputbox'
   '|mapframe|maplink|math|nowiki|pre|references|ref|score|source'
@@ -56,8 +55,8 @@ _CLOSING = {
   for name in _OPAQUE_NAMES.split('|')
 } | {'!--': re.compile('-->')}
 _MARKUP = {ord(c): f'&#{ord(c)};' for c in "[]{}|'<>*#:=!_/"}
-# Every branch begins with one literal character, never with a repeat: only then
-# does the engine skip ahead to the next such character.
+# Every branch begins with a literal character, never with a repeat: only then
+# does the engine skip to the next such character.
 _BRACKETS = re.compile(
   r'(\[\[|\]\]|\{\{+|\}\}+(?:[ \t]*\{\|)?|\n[ \t:*#]*\{\||\n[ \t]*\|\}+)'
 )
@@ -101,7 +100,7 @@ class Page(NamedTuple):
 
   title: str  # with the prefix of its namespace
   namespace: int  # 0 holds the articles
-  redirect: bool  # whether it only points to another page
+  redirect: bool
   model: str  # 'wikitext' for everything that has paragraphs
   text: str  # wikitext, of the last revision in a dump with several
   hidden: frozenset[str]  # link prefixes as in `HIDDEN`, in the wiki's language
@@ -112,13 +111,13 @@ class ReadReport(text_files.ReadReport):
   """Counts and problems of reading one file; complete when it ends."""
 
   pages: int = 0  # articles or documents used; 0 for plain text
-  redirects: int = 0  # pages skipped because they only point to another
-  other_namespace_pages: int = 0  # pages skipped: they are not articles
-  damages: int = 0  # places in a dump that could not be used
-  lost_bytes: int = 0  # of markup that could not be used
+  redirects: int = 0  # skipped pages
+  other_namespace_pages: int = 0  # skipped pages that are not articles
+  damages: int = 0  # damaged places of a dump
+  lost_bytes: int = 0  # of damaged markup
 
   def lose(self, num_bytes: int, why: str) -> None:
-    """Counts a damaged place of a dump; the first ones are problems too."""
+    """Counts a damaged place of a dump; reports the first ones as problems."""
     self.lost_bytes += num_bytes
     self.damages += 1
     if self.damages <= _MAX_DAMAGES:
@@ -126,10 +125,10 @@ class ReadReport(text_files.ReadReport):
 
 
 def pages(blocks: Iterable[bytes], report: ReadReport) -> Iterator[Page]:
-  """The complete pages of a dump, of all namespaces, with redirects.
+  """Yields the complete pages of a dump, of all namespaces, with redirects.
 
-  The XML may lack its header or its end, or be several dumps in a row. What is
-  missing, malformed or replaced goes to the report.
+  The XML may lack its header or its end, or be several dumps in a row. The
+  report counts missing, malformed and replaced parts.
   """
   names: dict[str, int] = {}  # of namespaces, in lower case, to numbers
   num_pages, after = 0, 'in its first page'
@@ -151,7 +150,7 @@ def pages(blocks: Iterable[bytes], report: ReadReport) -> Iterator[Page]:
         yield page
       else:
         report.lose(len(xml), why % 'no title or no text')
-    if len(data) > _MAX_PENDING_BYTES:  # a page with all its history, or none
+    if len(data) > _MAX_PENDING_BYTES:  # a page with its history, or no page
       start_byte = data.find(b'<page>')
       if start_byte < 0:
         start_byte = len(data) - len('</mediawiki>')
@@ -172,7 +171,7 @@ def _read_header(xml: bytes, names: dict[str, int], is_open: bool) -> bool:
 
 
 def _page(xml: bytes, names: dict[str, int], report: ReadReport) -> Page | None:
-  """A page, with what XML does not allow replaced; None if it is malformed."""
+  """Parses a page and replaces invalid characters; None if malformed."""
   num_replaced = len(xml) - len(xml.translate(None, _CONTROLS))
   text = xml.translate(_CLEAN).decode(errors='replace')
   num_replaced += text.count('\ufffd') - xml.count(b'\xef\xbf\xbd')
@@ -222,7 +221,7 @@ def _hide(text: str) -> str:
 
 
 def _link(content: str, hidden: frozenset[str]) -> str:
-  """What [[content]] shows."""
+  """Returns the text that [[content]] shows."""
   target, bar, label = content.partition('|')
   if '\n' in target:
     return content
@@ -241,13 +240,13 @@ def _link(content: str, hidden: frozenset[str]) -> str:
 
 
 def _unbracket(text: str, hidden: frozenset[str]) -> str:
-  """Drops templates and tables, and puts links' labels in their place."""
+  """Drops templates and tables, and replaces links by their labels."""
   parts = _BRACKETS.split(text)
-  frames = [('', [parts[0]])]  # what is open: its kind, the text inside
+  frames = [('', [parts[0]])]  # open brackets: kind and the text inside
   num_open = collections.Counter()
 
   def close(kind: str) -> None:
-    """Drops the innermost open `kind` with everything opened inside it."""
+    """Drops the innermost open `kind` with all brackets opened inside it."""
     closed = None if num_open[kind] else kind
     while closed != kind:
       closed = frames.pop()[0]
