@@ -26,17 +26,15 @@ import numpy as np
 import zipf
 
 from jaxemb import errors
-from jaxemb.cli import plan
 from jaxemb.models import base
 
 _EFFORT = zipf.Effort(4_000_000, 5, 2.0)
 _QUICK = zipf.Effort(50_000, 2, 0.0)
-# Of `device_kind`, and of `plan.CHIPS`.
-_KINDS = {
-  'TPU v5 lite': 'v5e', 'TPU v5e': 'v5e',
-  'TPU v6 lite': 'v6e', 'TPU v6e': 'v6e',
-  'TPU v5p': 'v5p', 'TPU v5': 'v5p', 'TPU v4': 'v4', 'TPU7x': 'tpu7x',
-  'TPU v3': 'v3', 'TPU v2': 'v2', 'NVIDIA H100': 'h100', 'NVIDIA H200': 'h200',
+# GB/s of the memory, as makers state them, by the beginning of `device_kind`.
+_MEMORY_GBPS = {
+  'TPU v5 lite': 819, 'TPU v5e': 819, 'TPU v6 lite': 1640, 'TPU v6e': 1640,
+  'TPU v5p': 2765, 'TPU v5': 2765, 'TPU v4': 614, 'TPU7x': 3690,
+  'TPU v3': 450, 'TPU v2': 350, 'NVIDIA H100': 3350, 'NVIDIA H200': 4800,
 }  # fmt: skip
 _XLA = {'train.fused': False}
 # (settings, rows), the most telling first.
@@ -55,11 +53,11 @@ _CASES = [
 ]
 
 
-def _chip(device: jax.Device) -> plan.Chip | None:
-  """What its makers say of it, if that is known."""
-  kinds = sorted(_KINDS, key=len, reverse=True)
+def _memory_gbps(device: jax.Device) -> float | None:
+  """Returns GB/s of a device's memory, if they are known."""
+  kinds = sorted(_MEMORY_GBPS, key=len, reverse=True)
   name = next((x for x in kinds if device.device_kind.startswith(x)), None)
-  return plan.CHIPS[_KINDS[name]] if name else None
+  return _MEMORY_GBPS.get(name)
 
 
 def _row_bytes(spec: base.WindowSpec) -> float:
@@ -128,11 +126,11 @@ def rate(
   found = zipf.time_dispatches(
     job, zipf.corpus(job.counts, effort.ready_words), effort
   )
-  chip, share = _chip(job.mesh.devices.flat[0]), None
-  if chip:
+  gbps, share = _memory_gbps(job.mesh.devices.flat[0]), None
+  if gbps:
     row_bytes = _row_bytes(job.trainer.trainable.model.spec)
     moved = row_bytes * found['centers_per_sec'] / job.mesh.size
-    share = moved / (chip.memory_gbps * 1e9)
+    share = moved / (gbps * 1e9)
   return found | {'memory_share': share}
 
 

@@ -184,7 +184,7 @@ def test_what_fails_on_a_device_ends_nothing_else(run, monkeypatch, tmp_path):
   (tmp_path / 'trace').touch()
   monkeypatch.setattr(device_hour, 'agreement', fail)
   chips = iter([fail, lambda device: None, lambda device: None])
-  monkeypatch.setattr(device_hour, '_chip', lambda x: next(chips)(x))
+  monkeypatch.setattr(device_hour, '_memory_gbps', lambda x: next(chips)(x))
   found, shown = run('device_hour', '--quick', f'--trace={tmp_path / "trace"}')
   line = 'FloatingPointError: training diverged'
   assert found['agreement'] == {'obstacle': line}

@@ -384,18 +384,8 @@ def _fetching(
   cluster: remote.Cluster | None,
 ) -> fetching.Fetching:
   """Steps on tables in a store, with room for so many rows on the device."""
-  specs, by_vocab = trainable.model.specs(), {}
-  for name, spec in sorted(specs.items()):
-    by_vocab.setdefault(spec.vocab, []).append(name)
-  caches = [
-    cache_lib.Cache(
-      names=tuple(x),
-      num_rows=vocab,
-      capacity=num_slots[x[0]],
-      policy=config.table.evict,
-    )
-    for vocab, x in by_vocab.items()
-  ]
+  vocabs = {k: x.vocab for k, x in trainable.model.specs().items()}
+  caches = cache_lib.caches(vocabs, num_slots, config.table.evict)
 
   t, place = config.table, folder or pathlib.Path(tempfile.gettempdir())
   if t.store == 'remote' and not cluster:

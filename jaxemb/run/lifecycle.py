@@ -250,10 +250,6 @@ def _train(
         log_every_secs=parts.config.train.log_every_secs,
         untrained_loss=parts.trainable.model.untrained_loss,
         gather=functools.partial(distributed.latest, 'hosts'),
-        # XLA has one for each device, a kernel may have several.
-        num_threads=num_devices
-        * parts.tuning.threads
-        * (distributed.num_processes() > 1),
         num_devices=num_devices,
         every_steps=getattr(parts.strategy.policy, 'every_steps', 0),
       )

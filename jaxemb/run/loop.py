@@ -145,7 +145,6 @@ def train(
         totals.started = totals.started or session.started
         totals.encode_secs += session.encode_secs
         meter.start()
-      meter.begin()
       if strategy.store and following:
         then = schedule(config, following, total, *stream)
         strategy.store.expect(following.batch, then)

@@ -269,20 +269,19 @@ class Meter:
     log_every_secs: float,
     untrained_loss: float = float('inf'),
     gather: Callable[[dict, bool], list[dict]] = lambda own, is_last: [own],
-    num_threads: int = 0,
     num_devices: int = 1,
     every_steps: int = 0,  # between meetings of replicas
   ):
     """Continues from `totals`, which is changed in place.
 
     Records go to `workdir`, if any; `gather` makes what all processes have used
-    of what this one has, and whether it is the last. `num_threads` compute and
-    wait for other processes. For `untrained_loss` see `Totals.add`.
+    of what this one has, and whether it is the last. For
+    `untrained_loss` see `Totals.add`.
     """
     self.totals, self.total = totals, round(units_per_epoch * epochs)
     self._units_per_epoch, self._every_secs = units_per_epoch, log_every_secs
     self._untrained_loss, self._gather = untrained_loss, gather
-    self._num_threads, self._devices = num_threads, num_devices
+    self._devices = num_devices
     self._every_steps, self._has_ended = every_steps, False
     self._writer = Writer(workdir, totals.steps) if workdir else None
     self._progress = Progress(log_every_secs)
@@ -295,17 +294,11 @@ class Meter:
     self._first, self._seen = resources.sample(), []
     self._rate = f'{self.totals.unit}_per_sec'
     self._own = collections.defaultdict(float)  # of this process
-    self.begin()
     self._begin_record(self._clock)
 
   def resume(self) -> None:
     """Restarts the clock after something else than training."""
     self._clock = time.monotonic()
-
-  def begin(self) -> None:
-    """To be called when a batch is there, before its dispatch."""
-    num = self._num_threads  # that may wait for other processes
-    self._slept = resources.asleep_secs(num) if num else 0.0
 
   def _begin_record(self, now: float) -> None:
     self._last, self._last_done = now, self.totals.done
@@ -336,14 +329,12 @@ class Meter:
       self._record(now, float(learning_rates[1]))
 
   def _count_own(self, item: Any, num_steps: int) -> None:
-    own, every_steps, slept = self._own, self._every_steps, self._slept
-    self.begin()
+    own, every_steps = self._own, self._every_steps
     meetings, steps = 0, self.totals.steps
     if every_steps:
       meetings = steps // every_steps - (steps - num_steps) // every_steps
     sent = self.totals.collectives.get('bytes_per_step_per_device', {})
     done = item.done_after - item.done_before if item.own is None else item.own
-    own['waited_secs_per_sec'] += self._slept - slept
     own['collective_bytes_per_sec'] += (
       num_steps * self._devices * sent.get('total', 0)
     )

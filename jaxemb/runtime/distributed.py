@@ -49,7 +49,7 @@ _ALIVE = {
 }  # fmt: skip
 _OUTSIDE = '198.51.100.1'  # of no machine (RFC 5737): the route out
 _MESSAGE_BYTES = 1 << 20  # of `gather`: one length is one program
-# Who is done waits until process 0 says so, too.
+# A process that is done waits until process 0 is, too.
 _DONE, _BYE, _FAILED, _STOP = b'done', b'bye', b'failed', b'stop'
 _LOST = (
   '{} of this job is gone; start all processes again to resume from the last '
@@ -79,34 +79,7 @@ def join(job: Job) -> None:
     )
   if not job.coordinator and not job.detects:
     return
-  options: dict[str, Any] = {}
-  if job.coordinator:
-    index, num = job.process_id, job.num_processes
-    if not 0 <= index < num:
-      raise errors.UserError(
-        f'--process_id={index} must be less than --num_processes={num}, and 0 '
-        'or more'
-      )
-    host, _, port = job.coordinator.rpartition(':')
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-      raise errors.UserError(
-        f'--coordinator={job.coordinator} must be HOST:PORT, with a port from '
-        '1 to 65,535'
-      )
-    if ':' in host:
-      raise errors.UserError(
-        f'--coordinator={job.coordinator} is an IPv6 address; give one of '
-        'IPv4, or a name that has one'
-      )
-    if index:
-      _wait_for(host, int(port))
-    options = {
-      'coordinator_address': job.coordinator,
-      'num_processes': num,
-      'process_id': index,
-      # By default JAX listens on all addresses of the machine.
-      'coordinator_bind_address': f'{bind_host(host)}:{port}',
-    }
+  options = _options(job) if job.coordinator else {}
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   # It handles SIGTERM while steps run: not Ctrl-C, and not before training.
   jax.config.update('jax_enable_preemption_service', False)
@@ -131,16 +104,50 @@ def join(job: Job) -> None:
   host, _, port = jax_distributed.global_state.coordinator_address.rpartition(
     ':'
   )
-  if address := own_address(host, int(port)):
+  if address := reachable_address(host, int(port)):
     xla_bridge.register_backend_factory(
       'cpu', lambda: _cpu_client(address), priority=0, fail_quietly=False
     )
 
 
-def own_address(host: str, port: int) -> str:
+def _options(job: Job) -> dict[str, Any]:
+  """Returns arguments of `jax.distributed.initialize`, once process 0 answers.
+
+  Raises a `UserError` for a job that nobody can join.
+  """
+  index, num = job.process_id, job.num_processes
+  if not 0 <= index < num:
+    raise errors.UserError(
+      f'--process_id={index} must be less than --num_processes={num}, and 0 '
+      'or more'
+    )
+  host, _, port = job.coordinator.rpartition(':')
+  if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    raise errors.UserError(
+      f'--coordinator={job.coordinator} must be HOST:PORT, with a port from '
+      '1 to 65,535'
+    )
+  if ':' in host:
+    raise errors.UserError(
+      f'--coordinator={job.coordinator} is an IPv6 address; give one of '
+      'IPv4, or a name that has one'
+    )
+  if index:
+    _wait_for(host, int(port))
+  return {
+    'coordinator_address': job.coordinator,
+    'num_processes': num,
+    'process_id': index,
+    # By default JAX listens on all addresses of the machine.
+    'coordinator_bind_address': f'{bind_host(host)}:{port}',
+  }
+
+
+def reachable_address(host: str, port: int) -> str:
   """Returns the address at which others reach this machine, given process 0's.
 
-  '' where its own name is one, which Gloo takes: Debian has that mean loopback.
+  '' where its host name resolves to one, as Gloo expects. On Debian and Ubuntu
+  it resolves to loopback, and no other machine could connect.
   """
   try:
     if not socket.gethostbyname(socket.gethostname()).startswith('127.'):
@@ -150,10 +157,10 @@ def own_address(host: str, port: int) -> str:
   if bind_host(host) == '0.0.0.0':  # this may be the machine that it names
     host = _OUTSIDE
   try:
-    found = socket.getaddrinfo(host.strip('[]'), port, type=socket.SOCK_DGRAM)
-    with socket.socket(*found[0][:3]) as one:
-      one.connect(found[0][4])  # sends nothing: it chooses a route
-      address = one.getsockname()[0]
+    routes = socket.getaddrinfo(host.strip('[]'), port, type=socket.SOCK_DGRAM)
+    with socket.socket(*routes[0][:3]) as probe:
+      probe.connect(routes[0][4])  # sends nothing: it chooses a route
+      address = probe.getsockname()[0]
   except OSError:  # reported by whoever connects
     return ''
   return '' if address.startswith('127.') or address == '::1' else address
@@ -269,15 +276,15 @@ def everyone(key: str, mine: str) -> list[str]:
 def latest(
   key: str, mine: dict[str, Any], is_last: bool = False
 ) -> list[dict[str, Any]]:
-  """Returns what each process gave last, or {}; waits only if that is all."""
+  """Returns the last values of each process, or {}; waits only if `is_last`."""
   if num_processes() == 1:
     return [mine]
   if is_last:
     return list(map(json.loads, everyone(f'{key}-last', json.dumps(mine))))
   _set(f'{key}/{process_id()}', json.dumps(mine), True)
-  found = dict(_store('key_value_dir_get', f'{key}/'))
+  values = dict(_store('key_value_dir_get', f'{key}/'))
   keys = [f'jaxemb/{key}/{i}' for i in range(num_processes())]
-  return [json.loads(found.get(key, '{}')) for key in keys]
+  return [json.loads(values.get(key, '{}')) for key in keys]
 
 
 def agree(name: str, mine: dict[str, Any]) -> None:
@@ -439,11 +446,11 @@ class Monitor:
       self._are_done.wait()
     self._send(_FAILED if code is None else _BYE if code else _DONE)
     if is_first() and code != 0:
-      # It goes last: until the others have ended.
+      # Process 0 exits last.
       self._listener.join(_GRACE_SECS if code is None else WAIT_SECS / 2)
     elif code is not None:
-      # Who ends with messages unread, such as the answer to a stop, resets the
-      # connection: what it has just sent may be lost with it.
+      # A process that ends with messages unread, such as the answer to a stop,
+      # resets the connection: what it has just sent may be lost with it.
       self._are_done.wait(_GRACE_SECS if code else None)
     self._is_closing.set()
     if code == 0:
@@ -492,10 +499,10 @@ def _received(peer: connection.Connection) -> bytes:
 def stopping_on_signals(
   monitor: Any, names: Iterable[str] = ('SIGTERM', 'SIGHUP', 'SIGINT')
 ) -> Iterator[None]:
-  """Signals request a stop, of a `Monitor` or alike; a second SIGINT ends it.
+  """Has signals request a stop of a `Monitor`; a second SIGINT interrupts.
 
   Schedulers repeat SIGTERM, and a closed terminal sends several signals: these
-  never end what is still being saved.
+  never interrupt saving.
   """
 
   def handle(number: int, frame: Any) -> None:

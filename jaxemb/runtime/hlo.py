@@ -1,10 +1,9 @@
 """Collectives of a compiled program: the bytes they send, how often they run.
 
-Read from the program's text. Bytes follow from the operands and the groups of
-devices by the usual ring algorithms. A collective runs as often as the loops
-around it: the compiler writes down the lengths it knows, or they are read from
-a loop that counts to a constant, as that for TPUs leaves them; `Loop` has the
-others.
+Both are read from the program's text. Bytes follow from the operands and the
+groups of devices by the usual ring algorithms. A collective runs as often as
+the loops around it: the compiler writes down the lengths it knows, or a loop
+counts to a constant, as the compiler for TPUs leaves it; `Loop` has the others.
 """
 
 import collections
@@ -13,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# What each of a group's n devices sends, as a multiple of its operand.
+# What each of n devices sends, as a multiple of its operand.
 _SENT = {
   'all-reduce': lambda n: 2 * (n - 1) / n,
   'all-gather': lambda n: n - 1,
@@ -124,8 +123,8 @@ def parse(text: str) -> Program:
     if head := _HEAD.match(line):
       current = computations.setdefault(head[2], {})
       entry = head[2] if head[1] else entry
-    elif found := _LINE.match(line):
-      root, name, shape, opcode, rest = found.groups()
+    elif match := _LINE.match(line):
+      root, name, shape, opcode, rest = match.groups()
       inside, _, attributes = rest.partition('), ')
       operands = (current.get(x) for x in re.findall(r'%([\w.\-]+)', inside))
       called = ','.join(''.join(x) for x in _CALLED.findall(attributes))
@@ -147,7 +146,7 @@ def executed(
   loops: tuple[int | None, ...] = (),
   is_in_branch: bool = False,
 ) -> Iterator[tuple[Instruction, tuple[int | None, ...], bool]]:
-  """Yields all that a computation runs; loops and branch as in `Collective`."""
+  """Yields what a computation runs; loops and branch as in `Collective`."""
   instructions = program.computations.get(computation, {})
   for x in instructions.values():
     yield x, loops, is_in_branch
@@ -155,7 +154,7 @@ def executed(
       continue  # it calls a sum, or what it wraps
     inside = loops
     if x.opcode == 'while':
-      inside = (*loops, trips(program, instructions, x))
+      inside = (*loops, _length(program, instructions, x))
     is_branch = is_in_branch or x.opcode == 'conditional'
     for name in x.called:
       yield from executed(
@@ -163,45 +162,35 @@ def executed(
       )
 
 
-def trips(
+def _length(
   program: Program, around: Mapping[str, Instruction], loop: Instruction
 ) -> int | None:
-  """How often a loop runs: as written down, or by its counter; None = unknown.
+  """How often a loop runs; None = unknown.
 
-  The number that the counter is compared to is the length only of a loop from
-  zero by ones.
+  The compiler writes it down, or (that for TPUs) a counter, which starts at
+  zero and grows by one, is compared to it.
   """
   if known := _TRIPS.search(loop.attributes):
     return int(known[1])
-  parts = dict(re.findall(r'(condition|body)=%?([\w.\-]+)', loop.attributes))
-  if len(parts) < 2 or len(loop.names) != 1:
-    return None
+  called = dict(re.findall(r'(condition|body)=%?([\w.\-]+)', loop.attributes))
   condition, body = (
-    program.computations.get(parts[k], {}) for k in ('condition', 'body')
+    program.computations.get(called.get(k, ''), {})
+    for k in ('condition', 'body')
   )
   end, step = _root(condition), _root(body)
-  first = around.get(loop.names[0])
-  if not (end and step and first) or end.opcode != 'compare':
+  start = around.get(loop.names[0]) if loop.names else None
+  if not (end and step and start) or 'direction=LT' not in end.attributes:
     return None
-  if 'direction=LT' not in end.attributes or len(end.names) != 2:
+  *counters, limit = end.names
+  counter = condition.get(counters[0]) if counters else None
+  index = counter and re.search(r'index=(\d+)', counter.attributes)
+  if not index or {start.opcode, step.opcode} != {'tuple'}:
     return None
-  counter, limit = end.names
-  index, length = _index(condition, counter), _constant(condition, limit)
-  if index is None or length is None:
-    return None
-  if {first.opcode, step.opcode} != {'tuple'}:
-    return None
-  if _constant(around, first.names[index]) != 0:
-    return None
-  change = body.get(step.names[index])
-  if not change or change.opcode != 'add':
-    return None
-  terms = [(_index(body, x), _constant(body, x)) for x in change.names]
-  return (
-    length
-    if sorted(terms, key=str) == sorted([(index, None), (None, 1)], key=str)
-    else None
-  )
+  change = body.get(step.names[int(index[1])])
+  is_by_one = change and change.opcode == 'add'
+  is_by_one = is_by_one and 1 in [_constant(body, x) for x in change.names]
+  is_from_zero = _constant(around, start.names[int(index[1])]) == 0
+  return _constant(condition, limit) if is_by_one and is_from_zero else None
 
 
 def _root(computation: Mapping[str, Instruction]) -> Instruction | None:
@@ -217,14 +206,6 @@ def _constant(around: Mapping[str, Instruction], name: str) -> int | None:
   return int(x.inside) if is_number else None
 
 
-def _index(around: Mapping[str, Instruction], name: str) -> int | None:
-  """Which of what a loop carries a name stands for, if it does."""
-  x = around.get(name)
-  found = x and re.search(r'index=(\d+)', x.attributes)
-  is_element = found and x.opcode == 'get-tuple-element'
-  return int(found[1]) if is_element else None
-
-
 def copied_arrays(text: str) -> set[tuple[int, ...]]:
   """Returns the sizes of all arrays that a program copies, given its text."""
   program = parse(text)
@@ -238,7 +219,7 @@ def copied_arrays(text: str) -> set[tuple[int, ...]]:
 
 def collectives(text: str) -> list[Collective]:
   """Returns the collectives of a program, given its text."""
-  program, found = parse(text), []
+  program, collectives = parse(text), []
   for x, *when in executed(program, program.entry):
     if not x.kind:
       continue
@@ -247,8 +228,8 @@ def collectives(text: str) -> list[Collective]:
     size = sum(map(_num_bytes, sent or ['']))
     times = _SENT[x.kind](_group_size(x, program.num_devices))
     shapes = tuple(z for y in (*x.operands, x.shape) for z, _ in arrays(y))
-    found.append(Collective(x.kind, shapes, times * size, *when))
-  return found
+    collectives.append(Collective(x.kind, shapes, times * size, *when))
+  return collectives
 
 
 def arrays(shape: str) -> list[tuple[tuple[int, ...], float]]:
@@ -260,8 +241,10 @@ def arrays(shape: str) -> list[tuple[tuple[int, ...], float]]:
 
 
 def _num_bytes(shape: str) -> float:
-  found = arrays(shape)
-  return sum(math.prod(x) * y for x, y in found) if found else math.nan
+  sizes_of_arrays = arrays(shape)
+  if not sizes_of_arrays:
+    return math.nan
+  return sum(math.prod(x) * y for x, y in sizes_of_arrays)
 
 
 def traffic(text: str, loop: Loop) -> dict[str, Any]:
@@ -271,10 +254,10 @@ def traffic(text: str, loop: Loop) -> dict[str, Any]:
   `bytes_per_step_per_device`, and `bytes_per_dispatch_per_device` of those
   outside the loop over steps.
   """
-  found = collectives(text)
-  counts = collections.Counter(x.kind for x in found)
+  executed_collectives = collectives(text)
+  counts = collections.Counter(x.kind for x in executed_collectives)
   step, dispatch = (dict.fromkeys((*KINDS, 'total'), 0.0) for _ in range(2))
-  for x in found:
+  for x in executed_collectives:
     sent, runs = (step, x.runs_per_step(loop)) if x.loops else (dispatch, 1)
     if runs:  # what never runs sends nothing, even if it cannot be read
       sent[x.kind] += runs * x.sent_bytes

@@ -17,7 +17,6 @@ import pathlib
 import platform
 import re
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -80,11 +79,11 @@ def between(
   secs = later.get('secs', 0.0) - earlier.get('secs', 0.0)
   if secs <= 0:
     return {}
-  found = {key: later[key] for key in _NOW} | {'secs': secs}
-  for key in [x for x in later if x not in found]:
+  usage = {key: later[key] for key in _NOW} | {'secs': secs}
+  for key in [x for x in later if x not in usage]:
     more = max(0.0, later[key] - earlier.get(key, 0.0))
-    found[key] = None if math.isnan(later[key]) else more / secs
-  return found
+    usage[key] = None if math.isnan(later[key]) else more / secs
+  return usage
 
 
 def summary(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -123,26 +122,6 @@ def _summary(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   }
 
 
-def asleep_secs(num_threads: int) -> float:
-  """Returns until now how long threads neither ran nor waited for a core.
-
-  It is the mean of those that compute, one of which may be the caller: jax 0.12
-  runs programs in it. What libraries' other threads do lowers it, and others of
-  Python do not. NaN with accelerators, and where there is no Linux.
-  """
-  ours = {str(x.native_id) for x in threading.enumerate()}
-  ours -= {str(threading.get_native_id())}
-  awake_ns = []
-  tasks = os.listdir('/proc/self/task') if sys.platform == 'linux' else ()
-  for task in (x for x in tasks if x not in ours):
-    with contextlib.suppress(OSError):  # it has ended
-      with open(f'/proc/self/task/{task}/schedstat', 'rb', 0) as file:
-        awake_ns += map(int, file.read().split()[:2])
-  is_known = awake_ns and jax.default_backend() == 'cpu'
-  awake_secs = sum(awake_ns) / 1e9 / num_threads if is_known else math.nan
-  return time.monotonic() - awake_secs
-
-
 def rss_bytes() -> int:
   """Returns the resident memory of this process."""
   return psutil.Process().memory_info().rss
@@ -155,6 +134,8 @@ def peak_rss_bytes() -> int:
   if sys.platform == 'linux':
     status = pathlib.Path('/proc/self/status').read_text()
     return 1024 * int(re.search(r'^VmHWM:\s*(\d+) kB', status, re.M)[1])
+  if sys.platform == 'win32':
+    return psutil.Process().memory_info().peak_wset
   import resource
 
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
@@ -191,12 +172,12 @@ def sockets(
 
   `folder` is where Linux lists them.
   """
-  found, own = [], set(affinity())
+  by_memory, usable = [], set(affinity())
   for path in sorted(folder.glob('node*/cpulist')):
     ends = [x.split('-') for x in path.read_text().split(',') if x.strip()]
     cores = {y for x in ends for y in range(int(x[0]), int(x[-1]) + 1)}
-    found.append(sorted(cores & own))
-  return [x for x in found if x]  # some memory has no cores
+    by_memory.append(sorted(cores & usable))
+  return [x for x in by_memory if x]  # some memory has no cores
 
 
 def machine() -> dict[str, Any]:
@@ -211,14 +192,14 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
   """Returns the versions of Python and of the packages that matter."""
-  found = {'python': platform.python_version()}
+  numbers = {'python': platform.python_version()}
   for package in _PACKAGES:
     # The checkout itself may be run without being installed.
     module = sys.modules.get(package)
-    found[package] = getattr(module, '__version__', 'not installed')
+    numbers[package] = getattr(module, '__version__', 'not installed')
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-      found[package] = importlib.metadata.version(package)
-  return found
+      numbers[package] = importlib.metadata.version(package)
+  return numbers
 
 
 def code_digest() -> str:
@@ -232,7 +213,10 @@ def code_digest() -> str:
 def available_bytes(
   folder: pathlib.Path = pathlib.Path('/sys/fs/cgroup'),
 ) -> int:
-  """Of this machine's memory, or of that of a container, as `folder` has it."""
+  """Returns the free memory of this machine, or of its container.
+
+  `folder` has the limits of containers.
+  """
   free_bytes = psutil.virtual_memory().available
   with contextlib.suppress(OSError, ValueError):  # where there is no limit
     limit = int((folder / 'memory.max').read_text())
@@ -246,10 +230,10 @@ def available_bytes(
 
 
 def use_huge_pages(arrays: Any) -> None:
-  """Has large arrays of a pytree on CPUs in huge pages, where there are any.
+  """Moves large arrays of a pytree on CPUs to huge pages, where there are any.
 
-  Each row that is looked up in a table beyond the reach of a core's address
-  cache misses it otherwise: steps on 33.7 M rows take 5 to 10 % less time.
+  Without them each lookup in a large table misses the core's address cache:
+  steps on 33.7 M rows take 5 to 10 % less time.
   """
   if sys.platform != 'linux':
     return

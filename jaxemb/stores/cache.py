@@ -1,10 +1,10 @@
-"""Which rows of a large table have a place in a small one on the device.
+"""Maps rows of a large table to rows of a small one on the device, the cache.
 
-The small table has slots; tables of a model whose rows have the same ids, such
-as input and output vectors of words, share the places, so that one map from ids
-to slots serves them all. Rows that a stretch of steps needs (its working set)
-are given slots before it runs. Those that have to go are rows that no step
-needs, as far as they are foreseen, and of these the ones that were used
+Tables of a model whose rows have the same ids, such as input and output vectors
+of words, share one map from ids to cache rows. Rows that a stretch of steps
+needs (its working set) get cache rows before it runs. Eviction prefers rows
+that no step needs, as far as they are foreseen, and of these the ones that were
+used
 
   lru  longest ago,
   lfu  most seldom;
@@ -12,13 +12,13 @@ needs, as far as they are foreseen, and of these the ones that were used
 then those that are needed last (Belady 1966). A use is a stretch. Rows that it
 needs stay until it has ended.
 
-Ranking all slots takes long where there are millions. By lru an order of slots
-holds until they are used, so that one ranking serves many stretches.
+Ranking all cache rows takes long where there are millions. By lru an order of
+them holds until they are used, so that one ranking serves many stretches.
 """
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numba
@@ -27,23 +27,25 @@ import numpy as np
 POLICIES = 'lru', 'lfu'
 _NEVER = np.iinfo(np.int32).max  # no step that is foreseen
 _MOST_NUMBERS = 1 << 30  # of rows, which then are counted from 0 again
-# Of slots: the step that needs them next; the stretch that used them last, and
-# for which tables; how many did; and which tables have a row there.
+# Columns of the state of cache rows: the step that needs them next; the stretch
+# that used them last, and for which tables; how many did; and which tables have
+# a row there.
 _NEXT_USE, _LAST_USE, _USED, _USES, _HELD = range(5)
 _NEEDED = 1 << 61  # rank of rows that a step needs
 _LOOK_AHEAD = 16  # steps
-_SPARE = 1 / 8  # of the slots: those that are ranked ahead, by lru
+MOST_TABLES = 8  # bits of uint8
+_SPARE = 1 / 8  # of the cache rows: those that are ranked ahead, by lru
 
 
 class TooSmall(Exception):
-  """A step needs more rows than there are slots."""
+  """A step needs more rows than the cache has."""
 
   def __init__(self, num_rows: int):
     super().__init__(num_rows)
     self.num_rows = num_rows
 
 
-Rows = dict[str, tuple[np.ndarray, np.ndarray]]  # by table: slots and ids
+Rows = dict[str, tuple[np.ndarray, np.ndarray]]  # by table: cache rows and ids
 
 
 class Moves(NamedTuple):
@@ -51,14 +53,14 @@ class Moves(NamedTuple):
 
   num_steps: int
   num_needed: dict[str, int]  # by table, different rows of the working set
-  # Ids whose slots change, and where they are from now on.
+  # Ids whose cache rows change, and these; the capacity where there is none.
   ids: np.ndarray  # [n] int32
-  slots: np.ndarray  # [n] int32
-  # Rows that go to the store, then those that come from it.
+  cache_rows: np.ndarray  # [n] int32
+  # Rows that are evicted, then those that are fetched.
   out: Rows
   into: Rows
-  # Those that may go and come while the stretch before runs, which does not use
-  # their slots, but not while the one before that does.
+  # Those that may move while the stretch before runs, which does not use their
+  # cache rows, but not while the one before that does.
   out_beside: Rows
   into_beside: Rows
 
@@ -94,10 +96,10 @@ def _find(ids, bit, start, num, first, rows, numbers):
 
 
 @numba.njit(nogil=True, cache=True)
-def _link(step, start, num, first, taken, rows, slot_of, slots):
+def _link(step, start, num, first, taken, rows, cache_row_of, states):
   """Notes where a step's rows are needed before that it needs them next.
 
-  The first `taken` of the rows are in slots.
+  The first `taken` of the rows are in the cache.
   """
   found, _, earlier, later = rows
   for i in range(start, num):
@@ -106,35 +108,35 @@ def _link(step, start, num, first, taken, rows, slot_of, slots):
     if place >= taken:
       later[place] = step
     else:
-      slot = slot_of[found[i]]
-      if slot < len(slots):
-        slots[slot, _NEXT_USE] = step
+      cache_row = cache_row_of[found[i]]
+      if cache_row < len(states):
+        states[cache_row, _NEXT_USE] = step
 
 
 @numba.njit(nogil=True, cache=True)
-def _use(ids, tables, later, now, slot_of, slots, new, others, needed):
+def _use(ids, tables, later, now, cache_row_of, states, new, others, needed):
   """Notes that a stretch needs rows [n], each once for a step.
 
-  Rows without a slot become `new`, of which `slot_of` then has -1 - their
-  place there. `others` are slots and tables of rows that have a slot, where
-  these tables have no row so far; `needed` [256] counts rows by their tables.
+  Rows that are not in the cache become `new`, of which `cache_row_of` then has
+  -1 - their index there. `others` are cache rows and tables that have no row
+  there so far; `needed` [256] counts rows by their tables.
   Returns how many are new, and how many others.
   """
   new_ids, new_tables, new_later = new
-  other_slots, other_tables = others
+  other_rows, other_tables = others
   num_new = num_others = 0
   for i in range(ids.size):
-    slot = slot_of[ids[i]]
-    if slot == len(slots):
+    cache_row = cache_row_of[ids[i]]
+    if cache_row == len(states):
       new_ids[num_new], new_tables[num_new] = ids[i], tables[i]
       new_later[num_new] = later[i]
-      slot_of[ids[i]] = -1 - num_new
+      cache_row_of[ids[i]] = -1 - num_new
       num_new += 1
-    elif slot < 0:
-      new_tables[-1 - slot] |= tables[i]
-      new_later[-1 - slot] = later[i]
+    elif cache_row < 0:
+      new_tables[-1 - cache_row] |= tables[i]
+      new_later[-1 - cache_row] = later[i]
     else:
-      known = slots[slot]
+      known = states[cache_row]
       if known[_LAST_USE] != now:
         known[_LAST_USE], known[_USED] = now, 0
         known[_USES] += 1
@@ -145,7 +147,7 @@ def _use(ids, tables, later, now, slot_of, slots, new, others, needed):
       missing = tables[i] & ~known[_HELD]
       if missing:
         known[_HELD] |= missing
-        other_slots[num_others], other_tables[num_others] = slot, missing
+        other_rows[num_others], other_tables[num_others] = cache_row, missing
         num_others += 1
   for i in range(num_new):
     needed[new_tables[i]] += 1
@@ -153,37 +155,38 @@ def _use(ids, tables, later, now, slot_of, slots, new, others, needed):
 
 
 @numba.njit(nogil=True, cache=True)
-def _rank(by_uses, first, last, slots, ranks, ranked):
-  """Writes ranks [slots] int64, lower ones of rows that had better go.
+def _rank(by_uses, first, last, states, ranks, ranked):
+  """Writes ranks int64, lower ones of rows that had better be evicted.
 
-  They are those of slots, written to `ranked`, whose last use is from `first`
-  to `last`; returns how many there are.
+  They are those of cache rows, written to `ranked`, whose last use is from
+  `first` to `last`; returns how many there are.
   """
   num = 0
-  for slot in range(len(slots)):
-    last_use, next_use = slots[slot, _LAST_USE], slots[slot, _NEXT_USE]
+  for cache_row in range(len(states)):
+    last_use = states[cache_row, _LAST_USE]
+    next_use = states[cache_row, _NEXT_USE]
     if first <= last_use <= last:
       # Of equals the one that was used longest ago.
       rank = np.int64(last_use)
       if by_uses:
-        rank += np.int64(slots[slot, _USES]) << 31
+        rank += np.int64(states[cache_row, _USES]) << 31
       if next_use != _NEVER:
         rank = _NEEDED + _NEVER - next_use
-      ranks[num], ranked[num] = rank, slot
+      ranks[num], ranked[num] = rank, cache_row
       num += 1
   return num
 
 
 @numba.njit(nogil=True, cache=True)
-def _pick(spare, used, at, slots, out):
-  """Writes slots that no step needs or used since, in order, to `out`.
+def _pick(spare, used, at, states, out):
+  """Writes cache rows that no step needs or used since, in order, to `out`.
 
   They come of `spare`, from `at` on, which were last `used` then. Returns how
   many they are, and where others begin.
   """
   num = 0
   while num < out.size and at < spare.size:
-    known = slots[spare[at]]
+    known = states[spare[at]]
     if known[_LAST_USE] == used[at] and known[_NEXT_USE] == _NEVER:
       out[num] = spare[at]
       num += 1
@@ -192,32 +195,32 @@ def _pick(spare, used, at, slots, out):
 
 
 @numba.njit(nogil=True, cache=True)
-def _place(ids, slot_of, padding, out):
+def _look_up(ids, cache_row_of, padding, out):
   for i in range(ids.size):
-    out[i] = slot_of[ids[i]] if ids[i] < slot_of.size else padding
+    out[i] = cache_row_of[ids[i]] if ids[i] < cache_row_of.size else padding
 
 
 @dataclasses.dataclass
 class Cache:
-  """The places of some tables, whose rows have the same ids."""
+  """The cache rows of some tables, whose rows have the same ids."""
 
-  names: tuple[str, ...]  # of the tables, at most eight
+  names: tuple[str, ...]  # of the tables, at most `MOST_TABLES`
   num_rows: int
-  capacity: int  # slots
+  capacity: int  # cache rows
   policy: str = 'lfu'
 
   def __post_init__(self) -> None:
-    self.slot_of = np.full(self.num_rows, self.capacity, np.int32)
+    self.cache_row_of = np.full(self.num_rows, self.capacity, np.int32)
     self.id_of = np.full(self.capacity, -1, np.int32)
-    self._slots = np.zeros((self.capacity, 5), np.int32)
-    self._slots[:, _NEXT_USE], self._slots[:, _LAST_USE] = _NEVER, -1
+    self._states = np.zeros((self.capacity, 5), np.int32)
+    self._states[:, _NEXT_USE], self._states[:, _LAST_USE] = _NEVER, -1
     # Room for what `_use` finds.
     size, kinds = self.capacity, (np.int32, np.uint8, np.int32)
     self._new = tuple(np.zeros(size, x) for x in kinds)
     size *= len(self.names)
     self._others = tuple(np.zeros(size, x) for x in kinds[:2])
-    self._free = self.capacity  # slots from here on are in use
-    # By lru, slots that go next, their last uses, and how many have gone.
+    self._free = self.capacity  # cache rows from here on are in use
+    # By lru, cache rows that go next, their last uses, and how many have gone.
     self._spare, self._spare_used = np.empty((2, 0), np.int64)
     self._spare_at = 0
     self._now = 0  # stretches so far
@@ -232,24 +235,24 @@ class Cache:
     # Of the stretch before: the number of its first row, and how many it uses.
     self._running = _NEVER, 0
     # Kernels take memory when the first is loaded: before that is measured.
-    self.places(np.empty(0, np.int32), 0, np.empty(0, np.int32))
+    self.look_up(np.empty(0, np.int32), 0, np.empty(0, np.int32))
 
   @property
   def num_bytes(self) -> int:
-    """Of its arrays, and of what `_choose` ranks."""
-    own = self.slot_of, self.id_of, self._slots, self._numbers
-    arrays = *own, *self._new, *self._others
+    """Bytes of its arrays, and of what `_choose` ranks."""
+    maps = self.cache_row_of, self.id_of, self._states, self._numbers
+    arrays = *maps, *self._new, *self._others
     return sum(x.nbytes for x in arrays) + 16 * self.capacity
 
   def held(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Slots that have rows of a table, and the ids of these."""
+    """Returns cache rows that have rows of a table, and the ids of these."""
     bit = 1 << self.names.index(name)
-    slots = np.flatnonzero(self._slots[:, _HELD] & bit)
-    return slots, self.id_of[slots]
+    cache_rows = np.flatnonzero(self._states[:, _HELD] & bit)
+    return cache_rows, self.id_of[cache_rows]
 
-  def places(self, ids: np.ndarray, padding: int, out: np.ndarray) -> None:
-    """Writes slots of ids [n] to `out`; `padding` for ids of no row."""
-    _place(ids, self.slot_of, padding, out=out)
+  def look_up(self, ids: np.ndarray, padding: int, out: np.ndarray) -> None:
+    """Writes cache rows of ids [n] to `out`; `padding` for ids of no row."""
+    _look_up(ids, self.cache_row_of, padding, out=out)
 
   def foresee(self, needed: Sequence[Sequence[np.ndarray]]) -> None:
     """Tells what steps need that come after all others.
@@ -284,8 +287,8 @@ class Cache:
       first=self._first,
       taken=self._start,
       rows=self._rows,
-      slot_of=self.slot_of,
-      slots=self._slots,
+      cache_row_of=self.cache_row_of,
+      states=self._states,
     )
     self._ends.append(num)
     self._num_found += 1
@@ -310,10 +313,10 @@ class Cache:
       self._first = 0
 
   def num_fitting(self, most: int, is_beside: bool = False) -> int:
-    """How many of `most` steps there are slots for.
+    """Returns how many of `most` steps the cache has room for.
 
-    If rows are to come beside the steps before, for the rows of these, too, or
-    else for one step. Raises `TooSmall`.
+    If rows are to move beside the steps before, it has to have room for these,
+    too, or else for one step. Raises `TooSmall`.
     """
     while self._foreseen and len(self._ends) < most + _LOOK_AHEAD:
       self._find_next()
@@ -330,20 +333,8 @@ class Cache:
       start = stop
     return min(most, len(self._ends))
 
-  def admit(self, needed: Sequence[Sequence[np.ndarray]]) -> Moves:
-    """Forgets what was foreseen; `foresee` and `take` for as many as fit.
-
-    Raises `TooSmall`.
-    """
-    self._foreseen.clear()
-    self._start = self._stop()
-    self._ends.clear()
-    self._slots[:, _NEXT_USE] = _NEVER
-    self.foresee(needed)
-    return self.take(self.num_fitting(len(needed)))
-
   def take(self, num_steps: int, is_beside: bool = False) -> Moves:
-    """Gives slots to the rows of the next steps, which fit."""
+    """Gives cache rows to the rows of the next steps, which fit."""
     start = stop = self._start
     if num_steps:
       stop = self._start = self._ends[num_steps - 1]
@@ -356,8 +347,8 @@ class Cache:
       tables,
       later,
       now=n,
-      slot_of=self.slot_of,
-      slots=self._slots,
+      cache_row_of=self.cache_row_of,
+      states=self._states,
       new=self._new,
       others=self._others,
       needed=needed,
@@ -373,20 +364,17 @@ class Cache:
     if is_beside and num_late:
       late = self._choose(num_late, n - 1, n - 1)
       victims = np.concatenate([victims, late])
-    gone, places = self.id_of[victims], np.concatenate([fresh, victims])
-    out = self._by_table(victims, self._slots[victims, _HELD], num_late)
-    self.slot_of[gone] = self.capacity
-    self.slot_of[new[0]], self.id_of[places] = places, new[0]
-    self._slots[places, :5] = np.stack(
-      [new[2], 0 * new[2] + n, new[1], 0 * new[2] + 1, new[1]], 1
+    evicted, filled = self.id_of[victims], np.concatenate([fresh, victims])
+    out = self._by_table(victims, self._states[victims, _HELD], num_late)
+    self._fill(filled, evicted, new)
+    # What comes in cache rows in use, for tables that do not use it, is not
+    # late.
+    cache_rows, tables = (
+      np.concatenate(x) for x in zip(others, (filled, new[1]), strict=True)
     )
-    # What comes in slots in use, for tables that do not use it, is not late.
-    slots, tables = (
-      np.concatenate(x) for x in zip(others, (places, new[1]), strict=True)
-    )
-    num_late = num_late if is_beside else len(slots)
-    into = self._by_table(slots, tables, num_late)
-    ids = np.concatenate([gone, new[0]])
+    num_late = num_late if is_beside else len(cache_rows)
+    into = self._by_table(cache_rows, tables, num_late)
+    ids = np.concatenate([evicted, new[0]])
     bits = np.arange(256)
     num_needed = {
       name: int(needed[(bits >> i) & 1 == 1].sum())
@@ -397,26 +385,36 @@ class Cache:
       num_steps=num_steps,
       num_needed=num_needed,
       ids=ids,
-      slots=self.slot_of[ids],
+      cache_rows=self.cache_row_of[ids],
       out=out[0],
       into=into[0],
       out_beside=out[1],
       into_beside=into[1],
     )
 
-  def _by_table(self, slots, tables, num_late):
-    """`Rows` of slots [n], the last ones and the others."""
+  def _fill(self, filled, evicted, new):
+    """Replaces evicted ids by new ones."""
+    ids, tables, later = new
+    self.cache_row_of[evicted] = self.capacity
+    self.cache_row_of[ids], self.id_of[filled] = filled, ids
+    states = np.empty((len(filled), 5), np.int32)
+    states[:, _NEXT_USE], states[:, _LAST_USE] = later, self._now
+    states[:, _USED], states[:, _HELD], states[:, _USES] = tables, tables, 1
+    self._states[filled] = states
+
+  def _by_table(self, cache_rows, tables, num_late):
+    """Returns `Rows` of cache rows [n], the last ones and the others."""
     late, early = {}, {}
-    split = len(slots) - num_late
+    split = len(cache_rows) - num_late
     for i, name in enumerate(self.names):
-      is_there = (tables & (1 << i)) != 0
-      for part, found in ((slice(split), early), (slice(split, None), late)):
-        some = slots[part][is_there[part]]
-        found[name] = some, self.id_of[some]
+      has_row = (tables & (1 << i)) != 0
+      for part, rows in ((slice(split), early), (slice(split, None), late)):
+        some = cache_rows[part][has_row[part]]
+        rows[name] = some, self.id_of[some]
     return late, early
 
   def _choose(self, num: int, first: int, last: int) -> np.ndarray:
-    """[num] int64, or fewer, slots that have to go of a range of last uses."""
+    """[num] int64, or fewer, cache rows to evict of a range of last uses."""
     if not num:
       return np.empty(0, np.int64)
     if self.policy != 'lru' or first:
@@ -425,9 +423,9 @@ class Cache:
     if len(picked) < num:
       more = max(num, int(_SPARE * self.capacity))
       spare = self._ranked(more, first, last)
-      # One that a step needs goes only if there is no other.
+      # One that a step needs is evicted only if there is no other.
       self._spare, self._spare_at = spare, 0
-      self._spare_used = self._slots[spare, _LAST_USE].astype(np.int64)
+      self._spare_used = self._states[spare, _LAST_USE].astype(np.int64)
       picked = self._pick(num)
       if len(picked) < num:
         self._spare_at = len(spare)
@@ -437,18 +435,18 @@ class Cache:
   def _pick(self, num):
     out = np.empty(num, np.int64)
     size, at = _pick(
-      self._spare, self._spare_used, self._spare_at, self._slots, out
+      self._spare, self._spare_used, self._spare_at, self._states, out
     )
     if size == num:
       self._spare_at = at
     return out[:size]
 
   def _ranked(self, num, first, last):
-    """[num] or fewer, those that go first, in this order."""
+    """[num] or fewer, those that are evicted first, in this order."""
     ranks, ranked = np.empty((2, self.capacity), np.int64)
     by_uses = self.policy != 'lru'
     size = _rank(
-      by_uses, first, last, slots=self._slots, ranks=ranks, ranked=ranked
+      by_uses, first, last, states=self._states, ranks=ranks, ranked=ranked
     )
     ranks, ranked = ranks[:size], ranked[:size]
     if num < size:
@@ -457,3 +455,22 @@ class Cache:
     if by_uses:
       return ranked
     return ranked[np.argsort(ranks, kind='stable')]
+
+
+def caches(
+  vocabs: Mapping[str, int], capacities: Mapping[str, int], policy: str
+) -> list[Cache]:
+  """Returns caches of tables, of which those of one vocabulary share maps."""
+  by_vocab: dict[int, list[str]] = {}
+  for name, vocab in sorted(vocabs.items()):
+    by_vocab.setdefault(vocab, []).append(name)
+  return [
+    Cache(
+      names=tuple(names[i : i + MOST_TABLES]),
+      num_rows=vocab,
+      capacity=capacities[names[0]],
+      policy=policy,
+    )
+    for vocab, names in by_vocab.items()
+    for i in range(0, len(names), MOST_TABLES)
+  ]

@@ -1,10 +1,11 @@
-"""A table of which only some rows are on the device, in slots of a small table.
+"""A table of which the device has some rows, in the rows of a smaller table.
 
-The rows of a stretch of steps are put into slots before it runs, and it has
-slots in place of ids (`strategies.fetching`), as have random bits of stochastic
-rounding. The last slot is never given to a row: XLA may compile a scatter that
-drops an update into one that writes the last row back as it was, which would
-undo what another thread writes there meanwhile.
+Steps look up cache rows (`stores.cache`) in place of ids. The smaller table may
+be any that one device has whole: its codec, optimizer and order of updates are
+those of a table that has all rows, up to the random bits of stochastic
+rounding. Its last row is never used: XLA may compile a scatter that drops an
+update into one that writes the last row back as it was, which would undo what
+another thread writes there meanwhile.
 """
 
 import dataclasses
@@ -18,47 +19,65 @@ from jaxemb.tables import spec as spec_lib
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cached(spec_lib.Table):
-  """Looks up slots; from the number of `slots` on they are padding."""
+  """Looks up cache rows; from `num_rows` on they are padding."""
 
   spec: spec_lib.TableSpec  # of all rows
-  slots: spec_lib.Table  # of as many rows as there are slots, and one more
+  cache: spec_lib.Table  # of as many rows as the device has, and one more
+
+  @property
+  def num_rows(self) -> int:
+    """Rows of the smaller table."""
+    return self.cache.spec.vocab
 
   @property
   def optimizer(self):
-    return self.slots.optimizer
+    return self.cache.optimizer
 
   @property
   def metrics(self):
-    return self.slots.metrics
+    return self.cache.metrics
 
   @property
   def partition(self):
-    return self.slots.partition
+    return self.cache.partition
 
   def init(self, key):
-    """Slots without rows."""
-    empty = jax.eval_shape(self.slots.init, key)
+    """Returns a cache without rows."""
+    empty = jax.eval_shape(self.cache.init, key)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty)
 
   def lookup(self, state, ids):
-    return self.slots.lookup(state, ids)
+    return self.cache.lookup(state, ids)
 
   def update(self, state, ids, row_grads, rows, step):
-    return self.slots.update(state, ids, row_grads, rows=rows, step=step)
+    return self.cache.update(state, ids, row_grads, rows=rows, step=step)
 
   def arrays(self, state: spec_lib.TableState) -> list[jax.Array]:
-    """[slots, ...], all that belongs to rows: as stored, then their slots."""
-    slots = [getattr(state.opt_state, k) for k in sorted(self.state_names)]
-    return jax.tree.leaves(state.vectors) + slots
+    """[num_rows, ...], all that belongs to rows: vectors, optimizer state."""
+    names = sorted(self.state_names)
+    opt_state = [getattr(state.opt_state, k) for k in names]
+    return jax.tree.leaves(state.vectors) + opt_state
 
   def with_arrays(
     self, state: spec_lib.TableState, arrays: list[Any]
   ) -> spec_lib.TableState:
-    """The state with other `arrays`, of which it may be a shape."""
-    tree = jax.tree.structure(state.vectors)
-    num, names = tree.num_leaves, sorted(self.state_names)
-    state = state._replace(vectors=jax.tree.unflatten(tree, arrays[:num]))
-    if not names:
+    """Returns the state with other `arrays`; it may be one of shapes."""
+    vectors, opt_state = self._split(state, arrays)
+    state = state._replace(vectors=vectors)
+    if not opt_state:
       return state
-    slots = dict(zip(names, arrays[num:], strict=True))
-    return state._replace(opt_state=state.opt_state._replace(**slots))
+    return state._replace(opt_state=state.opt_state._replace(**opt_state))
+
+  def row_block(self, arrays: list[Any]) -> spec_lib.RowBlock:
+    """Returns the rows of `arrays` [n, ...]."""
+    state = jax.eval_shape(self.cache.init, jax.random.key(0))
+    stored, opt_state = self._split(state, arrays)
+    return spec_lib.RowBlock(
+      spec_lib.from_stored(stored, self.spec.dtype), opt_state
+    )
+
+  def _split(self, state, arrays):
+    """Splits `arrays` into vectors and optimizer state by name."""
+    tree, names = jax.tree.structure(state.vectors), sorted(self.state_names)
+    vectors = jax.tree.unflatten(tree, arrays[: tree.num_leaves])
+    return vectors, dict(zip(names, arrays[tree.num_leaves :], strict=True))

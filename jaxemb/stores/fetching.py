@@ -2,27 +2,26 @@
 
 Which rows a step looks up is a function of its batch and key alone. A dispatch
 is cut into stretches of steps; while one runs, a thread finds the rows of the
-next one, gives them slots on the device (`tables.cache`) and reads those that
-are new, or newer elsewhere: from stores that this process has for itself
-(`owned_rows`), or from tables that workers share (`shared_rows`). The steps are
-those of synchronous training, on slots in place of ids: with stores of their
-own tables learn what they would with all rows on the device.
+next one, gives them cache rows on the device (`stores.cache`) and reads those
+that are new, or newer elsewhere: from stores that this process has for itself
+(`owned_rows`), or from tables that workers share (`workers.shared_rows`). The
+steps are those of synchronous training, on cache rows in place of ids: with
+stores of their own tables learn what they would with all rows on the device.
 
   device  | swap n | steps n ............. | swap n+1 | steps n+1 ......
-  thread           | places, rows of n+1 |           | places, rows of n+2
+  thread           | cache, rows of n+1 |            | cache, rows of n+2
 
-Where a thread can copy rows to slots that the steps do not use (`beside`), and
-there are some, swaps have nothing to do, and stretches follow each other.
+Where a thread can copy rows to cache rows that the steps do not use (`beside`),
+and there are some, swaps have nothing to do, and stretches follow each other.
 """
 
-import collections
 import dataclasses
 import functools
 import logging
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import Any, NamedTuple, Protocol
 
@@ -34,46 +33,17 @@ from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.runtime import hlo
 from jaxemb.stores import cache as cache_lib
-from jaxemb.stores import cached, device_rows
+from jaxemb.stores import cached, device_rows, lookahead
 from jaxemb.stores import local as stores
 from jaxemb.strategies import base
 from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
-MOST_STEPS = 64  # whose ids are found at once, and of a stretch
-_LOOK_AHEAD = 16  # steps
-
-
-class _Block(NamedTuple):
-  """Steps of a dispatch, whose ids were found at once."""
-
-  batch: Any
-  schedule: base.Schedule
-  first: int  # step
-  planned: Any  # ids as on the device, [steps, ...] by table
-  count: int = 0  # steps of the dispatch
-  ids: Mapping[str, np.ndarray] = {}  # [steps, n] int32, on the host
-  examples: np.ndarray | None = None  # [steps] float32
-
-  def on_host(self, names: Iterable[str]) -> '_Block':
-    """Once ids are computed, also with those of tables."""
-    ids, count, examples = jax.device_get(self.planned)
-    count = int(count)
-    ids = {k: ids[k].reshape(len(ids[k]), -1) for k in names}
-    ids = {k: x[: max(0, count - self.first)] for k, x in ids.items()}
-    planned = self.planned[0]
-    return self._replace(
-      planned=planned, count=count, ids=ids, examples=examples
-    )
-
-  @property
-  def stop(self) -> int:
-    """The step behind the last."""
-    return self.first + len(next(iter(self.ids.values())))
+MOST_STEPS = 64  # whose ids are computed at once, and of a stretch
 
 
 class Needed(NamedTuple):
-  """The rows of a stretch of steps."""
+  """The rows that a stretch of steps needs."""
 
   stop: int  # the step behind the stretch
   count: int  # steps of the dispatch
@@ -89,11 +59,21 @@ class Needed(NamedTuple):
   wait: Callable[[], Any]
 
 
+class _Stretch(NamedTuple):
+  """A stretch of steps whose rows were fetched."""
+
+  block: lookahead.Block
+  first: int  # step
+  needed: Needed
+  cache_rows: Any  # by table, [most_steps, n] int32, of ids
+  fetched: Any  # as of `Rows.fetch`
+
+
 class Counts:
   """Numbers that threads add to."""
 
   def __init__(self):
-    """Of nothing."""
+    """Starts without any."""
     self._numbers: dict[str, float] = {}
     self._lock = threading.Lock()
 
@@ -104,14 +84,14 @@ class Counts:
         self._numbers[name] = self._numbers.get(name, 0) + number
 
   def take(self) -> dict[str, float]:
-    """The sums since the last call."""
+    """Returns the sums since the last call."""
     with self._lock:
       numbers, self._numbers = self._numbers, {}
     return numbers
 
 
 class Rows(Protocol):
-  """Where rows are that have no slot, and how they come and go."""
+  """Where rows are that are not in the cache, and how they come and go."""
 
   COUNTS: tuple[str, ...]  # names of what it counts
   # Whether `fetch` has rows go and come that may do so beside steps.
@@ -134,9 +114,9 @@ class Rows(Protocol):
     counts: Counts,
     later: Callable[[Callable[[], None]], None],
   ) -> tuple[dict[str, Any], int, float]:
-    """Has rows go from tables' states and those come that were fetched.
+    """Writes evicted rows and puts fetched ones into the states of tables.
 
-    `later` has something done beside the steps, before the next `fetch`.
+    `later` runs something beside the steps, before the next `fetch`.
     Returns the states, the steps of the dispatch over which the learning rate
     falls, and the examples of the stretch, of all who share it.
     """
@@ -147,9 +127,9 @@ class Rows(Protocol):
     held: Callable[[str], tuple[np.ndarray, np.ndarray]],
     counts: Counts,
   ) -> dict[str, Any]:
-    """Writes what the device has; `held` are slots of a table, and ids.
+    """Writes what the device has; returns the states of the tables.
 
-    Returns the states of the tables.
+    `held` returns cache rows of a table, and their ids.
     """
 
   def export_rows(self, name: str, ids: np.ndarray) -> spec_lib.RowBlock:
@@ -205,7 +185,7 @@ def _has_late(moves):
 
 
 def expected_rows(lookups: np.ndarray) -> float:
-  """Different rows among lookups, of which [vocab] each are expected."""
+  """Returns the expected number of different rows among [vocab] lookups."""
   return float(-np.expm1(-lookups).sum())
 
 
@@ -235,39 +215,38 @@ class Fetching:
     most_steps: int = 8,
     lend: Callable[[int], None] = lambda cores: None,
   ):
-    """Tables are `tables.cached.Cached`; each is in one of the caches.
+    """Tables are `stores.cached.Cached`; each is in one of the caches.
 
-    A stretch has at most so many steps; `lend` has the steps do without as many
-    more cores.
+    A stretch has at most so many steps; `lend` takes as many more cores from
+    the steps.
     """
-    self.trainable, self.caches, self.rows = trainable, caches, rows
+    self.trainable, self.rows = trainable, rows
     self._lend, self._dense = lend, None
     self.tables: Mapping[str, cached.Cached] = trainable.tables
     self.size = MOST_STEPS
     self.most_steps = min(most_steps, self.size)
     self._thread = futures.ThreadPoolExecutor(1, 'fetch')
     self._clock = futures.ThreadPoolExecutor(1, 'clock')
-    self._has_told = False
+    self._has_logged = False
     self._counts = Counts()
-    self._forget()
     self._programs = (
       jax.jit(self._ids),
       jax.jit(self._steps, donate_argnums=0),
     )
-    self._plan, self._run = self._programs
+    self._compute_ids, self._run = self._programs
+    self._begin(caches)
 
-  def _forget(self):
-    self._tasks: list[futures.Future] = []
-    self._next: futures.Future | None = None  # stretch
+  def _begin(self, caches):
+    """Begins with no rows on the device."""
+    self.caches = caches
+    self._ahead = lookahead.Steps(
+      lambda *args: self._compute_ids(*args), list(self.tables), caches
+    )
+    self._last_batch: Any = None  # of those ahead
     self._expected: tuple[Any, base.Schedule] | None = None
+    self._next: futures.Future | None = None  # stretch that is fetched
+    self._tasks: list[futures.Future] = []
     self._is_flushed = True
-    # Batches and schedules whose ids are not yet sought, and the first step;
-    # steps whose ids are, and those that are known and not yet fetched.
-    self._coming: collections.deque = collections.deque()
-    self._sought: _Block | None = None
-    self._blocks: collections.deque[_Block] = collections.deque()
-    self._first = 0  # step of the next stretch
-    self._last_batch: Any = None  # that is coming
     # When the last two stretches ended.
     self._ended = [_done(0.0), _done(0.0)]
 
@@ -285,7 +264,7 @@ class Fetching:
   # Programs.
 
   def _ids(self, constants, batch, schedule, first):
-    """[size, ...], ids of the model in steps from `first` on.
+    """Returns [size, ...] ids of the model in steps from `first` on.
 
     With the steps of the dispatch, and [size] examples of each, if these are
     shared.
@@ -324,21 +303,34 @@ class Fetching:
     ids, examples = jax.lax.fori_loop(first, stop, put, made)
     return ids, count, examples
 
-  def _steps(self, state, measured, constants, *args):
+  def _steps(
+    self, state, measured, constants, batch, schedule, ids, cache_rows, at,
+    examples,
+  ):  # fmt: skip
     """Steps of a stretch; `at` are first, stop, count and the first of ids."""
-    batch, schedule, ids, places, (*at, first_ids), examples = args
-    given = self.trainable.with_arrays(constants)
-    num_parts = len(given.steps.num_steps(batch))
-    devices = base.Devices(_share(num_parts, schedule))
+    trainable = self.trainable.with_arrays(constants)
+    first, stop, count, first_ids = at
 
     def ids_of(i):
       own = jax.tree.map(lambda x: x[i - first_ids], ids)
-      found = {k: x[i - at[0]].reshape(own[k].shape) for k, x in places.items()}
-      return own, found
+      rows = {
+        k: x[i - first].reshape(own[k].shape) for k, x in cache_rows.items()
+      }
+      return own, rows
 
-    args = given, batch, schedule, devices, (state, measured), *at
-    whole = examples if self._shares_steps else None
-    return base.training_steps(*args, ids_of, whole)
+    num_parts = len(trainable.steps.num_steps(batch))
+    return base.training_steps(
+      trainable,
+      batch,
+      schedule,
+      devices=base.Devices(_share(num_parts, schedule)),
+      carry=(state, measured),
+      first=first,
+      stop=stop,
+      count=count,
+      ids_of=ids_of,
+      examples=examples if self._shares_steps else None,
+    )
 
   @functools.cached_property
   def _finish(self):
@@ -359,25 +351,24 @@ class Fetching:
     self, state: Any, constants: Any, batch: Any, schedule: base.Schedule
   ) -> 'Fetching':
     """As of `jax.jit`: the program of a stretch is compiled now."""
-    number, measured = np.int32(0), self._no_metrics()
-    plan, run = self._programs
-    args = constants, batch, schedule, number
-    self._plan = plan.lower(*args).compile()
-    ids, *_ = plan.eval_shape(*args)
-    places = {
+    compute_ids, run = self._programs
+    args = constants, batch, schedule, np.int32(0)
+    self._compute_ids = compute_ids.lower(*args).compile()
+    ids, *_ = compute_ids.eval_shape(*args)
+    cache_rows = {
       k: np.zeros((self.most_steps, ids[k].size // self.size), np.int32)
       for k in self.tables
     }
     self._run = run.lower(
       state,
-      measured,
+      self._no_metrics(),
       constants,
-      batch,
-      schedule,
-      ids,
-      places,
-      np.zeros(4, np.int32),
-      np.float32(0),
+      batch=batch,
+      schedule=schedule,
+      ids=ids,
+      cache_rows=cache_rows,
+      at=np.zeros(4, np.int32),
+      examples=np.float32(0),
     ).compile()
     arrays = (x.arrays(state.tables[k]) for k, x in self.tables.items())
     sizes = {tuple(x.shape) for xs in arrays for x in xs}
@@ -387,7 +378,7 @@ class Fetching:
     return self
 
   def compile(self) -> 'Fetching':
-    """The same."""
+    """Returns the same."""
     return self
 
   def as_text(self) -> str:
@@ -401,59 +392,30 @@ class Fetching:
   # Rows.
 
   def init(self, key: jax.Array) -> base.TrainState:
-    """A state with no rows, and stores as of a new table."""
+    """Returns a state without rows; stores are as of a new table."""
     if self._next is not None:
       futures.wait([self._next])
     self._finish_tasks()
-    self._forget()
-    self.caches = [dataclasses.replace(x) for x in self.caches]
+    self._begin([dataclasses.replace(x) for x in self.caches])
     names = enumerate(sorted(self.tables))
     self.rows.init({k: jax.random.fold_in(key, i) for i, k in names})
     return jax.jit(self.trainable.init)(key)
 
-  def _seek(self, constants):
-    """Has ids of the next steps computed, which are not on the host."""
-    if self._sought is None and self._coming:
-      batch, schedule, first = self._coming.popleft()
-      planned = self._plan(constants, batch, schedule, np.int32(first))
-      self._sought = _Block(
-        batch=batch, schedule=schedule, first=first, planned=planned
-      )
-
-  def _look_ahead(self, constants):
-    """Has the caches know of as many steps as can be, or enough."""
-    self._seek(constants)
-    while self._sought and (
-      not self._blocks or self._blocks[-1].stop - self._first < _LOOK_AHEAD
-    ):
-      block = self._sought.on_host(self.tables)
-      self._blocks.append(block)
-      for cache in self.caches:
-        ids = (block.ids[name] for name in cache.names)
-        cache.foresee(list(zip(*ids, strict=True)))
-      self._sought = None
-      if block.stop < block.count:
-        self._coming.appendleft((*block[:2], block.stop))
-      self._seek(constants)
-
   def _fetch(self, constants, views, ended):
-    """In the thread, on one core of its own: see `_prepare`."""
+    """Fetches the next stretch, in the thread, on one core of its own."""
     self._lend(1)
     try:
-      return self._prepare(constants, views, ended)
+      self._ahead.look(constants)
+      return self._fetch_stretch(views, ended)
     finally:
       self._lend(-1)
 
-  def _prepare(self, constants, views, ended):
-    """Gives slots to a stretch's rows, and reads those."""
-    self._look_ahead(constants)
-    start = time.monotonic()
-    block, first = self._blocks[0], self._first
-    here, is_beside = first - block.first, self.rows.is_beside
+  def _num_fitting(self, block, first):
+    """Returns how many steps of a block the caches have room for at once."""
     num_steps = most = min(self.most_steps, block.stop - first)
     for cache in self.caches:
       try:
-        num_steps = cache.num_fitting(num_steps, is_beside)
+        num_steps = cache.num_fitting(num_steps, self.rows.is_beside)
       except cache_lib.TooSmall as error:
         raise errors.UserError(
           f'a step looks up {error.num_rows:,} different rows, and '
@@ -461,28 +423,36 @@ class Fetching:
           'it, or lower --config.train.batch_words, or of examples '
           '.batch_examples'
         ) from error
-    if num_steps < most and not self._has_told:
-      self._has_told = True
+    if num_steps < most and not self._has_logged:
+      self._has_logged = True
       _LOG.info(f'rows of {num_steps} of {block.count} steps fit at once')
-    moves = [x.take(num_steps, is_beside) for x in self.caches]
-    for some in moves:
-      self._counts.add(rows_needed=sum(some.num_needed.values()))
-    lookups = {k: list(x[here:][:num_steps]) for k, x in block.ids.items()}
-    places = {}
+    return num_steps
+
+  def _cache_rows(self, ids):
+    """Returns the cache rows of ids [steps, n], for `most_steps` steps."""
+    cache_rows = {}
     for cache in self.caches:
       for name in cache.names:
-        ids = block.ids[name][here:][:num_steps]
-        places[name] = np.zeros((self.most_steps, ids.shape[1]), np.int32)
-        cache.places(
-          ids.reshape(-1),
-          self.tables[name].slots.spec.vocab,
-          places[name].reshape(-1),
+        num = ids[name].shape[1]
+        cache_rows[name] = np.zeros((self.most_steps, num), np.int32)
+        cache.look_up(
+          ids[name].reshape(-1),
+          padding=self.tables[name].num_rows,
+          out=cache_rows[name].reshape(-1),
         )
-    places = jax.device_put(places)
-    self._first = stop = first + num_steps
-    if stop == block.stop:
-      self._blocks.popleft()
-      self._first = stop if stop < block.count else 0
+    return jax.device_put(cache_rows)
+
+  def _fetch_stretch(self, views, ended):
+    """Gives cache rows to the rows of the next stretch, and reads those."""
+    start, block, first = time.monotonic(), self._ahead.block, self._ahead.first
+    num_steps = self._num_fitting(block, first)
+    moves = [x.take(num_steps, self.rows.is_beside) for x in self.caches]
+    for some in moves:
+      self._counts.add(rows_needed=sum(some.num_needed.values()))
+    offset = first - block.first
+    ids = {k: x[offset:][:num_steps] for k, x in block.ids.items()}
+    cache_rows = self._cache_rows(ids)
+    self._ahead.advance(num_steps)
     waited = 0.0
 
     def wait():
@@ -493,32 +463,30 @@ class Fetching:
       self._lend(1)
       waited += time.monotonic() - before
 
-    examples = float(block.examples[here:][:num_steps].sum())
     needed = Needed(
-      stop=stop,
+      stop=first + num_steps,
       count=block.count,
-      examples=examples,
+      examples=float(block.examples[offset:][:num_steps].sum()),
       caches=self.caches,
       moves=moves,
-      lookups=lookups,
+      lookups={k: list(x) for k, x in ids.items()},
       is_first=not first,
       views=views,
       wait=wait,
     )
     fetched = self.rows.fetch(needed, self._counts)
     self._counts.add(fetch_secs=time.monotonic() - start - waited)
-    return block, first, needed, places, fetched
+    return _Stretch(block, first, needed, cache_rows, fetched)
 
   def _request(self, constants, tables):
     """Has the next stretch fetched, while one begins to run on these tables."""
-    views = self._views(tables) if self.rows.is_beside else {}
+    views = {}
+    if self.rows.is_beside:
+      arrays = {k: x.arrays(tables[k]) for k, x in self.tables.items()}
+      views = {k: [device_rows.view(x) for x in xs] for k, xs in arrays.items()}
     self._next = self._thread.submit(
       self._fetch, constants, views, self._ended[1]
     )
-
-  def _views(self, tables):
-    arrays = {k: x.arrays(tables[k]) for k, x in self.tables.items()}
-    return {k: [device_rows.view(x) for x in xs] for k, xs in arrays.items()}
 
   def _later(self, task):
     self._tasks.append(self._thread.submit(task))
@@ -529,7 +497,7 @@ class Fetching:
     self._tasks.clear()
 
   def expect(self, batch: Any, schedule: base.Schedule) -> None:
-    """Tells the batch of the next call, so that its rows are fetched."""
+    """Announces the batch of the next call, so that its rows are fetched."""
     self._expected = batch, schedule
 
   def __call__(
@@ -539,50 +507,60 @@ class Fetching:
     self._is_flushed = False
     measured, called = self._no_metrics(), time.monotonic()
     if self._last_batch is not batch:
-      self._coming.append((batch, schedule, 0))
+      self._ahead.append(batch, schedule)
       self._last_batch = batch
     if self._expected:
-      self._coming.append((*self._expected, 0))
+      self._ahead.append(*self._expected)
       self._last_batch, self._expected = self._expected[0], None
     if self._next is None:
       self._request(constants, state.tables)
     while True:
-      block, first, needed, places, fetched = self._next.result()
-      self._next = None
-      stop, count = needed.stop, needed.count
-      if not self.rows.is_beside or any(map(_has_late, needed.moves)):
-        self._ended[1].result()
-      if self._ended[1].done():
-        # The device has nothing to do.
-        since = max(called, self._ended[1].result())
-        self._counts.add(fetch_waited_secs=time.monotonic() - since)
+      stretch, self._next = self._next.result(), None
+      needed = stretch.needed
+      self._wait_for_steps(needed, called)
       tables, num, examples = self.rows.swap(
-        state.tables, needed, fetched, self._counts, self._later
+        state.tables,
+        needed,
+        stretch.fetched,
+        counts=self._counts,
+        later=self._later,
       )
       state = state._replace(tables=tables)
-      if stop < count or self._last_batch is not batch:
+      if needed.stop < needed.count or self._last_batch is not batch:
         # Before the steps, which JAX may have this thread compute.
         self._request(constants, tables)
-      at = np.array([first, stop, num, block.first], np.int32)
+      first, first_ids = stretch.first, stretch.block.first
       state, measured = self._run(
         state,
         measured,
         constants,
-        batch,
-        schedule,
-        block.planned,
-        places,
-        at,
-        np.float32(examples),
+        batch=batch,
+        schedule=schedule,
+        ids=stretch.block.computed,
+        cache_rows=stretch.cache_rows,
+        at=np.array([first, needed.stop, num, first_ids], np.int32),
+        examples=np.float32(examples),
       )
       self._ended = [self._ended[1], self._clock.submit(_end, measured.loss)]
       if self._dense and jax.tree.leaves(state.params):
         rate, last = schedule[:2]
         rate += (last - rate) / np.float32(max(num, 1)) * np.float32(first)
-        state = self._dense.exchange(state, stop - first, rate, examples)
-      if stop >= count:
+        num_steps = needed.stop - first
+        state = self._dense.exchange(
+          state, num_steps, learning_rate=rate, examples=examples
+        )
+      if needed.stop >= needed.count:
         break
-    return state, self._finish(measured, batch, np.int32(count))
+    return state, self._finish(measured, batch, np.int32(needed.count))
+
+  def _wait_for_steps(self, needed, called):
+    """Waits for the stretch before if rows move between; counts idle time."""
+    if not self.rows.is_beside or any(map(_has_late, needed.moves)):
+      self._ended[1].result()
+    if self._ended[1].done():
+      # The device has nothing to do.
+      since = max(called, self._ended[1].result())
+      self._counts.add(fetch_waited_secs=time.monotonic() - since)
 
   @property
   def counted(self) -> tuple[str, ...]:
@@ -619,7 +597,7 @@ class Fetching:
     map_bytes = sum(x.num_bytes for x in self.caches)
     for name, table in self.tables.items():
       lookups = table.spec.lookups_per_center * step_centers * self.most_steps
-      num_rows = min(expected_rows(lookups), table.slots.spec.vocab)
+      num_rows = min(expected_rows(lookups), table.num_rows)
       stretch_bytes += int(num_rows) * self.rows.records[name].num_bytes
     return device_bytes + map_bytes + stretch_bytes + self.rows.copy_bytes
 
@@ -630,17 +608,17 @@ class Fetching:
   # What is on the device, and what is in the stores.
 
   def _held(self, name):
-    """Slots that now have rows of a table, and the ids of these."""
+    """Returns cache rows that now have rows of a table, and their ids."""
     index = next(i for i, x in enumerate(self.caches) if name in x.names)
     if self._next is not None:
-      moves = self._next.result()[2].moves[index]
-    slots, ids = self.caches[index].held(name)
+      moves = self._next.result().needed.moves[index]
+    cache_rows, ids = self.caches[index].held(name)
     if self._next is not None:
-      # The next stretch has its slots, but not yet all its rows.
-      is_here = ~np.isin(slots, moves.into[name][0])
-      pairs = (slots[is_here], ids[is_here]), moves.out[name]
-      slots, ids = (np.concatenate(x) for x in zip(*pairs, strict=True))
-    return slots, ids
+      # The next stretch has its cache rows, but not yet all its rows.
+      is_held = ~np.isin(cache_rows, moves.into[name][0])
+      pairs = (cache_rows[is_held], ids[is_held]), moves.out[name]
+      cache_rows, ids = (np.concatenate(x) for x in zip(*pairs, strict=True))
+    return cache_rows, ids
 
   def flush(self, state: Any) -> Any:
     """Writes what is on the device to the stores, too; returns the state."""

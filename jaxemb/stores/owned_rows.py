@@ -1,9 +1,9 @@
 """Rows that one process has for itself, between its device and its stores.
 
-A record of a store (`tables.stores`) is what the device has of a row, byte for
-byte. Rows that get a slot are read while earlier steps run, and those that lose
-theirs are written when these have ended. Where the device's memory is that of
-the store, rows are copied once, from one to the other.
+A record of a store (`stores.local`) is what the device has of a row, byte for
+byte. Rows that come to the cache are read while earlier steps run, and evicted
+ones are written when these have ended. Where the device's memory is that of the
+store, rows are copied once, from one to the other.
 """
 
 import time
@@ -161,14 +161,14 @@ class OwnedRows:
       return tables, needed.count, needed.examples
     out, tables = {}, dict(tables)
     for moves in needed.moves:
-      for name, (slots, ids) in moves.out.items():
+      for name, (cache_rows, ids) in moves.out.items():
         table = self.tables[name]
-        if len(slots):
-          out[name] = ids, device_rows.get(table, tables[name], slots)
+        if len(cache_rows):
+          out[name] = ids, device_rows.get(table, tables[name], cache_rows)
         tables[name] = device_rows.put(
           table,
           state=tables[name],
-          slots=moves.into[name][0],
+          cache_rows=moves.into[name][0],
           arrays=fetched[name],
         )
 
@@ -211,10 +211,10 @@ class OwnedRows:
   ) -> dict[str, Any]:
     """See `fetching.Rows`."""
     for name, table in self.tables.items():
-      slots, ids = held(name)
+      cache_rows, ids = held(name)
       size = max(1, spec_lib.NUMBERS_AT_ONCE // table.spec.dim)
-      for i in range(0, len(slots), size):
-        some = slots[i : i + size]
+      for i in range(0, len(cache_rows), size):
+        some = cache_rows[i : i + size]
         rows = device_rows.get(table, tables[name], some)
         records = [np.asarray(x)[: len(some)] for x in rows]
         records = self.records[name].pack(records)
@@ -231,13 +231,7 @@ class OwnedRows:
       some = record.unpack(self.stores[name].read(ids[i : i + size]))
       for whole, part in zip(arrays, some, strict=True):
         whole[i : i + size] = part
-    form = jax.eval_shape(table.init, jax.random.key(0)).vectors
-    tree = jax.tree.structure(form)
-    stored = jax.tree.unflatten(tree, arrays[: tree.num_leaves])
-    names = sorted(table.state_names)
-    opt_state = dict(zip(names, arrays[tree.num_leaves :], strict=True))
-    stored = spec_lib.from_stored(stored, table.spec.dtype)
-    return spec_lib.RowBlock(stored, opt_state)
+    return table.row_block(arrays)
 
   def import_rows(
     self,

@@ -163,7 +163,9 @@ class _Layout:
         new = np.ascontiguousarray(new).reshape(len(lines), -1)
         device_rows.view(array)[lines] = new.view(np.uint8)
     else:
-      state = device_rows.put(self.table, state, slots=lines, arrays=arrays)
+      state = device_rows.put(
+        self.table, state, cache_rows=lines, arrays=arrays
+      )
     if self.table.spec.dtype == 'float32':
       return state, None
     errors = np.zeros_like(floats)
@@ -245,7 +247,7 @@ class SharedRows:
       if name in self.stores:
         self.stores[name].close()
       self.stores[name] = shared = self._make_table(name, *sizes)
-      capacity, bounds = table.slots.spec.vocab, (self._staleness,) * 2
+      capacity, bounds = table.num_rows, (self._staleness,) * 2
       self._copies[name] = copies.Copies(
         shared, capacity, layout.num_added, *bounds
       )
@@ -257,7 +259,7 @@ class SharedRows:
     """See `fetching.Rows`."""
     sizes = {k: x.num_bytes for k, x in self.records.items()}
     return sum(
-      copies.num_bytes(x.spec.vocab, x.slots.spec.vocab, sizes[k])
+      copies.num_bytes(x.spec.vocab, x.num_rows, sizes[k])
       for k, x in self.tables.items()
     )
 
@@ -276,7 +278,7 @@ class SharedRows:
     for cache in needed.caches:
       for name in cache.names:
         found = self._lookups[name].count(needed.lookups[name])
-        stretches[name] = _Stretch(cache.slot_of[found[0]], *found)
+        stretches[name] = _Stretch(cache.cache_row_of[found[0]], *found)
     flushes, read = self._flushes, None
     if not self._is_lockstep:
       read = self._exchange(stretches, counts)

@@ -118,7 +118,7 @@ def _join_agree_and_stop(host, port, i):
   ours = {socket.gethostname(): '127.0.1.1'}
   socket.gethostbyname = lambda name: ours.get(name) or find(name)
   expected = '' if host.startswith('127.') else host
-  assert distributed.own_address(host, port) == expected
+  assert distributed.reachable_address(host, port) == expected
   distributed.join(distributed.Job(f'{host}:{port}', 2, i))
   monitor = distributed.Monitor()
   distributed.agree('setting', {'a': 1})
@@ -250,7 +250,7 @@ def test_a_name_that_means_loopback_has_no_address(monkeypatch):
       'getaddrinfo',
       lambda name, *a, x=address, **k: look_up(x, *a, **k),
     )
-    assert not distributed.own_address('localhost', 9)
+    assert not distributed.reachable_address('localhost', 9)
 
 
 @pytest.mark.skipif(
@@ -261,7 +261,9 @@ def test_process_0_has_an_address_where_its_own_name_means_loopback(
 ):
   monkeypatch.setattr(socket, 'gethostbyname', lambda name: '127.0.1.1')
   monkeypatch.setattr(distributed, '_OUTSIDE', _addresses()[1])
-  assert distributed.own_address(socket.gethostname(), 9) == _addresses()[1]
+  assert (
+    distributed.reachable_address(socket.gethostname(), 9) == _addresses()[1]
+  )
 
 
 def _join_and_end(port, i):
@@ -480,7 +482,7 @@ def _with_slow_steps():
 @pytest.mark.parametrize(
   ('strategy', 'devices'), [('sync', 1), ('replicas', 2)]
 )
-def test_who_waits_for_a_slow_process_is_reported(trained, strategy, devices):
+def test_what_each_process_does_is_reported(trained, strategy, devices):
   folder, flags = trained
   workdir = folder / f'slow-{strategy}'
   own = [f'--workdir={workdir}', f'--config.strategy.name={strategy}']
@@ -493,9 +495,7 @@ def test_who_waits_for_a_slow_process_is_reported(trained, strategy, devices):
   words = report['corpus_words'] * report['config']['train']['epochs']
   assert fast['words'] + slow['words'] == words
   assert min(fast['words'], slow['words']) > 0.3 * words
-  # Steps are long: on a busy machine, the slow one waits for the other, too,
-  # until that has been given a core.
-  assert fast['waited_secs'] > slow['waited_secs'], (fast, slow)
+  assert fast['mean_cores'] < slow['mean_cores'], (fast, slow)
   assert slow['meetings'] == fast['meetings']
   assert (slow['meetings'] > 0) == (strategy == 'replicas')
   # Headers come on top, and whatever else is sent on this machine.

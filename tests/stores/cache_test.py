@@ -1,4 +1,4 @@
-"""Slots of rows, against a device that is a dict."""
+"""Cache rows, against a device that is a dict."""
 
 import numpy as np
 import pytest
@@ -17,27 +17,33 @@ def _steps(seed, num):
     yield words, np.concatenate([words, others])
 
 
+def _admit(cache, *needed):
+  cache.foresee(needed)
+  return cache.take(cache.num_fitting(len(needed)))
+
+
 @pytest.mark.parametrize('policy', cache_lib.POLICIES)
 def test_rows_are_where_the_map_says(policy):
   cache = cache_lib.Cache(('a', 'b'), VOCAB, CAPACITY, policy)
   device, on_device = {'a': {}, 'b': {}}, np.full(VOCAB, CAPACITY)
   steps = list(_steps(0, 400))
+  cache.foresee(steps)
   while steps:
-    moves = cache.admit(steps[:4])
+    moves = cache.take(cache.num_fitting(4))
     done, steps = steps[: moves.num_steps], steps[moves.num_steps :]
-    on_device[moves.ids] = moves.slots
+    on_device[moves.ids] = moves.cache_rows
     for i, (name, held) in enumerate(device.items()):
-      for slot, id_ in zip(*moves.out[name], strict=True):
-        assert held.pop(slot) == id_
-      for slot, id_ in zip(*moves.into[name], strict=True):
-        assert slot not in held
-        held[slot] = id_
+      for cache_row, id_ in zip(*moves.out[name], strict=True):
+        assert held.pop(cache_row) == id_
+      for cache_row, id_ in zip(*moves.into[name], strict=True):
+        assert cache_row not in held
+        held[cache_row] = id_
       needed = {x for step in done for x in step[i].tolist() if x < VOCAB}
       assert moves.num_needed[name] == len(needed)
       for id_ in needed:
         assert held[on_device[id_]] == id_
       assert dict(zip(*cache.held(name), strict=True)) == held
-    np.testing.assert_array_equal(cache.slot_of, on_device)
+    np.testing.assert_array_equal(cache.cache_row_of, on_device)
 
 
 def test_what_is_used_stays():
@@ -45,11 +51,11 @@ def test_what_is_used_stays():
     cache = cache_lib.Cache(('a',), VOCAB, 40, policy)
     often, num = np.arange(20, dtype=np.int32), 0
     for _ in range(12):
-      cache.admit([[often]])
+      _admit(cache, [often])
     for i in range(60):
       # Rows that come once, in between; every third time they are alone.
       once = np.arange(20 * i, 20 * i + 20, dtype=np.int32) % 900 + 100
-      moves = cache.admit([[once if i % 3 else np.append(often, once)]])
+      moves = _admit(cache, [once if i % 3 else np.append(often, once)])
       num += np.isin(moves.into['a'][1], often).sum()
     return num
 
@@ -62,7 +68,7 @@ def test_by_lru_goes_what_was_used_longest_ago():
   rng = np.random.default_rng(0)
   for i in range(300):
     needed = (VOCAB * rng.random(12) ** 2).astype(np.int32)
-    moves = cache.admit([[needed]])
+    moves = _admit(cache, [needed])
     gone = moves.out['a'][1].tolist()
     others = sorted(last_use[x] for x in last_use.keys() - set(needed.tolist()))
     assert sorted(last_use.pop(x) for x in gone) == others[: len(gone)]
@@ -75,6 +81,17 @@ def test_a_step_that_does_not_fit_is_refused():
   cache = cache_lib.Cache(('a', 'b'), VOCAB, 8)
   step = np.arange(6, dtype=np.int32), np.arange(3, 9, dtype=np.int32)
   with pytest.raises(cache_lib.TooSmall) as error:
-    cache.admit([step])
+    _admit(cache, step)
   assert error.value.num_rows == 9
-  assert cache.admit([(step[0], step[0])]).num_steps == 1
+  cache = cache_lib.Cache(('a', 'b'), VOCAB, 8)
+  assert _admit(cache, (step[0], step[0])).num_steps == 1
+
+
+def test_nine_tables_of_one_vocabulary_share_two_maps():
+  vocabs = {f't{i}': VOCAB for i in range(9)} | {'other': 7}
+  found = cache_lib.caches(vocabs, dict.fromkeys(vocabs, 5), 'lfu')
+  assert [len(x.names) for x in found] == [1, 8, 1]
+  assert {(x.num_rows, x.capacity) for x in found} == {(VOCAB, 5), (7, 5)}
+  ids = np.arange(4, dtype=np.int32)
+  moves = _admit(found[1], [ids] * 8)
+  assert all(len(x[0]) == 4 for x in moves.into.values())

@@ -144,7 +144,7 @@ def _check_bits(policy, settings, fused, store):
     _as_elsewhere(stored.strategy.store)
   assert stored.strategy.store
   for table in stored.trainable.tables.values():
-    assert table.slots.spec.vocab <= 0.3 * VOCAB
+    assert table.num_rows <= 0.3 * VOCAB
   state, losses = _run(whole, batches := _batches(whole, 4))
   other, found = _run(stored, batches)
   # Rows move beside the steps, as these copy no table, where memory is shared.
@@ -156,9 +156,7 @@ def _check_bits(policy, settings, fused, store):
     # The last slot is no row's: dropped updates may write it as it was.
     last = [np.asarray(x)[-1] for x in table.arrays(other.tables[name])]
     assert not any(x.any() for x in last)
-    assert (
-      table.slots.spec.vocab - 1 not in stored.strategy.store._held(name)[0]
-    )
+    assert table.num_rows - 1 not in stored.strategy.store._held(name)[0]
   counts = stored.strategy.store.take_counts()
   assert 0 < counts['rows_stored'] < counts['rows_fetched']
   assert counts['rows_fetched'] < counts['rows_needed']
@@ -170,7 +168,7 @@ def test_rows_wait_for_steps_that_copy_a_table(monkeypatch):
   settings, fused, _ = CASES['sgd']
   more = {'table.store': 'memory', 'table.device_bytes': '30%'}
   made = _trainer(settings, fused, **more)
-  slots = made.trainable.tables['input'].slots.spec.vocab
+  slots = made.trainable.tables['input'].num_rows
   copied = {(slots, 12), (7, 12)}
   monkeypatch.setattr(hlo, 'copied_arrays', lambda text: copied)
   state = made.strategy.init(jax.random.key(3))
@@ -249,7 +247,7 @@ def test_room_for_fewer_rows_than_a_step_needs_is_refused():
   more['table.device_bytes'] = '25%'
   trainer = _trainer({}, True, **more)
   store = trainer.strategy.store
-  store.caches = [dataclasses.replace(x, capacity=8) for x in store.caches]
+  store._begin([dataclasses.replace(x, capacity=8) for x in store.caches])
   # More different words than were expected.
   with pytest.raises(errors.UserError, match='a step looks up'):
     trainer.strategy.step(

@@ -17,13 +17,14 @@ from llvmlite import binding
 
 @functools.cache
 def source() -> str:
-  """A digest of what kernels are compiled from, and by and for what.
+  """Returns a digest of the source of kernels, of the compiler and the CPU.
 
   numba looks at one file to tell whether what it has compiled before is still
-  right; a kernel is made of several.
+  right; a kernel is made of several, of which one is not in this folder.
   """
   folder = pathlib.Path(__file__).parent
-  texts = [x.read_bytes() for x in sorted(folder.glob('*.py'))]
+  paths = *sorted(folder.glob('*.py')), folder.parents[1] / 'ops' / 'memory.py'
+  texts = [x.read_bytes() for x in paths]
   names = (
     sys.version,
     *map(importlib.metadata.version, ('numba', 'llvmlite')),
@@ -37,7 +38,7 @@ def source() -> str:
 def compiling(
   model: str, loss: str, dtype: str, cache: pathlib.Path
 ) -> subprocess.Popen | None:
-  """A process that compiles a kernel; None = one did.
+  """Starts a process that compiles a kernel; None = it is compiled.
 
   `model` and `loss` are the names in the settings, `dtype` that of the tables;
   `cache` keeps a mark of what was compiled.
@@ -53,7 +54,7 @@ def compiling(
 
 
 def compile(kernel: str, dtype: str, *mark: pathlib.Path) -> subprocess.Popen:
-  """A process that compiles a kernel for a dtype, and leaves a mark."""
+  """Starts a process that compiles a kernel for a dtype, and leaves a mark."""
   if getattr(sys, 'frozen', False) or not sys.executable:
     raise OSError('there is no Python to start')  # but this very program
   # It finds the same modules as this one: none of the current folder's (-P).

@@ -35,29 +35,29 @@ _IS_METADATA, _EXECUTE = 1, 3
 
 _SYMBOL = 'jaxemb_addresses'
 _INT = ir.IntType(64)
-PLACES = 32  # of compiled functions
-_addresses = (ctypes.c_void_p * (PLACES + 1))()
-LENT = PLACES  # `address` of it is how many cores are lent
+MOST_FUNCTIONS = 32  # compiled
+_addresses = (ctypes.c_void_p * (MOST_FUNCTIONS + 1))()
+LENT = MOST_FUNCTIONS  # `address` of it is how many cores are lent
 _lock = threading.Lock()
 binding.add_symbol(_SYMBOL, ctypes.addressof(_addresses))
 
 
 def lend(cores: int) -> None:
-  """Has so many more threads of kernels wait, whose cores others need."""
+  """Suspends so many more threads of kernels, whose cores others need."""
   with _lock:
     _addresses[LENT] = (_addresses[LENT] or 0) + cores
 
 
-def place(number: int, function: ccallback.CFunc) -> None:
-  """Puts a compiled function, which the caller keeps, at `address(number)`."""
-  if number >= PLACES:
-    raise IndexError(f'of {PLACES} places for functions, none is {number}')
+def publish(number: int, function: ccallback.CFunc) -> None:
+  """Makes a compiled function, which the caller keeps, `address(number)`."""
+  if number >= MOST_FUNCTIONS:
+    raise IndexError(f'{number} is not one of {MOST_FUNCTIONS} functions')
   _addresses[number] = function.address
 
 
 @intrinsic
 def address(typing_context, number):
-  """Where the function is that was placed under a number."""
+  """Returns the address of the function that was published by a number."""
 
   def generate(context, builder, signature, args):
     form = ir.ArrayType(_INT, len(_addresses))

@@ -15,10 +15,10 @@ pairs:
 Losses cost more than all the rest, so they are those of every 64th chunk.
 
 In all functions tables are [vocab, dim], float32 or the bits of bfloat16, with
-slots [vocab] or [1] float32; ids are int32, of a step's k chunks; `left` and
-`right` [k, c] uint8 are the contexts on both sides of each center, at most W.
-They take the chunks `first` to `stop`, and write the loss, in nats, and of how
-many examples it is.
+optimizer state [vocab] or [1] float32; ids are int32, of a step's k chunks;
+`left` and `right` [k, c] uint8 are the contexts on both sides of each center,
+at most W. They take the chunks `first` to `stop`, and write the loss, in nats,
+and the number of its examples.
 """
 
 import math
@@ -37,8 +37,8 @@ class Call(NamedTuple):
 
   inputs: np.ndarray
   outputs: np.ndarray
-  input_slots: np.ndarray
-  output_slots: np.ndarray
+  input_state: np.ndarray
+  output_state: np.ndarray
   left: np.ndarray
   right: np.ndarray
   negatives: np.float32  # K, for each pair
@@ -49,7 +49,7 @@ class Call(NamedTuple):
   stop: int
   scratch: int  # the address of zeros
   scratch_stop: int  # and that of what follows them
-  found: int  # the address of what is returned, two float64
+  result: int  # the address of loss and examples, two float64
 
 
 @numba.njit(**rows.JIT)
@@ -228,12 +228,12 @@ def skipgram(call, windows, draws):
         scores, 0, band + y, 0, a_rows, 0, num_left, b_out, num_words + y,
         b_rates, dim,
       )  # fmt: skip
-    rows.descend(inputs, call.input_slots, centers, a_grads, input_rule, 2 * i)
+    rows.descend(inputs, call.input_state, centers, a_grads, input_rule, 2 * i)
     rows.descend(
-      outputs, call.output_slots, ids, b_grads, output_rule, 2 * i + 1
+      outputs, call.output_state, ids, b_grads, output_rule, 2 * i + 1
     )
-  ffi.put(call.found, 0, loss, np.float64)
-  ffi.put(call.found, 8, examples, np.float64)
+  ffi.put(call.result, 0, loss, np.float64)
+  ffi.put(call.result, 8, examples, np.float64)
 
 
 @numba.njit(**rows.INLINE)
@@ -325,13 +325,13 @@ def cbow(call, windows, draws):
       )  # fmt: skip
     _add_bands(shares, band, a_out, word_out, word_rates, dim)
     rows.descend(
-      inputs, call.input_slots, word_ids, word_grads, input_rule, 2 * i
+      inputs, call.input_state, word_ids, word_grads, input_rule, 2 * i
     )
     rows.descend(
-      outputs, call.output_slots, ids, b_grads, output_rule, 2 * i + 1
+      outputs, call.output_state, ids, b_grads, output_rule, 2 * i + 1
     )
-  ffi.put(call.found, 0, loss, np.float64)
-  ffi.put(call.found, 8, examples, np.float64)
+  ffi.put(call.result, 0, loss, np.float64)
+  ffi.put(call.result, 8, examples, np.float64)
 
 
 @numba.njit(**rows.JIT)
@@ -451,9 +451,9 @@ def hierarchical(call, windows, exits, firsts, deep):
           shares, 0, j, 0, a_out, 0, tile, word_out, j, word_rates, dim
         )
     number = 2 * center
-    rows.descend(inputs, call.input_slots, own, word_grads, input_rule, number)
+    rows.descend(inputs, call.input_state, own, word_grads, input_rule, number)
     rows.descend(
-      outputs, call.output_slots, path, b_grads, output_rule, number + 1
+      outputs, call.output_state, path, b_grads, output_rule, number + 1
     )
-  ffi.put(call.found, 0, loss, np.float64)
-  ffi.put(call.found, 8, examples, np.float64)
+  ffi.put(call.result, 0, loss, np.float64)
+  ffi.put(call.result, 8, examples, np.float64)

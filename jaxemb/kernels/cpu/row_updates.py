@@ -29,7 +29,7 @@ from jaxemb.kernels.cpu import ffi, rows
 NUM_NUMBERS = 5
 NUM_FIXED = 8, 3  # arguments and results before optimizer state
 ALIASES = {1: 0, 2: 1}  # of arguments and results, but for optimizer state
-CHUNKS_PER_CLASS = 4  # so that a turn is a class (`native.turns`)
+CHUNKS_PER_CLASS = 4  # so that a turn is a class (`turns`)
 IDS, INTEGERS = 0, 1  # arguments of the first call
 _POSITIONS, _TARGETS, BOUNDS, ROOM = range(4)  # results
 _NUMBERS, KERNEL = 3, 4  # arguments of the second call

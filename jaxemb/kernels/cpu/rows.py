@@ -1,6 +1,6 @@
 """Rows of tables, read, changed and given slopes in functions for numba.
 
-A kernel computes with rows that it has the addresses of (`native.tiles`). In
+A kernel computes with rows that it has the addresses of (`tiles`). In
 tables of float32 it reads rows, and plain gradient descent changes them, where
 they are. Otherwise it has a chunk's rows and gradients in float32 buffers.
 """
@@ -252,7 +252,7 @@ def _(row, delta, scale, first, second, is_stochastic):
 
 
 @numba.njit(**JIT)
-def descend(table, slots, ids, grads, rule, chunk):
+def descend(table, opt_state, ids, grads, rule, chunk):
   """Changes the rows of ids [n] by gradients [n, padded dim] that `aim` had.
 
   What ids that come several times mean is told in `tables.row_optimizers`;
@@ -267,12 +267,13 @@ def descend(table, slots, ids, grads, rule, chunk):
         grad, total = grads[i], np.float32(0)
         for k in range(grad.size):
           total += grad[k] * grad[k]
-        slots[ids[i]] += total / np.float32(dim)
+        opt_state[ids[i]] += total / np.float32(dim)
   for i in range(ids.size):
     if ids[i] >= num_rows:
       continue
     if rule.kind == ADAGRAD:
-      scale = -rule.learning_rate / (np.sqrt(slots[ids[i]]) + rule.parameter)
+      root = np.sqrt(opt_state[ids[i]])
+      scale = -rule.learning_rate / (root + rule.parameter)
     else:
       scale = _rate(ids, i, rule)
     number = np.uint32(ids[i]) * np.uint32(0x9E3779B9) + np.uint32(i)

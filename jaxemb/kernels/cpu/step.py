@@ -11,8 +11,8 @@ import contextlib
 import dataclasses
 import functools
 import subprocess
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,8 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.data import windows
 from jaxemb.kernels.cpu import ffi, handlers, rows, tiles
-from jaxemb.models import base, cbow, hierarchical, skipgram
+from jaxemb.models import base as model_base
+from jaxemb.models import cbow, hierarchical, skipgram
 from jaxemb.strategies import base as strategy_base
 
 _KERNELS = {
@@ -29,6 +30,7 @@ _KERNELS = {
   cbow.Cbow: 'cbow',
   hierarchical.Hierarchical: 'hierarchical',
 }
+_TABLES = skipgram.INPUT, skipgram.OUTPUT
 
 
 # Of rows that other threads look up, by how often they do meanwhile and by the
@@ -40,12 +42,12 @@ _LEAST_BRAKE = 0.2  # less than this changes a learning rate by a hundredth
 
 
 class Unavailable(Exception):
-  """A kernel cannot be compiled or used, told in one line."""
+  """A kernel cannot be compiled or used, for a reason of one line."""
 
 
 @contextlib.contextmanager
-def telling():
-  """Whatever fails within is `Unavailable`."""
+def unavailable_if_failed():
+  """Raises `Unavailable` for whatever fails within."""
   try:
     yield
   except Exception as error:  # numba, LLVM and XLA have many
@@ -53,14 +55,14 @@ def telling():
 
 
 @functools.cache  # XLA takes a name once
-@telling()
+@unavailable_if_failed()
 def register(target: str = handlers.TARGET, part: str = 'handler') -> None:
-  """Makes known to XLA what calls kernels. Raises `Unavailable`."""
+  """Registers a handler that calls kernels with XLA. Raises `Unavailable`."""
   handlers.compiled('task')
   ffi.register(target, handlers.compiled(part))
 
 
-def _num_scratch(spec: base.WindowSpec, longest: int) -> int:
+def _num_scratch(spec: model_base.WindowSpec, longest: int) -> int:
   """Floats for what any kernel takes; with fewer it does nothing."""
   left = spec.chunk + 2 * spec.window + 3 * tiles.SIZE
   right = left + spec.shared_negatives + longest
@@ -79,9 +81,47 @@ def _brakes(lookups_per_center: np.ndarray, centers: int) -> np.ndarray:
   as none knows of the others, together they may go too far.
   """
   scale = _BRAKE * max(0, centers - _FREE_CENTERS)
-  found = (scale * lookups_per_center).astype(np.float32)
-  size = np.flatnonzero(found > _LEAST_BRAKE).max(initial=0)
-  return found[: size + 1]
+  brakes = (scale * lookups_per_center).astype(np.float32)
+  size = np.flatnonzero(brakes > _LEAST_BRAKE).max(initial=0)
+  return brakes[: size + 1]
+
+
+class _Inputs(NamedTuple):
+  """What a kernel takes of a model."""
+
+  ids: Sequence[jax.Array]
+  negatives: float = 0  # for each pair
+  averages: bool = False  # of trees
+  longest: int = 0  # path of a tree
+  chunk: int = 1  # centers of a chunk
+
+
+def _inputs(
+  model: model_base.Model,
+  batch: windows.StepBatch,
+  context: strategy_base.StepContext,
+) -> _Inputs:
+  spec = model.spec
+  if isinstance(model, hierarchical.Hierarchical):
+    split = model.tree.split
+    return _Inputs(
+      ids=(batch.windows(), split.exits, split.firsts, split.deep),
+      averages=model.averages,
+      longest=split.firsts.shape[1] + split.deep.shape[1],
+    )
+  if context.positions is None:
+    draws = skipgram.draw_negatives(
+      spec, model.negatives, batch=batch, key=context.key
+    )
+    ids = batch.windows(), draws
+  else:
+    # Rows of an id are the same cache row in both tables.
+    inputs, outputs = (context.positions[name] for name in _TABLES)
+    num_words = outputs.shape[1] - spec.shared_negatives
+    is_cbow = isinstance(model, cbow.Cbow)
+    window_rows = inputs if is_cbow else outputs[:, :num_words]
+    ids = window_rows, outputs[:, num_words:]
+  return _Inputs(ids=ids, negatives=spec.negatives, chunk=spec.chunk)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,71 +143,74 @@ class Kernel:
     """As `strategies.base.training_step`."""
     state, metrics = carry
     model, spec = trainable.model, trainable.model.spec
-    names = skipgram.INPUT, skipgram.OUTPUT
-    tables = [state.tables[name] for name in names]
+    inputs = _inputs(model, batch, context)
+    tables = [state.tables[name] for name in _TABLES]
     opt_states = [jax.tree.leaves(table.opt_state)[0] for table in tables]
+    changed = [*(x.vectors for x in tables), *opt_states]
     left, right = (
       x.reshape(len(batch.chunks), -1) for x in (batch.left, batch.right)
     )
-    negatives = 0
-    table = trainable.tables[skipgram.INPUT]
-    key = strategy_base.rounding_key(table.spec, context, 0)
-    is_stochastic = key is not None
-    keys = jnp.zeros(2, jnp.uint32) if key is None else key
-    kind = rows.ADAGRAD if self.optimizer == 'adagrad' else rows.SGD
-    longest = last = 0
-    centers = spec.chunk
-    if isinstance(model, hierarchical.Hierarchical):
-      split = model.tree.split
-      longest = split.firsts.shape[1] + split.deep.shape[1]
-      ids = batch.windows(), split.exits, split.firsts, split.deep
-      last, centers = int(model.averages), 1
-    else:
-      if context.positions is None:
-        args = (spec, model.negatives, batch, context.key)
-        ids = batch.windows(), skipgram.draw_negatives(*args)
-      else:
-        # Rows of an id have the same place in both tables.
-        inputs, outputs = (context.positions[name] for name in names)
-        first = outputs.shape[1] - spec.shared_negatives
-        is_cbow = isinstance(model, cbow.Cbow)
-        windows_places = inputs if is_cbow else outputs[:, :first]
-        ids = windows_places, outputs[:, first:]
-      negatives = spec.negatives
-    keys = jax.lax.bitcast_convert_type(keys, jnp.int32)
-    integers = jnp.stack(
-      [kind, keys[0], keys[1], int(is_stochastic), last, self.number]
-    ).astype(jnp.int32)
-    changed = [*(x.vectors for x in tables), *opt_states]
+    numbers = handlers.Numbers(
+      context.learning_rate, self.parameter, inputs.negatives
+    )
+    centers = inputs.chunk * (self.num_threads - 1)  # of other threads
+    brakes = [
+      _brakes(trainable.tables[x].spec.lookups_per_center, centers)
+      for x in _TABLES
+    ]
+    arguments = handlers.Arguments(
+      *changed,
+      left=left,
+      right=right,
+      numbers=jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
+      integers=self._integers(trainable, context, inputs.averages),
+      input_brakes=brakes[0],
+      output_brakes=brakes[1],
+    )
+    scratch = self.num_threads, _num_scratch(spec, inputs.longest)
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in changed]
-    scratch = _num_scratch(spec, longest)
-    shapes = (2,), (self.num_threads, scratch)
-    results += [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
+    results += [jax.ShapeDtypeStruct(x, jnp.float32) for x in ((2,), scratch)]
     call = jax.ffi.ffi_call(
       handlers.TARGET,
       results,
       input_output_aliases={i: i for i in range(handlers.NUM_CHANGED)},
     )
-    numbers = context.learning_rate, self.parameter, negatives
-    numbers = jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers])
-    centers *= self.num_threads - 1
-    specs = (trainable.tables[name].spec for name in names)
-    brakes = [_brakes(x.lookups_per_center, centers) for x in specs]
-    arguments = *changed, left, right, numbers, integers, *brakes, *ids
-    *changed, found, _ = call(*arguments)
+    *changed, totals, _ = call(*arguments, *inputs.ids)
     new = {}
-    for i, (name, table) in enumerate(zip(names, tables, strict=True)):
+    for i, (name, table) in enumerate(zip(_TABLES, tables, strict=True)):
       tree = jax.tree.structure(table.opt_state)
       opt_state = jax.tree.unflatten(tree, [changed[2 + i]])
       new[name] = table._replace(vectors=changed[i], opt_state=opt_state)
-    state = state._replace(tables=state.tables | new)
-    first = metrics.first_bad_step
-    is_bad = ~jnp.isfinite(found[0]) & (first < 0)
-    return state, metrics._replace(
-      loss=metrics.loss + found[0],
-      examples=metrics.examples + found[1],
-      first_bad_step=jnp.where(is_bad, context.index, first),
+    return state._replace(tables=state.tables | new), _counted(
+      metrics, totals, context.index
     )
+
+  def _integers(self, trainable, context, averages):
+    table = trainable.tables[skipgram.INPUT]
+    key = strategy_base.rounding_key(table.spec, context, 0)
+    keys = jnp.zeros(2, jnp.uint32) if key is None else key
+    key0, key1 = jax.lax.bitcast_convert_type(keys, jnp.int32)
+    integers = handlers.Integers(
+      rule=rows.ADAGRAD if self.optimizer == 'adagrad' else rows.SGD,
+      key0=key0,
+      key1=key1,
+      is_stochastic=int(key is not None),
+      averages=int(averages),
+      kernel=self.number,
+    )
+    return jnp.stack(list(integers)).astype(jnp.int32)
+
+
+def _counted(metrics, totals, step):
+  """Adds loss and examples; a loss that is not finite is noted."""
+  loss, examples = totals[0], totals[1]
+  first = metrics.first_bad_step
+  is_bad = ~jnp.isfinite(loss) & (first < 0)
+  return metrics._replace(
+    loss=metrics.loss + loss,
+    examples=metrics.examples + examples,
+    first_bad_step=jnp.where(is_bad, step, first),
+  )
 
 
 def make(
@@ -177,7 +220,7 @@ def make(
   num_threads: int = 1,
   compiling: subprocess.Popen | None = None,
 ) -> Kernel:
-  """The kernel of a class of models, compiled, for tables of a dtype.
+  """Returns the kernel of a class of models, for tables of a dtype.
 
   `optimizer` has the settings of that name; `compiling` is what to wait for.
   Raises `Unavailable`.
@@ -188,6 +231,6 @@ def make(
   kernel = _KERNELS[model]
   if compiling:
     compiling.wait()
-  with telling():
+  with unavailable_if_failed():
     number = handlers.load(kernel, dtype)
   return Kernel(number, optimizer['name'], parameter, num_threads)

@@ -26,14 +26,14 @@ from numba import types
 from jaxemb.kernels.cpu import ffi
 
 TASK = types.void(types.uintp)  # the signature of `work`
-# Of kernels: (frame, first chunk, the one past the last, scratch, found), where
-# the last two are addresses: a thread's room, and for loss and examples, two
-# float64. They stay NaN if the kernel fails.
+# Of kernels: (frame, first chunk, the one past the last, scratch, result), of
+# which the last two are addresses: of a thread's scratch, and of loss and
+# examples, two float64. They stay NaN if the kernel fails.
 KERNEL = types.void(*[types.uintp] * 5)
 
 _LINE = 64  # bytes of a line of the cache
 # Offsets on the board, in bytes: words that threads change; others that they
-# read; room for a call of XLA; a line for what each thread found.
+# read; room for a call of XLA; a line for what each thread result.
 _NEXT, _ACTIVE, _REFERENCES, _JOINED = range(0, 32, 8)
 _FRAME, _KERNEL, _NUM_CHUNKS, _SIZE = range(_LINE, _LINE + 32, 8)
 _SCRATCH, _SCRATCH_BYTES, _STRETCHES = range(_LINE + 32, _LINE + 56, 8)
@@ -119,7 +119,7 @@ def work(data):
   first, stop = _begin(board, helper)
   if first < stop:
     number = ffi.add(board, _JOINED, 1)
-    found = board + np.uintp(_FOUND + _LINE * number)
+    result = board + np.uintp(_FOUND + _LINE * number)
     size_bytes = ffi.get(board, _SCRATCH_BYTES, np.uintp)
     scratch = ffi.get(board, _SCRATCH, np.uintp)
     scratch += np.uintp(number) * size_bytes
@@ -128,21 +128,21 @@ def work(data):
     frame = ffi.get(board, _FRAME, np.uintp)
     loss = examples = 0.0
     while first < stop:
-      ffi.put(found, 0, np.nan, np.float64)
-      ffi.put(found, 8, np.nan, np.float64)
-      _compute(kernel, (frame, first, stop, scratch, found))
-      loss += ffi.get(found, 0, np.float64)
-      examples += ffi.get(found, 8, np.float64)
+      ffi.put(result, 0, np.nan, np.float64)
+      ffi.put(result, 8, np.nan, np.float64)
+      _compute(kernel, (frame, first, stop, scratch, result))
+      loss += ffi.get(result, 0, np.float64)
+      examples += ffi.get(result, 8, np.float64)
       if 0 < helper <= np.intp(ffi.address(ffi.LENT)):
         # The call may end meanwhile.
-        ffi.put(found, 0, loss, np.float64)
-        ffi.put(found, 8, examples, np.float64)
+        ffi.put(result, 0, loss, np.float64)
+        ffi.put(result, 8, examples, np.float64)
         ffi.add(board, _ACTIVE, -1)
         first, stop = _begin(board, helper)
       else:
         first, stop = _take(board)
-    ffi.put(found, 0, loss, np.float64)
-    ffi.put(found, 8, examples, np.float64)
+    ffi.put(result, 0, loss, np.float64)
+    ffi.put(result, 8, examples, np.float64)
   ffi.add(board, _ACTIVE, -1)
   _leave(board)
 
@@ -179,8 +179,8 @@ def share(frame, kernel, task, num_chunks, scratch):
       _let_others_run()
   loss = examples = 0.0
   for number in range(ffi.add(board, _JOINED, 0)):
-    found = board + np.uintp(_FOUND + _LINE * number)
-    loss += ffi.get(found, 0, np.float64)
-    examples += ffi.get(found, 8, np.float64)
+    result = board + np.uintp(_FOUND + _LINE * number)
+    loss += ffi.get(result, 0, np.float64)
+    examples += ffi.get(result, 8, np.float64)
   _leave(board)
   return loss, examples

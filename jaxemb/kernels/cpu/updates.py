@@ -1,7 +1,7 @@
 """Kernels on a CPU for parts of a step.
 
-Updates of looked-up rows (`native.row_updates`), and the softmax of edges
-(`native.edge_losses`).
+Updates of looked-up rows (`row_updates`), and the softmax of edges
+(`edge_losses`).
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ class RowKernel:
     return vectors, jax.tree.unflatten(tree, flat)
 
   def _groups(self, ids: jax.Array, vocab: int) -> list[jax.Array]:
-    """Positions, targets and bounds of lookups [n] (`native.row_updates`)."""
+    """Positions, targets and bounds of lookups [n] (`row_updates`)."""
     shapes = ids.shape, ids.shape, (self.num_threads, 3)
     room = self.num_threads, row_updates.num_scratch(ids.size)
     results = [
@@ -82,12 +82,12 @@ _PARAMETERS = {
 def make(optimizer: Mapping[str, Any], num_threads: int) -> RowKernel:
   """The kernel of an optimizer, compiled, for float32 tables.
 
-  `optimizer` has the settings of that name. Raises `native.step.Unavailable`.
+  `optimizer` has the settings of that name. Raises `step.Unavailable`.
   """
   name = optimizer['name']
   step.register(handlers.GROUPS, 'groups')
   step.register(handlers.UPDATES, 'updates')
-  with step.telling():
+  with step.unavailable_if_failed():
     grouping = handlers.load('group', 'int32')
     number = handlers.load(name, 'float32')
   parameters = tuple(optimizer[x] for x in _PARAMETERS[name])
@@ -136,8 +136,8 @@ _edge_softmax.defvjp(_edge_softmax_forward, _edge_softmax_backward)
 
 
 def edge_softmax(num_threads: int) -> EdgeSoftmax:
-  """The kernel, compiled. Raises `native.step.Unavailable`."""
+  """The kernel, compiled. Raises `step.Unavailable`."""
   step.register(handlers.EDGE_LOSSES, 'edge_losses')
-  with step.telling():
+  with step.unavailable_if_failed():
     number = handlers.load('softmax_edges', 'float32')
   return EdgeSoftmax(number, num_threads)

@@ -51,7 +51,7 @@ _KERNELS = _count, _fail
 def _place():
   step.register()
   for number, kernel in enumerate(_KERNELS, _FREE):
-    ffi.place(number, kernel)
+    ffi.publish(number, kernel)
 
 
 def _call(kernel, num_chunks, num_threads):

@@ -1,0 +1,241 @@
+"""The program of a run, compiled for devices that are not here.
+
+It is compiled by the devices' own compiler, from shapes alone: nothing is
+trained, and no table is made. The program says what memory it needs, which
+whole tables it copies, and what its collectives send.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+
+from jaxemb import config as config_lib
+from jaxemb import errors
+from jaxemb.config import kinds
+from jaxemb.data import base as data_base
+from jaxemb.models import base as model_base
+from jaxemb.run import build, rundir
+from jaxemb.runtime import hlo, topologies
+from jaxemb.runtime import mesh as mesh_lib
+from jaxemb.strategies import base as strategy_base
+
+# Of the memory, what a run may need; the rest is the program and its runtime.
+_USABLE = 0.95
+
+
+class Data(NamedTuple):
+  """What a program is compiled for."""
+
+  corpus: model_base.Corpus
+  steps: data_base.Steps
+  batch: Any  # of a dispatch
+
+
+def read(config: ml_collections.ConfigDict, tuning: config_lib.Tuning) -> Data:
+  """Reads the data that resolved settings name."""
+  readers = data_base.ALONE
+  if config.strategy.name != 'partition':
+    readers = readers._replace(local_parts=range(tuning.parts))
+  source = build.make_source(
+    config,
+    tuning,
+    readers,
+    cache=rundir.cache_folder(),
+    progress=lambda *_: None,
+  )
+  batch = next(iter(source.items(None, 0))).batch
+  return Data(build.corpus_of(source), source.steps, batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What would train."""
+
+  topology: topologies.Topology
+  config: ml_collections.ConfigDict  # resolved
+  tuning: config_lib.Tuning
+  mesh: jax.sharding.Mesh
+  trainer: build.Trainer
+  corpus: model_base.Corpus
+  state: strategy_base.TrainState  # shapes, as are the others
+  constants: Any
+  batch: Any
+
+  @property
+  def state_bytes(self) -> int:
+    """Bytes of tables and layers on each device, as numbers without padding."""
+    num_devices = self.trainer.strategy.batch_sharding.num_devices
+    return mesh_lib.num_bytes(self.state) // num_devices
+
+
+def prepare(
+  where: topologies.Topology,
+  config: ml_collections.ConfigDict,
+  read_data: Callable[[Any, config_lib.Tuning], Data] = read,
+) -> Job:
+  """Makes what would train on some devices, without its arrays.
+
+  Raises a `UserError` for what cannot be planned.
+  """
+  if config.strategy.name == 'workers':
+    raise errors.UserError(
+      'workers are not planned: they are processes, whose rows are in a store; '
+      'plan all rows on the devices with --config.strategy.name=sync'
+    )
+  if config.table.store or config.table.device_bytes:
+    raise errors.UserError(
+      'tables in a store are not planned: devices hold what '
+      'config.table.device_bytes says, and what moves depends on the data; '
+      'without it and config.table.store all rows on the devices are planned'
+    )
+  config, tuning, mesh = build.on_devices(config, {}, where.devices)
+  data = read_data(config, tuning)
+  trainer = build.trainer(
+    config, tuning, mesh, corpus=data.corpus, steps=data.steps
+  )
+  strategy = trainer.strategy
+  state = strategy.init.eval_shape(jax.random.key(0))
+  devices = jax.tree.leaves(state)[0].sharding.mesh
+  everywhere = jax.sharding.NamedSharding(devices, jax.sharding.PartitionSpec())
+  constants = jax.eval_shape(strategy.constants)
+  return Job(
+    topology=where,
+    config=config,
+    tuning=tuning,
+    mesh=mesh,
+    trainer=trainer,
+    corpus=data.corpus,
+    state=state,
+    constants=_shapes(constants, everywhere),
+    batch=_shapes(data.batch, strategy.batch_sharding),
+  )
+
+
+def _shapes(tree: Any, sharding: jax.sharding.Sharding) -> Any:
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+  )
+
+
+def compiled(job: Job) -> jax.stages.Compiled:
+  """Returns the program of a dispatch, as the devices' compiler makes it."""
+  zero = np.float32(0)
+  schedule = strategy_base.Schedule(zero, zero, np.zeros(2, np.uint32))
+  devices = jax.tree.leaves(job.state)[0].sharding.mesh
+  # Kernels ask for which device they are compiled.
+  on_devices = jax.sharding.use_abstract_mesh(devices.abstract_mesh)
+  with on_devices, topologies.silent_compilers():
+    return job.trainer.strategy.step.lower(
+      job.state, job.constants, job.batch, schedule
+    ).compile()
+
+
+def table_copies(job: Job, text: str) -> dict[str, int]:
+  """Counts copies of whole tables (or a device's shard), by depth of loop."""
+  sizes = set()
+  for state in job.state.tables.values():
+    leaf = jax.tree.leaves(state.vectors)[0]
+    sizes.add(math.prod(leaf.sharding.shard_shape(leaf.shape)))
+  program, counts = hlo.parse(text), {}
+  for x, loops, _ in hlo.executed(program, program.entry):
+    # The last is a move into a TPU's core in several pieces.
+    is_copy = x.opcode.startswith(('copy', 'transpose'))
+    is_copy |= 'ConcatBitcast' in x.attributes
+    if is_copy and x.opcode != 'copy-done':
+      if any(math.prod(y) in sizes for y in x.sizes):
+        key = str(len(loops))
+        counts[key] = counts.get(key, 0) + 1
+  return counts
+
+
+def _num_bytes(job: Job, trees: list[Any]) -> int:
+  """Bytes of a part of the state on each device."""
+  num_devices = job.trainer.strategy.batch_sharding.num_devices
+  return mesh_lib.num_bytes(trees) // num_devices
+
+
+def examine(job: Job) -> dict[str, Any]:
+  """Compiles a job and returns its memory, table copies and collectives.
+
+  Raises a `UserError` if a device has too little memory.
+  """
+  device_bytes = job.topology.chip.gigabytes * 1e9
+  check_fits(job, job.state_bytes)
+  try:
+    program = compiled(job)
+  except jax.errors.JaxRuntimeError as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    check_fits(job, device_bytes)
+    raise
+  text, memory = program.as_text(), program.memory_analysis()
+  # What is changed in place is an argument and not a result as well.
+  arguments = memory.argument_size_in_bytes
+  results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+  peak_bytes = arguments + results + memory.temp_size_in_bytes
+  check_fits(job, peak_bytes)
+  config, tables = job.config, job.state.tables.values()
+  return {
+    'topology': job.topology.name,
+    'devices': job.mesh.size,
+    'idle_devices': len(job.topology.devices) - job.mesh.size,
+    'mesh': dict(job.mesh.shape),
+    'layout': config.table.layout,
+    'strategy': config.strategy.name,
+    'vocab': len(job.corpus.counts),
+    'dim': config.model.dim,
+    'dtype': config.table.dtype,
+    'optimizer': config.optimizer.name,
+    'batch_words': config.train.batch_words,
+    'unit': kinds.of(config).unit,
+    'memory': {
+      'tables_bytes': _num_bytes(job, [x.vectors for x in tables]),
+      'optimizer_bytes': _num_bytes(job, [x.opt_state for x in tables]),
+      'arguments_bytes': arguments,
+      'scratch_bytes': memory.temp_size_in_bytes,
+      'program_bytes': memory.generated_code_size_in_bytes,
+      'peak_bytes': peak_bytes,
+      'device_bytes': device_bytes,
+    },
+    'table_copies_by_loop_depth': table_copies(job, text),
+    'collectives': hlo.traffic(text, job.trainer.strategy.loop),
+  }
+
+
+def check_fits(job: Job, needed_bytes: float) -> None:
+  """Raises a `UserError` that says what would fit, if this does not."""
+  chip = job.topology.chip
+  room_bytes = _USABLE * chip.gigabytes * 1e9
+  if needed_bytes < room_bytes:
+    return
+  layout, strategy = job.config.table.layout, job.config.strategy.name
+  whole_bytes = needed_bytes * job.mesh.shape['table']
+  if getattr(job.state, 'synced', None):
+    whole_bytes /= 2  # without the rows of the last synchronisation
+  least = math.ceil(whole_bytes / room_bytes)
+  advice = [kinds.of(job.config).smaller]
+
+  def num_devices(shape):
+    return math.prod(int(x) for x in shape.split('x') if x.isdecimal())
+
+  shape = next((x for x in chip.shapes if num_devices(x) >= least), None)
+  if job.config.model.name != 'mixture' and shape:
+    prefix = 'cuda' if chip.gpu_name else job.topology.kind
+    fitting = 'row' if num_devices(shape) > 1 else 'replicated'
+    advice.insert(
+      0,
+      f'--topology={prefix}:{shape} with --config.table.layout={fitting}'
+      + ' --config.strategy.name=sync' * (strategy != 'sync'),
+    )
+  if job.config.table.dtype == 'float32':
+    advice.append('give --config.table.dtype=bfloat16')
+  raise errors.UserError(
+    f'{job.topology.name} has {chip.gigabytes:.0f} GB a device, and the '
+    f'{layout} layout needs {needed_bytes / 1e9:.1f} GB; would fit: '
+    f'{"; or ".join(advice)}'
+  )
