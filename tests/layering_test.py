@@ -1,6 +1,7 @@
 """The layers of the package: a folder imports only what stands before it."""
 
 import ast
+import functools
 import pathlib
 import re
 import subprocess
@@ -38,9 +39,10 @@ IMPORT_NAMES = {
 }
 
 
+@functools.cache
 def _trees():
-  for path in sorted(PACKAGE.rglob('*.py')):
-    yield path, ast.parse(path.read_text('utf-8'))
+  paths = sorted(PACKAGE.rglob('*.py'))
+  return [(path, ast.parse(path.read_text('utf-8'))) for path in paths]
 
 
 def _imports(tree):

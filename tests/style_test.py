@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import functools
 import pathlib
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -41,10 +42,12 @@ _CORE_MENTIONS = {
 _FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 
 
+@functools.cache
 def _trees():
-  for path in sorted(_PACKAGE.rglob('*.py')):
-    name = path.relative_to(_PACKAGE).as_posix()
-    yield name, ast.parse(path.read_text('utf-8'))
+  return [
+    (path.relative_to(_PACKAGE).as_posix(), ast.parse(path.read_text('utf-8')))
+    for path in sorted(_PACKAGE.rglob('*.py'))
+  ]
 
 
 def test_functions_fit_on_a_screen():
