@@ -1,24 +1,39 @@
-"""Workers on shared tables: speed, quality, rows moved, and what kills cost.
+"""Workers on shared tables: quality, speed, rows moved, and what kills cost.
 
   python experiments/workers.py --text=FILE --eval=FILES_AND_FOLDERS
+  python experiments/workers.py --model=wide_deep [--data=clicks.csv]
+  python experiments/workers.py --model=graphsage [--data=cora.npz]
 
-trains on one device with one thread, and by each case:
+trains word vectors, or HET's models (Miao et al. 2022) on a file or random
+data, in one process and by each of --cases.
 
-  --cases=CASE,...  STRATEGY:SETTING=VALUE:..., such as
-                    workers:table.staleness=100:table.device_bytes=10% or
-                    replicas:mesh.data=4; with table.staleness=-1 nothing is
-                    kept, as without a cache. With kills=3 so many workers are
-                    killed (SIGKILL), one after the other, and with
-                    shard_kills=1 so many shards
-  quality           mean of MEN, WordSim-353, SimLex-999, rare words and
-                    Google's analogies, or of all sets if one is missing
-  CPU us            of all programs of the machine, per word while training
-  moved             rows that were read and pushed, per row that a round needed
-                    (2 = as without a cache)
-  bytes/word        that all workers send and receive
-  hidden            time of reading and pushing in which steps ran
-  missed            updates by others that a row lacked when it was used, mean
-                    and most
+Cases of text are STRATEGY:SETTING=VALUE:..., such as
+workers:table.staleness=100:table.device_bytes=10% or replicas:mesh.data=4. With
+kills=3 so many workers are killed (SIGKILL), one after the other, and with
+shard_kills=1 so many shards.
+
+Cases of other models are 'sync' (one process, as much in a step as one worker
+has) or STALENESS:SETTING=VALUE:... of workers whose devices have room for a
+tenth of the rows, and which exchange rows after every step, as HET's do; -1 is
+without a cache.
+
+  quality   mean of MEN, WordSim-353, SimLex-999, rare words and analogies, or
+            of all sets if one is missing; AUC; accuracy
+  CPU us    of all programs of the machine, per word while training
+  moved     rows that were read and pushed, per row that a round needed (2 = as
+            without a cache)
+  saved     of the rows that would move if each lookup read and pushed one
+  missed    updates by others that a row lacked when it was used
+
+The random log: in each example every field has a category, p ~ 1 /
+rank^exponent, and the log odds of a click are the sum of normal numbers of the
+categories and of products of vectors of two fields.
+
+The random graph is a block model with weights of nodes (Karrer and Newman
+2011): node i has a weight of rank^-exponent, whatever its community, and an
+edge has two ends by weight, both of one community, or with --mixing of any. The
+nodes of most edges are learned from, --labelled of all; others are for the
+test.
 """
 
 import argparse
@@ -28,27 +43,123 @@ import pathlib
 import signal
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import experiment
+import numpy as np
 import psutil
 
 from jaxemb import errors
+from jaxemb.graphs import graph as graph_lib
 from jaxemb.run import metrics
 
-_CASES = [
+_TEXT_CASES = [
+  'one',
   'workers',
   'workers:table.staleness=10:table.device_bytes=10%',
   'workers:table.staleness=100:table.device_bytes=10%',
   'workers:table.staleness=-1:table.device_bytes=10%',
   'replicas:mesh.data=4',
 ]
+_HET_CASES = ['sync', '-1', '0', '100']
+_HIDDEN = 4
+_MOST_TEST = 20_000  # nodes
 
 
-def settings_of(case: str) -> tuple[dict[str, str], dict[str, int]]:
-  """The settings of a case, and how many of what are killed."""
+# Data and settings.
+
+
+def write_log(args: argparse.Namespace, path: pathlib.Path) -> None:
+  """Writes the random log, whose last tenth is for the test."""
+  rng = np.random.default_rng(0)
+  num, shape = args.rows, (args.fields, args.categories)
+  chances = np.cumsum(np.arange(1, shape[1] + 1) ** -args.exponent)
+  drawn = rng.random((num, shape[0])) * chances[-1]
+  ids = np.searchsorted(chances, drawn)
+  each, vectors = (
+    rng.normal(0, 0.5, shape),
+    rng.normal(0, 0.5, (*shape, _HIDDEN)),
+  )
+  odds = each[np.arange(shape[0]), ids].sum(1) - 1
+  for f in range(0, shape[0] - 1, 2):
+    odds += np.sum(vectors[f, ids[:, f]] * vectors[f + 1, ids[:, f + 1]], 1)
+  clicks = (rng.random(num) < 1 / (1 + np.exp(-odds))).astype(int)
+  lines = np.column_stack([clicks, ids])
+  names = ','.join(['click', *(f'f{i}' for i in range(shape[0]))])
+  np.savetxt(path, lines, '%d', ',', header=names, comments='')
+
+
+def write_graph(args: argparse.Namespace, path: pathlib.Path) -> None:
+  """Writes the random graph, whose labels are communities."""
+  rng, num = np.random.default_rng(0), args.nodes
+  weights = rng.permutation(np.arange(1, num + 1) ** -float(args.exponent))
+  communities = np.arange(num) % args.communities
+  order = np.argsort(communities, kind='stable')
+  sums = np.concatenate([[0], np.cumsum(weights[order])])
+  bounds = np.searchsorted(communities[order], np.arange(args.communities + 1))
+
+  def drawn(low, high):
+    places = np.searchsorted(sums, low + rng.random(len(low)) * (high - low))
+    return order[np.clip(places - 1, 0, num - 1)]
+
+  zeros = np.zeros(args.edges - num)
+  firsts = np.concatenate([np.arange(num), drawn(zeros, zeros + sums[-1])])
+  own = communities[firsts]
+  low, high = sums[bounds[own]], sums[bounds[own + 1]]
+  is_any = rng.random(len(own)) < args.mixing
+  seconds = drawn(np.where(is_any, 0, low), np.where(is_any, sums[-1], high))
+  graph = graph_lib.from_edges(firsts, seconds, num, labels=communities)
+  nodes = np.argsort(-np.diff(graph.offsets), kind='stable').astype(np.int32)
+  num_train = int(args.labelled * num)
+  test = rng.permutation(nodes[num_train:])[:_MOST_TEST]
+  splits = {'train': np.sort(nodes[:num_train]), 'test': np.sort(test)}
+  graph_lib.save(graph._replace(splits=splits), path)
+
+
+def het_settings(args: argparse.Namespace, case: str) -> dict[str, Any]:
+  """The settings of a case of clicks or nodes, as HET has them."""
+  name, *more = case.split(':')
+  settings = {
+    'train.epochs': args.epochs, 'train.batch_examples': args.batch_examples,
+    'model.dim': args.dim, 'eval.every_epochs': 0, 'train.patience': 0,
+    'optimizer.plateau_factor': 1, 'mesh.data': 1,
+    'optimizer.learning_rate': args.learning_rate,
+    'optimizer.final_learning_rate': args.learning_rate,
+    'optimizer.name': args.optimizer, 'optimizer.dense': args.dense,
+    'optimizer.dense_learning_rate': args.dense_learning_rate,
+  }  # fmt: skip
+  if args.model == 'graphsage':
+    # Depth and width of 2, as in HET; nodes are known by their rows alone.
+    settings |= {
+      'model.inputs': 'rows', 'data.fanouts': '2,2', 'model.hidden': '16',
+      'data.train_per_class': 0, 'data.valid': '0.1', 'data.test': '1000',
+    }  # fmt: skip
+  else:
+    settings |= {
+      'model.name': args.model, 'model.hidden': '64,32',
+      'data.test': 'last:0.1',
+      'data.valid': '', 'data.label': 'click', 'data.min_count': 1,
+      'data.categorical': ','.join(f'f{i}' for i in range(args.fields)),
+      'data.format': 'csv', 'optimizer.decay': 0, 'optimizer.dense_decay': 0,
+    }  # fmt: skip
+  if name != 'sync':
+    settings |= {
+      'strategy.name': 'workers', 'strategy.num_workers': args.workers,
+      'strategy.sync_every': args.batch_examples, 'table.staleness': name,
+      'table.device_bytes': '10%', 'mesh.data': 0,
+    }  # fmt: skip
+  settings |= dict(x.split('=', 1) for x in more)
+  if settings.get('strategy.pace') == 'bsp':  # a step of all
+    settings['strategy.sync_every'] = 0
+    settings['train.batch_examples'] = args.workers * args.batch_examples
+  return settings
+
+
+def text_settings(case: str) -> tuple[dict[str, str], dict[str, int]]:
+  """The settings of a case of text, and how many of what are killed."""
   strategy, *more = case.split(':')
   settings = {'train.threads': '1', 'strategy.name': strategy}
   if strategy == 'one':
@@ -56,6 +167,9 @@ def settings_of(case: str) -> tuple[dict[str, str], dict[str, int]]:
   settings |= dict(x.split('=', 1) for x in more)
   names = 'kills', 'shard_kills'
   return settings, {k: int(settings.pop(k, 0)) for k in names}
+
+
+# Runs.
 
 
 def _processes(name: str, above: psutil.Process) -> list[psutil.Process]:
@@ -96,24 +210,31 @@ def _train(
 
 
 def run(
-  args: argparse.Namespace, name: str, seed: int, folder: pathlib.Path
+  args: argparse.Namespace, case: str, seed: int, folder: pathlib.Path
 ) -> dict[str, Any]:
   """Trains and evaluates a case."""
-  workdir = folder / 'run'
-  settings, kills = settings_of(name)
-  settings = experiment.run_settings(args, seed) | settings
+  workdir, kills = folder / 'run', {'kills': 0, 'shard_kills': 0}
+  if args.model:
+    settings = {'data.path': args.data, 'seed': seed}
+    settings |= het_settings(args, case)
+  else:
+    settings, kills = text_settings(case)
+    settings = experiment.run_settings(args, seed) | settings
   _train(args, workdir, settings, kills)
   report = experiment.read_report(workdir)
   scores = {k: x['score'] for k, x in report['evaluation'].items()}
-  five = experiment.mean_of_five(scores)
-  if five is None:
-    five = statistics.mean(x for x in scores.values() if x is not None)
-  words = report['corpus_words'] * args.epochs
+  if args.model:
+    quality = scores['test']
+  else:
+    quality = experiment.mean_of_five(scores)
+    if quality is None:
+      quality = statistics.mean(x for x in scores.values() if x is not None)
   busy = report['hosts'][0]['mean_host_busy_cores'] * report['train_secs']
+  units = report['words_per_sec'] * report['train_secs']
   found = {
-    'quality': five,
-    'words_per_sec': report['words_per_sec'],
-    'busy_secs_per_word': busy / words,
+    'quality': quality,
+    'units_per_sec': report['words_per_sec'],
+    'busy_secs_per_unit': busy / units,
     'commit': experiment.commit(),
     'date': experiment.today(),
   }
@@ -122,57 +243,79 @@ def run(
     moved = store['rows_fetched'] + store['rows_pushed']
     sent = store['bytes_sent'] + store['bytes_received']
     found |= {
+      'read': store['rows_fetched'] / store['rows_needed'],
       'moved': moved / store['rows_needed'],
-      'bytes_per_word': sent / words,
-      'hidden': store['hidden'],
+      # All updates are pushed in the end, and each is a lookup.
+      'saved': 1 - moved / (2 * store['updates_pushed']),
+      'bytes_per_unit': sent / units,
       'missed': workers['mean_missed_updates'],
-      'most_missed': workers['most_missed_updates'],
       'replaced': workers['replaced'],
     }
-    log = (workdir / 'log.txt').read_text()
-    found['told'] = [x for x in log.splitlines() if ' ended' in x]
   return found
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> str:
   """A line for each case, of medians over seeds."""
+  head = {
+    'quality': '.4f', 'units_per_sec': ',.0f', 'busy_secs_per_unit': '.2g',
+    'read': '.3f', 'moved': '.3f', 'saved': '.1%', 'bytes_per_unit': ',.0f',
+    'missed': '.2f', 'replaced': '.0f',
+  }  # fmt: skip
   rows = []
   for name, runs in found.items():
-
-    def median(key, runs=runs):
+    row = [name]
+    for key in head:
       values = [x[key] for x in runs.values() if key in x]
-      return statistics.median(values) if values else None
-
-    rows.append(
-      [
-        name,
-        median('quality'),
-        median('words_per_sec') / 1e6,
-        median('busy_secs_per_word') * 1e6,
-        *map(median, ('moved', 'bytes_per_word', 'hidden', 'missed')),
-        *map(median, ('most_missed', 'replaced')),
-      ]
-    )
-  head = {
-    'case': '', 'quality': '.4f', 'M words/s': '.3f', 'CPU us': '.2f',
-    'moved': '.3f', 'bytes/word': ',.0f', 'hidden': '.2f', 'missed': '.2f',
-    'most': ',.0f', 'replaced': '.0f',
-  }  # fmt: skip
-  return experiment.table(head, rows)
+      row.append(statistics.median(values) if values else None)
+    rows.append(row)
+  return experiment.table({'case': '', **head}, rows)
 
 
 def main() -> None:
   """Runs all cases and prints the table."""
   parser = experiment.parser(__doc__)
-  experiment.add_run_flags(parser)
-  add = parser.add_argument
-  add('--seeds', type=experiment.count, default=1)
-  add('--cases', type=lambda x: x.split(','), default=_CASES)
+  experiment.add_run_flags(parser, epochs=0)
+  add, count = parser.add_argument, experiment.count
+  add('--seeds', type=count, default=1)
+  add('--cases', type=lambda x: x.split(','), help='default: see above')
+  add('--model', default='', help='graphsage, or one of clicks')
+  add('--data', default='', help="of it; '' = random")
+  add('--workers', type=count, default=4)
+  add('--rows', type=count, default=200_000)
+  add('--fields', type=count, default=8)
+  add('--categories', type=count, default=10_000, help='of a field')
+  add('--exponent', type=float, default=1.2)
+  add('--nodes', type=count, default=200_000)
+  add('--edges', type=count, default=2_000_000)
+  add('--communities', type=count, default=40)
+  add('--mixing', type=float, default=0.2)
+  add('--labelled', type=float, default=0.1, help='share that is learned from')
+  add('--dim', type=count, default=16)
+  add('--batch_examples', type=count, default=128)
+  add('--optimizer', default='sgd', help='of rows')
+  add('--learning_rate', type=float, default=1.0)
+  add('--dense', default='sgd')
+  add('--dense_learning_rate', type=float, default=0.05)
   args = experiment.parse(parser)
-  results = experiment.Results('workers', args, ('text', 'epochs'))
-  names, seeds = ['one', *args.cases], range(1, args.seeds + 1)
-  measure = functools.partial(run, args)
-  experiment.add_runs(results, results.found, names, seeds, measure)
+  if args.model:
+    args.config = 'graphsage' if args.model == 'graphsage' else 'ctr'
+  args.epochs = args.epochs or (1 if args.model else 5)
+  cases = args.cases or (_HET_CASES if args.model else _TEXT_CASES)
+  # What stays the same where results are added to a file.
+  same = sorted(vars(args).keys() - {'output', 'cases', 'seeds', 'eval'})
+  results = experiment.Results('workers', args, same)
+  with tempfile.TemporaryDirectory() as folder:
+    if args.model and not args.data:
+      args.data = str(pathlib.Path(folder, 'log.csv'))
+      write = write_graph if args.model == 'graphsage' else write_log
+      write(args, pathlib.Path(args.data))
+    experiment.add_runs(
+      results,
+      results.found,
+      cases,
+      seeds=range(1, args.seeds + 1),
+      run=functools.partial(run, args),
+    )
   results.finish(table(results.found))
 
 
