@@ -278,13 +278,10 @@ def test_vectors_are_learned_from_walks(tmp_path):
 @pytest.mark.parametrize(
   ('settings', 'words'),
   [
-    ({'model__hidden': '16,16'}, 'must have 1 sizes'),
     ({'data__valid': ''}, 'needs labelled nodes for validation'),
-    ({'model__inputs': 'features', 'table__dtype': 'int8'}, 'needs a table'),
     ({'model__name': 'skipgram'}, 'does not learn from nodes'),
     ({'model__window': 3}, 'model.window=3 is not used with nodes'),
     ({'strategy__name': 'partition'}, 'choose sync or replicas'),
-    ({'eval__monitor': 'auc'}, 'give score or log_loss'),
   ],
 )
 def test_settings_that_cannot_be_honoured(settings, words, tmp_path):
