@@ -23,9 +23,9 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.data import base, examples
 from jaxemb.evaluation import geometry, ranking
+from jaxemb.graphs import edge_splits
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import link_ranking as links
-from jaxemb.graphs import loader
 from jaxemb.graphs import node_classification as nodes
 
 _DISPATCH = 1 << 17  # edges, or one step if that has more
@@ -66,7 +66,7 @@ class Edges:
 
   def __init__(self, spec: base.SourceSpec):
     self.spec, self.num_parts, self.epochs = spec, spec.num_parts, spec.epochs
-    graph, self.held, dropped = loader.split(spec)
+    graph, self.held, dropped = edge_splits.split(spec)
     self.graph = graph
     lists = np.diff(graph.offsets)
     degrees = lists
@@ -297,7 +297,7 @@ class Edges:
 
     return score
 
-  def _of(self, held: loader.Held) -> tuple[np.ndarray, ...]:
+  def _of(self, held: edge_splits.Held) -> tuple[np.ndarray, ...]:
     """Sources, targets and relations [n] of edges between known nodes."""
     edges = self._ids_of[held.edges]
     is_known = (edges >= 0).all(1)

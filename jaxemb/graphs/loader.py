@@ -6,21 +6,17 @@ text trains on walks: windows, subsampling and sub-models are those of text.
 
 Ids are nodes by falling count. Counts come from walking once over the corpus,
 or, where that is long and no walk ends early, over a part of its blocks.
-
-Edges that are held out are left out of the graph that is walked.
 """
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
-from jaxemb import errors
 from jaxemb.data import base
 from jaxemb.evaluation import ranking
-from jaxemb.graphs import files, node_files, walks
+from jaxemb.graphs import edge_splits, walks
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.graphs import link_ranking as links
@@ -31,7 +27,7 @@ from jaxemb.text import encode, loader
 
 _COUNTED_STEPS = 1 << 26  # at most, where counts are estimated
 _READ_BLOCKS = 32  # at once
-_WALK_STREAM, _SPLIT_STREAM = 0x3A1C, 0x3A1D  # of random numbers
+_WALK_STREAM = 0x3A1C  # of random numbers
 
 
 class Corpus(NamedTuple):
@@ -161,193 +157,12 @@ def _visits(corpus, words, is_sampled, progress):
   return counts
 
 
-@numba.njit(nogil=True, cache=True)
-def _drawn(first, second, key, below):
-  """[n] bool, of edges, whether the hash of one is below."""
-  found = np.empty(len(first), np.bool_)
-  for i in range(len(first)):
-    pair = np.uint64(first[i]) << np.uint64(32) | np.uint64(second[i])
-    found[i] = hashing.hashed(key ^ hashing.hashed(pair)) < below
-  return found
-
-
-@numba.njit(nogil=True, cache=True)
-def _found(offsets, neighbors, relations, edges, of):
-  found = np.zeros(len(edges), np.bool_)
-  for i in range(len(edges)):
-    start, stop = offsets[edges[i, 0]], offsets[edges[i, 0] + 1]
-    place = walks.lower_bound(neighbors, start, stop, node=edges[i, 1])
-    while place < stop and neighbors[place] == edges[i, 1] and not found[i]:
-      found[i] = not len(of) or relations[place] == of[i]
-      place += 1
-  return found
-
-
-def _are_edges(offsets, neighbors, edges, relations=None, of=None):
-  """[n] bool, whether edges [n, 2], of relations [n], are in a graph."""
-  none = np.zeros(0, np.int64)
-  offsets, neighbors = map(np.asarray, (offsets, neighbors))
-  kinds = (none, none) if of is None else (np.asarray(relations), of)
-  return _found(
-    offsets, neighbors, relations=kinds[0], edges=edges, of=kinds[1]
-  )
-
-
-class Held(NamedTuple):
-  """Edges of a split."""
-
-  edges: np.ndarray  # [n, 2] int64 nodes
-  num_unknown: int  # edges of nodes that the graph does not have
-  num_trained: int  # edges that are also in training, and stay in both
-  relations: np.ndarray | None = None  # [n] int64, where edges have some
-
-
-def hold_out(
-  graph: graph_lib.Graph, share: float, seed: int, stream: int
-) -> tuple[graph_lib.Graph, Held]:
-  """Takes a share of the edges, drawn by their nodes, out of a graph."""
-  sources = np.repeat(
-    np.arange(graph.num_nodes, dtype=np.int32), np.diff(graph.offsets)
-  )
-  first, second = sources, np.asarray(graph.neighbors)
-  if not graph.directed:
-    first, second = np.minimum(first, second), np.maximum(first, second)
-  key = hashing.part_key(seed, _SPLIT_STREAM, stream)
-  is_held = _drawn(first, second, key, below=np.uint64(share * 2**64))
-  kept = ~is_held
-  offsets = np.zeros_like(graph.offsets)
-  np.cumsum(
-    np.bincount(sources[kept], minlength=graph.num_nodes), out=offsets[1:]
-  )
-  taken = is_held if graph.directed else is_held & (sources < graph.neighbors)
-  edges = np.stack([sources[taken], graph.neighbors[taken]], 1)
-  of = None if graph.relations is None else graph.relations[taken]
-  left = graph._replace(
-    offsets=offsets,
-    neighbors=graph.neighbors[kept],
-    weights=graph.weights if graph.weights is None else graph.weights[kept],
-    relations=graph.relations
-    if graph.relations is None
-    else graph.relations[kept],
-    digest='',
-  )
-  of = None if of is None else of.astype(np.int64)
-  return left, Held(
-    edges=edges.astype(np.int64), num_unknown=0, num_trained=0, relations=of
-  )
-
-
-def read_held(
-  path: str,
-  name: str,
-  graph: graph_lib.Graph,
-  settings: Mapping[str, Any],
-  spec: base.SourceSpec,
-) -> Held:
-  """Edges of another list, with the names that the graph has."""
-  none = dict.fromkeys(('labels', 'label_column', 'features'), '')
-  given = {**settings, 'path': path, **none}
-  other = files.read(given, spec.cache, spec.progress)
-  number = node_files.numbers(graph)
-  known = [number(x) for x in other.keys()]
-  known = np.array([-1 if x is None else x for x in known], np.int64)
-  sources = np.repeat(np.arange(other.num_nodes), np.diff(other.offsets))
-  edges = np.stack([sources, np.asarray(other.neighbors)], 1)
-  of = _relations(other, graph, name)
-  if not other.directed:
-    is_first = edges[:, 0] < edges[:, 1]
-    edges, of = edges[is_first], of if of is None else of[is_first]
-  edges = known[edges]
-  is_known = (edges >= 0).all(1)
-  if of is not None:
-    is_known &= of >= 0
-  if not is_known.any():
-    raise errors.UserError(
-      f'config.data.{name}={path} has no edge between nodes that '
-      'config.data.path has; give edges with the same names'
-    )
-  edges, of = edges[is_known], of if of is None else of[is_known]
-  trained = _are_edges(
-    graph.offsets, graph.neighbors, edges, relations=graph.relations, of=of
-  )
-  return Held(
-    edges=edges,
-    num_unknown=int((~is_known).sum()),
-    num_trained=int(trained.sum()),
-    relations=of,
-  )
-
-
-def _relations(other, graph, name):
-  """[edges] int64 the relations of a list by the numbers of a graph, or None.
-
-  -1 = the graph has no such relation.
-  """
-  if graph.relations is None:
-    return None
-  if other.relations is None:
-    raise errors.UserError(
-      f'config.data.{name} has edges without a relation, and those of '
-      'config.data.path have some; give them a column more'
-    )
-  if graph.relation_names is None:
-    return np.asarray(other.relations, np.int64)
-  numbers = {x: i for i, x in enumerate(graph.relation_names)}
-  names = other.relation_names
-  if names is None:
-    names = map(str, range(int(other.relations.max()) + 1))
-  found = np.array([numbers.get(x, -1) for x in names], np.int64)
-  return found[np.asarray(other.relations)]
-
-
-class Splits(NamedTuple):
-  """A graph to learn from, and what was held out."""
-
-  graph: graph_lib.Graph
-  held: dict[str, Held]  # by name, of 'valid' and 'test'
-  dropped: dict[str, int]
-
-
-def split(spec: base.SourceSpec) -> Splits:
-  """Reads the graph that settings name. Raises a `UserError`."""
-  settings = spec.settings
-  graph = files.read(settings, spec.cache, spec.progress)
-  splits: dict[str, Held] = {}
-  dropped: dict[str, int] = {}
-  for i, name in enumerate(('valid', 'test')):
-    if not (text := settings[name]):
-      continue
-    share = base.held_out(
-      text,
-      f'config.data.{name}={text} must be a list of edges, or a share of '
-      'them between 0 and 1',
-    )
-    if share is None:
-      held = read_held(text, name, graph, settings=settings, spec=spec)
-    elif share[1]:
-      raise errors.UserError(
-        f'config.data.{name}={text} asks for the last edges, and a graph has '
-        f'no order; give {share[0]}, or a list of edges'
-      )
-    else:
-      graph, held = hold_out(graph, share=share[0], seed=spec.seed, stream=i)
-    splits[name] = held
-    dropped[f'{name}_edges_unknown'] = held.num_unknown
-    dropped[f'{name}_edges_in_training'] = held.num_trained
-  if not len(graph.neighbors):
-    raise errors.UserError(
-      'no edge is left to learn from; hold out fewer with config.data.valid '
-      'and config.data.test'
-    )
-  return Splits(graph, splits, dropped)
-
-
 class Walks(loader.TextSource):
   """Walks as a `data.base.Source`; progress is in nodes of walks."""
 
   def __init__(self, spec: base.SourceSpec):
     settings = spec.settings
-    graph, self.held, dropped = split(spec)
+    graph, self.held, dropped = edge_splits.split(spec)
     self.graph = graph
     corpus = make_corpus(graph, settings, spec.seed, progress=spec.progress)
     super().__init__(corpus, spec)

@@ -5,9 +5,9 @@ import pytest
 
 from jaxemb import errors
 from jaxemb.data import base
+from jaxemb.graphs import edge_splits, loader, walks
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
-from jaxemb.graphs import loader, walks
 from jaxemb.text import encode
 from tests import marking
 
@@ -122,7 +122,7 @@ def test_blocks_are_walks_and_counts_are_visits(make, monkeypatch):
   assert (np.diff(source.counts) <= 0).all()
   pairs = np.stack([ids[:-1], ids[1:]], 1)
   pairs = source.nodes[pairs[(pairs >= 0).all(1)]]
-  assert loader._are_edges(graph.offsets, graph.neighbors, pairs).all()
+  assert edge_splits.has_edges(graph, pairs).all()
   names = graph.keys()
   assert all(names[source.nodes[i]] == x for i, x in enumerate(source.keys))
   # Of a part of the blocks.
@@ -180,9 +180,8 @@ def test_edges_that_are_held_out_are_not_walked(make, tmp_path):
     mine = known.ids[known.starts[id_] : known.starts[id_ + 1]]
     assert sorted(mine) == sorted(ids[ids >= 0])
   assert len(known) == len(source.keys)
-  args = source.graph.offsets, source.graph.neighbors
-  assert not loader._are_edges(*args, held).any()
-  assert loader._are_edges(whole.offsets, whole.neighbors, held).all()
+  assert not edge_splits.has_edges(source.graph, held).any()
+  assert edge_splits.has_edges(whole, held).all()
   text = 'a b\nb c\nc d\n'
   (tmp_path / 'edges').write_text(text)
   (tmp_path / 'test').write_text('a c\nb a\na q\n')

@@ -1,0 +1,204 @@
+"""Edges held out of a graph, drawn at random or read from another list."""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.data import base
+from jaxemb.graphs import files, node_files, walks
+from jaxemb.graphs import graph as graph_lib
+from jaxemb.ops import hashing
+
+_STREAM = 0x3A1D  # of random numbers
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw(first, second, key, below):
+  """[n] bool, of edges, whether the hash of one is below."""
+  found = np.empty(len(first), np.bool_)
+  for i in range(len(first)):
+    pair = np.uint64(first[i]) << np.uint64(32) | np.uint64(second[i])
+    found[i] = hashing.hashed(key ^ hashing.hashed(pair)) < below
+  return found
+
+
+@numba.njit(nogil=True, cache=True)
+def _has(offsets, neighbors, relations, edges, edge_relations):
+  out = np.zeros(len(edges), np.bool_)
+  for i in range(len(edges)):
+    start, stop = offsets[edges[i, 0]], offsets[edges[i, 0] + 1]
+    at = walks.lower_bound(neighbors, start, stop, node=edges[i, 1])
+    while at < stop and neighbors[at] == edges[i, 1] and not out[i]:
+      out[i] = not len(edge_relations) or relations[at] == edge_relations[i]
+      at += 1
+  return out
+
+
+def has_edges(
+  graph: graph_lib.Graph,
+  edges: np.ndarray,
+  relations: np.ndarray | None = None,
+) -> np.ndarray:
+  """[n] bool, whether a graph has edges [n, 2], of relations [n]."""
+  none = np.zeros(0, np.int64)
+  columns = (none, none)
+  if relations is not None:
+    columns = np.asarray(graph.relations), relations
+  offsets, neighbors = map(np.asarray, (graph.offsets, graph.neighbors))
+  return _has(
+    offsets,
+    neighbors,
+    relations=columns[0],
+    edges=edges,
+    edge_relations=columns[1],
+  )
+
+
+class Held(NamedTuple):
+  """Edges of a split."""
+
+  edges: np.ndarray  # [n, 2] int64 nodes
+  num_unknown: int  # edges of nodes that the graph does not have
+  num_trained: int  # edges that are also in training, and stay in both
+  relations: np.ndarray | None = None  # [n] int64, where edges have some
+
+
+def hold_out(
+  graph: graph_lib.Graph, fraction: float, seed: int, stream: int
+) -> tuple[graph_lib.Graph, Held]:
+  """Take a fraction of the edges, drawn by their nodes, out of a graph."""
+  sources = np.repeat(
+    np.arange(graph.num_nodes, dtype=np.int32), np.diff(graph.offsets)
+  )
+  first, second = sources, np.asarray(graph.neighbors)
+  if not graph.directed:
+    first, second = np.minimum(first, second), np.maximum(first, second)
+  key = hashing.part_key(seed, _STREAM, stream)
+  is_held = _draw(first, second, key, below=np.uint64(fraction * 2**64))
+  kept = ~is_held
+  offsets = np.zeros_like(graph.offsets)
+  np.cumsum(
+    np.bincount(sources[kept], minlength=graph.num_nodes), out=offsets[1:]
+  )
+
+  def select(x, rows):
+    return x if x is None else x[rows]
+
+  rest = graph._replace(
+    offsets=offsets,
+    neighbors=graph.neighbors[kept],
+    weights=select(graph.weights, kept),
+    relations=select(graph.relations, kept),
+    digest='',
+  )
+  if not graph.directed:  # each is in two lists
+    is_held &= sources < graph.neighbors
+  edges = np.stack([sources[is_held], graph.neighbors[is_held]], 1)
+  relations = select(graph.relations, is_held)
+  if relations is not None:
+    relations = relations.astype(np.int64)
+  return rest, Held(edges.astype(np.int64), 0, 0, relations=relations)
+
+
+def read_held(
+  path: str,
+  name: str,
+  graph: graph_lib.Graph,
+  spec: base.SourceSpec,
+) -> Held:
+  """Read edges of another list, with the names that the graph has."""
+  none = dict.fromkeys(('labels', 'label_column', 'features'), '')
+  settings = {**spec.settings, 'path': path, **none}
+  other = files.read(settings, spec.cache, spec.progress)
+  number = node_files.numbers(graph)
+  nodes = [number(x) for x in other.keys()]
+  nodes = np.array([-1 if x is None else x for x in nodes], np.int64)
+  sources = np.repeat(np.arange(other.num_nodes), np.diff(other.offsets))
+  edges = np.stack([sources, np.asarray(other.neighbors)], 1)
+  relations = _relations(other, graph, name)
+  is_used = np.ones(len(edges), bool)
+  if not other.directed:  # each is in two lists
+    is_used = edges[:, 0] < edges[:, 1]
+  is_known = (nodes[edges] >= 0).all(1)
+  if relations is not None:
+    is_known &= relations >= 0
+  num_unknown = int((is_used & ~is_known).sum())
+  is_used &= is_known
+  if not is_used.any():
+    raise errors.UserError(
+      f'config.data.{name}={path} has no edge between nodes that '
+      'config.data.path has; give edges with the same names'
+    )
+  edges = nodes[edges[is_used]]
+  relations = relations if relations is None else relations[is_used]
+  num_trained = int(has_edges(graph, edges, relations).sum())
+  return Held(edges, num_unknown, num_trained, relations=relations)
+
+
+def _relations(other, graph, name):
+  """[edges] int64 the relations of a list by the numbers of a graph, or None.
+
+  -1 = the graph has no such relation.
+  """
+  if graph.relations is None:
+    return None
+  if other.relations is None:
+    raise errors.UserError(
+      f'config.data.{name} has edges without a relation, and those of '
+      'config.data.path have some; give them a column more'
+    )
+  if graph.relation_names is None:
+    return np.asarray(other.relations, np.int64)
+  numbers = {x: i for i, x in enumerate(graph.relation_names)}
+  names = other.relation_names
+  if names is None:
+    names = map(str, range(int(other.relations.max()) + 1))
+  by_number = np.array([numbers.get(x, -1) for x in names], np.int64)
+  return by_number[np.asarray(other.relations)]
+
+
+class Splits(NamedTuple):
+  """A graph to learn from, and what was held out."""
+
+  graph: graph_lib.Graph
+  held: dict[str, Held]  # by name, of 'valid' and 'test'
+  dropped: dict[str, int]
+
+
+def split(spec: base.SourceSpec) -> Splits:
+  """Read the graph that settings name, and hold out its splits.
+
+  Raises a `UserError`.
+  """
+  settings = spec.settings
+  graph = files.read(settings, spec.cache, spec.progress)
+  splits: dict[str, Held] = {}
+  dropped: dict[str, int] = {}
+  for i, name in enumerate(('valid', 'test')):
+    if not (text := settings[name]):
+      continue
+    fraction = base.held_out(
+      text,
+      f'config.data.{name}={text} must be a list of edges, or a share of '
+      'them between 0 and 1',
+    )
+    if fraction is None:
+      held = read_held(text, name, graph, spec=spec)
+    elif fraction[1]:
+      raise errors.UserError(
+        f'config.data.{name}={text} asks for the last edges, and a graph has '
+        f'no order; give {fraction[0]}, or a list of edges'
+      )
+    else:
+      graph, held = hold_out(graph, fraction[0], spec.seed, stream=i)
+    splits[name] = held
+    dropped[f'{name}_edges_unknown'] = held.num_unknown
+    dropped[f'{name}_edges_in_training'] = held.num_trained
+  if not len(graph.neighbors):
+    raise errors.UserError(
+      'no edge is left to learn from; hold out fewer with config.data.valid '
+      'and config.data.test'
+    )
+  return Splits(graph, splits, dropped)
