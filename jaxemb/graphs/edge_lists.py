@@ -420,11 +420,11 @@ def _floats(text: keys.Text) -> np.ndarray:
   try:
     return pc.cast(strings, 'float32').to_numpy()
   except pa.ArrowInvalid:
-    found = np.full(len(strings), np.nan, np.float32)
+    numbers = np.full(len(strings), np.nan, np.float32)
     for i, x in enumerate(strings.to_pylist()):
       with contextlib.suppress(ValueError):
-        found[i] = float(x)
-    return found
+        numbers[i] = float(x)
+    return numbers
 
 
 class _Reader:
@@ -622,10 +622,10 @@ def distinct(names: Iterable[str]) -> list[str]:
 
   Titles and people may have one name.
   """
-  found, seen = [], set()
+  unique, seen = [], set()
   for i, name in enumerate(names):
     while not name or name in seen:
       name = f'{name}#{i}'
     seen.add(name)
-    found.append(name)
-  return found
+    unique.append(name)
+  return unique

@@ -197,13 +197,17 @@ class Relations(base.Model):
     """[E / c, N], each from the partition of one of the ends [E / c, c]."""
     if self.starts.shape[0] == 2:
       return sampling.draw_uniform(self.spec.vocab, key, places)
-    turns = np.arange(places.shape[1]) % self.spec.chunk
-    of = jnp.searchsorted(self.starts, ends[:, turns], side='right') - 1
-    of = jnp.clip(of, 0, self.starts.shape[0] - 2)
+    columns_of_ends = np.arange(places.shape[1]) % self.spec.chunk
+    partitions = (
+      jnp.searchsorted(self.starts, ends[:, columns_of_ends], side='right') - 1
+    )
+    partitions = jnp.clip(partitions, 0, self.starts.shape[0] - 2)
     # Partitions differ by a node at most: a draw beyond the end is its last.
     size = -(-self.spec.vocab // (self.starts.shape[0] - 1))
     draws = sampling.draw_uniform(size, key, places)
-    return jnp.minimum(self.starts[of] + draws, self.starts[of + 1] - 1)
+    return jnp.minimum(
+      self.starts[partitions] + draws, self.starts[partitions + 1] - 1
+    )
 
   def loss(self, params, rows, ids, batch, key):
     """Summed over edges, and both of their ends."""
@@ -213,7 +217,7 @@ class Relations(base.Model):
       loss = self.kernel(rows[NODES], ids[NODES], weights, s.vocab)
       return loss, base.Aux(jnp.sum(batch.weights))
     sides = jnp.split(rows[NODES], 2, 1)  # [E / c, c + N, d] each
-    numbers = jnp.split(ids[NODES], 2, 1)
+    sides_ids = jnp.split(ids[NODES], 2, 1)
     stay = [x[:, :c] for x in sides]
     if self.contexts_table:
       relations = jnp.split(rows[RELATIONS], 2, 1)
@@ -229,21 +233,23 @@ class Relations(base.Model):
     else:
       # Those among the chunk's own nodes are there already.
       drawn = s.row_ops.dot(stay[1], sides[0][:, c:])
-      own = scores[0][:, :, :c].transpose(0, 2, 1)
-      scores.append(jnp.concatenate([own, drawn], 2))
+      in_chunk = scores[0][:, :, :c].transpose(0, 2, 1)
+      scores.append(jnp.concatenate([in_chunk, drawn], 2))
     total = 0.0
     for i in (0, 1):
-      others, number = sides[1 - i], numbers[1 - i]
+      others, others_ids = sides[1 - i], sides_ids[1 - i]
       positive = columns.sums(stay[i] * others[:, :c], s.row_ops)
       negative = scores[i]
       if self.is_cosine:
-        of = columns.inverse_lengths(stay[i], s.row_ops)
-        of /= self.temperature
-        by = columns.inverse_lengths(others, s.row_ops)
-        positive *= of * by[:, :c]
-        negative *= of[..., None] * by[:, None]
-      number = jnp.where(number == examples.PADDING, -1, number)
-      counts = (number[:, None] != number[:, :c, None]) & (number >= 0)[:, None]
+        stay_lengths = columns.inverse_lengths(stay[i], s.row_ops)
+        stay_lengths /= self.temperature
+        other_lengths = columns.inverse_lengths(others, s.row_ops)
+        positive *= stay_lengths * other_lengths[:, :c]
+        negative *= stay_lengths[..., None] * other_lengths[:, None]
+      others_ids = jnp.where(others_ids == examples.PADDING, -1, others_ids)
+      counts = (others_ids[:, None] != others_ids[:, :c, None]) & (
+        others_ids >= 0
+      )[:, None]
       negative = jnp.where(counts, negative, _NEVER)
       total += self.loss_of(positive, negative)
     total = jnp.sum(_weights(batch).reshape(-1, c) * total)

@@ -17,11 +17,11 @@ _STREAM = 0x3A1D  # of random numbers
 @numba.njit(nogil=True, cache=True)
 def _draw(first, second, key, below):
   """[n] bool, of edges, whether the hash of one is below."""
-  found = np.empty(len(first), np.bool_)
+  is_below = np.empty(len(first), np.bool_)
   for i in range(len(first)):
     pair = np.uint64(first[i]) << np.uint64(32) | np.uint64(second[i])
-    found[i] = hashing.hashed(key ^ hashing.hashed(pair)) < below
-  return found
+    is_below[i] = hashing.hashed(key ^ hashing.hashed(pair)) < below
+  return is_below
 
 
 @numba.njit(nogil=True, cache=True)

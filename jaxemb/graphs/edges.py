@@ -43,10 +43,10 @@ def bucket_order(
   for i in range(num_partitions - 1):
     others = range(i + 1, num_partitions)
     pairs += [(i, j) for j in (reversed(others) if i % 2 else others)]
-  found: dict[tuple[int, int], None] = {}
+  order: dict[tuple[int, int], None] = {}
   for i, j in pairs[::-1] if is_back else pairs:
-    found |= dict.fromkeys([(i, j), (i, i), (j, j)])
-  return list(found) or [(0, 0)]
+    order |= dict.fromkeys([(i, j), (i, i), (j, j)])
+  return list(order) or [(0, 0)]
 
 
 def num_loads(order: Sequence[tuple[int, int]]) -> int:
@@ -147,8 +147,10 @@ class Edges:
       places = np.zeros((len(starts) - 1,) * 2, np.int32)
       for i, (a, b) in enumerate(self._order):
         places[a, b] = places[b, a] = i
-      of = (np.searchsorted(starts, x, 'right') - 1 for x in columns[:2])
-      buckets = places[tuple(of)]
+      partitions_of = (
+        np.searchsorted(starts, x, 'right') - 1 for x in columns[:2]
+      )
+      buckets = places[tuple(partitions_of)]
       order = np.argsort(buckets, kind='stable')
       columns = [x[order] for x in columns]
       sizes = np.bincount(buckets, minlength=len(self._order))
@@ -252,14 +254,14 @@ class Edges:
     Both ends of an edge are looked for. With an operator `contexts` are those
     of relations, in both directions, else of nodes as targets.
     """
-    found: dict[str, dict[str, Any]] = {}
+    scores: dict[str, dict[str, Any]] = {}
     if self.graph.labels is not None:
       labels = self.graph.labels.matrix(self._nodes)
-      found |= nodes.evaluate(vectors, labels)
+      scores |= nodes.evaluate(vectors, labels)
     score = self._scorer(vectors, contexts, is_cosine, operate=operate)
     for name, held in self.held.items():
       edges = self._turns(*self._of(held))
-      found[f'{name} edges'] = links.evaluate(
+      scores[f'{name} edges'] = links.evaluate(
         score,
         edges,
         self._known,
@@ -268,7 +270,7 @@ class Edges:
         num_total=2 * (len(held.edges) + held.num_unknown),
         num_relations=2 * self.num_relations,
       )
-    return found
+    return scores
 
   def _scorer(self, vectors, contexts, is_cosine, operate):
     """The `score` of `links.evaluate`, for both directions of all relations."""
@@ -284,16 +286,16 @@ class Edges:
     def score(keys, others):
       first, relation = np.divmod(keys, 2 * num)
       shape = (len(keys), len(vectors) if others is None else others.shape[1])
-      found = np.empty(shape, np.float32)
+      scores = np.empty(shape, np.float32)
       for i in (0, 1):
-        mine = np.flatnonzero((relation >= num) == i)
-        given = ends[i].take(first[mine])
+        rows = np.flatnonzero((relation >= num) == i)
+        known_ends = ends[i].take(first[rows])
         if has_operator:
-          given = np.asarray(operate(given, contexts[relation[mine]]))
-          given = geometry.unit(given) if is_cosine else given
-        near = None if others is None else others[mine]
-        found[mine] = ends[1 - i].products(given, near)
-      return found
+          known_ends = np.asarray(operate(known_ends, contexts[relation[rows]]))
+          known_ends = geometry.unit(known_ends) if is_cosine else known_ends
+        candidates = None if others is None else others[rows]
+        scores[rows] = ends[1 - i].products(known_ends, candidates)
+      return scores
 
     return score
 
@@ -321,17 +323,17 @@ class Edges:
     relations = columns[2] if has else np.zeros(len(columns[0]), np.int32)
     is_wanted = np.zeros(len(self.keys) * num, bool)
     is_wanted[wanted] = True
-    found = []
+    parts = []
     every = [(*columns[:2], relations), *map(self._of, self.held.values())]
-    for first, second, of in every:
+    for first, second, edge_relations in every:
       ways = [(first, second, 0), (second, first, self.num_relations)]
       if not self.graph.directed:
         ways += [(second, first, 0), (first, second, self.num_relations)]
       for near, far, back in ways:
-        keys = near.astype(np.int64) * num + of + back
-        kept = np.flatnonzero(is_wanted[keys])
-        found.append((keys[kept], far[kept]))
-    keys, ends = map(np.concatenate, zip(*found, strict=True))
+        keys = near.astype(np.int64) * num + edge_relations + back
+        rows = np.flatnonzero(is_wanted[keys])
+        parts.append((keys[rows], far[rows]))
+    keys, ends = map(np.concatenate, zip(*parts, strict=True))
     order = np.argsort(keys, kind='stable')
     starts = np.zeros(len(is_wanted) + 1, np.int64)
     np.cumsum(np.bincount(keys, minlength=len(is_wanted)), out=starts[1:])

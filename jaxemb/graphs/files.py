@@ -54,28 +54,28 @@ def read(
   if not is_made and not (first / 'raw').is_dir():
     settings = published.find_files(settings)
     path = settings['path']
-  place = pathlib.Path(path).expanduser()
+  source = pathlib.Path(path).expanduser()
   is_listed = False
   if toygraph.is_named(path):
-    found = toygraph.make(path)
+    graph = toygraph.make(path)
   elif graph_lib.is_saved(first):
-    found = graph_lib.load(first)
+    graph = graph_lib.load(first)
   elif (first / 'raw').is_dir():
-    found = _built(
+    graph = _built(
       _ogb,
       paths=[*first.rglob('*.*')],
       settings=settings,
       cache=cache,
       progress=progress,
     )
-  elif place.suffix in ('.npz', '.mat', '.json'):
-    found = matrices.read(place, settings['directed'])
+  elif source.suffix in ('.npz', '.mat', '.json'):
+    graph = matrices.read(source, settings['directed'])
     if first.is_dir():
-      found = found._replace(**published.splits_of(first, found.num_nodes))
+      graph = graph._replace(**published.splits_of(first, graph.num_nodes))
   else:
     paths = formats.find(path, 'list of edges')
     is_listed = True
-    found = _built(
+    graph = _built(
       edge_lists.listed, paths, settings, cache=cache, progress=progress
     )
   for key in ('columns', 'num_nodes'):
@@ -84,7 +84,7 @@ def read(
         f'config.data.{key}={settings[key]} is for lists of edges, and '
         f'{path} is none; remove it'
       )
-  return node_files.with_files(found, settings)
+  return node_files.with_files(graph, settings)
 
 
 def from_networkx(
@@ -98,9 +98,9 @@ def from_networkx(
   """
   names = edge_lists.distinct(map(str, graph.nodes))
   numbers = {x: i for i, x in enumerate(graph.nodes)}
-  found = [(numbers[a], numbers[b], x) for a, b, x in graph.edges(data=True)]
-  ends = np.array([x[:2] for x in found], np.int64).reshape(-1, 2)
-  weights = np.array([x[2].get(weight, 1) for x in found], np.float32)
+  edges = [(numbers[a], numbers[b], x) for a, b, x in graph.edges(data=True)]
+  ends = np.array([x[:2] for x in edges], np.int64).reshape(-1, 2)
+  weights = np.array([x[2].get(weight, 1) for x in edges], np.float32)
   given = (x.get(label) for _, x in graph.nodes(data=True))
   several = (x if isinstance(x, list | tuple) else [x] for x in given)
   labels = [[str(y) for y in x if y is not None] for x in several]
@@ -154,22 +154,22 @@ def _ogb(paths, settings, folder, progress):
   def table(path, kind, num=None):
     options = pyarrow.csv.ReadOptions(autogenerate_column_names=True)
     try:
-      found = pyarrow.csv.read_csv(path, read_options=options)
-      found = np.stack([x.to_numpy() for x in found.columns], 1).astype(kind)
+      rows = pyarrow.csv.read_csv(path, read_options=options)
+      rows = np.stack([x.to_numpy() for x in rows.columns], 1).astype(kind)
     except (OSError, EOFError, ValueError) as error:
       raise errors.UserError(
         f'cannot read {path}: {errors.one_line(error)}; download it again'
       ) from error
-    if num not in (None, len(found)):
+    if num not in (None, len(rows)):
       raise errors.UserError(
-        f'{path} has {len(found):,} lines, and the graph {num:,} nodes; '
+        f'{path} has {len(rows):,} lines, and the graph {num:,} nodes; '
         'download it again'
       )
-    return found
+    return rows
 
   num = int(table(by_name['num-node-list'], np.int64).sum())
   columns = {'columns': 'source,target', 'num_nodes': num}
-  found = edge_lists.listed(
+  graph = edge_lists.listed(
     [by_name['edge']],
     settings=settings | columns,
     folder=folder,
@@ -194,4 +194,4 @@ def _ogb(paths, settings, folder, progress):
     known['splits'] = {
       k: table(by_name[k], np.int64)[:, 0] for k in _SPLITS if k in by_name
     }
-  return found._replace(**known)
+  return graph._replace(**known)

@@ -201,9 +201,9 @@ def _ranges(
   Fills `counted` in the end.
   """
   degrees = np.zeros(num_nodes, np.int64)
-  loops = given = 0
+  loops = num_edges = 0
   for x in chunks():
-    given += len(x.sources)
+    num_edges += len(x.sources)
     loops += _count(x.sources, x.targets, degrees, directed=directed)
   sums = np.cumsum(degrees)
   first = listed = 0
@@ -222,7 +222,7 @@ def _ranges(
     yield sizes, neighbors, *columns
     first = stop
   counted |= {
-    'duplicate_edges': given - loops - listed // (1 if directed else 2),
+    'duplicate_edges': num_edges - loops - listed // (1 if directed else 2),
     'self_loops': loops,
     'isolated_nodes': num_nodes - int(has_edges.sum()),
   }
@@ -311,23 +311,23 @@ def _merge(starts, neighbors, weights, relations):
     starts[node] = num
     if len(weights):
       order = np.argsort(keys, kind='mergesort')
-      mine = weights[first:stop].copy()
+      unsorted = weights[first:stop].copy()
     else:
       keys.sort()
       order = keys
-      mine = weights
+      unsorted = weights
     last = np.int64(-1)
     for i in range(len(keys)):
       key = keys[order[i]] if len(weights) else keys[i]
       if key == last:
         if len(weights):
-          weights[num - 1] += mine[order[i]]
+          weights[num - 1] += unsorted[order[i]]
         continue
       neighbors[num] = key >> 32
       if len(relations):
         relations[num] = key & 0xFFFFFFFF
       if len(weights):
-        weights[num] = mine[order[i]]
+        weights[num] = unsorted[order[i]]
       last = key
       num += 1
     first = stop
@@ -348,17 +348,17 @@ def fingerprint(graph: Graph) -> str:
 
 def _arrays(graph: Graph) -> dict[str, np.ndarray]:
   """By the name of its file, each array of a graph."""
-  found = {k: getattr(graph, k) for k in _PLAIN}
+  arrays = {k: getattr(graph, k) for k in _PLAIN}
   if graph.labels is not None:
-    found['labels'] = graph.labels.classes
-    found['label_offsets'] = graph.labels.offsets
+    arrays['labels'] = graph.labels.classes
+    arrays['label_offsets'] = graph.labels.offsets
   if graph.names is not None:
     names = graph.names
     if not isinstance(names, Names):
       names = Names.of(names)
-    found |= {'names': names.data, 'name_offsets': names.offsets}
-  found |= {f'split_{k}': x for k, x in graph.splits.items()}
-  return {k: x for k, x in found.items() if x is not None}
+    arrays |= {'names': names.data, 'name_offsets': names.offsets}
+  arrays |= {f'split_{k}': x for k, x in graph.splits.items()}
+  return {k: x for k, x in arrays.items() if x is not None}
 
 
 _PLAIN = 'offsets', 'neighbors', 'weights', 'relations', 'features'
@@ -405,19 +405,19 @@ def load(folder: pathlib.Path | str) -> Graph:
   folder = pathlib.Path(folder)
   try:
     manifest = checksums.opened(folder)
-    found = {
+    arrays = {
       k: np.load(folder / f'{k}.npy', mmap_mode='r') for k in manifest['arrays']
     }
-    plain = {k: found[k] for k in _PLAIN if k in found}
-    if 'labels' in found:
-      plain['labels'] = labels_lib.Labels(
-        found['labels'], found.get('label_offsets'), manifest['label_names']
+    fields = {k: arrays[k] for k in _PLAIN if k in arrays}
+    if 'labels' in arrays:
+      fields['labels'] = labels_lib.Labels(
+        arrays['labels'], arrays.get('label_offsets'), manifest['label_names']
       )
-    if 'names' in found:
-      plain['names'] = Names(found['name_offsets'], found['names'])
+    if 'names' in arrays:
+      fields['names'] = Names(arrays['name_offsets'], arrays['names'])
     return Graph(
-      **plain,
-      splits={k: found[f'split_{k}'] for k in manifest['splits']},
+      **fields,
+      splits={k: arrays[f'split_{k}'] for k in manifest['splits']},
       **{
         k: manifest[k]
         for k in ('directed', 'digest', 'counted', 'relation_names')

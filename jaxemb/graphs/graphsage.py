@@ -260,14 +260,14 @@ class _Level:
 
       nums = self._reduced(is_node[..., None].astype(jnp.float32), jnp.sum)
       nums = jnp.maximum(nums, 1)
-      found = self._products(layer.neighbors, lower, mean)
+      aggregated = self._products(layer.neighbors, lower, mean)
     else:
       x = self._products(layer.pool, lower)
       x = jax.nn.relu(layer.pool.with_bias(x))
       x = jnp.where(is_node[..., None], x, 0)
-      found = self._reduced(x, jnp.max)
-      found = found @ layer.neighbors.rows[...]
-    return layer.own.with_bias(self._products(layer.own, upper)) + found
+      aggregated = self._reduced(x, jnp.max)
+      aggregated = aggregated @ layer.neighbors.rows[...]
+    return layer.own.with_bias(self._products(layer.own, upper)) + aggregated
 
   def _reduced(self, x, reduce):
     """[E, S', d] of the children [E, S - 1, d] of each node."""
@@ -350,8 +350,10 @@ class GraphSage(base.Model):
       rows = columns.whole(rows[NODES], spec.dim, spec.row_ops)
       rows = rows.reshape(*ids.shape, spec.dim)
     key = key ^ _DROPOUT
-    slots = jnp.arange(spec.num_trees * size, dtype=jnp.uint32)[None]
-    positions = batch.positions[:, None] * np.uint32(slots.size) + slots
+    tree_columns = jnp.arange(spec.num_trees * size, dtype=jnp.uint32)[None]
+    positions = (
+      batch.positions[:, None] * np.uint32(tree_columns.size) + tree_columns
+    )
     positions = positions.reshape(ids.shape)
     # Features and rows are left out by node, wherever it is in a step.
     step = batch.positions[0] // np.uint32(spec.step_examples)
@@ -391,13 +393,15 @@ class GraphSage(base.Model):
       length = jnp.sqrt(jnp.maximum(squares, _LEAST_LENGTH**2))
       outputs = outputs / length
     factor = 1 / (spec.temperature or 1.0)
-    own, near, drawn = (outputs[:, i] for i in range(3))
-    near = factor * jnp.sum(own * near, -1)
-    own, drawn = (x.reshape(-1, spec.chunk, x.shape[-1]) for x in (own, drawn))
-    scores = factor * jnp.einsum('kcd,knd->kcn', own, drawn)
-    each = weights.reshape(-1, 1, spec.chunk)
-    share = spec.negatives / jnp.maximum(each.sum(-1, keepdims=True), 1)
-    losses = jnp.sum(share * each * sampling.logistic_loss(scores, 0.0), -1)
+    start, near, drawn = (outputs[:, i] for i in range(3))
+    near = factor * jnp.sum(start * near, -1)
+    start, drawn = (
+      x.reshape(-1, spec.chunk, x.shape[-1]) for x in (start, drawn)
+    )
+    scores = factor * jnp.einsum('kcd,knd->kcn', start, drawn)
+    present = weights.reshape(-1, 1, spec.chunk)
+    scale = spec.negatives / jnp.maximum(present.sum(-1, keepdims=True), 1)
+    losses = jnp.sum(scale * present * sampling.logistic_loss(scores, 0.0), -1)
     return sampling.logistic_loss(near, 1.0) + losses.reshape(-1)
 
 

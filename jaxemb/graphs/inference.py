@@ -40,9 +40,9 @@ def _messages(spec, i, params, arrays):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _outputs(spec, i, params, arrays, aggregated):
-  found = graphsage.layers_of(spec, params)[i].outputs(arrays, aggregated)
+  rows = graphsage.layers_of(spec, params)[i].outputs(arrays, aggregated)
   is_last = i == len(spec.sizes) - 1
-  return found if is_last else jax.nn.relu(found)
+  return rows if is_last else jax.nn.relu(rows)
 
 
 def _by_rows(function, num, folder):
@@ -52,11 +52,11 @@ def _by_rows(function, num, folder):
   """
   whole = None
   for start in range(0, num, _ROWS):
-    here = slice(start, min(start + _ROWS, num))
-    found = np.asarray(function(here))
+    rows = slice(start, min(start + _ROWS, num))
+    values = np.asarray(function(rows))
     if whole is None:
-      whole = _empty((num, found.shape[1]), folder)
-    whole[here] = found
+      whole = _empty((num, values.shape[1]), folder)
+    whole[rows] = values
   return whole
 
 
@@ -91,11 +91,11 @@ def _save_network(file, trained):
 
   As `np.savez`, of rows that need not be in memory all at once.
   """
-  found = dict(trained.tables)
+  arrays = dict(trained.tables)
   for path, leaf in jax.tree_util.tree_leaves_with_path(trained.params):
-    found['/'.join(str(x.key) for x in path)] = np.asarray(leaf)
+    arrays['/'.join(str(x.key) for x in path)] = np.asarray(leaf)
   with zipfile.ZipFile(file, 'w') as archive:
-    for name, array in found.items():
+    for name, array in arrays.items():
       with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
         export.put_array(member, array)
 
@@ -137,25 +137,27 @@ def infer(
   )
 
 
-def _some(arrays, here):
-  return {name: np.asarray(x[here]) for name, x in arrays.items()}
+def _some(arrays, rows):
+  return {name: np.asarray(x[rows]) for name, x in arrays.items()}
 
 
-def _messages_of(spec, i, params, arrays, here):
+def _messages_of(spec, i, params, arrays, rows):
   """What some nodes pass on in layer i."""
-  return _messages(spec, i, params, arrays=_some(arrays, here))
+  return _messages(spec, i, params, arrays=_some(arrays, rows))
 
 
-def _outputs_of(spec, i, params, arrays, offsets, others, messages, here):
+def _outputs_of(spec, i, params, arrays, offsets, others, messages, rows):
   """What layer i makes of some nodes."""
-  found = neighbors.aggregated(
-    offsets[here.start : here.stop + 1],
+  aggregated = neighbors.aggregated(
+    offsets[rows.start : rows.stop + 1],
     neighbors=others,
     values=messages,
     is_max=spec.aggregator == 'max',
     num_threads=resources.usable_cores(),
   )
-  return _outputs(spec, i, params, arrays=_some(arrays, here), aggregated=found)
+  return _outputs(
+    spec, i, params, arrays=_some(arrays, rows), aggregated=aggregated
+  )
 
 
 class NodeModel(NamedTuple):
@@ -174,13 +176,13 @@ class NodeModel(NamedTuple):
     spec, features = self.spec, graph.features
     if spec.dim:
       raise errors.UserError(
-        'the model learned a row for each node of its graph, and others have '
-        'none; train with --config.model.inputs=features'
+        'the model has one embedding per training node and cannot score unseen '
+        'nodes; train with --config.model.inputs=features'
       )
     if features is None or features.shape[1] != spec.num_features:
-      given = 'no' if features is None else f'{features.shape[1]:,}'
+      width = 'no' if features is None else f'{features.shape[1]:,}'
       raise errors.UserError(
-        f'the graph has {given} features of a node, and the model learned from '
+        f'the graph has {width} features of a node, and the model learned from '
         f'{spec.num_features:,}; give --features, or another graph'
       )
     nodes_lib.check_features(features)
@@ -268,7 +270,7 @@ def likeliest(
     chances /= chances.sum(1, keepdims=True)
   rows = []
   for row in chances:
-    found = np.flatnonzero(row > 0.5) if has_many else [row.argmax()]
-    shares = ','.join(f'{row[x]:.4f}' for x in found)
-    rows.append((','.join(classes[x] for x in found), shares))
+    likely = np.flatnonzero(row > 0.5) if has_many else [row.argmax()]
+    probabilities = ','.join(f'{row[x]:.4f}' for x in likely)
+    rows.append((','.join(classes[x] for x in likely), probabilities))
   return rows

@@ -61,8 +61,8 @@ def evaluate(
     sums = np.cumsum(degrees, dtype=np.float64)
 
   def draw(shape):
-    found = np.searchsorted(sums, rng.random(shape) * sums[-1], 'right')
-    return np.minimum(found, num_nodes - 1)
+    nodes = np.searchsorted(sums, rng.random(shape) * sums[-1], 'right')
+    return np.minimum(nodes, num_nodes - 1)
 
   rank = _rank_among_all if negatives == 'all' else _rank_among_drawn
   width = num_nodes if negatives == 'all' else _NUM_DRAWN
@@ -141,25 +141,27 @@ class Vectors:
 
   def take(self, nodes: np.ndarray) -> np.ndarray:
     """[m, d] those of nodes [m], of length 1 for cosines."""
-    found = self._rows[nodes]
-    return geometry.unit(found) if self._is_cosine else found
+    rows = self._rows[nodes]
+    return geometry.unit(rows) if self._is_cosine else rows
 
   def products(
-    self, given: np.ndarray, others: np.ndarray | None
+    self, firsts: np.ndarray, others: np.ndarray | None
   ) -> np.ndarray:
     """Of vectors given [m, d]: [m, nodes] with all, or [m, k] with others."""
     if others is None:
-      found = np.empty((len(given), len(self._rows)), np.float32)
+      scores = np.empty((len(firsts), len(self._rows)), np.float32)
       for some, rows in self._blocks():
-        np.matmul(given, rows.T, out=found[:, some])
-      return found / self._divisors if self._is_cosine else found
-    found = np.empty(others.shape, np.float32)
-    size = max(1, _BLOCK_NUMBERS // max(1, others[:1].size * given.shape[1]))
-    for i in range(0, len(given), size):
-      near = self.take(others[i : i + size].ravel())
-      near = near.reshape(-1, others.shape[1], given.shape[1])
-      found[i : i + size] = np.einsum('md,mkd->mk', given[i : i + size], near)
-    return found
+        np.matmul(firsts, rows.T, out=scores[:, some])
+      return scores / self._divisors if self._is_cosine else scores
+    scores = np.empty(others.shape, np.float32)
+    size = max(1, _BLOCK_NUMBERS // max(1, others[:1].size * firsts.shape[1]))
+    for i in range(0, len(firsts), size):
+      seconds = self.take(others[i : i + size].ravel())
+      seconds = seconds.reshape(-1, others.shape[1], firsts.shape[1])
+      scores[i : i + size] = np.einsum(
+        'md,mkd->mk', firsts[i : i + size], seconds
+      )
+    return scores
 
 
 def products(

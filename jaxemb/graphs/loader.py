@@ -118,10 +118,10 @@ def make_corpus(
   keys = graph.keys()
   starts = np.concatenate([[0], np.cumsum(words + block_walks)])
   blocks = encode.Blocks(starts, words, np.arange(num_blocks))
-  given = {k: settings[k] for k in ('walks', 'walk_length', 'p', 'q')}
+  walk_settings = {k: settings[k] for k in ('walks', 'walk_length', 'p', 'q')}
   dropped = {k: x for k, x in graph.counted.items()}
   manifest = {
-    'fingerprint': f'{graph_lib.fingerprint(graph)} {given}',
+    'fingerprint': f'{graph_lib.fingerprint(graph)} {walk_settings}',
     'dropped': dropped,
     'are_counts_exact': not is_sampled,
   }
@@ -204,17 +204,17 @@ class Walks(loader.TextSource):
     self, vectors: np.ndarray, contexts: np.ndarray | None, is_cosine: bool
   ) -> dict[str, dict[str, Any]]:
     """What vectors [vocab, d] tell of labels and of edges held out."""
-    graph, found = self.graph, {}
+    graph, scores = self.graph, {}
     if graph.labels is not None:
       labels = graph.labels.matrix(self.nodes)
       total = len(graph.labels.nodes)
-      found |= nodes.evaluate(vectors, labels, num_total=total)
+      scores |= nodes.evaluate(vectors, labels, num_total=total)
     for name, held in self.held.items():
       edges = self.corpus.ids_of[held.edges]
       edges = edges[(edges >= 0).all(1)]
       if not graph.directed:
         edges = np.concatenate([edges, edges[:, ::-1]])
-      found[f'{name} edges'] = links.evaluate(
+      scores[f'{name} edges'] = links.evaluate(
         links.products(vectors, vectors, is_cosine=True),
         edges,
         self._known,
@@ -223,7 +223,7 @@ class Walks(loader.TextSource):
         num_total=(len(held.edges) + held.num_unknown)
         * (1 if graph.directed else 2),
       )
-    return found
+    return scores
 
   @functools.cached_property
   def categories(self) -> dict[str, list[str]]:

@@ -269,12 +269,12 @@ def expected_lookups(
   Its first node is each one with `chances` [nodes].
   """
   degrees = np.diff(offsets)
-  here = np.asarray(chances, np.float64)
-  total = here.copy()
+  expected = np.asarray(chances, np.float64)
+  total = expected.copy()
   for fanout in tree.fanouts:
     num = np.full(len(degrees), fanout) if replaces else degrees
-    each = here * np.minimum(num, fanout) / np.maximum(degrees, 1)
-    each = np.repeat(each, degrees)
-    here = np.bincount(neighbors, each, len(degrees))
-    total += here
+    per_neighbor = expected * np.minimum(num, fanout) / np.maximum(degrees, 1)
+    per_neighbor = np.repeat(per_neighbor, degrees)
+    expected = np.bincount(neighbors, per_neighbor, len(degrees))
+    total += expected
   return total

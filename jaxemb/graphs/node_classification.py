@@ -50,8 +50,8 @@ def evaluate(
   labels = labels[:, labels.getnnz(0) > 0].toarray()
   if num < 4:
     return {'labels': {'score': float('nan'), **count, 'found': 0}}
-  found = classify(vectors, labels, share)
-  scores = {'labels': {'score': found['macro_f1'], **found, **count}}
+  f1_scores = classify(vectors, labels, share)
+  scores = {'labels': {'score': f1_scores['macro_f1'], **f1_scores, **count}}
   if (labels.sum(1) == 1).all():
     classes = labels.argmax(1)
     num_classes = len(np.unique(classes))
@@ -128,11 +128,11 @@ def fit(vectors: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
   start = np.zeros(shape)
   start[-1] = np.log(shares / (1 - shares)) / scales[-1]
-  found = optimize.minimize(
+  minimum = optimize.minimize(
     loss, start.ravel(), jac=True, method='L-BFGS-B',
     options={'maxiter': 300, 'maxcor': 20, 'ftol': 1e-7},
   )  # fmt: skip
-  weights = found.x.reshape(shape) * scales
+  weights = minimum.x.reshape(shape) * scales
   slopes = axes @ weights[:-1]
   biases = weights[-1:] - center @ slopes
   return np.concatenate([slopes, biases]).astype(np.float32)
@@ -144,13 +144,13 @@ def top(scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
   return ranks < counts[:, None]
 
 
-def f1(labels: np.ndarray, found: np.ndarray) -> tuple[float, float]:
+def f1(labels: np.ndarray, predicted: np.ndarray) -> tuple[float, float]:
   """Micro and macro F1 of predictions, both [n, classes] bool.
 
   A class that is neither there nor predicted has an F1 of 0.
   """
-  hits = (labels & found).sum(0)
-  sums = labels.sum(0) + found.sum(0)
+  hits = (labels & predicted).sum(0)
+  sums = labels.sum(0) + predicted.sum(0)
   micro = 2 * hits.sum() / max(1, sums.sum())
   return float(micro), float(np.mean(2 * hits / np.maximum(sums, 1)))
 

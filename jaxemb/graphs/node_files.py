@@ -278,7 +278,7 @@ def splits_of(
 
 
 def classes(
-  given: Any,
+  array: Any,
   path: pathlib.Path | str,
   num_nodes: int,
   names: Sequence[str] | None = None,
@@ -290,33 +290,33 @@ def classes(
   """
   from scipy import sparse
 
-  is_matrix = given.ndim == 2 and min(given.shape) > 1
+  is_matrix = array.ndim == 2 and min(array.shape) > 1
   if not is_matrix:
-    given = given.toarray() if sparse.issparse(given) else given
-    given = np.asarray(given).reshape(-1)
-  if given.shape[0] != num_nodes:
+    array = array.toarray() if sparse.issparse(array) else array
+    array = np.asarray(array).reshape(-1)
+  if array.shape[0] != num_nodes:
     raise errors.UserError(
-      f'{path} has labels of {given.shape[0]:,} nodes, and a graph of '
+      f'{path} has labels of {array.shape[0]:,} nodes, and a graph of '
       f'{num_nodes:,}; give as many'
     )
-  if is_matrix and given.dtype.kind not in 'biuf':
+  if is_matrix and array.dtype.kind not in 'biuf':
     raise errors.UserError(
       f'{path} has a matrix of labels that are no numbers; give numbers'
     )
   if is_matrix:
-    rows, columns = (sparse.csr_matrix(given) > 0).nonzero()
+    rows, columns = (sparse.csr_matrix(array) > 0).nonzero()
     labels: list[list[int]] = [[] for _ in range(num_nodes)]
     for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
       labels[row].append(column)
   else:
-    if given.dtype.kind == 'f':
-      given = np.where(np.isfinite(given), given, -1)
-      if (given == np.round(given)).all():
-        given = given.astype(np.int64)
-    is_text = given.dtype.kind in 'USO'
-    labels = [[x] if is_text or x >= 0 else [] for x in given.tolist()]
-  found = labels_lib.Labels.of([[*map(str, x)] for x in labels])
-  indices = found.names
+    if array.dtype.kind == 'f':
+      array = np.where(np.isfinite(array), array, -1)
+      if (array == np.round(array)).all():
+        array = array.astype(np.int64)
+    is_text = array.dtype.kind in 'USO'
+    labels = [[x] if is_text or x >= 0 else [] for x in array.tolist()]
+  read_labels = labels_lib.Labels.of([[*map(str, x)] for x in labels])
+  indices = read_labels.names
   if names and all(x.isdecimal() and int(x) < len(names) for x in indices):
-    found = found._replace(names=[names[int(x)] for x in indices])
-  return found
+    read_labels = read_labels._replace(names=[names[int(x)] for x in indices])
+  return read_labels

@@ -47,10 +47,10 @@ def _number(text: str, name: str, num: int) -> int:
     f'config.data.{name}={text} must be a number of nodes such as 500, or a '
     'share of those with labels such as 0.1'
   )
-  found = base.held_out(text, refusal)
-  if found is None or found[1]:
+  fraction = base.held_out(text, refusal)
+  if fraction is None or fraction[1]:
     raise errors.UserError(refusal)
-  return round(found[0] * num)
+  return round(fraction[0] * num)
 
 
 def split(
@@ -82,8 +82,8 @@ def split(
   ends = num_valid, num_valid + num_test
   held = rest[: ends[0]], rest[ends[0] : ends[1]]
   train = rest[ends[1] :] if is_all else order[kept]
-  found = [x.astype(np.int32) if len(x) else None for x in (train, *held)]
-  return Splits(*found)
+  splits = [x.astype(np.int32) if len(x) else None for x in (train, *held)]
+  return Splits(*splits)
 
 
 def check_features(features: np.ndarray | None) -> None:
@@ -111,13 +111,13 @@ def check_features(features: np.ndarray | None) -> None:
 
 def fanouts(text: str) -> trees.Tree:
   """Of numbers by layer, that of the inputs first; or a `UserError`."""
-  found = [x.strip() for x in text.split(',')]
-  if not all(x.isdecimal() and int(x) for x in found):
+  numbers = [x.strip() for x in text.split(',')]
+  if not all(x.isdecimal() and int(x) for x in numbers):
     raise errors.UserError(
       f'config.data.fanouts={text} must be positive numbers separated by '
       'commas, one for each layer'
     )
-  return trees.Tree(tuple(int(x) for x in reversed(found)))
+  return trees.Tree(tuple(int(x) for x in reversed(numbers)))
 
 
 class NodeSource:
@@ -175,18 +175,22 @@ class NodeSource:
           '--config.data.targets=walks'
         )
       return Splits(np.zeros(0, np.int32), None, None)
-    if own := self.graph.splits:
-      found = [own.get(x, np.zeros(0, np.int32)) for x in Splits._fields]
+    if given_splits := self.graph.splits:
+      splits = [
+        given_splits.get(x, np.zeros(0, np.int32)) for x in Splits._fields
+      ]
       if not self.labels.has_many:  # of several labels, a node may have none
-        total = sum(map(len, found))
-        found = [x[self.labels.classes[x] >= 0] for x in found]
-        self.dropped['split_nodes_without_label'] = total - sum(map(len, found))
-      if not len(found[0]) and not self.from_walks:
+        total = sum(map(len, splits))
+        splits = [x[self.labels.classes[x] >= 0] for x in splits]
+        self.dropped['split_nodes_without_label'] = total - sum(
+          map(len, splits)
+        )
+      if not len(splits[0]) and not self.from_walks:
         raise errors.UserError(
           'the splits of the graph have no labelled nodes to learn from; give '
           'them train_mask or idx_train, or remove all of them'
         )
-      return Splits(*(x.astype(np.int32) if len(x) else None for x in found))
+      return Splits(*(x.astype(np.int32) if len(x) else None for x in splits))
     return split(
       self.labels,
       valid=settings['valid'],
@@ -225,11 +229,13 @@ class NodeSource:
     if not len(self._bounds):
       return self.starts[neighbors.order(places, len(self.starts), key)]
     size = self.spec.part_words
-    step, rest = divmod(places.start, self.num_parts * size)
-    part, at = divmod(rest, size)
+    step, in_step = divmod(places.start, self.num_parts * size)
+    part, offset = divmod(in_step, size)
     first, stop = self._bounds[part : part + 2]
-    here = range(step * size + at, step * size + at + len(places))
-    return self.starts[first + neighbors.order(here, stop - first, key)]
+    rows_of_part = range(
+      step * size + offset, step * size + offset + len(places)
+    )
+    return self.starts[first + neighbors.order(rows_of_part, stop - first, key)]
 
   def _lookups(self):
     """[nodes] float64, how often an example has each node."""
@@ -238,11 +244,11 @@ class NodeSource:
     chances = np.bincount(self.starts, minlength=len(degrees))
     chances = chances / len(self.starts)
     if self.from_walks:
-      here, most = chances, self.spec.window
-      for _ in range(most):
-        each = np.repeat(here / np.maximum(degrees, 1), degrees)
-        here = np.bincount(others, each, len(degrees))
-        chances = chances + here / most
+      expected, max_steps = chances, self.spec.window
+      for _ in range(max_steps):
+        per_neighbor = np.repeat(expected / np.maximum(degrees, 1), degrees)
+        expected = np.bincount(others, per_neighbor, len(degrees))
+        chances = chances + expected / max_steps
       drawn = np.diff(self._sums, prepend=0)
       chances = chances + drawn / drawn.sum()
     return neighbors.expected_lookups(
@@ -330,7 +336,7 @@ class NodeSource:
       roots = np.stack([nodes, ends, drawn], 1)
     num_trees = roots.shape[1]
     places = (num_trees * every[:, None] + np.arange(num_trees)).reshape(-1)
-    found = neighbors.sample(
+    ids = neighbors.sample(
       *graph,
       roots.reshape(-1),
       places,
@@ -339,7 +345,7 @@ class NodeSource:
       self.replaces,
       self._threads,
     )
-    return nodes, found.reshape(len(nodes), -1)
+    return nodes, ids.reshape(len(nodes), -1)
 
 
 def normalized(features: np.ndarray) -> np.ndarray:

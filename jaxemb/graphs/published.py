@@ -217,18 +217,20 @@ def labels_of(path: str) -> Iterator[tuple[str, list[str]]] | None:
 def features_of(path: str) -> dict[str, np.ndarray] | None:
   """By node float32 [d], of a file of another form than lines of numbers."""
   if _is(path, _BOTH):
-    given: dict[str, Sequence[Any]] = {}
+    cells_by_name: dict[str, Sequence[Any]] = {}
     for name, cells, _ in _described(path):
-      given[name] = cells[0].split(',') if len(cells) == 1 else cells
+      cells_by_name[name] = cells[0].split(',') if len(cells) == 1 else cells
     try:
-      given = {k: [float(y) for y in x if y] for k, x in given.items()}
+      cells_by_name = {
+        k: [float(y) for y in x if y] for k, x in cells_by_name.items()
+      }
     except ValueError as error:
       raise errors.UserError(
         f'{path}: {errors.one_line(error)}; give lines `node numbers label`'
       ) from error
     # Actor has the numbers of words instead of a row of zeros and ones.
-    is_dense = len({len(x) for x in given.values()}) == 1
-    return _rows(path, given, is_dense)
+    is_dense = len({len(x) for x in cells_by_name.values()}) == 1
+    return _rows(path, cells_by_name, is_dense)
   if path.endswith('.json'):
     return _rows(path, _json(path))
   return None
@@ -301,28 +303,28 @@ def _described(path):
 
 
 def _json(path):
-  place = pathlib.Path(path).expanduser()
+  file = pathlib.Path(path).expanduser()
   try:
-    given = json.loads(place.read_text('utf-8'))
-    if not isinstance(given, dict) or not given:
+    fields = json.loads(file.read_text('utf-8'))
+    if not isinstance(fields, dict) or not fields:
       raise ValueError('it is no object of nodes')
   except (OSError, ValueError) as error:
     raise errors.UserError(
       f'cannot read {path}: {errors.one_line(error)}; give an object of nodes'
     ) from error
-  return given
+  return fields
 
 
 def _json_labels(path):
   """A label of each node, or several, or zeros and ones for all labels."""
-  given = {
+  labels = {
     k: x if isinstance(x, list) else [] if x is None else [x]
     for k, x in _json(path).items()
   }
-  sizes = {len(x) for x in given.values()}
+  sizes = {len(x) for x in labels.values()}
   are_flags = len(sizes) == 1 and sizes.pop() > 1
-  are_flags &= all(y in (0, 1) for x in given.values() for y in x)
-  for name, x in given.items():
+  are_flags &= all(y in (0, 1) for x in labels.values() for y in x)
+  for name, x in labels.items():
     yield (
       name,
       [
@@ -338,12 +340,17 @@ def splits_of(folder: pathlib.Path, num_nodes: int) -> dict[str, Any]:
   path = folder / 'role.json'
   if not path.is_file():
     return {}
-  given, keys = _json(path), {'train': 'tr', 'valid': 'va', 'test': 'te'}
-  found = {k: np.array(given.get(x, ()), np.int64) for k, x in keys.items()}
-  for x in found.values():
+  nodes_by_role, keys = (
+    _json(path),
+    {'train': 'tr', 'valid': 'va', 'test': 'te'},
+  )
+  splits = {
+    k: np.array(nodes_by_role.get(x, ()), np.int64) for k, x in keys.items()
+  }
+  for x in splits.values():
     if len(x) and not 0 <= x.min() <= x.max() < num_nodes:
       raise errors.UserError(
         f'{path} has nodes that are not among the {num_nodes:,} of the graph; '
         'give numbers from 0 on'
       )
-  return {'splits': {k: x for k, x in found.items() if len(x)}}
+  return {'splits': {k: x for k, x in splits.items() if len(x)}}

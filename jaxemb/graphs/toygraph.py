@@ -70,12 +70,12 @@ def planted(num_nodes: int = _DEFAULT_NODES, seed: int = 0) -> Toy:
   anybody = rng.integers(0, num_nodes, len(sources))
   is_stranger = rng.random(len(sources)) < np.array(_STRANGERS)[roles[sources]]
   targets = np.where(is_stranger, anybody, friends)
-  own = np.array([
+  frequent_bits = np.array([
     rng.choice(_NUM_BITS, _OWN_BITS, replace=False)
     for _ in range(num_communities)
   ])  # fmt: skip
   chances = np.full((num_communities, _NUM_BITS), _SELDOM)
-  np.put_along_axis(chances, own, _OFTEN, 1)
+  np.put_along_axis(chances, frequent_bits, _OFTEN, 1)
   features = rng.random((num_nodes, _NUM_BITS)) < chances[communities]
   names = [f'c{c}.n{i}' for i, c in enumerate(communities)]
   graph = graph_lib.from_edges(

@@ -110,9 +110,9 @@ def with_ends(walks: np.ndarray) -> np.ndarray:
 def _start(number, starts, key):
   """The first node of a walk: each pass is a permutation."""
   num = len(starts)
-  turn, place = divmod(number, num)
-  of_turn = np.uint64(hashing.hashed(key ^ np.uint64(turn)))
-  return starts[hashing.permuted(place, num, of_turn)]
+  pass_number, place = divmod(number, num)
+  pass_key = np.uint64(hashing.hashed(key ^ np.uint64(pass_number)))
+  return starts[hashing.permuted(place, num, pass_key)]
 
 
 @numba.njit(**_JIT)
@@ -142,10 +142,10 @@ def _has(neighbors, start, stop, node):
       start = middle
     else:
       stop = middle
-  found = np.int32(0)
+  count = np.int32(0)
   for i in range(start, stop):  # without branches that nobody can foresee
-    found += np.int32(neighbors[i] == node)
-  return found > 0
+    count += np.int32(neighbors[i] == node)
+  return count > 0
 
 
 @numba.njit(**_JIT)
@@ -159,25 +159,27 @@ def _ask(array, place):
 def _walk(offsets, neighbors, stays, others, starts, key, numbers, out, stop):
   """DeepWalk's, before place `stop`."""
   has_weights = len(stays) > 0
-  own = np.empty(_TOGETHER, np.uint64)
+  own_keys = np.empty(_TOGETHER, np.uint64)
   first, chosen = np.empty((2, _TOGETHER), np.int64)  # -1 = the walk has ended
   for start in range(0, len(numbers), _TOGETHER):
     num = min(_TOGETHER, len(numbers) - start)
-    here = out[start : start + num]
+    nodes = out[start : start + num]
     for j in range(num):
-      own[j] = _own_key(numbers[start + j], key)
-      here[j, 0] = _start(numbers[start + j], starts, key)
+      own_keys[j] = _own_key(numbers[start + j], key)
+      nodes[j, 0] = _start(numbers[start + j], starts, key)
     # What a loop over the walks reads, the loop before has asked for.
     for step in range(1, stop):
       for j in range(num):
-        node = here[j, step - 1]
+        node = nodes[j, step - 1]
         chosen[j] = -1
         if node >= 0:
           first[j] = offsets[node]
           size = offsets[node + 1] - first[j]
           if size:
             # Sizes are below 2^31: the upper half of a product.
-            draw = hashing.hashed(own[j] + np.uint64(step)) >> np.uint64(32)
+            draw = hashing.hashed(own_keys[j] + np.uint64(step)) >> np.uint64(
+              32
+            )
             place = (draw * np.uint64(size)) >> np.uint64(32)
             at = first[j] + np.int64(place)
             chosen[j] = at
@@ -190,14 +192,14 @@ def _walk(offsets, neighbors, stays, others, starts, key, numbers, out, stop):
         for j in range(num):
           at = chosen[j]
           if at >= 0:
-            draw = hashing.hashed(own[j] + np.uint64(step)) & _LOW
+            draw = hashing.hashed(own_keys[j] + np.uint64(step)) & _LOW
             if np.float32(draw) >= stays[at] * np.float32(2**32):
               at = first[j] + others[at]
               chosen[j] = at
             _ask(neighbors, at)
       for j in range(num):
         node = neighbors[chosen[j]] if chosen[j] >= 0 else -1
-        here[j, step] = node
+        nodes[j, step] = node
         _ask(offsets, max(node, 0))
 
 
@@ -215,20 +217,20 @@ def _walk_biased(
   more = max(0.0, back / largest - 1)
   back, near, far = back / largest, 1 / largest, far / largest
   surely, at_most = min(near, far), max(near, far)
-  own = np.empty(_TOGETHER, np.uint64)
+  own_keys = np.empty(_TOGETHER, np.uint64)
   first, first_before = np.zeros((2, _TOGETHER), np.int64)
   sizes, sizes_before = np.zeros((2, _TOGETHER), np.int64)
   left, asked = np.empty((2, _TOGETHER), np.int64)  # walks without a next node
-  found, chances = np.empty(_TOGETHER, np.int32), np.empty(_TOGETHER)
+  drawn, chances = np.empty(_TOGETHER, np.int32), np.empty(_TOGETHER)
   for start in range(0, len(numbers), _TOGETHER):
     num = min(_TOGETHER, len(numbers) - start)
-    here = out[start : start + num]
+    nodes = out[start : start + num]
     for j in range(num):
-      own[j] = _own_key(numbers[start + j], key)
+      own_keys[j] = _own_key(numbers[start + j], key)
     for step in range(1, out.shape[1]):
       for j in range(num):
         first_before[j], sizes_before[j] = first[j], sizes[j]
-        node = here[j, step - 1]
+        node = nodes[j, step - 1]
         sizes[j] = 0
         if node >= 0:
           first[j] = offsets[node]
@@ -249,7 +251,7 @@ def _walk_biased(
       num_left = 0
       for j in range(num):
         if sizes[j] < 2:
-          here[j, step] = neighbors[first[j]] if sizes[j] else -1
+          nodes[j, step] = neighbors[first[j]] if sizes[j] else -1
         left[num_left] = j
         num_left += sizes[j] > 1
       # All walks draw, then all look at what they drew, without branches that
@@ -258,7 +260,7 @@ def _walk_biased(
       while num_left:
         for i in range(num_left):
           j = left[i]
-          draw = hashing.hashed(own[j] + trial)
+          draw = hashing.hashed(own_keys[j] + trial)
           place = np.int64(
             (draw >> np.uint64(32)) * 2.0**-32 * (sizes[j] + more)
           )
@@ -267,20 +269,20 @@ def _walk_biased(
             if np.float32(draw & _LOW) >= stays[at] * np.float32(2**32):
               at = first[j] + others[at]
             draw = hashing.hashed(draw)
-          found[i] = neighbors[at]
+          drawn[i] = neighbors[at]
           chances[i] = (draw & _LOW) * 2.0**-32
           if place >= sizes[j]:  # back, if an edge leads there
-            last = here[j, step - 2]
+            last = nodes[j, step - 2]
             is_there = _has(
               neighbors, start=first[j], stop=first[j] + sizes[j], node=last
             )
-            found[i] = last if is_there else -1
+            drawn[i] = last if is_there else -1
             chances[i] = 0.0 if is_there else 1.0
         num_drawn, num_left, num_asked = num_left, 0, 0
         for i in range(num_drawn):
-          j, node, chance = left[i], found[i], chances[i]
-          here[j, step] = node
-          is_last = node == here[j, step - 2]
+          j, node, chance = left[i], drawn[i], chances[i]
+          nodes[j, step] = node
+          is_last = node == nodes[j, step - 2]
           is_taken = chance < (back if is_last else surely)
           is_asked = (not is_taken) & (not is_last) & (chance < at_most)
           asked[num_asked] = j
@@ -291,7 +293,7 @@ def _walk_biased(
           j = asked[i]
           low = first_before[j]
           high = low + sizes_before[j]
-          is_near = _has(neighbors, start=low, stop=high, node=here[j, step])
+          is_near = _has(neighbors, start=low, stop=high, node=nodes[j, step])
           left[num_left] = j
           num_left += is_near != (near > far)
         trial += np.uint64(1 << 32)

@@ -54,7 +54,7 @@ def read(paths: str) -> tuple[ItemsOf, int]:
   by commas. Raises a `UserError` for files that cannot be read, or in which
   nobody has an item.
   """
-  found: ItemsOf = collections.defaultdict(list)
+  items_of: ItemsOf = collections.defaultdict(list)
   num_invalid = 0
   for path in filter(None, map(str.strip, paths.split(','))):
     for source in sources.find(path):
@@ -72,17 +72,17 @@ def read(paths: str) -> tuple[ItemsOf, int]:
           )
         is_first = False
         letters.count(b'\n'.join(lines))
-        _add(lines, found)
+        _add(lines, items_of)
       letters.count(rest)
       letters.check()
       num_invalid += letters.num_invalid
-      _add([rest], found)
-  if not any(found.values()):
+      _add([rest], items_of)
+  if not any(items_of.values()):
     raise errors.UserError(
       f'{paths} has no line `user item item ...` with an item; set '
       'config.data.path to files of such lines'
     )
-  return found, num_invalid
+  return items_of, num_invalid
 
 
 def _are_ratings(lines: list[bytes]) -> bool:
@@ -91,10 +91,10 @@ def _are_ratings(lines: list[bytes]) -> bool:
   return 2 * sum(bool(form.fullmatch(x)) for x in lines) > len(lines)
 
 
-def _add(lines: Iterable[bytes], found: ItemsOf) -> None:
+def _add(lines: Iterable[bytes], items_of: ItemsOf) -> None:
   for line in lines:
     if names := line.decode(errors='replace').split():
-      found[names[0]].extend(names[1:])
+      items_of[names[0]].extend(names[1:])
 
 
 def planted() -> tuple[ItemsOf, ItemsOf, ItemsOf]:
@@ -104,21 +104,23 @@ def planted() -> tuple[ItemsOf, ItemsOf, ItemsOf]:
   from anywhere. What is held out is of the two groups.
   """
   rng = np.random.default_rng(0)
-  found: tuple[ItemsOf, ItemsOf, ItemsOf] = {}, {}, {}
+  sets: tuple[ItemsOf, ItemsOf, ItemsOf] = {}, {}, {}
   for user in range(_NUM_USERS):
     groups = rng.choice(_GROUPS, 2, replace=False)
     liked = groups[:, None] * _GROUP_ITEMS + np.arange(_GROUP_ITEMS)
-    own, *held = np.split(
+    train_items, *held_items = np.split(
       rng.permutation(liked.ravel()),
       [_TRAIN_ITEMS, _TRAIN_ITEMS + _HELD_ITEMS],
     )
-    anything = rng.integers(0, _GROUPS * _GROUP_ITEMS, len(own))
-    own = np.where(rng.random(len(own)) < _NOISE, anything, own)
-    for items_of, items in zip(found, (own, *held), strict=True):
+    anything = rng.integers(0, _GROUPS * _GROUP_ITEMS, len(train_items))
+    train_items = np.where(
+      rng.random(len(train_items)) < _NOISE, anything, train_items
+    )
+    for items_of, items in zip(sets, (train_items, *held_items), strict=True):
       items_of[f'user{user}'] = [
         f'item{x // _GROUP_ITEMS}.{x % _GROUP_ITEMS}' for x in items
       ]
-  return found
+  return sets
 
 
 def _ratio(name: str, text: str) -> tuple[float, bool] | None:
@@ -152,33 +154,33 @@ def make(settings: Mapping[str, Any], seed: int) -> Interactions:
   Without a path they are the embedded ones. Raises a `UserError` for input that
   cannot be used.
   """
-  held, given = {}, {x: settings[x] for x in _SPLITS if settings[x]}
+  held, splits = {}, {x: settings[x] for x in _SPLITS if settings[x]}
   dropped = {}
   if settings['path']:
     items_of, num_invalid = read(settings['path'])
     for i, name in enumerate(_SPLITS):
-      if ratio := _ratio(name, given.get(name, '')):
+      if ratio := _ratio(name, splits.get(name, '')):
         held[name] = _hold_out(items_of, *ratio, (seed, _SPLIT_STREAM + i))
-      elif name in given:
+      elif name in splits:
         try:
-          held[name], more = read(given[name])
+          held[name], more = read(splits[name])
         except errors.UserError as error:
           # Advice is about the setting that files are mostly named by.
           text = str(error).replace('config.data.path', f'config.data.{name}')
           raise errors.UserError(text) from error
         num_invalid += more
     dropped['invalid_utf8_bytes'] = num_invalid
-  elif given:
-    name = next(iter(given))
+  elif splits:
+    name = next(iter(splits))
     raise errors.UserError(
-      f'config.data.{name}={given[name]} is not used with the embedded '
+      f'config.data.{name}={splits[name]} is not used with the embedded '
       'interactions, which have their own; remove it or set config.data.path'
     )
   else:
     items_of, *others = planted()
     held = dict(zip(_SPLITS, others, strict=True))
-  made = encode(items_of, held, settings['min_count'])
-  return made._replace(dropped=made.dropped | dropped)
+  encoded = encode(items_of, held, settings['min_count'])
+  return encoded._replace(dropped=encoded.dropped | dropped)
 
 
 def encode(

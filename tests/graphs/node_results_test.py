@@ -143,7 +143,7 @@ def test_nodes_of_another_graph(tmp_path, targets, capsys):
 def test_rows_of_nodes_are_not_those_of_others(trained, tmp_path, capsys):
   command = [f'--model={trained}', '--data=toygraph:600']
   assert predict.main([*command, f'--output={tmp_path / "x.csv"}']) == 2
-  assert 'learned a row for each node' in capsys.readouterr().err
+  assert 'cannot score unseen nodes' in capsys.readouterr().err
 
 
 @pytest.mark.slow
