@@ -47,13 +47,7 @@ def has_edges(
   if relations is not None:
     columns = np.asarray(graph.relations), relations
   offsets, neighbors = map(np.asarray, (graph.offsets, graph.neighbors))
-  return _has(
-    offsets,
-    neighbors,
-    relations=columns[0],
-    edges=edges,
-    edge_relations=columns[1],
-  )
+  return _has(offsets, neighbors, columns[0], edges, columns[1])
 
 
 class Held(NamedTuple):

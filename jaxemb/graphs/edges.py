@@ -174,12 +174,10 @@ class Edges:
       f'{len(self.keys):,} nodes, of {self.num_relations:,} relations{held}'
     ]
     if self.partitions is not None:
-      rng = np.random.default_rng(0)
-      order = [self._order[i] for i in rng.permutation(len(self._order))]
       lines.append(
         f'buckets: {len(self._order):,} of {len(self.partitions) - 1} '
         f'partitions; {num_loads(self._order):,} partitions are loaded in an '
-        f'epoch, in a random order {num_loads(order):,} would be'
+        'epoch'
       )
     return lines
 

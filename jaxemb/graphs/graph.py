@@ -27,7 +27,6 @@ from jaxemb.graphs import labels as labels_lib
 from jaxemb.storage import checksums
 
 _RANGE_EDGES = 1 << 25  # sorted at once
-_HEADER_BYTES = 128  # of an .npy file of one axis
 _FORMAT = 1
 
 
@@ -436,7 +435,13 @@ class _Appended:
   def __init__(self, path: pathlib.Path, kind: Any):
     self.path, self._kind, self._num = path, np.dtype(kind), 0
     self._file = path.open('wb')
-    self._file.write(bytes(_HEADER_BYTES))
+    self._write_header()
+
+  def _write_header(self):  # of the same size for any length
+    header = {'descr': self._kind.str, 'fortran_order': False}
+    np.lib.format.write_array_header_1_0(
+      self._file, {**header, 'shape': (self._num,)}
+    )
 
   def write(self, x: np.ndarray) -> None:
     self._file.write(np.ascontiguousarray(x, self._kind))
@@ -444,11 +449,8 @@ class _Appended:
 
   def close(self) -> np.ndarray:
     """The array, mapped."""
-    header = {'descr': self._kind.str, 'fortran_order': False}
-    text = str({**header, 'shape': (self._num,)}).ljust(_HEADER_BYTES - 11)
     self._file.seek(0)
-    size = (_HEADER_BYTES - 10).to_bytes(2, 'little')
-    self._file.write(b'\x93NUMPY\x01\x00' + size + text.encode() + b'\n')
+    self._write_header()
     self._file.close()
     return np.load(self.path, mmap_mode='r')
 

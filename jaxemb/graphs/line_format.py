@@ -1,9 +1,10 @@
 """The form of text files with a record a line: comments, signs, cells."""
 
 import csv
+import itertools
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxemb import errors
 from jaxemb.io import tables
@@ -23,43 +24,47 @@ def is_number(text: str) -> bool:
   return True
 
 
+def lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+  """Yield numbers, from 1 on, and texts of lines that are no comments."""
+  number = 0
+  for block, *_ in tables.blocks(path):
+    if 0 in block[:1000]:
+      raise errors.UserError(
+        f'{path} is no text in UTF-8; give plain or compressed text'
+      )
+    for line in bytes(block).splitlines():
+      number += 1
+      line = line.decode('utf-8-sig', 'replace')
+      if line.strip() and not is_comment(line):
+        yield number, line
+
+
 def head(
   path: pathlib.Path, num_lines: int = 20, what: str = 'an edge'
 ) -> list[str]:
   """Read the first lines that are no comments."""
-  lines = []
-  for text, *_ in tables.blocks(path):
-    if 0 in text[:1000]:
-      raise errors.UserError(
-        f'{path} is no text in UTF-8; give plain or compressed text'
-      )
-    for line in bytes(text).split(b'\n'):
-      line = line.decode('utf-8-sig', 'replace').strip('\r')
-      if line.strip() and not is_comment(line):
-        lines.append(line)
-      if len(lines) == num_lines:
-        return lines
-  if not lines:
+  first = [line for _, line in itertools.islice(lines(path), num_lines)]
+  if not first:
     raise errors.UserError(f'{path} has no line with {what}; give another file')
-  return lines
+  return first
 
 
-def delimiter(path: pathlib.Path, lines: Sequence[str]) -> str:
+def delimiter(path: pathlib.Path, first: Sequence[str]) -> str:
   """Return a tab, a comma or another sign, or ' ' for runs of white space."""
   suffixes = [x for x in path.suffixes if x in ('.csv', '.tsv')]
   candidates = '\t,;|'
   if suffixes:
     candidates = {'.csv': ',;|', '.tsv': '\t'}[suffixes[-1]]
-  signs = [x for x in candidates if x in lines[0]]
+  signs = [x for x in candidates if x in first[0]]
   if not signs:
     return ' '
   sign = signs[0]
   if sign == ',' and ';' in signs:  # 0,5 is a number where others have ';'
-    counts = {x.count(';') for x in lines}
-    if len(counts) == 1 and counts.pop() > lines[0].count(','):
+    counts = {x.count(';') for x in first}
+    if len(counts) == 1 and counts.pop() > first[0].count(','):
       sign = ';'
   # KONECT has both spaces and tabs between numbers.
-  words = [y.split() for x in lines for y in x.split(sign)]
+  words = [y.split() for x in first for y in x.split(sign)]
   is_mixed = sign == '\t' and any(len(x) > 1 for x in words)
   if is_mixed and all(is_number(y) for x in words for y in x):
     return ' '

@@ -111,7 +111,8 @@ def _aggregate(offsets, neighbors, values, is_max, first, out):
 
 
 @numba.njit(nogil=True, cache=True)
-def _walk(offsets, neighbors, starts, places, key, most_steps, out):
+def _walk(offsets, neighbors, starts, places, key, most_steps):
+  out = np.empty(len(starts), np.int32)
   for i in range(len(starts)):
     state = hashing.hashed(key ^ hashing.hashed(np.uint64(places[i])))
     node = out[i] = starts[i]
@@ -123,33 +124,34 @@ def _walk(offsets, neighbors, starts, places, key, most_steps, out):
       node = neighbors[first + _drawn(state, 1 + step, stop - first)]
       if node != starts[i]:
         out[i] = node
+  return out
 
 
 @numba.njit(nogil=True, cache=True)
-def _uniform(places, key, out):
+def _uniform(places, key):
+  out = np.empty(len(places))
   for i in range(len(places)):
     bits = hashing.hashed(key ^ hashing.hashed(np.uint64(places[i])))
     out[i] = (bits >> np.uint64(11)) * 2.0**-53
+  return out
 
 
 @numba.njit(nogil=True, cache=True)
-def _order(first, num, key, out):
+def _order(first, stop, num, key):
+  out = np.empty(stop - first, np.int64)
   for i in range(len(out)):
     out[i] = hashing.permuted(first + i, num, key)
+  return out
 
 
 def order(places: range, num: int, key: np.uint64) -> np.ndarray:
   """[n] int64, what a keyed permutation of 0..num-1 has at some places."""
-  out = np.empty(len(places), np.int64)
-  _order(places.start, num, key=np.uint64(key), out=out)
-  return out
+  return _order(places.start, places.stop, num, np.uint64(key))
 
 
 def uniform(places: np.ndarray, key: np.uint64) -> np.ndarray:
   """[n] float64 in 0..1, functions of the key and int64 places [n]."""
-  out = np.empty(len(places))
-  _uniform(places, key, out)
-  return out
+  return _uniform(places, np.uint64(key))
 
 
 def _on_threads(
@@ -190,15 +192,8 @@ def sample(
   fanouts = np.array(tree.fanouts, np.int64)
 
   def work(piece):
-    _grow(
-      offsets,
-      neighbors,
-      places=places[piece],
-      key=np.uint64(key),
-      fanouts=fanouts,
-      replaces=replaces,
-      out=out[piece],
-    )
+    some, rows = places[piece], out[piece]
+    _grow(offsets, neighbors, some, np.uint64(key), fanouts, replaces, rows)
 
   _on_threads(work, num=len(nodes), size=_TREES, num_threads=num_threads)
   return out
@@ -218,14 +213,7 @@ def aggregated(
   out = np.empty((len(offsets) - 1, values.shape[1]), np.float32)
 
   def work(piece):
-    _aggregate(
-      offsets,
-      neighbors,
-      values,
-      is_max=is_max,
-      first=piece.start,
-      out=out[piece],
-    )
+    _aggregate(offsets, neighbors, values, is_max, piece.start, out[piece])
 
   _on_threads(work, num=len(out), size=_ROWS, num_threads=num_threads)
   return out
@@ -244,17 +232,7 @@ def walk(
   A walk has 1 to `most_steps` steps, each to any neighbor. Without neighbors
   it ends where it starts.
   """
-  out = np.empty(len(starts), np.int32)
-  _walk(
-    offsets,
-    neighbors,
-    starts,
-    places=places,
-    key=np.uint64(key),
-    most_steps=most_steps,
-    out=out,
-  )
-  return out
+  return _walk(offsets, neighbors, starts, places, np.uint64(key), most_steps)
 
 
 def expected_lookups(

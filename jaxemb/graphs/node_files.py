@@ -190,32 +190,27 @@ def _lines(
       f'{path} has {1 + len(more)} files; give one, with a line for each node'
     )
   delimiter = line_format.delimiter(file, line_format.head(file, 1, 'a node'))
-  number, chosen, is_first = 0, None, True
-  for text, *_ in tables.blocks(file):
-    for line in bytes(text).splitlines():
-      number += 1
-      line = line.decode('utf-8-sig', 'replace')
-      if not line.strip() or line_format.is_comment(line):
+  chosen, is_first = None, True
+  for number, line in line_format.lines(file):
+    cells = line_format.cells(line, delimiter)
+    if is_first:
+      is_first = False
+      chosen = _header(
+        path, cells, column, number_of=number_of, is_spaces=delimiter == ' '
+      )
+      if chosen is not None:
         continue
-      cells = line_format.cells(line, delimiter)
-      if is_first:
-        is_first = False
-        chosen = _header(
-          path, cells, column, number_of=number_of, is_spaces=delimiter == ' '
-        )
-        if chosen is not None:
-          continue
-      if chosen:
-        cells = [cells[i] for i in chosen if i < len(cells)]
-      if number_of and cells[1:] == [''] and cells[0]:
-        continue  # a node that has none
-      cells = [x for x in cells if x]
-      if len(cells) < least:
-        raise errors.UserError(
-          f'{path} line {number} has {len(cells)} field(s); give a node and '
-          'what is known of it'
-        )
-      yield number, cells
+    if chosen:
+      cells = [cells[i] for i in chosen if i < len(cells)]
+    if number_of and cells[1:] == [''] and cells[0]:
+      continue  # a node that has none
+    cells = [x for x in cells if x]
+    if len(cells) < least:
+      raise errors.UserError(
+        f'{path} line {number} has {len(cells)} field(s); give a node and '
+        'what is known of it'
+      )
+    yield number, cells
 
 
 def _header(path, cells, column, number_of, is_spaces):

@@ -56,13 +56,5 @@ def close(
   capacity = max(_SPARE * costs.sum() / num_parts, 1e-9)
   order = np.random.default_rng((seed, num_parts)).permutation(len(costs))
   for _ in range(_PASSES):
-    _pass(
-      offsets,
-      neighbors,
-      order,
-      costs=costs,
-      capacity=capacity,
-      part=part,
-      loads=loads,
-    )
+    _pass(offsets, neighbors, order, costs, capacity, part, loads)
   return part

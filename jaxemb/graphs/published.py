@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.graphs import line_format
 from jaxemb.io import tables
 
 _LOG = logging.getLogger('jaxemb')
@@ -268,11 +269,7 @@ def _rows(path, given, is_dense=None):
 
 def _text_lines(path):
   (file,) = tables.find(path, 'file of nodes')[:1]
-  for text, *_ in tables.blocks(file):
-    for line in bytes(text).splitlines():
-      line = line.decode('utf-8-sig', 'replace').strip()
-      if line and not line.startswith('#'):
-        yield line
+  return (line.strip() for _, line in line_format.lines(file))
 
 
 def _members(path):

@@ -10,8 +10,6 @@ more than that its ends are mostly of one community: a ranking that has the own
 community first, in any order, is the best one but for the roles.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from jaxemb import errors
@@ -29,14 +27,6 @@ _STRANGERS = 0.0, 0.05, 0.15  # share of them from all nodes, by role
 _NUM_BITS, _OWN_BITS, _OFTEN, _SELDOM = 128, 8, 0.5, 0.05
 
 
-class Toy(NamedTuple):
-  """The graph, and what it was made from."""
-
-  graph: graph_lib.Graph  # labels are communities
-  communities: np.ndarray  # [nodes] int64
-  roles: np.ndarray  # [nodes] int64
-
-
 def is_named(path: str) -> bool:
   """Whether a path stands for an embedded graph."""
   return not path or path.split(':')[0] == _NAME
@@ -52,11 +42,11 @@ def make(path: str = '') -> graph_lib.Graph:
       f'{2 * _COMMUNITY_NODES} nodes or more and at most {_MOST_NODES:,}'
     )
   budget.check_synthetic(path, int(size) * _NODE_BYTES)
-  return planted(int(size)).graph
+  return planted(int(size))
 
 
-def planted(num_nodes: int = _DEFAULT_NODES, seed: int = 0) -> Toy:
-  """A graph of so many nodes, rounded up to whole communities."""
+def planted(num_nodes: int = _DEFAULT_NODES, seed: int = 0) -> graph_lib.Graph:
+  """Make a graph of whole communities; their numbers are labels."""
   rng = np.random.default_rng((seed, num_nodes))
   num_communities = -(-num_nodes // _COMMUNITY_NODES)
   num_nodes = num_communities * _COMMUNITY_NODES
@@ -78,7 +68,7 @@ def planted(num_nodes: int = _DEFAULT_NODES, seed: int = 0) -> Toy:
   np.put_along_axis(chances, frequent_bits, _OFTEN, 1)
   features = rng.random((num_nodes, _NUM_BITS)) < chances[communities]
   names = [f'c{c}.n{i}' for i, c in enumerate(communities)]
-  graph = graph_lib.from_edges(
+  return graph_lib.from_edges(
     sources,
     targets,
     num_nodes,
@@ -89,4 +79,3 @@ def planted(num_nodes: int = _DEFAULT_NODES, seed: int = 0) -> Toy:
       names=[f'community {i}' for i in range(num_communities)],
     ),
   )
-  return Toy(graph, communities, roles)
