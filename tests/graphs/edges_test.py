@@ -211,20 +211,6 @@ def test_meshes_layouts_and_stores_learn_the_same(tmp_path):
   assert not np.allclose(*(vectors.related(a, x) for x in (relation, other)))
 
 
-@pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, interrupting):
-  # Without relations: what is read is counted in ../bad_inputs_test.py.
-  small = SMALL | {'train__checkpoint_every_secs': 0.0, 'train__epochs': 6}
-  small |= {'data__partitions': 2, 'model__operator': 'translation'}
-  whole = _run('relations', tmp_path / 'whole', **small)
-  with interrupting(4), pytest.raises(KeyboardInterrupt):
-    _run('relations', tmp_path / 'killed', **small)
-  again = _run('relations', tmp_path / 'killed', **small)
-  assert again['evaluation'] == whole['evaluation']
-  files = [tmp_path / x / 'export' / 'vectors.npy' for x in ('whole', 'killed')]
-  assert files[0].read_bytes() == files[1].read_bytes()
-
-
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [

@@ -57,18 +57,6 @@ def test_communities_are_found(kind, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, interrupting):
-  given = {'train.threads': 1, 'train.checkpoint_every_secs': 0.0}
-  given |= {'data.p': 0.25, 'data.q': 2.0, 'data.walks': 200}
-  _run(tmp_path / 'whole', **given)
-  with interrupting(1), pytest.raises(KeyboardInterrupt):
-    _run(tmp_path / 'killed', **given)
-  _run(tmp_path / 'killed', **given)
-  files = [tmp_path / x / 'export' / 'vectors.npy' for x in ('whole', 'killed')]
-  assert files[0].read_bytes() == files[1].read_bytes()
-
-
-@pytest.mark.slow
 def test_names_with_a_header_and_a_weight(tmp_path):
   rng = np.random.default_rng(0)
   lines = ['person,friend,meetings']

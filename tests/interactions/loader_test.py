@@ -202,21 +202,6 @@ def test_meshes_and_layouts_learn_the_same(tmp_path):
     np.testing.assert_allclose(found[name], found['one'], atol=2e-5)
 
 
-@slow
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, interrupting):
-  small = VARIANTS[''] | {'train__epochs': 3, 'model__dim': 6}
-  small |= {'train__checkpoint_every_secs': 0.0, 'eval__every_epochs': 1.0}
-  whole = _run('', tmp_path / 'whole', **small)
-  with interrupting(3), pytest.raises(KeyboardInterrupt):
-    _run('', tmp_path / 'killed', **small)
-  again = _run('', tmp_path / 'killed', **small)
-  assert again['evaluation'] == whole['evaluation']
-  files = [tmp_path / x / 'export' / 'vectors.npy' for x in ('whole', 'killed')]
-  assert files[0].read_bytes() == files[1].read_bytes()
-  lines = (tmp_path / 'whole' / 'evaluation.jsonl').read_text().splitlines()
-  assert len(lines) == 3 and 'valid' in json.loads(lines[0])['evaluation']
-
-
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
@@ -237,18 +222,3 @@ def test_settings_that_do_not_fit_are_refused(settings, message, tmp_path):
   with pytest.raises(errors.UserError) as caught:
     train.run(config_lib.load('rec', settings), tmp_path / 'run')
   assert message in str(caught.value) and '\n' not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_real_interactions(shared_data, tmp_path):
-  folder = shared_data / 'rec' / 'gowalla'
-  if not folder.is_dir():
-    pytest.skip(f'real data not found at {folder}')
-  paths = ','.join(str(folder / f'{x}.txt') for x in ('train', 'valid'))
-  given = {**SPLITS, 'path': paths, 'test': str(folder / 'test.txt')}
-  spec = ('', 1, 1, 1, 2048, 5, 64, 5, given, base.ALONE, tmp_path, print)
-  source = loader.Interactions(base.SourceSpec(*spec))
-  held = source.data.held['test']
-  assert (len(source.keys), len(source.data.train)) == (40_981, 29_858)
-  assert source.units_per_epoch == 719_081 + 91_047
-  assert held.sizes.sum() == 217_242 and len(held.users) == 29_858
