@@ -112,12 +112,11 @@ class Layer(nnx.Module):
   """Of arrays by name, 'features' and 'rows'; in upper layers only rows."""
 
   def __init__(self, num_features, dim, size, width, is_max, rngs):
-    args = num_features, dim
-    self.own = _Linear(*args, size, True, rngs)
+    self.own = _Linear(num_features, dim, size, has_bias=True, rngs=rngs)
     if is_max:
-      self.pool = _Linear(*args, width, True, rngs)
-      args = 0, width
-    self.neighbors = _Linear(*args, size, False, rngs)
+      self.pool = _Linear(num_features, dim, width, has_bias=True, rngs=rngs)
+      num_features, dim = 0, width
+    self.neighbors = _Linear(num_features, dim, size, has_bias=False, rngs=rngs)
 
   def messages(self, arrays: dict[str, jax.Array]) -> jax.Array:
     """[nodes, m], what neighbors pass on to be aggregated."""

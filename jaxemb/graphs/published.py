@@ -66,12 +66,39 @@ _NEITHER = (
   r'role\.json'  # `splits_of` reads it
 )
 _NAMES = r'(.*[_.-])?(nodes?|groups?|names)\.(csv|tsv|txt)|.*\.nodes'
-# What NetworkX reads, and by which function.
-_NETWORKX = {
-  '.gml': 'read_gml',
-  '.graphml': 'read_graphml',
-  '.gexf': 'read_gexf',
-  '.net': 'read_pajek',
+_NETWORKX = {  # by suffix, what reads it
+  'gml': 'read_gml',
+  'graphml': 'read_graphml',
+  'gexf': 'read_gexf',
+  'net': 'read_pajek',
+}
+_REFUSED = {  # what a file has, and what to do
+  r'ind\..+\.\w+|.*\.(pkl|pickle|pt|pth)': (
+    'has pickles, which can run any code when they are read; write the graph '
+    'as .npz with the arrays edges [n, 2], node_features, node_labels, '
+    'train_mask, val_mask and test_mask'
+  ),
+  **{
+    rf'.*\.{suffix}': (
+      'is for NetworkX; in Python, write a folder by jaxemb.graphs: '
+      f'graph.save(files.from_networkx(networkx.{reader}(PATH), '
+      "label='ATTRIBUTE'), FOLDER), and give that"
+    )
+    for suffix, reader in _NETWORKX.items()
+  },
+  _BOTH: (
+    'has what nodes have, and no edges; give its folder, or the file of edges'
+  ),
+  r'.*\.(graph|metis)': (
+    'seems to be of METIS, a list of neighbors a line; write edges instead, '
+    "such as by awk '!/^%/ && n++ {for (i = 1; i <= NF; i++) print n - 1, $i}'"
+    ', or rename it to .edges if each line is an edge'
+  ),
+  r'.*\.(directed|node)\..*\.tab': (
+    'is of a form of its own; write lines `citing cited`, and others '
+    '`paper label` for --config.data.labels, or give the pubmed.npz of '
+    'gnn-benchmark'
+  ),
 }
 
 
@@ -168,37 +195,9 @@ def _suggest_labels(path, settings):
 def refuse(path: pathlib.Path) -> None:
   """Raises a `UserError` for a form that is not read, and says what to do."""
   paths = [*path.glob('ind.*.graph')] if path.is_dir() else [path]
-  is_planetoid = any(re.match(r'ind\..+\.\w+$', x.name) for x in paths)
-  if is_planetoid or path.suffix in ('.pkl', '.pickle', '.pt', '.pth'):
-    raise errors.UserError(
-      f'{path} has pickles, which can run any code when they are read; write '
-      'the graph as .npz with the arrays edges [n, 2], node_features, '
-      'node_labels, train_mask, val_mask and test_mask'
-    )
-  reader = _NETWORKX.get(path.suffix.lower())
-  if reader:
-    raise errors.UserError(
-      f'{path} is for NetworkX; in Python, write a folder by jaxemb.graphs: '
-      f'graph.save(files.from_networkx(networkx.{reader}(PATH), '
-      "label='ATTRIBUTE'), FOLDER), and give that"
-    )
-  if _is(path, _BOTH):
-    raise errors.UserError(
-      f'{path} has what nodes have, and no edges; give its folder, or the file '
-      'of edges'
-    )
-  if _is(path, r'.*\.(graph|metis)'):
-    raise errors.UserError(
-      f'{path} seems to be of METIS, a list of neighbors a line; write edges '
-      "instead, such as by awk '!/^%/ && n++ {for (i = 1; i <= NF; i++) print "
-      "n - 1, $i}', or rename it to .edges if each line is an edge"
-    )
-  if _is(path, r'.*\.(directed|node)\..*\.tab'):
-    raise errors.UserError(
-      f'{path} is of a form of its own; write lines `citing cited`, and others '
-      '`paper label` for --config.data.labels, or give the pubmed.npz of '
-      'gnn-benchmark'
-    )
+  for names, message in _REFUSED.items():
+    if any(_is(x, names) for x in paths):
+      raise errors.UserError(f'{path} {message}')
 
 
 # Labels and features.

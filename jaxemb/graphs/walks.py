@@ -84,12 +84,12 @@ class Walker(NamedTuple):
 
     def walk(i):
       some = slice(*bounds[i : i + 2])
-      args = self.key, numbers[some], out[some]
       biases = self.return_bias, self.in_out_bias
       is_biased = biases != (1, 1)
-      _walk(*self[:5], *args, min(2, self.length) if is_biased else self.length)
+      stop = min(2, self.length) if is_biased else self.length
+      _walk(*self[:5], self.key, numbers[some], out[some], stop)
       if is_biased:
-        _walk_biased(*self[:4], *biases, *args)
+        _walk_biased(*self[:4], *biases, self.key, numbers[some], out[some])
 
     if num == 1:
       walk(0)
