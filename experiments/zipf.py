@@ -21,6 +21,7 @@ import psutil
 from jaxemb import config as config_lib
 from jaxemb.cli import plan
 from jaxemb.data import base as data_base
+from jaxemb.data import blocks as blocks_lib
 from jaxemb.data import subsampling, windows
 from jaxemb.models import base as model_base
 from jaxemb.ops import sampling
@@ -131,14 +132,16 @@ def corpus(counts: np.ndarray, num_words: int) -> encode.Encoded:
     ends = np.append(ends[ends < size], size)
     parts.append(np.insert(ids, ends, tokenize.END))
   ids = np.concatenate(parts)
-  starts, sizes = encode.block_starts(ids, encode.BLOCK_WORDS)
+  starts, sizes = encode.block_starts(ids, blocks_lib.BLOCK_WORDS)
   # Each block is a piece: parts of the corpus are equal.
   return encode.Encoded(
     pathlib.Path(),
     range(len(counts)),  # words: their names do not matter
     counts,
     ids,
-    encode.Blocks(np.append(starts, len(ids)), sizes, np.arange(len(starts))),
+    blocks_lib.Blocks(
+      np.append(starts, len(ids)), sizes, np.arange(len(starts))
+    ),
     {},
   )
 
@@ -168,7 +171,7 @@ def obstacle(job: Job) -> str:
 def lower(job: Job) -> jax.stages.Lowered:
   """The program of a dispatch, from shapes of state and batch."""
   strategy, spec = job.strategy, job.spec
-  shape = job.steps.num_parts, loader.batch_words(spec.part_words)
+  shape = job.steps.num_parts, blocks_lib.batch_words(spec.part_words)
   batch = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=strategy.batch_sharding

@@ -62,10 +62,10 @@ import numpy as np
 import psutil
 
 from jaxemb.clicks import loader as click_loader
+from jaxemb.data import blocks as blocks_lib
 from jaxemb.graphs import edges
 from jaxemb.interactions import loader as interactions
 from jaxemb.run import rundir
-from jaxemb.text import loader as text_loader
 from tests import counting, forked
 
 # What is there at each moment of a run, in its folder or in the cache.
@@ -249,7 +249,7 @@ def write_files(folder: pathlib.Path) -> None:
 
 def use_small_dispatches() -> None:
   """Has forks read little at a time: small data has many positions then."""
-  text_loader.group_blocks = lambda part_words: 4
+  blocks_lib.group_blocks = lambda part_words: 4
   edges._DISPATCH = interactions._DISPATCH = 512
   click_loader._STEPS = 4
 

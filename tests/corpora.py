@@ -5,7 +5,8 @@ import math
 import numpy as np
 
 from jaxemb.data import base, windows
-from jaxemb.text import encode, loader, tokenize
+from jaxemb.data import blocks as blocks_lib
+from jaxemb.text import encode, tokenize
 
 
 def encoded(ids, num_vocab=0):
@@ -14,11 +15,11 @@ def encoded(ids, num_vocab=0):
   Every block is a piece of its own.
   """
   ids = np.array(ids, np.int32)
-  starts, sizes = encode.block_starts(ids, encode.BLOCK_WORDS)
+  starts, sizes = encode.block_starts(ids, blocks_lib.BLOCK_WORDS)
   counts = np.bincount(ids[ids != tokenize.END], minlength=num_vocab)
   words = [f'w{i}' for i in range(len(counts))]
   turns = np.arange(len(starts))
-  blocks = encode.Blocks(np.append(starts, len(ids)), sizes, turns)
+  blocks = blocks_lib.Blocks(np.append(starts, len(ids)), sizes, turns)
   return encode.Encoded(None, words, counts, ids, blocks, {})
 
 
@@ -86,7 +87,7 @@ def expected_centers(ids, position, key, spec, counts):
 def centers(item, spec, part=0):
   """[n, 3], id, left and right in a part of a batch; the rest is padding."""
   batch = windows.Batch(*(x[part] for x in item.batch))
-  size, kept = loader.batch_words(spec.part_words), int(batch.kept_words)
+  size, kept = blocks_lib.batch_words(spec.part_words), int(batch.kept_words)
   assert batch.ids.shape == (size + 2 * spec.window,)
   assert batch.left.shape == batch.right.shape == (size,)
   assert batch.ids.dtype == np.int32

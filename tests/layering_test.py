@@ -28,7 +28,7 @@ PENDING = {
   tuple(x.split('>'))
   for x in """storage>runtime stores>workers
   run>clicks run>graphs run>senses run>text
-  graphs>text graphs>clicks""".split()
+  graphs>clicks""".split()
 }
 
 # Distribution: what is imported of it, where the name differs.

@@ -27,11 +27,11 @@ import numpy as np
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import train as main_lib
+from jaxemb.data import blocks as blocks_lib
 from jaxemb.data import subsampling, windows
 from jaxemb.models import base as model_base
 from jaxemb.run import plan
 from jaxemb.runtime import process, topologies
-from jaxemb.text import loader
 
 _CORPUS_WORDS = 10**10  # of Zipf's law, of which the vocabulary has the counts
 
@@ -55,7 +55,7 @@ def _zipf_text(
     window=config.model.window,
     chunk=tuning.chunk,
   )
-  shape = steps.num_parts, loader.batch_words(steps.part_words)
+  shape = steps.num_parts, blocks_lib.batch_words(steps.part_words)
   ids = np.broadcast_to(np.int32(0), shape)
   batch = windows.pack(ids, steps.window, steps.part_words)
   return plan.Data(model_base.Corpus((), counts, chances), steps, batch)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxemb.data import base
+from jaxemb.data import blocks as blocks_lib
 from jaxemb.evaluation import ranking
 from jaxemb.graphs import edge_splits, walks
 from jaxemb.graphs import graph as graph_lib
@@ -23,7 +24,6 @@ from jaxemb.graphs import link_ranking as links
 from jaxemb.graphs import node_classification as nodes
 from jaxemb.ops import hashing
 from jaxemb.runtime import resources
-from jaxemb.text import encode, loader
 
 _COUNTED_STEPS = 1 << 26  # at most, where counts are estimated
 _READ_BLOCKS = 32  # at once
@@ -31,7 +31,7 @@ _WALK_STREAM = 0x3A1C  # of random numbers
 
 
 class Corpus(NamedTuple):
-  """Walks as `encode.Encoded` has text."""
+  """Walks in blocks, as an encoded text."""
 
   walker: walks.Walker
   block_walks: int  # walks of a block
@@ -39,7 +39,7 @@ class Corpus(NamedTuple):
   words: Sequence[str]  # names of nodes, by falling count
   counts: np.ndarray  # [vocab] int64, visits
   ids_of: np.ndarray  # [nodes] int32; -1 = no walk comes there
-  blocks: encode.Blocks
+  blocks: blocks_lib.Blocks
   manifest: dict[str, Any]
   mapped_bytes: int  # of the graph
 
@@ -90,7 +90,7 @@ def make_corpus(
     num_threads,
   )
   num_walks = settings['walks'] * len(walker.starts)
-  size = max(1, encode.BLOCK_WORDS // length)
+  size = max(1, blocks_lib.BLOCK_WORDS // length)
   num_blocks = -(-num_walks // size)
   block_walks = np.full(num_blocks, size)
   block_walks[-1] = num_walks - size * (num_blocks - 1)
@@ -117,7 +117,7 @@ def make_corpus(
   ids_of[order] = np.arange(len(order))
   keys = graph.keys()
   starts = np.concatenate([[0], np.cumsum(words + block_walks)])
-  blocks = encode.Blocks(starts, words, np.arange(num_blocks))
+  blocks = blocks_lib.Blocks(starts, words, np.arange(num_blocks))
   walk_settings = {k: settings[k] for k in ('walks', 'walk_length', 'p', 'q')}
   dropped = {k: x for k, x in graph.counted.items()}
   manifest = {
@@ -157,7 +157,7 @@ def _visits(corpus, words, is_sampled, progress):
   return counts
 
 
-class Walks(loader.TextSource):
+class Walks(blocks_lib.BlockSource):
   """Walks as a `data.base.Source`; progress is in nodes of walks."""
 
   def __init__(self, spec: base.SourceSpec):

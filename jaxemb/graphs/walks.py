@@ -24,9 +24,9 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from jaxemb.data import blocks
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.ops import hashing, memory
-from jaxemb.text import tokenize
 
 _TOGETHER = 64  # walks
 _MIN_WALKS = 256  # of a thread
@@ -100,10 +100,10 @@ class Walker(NamedTuple):
 
 
 def with_ends(walks: np.ndarray) -> np.ndarray:
-  """[m] int32, nodes of walks [n, length] with `tokenize.END` after each."""
+  """[m] int32, nodes of walks [n, length] with `blocks.END` after each."""
   around = (0, 0), (0, 1)
   is_there = np.pad(walks >= 0, around, constant_values=True)
-  return np.pad(walks, around, constant_values=tokenize.END)[is_there]
+  return np.pad(walks, around, constant_values=blocks.END)[is_there]
 
 
 @numba.njit(**_JIT)

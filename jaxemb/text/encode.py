@@ -46,15 +46,12 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base
+from jaxemb.data import blocks as blocks_lib
 from jaxemb.io import cache as cache_lib
 from jaxemb.io import text_files as sources
 from jaxemb.runtime import resources
 from jaxemb.storage import atomic, checksums, word2vec_format
 from jaxemb.text import tokenize, wiki
-
-BLOCK_WORDS = 4096  # at most
-# A sentence may end before and after every word.
-MAX_BLOCK_IDS = 2 * BLOCK_WORDS + 1
 
 MAX_HELD_WORDS = 1 << 22  # words of a table in memory, some 200 MB
 
@@ -78,18 +75,6 @@ class Settings(NamedTuple):
   encoding: str = sources.UTF_8  # of the text
 
 
-class Blocks(NamedTuple):
-  """Runs of sentences within a piece, the units of shuffling.
-
-  They are those of the whole corpus; blocks that only other processes read have
-  no ids here.
-  """
-
-  starts: np.ndarray  # [num_blocks + 1] int64, in the ids
-  words: np.ndarray  # [num_blocks] int64, number of words
-  pieces: np.ndarray  # [num_blocks] int64; piece % num_parts is the part
-
-
 class Encoded(NamedTuple):
   """A corpus ready for training, as far as this process reads it."""
 
@@ -97,7 +82,7 @@ class Encoded(NamedTuple):
   words: Sequence[str]  # the vocabulary, by falling count
   counts: np.ndarray  # [vocab] int64, occurrences of each
   ids: np.ndarray  # [num_ids] int32, memory-mapped
-  blocks: Blocks
+  blocks: blocks_lib.Blocks
   manifest: dict[str, Any]
 
   @property
@@ -530,7 +515,7 @@ class _Encoder:
       words, ids = piece.open()
       ids = _map_ids(ids, tokenize.lookup(table, words))
       sha256 = hashlib.sha256(ids).hexdigest()
-      return piece, ids, sha256, *block_starts(ids, BLOCK_WORDS)
+      return piece, ids, sha256, *block_starts(ids, blocks_lib.BLOCK_WORDS)
 
     with (
       open(self.folder / 'ids.bin', 'wb') as file,
@@ -563,7 +548,7 @@ class _Encoder:
     firsts, sizes, numbers = np.concatenate(columns, 1)
     # Blocks of other processes are empty: they start where the next one does.
     firsts = np.minimum.accumulate(np.append(firsts, num_ids)[::-1])[::-1]
-    blocks = Blocks(firsts, sizes, numbers)
+    blocks = blocks_lib.Blocks(firsts, sizes, numbers)
     np.savez(self.folder / 'blocks.npz', **blocks._asdict())
     return digests, totals
 
@@ -737,7 +722,7 @@ def _open(folder: pathlib.Path) -> Encoded:
   """Opens a corpus folder; raises various errors if it is damaged."""
   manifest = checksums.opened(folder)
   words, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
-  blocks = Blocks(**np.load(folder / 'blocks.npz'))
+  blocks = blocks_lib.Blocks(**np.load(folder / 'blocks.npz'))
   path, ids = folder / 'ids.bin', np.zeros(0, np.int32)
   if path.stat().st_size:  # a process without text has nothing to map
     ids = np.asarray(np.memmap(path, '<i4', 'r'))

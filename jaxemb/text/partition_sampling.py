@@ -26,9 +26,10 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base, subsampling
+from jaxemb.data import blocks as blocks_lib
 from jaxemb.ops import hashing
 from jaxemb.runtime import resources
-from jaxemb.text import encode, loader, tokenize
+from jaxemb.text import encode, tokenize
 
 _STREAM = 0x7368617265  # the loader draws other numbers from the same seed
 _ALL = 1 << 63  # draws are 63 bits
@@ -151,7 +152,7 @@ def count(
   starts, sentences = corpus.blocks.starts, 0
   # Only 'shuffle' draws again in every epoch.
   different = epochs if sampling.method == 'shuffle' else 1
-  ids = np.empty(encode.MAX_BLOCK_IDS, np.int32)
+  ids = np.empty(blocks_lib.MAX_BLOCK_IDS, np.int32)
   for epoch in range(different):
     epoch_rule = rule(sampling, epoch, int(starts[-1]))
     for block in range(len(starts) - 1):
@@ -196,9 +197,9 @@ def items(
   )
   starts = corpus.blocks.starts
   num_blocks = len(starts) - 1
-  ids = np.empty(encode.MAX_BLOCK_IDS, np.int32)
+  ids = np.empty(blocks_lib.MAX_BLOCK_IDS, np.int32)
 
-  def blocks(epoch: int, key: np.uint64, first: int) -> loader.Blocks:
+  def blocks(epoch: int, key: np.uint64, first: int) -> blocks_lib.Numbered:
     """Yields the sentences of the part, by block, in the order of an epoch."""
     epoch_rule = rule(sampling, epoch, int(starts[-1]))
     for i in range(first, num_blocks):
@@ -212,7 +213,7 @@ def items(
   while epoch < spec.epochs:
     index = epoch * num_blocks + block
     key = hashing.part_key(spec.seed, epoch, sampling.part)
-    batch, num_read, words = loader.make_batch(
+    batch, num_read, words = blocks_lib.make_batch(
       spec, keep_below, [(key, blocks(epoch, key, block))]
     )
     block += num_read

@@ -5,10 +5,10 @@ import pytest
 
 from jaxemb import errors
 from jaxemb.data import base
+from jaxemb.data import blocks as blocks_lib
 from jaxemb.graphs import edge_splits, loader, walks
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
-from jaxemb.text import encode
 from tests import marking
 
 NODES, NUM_WALKS = 12, 60_000
@@ -115,7 +115,7 @@ def test_blocks_are_walks_and_counts_are_visits(make, monkeypatch):
     every, blocks.words, blocks.starts[:-1], blocks.starts[1:], strict=True
   ):
     assert len(ids) == stop - start and (ids >= 0).sum() == words
-    assert len(ids) <= encode.MAX_BLOCK_IDS
+    assert len(ids) <= blocks_lib.MAX_BLOCK_IDS
   ids = np.concatenate(every)
   visits = np.bincount(ids[ids >= 0], minlength=len(source.keys))
   np.testing.assert_array_equal(visits, source.counts)

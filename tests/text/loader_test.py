@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from jaxemb.data import blocks as blocks_lib
 from jaxemb.ops import hashing
-from jaxemb.text import encode, loader, tokenize
+from jaxemb.text import loader, tokenize
 from tests import corpora
 
 _END = tokenize.END
@@ -44,13 +45,13 @@ def _expected(corpus, spec, position, part):
   mine = range(len(corpus.blocks.words))[part :: spec.num_parts]
   key = corpora.part_key(spec.seed, epoch, part)
   centers, words = [], 0
-  stop = min(first_block + loader.group_blocks(spec.part_words), len(mine))
+  stop = min(first_block + blocks_lib.group_blocks(spec.part_words), len(mine))
   for i in range(first_block, stop):
     number = _permuted(i, len(mine), key)
     start, end = corpus.blocks.starts[mine[number] : mine[number] + 2]
     ids = corpus.ids[start:end].tolist()
     words += len(ids) - ids.count(_END)
-    block = number * encode.MAX_BLOCK_IDS
+    block = number * blocks_lib.MAX_BLOCK_IDS
     centers += corpora.expected_centers(ids, block, key, spec, counts)
   return centers, words
 
@@ -74,7 +75,7 @@ def test_splitmix64_is_the_published_one():
   ],
 )
 def test_batches_as_in_a_plain_loop(monkeypatch, changes, num_parts):
-  monkeypatch.setattr(encode, 'BLOCK_WORDS', 30)
+  monkeypatch.setattr(blocks_lib, 'BLOCK_WORDS', 30)
   rng = np.random.default_rng(0)
   # Sentences shorter and longer than a block, and ends at the beginning.
   texts = [corpora.random_ids(rng, 2500, 300, mean) for mean in (20, 80)]
@@ -118,7 +119,7 @@ def test_tiny_corpora(ids, sample, kept, pairs):
 
 @pytest.mark.parametrize('num_parts', [1, 3, 8, 40])
 def test_an_epoch_reads_every_block_once(monkeypatch, num_parts):
-  monkeypatch.setattr(encode, 'BLOCK_WORDS', 10)
+  monkeypatch.setattr(blocks_lib, 'BLOCK_WORDS', 10)
   # Every word its own id, so that reading shows in the ids; pieces of one block
   # and of many, some without words, so that parts are of all sizes.
   ids = []
@@ -133,7 +134,7 @@ def test_an_epoch_reads_every_block_once(monkeypatch, num_parts):
   spec = corpora.spec(num_parts, epochs=2)
   items = _items(corpus, spec)
   blocks = np.bincount(turns % num_parts, minlength=num_parts)
-  group = loader.group_blocks(spec.part_words)
+  group = blocks_lib.group_blocks(spec.part_words)
   assert len(items) == 2 * -(-max(blocks) // group)
   half = len(items) // 2
   for epoch in (items[:half], items[half:]):
@@ -169,13 +170,13 @@ def test_words_survive_at_the_rates_of_word2vec():
 
 @pytest.mark.parametrize('window', [1, 2, 5, 10, 255])
 def test_reach_is_uniform(window):
-  corpus = corpora.encoded(np.zeros(16 * encode.BLOCK_WORDS, np.int32))
+  corpus = corpora.encoded(np.zeros(16 * blocks_lib.BLOCK_WORDS, np.int32))
   spec = corpora.spec(window=window, epochs=2)
   reaches = []
   for item in _items(corpus, spec):
     _, left, right = corpora.centers(item, spec).T
     # A block holds one sentence: far from its ends nothing is cut.
-    inside = np.arange(len(left)) % encode.BLOCK_WORDS
+    inside = np.arange(len(left)) % blocks_lib.BLOCK_WORDS
     is_far = (inside >= window) & (inside < 2000)
     assert (left[is_far] == right[is_far]).all()
     reaches.append(left[is_far])
@@ -188,13 +189,13 @@ def test_reach_is_uniform(window):
 def test_full_batches(part_words):
   # Blocks as full as they can be, as many as a batch takes and one more.
   spec = corpora.spec(part_words=part_words)
-  group = loader.group_blocks(part_words)
-  num_words = (group + 1) * encode.BLOCK_WORDS
+  group = blocks_lib.group_blocks(part_words)
+  num_words = (group + 1) * blocks_lib.BLOCK_WORDS
   ids = np.arange(num_words, dtype=np.int32) % 1000
-  [item] = _items(corpora.encoded(ids[encode.BLOCK_WORDS :]), spec)
+  [item] = _items(corpora.encoded(ids[blocks_lib.BLOCK_WORDS :]), spec)
   assert item.position == [1, 0]
   first, second = _items(corpora.encoded(ids), spec)
   assert [first.position, second.position] == [[0, group], [1, 0]]
   for item, num_blocks in ((first, group), (second, 1)):
     num_centers = len(corpora.centers(item, spec))
-    assert num_centers == num_blocks * encode.BLOCK_WORDS
+    assert num_centers == num_blocks * blocks_lib.BLOCK_WORDS

@@ -9,8 +9,9 @@ import re
 import numpy as np
 import pytest
 
+from jaxemb.data import blocks as blocks_lib
 from jaxemb.ops import hashing
-from jaxemb.text import encode, loader, partition_sampling, tokenize
+from jaxemb.text import partition_sampling, tokenize
 from tests import corpora
 
 _END = tokenize.END
@@ -128,8 +129,8 @@ def test_a_rate_of_one_is_all(method):
 @pytest.fixture
 def corpus(monkeypatch):
   """A sentence longer than blocks, and ends in a row."""
-  monkeypatch.setattr(encode, 'BLOCK_WORDS', 24)
-  monkeypatch.setattr(encode, 'MAX_BLOCK_IDS', 49)
+  monkeypatch.setattr(blocks_lib, 'BLOCK_WORDS', 24)
+  monkeypatch.setattr(blocks_lib, 'MAX_BLOCK_IDS', 49)
   rng = np.random.default_rng(0)
   first, second = (
     corpora.random_ids(rng, n, _NUM_VOCAB, 12) for n in (9000, 7000)
@@ -167,7 +168,7 @@ def _expected(corpus, sampling, spec, epoch):
       for offset, ids in blocks[block]
       if _selects(sampling, epoch, offset, num_ids)
     ]
-    position = block * encode.MAX_BLOCK_IDS
+    position = block * blocks_lib.MAX_BLOCK_IDS
     ids = itertools.chain(*mine)
     centers += corpora.expected_centers(ids, position, key, spec, counts)
   return centers
@@ -209,7 +210,7 @@ def test_batches_are_full_but_never_too_full():
   for rate, sample, num in ((1.0, 0.0, 3), (0.02, 1e-3, 1)):
     spec = corpora.spec(sample=sample, part_words=100)
     items = _read(corpus, _sampling('sampling', 3, rate), spec)
-    size = loader.batch_words(100)
+    size = blocks_lib.batch_words(100)
     kept = [int(item.batch.kept_words[0]) for item in items]
     assert max(kept) <= size and len(items) == num
-    assert all(n > size - 2 * encode.BLOCK_WORDS for n in kept[:-1])
+    assert all(n > size - 2 * blocks_lib.BLOCK_WORDS for n in kept[:-1])
