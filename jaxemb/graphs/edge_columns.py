@@ -9,7 +9,7 @@ from jaxemb import errors
 from jaxemb.graphs import line_format
 from jaxemb.io import tables
 
-LOG = logging.getLogger('jaxemb')
+_LOG = logging.getLogger('jaxemb')
 
 ROLES = 'source', 'target', 'weight', 'relation'
 ADJACENCY = 'source,targets'  # `data.columns` of adjacency lists
@@ -153,7 +153,7 @@ def _by_names(path, table):
       columns['weight'] = i
   used = columns.values()
   if unused := [x for i, x in enumerate(table[0]) if i not in used and x]:
-    LOG.info('%s: columns that are not used: %s', path, ', '.join(unused))
+    _LOG.info('%s: columns that are not used: %s', path, ', '.join(unused))
   return columns
 
 
@@ -169,7 +169,7 @@ def _refuse_times(path, texts):
   are_whole = all(x.strip().isdecimal() for x in texts)
   numbers = [int(x) for x in texts] if are_whole else []
   if len({*numbers}) > 4 and numbers == sorted(numbers):
-    LOG.info(
+    _LOG.info(
       '%s: numbers from %d on, which rise from line to line as times do, are '
       'read as weights; if they are none, give --config.data.columns='
       'source,target,-',

@@ -10,6 +10,7 @@ edges wait on disk until their lists are made (`graph.build`).
 import contextlib
 import functools
 import itertools
+import logging
 import lzma
 import pathlib
 import re
@@ -26,6 +27,8 @@ from jaxemb.graphs import edge_columns, line_format
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.io import keys, tables, text_files
 from jaxemb.runtime import resources
+
+_LOG = logging.getLogger('jaxemb')
 
 _MAX_BAD = 0.01  # fraction of lines that may be skipped
 _CHUNK = 1 << 22  # edges
@@ -157,7 +160,7 @@ def _layout(path, settings):
   table = [line_format.cells(x, delimiter) for x in lines]
   is_adjacency = declared == edge_columns.ADJACENCY
   if not declared and 'adjlist' in re.sub('[_-]', '', path.name.lower()):
-    edge_columns.LOG.info('%s: read as an adjacency list', path)
+    _LOG.info('%s: read as an adjacency list', path)
     is_adjacency = True
   columns, has_header = {'source': 0, 'target': 1}, False
   if not is_adjacency:

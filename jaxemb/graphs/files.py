@@ -26,8 +26,7 @@ from jaxemb.graphs import (
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.io import cache as cache_lib
-from jaxemb.io import download
-from jaxemb.io import tables as formats
+from jaxemb.io import download, tables
 
 _SPLITS = 'train', 'valid', 'test'
 _FORMAT = 6  # of graphs in the cache
@@ -38,7 +37,7 @@ Progress = Callable[[str, int, int], None]
 def read(
   settings: Mapping[str, Any], cache: pathlib.Path, progress: Progress
 ) -> graph_lib.Graph:
-  """The graph that settings under `config.data` name.
+  """Read the graph that settings under `config.data` name.
 
   Lists of edges are built once into a folder of the `cache`. Raises a
   `UserError` for input that cannot be used.
@@ -47,42 +46,36 @@ def read(
   if path.startswith('ogbn-') and not pathlib.Path(path).exists():
     tell = functools.partial(progress, 'downloading')
     path = str(download.ogb(path, cache, tell))
-    settings = {**settings, 'path': path}
-  first = pathlib.Path(path).expanduser()
-  published.refuse(first)
-  is_made = toygraph.is_named(path) or graph_lib.is_saved(first)
-  if not is_made and not (first / 'raw').is_dir():
-    settings = published.find_files(settings)
-    path = settings['path']
-  source = pathlib.Path(path).expanduser()
-  is_listed = False
+  settings = {**settings, 'path': path}
+  folder = pathlib.Path(path).expanduser()
+  published.refuse(folder)
+  is_list = False
   if toygraph.is_named(path):
     graph = toygraph.make(path)
-  elif graph_lib.is_saved(first):
-    graph = graph_lib.load(first)
-  elif (first / 'raw').is_dir():
-    graph = _built(
-      _ogb,
-      paths=[*first.rglob('*.*')],
-      settings=settings,
-      cache=cache,
-      progress=progress,
-    )
-  elif source.suffix in ('.npz', '.mat', '.json'):
-    graph = matrices.read(source, settings['directed'])
-    if first.is_dir():
-      graph = graph._replace(**published.splits_of(first, graph.num_nodes))
+  elif graph_lib.is_saved(folder):
+    graph = graph_lib.load(folder)
+  elif (folder / 'raw').is_dir():
+    paths = [*folder.rglob('*.*')]
+    graph = _built(_ogb, paths, settings, cache=cache, progress=progress)
   else:
-    paths = formats.find(path, 'list of edges')
-    is_listed = True
-    graph = _built(
-      edge_lists.listed, paths, settings, cache=cache, progress=progress
-    )
+    settings = published.find_files(settings)
+    file = pathlib.Path(settings['path']).expanduser()
+    is_list = file.suffix not in ('.npz', '.mat', '.json')
+    if is_list:
+      paths = tables.find(settings['path'], 'list of edges')
+      graph = _built(
+        edge_lists.listed, paths, settings, cache=cache, progress=progress
+      )
+    else:
+      graph = matrices.read(file, settings['directed'])
+      if folder.is_dir():
+        splits = published.splits_of(folder, graph.num_nodes)
+        graph = graph._replace(**splits)
   for key in ('columns', 'num_nodes'):
-    if settings[key] and not is_listed:
+    if settings[key] and not is_list:
       raise errors.UserError(
         f'config.data.{key}={settings[key]} is for lists of edges, and '
-        f'{path} is none; remove it'
+        f'{settings["path"]} is none; remove it'
       )
   return node_files.with_files(graph, settings)
 
@@ -101,9 +94,9 @@ def from_networkx(
   edges = [(numbers[a], numbers[b], x) for a, b, x in graph.edges(data=True)]
   ends = np.array([x[:2] for x in edges], np.int64).reshape(-1, 2)
   weights = np.array([x[2].get(weight, 1) for x in edges], np.float32)
-  given = (x.get(label) for _, x in graph.nodes(data=True))
-  several = (x if isinstance(x, list | tuple) else [x] for x in given)
-  labels = [[str(y) for y in x if y is not None] for x in several]
+  values = (x.get(label) for _, x in graph.nodes(data=True))
+  lists = (x if isinstance(x, list | tuple) else [x] for x in values)
+  labels = [[str(y) for y in x if y is not None] for x in lists]
   if label != 'label' and not any(labels):
     raise errors.UserError(
       f'no node has the attribute {label!r}; give one that has labels'
