@@ -52,11 +52,11 @@ def share(
   """
   # Whole parts as far as they go, then splits of them.
   groups = math.gcd(num_parts, num_devices)
-  each, splits = num_parts // groups, num_devices // groups
+  parts_per_group, splits = num_parts // groups, num_devices // groups
   return Share(
     before=before,
-    first_part=each * (device // splits),
-    num_parts=each,
+    first_part=parts_per_group * (device // splits),
+    num_parts=parts_per_group,
     split=device % splits,
     num_splits=splits,
   )

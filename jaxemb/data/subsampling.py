@@ -22,5 +22,5 @@ def keep_thresholds(counts: np.ndarray, sample: float) -> np.ndarray:
 
 def center_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
   """[vocab] float64: distribution of the tokens that survive."""
-  kept = counts * keep_probabilities(counts, sample)
-  return kept / kept.sum()
+  kept_counts = counts * keep_probabilities(counts, sample)
+  return kept_counts / kept_counts.sum()

@@ -82,8 +82,8 @@ class StepBatch(NamedTuple):
     width, num = self.chunk + 2 * self.window, self.left.shape[1] // self.chunk
     # Whole blocks: a TPU takes longer to look tokens up one by one.
     pieces = [blocks[:, i : i + num] for i in range(-(-width // self.chunk))]
-    found = jnp.concatenate(pieces, 2)[:, :, :width]
-    return found.reshape(-1, width, *blocks.shape[3:])
+    windows = jnp.concatenate(pieces, 2)[:, :, :width]
+    return windows.reshape(-1, width, *blocks.shape[3:])
 
   def mask(self) -> jax.Array:
     """[L / c, c, c + 2 W] float32, 1 = the token is a context of the center."""
@@ -99,12 +99,12 @@ class StepBatch(NamedTuple):
     window, length = self.window, self.left.shape[1]
 
     def add_hits(offset, hits):
-      found = jax.lax.dynamic_slice_in_dim(
+      tokens = jax.lax.dynamic_slice_in_dim(
         self.tokens, window + offset, length, 1
       )
-      found = found.reshape(len(self.chunks), -1, 1)
-      found = jnp.where(self._are_contexts(offset), found, -1)
-      return hits + (found == draws[:, None, :]).astype(jnp.int32)
+      tokens = tokens.reshape(len(self.chunks), -1, 1)
+      tokens = jnp.where(self._are_contexts(offset), tokens, -1)
+      return hits + (tokens == draws[:, None, :]).astype(jnp.int32)
 
     hits = jnp.zeros((len(draws), self.chunk, draws.shape[1]), jnp.int32)
     if window > _MAX_UNROLLED_WINDOW:

@@ -48,16 +48,16 @@ class Cbow(skipgram.SkipGram):
 
   def loss(self, params, rows, ids, batch, key):
     """Summed over the centers that have a context."""
-    found, tokens = self.products(ids, batch), rows[skipgram.INPUT]
+    products, tokens = self.products(ids, batch), rows[skipgram.INPUT]
     if self.spec.tokens_once:
       tokens = batch.windows_of(tokens)
-    left = columns.weighted_sums(found.means, tokens)
+    left = columns.weighted_sums(products.means, tokens)
     return self._weighted_loss(
       left,
       right=rows[skipgram.OUTPUT],
-      weights=found.weights,
-      num_positive=found.num_positive,
-    ), base.Aux(found.examples)
+      weights=products.weights,
+      num_positive=products.num_positive,
+    ), base.Aux(products.examples)
 
 
 def make(
@@ -91,8 +91,8 @@ def target_weights(spec: base.WindowSpec, ids: jax.Array) -> jax.Array:
   1 for a center itself, K / N for a draw of another word, else 0.
   """
   centers, draws = ids[:, : spec.chunk], ids[:, spec.chunk :]
-  own = jnp.eye(spec.chunk, dtype=jnp.float32)[None]
-  own = jnp.broadcast_to(own, (len(ids), spec.chunk, spec.chunk))
+  of_centers = jnp.eye(spec.chunk, dtype=jnp.float32)[None]
+  of_centers = jnp.broadcast_to(of_centers, (len(ids), spec.chunk, spec.chunk))
   differs = (centers[:, :, None] != draws[:, None, :]).astype(jnp.float32)
   weight = spec.negatives / spec.shared_negatives
-  return jnp.concatenate([own, weight * differs], 2)
+  return jnp.concatenate([of_centers, weight * differs], 2)

@@ -31,13 +31,13 @@ def _dot(left, right, columns, is_narrow):
   # The right factor of a product is repacked: let it be the smaller one,
   # unless that is narrow (c = 2 to 8 or so), which takes three times as long.
   if is_narrow:
-    found = jnp.einsum('kcd,kwd->kcw', left, right)
+    scores = jnp.einsum('kcd,kwd->kcw', left, right)
   else:
-    found = jnp.einsum('kwd,kcd->kwc', right, left)
+    scores = jnp.einsum('kwd,kcd->kwc', right, left)
   if columns is not None:
-    found = wire.psum(found, columns)
-  found = jax.lax.optimization_barrier(found)
-  return found if is_narrow else found.transpose(0, 2, 1)
+    scores = wire.psum(scores, columns)
+  scores = jax.lax.optimization_barrier(scores)
+  return scores if is_narrow else scores.transpose(0, 2, 1)
 
 
 def _dot_backward(columns, is_narrow, factors, slopes):

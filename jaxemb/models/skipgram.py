@@ -99,8 +99,8 @@ class SkipGram(WindowModel):
 
   def loss(self, params, rows, ids, batch, key):
     """Summed over `Products.examples`."""
-    found, left = self.products(ids, batch), rows[INPUT]
-    positive, negative = jnp.split(found.weights, [found.num_positive], 2)
+    products, left = self.products(ids, batch), rows[INPUT]
+    positive, negative = jnp.split(products.weights, [products.num_positive], 2)
     first, *others = self._looked_up(batch, rows[OUTPUT])
     width, loss = first.shape[1] - negative.shape[2], 0.0
     for i, right in enumerate([first, *others]):
@@ -110,7 +110,7 @@ class SkipGram(WindowModel):
       missing = right.shape[1] - weights.shape[2]
       weights = jnp.pad(weights, ((0, 0), (0, 0), (0, missing)))
       loss += self._weighted_loss(left, right, weights, num_positive=width)
-    return loss, base.Aux(found.examples)
+    return loss, base.Aux(products.examples)
 
   def _looked_up(self, batch, outputs):
     """What chunks meet of what was looked up, the first tokens with the draws.
@@ -122,10 +122,10 @@ class SkipGram(WindowModel):
     if not self.spec.tokens_once:
       return [outputs]
     num = batch.left.shape[1] // batch.chunk
-    some = [outputs[:, :num]]
+    blocks = [outputs[:, :num]]
     for i in range(1, outputs.shape[1] - num + 1):
-      some.append(outputs[:, i : i + num, : batch.chunk])
-    return [x.reshape(-1, *x.shape[2:]) for x in some]
+      blocks.append(outputs[:, i : i + num, : batch.chunk])
+    return [x.reshape(-1, *x.shape[2:]) for x in blocks]
 
   def _weighted_loss(self, left, right, weights, num_positive):
     """Of rows [k, c, d] and [k, w, d]; the first columns are positive."""

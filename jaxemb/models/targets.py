@@ -96,8 +96,8 @@ class Tree:
     exits = split.exits.at[centers].get(mode='promise_in_bounds')
 
     def of_pairs(rows, index, nothing):
-      found = rows.at[index].get(mode='promise_in_bounds')
-      return jnp.where(has_pairs, found, nothing)
+      values = rows.at[index].get(mode='promise_in_bounds')
+      return jnp.where(has_pairs, values, nothing)
 
     signs = of_pairs(split.signs, exits, 0)
     first = of_pairs(split.firsts, exits, none)

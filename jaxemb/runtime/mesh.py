@@ -139,24 +139,26 @@ def cores_of_device(shape: Shape) -> int:
   if shape.data * shape.table != distributed.num_processes():
     return 1
   cores = resources.usable_cores()
-  places = distributed.everyone(
+  hosts = distributed.everyone(
     'cores', f'{cores} {platform.node()} {resources.affinity()}'
   )
-  return max(1, min(int(x.split()[0]) // places.count(x) for x in places))
+  return max(1, min(int(x.split()[0]) // hosts.count(x) for x in hosts))
 
 
 def my_parts(mesh: jax.sharding.Mesh, num_parts: int) -> range:
-  """The parts of the corpus that this process's devices train on.
+  """Returns the corpus shards that this process's devices train on.
 
   The data axis divides `num_parts`.
   """
-  each, me = num_parts // mesh.shape[DATA], jax.process_index()
-  mine = [
+  per_row, process = num_parts // mesh.shape[DATA], jax.process_index()
+  rows = [
     i
     for i, row in enumerate(mesh.devices)
-    if any(x.process_index == me for x in row)
+    if any(x.process_index == process for x in row)
   ]
-  return range(each * mine[0], each * (mine[-1] + 1)) if mine else range(0)
+  return (
+    range(per_row * rows[0], per_row * (rows[-1] + 1)) if rows else range(0)
+  )
 
 
 def put_parts(

@@ -590,15 +590,6 @@ def sync(
     )
     init = shard_map(init, in_specs=everywhere, out_specs=spec)
 
-  def export_rows(state, name, start=0, stop=None):
-    return tables[name].export_rows(state.tables[name], start, stop)
-
-  def import_rows(state, name, ids, rows, opt_state):
-    new = tables[name].import_rows(
-      state.tables[name], ids, rows, opt_state=opt_state
-    )
-    return state._replace(tables=state.tables | {name: new})
-
   named = functools.partial(jax.sharding.NamedSharding, mesh)
   constants = arrays_of(trainable.model)
   shardings = state_shardings(jax.tree.map(named, spec), init, mesh)
@@ -606,8 +597,8 @@ def sync(
     init=jax.jit(init, out_shardings=shardings),
     constants=lambda: jax.device_put(constants, named(everywhere)),
     step=jit_step(step, shardings, mesh),
-    export_rows=export_rows,
-    import_rows=import_rows,
+    export_rows=functools.partial(_export_rows, tables),
+    import_rows=functools.partial(_import_rows, tables),
     batch_sharding=named(over_data),
     # The inner loop is that of overflow rounds: most steps have one.
     loop=hlo.Loop(
@@ -616,6 +607,17 @@ def sync(
       branch=1 / trainable.loss_every_steps,
     ),
   )
+
+
+def _export_rows(tables, state, name, start=0, stop=None):
+  return tables[name].export_rows(state.tables[name], start, stop)
+
+
+def _import_rows(tables, state, name, ids, rows, opt_state):
+  new = tables[name].import_rows(
+    state.tables[name], ids, rows, opt_state=opt_state
+  )
+  return state._replace(tables=state.tables | {name: new})
 
 
 def _sync_dispatch(trainable, mesh, state, batch, schedule, splits_examples):

@@ -237,8 +237,8 @@ def bounded(
   highest = np.max([np.pad(x, (0, vocab - len(x))) for x in every_table], 0)
   # As urgent as the most urgent row in it or after it: the first ones are due.
   highest = np.maximum.accumulate(highest[::-1])[::-1][::chunk_rows]
-  each = np.maximum(highest * step_centers * every_steps, 1e-30)
-  levels = np.ceil(np.log(lookups / each) / np.log(_LEVEL_FACTOR))
+  lookups_at_once = np.maximum(highest * step_centers * every_steps, 1e-30)
+  levels = np.ceil(np.log(lookups / lookups_at_once) / np.log(_LEVEL_FACTOR))
   levels = np.clip(levels, 0, _MAX_LEVEL).astype(np.int32)
   # Falling urgency: chunks due at level l are those of levels 0..l.
   due = np.searchsorted(levels, np.arange(levels.max() + 1), 'right')

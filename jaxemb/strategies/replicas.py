@@ -392,22 +392,24 @@ def replicas(
 
   `make_policy` returns the policy of a number of replicas.
   """
-  made = _Replicas(trainable, mesh, make_policy)
+  all_replicas = _Replicas(trainable, mesh, make_policy)
   return base.Strategy(
-    init=made.compiled_init,
-    constants=made.constants,
-    step=made.step(),
-    export_rows=made.export_rows,
-    import_rows=made.import_rows,
-    batch_sharding=made.named(jax.sharding.PartitionSpec(mesh_lib.DATA)),
+    init=all_replicas.compiled_init,
+    constants=all_replicas.constants,
+    step=all_replicas.step(),
+    export_rows=all_replicas.export_rows,
+    import_rows=all_replicas.import_rows,
+    batch_sharding=all_replicas.named(
+      jax.sharding.PartitionSpec(mesh_lib.DATA)
+    ),
     loop=hlo.Loop(
-      made.policy.every_steps,
-      inner=made.policy.mean_chunks(),
+      all_replicas.policy.every_steps,
+      inner=all_replicas.policy.mean_chunks(),
       branch=1 / trainable.loss_every_steps,
     ),
-    policy=made.policy,
+    policy=all_replicas.policy,
     num_replicas=mesh.size,
-    from_replicas=made.from_replicas,
+    from_replicas=all_replicas.from_replicas,
   )
 
 

@@ -140,7 +140,7 @@ class Codec:
   def add(
     self,
     vectors: Any,
-    at: jax.Array,
+    positions: jax.Array,
     deltas: jax.Array,
     ids: jax.Array,
     key: jax.Array | None,
@@ -148,16 +148,16 @@ class Codec:
   ) -> Any:
     """Adds deltas [n, d] float32 to stored rows; padding is ignored.
 
-    The rows of ids [n] are at positions `at` of this device, which all differ;
+    The rows of ids [n] are at `positions` of this device, which all differ;
     `rows` [n, d] float32 are their values before, if they are known.
     """
     if rows is None:
-      stored = gather(vectors, at)
+      stored = gather(vectors, positions)
       rows = rounding.decode(stored, self.spec.dtype)
-    encoding = gather(encoding_of(vectors), at)
+    encoding = gather(encoding_of(vectors), positions)
     new = self.encode(rows + deltas, ids, key, encoding=encoding)
     # All is read before anything is written, or XLA copies the table.
     new = jax.lax.optimization_barrier(new)
     return jax.tree.map(
-      lambda x, y: row_access.put(x, ids=at, rows=y), vectors, new
+      lambda x, y: row_access.put(x, ids=positions, rows=y), vectors, new
     )

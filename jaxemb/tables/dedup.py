@@ -154,12 +154,12 @@ def _add_duplicates(values, sources, targets, num):
   size = len(targets)
 
   def add(i, sums):
-    some = jax.lax.dynamic_slice_in_dim(
+    rows = jax.lax.dynamic_slice_in_dim(
       sources, i * _ROWS_PER_TURN, _ROWS_PER_TURN
     )
-    chosen = targets.at[some].get(mode='fill', fill_value=size)
+    chosen = targets.at[rows].get(mode='fill', fill_value=size)
     return jax.tree.map(
-      lambda x: x.at[chosen].add(x.at[some].get(mode='clip'), mode='drop'),
+      lambda x: x.at[chosen].add(x.at[rows].get(mode='clip'), mode='drop'),
       sums,
     )
 
@@ -183,9 +183,9 @@ def by_scratch(
   is_added = (targets != positions) & is_id
   # Most ids have one lookup, whose row stays where it is: a scatter of all rows
   # would copy them first. The others are listed.
-  at = jnp.where(is_added, jnp.cumsum(is_added) - 1, num + _ROWS_PER_TURN)
+  index = jnp.where(is_added, jnp.cumsum(is_added) - 1, num + _ROWS_PER_TURN)
   sources = jnp.full(num + _ROWS_PER_TURN, num, jnp.int32)
-  sources = sources.at[at].set(positions, mode='drop', unique_indices=True)
+  sources = sources.at[index].set(positions, mode='drop', unique_indices=True)
   counts = jnp.zeros(num, jnp.float32).at[targets].add(is_id * counts)
   grads, squares = _add_duplicates(
     tuple(values), sources, targets, num=jnp.sum(is_added)

@@ -43,7 +43,7 @@ class Replicated(spec_lib.Table):
 
   @property
   def _sums_by_scratch(self) -> bool:
-    """Whether a row's gradients are added up where sorting is too slow."""
+    """Whether `dedup.by_scratch` sums a row's gradients."""
     needs_sums = self.optimizer.needs_sums or self.optimizer.decay
     return not self._is_float32 or bool(needs_sums)
 
@@ -93,31 +93,20 @@ class Replicated(spec_lib.Table):
     return spec_lib.Lookup(rows, state)
 
   def update(self, state, ids, row_grads, rows, step):
-    squares, uses_squares = None, self.optimizer.uses_squares
     axes, names = self.axes, []
     if axes.num_data * axes.num_table > 1:
       names = axes.names(with_table=not self.splits_columns)
     if names:
       rows = None  # those of this device alone
-      ids, row_grads = row_access.flatten(ids, row_grads)
-    if self._num_splits > 1 and uses_squares:
-      share = self._codec.dim / self.spec.dim
-      squares = row_optimizers.mean_squares(row_grads) * share
-      squares = jax.lax.psum(squares, self.axes.table)
-    if names:
-      ids, row_grads, squares = wire.all_gather(
-        (ids, row_grads, squares), names, self.spec.exchange_dtype
-      )
-    if squares is None and uses_squares and not self.row_kernel:
-      squares = row_optimizers.mean_squares(row_grads)
-    row_grads = row_optimizers.RowGrads(ids, row_grads, squares)
-    (vectors, opt_state, scratch), vocab = state, self.spec.vocab
+    row_grads = self._gathered(ids, row_grads, names)
+    vectors, opt_state, scratch = state
+    optimizer, vocab = self.optimizer, self.spec.vocab
     if self.row_kernel:
       vectors, opt_state = self.row_kernel(
-        vectors, opt_state, row_grads, self.optimizer.decay, step.learning_rate
+        vectors, opt_state, row_grads, optimizer.decay, step.learning_rate
       )
       return spec_lib.TableState(vectors, opt_state, scratch)
-    if self.optimizer.updates_all:
+    if optimizer.updates_all:
       rows, row_grads = None, row_optimizers.of_all_rows(row_grads, vocab)
     elif self.deduplicates:
       row_grads = dedup.by_sorting(
@@ -126,33 +115,51 @@ class Replicated(spec_lib.Table):
       rows = row_grads.rows
     elif self._sums_by_scratch:
       row_grads, scratch = dedup.by_scratch(row_grads, vocab, scratch)
-    if self.optimizer.decay:
+    if optimizer.decay:
       if rows is None:
-        at = row_grads.ids
-        rows = codecs.gather(vectors, at, self.kernels.copies)
+        rows = codecs.gather(vectors, row_grads.ids, self.kernels.copies)
         rows = rounding.decode(rows, self.spec.dtype)
         rows = jax.lax.optimization_barrier(rows)
       rows = rows.reshape(row_grads.grads.shape)
-      row_grads = row_optimizers.decayed(row_grads, rows, self.optimizer.decay)
-    deltas, opt_state = self.optimizer.update(
+      row_grads = row_optimizers.decayed(row_grads, rows, optimizer.decay)
+    deltas, opt_state = optimizer.update(
       opt_state, row_grads, step.learning_rate
     )
+    vectors = self._add(vectors, row_grads, deltas, rows=rows, key=step.key)
+    return spec_lib.TableState(vectors, opt_state, scratch)
+
+  def _gathered(self, ids, row_grads, names):
+    """Returns gradients of the devices of some axes of the mesh."""
+    squares, uses_squares = None, self.optimizer.uses_squares
+    if names:
+      ids, row_grads = row_access.flatten(ids, row_grads)
+    if self._num_splits > 1 and uses_squares:
+      fraction = self._codec.dim / self.spec.dim
+      squares = row_optimizers.mean_squares(row_grads) * fraction
+      squares = jax.lax.psum(squares, self.axes.table)
+    if names:
+      ids, row_grads, squares = wire.all_gather(
+        (ids, row_grads, squares), names, self.spec.exchange_dtype
+      )
+    if squares is None and uses_squares and not self.row_kernel:
+      squares = row_optimizers.mean_squares(row_grads)
+    return row_optimizers.RowGrads(ids, row_grads, squares)
+
+  def _add(self, vectors, row_grads, deltas, rows, key):
+    """Returns the stored rows after deltas; `rows` are the old, or None."""
     ids = row_grads.ids
     if self._is_float32:
-      are_unique = row_grads.counts is not None
-      vectors = row_access.add(
+      return row_access.add(
         vectors,
         ids,
         rows=deltas,
-        are_unique=are_unique,
+        are_unique=row_grads.counts is not None,
         copies=self.kernels.copies,
         old=rows,
       )
-    else:
-      if rows is not None:
-        rows = rows.reshape(deltas.shape)
-      vectors = self._codec.add(vectors, ids, deltas, ids, step.key, rows)
-    return spec_lib.TableState(vectors, opt_state, scratch)
+    if rows is not None:
+      rows = rows.reshape(deltas.shape)
+    return self._codec.add(vectors, ids, deltas, ids=ids, key=key, rows=rows)
 
   def read_range(self, state, start, num):
     def cut(x):

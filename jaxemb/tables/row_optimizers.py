@@ -77,10 +77,10 @@ def of_all_rows(row_grads: RowGrads, vocab: int) -> RowGrads:
     squares = row_access.add(
       zeros[:, 0], ids, rows=squares.reshape(-1), are_unique=False
     )
-  places = jnp.arange(vocab, dtype=jnp.int32)
-  places += jnp.where(jnp.any(ids < vocab), 0, vocab)
+  all_ids = jnp.arange(vocab, dtype=jnp.int32)
+  all_ids += jnp.where(jnp.any(ids < vocab), 0, vocab)
   ones = jnp.ones(vocab, jnp.float32)
-  return RowGrads(ids=places, grads=grads, squares=squares, counts=ones)
+  return RowGrads(ids=all_ids, grads=grads, squares=squares, counts=ones)
 
 
 class RowOptimizer(NamedTuple):
@@ -391,8 +391,8 @@ def averages(
     left = 1.0
     if span:
       left = jnp.clip((learning_rate - final_learning_rate) / span, 0, 1)
-    kept = (1 - (1 - momentum) * left) ** num
-    scale = (kept - 1) / jnp.maximum(num, 1.0)
+    factor = (1 - (1 - momentum) * left) ** num
+    scale = (factor - 1) / jnp.maximum(num, 1.0)
     deltas = scale[..., None] * row_grads.grads
     return deltas.at[..., -1].set(0.0), ScratchState(scratch)
 

@@ -47,8 +47,8 @@ def buffer_rows(
 ) -> int:
   """Rows that a device may ask of another in a step of so many `centers`."""
   chances = -np.expm1(-lookups_per_center * centers)
-  each = holders(len(lookups_per_center), num_table)
-  expected = np.bincount(each, chances, num_table)
+  holder_of = holders(len(lookups_per_center), num_table)
+  expected = np.bincount(holder_of, chances, num_table)
   largest = np.max(expected + _BUFFER_DEVIATIONS * np.sqrt(expected))
   return 8 * math.ceil(largest / 8)
 
@@ -353,17 +353,18 @@ class RowSharded(spec_lib.Table):
       deltas, opt_state = self.optimizer.update(
         opt_state, row_grads, step.learning_rate
       )
-      at = row_grads.ids
       if self.spec.dtype == 'float32':
         return row_access.add(
           vectors,
-          ids=at,
+          ids=row_grads.ids,
           rows=deltas,
           are_unique=True,
           copies=self.kernels.copies,
         ), opt_state
-      ids = self._ids(*jnp.divmod(at, self._own[1]))
-      return self._codec.add(vectors, at, deltas, ids, step.key), opt_state
+      ids = self._ids(*jnp.divmod(row_grads.ids, self._own[1]))
+      return self._codec.add(
+        vectors, row_grads.ids, deltas, ids=ids, key=step.key
+      ), opt_state
 
     sums = route.sums(row_grads, squares, self.kernels)
     sums = sums._replace(grads=rounding.encode(sums.grads, dtype))

@@ -200,12 +200,12 @@ class Table(Protocol):
     Traceable, on whole states; optimizer state that is not given stays, padding
     is ignored.
     """
-    at = self.positions(ids)
+    positions = self.positions(ids)
 
     def put(array: Any, new: jax.Array) -> jax.Array:
       if new.ndim > 1:  # columns that only fill up
         new = jnp.pad(new, ((0, 0), (0, array.shape[-1] - new.shape[1])))
-      return array.at[at].set(new, mode='drop')
+      return array.at[positions].set(new, mode='drop')
 
     new = rounding.encode(rows, self.spec.dtype)
     state = state._replace(vectors=jax.tree.map(put, state.vectors, new))
@@ -303,14 +303,14 @@ def encode_rows(rows: np.ndarray, like: export.Encoded | str) -> export.Encoded:
   is_kept = dtype == 'int8' and not isinstance(like, str)
   parts = []
   for start in range(0, max(len(rows), 1), num_rows):
-    here = slice(start, start + num_rows)
-    block = [rows[here], *([like.scales[here]] if is_kept else [])]
+    block_rows = slice(start, start + num_rows)
+    block = [rows[block_rows], *([like.scales[block_rows]] if is_kept else [])]
     num = len(block[0])
     # Numbers of rows differ from call to call; those of programs are few.
     size = min(1 << (num - 1).bit_length(), num_rows)
     block = [np.resize(x, (size, *x.shape[1:])) for x in block]
-    found = jax.device_get(_encode(dtype, *block))
-    parts.append(jax.tree.map(lambda x, num=num: x[:num], found))
+    encoded = jax.device_get(_encode(dtype, *block))
+    parts.append(jax.tree.map(lambda x, num=num: x[:num], encoded))
   return from_stored(jax.tree.map(lambda *x: np.concatenate(x), *parts), dtype)
 
 
@@ -326,8 +326,8 @@ def _read(table, state, start, num, has_replicas, sharding):
   def read(state):
     return table.read_range(state, start, num)
 
-  found = (jax.vmap(read) if has_replicas else read)(state)
-  return jax.lax.with_sharding_constraint(found, sharding)
+  rows = (jax.vmap(read) if has_replicas else read)(state)
+  return jax.lax.with_sharding_constraint(rows, sharding)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5, 6), donate_argnums=1)
