@@ -40,22 +40,20 @@ def test_hands_on_errors(error):
 
 
 def test_stays_a_few_items_ahead():
-  made = []
+  numbers, events = [], [threading.Event() for _ in range(100)]
 
   def make(i):
-    made.append(i)
+    numbers.append(i)
+    events[i].set()
     return i
 
-  found = base.prefetch(map(make, range(100)), depth=3)
-  for num_made in (3, 4):  # three are waiting; then one is in use as well
-    deadline = time.monotonic() + 5
-    while len(made) < num_made and time.monotonic() < deadline:
-      time.sleep(0.001)
-    time.sleep(0.05)
-    assert len(made) == num_made
-    next(found)
-  found.close()
-  assert not _has_thread() and len(made) <= 5
+  items = base.prefetch(map(make, range(100)), depth=3)
+  for ahead in (3, 4):  # three are waiting; then one is in use as well
+    assert events[ahead - 1].wait(5)
+    assert len(numbers) == ahead
+    next(items)
+  items.close()
+  assert not _has_thread() and len(numbers) <= 5
 
 
 def test_ends_when_it_was_not_used():

@@ -257,37 +257,3 @@ def test_a_step_goes_through_few_files(fused, own):
     'strategies/base.py',
     *own,
   }
-
-
-def _after_200_steps(optimizer, num_devices):
-  settings = {
-    'model.dim': 16, 'model.window': WINDOW, 'model.shared_negatives': 4,
-    'optimizer.name': optimizer, 'train.batch_words': 256, 'data.sample': 0.0,
-    'strategy.policy': 'bsp', 'mesh.data': num_devices,
-  }  # fmt: skip
-  vocab, max_steps = 500, 50
-  made = dispatches.trainer(
-    1e6 / (5 + np.arange(vocab)),
-    settings,
-    (num_devices, 1),
-    parts=8,
-    chunk=CHUNK,
-  )
-  state = dispatches.start(made.strategy)
-  for i in range(4):
-    words = [max_steps * made.trainable.steps.part_words] * 8
-    batch = dispatches.random_batch(
-      words, vocab, made.trainable.steps, max_steps
-    )
-    schedule = dispatches.schedule(0.1, 0.05, dispatches.KEY + np.uint32(i))
-    state, metrics = dispatches.run(made.strategy, state, batch, schedule)
-    assert metrics.num_steps == max_steps
-  return dispatches.exported(made.strategy, state)
-
-
-@pytest.mark.slow
-def test_replicas_that_always_meet_are_one_model():
-  one, many = (_after_200_steps('adagrad', n) for n in (1, 4))
-  for name, rows in one.items():
-    assert np.abs(rows).max() > 0.1
-    np.testing.assert_allclose(many[name], rows, 1e-5, 1e-5)
