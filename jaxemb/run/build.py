@@ -39,7 +39,7 @@ from jaxemb.stores import cached, device_rows, fetching, owned_rows
 from jaxemb.stores import local as stores
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import replicas
-from jaxemb.tables import row_access, row_optimizers, row_sharded
+from jaxemb.tables import row_access, row_sharded
 from jaxemb.tables import spec as spec_lib
 from jaxemb.workers import remote, shared_rows
 
@@ -285,16 +285,14 @@ def _table(
   if not row_sums.can_sum(spec.dim):
     kernels = kernels._replace(sums=None, sums_of_sorted=None)
     available = {**available, 'kernels': kernels}
-  if spec.momentum is None:
+  if spec.row_optimizer is None:
     args = {**o, 'copies': kernels.copies}
     optimizer = kinds.bind('optimizer.name', o.name, args=(), available=args)()
     precision = {k: t[k] for k in ('dtype', 'rounding', 'exchange_dtype')}
     spec = dataclasses.replace(spec, **precision)
     optimizer = optimizer._replace(decay=o.decay, updates_all=o.rows == 'all')
   else:
-    optimizer = row_optimizers.averages(
-      spec.momentum, o.learning_rate, o.final_learning_rate
-    )
+    optimizer = spec.row_optimizer(o.learning_rate, o.final_learning_rate)
     if layout == 'column':
       # Whole on every device of the table axis, all of which see all of it.
       axes = dataclasses.replace(available['axes'], num_table=1)

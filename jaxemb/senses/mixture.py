@@ -40,6 +40,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.evaluation import multivectors
 from jaxemb.models import base, skipgram, targets
+from jaxemb.senses import averages as averages_lib
 from jaxemb.tables import spec as spec_lib
 
 PRIORS = 'priors'
@@ -361,7 +362,7 @@ def tables(
     vocab=rows.num_ambiguous,
     dim=rows.num_senses + 1,
     init_scale=0.0,
-    momentum=momentum,
+    row_optimizer=averages_lib.Averages(momentum),
     # So high that replicas always average running averages, never add them.
     lookups_per_center=1e6 * lookups[rows.are_ambiguous()],
   )

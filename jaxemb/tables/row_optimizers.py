@@ -105,13 +105,13 @@ class RowOptimizer(NamedTuple):
   # state, gradients and the learning rate, what to add and the new state.
   # Fields that are not in `state_names` are None. A GPU's kernel calls it for
   # one row (`kernels.gpu.row_sums`); None = XLA updates rows.
-  change: Callable[
-    [OptState, RowGrads, jax.Array], tuple[jax.Array, OptState]
-  ] | (None) = None
+  change: Callable[..., tuple[jax.Array, OptState]] | None = None
 
 
-def _totals(scratch, ids, values):
-  """Sums of values [...] over all occurrences of an id; and the scratch.
+def totals(
+  scratch: jax.Array, ids: jax.Array, values: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns sums of values [...] over all occurrences of ids, and the scratch.
 
   `scratch` is [vocab] zeros. It is written and cleaned at `ids` only, so that
   the cost does not grow with the vocabulary.
@@ -128,7 +128,7 @@ def _counts(scratch, row_grads):
   if row_grads.counts is not None:
     return row_grads.counts, scratch
   ones = jnp.ones(row_grads.ids.shape, scratch.dtype)
-  counts, scratch = _totals(scratch, row_grads.ids, ones)
+  counts, scratch = totals(scratch, row_grads.ids, ones)
   return jnp.maximum(counts, 1.0), scratch
 
 
@@ -362,38 +362,3 @@ def adam_full(
     state_names=('mean', 'mean_square', 'num_updates'),
     needs_sums=True,
   )
-
-
-def averages(
-  momentum: float, learning_rate: float, final_learning_rate: float
-) -> RowOptimizer:
-  """Running averages of a step's examples, rather than descent.
-
-  With every example x a row moves to m row + (1 - m) x. A step has n of them,
-  of which it knows the sum of (row - x), as the gradient, and n, as the
-  gradient of the last column, which itself stays. All examples of a step count
-  alike:
-
-    row <- m^n row + (1 - m^n) mean(x)
-
-  m starts as `momentum` and rises to 1 in proportion as the learning rate falls
-  to the final one; where that equals the first, m is constant.
-  """
-  span = learning_rate - final_learning_rate
-
-  def init(vocab, dim):
-    return ScratchState(jnp.zeros(vocab, jnp.float32))
-
-  def update(state, row_grads, learning_rate):
-    num, scratch = row_grads.grads[..., -1], state.scratch
-    if row_grads.counts is None:
-      num, scratch = _totals(scratch, row_grads.ids, num)
-    left = 1.0
-    if span:
-      left = jnp.clip((learning_rate - final_learning_rate) / span, 0, 1)
-    factor = (1 - (1 - momentum) * left) ** num
-    scale = (factor - 1) / jnp.maximum(num, 1.0)
-    deltas = scale[..., None] * row_grads.grads
-    return deltas.at[..., -1].set(0.0), ScratchState(scratch)
-
-  return RowOptimizer(init, update, uses_squares=False)

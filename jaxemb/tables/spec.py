@@ -34,9 +34,9 @@ class TableSpec:
   dtype: str = 'float32'  # of storage, one of `rounding.DTYPES`
   rounding: str = 'nearest'  # to `dtype`, or 'stochastic'
   exchange_dtype: str = 'float32'  # of rows and gradients between devices
-  # Rows are running averages with this momentum (`row_optimizers.averages`)
-  # and are never split into columns. None = parameters, learned by gradients.
-  momentum: float | None = None
+  # (learning rate, final learning rate) -> the optimizer, in place of that of
+  # the settings; such rows are float32, and never split into columns.
+  row_optimizer: Callable[..., row_optimizers.RowOptimizer] | None = None
   # [vocab], expected per center (or example), for buffers and synchronisation.
   lookups_per_center: np.ndarray | None = dataclasses.field(
     default=None, compare=False
