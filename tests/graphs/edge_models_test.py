@@ -1,6 +1,7 @@
 """Models of edges against loops in float64, and their draws."""
 
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +32,9 @@ def _corpus(partitions=None):
     [],
     degrees,
     2 * degrees / degrees.sum(),
-    relations=np.full(KINDS, 1 / KINDS),
-    partitions=partitions,
+    types.SimpleNamespace(
+      relation_frequencies=np.full(KINDS, 1 / KINDS), partitions=partitions
+    ),
   )
 
 

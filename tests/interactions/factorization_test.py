@@ -1,6 +1,7 @@
 """Factorization against loops in float64, and its draws."""
 
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,10 @@ KEY = np.array([5, 9], np.uint32)
 
 
 def _model(loss_of, temperature=0.0):
-  spec = base.WindowSpec(ITEMS, DIM, 1, 1, CHUNK, DRAWS)
+  spec = models.WindowSpec(ITEMS, DIM, 1, 1, CHUNK, DRAWS)
   chances = [np.full(x, 1 / x) for x in (ITEMS, USERS)]
-  corpus = models.Corpus([], np.ones(ITEMS), chances[0], users=chances[1])
+  source = types.SimpleNamespace(user_frequencies=chances[1])
+  corpus = models.Corpus([], np.ones(ITEMS), chances[0], source)
   return factorization.make(spec, corpus, loss_of, temperature)
 
 
