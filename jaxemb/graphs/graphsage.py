@@ -66,7 +66,7 @@ class SageSpec:
   dense_rate: float  # their learning rate, by that of rows
   dense_decay: float  # L2, added to their gradients
   row_ops: columns.RowOps = columns.WHOLE_ROWS
-  # Whether a GPU's kernel sums slopes of the same node (`tables.row_sums`).
+  # Whether a GPU's kernel sums slopes of a node (`kernels.gpu.row_sums`).
   sums_by_kernel: bool = False
 
   @property

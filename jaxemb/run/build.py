@@ -353,7 +353,7 @@ def _num_slots(
     _LOG.info(f'all {all_bytes / 1e6:.1f} MB of tables fit on the device')
     return {}
   share = (room_bytes - map_bytes) / all_bytes
-  # One more has no row (`tables.cached`).
+  # The last one is never used (`stores.cached`).
   num_slots = {k: int(x.spec.vocab * share) - 1 for k, x in tables.items()}
   for name, table in tables.items():
     # A small table beside a large one, such as that of relations, is whole.

@@ -342,7 +342,7 @@ class Meter:
     own[self._rate] += done
 
   def count_store(self, counts: Mapping[str, float]) -> None:
-    """Counts rows and seconds of `strategies.fetching`, by name."""
+    """Counts rows and seconds of `stores.fetching`, by name."""
     self.totals.count(counts)
     for name, value in counts.items():
       self._store[name] = self._store.get(name, 0) + value
