@@ -487,7 +487,7 @@ def _digest(checkout: pathlib.Path) -> str:
   found = hashlib.sha256(str(checkout).encode())
   for folder in checkout / 'jaxemb', checkout / 'configs':
     for path in sorted(folder.rglob('*')):
-      if path.is_file() and path.suffix != '.pyc':
+      if path.is_file() and path.parent.name != '__pycache__':
         found.update(f'{path}'.encode() + path.read_bytes())
   return found.hexdigest()[:16]
 
