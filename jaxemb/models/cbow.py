@@ -67,8 +67,12 @@ def make(
   chances = skipgram.negative_probabilities(corpus.counts)
   outputs = corpus.centers + skipgram.draw_lookups(spec, corpus)
   inputs = skipgram.token_lookups(spec, corpus)
-  tables = skipgram.tables(spec, inputs, outputs)
-  return Cbow(spec, tables, sampling.alias_table(chances), loss_of)
+  return Cbow(
+    spec=spec,
+    tables=skipgram.tables(spec, inputs, outputs),
+    negatives=sampling.alias_table(chances),
+    loss_of=loss_of,
+  )
 
 
 def context_means(

@@ -71,5 +71,9 @@ def make(
   """Hierarchical softmax for a corpus of at least two words."""
   tree = targets.tree(corpus, spec.chunk, num_shared)
   inputs = skipgram.window_lookups(spec, corpus)
-  tables = skipgram.tables(spec, inputs, tree.lookups(spec, corpus))
-  return Hierarchical(spec, tables, tree, averages)
+  return Hierarchical(
+    spec=spec,
+    tables=skipgram.tables(spec, inputs, tree.lookups(spec, corpus)),
+    tree=tree,
+    averages=averages,
+  )

@@ -141,8 +141,12 @@ def make(
   """Skip-gram for a corpus, with a loss of scores and labels."""
   chances = negative_probabilities(corpus.counts)
   outputs = token_lookups(spec, corpus) + draw_lookups(spec, corpus)
-  made = tables(spec, corpus.centers, outputs)
-  return SkipGram(spec, made, sampling.alias_table(chances), loss_of)
+  return SkipGram(
+    spec=spec,
+    tables=tables(spec, corpus.centers, outputs),
+    negatives=sampling.alias_table(chances),
+    loss_of=loss_of,
+  )
 
 
 def tables(

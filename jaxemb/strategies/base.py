@@ -255,7 +255,12 @@ def training_step(
   if model.is_mean:
     row_grads = jax.tree.map(lambda x: scale * x, row_grads)
   tables = _update(
-    trainable.tables, tables, positions, row_grads, rows=rows, context=context
+    trainable,
+    tables,
+    positions,
+    row_grads=row_grads,
+    rows=rows,
+    context=context,
   )
   state = TrainState(tables, state.params, state.optimizer)
   if is_dense:
@@ -312,10 +317,10 @@ def _differentiate(model, params_and_rows, ids, batch, context):
   return value, aux, grads
 
 
-def _update(tables, states, positions, row_grads, rows, context):
+def _update(trainable, states, positions, row_grads, rows, context):
   """Returns the states of tables after the gradients of a step."""
   states = dict(states)
-  for i, (name, table) in enumerate(sorted(tables.items())):
+  for i, (name, table) in enumerate(sorted(trainable.tables.items())):
     key = rounding_key(table.spec, context, i)
     states[name] = table.update(
       states[name],

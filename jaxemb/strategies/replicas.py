@@ -196,7 +196,15 @@ class _Replicas:
     """`PartitionSpec`s of a state."""
     axes = _AXES if self.num_sharing > 1 else _AXES[0]
     over = jax.sharding.PartitionSpec(axes)
-    return ReplicaState(over, over, over, *[_EVERYWHERE] * 4)
+    return ReplicaState(
+      tables=over,
+      params=over,
+      optimizer=over,
+      synced=_EVERYWHERE,
+      clock=_EVERYWHERE,
+      num_syncs=_EVERYWHERE,
+      num_steps=_EVERYWHERE,
+    )
 
   def named(self, spec: Any) -> Any:
     """Returns shardings for a tree of `PartitionSpec`s."""
@@ -207,7 +215,7 @@ class _Replicas:
   def shardings(self) -> ReplicaState:
     """How the arrays of a state lie on the devices."""
     return base.state_shardings(
-      self.named(self.spec), self.init, self.mesh, ('tables', 'synced')
+      self.named(self.spec), self.init, self.mesh, fields=('tables', 'synced')
     )
 
   def init(self, key: jax.Array) -> ReplicaState:
@@ -322,7 +330,9 @@ class _Replicas:
 
     def convert(saved):
       if num:
-        saved = _combined(self.trainable, saved, num, policy, elapsed)
+        saved = _combined(
+          self.trainable, saved, num, policy=policy, elapsed=elapsed
+        )
       return self._replicate(saved)
 
     shapes = self.compiled_init.eval_shape(jax.random.key(0))

@@ -83,7 +83,9 @@ class Synchronisation(NamedTuple):
       start = i * self.policy.chunk_rows
       start = jnp.minimum(start, table.spec.vocab - num_rows)
       values, encoding = read(table, states[name], start, num=num_rows)
-      chunks[name] = _Chunk(start, num_rows, values, encoding)
+      chunks[name] = _Chunk(
+        start=start, num_rows=num_rows, values=values, encoding=encoding
+      )
     return chunks
 
   def _sums(self, chunks, changes):
