@@ -163,15 +163,13 @@ def test_all_rows_may_be_updated():
   assert np.abs(rows['vectors'] - other['vectors']).max() > 1e-4
 
 
+@slow
 @pytest.mark.parametrize(
   'more',
-  marking.slow_after(
-    1,
-    [
-      {'optimizer__decay': 0.01},
-      {'optimizer__name': 'adagrad_full', 'table__dtype': 'bfloat16'},
-    ],
-  ),
+  [
+    {'optimizer__decay': 0.01},
+    {'optimizer__name': 'adagrad_full', 'table__dtype': 'bfloat16'},
+  ],
   ids=str,
 )
 def test_no_table_is_copied(more):

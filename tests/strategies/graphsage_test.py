@@ -147,7 +147,8 @@ def test_models_learn(more):
   ('shape', 'layout', 'more'),
   [
     marking.slow((2, 2), 'row', {'model__dropout': 0.3}),
-    ((2, 2), 'replicated', {'model__inputs': 'features'}),  # without tables
+    # Without tables.
+    marking.slow((2, 2), 'replicated', {'model__inputs': 'features'}),
     marking.slow((1, 2), 'column', WALKS),
   ],
 )

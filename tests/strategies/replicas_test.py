@@ -115,7 +115,7 @@ FUSED = {'fused': True}
   ('n', 'start', 'fixed'),
   # The last one so that rows of all levels are due.
   marking.slow_after(
-    2, [(2, 254, {}), (3, 62, FUSED), (2, 0, ON_GPU), (3, 0, {})]
+    1, [(2, 254, {}), (3, 62, FUSED), (2, 0, ON_GPU), (3, 0, {})]
   ),
 )
 def test_dispatches_equal_the_loops(n, start, fixed):

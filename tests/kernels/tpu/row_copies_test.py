@@ -72,11 +72,10 @@ OPTIMIZERS = {
 
 
 # Kernels know neither optimizer nor layout.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'layout'),
-  marking.slow_after(
-    1, zip(OPTIMIZERS, itertools.cycle(('replicated', 'row')), strict=False)
-  ),
+  zip(OPTIMIZERS, itertools.cycle(('replicated', 'row')), strict=False),
 )
 def test_steps_by_the_kernels_are_those_of_others(monkeypatch, name, layout):
   calls = []
