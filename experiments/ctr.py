@@ -21,8 +21,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -54,11 +53,8 @@ def write_log(path: str, num_examples: int, num_ids: int) -> None:
         file.write('\t'.join([str(label), *map(str, some), *words]) + '\n')
 
 
-def ours(num_ids: int, optimizer: str, more: Mapping[str, Any] | None = None):
-  """A function that trains for `STEPS` steps, with more settings.
-
-  And the bytes of all tables with their optimizer's state.
-  """
+def ours(num_ids: int, optimizer: str) -> Callable[[], None]:
+  """Returns a function that trains for `STEPS` steps."""
   import jax
 
   from jaxemb import config as config_lib
@@ -84,7 +80,7 @@ def ours(num_ids: int, optimizer: str, more: Mapping[str, Any] | None = None):
     'optimizer.name': optimizer,
     'optimizer.dense': 'adagrad',
     'train.batch_examples': EXAMPLES,
-  } | dict(more or {})
+  }
   config = config_lib.check(config_lib.default(), settings)
   cores = resources.usable_cores()
   config, tuning = config_lib.resolve(config, 'cpu', (1, 1), cores)
@@ -107,7 +103,7 @@ def ours(num_ids: int, optimizer: str, more: Mapping[str, Any] | None = None):
     state, found = program(state, constants, batch, schedule)
     jax.block_until_ready(found)
 
-  return train, mesh.num_bytes(state)
+  return train
 
 
 _PEER = """
@@ -215,7 +211,7 @@ def main() -> None:
     return
   kinds = flags.peers.split(',') if flags.peer_python else []
   peers = {k: Peer(flags.peer_python, k, num_ids, flags.threads) for k in kinds}
-  (train, _), secs = ours(num_ids, flags.optimizer), {'jaxemb': []}
+  train, secs = ours(num_ids, flags.optimizer), {'jaxemb': []}
   train()
   for kind in kinds:
     secs[kind] = []

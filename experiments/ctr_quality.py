@@ -5,7 +5,6 @@ r"""Models of clicks: whether they learn what those of torch learn.
   python experiments/ctr_quality.py --case=deepctr --seeds=3 \
     --config.data.path=train.csv --config.data.test=test.csv \
     --peer_python=/path/to/python
-  python experiments/ctr_quality.py --case=precision --seeds=3
 
 same_steps: the log loss after --epochs from the same parameters, in the same
 steps, against a plain model of torch, with Adagrad and with dense Adam; and the
@@ -16,33 +15,26 @@ deepctr: the AUC of the test rows (of the validation rows without any) after
 by seed: as it is, with its own first parameters (normal, deviation .0001) and
 order; and from the parameters of jaxemb, in its steps.
 
-precision: the AUC of the test rows by the precision of rows and seed, with the
-memory of all tables, and seconds of a step on tables of --rows x 16.
-
 The peers run in a Python that has torch, and deepctr-torch for its case.
 Without --peer_python there is jaxemb alone.
 """
 
 import argparse
-import functools
 import json
 import pathlib
 import statistics
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping
 from typing import Any
 
-import ctr
 import experiment
-import low_precision
 import numpy as np
 
 from jaxemb import config as config_lib
 from jaxemb import errors
 
-_CASES = 'same_steps', 'deepctr', 'precision'
+_CASES = 'same_steps', 'deepctr'
 _MODELS = 'wide_deep', 'deepfm'
 # As torch has them by default.
 _EPSILONS = {'adagrad': 1e-10, 'adam': 1e-8}
@@ -283,82 +275,6 @@ def _deepctr(args, results) -> list[str]:
   return [experiment.table(head, rows)]
 
 
-def _precise(args, case: str, seed: int, folder: pathlib.Path):
-  """A run with rows of a precision."""
-  workdir = folder / 'run'
-  settings = {'seed': seed} | low_precision.settings(case)
-  report = experiment.train(args, workdir, settings)
-  evaluation = report['evaluation']
-  found = evaluation.get('test') or evaluation.get('validation')
-  if not found:
-    raise errors.UserError(
-      'nothing is held out to compare on; give config.data.valid or '
-      'config.data.test'
-    )
-  keys = 'table_bytes', 'vector_bytes', 'examples_per_sec'
-  return {k: found[k] for k in ('auc', 'log_loss')} | {
-    k: report[k] for k in keys
-  }
-
-
-def _precision(args, results) -> list[str]:
-  quality = results.found.setdefault('quality', {})
-  seeds, run = range(1, args.seeds + 1), functools.partial(_precise, args)
-  experiment.add_runs(results, quality, args.cases, seeds, run)
-  base, rows = next(iter(quality.values())), []
-  for name in args.cases:
-    runs = quality[name]
-    areas = [x['auc'] for x in runs.values()]
-    lost = [base[seed]['auc'] - x['auc'] for seed, x in runs.items()]
-    spread = statistics.stdev(areas) if len(areas) > 1 else None
-    one, first = next(iter(runs.values())), next(iter(base.values()))
-    sizes = (one[k] / first[k] for k in ('vector_bytes', 'table_bytes'))
-    cells = statistics.mean(areas), spread, statistics.mean(lost)
-    cells = *cells, ' '.join(f'{x:+.5f}' for x in lost)
-    losses = statistics.mean(x['log_loss'] for x in runs.values())
-    rows.append([name, *cells, losses, *sizes])
-  head = {
-    'rows as': '', 'AUC': '.5f', '+-': '.5f', 'lost': '+.5f', 'by seed': '',
-    'log loss': '.5f', 'vectors': '.3f', 'tables': '.3f',
-  }  # fmt: skip
-  tables = [experiment.table(head, rows)]
-  if args.rows:
-    tables += ['', _speed(args, results)]
-  return tables
-
-
-def _speed(args, results) -> str:
-  """A line per case: seconds of a step on large tables, and their memory."""
-  num_ids, sizes, sides = int(args.rows) // ctr.FIELDS, {}, {}
-
-  def timed(train):
-    def measure(_):
-      start = time.perf_counter()
-      train()
-      return (time.perf_counter() - start) / ctr.STEPS
-
-    return measure
-
-  for case in args.cases:
-    settings = low_precision.settings(case)
-    train, sizes[case] = ctr.ours(num_ids, args.optimizer, settings)
-    train()
-    sides[case] = timed(train)
-  secs = experiment.in_turn(sides, args.rounds)
-  found = results.found['speed'] = {}
-  first, rows = args.cases[0], []
-  for case, each in secs.items():
-    found[case] = {'secs': each, 'table_bytes': sizes[case]}
-    ratios = np.array(secs[first]) / each
-    cells = 1e3 * statistics.median(each), float(np.median(ratios))
-    rows.append([case, *cells, sizes[case] / 1e6, sizes[case] / sizes[first]])
-  head = {
-    f'{int(args.rows):,} rows x {ctr.DIM}': '', 'ms a step': '.1f',
-    'speed': '.2f', 'MB of tables': '.0f', 'share': '.3f',
-  }  # fmt: skip
-  return experiment.table(head, rows)
-
-
 def main() -> None:
   """Makes the runs of a case and prints its tables."""
   parser = experiment.parser(__doc__)
@@ -371,25 +287,15 @@ def main() -> None:
   add('--seeds', type=experiment.count, default=1)
   experiment.add_names(parser, '--models', _MODELS)
   experiment.add_names(parser, '--optimizers', _EPSILONS)
-  experiment.add_names(parser, '--cases', low_precision.CASES)
-  add('--rows', type=float, default=1e6, help='of tables timed; 0 = none')
-  add('--optimizer', default='adagrad', help='of tables timed')
-  add('--rounds', type=experiment.count, default=5)
   add('--peer_python', default='')
   add('--threads', type=int, default=0, help='of the peers; 0 = as they choose')
   args = experiment.parse(parser)
   is_deepctr = args.case == 'deepctr'
   args.config = args.config or ('ctr:adult' if is_deepctr else 'ctr')
   args.epochs = args.epochs or (5 if is_deepctr else 1)
-  if args.case == 'precision' and low_precision.CASES[0] not in args.cases:
-    raise errors.UserError('--cases needs float32, to compare with')
   results = experiment.Results(f'ctr-{args.case}', args, _FLAGS)
-  of_case = {
-    'same_steps': _same_steps,
-    'deepctr': _deepctr,
-    'precision': _precision,
-  }
-  results.finish(*of_case[args.case](args, results))
+  tables_of = _deepctr if is_deepctr else _same_steps
+  results.finish(*tables_of(args, results))
 
 
 if __name__ == '__main__':

@@ -19,7 +19,6 @@ those of `config.data`. The output has a line for each node: `node`, `class` and
 """
 
 import argparse
-import contextlib
 import pathlib
 import sys
 import tempfile
@@ -42,6 +41,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> None:
+  flags = _parser().parse_args(argv)
+  output = pathlib.Path(flags.output).expanduser()
+  if output.suffix not in ('.csv', '.parquet'):
+    raise errors.UserError(
+      f'--output={flags.output} must end in .csv or .parquet'
+    )
+  if not output.parent.is_dir():
+    raise errors.UserError(f'there is no folder {output.parent}; make it first')
+  keep = [x.strip() for x in flags.keep.split(',') if x.strip()]
+  folders = pathlib.Path(flags.model), pathlib.Path(flags.model, 'export')
+  if any((x / 'network.json').is_file() for x in folders):
+    return _predict_nodes(flags, output, keep)
+  for name in _OF_NODES:
+    if value := getattr(flags, name):
+      raise errors.UserError(
+        f'--{name}={value} is of nodes, and --model={flags.model} is no run of '
+        'GraphSAGE; remove it'
+      )
+  return _predict_clicks(flags, output, keep)
+
+
+def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog='jaxemb predict',
     description='Writes probabilities of clicks, or classes of nodes.',
@@ -53,33 +74,22 @@ def _run(argv: Sequence[str] | None) -> None:
   add('--output', required=True, help='a file .csv or .parquet')
   add('--keep', default='', help='columns to write too, separated by commas')
   for name, (kind, help_text) in _OF_NODES.items():
-    own = f'{help_text}, as config.data.{name}'
-    add(f'--{name}', type=kind, default=kind(), help=own)
-  flags = parser.parse_args(argv)
-  output = pathlib.Path(flags.output).expanduser()
-  if output.suffix not in ('.csv', '.parquet'):
-    raise errors.UserError(
-      f'--output={flags.output} must end in .csv or .parquet'
-    )
-  if not output.parent.is_dir():
-    raise errors.UserError(f'there is no folder {output.parent}; make it first')
-  keep = [x.strip() for x in flags.keep.split(',') if x.strip()]
-  folders = pathlib.Path(flags.model), pathlib.Path(flags.model, 'export')
-  if any((x / 'network.json').is_file() for x in folders):
-    return _of_nodes(flags, output, keep)
-  for name in _OF_NODES:
-    if given := getattr(flags, name):
-      raise errors.UserError(
-        f'--{name}={given} is of nodes, and --model={flags.model} is no run of '
-        'GraphSAGE; remove it'
-      )
+    help_text = f'{help_text}, as config.data.{name}'
+    add(f'--{name}', type=kind, default=kind(), help=help_text)
+  return parser
+
+
+def _predict_clicks(
+  flags: argparse.Namespace, output: pathlib.Path, keep: Sequence[str]
+) -> None:
+  """Writes probabilities of rows, some megabytes at a time."""
   # JAX and Arrow only once the arguments are right.
   import pyarrow as pa
   from pyarrow import csv, parquet
 
   from jaxemb import api
   from jaxemb.clicks import predictor
-  from jaxemb.io import tables as formats
+  from jaxemb.io import tables
 
   model = api.load(flags.model)
   if not isinstance(model, predictor.ClickModel):
@@ -87,7 +97,7 @@ def _run(argv: Sequence[str] | None) -> None:
       f'--model={flags.model} has vectors, and no model of clicks; give a run '
       'that was trained with --config=ctr'
     )
-  _refuse_given(output, 'data', formats.find(flags.data))
+  _refuse_overwriting(output, 'data', tables.find(flags.data))
   unknown: dict[str, int] = {}
   num_rows, writer = 0, None
   make = csv.CSVWriter if output.suffix == '.csv' else parquet.ParquetWriter
@@ -101,11 +111,11 @@ def _run(argv: Sequence[str] | None) -> None:
               f'{", ".join([*table.columns][:30])}'
             )
         columns = *table.arrow(keep).columns, chances
-        found = pa.table(columns, [*keep, 'prediction'])
+        lines = pa.table(columns, [*keep, 'prediction'])
         if writer is None:
-          writer = make(file, found.schema)
-        writer.write_table(found)
-        num_rows += len(found)
+          writer = make(file, lines.schema)
+        writer.write_table(lines)
+        num_rows += len(lines)
       if writer is None:
         raise errors.UserError(f'{flags.data} has no rows')
       writer.close()
@@ -120,33 +130,34 @@ def _run(argv: Sequence[str] | None) -> None:
     print(line, file=sys.stderr)
 
 
-def _refuse_given(
+def _refuse_overwriting(
   output: pathlib.Path, flag: str, files: Sequence[pathlib.Path]
 ) -> None:
-  """Raises a `UserError` if the output would replace what is read."""
+  """Refuses an output that would replace a file that is read."""
   if output.exists() and any(x.samefile(output) for x in files):
     raise errors.UserError(
       f'--output={output} is a file of --{flag}; give another name'
     )
 
 
-def _of_nodes(
+def _predict_nodes(
   flags: argparse.Namespace, output: pathlib.Path, keep: Sequence[str]
 ) -> None:
-  """Writes what a network makes of all nodes of a graph."""
+  """Writes classes or vectors of all nodes of a graph."""
   import pyarrow as pa
   from pyarrow import csv, parquet
 
   from jaxemb.graphs import files, inference
-  from jaxemb.io import tables as formats
+  from jaxemb.io import tables
 
   if {*keep} - {'vector'}:
     raise errors.UserError(f'--keep={flags.keep}: of nodes there is `vector`')
   for flag in ('data', 'features'):
-    given: list[pathlib.Path] = []
-    with contextlib.suppress(errors.UserError):  # no file: told when it is read
-      given = formats.find(getattr(flags, flag))
-    _refuse_given(output, flag, given)
+    try:
+      paths = tables.find(getattr(flags, flag))
+    except errors.UserError:  # no file: reading it says so
+      continue
+    _refuse_overwriting(output, flag, paths)
   model = inference.load(flags.model)
   settings = {
     'path': flags.data, 'labels': '', 'label_column': '',

@@ -1,4 +1,4 @@
-"""From encoded clicks to batches: rows in a new order in every epoch.
+"""Makes batches of encoded clicks: rows in a new order in every epoch.
 
 The order is a keyed permutation of the rows, whose next ones make a step,
 whoever reads them: steps are the same on any mesh. Of many rows blocks are
@@ -25,7 +25,7 @@ _EMBEDDED = 'toyclicks:'
 
 @numba.njit(nogil=True, cache=True)
 def _order(first, stop, num, key, block, group):
-  """[stop - first] int64, the rows at these places of an epoch's order."""
+  """Returns [stop - first] int64, the rows at positions of an epoch's order."""
   out = np.empty(stop - first, np.int64)
   num_blocks = num // block
   whole = num_blocks * block
@@ -36,14 +36,14 @@ def _order(first, stop, num, key, block, group):
     start = i // (block * group) * (block * group)
     size = min(block * group, whole - start)
     inner = key ^ np.uint64(hashing.hashed(np.uint64(start + 1)))
-    place = start + hashing.permuted(i - start, size, inner)
-    outer = hashing.permuted(place // block, num_blocks, key)
-    out[i - first] = outer * block + place % block
+    position = start + hashing.permuted(i - start, size, inner)
+    outer = hashing.permuted(position // block, num_blocks, key)
+    out[i - first] = outer * block + position % block
   return out
 
 
 class Names(Sequence):
-  """Names of ids, such as 'C1=68fd1e64', made when they are asked for."""
+  """Names of ids, such as 'C1=68fd1e64', made on demand."""
 
   def __init__(self, encoded: encode.Encoded):
     self._fields = encoded.encoder.fields.ids
@@ -89,20 +89,20 @@ class ClickSource:
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
     self.num_parts, self.epochs = spec.num_parts, spec.epochs
     self.units_per_epoch = len(self.train)
-    # Of files, once all was read.
-    read = [x for x in (self.train, self.valid) if x]
-    self.mapped_bytes = sum(y.nbytes for x in read for y in x)
+    # Of files that are read while training.
+    splits = [x for x in (self.train, self.valid) if x]
+    self.mapped_bytes = sum(y.nbytes for x in splits for y in x)
     self.keys, self.counts = Names(encoded), encoded.counts
     self.frequencies = self.counts / max(1, len(self.train))
     self.fingerprint = encoded.manifest['fingerprint']
     self.dropped = encoded.manifest['dropped']
 
   def eval_paths(self) -> list[str]:
-    """None: a log has its own splits."""
+    """Returns []: a log has its own splits."""
     return []
 
   def describe(self) -> list[str]:
-    """What was read, for the log."""
+    """Returns lines for the log: what was read."""
     manifest = self.encoded.manifest
     rows = ', '.join(
       f'{num:,} {name} ({manifest["positives"][name] / num:.2%} clicks)'
@@ -118,7 +118,7 @@ class ClickSource:
   def items(
     self, position: Sequence[int] | None, done: int
   ) -> Iterator[base.Item]:
-    """Batches from a position, [epoch, next row], to the last epoch's end."""
+    """Yields batches from a position, [epoch, next row], to the end."""
     widths = self.train.ids.shape[1], self.train.numbers.shape[1]
     yield from examples.items(
       self.spec,
@@ -130,12 +130,12 @@ class ClickSource:
       done=done,
     )
 
-  def _fill(self, epoch, places, ids, numbers, labels):
-    """Copies the rows at some places of an epoch's order."""
+  def _fill(self, epoch, positions, ids, numbers, labels):
+    """Copies the rows at some positions of an epoch's order."""
     train, key = self.train, hashing.part_key(self.spec.seed, epoch, 0)
     is_long = len(train) > _MAX_ROWS
     sizes = (_BLOCK_ROWS, _GROUP_BLOCKS) if is_long else (1, 1)
-    rows = _order(places.start, places.stop, len(train), key, *sizes)
+    rows = _order(positions.start, positions.stop, len(train), key, *sizes)
     # Without `clip`, which no row needs, it makes a copy first.
     np.take(train.ids, rows, 0, ids, 'clip')
     np.take(train.numbers, rows, 0, numbers, 'clip')
@@ -149,8 +149,8 @@ def make(spec: base.SourceSpec) -> ClickSource:
   """
   path, settings = spec.path, dict(spec.settings)
   if not path or path.startswith(_EMBEDDED):
-    for key, own in toyclicks.SETTINGS.items():
-      if settings[key] not in ('', own):
+    for key, value in toyclicks.SETTINGS.items():
+      if settings[key] not in ('', value):
         raise errors.UserError(
           f'config.data.{key}={settings[key]} is not used with the embedded '
           'log, which has its own; remove it, or name a log of yours by '
@@ -158,11 +158,11 @@ def make(spec: base.SourceSpec) -> ClickSource:
         )
     size = path.removeprefix(_EMBEDDED)
     spec.progress('writing the embedded clicks', 0, 1)
-    made = toyclicks.write(spec.cache, int(size or toyclicks.DEFAULT_ROWS))
-    path = str(made / 'train.csv')
+    folder = toyclicks.write(spec.cache, int(size or toyclicks.DEFAULT_ROWS))
+    path = str(folder / 'train.csv')
     settings |= toyclicks.SETTINGS
-    settings |= {k: str(made / f'{k}.csv') for k in ('valid', 'test')}
-    if settings['numbers'] == 'log':  # which nobody has set
+    settings |= {k: str(folder / f'{k}.csv') for k in ('valid', 'test')}
+    if settings['numbers'] == 'log':  # the default
       settings['numbers'] = 'standard'
   return ClickSource(
     encode.encode(

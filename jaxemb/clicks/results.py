@@ -1,7 +1,7 @@
-"""What becomes of a run on clicks: evaluations while it trains, and results.
+"""Evaluates click models while they train; exports and reports the best.
 
-At every evaluation the model is taken off the devices and scores the validation
-rows; the best one is kept in the folder `best`, and exported in the end. All
+At every evaluation the model is copied to the host and scores the validation
+rows; the best one is saved in the folder `best`, and exported in the end. All
 that an evaluation decides (a lower learning rate, the end of training) is a
 function of evaluation.jsonl up to the step: a run that was killed repeats it.
 """
@@ -30,20 +30,25 @@ _MAX_ABLATED_ROWS, _MAX_ABLATED_FIELDS = 50_000, 60
 
 
 def taken(parts: build.Parts, state: Any) -> predictor.ClickModel:
-  """The trained model, on the host of every process; all take part."""
+  """Copies the trained model to the host; all processes take part."""
   strategy, source = parts.strategy, parts.source
   params = params_of(parts, state)
   tables = {
     name: strategy.export_rows(state, name).rows
     for name in parts.trainable.model.specs()
   }
-  args = params, tables, source.encoder, source.train
-  size = parts.config.train.batch_examples
-  return predictor.of_training(parts.trainable.model, *args, size)
+  return predictor.of_training(
+    parts.trainable.model,
+    params=params,
+    tables=tables,
+    encoder=source.encoder,
+    train=source.train,
+    batch_examples=parts.config.train.batch_examples,
+  )
 
 
 def params_of(parts: build.Parts, state: Any) -> Any:
-  """Dense parameters, on the host of every process."""
+  """Copies dense parameters to the host of every process."""
   if not jax.tree.leaves(state.params):
     return state.params
   return jax.device_get(
@@ -53,28 +58,29 @@ def params_of(parts: build.Parts, state: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _params(has_replicas, params):
-  """Dense parameters, of copies their mean."""
+  """Returns dense parameters, the mean of replicas'."""
   return jax.tree.map(lambda x: x.mean(0) if has_replicas else x, params)
 
 
-def describe(found: Mapping[str, Any]) -> str:
-  """An evaluation in a few words."""
-  if not np.isfinite(found['auc']):
+def describe(scores: Mapping[str, Any]) -> str:
+  """Describes an evaluation in a few words."""
+  if not np.isfinite(scores['auc']):
     area = 'no AUC, as all labels are the same'
   else:
-    area = f'AUC {found["auc"]:.5f}'
-  more = f', by group {found["group_auc"]:.5f}' if 'group_auc' in found else ''
+    area = f'AUC {scores["auc"]:.5f}'
+  if 'group_auc' in scores:
+    area += f', by group {scores["group_auc"]:.5f}'
   return (
-    f'{area}{more}, log loss {found["log_loss"]:.5f}, calibration '
-    f'{found["calibration"]:.3f}'
+    f'{area}, log loss {scores["log_loss"]:.5f}, calibration '
+    f'{scores["calibration"]:.3f}'
   )
 
 
 def _validation(model: predictor.ClickModel, parts: build.Parts):
-  """Scores of the validation rows."""
-  found = model.evaluate(parts.source.valid, parts.config.eval.group)
-  del found['bins']
-  return found
+  """Evaluates a model on the validation rows."""
+  scores = model.evaluate(parts.source.valid, parts.config.eval.group)
+  del scores['bins']
+  return scores
 
 
 class Evaluation(loop.Hook):
@@ -192,14 +198,14 @@ def write(
   evaluation, curves = {}, {}
   for name, rows in (('validation', source.valid), ('test', source.test)):
     if rows is not None:
-      found = model.evaluate(rows, parts.config.eval.group)
-      curves[name] = found.pop('bins')
-      evaluation[name] = found
-      metrics.LOG.info('%s: %s', name, describe(found))
+      scores = model.evaluate(rows, parts.config.eval.group)
+      curves[name] = scores.pop('bins')
+      evaluation[name] = scores
+      metrics.LOG.info('%s: %s', name, describe(scores))
   export(workdir / 'export', model, source)
   metrics.LOG.info('model in %s', workdir / 'export')
   totals.total_secs += time.time() - start
-  found = {
+  of_clicks = {
     'evaluation': evaluation,
     'evaluations': hook.records,
     'best': best,
@@ -208,7 +214,9 @@ def write(
     'importances': importances(model, source),
     'examples_counted': 'rows of the training split, times epochs',
   }
-  values, records = results.reported(workdir, parts, totals, found=found | more)
+  values, records = results.reported(
+    workdir, parts, totals, found=of_clicks | more
+  )
   vectors = model.tables[model.model.vectors_table]
   ranges = [x[:3] for x in source.fields.ids]  # names, first ids, sizes
   report.write(
@@ -230,7 +238,7 @@ def write(
 def export(
   folder: pathlib.Path, model: predictor.ClickModel, source: Any
 ) -> None:
-  """The folder that `predictor.load` reads, with orbax and a function."""
+  """Writes a folder for `predictor.load`, with orbax and a function."""
   model.save(folder)
   names = source.encoded.folder / 'keys.arrow'
   if names.exists():
@@ -247,9 +255,10 @@ def export(
 def importances(
   model: predictor.ClickModel, source: Any
 ) -> list[tuple[str, float]]:
-  """(field, AUC lost when each of its rows is their mean), the largest first.
+  """Returns (field, AUC lost without it), the largest first.
 
-  Of the first validation or test rows; [] without any.
+  All vectors of the field are replaced by their mean, on the first validation
+  or test rows; [] without any.
   """
   rows = source.valid if source.valid is not None else source.test
   if rows is None:
@@ -265,7 +274,7 @@ def importances(
 
 
 def check(config: Any, source: Any) -> None:
-  """Raises a `UserError` for settings that need data which is not there."""
+  """Refuses settings that need rows or fields which the data lack."""
   if source.valid is None:
     lowers = config.optimizer.plateau_factor != 1
     if config.train.patience or lowers:

@@ -1,4 +1,4 @@
-"""Ids of strings: a hash table over Arrow's buffers, for numba.
+"""Numbers strings by a hash table over Arrow's buffers, for numba.
 
 A string is known by 64 bits of its hash (of 33 million different ones two are
 taken for one with a probability of 3e-5). Without this a log's categories, 26
@@ -110,9 +110,9 @@ def _find(slots, keys, out, missing):
 
 @numba.njit(**_JIT)
 def _add(slots, keys, out, num, new):
-  """Ids of keys, those not known being numbered from `num` on.
+  """Finds or makes ids of keys; new ones are numbered from `num` on.
 
-  `new` gets the places of keys that are new. Stops where the table is three
+  `new` gets the indices of keys that are new. Stops where the table is three
   quarters full; returns how many keys have an id, and how many ids there are.
   """
   first = num
@@ -154,7 +154,7 @@ def _list(slots, hashes, counts):
 
 
 class Text(NamedTuple):
-  """Strings that lie somewhere in the bytes that were read."""
+  """Strings as ranges of the bytes that were read."""
 
   data: np.ndarray  # [bytes] uint8, UTF-8
   starts: np.ndarray  # [n] int
@@ -162,7 +162,7 @@ class Text(NamedTuple):
 
   @classmethod
   def of(cls, strings: Any) -> 'Text':
-    """Those of an Arrow array without nulls, which is not copied."""
+    """Wraps an Arrow array without nulls, without a copy."""
     import pyarrow as pa
 
     kind = np.int64 if pa.types.is_large_string(strings.type) else np.int32
@@ -183,7 +183,7 @@ class Text(NamedTuple):
     return out
 
   def strings(self, rows: Any = slice(None)) -> Any:
-    """An Arrow array of all, or of some; what is not UTF-8 is replaced."""
+    """Returns an Arrow array; replaces what is not UTF-8."""
     import pyarrow as pa
 
     starts, stops = self.starts[rows], self.stops[rows]
@@ -191,20 +191,20 @@ class Text(NamedTuple):
     out = np.empty(int(np.sum(stops - starts)), np.uint8)
     _gather(self.data, starts, stops, offsets=offsets, out=out)
     buffers = [*map(pa.py_buffer, (offsets, out))]
-    found = pa.LargeStringArray.from_buffers(len(starts), *buffers)
+    strings = pa.LargeStringArray.from_buffers(len(starts), *buffers)
     try:
-      found.validate(full=True)
+      strings.validate(full=True)
     except pa.ArrowInvalid:
-      found = pa.LargeBinaryArray.from_buffers(
+      binary = pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), len(starts), [None, *buffers]
       )
-      texts = [x.decode('utf-8', 'replace') for x in found.to_pylist()]
-      found = pa.array(texts, pa.large_string())
-    return found
+      texts = [x.decode('utf-8', 'replace') for x in binary.to_pylist()]
+      strings = pa.array(texts, pa.large_string())
+    return strings
 
 
 class Keys:
-  """Numbers 0, 1, ... of different hashes, in order of their coming."""
+  """Numbers different hashes 0, 1, ... in order of appearance."""
 
   def __init__(self, known: Sequence[int] | np.ndarray = ()):
     """Begins with different hashes [n] uint64."""
@@ -219,14 +219,14 @@ class Keys:
     self._slots = slots
 
   def add(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids [n] int32 of hashes [n], and the places of those that are new."""
+    """Returns ids [n] int32 of hashes [n], and the indices of new ones."""
     out, new, done = np.zeros(len(keys), np.int32), [], 0
     while done < len(keys):
-      first, places = self.num, np.zeros(len(keys) - done, np.int64)
+      first, indices = self.num, np.zeros(len(keys) - done, np.int64)
       num_done, self.num = _add(
-        self._slots, keys=keys[done:], out=out[done:], num=first, new=places
+        self._slots, keys=keys[done:], out=out[done:], num=first, new=indices
       )
-      new.append(done + places[: self.num - first])
+      new.append(done + indices[: self.num - first])
       done += num_done
       if done < len(keys):
         # New memory costs more than what a sparse table of a small size takes.
@@ -235,17 +235,17 @@ class Keys:
     return out, np.concatenate(new) if new else np.zeros(0, np.int64)
 
   def find(self, keys: np.ndarray, missing: int) -> np.ndarray:
-    """Ids [n] int32 of hashes, `missing` of those that are not known."""
+    """Returns ids [n] int32 of hashes, `missing` where there is none."""
     out = np.zeros(len(keys), np.int32)
     _find(self._slots, keys, out, missing=missing)
     return out
 
   def hashes(self) -> np.ndarray:
-    """[ids] uint64, the hash of each."""
+    """Returns [ids] uint64, the hash of each."""
     return self._listed()[0]
 
   def counts(self) -> np.ndarray:
-    """[ids] int64, how often each was added."""
+    """Returns [ids] int64, how often each was added."""
     return self._listed()[1]
 
   def _listed(self):

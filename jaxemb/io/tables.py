@@ -21,8 +21,7 @@ import numba
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.io import keys, libsvm
-from jaxemb.io import text_files as sources
+from jaxemb.io import keys, libsvm, text_files
 from jaxemb.runtime import resources
 
 FORMS = 'csv', 'tsv', 'parquet', 'libsvm', 'libffm'
@@ -92,33 +91,33 @@ class Reader:
     progress: Callable[[int, int], None],
     then: Callable[[Any], Any] = lambda table: table.arrow(),
   ) -> Iterator[Any]:
-    """What `then` makes of each `Table`, in order, computed in threads.
+    """Yields `then(table)` of each `Table`, in order, computed in threads.
 
     `progress` gets bytes read, and of all.
     """
     threads = resources.reading_threads()
+
+    def parsed(parse, read_bytes):
+      table, bad, num_lines = parse()
+      num = table.num_rows
+      return then(table) if num else None, num, bad, num_lines, read_bytes
+
     try:
       for file in self.files:
         before, lines = self.read_bytes, 1
         with futures.ThreadPoolExecutor(threads) as pool:
-          made = sources.map_ahead(
-            pool,
-            function=lambda parse, read_bytes: (
-              *_made(parse, then),
-              read_bytes,
-            ),
-            items=self._jobs(file),
-            depth=threads + 1,
+          results = text_files.map_ahead(
+            pool, function=parsed, items=self._jobs(file), depth=threads + 1
           )
-          for found, num, bad, num_lines, read_bytes in made:
+          for result, num, bad, num_lines, read_bytes in results:
             for number, why in bad:
-              self.bad(file, number and lines + number, why)
+              self._count_bad(file, number and lines + number, why)
             lines += num_lines
             self.num_rows += num
             self.read_bytes = before + read_bytes
             progress(self.read_bytes, self.size_bytes)
             if num:
-              yield found
+              yield result
         self.read_bytes = before + file.stat().st_size
     except (OSError, EOFError, lzma.LZMAError) as error:
       raise _unreadable(file, error) from error
@@ -135,14 +134,14 @@ class Reader:
         'file, or give --config.data.format'
       )
 
-  def bad(self, file: pathlib.Path, number: int | None, why: str) -> None:
-    """Counts a row."""
+  def _count_bad(self, file, number, why):
+    """Counts a row that cannot be read."""
     self.num_bad += 1
     where = f' line {number}' if number else ''
     self.first_bad = self.first_bad or f'{file}{where}: {why}'
 
   def _jobs(self, file):
-    """Functions that parse a stretch of a file, and where it ends."""
+    """Yields functions that parse a block of a file, and where it ends."""
     if self.form == 'parquet':
       yield from _parquet(file)
     elif self.form in ('libsvm', 'libffm'):
@@ -179,7 +178,7 @@ class Reader:
       )
 
   def _parse(self, text, names, delimiter, has_header):
-    """The table of a block of lines, lines that are no rows, all its lines."""
+    """Returns the table of a block of lines, bad lines, and all its lines."""
     data = np.frombuffer(text, np.uint8)
     most = text.count(b'\n')
     spans = np.empty((2, len(names), most), np.int32)
@@ -207,27 +206,29 @@ class Reader:
 
 
 def find(path: str, what: str = 'file of rows') -> list[pathlib.Path]:
-  """Files of a path, a folder, a glob, or several with commas between.
+  """Returns the files of a path, folder, glob, or several, with commas.
 
   Raises a `UserError`, which asks for `what`, where there are none.
   """
-  found = []
-  for one in filter(None, map(str.strip, path.split(','))):
-    place = pathlib.Path(one).expanduser()
-    if place.is_dir():
-      some = [x for x in place.iterdir() if not x.name.startswith(('.', '_'))]
-    elif place.exists():
-      some = [place]
+  all_files = []
+  for name in filter(None, map(str.strip, path.split(','))):
+    expanded = pathlib.Path(name).expanduser()
+    if expanded.is_dir():
+      files = [
+        x for x in expanded.iterdir() if not x.name.startswith(('.', '_'))
+      ]
+    elif expanded.exists():
+      files = [expanded]
     else:
-      some = map(pathlib.Path, glob.glob(str(place), recursive=True))
-    some = sorted(x for x in some if x.is_file())
-    if not some:
-      is_other = place.exists() and not place.is_dir()
-      which = f'{one} is not a regular file' if is_other else ''
-      which = which or f'there is no file {one}'
-      raise errors.UserError(f'{which}; give a {what}')
-    found += some
-  return found
+      files = map(pathlib.Path, glob.glob(str(expanded), recursive=True))
+    files = sorted(x for x in files if x.is_file())
+    if not files:
+      is_other = expanded.exists() and not expanded.is_dir()
+      problem = f'{name} is not a regular file' if is_other else ''
+      problem = problem or f'there is no file {name}'
+      raise errors.UserError(f'{problem}; give a {what}')
+    all_files += files
+  return all_files
 
 
 def guess(
@@ -253,7 +254,7 @@ def guess(
 
 
 def _open(file):
-  """A stream, and what knows how many bytes of the file were read."""
+  """Opens a stream, and the file, whose position counts bytes read."""
   import pyarrow as pa
 
   if file.suffix == '.xz':
@@ -265,7 +266,10 @@ def _open(file):
 
 
 def first_line(file: pathlib.Path) -> str:
-  """The first line, plain or compressed. Raises a `UserError`."""
+  """Reads the first line of a file, plain or compressed.
+
+  Raises a `UserError` for what is no text in UTF-8.
+  """
   try:
     stream, _ = _open(file)
     with stream:
@@ -282,8 +286,8 @@ def first_line(file: pathlib.Path) -> str:
   text = codecs.getincrementaldecoder('utf-8-sig')('replace').decode(head)
   num_bad = text.count('\ufffd')
   num_high = len(text) - len(text.encode('ascii', 'ignore'))
-  encoding = 'UTF-16' if is_utf16 else sources.guess_encoding(head)
-  if encoding != sources.UTF_8 and 2 * num_bad > num_high:
+  encoding = 'UTF-16' if is_utf16 else text_files.guess_encoding(head)
+  if encoding != text_files.UTF_8 and 2 * num_bad > num_high:
     raise errors.UserError(
       f'{file} is no text in UTF-8; convert it first (iconv -f {encoding} -t '
       'UTF-8)'
@@ -325,25 +329,25 @@ def _header(file, line, delimiter):
 
 
 class Table(NamedTuple):
-  """Some rows."""
+  """Rows, by column."""
 
   columns: Mapping[str, Any]  # `keys.Text`, or an array of Arrow
 
   @classmethod
   def of(cls, table: Any) -> 'Table':
-    """Those of a `pyarrow.Table`, or that itself."""
+    """Makes one of a `pyarrow.Table`; returns a `Table` as it is."""
     if isinstance(table, cls):
       return table
     return cls(dict(zip(table.column_names, table.columns, strict=True)))
 
   @property
   def num_rows(self) -> int:
-    """How many there are."""
+    """The number of rows."""
     column = next(iter(self.columns.values()), ())
     return len(column.starts if isinstance(column, keys.Text) else column)
 
   def arrow(self, names: Iterable[str] | None = None) -> Any:
-    """As a `pyarrow.Table`, of all columns or of some."""
+    """Returns a `pyarrow.Table` of all columns or of some."""
     import pyarrow as pa
 
     names = self.columns if names is None else names
@@ -359,21 +363,14 @@ def _sparse(features, text):
   return Table(columns), bad, num_lines
 
 
-def _made(parse, then):
-  table, bad, num_lines = parse()
-  num = table.num_rows
-  return then(table) if num else None, num, bad, num_lines
-
-
 def blocks(file: pathlib.Path) -> Iterator[tuple[bytearray, int, int]]:
-  """Lines of a file, some megabytes of them, and where they end in it.
+  """Yields blocks of lines of a file, where they end, and invalid bytes.
 
-  And how many bytes of them are not UTF-8; at the end raises a `UserError` if
-  more than 1 % of all were.
+  Raises a `UserError` at the end if more than 1 % of all bytes are not UTF-8.
   """
   stream, raw = _open(file)
   rest, is_last = b'', False
-  letters = sources.Letters(file)
+  letters = text_files.Letters(file)
   with stream:
     while not is_last:
       text = bytearray(len(rest) + _BLOCK_BYTES)
@@ -402,13 +399,13 @@ def _parquet(file):
     done, total = 0, max(1, reader.metadata.num_rows)
     for batch in reader.iter_batches(1 << 16):
       done += len(batch)
-      found = Table.of(pa.table(batch)), (), 0
-      yield functools.partial(tuple, found), size_bytes * done // total
+      parsed = Table.of(pa.table(batch)), (), 0
+      yield functools.partial(tuple, parsed), size_bytes * done // total
 
 
 @numba.njit(nogil=True, cache=True)
 def split(data, i, delimiter, quote, starts, stops, bad_lines, bad_cells):
-  """Where the cells of each line are, from `i` on; the text ends a line.
+  """Finds the cells of each line, from `i` on; the text ends with a line end.
 
   Writes `starts` and `stops`, [columns, rows]; of lines with another number of
   cells it, or -1 if a quote is open. Quoted cells are unquoted in place; others
