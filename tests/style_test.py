@@ -27,11 +27,7 @@ _LONG = set(
 _POSITIONAL_CALLS = 62
 _CORE_MENTIONS = {
   'config/__init__.py': 32,
-  'io/keys.py': 1,
-  'io/tables.py': 2,
-  'io/text_files.py': 1,
   'models/base.py': 1,
-  'report/report.py': 1,
   'run/build.py': 7,
   'run/lifecycle.py': 5,
   'run/partition.py': 4,

@@ -1,0 +1,31 @@
+"""Numbers of strings."""
+
+import numpy as np
+import pyarrow as pa
+
+from jaxemb.io import keys
+
+
+def _hashes(strings):
+  return keys.Text.of(strings).hashes()
+
+
+def test_keys_are_numbered_as_they_come():
+  rng = np.random.default_rng(0)
+  words = [f'w{x}' for x in rng.zipf(1.3, 20_000) % 9000]
+  known, table = {}, keys.Keys()
+  for start in range(0, len(words), 3000):
+    some = words[start : start + 3000]
+    ids, new = table.add(_hashes(pa.array(some)))
+    fresh = [x for x in dict.fromkeys(some) if x not in known]
+    assert [some[i] for i in new] == fresh
+    for word in fresh:
+      known[word] = len(known)
+    assert ids.tolist() == [known[x] for x in some]
+  found = table.find(_hashes(pa.array(['w1', 'none'])), -1)
+  assert found.tolist() == [known['w1'], -1]
+  assert _hashes(pa.array([], pa.string())).tolist() == []
+  texts = ['', 'a', 'ab', 'abcdefgh', 'abcdefghi', 'ä', 'a\0', 'a\0\0']
+  assert len(set(_hashes(pa.array(texts)).tolist())) == len(texts)
+  whole = _hashes(pa.array(texts))
+  np.testing.assert_array_equal(_hashes(pa.array(texts)[3:]), whole[3:])
