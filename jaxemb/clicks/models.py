@@ -1,4 +1,4 @@
-"""Models of clicks: the log odds of a label, from categories and numbers.
+"""Click models: the log odds of a label, from categories and numbers.
 
 All are sums of terms over the vectors e of an example's fields, their weights w
 (vectors of size 1) and its numbers x:
@@ -79,7 +79,7 @@ class Pass:
     self._layers = itertools.count()
 
   def moments(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[units] mean and variance of x [E, units] over the whole step."""
+    """Returns [units] mean and variance of x [E, units] over the step."""
     if self._given is not None:
       return next(self._given), next(self._given)
     weights, axes = self.batch.weights[:, None], self.spec.axes
@@ -91,12 +91,12 @@ class Pass:
       return total / jnp.maximum(num, 1)
 
     middle = mean(x)
-    found = middle, mean(jnp.square(x - middle[None]))
-    self.seen.extend(found)
-    return found
+    moments = middle, mean(jnp.square(x - middle[None]))
+    self.seen.extend(moments)
+    return moments
 
   def drop(self, x: jax.Array) -> jax.Array:
-    """[E, units] without some units of each example, the others larger."""
+    """Applies dropout to x [E, units]."""
     rate = self.spec.dropout
     if not rate or self._given is not None:
       return x
@@ -229,14 +229,14 @@ class _Dots(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-  """What a network sees of E examples."""
+  """Inputs of a network: E examples."""
 
   vectors: jax.Array | None  # [E, fields, dim]
   weights: jax.Array | None  # [E, fields]
   numbers: jax.Array  # [E, numbers]
 
   def flat(self) -> jax.Array:
-    """[E, fields * dim + numbers], all of an example side by side."""
+    """Returns [E, fields * dim + numbers], all of an example in a row."""
     flat = self.vectors.reshape(self.vectors.shape[0], -1)
     return jnp.concatenate([flat, self.numbers], 1)
 
@@ -274,7 +274,7 @@ class Network(nnx.Module):
 
 
 def pairs(vectors: jax.Array) -> jax.Array:
-  """[E], products of all pairs of an example's vectors [E, fields, dim].
+  """Returns [E], sums of products of all pairs of vectors [E, fields, dim].
 
   In linear time (Rendle 2010, lemma 3.1).
   """
@@ -285,21 +285,21 @@ def pairs(vectors: jax.Array) -> jax.Array:
 def pooled(
   rows: jax.Array, ids: jax.Array, fields: examples.Fields
 ) -> jax.Array:
-  """[E, columns, d] rows of ids [E, columns] -> [E, fields, d]."""
+  """Pools rows [E, columns, d] of ids [E, columns] to [E, fields, d]."""
   if all(not x.pooling for x in fields.ids):
     return rows
-  parts = []
+  by_field = []
   for field in fields.ids:
-    here = slice(field.first_column, field.first_column + field.num_columns)
-    some = rows[:, here]
+    span = slice(field.first_column, field.first_column + field.num_columns)
+    values = rows[:, span]
     if field.pooling:
       # Rows of padding are those of any id.
-      is_value = (ids[:, here] < fields.vocab)[..., None]
-      some = jnp.where(is_value, some, 0).sum(1, keepdims=True)
+      is_value = (ids[:, span] < fields.vocab)[..., None]
+      values = jnp.where(is_value, values, 0).sum(1, keepdims=True)
       if field.pooling == 'mean':
-        some /= jnp.maximum(is_value.sum(1, keepdims=True), 1)
-    parts.append(some)
-  return jnp.concatenate(parts, 1)
+        values /= jnp.maximum(is_value.sum(1, keepdims=True), 1)
+    by_field.append(values)
+  return jnp.concatenate(by_field, 1)
 
 
 @jax.tree_util.register_dataclass
@@ -325,20 +325,20 @@ class ClickModel(base.Model):
     return self.spec.dense_rate
 
   def ids(self, batch, key):
-    """[E, columns], the same of all tables."""
+    """Returns [E, columns], the same ids for all tables."""
     return {table.name: batch.ids for table in self.tables}
 
   def init(self, key):
-    """The network's parameters, a pytree of dicts."""
+    """Returns the network's first parameters, a pytree of dicts."""
     network = Network(self.spec, self.terms, nnx.Rngs(key))
     return nnx.to_pure_dict(nnx.state(network))
 
   def optimizer(self):
-    """At a learning rate of 1, which steps multiply."""
+    """Returns an optimizer at a learning rate of 1, which steps multiply."""
     return dense.optimizer(self.spec.optimizer, self.spec.dense_decay)
 
   def loss(self, params, rows, ids, batch, key):
-    """Summed over the examples; its derivatives are means."""
+    """Returns the loss summed over examples; its derivatives are means."""
     run = Pass(self.spec, batch, key)
     logits = self._logits(params, rows, batch, run=run)
     losses = sampling.logistic_loss(logits, batch.labels)
@@ -351,27 +351,27 @@ class ClickModel(base.Model):
     batch: examples.StepBatch,
     moments: Moments,
   ) -> jax.Array:
-    """[E] log odds of examples that are not trained on."""
+    """Returns [E] log odds of examples that are not trained on."""
     run = Pass(spec=self.spec, batch=batch, key=None, moments=moments)
     return self._logits(params, rows, batch, run=run)
 
   def moments(
     self, params: Any, rows: Mapping[str, jax.Array], batch: examples.StepBatch
   ) -> Moments:
-    """Means and variances that batch normalization has of a batch, by layer."""
+    """Returns means and variances of a batch, by normalized layer."""
     spec = dataclasses.replace(self.spec, dropout=0.0, axes=())
     run = Pass(spec, batch, None)
     dataclasses.replace(self, spec=spec)._logits(params, rows, batch, run=run)
     return tuple(run.seen)
 
   def _logits(self, params, rows, batch, run):
-    spec, found = self.spec, {}
+    spec, by_table = self.spec, {}
     for table in self.tables:
-      some = columns.whole(rows[table.name], table.dim, spec.row_ops)
-      found[table.name] = pooled(some, batch.ids, spec.fields)
-    weights = found.get(WEIGHTS)
+      rows_of = columns.whole(rows[table.name], table.dim, spec.row_ops)
+      by_table[table.name] = pooled(rows_of, batch.ids, spec.fields)
+    weights = by_table.get(WEIGHTS)
     inputs = Inputs(
-      found.get(VECTORS),
+      by_table.get(VECTORS),
       None if weights is None else weights[..., 0],
       batch.numbers,
     )
@@ -385,7 +385,7 @@ class ClickModel(base.Model):
 def of_terms(
   spec: ClickSpec, terms: tuple[str, ...], lookups: np.ndarray | None = None
 ) -> ClickModel:
-  """A sum of terms; `lookups` [vocab] are expected of an example."""
+  """Makes a sum of terms; `lookups` [vocab] are expected per example."""
   sizes = {VECTORS: spec.dim} if set(terms) != {'first'} else {}
   sizes |= {WEIGHTS: 1} if 'first' in terms else {}
   # Of vectors so small products are nothing, and nothing else is learned from.
@@ -407,7 +407,7 @@ def of_terms(
 
 def _make(*terms: str) -> Callable[[ClickSpec, base.Corpus], ClickModel]:
   def make(spec: ClickSpec, corpus: base.Corpus) -> ClickModel:
-    """The model of fields whose ids a `corpus` has counted."""
+    """Makes the model of fields whose ids a `corpus` has counted."""
     return of_terms(spec, terms, corpus.centers)
 
   return make

@@ -168,8 +168,8 @@ class RawLog:
       for ending, dtype, shape in zip(_ENDINGS, _TYPES, shapes, strict=True)
     ]
     for start in range(0, num, _ROWS):
-      some = (np.asarray(x[start : start + _ROWS]) for x in arrays)
-      yield start, encoder_lib.Rows(*some)
+      block = (np.asarray(x[start : start + _ROWS]) for x in arrays)
+      yield start, encoder_lib.Rows(*block)
 
   def remove(self) -> None:
     """Removes the files of rows."""

@@ -107,8 +107,8 @@ class Evaluation(loop.Hook):
     """Forgets evaluations behind the checkpoint that training goes on from."""
     if self._path.exists():
       lines = self._path.read_text().splitlines()
-      found = [json.loads(x) for x in lines if x.endswith('}')]
-      self.records = [x for x in found if x['step'] <= totals.steps]
+      records = [json.loads(x) for x in lines if x.endswith('}')]
+      self.records = [x for x in records if x['step'] <= totals.steps]
       if distributed.is_first():
         with atomic.write(self._path) as file:
           for record in self.records:
@@ -123,12 +123,12 @@ class Evaluation(loop.Hook):
     """Scores the validation rows, and keeps the best model."""
     source = self.parts.source
     model = self._take(self.parts, state)
-    found = self._validate(model, self.parts)
+    scores = self._validate(model, self.parts)
     epoch = totals.done / source.units_per_epoch
-    record = {'step': totals.steps, 'epoch': epoch, 'validation': found}
+    record = {'step': totals.steps, 'epoch': epoch, 'validation': scores}
     is_best = self._better(record, self.best())
     self.records.append(record)
-    line = f'epoch {epoch:.2f}: {self._describe(found)}'
+    line = f'epoch {epoch:.2f}: {self._describe(scores)}'
     metrics.LOG.info('%s', line + (', the best so far' if is_best else ''))
     if distributed.is_first():
       if is_best:

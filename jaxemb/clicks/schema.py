@@ -184,8 +184,8 @@ def _is_numeric(name: str, column: Any) -> bool:
     or pa.types.is_decimal(kind)
   ):
     return False
-  found = pc.value_counts(column.drop_null())
-  values, counts = found.field('values'), found.field('counts').to_numpy()
+  counted = pc.value_counts(column.drop_null())
+  values, counts = counted.field('values'), counted.field('counts').to_numpy()
   if is_text:
     names = pc.utf8_lower(pc.utf8_trim_whitespace(values))
     is_given = pc.invert(pc.is_in(names, pa.array(MISSING, kind)))

@@ -27,13 +27,13 @@ _SAMPLE_BYTES = 1 << 14
 
 def identity_of(files: Sequence[pathlib.Path]) -> list[list[Any]]:
   """Returns [path, size, time, hash of samples] of each file."""
-  found = []
+  identity = []
   for path in files:
     status = path.stat()
     sample = sample_sha256(path, max(1, _SAMPLES // len(files)))
     path = str(path.absolute())
-    found.append([path, status.st_size, status.st_mtime_ns, sample])
-  return found
+    identity.append([path, status.st_size, status.st_mtime_ns, sample])
+  return identity
 
 
 def folder_of(cache: pathlib.Path, name: str, identity: Any) -> pathlib.Path:

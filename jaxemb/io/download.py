@@ -42,7 +42,7 @@ def wikipedia(
   cache: pathlib.Path,
   progress: _Progress = lambda done_bytes, total_bytes: None,
 ) -> pathlib.Path:
-  """Path of the newest dump of a Wikipedia's articles, downloaded if absent.
+  """Returns the newest dump of a Wikipedia's articles; downloads it if absent.
 
   `name` is the code of its language: 'simple' has about 0.3 GB, 'en' 25 GB. A
   file put into the cache by hand is used as it is. Raises a `UserError` without
@@ -62,7 +62,7 @@ def wikipedia(
     f'check the code {name!r}, download {latest_url}{_KIND} to {path} by hand, '
     'or set config.data.path to text of your own'
   )
-  with _telling(f'the {name}wiki dump', by_hand, path.parent):
+  with _one_line_errors(f'the {name}wiki dump', by_hand, path.parent):
     url, sha1 = _newest(name, f'{latest_url}sha1sums.txt')
     part = path.with_name(url.rpartition('/')[2] + '.part')
     with _locked(part) as file:
@@ -79,7 +79,7 @@ def ogb(
   cache: pathlib.Path,
   progress: _Progress = lambda done_bytes, total_bytes: None,
 ) -> pathlib.Path:
-  """The folder of a data set of the Open Graph Benchmark, such as 'ogbn-arxiv'.
+  """Returns the folder of a data set of the Open Graph Benchmark.
 
   It is downloaded and unpacked if absent (arxiv 80 MB, proteins 220 MB,
   products 1.4 GB); one that was put into the cache by hand is used as it is.
@@ -96,7 +96,7 @@ def ogb(
   url = f'{OGB_URL}/{name.removeprefix("ogbn-")}.zip'
   part = folder.with_name(f'{name}.zip.part')
   by_hand = f'or unpack {url} by hand, with its raw/ at {folder / "raw"}'
-  with _telling(name, by_hand, folder.parent), _locked(part) as file:
+  with _one_line_errors(name, by_hand, folder.parent), _locked(part) as file:
     if not folder.exists():
       _complete(file, url, sha1='', progress=progress)
       _unpack(part, folder)
@@ -105,7 +105,7 @@ def ogb(
 
 
 def _unpack(path: pathlib.Path, folder: pathlib.Path) -> None:
-  """Unpacks what a graph needs, without the folder that all is in."""
+  """Unpacks the folders raw and split of a graph."""
   try:
     with atomic.folder(folder) as new, zipfile.ZipFile(path) as file:
       for member in file.infolist():
@@ -113,9 +113,9 @@ def _unpack(path: pathlib.Path, folder: pathlib.Path) -> None:
         is_used = parts[:1] in (('raw',), ('split',)) and '..' not in parts
         if not is_used or member.is_dir():
           continue
-        place = new.joinpath(*parts)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with file.open(member) as source, place.open('wb') as target:
+        target_path = new.joinpath(*parts)
+        target_path.parent.mkdir(parents=True, exist_ok=True)
+        with file.open(member) as source, target_path.open('wb') as target:
           shutil.copyfileobj(source, target)
       if not (new / 'raw').is_dir():
         raise zipfile.BadZipFile('it has no folder raw/')
@@ -129,7 +129,7 @@ def _unpack(path: pathlib.Path, folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _locked(part: pathlib.Path) -> Iterator[BinaryIO]:
-  """The file of a download, at its end; others may download the same."""
+  """Opens the file of a download to append, alone among processes."""
   part.parent.mkdir(parents=True, exist_ok=True)
   with open(part, 'ab') as file:
     with contextlib.suppress(ImportError, OSError):  # where files can lock
@@ -140,8 +140,10 @@ def _locked(part: pathlib.Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def _telling(what: str, by_hand: str, folder: pathlib.Path) -> Iterator[None]:
-  """Has failures of networks and disks told in one line."""
+def _one_line_errors(
+  what: str, by_hand: str, folder: pathlib.Path
+) -> Iterator[None]:
+  """Turns failures of networks and disks into a `UserError`."""
   try:
     yield
   except _NETWORK_ERRORS as error:
@@ -157,7 +159,7 @@ def _telling(what: str, by_hand: str, folder: pathlib.Path) -> Iterator[None]:
 
 
 def _newest(name: str, sums_url: str) -> tuple[str, str]:
-  """Address and SHA-1 of the newest dump."""
+  """Returns the address and the SHA-1 of the newest dump."""
   sums = b''.join(block for _, block, _ in _blocks(sums_url))
   line = rf'^(\w{{40}})  ({name}wiki-(\d{{8}})-{re.escape(_KIND)})$'
   match = re.search(line, sums.decode(errors='replace'), re.MULTILINE)

@@ -26,19 +26,19 @@ _JIT = {'nogil': True, 'cache': True}
 @numba.njit(**_JIT)
 def _hash(data, start, stop):
   """uint64 of bytes, odd."""
-  found = np.uint64(stop - start)
+  state = np.uint64(stop - start)
   while start + 8 <= stop:
     word = np.uint64(0)
     for i in range(8):  # one load
       word |= np.uint64(data[start + i]) << np.uint64(8 * i)
-    found = np.uint64(hashing.hashed(found ^ word))
+    state = np.uint64(hashing.hashed(state ^ word))
     start += 8
   if start < stop:
     word = np.uint64(0)
     for i in range(stop - start):
       word |= np.uint64(data[start + i]) << np.uint64(8 * i)
-    found = np.uint64(hashing.hashed(found ^ word))
-  return found | np.uint64(1)
+    state = np.uint64(hashing.hashed(state ^ word))
+  return state | np.uint64(1)
 
 
 # Slots of a table are pairs, so that a key costs one miss of the cache: a hash;
@@ -66,10 +66,10 @@ def _slot(slots, at, key):
 @numba.njit(**_JIT)
 def _fetch(slots, shift, keys):
   """Loads the first slots of keys into the cache, without waiting for any."""
-  found = np.uint64(0)
+  loaded = np.uint64(0)
   for key in keys:
-    found |= slots[key >> shift, 0]
-  return found
+    loaded |= slots[key >> shift, 0]
+  return loaded
 
 
 @numba.njit(**_JIT)
@@ -97,12 +97,12 @@ def _gather(data, starts, stops, offsets, out):
 def _find(slots, keys, out, missing):
   shift = np.uint64(64 - _bits(len(slots)))
   for start in range(0, len(keys), _BLOCK):
-    some = keys[start : start + _BLOCK]
-    if _fetch(slots, shift, some) == EMPTY:  # never so unless all are missing
+    block = keys[start : start + _BLOCK]
+    if _fetch(slots, shift, block) == EMPTY:  # never so unless all are missing
       out[start : start + _BLOCK] = missing
       continue
-    for i in range(len(some)):
-      at = _slot(slots, some[i] >> shift, some[i])
+    for i in range(len(block)):
+      at = _slot(slots, block[i] >> shift, block[i])
       is_there = slots[at, 0] != EMPTY
       number = np.int64(slots[at, 1] & _NUMBER)
       out[start + i] = number if is_there else missing
@@ -118,20 +118,20 @@ def _add(slots, keys, out, num, new):
   first = num
   shift = np.uint64(64 - _bits(len(slots)))
   for start in range(0, len(keys), _BLOCK):
-    some = keys[start : start + _BLOCK]
-    if 4 * (num + len(some)) > 3 * len(slots):
+    block = keys[start : start + _BLOCK]
+    if 4 * (num + len(block)) > 3 * len(slots):
       return start, num
-    fetched = _fetch(slots, shift, some)
-    for i in range(len(some)):
-      at = _slot(slots, some[i] >> shift, some[i])
+    loaded = _fetch(slots, shift, block)
+    for i in range(len(block)):
+      at = _slot(slots, block[i] >> shift, block[i])
       if slots[at, 0] == EMPTY:
-        slots[at, 0], slots[at, 1] = some[i], num
+        slots[at, 0], slots[at, 1] = block[i], num
         new[num - first] = start + i
         num += 1
-        fetched = some[i]
+        loaded = block[i]
       slots[at, 1] += _ONCE
       out[start + i] = slots[at, 1] & _NUMBER
-    if fetched == EMPTY:  # cannot be; `_fetch` would be left out otherwise
+    if loaded == EMPTY:  # cannot be; `_fetch` would be left out otherwise
       return start, num
   return len(keys), num
 
@@ -168,13 +168,13 @@ class Text(NamedTuple):
     kind = np.int64 if pa.types.is_large_string(strings.type) else np.int32
     _, offsets, data = strings.buffers()
     first, num = strings.offset, len(strings)
-    places = np.zeros(1, kind)
+    ends = np.zeros(1, kind)
     if num:
-      places = np.frombuffer(offsets, kind)[first : first + num + 1]
+      ends = np.frombuffer(offsets, kind)[first : first + num + 1]
     bytes_ = np.zeros(1, np.uint8)
     if data and data.size:
       bytes_ = np.frombuffer(data, np.uint8)
-    return cls(bytes_, places[:-1], places[1:])
+    return cls(bytes_, ends[:-1], ends[1:])
 
   def hashes(self) -> np.ndarray:
     """[n] uint64."""

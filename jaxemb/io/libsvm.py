@@ -16,10 +16,10 @@ _MAX_NUMBERS = 1000  # columns that are not categories
 
 @numba.njit(nogil=True, cache=True)
 def _cells(data, has_fields, labels, starts, fields, spans, lines):
-  """Where labels [2, rows] and cells are; the text ends a line.
+  """Finds labels [2, rows] and cells; the text ends with a line end.
 
   `spans` is [4, cells]: feature from, to; value from, to. The field of a cell
-  is its place where there are none; -1 = cannot be read. Returns rows, lines
+  is its position where there are none; -1 = cannot be read. Returns rows, lines
   and cells.
   """
   i = row = line = num = 0
@@ -90,7 +90,7 @@ class Cells(NamedTuple):
 
   @classmethod
   def of(cls, text: bytearray, has_fields: bool) -> 'Cells':
-    """Those of a block of lines."""
+    """Finds the cells of a block of lines."""
     data = np.frombuffer(text, np.uint8)
     rows, most = text.count(b'\n'), text.count(b':') + len(text.split()) + 1
     labels, starts = np.empty((2, rows), np.int64), np.empty(rows + 1, np.int64)
@@ -116,15 +116,15 @@ class Cells(NamedTuple):
     )
 
   def texts(self, starts: np.ndarray, stops: np.ndarray) -> keys.Text:
-    """Stretches of the data."""
+    """Returns ranges of the data as strings."""
     return keys.Text(self.data, starts, stops)
 
   def rows(self) -> np.ndarray:
-    """[cells] int64, the row of each."""
+    """Returns [cells] int64, the row of each."""
     return np.repeat(np.arange(len(self.lines)), np.diff(self.starts))
 
   def features(self) -> np.ndarray:
-    """[cells] int64, -1 where there is none."""
+    """Returns [cells] int64, -1 where there is none."""
     import pyarrow.compute as pc
 
     is_good = self.fields >= 0
@@ -134,25 +134,25 @@ class Cells(NamedTuple):
     return out
 
   def values(self) -> np.ndarray:
-    """[cells] float64, NaN where there is no number."""
+    """Returns [cells] float64, NaN where there is no number."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     starts, stops = self.spans[2:]
-    found = np.ones(len(starts))
+    values = np.ones(len(starts))
     # Nearly all are `1`.
     first = self.data[np.minimum(starts, len(self.data) - 1)]
     others = np.flatnonzero((stops != starts + 1) | (first != ord('1')))
     texts = self.texts(starts[others], stops[others]).strings()
     try:
-      found[others] = pc.cast(texts, 'float64').to_numpy()
+      values[others] = pc.cast(texts, 'float64').to_numpy()
     except pa.ArrowInvalid:
       for i, text in zip(others, texts.to_pylist(), strict=True):
         try:
-          found[i] = float(text)
+          values[i] = float(text)
         except ValueError:
-          found[i] = math.nan
-    return found
+          values[i] = math.nan
+    return values
 
 
 class Features(NamedTuple):
@@ -174,62 +174,81 @@ class Features(NamedTuple):
     self, text: bytearray
   ) -> tuple[dict[str, Any], list[tuple[int, str]], int]:
     """Returns the columns of a block of lines, bad lines, and all its lines."""
+    cells = Cells.of(text, self.has_fields)
+    rows, values = cells.rows(), cells.values()
+    column_of, problems = self._check(cells, rows, values)
+    is_good = problems == ''
+    bad = [(int(cells.lines[i]), problems[i]) for i in np.flatnonzero(~is_good)]
+    columns = {'label': cells.texts(*cells.labels[:, is_good])}
+    if self.kind == 'list':
+      lengths = np.diff(cells.starts)[is_good]
+      offsets = np.append(0, np.cumsum(lengths))
+      columns['features'] = _lists(
+        offsets, cells.texts(*cells.spans[:2, is_good[rows]])
+      )
+      return columns, bad, cells.num_lines
+    new_rows = np.cumsum(is_good) - 1
+    for i, number in enumerate(self.names):
+      chosen = np.flatnonzero((column_of == i) & is_good[rows])
+      name = f'{"feature" if self.kind == "dense" else "field"}{number}'
+      columns[name] = self._column(
+        number,
+        rows=new_rows[rows[chosen]],
+        num_rows=int(is_good.sum()),
+        values=values[chosen],
+        texts=cells.texts(*cells.spans[:2, chosen]),
+      )
+    return columns, bad, cells.num_lines
+
+  def _check(self, cells, rows, values):
+    """Returns the column of each cell, and what is wrong with each row."""
+    is_dense, is_list = self.kind == 'dense', self.kind == 'list'
+    names = cells.features() if is_dense else cells.fields
+    problems = np.full(len(cells.lines), '', object)
+    column_of = np.zeros(len(names), np.int64)
+    if not is_list:
+      known = np.array([*self.names, -2])
+      column_of = np.searchsorted(known[:-1], names)
+      is_new = known[column_of] != names
+      problems[rows[is_new]] = 'it has other features than the first lines'
+      if not self.has_fields and not is_dense:
+        is_short = np.diff(cells.starts) < len(self.names)
+        problems[is_short] = 'it has fewer features'
+    if not is_dense:
+      is_number = np.isin(names, self.numbers)
+      problems[rows[(values != 1) & ~is_number]] = (
+        'a category has a value not 1'
+      )
+    is_unreadable = (cells.fields < 0) | np.isnan(values)
+    problems[rows[is_unreadable]] = 'it has no number'
+    return column_of, problems
+
+  def _column(self, number, rows, num_rows, values, texts):
+    """Makes a column of cells with values and texts, in rows [cells]."""
     import pyarrow as pa
 
-    cells = Cells.of(text, self.has_fields)
-    rows, values, n = cells.rows(), cells.values(), len(cells.lines)
-    is_dense, is_list = self.kind == 'dense', self.kind == 'list'
-    found = cells.features() if is_dense else cells.fields
-    whys = np.full(n, '', object)
-    if not is_list:
-      names = np.array([*self.names, -2])
-      place = np.searchsorted(names[:-1], found)
-      is_known = names[place] == found
-      whys[rows[~is_known]] = 'it has other features than the first lines'
-      if not self.has_fields and not is_dense:
-        whys[np.diff(cells.starts) < len(self.names)] = 'it has fewer features'
-    if not is_dense:
-      is_number = np.isin(found, self.numbers)
-      whys[rows[(values != 1) & ~is_number]] = 'a category has a value not 1'
-    whys[rows[(cells.fields < 0) | np.isnan(values)]] = 'it has no number'
-    is_good = whys == ''
-    new_rows = np.cumsum(is_good) - 1
-    kept = int(is_good.sum())
-    columns = {'label': cells.texts(*cells.labels[:, is_good])}
-    if is_list:
-      here = is_good[rows]
-      offsets = np.append(0, np.cumsum(np.diff(cells.starts)[is_good]))
-      columns['features'] = pa.ListArray.from_arrays(
-        pa.array(offsets, 'int32'),
-        cells.texts(*cells.spans[:2, here]).strings(),
-      )
-    for i, name in enumerate(self.names if not is_list else ()):
-      here = np.flatnonzero((place == i) & is_good[rows])
-      row, spans = new_rows[rows[here]], cells.spans[:2, here]
-      if is_dense or name in self.numbers:
-        column = np.full(kept, 0.0 if is_dense else math.nan)
-        column[row] = values[here]
-        columns[f'{"feature" if is_dense else "field"}{name}'] = pa.array(
-          column, from_pandas=True
-        )
-      elif name in self.lists:
-        offsets = np.searchsorted(row, np.arange(kept + 1))
-        columns[f'field{name}'] = pa.ListArray.from_arrays(
-          pa.array(offsets, 'int32'), cells.texts(*spans).strings()
-        )
-      else:
-        both = np.zeros((2, kept), np.int64)
-        both[:, row] = spans
-        columns[f'field{name}'] = cells.texts(*both)
-    bad = [(int(cells.lines[i]), whys[i]) for i in np.flatnonzero(whys != '')]
-    return columns, bad, cells.num_lines
+    if self.kind == 'dense' or number in self.numbers:
+      column = np.full(num_rows, 0.0 if self.kind == 'dense' else math.nan)
+      column[rows] = values
+      return pa.array(column, from_pandas=True)
+    if number in self.lists:
+      return _lists(np.searchsorted(rows, np.arange(num_rows + 1)), texts)
+    spans = np.zeros((2, num_rows), np.int64)
+    spans[:, rows] = texts.starts, texts.stops
+    return keys.Text(texts.data, *spans)
+
+
+def _lists(offsets, texts):
+  import pyarrow as pa
+
+  return pa.ListArray.from_arrays(pa.array(offsets, 'int32'), texts.strings())
 
 
 def features_of(text: bytearray, has_fields: bool) -> Features:
   """Returns what columns there are, by the first lines."""
   cells = Cells.of(text, has_fields)
   rows, is_good = cells.rows(), cells.fields >= 0
-  lengths, places = np.diff(cells.starts), cells.fields
+  lengths, fields = np.diff(cells.starts), cells.fields
   features = cells.features()
   is_other, kind = is_good & (cells.values() != 1), 'columns'
   if not has_fields and len(lengths):
@@ -238,20 +257,20 @@ def features_of(text: bytearray, has_fields: bool) -> Features:
       kind = 'dense' if is_other.any() else 'list'
     else:
       is_good &= (lengths == usual)[rows]
-      for place in np.unique(places[is_other & is_good]):
-        if len(np.unique(features[(places == place) & is_good])) > 1:
+      for field in np.unique(fields[is_other & is_good]):
+        if len(np.unique(features[(fields == field) & is_good])) > 1:
           kind = 'dense'
   if kind == 'list':
     return Features(kind, [], [], [], has_fields)
-  of = features if kind == 'dense' else places
-  names = np.unique(of[is_good])
+  columns = features if kind == 'dense' else fields
+  names = np.unique(columns[is_good])
   if len(names) > _MAX_NUMBERS:
     what = 'features have values other than 1' if kind == 'dense' else 'fields'
     raise ValueError(
       f'{len(names):,} {what}, and there can be {_MAX_NUMBERS:,}'
     )
-  numbers = sorted({*of[is_other & is_good].tolist()})
-  pairs = np.stack([rows, of], 1)[is_good]
+  numbers = sorted({*columns[is_other & is_good].tolist()})
+  pairs = np.stack([rows, columns], 1)[is_good]
   pairs, counts = np.unique(pairs, axis=0, return_counts=True)
   lists = sorted({*pairs[counts > 1, 1].tolist()} - {*numbers})
   return Features(kind, names.tolist(), numbers, lists, has_fields)

@@ -351,10 +351,10 @@ class Table(NamedTuple):
     import pyarrow as pa
 
     names = self.columns if names is None else names
-    found = {k: self.columns[k] for k in names}
+    columns = {k: self.columns[k] for k in names}
     return pa.table({
       k: x.strings() if isinstance(x, keys.Text) else x
-      for k, x in found.items()
+      for k, x in columns.items()
     })  # fmt: skip
 
 

@@ -100,7 +100,7 @@ class Piece(NamedTuple):
 
 
 def find(path: str) -> list[Source]:
-  """The files at a path, sorted.
+  """Returns the files at a path, sorted.
 
   A folder is searched recursively, without hidden files; in a glob ** stands
   for folders of any depth. Raises a `UserError` if nothing is there, or nothing
@@ -116,7 +116,7 @@ def find(path: str) -> list[Source]:
     )
   try:
     files = sorted({pathlib.Path(x) for path in paths for x in _files(path)})
-    found = [(file, file.stat()) for file in files]
+    statuses = [(file, file.stat()) for file in files]
   except OSError as error:
     remedy = 'check permissions'
     if isinstance(error, FileNotFoundError):
@@ -124,8 +124,8 @@ def find(path: str) -> list[Source]:
     raise errors.UserError(
       f'{error.filename} cannot be read ({error.strerror}): {remedy}'
     ) from error
-  if not any(status.st_size for _, status in found):
-    what = 'only empty files' if found else 'no files'
+  if not any(status.st_size for _, status in statuses):
+    what = 'only empty files' if statuses else 'no files'
     raise errors.UserError(
       f'{path} holds no text ({what}): set config.data.path to where it is'
     )
@@ -136,12 +136,12 @@ def find(path: str) -> list[Source]:
       mtime_ns=x.st_mtime_ns,
       ctime_ns=x.st_ctime_ns,
     )
-    for file, x in found
+    for file, x in statuses
   ]
 
 
 def _files(path: str) -> Iterator[str]:
-  """Regular files at or below a path, through links, each folder once."""
+  """Yields regular files at or below a path, through links, once each."""
   _check_link(path)
   if not os.path.isdir(path):
     if not os.path.isfile(path):
@@ -236,13 +236,13 @@ def is_divisible(
 
 
 def file_sha256(path: pathlib.Path) -> str:
-  """SHA-256 of a file's bytes on disk, in hexadecimal."""
+  """Returns the SHA-256 of a file's bytes on disk, in hexadecimal."""
   with open(path, 'rb') as file:
     return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
 class Letters:
-  """Of a file of names, how many bytes are not UTF-8."""
+  """Counts the bytes of a file that are not UTF-8."""
 
   def __init__(self, path: pathlib.Path):
     self._path, self._likely = path, ''
@@ -263,7 +263,7 @@ class Letters:
     return num
 
   def check(self) -> None:
-    """Raises a `UserError` if they are too many, at the end of the file."""
+    """Raises a `UserError` if more than 1 % are not, at the end of a file."""
     if self.num_invalid > MAX_INVALID * self.num_bytes:
       raise errors.UserError(
         f'{self.num_invalid:,} of {self.num_bytes:,} bytes of {self._path} are '
@@ -272,10 +272,10 @@ class Letters:
 
 
 def guess_encoding(data: bytes) -> str:
-  """The encoding that text, which may end inside a letter, is most likely in.
+  """Guesses the encoding of text, which may end inside a letter.
 
-  What is not UTF-8: a few accents among ASCII letters are Western. Otherwise
-  the first encoding whose decoded text is in the script that it is for.
+  Text that is not UTF-8 is Western if it has a few accents among ASCII letters;
+  otherwise the first encoding is taken whose decoded text is in its script.
   """
   with contextlib.suppress(UnicodeDecodeError):
     codecs.getincrementaldecoder(UTF_8)().decode(data)
@@ -298,7 +298,7 @@ def map_ahead(
   items: Iterable,
   depth: int,
 ) -> Iterator[Any]:
-  """`function(*item)` in order, computed up to `depth` items ahead of use."""
+  """Yields `function(*item)` in order, computed up to `depth` items ahead."""
   jobs = collections.deque()
   for item in items:
     jobs.append(pool.submit(function, *item))
@@ -315,7 +315,7 @@ def _streamed(
   encoding: str,
   extractor: Extractor,
 ) -> Iterator[Piece]:
-  """All pieces of a file that must be read from its start."""
+  """Yields all pieces of a file that must be read from its start."""
   suffix = source.path.suffix.lower()
   with open(source.path, 'rb', buffering=0) as file:
     blocks = _blocks(file, report)
@@ -337,7 +337,7 @@ def _streamed(
 
 
 def _blocks(file: BinaryIO, report: ReadReport) -> Iterator[bytes]:
-  """Blocks of a file on disk, counted and hashed."""
+  """Yields blocks of a file on disk; counts and hashes them."""
   digest = hashlib.sha256()
   while block := file.read(BLOCK_BYTES):
     digest.update(block)
@@ -349,7 +349,7 @@ def _blocks(file: BinaryIO, report: ReadReport) -> Iterator[bytes]:
 def _recoded(
   blocks: Iterable[bytes], encoding: str, report: ReadReport
 ) -> Iterator[bytes]:
-  """Blocks in UTF-8; counts what does not fit the encoding, and replaces it."""
+  """Yields blocks in UTF-8; counts and replaces what does not fit."""
   decoder = codecs.getincrementaldecoder(encoding)('replace')
   for block in itertools.chain(blocks, (b'',)):
     text = decoder.decode(block, not block)
@@ -362,7 +362,10 @@ def _recoded(
 def _unpack(
   blocks: Iterable[bytes], path: pathlib.Path, report: ReadReport
 ) -> Iterator[bytes]:
-  """Blocks of all streams or frames of a compressed file, or `_READ_ERRORS`."""
+  """Yields blocks of a compressed file, of all its streams or frames.
+
+  Raises one of `_READ_ERRORS`.
+  """
   suffix = path.suffix.lower()
   magic, decompressor = _COMPRESSIONS[suffix]
   blocks, head = iter(blocks), b''
@@ -447,7 +450,7 @@ def _ranges(
   report: ReadReport,
   wanted: Callable[[int], bool],
 ) -> Iterator[Piece]:
-  """Wanted pieces of plain text, found without reading those before.
+  """Yields wanted pieces of plain text without reading those before.
 
   Piece j ends at the last line end of the j-th range of `piece_bytes` / 2, so
   that no piece is longer than `piece_bytes`.
@@ -478,7 +481,7 @@ def _ranges(
 
 
 def _cut(data: bytes | bytearray, limit: int) -> int:
-  """Where to end a piece of data[:limit].
+  """Returns where to end a piece of data[:limit].
 
   After the last line end, else the last white space, else the last whole UTF-8
   character.

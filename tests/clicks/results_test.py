@@ -210,7 +210,7 @@ def test_lines_of_features_need_no_label_to_be_predicted(kind, line, tmp_path):
 @pytest.mark.parametrize('command', ['query', 'evaluate'])
 def test_commands_of_vectors_refuse_models_of_clicks(command, trained, capsys):
   flags = {'query': ['word'], 'evaluate': ['--eval=none']}[command]
-  module = importlib.import_module(f'jaxemb.{command}')
+  module = importlib.import_module(f'jaxemb.cli.{command}')
   assert module.main([f'--vectors={trained}', *flags]) == 2
   err = capsys.readouterr().err.strip()
   assert 'has a model of clicks, not vectors' in err and '\n' not in err
