@@ -35,8 +35,8 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.data import base
 from jaxemb.graphs import graph as graph_lib
-from jaxemb.graphs import loader, walks
 from jaxemb.graphs import node_classification as nodes
+from jaxemb.graphs import walk_source, walks
 from jaxemb.storage import word2vec_format
 
 _GENSIM, _WHOLE_GENSIM, _PEERS = (
@@ -231,10 +231,10 @@ def _beside_gensim(variant, args, folder) -> dict:
   return {'jaxemb': ours, 'gensim': theirs}
 
 
-def _source(config, cache) -> loader.Walks:
+def _source(config, cache) -> walk_source.Walks:
   settings = config_lib.check(config).data.to_dict()
   args = settings['path'], config.seed, 1, 1, 1024, config.model.window, 16, 1
-  return loader.Walks(
+  return walk_source.Walks(
     base.SourceSpec(*args, settings, base.ALONE, cache, lambda *x: None)
   )
 

@@ -63,8 +63,8 @@ import psutil
 
 from jaxemb.clicks import loader as click_loader
 from jaxemb.data import blocks as blocks_lib
-from jaxemb.graphs import edges
-from jaxemb.interactions import loader as interactions
+from jaxemb.graphs import edge_source
+from jaxemb.interactions import sources as interactions
 from jaxemb.run import rundir
 from tests import counting, forked
 
@@ -250,7 +250,7 @@ def write_files(folder: pathlib.Path) -> None:
 def use_small_dispatches() -> None:
   """Has forks read little at a time: small data has many positions then."""
   blocks_lib.group_blocks = lambda part_words: 4
-  edges._DISPATCH = interactions._DISPATCH = 512
+  edge_source._DISPATCH = interactions._DISPATCH = 512
   click_loader._STEPS = 4
 
 

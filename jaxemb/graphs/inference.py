@@ -22,8 +22,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.graphs import graph as graph_lib
-from jaxemb.graphs import graphsage, neighbors, trees
-from jaxemb.graphs import nodes as nodes_lib
+from jaxemb.graphs import graphsage, neighbors, node_source, trees
 from jaxemb.runtime import resources
 from jaxemb.storage import atomic, export
 
@@ -185,10 +184,10 @@ class NodeModel(NamedTuple):
         f'the graph has {width} features of a node, and the model learned from '
         f'{spec.num_features:,}; give --features, or another graph'
       )
-    nodes_lib.check_features(features)
+    node_source.check_features(features)
     features = np.asarray(features, np.float32)
     if self.settings['normalize']:
-      features = nodes_lib.normalized(features)
+      features = node_source.normalized(features)
     model = graphsage.GraphSage(spec, (), features)
     return infer(model, self.params, {}, graph.offsets, graph.neighbors)
 
@@ -235,7 +234,7 @@ def save(
   folder: pathlib.Path,
   trained: Inferred | pathlib.Path,
   spec: graphsage.SageSpec,
-  source: nodes_lib.NodeSource,
+  source: node_source.NodeSource,
 ) -> None:
   """Write what `load` reads, of a model or of a folder by `Inferred.save`."""
   fields = dataclasses.asdict(spec) | {'tree': spec.tree.fanouts}

@@ -32,7 +32,8 @@ class Walks(kind.Kind):
   """Random walks, and node vectors by skip-gram (DeepWalk, node2vec)."""
 
   source = 'graph'
-  factory = 'jaxemb.graphs.loader:Walks'
+  embedded = 'toygraph:'
+  factory = 'jaxemb.graphs.walk_source:Walks'
   start = 'graph'
   settings = _SETTINGS
   uses = kind.WINDOWS | kind.HELD_OUT | {'train.init_from'}
@@ -55,7 +56,8 @@ class Nodes(kind.Kind):
   """Nodes that aggregate what their neighbors have (GraphSAGE)."""
 
   source = 'nodes'
-  factory = 'jaxemb.graphs.nodes:make'
+  embedded = 'toygraph:'
+  factory = 'jaxemb.graphs.node_source:make'
   start = 'graphsage'
   settings = _SETTINGS
   uses = kind.HELD_OUT | kind.DENSE | {'optimizer.max_duplicates'}
@@ -154,7 +156,8 @@ class Edges(kind.Kind):
   """Edges, with or without relations (LINE, PyTorch-BigGraph)."""
 
   source = 'edges'
-  factory = 'jaxemb.graphs.edges:Edges'
+  embedded = 'toygraph:'
+  factory = 'jaxemb.graphs.edge_source:Edges'
   start = 'graph:relations'
   settings = _SETTINGS
   uses = kind.PAIRS | kind.HELD_OUT | {'model.negatives'}

@@ -24,9 +24,8 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.clicks import results as click_results
-from jaxemb.graphs import inference, node_classification
+from jaxemb.graphs import inference, node_classification, node_source
 from jaxemb.graphs import labels as labels_lib
-from jaxemb.graphs import nodes as nodes_lib
 from jaxemb.report import report
 from jaxemb.run import build, metrics, results
 from jaxemb.runtime import distributed
@@ -103,7 +102,7 @@ def _counts_of_one(labels, outputs, nodes):
 
 
 def evaluate(
-  source: nodes_lib.NodeSource, vectors: np.ndarray, outputs: np.ndarray
+  source: node_source.NodeSource, vectors: np.ndarray, outputs: np.ndarray
 ) -> dict[str, dict[str, Any]]:
   """Score classes of nodes held out, or vectors learned from walks, by name."""
   labels = source.labels
@@ -152,7 +151,7 @@ def Evaluation(  # noqa: N802, as the class that it makes
   )
 
 
-def check(config: Any, source: nodes_lib.NodeSource) -> None:
+def check(config: Any, source: node_source.NodeSource) -> None:
   """Raises a `UserError` for settings that need data which is not there."""
   lowers = config.optimizer.plateau_factor != 1
   if source.valid is None and (config.train.patience or lowers):
@@ -251,7 +250,9 @@ def _export(source, vectors):
 def _write_classes(path, source, outputs):
   """Lines of node, class, probability, its label, and what it was used for."""
   labels, held, names = source.labels, {}, source.labels.class_names
-  for name, nodes in zip(nodes_lib.Splits._fields, source.splits, strict=True):
+  for name, nodes in zip(
+    node_source.Splits._fields, source.splits, strict=True
+  ):
     held |= dict.fromkeys(() if nodes is None else nodes.tolist(), name)
   with atomic.write(path) as file:
     text = io.TextIOWrapper(file, 'utf-8', newline='')

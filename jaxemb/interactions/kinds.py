@@ -23,7 +23,7 @@ class Pairs(kind.Kind):
   """Pairs of user and item, and factorizations of their matrix."""
 
   source = 'interactions'
-  factory = 'jaxemb.interactions.loader:Interactions'
+  factory = 'jaxemb.interactions.sources:Interactions'
   start = 'rec'
   uses = kind.PAIRS | _OPTIONAL
   models = {'factorization': 'jaxemb.interactions.factorization:make'}
@@ -56,7 +56,7 @@ class Sets(kind.Kind):
   """Sets of items, and skip-gram on them (Item2Vec)."""
 
   source = 'item_sets'
-  factory = 'jaxemb.interactions.loader:ItemSets'
+  factory = 'jaxemb.interactions.sources:ItemSets'
   start = 'rec:item2vec'
   uses = kind.WINDOWS | _OPTIONAL
   losses = {'negative_sampling': kind.Kind.losses['negative_sampling']}

@@ -279,7 +279,7 @@ def test_vectors_are_learned_from_walks(tmp_path):
   ('settings', 'words'),
   [
     ({'data__valid': ''}, 'needs labelled nodes for validation'),
-    ({'model__name': 'skipgram'}, 'does not learn from nodes'),
+    ({'model__name': 'skipgram'}, 'is no model of nodes'),
     ({'model__window': 3}, 'model.window=3 is not used with nodes'),
     ({'strategy__name': 'partition'}, 'choose sync or replicas'),
   ],

@@ -6,7 +6,7 @@ import pytest
 from jaxemb import errors
 from jaxemb.data import base
 from jaxemb.data import blocks as blocks_lib
-from jaxemb.graphs import edge_splits, loader, walks
+from jaxemb.graphs import edge_splits, walk_source, walks
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
 from tests import marking
@@ -101,7 +101,7 @@ def make(tmp_path):
     readers = base.ALONE._replace(local_parts=local or range(num_parts))
     given = {**SETTINGS, **settings}
     args = given['path'], 7, 2, num_parts, 8, 3, 4, 3, given, readers
-    return loader.Walks(base.SourceSpec(*args, tmp_path, lambda *x: None))
+    return walk_source.Walks(base.SourceSpec(*args, tmp_path, lambda *x: None))
 
   return made
 
@@ -126,7 +126,7 @@ def test_blocks_are_walks_and_counts_are_visits(make, monkeypatch):
   names = graph.keys()
   assert all(names[source.nodes[i]] == x for i, x in enumerate(source.keys))
   # Of a part of the blocks.
-  monkeypatch.setattr(loader, '_COUNTED_STEPS', corpus.num_words // 2)
+  monkeypatch.setattr(walk_source, '_COUNTED_STEPS', corpus.num_words // 2)
   estimated = make(path='toygraph:200', walks=60)
   order = estimated.corpus.ids_of[source.nodes]
   both = np.stack([source.counts, estimated.counts[order]])

@@ -10,7 +10,7 @@ import jaxemb
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.data import base, examples
-from jaxemb.interactions import loader
+from jaxemb.interactions import sources
 from jaxemb.run import lifecycle as train
 
 SPLITS = {'valid': '', 'test': '', 'min_count': 1, 'sample': 0.0}
@@ -46,8 +46,8 @@ def _pairs(source, items):
 
 @pytest.mark.parametrize('num_parts', [1, 2, 3])
 def test_every_epoch_has_every_pair_once(num_parts, make, monkeypatch):
-  monkeypatch.setattr(loader, '_DISPATCH', 50)
-  source = make(loader.Interactions, num_parts)
+  monkeypatch.setattr(sources, '_DISPATCH', 50)
+  source = make(sources.Interactions, num_parts)
   items = list(source.items(None, 0))
   assert items[-1].done_after == 2 * NUM == 2 * source.units_per_epoch
   train_sets = source.data.train
@@ -64,10 +64,10 @@ def test_every_epoch_has_every_pair_once(num_parts, make, monkeypatch):
     assert x.batch.num_steps[0] * 8 >= x.batch.examples.max()
 
 
-@pytest.mark.parametrize('kind', [loader.Interactions, loader.ItemSets])
+@pytest.mark.parametrize('kind', [sources.Interactions, sources.ItemSets])
 def test_reading_goes_on_where_it_stopped(kind, make, monkeypatch):
-  monkeypatch.setattr(loader, '_DISPATCH', 50)
-  source = make(kind, 2, sample=0.0 if kind is loader.Interactions else 0.05)
+  monkeypatch.setattr(sources, '_DISPATCH', 50)
+  source = make(kind, 2, sample=0.0 if kind is sources.Interactions else 0.05)
   items = list(source.items(None, 0))
   assert [x.index for x in items] == sorted({x.index for x in items})
   assert items[-1].done_after == 2 * NUM
@@ -82,7 +82,7 @@ def test_reading_goes_on_where_it_stopped(kind, make, monkeypatch):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize('kind', [loader.Interactions, loader.ItemSets])
+@pytest.mark.parametrize('kind', [sources.Interactions, sources.ItemSets])
 def test_processes_count_what_is_their_own(kind, make):
   own = [
     sum(x.own for x in make(kind, 4, local).items(None, 0))
@@ -95,8 +95,8 @@ def test_processes_count_what_is_their_own(kind, make):
 def test_windows_meet_all_items_of_a_set_and_no_other(
   num_parts, make, monkeypatch
 ):
-  monkeypatch.setattr(loader, '_DISPATCH', 48)
-  source = make(loader.ItemSets, num_parts, epochs=20)
+  monkeypatch.setattr(sources, '_DISPATCH', 48)
+  source = make(sources.ItemSets, num_parts, epochs=20)
   vocab, window = len(source.keys), source.spec.window
   assert [source.keys[i] for i in range(vocab)] == [f'i{j}' for j in range(7)]
   centers, pairs = collections.Counter(), 0
@@ -133,12 +133,12 @@ def test_windows_meet_all_items_of_a_set_and_no_other(
 
 
 def test_subsampling_leaves_what_it_says(make):
-  source = make(loader.ItemSets, epochs=200, sample=0.05)
+  source = make(sources.ItemSets, epochs=200, sample=0.05)
   kept = sum(x.batch.kept_words.sum() for x in source.items(None, 0))
   expected = 200 * float(source.counts @ source.keep)
   assert abs(kept - expected) < 0.05 * expected
   with pytest.raises(errors.UserError, match=r'data\.sample=1e-12 leaves no'):
-    next(make(loader.ItemSets, sample=1e-12).items(None, 0))
+    next(make(sources.ItemSets, sample=1e-12).items(None, 0))
 
 
 def _run(variant, workdir, **settings):
@@ -205,10 +205,13 @@ def test_meshes_and_layouts_learn_the_same(tmp_path):
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'model.name': 'skipgram', 'model.temperature': 0.0}, 'choose factoriz'),
+    (
+      {'model.name': 'skipgram', 'model.temperature': 0.0},
+      'choose one of factoriz',
+    ),
     (
       {'data.source': 'item_sets', 'train.batch_examples': 4096},
-      'choose skipgram or cbow',
+      'is a model of interactions',
     ),
     (
       {'data.source': 'text', 'train.batch_examples': 4096},

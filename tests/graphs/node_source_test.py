@@ -8,8 +8,7 @@ from jaxemb import errors
 from jaxemb.data import base, examples
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
-from jaxemb.graphs import nodes as nodes_lib
-from jaxemb.graphs import toygraph
+from jaxemb.graphs import node_source, toygraph
 
 
 def _source(graph=None, num_parts=2, part_words=16, **settings):
@@ -19,7 +18,7 @@ def _source(graph=None, num_parts=2, part_words=16, **settings):
   args = 7, 2, num_parts, part_words, 3, 1, 1, d, base.ALONE, None, None
   spec = base.SourceSpec('', *args)
   spec = spec._replace(readers=base.Readers(range(num_parts), 0, 1, None))
-  return nodes_lib.NodeSource(graph, spec)
+  return node_source.NodeSource(graph, spec)
 
 
 def _trees(item):
@@ -145,7 +144,7 @@ def test_own_splits_and_several_classes():
   found = numbers[is_node].argsort(1, kind='stable')[:, -2:]
   expected = np.stack([toy.labels.classes, 4 + np.arange(400) % 2], 1)
   np.testing.assert_array_equal(found, expected[ids[is_node][:, 0]])
-  one = nodes_lib.split(toy.labels, '50', '0.1', 5, 1)
+  one = node_source.split(toy.labels, '50', '0.1', 5, 1)
   assert [len(x) for x in one] == [20, 50, 40]
   assert np.bincount(toy.labels.classes[one.train]).tolist() == [5] * 4
 

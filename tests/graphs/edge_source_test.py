@@ -10,7 +10,7 @@ import jaxemb
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.data import base, examples
-from jaxemb.graphs import edges, toygraph
+from jaxemb.graphs import edge_source, toygraph
 from jaxemb.run import lifecycle as train
 from tests import marking
 
@@ -34,7 +34,7 @@ def make(tmp_path):
     readers = base.ALONE._replace(local_parts=local or range(num_parts))
     given = {**SETTINGS, 'path': path, **settings}
     args = path, 7, 2, num_parts, 8, 1, 4, 1, given, readers
-    return edges.Edges(base.SourceSpec(*args, tmp_path, lambda *x: None))
+    return edge_source.Edges(base.SourceSpec(*args, tmp_path, lambda *x: None))
 
   return made
 
@@ -53,7 +53,7 @@ def _edges(items):
 def test_every_epoch_has_every_edge_once(
   num_parts, partitions, make, monkeypatch
 ):
-  monkeypatch.setattr(edges, '_DISPATCH', 60)
+  monkeypatch.setattr(edge_source, '_DISPATCH', 60)
   source = make(num_parts=num_parts, partitions=partitions)
   items = list(source.items(None, 0))
   assert [x.index for x in items] == list(range(len(items)))
@@ -90,22 +90,22 @@ def test_every_epoch_has_every_edge_once(
 
 def test_few_partitions_are_loaded():
   for num in (1, 2, 3, 4, 7, 16):
-    order = edges.bucket_order(num)
-    back = edges.bucket_order(num, is_back=True)
+    order = edge_source.bucket_order(num)
+    back = edge_source.bucket_order(num, is_back=True)
     assert sorted(back) == sorted(order)
     pairs = {(i, j) for i in range(num) for j in range(i, num)}
     assert len(order) == len(pairs) and set(order) == pairs
     # Two at first, then one for each other pair: no order has fewer.
     least = 1 if num == 1 else num * (num - 1) // 2 + 1
-    assert edges.num_loads(order) == edges.num_loads(back) == least
+    assert edge_source.num_loads(order) == edge_source.num_loads(back) == least
     # What was used last is used first.
-    both = edges.num_loads(order + back)
+    both = edge_source.num_loads(order + back)
     assert both < 2 * least or num == 1
 
 
 @pytest.mark.parametrize('partitions', [1, 3])
 def test_reading_goes_on_where_it_stopped(partitions, make, monkeypatch):
-  monkeypatch.setattr(edges, '_DISPATCH', 300)
+  monkeypatch.setattr(edge_source, '_DISPATCH', 300)
   source = make(partitions=partitions)
   items = list(source.items(None, 0))
   for i in range(0, len(items) - 1, 3):
@@ -214,7 +214,10 @@ def test_meshes_layouts_and_stores_learn_the_same(tmp_path):
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'model.name': 'skipgram', 'model.loss': 'negative_sampling'}, 'choose l'),
+    (
+      {'model.name': 'skipgram', 'model.loss': 'negative_sampling'},
+      'one of line',
+    ),
     ({'data.source': 'text', 'train.batch_examples': 4096}, 'of edges'),
     ({'model.window': 9}, 'model.window=9 is not used'),
     ({'model.margin': 1.0}, 'only used when'),
