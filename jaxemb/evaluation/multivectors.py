@@ -23,7 +23,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import math
 import pathlib
 import re
 import unicodedata
@@ -40,14 +39,8 @@ from jaxemb.storage import atomic
 # The first one marks an export of senses.
 FILES = ('senses.json', 'priors.txt', 'outputs.npy', 'means.npy')
 _PRIOR_TOLERANCE = 1e-3  # of sums of rounded and averaged priors
-# The fields of `MultiVectors` in senses.json, with their checks.
-_FACTS = {
-  'loss': lambda x: x in (None, 'negative_sampling', 'hierarchical_softmax'),
-  'negatives': lambda x: type(x) is int and x >= 0,
-  'window': lambda x: type(x) is int and x >= 1,
-  'concentration': lambda x: x is None or _is_number(x) and x >= 0,
-  'half_weight': lambda x: _is_number(x) and x > 0,
-}
+# The fields of `MultiVectors` in senses.json.
+_FACTS = 'loss', 'negatives', 'window', 'concentration', 'half_weight'
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -242,7 +235,7 @@ def read(
   if not (folder / FILES[0]).exists():
     return None
   with _reading(folder / FILES[0]) as path:
-    facts = _valid_facts(json.loads(path.read_text(encoding='utf-8')))
+    facts = _parse_facts(path.read_text(encoding='utf-8'))
   with _reading(folder / 'priors.txt') as path:
     words, starts, priors = _parse_priors(path.read_text(encoding='utf-8'))
     if len(priors) != len(names):
@@ -280,22 +273,12 @@ def _reading(path: pathlib.Path) -> Iterator[pathlib.Path]:
     raise errors.UserError(f'{path}: {reason}; export again') from error
 
 
-def _valid_facts(facts: Any) -> dict[str, Any]:
-  if not isinstance(facts, dict):
-    raise ValueError(f'has no {", ".join(_FACTS)}')
-  of_contexts = {'concentration': None, 'half_weight': MultiVectors.half_weight}
-  if of_contexts.keys().isdisjoint(facts):  # older, of likelihoods
-    facts |= of_contexts
-  for key, is_valid in _FACTS.items():
-    if key not in facts:
+def _parse_facts(text: str) -> dict[str, Any]:
+  facts = json.loads(text)
+  for key in _FACTS:
+    if not isinstance(facts, dict) or key not in facts:
       raise ValueError(f'has no {key}')
-    if not is_valid(facts[key]):
-      raise ValueError(f'{key} must not be {facts[key]!r}')
   return {key: facts[key] for key in _FACTS}
-
-
-def _is_number(value: Any) -> bool:
-  return type(value) in (int, float) and abs(value) < math.inf
 
 
 def _parse_priors(text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
