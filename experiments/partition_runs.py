@@ -22,8 +22,8 @@ import numpy as np
 from jaxemb import embeddings
 from jaxemb.evaluation import benchmarks, words
 from jaxemb.merging import merge as merge_lib
+from jaxemb.merging import multivectors as senses
 from jaxemb.merging import parts
-from jaxemb.senses import merging as senses
 from jaxemb.storage import atomic, word2vec_format
 
 # Flags that runs and scores depend on.

@@ -23,10 +23,10 @@ from typing import Any
 from jaxemb import errors
 from jaxemb.evaluation import multivectors
 from jaxemb.merging import merge as merging
+from jaxemb.merging import multivectors as senses
 from jaxemb.merging import parts as parts_lib
 from jaxemb.run import rundir
 from jaxemb.runtime import process
-from jaxemb.senses import merging as senses
 from jaxemb.storage import atomic, export
 
 _PART = (

@@ -36,10 +36,10 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.merging import merge as merge_lib
+from jaxemb.merging import multivectors as senses_merge
 from jaxemb.merging import parts as parts_lib
 from jaxemb.run import build, loop, metrics, results, rundir
 from jaxemb.runtime import distributed, mesh
-from jaxemb.senses import merging as senses_merge
 from jaxemb.storage import atomic, checkpoint, word2vec_format
 from jaxemb.strategies import base as strategy_base
 from jaxemb.tables import spec as spec_lib

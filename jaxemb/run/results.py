@@ -16,11 +16,10 @@ import numpy as np
 
 from jaxemb import embeddings
 from jaxemb.data import base as data_base
-from jaxemb.evaluation import ranking, words
+from jaxemb.evaluation import multivectors, ranking, words
 from jaxemb.report import pages, report
 from jaxemb.run import build, loop, metrics
 from jaxemb.runtime import distributed, mesh, resources
-from jaxemb.senses import table as senses_lib
 from jaxemb.storage import export as export_lib
 from jaxemb.storage import orbax_export
 from jaxemb.tables import spec as spec_lib
@@ -38,7 +37,7 @@ class Export(NamedTuple):
   keys: Sequence[str]  # words, the most frequent first
   counts: np.ndarray  # [len(keys)] int
   rows: export_lib.Encoded  # [len(keys), dim], or a row for each sense
-  senses: senses_lib.Senses | None = None  # of models with several per word
+  senses: multivectors.MultiVectors | None = None
   # Further arrays of export/orbax: 'context_vectors', 'optimizer'.
   others: Mapping[str, Any] = _NOTHING
   # What rows of context vectors are of, if not of keys.
@@ -157,7 +156,7 @@ def write_export(
       is_minimal=is_minimal,
       context_words=export.context_keys,
     )
-    senses_lib.write(folder, export.senses)
+    multivectors.write(folder, export.senses)
     export_lib.write_relations(folder, export.relations)
     written.result()
   return dropped

@@ -8,8 +8,8 @@ import pytest
 
 from jaxemb import errors
 from jaxemb.merging import align, merge
+from jaxemb.merging import multivectors as senses
 from jaxemb.merging import parts as parts_lib
-from jaxemb.senses import merging as senses
 from tests import oracle
 
 _DIM = 8

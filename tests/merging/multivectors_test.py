@@ -10,8 +10,8 @@ from jaxemb import embeddings, errors
 from jaxemb.cli import merge
 from jaxemb.evaluation import multivectors
 from jaxemb.merging import merge as merge_lib
+from jaxemb.merging import multivectors as senses
 from jaxemb.merging import parts as parts_lib
-from jaxemb.senses import merging as senses
 from jaxemb.storage import word2vec_format
 from tests import oracle, runs
 
