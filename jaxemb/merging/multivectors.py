@@ -194,7 +194,7 @@ class _Merge:
     return merged._replace(
       words=senses.names(),
       counts=senses.by_row(senses.counts),
-      report=merged.report | {'words': len(senses.words), 'senses': report},
+      report=merged.report | dict(words=len(senses.words), senses=report),
       senses=senses,
     )
 
