@@ -66,7 +66,7 @@ class Steps(Protocol):
   """Cuts batches into steps, inside a compiled program; hashable."""
 
   def num_steps(self, batch: Any) -> jax.Array:
-    """[P] int32, steps of each part; what a batch holds beyond is padding."""
+    """Returns [P] int32, steps of each part; the rest of a batch is padding."""
 
   def step(
     self, batch: Any, index: jax.Array, share: Share, progress: jax.Array
@@ -144,10 +144,10 @@ class Source(Protocol):
   dropped: Mapping[str, Any]  # what was left out, counted
 
   def eval_paths(self) -> Sequence[str]:
-    """Evaluation sets to use where the settings name none."""
+    """Returns evaluation sets to use where the settings name none."""
 
   def describe(self) -> Sequence[str]:
-    """Lines for the log: what was read."""
+    """Returns lines for the log: what was read."""
 
   # The contexts, in order of rows, where these are not keys.
   context_keys: Sequence[str] = ()

@@ -168,13 +168,13 @@ class Steps:
   num_parts: int  # P, of all data
 
   def num_steps(self, batch: Batch) -> jax.Array:
-    """[P] int32."""
+    """Returns [P] int32."""
     return batch.num_steps
 
   def step(
     self, batch: Batch, index: jax.Array, share: base.Share, progress: jax.Array
   ) -> StepBatch:
-    """A device's share of the examples of a step."""
+    """Returns a device's share of the examples of a step."""
     size = self.part_examples // share.num_splits
     first = index * self.part_examples + share.split * size
 
@@ -199,12 +199,12 @@ class Steps:
     )
 
   def pad(self, step_batch: StepBatch, is_step: jax.Array) -> StepBatch:
-    """The same step, or one without an example."""
+    """Returns the same step, or one without an example."""
     return step_batch._replace(
       ids=jnp.where(is_step, step_batch.ids, PADDING),
       weights=jnp.where(is_step, step_batch.weights, 0),
     )
 
   def counters(self, batch: Batch) -> dict[str, jax.Array]:
-    """Examples that were trained on."""
+    """Counts examples that were trained on."""
     return {'examples': jnp.sum(batch.examples)}

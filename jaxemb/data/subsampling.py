@@ -4,7 +4,7 @@ import numpy as np
 
 
 def keep_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
-  """[vocab] float64: chance that a token survives subsampling.
+  """Returns [vocab] float64: chance that a token survives subsampling.
 
   Mikolov et al. 2013b as word2vec.c computes it; `sample` 0 keeps all.
   """
@@ -15,12 +15,12 @@ def keep_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
 
 
 def keep_thresholds(counts: np.ndarray, sample: float) -> np.ndarray:
-  """[vocab] uint64: a token survives if its 32-bit hash is below."""
+  """Returns [vocab] uint64: a token survives if its 32-bit hash is below."""
   keep = keep_probabilities(counts, sample)
   return np.ceil(keep * 2.0**32).astype(np.uint64)
 
 
 def center_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
-  """[vocab] float64: distribution of the tokens that survive."""
+  """Returns [vocab] float64: distribution of the tokens that survive."""
   kept_counts = counts * keep_probabilities(counts, sample)
   return kept_counts / kept_counts.sum()

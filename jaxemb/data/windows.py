@@ -56,21 +56,21 @@ class StepBatch(NamedTuple):
     return (self.tokens.shape[1] - self.left.shape[1]) // 2
 
   def centers(self) -> jax.Array:
-    """[L / c, c] int32."""
+    """Returns [L / c, c] int32."""
     first, stop = self.window, self.tokens.shape[1] - self.window
     return self.tokens[:, first:stop].reshape(len(self.chunks), -1)
 
   def num_contexts(self) -> jax.Array:
-    """[L / c, c] float32, of each center."""
+    """Returns [L / c, c] float32, of each center."""
     num = self.left.astype(jnp.float32) + self.right.astype(jnp.float32)
     return num.reshape(len(self.chunks), -1)
 
   def windows(self) -> jax.Array:
-    """[L / c, c + 2 W] int32, the tokens that each chunk's centers may meet."""
+    """Returns [L / c, c + 2 W] int32, tokens around each chunk's centers."""
     return self.windows_of(self.blocks())
 
   def blocks(self) -> jax.Array:
-    """[P, B, c] int32, all tokens of a step once, and padding."""
+    """Returns [P, B, c] int32, all tokens of a step once, and padding."""
     padding = -self.tokens.shape[1] % self.chunk
     tokens = jnp.pad(
       self.tokens, ((0, 0), (0, padding)), constant_values=_PADDING
@@ -78,7 +78,7 @@ class StepBatch(NamedTuple):
     return tokens.reshape(len(tokens), -1, self.chunk)
 
   def windows_of(self, blocks: jax.Array) -> jax.Array:
-    """[L / c, c + 2 W, ...], of each chunk; of `blocks` [P, B, c, ...]."""
+    """Returns [L / c, c + 2 W, ...] of chunks from `blocks` [P, B, c, ...]."""
     width, num = self.chunk + 2 * self.window, self.left.shape[1] // self.chunk
     # Whole blocks: a TPU takes longer to look tokens up one by one.
     pieces = [blocks[:, i : i + num] for i in range(-(-width // self.chunk))]
@@ -86,13 +86,13 @@ class StepBatch(NamedTuple):
     return windows.reshape(-1, width, *blocks.shape[3:])
 
   def mask(self) -> jax.Array:
-    """[L / c, c, c + 2 W] float32, 1 = the token is a context of the center."""
+    """Returns [L / c, c, c + 2 W] float32, 1 = a context of the center."""
     offset = jnp.arange(self.chunk + 2 * self.window) - self.window
     offset = offset[None, :] - jnp.arange(self.chunk)[:, None]
     return self._are_contexts(offset[None]).astype(jnp.float32)
 
   def num_hits(self, draws: jax.Array) -> jax.Array:
-    """[L / c, c, N] float32, how many of a center's contexts equal each draw.
+    """Counts the contexts of a center that equal each draw, [L / c, c, N].
 
     `draws` are [L / c, N], N shared by each chunk.
     """
@@ -116,7 +116,7 @@ class StepBatch(NamedTuple):
     return hits.astype(jnp.float32)
 
   def _are_contexts(self, offset):
-    """[L / c, c, ...] bool, whether the token at an offset is a context."""
+    """Returns [L / c, c, ...] bool, whether tokens at offsets are contexts."""
     left, right = (
       x.astype(jnp.int32).reshape(len(self.chunks), -1, 1)
       for x in (self.left, self.right)
@@ -135,17 +135,17 @@ class Steps:
 
   @classmethod
   def of(cls, spec: base.SourceSpec) -> 'Steps':
-    """Steps of the sizes that the settings name."""
+    """Returns steps of the sizes that the settings name."""
     return cls(spec.part_words, spec.num_parts, spec.window, spec.chunk)
 
   def num_steps(self, batch: Batch) -> jax.Array:
-    """[P] int32."""
+    """Returns [P] int32."""
     return batch.num_steps
 
   def step(
     self, batch: Batch, index: jax.Array, share: base.Share, progress: jax.Array
   ) -> StepBatch:
-    """A device's share of the centers of a step."""
+    """Returns a device's share of the centers of a step."""
     size = self.part_words // share.num_splits
     first = index * self.part_words + share.split * size
 
@@ -167,7 +167,7 @@ class Steps:
     )
 
   def pad(self, step_batch: StepBatch, is_step: jax.Array) -> StepBatch:
-    """The same step, or one without a center."""
+    """Returns the same step, or one without a center."""
     return step_batch._replace(
       tokens=jnp.where(is_step, step_batch.tokens, _PADDING),
       left=jnp.where(is_step, step_batch.left, 0),
@@ -175,12 +175,12 @@ class Steps:
     )
 
   def counters(self, batch: Batch) -> dict[str, jax.Array]:
-    """Centers and (center, context) pairs."""
+    """Counts centers and (center, context) pairs."""
     return {x: jnp.sum(getattr(batch, x)) for x in ('kept_words', 'pairs')}
 
 
 def pack(ids: np.ndarray, window: int, part_words: int) -> Batch:
-  """A batch of runs of ids, all with windows of full size.
+  """Returns a batch of runs of ids, all with windows of full size.
 
   Int `ids` are [P, n], n a multiple of `part_words`.
   """

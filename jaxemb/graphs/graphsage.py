@@ -39,7 +39,6 @@ from jaxemb.tables import dedup, row_access, row_optimizers
 from jaxemb.tables import spec as spec_lib
 
 NODES = 'nodes'
-AGGREGATORS = 'mean', 'max'
 _INIT_SCALE = 0.1  # of rows
 _LEAST_LENGTH = 1e-6
 _DROPOUT = np.uint32(0x165667B1)  # apart from other draws

@@ -23,7 +23,7 @@ from jaxemb.tables import spec as spec_lib
 
 
 def static(**kwargs: Any) -> Any:
-  """A dataclass field that is compiled into programs, not passed to them."""
+  """Returns a dataclass field that is compiled into programs."""
   return dataclasses.field(metadata={'static': True}, **kwargs)
 
 
@@ -77,7 +77,7 @@ class Model(Protocol):
     return {table.name: table for table in self.tables}
 
   def ids(self, batch: Any, key: jax.Array) -> Mapping[str, Any]:
-    """The ids [...] to look up in each table, in the shape that `loss` expects.
+    """Returns the ids [...] to look up in each table, as `loss` expects them.
 
     Other arrays that `loss` needs may be added under other names. Random
     choices are a pure function of the key ([2] uint32, of the dispatch) and of
@@ -92,17 +92,17 @@ class Model(Protocol):
     batch: Any,
     key: jax.Array,
   ) -> tuple[jax.Array, Aux]:
-    """Loss of the step in nats, summed over its examples.
+    """Returns the loss of the step in nats, summed over its examples.
 
     `rows` are [..., d] float32 by table; `ids` is what that method returned.
     """
 
   def init(self, key: jax.Array) -> Any:
-    """Dense parameters, a pytree of arrays; () = none."""
+    """Returns dense parameters, a pytree of arrays; () = none."""
     return ()
 
   def optimizer(self) -> Any:
-    """The optax transformation that trains `init`'s params by the mean loss."""
+    """Returns what trains dense parameters by the mean loss, of optax."""
     import optax  # takes a second, and few models have dense parameters
 
     return optax.adam(1e-3)
@@ -118,5 +118,5 @@ class Model(Protocol):
   compact: 'Model | None' = None
 
   def fits(self, batch: Any) -> jax.Array:
-    """bool, whether the compact variant is large enough for a step."""
+    """Returns bool, whether the compact variant is large enough for a step."""
     raise NotImplementedError

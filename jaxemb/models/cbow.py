@@ -27,9 +27,9 @@ class Cbow(skipgram.SkipGram):
   """CBOW with negative sampling."""
 
   def ids(self, batch, key):
-    """Input: [L / c, c + 2 W] windows. Output: [L / c, c + N].
+    """Returns inputs [L / c, c + 2 W], windows, and outputs [L / c, c + N].
 
-    If tokens are looked up once, input: [P, B, c], their blocks.
+    If tokens are looked up once, inputs are their blocks, [P, B, c].
     """
     draws = skipgram.draw_negatives(self.spec, self.negatives, batch, key=key)
     outputs = jnp.concatenate([batch.centers(), draws], 1)
@@ -37,7 +37,7 @@ class Cbow(skipgram.SkipGram):
     return {skipgram.INPUT: inputs, skipgram.OUTPUT: outputs}
 
   def products(self, ids, batch):
-    """Of means of contexts, and centers."""
+    """Returns the weights of means of contexts with outputs."""
     means, num_contexts = mean_weights(batch)
     has_context = (num_contexts > 0).astype(jnp.float32)
     weights = has_context * target_weights(self.spec, ids[skipgram.OUTPUT])
@@ -47,7 +47,7 @@ class Cbow(skipgram.SkipGram):
     )
 
   def loss(self, params, rows, ids, batch, key):
-    """Summed over the centers that have a context."""
+    """Sums over the centers that have a context."""
     products, tokens = self.products(ids, batch), rows[skipgram.INPUT]
     if self.spec.tokens_once:
       tokens = batch.windows_of(tokens)
@@ -63,7 +63,7 @@ class Cbow(skipgram.SkipGram):
 def make(
   spec: base.WindowSpec, corpus: base.Corpus, loss_of: sampling.Pointwise
 ) -> Cbow:
-  """CBOW for a corpus, with a loss of scores and labels."""
+  """Makes CBOW for a corpus, with a loss of scores and labels."""
   chances = skipgram.negative_probabilities(corpus.counts)
   outputs = corpus.centers + skipgram.draw_lookups(spec, corpus)
   inputs = skipgram.token_lookups(spec, corpus)
@@ -78,19 +78,19 @@ def make(
 def context_means(
   batch: windows.StepBatch, token_rows: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """[k, c, d] means of rows [k, c + 2 W, d]; [k, c, 1] numbers of contexts."""
+  """Returns means [k, c, d] of rows [k, c + 2 W, d], and counts [k, c, 1]."""
   means, num_contexts = mean_weights(batch)
   return columns.weighted_sums(means, token_rows), num_contexts
 
 
 def mean_weights(batch: windows.StepBatch) -> tuple[jax.Array, jax.Array]:
-  """[k, c, c + 2 W], of means of contexts; [k, c, 1] numbers of these."""
+  """Returns weights [k, c, c + 2 W] of contexts, and their counts [k, c, 1]."""
   num_contexts = batch.num_contexts()[..., None]
   return batch.mask() / jnp.maximum(num_contexts, 1), num_contexts
 
 
 def target_weights(spec: base.WindowSpec, ids: jax.Array) -> jax.Array:
-  """[k, c, c + N] float32, of ids [k, c + N] of centers and draws.
+  """Returns [k, c, c + N] float32, of ids [k, c + N] of centers and draws.
 
   1 for a center itself, K / N for a draw of another word, else 0.
   """

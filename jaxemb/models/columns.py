@@ -20,7 +20,7 @@ _LEAST_LENGTH = 1e-6
 
 
 def _turned(x: jax.Array) -> jax.Array:
-  """[k, c, w] -> [k, w, c], in memory."""
+  """Returns [k, c, w] -> [k, w, c], in memory."""
   # The barriers keep XLA from folding the transpose into the product again.
   x = jax.lax.optimization_barrier(x)
   return jax.lax.optimization_barrier(x.transpose(0, 2, 1))
@@ -55,7 +55,7 @@ _dot.defvjp(lambda *args: (_dot(*args), args[:2]), _dot_backward)
 
 @jax.custom_vjp
 def weighted_sums(weights: jax.Array, rows: jax.Array) -> jax.Array:
-  """[k, c, d], sums of rows [k, w, d]; weights [k, c, w] have no derivative."""
+  """Sums rows [k, w, d] by weights [k, c, w], which have no derivative."""
   return jnp.einsum('kcw,kwd->kcd', weights, rows)
 
 
@@ -82,25 +82,25 @@ class RowOps:
   def dot(
     self, left: jax.Array, right: jax.Array, is_narrow: bool = False
   ) -> jax.Array:
-    """[k, c, w], products of all rows [k, c, d] and [k, w, d] of each chunk.
+    """Returns [k, c, w], products of rows [k, c, d] and [k, w, d] of chunks.
 
     They are summed over devices, their derivatives not; `is_narrow`: c is tiny.
     """
     return _dot(left, right, self.columns, is_narrow=is_narrow)
 
   def sum_columns(self, sums: jax.Array) -> jax.Array:
-    """[...], sums over a device's columns -> sums over all."""
+    """Returns [...], sums over a device's columns -> sums over all."""
     return jax.lax.psum(sums, self.columns.name) if self.columns else sums
 
   def whole(self, rows: jax.Array, dim: int) -> jax.Array:
-    """[..., d] -> [..., dim], on every device."""
+    """Returns [..., d] -> [..., dim], on every device."""
     if self.columns is None:
       return rows
     rows = jax.lax.all_gather(rows, self.columns.name, axis=-1, tiled=True)
     return rows[..., :dim]
 
   def own(self, rows: jax.Array, num_columns: int) -> jax.Array:
-    """[..., dim] -> [..., d], a device's d = `num_columns` columns."""
+    """Returns [..., dim] -> [..., d], a device's d = `num_columns` columns."""
     if self.columns is None:
       return rows
     size = num_columns * jax.lax.axis_size(self.columns.name)
@@ -115,7 +115,7 @@ WHOLE_ROWS = RowOps()
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def whole(rows: jax.Array, dim: int, row_ops: RowOps) -> jax.Array:
-  """[..., dim], whole rows, of a device's columns [..., d]."""
+  """Returns [..., dim], whole rows, of a device's columns [..., d]."""
   return row_ops.whole(rows, dim)
 
 
@@ -132,7 +132,7 @@ whole.defvjp(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def sums(products: jax.Array, row_ops: RowOps) -> jax.Array:
-  """[...], sums over columns [..., d] of all devices."""
+  """Returns [...], sums over columns [..., d] of all devices."""
   return row_ops.sum_columns(jnp.sum(products, -1))
 
 
@@ -143,6 +143,6 @@ sums.defvjp(
 
 
 def inverse_lengths(rows: jax.Array, row_ops: RowOps) -> jax.Array:
-  """[...] of rows [..., d]."""
+  """Returns [...] of rows [..., d]."""
   squares = sums(jnp.square(rows), row_ops)
   return jax.lax.rsqrt(jnp.maximum(squares, _LEAST_LENGTH**2))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def optimizer(name: str, decay: float) -> Any:
-  """Make one of optax at a learning rate of 1; L2 is added to gradients."""
+  """Makes one of optax at a learning rate of 1; L2 is added to gradients."""
   import optax  # takes a second
 
   make = {
@@ -22,7 +22,7 @@ def optimizer(name: str, decay: float) -> Any:
 
 
 def _adagrad(epsilon):
-  """Adagrad, with `epsilon` added to the root, as for rows and in torch.
+  """Makes Adagrad, with `epsilon` added to the root, as for rows and in torch.
 
   In `optax.adagrad` it is within the root, where 1e-10 counts like 1e-5 here:
   more than many slopes of a mean over thousands of examples.

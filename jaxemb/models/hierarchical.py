@@ -33,7 +33,7 @@ class Hierarchical(skipgram.WindowModel):
     return self.tree.untrained_loss
 
   def ids(self, batch, key):
-    """Input: [L / c, c + 2 W] windows. Output: nodes."""
+    """Returns inputs [L / c, c + 2 W], windows, and outputs, nodes."""
     nodes = self.tree.find(self.spec, batch, key)
     return {
       skipgram.INPUT: batch.windows(),
@@ -42,7 +42,7 @@ class Hierarchical(skipgram.WindowModel):
     }
 
   def loss(self, params, rows, ids, batch, key):
-    """Summed over the pairs, or for CBOW over the centers with a context."""
+    """Sums over the pairs, or for CBOW over the centers with a context."""
     token_rows = rows[skipgram.INPUT]
     if self.averages:
       token_rows, num_contexts = cbow.context_means(batch, token_rows)
@@ -68,7 +68,7 @@ def make(
   averages: bool,
   num_shared: int,
 ) -> Hierarchical:
-  """Hierarchical softmax for a corpus of at least two words."""
+  """Makes hierarchical softmax for a corpus of at least two words."""
   tree = targets.tree(corpus, spec.chunk, num_shared)
   inputs = skipgram.window_lookups(spec, corpus)
   return Hierarchical(

@@ -71,9 +71,9 @@ class SkipGram(WindowModel):
     return positive + self.spec.negatives * negative
 
   def ids(self, batch, key):
-    """Input: [L / c, c] centers. Output: [L / c, c + 2 W + N].
+    """Returns inputs [L / c, c], centers, and outputs [L / c, c + 2 W + N].
 
-    If tokens are looked up once, output: [P, B, c + N], blocks and draws.
+    If tokens are looked up once, outputs are [P, B, c + N], blocks and draws.
     """
     s = self.spec
     draws = draw_negatives(s, self.negatives, batch, key=key)
@@ -88,7 +88,7 @@ class SkipGram(WindowModel):
     return {INPUT: batch.centers(), OUTPUT: outputs}
 
   def products(self, ids, batch):
-    """Of centers and the tokens of their windows."""
+    """Returns the weights of centers with the tokens of their windows."""
     s, mask, num_contexts = self.spec, batch.mask(), batch.num_contexts()
     draws = self._looked_up(batch, ids[OUTPUT])[0][:, -s.shared_negatives :]
     pairs = num_contexts[..., None] - batch.num_hits(draws)
@@ -98,7 +98,7 @@ class SkipGram(WindowModel):
     return Products(weights, mask.shape[2], num_contexts.sum())
 
   def loss(self, params, rows, ids, batch, key):
-    """Summed over `Products.examples`."""
+    """Sums over `Products.examples`."""
     products, left = self.products(ids, batch), rows[INPUT]
     positive, negative = jnp.split(products.weights, [products.num_positive], 2)
     first, *others = self._looked_up(batch, rows[OUTPUT])
@@ -113,7 +113,7 @@ class SkipGram(WindowModel):
     return loss, base.Aux(products.examples)
 
   def _looked_up(self, batch, outputs):
-    """What chunks meet of what was looked up, the first tokens with the draws.
+    """Returns the outputs of chunks, the first tokens with the draws.
 
     [L / c, c + 2 W + N, ...]; or if tokens are looked up once, [L / c, c + N,
     ...] and the following blocks, [L / c, c, ...]. To put blocks side by side
@@ -128,7 +128,7 @@ class SkipGram(WindowModel):
     return [x.reshape(-1, *x.shape[2:]) for x in blocks]
 
   def _weighted_loss(self, left, right, weights, num_positive):
-    """Of rows [k, c, d] and [k, w, d]; the first columns are positive."""
+    """Returns the loss of rows [k, c, d] with [k, w, d], the first positive."""
     scores = self.spec.row_ops.dot(left, right)
     labels = jnp.arange(scores.shape[-1]) < num_positive
     labels = jnp.broadcast_to(labels.astype(jnp.float32), scores.shape)
@@ -152,7 +152,7 @@ def make(
 def tables(
   spec: base.WindowSpec, inputs: np.ndarray, outputs: np.ndarray
 ) -> tuple[spec_lib.TableSpec, spec_lib.TableSpec]:
-  """Input and output table, initialised as in word2vec.c.
+  """Makes input and output table, initialised as in word2vec.c.
 
   Of expected lookups per center, [rows] float64.
   """
@@ -170,18 +170,18 @@ def tables(
 
 
 def token_lookups(spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:
-  """[vocab], tokens looked up per center, as the spec says."""
+  """Returns [vocab], tokens looked up per center, as the spec says."""
   # The halo of a step is left out.
   return corpus.centers if spec.tokens_once else window_lookups(spec, corpus)
 
 
 def window_lookups(spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:
-  """[vocab], tokens of windows per center: neighbouring chunks share some."""
+  """Returns [vocab], tokens of windows per center: chunks share some."""
   return (spec.chunk + 2 * spec.window) / spec.chunk * corpus.centers
 
 
 def draw_lookups(spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:
-  """[vocab], negatives per center."""
+  """Returns [vocab], negatives per center."""
   chances = negative_probabilities(corpus.counts)
   return spec.shared_negatives / spec.chunk * chances
 
@@ -192,7 +192,7 @@ def draw_negatives(
   batch: windows.StepBatch,
   key: jax.Array,
 ) -> jax.Array:
-  """[L / c, N] int32, the draws that the centers of a chunk share.
+  """Returns [L / c, N] int32, the draws that the centers of a chunk share.
 
   Chunks without pairs get padding, which must not count as lookups.
   """
@@ -205,6 +205,6 @@ def draw_negatives(
 
 
 def negative_probabilities(counts: np.ndarray) -> np.ndarray:
-  """[vocab] float64: count^0.75, normalized."""
+  """Returns [vocab] float64: count^0.75, normalized."""
   weights = counts.astype(np.float64) ** 0.75
   return weights / weights.sum()

@@ -73,7 +73,7 @@ class Tree:
   loss = 'hierarchical_softmax'
 
   def lookups(self, spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:
-    """[vocab - 1] float64, expected lookups of each node per center."""
+    """Returns [vocab - 1] float64, expected lookups of each node per center."""
     split = self.split
     lookups = np.zeros(spec.vocab)
     np.add.at(lookups, split.deep >> 1, corpus.centers[:, None])
@@ -86,7 +86,7 @@ class Tree:
   def find(
     self, spec: base.WindowSpec, batch: windows.StepBatch, key: jax.Array
   ) -> Targets:
-    """The nodes on the paths of a batch's centers; nothing is drawn."""
+    """Finds the nodes on the paths of a batch's centers; nothing is drawn."""
     split, chunk, group = self.split, spec.chunk, self.group
     depth, none = split.deep.shape[1], 2 * (spec.vocab - 1)
     has_pairs = batch.num_contexts().reshape(-1, 1) > 0
@@ -139,7 +139,7 @@ class Tree:
 
 
 def tree(corpus: base.Corpus, chunk: int, num_shared: int) -> Tree:
-  """The tree of at least two words; chunks share up to `num_shared` nodes."""
+  """Makes the tree of two words or more; chunks share `num_shared` nodes."""
   paths = huffman.tree_paths(corpus.counts)
   split = huffman.split(paths, num_shared)
   group = next(g for g in range(min(_GROUP, chunk), 0, -1) if chunk % g == 0)
@@ -169,13 +169,13 @@ class Sampled:
   compact_rest = 0
 
   def lookups(self, spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:
-    """[vocab] float64, expected lookups of each row per center."""
+    """Returns [vocab] float64, expected lookups of each row per center."""
     return corpus.centers + skipgram.draw_lookups(spec, corpus)
 
   def find(
     self, spec: base.WindowSpec, batch: windows.StepBatch, key: jax.Array
   ) -> Targets:
-    """Centers and negatives: [L / c, c + N] ids."""
+    """Finds centers and negatives, [L / c, c + N] ids."""
     draws = skipgram.draw_negatives(spec, self.negatives, batch, key=key)
     ids = jnp.concatenate([batch.centers(), draws], 1)
     is_drawn = jnp.arange(ids.shape[1])[None, None] >= spec.chunk
@@ -194,14 +194,14 @@ class Sampled:
 
 
 def sampled(spec: base.WindowSpec, corpus: base.Corpus) -> Sampled:
-  """Negative sampling for a corpus."""
+  """Makes negative sampling for a corpus."""
   chances = skipgram.negative_probabilities(corpus.counts)
   untrained_loss = (1 + spec.negatives) * math.log(2)
   return Sampled(sampling.alias_table(chances), untrained_loss)
 
 
 def _groups(x: jax.Array, group: int, halo: int) -> jax.Array:
-  """[k, c + 2 W, d] -> [k c / g, g + 2 W, d], windows of groups of centers."""
+  """Cuts [k, c + 2 W, d] into windows of groups, [k c / g, g + 2 W, d]."""
   num_chunks, width, dim = x.shape
   num, wanted = (width - halo) // group, group + halo
   # Blocks of g tokens rather than a slice for each group, the derivative of
@@ -223,7 +223,7 @@ def window_loss(
   target_rows: jax.Array,
   mask: jax.Array,
 ) -> jax.Array:
-  """-log P(center | token), summed over the pairs of all chunks.
+  """Returns -log P(center | token), summed over the pairs of all chunks.
 
   Takes token rows [k, c + 2 W, d], the target rows of `found.ids`, and the mask
   [k, c, c + 2 W] float32, 1 for tokens that are contexts of a center; W is 0
@@ -278,7 +278,7 @@ def window_loss(
 
 @jax.custom_jvp
 def log_chances(scores: jax.Array, weights: jax.Array) -> jax.Array:
-  """[...] nats, |w| log sigmoid(sign(w) s), of weighted decisions.
+  """Returns [...] nats, |w| log sigmoid(sign(w) s), of weighted decisions.
 
   The weights, which broadcast with the scores [...], are data, negative for
   decisions against a score. Logarithms are clipped at `MIN_LOG`, but keep the
@@ -300,7 +300,7 @@ def _odds(scores, weights):
 
 @jax.custom_vjp
 def with_gradient(value: jax.Array, args: Any, grads: Any) -> jax.Array:
-  """The value [], with these gradients with respect to a pytree of arrays.
+  """Returns the value [], with these gradients of a pytree of arrays.
 
   For losses that are differentiated where they are computed: autodiff of
   branches and loops would store what any of them needs for its derivative.

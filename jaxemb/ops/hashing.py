@@ -15,7 +15,7 @@ def hashed(x):
 
 @numba.njit(nogil=True, cache=True)
 def permuted(index: int, size: int, key: np.uint64) -> int:
-  """Where a keyed permutation of 0..size-1 sends `index`.
+  """Returns where a keyed permutation of 0..size-1 sends `index`.
 
   A Feistel network of four rounds over the next even power of two, walked until
   it lands inside (Black and Rogaway 2002): no list of the corpus in memory.
@@ -46,7 +46,7 @@ def hashed_all(numbers: np.ndarray) -> np.ndarray:
 
 
 def part_key(seed: int, epoch: int, part: int) -> np.uint64:
-  """The key of all choices that are made for a part in an epoch."""
+  """Returns the key of all random choices for a part in an epoch."""
   # Compiled functions hand back Python ints, whose type numba would guess.
   inner = np.uint64(hashed(np.uint64(epoch)))
   key = np.uint64(hashed(np.uint64(seed % 2**64) ^ inner))

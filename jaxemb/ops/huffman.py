@@ -50,7 +50,7 @@ def _tree(counts, parents, codes, depths):
 
 
 def tree_paths(counts: np.ndarray) -> Paths:
-  """The path of each word, from counts [vocab] int in any order.
+  """Returns the path of each word, from counts [vocab] int in any order.
 
   Deterministic; ValueError for fewer than two words.
 

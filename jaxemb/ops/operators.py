@@ -7,7 +7,7 @@ from jaxemb import errors
 
 
 def apply(name: str, rows: jax.Array, relations: jax.Array) -> jax.Array:
-  """[..., d], rows behind the operators of relations [..., d]."""
+  """Returns [..., d], rows behind the operators of relations [..., d]."""
   if name == 'translation':
     return rows + relations
   if name == 'diagonal':

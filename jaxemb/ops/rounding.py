@@ -55,7 +55,7 @@ class Scaled(NamedTuple):
 
 
 def key(base: jax.Array, *counters: jax.Array | int) -> jax.Array:
-  """[2] uint32, derived from `base` [2] by integers such as the step."""
+  """Derives [2] uint32 from `base` [2] by integers such as the step."""
   for counter in counters:
     counter = jnp.asarray(counter).astype(jnp.uint32)
     both = base, base[::-1] ^ np.uint32(0xB5297A4D)
@@ -66,7 +66,7 @@ def key(base: jax.Array, *counters: jax.Array | int) -> jax.Array:
 def random_bits(
   key: jax.Array, ids: jax.Array, columns: jax.Array
 ) -> jax.Array:
-  """[..., d] uint32 of rows [...] and columns [d]; upper bits are random."""
+  """Returns [..., d] uint32 of rows and columns; upper bits are random."""
   ids = ids.astype(jnp.uint32)
   first = sampling.random_bits(key, ids)[..., None]
   second = sampling.random_bits(key[::-1] ^ np.uint32(0x5BD1E995), ids)
@@ -88,7 +88,7 @@ def _to_bfloat16(values: jax.Array, bits: jax.Array | None) -> jax.Array:
 
 
 def _fixed(values: jax.Array, point: float) -> jax.Array:
-  """uint32, values in units of the spacing of float32 at `point`."""
+  """Returns uint32, values in units of the spacing of float32 at `point`."""
   point = np.float32(point)
   sums = jax.lax.bitcast_convert_type(values + point, jnp.uint32)
   return sums - point.view(np.uint32)
@@ -113,7 +113,7 @@ def _to_float16(values: jax.Array, bits: jax.Array | None) -> jax.Array:
 
 
 def _round_up(values: jax.Array) -> jax.Array:
-  """To 7 significant bits."""
+  """Rounds up to 7 significant bits."""
   bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
   bits = (bits + 0x1FFFF) & ~np.uint32(0x1FFFF)
   return jax.lax.bitcast_convert_type(bits, jnp.float32)
@@ -124,7 +124,7 @@ def row_scales(
   old: jax.Array | None = None,
   room: jax.Array | None = None,
 ) -> jax.Array:
-  """[...] float32, scales of int8 rows; not finite where a row is not.
+  """Returns [...] float32, scales of int8 rows; not finite where a row is not.
 
   Takes the largest absolute value of each row and, after a change, its old
   scale, all [...]. Values beyond `room` are clipped; None = nothing is. A row
@@ -189,7 +189,7 @@ def encode(
 
 
 def decode(rows: Any, dtype: str) -> jax.Array:
-  """[..., d] float32, the exact values of rows as `encode` returns them."""
+  """Returns [..., d] float32, the exact values of encoded rows."""
   if dtype == 'float32':
     return rows
   if dtype == 'bfloat16':
@@ -202,7 +202,7 @@ def decode(rows: Any, dtype: str) -> jax.Array:
 
 
 def is_finite(array: jax.Array) -> jax.Array:
-  """bool, whether all of an array, of stored rows or others, is finite.
+  """Returns bool, whether all of an array, of stored rows or others, is finite.
 
   The largest float16, to which values are clipped, is not, nor bfloat16 > 1e36.
   """

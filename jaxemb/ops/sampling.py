@@ -24,7 +24,7 @@ Pointwise = Callable[[jax.Array, jax.Array], jax.Array]
 def logistic_loss(
   scores: jax.Array, labels: jax.Array, counts: jax.Array | float = 1.0
 ) -> jax.Array:
-  """-log sigmoid(s) where the label is 1, -log sigmoid(-s) where it is 0.
+  """Returns -log sigmoid(s) where the label is 1, else -log sigmoid(-s).
 
   The derivative is sigmoid(s) - label, one exponential; what autodiff makes of
   a stable softplus costs several. Scores [...] of any size do not overflow.
@@ -85,7 +85,7 @@ def _build(scaled, alias):
 
 
 def alias_table(weights: np.ndarray) -> Alias:
-  """The alias table, on the host, of weights [vocab] >= 0, not all 0."""
+  """Makes the alias table, on the host, of weights [vocab] >= 0, not all 0."""
   scaled = np.asarray(weights, np.float64)
   scaled = np.pad(scaled, (0, -len(scaled) % _ENTRIES))  # which are never drawn
   scaled = scaled * (len(scaled) / scaled.sum())
@@ -103,7 +103,7 @@ def _mix(x: jax.Array) -> jax.Array:
 
 
 def random_bits(key: jax.Array, positions: jax.Array) -> jax.Array:
-  """[...] uint32 random bits, a pure function of (key, position).
+  """Returns [...] uint32 random bits, a pure function of (key, position).
 
   The key is [2] uint32, shared with no other use; positions are [...] uint32.
   """
@@ -113,7 +113,7 @@ def random_bits(key: jax.Array, positions: jax.Array) -> jax.Array:
 def uniform_rows(
   key: jax.Array, ids: jax.Array, columns: jax.Array, scale: float
 ) -> jax.Array:
-  """[..., d] float32, uniform in [-scale, scale).
+  """Returns [..., d] float32, uniform in [-scale, scale).
 
   A pure function of the key [2] uint32, ids of rows [...] and columns [d].
   """
@@ -152,7 +152,7 @@ def _fill(first, second, columns, scale, out):
 
 
 def _scale(bits: jax.Array, size: int) -> jax.Array:
-  """floor(bits * size / 2^32), exactly, without 64-bit integers."""
+  """Returns floor(bits * size / 2^32), exactly, without 64-bit integers."""
   high, low = bits >> 16, bits & 0xFFFF
   size_high, size_low = np.uint32(size >> 16), np.uint32(size & 0xFFFF)
   carry = high * size_low + ((low * size_low) >> 16)
@@ -161,12 +161,12 @@ def _scale(bits: jax.Array, size: int) -> jax.Array:
 
 
 def draw_uniform(size: int, key: jax.Array, positions: jax.Array) -> jax.Array:
-  """[...] int32 below `size`, a pure function of (key, position)."""
+  """Returns [...] int32 below `size`, a pure function of (key, position)."""
   return _scale(random_bits(key, positions), size).astype(jnp.int32)
 
 
 def draw(table: Alias, key: jax.Array, positions: jax.Array) -> jax.Array:
-  """[...] int32 words, a pure function of (key, position): `random_bits`."""
+  """Draws [...] int32 words, a pure function of (key, position)."""
   bits = random_bits(key, positions)
   entries = _scale(bits, _ENTRIES * table.lines.shape[0]).astype(jnp.int32)
   coins = (_mix(bits + key[1]) >> 8).astype(jnp.float32) * np.float32(2**-24)
@@ -195,7 +195,7 @@ def _from_lines(lines, entries):
 
 
 def softmax_loss(positives: jax.Array, negatives: jax.Array) -> jax.Array:
-  """[...] nats; scores [...] of positives, and [..., N] of negatives."""
+  """Returns [...] nats of scores [...] and those of negatives [..., N]."""
   # Not `logsumexp` of both in one array: it would be written and read again.
   top = jax.lax.stop_gradient(jnp.maximum(positives, jnp.max(negatives, -1)))
   others = jnp.sum(jnp.exp(negatives - top[..., None]), -1)

@@ -22,7 +22,7 @@ class Axis(NamedTuple):
 
 
 def psum(x: jax.Array, axis: Axis) -> jax.Array:
-  """[...] float32, the sum over the devices of an axis; all get the same."""
+  """Returns [...] float32, the sum over the devices of an axis, on all."""
   if axis.dtype == 'float32':
     return jax.lax.psum(x, axis.name)
   num = jax.lax.axis_size(axis.name)

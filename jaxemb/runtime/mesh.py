@@ -39,7 +39,7 @@ class Shape(NamedTuple):
 
 
 def all_devices() -> list[jax.Device]:
-  """JAX's devices, which it looks for now, or a `UserError` without any."""
+  """Returns JAX's devices; raises a `UserError` without any."""
   try:
     return jax.devices()
   except (RuntimeError, AssertionError) as error:
@@ -131,7 +131,7 @@ def make(shape: Shape, devices: Sequence[jax.Device] = ()) -> jax.sharding.Mesh:
 
 
 def cores_of_device(shape: Shape) -> int:
-  """Cores that each device can have for itself; all processes take part.
+  """Returns the cores per device; all processes take part.
 
   That is 1 unless each is alone in its process, and as many in all processes:
   those of one host divide its cores.
@@ -172,7 +172,7 @@ def put_parts(
 
 
 def num_bytes(state: Any) -> int:
-  """The bytes of arrays, or of their shapes, on all devices together."""
+  """Returns the bytes of arrays, or of their shapes, on all devices."""
   return sum(
     math.prod(x.sharding.shard_shape(x.shape))
     * x.dtype.itemsize

@@ -24,7 +24,6 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-POLICIES = 'lru', 'lfu'
 _NEVER = np.iinfo(np.int32).max  # no step that is foreseen
 _MOST_NUMBERS = 1 << 30  # of rows, which then are counted from 0 again
 # Columns of the state of cache rows: the step that needs them next; the stretch

@@ -206,7 +206,7 @@ class StepContext(NamedTuple):
 def rounding_key(
   spec: spec_lib.TableSpec, context: StepContext, number: int
 ) -> jax.Array | None:
-  """[2] uint32 for stochastic rounding of a step's rows, if there is any.
+  """Returns [2] uint32 for stochastic rounding of a step's rows, or None.
 
   `number` tells the tables of a model apart.
   """

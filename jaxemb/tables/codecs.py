@@ -31,7 +31,7 @@ def gather(
 
 
 def encoding_of(stored: Any) -> jax.Array | None:
-  """What else than the dtype encodes stored rows: the scales of int8."""
+  """Returns what else encodes stored rows: the scales of int8."""
   return getattr(stored, 'scales', None)
 
 
@@ -57,17 +57,17 @@ class Codec:
     return -(-self.spec.dim // self.num_splits)
 
   def columns(self) -> jax.Array:
-    """[d] int32, the columns of this device."""
+    """Returns [d] int32, the columns of this device."""
     first = jax.lax.axis_index(_TABLE) if self.num_splits > 1 else 0
     return self.dim * first + jnp.arange(self.dim)
 
   def partition(self, vectors: Any, scales: Any) -> Any:
-    """`PartitionSpec`s of stored rows, given those of the arrays."""
+    """Returns `PartitionSpec`s of stored rows, given those of the arrays."""
     is_scaled = self.spec.dtype == 'int8'
     return rounding.Scaled(vectors, scales) if is_scaled else vectors
 
   def _first_rows(self, key: jax.Array, ids: jax.Array) -> jax.Array:
-    """[..., d] float32, initial values; padding columns are zero."""
+    """Returns [..., d] float32, initial values; padding columns are zero."""
     columns = self.columns()
     if not self.spec.init_scale:
       return jnp.zeros((*ids.shape, *columns.shape), jnp.float32)
@@ -77,7 +77,7 @@ class Codec:
     return jnp.where(is_column, rows, 0.0)
 
   def init(self, key: jax.Array, ids: jax.Array) -> Any:
-    """Stored initial rows of ids [n, ...], rounded to nearest."""
+    """Returns stored initial rows of ids [n, ...], rounded to nearest."""
     dtype = self.spec.dtype
 
     def block(ids):
@@ -126,7 +126,7 @@ class Codec:
     return rounding.encode(rows, dtype, bits, scales=scales)
 
   def _scales(self, rows: jax.Array, old: jax.Array | None = None) -> jax.Array:
-    """[...] float32, scales of rows [..., d]; the old ones where they fit.
+    """Returns [...] float32, scales of rows [..., d], old ones where they fit.
 
     Where columns are split, sums round differently, and so 1 in 100,000 scales.
     """

@@ -54,7 +54,7 @@ def running_sums(
 
 
 def _sums_together(ids, grads, squares):
-  """Running sums of both by one product."""
+  """Returns running sums of both by one product."""
   sums = _running_sums(ids, jnp.concatenate([grads, squares[:, None]], 1))
   return sums[:, :-1], sums[:, -1]
 
@@ -64,7 +64,7 @@ def _sums_apart(ids, grads, squares):
 
 
 def _running_counts(ids: jax.Array, counts: jax.Array) -> jax.Array:
-  """The same of counts, which float32 adds up without rounding.
+  """Returns running sums of counts, which float32 adds without rounding.
 
   As one more column of the product they would be another tile of a TPU's.
   """
@@ -132,7 +132,7 @@ def by_sorting(
 
 
 def _flatten(row_grads, vocab):
-  """Ids [n], all padding `vocab`; grads [n, d], squares [n] and counts [n]."""
+  """Flattens all arrays; ids of padding become `vocab`."""
   ids, grads, squares, counts, rows = row_grads
   if counts is None:
     counts = jnp.ones(ids.shape, jnp.float32)

@@ -50,12 +50,12 @@ class RowGrads(NamedTuple):
 
 
 def mean_squares(row_grads: jax.Array) -> jax.Array:
-  """[..., dim] float32 -> [...] float32."""
+  """Returns [..., dim] float32 -> [...] float32."""
   return jnp.mean(jnp.square(row_grads), -1)
 
 
 def decayed(row_grads: RowGrads, rows: jax.Array, decay: float) -> RowGrads:
-  """With the gradient of L2; rows [n, dim] come once, or are padding.
+  """Adds the gradient of L2; rows [n, dim] come once, or are padding.
 
   `squares` stay those of the loss.
   """
@@ -63,7 +63,7 @@ def decayed(row_grads: RowGrads, rows: jax.Array, decay: float) -> RowGrads:
 
 
 def of_all_rows(row_grads: RowGrads, vocab: int) -> RowGrads:
-  """Gradients of all rows, each as if it was looked up once.
+  """Returns gradients of all rows, each as if looked up once.
 
   Where no row was looked up, all are padding.
   """
@@ -124,7 +124,7 @@ def totals(
 
 
 def _counts(scratch, row_grads):
-  """Occurrences of each id, at least 1; and the scratch."""
+  """Returns occurrences of each id, at least 1, and the scratch."""
   if row_grads.counts is not None:
     return row_grads.counts, scratch
   ones = jnp.ones(row_grads.ids.shape, scratch.dtype)
@@ -133,7 +133,7 @@ def _counts(scratch, row_grads):
 
 
 def _by_row(numbers):
-  """[...] -> [..., 1] for products with rows; the number of one row stays."""
+  """Adds an axis for products with rows; the number of one row stays."""
   return numbers[..., None] if numbers.ndim else numbers
 
 
@@ -308,7 +308,7 @@ def adagrad_full(
 
 
 def _by_rows(change, copies):
-  """An `update` of rows that come once."""
+  """Returns an `update` of rows that come once."""
 
   def update(state, row_grads, learning_rate):
     ids = row_grads.ids

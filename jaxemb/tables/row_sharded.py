@@ -37,7 +37,7 @@ _BUFFER_DEVIATIONS = 4.0  # one step in about ten thousand overflows
 
 
 def holders(vocab: int, num_table: int) -> np.ndarray:
-  """[vocab] int64, which device of the table axis holds each row."""
+  """Returns [vocab] int64, which device of the table axis holds each row."""
   classes = REVERSED[np.arange(vocab) % NUM_CLASSES]
   return classes // (NUM_CLASSES // num_table)
 
@@ -45,7 +45,7 @@ def holders(vocab: int, num_table: int) -> np.ndarray:
 def buffer_rows(
   lookups_per_center: np.ndarray, centers: float, num_table: int
 ) -> int:
-  """Rows that a device may ask of another in a step of so many `centers`."""
+  """Returns how many rows a device may request of another in a step."""
   chances = -np.expm1(-lookups_per_center * centers)
   holder_of = holders(len(lookups_per_center), num_table)
   expected = np.bincount(holder_of, chances, num_table)
@@ -111,7 +111,7 @@ class Route:
     return carry, num_rounds - 1
 
   def _exchange(self, x: jax.Array) -> jax.Array:
-    """[t, capacity, ...]: sends x[o] to device o; what each one sent."""
+    """Sends x[o] of [t, capacity, ...] to device o; returns those received."""
     if self.axes.num_table == 1:
       return x
     return jax.lax.all_to_all(x, self.axes.table, 0, 0)
@@ -121,7 +121,7 @@ class Route:
     held: Callable[[jax.Array], Any],
     copies: row_access.Copies | None = None,
   ) -> tuple[Any, jax.Array]:
-    """The rows that the device wants, a pytree of [n, ...]; overflow rounds.
+    """Returns the requested rows, a pytree of [n, ...], and overflow rounds.
 
     `held` maps own rows [...] int32, num_rows for none, to a pytree of what is
     sent of them.
@@ -199,7 +199,7 @@ def make(
   kernels: row_access.Kernels = row_access.XLA,
   row_kernel: spec_lib.RowKernel | None = None,
 ) -> 'RowSharded':
-  """A table with buffers for the lookups that its spec expects."""
+  """Makes a table with buffers for the lookups that its spec expects."""
   capacity, lookups = 0, spec.lookups_per_center
   if lookups is not None:
     capacity = buffer_rows(lookups, device_centers, axes.num_table)
@@ -244,16 +244,16 @@ class RowSharded(spec_lib.Table):
     return math.prod(self._own)
 
   def _by_class(self, x: jax.Array) -> jax.Array:
-    """[own_rows, ...] -> [groups, classes, ...]; anything else stays."""
+    """Reshapes [own_rows, ...] to [groups, classes, ...], and nothing else."""
     is_of_rows = len(x) == self._own_rows
     return x.reshape(*self._own, *x.shape[1:]) if is_of_rows else x
 
   def _flat(self, x: jax.Array) -> jax.Array:
-    """[groups, classes, ...] -> [own_rows, ...]; anything else stays."""
+    """Reshapes [groups, classes, ...] to [own_rows, ...], and nothing else."""
     return x.reshape(-1, *x.shape[2:]) if x.ndim > 1 else x
 
   def _ids(self, groups: jax.Array, classes: jax.Array) -> jax.Array:
-    """Ids of rows of this device."""
+    """Returns ids of rows of this device."""
     if self.axes.num_table > 1:
       classes += self._own[1] * jax.lax.axis_index(self.axes.table)
     return NUM_CLASSES * groups + jnp.asarray(REVERSED, jnp.int32)[classes]
@@ -284,7 +284,7 @@ class RowSharded(spec_lib.Table):
     return groups, jnp.asarray(REVERSED, jnp.int32)[ids % NUM_CLASSES]
 
   def _route(self, ids: jax.Array) -> Route:
-    """Rows are stored device by device, those of each group by group."""
+    """Routes ids: rows are stored by device, then by group."""
     ids, (_, own_classes) = ids.reshape(-1), self._own
     groups, classes = self.positions(ids)
     stored = (classes // own_classes) * self._own_rows

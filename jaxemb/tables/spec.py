@@ -53,7 +53,7 @@ class Axes:
   data, table = 'data', 'table'  # their names
 
   def names(self, *, with_table: bool = True) -> list[str]:
-    """Names of the axes with several devices."""
+    """Returns names of the axes with several devices."""
     names = [self.data] * (self.num_data > 1)
     return names + [self.table] * (with_table and self.num_table > 1)
 
@@ -102,7 +102,7 @@ class RowBlock(NamedTuple):
 def on_demand(
   read: Callable[[np.ndarray], RowBlock], num_rows: int
 ) -> RowBlock:
-  """All rows of a table; `read` gives those of different ids [n]."""
+  """Returns all rows of a table; `read` returns those of distinct ids [n]."""
   leaves, tree = jax.tree.flatten(read(np.arange(1)))
 
   def array(index, leaf):
@@ -141,10 +141,10 @@ class Table(Protocol):
     """A state of `PartitionSpec`s: how its arrays lie on the mesh."""
 
   def init(self, key: jax.Array) -> Any:
-    """A new state; its rows depend on the key, not on layout or mesh."""
+    """Returns a new state, whose rows depend on the key, not on the mesh."""
 
   def lookup(self, state: Any, ids: jax.Array) -> Lookup:
-    """Rows of ids [...], or the device's columns; arbitrary ones of padding."""
+    """Returns rows of ids [...], or columns; arbitrary ones of padding."""
 
   def update(
     self,
@@ -163,7 +163,7 @@ class Table(Protocol):
   def read_range(
     self, state: Any, start: jax.Array, num: int
   ) -> tuple[Any, dict[str, jax.Array]]:
-    """Rows from `start` on as stored, and optimizer state by name; traceable.
+    """Returns rows as stored, and optimizer state by name; traceable.
 
     The state is whole: not a device's shards.
     """
@@ -186,7 +186,7 @@ class Table(Protocol):
     raise NotImplementedError(f'{type(self).__name__} cannot be synchronised')
 
   def positions(self, ids: jax.Array) -> tuple[jax.Array, ...]:
-    """Where whole arrays have the rows of ids [n]; padding is outside."""
+    """Returns where arrays have the rows of ids [n]; padding is outside."""
 
   def write_rows(
     self,
@@ -223,10 +223,10 @@ class Table(Protocol):
     stop: int | None = None,
     has_replicas: bool = False,
   ) -> RowBlock:
-    """Rows of a range of ids, on the host of every process; all take part.
+    """Returns rows of a range of ids, on the host of every process.
 
-    The state is whole, on any mesh. If it has a leading axis of replicas,
-    so has the block.
+    All processes take part. The state is whole, on any mesh. If it has a
+    leading axis of replicas, so has the block.
     """
     leaf = jax.tree.leaves(state)[0]
     everywhere = leaf.sharding
@@ -277,14 +277,14 @@ class Table(Protocol):
 
 
 def from_stored(stored: Any, dtype: str) -> export.Encoded:
-  """Rows as `rounding.encode` returns them, fetched to the host."""
+  """Returns rows that `rounding.encode` made, fetched to the host."""
   if dtype == 'int8':
     return export.Encoded(*stored)
   return export.Encoded(stored.view(dtype))
 
 
 def to_stored(encoded: export.Encoded) -> list[np.ndarray]:
-  """The arrays of rows, as tables have them."""
+  """Returns the arrays of rows, as tables have them."""
   if encoded.scales is not None:
     return [encoded.data, encoded.scales]
   is_short = encoded.data.itemsize == 2

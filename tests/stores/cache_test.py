@@ -22,7 +22,7 @@ def _admit(cache, *needed):
   return cache.take(cache.num_fitting(len(needed)))
 
 
-@pytest.mark.parametrize('policy', cache_lib.POLICIES)
+@pytest.mark.parametrize('policy', ['lru', 'lfu'])
 def test_rows_are_where_the_map_says(policy):
   cache = cache_lib.Cache(('a', 'b'), VOCAB, CAPACITY, policy)
   device, on_device = {'a': {}, 'b': {}}, np.full(VOCAB, CAPACITY)
@@ -59,7 +59,7 @@ def test_what_is_used_stays():
       num += np.isin(moves.into['a'][1], often).sum()
     return num
 
-  lru, lfu = map(fetched, cache_lib.POLICIES)
+  lru, lfu = map(fetched, ('lru', 'lfu'))
   assert lru > 3 * lfu
 
 
