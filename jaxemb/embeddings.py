@@ -433,10 +433,12 @@ class Embeddings:
 
     Raises a `UserError` if a file cannot be written.
     """
-    counts = np.ones(len(self), int) if self.counts is None else self.counts
-    rows = export.Encoded(self.vectors)
     export.write(
-      folder, words=self.index_to_key, rows=rows, counts=counts, is_minimal=True
+      folder,
+      words=self.index_to_key,
+      rows=export.Encoded(self.vectors),
+      counts=self.counts,
+      is_minimal=True,
     )
     multivectors.write(pathlib.Path(folder), self.sense_table)
     export.write_relations(pathlib.Path(folder), self.relations)

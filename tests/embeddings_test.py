@@ -191,7 +191,9 @@ def test_edges_are_scored_by_operators_of_relations(tmp_path):
     jaxemb.load(tmp_path)
   made = jaxemb.Embeddings(list('abc'), vectors)
   made.save(tmp_path)
-  assert jaxemb.load(tmp_path).relations is None
+  loaded = jaxemb.load(tmp_path)
+  assert loaded.relations is None and loaded.counts is None
+  assert (tmp_path / 'vocab.txt').read_text() == 'a\nb\nc\n'
   with pytest.raises(errors.UserError, match="relation 'in', but none"):
     made.related('a', 'in')
 

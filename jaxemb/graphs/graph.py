@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.graphs import labels as labels_lib
-from jaxemb.storage import checksums
+from jaxemb.storage import checksums, export
 
 _RANGE_EDGES = 1 << 25  # sorted at once
 _FORMAT = 1
@@ -435,13 +435,7 @@ class _Appended:
   def __init__(self, path: pathlib.Path, kind: Any):
     self.path, self._kind, self._num = path, np.dtype(kind), 0
     self._file = path.open('wb')
-    self._write_header()
-
-  def _write_header(self):  # of the same size for any length
-    header = {'descr': self._kind.str, 'fortran_order': False}
-    np.lib.format.write_array_header_1_0(
-      self._file, {**header, 'shape': (self._num,)}
-    )
+    export.put_header(self._file, self._kind, (0,))
 
   def write(self, x: np.ndarray) -> None:
     self._file.write(np.ascontiguousarray(x, self._kind))
@@ -450,7 +444,7 @@ class _Appended:
   def close(self) -> np.ndarray:
     """The array, mapped."""
     self._file.seek(0)
-    self._write_header()
+    export.put_header(self._file, self._kind, (self._num,))
     self._file.close()
     return np.load(self.path, mmap_mode='r')
 

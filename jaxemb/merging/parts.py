@@ -110,11 +110,10 @@ def write_rows(
     nothing = np.empty((0, *shape[1:]), np.float32)
     return np.concatenate([nothing, *blocks], dtype=np.float32)
   path = folder / f'{name}.npy'
-  header = {'descr': '<f4', 'fortran_order': False, 'shape': shape}
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open('wb') as file:
-      np.lib.format.write_array_header_1_0(file, header)
+      export.put_header(file, '<f4', shape)
       for block in blocks:
         file.write(np.ascontiguousarray(block, '<f4').data)
   except OSError as error:

@@ -2,7 +2,9 @@
 
 import contextlib
 import errno
+import functools
 import glob
+import hashlib
 import os
 import pathlib
 import platform
@@ -16,7 +18,7 @@ import psutil
 
 from jaxemb import errors
 
-_LEFTOVER_SECS = 7 * 24 * 3600  # of processes on other machines
+_LEFTOVER_SECS = 7 * 24 * 3600  # of processes that cannot be looked up
 
 
 @contextlib.contextmanager
@@ -71,23 +73,36 @@ def folder(
     shutil.rmtree(temporary, ignore_errors=True)
 
 
+@functools.cache
+def machine() -> str:
+  """Returns a name of the processes whose ids this process can look up.
+
+  Containers may share a host name, and have ids of their own.
+  """
+  identity = ''
+  with contextlib.suppress(OSError):  # not Linux
+    identity = pathlib.Path('/proc/sys/kernel/random/boot_id').read_text()
+    identity += os.readlink('/proc/self/ns/pid')
+  digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+  return f'{platform.node()}-{digest}'
+
+
 def temporary_of(path: pathlib.Path) -> pathlib.Path:
-  """What this process writes before it replaces a path, as others may do."""
-  writer = f'{platform.node()}-{os.getpid()}'
-  return path.with_name(f'.{path.name}.tmp-{writer}')
+  """Returns the path that this process writes before it replaces another."""
+  return path.with_name(f'.{path.name}.tmp-{machine()}-{os.getpid()}')
 
 
 def remove_leftovers(folder: pathlib.Path, name: str = '') -> None:
-  """Removes what processes left that were killed while they wrote.
+  """Removes temporaries of `name` (or all) whose processes were killed.
 
-  What was to become `name`; '' = whatever it was.
+  Those of processes on other machines go by their age.
   """
   for left in folder.glob(f'.{glob.escape(name) or "*"}.tmp-*'):
-    node, _, pid = left.name.split('.tmp-', 1)[1].rpartition('-')
-    if not (node and pid.isdecimal()):
+    writer, _, pid = left.name.split('.tmp-', 1)[1].rpartition('-')
+    if not (writer and pid.isdecimal()):
       continue  # of another program
     with contextlib.suppress(OSError):  # another process has
-      is_dead = node == platform.node() and not psutil.pid_exists(int(pid))
+      is_dead = writer == machine() and not psutil.pid_exists(int(pid))
       if is_dead or time.time() - left.stat().st_mtime > _LEFTOVER_SECS:
         left.unlink() if left.is_file() else shutil.rmtree(left)
 

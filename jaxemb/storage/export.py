@@ -140,14 +140,15 @@ def write(
   folder: pathlib.Path | str,
   words: Sequence[str],
   rows: Encoded,
-  counts: np.ndarray,
+  counts: np.ndarray | None,
   is_minimal: bool = False,
   context_words: Sequence[str] = (),
 ) -> dict[str, int]:
   """Writes every form of the vectors, with one spelling of the words.
 
   Row i of `rows`, [vocab, dim], is word i, which occurs `counts[i]` times, the
-  most frequent first; a minimal export is vectors.npy and vocab.txt alone.
+  most frequent first; a minimal export is vectors.npy and vocab.txt alone, and
+  may be of unknown counts (None).
   `context_words` are what rows of context vectors are of, if not of words. The
   files replace those of an earlier export together, once all are written.
 
@@ -200,11 +201,19 @@ def blocks(
     yield np.ascontiguousarray(array[i : min(i + size, stop)])
 
 
+def put_header(file: BinaryIO, dtype: Any, shape: Sequence[int]) -> None:
+  """Writes the header of an .npy file.
+
+  Its size is the same for any number of rows, which may be written later.
+  """
+  header = np.lib.format.header_data_from_array_1_0(np.empty(0, dtype))
+  header['shape'] = tuple(shape)
+  np.lib.format.write_array_header_1_0(file, header)
+
+
 def put_array(file: BinaryIO, array: np.ndarray) -> None:
   """As `np.save`, of rows that need not be in memory all at once."""
-  header = np.lib.format.header_data_from_array_1_0(np.empty(0, array.dtype))
-  header['shape'] = array.shape
-  np.lib.format.write_array_header_1_0(file, header)
+  put_header(file, array.dtype, array.shape)
   for block in blocks(array):
     file.write(block.view(np.uint8))
 
@@ -254,7 +263,9 @@ def read(path: pathlib.Path | str) -> word2vec_format.Vectors:
     raise errors.UserError(
       f'no usable vectors.npy in {folder}: {error}; give {hint}'
     ) from error
-  words, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
+  words, counts = word2vec_format.read_vocab(
+    folder / 'vocab.txt', needs_counts=False
+  )
   if len(words) != len(vectors):
     raise errors.UserError(
       f'{folder}: vocab.txt has {len(words)} words, vectors.npy has '

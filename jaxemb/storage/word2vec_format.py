@@ -4,7 +4,7 @@
              same, GloVe leaves out the first line
     binary   `vocab dim`, then word, space, dim little-endian float32, newline
              (the newline may be missing)
-    vocab    `word count` a line
+    vocab    `word count` a line, or `word` if no counts are known
 
 Both hold float32 exactly: text has the shortest decimal that rounds back. White
 space in a word, or an empty word, becomes `_` (several where that word exists);
@@ -132,9 +132,12 @@ def put_rows(
 
 
 def put_counts(
-  file: BinaryIO, words: Sequence[bytes], counts: np.ndarray
+  file: BinaryIO, words: Sequence[bytes], counts: np.ndarray | None
 ) -> None:
-  """Writes `word count` lines to an open file."""
+  """Writes `word count` lines to an open file; of unknown counts, words."""
+  if counts is None:
+    file.writelines(word + b'\n' for word in words)
+    return
   for start in range(0, max(len(words), len(counts)), _BLOCK_ROWS):
     some = slice(start, start + _BLOCK_ROWS)
     pairs = zip(words[some], np.asarray(counts[some]).tolist(), strict=True)
@@ -151,9 +154,12 @@ def text_rows(block: np.ndarray) -> list[bytes]:
   return text[2:-2].replace(b',', b' ').split(b'] [')[: len(block)]
 
 
-def read_vocab(path: pathlib.Path | str) -> tuple[list[str], np.ndarray]:
-  """Different words and their counts, [vocab] int64, of `word count` lines.
+def read_vocab(
+  path: pathlib.Path | str, needs_counts: bool = True
+) -> tuple[list[str], np.ndarray | None]:
+  """Reads different words and their counts, [vocab] int64.
 
+  Lines are `word count`, or of unknown counts, unless these are needed, `word`.
   Raises a `UserError` if the file cannot be read, a line is not a UTF-8 word
   and a whole number, a word comes twice, or there is none.
   """
@@ -161,13 +167,15 @@ def read_vocab(path: pathlib.Path | str) -> tuple[list[str], np.ndarray]:
     lines = pathlib.Path(path).read_bytes().removeprefix(b'\xef\xbb\xbf')
   except OSError as error:
     raise errors.UserError(f'cannot read {path}: {error.strerror}') from error
-  words, counts = [], []
+  words, counts, has_counts = [], [], True
   for number, line in enumerate(lines.split(b'\n'), 1):
     fields = line.split()
     if not fields:
       continue
+    if not words and len(fields) == 1:
+      has_counts = needs_counts
     try:
-      word, count = fields
+      word, count = fields if has_counts else (*fields, b'0')
       if not count.isdigit() or len(count) > _MAX_COUNT_DIGITS:
         raise ValueError
       words.append(word.decode())
@@ -186,7 +194,7 @@ def read_vocab(path: pathlib.Path | str) -> tuple[list[str], np.ndarray]:
       f'{path} names {num_twice:,} words twice; give each word one line with '
       'its total count'
     )
-  return words, np.array(counts, np.int64)
+  return words, np.array(counts, np.int64) if has_counts else None
 
 
 def read(path: pathlib.Path | str) -> Vectors:

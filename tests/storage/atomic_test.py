@@ -2,7 +2,6 @@
 
 import errno
 import os
-import platform
 
 import pytest
 
@@ -46,7 +45,7 @@ def test_a_folder_in_the_way(tmp_path):
 
 
 def test_what_was_killed_while_it_wrote_leaves_nothing(tmp_path):
-  node, path = platform.node(), tmp_path / 'x.bin'
+  node, path = atomic.machine(), tmp_path / 'x.bin'
   dead, running, elsewhere, old, other, foreign = left = [
     tmp_path / name
     for name in (
@@ -65,6 +64,24 @@ def test_what_was_killed_while_it_wrote_leaves_nothing(tmp_path):
   with atomic.folder(tmp_path / 'z'):
     pass
   assert {*tmp_path.iterdir()} == kept | {tmp_path / 'z'}
+
+
+def test_containers_of_one_host_name_leave_each_other_alone(
+  tmp_path, monkeypatch
+):
+  real = os.readlink
+  other = {'/proc/self/ns/pid': 'pid:[1]'}
+  with atomic.folder(tmp_path / 'x') as mine, monkeypatch.context() as patched:
+    patched.setattr(os, 'readlink', lambda x: other.get(str(x)) or real(x))
+    patched.setattr(os, 'getpid', lambda: 99999999)
+    atomic.machine.cache_clear()
+    atomic.remove_leftovers(tmp_path)  # as another container
+    theirs = atomic.temporary_of(tmp_path / 'y')
+    theirs.mkdir()
+    patched.undo()
+    atomic.machine.cache_clear()
+    atomic.remove_leftovers(tmp_path)
+    assert mine.exists() and theirs.exists()
 
 
 @pytest.mark.parametrize('reserves', [True, False])
