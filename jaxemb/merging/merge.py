@@ -212,94 +212,45 @@ def merge_rows(
   if parts have no words in common, or not as many dimensions.
   """
   is_alir, has = spec.method == 'alir', union.rows >= 0
-  num_having, report = has.sum(0), dataclasses.asdict(spec)
   warnings = check_words(parts, has, spec.method)
-  unknown = [part.name for part in parts if part.counts is None]
-  if not is_alir:
-    report |= dict.fromkeys(ALIR_ONLY)
-  elif spec.weights == 'counts' and unknown:
-    report['weights'] = 'equal'
-    warnings.append(
-      f'all parts weigh the same: word counts are not known of {_few(unknown)}'
-    )
+  report = dataclasses.asdict(spec) | _of_weights(parts, spec, warnings)
   dim = _dim([part.dim for part in parts], spec)
-  is_kept = num_having >= (1 if is_alir else len(parts))
+  is_kept = has.any(0) if is_alir else has.all(0)
   ids, lost_ids = np.flatnonzero(is_kept), np.flatnonzero(~is_kept)
+  votes = union.votes if is_alir else has
   job = SideBySide(
     tables=[part.vectors for part in parts],
     rows=union.rows[:, ids],
-    weights=vote_weights(
-      has[:, ids], (union.votes if is_alir else has)[:, ids]
-    ),
+    weights=vote_weights(has[:, ids], votes[:, ids]),
     normalize=spec.normalize,
     folder=folder,
     progress=progress,
   )
   rotations = outer = None
-  moved, trainable, fit = [], {}, np.zeros((4, len(parts)))
+  displacements, trainable, fit = [], {}, np.zeros((4, len(parts)))
   if spec.method == 'concat':
     vectors = job.write_concatenated('vectors', spec.power)
   else:
-    rotations, outer, moved = solve(job, spec, dim)
+    rotations, outer, displacements = solve(job, spec, dim)
     vectors = job.write_averages(
       'vectors', rotations, outer, fit=fit if is_alir else None
     )
   if is_alir and not spec.normalize:
-    names = {name for part in parts for name in part.trainable}
-    common = names.intersection(*(part.trainable for part in parts))
-    if names != common:
-      missing = _few(sorted(names - common))
-      warnings.append(f'left out, as not all parts have it: {missing}')
-    for name in sorted(common):
-      each = job._replace(tables=[part.trainable[name] for part in parts])
-      if each.dims != job.dims:  # one number per row, which nothing rotates
-        turns = np.ones((len(parts), 1)), np.eye(1)
-      elif name.startswith('optimizer/context_vectors/'):
-        turns = rotations, outer
-      else:
-        # Context vectors and gradients: inner products with vectors stay.
-        turns = rotations, np.linalg.inv(outer).T
-      trainable[name] = each.write_averages(name, *turns)
-  facts = [
-    {
-      'name': part.name,
-      'words': int(mine.sum()),
-      'dim': part.dim,
-      'missing_words': max(len(ids) - int(mine.sum()), 0),
-      'rms_norm': part.rms_norm,
-      'residual': float(np.sqrt(residual / square)) if square else None,
-      'agreement': float(cosines / words) if square else None,
-    }
-    for part, mine, (square, residual, cosines, words) in zip(
-      parts, has, fit.T, strict=True
-    )
-  ]
+    trainable = _merge_trainable(parts, job, rotations, outer, warnings)
+  of_parts = _of_parts(parts, has, fit, num_words=len(ids))
   if is_alir:
-    warnings += _outliers(facts, spec.normalize)
-  lost = {
-    'words': len(lost_ids),
-    'share_of_occurrences': union.counts[lost_ids].sum() / union.counts.sum(),
-    'examples': [union.words[i] for i in lost_ids[:_EXAMPLES]],
-  }
-  if lost['words']:
-    warnings.append(
-      f'{spec.method} covers only words that are in all parts: '
-      f'{lost["words"]:,} words ({lost["share_of_occurrences"]:.2%} of all '
-      f'occurrences) are lost, {", ".join(lost["examples"])} first; '
-      '--method=alir keeps them'
-    )
+    warnings += _outliers(of_parts, spec.normalize)
   report |= {
     'words': len(ids),
     'union_words': len(union.words),
-    'lost': lost,
-    'parts': facts,
+    'lost': _of_lost_words(union, lost_ids, spec.method, warnings),
+    'parts': of_parts,
     'dim': dim,
-    'displacements': moved,
+    'displacements': displacements,
     'warnings': warnings,
   }
-  words = [union.words[i] for i in ids.tolist()]
   return Merged(
-    words=words,
+    words=[union.words[i] for i in ids.tolist()],
     counts=union.counts[ids],
     vectors=vectors,
     trainable=trainable,
@@ -308,6 +259,90 @@ def merge_rows(
     outer=outer,
     report=report,
   )
+
+
+def _of_weights(
+  parts: Sequence[parts_lib.Part], spec: Spec, warnings: list[str]
+) -> dict[str, Any]:
+  """Returns how parts are weighted, where this is not what `spec` says."""
+  unknown = [part.name for part in parts if part.counts is None]
+  if spec.method != 'alir':
+    return dict.fromkeys(ALIR_ONLY)
+  if spec.weights != 'counts' or not unknown:
+    return {}
+  warnings.append(
+    f'all parts weigh the same: word counts are not known of {_few(unknown)}'
+  )
+  return {'weights': 'equal'}
+
+
+def _merge_trainable(
+  parts: Sequence[parts_lib.Part],
+  job: SideBySide,
+  rotations: np.ndarray,
+  outer: np.ndarray,
+  warnings: list[str],
+) -> dict[str, np.ndarray]:
+  """Returns the tables beside the vectors that all parts have."""
+  names = {name for part in parts for name in part.trainable}
+  common = names.intersection(*(part.trainable for part in parts))
+  if names != common:
+    missing = _few(sorted(names - common))
+    warnings.append(f'left out, as not all parts have it: {missing}')
+  trainable = {}
+  for name in sorted(common):
+    tables = job._replace(tables=[part.trainable[name] for part in parts])
+    if tables.dims != job.dims:  # one number per row, which nothing rotates
+      turns = np.ones((len(parts), 1)), np.eye(1)
+    elif name.startswith('optimizer/context_vectors/'):
+      turns = rotations, outer
+    else:
+      # Context vectors and gradients: inner products with vectors stay.
+      turns = rotations, np.linalg.inv(outer).T
+    trainable[name] = tables.write_averages(name, *turns)
+  return trainable
+
+
+def _of_parts(
+  parts: Sequence[parts_lib.Part],
+  has: np.ndarray,
+  fit: np.ndarray,
+  num_words: int,
+) -> list[dict[str, Any]]:
+  """Returns the report of each part, with `align.agreement` in `fit`."""
+  return [
+    {
+      'name': part.name,
+      'words': int(mine.sum()),
+      'dim': part.dim,
+      'missing_words': max(num_words - int(mine.sum()), 0),
+      'rms_norm': part.rms_norm,
+      'residual': float(np.sqrt(residual / square)) if square else None,
+      'agreement': float(cosines / words) if square else None,
+    }
+    for part, mine, (square, residual, cosines, words) in zip(
+      parts, has, fit.T, strict=True
+    )
+  ]
+
+
+def _of_lost_words(
+  union: parts_lib.Union, ids: np.ndarray, method: str, warnings: list[str]
+) -> dict[str, Any]:
+  """Returns the report of words that the result lacks."""
+  lost = {
+    'words': len(ids),
+    'share_of_occurrences': union.counts[ids].sum() / union.counts.sum(),
+    'examples': [union.words[i] for i in ids[:_EXAMPLES]],
+  }
+  if len(ids):
+    warnings.append(
+      f'{method} covers only words that are in all parts: '
+      f'{lost["words"]:,} words ({lost["share_of_occurrences"]:.2%} of all '
+      f'occurrences) are lost, {", ".join(lost["examples"])} first; '
+      '--method=alir keeps them'
+    )
+  return lost
 
 
 def solve(
