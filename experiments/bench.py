@@ -3,6 +3,7 @@
   python experiments/bench.py encode --text=FILE_FOLDER_OR_GLOB
   python experiments/bench.py analogies --questions=questions-words.txt
   python experiments/bench.py merge --parts=10 --words=1000000
+  python experiments/bench.py rows
   python experiments/bench.py layouts
   python experiments/bench.py stores --cases=device,memory:25%,disk:12.5%
 
@@ -13,6 +14,7 @@ What is measured:
   merge      of rotated, noisy copies of the same vectors, each of which lacks
              other words: seconds, memory, and the largest error of cosines
              (10 words by 1000) against the vectors without noise
+  rows       time of a step on random ids as tables grow
   layouts    centers/s per device of two devices that train one table in each
              layout, or two replicas, against one device with half of the work;
              a device of a CPU is a core, so that no network is measured
@@ -183,7 +185,36 @@ def _merge(args: argparse.Namespace, results: experiment.Results) -> None:
   )
 
 
-# Layouts.
+# Random ids.
+
+
+def _rows(args: argparse.Namespace, results: experiment.Results) -> None:
+  import zipf
+
+  sizes = [int(x) for x in args.cases.split(',')] if args.cases else _SIZES
+  for rows in sizes:
+    job = zipf.make({'model.dim': args.dim, 'mesh.data': 1}, rows)
+    if obstacle := zipf.obstacle(job):
+      results.found[rows] = {'obstacle': obstacle}
+      continue
+    effort = zipf.Effort(args.words, 2, args.secs)
+    corpus = zipf.corpus(job.counts, args.words)
+    results.found[rows] = zipf.time_dispatches(job, corpus, effort)
+  first = results.found[sizes[0]]
+  table = [
+    [
+      f'{rows:,}',
+      x.get('centers_per_sec'),
+      first['centers_per_sec'] / x['centers_per_sec'] if len(x) > 1 else None,
+      x.get('obstacle'),
+    ]
+    for rows, x in results.found.items()
+  ]
+  head = {'rows': '', 'centers/s': ',.0f', 'time': '.2f', '': ''}
+  results.finish(experiment.table(head, table))
+
+
+_SIZES = 72_000, 1_000_000, 10_000_000
 
 # Name: (strategy, layout, data axis, table axis)
 _LAYOUTS = {
@@ -352,12 +383,14 @@ _WHAT = {
   'encode': _encode,
   'analogies': _analogies,
   'merge': _merge,
+  'rows': _rows,
   'layouts': _layouts,
   'stores': _stores,
 }
 _DEFAULTS = {
   'analogies': {'vocab': 300_000, 'dim': 300},
   'merge': {'words': 1_000_000, 'dim': 300},
+  'rows': {'words': 4_000_000},
   'layouts': {'rows': 72_000, 'words': 4_000_000},
 }
 

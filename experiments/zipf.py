@@ -6,7 +6,6 @@ and packs them as it does a text, so that lookups spread over the tables as in
 training.
 """
 
-import collections
 import pathlib
 import statistics
 import time
@@ -241,38 +240,6 @@ def time_dispatches(
     'dispatch_steps': statistics.median(centers) / job.step_words,
     'cpu_secs_per_center': sum(cpu_secs[1:]) / sum(centers[1:]),
     'first_dispatch_secs': secs[0],  # with compilation
-  }
-
-
-def time_epochs(
-  job: Job, corpus: encode.Encoded, effort: Effort
-) -> dict[str, Any]:
-  """Times epochs as the training loop runs them, but the first."""
-  state, constants = start(job)
-  source, strategy = job.source(corpus), job.strategy
-  items = data_base.prefetch(
-    item._replace(batch=jax.device_put(item.batch, strategy.batch_sharding))
-    for item in source.items(None, 0)
-  )
-  waiting: collections.deque = collections.deque()
-  ends: list[float] = []  # of epochs
-  for item in items:
-    now = schedule(job, item.index)
-    state, metrics = strategy.step(state, constants, item.batch, now)
-    waiting.append((item.done_after, metrics))
-    if len(waiting) < 2:
-      continue  # one dispatch is under way while the one before it is awaited
-    done, metrics = waiting.popleft()
-    _check(metrics)
-    if done % source.units_per_epoch == 0:
-      ends.append(time.perf_counter())
-    if len(ends) > 1 and ends[-1] - ends[0] >= effort.min_secs:
-      break
-  items.close()
-  centers = job.kept_fraction * corpus.num_words
-  rates = [centers / secs for secs in np.diff(ends)]
-  return _speeds(job, rates) | {
-    'epoch_secs': centers / statistics.median(rates)
   }
 
 

@@ -361,6 +361,8 @@ def test_bench(run, text, monkeypatch):
   assert exact['union_words'] == noisy['union_words'] > 2000
   assert exact['cosine_error'] < 1e-4 < noisy['cosine_error'] < 0.6
   small = '--rows=900', '--dim=8', '--words=60000', '--secs=0', '--runs=1'
+  found, _ = run('bench', 'rows', '--cases=300,900', *small)
+  assert found['300']['centers_per_sec'] > 0
   found, shown = run(
     'bench', 'layouts', '--batch_words=64', '--cases=replicas,column', *small
   )
@@ -373,20 +375,6 @@ def test_bench(run, text, monkeypatch):
   (device,), (memory,), (disk,) = found.values()
   assert disk['table_bytes'] < memory['table_bytes'] < device['table_bytes']
   assert memory['hit_rate'] > disk['hit_rate']
-
-
-@pytest.mark.slow
-def test_scaling(run, monkeypatch):
-  import bench_scaling
-
-  def measure(point, is_quick):
-    return bench_scaling.measure(point, zipf.Effort(50_000, 2, 0.0))
-
-  monkeypatch.setattr(bench_scaling, '_in_process', measure)
-  axes, _ = run('bench_scaling', '--quick')
-  base, wide = axes['dim']['points']
-  ratio = base['centers_per_sec'] / wide['centers_per_sec']
-  assert (base['time_ratio'], wide['time_ratio']) == (1, pytest.approx(ratio))
 
 
 @pytest.mark.slow
