@@ -450,20 +450,20 @@ def _replicas(
   trainable: strategy_base.Trainable,
   mesh: jax.sharding.Mesh,
 ) -> strategy_base.Strategy:
-  """Replicas that meet when the policy in the settings says so."""
+  """Returns replicas that synchronise by the policy of the settings."""
   centers = step_centers(tuning, mesh)
   every_steps = max(1, round(tuning.sync_words / centers))
   specs = trainable.model.specs()
   if centers > tuning.sync_words:
     unit = kinds.of(config).unit
-    each = max(x.lookups_per_center.max() for x in specs.values())
+    lookups = max(x.lookups_per_center.max() for x in specs.values())
     _LOG.warning(
-      f'replicas meet after every step, whose {centers:,} {unit}, with up to '
-      f'{each * centers:,.0f} lookups of a row, are more than the '
-      f'{tuning.sync_words:,.0f} between exchanges that are wanted; lower '
+      f'replicas synchronise after every step: its {centers:,} {unit}, with up '
+      f'to {lookups * centers:,.0f} lookups of a row, are more than the '
+      f'{tuning.sync_words:,.0f} wanted between exchanges; lower '
       f'--config.train.batch_{unit}'
     )
-  # Equal loops from one meeting to the next: what is beyond it is padding,
+  # Equal loops from one synchronisation to the next: the rest is padding,
   # which costs as much as a step.
   num_loops = math.ceil(every_steps / trainable.steps_per_loop)
   trainable = dataclasses.replace(

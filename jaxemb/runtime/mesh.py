@@ -26,7 +26,7 @@ TABLE = 'table'  # axis along which tables are split
 # read in compiled programs).
 LEAST_TPU_WIDTH = 64
 
-# Four on two cores gain less than their frequent meetings cost
+# Four on two cores gain less than their synchronisations cost
 # (experiments/results/step_notes.md).
 _MAX_CPU_DEVICES = 2
 
