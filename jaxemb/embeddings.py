@@ -334,7 +334,7 @@ class Embeddings:
 
   def evaluate(
     self,
-    found: Sequence[benchmarks.Benchmark],
+    eval_sets: Sequence[benchmarks.Benchmark],
     restrict_vocab: int = 300_000,
     window: int = 0,
   ) -> dict[str, dict]:
@@ -344,10 +344,13 @@ class Embeddings:
     """
     words = self.of_words()
     results = words_lib.evaluate(
-      words.index_to_key, words.vectors, found, restrict_vocab=restrict_vocab
+      words.index_to_key,
+      words.vectors,
+      eval_sets,
+      restrict_vocab=restrict_vocab,
     )
     if self.sense_table is not None:
-      results |= contexts.evaluate(self.sense_table, found, window)
+      results |= contexts.evaluate(self.sense_table, eval_sets, window)
     return results
 
   def evaluate_word_pairs(

@@ -34,21 +34,21 @@ def _tokens(context: tuple[str, str, str]) -> tuple[list[str], int]:
 
 def similarities(
   senses: multivectors.MultiVectors,
-  asked: benchmarks.Benchmark,
+  benchmark: benchmarks.Benchmark,
   window: int = 0,
 ) -> np.ndarray:
   """Returns similarities [pairs, measures] float64; NaN for unknown words.
 
   Contexts have `window` known words on each side; 0 = as in training.
   """
-  result = np.full((len(asked.words), len(MEASURES)), np.nan)
-  for i, pair in enumerate(asked.words):
+  result = np.full((len(benchmark.words), len(MEASURES)), np.nan)
+  for i, pair in enumerate(benchmark.words):
     words = [senses.index.get(x, senses.index.get(x.lower())) for x in pair]
     if None in words:
       continue
     contexts = [
       senses.context(*_tokens(x), window) if senses.can_disambiguate else ()
-      for x in asked.contexts[i]
+      for x in benchmark.contexts[i]
     ]
     first, second = map(senses.posterior, words, contexts)
     rows = [senses.rows(word) for word in words]
@@ -69,7 +69,7 @@ def similarities(
 
 def evaluate(
   senses: multivectors.MultiVectors,
-  found: Sequence[benchmarks.Benchmark],
+  eval_sets: Sequence[benchmarks.Benchmark],
   window: int = 0,
 ) -> dict[str, dict]:
   """Returns scores on SCWS files by `file measure`, as `words.evaluate` does.
@@ -78,22 +78,22 @@ def evaluate(
   senses cannot be disambiguated. `window` is that of `similarities`.
   """
   results = {}
-  for asked in found:
-    if not asked.contexts:
+  for benchmark in eval_sets:
+    if not benchmark.contexts:
       continue
-    cosines = similarities(senses, asked, window)
+    cosines = similarities(senses, benchmark, window)
     num_found = int(np.sum(~np.isnan(cosines[:, 0])))
     for name, column in zip(MEASURES, cosines.T, strict=True):
       if not senses.can_disambiguate and name in _NEED_CONTEXTS:
         continue
-      results[f'{asked.path.stem} {name}'] = {
+      results[f'{benchmark.path.stem} {name}'] = {
         'kind': 'similarity',
         'layout': 'scws-senses',
-        **words_lib.correlations(asked.labels, column),
+        **words_lib.correlations(benchmark.labels, column),
         'found': num_found,
         'total': len(column),
         'oov': len(column) - num_found,
-        'malformed': asked.malformed,
+        'malformed': benchmark.malformed,
         'window': window or senses.window,
       }
   return results

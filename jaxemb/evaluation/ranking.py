@@ -92,11 +92,11 @@ def _best(scores, k):
     for item in range(num_items):
       if num == k and row[item] <= row[ids[k - 1]]:
         continue
-      place = min(num, k - 1)
-      while place and row[ids[place - 1]] < row[item]:
-        ids[place] = ids[place - 1]
-        place -= 1
-      ids[place] = item
+      position = min(num, k - 1)
+      while position and row[ids[position - 1]] < row[item]:
+        ids[position] = ids[position - 1]
+        position -= 1
+      ids[position] = item
       num = min(num + 1, k)
   return best
 

@@ -57,23 +57,25 @@ class Searched:
       if first != row:
         self._spellings.setdefault(first, [first]).append(row)
 
-  def find(self, asked: benchmarks.Benchmark) -> tuple[np.ndarray, np.ndarray]:
+  def find(
+    self, benchmark: benchmarks.Benchmark
+  ) -> tuple[np.ndarray, np.ndarray]:
     """Returns [items] bool, whether all words are known, and their rows."""
 
     def row(word: str) -> int:
       return self._rows.get(self._fold(word), -1)
 
-    rows = np.array([[row(x) for x in words] for words in asked.words])
+    rows = np.array([[row(x) for x in words] for words in benchmark.words])
     is_found = (rows >= 0).all(axis=1)
     return is_found, rows[is_found]
 
-  def pair_cosines(self, asked: benchmarks.Benchmark) -> np.ndarray:
+  def pair_cosines(self, benchmark: benchmarks.Benchmark) -> np.ndarray:
     """Returns cosines [pairs] float32; NaN if a word is out of vocabulary.
 
     A word with itself has exactly 1. (SCWS has 241 such pairs, whose ties
     gensim breaks at random, by rounding errors of 1e-7.)
     """
-    is_found, pairs = self.find(asked)
+    is_found, pairs = self.find(benchmark)
     units = {i: geometry.unit_vector(self.vectors[i]) for i in set(pairs.flat)}
     cosines = np.full(len(is_found), np.nan, np.float32)
     cosines[is_found] = [
@@ -82,12 +84,14 @@ class Searched:
     ]
     return cosines
 
-  def solve(self, asked: benchmarks.Benchmark) -> tuple[np.ndarray, np.ndarray]:
+  def solve(
+    self, benchmark: benchmarks.Benchmark
+  ) -> tuple[np.ndarray, np.ndarray]:
     """Returns [questions] bool, found, and [questions, 2] bool, right.
 
     The columns are 3CosAdd and 3CosMul.
     """
-    is_found, questions = self.find(asked)
+    is_found, questions = self.find(benchmark)
     is_right = np.zeros((len(is_found), 2), bool)
     is_right[is_found] = analogies.solve(
       self.vectors, self.norms, questions, spellings=self._spellings
@@ -98,7 +102,7 @@ class Searched:
 def evaluate(
   words: Sequence[str],
   vectors: np.ndarray,
-  found: Sequence[benchmarks.Benchmark],
+  eval_sets: Sequence[benchmarks.Benchmark],
   restrict_vocab: int = 300_000,
 ) -> dict[str, dict]:
   """Scores words [vocab], most frequent first, by vectors [vocab, dim] float32.
@@ -128,7 +132,7 @@ def evaluate(
       'finite; train again with a lower learning rate'
     )
   results = {}
-  for benchmark in found:
+  for benchmark in eval_sets:
     is_found, _ = searched.find(benchmark)
     num_found, total = int(is_found.sum()), len(is_found)
     results[benchmark.name] = {
@@ -162,10 +166,10 @@ def correlations(
 
 
 def _analogies(
-  asked: benchmarks.Benchmark, searched: Searched
+  benchmark: benchmarks.Benchmark, searched: Searched
 ) -> dict[str, Any]:
-  is_found, is_right = searched.solve(asked)
-  labels = np.array(asked.labels)
+  is_found, is_right = searched.solve(benchmark)
+  labels = np.array(benchmark.labels)
 
   def count(chosen: np.ndarray) -> dict[str, Any]:
     num_found = int(is_found[chosen].sum())
@@ -179,9 +183,9 @@ def _analogies(
     }
 
   result = count(np.ones(len(labels), bool))
-  names = dict.fromkeys(asked.labels)
+  names = dict.fromkeys(benchmark.labels)
   result['sections'] = {name: count(labels == name) for name in names}
-  if asked.layout == 'questions-words':
+  if benchmark.layout == 'questions-words':
     is_syntactic = np.char.startswith(labels, 'gram')
     result['semantic'] = count(~is_syntactic)
     result['syntactic'] = count(is_syntactic)
@@ -189,11 +193,11 @@ def _analogies(
 
 
 def _categories(
-  asked: benchmarks.Benchmark, searched: Searched
+  benchmark: benchmarks.Benchmark, searched: Searched
 ) -> dict[str, Any]:
-  is_found, rows = searched.find(asked)
+  is_found, rows = searched.find(benchmark)
   rows, purity = rows[:, 0], None
-  categories = np.array(asked.labels)[is_found]
+  categories = np.array(benchmark.labels)[is_found]
   names, labels = np.unique(categories, return_inverse=True)
   if len(rows):
     units = geometry.unit(searched.vectors[rows], searched.norms[rows])
@@ -204,14 +208,14 @@ def _categories(
   return {
     'score': purity,
     'clusters': len(names),
-    'blank': asked.blank,
-    'repeated': asked.repeated,
+    'blank': benchmark.blank,
+    'repeated': benchmark.repeated,
   }
 
 
 _MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
-  'similarity': lambda asked, searched: correlations(
-    asked.labels, searched.pair_cosines(asked)
+  'similarity': lambda benchmark, searched: correlations(
+    benchmark.labels, searched.pair_cosines(benchmark)
   ),
   'analogies': _analogies,
   'categorization': _categories,

@@ -184,13 +184,13 @@ class Mixture(skipgram.WindowModel):
 
     Those of vectors are [k (c + 2 W) + S K], those of priors [S].
     """
-    found = self.outputs.find(self.spec, batch, key)
+    target_ids = self.outputs.find(self.spec, batch, key)
     slots = self.rows.slots(batch.windows(), num_slots)
     return {
       skipgram.INPUT: slots.ids,
-      skipgram.OUTPUT: found.ids,
+      skipgram.OUTPUT: target_ids.ids,
       PRIORS: slots.priors_ids,
-      targets.TARGETS: found,
+      targets.TARGETS: target_ids,
       SLOTS: slots,
     }
 
@@ -233,7 +233,7 @@ class Mixture(skipgram.WindowModel):
     [k, ..., d].
     """
     senses, priors, target_rows = args
-    tokens, found = ids[SLOTS].tokens, ids[targets.TARGETS]
+    tokens, target_ids = ids[SLOTS].tokens, ids[targets.TARGETS]
     num_block = -(-len(tokens) // _NUM_BLOCKS)
     num_slots = jnp.sum(tokens < len(tokens))
     flat_targets = target_rows.reshape(-1, target_rows.shape[-1])
@@ -248,7 +248,7 @@ class Mixture(skipgram.WindowModel):
       )
       places, signs = (
         x.at[centers].get(mode='promise_in_bounds')
-        for x in (found.places, found.place_signs)
+        for x in (target_ids.places, target_ids.place_signs)
       )
       block_targets = flat_targets.at[places].get(mode='promise_in_bounds')
       loss_and_grads = jax.value_and_grad(self._block_loss, (0, 1), True)
@@ -380,8 +380,8 @@ def _near(spec, tokens, batch):
   c, w = spec.chunk, spec.window
   # Positions of the token relative to its centers.
   offsets = jnp.asarray([[x for x in range(-w, w + 1) if x]])
-  chunk, place = (x[:, None] for x in jnp.divmod(tokens, c + 2 * w))
-  inside = place - w - offsets
+  chunk, position = (x[:, None] for x in jnp.divmod(tokens, c + 2 * w))
+  inside = position - w - offsets
   is_center = (inside >= 0) & (inside < c) & (chunk < batch.left.size // c)
   centers = jnp.where(is_center, c * chunk + inside, 0)
   left, right = (

@@ -41,7 +41,7 @@ class Sampling:
 
   method: str  # 'equal', 'sampling' or 'shuffle'
   num_parts: int
-  rate: float  # expected share of the sentences
+  rate: float  # expected fraction of the sentences
   part: int
   seed: int
 

@@ -266,8 +266,8 @@ def code_points(definition: str, lowercase: bool) -> np.ndarray:
   """
   table = np.zeros(sys.maxunicode + 2, np.uint32)
   if definition == 'whitespace':
-    others = ''.join(map(chr, range(0x40000, sys.maxunicode + 1))).encode()
-    table[0x40000:-1] = np.frombuffer(others, '<u4')
+    rest = ''.join(map(chr, range(0x40000, sys.maxunicode + 1))).encode()
+    table[0x40000:-1] = np.frombuffer(rest, '<u4')
   for point in itertools.chain(*_ASSIGNED):
     char = chr(point)
     if definition == 'whitespace':

@@ -101,7 +101,7 @@ def _pick(items: Sequence[Any], draw: Draw) -> Any:
 
 
 def _made_up_words(count: int, taken: set[str], draw: Draw) -> list[str]:
-  """Distinct pronounceable words that are not in `taken`."""
+  """Returns distinct pronounceable words that are not in `taken`."""
   shape = [_STARTS, _VOWELS, _MIDDLES, _VOWELS, _MIDDLES, _VOWELS]
   words: dict[str, None] = {}
   while len(words) < count:
@@ -124,10 +124,10 @@ def _zipf_bag(words: list[str]) -> list[str]:
 
 
 def _compile(lines: str, pools: Pools, words: dict[str, str]) -> list[Pattern]:
-  """Patterns whose slots can all be filled from `words` and `pools`.
+  """Returns patterns whose slots can all be filled from `words` and `pools`.
 
-  A slot that comes k times in a pattern draws from k disjoint parts of its
-  pool: no sentence says `the wings and the wings`.
+  A slot that occurs k times in a pattern draws from k disjoint parts of its
+  pool, so that no sentence says `the wings and the wings`.
   """
   patterns = []
   for index, line in enumerate(lines.splitlines()):
@@ -148,7 +148,7 @@ def _compile(lines: str, pools: Pools, words: dict[str, str]) -> list[Pattern]:
 def _family(
   table: dict[str, str], line: str, data: dict[str, Any], pools: Pools
 ) -> Family:
-  """The family of a line; its own slots are added to `pools`."""
+  """Returns the family of a line; adds its slots to `pools`."""
   kind, taxonomy = table['kind'], table['taxonomy'].split()
   fields, _, associates = line.partition('|')
   entries = dict(zip(table['roles'].split(), fields.split(), strict=True))
@@ -198,20 +198,20 @@ def build_world(seed: int) -> World:
   families = []
   for table in data['families']:
     for line in table['lines'].splitlines():
-      own = pools | {'l': line.partition('|')[2].split()}
+      line_pools = pools | {'l': line.partition('|')[2].split()}
       first = 5 * len(families)
       nearby = [places[(first + 241 * i) % _NUM_PLACES] for i in range(5)]
       if table['kind'] == 'country':
-        own['l'] += nearby
+        line_pools['l'] += nearby
       elif table['kind'] != 'sense':
-        own['N'] = nearby
-      families.append(_family(table, line, data, pools=own))
+        line_pools['N'] = nearby
+      families.append(_family(table, line, data, pools=line_pools))
   common = {k: _compile(v, pools, {}) for k, v in data['common'].items()}
   return World(families, common, data)
 
 
 def _sentences(world: World, patterns: Iterable[Pattern], draw: Draw) -> str:
-  """A text with one sentence per pattern."""
+  """Returns a text with one sentence per pattern."""
 
   def fill(pattern: Pattern) -> str:
     template, pools = pattern
@@ -232,7 +232,7 @@ def _sentences(world: World, patterns: Iterable[Pattern], draw: Draw) -> str:
 def _paragraph(
   world: World, patterns: list[Pattern], draw: Draw
 ) -> Iterator[Pattern]:
-  """Three to six patterns: most of those given, some about other things."""
+  """Yields three to six patterns, most of them from `patterns`."""
   first = int(draw() * len(patterns))
   for position in range(3 + int(draw() * 4)):
     subject = draw()
@@ -260,7 +260,7 @@ def _mark_up(
 
 
 def _article(world: World, seed: int, number: int) -> tuple[str, str, int]:
-  """Title, wikitext and the number of words of its running text."""
+  """Returns title, wikitext and the number of words of the running text."""
   draw = random.Random((seed << 64) + number + 1).random
   round_index, index = divmod(number, len(world.families))
   family = world.families[index]
@@ -336,7 +336,7 @@ def _pages(
 
 
 def nouns(world: World) -> list[tuple[str, list[str]]]:
-  """(singular or mass noun, its taxonomy), if it has no other use."""
+  """Returns nouns without another use, (singular or mass noun, taxonomy)."""
   return [
     (family.words[role], family.taxonomy)
     for family in world.families
@@ -346,7 +346,7 @@ def nouns(world: World) -> list[tuple[str, list[str]]]:
 
 
 def _similarity(world: World, draw: Draw) -> Iterator[str]:
-  """Pairs of nouns with the score of the levels that they share."""
+  """Yields pairs of nouns with the score of the levels that they share."""
   levels = [set() for _ in _SIMILARITIES]
   candidates = nouns(world)
   while min(map(len, levels)) < _PAIRS_PER_LEVEL:
@@ -360,7 +360,7 @@ def _similarity(world: World, draw: Draw) -> Iterator[str]:
 
 
 def analogies(world: World) -> dict[str, list[tuple[str, str]]]:
-  """Pairs of words by relation."""
+  """Returns pairs of words by relation."""
   relations = collections.defaultdict(list)
   for section, relation in world.data['analogies'].items():
     kind, *roles = relation.split()
@@ -388,7 +388,7 @@ def _categories(world: World, draw: Draw) -> Iterator[str]:
 
 
 def context(world: World, sense: Family, draw: Draw) -> str:
-  """Sentences on the subject of a sense; the fourth has its word, marked."""
+  """Returns sentences about a sense; its word is marked in the fourth."""
   roles = ['subject'] * 3 + ['singular'] + ['subject'] * 3
   patterns = (_pick(sense.cells[role], draw) for role in roles)
   text = _sentences(world, patterns, draw)
@@ -400,7 +400,7 @@ def context(world: World, sense: Family, draw: Draw) -> str:
 def _sense_pairs(
   senses: list[Family], draw: Draw
 ) -> Iterator[tuple[Family, Family, int]]:
-  """Pairs of senses and how similar they are, from 0 to 9."""
+  """Yields pairs of senses with their similarity, from 0 to 9."""
   for a, b in zip(senses[::2], senses[1::2], strict=True):  # of one word
     yield from [(a, a, 9), (b, b, 9)] * 2 + [(a, b, 1), (b, a, 1)] * 2
     for x in (a, b):
@@ -413,7 +413,7 @@ def _sense_pairs(
 
 
 def _senses(world: World, draw: Draw) -> Iterator[str]:
-  """Pairs of contexts, each with ten ratings, in the layout of SCWS."""
+  """Yields pairs of contexts with ten ratings, in the layout of SCWS."""
   senses = [family for family in world.families if family.kind == 'sense']
   for number, (a, b, level) in enumerate([*_sense_pairs(senses, draw)], 1):
     ratings = [level + int(draw() * 3) - 1 for _ in range(10)]
