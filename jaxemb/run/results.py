@@ -200,7 +200,7 @@ def write(
     report=values,
     metrics=records,
     vectors=vectors,
-    found=parts.benchmarks,
+    eval_sets=parts.benchmarks,
     labels=getattr(parts.source, 'categories', None) or {},
   )
   rate = totals.done / max(totals.train_secs, 1e-9)
