@@ -34,6 +34,7 @@ def test_every_kind_of_member_has_an_example():
   assert max(lengths) < 30, 'lines that are not blank'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', marking.slow_after(1, _EXAMPLES))
 def test_an_example_trains(name, tmp_path, monkeypatch):
   block = _EXAMPLES[name]

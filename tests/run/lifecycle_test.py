@@ -389,6 +389,7 @@ def test_divergence_is_reported(tmp_path, rate, batch_words, fused):
   assert not (tmp_path / 'export').exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_does_not_end_training(tmp_path, monkeypatch):
   def fail(*args: object, **more: object) -> None:
     raise OSError(28, 'No space left on device')

@@ -228,6 +228,7 @@ def test_likelihood_mixture_is_that_of_loops(loss):
   np.testing.assert_allclose(made.grads[PRIORS], averages, 1e-4, 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('is_cbow', [False, True])
 @pytest.mark.parametrize('num_shared', [2, 100])
 def test_hierarchical_softmax_is_that_of_loops(is_cbow, num_shared):
@@ -367,6 +368,7 @@ def test_draws_do_not_depend_on_the_device():
   assert np.abs(np.quantile(drawn, levels) - levels).max() < 0.05
 
 
+@pytest.mark.slow
 @every_mixture
 def test_padding_costs_nothing_and_teaches_nothing(make):
   model = make()

@@ -164,6 +164,7 @@ def _check_bits(policy, settings, fused, store):
   stored.strategy.store.close()
 
 
+@pytest.mark.slow
 def test_rows_wait_for_steps_that_copy_a_table(monkeypatch):
   settings, fused, _ = CASES['sgd']
   more = {'table.store': 'memory', 'table.device_bytes': '30%'}
@@ -218,6 +219,7 @@ def test_what_was_exported_on_the_way_and_saved_goes_on(tmp_path):
     again.strategy.store.load(*args)
 
 
+@pytest.mark.slow
 def test_rows_of_another_model_begin_in_the_store():
   more = {'table.store': 'memory', 'table.device_bytes': '30%'}
   whole, stored = (_trainer({}, True, **x) for x in ({}, more))

@@ -174,6 +174,7 @@ def test_replicas_learn():
   assert losses[-1] < 0.6 * losses[0]
 
 
+@pytest.mark.slow
 def test_no_table_is_copied():
   made = trainer()
   now = dispatches.schedule(RATE, RATE)

@@ -378,6 +378,7 @@ def test_what_replicas_read_lacks_no_more_steps_of_others_than_stated(name):
   np.testing.assert_allclose(found, num_steps, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('num', 'others', 'dtype'),
   [(3, 2, 'float32'), (2, 5, 'int8'), (4, 1, 'int8'), (1, 3, 'float32')],

@@ -240,6 +240,7 @@ def test_rows_of_any_number(vocab):
   np.testing.assert_allclose(found, expected, 1e-6, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('layout', 'shape', 'updates_all'),
   marking.slow_after(

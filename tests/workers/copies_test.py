@@ -229,6 +229,7 @@ def test_rows_read_while_a_stretch_runs_lose_nothing(bounds):
   np.testing.assert_array_equal(_state(servers)[0][:, :ADDED], sums)
 
 
+@pytest.mark.slow
 def test_what_rounding_takes_off_goes_with_the_next_push():
   servers = _Servers(1)
   worker = _Worker(servers, 0, 'lru', (0, 0), lambda *x: None)

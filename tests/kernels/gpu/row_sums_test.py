@@ -60,6 +60,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'layout'),
   [

@@ -40,6 +40,7 @@ def test_rows_are_read_and_written_as_by_a_loop(vocab, dim, num, dtype):
   np.testing.assert_array_equal(changed, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('num', 'dim'), marking.slow_after(1, [(5, 64), (3000, 100), (1100, 300)])
 )
