@@ -188,7 +188,7 @@ def test_more_replicas_exchange_sooner():
 def test_a_step_longer_than_wanted_between_meetings_is_said(caplog):
   settings = {'strategy.sync_every': 100, 'train.batch_words': 128}
   dispatches.trainer(np.full(40, 100), settings, (2, 1))
-  assert 'whose 128 words, with up to ' in caplog.text
+  assert 'its 128 words, with up to ' in caplog.text
   assert ' lookups of a row, are more than the 100 wanted' in caplog.text
   caplog.clear()
   # By default a step is no longer than that.
