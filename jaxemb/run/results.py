@@ -200,7 +200,7 @@ def write(
     report=values,
     metrics=records,
     vectors=vectors,
-    eval_sets=parts.benchmarks,
+    found=parts.benchmarks,
     labels=getattr(parts.source, 'categories', None) or {},
   )
   rate = totals.done / max(totals.train_secs, 1e-9)
