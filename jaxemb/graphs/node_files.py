@@ -214,28 +214,28 @@ def _lines(
 
 
 def _header(path, cells, column, number_of, is_spaces):
-  """Places of the node and its label, () = all; None if this is no header."""
-  lowered = [x.lower() for x in cells]
-  called = {column} if column else _LABELS if number_of else ()
-  places = [i for i, x in enumerate(lowered) if x in called]
-  is_header = bool(column) or lowered[0] in _NODES
-  is_header |= bool(places) and bool({*_NODES, ''} & {*lowered})
+  """Columns of node and label, () = all; None if this is no header."""
+  names = [x.lower() for x in cells]
+  label_names = {column} if column else _LABELS if number_of else ()
+  label_columns = [i for i, x in enumerate(names) if x in label_names]
+  is_header = bool(column) or names[0] in _NODES
+  is_header |= bool(label_columns) and bool({*_NODES, ''} & {*names})
   if number_of and len(cells) > 2 and not is_spaces:
     # Nor is it a line of a node with several labels.
     is_text = not any(map(line_format.is_number, cells))
     is_header |= is_text and number_of(cells[0]) is None
   if not is_header:
     return None
-  if not called or not (column or len(cells) > 2 or places == [0]):
+  if not label_names or not (column or len(cells) > 2 or label_columns == [0]):
     return ()
-  if len(places) != 1:
+  if len(label_columns) != 1:
     raise errors.UserError(
       f'{path} has the columns {", ".join(cells)[:80]}; say which one has the '
       'labels by --config.data.label_column'
     )
-  others = [i for i in range(len(cells)) if i not in places]
-  others.sort(key=lambda i: _rank(lowered[i]))
-  return *others[:1], *places
+  others = [i for i in range(len(cells)) if i not in label_columns]
+  others.sort(key=lambda i: _rank(names[i]))
+  return *others[:1], *label_columns
 
 
 _SPLIT_KEYS = {

@@ -58,8 +58,14 @@ def test_lists_are_those_of_a_loop_in_memory_and_on_disk(
   weights = weights if has_weights else None
   relations = relations if has_relations else None
   given = sources, targets, weights, relations
-  args = sources, targets, 30, weights, relations, directed
-  graph = graph_lib.from_edges(*args)
+  graph = graph_lib.from_edges(
+    sources,
+    targets,
+    num_nodes=30,
+    weights=weights,
+    relations=relations,
+    directed=directed,
+  )
   sums, num_loops, num_duplicates = _in_a_loop(*given, directed)
   keys = sorted(sums)
   nodes = np.repeat(np.arange(30), np.diff(graph.offsets))
@@ -300,16 +306,12 @@ def test_columns_of_files_of_labels(read, tmp_path):
   path, edges = tmp_path / 'labels.csv', 'a b\nb c\n'
   path.write_text('year,label,name\n1990,x,b\n1991,y,a\n')
   graph = read(edges, labels=str(path))
-  assert graph.labels.classes.tolist() == [1, 0, -1] and graph.labels.names == [
-    'x',
-    'y',
-  ]
+  assert graph.labels.classes.tolist() == [1, 0, -1]
+  assert graph.labels.names == ['x', 'y']
   path.write_text('label;id\nx;b\ny;a\n;c\n')
   graph = read(edges, labels=str(path))
-  assert graph.labels.classes.tolist() == [1, 0, -1] and graph.labels.names == [
-    'x',
-    'y',
-  ]
+  assert graph.labels.classes.tolist() == [1, 0, -1]
+  assert graph.labels.names == ['x', 'y']
   path.write_text('id,year,name\na,1990,x\n')
   with pytest.raises(errors.UserError, match='columns id, year, name; say'):
     read(edges, labels=str(path))
@@ -367,15 +369,8 @@ def test_matrices_of_scipy_and_folders(tmp_path, read):
   for name in ('a.npz', 'b.mat', 'c.npz'):
     graph = read(None, name)
     assert graph.num_edges == 2 and graph.weights is None
-  assert graph.names[:] == [
-    'x',
-    'y',
-    'z',
-  ] and graph.labels.classes.tolist() == [
-    1,
-    0,
-    1,
-  ]
+  assert graph.names[:] == ['x', 'y', 'z']
+  assert graph.labels.classes.tolist() == [1, 0, 1]
   assert graph.features.tolist() == np.eye(3).tolist()
   labels = read(None, 'b.mat').labels.matrix(np.array([1, 2])).toarray()
   assert labels.tolist() == [[True, True], [False, True]]
@@ -391,9 +386,8 @@ def test_matrices_of_scipy_and_folders(tmp_path, read):
     path.write_bytes(gzip.compress(text.encode()))
   graph = read(None, 'ogb')
   assert graph.num_nodes == 4 and graph.counted['isolated_nodes'] == 1
-  assert (
-    graph.labels.classes.tolist() == [0, 1, 1, 0] and graph.features[3, 1] == 8
-  )
+  assert graph.labels.classes.tolist() == [0, 1, 1, 0]
+  assert graph.features[3, 1] == 8
   assert {k: x.tolist() for k, x in graph.splits.items()} == {
     'train': [0, 1], 'test': [3],
   }  # fmt: skip
@@ -417,16 +411,12 @@ def test_labels_of_matrices(tmp_path, read):
   ]:
     np.savez(tmp_path / 'a.npz', **_parts(MATRIX), labels=given)
     graph = read(None, 'a.npz')
-    assert (graph.labels.classes.tolist(), graph.labels.names) == (
-      numbers,
-      names,
-    )
+    assert graph.labels.classes.tolist() == numbers
+    assert graph.labels.names == names
     np.save(tmp_path / 'labels.npy', given)
     graph = read('0 1\n1 2\n2 3\n', labels=str(tmp_path / 'labels.npy'))
-    assert (graph.labels.classes.tolist(), graph.labels.names) == (
-      numbers,
-      names,
-    )
+    assert graph.labels.classes.tolist() == numbers
+    assert graph.labels.names == names
   every = np.arange(4)
   for given in (
     {'labels': GROUP},

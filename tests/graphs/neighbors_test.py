@@ -18,8 +18,16 @@ def _of(node):
 
 
 def _sample(nodes, places, replaces=False, tree=TREE, num_threads=1):
-  args = np.asarray(nodes, np.int32), np.asarray(places), KEY, tree
-  return neighbors.sample(OFFSETS, NEIGHBORS, *args, replaces, num_threads)
+  return neighbors.sample(
+    OFFSETS,
+    NEIGHBORS,
+    nodes=np.asarray(nodes, np.int32),
+    places=np.asarray(places),
+    key=KEY,
+    tree=tree,
+    replaces=replaces,
+    num_threads=num_threads,
+  )
 
 
 @pytest.mark.parametrize('replaces', [False, True])
@@ -78,8 +86,9 @@ def test_expected_lookups_are_those_of_samples(replaces):
   found = _sample(nodes, np.arange(num), replaces)
   found = found[found != examples.PADDING]
   chances = np.array([0.5, 0, 0, 0, 0.5, 0])
-  args = OFFSETS, NEIGHBORS, chances, TREE, replaces
-  expected = neighbors.expected_lookups(*args)
+  expected = neighbors.expected_lookups(
+    OFFSETS, NEIGHBORS, chances=chances, tree=TREE, replaces=replaces
+  )
   found = np.bincount(found, minlength=6) / num
   np.testing.assert_allclose(found, expected, atol=0.03)
 
@@ -87,8 +96,9 @@ def test_expected_lookups_are_those_of_samples(replaces):
 @pytest.mark.parametrize('is_max', [False, True])
 def test_means_and_largest_values_of_all_neighbors(is_max):
   values = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
-  args = OFFSETS, NEIGHBORS, values, is_max
-  found = neighbors.aggregated(*args, num_threads=2)
+  found = neighbors.aggregated(
+    OFFSETS, NEIGHBORS, values, is_max=is_max, num_threads=2
+  )
   for node in range(6):
     own = values[_of(node)].astype(np.float64)
     if not len(own):
