@@ -122,7 +122,7 @@ def _given(flags: list[str]) -> tuple[Any, dict[str, Any]]:
   if any(x.num_columns > 1 for x in source.fields.ids):
     raise errors.UserError('peers have no fields of several values')
   state = build.new_state(parts, loop.init_key(config.seed))
-  model = results.taken(parts, state)
+  model = results.collect(parts, state)
   given = dict(model.tables) | _flat(model.params)
   found = [_in_order(x.batch, tuning.part_words) for x in source.items(None, 0)]
   keys = 'ids', 'numbers', 'labels'

@@ -85,6 +85,22 @@ class Inferred(NamedTuple):
           export.put_array(file, array)
 
 
+class Saved(NamedTuple):
+  """A model in a folder by `Inferred.save`."""
+
+  folder: pathlib.Path
+  vectors: np.ndarray  # mapped into memory
+  outputs: np.ndarray
+
+  @classmethod
+  def open(cls, folder: pathlib.Path) -> 'Saved':
+    """Maps its arrays."""
+    vectors, outputs = (
+      np.load(folder / x, mmap_mode='r') for x in (VECTORS, OUTPUTS)
+    )
+    return cls(folder, vectors, outputs)
+
+
 def _save_network(file, trained):
   """Writes tables by name, and parameters by path: layer_0/own/bias.
 
@@ -232,11 +248,11 @@ def load(path: pathlib.Path | str) -> NodeModel | None:
 
 def save(
   folder: pathlib.Path,
-  trained: Inferred | pathlib.Path,
+  trained: Inferred | Saved,
   spec: graphsage.SageSpec,
   source: node_source.NodeSource,
 ) -> None:
-  """Write what `load` reads, of a model or of a folder by `Inferred.save`."""
+  """Write what `load` reads."""
   fields = dataclasses.asdict(spec) | {'tree': spec.tree.fanouts}
   del fields['row_ops']
   record = {
@@ -248,7 +264,7 @@ def save(
     if isinstance(trained, Inferred):
       _save_network(file, trained)
     else:
-      with (trained / NETWORK).open('rb') as saved:
+      with (trained.folder / NETWORK).open('rb') as saved:
         shutil.copyfileobj(saved, file)
   with atomic.write(folder / _RECORD) as file:
     file.write(json.dumps(record, indent=1).encode())

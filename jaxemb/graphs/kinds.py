@@ -2,8 +2,8 @@
 
 import functools
 import pathlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import ml_collections
 
@@ -12,7 +12,9 @@ from jaxemb.config import schema
 from jaxemb.run import kind
 
 if TYPE_CHECKING:
+  from jaxemb.data import base as data_base
   from jaxemb.models import base as model_base
+  from jaxemb.run import build
 
 
 _SETTINGS = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
@@ -74,7 +76,7 @@ class Nodes(kind.Kind):
     'which is exported: score (accuracy or micro F1) or log_loss',
   }
   unit = 'examples'
-  has_dense = True
+  has_dense = monitors = True
   row_kernels = frozenset(('adagrad_full', 'adam_full'))
   undivided = {'partition': 'train models with dense parameters'}
 
@@ -107,6 +109,87 @@ class Nodes(kind.Kind):
   def chunk(self, config: ml_collections.ConfigDict) -> int:
     """See `kind.Kind`."""
     return 64 if config.data.targets == 'walks' else 1
+
+  def check_data(
+    self, config: ml_collections.ConfigDict, source: 'data_base.Source'
+  ) -> None:
+    """See `kind.Kind`."""
+    from jaxemb.graphs import node_results
+
+    node_results.check(config, source)
+
+  def can_evaluate(self, parts: 'build.Parts') -> bool:
+    """See `kind.Kind`."""
+    return parts.source.valid is not None
+
+  def collect(
+    self, parts: 'build.Parts', state: Any, workdir: pathlib.Path
+  ) -> Any:
+    """See `kind.Kind`: vectors and classes of all nodes."""
+    from jaxemb.graphs import node_results
+
+    return node_results.collect(parts, state, workdir)
+
+  def evaluate(
+    self, parts: 'build.Parts', model: Any, is_last: bool = True
+  ) -> dict[str, dict[str, Any]]:
+    """See `kind.Kind`."""
+    from jaxemb.graphs import node_results
+
+    return node_results.evaluate(parts.source, model, is_last=is_last)
+
+  def summarize(self, scores: Mapping[str, Mapping[str, Any]]) -> str:
+    """See `kind.Kind`."""
+    from jaxemb.graphs import node_results
+
+    return node_results.describe(scores['validation'])
+
+  def describe(
+    self, parts: 'build.Parts', scores: Mapping[str, Mapping[str, Any]]
+  ) -> list[str]:
+    """See `kind.Kind`."""
+    from jaxemb.graphs import node_results
+
+    return [f'{k}: {node_results.describe(x)}' for k, x in scores.items()]
+
+  def export(
+    self, folder: pathlib.Path, parts: 'build.Parts', model: Any
+  ) -> dict[str, int]:
+    """See `kind.Kind`."""
+    from jaxemb.graphs import node_results
+
+    return node_results.write_export(folder, parts, model)
+
+  def report_values(
+    self, parts: 'build.Parts', model: Any, scores: dict[str, Any]
+  ) -> dict[str, Any]:
+    """See `kind.Kind`."""
+    return {'examples_counted': 'nodes to learn from, times epochs'}
+
+  def write_page(
+    self,
+    workdir: pathlib.Path,
+    values: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+    parts: 'build.Parts',
+    model: Any,
+  ) -> None:
+    """See `kind.Kind`."""
+    from jaxemb.graphs import node_results
+
+    node_results.write_page(workdir, values, records, parts=parts, model=model)
+
+  def is_saved(self, folder: pathlib.Path) -> bool:
+    """See `kind.Kind`."""
+    from jaxemb.graphs import inference
+
+    return (folder / inference.OUTPUTS).exists()
+
+  def load(self, folder: pathlib.Path) -> Any:
+    """See `kind.Kind`."""
+    from jaxemb.graphs import inference
+
+    return inference.Saved.open(folder)
 
   def make_model(
     self, corpus: 'model_base.Corpus', context: kind.Context
@@ -217,6 +300,36 @@ class Edges(kind.Kind):
       order=m.order,
       make_kernel=make_kernel,
     )
+
+  def collect(
+    self, parts: 'build.Parts', state: Any, workdir: pathlib.Path
+  ) -> Any:
+    """See `kind.Kind`: with the operators of relations."""
+    import numpy as np
+
+    from jaxemb.run import vectors
+    from jaxemb.storage import export
+
+    model, collected = parts.trainable.model, vectors.collect(parts, state)
+    if not (hasattr(model, 'operate') and model.contexts_table):
+      return collected
+    relations = export.Relations(
+      operator=model.operator,
+      names=collected.context_keys,
+      rows=np.asarray(collected.others['context_vectors'], np.float32),
+      is_cosine=model.is_cosine,
+    )
+    return collected._replace(relations=relations)
+
+  def evaluate(
+    self, parts: 'build.Parts', model: Any, is_last: bool = True
+  ) -> dict[str, dict[str, Any]]:
+    """See `kind.Kind`."""
+    from jaxemb.run import vectors
+
+    operate = getattr(parts.trainable.model, 'operate', None)
+    options = {'operate': operate} if operate else {}
+    return dict(vectors.evaluate(parts, model, **options))
 
 
 KINDS = Walks(), Nodes(), Edges()

@@ -12,30 +12,25 @@ it has not seen, in the same graph or another one.
 """
 
 import csv
-import functools
 import io
 import pathlib
-import time
-import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.clicks import results as click_results
 from jaxemb.graphs import inference, node_classification, node_source
 from jaxemb.graphs import labels as labels_lib
-from jaxemb.report import report
-from jaxemb.run import build, metrics, results
-from jaxemb.runtime import distributed
+from jaxemb.run import build
+from jaxemb.run import vectors as vectors_lib
 from jaxemb.storage import atomic, export
 
 _ROWS = 1 << 15  # of classes.tsv, at once
 _PAIRS = 1 << 22  # of a node and a class, scored at once
 
 
-def taken(
+def collect(
   parts: build.Parts, state: Any, workdir: pathlib.Path
 ) -> inference.Inferred:
   """The trained model, on the host of every process; all take part.
@@ -43,18 +38,14 @@ def taken(
   Rows in a store are read on demand, until the state changes.
   """
   model, graph = parts.trainable.model, parts.source.graph
-  params, strategy = click_results.params_of(parts, state), parts.strategy
-  export_rows = functools.partial(strategy.export_rows, state)
-  if strategy.store:
-    export_rows = functools.partial(strategy.store.rows_on_demand, state)
-  tables = {name: export_rows(name).rows for name in model.specs()}
+  rows_of = vectors_lib.rows_of(parts, state)
   return inference.infer(
     model,
-    params,
-    tables,
-    graph.offsets,
-    graph.neighbors,
-    workdir if strategy.store else None,
+    vectors_lib.dense_params(parts, state),
+    {name: rows_of(name).rows for name in model.specs()},
+    offsets=graph.offsets,
+    others=graph.neighbors,
+    folder=workdir if parts.strategy.store else None,
   )
 
 
@@ -102,20 +93,27 @@ def _counts_of_one(labels, outputs, nodes):
 
 
 def evaluate(
-  source: node_source.NodeSource, vectors: np.ndarray, outputs: np.ndarray
+  source: node_source.NodeSource,
+  model: inference.Inferred | inference.Saved,
+  is_last: bool,
 ) -> dict[str, dict[str, Any]]:
-  """Score classes of nodes held out, or vectors learned from walks, by name."""
+  """Score classes of nodes held out, or vectors learned from walks, by name.
+
+  While training goes on, only the nodes for validation are scored.
+  """
   labels = source.labels
   if source.from_walks:
     if not len(labels.nodes):
       return {}
     # All of them, as nothing has learned from any.
-    matrix = labels.matrix(np.arange(len(vectors)))
-    return node_classification.evaluate(vectors, matrix)
-  held_out = {'validation': source.valid, 'test': source.test}
+    matrix = labels.matrix(np.arange(len(model.vectors)))
+    return node_classification.evaluate(model.vectors, matrix)
+  splits = {'validation': source.valid}
+  if is_last:
+    splits['test'] = source.test
   return {
-    name: score_classes(labels, outputs, nodes)
-    for name, nodes in held_out.items()
+    name: score_classes(labels, model.outputs, nodes)
+    for name, nodes in splits.items()
     if nodes is not None
   }
 
@@ -130,24 +128,6 @@ def describe(scores: Mapping[str, Any]) -> str:
   return (
     f'micro F1 {scores["micro_f1"]:.4f}, macro F1 {scores["macro_f1"]:.4f}, '
     f'{loss}'
-  )
-
-
-def _validation(model, parts):
-  source = parts.source
-  return score_classes(source.labels, model.outputs, source.valid)
-
-
-def Evaluation(  # noqa: N802, as the class that it makes
-  workdir: pathlib.Path, parts: build.Parts
-) -> click_results.Evaluation:
-  """Evaluates the model while it is trained; a `loop.Hook`."""
-  return click_results.Evaluation(
-    workdir=workdir,
-    parts=parts,
-    take=functools.partial(taken, workdir=workdir),
-    validate=_validation,
-    describe=describe,
   )
 
 
@@ -172,68 +152,37 @@ def check(config: Any, source: node_source.NodeSource) -> None:
     )
 
 
-def write(
-  workdir: pathlib.Path,
+def write_export(
+  folder: pathlib.Path,
   parts: build.Parts,
-  state: Any,
-  totals: metrics.Totals,
-  hook: click_results.Evaluation,
-  more: Mapping[str, Any] = types.MappingProxyType({}),
-) -> None:
-  """Evaluate the best model, export it, and write the report.
-
-  All processes take part; the first one writes. `more` extends the values of
-  the report.
-  """
-  start, best = time.time(), hook.best()
-  trained: Any = workdir / click_results.BEST
-  if best is None or not (trained / inference.OUTPUTS).exists():
-    trained = taken(parts, state, workdir)
-  if not distributed.is_first():
-    return
-  if isinstance(trained, inference.Inferred):
-    outputs, vectors = trained.outputs, trained.vectors
-  else:
-    files = trained / inference.OUTPUTS, trained / inference.VECTORS
-    outputs, vectors = (np.load(x, mmap_mode='r') for x in files)
-  source, folder = parts.source, workdir / 'export'
-  evaluation = evaluate(source, vectors, outputs)
-  for name, scores in evaluation.items():
-    metrics.LOG.info('%s: %s', name, describe(scores))
-  exported = _export(source, vectors)
-  dropped = results.write_export(folder, exported)
-  inference.save(folder, trained, parts.trainable.model.spec, source=source)
+  model: inference.Inferred | inference.Saved,
+) -> dict[str, int]:
+  """Write vectors, the network and classes; returns what is dropped."""
+  source = parts.source
+  dropped = vectors_lib.write_export(folder, _export(source, model.vectors))
+  inference.save(folder, model, parts.trainable.model.spec, source=source)
   if not source.from_walks:
-    _write_classes(folder / 'classes.tsv', source, outputs)
-  metrics.LOG.info('vectors of nodes in %s', folder)
-  totals.total_secs += time.time() - start
-  values, records = results.reported(
-    workdir,
-    parts,
-    totals,
-    found={
-      'evaluation': evaluation,
-      'evaluations': hook.records,
-      'best': best,
-      'examples_counted': 'nodes to learn from, times epochs',
-    }
-    | more,
-  )
-  values['dropped'] |= dropped
-  labels = source.labels
+    _write_classes(folder / 'classes.tsv', source, model.outputs)
+  return dropped
+
+
+def write_page(
+  workdir: pathlib.Path,
+  values: Mapping[str, Any],
+  records: Sequence[Mapping[str, Any]],
+  parts: build.Parts,
+  model: inference.Inferred | inference.Saved,
+) -> None:
+  """Write the report, with a map of nodes by class."""
+  source, labels = parts.source, parts.source.labels
   keys = [source.keys[i] for i in labels.nodes]
-  report.write(
+  vectors_lib.write_page(
     workdir,
-    report=values,
-    metrics=records,
-    vectors=exported.embeddings(report.MAX_SEARCHED),
-    found=(),
-    labels=labels.keys_by_class(keys, labels.nodes),
-  )
-  rate = totals.done / max(totals.train_secs, 1e-9)
-  metrics.LOG.info(
-    f'{rate:,.0f} nodes/s in training, {totals.total_secs:.1f} s in all; '
-    f'report in {workdir / "report.html"}'
+    values,
+    records,
+    parts=parts,
+    export=_export(source, model.vectors),
+    categories=labels.keys_by_class(keys, labels.nodes),
   )
 
 
@@ -244,7 +193,7 @@ def _export(source, vectors):
     lambda rows: vectors[order[rows]], vectors.shape, vectors.dtype
   )
   keys = [source.keys[i] for i in order]
-  return results.Export(keys, source.counts[order], export.Encoded(rows))
+  return vectors_lib.Export(keys, source.counts[order], export.Encoded(rows))
 
 
 def _write_classes(path, source, outputs):

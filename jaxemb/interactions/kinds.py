@@ -1,9 +1,11 @@
 """Interactions: users and their items, as pairs or as sets."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import ml_collections
 
+from jaxemb import errors
 from jaxemb.run import kind
 
 if TYPE_CHECKING:
@@ -62,6 +64,14 @@ class Sets(kind.Kind):
   losses = {'negative_sampling': kind.Kind.losses['negative_sampling']}
   help = _HELP
   undivided = _UNDIVIDED
+
+  def check_trained(self, counters: Mapping[str, float]) -> None:
+    """See `kind.Kind`."""
+    if counters.get('pairs') == 0:
+      raise errors.UserError(
+        'nothing was learned: no item has another one in its window; give '
+        'users with several items on a line, or raise --config.data.sample'
+      )
 
 
 KINDS = Pairs(), Sets()

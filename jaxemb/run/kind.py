@@ -10,6 +10,7 @@ line asks kinds for their settings first.
 """
 
 import functools
+import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
   from jaxemb.data import base as data_base
   from jaxemb.models import base as model_base
   from jaxemb.models import columns
+  from jaxemb.run import build
 
 # Optional settings of the core that several kinds use.
 WINDOWS = frozenset((
@@ -82,6 +84,9 @@ class Kind:
   # Why a strategy does not train this kind, by its name.
   undivided: Mapping[str, str] = {}
   smaller: str = 'lower --config.model.dim'  # where tables have no room
+  # Whether evaluations of held-out data are compared, by `eval.monitor`: the
+  # best model is exported, and training may end early.
+  monitors: bool = False
   # How `data.path` begins for data that jaxemb makes itself.
   embedded: str = ''
 
@@ -131,6 +136,19 @@ class Kind:
     """Counts what settings name and the data do not have."""
     return {}
 
+  def check_data(
+    self, config: 'ml_collections.ConfigDict', source: 'data_base.Source'
+  ) -> None:
+    """Raises a `UserError` for settings that need data which is not there."""
+
+  def check_trained(self, counters: Mapping[str, float]) -> None:
+    """Raises a `UserError` if the counters of steps show no learning."""
+    if counters.get('pairs') == 0:
+      raise errors.UserError(
+        'nothing was learned: no word has another one in its window; give text '
+        'with several words on a line, or raise --config.data.sample'
+      )
+
   def fingerprints(self, model: 'model_base.Model') -> dict[str, str]:
     """Of files that a model was made from, by the name of their setting."""
     return {}
@@ -150,6 +168,94 @@ class Kind:
           spec, corpus, m.name == 'cbow', num_shared=tuning.shared_nodes
         )
     return bind_model(config, (spec, corpus, bound_loss(config)))
+
+  def can_evaluate(self, parts: 'build.Parts') -> bool:
+    """Whether there is something to evaluate on while training."""
+    has_own = getattr(parts.source, 'evaluate', None) is not None
+    return has_own or bool(parts.benchmarks)
+
+  def collect(
+    self, parts: 'build.Parts', state: Any, workdir: pathlib.Path
+  ) -> Any:
+    """The trained model, on the host of every process; all take part."""
+    from jaxemb.run import vectors
+
+    return vectors.collect(parts, state)
+
+  def evaluate(
+    self, parts: 'build.Parts', model: Any, is_last: bool = True
+  ) -> dict[str, dict[str, Any]]:
+    """Scores by name: `score`, `found` and `total` of benchmarks or splits.
+
+    While training, kinds that monitor a metric score 'validation' alone.
+    """
+    from jaxemb.run import vectors
+
+    return dict(vectors.evaluate(parts, model))
+
+  def summarize(self, scores: Mapping[str, Mapping[str, Any]]) -> str:
+    """Scores while training, in a few words."""
+    known = (f'{k} {x["score"]:.3f}' for k, x in scores.items() if x['found'])
+    return ', '.join(known) or 'no scores'
+
+  def describe(
+    self, parts: 'build.Parts', scores: Mapping[str, Mapping[str, Any]]
+  ) -> list[str]:
+    """Lines for the log on the scores of a run that has ended."""
+    from jaxemb.evaluation import words
+    from jaxemb.run import vectors
+
+    if parts.benchmarks:
+      return words.format_table(scores).splitlines()
+    return [f'{name}: {vectors.describe(x)}' for name, x in scores.items()]
+
+  def export(
+    self, folder: pathlib.Path, parts: 'build.Parts', model: Any
+  ) -> dict[str, int]:
+    """Writes what was collected; returns counts of what is dropped."""
+    from jaxemb.run import vectors
+
+    return vectors.write_export(folder, model)
+
+  def report_values(
+    self, parts: 'build.Parts', model: Any, scores: dict[str, Any]
+  ) -> dict[str, Any]:
+    """Further values of the report; may move some out of the scores."""
+    if parts.source.unit != 'words':
+      return {}
+    return {
+      'words_counted': 'corpus words inside the vocabulary, before '
+      'frequent-word subsampling, times epochs'
+    }
+
+  def write_page(
+    self,
+    workdir: pathlib.Path,
+    values: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+    parts: 'build.Parts',
+    model: Any,
+  ) -> None:
+    """Writes report.json and report.html of the values and metrics."""
+    from jaxemb.run import vectors
+
+    categories = getattr(parts.source, 'categories', None) or {}
+    vectors.write_page(
+      workdir,
+      values,
+      records,
+      parts=parts,
+      export=model,
+      categories=categories,
+    )
+
+  def is_saved(self, folder: pathlib.Path) -> bool:
+    """Whether a folder has a model that was saved as the best so far."""
+    return False
+
+  def load(self, folder: pathlib.Path) -> Any:
+    """Reads what `save` of a collected model has written."""
+    raise NotImplementedError
 
 
 class SourceAlone(Kind):

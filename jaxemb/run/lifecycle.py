@@ -10,7 +10,7 @@ import threading
 import time
 import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
@@ -19,9 +19,16 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.config import kinds
 from jaxemb.kernels.cpu import step as native
-from jaxemb.run import build, loop, metrics, results, rundir
-from jaxemb.run import partition as runner
-from jaxemb.run import workers as workers_runner
+from jaxemb.run import (
+  build,
+  evaluation,
+  loop,
+  metrics,
+  partition,
+  results,
+  rundir,
+  workers,
+)
 from jaxemb.runtime import distributed, mesh, resources
 from jaxemb.storage import bucket, checkpoint
 from jaxemb.workers import remote
@@ -75,6 +82,18 @@ def run(
   return code
 
 
+class _Start(NamedTuple):
+  """One start of a run."""
+
+  config: ml_collections.ConfigDict  # as given
+  workdir: pathlib.Path
+  home: pathlib.Path  # where this process logs
+  started: float  # seconds since 1970
+  monitor: distributed.Monitor
+  text_cache: pathlib.Path | None
+  fixed: Mapping[str, Any]  # given fields of `config.Tuning`
+
+
 def _run_in(
   config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
@@ -83,154 +102,225 @@ def _run_in(
   fixed: Mapping[str, Any],
 ) -> int:
   started, code = time.time(), None
-  home = runner.home(config, workdir)
-  runner.check_alone(config, job)
+  home = partition.home(config, workdir)
+  partition.check_alone(config, job)
   distributed.join(job)
   monitor = distributed.Monitor()
   with distributed.stopping_on_signals(monitor):
     try:
       code = _run_logged(
-        home, config, workdir, started, monitor, text_cache, fixed
+        _Start(
+          config=config,
+          workdir=workdir,
+          home=home,
+          started=started,
+          monitor=monitor,
+          text_cache=text_cache,
+          fixed=fixed,
+        )
       )
     finally:
       monitor.close(code)
   return code
 
 
-def _run_logged(
-  home: pathlib.Path,
-  config: ml_collections.ConfigDict,
-  workdir: pathlib.Path,
-  started: float,
-  monitor: distributed.Monitor,
-  *args: Any,
-) -> int:
-  is_first = distributed.is_first()
+def _run_logged(start: _Start) -> int:
+  """Runs with a log in the folder, and errors told apart."""
+  is_first, home = distributed.is_first(), start.home
   with rundir.locked(home) if is_first else contextlib.nullcontext():
     with rundir.using(home):
       home.mkdir(parents=True, exist_ok=True)
       name = 'log' if is_first else f'log-{distributed.process_id()}'
       log = metrics.start_log(home / f'{name}.txt', is_first)
     try:
-      return _run(config, workdir, started, monitor, *args)
-    except Exception as error:
-      if not isinstance(error, errors.UserError):
-        # Collectives fail where another process is lost or was told to stop:
-        # some with a ValueError.
-        monitor.wait_for_loss()
-        if distributed.num_processes() > 1 and monitor.stop.is_set():
-          return STOPPED
-      is_memory = isinstance(error, MemoryError) or _NO_MEMORY in str(error)
-      if not is_memory and not isinstance(error, errors.UserError):
-        raise
-      line = str(error)
-      if is_memory:
-        kind = kinds.of(config)
-        line = f'out of memory; {kind.smaller}, lower '
-        line += f'--config.train.batch_{kind.unit}, '
-        line += 'or give --config.mesh.data=1'
+      return _run_steps(start)
+    except errors.UserError as error:
       # The caller prints it; it belongs in the log as well.
-      log.emit(logging.makeLogRecord({'msg': line}))
-      if not is_memory:
+      log.emit(logging.makeLogRecord({'msg': str(error)}))
+      raise
+    except Exception as error:
+      # Collectives fail where another process is lost or was told to stop:
+      # some with a ValueError.
+      start.monitor.wait_for_loss()
+      if distributed.num_processes() > 1 and start.monitor.stop.is_set():
+        return STOPPED
+      if not (isinstance(error, MemoryError) or _NO_MEMORY in str(error)):
         raise
+      kind = kinds.of(start.config)
+      line = (
+        f'out of memory; {kind.smaller}, lower '
+        f'--config.train.batch_{kind.unit}, or give --config.mesh.data=1'
+      )
+      log.emit(logging.makeLogRecord({'msg': line}))
       raise errors.UserError(line) from error
     finally:
       metrics.LOG.removeHandler(log)
       log.close()
 
 
-def _run(
-  config: ml_collections.ConfigDict,
-  workdir: pathlib.Path,
-  started: float,
-  monitor: distributed.Monitor,
-  text_cache: pathlib.Path | None,
-  fixed: Mapping[str, Any],
-) -> int:
+def _run_steps(start: _Start) -> int:
+  """The steps of a run, one after the other."""
+  workdir, monitor = start.workdir, start.monitor
+  _agree(start)
+  _keep_programs(start.text_cache)
+  _log_settings(start.config)
+  cluster = _start_cluster(start.config, workdir)
+  try:
+    parts = _build(start, cluster)
+  except metrics.Stopped:
+    metrics.LOG.info('stopped before training; nothing to save')
+    return STOPPED
+  monitor.has_begun.set()
+  session = loop.Session(
+    start.started, time.time() - start.started, monitor.stop
+  )
+  _record(start, parts)
+  results.log_data(parts)
+  _log_step(parts)
+  build.check_fits(parts)
+  if parts.config.strategy.name == 'partition':
+    has_ended = partition.run(workdir, parts, session)
+  elif parts.config.strategy.name == 'workers':
+    has_ended = workers.run(
+      workdir, parts, session, cluster=cluster, cache=start.text_cache
+    )
+  else:
+    has_ended = _train(workdir, parts, session)
+  return 0 if has_ended else STOPPED
+
+
+def _agree(start: _Start) -> None:
+  """Has all processes compare what must be the same."""
   versions = resources.versions() | {'code': resources.code_digest()}
-  distributed.agree('setting', config_lib.flat(config))
+  distributed.agree('setting', config_lib.flat(start.config))
   distributed.agree('version', versions)
-  distributed.agree('folder', {'--workdir': rundir.holder(workdir)})
+  distributed.agree('folder', {'--workdir': rundir.holder(start.workdir)})
+
+
+def _recorded(workdir: pathlib.Path) -> dict[str, Any]:
+  """The flat settings of the run that is resumed, or {}."""
   recorded = rundir.recorded(workdir)
   saved = checkpoint.newest_record(workdir / 'checkpoints')
   if saved and recorded.get('strategy.name') == 'replicas':
     # A start that failed may have had another number of them.
     recorded |= {'mesh.data': saved['copies'] or 1, 'mesh.table': 1}
-  given = config
-  config, tuning, devices = build.on_devices(given, recorded, **fixed)
-  rundir.check(config, workdir)
-  cache = rundir.cache_folder()
+  return recorded
+
+
+def _keep_programs(text_cache: pathlib.Path | None) -> None:
+  """Has JAX keep compiled programs: the next start need not compile."""
   if not (text_cache or os.environ.get('JAX_COMPILATION_CACHE_DIR')):
-    # The next start need not compile.
-    jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))
+    folder = str(rundir.cache_folder() / 'programs')
+    jax.config.update('jax_compilation_cache_dir', folder)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-  metrics.LOG.info('%s; results in %s', mesh.describe(devices), workdir)
-  progress = metrics.Progress(config.train.log_every_secs, monitor.stop)
-  why_not_fused = ''
-  try:
-    args = config, tuning, devices, progress, text_cache or cache
-    is_workers, cluster = config.strategy.name == 'workers', None
-    if is_workers:
-      # What a start that was killed has left.
-      shutil.rmtree(workdir / 'store', ignore_errors=True)
-      cluster = remote.Cluster()
-    parts = build.parts(*args, workdir / 'store', cluster)
-  except native.Unavailable as error:
-    why_not_fused = str(error)
-  except metrics.Stopped:
-    metrics.LOG.info('stopped before training; nothing to save')
-    return STOPPED
-  finally:
-    progress.close()
-  if whys := list(filter(None, distributed.everyone('fused', why_not_fused))):
-    metrics.LOG.info(f'steps are not fused, and slower: {whys[0]}')
-    fixed = {**fixed, 'fused': False}
-    return _run(
-      given,
-      workdir,
-      started,
-      monitor=monitor,
-      text_cache=text_cache,
-      fixed=fixed,
-    )
-  tuning = parts.tuning
-  if tuning.threads > 1:
+
+
+def _log_settings(config: ml_collections.ConfigDict) -> None:
+  """Logs the settings that differ from their documented defaults."""
+  given, settings = config_lib.flat(config), config_lib.settings()
+  changed = [
+    f'{name}={value}'
+    for name, value in given.items()
+    if name in settings and value != settings[name].default
+  ]
+  metrics.LOG.info('settings: %s', ', '.join(changed) or 'all defaults')
+
+
+def _log_step(parts: build.Parts) -> None:
+  """Logs what takes the steps and how tables are stored."""
+  config, tuning = parts.config, parts.tuning
+  platform = parts.mesh.devices.flat[0].platform.upper()
+  state = parts.strategy.init.eval_shape(jax.random.key(0))
+  model = config.model.name
+  step = f'{model}, XLA ({platform})'
+  if tuning.fused:
     cores = resources.usable_cores()
-    of_each = ' of each process' * (distributed.num_processes() > 1)
-    metrics.LOG.info(
-      f'training on {min(tuning.threads, cores)} of {cores} cores{of_each}: '
-      f'{tuning.threads} threads share the tables, and a second run will not '
-      'be identical; with --config.train.threads=1 it would be'
-    )
-    num_sockets = len(resources.sockets())
-    if num_sockets > 1 and distributed.num_processes() == 1:
+    step = f'{model} kernel ({platform}), {tuning.threads} threads'
+    if tuning.threads > 1:
+      step += (
+        f' on {min(tuning.threads, cores)} of {cores} cores, which share the '
+        'tables: a second run will not be identical; with '
+        '--config.train.threads=1 it would be'
+      )
+  elif tuning.row_threads:
+    step += f', rows updated by a kernel, {tuning.row_threads} threads'
+  elif tuning.row_sums:
+    step += ', rows summed by a kernel'
+  metrics.LOG.info(
+    f'step: {step}; tables: {config.table.dtype}, {config.table.layout}, '
+    f'{mesh.num_bytes(state) / 1e6:,.1f} MB'
+  )
+  num_sockets = len(resources.sockets())
+  if tuning.threads > 1 and num_sockets > 1:
+    if distributed.num_processes() == 1:
       metrics.LOG.info(
         f'this machine has {num_sockets} sockets; one table on each, and what '
         'they learn exchanged: jaxemb launch --sockets'
       )
-  monitor.has_begun.set()
-  session = loop.Session(started, time.time() - started, monitor.stop)
+
+
+def _start_cluster(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path
+) -> remote.Cluster | None:
+  """Connects to Ray where workers train."""
+  if config.strategy.name != 'workers':
+    return None
+  # What a start that was killed has left.
+  shutil.rmtree(workdir / 'store', ignore_errors=True)
+  return remote.Cluster()
+
+
+def _build(start: _Start, cluster: remote.Cluster | None) -> build.Parts:
+  """Makes the parts of the run; without kernels where one cannot be used.
+
+  Kernels are compiled while the data are read: whether all processes have them
+  is known only then. Others read the data again, from its cache.
+  """
+  why, parts = '', None
+  try:
+    parts = _read_and_make(start, start.fixed, cluster)
+  except native.Unavailable as error:
+    why = str(error)
+  if whys := list(filter(None, distributed.everyone('fused', why))):
+    metrics.LOG.info(f'steps are not fused, and slower: {whys[0]}')
+    parts = _read_and_make(start, {**start.fixed, 'fused': False}, cluster)
+  parts.kind.check_data(parts.config, parts.source)
+  return parts
+
+
+def _read_and_make(
+  start: _Start, fixed: Mapping[str, Any], cluster: remote.Cluster | None
+) -> build.Parts:
+  """Chooses devices and what settings leave open, reads the data."""
+  recorded = _recorded(start.workdir)
+  config, tuning, devices = build.on_devices(start.config, recorded, **fixed)
+  rundir.check(config, start.workdir)
+  metrics.LOG.info('%s; results in %s', mesh.describe(devices), start.workdir)
+  every_secs = config.train.log_every_secs
+  progress = metrics.Progress(every_secs, start.monitor.stop)
+  try:
+    return build.parts(
+      config,
+      tuning,
+      devices,
+      progress=progress,
+      cache=start.text_cache or rundir.cache_folder(),
+      folder=start.workdir / 'store',
+      cluster=cluster,
+    )
+  finally:
+    progress.close()
+
+
+def _record(start: _Start, parts: build.Parts) -> None:
+  """Records settings and data, or refuses those of another run."""
+  config, workdir = parts.config, start.workdir
   fingerprint = parts.source.fingerprint
   rundir.check(config, workdir, fingerprint)
-  is_partition = config.strategy.name == 'partition'
-  if is_partition:
-    runner.check(config, workdir, fingerprint)
+  if config.strategy.name == 'partition':
+    partition.check(config, workdir, fingerprint)
   if distributed.is_first():
-    rundir.record(config, tuning, workdir, fingerprint=fingerprint)
-  results.log_data(parts)
-  build.check_fits(parts)
-  if is_partition:
-    return 0 if runner.run(workdir, parts, session) else STOPPED
-  if is_workers:
-    own = _own_results(parts)
-    return (
-      0
-      if workers_runner.run(
-        workdir, parts, session, cluster=cluster, cache=text_cache, own=own
-      )
-      else STOPPED
-    )
-  return 0 if _train(workdir, parts, session) else STOPPED
+    rundir.record(config, parts.tuning, workdir, fingerprint=fingerprint)
 
 
 def _train(
@@ -257,38 +347,15 @@ def _train(
   store = parts.strategy.store
   closing = contextlib.closing(store) if store else contextlib.nullcontext()
   with closing, loop.open_checkpoints(workdir) as checkpoints:
-    own = _own_results(parts)
-    hook = (own or results).Evaluation(workdir, parts)
+    hook = evaluation.Evaluation(workdir, parts)
     trained = loop.train(
       checkpoints, parts, session, make_meter=make_meter, hooks=[hook]
     )
     if trained is None:
       return False
-    if trained.totals.counters.get('pairs') == 0:
-      is_text = parts.config.data.source != 'item_sets'
-      one, given = ('word', 'text') if is_text else ('item', 'users')
-      raise errors.UserError(
-        f'nothing was learned: no {one} has another one in its window; give '
-        f'{given} with several {one}s on a line, or raise --config.data.sample'
-      )
-    if own:
-      own.write(workdir, parts, trained.state, totals=trained.totals, hook=hook)
-      return True
+    parts.kind.check_trained(trained.totals.counters)
     # The last checkpoint is still being written.
-    export = results.collect(parts, trained.state)
-    if is_first:
-      results.write(workdir, parts, export, totals=trained.totals)
+    results.finish(
+      workdir, parts, trained.state, totals=trained.totals, hook=hook
+    )
   return True
-
-
-def _own_results(parts: build.Parts) -> types.ModuleType | None:
-  """What evaluates and exports a model of clicks or nodes, if it is one."""
-  source = parts.config.data.source
-  if source == 'clicks':
-    from jaxemb.clicks import results as own  # and with it pyarrow
-  elif source == 'nodes':
-    from jaxemb.graphs import node_results as own
-  else:
-    return None
-  own.check(parts.config, parts.source)
-  return own

@@ -39,6 +39,7 @@ from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import multivectors as senses_merge
 from jaxemb.merging import parts as parts_lib
 from jaxemb.run import build, loop, metrics, results, rundir
+from jaxemb.run import vectors as vectors_lib
 from jaxemb.runtime import distributed, mesh
 from jaxemb.storage import atomic, checkpoint, word2vec_format
 from jaxemb.strategies import base as strategy_base
@@ -320,8 +321,8 @@ class _Runner:
     """Writes the results of a sub-model."""
     parts, source, seen = self.parts, self.parts.source, counts.seen
     state, totals, _ = trained
-    export = results.collect(parts, state)
-    if export.senses is None:
+    export = parts.kind.collect(parts, state, path)
+    if export.multi is None:
       # A word may have been read and never had another one in its window.
       has_vector = (export.rows.decode() != self._untrained).any(1) & (seen > 0)
       if not has_vector.any():
@@ -333,14 +334,14 @@ class _Runner:
       export = export._replace(counts=seen).select(has_vector)
     else:
       # All words stay, with the counts that the Huffman tree is made of.
-      senses = export.senses
+      senses = export.multi
       words = senses.names(), senses.by_row(seen)
     word2vec_format.write_vocab(path / 'vocab.txt', *words)
     if self.is_job:
       results.write(path, parts, export, totals=totals)
     else:
       # Enough to load and to merge: text formats take longer than training.
-      results.write_export(path / 'export', export, is_minimal=True)
+      vectors_lib.write_export(path / 'export', export, is_minimal=True)
     corpus_words = source.units_per_epoch * source.epochs
     values = {
       'part': sampling.part,
@@ -389,9 +390,12 @@ class _Runner:
         f'{num_missing:,} of the vocabulary are missing'
       )
     metrics.LOG.info('%s', line)
+    if export is None:
+      results.write_summary(self.workdir, self.parts, totals, more)
+      return
     results.write(self.workdir, self.parts, export, totals=totals, more=more)
 
-  def _merged(self) -> tuple[results.Export, dict[str, Any]]:
+  def _merged(self) -> tuple[vectors_lib.Export, dict[str, Any]]:
     """The words that any sub-model has, and the report of the merge."""
     opened = []
     for path in map(self.folder, _wanted(self.config)):
@@ -421,11 +425,13 @@ class _Runner:
       senses = dataclasses.replace(
         merged.senses, counts=counts, vectors=encoded.decode()
       )
-      return results.Export(
-        keys=senses.words, counts=counts, rows=encoded, senses=senses
+      return vectors_lib.Export(
+        keys=senses.words, counts=counts, rows=encoded, multi=senses
       ), report
     rows = np.array([ids[word] for word in merged.words])
     order = np.argsort(rows)
     words = [merged.words[i] for i in order]
     encoded = spec_lib.encode_rows(np.asarray(vectors)[order], dtype)
-    return results.Export(words, source.counts[rows[order]], encoded), report
+    return vectors_lib.Export(
+      words, source.counts[rows[order]], encoded
+    ), report

@@ -1,132 +1,21 @@
-"""The results of a finished run: exports, evaluation, report."""
+"""The results of a run, of any kind: export, evaluation and report."""
 
 import dataclasses
 import datetime
-import functools
-import json
 import pathlib
 import time
 import types
-from collections.abc import Mapping, Sequence
-from concurrent import futures
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
-from jaxemb import embeddings
-from jaxemb.data import base as data_base
-from jaxemb.evaluation import multivectors, ranking, words
-from jaxemb.report import pages, report
-from jaxemb.run import build, loop, metrics
+from jaxemb.report import pages
+from jaxemb.run import build, evaluation, metrics
 from jaxemb.runtime import distributed, mesh, resources
-from jaxemb.storage import export as export_lib
-from jaxemb.storage import orbax_export
-from jaxemb.tables import spec as spec_lib
 
-_WORDS_COUNTED = (
-  'corpus words inside the vocabulary, before frequent-word subsampling, times '
-  'epochs'
-)
 _NOTHING = types.MappingProxyType({})
-
-
-class Export(NamedTuple):
-  """A trained model on the host; rows in a store stay there until asked for."""
-
-  keys: Sequence[str]  # words, the most frequent first
-  counts: np.ndarray  # [len(keys)] int
-  rows: export_lib.Encoded  # [len(keys), dim], or a row for each sense
-  senses: multivectors.MultiVectors | None = None
-  # Further arrays of export/orbax: 'context_vectors', 'optimizer'.
-  others: Mapping[str, Any] = _NOTHING
-  # What rows of context vectors are of, if not of keys.
-  context_keys: Sequence[str] = ()
-  relations: export_lib.Relations | None = None
-
-  def names(self) -> tuple[Sequence[str], np.ndarray]:
-    """A name and a count for each row."""
-    if self.senses is None:
-      return self.keys, self.counts
-    return self.senses.names(), self.senses.by_row(self.counts)
-
-  def embeddings(self, num: int | None = None) -> embeddings.Embeddings:
-    """The vectors, to be searched and evaluated; the first `num` words alone.
-
-    Of words with several senses all.
-    """
-    names, counts = self.names()
-    some = slice(num if self.senses is None else None)
-    rows = np.asarray(self.rows.decode()[some])
-    return embeddings.Embeddings(
-      index_to_key=list(names[some]),
-      vectors=rows,
-      counts=counts[some],
-      sense_table=self.senses,
-      relations=self.relations,
-    )
-
-  def select(self, mask: np.ndarray) -> 'Export':
-    """The words of a [len(keys)] bool mask, of a model without senses."""
-
-    def selected(x):  # outputs of a Huffman tree are not of words
-      return x[mask] if len(x) == len(mask) else x
-
-    keys = [self.keys[i] for i in np.flatnonzero(mask)]
-    arrays = self.counts, self.rows, None, dict(self.others)
-    arrays = jax.tree.map(selected, arrays)
-    return Export(keys, *arrays, self.context_keys, self.relations)
-
-
-def collect(parts: build.Parts, state: Any) -> Export:
-  """Copies trained tables to the host; all processes take part.
-
-  Tables in a store are not copied: until the state changes, their rows are read
-  from it.
-  """
-  source, model, strategy = parts.source, parts.trainable.model, parts.strategy
-  export_rows = functools.partial(strategy.export_rows, state)
-  if strategy.store:
-    export_rows = functools.partial(strategy.store.rows_on_demand, state)
-  tables = {'vectors': export_rows(model.vectors_table)}
-  encoded, senses = tables['vectors'].encoded, None
-  if hasattr(model, 'export_senses'):
-    senses = model.export_senses(
-      lambda name: np.asarray(export_rows(name).rows),
-      source.keys,
-      source.counts,
-    )
-    window = parts.config.senses.query_window or senses.window
-    senses = dataclasses.replace(senses, window=window)
-    if senses.means is not None:  # its vectors are not those of the table
-      encoded = spec_lib.encode_rows(senses.vectors, encoded.dtype)
-      senses = dataclasses.replace(senses, vectors=encoded.decode())
-  elif model.contexts_table:
-    tables['context_vectors'] = export_rows(model.contexts_table)
-  others = {k: x.rows for k, x in tables.items() if k != 'vectors'}
-  if optimizer := {k: x.opt_state for k, x in tables.items() if x.opt_state}:
-    others['optimizer'] = optimizer
-  contexts = getattr(source, 'context_keys', ())
-  if getattr(model, 'has_contexts_of_keys', False):
-    contexts = ()
-  relations = None
-  if hasattr(model, 'operate') and model.contexts_table:
-    rows = np.asarray(others['context_vectors'], np.float32)
-    relations = export_lib.Relations(
-      operator=model.operator,
-      names=contexts,
-      rows=rows,
-      is_cosine=model.is_cosine,
-    )
-  return Export(
-    keys=source.keys,
-    counts=source.counts,
-    rows=encoded,
-    senses=senses,
-    others=others,
-    context_keys=contexts,
-    relations=relations,
-  )
 
 
 def log_data(parts: build.Parts) -> None:
@@ -140,117 +29,87 @@ def log_data(parts: build.Parts) -> None:
     metrics.LOG.warning('%s', line)
 
 
-def write_export(
-  folder: pathlib.Path, export: Export, is_minimal: bool = False
-) -> dict[str, int]:
-  """Writes the files of `storage.export`; returns what is dropped."""
-  names, counts = export.names()
-  arrays = {'vectors': export.rows.decode(), **export.others}
-  with futures.ThreadPoolExecutor() as pool:
-    written = pool.submit(orbax_export.write, folder / 'orbax', arrays)
-    dropped = export_lib.write(
-      folder,
-      words=names,
-      rows=export.rows,
-      counts=counts,
-      is_minimal=is_minimal,
-      context_words=export.context_keys,
-    )
-    multivectors.write(folder, export.senses)
-    export_lib.write_relations(folder, export.relations)
-    written.result()
-  return dropped
+def finish(
+  workdir: pathlib.Path,
+  parts: build.Parts,
+  state: Any,
+  totals: metrics.Totals,
+  hook: evaluation.Evaluation,
+  more: Mapping[str, Any] = _NOTHING,
+) -> None:
+  """Writes the results of the best model, or of the last one.
+
+  All processes take part; the first one writes. `more` replaces or extends the
+  values of the report.
+  """
+  start, kind, best = time.time(), parts.kind, hook.best()
+  folder = hook.best_folder
+  has_best = best is not None and kind.is_saved(folder)
+  model = None if has_best else kind.collect(parts, state, workdir)
+  if not distributed.is_first():
+    return
+  if has_best:
+    model = kind.load(folder)
+  if kind.monitors:
+    more = {'evaluations': hook.records, 'best': best, **more}
+  write(workdir, parts, model, totals=totals, more=more, start=start)
 
 
 def write(
   workdir: pathlib.Path,
   parts: build.Parts,
-  export: Export | None,
+  model: Any,
   totals: metrics.Totals,
   more: Mapping[str, Any] = _NOTHING,
+  start: float | None = None,
 ) -> None:
-  """Exports the vectors, evaluates them and writes the report.
+  """Exports a model that was collected, evaluates it and writes the report.
 
-  Without an export only report.json is written. `more` replaces or extends the
-  values of the report.
+  `more` replaces or extends the values of the report; the time since `start`
+  counts as the run's.
   """
-  start = time.time()
-  if export is None:
-    values = summary(parts, totals) | {'words_counted': _WORDS_COUNTED}
-    values |= {'evaluation': {}}
-    return pages.write_json(workdir, values | dict(more))
-  dropped = write_export(workdir / 'export', export)
-  metrics.LOG.info('vectors in %s', workdir / 'export')
-  vectors = export.embeddings(report.MAX_SEARCHED)
-  evaluation = _evaluate(parts, export)
-  if parts.benchmarks:
-    for line in words.format_table(evaluation).splitlines():
-      metrics.LOG.info('%s', line)
-  elif evaluation:
-    for name, found in evaluation.items():
-      metrics.LOG.info('%s: %s', name, _line(found))
+  start, kind = start or time.time(), parts.kind
+  dropped = kind.export(workdir / 'export', parts, model)
+  metrics.LOG.info('results in %s', workdir / 'export')
+  scores = kind.evaluate(parts, model)
+  for line in kind.describe(parts, scores):
+    metrics.LOG.info('%s', line)
+  values = kind.report_values(parts, model, scores)
   totals.total_secs += time.time() - start
-  found = {'words_counted': _WORDS_COUNTED} if totals.unit == 'words' else {}
-  found |= {'evaluation': evaluation} | dict(more)
-  found |= {'staleness': _staleness(parts, totals)}
-  values, records = reported(workdir, parts, totals, found=found)
+  values |= {'evaluation': scores, 'staleness': _staleness(parts, totals)}
+  values, records = _reported(workdir, parts, totals, {**values, **more})
   values['dropped'] |= dropped
-  report.write(
-    workdir,
-    report=values,
-    metrics=records,
-    vectors=vectors,
-    found=parts.benchmarks,
-    labels=getattr(parts.source, 'categories', None) or {},
-  )
+  kind.write_page(workdir, values, records, parts=parts, model=model)
   rate = totals.done / max(totals.train_secs, 1e-9)
+  shown = f'{rate / 1e6:.2f} M' if rate > 1e5 else f'{rate:,.0f}'
   metrics.LOG.info(
-    f'{rate / 1e6:.2f} M {totals.unit}/s in training, {totals.total_secs:.1f} '
-    f's in all; report in {workdir / "report.html"}'
+    f'{shown} {totals.unit}/s in training, {totals.total_secs:.1f} s in all; '
+    f'report in {workdir / "report.html"}'
   )
 
 
-def _line(found: Mapping[str, Any]) -> str:
-  """Scores of what a source evaluates itself, in a few words."""
-  if 'ndcg' in found:
-    return ranking.describe(found)
-  scores = (f'{k} {x:.4f}' for k, x in found.items() if isinstance(x, float))
-  return f'{", ".join(scores)}; {found["found"]:,} of {found["total"]:,}'
-
-
-def _evaluate(
-  parts: build.Parts, export: Export
-) -> Mapping[str, Mapping[str, Any]]:
-  """Scores on benchmarks, or on what the source holds out."""
-  if evaluate := getattr(parts.source, 'evaluate', None):
-    is_cosine = getattr(parts.trainable.model, 'is_cosine', False)
-    contexts = export.others.get('context_vectors')
-    rows, keys = export.rows.decode(), parts.source.keys
-    if len(export.keys) < len(keys):  # sub-models may have none of some
-      places = {x: i for i, x in enumerate(keys)}
-      found, rows = rows, np.zeros((len(keys), rows.shape[1]), rows.dtype)
-      rows[[places[x] for x in export.keys]] = found
-    model = parts.trainable.model
-    operate = {'operate': model.operate} if hasattr(model, 'operate') else {}
-    return evaluate(rows, contexts, is_cosine, **operate)
-  if not parts.benchmarks:
-    return {}
-  limit = parts.config.eval.restrict_vocab
-  return export.embeddings(limit or None).evaluate(parts.benchmarks, limit)
-
-
-def reported(
+def write_summary(
   workdir: pathlib.Path,
   parts: build.Parts,
   totals: metrics.Totals,
-  found: Mapping[str, Any],
+  more: Mapping[str, Any],
+) -> None:
+  """Writes report.json alone, of a run whose models are not merged."""
+  pages.write_json(workdir, summary(parts, totals) | {'evaluation': {}} | more)
+
+
+def _reported(
+  workdir: pathlib.Path,
+  parts: build.Parts,
+  totals: metrics.Totals,
+  more: Mapping[str, Any],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
   """Values of the report of a run that has ended, and its metrics.
 
-  `found` are those beside what every run has.
+  `more` are those beside what every run has.
   """
   records = metrics.read(workdir / 'metrics.jsonl')
-  values = summary(parts, totals) | dict(found)
+  values = summary(parts, totals) | dict(more)
   values |= {'hosts': resources.summary(records)}
   if parts.strategy.store:
     values |= {'store': _store(parts, totals)}
@@ -289,6 +148,8 @@ def _staleness(
   name = parts.config.strategy.name
   if name in ('partition', 'workers') or parts.tuning.threads > 1:
     return None
+  if not parts.trainable.model.specs():
+    return None  # no rows
   if (policy := parts.strategy.policy) is None:
     return dict.fromkeys(('bound_words', 'max_words', 'mean_words'), 0)
   bounds, specs = policy.staleness_steps(), parts.trainable.model.specs()
@@ -344,38 +205,3 @@ def summary(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
     'tuning': dataclasses.asdict(parts.tuning),
     'finished': True,
   }
-
-
-def is_due(item: data_base.Item, parts: build.Parts) -> bool:
-  """Whether an item reaches a multiple of `config.eval.every_epochs`."""
-  every_epochs = parts.config.eval.every_epochs
-  if not every_epochs:
-    return False
-  every = max(1, round(every_epochs * parts.source.units_per_epoch))
-  return item.done_before // every < item.done_after // every
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation(loop.Hook):
-  """Evaluates the vectors while they are trained; a `loop.Hook`."""
-
-  workdir: pathlib.Path
-  parts: build.Parts
-
-  def due(self, item: data_base.Item) -> bool:
-    """Whether a multiple of `config.eval.every_epochs` was reached."""
-    has_own = getattr(self.parts.source, 'evaluate', None) is not None
-    return (has_own or bool(self.parts.benchmarks)) and is_due(item, self.parts)
-
-  def run(self, state: Any, totals: metrics.Totals) -> None:
-    """Logs the scores and appends them to evaluation.jsonl."""
-    export = collect(self.parts, state)
-    if not distributed.is_first():
-      return
-    scores = _evaluate(self.parts, export)
-    epoch = totals.done / self.parts.source.units_per_epoch
-    known = (f'{k} {x["score"]:.3f}' for k, x in scores.items() if x['found'])
-    metrics.LOG.info('epoch %.2f: %s', epoch, ', '.join(known) or 'no scores')
-    record = {'step': totals.steps, 'epoch': epoch, 'evaluation': scores}
-    with open(self.workdir / 'evaluation.jsonl', 'a') as file:
-      file.write(json.dumps(record) + '\n')

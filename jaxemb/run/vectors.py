@@ -1,16 +1,145 @@
 """Vectors of keys, such as words: what most kinds of data train."""
 
+import functools
 import logging
 import os
-from collections.abc import Sequence
+import pathlib
+import types
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
 
+import jax
 import ml_collections
+import numpy as np
 
+from jaxemb import embeddings
+from jaxemb.config import kinds
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import benchmarks as benchmarks_lib
+from jaxemb.evaluation import multivectors, ranking
+from jaxemb.report import report
+from jaxemb.run import build
+from jaxemb.storage import export as export_lib
+from jaxemb.storage import orbax_export
 
 _LOG = logging.getLogger('jaxemb')
 _MIN_KNOWN = 0.5  # of the items of a set
+_NOTHING = types.MappingProxyType({})
+
+
+class Export(NamedTuple):
+  """A trained model on the host; rows in a store stay there until asked for."""
+
+  keys: Sequence[str]  # words, the most frequent first
+  counts: np.ndarray  # [len(keys)] int
+  rows: export_lib.Encoded  # [len(keys), dim], or a row for each of its vectors
+  # Of models with several vectors per key.
+  multi: multivectors.MultiVectors | None = None
+  # Further arrays of export/orbax: 'context_vectors', 'optimizer'.
+  others: Mapping[str, Any] = _NOTHING
+  # What rows of context vectors are of, if not of keys.
+  context_keys: Sequence[str] = ()
+  relations: export_lib.Relations | None = None
+
+  def names(self) -> tuple[Sequence[str], np.ndarray]:
+    """A name and a count for each row."""
+    if self.multi is None:
+      return self.keys, self.counts
+    return self.multi.names(), self.multi.by_row(self.counts)
+
+  def embeddings(self, num: int | None = None) -> embeddings.Embeddings:
+    """The vectors, to be searched and evaluated; the first `num` words alone.
+
+    Of keys with several vectors all.
+    """
+    names, counts = self.names()
+    some = slice(num if self.multi is None else None)
+    rows = np.asarray(self.rows.decode()[some])
+    return embeddings.Embeddings(
+      index_to_key=list(names[some]),
+      vectors=rows,
+      counts=counts[some],
+      sense_table=self.multi,
+      relations=self.relations,
+    )
+
+  def select(self, mask: np.ndarray) -> 'Export':
+    """The words of a [len(keys)] mask, of a model with one vector per key."""
+
+    def selected(x):  # outputs of a Huffman tree are not of words
+      return x[mask] if len(x) == len(mask) else x
+
+    keys = [self.keys[i] for i in np.flatnonzero(mask)]
+    arrays = self.counts, self.rows, None, dict(self.others)
+    arrays = jax.tree.map(selected, arrays)
+    return Export(keys, *arrays, self.context_keys, self.relations)
+
+
+def collect(parts: build.Parts, state: Any) -> Export:
+  """Copies trained tables to the host; all processes take part.
+
+  Tables in a store are not copied: until the state changes, their rows are read
+  from it.
+  """
+  source, model = parts.source, parts.trainable.model
+  export_rows = rows_of(parts, state)
+  tables = {'vectors': export_rows(model.vectors_table)}
+  if model.contexts_table:
+    tables['context_vectors'] = export_rows(model.contexts_table)
+  others = {k: x.rows for k, x in tables.items() if k != 'vectors'}
+  if optimizer := {k: x.opt_state for k, x in tables.items() if x.opt_state}:
+    others['optimizer'] = optimizer
+  has_keys = getattr(model, 'has_contexts_of_keys', False)
+  return Export(
+    keys=source.keys,
+    counts=source.counts,
+    rows=tables['vectors'].encoded,
+    others=others,
+    context_keys=() if has_keys else getattr(source, 'context_keys', ()),
+  )
+
+
+def rows_of(parts: build.Parts, state: Any) -> Callable[[str], Any]:
+  """A function that exports a table by name; rows in a store stay there."""
+  if store := parts.strategy.store:
+    return functools.partial(store.rows_on_demand, state)
+  return functools.partial(parts.strategy.export_rows, state)
+
+
+def dense_params(parts: build.Parts, state: Any) -> Any:
+  """Dense parameters, on the host of every process; of replicas their mean."""
+  if not jax.tree.leaves(state.params):
+    return state.params
+  has_replicas = bool(parts.strategy.num_replicas)
+  return jax.device_get(_dense_params(has_replicas, state.params))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _dense_params(has_replicas, params):
+  return jax.tree.map(lambda x: x.mean(0) if has_replicas else x, params)
+
+
+def write_export(
+  folder: pathlib.Path, export: Export, is_minimal: bool = False
+) -> dict[str, int]:
+  """Writes the files of `storage.export`; returns what is dropped."""
+  names, counts = export.names()
+  arrays = {'vectors': export.rows.decode(), **export.others}
+  with futures.ThreadPoolExecutor() as pool:
+    written = pool.submit(orbax_export.write, folder / 'orbax', arrays)
+    dropped = export_lib.write(
+      folder,
+      words=names,
+      rows=export.rows,
+      counts=counts,
+      is_minimal=is_minimal,
+      context_words=export.context_keys,
+    )
+    multivectors.write(folder, export.multi)
+    export_lib.write_relations(folder, export.relations)
+    written.result()
+  return dropped
 
 
 def benchmarks(
@@ -29,7 +158,7 @@ def benchmarks(
     return []
   sets = benchmarks_lib.find(embedded)
   # Those of the embedded corpus fit it, and other texts perhaps.
-  is_embedded = config.data.path.startswith('toywiki:')
+  is_embedded = kinds.of(config).is_embedded(config.data.path)
   return sets if is_embedded else _known(sets, source.keys)
 
 
@@ -49,3 +178,52 @@ def _known(
       'text has not even half of their words; give --config.eval.paths'
     )
   return kept
+
+
+def evaluate(
+  parts: build.Parts, export: Export, **options: Any
+) -> Mapping[str, Mapping[str, Any]]:
+  """Scores on benchmarks, or on what the source holds out, by name.
+
+  `options` go to the `evaluate` of the source.
+  """
+  if evaluate := getattr(parts.source, 'evaluate', None):
+    is_cosine = getattr(parts.trainable.model, 'is_cosine', False)
+    contexts = export.others.get('context_vectors')
+    rows, keys = export.rows.decode(), parts.source.keys
+    if len(export.keys) < len(keys):  # sub-models may have none of some
+      ids = {x: i for i, x in enumerate(keys)}
+      known, rows = rows, np.zeros((len(keys), rows.shape[1]), rows.dtype)
+      rows[[ids[x] for x in export.keys]] = known
+    return evaluate(rows, contexts, is_cosine, **options)
+  if not parts.benchmarks:
+    return {}
+  limit = parts.config.eval.restrict_vocab
+  return export.embeddings(limit or None).evaluate(parts.benchmarks, limit)
+
+
+def describe(scores: Mapping[str, Any]) -> str:
+  """Scores of what a source evaluates itself, in a few words."""
+  if 'ndcg' in scores:
+    return ranking.describe(scores)
+  numbers = (f'{k} {x:.4f}' for k, x in scores.items() if isinstance(x, float))
+  return f'{", ".join(numbers)}; {scores["found"]:,} of {scores["total"]:,}'
+
+
+def write_page(
+  workdir: pathlib.Path,
+  values: Mapping[str, Any],
+  records: Sequence[Mapping[str, Any]],
+  parts: build.Parts,
+  export: Export,
+  categories: Mapping[str, Sequence[str]] = _NOTHING,
+) -> None:
+  """Writes report.json and report.html; `categories` are keys, for the map."""
+  report.write(
+    workdir,
+    report=values,
+    metrics=records,
+    vectors=export.embeddings(report.MAX_SEARCHED),
+    found=parts.benchmarks,
+    labels=categories,
+  )

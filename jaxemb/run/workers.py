@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import pathlib
 import time
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ import jax
 
 from jaxemb import errors
 from jaxemb.data import base as data_base
-from jaxemb.run import build, loop, metrics, results, worker
+from jaxemb.run import build, evaluation, loop, metrics, results, worker
 from jaxemb.storage import checkpoint
 from jaxemb.workers import coordinator as ledger
 from jaxemb.workers import remote
@@ -157,15 +156,10 @@ def run(
   session: loop.Session,
   cluster: remote.Cluster,
   cache: pathlib.Path | None,
-  own: types.ModuleType | None = None,
 ) -> bool:
-  """Trains, exports and reports; False if it saved and ended at a signal.
-
-  `own` evaluates and exports in place of `results`, where the data has a module
-  of its own.
-  """
+  """Trains, exports and reports; False if it saved and ended at a signal."""
   store = parts.strategy.store
-  hook = (own or results).Evaluation(workdir, parts)
+  hook = evaluation.Evaluation(workdir, parts)
   with contextlib.closing(store), loop.open_checkpoints(workdir) as checkpoints:
     runner = _Runner(
       workdir=workdir,
@@ -177,14 +171,13 @@ def run(
     with contextlib.closing(runner.meter):
       if not runner.train(cluster, cache):
         return False
-      if own:
-        own.write(
-          workdir, parts, runner.state, runner.totals, hook, runner.report()
-        )
-        return True
-      export = results.collect(parts, runner.state)
-      results.write(
-        workdir, parts, export, totals=runner.totals, more=runner.report()
+      results.finish(
+        workdir,
+        parts,
+        runner.state,
+        totals=runner.totals,
+        hook=hook,
+        more=runner.report(),
       )
   return True
 

@@ -1,9 +1,10 @@
 """Senses: text, and several vectors for each ambiguous word."""
 
+import dataclasses
 import logging
 import pathlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ml_collections
 
@@ -14,6 +15,7 @@ from jaxemb.text import kind as text_kind
 if TYPE_CHECKING:
   from jaxemb.data import base as data_base
   from jaxemb.models import base as model_base
+  from jaxemb.run import build
 
 
 _LOG = logging.getLogger('jaxemb')
@@ -96,6 +98,40 @@ class Senses(text_kind.Text):
       return mixture.make(spec, corpus, **fields)
     min_window = 1 if m.dynamic_window else m.window
     return context_mixture.make(spec, corpus, min_window=min_window, **fields)
+
+  def collect(
+    self, parts: 'build.Parts', state: Any, workdir: pathlib.Path
+  ) -> Any:
+    """See `kind.Kind`: every sense is a vector."""
+    import numpy as np
+
+    from jaxemb.run import vectors
+    from jaxemb.tables import spec as spec_lib
+
+    model, source = parts.trainable.model, parts.source
+    if not hasattr(model, 'export_senses'):  # of one sense
+      return vectors.collect(parts, state)
+    rows_of = vectors.rows_of(parts, state)
+    table = rows_of(model.vectors_table)
+    encoded = table.encoded
+    senses = model.export_senses(
+      lambda name: np.asarray(rows_of(name).rows), source.keys, source.counts
+    )
+    window = parts.config.senses.query_window or senses.window
+    senses = dataclasses.replace(senses, window=window)
+    if senses.means is not None:  # its vectors are not those of the table
+      encoded = spec_lib.encode_rows(senses.vectors, encoded.dtype)
+      senses = dataclasses.replace(senses, vectors=encoded.decode())
+    others = {}
+    if table.opt_state:
+      others['optimizer'] = {'vectors': table.opt_state}
+    return vectors.Export(
+      keys=source.keys,
+      counts=source.counts,
+      rows=encoded,
+      multi=senses,
+      others=others,
+    )
 
 
 KINDS = (Senses(),)

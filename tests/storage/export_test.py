@@ -118,8 +118,8 @@ def write(num):
   block = spec.on_demand(read, num)
   keys = graph.Chosen(None, np.arange(num))
   others = {'optimizer': {'vectors': block.opt_state}}
-  made = results.Export(keys, np.ones(num, int), block.encoded, None, others)
-  results.write_export(folder / 'export', made)
+  made = vectors.Export(keys, np.ones(num, int), block.encoded, None, others)
+  vectors.write_export(folder / 'export', made)
 
 write(1000)  # libraries are loaded
 before = peak_bytes()

@@ -63,7 +63,7 @@ def test_xla_trains_where_a_kernel_cannot_be(
 
 _MAKE = """
 from jaxemb.models import cbow
-from jaxemb.native import step
+from jaxemb.kernels.cpu import step
 try:
   step.make(cbow.Cbow, 'float32', {'name': 'adagrad', 'epsilon': 1e-6})
 except step.Unavailable as error:

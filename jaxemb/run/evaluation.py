@@ -1,0 +1,117 @@
+"""Evaluates a model while it is trained, and keeps the best one.
+
+All that an evaluation decides (a lower learning rate, the end of training) is a
+function of evaluation.jsonl up to the step: a run that was killed repeats it.
+"""
+
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from jaxemb.data import base as data_base
+from jaxemb.run import build, loop, metrics
+from jaxemb.runtime import distributed
+from jaxemb.storage import atomic
+
+_BEST = 'best'  # a folder of the workdir
+
+
+class Evaluation(loop.Hook):
+  """The hook of the training loop that evaluates, for all kinds of data.
+
+  Kinds that monitor a metric of held-out data (`Kind.monitors`) have the best
+  model kept, the learning rate lowered at plateaus (`optimizer.plateau_factor`)
+  and training ended early (`train.patience`). For others scores are recorded.
+  """
+
+  def __init__(self, workdir: pathlib.Path, parts: build.Parts):
+    self.best_folder = workdir / _BEST
+    self.records: list[dict[str, Any]] = []
+    self._parts, self._kind = parts, parts.kind
+    self._workdir, self._path = workdir, workdir / 'evaluation.jsonl'
+
+  def begin(self, totals: metrics.Totals) -> None:
+    """Forgets evaluations behind the checkpoint that training goes on from."""
+    if not self._path.exists():
+      return
+    lines = self._path.read_text().splitlines()
+    records = [json.loads(x) for x in lines if x.endswith('}')]
+    self.records = [x for x in records if x['step'] <= totals.steps]
+    if distributed.is_first():
+      with atomic.write(self._path) as file:
+        for record in self.records:
+          file.write(json.dumps(record).encode() + b'\n')
+
+  def due(self, item: data_base.Item) -> bool:
+    """Whether an item reaches a multiple of `config.eval.every_epochs`."""
+    parts = self._parts
+    every_epochs = parts.config.eval.every_epochs
+    if not every_epochs or not self._kind.can_evaluate(parts):
+      return False
+    every = max(1, round(every_epochs * parts.source.units_per_epoch))
+    return item.done_before // every < item.done_after // every
+
+  def run(self, state: Any, totals: metrics.Totals) -> None:
+    """Logs and records scores; keeps the best model."""
+    parts, kind = self._parts, self._kind
+    model = kind.collect(parts, state, self._workdir)
+    if not kind.monitors and not distributed.is_first():
+      return
+    scores = kind.evaluate(parts, model, is_last=False)
+    epoch = totals.done / parts.source.units_per_epoch
+    record = {'step': totals.steps, 'epoch': epoch}
+    line = f'epoch {epoch:.2f}: {kind.summarize(scores)}'
+    if kind.monitors:
+      record['validation'] = scores['validation']
+      is_best = self._is_better(record, self.best())
+      line += ', the best so far' * is_best
+      if is_best and distributed.is_first():
+        model.save(self.best_folder)
+    else:
+      record['evaluation'] = scores
+    self.records.append(record)
+    metrics.LOG.info('%s', line)
+    if distributed.is_first():
+      with open(self._path, 'a') as file:
+        file.write(json.dumps(record) + '\n')
+
+  def _is_better(
+    self, record: Mapping[str, Any], best: Mapping[str, Any] | None
+  ) -> bool:
+    if best is None:
+      return True
+    key = self._parts.config.eval.monitor
+    new, old = record['validation'], best['validation']
+    # Of one class alone there is no AUC; the newest is kept.
+    if not math.isfinite(old[key]) or not math.isfinite(new[key]):
+      return True
+    if new[key] == old[key]:  # as happens with a few hundred examples
+      key = 'log_loss'
+    return new[key] < old[key] if key == 'log_loss' else new[key] > old[key]
+
+  def _progress(self) -> tuple[dict[str, Any] | None, int, int]:
+    """The best record; how many were no better since, and at any time."""
+    best, since, ever = None, 0, 0
+    if not self._kind.monitors:
+      return best, since, ever
+    for record in self.records:
+      if self._is_better(record, best):
+        best, since = record, 0
+      else:
+        since, ever = since + 1, ever + 1
+    return best, since, ever
+
+  def best(self) -> dict[str, Any] | None:
+    """The record of the best evaluation so far, where a metric is monitored."""
+    return self._progress()[0]
+
+  def rate_factor(self) -> float:
+    """What learning rates are multiplied by."""
+    return self._parts.config.optimizer.plateau_factor ** self._progress()[2]
+
+  def has_ended(self) -> bool:
+    """Whether training ends here."""
+    patience = self._parts.config.train.patience
+    return bool(patience) and self._progress()[1] >= patience
