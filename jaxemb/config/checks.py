@@ -201,8 +201,8 @@ def _misfit(key: str, value: str, kind: Any) -> str:
       f'--config={others[0].start}'
     )
   return (
-    f'is no {what} of {kind.source} and does not learn from it; choose one of '
-    f'{", ".join(own)}, or start from --config={kind.start}'
+    f'is no {what} of {kind.source}, and does not learn from {kind.source}; '
+    f'choose {" or ".join(own)}, or start from --config={kind.start}'
   )
 
 

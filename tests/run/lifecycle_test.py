@@ -401,7 +401,7 @@ def test_a_full_disk_does_not_end_training(tmp_path, monkeypatch):
 
 
 def test_out_of_memory_is_one_line(tmp_path, monkeypatch):
-  def fail(*args: object) -> None:
+  def fail(*args: object, **more: object) -> None:
     raise MemoryError
 
   monkeypatch.setattr(build, 'parts', fail)
@@ -417,7 +417,7 @@ def test_what_fails_waits_for_the_loss_of_another_process(
   def fail(*_):
     raise ValueError('UNKNOWN: Gloo AllGather failed')
 
-  monkeypatch.setattr(train, '_run', fail)
+  monkeypatch.setattr(train, '_run_steps', fail)
   monkeypatch.setattr(
     distributed.Monitor, 'wait_for_loss', lambda _: waited.append(1)
   )
