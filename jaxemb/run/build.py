@@ -572,21 +572,9 @@ def parts(
   if tuning.fused and cache == rundir.cache_folder():
     compiling = ahead.compiling(m.name, m.loss, config.table.dtype, cache=cache)
   # Wrong paths are refused before the work.
-  init_from = os.path.expanduser(config.train.init_from)
-  if init_from and not os.path.exists(init_from):
-    raise errors.UserError(
-      f'config.train.init_from={init_from} does not exist; give a run, a merge '
-      "or a word2vec file, or ''"
-    )
+  _check_init_from(config)
   kind.benchmarks(config)
-  readers = data_base.ALONE  # any sentence may be a sub-model's
-  if config.strategy.name != 'partition':
-    readers = data_base.Readers(
-      local_parts=mesh_lib.my_parts(mesh, tuning.parts),
-      process=distributed.process_id(),
-      num_processes=distributed.num_processes(),
-      gather=distributed.gather,
-    )
+  readers = _readers(config, tuning, mesh)
   source = make_source(config, tuning, readers, cache=cache, progress=progress)
   corpus = corpus_of(source)
   if not config.train.threads:
@@ -614,6 +602,32 @@ def parts(
     mesh=mesh,
     tuning=tuning,
     dropped={**source.dropped, **kind.dropped(config, source)},
+  )
+
+
+def _check_init_from(config: ml_collections.ConfigDict) -> None:
+  """Raises a `UserError` if the first vectors are not there."""
+  path = os.path.expanduser(config.train.init_from)
+  if path and not os.path.exists(path):
+    raise errors.UserError(
+      f'config.train.init_from={path} does not exist; give a run, a merge or a '
+      "word2vec file, or ''"
+    )
+
+
+def _readers(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  mesh: jax.sharding.Mesh,
+) -> data_base.Readers:
+  """The processes that read the data together."""
+  if config.strategy.name == 'partition':
+    return data_base.ALONE  # any sentence may be a sub-model's
+  return data_base.Readers(
+    local_parts=mesh_lib.my_parts(mesh, tuning.parts),
+    process=distributed.process_id(),
+    num_processes=distributed.num_processes(),
+    gather=distributed.gather,
   )
 
 
