@@ -1,8 +1,8 @@
 """Stores: whole tables outside the devices, in memory or in a file.
 
-A row and its optimizer slots are one record of bytes, as the device has them: a
-store never computes with numbers. Rows that were never written need no room:
-they are made when they are read, by the key of the table.
+A row and its optimizer state are one record of bytes, as the device has them: a
+store never computes with numbers. Rows that were never written take no memory:
+they are drawn when they are read, by the key of the table.
 """
 
 import contextlib
@@ -48,29 +48,29 @@ class Record(NamedTuple):
 
   def pack(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """[n, num_bytes] uint8 of arrays [n, ...]."""
-    parts = [
+    columns = [
       np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8) for x in arrays
     ]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
+    return columns[0] if len(columns) == 1 else np.concatenate(columns, 1)
 
   def unpack(self, records: np.ndarray) -> list[np.ndarray]:
     """Arrays [n, ...] of records [n, num_bytes] uint8."""
-    found, start = [], 0
+    arrays, start = [], 0
     for dtype, shape, size in zip(*self, self.sizes_bytes, strict=True):
-      part = np.ascontiguousarray(records[:, start : start + size])
-      found.append(part.view(dtype).reshape(len(records), *shape))
+      columns = np.ascontiguousarray(records[:, start : start + size])
+      arrays.append(columns.view(dtype).reshape(len(records), *shape))
       start += size
-    return found
+    return arrays
 
 
 def record_of(rows: Sequence[Any]) -> Record:
-  """The record of arrays, or shapes, [rows, ...]."""
+  """Returns the record of arrays, or shapes, [rows, ...]."""
   dtypes = tuple(np.dtype(x.dtype) for x in rows)
   return Record(dtypes, tuple(tuple(x.shape[1:]) for x in rows))
 
 
 def _by_array(arrays, records):
-  """Of each array of a device its columns of records [n, bytes], too."""
+  """Yields each array of a device with its columns of records [n, bytes]."""
   start = 0
   for array in arrays:
     stop = start + array.shape[1]
@@ -79,9 +79,9 @@ def _by_array(arrays, records):
 
 
 @numba.njit(nogil=True, cache=True)
-def _copy_rows(source, places, target, new_places):
-  for i in range(places.size):
-    row, new = source[places[i]], target[new_places[i]]
+def _copy_rows(source, indices, target, new_indices):
+  for i in range(indices.size):
+    row, new = source[indices[i]], target[new_indices[i]]
     for k in range(row.size):
       new[k] = row[k]
 
@@ -105,7 +105,7 @@ class Store(Protocol):
     """Goes back to a snapshot. Raises a ValueError if it is damaged."""
 
   def close(self) -> None:
-    """Gives back what it holds."""
+    """Frees its memory."""
 
 
 @dataclasses.dataclass
@@ -124,10 +124,10 @@ class _Local:
 
   def read(self, ids: np.ndarray) -> np.ndarray:
     """See `Store`."""
-    found = self.records.take(ids, 0)
+    records = self.records.take(ids, 0)
     if len(new := np.flatnonzero(~self.is_known[ids])):
-      found[new] = self.make(ids[new])
-    return found
+      records[new] = self.make(ids[new])
+    return records
 
   def write(self, ids: np.ndarray, records: np.ndarray) -> None:
     """See `Store`."""
@@ -140,25 +140,26 @@ class _Local:
     out: tuple[np.ndarray, np.ndarray],
     into: tuple[np.ndarray, np.ndarray],
   ) -> None:
-    """Copies rows between here and arrays [slots, bytes] of a device.
+    """Copies rows between the store and arrays [rows, bytes] of a device.
 
-    `out` has slots and ids of rows that come here, `into` of those that go,
-    maybe into the same slots. What was never written is made there.
+    `out` has cache rows and ids of rows that are written to the store, `into`
+    of those that are read, maybe to the same cache rows. Rows that were never
+    written are drawn.
     """
     is_known = self.is_known[into[1]]
-    slots, ids = (x[~is_known] for x in into)
+    cache_rows, ids = (x[~is_known] for x in into)
     into = into[0][is_known], into[1][is_known]
     for array, part in _by_array(arrays, self.records):
-      _copy_rows(array, places=out[0], target=part, new_places=out[1])
-      _copy_rows(part, places=into[1], target=array, new_places=into[0])
+      _copy_rows(array, indices=out[0], target=part, new_indices=out[1])
+      _copy_rows(part, indices=into[1], target=array, new_indices=into[0])
     self.is_known[out[1]] = True
     for some in self._blocks(np.arange(len(ids))):
       for array, part in _by_array(arrays, self.make(ids[some])):
         _copy_rows(
           part,
-          places=np.arange(len(part)),
+          indices=np.arange(len(part)),
           target=array,
-          new_places=slots[some],
+          new_indices=cache_rows[some],
         )
 
   def _blocks(self, ids: np.ndarray) -> Iterator[np.ndarray]:
@@ -181,17 +182,17 @@ class _Local:
     """See `Store`."""
     self.is_known[:] = False
     with open(path, 'rb') as file:
-      head, found = _take(file, 8, 0)
-      left = int.from_bytes(head, 'little')
-      for some in self._blocks(np.arange(min(left, self.num_rows))):
-        ids, found = _take(file, 8 * len(some), found)
+      head, actual = _take(file, 8, 0)
+      num_records = int.from_bytes(head, 'little')
+      for some in self._blocks(np.arange(min(num_records, self.num_rows))):
+        ids, actual = _take(file, 8 * len(some), actual)
         ids = np.frombuffer(ids, '<i8')
-        records, found = _take(file, len(some) * self.num_bytes, found)
+        records, actual = _take(file, len(some) * self.num_bytes, actual)
         if len(ids) and not 0 <= ids.min() <= ids.max() < self.num_rows:
           raise ValueError(f'{path} is of another table')
         records = np.frombuffer(records, np.uint8)
         self.write(ids, records.reshape(len(some), -1))
-      if file.read(1) or left > self.num_rows or found != checksum:
+      if file.read(1) or num_records > self.num_rows or actual != checksum:
         raise ValueError(f'{path} is damaged')
 
   def close(self) -> None:
@@ -261,10 +262,10 @@ class Disk(_Local):
 
   def read(self, ids: np.ndarray) -> np.ndarray:
     """See `Store`."""
-    found = np.empty((len(ids), self.num_bytes), np.uint8)
+    records = np.empty((len(ids), self.num_bytes), np.uint8)
     for some in self._few(len(ids)):
-      found[some] = super().read(ids[some])
-    return found
+      records[some] = super().read(ids[some])
+    return records
 
   def write(self, ids: np.ndarray, records: np.ndarray) -> None:
     """See `Store`."""

@@ -22,7 +22,7 @@ and the number of its examples.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -50,6 +50,22 @@ class Call(NamedTuple):
   scratch: int  # the address of zeros
   scratch_stop: int  # and that of what follows them
   result: int  # the address of loss and examples, two float64
+
+
+def num_scratch(spec: Any, longest: int) -> int:
+  """Floats that any kernel here takes; with fewer it does nothing.
+
+  `spec` is a `models.base.WindowSpec`, `longest` the longest path of a tree.
+  """
+  left = spec.chunk + 2 * spec.window + 3 * tiles.SIZE
+  right = left + spec.shared_negatives + longest
+  columns = spec.dim + tiles.LANES
+  # Words, means and outputs with their gradients, of which each has an address,
+  # an id and a rate; scores, weights and fractions; the rows that each tile
+  # meets.
+  num_rows = 2 * (2 * left + right)
+  number = num_rows * (columns + 6) + left * (3 * right + left) + 1024
+  return number // 16 * 16  # so that what follows stays aligned
 
 
 @numba.njit(**rows.JIT)

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import windows
-from jaxemb.kernels.cpu import ffi, handlers, rows, tiles
+from jaxemb.kernels.cpu import ffi, handlers, kernels, rows
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, hierarchical, skipgram
 from jaxemb.strategies import base as strategy_base
@@ -60,18 +60,6 @@ def register(target: str = handlers.TARGET, part: str = 'handler') -> None:
   """Registers a handler that calls kernels with XLA. Raises `Unavailable`."""
   handlers.compiled('task')
   ffi.register(target, handlers.compiled(part))
-
-
-def _num_scratch(spec: model_base.WindowSpec, longest: int) -> int:
-  """Floats for what any kernel takes; with fewer it does nothing."""
-  left = spec.chunk + 2 * spec.window + 3 * tiles.SIZE
-  right = left + spec.shared_negatives + longest
-  columns = spec.dim + tiles.LANES
-  # Words, means and outputs with their gradients, of which each has an address,
-  # an id and a rate; scores, weights and shares; the rows that each tile meets.
-  num_rows = 2 * (2 * left + right)
-  number = num_rows * (columns + 6) + left * (3 * right + left) + 1024
-  return number // 16 * 16  # so that what follows stays aligned
 
 
 def _brakes(lookups_per_center: np.ndarray, centers: int) -> np.ndarray:
@@ -167,7 +155,7 @@ class Kernel:
       input_brakes=brakes[0],
       output_brakes=brakes[1],
     )
-    scratch = self.num_threads, _num_scratch(spec, inputs.longest)
+    scratch = self.num_threads, kernels.num_scratch(spec, inputs.longest)
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in changed]
     results += [jax.ShapeDtypeStruct(x, jnp.float32) for x in ((2,), scratch)]
     call = jax.ffi.ffi_call(

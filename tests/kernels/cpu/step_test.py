@@ -317,7 +317,7 @@ def test_too_little_scratch_changes_nothing(model, monkeypatch):
   case = Case(model)
   trainable, batch = _make(case), dispatches.random_step(case)
   state = _state(case, trainable)
-  monkeypatch.setattr(step, '_num_scratch', lambda *_: 1024)
+  monkeypatch.setattr(step.kernels, 'num_scratch', lambda *_: 1024)
   new, metrics = _program(trainable)(state, batch, np.float32(0.1))
   assert np.isnan(metrics.loss) and metrics.first_bad_step == 0
   for k, table in new.tables.items():
