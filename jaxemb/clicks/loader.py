@@ -89,9 +89,6 @@ class ClickSource:
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
     self.num_parts, self.epochs = spec.num_parts, spec.epochs
     self.units_per_epoch = len(self.train)
-    # Of files that are read while training.
-    splits = [x for x in (self.train, self.valid) if x]
-    self.mapped_bytes = sum(y.nbytes for x in splits for y in x)
     self.keys, self.counts = Names(encoded), encoded.counts
     self.frequencies = self.counts / max(1, len(self.train))
     self.fingerprint = encoded.manifest['fingerprint']

@@ -157,7 +157,6 @@ class BlockSource:
     self.corpus, self.spec, self.eval_paths = corpus, spec, eval_paths
     self.steps, self.num_parts = windows.Steps.of(spec), spec.num_parts
     self.units_per_epoch, self.epochs = corpus.num_words, spec.epochs
-    self.mapped_bytes = corpus.mapped_bytes
     self.keys, self.counts = corpus.words, corpus.counts
     self.frequencies = subsampling.center_probabilities(
       self.counts, spec.settings['sample']

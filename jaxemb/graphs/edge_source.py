@@ -118,10 +118,6 @@ class Edges:
     self.step_size = spec.part_words * spec.num_parts
     self.num_steps = max(1, min(_DISPATCH, num) // self.step_size)
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
-    arrays = graph.offsets, graph.neighbors, graph.weights, graph.relations
-    self.mapped_bytes = sum(
-      x.nbytes for x in arrays if isinstance(x, np.memmap)
-    )
 
   def _make_columns(self, lists: np.ndarray, starts: np.ndarray) -> None:
     """Columns of edges [n], by bucket, and where buckets begin."""

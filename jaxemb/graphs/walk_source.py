@@ -41,7 +41,6 @@ class Corpus(NamedTuple):
   ids_of: np.ndarray  # [nodes] int32; -1 = no walk comes there
   blocks: blocks_lib.Blocks
   manifest: dict[str, Any]
-  mapped_bytes: int  # of the graph
 
   @property
   def num_words(self) -> int:
@@ -104,7 +103,6 @@ def make_corpus(
     ids_of=np.zeros(0),
     blocks=None,
     manifest={},
-    mapped_bytes=0,
   )
   # Walks end early where no edge leads on.
   is_sampled = not graph.directed and words.sum() > _COUNTED_STEPS
@@ -125,14 +123,12 @@ def make_corpus(
     'dropped': dropped,
     'are_counts_exact': not is_sampled,
   }
-  mapped = (graph.offsets, graph.neighbors, graph.weights)
   return corpus._replace(
     words=[keys[i] for i in order],
     counts=counts[order],
     ids_of=ids_of,
     blocks=blocks,
     manifest=manifest,
-    mapped_bytes=sum(x.nbytes for x in mapped if x is not None),
   )
 
 

@@ -90,11 +90,6 @@ class Encoded(NamedTuple):
     """Words of the whole corpus, without those outside the vocabulary."""
     return int(self.blocks.words.sum())
 
-  @property
-  def mapped_bytes(self) -> int:
-    """Size of the memory-mapped files."""
-    return self.ids.nbytes
-
   def block(self, number: int) -> np.ndarray:
     """Returns the ids of a block, [n] int32."""
     start, stop = self.blocks.starts[number : number + 2]
