@@ -337,6 +337,7 @@ def test_what_would_fit():
   assert done.stderr.count('\n') == 1
 
 
+@pytest.mark.slow
 def test_programs_are_planned_from_data(tmp_path, capsys):
   """With the only compiler that is always there, that for this CPU."""
   import jax

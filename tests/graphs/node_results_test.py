@@ -140,6 +140,7 @@ def test_nodes_of_another_graph(tmp_path, targets, capsys):
   assert 'of node 0 (from 0) are not all finite' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_rows_of_nodes_are_not_those_of_others(trained, tmp_path, capsys):
   command = [f'--model={trained}', '--data=toygraph:600']
   assert predict.main([*command, f'--output={tmp_path / "x.csv"}']) == 2

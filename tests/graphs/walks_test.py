@@ -197,6 +197,7 @@ def test_edges_that_are_held_out_are_not_walked(make, tmp_path):
       make(path=str(tmp_path / 'edges'), test=test)
 
 
+@pytest.mark.slow
 def test_many_nodes_may_have_many_labels(make, tmp_path):
   num = 100_000  # 10^10 pairs of a node and a label
   nodes, classes = np.arange(num), np.full(num, -1)

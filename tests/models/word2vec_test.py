@@ -106,7 +106,9 @@ def test_tokens_are_looked_up_once():
 @pytest.mark.parametrize(
   ('case', 'way'),
   [
-    *(pytest.param(x, '', id=k) for k, x in CASES.items()),
+    *marking.slow_after(
+      99, (pytest.param(x, '', id=k) for k, x in CASES.items()), step=2
+    ),
     *marking.slow_after(
       1, (pytest.param(x, 'once', id=f'{k}_once') for k, x in CASES.items())
     ),

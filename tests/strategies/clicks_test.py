@@ -133,6 +133,7 @@ def test_low_precision_rows_learn(dtype):
   assert np.isfinite(rows['vectors']).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('optimizer', 'store'),
   [

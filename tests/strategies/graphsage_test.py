@@ -143,6 +143,7 @@ def test_models_learn(more):
   assert losses[-1] < (0.9 if more is WALKS else 0.5) * losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('shape', 'layout', 'more'),
   [

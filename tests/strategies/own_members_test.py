@@ -162,6 +162,7 @@ def _loops():
   return rows, dense, speed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('shape', 'steps_per_loop', 'layout'),
   [

@@ -175,6 +175,7 @@ def test_lockstep_without_staleness_is_synchronous():
     np.testing.assert_allclose(found.rows, expected[name].rows, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('optimizer', 'staleness'),
   marking.slow_after(1, [('adagrad', 0), ('sgd', -1), ('adam', 5)]),

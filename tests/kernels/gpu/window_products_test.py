@@ -11,6 +11,7 @@ from jaxemb.strategies import base
 from tests import dispatches, marking
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('settings', 'is_taken'),
   [
