@@ -92,13 +92,13 @@ def encode(
       readers[name] = schema_lib.reader(text, readers['train'].form)
   files = {k: cache_lib.identity_of(x.files) for k, x in readers.items()}
   identity = [_FORMAT, files, settings, seed]
-  return cache_lib.opened(
-    cache_lib.folder_of(cache, 'clicks-', identity),
-    load=open_folder,
-    make=lambda folder: _Writer(folder, settings, seed, progress).write(
-      readers
-    ),
-  )
+
+  def make(folder: pathlib.Path) -> None:
+    writer = _Writer(folder, settings, seed=seed, progress=progress)
+    writer.write(readers)
+
+  folder = cache_lib.folder_of(cache, 'clicks-', identity)
+  return cache_lib.opened(folder, load=open_folder, make=make)
 
 
 def open_folder(folder: pathlib.Path) -> Encoded:

@@ -1,7 +1,7 @@
-"""Which columns of a log are its label, categories and numbers.
+"""Finds the columns of a log that are its label, categories and numbers.
 
-Known formats have their own columns; of others the label is named and the rest
-found by looking at the first rows.
+Published forms have known columns; in others the label is named and the rest is
+guessed by the first rows.
 """
 
 import dataclasses
@@ -99,7 +99,7 @@ class Schema:
 def make(
   settings: Mapping[str, Any], form: str, head: Any
 ) -> tuple[Schema, list[str]]:
-  """The schema of a table's first rows, and lines that say what was guessed.
+  """Returns the schema of a table's first rows, and lines for the log.
 
   `settings` are those of `config.data`, `head` a `pyarrow.Table` of strings or
   numbers. Raises a `UserError` for names that are not there.

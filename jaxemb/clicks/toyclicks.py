@@ -1,4 +1,4 @@
-"""An embedded log of clicks, whose best possible AUC is known.
+"""A synthetic log of clicks, whose best possible AUC is known.
 
 The log odds of a click are planted: what each category, number and word of a
 query does alone, what pairs of fields do (products of hidden vectors), and what
@@ -24,7 +24,7 @@ SETTINGS = {
   'categorical': 'site,ad,segment,place,device,hour,day,weather',
   'numeric': 'age,price',
   'multi': 'query',
-  # Shares of its rows, which are files of their own.
+  # Fractions of its rows, which are files of their own.
   'valid': '0.1',
   'test': '0.1',
 }
@@ -61,7 +61,7 @@ class Log(NamedTuple):
 
 
 def generate(num_rows: int) -> Log:
-  """The log of so many rows."""
+  """Makes a log of so many rows."""
   rng = np.random.default_rng(_SEED)
   columns, chances = {}, {}
   for name, size in _SIZES.items():
@@ -99,14 +99,23 @@ def generate(num_rows: int) -> Log:
     factors = [hidden(*x) for x in zip(names, signs, strict=True)]
     threes = threes + np.prod(factors, 0)
   base = -1.2 + first
-  odds = base, base + pairs, base + pairs + threes
-  click = rng.random(num_rows) < 1 / (1 + np.exp(-odds[-1]))
+  all_effects = base + pairs + threes
+  click = rng.random(num_rows) < 1 / (1 + np.exp(-all_effects))
   price[rng.random(num_rows) < 0.02] = np.nan
-  return Log(columns, words, age, price, click, *odds)
+  return Log(
+    columns=columns,
+    words=words,
+    age=age,
+    price=price,
+    click=click,
+    first=base,
+    pairs=base + pairs,
+    all=all_effects,
+  )
 
 
 def write(cache: pathlib.Path, num_rows: int = DEFAULT_ROWS) -> pathlib.Path:
-  """The folder with train.csv, valid.csv, test.csv and best.json.
+  """Returns a folder with train.csv, valid.csv, test.csv and best.json.
 
   best.json has the AUC on the test rows of the true log odds: 'first' of what
   fields do alone, 'pairs', and 'all', which no model exceeds but by chance.

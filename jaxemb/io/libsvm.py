@@ -261,7 +261,7 @@ def features_of(text: bytearray, has_fields: bool) -> Features:
         if len(np.unique(features[(fields == field) & is_good])) > 1:
           kind = 'dense'
   if kind == 'list':
-    return Features(kind, [], [], [], has_fields)
+    return Features(kind, names=[], numbers=[], lists=[], has_fields=has_fields)
   columns = features if kind == 'dense' else fields
   names = np.unique(columns[is_good])
   if len(names) > _MAX_NUMBERS:
@@ -273,4 +273,10 @@ def features_of(text: bytearray, has_fields: bool) -> Features:
   pairs = np.stack([rows, columns], 1)[is_good]
   pairs, counts = np.unique(pairs, axis=0, return_counts=True)
   lists = sorted({*pairs[counts > 1, 1].tolist()} - {*numbers})
-  return Features(kind, names.tolist(), numbers, lists, has_fields)
+  return Features(
+    kind,
+    names=names.tolist(),
+    numbers=numbers,
+    lists=lists,
+    has_fields=has_fields,
+  )
