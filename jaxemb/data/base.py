@@ -127,6 +127,7 @@ class Item(NamedTuple):
   done_after: int
   # Of these, those in parts that this process reads; None = all.
   own: int | None = None
+  part: int = 0  # of the data, the first one in the batch
 
 
 class Source(Protocol):

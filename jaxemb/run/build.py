@@ -41,7 +41,7 @@ from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import replicas
 from jaxemb.tables import row_access, row_sharded
 from jaxemb.tables import spec as spec_lib
-from jaxemb.workers import remote, shared_rows
+from jaxemb.workers import lockstep, remote, shared_rows
 
 _LOG = logging.getLogger('jaxemb')
 _ROWS_PER_THREAD = 250  # five times as many as diverge
@@ -395,13 +395,18 @@ def _fetching(
     return cluster.table(name, *sizes, place, every_secs, *more)
 
   if config.strategy.name == 'workers':
-    num_workers = config.strategy.num_workers
-    weights = shared_rows.Weights(num_workers, tuning.memory_lookups)
-    args = trainable, make_shared, t.staleness, weights
+    is_lockstep = config.strategy.pace == 'bsp'
+    make_rows = lockstep.Rows if is_lockstep else shared_rows.SharedRows
+    rows = make_rows(
+      trainable,
+      make_shared,
+      staleness=t.staleness,
+      num_workers=config.strategy.num_workers,
+      memory_lookups=tuning.memory_lookups,
+    )
     round_steps = max(1, round(tuning.sync_words / tuning.part_words))
-    rows = shared_rows.SharedRows(*args)
     is_joint = trainable.model.is_mean or trainable.has_dense
-    if config.strategy.pace == 'bsp' and is_joint and round_steps > 1:
+    if is_lockstep and is_joint and round_steps > 1:
       raise errors.UserError(
         f'config.strategy.sync_every={config.strategy.sync_every} is more than '
         f'one step of a worker, {tuning.part_words} examples, and in lockstep '

@@ -13,7 +13,7 @@ import math
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -81,120 +81,257 @@ class Trained(NamedTuple):
 
 
 def train(
-  checkpoints: checkpoint.Checkpoints,
+  checkpoints: checkpoint.Checkpoints | None,
   parts: build.Parts,
   session: Session,
   make_meter: Callable[[metrics.Totals], metrics.Meter],
   hooks: Sequence[Hook] = (),
   stream: Sequence[int] = (),
   program: jax.stages.Compiled | None = None,
+  state: Any = None,
+  items_ahead: int = 2,
 ) -> Trained | None:
   """Trains from the newest checkpoint, or from a new state, to the end.
 
   Returns None if it saved and ended at `session.stop`. `stream` tells models
   that share a seed apart; `program` is the compiled dispatch of an earlier one
-  with the same strategy.
+  with the same strategy. A worker saves no checkpoints and begins with a
+  `state`. Batches are made `items_ahead` of their use; an item without a batch
+  is a pause: hooks run on a flushed store, and nothing is trained.
   """
-  config, source, strategy = parts.config, parts.source, parts.strategy
-  fingerprints, key = build.fingerprints(parts), init_key(config.seed)
-  constants = strategy.constants()
-  total = round(source.units_per_epoch * source.epochs)
-  uncounted: collections.deque = collections.deque()
-  restored = restore(
-    checkpoints, parts, key, total=total, fingerprints=fingerprints
-  )
-  state, totals = restored or (None, metrics.Totals(source.unit))
+  training = _Training(checkpoints, parts, session, hooks=hooks, stream=stream)
+  key, totals, is_new = init_key(parts.config.seed), training.totals, True
+  if checkpoints and (restored := training.restore(key)):
+    state, totals, is_new = *restored, False
   for hook in hooks:
     hook.begin(totals)
-  if restored and any(hook.has_ended() for hook in hooks):
+  if not is_new and any(hook.has_ended() for hook in hooks):
     return Trained(state, totals, program)
-  put_args = strategy.batch_sharding, source.num_parts
-  items = data_base.prefetch(
-    item._replace(batch=mesh.put_parts(item.batch, *put_args))
-    for item in source.items(totals.position, totals.done)
-  )
+  items = data_base.prefetch(training.items(), items_ahead)
   closing = contextlib.closing
-  with closing(items), closing(make_meter(totals)) as meter:
-    if restored is None:  # while the first batch is made
+  with closing(items), closing(make_meter(totals)) as training.meter:
+    if state is None:  # while the first batch is made
       state = build.new_state(parts, key)
-    if strategy_base.chooses_layouts(parts.mesh):
-      like = strategy.init.eval_shape(key)  # import and restoring choose theirs
-      state = strategy_base.laid_out(state, like)
-    resources.use_huge_pages(state)
-    last_save, secs_before = time.monotonic(), totals.total_secs
-    for dispatch, (item, following) in enumerate(_with_next(items)):
-      now = schedule(config, item, total, *stream)
-      factor = np.float32(math.prod(hook.rate_factor() for hook in hooks))
-      now = now._replace(
-        first_learning_rate=factor * now.first_learning_rate,
-        last_learning_rate=factor * now.last_learning_rate,
-      )
-      args = (constants, item.batch, now)
+    state = training.place(state, key)
+    for item, following in _with_next(items):
+      if item.batch is None:
+        state = training.pause(state, item)
+        continue
+      args = training.constants, item.batch, training.schedule(item)
       if program is None:  # compiled before its use, to time it apart
         start = time.monotonic()
-        program = strategy.step.lower(state, *args).compile()
-        smaller = f'lower --config.train.batch_{parts.kind.unit}'
-        budget.check_step(program, list(parts.mesh.devices.flat), smaller)
+        program = compile_dispatch(parts, state, args)
         totals.compile_secs += (secs := time.monotonic() - start)
         start_secs = time.time() - session.started
         metrics.LOG.info(
           f'compiled in {secs:.1f} s; first step {start_secs:.1f} s after start'
         )
-      if not dispatch:
-        totals.collectives = hlo.traffic(program.as_text(), strategy.loop)
-        totals.started = totals.started or session.started
-        totals.encode_secs += session.encode_secs
-        meter.start()
-      if strategy.store and following:
-        then = schedule(config, following, total, *stream)
-        strategy.store.expect(following.batch, then)
+      training.begin(item, following, program)
       state, step_metrics = program(state, *args)
-      rates = (now.first_learning_rate, now.last_learning_rate)
-      uncounted.append((item._replace(batch=None), rates, step_metrics))
-      due = [hook for hook in hooks if hook.due(item)]
-      is_due = time.monotonic() - last_save > config.train.checkpoint_every_secs
-      is_last = item.done_after == total
-      # Read once: a signal may set it at any moment.
-      decision = distributed.decide(dispatch, session.stop.is_set(), is_due)
-      saves = is_last or decision != distributed.GO_ON
-      # One dispatch runs while the one before it is counted. A state is saved
-      # with the totals of all its dispatches.
-      while len(uncounted) > (0 if saves or due else 1):
-        try:
-          meter.count(*uncounted.popleft())
-        except errors.UserError:
-          # A kernel that runs while Python ends crashes.
-          jax.block_until_ready(state)
-          raise
-      if strategy.store:
-        meter.count_store(strategy.store.take_counts())
-      for hook in due:
-        hook.run(state, totals)
-        meter.resume()
-      has_ended = any(hook.has_ended() for hook in due)
-      if saves or has_ended:
-        totals.total_secs = secs_before + time.time() - session.started
-        if not _all_finite(state):
-          raise totals.diverged(float(rates[1]))
-        record = dataclasses.asdict(totals)
-        record = {'totals': record, 'fingerprints': fingerprints}
-        record['copies'] = strategy.num_replicas
-        store = strategy.store
-        write = functools.partial(store.save, state) if store else None
-        checkpoints.save(totals.steps, state, record, write)
-        last_save = time.monotonic()
-      if has_ended:
-        metrics.LOG.info(
-          'training ends before its last epoch: it gets no better'
-        )
-        break
-      if decision == distributed.STOP and not is_last:
-        step = checkpoints.wait()
-        metrics.LOG.info(
-          f'stopped and saved at step {step}; run the same command to resume'
-        )
-        return None
+      uncounted = item._replace(batch=None), args[2], step_metrics
+      training.uncounted.append(uncounted)
+      ends = training.end(state, item, following)
+      if ends is not None:
+        return Trained(state, totals, program) if ends else None
   return Trained(state, totals, program)
+
+
+class _Training:
+  """One start of `train`, between its dispatches."""
+
+  def __init__(
+    self,
+    checkpoints: checkpoint.Checkpoints | None,
+    parts: build.Parts,
+    session: Session,
+    hooks: Sequence[Hook],
+    stream: Sequence[int],
+  ):
+    self._checkpoints, self._parts, self._session = checkpoints, parts, session
+    self._hooks, self._stream = hooks, stream
+    self._store, source = parts.strategy.store, parts.source
+    self._total = round(source.units_per_epoch * source.epochs)
+    self._fingerprints = build.fingerprints(parts) if checkpoints else {}
+    self.constants = parts.strategy.constants()
+    self.totals, self.meter = metrics.Totals(source.unit), None
+    self.uncounted: collections.deque = collections.deque()
+    self._dispatches, self._last_save = 0, 0.0
+    self._secs_before = 0.0
+
+  def restore(self, key: jax.Array) -> tuple[Any, metrics.Totals] | None:
+    """Returns state and totals of the newest checkpoint, if there is one."""
+    restored = restore(
+      self._checkpoints,
+      self._parts,
+      key,
+      total=self._total,
+      fingerprints=self._fingerprints,
+    )
+    if restored:
+      self.totals = restored[1]
+    return restored
+
+  def items(self) -> Iterator[data_base.Item]:
+    """Returns the items that are left, with their batches on the devices."""
+    source, sharding = self._parts.source, self._parts.strategy.batch_sharding
+    for item in source.items(self.totals.position, self.totals.done):
+      batch = item.batch
+      if batch is not None:
+        batch = mesh.put_parts(batch, sharding, source.num_parts)
+      yield item._replace(batch=batch)
+
+  def place(self, state: Any, key: jax.Array) -> Any:
+    """Returns the state in the layouts and pages that training wants."""
+    if strategy_base.chooses_layouts(self._parts.mesh):
+      # Import and restoring choose theirs.
+      like = self._parts.strategy.init.eval_shape(key)
+      state = strategy_base.laid_out(state, like)
+    resources.use_huge_pages(state)
+    self._last_save = time.monotonic()
+    self._secs_before = self.totals.total_secs
+    return state
+
+  def schedule(self, item: data_base.Item) -> strategy_base.Schedule:
+    """Returns the schedule of an item, with the factors of all hooks."""
+    now = self._planned(item)
+    factor = np.float32(math.prod(hook.rate_factor() for hook in self._hooks))
+    return now._replace(
+      first_learning_rate=factor * now.first_learning_rate,
+      last_learning_rate=factor * now.last_learning_rate,
+    )
+
+  def _planned(self, item):
+    return schedule(self._parts.config, item, self._total, *self._stream)
+
+  def begin(
+    self,
+    item: data_base.Item,
+    following: data_base.Item | None,
+    program: jax.stages.Compiled,
+  ) -> None:
+    """Prepares a dispatch: the meter, and rows of the one that follows."""
+    totals, session = self.totals, self._session
+    if not self._dispatches:
+      loop = self._parts.strategy.loop
+      totals.collectives = hlo.traffic(program.as_text(), loop)
+      totals.started = totals.started or session.started
+      totals.encode_secs += session.encode_secs
+      self.meter.start()
+    self._dispatches += 1
+    self.meter.begin(item)
+    if self._store and following and following.batch is not None:
+      self._store.expect(following.batch, self._planned(following))
+
+  def end(
+    self, state: Any, item: data_base.Item, following: data_base.Item | None
+  ) -> bool | None:
+    """Counts, evaluates and saves after a dispatch.
+
+    Returns True if training ends here, early or not, False if it saved because
+    it is to stop, and None if it goes on.
+    """
+    due = [hook for hook in self._hooks if hook.due(item)]
+    is_last = item.done_after == self._total
+    decision = self._decide()
+    saves = is_last or decision != distributed.GO_ON
+    # One dispatch runs while the one before it is counted. A state is saved
+    # with the totals of all its dispatches.
+    is_next = following is not None and following.batch is not None
+    rate = self._count(state, 1 if is_next and not (saves or due) else 0)
+    for hook in due:
+      hook.run(state, self.totals)
+      self.meter.resume()
+    has_ended = any(hook.has_ended() for hook in due)
+    if self._checkpoints and (saves or has_ended):
+      if not _all_finite(state):
+        raise self.totals.diverged(rate)
+      secs = time.time() - self._session.started
+      self.totals.total_secs = self._secs_before + secs
+      save(
+        self._checkpoints, self._parts, state, self.totals, self._fingerprints
+      )
+      self._last_save = time.monotonic()
+    if has_ended:
+      log_early_stop()
+      return True
+    if decision == distributed.STOP and not is_last:
+      log_stop(self._checkpoints)
+      return False
+    return None
+
+  def _decide(self):
+    if not self._checkpoints:
+      return distributed.GO_ON
+    every_secs = self._parts.config.train.checkpoint_every_secs
+    is_due = time.monotonic() - self._last_save > every_secs
+    # Read once: a signal may set it at any moment.
+    stops = self._session.stop.is_set()
+    return distributed.decide(self._dispatches - 1, stops, is_due)
+
+  def _count(self, state, num_left):
+    """Counts dispatches but for the last ones; returns the newest rate."""
+    rate = float(self.uncounted[-1][1].last_learning_rate)
+    while len(self.uncounted) > num_left:
+      item, now, step_metrics = self.uncounted.popleft()
+      rates = now.first_learning_rate, now.last_learning_rate
+      try:
+        self.meter.count(item, rates, step_metrics)
+      except errors.UserError:
+        # A kernel that runs while Python ends crashes.
+        jax.block_until_ready(state)
+        raise
+    if self._store:
+      self.meter.count_store(self._store.take_counts())
+    return rate
+
+  def pause(self, state: Any, item: data_base.Item) -> Any:
+    """Flushes the store and runs the hooks that an item is for."""
+    state = self._store.flush(state)
+    for hook in self._hooks:
+      if hook.due(item):
+        hook.run(state, self.totals)
+    return state
+
+
+def compile_dispatch(
+  parts: build.Parts, state: Any, args: Sequence[Any]
+) -> jax.stages.Compiled:
+  """Compiles a dispatch and checks that it fits the devices."""
+  program = parts.strategy.step.lower(state, *args).compile()
+  smaller = f'lower --config.train.batch_{parts.kind.unit}'
+  budget.check_step(program, list(parts.mesh.devices.flat), smaller)
+  return program
+
+
+def save(
+  checkpoints: checkpoint.Checkpoints,
+  parts: build.Parts,
+  state: Any,
+  totals: metrics.Totals,
+  fingerprints: Mapping[str, str],
+) -> None:
+  """Saves a state, with the totals of all its dispatches."""
+  record = {
+    'totals': dataclasses.asdict(totals),
+    'fingerprints': fingerprints,
+    'copies': parts.strategy.num_replicas,
+  }
+  store = parts.strategy.store
+  write = functools.partial(store.save, state) if store else None
+  checkpoints.save(totals.steps, state, record, write)
+
+
+def log_early_stop() -> None:
+  """Logs that training ends before its last epoch."""
+  metrics.LOG.info('early stopping: no improvement')
+
+
+def log_stop(checkpoints: checkpoint.Checkpoints) -> None:
+  """Logs that a run was stopped, once its checkpoint is written."""
+  step = checkpoints.wait()
+  metrics.LOG.info(
+    f'stopped and saved at step {step}; run the same command to resume'
+  )
 
 
 def _with_next(items):
@@ -234,6 +371,7 @@ def schedule(
     *map(np.float32, rates),
     key.generate_state(2, np.uint32),
     *map(np.float32, progress),
+    parts_before=np.int32(item.part),
   )
 
 

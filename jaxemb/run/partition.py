@@ -71,7 +71,7 @@ class _Meter:
     with self._run.lock:
       self._run.meter.start()
 
-  def begin(self) -> None:
+  def begin(self, item: data_base.Item) -> None:
     """See the class."""
 
   def count(

@@ -1,9 +1,11 @@
-"""A worker: a process that trains what the ledger gives it.
+"""A worker: a process that trains what the coordinator leases to it.
 
-It reads its own text from the cache of encoded corpora, has copies of rows on
-its device (`strategies.shared_rows`), and tells the ledger of every dispatch.
+It reads its own data from the cache of encoded corpora, has copies of rows on
+its device (`workers.shared_rows`), and runs the one training loop: leases are
+its source, reports to the coordinator its meter, and pauses a hook.
 """
 
+import collections
 import copy
 import logging
 import pathlib
@@ -14,108 +16,18 @@ from typing import Any
 
 import jax
 import ml_collections
-import numpy as np
 
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.kernels.cpu import step as native
-from jaxemb.run import build, loop, rundir
+from jaxemb.run import build, loop, metrics, rundir
+from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.runtime import resources
 from jaxemb.stores import fetching
 from jaxemb.strategies import base as strategy_base
-from jaxemb.workers import coordinator as ledger
-from jaxemb.workers import remote, shared_rows
-
-
-class Pace:
-  """Asks the desk before every round; implements `shared_rows.Pace`."""
-
-  def __init__(self, ask: Any, pace: str):
-    """`ask` calls a method of the desk."""
-    self.ask, self._waits = ask, pace != 'asp'
-    self.is_lockstep = pace == 'bsp'
-    self._index, self._round, self._count = 0, 0, 0
-    self.waited_secs = 0.0
-
-  def start(self, index: int) -> None:
-    """A dispatch begins, the `index`-th of its part."""
-    self._index, self._round = index, -1
-
-  def wait(self, *args: Any) -> Any:
-    """What a method of the desk returns that others may have to come to."""
-    start = time.monotonic()
-    answer = self.ask(*args)
-    self.waited_secs += time.monotonic() - start
-    return answer
-
-  def begin(self, needed: fetching.Needed) -> tuple[int, float]:
-    """See `shared_rows.Pace`."""
-    own = needed.count, needed.examples
-    self._round += 1
-    if not self._waits:
-      return own
-    number = (self._index, self._round) if self.is_lockstep else None
-    most, examples = self.wait('begin', number, *own)
-    if not self.is_lockstep:
-      return own
-    if needed.is_first:
-      self._count = most
-    return self._count, examples
-
-  def has_read(self) -> None:
-    """See `shared_rows.Pace`."""
-    self.ask('has_read')
-
-  def end(self) -> None:
-    """See `shared_rows.Pace`."""
-    self.wait('end')
-
-
-class Exchange:
-  """Asks the desk after every round; implements `fetching.Dense`."""
-
-  def __init__(
-    self, pace: Pace, weights: shared_rows.Weights, step_centers: int
-  ):
-    """`weights` are those of rows, as if each center looked parameters up."""
-    self._pace, self._weights = pace, weights
-    self._step_centers = step_centers
-    self.shares_steps = pace.is_lockstep
-    self.num_bytes = 0  # sent or received since somebody counted
-
-  def _put(self, new, old):
-    self.num_bytes += sum(x.nbytes for x in jax.tree.leaves(new))
-    return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding), new, old)
-
-  def begin(self, state: strategy_base.TrainState) -> strategy_base.TrainState:
-    """A state with the parameters of all."""
-    params, optimizer = self._pace.ask('take_dense')
-    state = state._replace(params=self._put(params, state.params))
-    if self.shares_steps:
-      return state
-    return state._replace(optimizer=self._put(optimizer, state.optimizer))
-
-  def exchange(
-    self,
-    state: strategy_base.TrainState,
-    num_steps: int,
-    learning_rate: np.float32,
-    examples: float,
-  ) -> strategy_base.TrainState:
-    """See `fetching.Dense`."""
-    params, optimizer = own = jax.device_get(state[1:])
-    if self.shares_steps:
-      own = (optimizer,)
-      params = self._pace.wait(
-        'step_dense', optimizer, examples > 0, float(learning_rate)
-      )
-    else:
-      lookups = np.array([num_steps * self._step_centers])
-      (weight,) = self._weights.of(lookups).tolist()
-      params = self._pace.ask('push_dense', params, optimizer, weight)
-    self.num_bytes += sum(x.nbytes for x in jax.tree.leaves(own))
-    return state._replace(params=self._put(params, state.params))
+from jaxemb.workers import coordinator, lockstep, remote, shared_rows
+from jaxemb.workers import dense as dense_lib
 
 
 class Worker:
@@ -124,7 +36,7 @@ class Worker:
   def __init__(
     self,
     number: int,
-    desk: Any,
+    coordinator: Any,
     config: Mapping[str, Any],
     tuning: Mapping[str, Any],
     workdir: pathlib.Path,
@@ -134,9 +46,9 @@ class Worker:
   ):
     """Settings and tuning are resolved; tables are in the namespace.
 
-    The data is to have the fingerprint.
+    `coordinator` is its actor; the data must have the fingerprint.
     """
-    self._number, self._desk = number, desk
+    self._number, self._coordinator = number, coordinator
     self._config = ml_collections.ConfigDict(dict(config))
     self._tuning, self._workdir = tuning, workdir
     self._fingerprint = fingerprint
@@ -144,12 +56,13 @@ class Worker:
     self._has_own_cache = cache is None
     self.cache, self._start = cache or rundir.cache_folder(), 0
 
-  def _ask(self, method: str, *args: Any) -> Any:
-    call = getattr(self._desk, method).remote
+  def ask(self, method: str, *args: Any) -> Any:
+    """Calls a method of the coordinator."""
+    call = getattr(self._coordinator, method).remote
     return self._cluster.ask(call(self._number, self._start, *args))
 
   def run(self) -> None:
-    """Trains until nothing is left to be given."""
+    """Trains until no lease is left."""
     logging.getLogger('jaxemb').addHandler(logging.NullHandler())
     if self._has_own_cache:
       programs = str(self.cache / 'programs')
@@ -176,16 +89,19 @@ class Worker:
         f'worker {self._number} reads another text at config.data.path='
         f'{config.data.path}; have the same on all machines'
       )
-    _Training(worker=self, parts=parts, config=config, tuning=tuning).run()
+    _train(self, parts, config, tuning=tuning)
 
-  def join(self) -> None:
-    """Joins the others."""
-    joined = self._desk.join.remote(self._number)
-    self._start = self._cluster.ask(joined)
+  def join(self) -> float:
+    """Joins the others; returns the factor of learning rates."""
+    call = self._coordinator.join.remote(self._number)
+    self._start, rate_factor = self._cluster.ask(call)
+    return rate_factor
 
 
-class _Training:
-  """What a worker does once its parts are made."""
+class _Leases:
+  """A source of dispatches that the coordinator leases to this worker."""
+
+  num_parts = 1  # in a batch
 
   def __init__(
     self,
@@ -194,21 +110,22 @@ class _Training:
     config: ml_collections.ConfigDict,
     tuning: config_lib.Tuning,
   ):
-    self._worker, self._ask = worker, worker._ask
-    self._parts, self._config, self._tuning = parts, config, tuning
-    source, strategy = parts.source, parts.strategy
-    self._store, self._sharding = strategy.store, strategy.batch_sharding
-    self._total = round(source.units_per_epoch * source.epochs)
-    self._goes_on = threading.Event()
+    self._worker, self._whole = worker, parts.source
+    self._config, self._tuning = config, tuning
+    self.unit, self.epochs = self._whole.unit, self._whole.epochs
+    self.units_per_epoch = self._whole.units_per_epoch
+    self.goes_on = threading.Event()  # set at the end of a pause
     self._sources: dict[int, data_base.Source] = {}
-    self._sums: dict[str, float] = {}
+
+  def first(self) -> data_base.Item:
+    """Returns an item such as all are, to compile for."""
+    return next(self._source(0).items(None, 0))
 
   def _source(self, part):
-    """The data, of which only one part is read."""
+    """Returns a source that reads only one part of the data."""
     if part not in self._sources:
-      only = range(part, part + 1)
-      readers = data_base.ALONE._replace(local_parts=only)
-      source = copy.copy(self._parts.source)
+      readers = data_base.ALONE._replace(local_parts=range(part, part + 1))
+      source = copy.copy(self._whole)
       if hasattr(source, 'spec'):
         # Not read again: it would be encoded again if it has changed.
         source.spec = source.spec._replace(readers=readers)
@@ -223,118 +140,166 @@ class _Training:
       self._sources[part] = source
     return self._sources[part]
 
-  def _schedule(self, part, item, rate_factor=1.0):
-    now = loop.schedule(self._config, item, self._total)
-    factor = np.float32(rate_factor)
-    return now._replace(
-      first_learning_rate=factor * now.first_learning_rate,
-      last_learning_rate=factor * now.last_learning_rate,
-      parts_before=np.int32(part),
-    )
-
-  def _put(self, item):
-    batch = jax.device_put(item.batch, self._sharding)
-    return item._replace(batch=batch)
-
-  def _items(
-    self,
-  ) -> Iterator[tuple[data_base.Item, strategy_base.Schedule, int] | str]:
-    """Dispatches as they are given, each with its part; and pauses."""
+  def items(self, position: Any, done: int) -> Iterator[data_base.Item]:
+    """Yields leased dispatches; one without a batch is a pause."""
     begun: dict[int, tuple[Any, Iterator[data_base.Item]]] = {}
     made = ended = None
     while True:
-      lease = self._ask('lease', made, ended)
+      lease = self._worker.ask('lease', made, ended)
       made = ended = None
       if lease is None:
         return
-      if lease == ledger.Desk.PAUSE:
-        yield lease
-        self._goes_on.wait()
-        self._goes_on.clear()
+      if lease == coordinator.Coordinator.PAUSE:
+        yield data_base.Item(
+          batch=None, index=0, position=None, done_before=0, done_after=0
+        )
+        self.goes_on.wait()
+        self.goes_on.clear()
         continue
-      part, position, done, rate_factor = lease
-      behind, items = begun.get(part, (None, None))
-      if items is None or behind != position:
-        items = self._source(part).items(position, done)
+      behind, items = begun.get(lease.part, (None, None))
+      if items is None or behind != lease.position:
+        items = self._source(lease.part).items(lease.position, lease.done)
       item = next(items, None)
       if item is None:
-        ended = part
+        ended = lease.part
         continue
-      begun[part] = item.position, items
-      made = part, item.position, item.done_after, item.own
-      yield self._put(item), self._schedule(part, item, rate_factor), part
+      begun[lease.part] = item.position, items
+      made = lease.part, item.position, item.done_after, item.own
+      yield item._replace(part=lease.part)
 
-  def run(self) -> None:
-    """Trains."""
-    strategy, store, worker = self._parts.strategy, self._store, self._worker
-    pace = Pace(self._ask, self._config.strategy.pace)
-    store.rows.pace = pace
-    trainable = self._parts.trainable
-    dense, has_dense = (
-      Exchange(pace, store.rows.weights, self._tuning.part_words),
-      trainable.has_dense,
-    )
-    if has_dense or (pace.is_lockstep and trainable.model.is_mean):
-      store.share(dense)
-    state = strategy.init(loop.init_key(self._config.seed))
-    constants = strategy.constants()
-    start = time.monotonic()
-    like = self._put(next(self._source(0).items(None, 0)))
-    program = strategy.step.lower(
-      state, constants, like.batch, schedule=self._schedule(0, like)
-    ).compile()
-    compile_secs = time.monotonic() - start
-    worker.join()
-    if has_dense:
-      state = dense.begin(state)
-    self._first, began = resources.sample(), time.time()
-    items = data_base.prefetch(self._items(), 1)
-    item = next(items, None)
-    while item is not None:
-      if item == ledger.Desk.PAUSE:
-        state = store.flush(state)
-        pace_start = time.monotonic()
-        self._ask('paused')
-        pace.waited_secs += time.monotonic() - pace_start
-        self._goes_on.set()
-        item = next(items, None)
-        continue
-      following = next(items, None)
-      if isinstance(following, tuple):
-        then, schedule, _ = following
-        store.expect(then.batch, schedule)
-      now, schedule, part = item
-      pace.start(now.index)
-      state, found = program(state, constants, now.batch, schedule)
-      report = self._report(
-        now, schedule, found=jax.device_get(found), pace=pace, dense=dense
-      )
-      report |= {'compile_secs': compile_secs, 'began': began}
-      compile_secs = 0.0
-      self._ask('trained', part, report)
-      item = following
-    store.flush(state)
-    self._ask('finish', self._counts(pace, dense))
 
-  def _counts(self, pace, dense):
-    """What was counted since the last call; and what was ever used."""
-    counts = self._store.take_counts()
-    for name, number in counts.items():
-      self._sums[name] = self._sums.get(name, 0) + number
-    rows = self._store.rows
+class _Pause(loop.Hook):
+  """Waits with all other workers while the run is saved or evaluated."""
+
+  def __init__(self, pace: shared_rows.Pace, leases: _Leases, rate: float):
+    self._pace, self._leases, self._rate = pace, leases, rate
+
+  def due(self, item: data_base.Item) -> bool:
+    return item.batch is None
+
+  def run(self, state: Any, totals: metrics.Totals) -> None:
+    self._rate = self._pace.wait('paused')
+    self._leases.goes_on.set()
+
+  def rate_factor(self) -> float:
+    return self._rate
+
+
+class _Reports:
+  """A meter that reports every dispatch to the coordinator."""
+
+  def __init__(
+    self,
+    worker: Worker,
+    leases: _Leases,
+    pace: shared_rows.Pace,
+    dense: dense_lib.Exchange,
+    store: fetching.Fetching,
+    compile_secs: float,
+  ):
+    self._ask, self._leases = worker.ask, leases
+    self._pace, self._dense, self._store = pace, dense, store
+    self._compile_secs, self._began = compile_secs, 0.0
+    self._counts: collections.Counter = collections.Counter()  # to report
+    self._sums: collections.Counter = collections.Counter()  # so far
+
+  def start(self) -> None:
+    """Begins to count what this process uses."""
+    self._first, self._began = resources.sample(), time.time()
+
+  def begin(self, item: data_base.Item) -> None:
+    """Tells the pace of a dispatch."""
+    self._pace.start(item.index)
+
+  def count(
+    self,
+    item: data_base.Item,
+    learning_rates: tuple[float, float],
+    step_metrics: strategy_base.DispatchMetrics,
+  ) -> None:
+    """Reports a dispatch, once it has ended."""
+    step_metrics = jax.device_get(step_metrics)
+    self._sums['words'] += item.own
+    report = self._take() | {
+      'pending': self._store.rows.num_updates(),
+      'own': item.own,
+      'rates': tuple(map(float, learning_rates)),
+      'metrics': step_metrics,
+      'compile_secs': self._compile_secs,
+      'began': self._began,
+    }
+    self._compile_secs = 0.0
+    self._ask('trained', item.part, report)
+
+  def count_store(self, counts: Mapping[str, float]) -> None:
+    """Counts rows and seconds, for the next report."""
+    self._counts.update(counts)
+    self._sums.update(counts)
+
+  def _take(self):
+    """Returns the counts since the last report, and all that was used."""
+    counts, rows, dense = dict(self._counts), self._store.rows, self._dense
+    self._counts.clear()
     counts['most_missed'], rows.most_missed = rows.most_missed, 0
     counts['dense_bytes'], dense.num_bytes = dense.num_bytes, 0
     used = resources.since(self._first)
     used |= {f'{k}_per_sec': x for k, x in self._sums.items()}
-    used['waited_secs_per_sec'] = pace.waited_secs
+    used['waited_secs_per_sec'] = self._pace.waited_secs
     return {'counts': counts, 'used': used}
 
-  def _report(self, item, schedule, found, pace, dense):
-    self._sums['words'] = self._sums.get('words', 0) + item.own
-    rates = schedule.first_learning_rate, schedule.last_learning_rate
-    return self._counts(pace, dense) | {
-      'pending': self._store.rows.num_updates(),
-      'own': item.own,
-      'rates': tuple(map(float, rates)),
-      'metrics': found,
-    }
+  def finish(self) -> None:
+    """Reports what is left, once all rows are pushed."""
+    self.count_store(self._store.take_counts())
+    self._ask('finish', self._take())
+
+  def close(self) -> None:
+    """Lets the thread that makes items end."""
+    self._leases.goes_on.set()
+
+
+def _train(
+  worker: Worker,
+  parts: build.Parts,
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+) -> None:
+  """Joins the other workers, and trains until nothing is left."""
+  leases = _Leases(worker, parts, config=config, tuning=tuning)
+  parts = parts._replace(source=leases)
+  strategy, trainable = parts.strategy, parts.trainable
+  store = strategy.store
+  if config.strategy.pace == 'bsp':
+    pace, make_dense = lockstep.Pace(worker.ask), lockstep.Exchange
+  else:
+    waits = config.strategy.pace == 'ssp'
+    pace = shared_rows.Pace(worker.ask, waits)
+    make_dense = dense_lib.Exchange
+  store.rows.pace = pace
+  dense = make_dense(pace, store.rows.weights, tuning.part_words)
+  if trainable.has_dense or (dense.shares_steps and trainable.model.is_mean):
+    store.share(dense)
+  state, start = strategy.init(loop.init_key(config.seed)), time.monotonic()
+  item = leases.first()
+  batch = mesh_lib.put_parts(item.batch, strategy.batch_sharding, 1)
+  schedule = loop.schedule(config, item, 1)
+  args = strategy.constants(), batch, schedule
+  program = loop.compile_dispatch(parts, state, args)
+  secs = time.monotonic() - start
+  rate_factor = worker.join()
+  if trainable.has_dense:
+    state = dense.begin(state)
+  reports = _Reports(
+    worker, leases, pace=pace, dense=dense, store=store, compile_secs=secs
+  )
+  state = loop.train(
+    None,
+    parts,
+    loop.Session(time.time(), 0.0, threading.Event()),
+    make_meter=lambda totals: reports,
+    hooks=[_Pause(pace, leases, rate_factor)],
+    program=program,
+    state=state,
+    items_ahead=1,
+  ).state
+  store.flush(state)
+  reports.finish()

@@ -1,15 +1,14 @@
 """Runs workers: starts them on Ray, replaces those that end, keeps the results.
 
 The process that the user starts reads the data, starts shards of the tables
-(`tables.remote`), the desk (`ledger`) and workers (`worker`), and trains
+(`workers.remote`), the coordinator and workers (`run.worker`), and trains
 nothing. It counts what workers report, has them pause to save and to evaluate,
-and exports what the shards have in the end. A worker whose process ends is
-started again; what it was given is read again by whoever is free.
+and exports the rows of the shards in the end. A worker whose process ends is
+started again; the dispatches that it had leased are read again.
 """
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
 import time
 from collections.abc import Mapping
@@ -21,8 +20,7 @@ from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.run import build, evaluation, loop, metrics, results, worker
 from jaxemb.storage import checkpoint
-from jaxemb.workers import coordinator as ledger
-from jaxemb.workers import remote
+from jaxemb.workers import coordinator, lockstep, remote
 
 _POLL_SECS = 0.2
 _CHECK_SECS = 1.0  # between looks at shards
@@ -31,7 +29,7 @@ _MOST_FAILURES = 5
 
 
 class _Crew:
-  """The processes of workers, and the desk that they ask."""
+  """The processes of workers, and the coordinator that they ask."""
 
   def __init__(
     self,
@@ -42,14 +40,28 @@ class _Crew:
   ):
     s, config = parts.config.strategy, parts.config
     self._cluster, self._num_workers = cluster, s.num_workers
-    self._placed, self._is_lockstep = {}, s.pace == 'bsp'
+    self._placing, self._is_lockstep = {}, s.pace == 'bsp'
     if not cluster.is_own:  # one core each, on as many machines as there are
-      self._placed = {'num_cpus': 1, 'scheduling_strategy': 'SPREAD'}
-    args = parts.tuning.parts, s.num_workers, s.pace, s.rounds_ahead
+      self._placing = {'num_cpus': 1, 'scheduling_strategy': 'SPREAD'}
     trainable, dense = parts.trainable, ()
     if trainable.has_dense:
       dense = trainable.optimizer(), trainable.model.dense_rate
-    self.desk = self._start('desk', ledger.Desk, *args, dense)
+    if self._is_lockstep:
+      kind = lockstep.Coordinator
+      ledger = lockstep.Ledger(parts.tuning.parts, s.num_workers)
+    else:
+      kind, ahead = coordinator.Coordinator, s.rounds_ahead
+      if s.pace == 'asp':
+        ahead = None
+      ledger = coordinator.Ledger(parts.tuning.parts, ahead)
+    self._coordinator = cluster.start(
+      kind,
+      ledger,
+      dense,
+      name='coordinator',
+      namespace=cluster.namespace,
+      num_cpus=0,
+    )
     tuning = dataclasses.asdict(parts.tuning)
     del tuning['part_words']  # follows from the others
     args = config.to_dict(), tuning, workdir, cluster.namespace, cache
@@ -59,25 +71,21 @@ class _Crew:
     self._unit = parts.source.unit
     self.num_replaced = 0
 
-  def _start(self, name, kind, *args, **options):
-    options = {'name': name, 'namespace': self._cluster.namespace, **options}
-    return self._cluster.start(kind, *args, num_cpus=0, **options)
-
   def ask(self, method: str, *args: Any) -> Any:
-    """Calls a method of the desk."""
-    call = getattr(self.desk, method).remote(*args)
+    """Calls a method of the coordinator."""
+    call = getattr(self._coordinator, method).remote(*args)
     return self._cluster.ask(call, remote.CALL_SECS)
 
   def start(self, number: int) -> None:
     """Starts a worker."""
-    args = worker.Worker, number, self.desk, *self._args
-    options = {'num_cpus': 0, **self._placed}
+    args = worker.Worker, number, self._coordinator, *self._args
+    options = {'num_cpus': 0, **self._placing}
     actor = self._cluster.start(*args, **options)
     self.running[actor.run.remote()] = number
 
   def start_all(self) -> None:
-    """Starts as many workers as the settings say, and says who has to wait."""
-    if self._placed:
+    """Starts all workers; warns if there are too few CPUs for them."""
+    if self._placing:
       num, free = self._cluster.num_cpus()
       if self._num_workers > free:
         metrics.LOG.warning(
@@ -111,9 +119,9 @@ class _Crew:
         )
       metrics.LOG.warning(
         f'worker {number} ended ({why}) and is started again; {ended.units:,} '
-        f'{self._unit} that it had been given are read again, of which it had '
-        f'sent a part, and up to {ended.pending:,} updates of rows that it had '
-        'not sent are lost'
+        f'{self._unit} that it had leased are read again, of which it had '
+        f'pushed some updates, and up to {ended.pending:,} updates of rows '
+        'that it had not pushed are lost'
       )
       self.num_replaced += 1
       self.start(number)
@@ -260,17 +268,12 @@ class _Runner:
         self.meter.resume()
         has_ended = hook.has_ended()
       if has_ended:
-        metrics.LOG.info(
-          'training ends before its last epoch: it gets no better'
-        )
+        loop.log_early_stop()
       if is_due or stop.is_set():
         self._save(crew)
         last_save = time.monotonic()
       if stop.is_set():
-        step = self._checkpoints.wait()
-        metrics.LOG.info(
-          f'stopped and saved at step {step}; run the same command to resume'
-        )
+        loop.log_stop(self._checkpoints)
         return False
       crew.ask('go_on', hook.rate_factor(), has_ended)
       evaluates = pauses = False
@@ -324,14 +327,13 @@ class _Runner:
     return self._hook.due(item)
 
   def _save(self, crew):
-    totals, store = self.totals, self._parts.strategy.store
+    totals = self.totals
     totals.position = crew.ask('state')
     secs = time.time() - self._session.started
     totals.total_secs = self._secs_before + secs
-    record = {'totals': dataclasses.asdict(totals), 'copies': 0}
-    record['fingerprints'] = self._fingerprints
-    write = functools.partial(store.save, self.state)
-    self._checkpoints.save(totals.steps, self.state, record, write)
+    loop.save(
+      self._checkpoints, self._parts, self.state, totals, self._fingerprints
+    )
 
   def report(self) -> Mapping[str, Any]:
     """What the report has of workers."""

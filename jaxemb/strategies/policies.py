@@ -53,6 +53,13 @@ class Policy(Protocol):
     """Returns how many chunks are due on average."""
 
 
+def parallel_weights(times: Any, num: int, xp: Any = jnp) -> Any:
+  """Returns g [n] of `Bounded` for `num` replicas, of m / tau = `times` [n]."""
+  # The sum of a geometric series: (1 - q^n) / (1 - q) without its 0 / 0.
+  powers = xp.arange(num, dtype=xp.float32)[:, None]
+  return xp.mean(xp.exp(-powers * times[None]), 0)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Bounded:
@@ -96,9 +103,7 @@ class Bounded:
     tau = self.first_learning_rate * self.memory_lookups
     forgetting = elapsed.learning_rate / tau
     m = jax.lax.dynamic_slice(self.lookups[name], (start,), (num,))
-    # The sum of a geometric series: (1 - q^n) / (1 - q) without its 0 / 0.
-    powers = jnp.arange(self.num_replicas, dtype=jnp.float32)[:, None]
-    return jnp.mean(jnp.exp(-powers * (m * forgetting)[None]), 0)
+    return parallel_weights(m * forgetting, self.num_replicas)
 
   def staleness_steps(self) -> dict[str, np.ndarray]:
     """Returns steps between two synchronisations of the row's level."""

@@ -1,18 +1,17 @@
-"""Dense parameters of workers: one copy at the desk, which all train.
+"""Dense parameters of workers: the coordinator's, and their exchange.
 
-A step of all workers in lockstep is one of synchronous training: each sends the
-gradient of its share, and their sum makes one step of the optimizer. Otherwise
-workers take steps of their own, by optimizers of their own, and exchange what
+Workers take steps of their own, by optimizers of their own, and exchange what
 these made of the parameters after every round, as with a parameter server
 (Dean et al. 2012): a part of each change is added, as of rows
-(`shared_rows.Weights`). Nobody misses more than what others do meanwhile.
+(`strategies.policies.parallel_weights`). Nobody misses more than what others
+do meanwhile. The state of the optimizer is the one that was sent last: a
+checkpoint has it, and workers that are started later begin with it.
 
-The state of the optimizer is that of all in lockstep, and otherwise the one
-that was sent last: a checkpoint has it, and workers that are started later
-begin with it.
+In lockstep (`workers.lockstep`) a step is one of all workers, and the
+coordinator has the only optimizer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -33,7 +32,7 @@ class Dense:
     jax.config.update('jax_platforms', 'cpu')
     self.params: Any = None
     self.optimizer: Any = None
-    self._given: dict[int, Any] = {}  # by worker, what it has begun with
+    self._taken: dict[int, Any] = {}  # parameters that a worker has, by worker
 
     def step(*args):
       return base.dense_step(optimizer, dense_rate, *args)
@@ -41,18 +40,18 @@ class Dense:
     self._step = jax.jit(step)
 
   def take(self, worker: int) -> tuple[Any, Any]:
-    """Both, for a worker that begins."""
-    self._given[worker] = self.params
+    """Returns both, for a worker that begins."""
+    self._taken[worker] = self.params
     return self.params, self.optimizer
 
   def push(
     self, worker: int, params: Any, optimizer: Any, weight: float
   ) -> Any:
-    """What a worker has made of the parameters that it was given last.
+    """Adds a weighted part of what a worker has changed since it took them.
 
-    So much of the change is added. Returns the parameters that it goes on with.
+    Returns the parameters that it goes on with.
     """
-    before, weight = self._given[worker], np.float32(weight)
+    before, weight = self._taken[worker], np.float32(weight)
     if before is self.params and weight == 1:
       self.params = params  # to the last bit
     else:
@@ -66,14 +65,62 @@ class Dense:
     return self.take(worker)[0]
 
   def step(
-    self, shares: Sequence[Any], is_step: bool, learning_rate: float
+    self, grads: Sequence[Any], is_step: bool, learning_rate: float
   ) -> None:
-    """A step by the sum of some gradients, if it has any example."""
-    grads = jax.tree.map(lambda *x: sum(x[1:], x[0]), *shares)
-    found = self._step(
-      (self.params, self.optimizer),
-      grads,
-      np.bool_(is_step),
-      np.float32(learning_rate),
+    """Takes a step by the sum of some gradients, if it has any example."""
+    total = jax.tree.map(lambda *x: sum(x[1:], x[0]), *grads)
+    self.params, self.optimizer = jax.device_get(
+      self._step(
+        (self.params, self.optimizer),
+        total,
+        np.bool_(is_step),
+        np.float32(learning_rate),
+      )
     )
-    self.params, self.optimizer = jax.device_get(found)
+
+
+class Exchange:
+  """Implements `fetching.Dense` for a worker."""
+
+  shares_steps = False
+
+  def __init__(
+    self,
+    pace: Any,
+    weights: Callable[[np.ndarray], np.ndarray],
+    step_centers: int,
+  ):
+    """`weights` are those of rows, as if each center looked parameters up."""
+    self._pace, self._weights = pace, weights
+    self._step_centers = step_centers
+    self.num_bytes = 0  # sent or received since somebody counted
+
+  def _put(self, new, old):
+    self.num_bytes += sum(x.nbytes for x in jax.tree.leaves(new))
+    return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding), new, old)
+
+  def begin(self, state: base.TrainState) -> base.TrainState:
+    """Returns a state with the parameters of all."""
+    params, optimizer = self._pace.ask('take_dense')
+    return state._replace(
+      params=self._put(params, state.params),
+      optimizer=self._put(optimizer, state.optimizer),
+    )
+
+  def exchange(
+    self,
+    state: base.TrainState,
+    num_steps: int,
+    learning_rate: np.float32,
+    examples: float,
+  ) -> base.TrainState:
+    """See `fetching.Dense`."""
+    own = jax.device_get(state[1:])
+    lookups = np.array([num_steps * self._step_centers])
+    (weight,) = self._weights(lookups).tolist()
+    params = self._pace.ask('push_dense', *own, weight)
+    return self._learned(state, params, sent=own)
+
+  def _learned(self, state, params, sent):
+    self.num_bytes += sum(x.nbytes for x in jax.tree.leaves(sent))
+    return state._replace(params=self._put(params, state.params))

@@ -309,8 +309,8 @@ class Cluster:
     except (problems.RayActorError, problems.GetTimeoutError) as error:
       why = errors.one_line(error, 100)
       raise errors.LostError(
-        f'the process that deals out the text has ended or is suspended ({why})'
-        '; run the same command to resume'
+        f'the coordinator of the workers has ended or is suspended ({why}); '
+        'run the same command to resume'
       ) from error
 
   def get(self, ref: Any, secs: float | None = None) -> Any:

@@ -6,21 +6,12 @@ stretches of steps, what was read meanwhile comes to the device, and rows that
 have had too many updates, or lose their slots, are taken from it, to be pushed
 beside the next stretch.
 
-In lockstep (`Pace`) nothing is read ahead: all push, wait for each other, read,
-and push again when all have read. With no staleness and stretches of one step
-that is synchronous training.
-
 An update is a lookup of a row in a step, as the clocks of HET's released code
 count. Workers that meet seldom learn much of a row from its old value, each by
-itself, and the sum of that overshoots. Out of lockstep a push is weighted as by
-the policy `policies.Bounded`: with m updates of a row since its last push, by
-each of n workers,
-
-  g = (1 - q^n) / (n (1 - q)),    q = exp(-m / tau),
-
-from 1, the sum, to 1 / n, the mean, which DMWE always has. Here tau does not
-grow as the learning rate falls: what a worker pushes reaches the others two
-rounds later, which sums close to 1 do not bear.
+itself, and the sum of that overshoots. A push is weighted as by the policy
+`policies.Bounded`, from 1, the sum, to 1 / n, the mean of n workers, which DMWE
+always has. Here tau does not grow as the learning rate falls: what a worker
+pushes reaches the others two rounds later, which sums close to 1 do not bear.
 
 What a shard has of a row is float32, whatever the device's dtype: the row, and
 the state of its optimizer. Adagrad's squares add up over workers, so that all
@@ -30,46 +21,47 @@ that were pushed, and a staleness of s lets them be that of s updates of others.
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxemb.stores import cached, device_rows, fetching, owned_rows
 from jaxemb.stores import local as stores
+from jaxemb.strategies import policies
 from jaxemb.tables import spec as spec_lib
 from jaxemb.workers import copies, shards
 
 
-class Pace(Protocol):
-  """Which worker may begin a stretch of steps."""
+class Pace:
+  """Says when a worker may begin a round: a stretch of steps."""
 
-  is_lockstep: bool
+  def __init__(
+    self, ask: Callable[..., Any] = lambda *_: None, waits: bool = False
+  ):
+    """`ask` calls a method of the coordinator; without `waits` it decides."""
+    self.ask, self._waits = ask, waits
+    self.waited_secs = 0.0
+
+  def wait(self, *args: Any) -> Any:
+    """Asks for what may depend on other workers, and times it."""
+    start = time.monotonic()
+    answer = self.ask(*args)
+    self.waited_secs += time.monotonic() - start
+    return answer
+
+  def start(self, index: int) -> None:
+    """Begins a dispatch, the `index`-th of its part of the data."""
 
   def begin(self, needed: fetching.Needed) -> tuple[int, float]:
-    """Waits; the steps over which the learning rate falls, and examples.
+    """Returns when the worker may begin a round.
 
-    The steps are those of the dispatch, the examples those of the stretch. In
-    lockstep they are of all, who have pushed what they did before.
+    The steps of the dispatch over which the learning rate falls, and the
+    examples of the round.
     """
-
-  def has_read(self) -> None:
-    """Rows of the stretch were read."""
-
-  def end(self) -> None:
-    """Waits, in lockstep, until all have read rows of the stretch."""
-
-
-class Weights(NamedTuple):
-  """See the module."""
-
-  num_workers: int
-  memory_lookups: float  # tau
-
-  def of(self, lookups: np.ndarray) -> np.ndarray:
-    """[n] float32, g of rows with lookups [n]."""
-    powers = np.arange(self.num_workers)[:, None] / self.memory_lookups
-    return np.mean(np.exp(-powers * lookups), 0).astype(np.float32)
+    if self._waits:
+      self.wait('begin')
+    return needed.count, needed.examples
 
 
 class _Layout:
@@ -173,7 +165,7 @@ class _Layout:
     return state, errors
 
 
-class _Stretch(NamedTuple):
+class Stretch(NamedTuple):
   """Rows of a table that a stretch needs."""
 
   lines: np.ndarray  # [n]
@@ -185,6 +177,7 @@ class SharedRows:
   """Implements `fetching.Rows`."""
 
   is_beside = False
+  adds_up = False  # whether pushes have no weights
 
   # Of `rows_checked`, `updates_missed` by those that were not read.
   COUNTS = (
@@ -203,23 +196,25 @@ class SharedRows:
     trainable: Any,
     make_table: Callable[..., shards.Sharded],
     staleness: int,
-    weights: Weights,
+    num_workers: int,
+    memory_lookups: float,
   ):
     """`make_table` makes a table, as of `remote.Cluster.table`.
 
     Its arguments are its name, number of rows, bytes of a record, function
     that makes the first records of ids, and numbers that add up. `staleness`
-    is in updates of a row.
+    is in updates of a row; for `memory_lookups` see `policies.Bounded`.
     """
     self.tables: Mapping[str, cached.Cached] = trainable.tables
     self._make_table, self._staleness = make_table, staleness
-    self.weights = weights
+    self._num_workers, self._memory_lookups = num_workers, memory_lookups
+    self.adds_up |= num_workers == 1
     state = jax.eval_shape(trainable.init, jax.random.key(0))
     self._layouts = {
       k: _Layout(x, state.tables[k]) for k, x in self.tables.items()
     }
     self.records = {k: x.record for k, x in self._layouts.items()}
-    self.pace: Pace | None = None  # of a worker
+    self.pace = Pace()  # a worker's is set when it joins others
     self._paced_secs = 0.0
     self.stores: dict[str, shards.Sharded] = {}
     self.most_missed = 0  # since it was last set to 0
@@ -263,6 +258,12 @@ class SharedRows:
       for k, x in self.tables.items()
     )
 
+  def weights(self, lookups: np.ndarray) -> np.ndarray:
+    """Returns [n] float32, the weights of pushes of rows with lookups [n]."""
+    times = lookups / self._memory_lookups
+    weights = policies.parallel_weights(times, self._num_workers, np)
+    return weights.astype(np.float32)
+
   def num_updates(self) -> int:
     """Updates of rows on the device that no shard has."""
     taken = sum(int(np.sum(x[1].updates)) for x in self._pushes)
@@ -272,17 +273,18 @@ class SharedRows:
 
   def fetch(
     self, needed: fetching.Needed, counts: fetching.Counts
-  ) -> tuple[int, dict[str, _Stretch], dict[str, copies.Fetched] | None]:
+  ) -> tuple[int, dict[str, Stretch], dict[str, copies.Fetched] | None]:
     """See `fetching.Rows`."""
+    flushes, stretches = self._flushes, self._stretches(needed)
+    return flushes, stretches, self._exchange(stretches, counts)
+
+  def _stretches(self, needed):
     stretches = {}
     for cache in needed.caches:
       for name in cache.names:
-        found = self._lookups[name].count(needed.lookups[name])
-        stretches[name] = _Stretch(cache.cache_row_of[found[0]], *found)
-    flushes, read = self._flushes, None
-    if not self._is_lockstep:
-      read = self._exchange(stretches, counts)
-    return flushes, stretches, read
+        ids, updates = self._lookups[name].count(needed.lookups[name])
+        stretches[name] = Stretch(cache.cache_row_of[ids], ids, updates)
+    return stretches
 
   def _exchange(self, stretches, counts):
     """Pushes what was taken, and reads; in one call for each shard."""
@@ -323,38 +325,35 @@ class SharedRows:
     later: Callable[[Callable[[], None]], None],
   ) -> tuple[dict[str, Any], int, float]:
     """See `fetching.Rows`."""
-    flushes, stretches, read = fetched
     start, waited = time.monotonic(), self._paced_secs
-    begun, tables = (needed.count, needed.examples), dict(tables)
+    tables = dict(tables)
     for moves in needed.moves:
       for name, (lines, _) in moves.out.items():
         leaving = self._copies[name].leave(lines)
         counts.add(rows_evicted=len(lines))
         self._settle(name, tables, leaving, stays=False)
-    if self._is_lockstep:
-      for name in stretches:
-        self._settle_due(name, tables)
-      self._paced(self.pace.end)
-      self._exchange({}, counts)
-      begun = self._paced(self.pace.begin, needed)
-      read = self._exchange(stretches, counts)
-      self.pace.has_read()
-    elif flushes != self._flushes:
-      read = self._exchange(stretches, counts)
-    for name, found in read.items():
-      args = self._layouts[name].place(tables[name], found.lines)
-      self._copies[name].commit(found, *args[:2])
-      self._write(name, tables, found.lines, *args)
-    for name, stretch in stretches.items():
-      if not self._is_lockstep:
-        self._settle_due(name, tables)
+    begun = self._round(tables, needed, fetched, counts=counts)
+    for name, stretch in fetched[1].items():
       self._copies[name].begin(stretch.lines, stretch.updates)
       self._last[name] = stretch.lines
-    if self.pace and not self._is_lockstep:
-      begun = self._paced(self.pace.begin, needed)
     secs = time.monotonic() - start - (self._paced_secs - waited)
     counts.add(fetch_secs=secs, fetch_waited_secs=secs)
     return tables, *begun
+
+  def _round(self, tables, needed, fetched, counts):
+    """Puts rows that were read on the device, and begins a round."""
+    flushes, stretches, read = fetched
+    if flushes != self._flushes:
+      read = self._exchange(stretches, counts)
+    self._commit(tables, read)
+    self._settle_due(tables, stretches)
+    return self._paced(self.pace.begin, needed)
+
+  def _commit(self, tables, read):
+    for name, fetched in read.items():
+      args = self._layouts[name].place(tables[name], fetched.lines)
+      self._copies[name].commit(fetched, *args[:2])
+      self._write(name, tables, fetched.lines, *args)
 
   def _paced(self, call, *args):
     """Calls a method of `pace`, whose waiting is not for rows."""
@@ -371,9 +370,10 @@ class SharedRows:
     if errors is not None:
       self._copies[name].rebase(lines, errors)
 
-  def _settle_due(self, name, tables):
-    pending = self._copies[name].due(self._last[name])
-    self._settle(name, tables, pending)
+  def _settle_due(self, tables, stretches):
+    for name in stretches:
+      pending = self._copies[name].due(self._last[name])
+      self._settle(name, tables, pending)
 
   def _settle(self, name, tables, pending, stays=True):
     """Has updates pushed with what is read next, or as much of them as is."""
@@ -381,22 +381,14 @@ class SharedRows:
     if not len(lines):
       return
     args = layout.place(tables[name], lines)
-    weights = None if self._adds_up else self.weights.of(pending.updates)
-    num_weighted = 0 if self._adds_up else layout.dim
+    weights = None if self.adds_up else self.weights(pending.updates)
+    num_weighted = 0 if self.adds_up else layout.dim
     deltas = self._copies[name].settle(
       pending, *args[:2], weights, num_weighted
     )
     self._pushes.append((name, pending, deltas))
     if stays and num_weighted:
       self._write(name, tables, lines, *args)
-
-  @property
-  def _is_lockstep(self):
-    return self.pace is not None and self.pace.is_lockstep
-
-  @property
-  def _adds_up(self):
-    return self.weights.num_workers == 1 or self._is_lockstep
 
   def _count_pushes(self, pushes, counts):
     for name, pending, _ in pushes:
@@ -418,8 +410,6 @@ class SharedRows:
   ) -> dict[str, Any]:
     """See `fetching.Rows`."""
     tables = dict(tables)
-    if self._is_lockstep:
-      self.pace.end()
     for name, own in self._copies.items():
       self._settle(name, tables, own.all())
     self._exchange({}, counts)

@@ -86,7 +86,7 @@ def test_who_is_killed_is_replaced_and_the_run_ends_by_itself(tmp_path):
   report = _check_all_words(tmp_path)
   assert report['workers']['replaced'] == 1
   log = runs.log(tmp_path)
-  assert 'and is started again; ' in log and ' had not sent are lost' in log
+  assert 'and is started again; ' in log and ' had not pushed are lost' in log
   assert 'ended and came back from its last snapshot' in log
   assert not list((tmp_path / 'store').glob('*'))
 
@@ -123,8 +123,8 @@ def test_lockstep_is_one_process(tmp_path):
 
 def test_without_who_deals_out_the_text_a_run_ends_and_goes_on(tmp_path):
   found = []
-  thread = _meanwhile(tmp_path, lambda: found.append(_kill('Desk')))
-  line = r'^the process that deals out the text has ended[^\n]*run the same'
+  thread = _meanwhile(tmp_path, lambda: found.append(_kill('Coordinator')))
+  line = r'^the coordinator of the workers has ended[^\n]*run the same'
   with pytest.raises(errors.UserError, match=line):
     runs.run(tmp_path, WORKERS)
   thread.join()
@@ -185,7 +185,7 @@ def test_workers_of_clicks_are_stopped_killed_and_go_on(tmp_path):
   assert evaluations[: len(before)] == before
   epochs = [x['epoch'] for x in evaluations]
   assert epochs == sorted(epochs)
-  has_ended = 'it gets no better' in log
+  has_ended = 'early stopping' in log
   assert has_ended or epochs[-1] == WORKERS['train.epochs']
   assert report['workers']['dense_bytes'] > 0
   # Ended after its last checkpoint, it is exported without another step.

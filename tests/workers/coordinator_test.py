@@ -6,15 +6,21 @@ import collections
 import numpy as np
 import pytest
 
-from jaxemb.workers import coordinator as ledger
+from jaxemb.workers import coordinator, lockstep
+
+
+def _ledger(pace, num_parts, num_workers, ahead=3):
+  if pace == 'bsp':
+    return lockstep.Ledger(num_parts, num_workers)
+  return coordinator.Ledger(num_parts, None if pace == 'asp' else ahead)
 
 
 class _World:
   """Parts with so many dispatches, and workers that train, end and join."""
 
-  def __init__(self, pace, sizes, num_workers, rng, rounds_ahead=3):
+  def __init__(self, pace, sizes, num_workers, rng):
     self.sizes, self.rng = sizes, rng
-    self.ledger = ledger.Ledger(len(sizes), num_workers, pace, rounds_ahead)
+    self.ledger = _ledger(pace, len(sizes), num_workers)
     self.given = {}  # by worker, dispatches that it was given and has made
     self.making = {}  # the one that it is making
     self.trained = collections.Counter()
@@ -108,7 +114,7 @@ def test_parts_are_read_abreast():
     world.join(worker)
   for _ in range(150):
     world.turn(int(rng.integers(2)))
-    far = [x.done for x in world.ledger._parts]
+    far = [x.done for x in world.ledger.parts]
     assert max(far) - min(far) <= 20
 
 
@@ -134,7 +140,7 @@ def test_a_run_goes_on_from_a_pause(pace):
     assert len({x['done'] for x in state}) == 1
   # In another process, with other workers.
   num = 3 if pace == 'bsp' else 5
-  world.ledger = ledger.Ledger(len(sizes), num, pace, 3)
+  world.ledger = _ledger(pace, len(sizes), num)
   world.ledger.restore(state)
   world.given, world.making = {}, {}
   for worker in range(num):
@@ -149,7 +155,7 @@ def test_a_run_goes_on_from_a_pause(pace):
 )
 def test_no_worker_is_further_ahead_than_it_may(pace, ahead):
   rng = np.random.default_rng(0)
-  book = ledger.Ledger(4, 3, pace, ahead)
+  book = _ledger(pace, 4, 3, ahead)
   rounds, waits, seen = dict.fromkeys(range(3), 0), set(), 0
   for worker in rounds:
     book.join(worker)
@@ -157,7 +163,7 @@ def test_no_worker_is_further_ahead_than_it_may(pace, ahead):
     # One of them is slow.
     worker = int(rng.choice(3, p=[0.45, 0.45, 0.1]))
     if worker not in waits:
-      book.begin(worker, None, 1)
+      book.begin(worker)
       waits.add(worker)
     if book.may_begin(worker):
       waits.discard(worker)
@@ -179,41 +185,41 @@ def test_lockstep_reads_what_all_have_pushed_and_no_more():
   num, rounds = 4, 30
   # Workers have other numbers of rounds in the same dispatch.
   sizes = rng.integers(1, 5, (num, rounds))
-  desk = ledger.Desk(num, num, 'bsp', 0)
+  actor = lockstep.Coordinator(lockstep.Ledger(num, num))
   pushed, log = collections.Counter(), []
 
   async def work(worker):
-    start = await desk.join(worker)
+    start, _ = await actor.join(worker)
     part = None
     for dispatch in range(rounds):
-      lease = await desk.lease(worker, start, None, None)
+      lease = await actor.lease(worker, start, None, None)
       part = lease.part
-      desk._ledger.made(worker, part, dispatch + 1, 10 * (dispatch + 1), 1)
+      actor.ledger.made(worker, part, dispatch + 1, 10 * (dispatch + 1), 1)
       for i in range(sizes[worker, dispatch]):
         if dispatch or i:
-          await desk.end(worker, start)
+          await actor.end(worker, start)
           pushed[worker] += 1
         await asyncio.sleep(rng.random() * 1e-3)
         args = (dispatch, i), int(sizes[worker, dispatch]), 1.0 + worker
-        most, examples = await desk.begin(worker, start, *args)
+        most, examples = await actor.begin(worker, start, *args)
         if i == 0:
           assert most == sizes[:, dispatch].max()
         assert examples == np.sum(1.0 + np.flatnonzero(sizes[:, dispatch] > i))
         log.append((worker, dispatch, i, dict(pushed)))
         await asyncio.sleep(rng.random() * 1e-3)
-        await desk.has_read(worker, start)
+        await actor.has_read(worker, start)
       report = {'pending': 0}
-      await desk.trained(worker, start, part, report)
-    await desk.lease(worker, start, None, part)
-    await desk.end(worker, start)
+      await actor.trained(worker, start, part, report)
+    await actor.lease(worker, start, None, part)
+    await actor.end(worker, start)
     pushed[worker] += 1
-    await desk.finish(worker, start, {})
+    await actor.finish(worker, start, {})
 
   async def all_of_them():
     await asyncio.wait_for(asyncio.gather(*map(work, range(num))), 60)
 
   asyncio.run(all_of_them())
-  assert desk._ledger.has_ended
+  assert actor.ledger.has_ended
   assert sum(pushed.values()) == sizes.sum()
   # All who read rows of a round have read the same.
   seen = {}
@@ -222,7 +228,7 @@ def test_lockstep_reads_what_all_have_pushed_and_no_more():
 
 
 def test_whoever_comes_first_has_one_part_in_lockstep():
-  book = ledger.Ledger(2, 2, 'bsp', 0)
+  book = lockstep.Ledger(2, 2)
   book.join(0)
   assert book.lease(0).part == 0
   book.made(0, 0, 1, 10, 5)
@@ -234,7 +240,7 @@ def test_whoever_comes_first_has_one_part_in_lockstep():
 
 
 def test_lockstep_ends_a_dispatch_beside_workers_that_pause():
-  book = ledger.Ledger(2, 2, 'bsp', 0)
+  book = lockstep.Ledger(2, 2)
   for worker in range(2):
     book.join(worker)
     book.lease(worker)
@@ -252,13 +258,13 @@ def test_lockstep_ends_a_dispatch_beside_workers_that_pause():
 
 def test_a_process_that_was_replaced_is_told():
   async def calls():
-    desk = ledger.Desk(2, 1, 'asp', 0)
-    old = await desk.join(0)
-    await desk.lease(0, old, None, None)
-    new = await desk.join(0)
-    with pytest.raises(ledger.Stale, match='worker 0 was replaced'):
-      await desk.lease(0, old, (0, 1, 10, 5), None)
-    lease = await desk.lease(0, new, None, None)
-    assert lease == ledger.Lease(0, None, 0)
+    actor = coordinator.Coordinator(coordinator.Ledger(2))
+    old, _ = await actor.join(0)
+    await actor.lease(0, old, None, None)
+    new, _ = await actor.join(0)
+    with pytest.raises(coordinator.Stale, match='worker 0 was replaced'):
+      await actor.lease(0, old, (0, 1, 10, 5), None)
+    lease = await actor.lease(0, new, None, None)
+    assert lease == coordinator.Lease(0, None, 0)
 
   asyncio.run(calls())

@@ -1,4 +1,4 @@
-"""Workers that train dense parameters, as threads with a desk of their own."""
+"""Workers that train dense parameters, as threads of this process."""
 
 import asyncio
 import threading
@@ -9,10 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxemb.run import worker
 from jaxemb.strategies import base
-from jaxemb.workers import coordinator as ledger
-from jaxemb.workers import dense
+from jaxemb.workers import coordinator, dense, lockstep, shared_rows
 from tests import dispatches, log_of_clicks
 from tests.strategies import clicks_test, graphsage_test
 from tests.workers import shared_rows_test
@@ -28,18 +26,21 @@ DENSE_ADAM = {
 }
 
 
-class Desk:
-  """A desk in a thread, which asks as workers do."""
+class Coordinator:
+  """A coordinator in a thread, asked as workers do."""
 
   def __init__(self, trainable, num, pace):
     optimizer, rate = trainable.optimizer(), trainable.model.dense_rate
     self._loop = asyncio.new_event_loop()
     threading.Thread(target=self._loop.run_forever, daemon=True).start()
-    self._desk = ledger.Desk(num, num, pace, 0, (optimizer, rate))
+    kind, ledger = coordinator.Coordinator, coordinator.Ledger(num)
+    if pace == 'bsp':
+      kind, ledger = lockstep.Coordinator, lockstep.Ledger(num, num)
+    self._actor = kind(ledger, (optimizer, rate))
 
   def ask(self, method, *args):
     """What a method returns."""
-    call = getattr(self._desk, method)(*args)
+    call = getattr(self._actor, method)(*args)
     return asyncio.run_coroutine_threadsafe(call, self._loop).result(60)
 
 
@@ -60,17 +61,20 @@ def _work(is_graph, trainable, parts):
   return found
 
 
-def _train(number, made, desk, pace, work):
+def _train(number, made, actor, pace, work):
   """All dispatches of a part; mean losses of them."""
   strategy, store, losses = made.strategy, made.strategy.store, []
-  start = desk.ask('join', number)
+  start, _ = actor.ask('join', number)
 
   def ask(method, *args):
-    return desk.ask(method, number, start, *args)
+    return actor.ask(method, number, start, *args)
 
-  store.rows.pace = pace = worker.Pace(ask, pace)
-  size = made.trainable.steps.part_examples
-  exchange = worker.Exchange(pace, store.rows.weights, size)
+  if pace == 'bsp':
+    pace, make = lockstep.Pace(ask), lockstep.Exchange
+  else:
+    pace, make = shared_rows.Pace(ask), dense.Exchange
+  store.rows.pace, size = pace, made.trainable.steps.part_examples
+  exchange = make(pace, store.rows.weights, size)
   store.share(exchange)
   state = exchange.begin(strategy.init(jax.random.key(0)))
   for i, (batch, schedule) in enumerate(work):
@@ -93,18 +97,17 @@ def _run(is_graph, num, pace, **settings):
     'strategy__pace': pace, 'table__device_bytes': '80%', **settings,
   }  # fmt: skip
   made = [_make(is_graph, num, cluster=cluster, **settings) for _ in range(num)]
-  desk = Desk(made[0].trainable, num, pace)
+  actor = Coordinator(made[0].trainable, num, pace)
   first = made[0].trainable.init(jax.random.key(0))
-  dense = jax.device_get(first[1:])
-  desk.ask('restore', None, dense, 1.0)
+  actor.ask('restore', None, jax.device_get(first[1:]), 1.0)
   work = _work(is_graph, made[0].trainable, num)
   with futures.ThreadPoolExecutor(num) as pool:
-    args = range(num), made, [desk] * num, [pace] * num, [work] * num
+    args = range(num), made, [actor] * num, [pace] * num, [work] * num
     losses = list(pool.map(_train, *args))
   tables = made[0].trainable.tables
   export = made[0].strategy.store.rows.export_rows
   rows = {k: export(k, np.arange(x.spec.vocab)).rows for k, x in tables.items()}
-  return rows, desk.ask('dense'), losses
+  return rows, actor.ask('dense'), losses
 
 
 def _alone(is_graph, parts, **settings):
@@ -162,24 +165,24 @@ def test_workers_that_never_wait_learn_as_much(is_graph):
 def test_changes_add_up_and_steps_are_optax():
   start = {'w': np.array([1.0, 2.0], np.float32)}
   optimizer = optax.adam(0.1)
-  desk = dense.Dense(optimizer, 0.5)
-  desk.params, desk.optimizer = start, jax.device_get(optimizer.init(start))
+  actor = dense.Dense(optimizer, 0.5)
+  actor.params, actor.optimizer = start, jax.device_get(optimizer.init(start))
   for number in range(3):
-    assert desk.take(number)[0] is start
+    assert actor.take(number)[0] is start
   own = {'w': np.array([1.1, 1.0], np.float32)}
-  assert desk.push(0, own, 'mine', 1.0) is own
-  found = desk.push(1, {'w': start['w'] + 1}, 'yours', 0.5)
+  assert actor.push(0, own, 'mine', 1.0) is own
+  found = actor.push(1, {'w': start['w'] + 1}, 'yours', 0.5)
   np.testing.assert_allclose(found['w'], [1.6, 1.5])
-  assert desk.optimizer == 'yours'
+  assert actor.optimizer == 'yours'
   # Nothing that was given is lost: its change is that from what it had.
-  found = desk.push(0, {'w': own['w'] - 1}, 'mine', 1.0)
+  found = actor.push(0, {'w': own['w'] - 1}, 'mine', 1.0)
   np.testing.assert_allclose(found['w'], [0.6, 0.5])
 
-  desk.params, desk.optimizer = start, jax.device_get(optimizer.init(start))
+  actor.params, actor.optimizer = start, jax.device_get(optimizer.init(start))
   shares = [{'w': np.array(x, np.float32)} for x in ([1, 0], [-3, 2])]
-  desk.step(shares, True, 0.2)
-  desk.step(shares, False, 0.2)  # of no example
+  actor.step(shares, True, 0.2)
+  actor.step(shares, False, 0.2)  # of no example
   state = start, optimizer.init(start)
   grads = {'w': np.array([-2, 2], np.float32)}
   expected = base.dense_step(optimizer, 0.5, state, grads, True, 0.2)
-  _compare((desk.params, desk.optimizer), jax.device_get(expected), 1e-7)
+  _compare((actor.params, actor.optimizer), jax.device_get(expected), 1e-7)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxemb.data import windows
-from jaxemb.workers import shards
+from jaxemb.workers import shards, shared_rows
 from tests import dispatches, marking
 
 VOCAB, DIM, WINDOW, CHUNK, WORDS, STEPS = 400, 12, 2, 8, 16, 50
@@ -47,12 +47,11 @@ class Cluster:
       ]
 
 
-class Abreast:
+class Abreast(shared_rows.Pace):
   """Has threads begin their stretches together, and read ahead."""
 
-  is_lockstep = False
-
   def __init__(self, num):
+    super().__init__()
     self.barrier = threading.Barrier(num)
 
   def begin(self, needed):
@@ -63,8 +62,6 @@ class Abreast:
 
 class Lockstep(Abreast):
   """Has threads begin their stretches together, and push together."""
-
-  is_lockstep = True
 
   def has_read(self):
     """See `shared_rows.Pace`."""
