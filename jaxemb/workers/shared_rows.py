@@ -70,7 +70,6 @@ class _Layout:
   def __init__(self, table: cached.Cached, form: spec_lib.TableState):
     """`form` has the shapes of a state."""
     self.table, self.dim = table, table.spec.dim
-    self._tree = jax.tree.structure(form.vectors)
     sums = table.optimizer.sums
     self.names = sorted(table.state_names, key=lambda k: (k not in sums, k))
     shapes = [getattr(form.opt_state, k).shape[1:] for k in self.names]
@@ -121,11 +120,8 @@ class _Layout:
     else:
       arrays = device_rows.get(self.table, state, lines)
       arrays = [np.asarray(x)[: len(lines)] for x in arrays]
-    num = self._tree.num_leaves
-    stored = jax.tree.unflatten(self._tree, arrays[:num])
-    rows = spec_lib.from_stored(stored, self.table.spec.dtype).decode()
-    names = sorted(self.table.state_names)
-    return self.join(rows, dict(zip(names, arrays[num:], strict=True)))
+    block = self.table.unpack(arrays)
+    return self.join(block.rows, block.opt_state)
 
   def place(
     self, state: spec_lib.TableState, lines: np.ndarray
@@ -148,8 +144,7 @@ class _Layout:
       return state, None
     rows, opt_state = self.split(floats)
     encoded = spec_lib.encode_rows(rows, self.table.spec.dtype)
-    arrays = spec_lib.to_stored(encoded)
-    arrays += [opt_state[k] for k in sorted(self.names)]
+    arrays = self.table.pack(spec_lib.RowBlock(encoded, opt_state))
     if device_rows.are_in_memory():
       for array, new in zip(self.table.arrays(state), arrays, strict=True):
         new = np.ascontiguousarray(new).reshape(len(lines), -1)
