@@ -62,16 +62,15 @@ class Pending(NamedTuple):
 
 
 @numba.njit(nogil=True, cache=True)
-def _count(ids, counts, found, num):
-  """Counts ids that are below the number of rows.
+def _count(ids, counts, different, num):
+  """Counts ids below the number of rows; returns how many differ so far.
 
-  `found` has the `num` ids whose `counts` are not 0. Returns how many there are
-  then.
+  `different` has the `num` ids whose `counts` are not 0.
   """
   for id_ in ids:
     if id_ < counts.size:
       if not counts[id_]:
-        found[num] = id_
+        different[num] = id_
         num += 1
       counts[id_] += 1
   return num
@@ -102,9 +101,9 @@ def _settle(rows, at, base, lines, weights, num_weighted, num_added):
 
 @numba.njit(nogil=True, cache=True)
 def _merge(rows, at, base, lines, has_own, new, num_added):
-  """Has rows that were read come to lines [n], with what is pending there.
+  """Writes rows that were read into lines [n], and adds pending updates.
 
-  Columns that do not add up stay as they are where something is pending.
+  Columns that do not add up stay as they are where updates are pending.
   """
   for i in range(len(lines)):
     row, old = rows[at[i]], base[lines[i]]
@@ -129,13 +128,13 @@ class Lookups:
     `steps` have the ids [m] int32 of each step, with repetitions.
     """
     most = min(sum(map(len, steps)), len(self._counts))
-    found, num = np.empty(most, np.int64), 0
+    different, num = np.empty(most, np.int64), 0
     for ids in steps:
-      num = _count(ids, self._counts, found, num=num)
-    found = found[:num]
-    counts = self._counts[found].astype(np.int64)
-    self._counts[found] = 0
-    return found, counts
+      num = _count(ids, self._counts, different, num=num)
+    different = different[:num]
+    counts = self._counts[different].astype(np.int64)
+    self._counts[different] = 0
+    return different, counts
 
 
 def num_bytes(num_rows: int, capacity: int, record_bytes: int) -> int:
@@ -174,19 +173,18 @@ class Copies:
     """`read`, to be done `together`."""
     has_line = self._ids[lines] == ids
     clocks = np.where(has_line, self._clocks[lines], shards.NEVER)
-    found = yield from self.table.asking_newer(ids, clocks, self.read_bound)
-    rows = found.records.view(np.float32)
+    newer = yield from self.table.asking_newer(ids, clocks, self.read_bound)
     return Fetched(
-      lines=lines[found.at],
-      ids=ids[found.at],
-      clocks=found.clocks,
-      rows=rows,
-      missed=found.missed,
-      most_missed=found.most_missed,
+      lines=lines[newer.at],
+      ids=ids[newer.at],
+      clocks=newer.clocks,
+      rows=newer.records.view(np.float32),
+      missed=newer.missed,
+      most_missed=newer.most_missed,
     )
 
   def commit(self, fetched: Fetched, rows: np.ndarray, at: np.ndarray) -> None:
-    """What was read gets its lines; whatever left these was settled before.
+    """Writes fetched rows into their lines, whose old rows were settled.
 
     rows[at] [n, width] float32 are those of the lines, and change.
     """
@@ -204,7 +202,7 @@ class Copies:
     )
 
   def rebase(self, lines: np.ndarray, errors: np.ndarray) -> None:
-    """Adds what rounding made of lines [n] that were written to their base."""
+    """Adds rounding errors of lines [n] that were written to their base."""
     self._base[lines] += errors
 
   def begin(self, lines: np.ndarray, updates: np.ndarray) -> None:
@@ -212,7 +210,7 @@ class Copies:
     self._updates[lines] += updates
 
   def due(self, lines: np.ndarray) -> Pending:
-    """Takes what has to be pushed of lines [n], when their steps are done."""
+    """Takes the updates to push of lines [n], when their steps are done."""
     least = max(self.write_bound, 0)
     return self._take(lines[self._updates[lines] > least])
 
@@ -221,11 +219,11 @@ class Copies:
     return int(np.sum(self._updates))
 
   def all(self) -> Pending:
-    """Takes all that was not pushed."""
+    """Takes all updates that were not pushed."""
     return self._take(np.flatnonzero(self._updates))
 
   def leave(self, lines: np.ndarray) -> Pending:
-    """Takes what was not pushed of lines [n] that others are to get."""
+    """Takes the updates of lines [n] that other rows are to get."""
     pending = self._take(lines[self._updates[lines] > 0])
     self._ids[lines] = -1
     return pending
@@ -251,7 +249,7 @@ class Copies:
     weights: np.ndarray | None = None,
     num_weighted: int = 0,
   ) -> np.ndarray:
-    """[n, width] float32, what is to be pushed before anything else is read.
+    """Returns [n, width] float32 to push before anything else is read.
 
     rows[at] are those of the lines. Of the first `num_weighted` numbers a part
     is pushed, by weights [n] float32, and the rows become that.
@@ -271,9 +269,9 @@ class Copies:
     )
 
   def asking_push(self, pending: Pending, deltas: np.ndarray) -> shards.Asking:
-    """Pushes what `settle` has returned; whether it had to be repeated.
+    """Pushes the deltas of `settle`; returns whether it had to be repeated.
 
-    What is read in the same call then lacks it.
+    If so, rows that were read in the same call lack them.
     """
     return (
       yield from self.table.asking_add(

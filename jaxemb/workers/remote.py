@@ -1,8 +1,8 @@
 """Tables on other processes or machines: shards as actors of Ray.
 
-Ray starts, places and restarts them. One that dies comes back from the snapshot
-that it took last, and says how many updates it has lost; a call that it may
-have missed is made again, and done once.
+Ray starts, places and restarts them. A shard that dies comes back from its last
+snapshot, and reports how many updates it has lost; a call that it may have
+missed is made again, and done once.
 
 With RAY_ADDRESS set, shards are on the cluster that it names; snapshots are
 then to be in a folder that all its machines have. Otherwise Ray is started on
@@ -33,13 +33,11 @@ from jaxemb.workers import shards
 
 _LOG = logging.getLogger('jaxemb')
 WAIT_SECS = 60  # for a shard that is being restarted
-# For an answer of one that runs, or is suspended; and for what it may have to
-# write or to read before.
-CALL_SECS = 60
-_FILE_BYTES_PER_SEC = 2e7
+CALL_SECS = 60  # for an answer of a shard that runs, or is suspended
+_FILE_BYTES_PER_SEC = 2e7  # that a shard may read or write before
 _RETRY_SECS, _DROP_SECS = 0.5, 5.0
 _LEAST_SAVE_SECS = 5.0  # between two snapshots of a shard
-# Of what travels on one machine; taken as it is used.
+# Of messages on one machine; taken as it is used.
 OBJECT_STORE_BYTES = 1 << 30
 
 
@@ -53,7 +51,7 @@ def _ray() -> Any:
   return ray
 
 
-class _Kept:
+class _SavedShard:
   """A shard with snapshots, from which it goes on in another process."""
 
   def __init__(self, folder: pathlib.Path, snapshot_secs: float, *args: Any):
@@ -61,8 +59,8 @@ class _Kept:
     folder.mkdir(parents=True, exist_ok=True)
     self._folder, self._every_secs = folder, snapshot_secs
     self._shard = shards.Shard(*args)
-    # Starts, epoch, updates, and updates lost: what the next start has to know.
-    # It stays when the process ends, as the system has the page.
+    # Starts, epoch, updates, and updates lost, for the next start. The page
+    # outlives the process.
     path = folder / 'counts'
     mode = 'r+' if path.exists() else 'w+'
     self._counts = np.memmap(path, np.int64, mode, shape=(4,))
@@ -84,7 +82,7 @@ class _Kept:
     self._counts[1:3] = self._shard.epoch, self._shard.updates
 
   def call(self, method: str, args: tuple) -> tuple[int, int, str, Any]:
-    """Starts, updates lost, a problem, and what a method returns."""
+    """Returns starts, updates lost, a problem, and what a method returns."""
     answer = getattr(self._shard, method)(*args)
     self._count()
     # Snapshots take a twentieth of the time, if they are to be that frequent.
@@ -113,31 +111,28 @@ class _Kept:
 
 
 class Actor:
-  """Shards of all tables that have a number, in a process of their own.
-
-  Ray starts it again if it ends.
-  """
+  """A process with a shard of every table; Ray restarts it if it ends."""
 
   def __init__(self, folder: pathlib.Path, snapshot_secs: float):
     """The folder is for its snapshots."""
     self._args = folder, snapshot_secs
-    self._kept: dict[str, _Kept] = {}
+    self._shards: dict[str, _SavedShard] = {}
 
   def call(
     self, calls: Sequence[tuple[str, tuple, str, tuple]]
   ) -> list[tuple[int, int, str, Any]]:
-    """What `_Kept.call` returns for each (table, sizes, method, arguments)."""
-    found = []
+    """Calls shards, each by (table, sizes, method, arguments)."""
+    answers = []
     for name, sizes, method, args in calls:
-      if name not in self._kept:
+      if name not in self._shards:
         folder, secs = self._args
-        self._kept[name] = _Kept(folder / name, secs, *sizes)
-      found.append(self._kept[name].call(method, args))
-    return found
+        self._shards[name] = _SavedShard(folder / name, secs, *sizes)
+      answers.append(self._shards[name].call(method, args))
+    return answers
 
   def drop(self, name: str) -> None:
     """Removes the shard of a table."""
-    self._kept.pop(name, None)
+    self._shards.pop(name, None)
     shutil.rmtree(self._args[0] / name, ignore_errors=True)
 
 
@@ -156,47 +151,19 @@ class _Calls:
     self, requests: Sequence[shards.Request]
   ) -> list[dict[int, Any]]:
     start = time.monotonic()
-    ray, answers = _ray(), [dict.fromkeys(x.args) for x in requests]
+    answers = [dict.fromkeys(x.args) for x in requests]
     waiting: dict[int, list[tuple[int, tuple]]] = {}  # by number of the shard
     for k, (table, method, args) in enumerate(requests):
       for i, x in args.items():
         call = table, (i, *self.sizes[table]), method, x
         waiting.setdefault(i, []).append((k, call))
     deadline, late = start + WAIT_SECS, collections.Counter()
-    shard_bytes = sum(
-      rows * size // n for n, rows, size, _ in self.sizes.values()
-    )
-    limit_secs = CALL_SECS + shard_bytes / _FILE_BYTES_PER_SEC
     while waiting:
-      refs = {
-        i: self.actors[i].call.remote([call for _, call in calls])
-        for i, calls in waiting.items()
-      }
-      until = time.monotonic() + limit_secs
-      for i, ref in refs.items():
-        try:
-          found = ray.get(ref, timeout=max(0.0, until - time.monotonic()))
-        except ray.exceptions.GetTimeoutError as error:
-          # Once more: what was done already is not done again.
-          why, deadline = error, time.monotonic() + WAIT_SECS
-          late[i] += 1
-          continue
-        except ray.exceptions.RayActorError as error:
-          why = error
-          continue
-        except ray.exceptions.RayTaskError as error:
-          raise error.cause from None
-        for (k, call), (starts, lost, problem, answer) in zip(
-          waiting.pop(i), found, strict=True
-        ):
-          answers[k][i] = answer
-          self._note((call[0], i), starts, lost)
-          if problem:
-            _LOG.warning(
-              f'shard {i} of table {call[0]} has no new snapshot: {problem}; '
-              'the one before it stays: free space in --workdir'
-            )
+      num_late = late.total()
+      why = self._send(waiting, answers, late)
       now, is_suspended = time.monotonic(), any(late[i] > 1 for i in waiting)
+      if late.total() > num_late:
+        deadline = now + WAIT_SECS
       if waiting and (is_suspended or now > deadline):
         i, what = max(waiting, key=lambda i: late[i]), errors.one_line(why, 100)
         raise errors.LostError(
@@ -208,8 +175,48 @@ class _Calls:
         time.sleep(_RETRY_SECS)
     return answers
 
+  @property
+  def _limit_secs(self):
+    """For an answer of a shard, which may have to write or read its rows."""
+    sizes = self.sizes.values()
+    shard_bytes = sum(rows * size // n for n, rows, size, _ in sizes)
+    return CALL_SECS + shard_bytes / _FILE_BYTES_PER_SEC
+
+  def _send(self, waiting, answers, late):
+    """Makes the calls that wait; returns why some of them still do."""
+    ray, why = _ray(), None
+    refs = {
+      i: self.actors[i].call.remote([call for _, call in calls])
+      for i, calls in waiting.items()
+    }
+    until = time.monotonic() + self._limit_secs
+    for i, ref in refs.items():
+      try:
+        results = ray.get(ref, timeout=max(0.0, until - time.monotonic()))
+      except ray.exceptions.GetTimeoutError as error:
+        # Asked again: a call that was done is not done twice.
+        why = error
+        late[i] += 1
+        continue
+      except ray.exceptions.RayActorError as error:
+        why = error
+        continue
+      except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+      for (k, call), (starts, lost, problem, answer) in zip(
+        waiting.pop(i), results, strict=True
+      ):
+        answers[k][i] = answer
+        self._note((call[0], i), starts, lost)
+        if problem:
+          _LOG.warning(
+            f'shard {i} of table {call[0]} has no new snapshot: {problem}; '
+            'the one before it stays: free space in --workdir'
+          )
+    return why
+
   def _note(self, key, starts, lost):
-    # Whoever comes later hears of what was lost since the first start.
+    # A client that comes later reports what was lost since the first start.
     if self._starts.setdefault(key, 1) == starts:
       return
     more = lost - self._lost.get(key, 0)
@@ -293,15 +300,15 @@ class Cluster:
       self._ray.shutdown()
 
   def num_cpus(self) -> tuple[int, int]:
-    """Of all machines, and those of them that nobody has asked for."""
+    """Returns the CPUs of all machines, and how many of them are free."""
     self._start()
-    found = self._ray.cluster_resources(), self._ray.available_resources()
-    return tuple(int(x.get('CPU', 0)) for x in found)
+    both = self._ray.cluster_resources(), self._ray.available_resources()
+    return tuple(int(x.get('CPU', 0)) for x in both)
 
   def ask(self, ref: Any, secs: float | None = None) -> Any:
-    """`get` of the only actor that can answer; a `LostError` if it cannot.
+    """Returns the answer of the coordinator; raises a `LostError` if it ended.
 
-    It is given so many seconds, or as many as it takes.
+    It has so many seconds, or any number of them.
     """
     problems = self._ray.exceptions
     try:
@@ -314,25 +321,25 @@ class Cluster:
       ) from error
 
   def get(self, ref: Any, secs: float | None = None) -> Any:
-    """What a call of an actor returns; errors are those that it raised."""
+    """Returns what a call of an actor returns, or raises its error."""
     try:
       return self._ray.get(ref, timeout=secs)
     except self._ray.exceptions.RayTaskError as error:
       raise error.cause from None
 
   def ended(self, refs: Sequence[Any], secs: float) -> list[Any]:
-    """Those of some calls that have ended within so many seconds."""
+    """Returns the calls that have ended within so many seconds."""
     if not refs:
       time.sleep(secs)
       return []
     num, refs = len(refs), list(refs)
-    found, _ = self._ray.wait(refs, num_returns=num, timeout=secs)
-    return found
+    ended, _ = self._ray.wait(refs, num_returns=num, timeout=secs)
+    return ended
 
   def why_lost(self, ref: Any) -> str | None:
-    """Why a call that has ended has failed, or None.
+    """Returns why a call that has ended has failed, or None.
 
-    Raises the `UserError` that it has raised.
+    Raises the call's error if it is a `UserError`.
     """
     try:
       self.get(ref)
@@ -372,7 +379,7 @@ class Cluster:
       calls.sizes.pop(name)
       if calls.sizes:
         dropped = [x.drop.remote(name) for x in calls.actors]
-        # Who does not answer is ended with the last table.
+        # An actor that does not answer is killed with the last table.
         num = len(dropped)
         self._ray.wait(dropped, num_returns=num, timeout=_DROP_SECS)
         return

@@ -41,13 +41,13 @@ class Request(NamedTuple):
 
 # Requests, done in this order, -> the answers of each, by shard
 Call = Callable[[Sequence[Request]], list[dict[int, Any]]]
-# What asks for something in the end, and does with it what is to be done.
+# Yields requests, and gets their answers.
 Asking = Generator[Request, dict[int, Any], Any]
 
 
 def together(call: Call, asking: Sequence[Asking]) -> list[Any]:
-  """What each returns; what they ask for at the same time is one call."""
-  found: list[Any] = [None] * len(asking)
+  """Returns what each generator returns; their requests share calls."""
+  results: list[Any] = [None] * len(asking)
   waiting: dict[int, Request] = {}
   answers: dict[int, Any] = dict.fromkeys(range(len(asking)))
   while answers:
@@ -55,21 +55,21 @@ def together(call: Call, asking: Sequence[Asking]) -> list[Any]:
       try:
         waiting[i] = asking[i].send(answer)
       except StopIteration as end:
-        found[i] = end.value
-    made = call(list(waiting.values())) if waiting else []
-    answers = dict(zip(waiting, made, strict=True))
+        results[i] = end.value
+    new = call(list(waiting.values())) if waiting else []
+    answers = dict(zip(waiting, new, strict=True))
     waiting = {}
-  return found
+  return results
 
 
 class Newer(NamedTuple):
-  """Rows that are newer than somebody's copies of them."""
+  """Rows that are newer than a worker's copies of them."""
 
   at: np.ndarray  # [n] int64, which of the ids that were asked for
   clocks: np.ndarray  # [n] int64
   is_known: np.ndarray  # [n] bool, whether anybody ever changed the row
   records: np.ndarray  # [n, num_bytes] uint8; a shard sends those known
-  # Updates that the other copies lack, in sum, and the most of one.
+  # Updates that copies of the other rows lack, in sum, and the most of one.
   missed: int = 0
   most_missed: int = 0
 
@@ -102,12 +102,12 @@ class Shard:
     num_added: int = 0,
   ):
     """The table has `num_rows` of `num_bytes`; see the module for the last."""
-    own = len(range(number, num_rows, num_shards))
+    num_own = len(range(number, num_rows, num_shards))
     # Takes memory as rows are written.
-    self._rows = stores.Memory(own, CLOCK_BYTES + num_bytes, _none)
+    self._rows = stores.Memory(num_own, CLOCK_BYTES + num_bytes, _none)
     self._clocks = self._rows.records[:, :CLOCK_BYTES].view(np.int64)[:, 0]
     self._records = self._rows.records[:, CLOCK_BYTES:]
-    # Where workers share them; whatever they are otherwise.
+    # Float32 where workers share them; otherwise of no meaning.
     if not num_bytes % 4:
       self._numbers = self._rows.records.view(np.float32)[:, CLOCK_BYTES // 4 :]
     self._num_shards, self._num_added = num_shards, num_added
@@ -127,20 +127,20 @@ class Shard:
     now = np.where(is_known, self._clocks[at], 0) + self.epoch * _EPOCH
     behind = now - clocks
     is_old = (clocks < 0) | (behind > bound)
-    found, kept = np.flatnonzero(is_old), behind[~is_old]
-    at, is_known = at[found], is_known[found]
+    old, missed = np.flatnonzero(is_old), behind[~is_old]
+    at, is_known = at[old], is_known[old]
     records = self._records[at[is_known]]
     return Newer(
-      at=found,
-      clocks=now[found],
+      at=old,
+      clocks=now[old],
       is_known=is_known,
       records=records,
-      missed=int(np.sum(kept)),
-      most_missed=int(np.max(kept, initial=0)),
+      missed=int(np.sum(missed)),
+      most_missed=int(np.max(missed, initial=0)),
     )
 
   def _begin(self, at, records):
-    """Rows that nobody had changed."""
+    """Begins rows that no worker had changed."""
     self._clocks[at], self._records[at] = 0, records
     self._rows.is_known[at] = True
 
@@ -351,8 +351,8 @@ class Sharded:
     size = max(1, _ANSWER_BYTES // self.num_bytes)
     for i in range(0, len(ids), size):
       some = ids[i : i + size]
-      found = self.newer(some, np.full(len(some), NEVER), 0)
-      records[i + found.at] = found.records
+      newer = self.newer(some, np.full(len(some), NEVER), 0)
+      records[i + newer.at] = newer.records
     return records
 
   def write(self, ids: np.ndarray, records: np.ndarray) -> None:

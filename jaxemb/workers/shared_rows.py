@@ -1,7 +1,7 @@
 """Rows that workers share, between a worker's device and the shards.
 
 The device has copies of some rows of tables that lie in shards
-(`tables.shards`), each as stale as `tables.copies` allows. Between two
+(`workers.shards`), each as stale as `workers.copies` allows. Between two
 stretches of steps, what was read meanwhile comes to the device, and rows that
 have had too many updates, or lose their slots, are taken from it, to be pushed
 beside the next stretch.
@@ -64,6 +64,14 @@ class Pace:
     return needed.count, needed.examples
 
 
+class DeviceRows(NamedTuple):
+  """Rows of a device, as float32 with their optimizer state."""
+
+  rows: np.ndarray  # [m, width]
+  at: np.ndarray  # [n], which of them are meant
+  is_view: bool  # of the device's memory: what changes need not be written
+
+
 class _Layout:
   """Rows as float32 numbers, with optimizer state, sums over steps first."""
 
@@ -123,18 +131,17 @@ class _Layout:
     block = self.table.unpack(arrays)
     return self.join(block.rows, block.opt_state)
 
-  def place(
+  def rows_at(
     self, state: spec_lib.TableState, lines: np.ndarray
-  ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Rows, and where those of lines [n] are in them.
-
-    And whether they are the device's own, which need not be written back.
-    """
+  ) -> DeviceRows:
+    """Returns the rows of lines [n]."""
     is_plain = self.table.spec.dtype == 'float32' and not self.names
     if is_plain and device_rows.are_in_memory():
       (array,) = self.table.arrays(state)
-      return device_rows.view(array).view(np.float32), lines, True
-    return self.read(state, lines), np.arange(len(lines)), False
+      rows = device_rows.view(array).view(np.float32)
+      return DeviceRows(rows, lines, is_view=True)
+    rows = self.read(state, lines)
+    return DeviceRows(rows, np.arange(len(lines)), is_view=False)
 
   def write(
     self, state: spec_lib.TableState, lines: np.ndarray, floats: np.ndarray
@@ -230,8 +237,8 @@ class SharedRows:
 
       def make(ids, spec=spec, bits=bits, opt_state=opt_state, layout=layout):
         rows = owned_rows.first_rows(spec, bits, ids)
-        own = {k: np.repeat(x, len(ids), 0) for k, x in opt_state.items()}
-        return layout.join(rows, own).view(np.uint8)
+        new = {k: np.repeat(x, len(ids), 0) for k, x in opt_state.items()}
+        return layout.join(rows, new).view(np.uint8)
 
       sizes = spec.vocab, self.records[name].num_bytes, make, layout.num_added
       if name in self.stores:
@@ -282,7 +289,7 @@ class SharedRows:
     return stretches
 
   def _exchange(self, stretches, counts):
-    """Pushes what was taken, and reads; in one call for each shard."""
+    """Pushes what was settled, and reads; in one call for each shard."""
     pushes, self._pushes = self._pushes, []
     asking = [
       self._copies[name].asking_push(pending, deltas)
@@ -293,21 +300,21 @@ class SharedRows:
     for name, stretch in stretches.items():
       asking.append(self._copies[name].asking_read(stretch.lines, stretch.ids))
     call = next(iter(self.stores.values())).call
-    found = shards.together(call, asking)
+    answers = shards.together(call, asking)
     self._count_pushes(pushes, counts)
-    if stretches and any(found[:num_pushes]):
+    if stretches and any(answers[:num_pushes]):
       return self._exchange(stretches, counts)
-    read = dict(zip(stretches, found[num_pushes:], strict=True))
+    read = dict(zip(stretches, answers[num_pushes:], strict=True))
     for name, stretch in stretches.items():
-      found, num = read[name], len(read[name].ids)
-      self.most_missed = max(self.most_missed, found.most_missed)
+      fetched, num = read[name], len(read[name].ids)
+      self.most_missed = max(self.most_missed, fetched.most_missed)
       counts.add(
         rows_checked=len(stretch.ids),
         rows_fetched=num,
         # An id and a clock for each; where a row was, and its clock, too.
         bytes_sent=16 * len(stretch.ids),
         bytes_received=num * (17 + self.records[name].num_bytes),
-        updates_missed=found.missed,
+        updates_missed=fetched.missed,
       )
     return read
 
@@ -346,9 +353,9 @@ class SharedRows:
 
   def _commit(self, tables, read):
     for name, fetched in read.items():
-      args = self._layouts[name].place(tables[name], fetched.lines)
-      self._copies[name].commit(fetched, *args[:2])
-      self._write(name, tables, fetched.lines, *args)
+      device = self._layouts[name].rows_at(tables[name], fetched.lines)
+      self._copies[name].commit(fetched, device.rows, device.at)
+      self._write(name, tables, fetched.lines, device=device)
 
   def _paced(self, call, *args):
     """Calls a method of `pace`, whose waiting is not for rows."""
@@ -357,11 +364,11 @@ class SharedRows:
     self._paced_secs += time.monotonic() - start
     return answer
 
-  def _write(self, name, tables, lines, rows, at, is_own):
-    if is_own:
+  def _write(self, name, tables, lines, device):
+    if device.is_view:
       return
-    layout = self._layouts[name]
-    tables[name], errors = layout.write(tables[name], lines, rows[at])
+    rows = device.rows[device.at]
+    tables[name], errors = self._layouts[name].write(tables[name], lines, rows)
     if errors is not None:
       self._copies[name].rebase(lines, errors)
 
@@ -371,19 +378,23 @@ class SharedRows:
       self._settle(name, tables, pending)
 
   def _settle(self, name, tables, pending, stays=True):
-    """Has updates pushed with what is read next, or as much of them as is."""
+    """Takes updates off the device, to be pushed with the next read."""
     layout, lines = self._layouts[name], pending.lines
     if not len(lines):
       return
-    args = layout.place(tables[name], lines)
+    device = layout.rows_at(tables[name], lines)
     weights = None if self.adds_up else self.weights(pending.updates)
     num_weighted = 0 if self.adds_up else layout.dim
     deltas = self._copies[name].settle(
-      pending, *args[:2], weights, num_weighted
+      pending,
+      device.rows,
+      device.at,
+      weights=weights,
+      num_weighted=num_weighted,
     )
     self._pushes.append((name, pending, deltas))
     if stays and num_weighted:
-      self._write(name, tables, lines, *args)
+      self._write(name, tables, lines, device=device)
 
   def _count_pushes(self, pushes, counts):
     for name, pending, _ in pushes:
@@ -405,14 +416,14 @@ class SharedRows:
   ) -> dict[str, Any]:
     """See `fetching.Rows`."""
     tables = dict(tables)
-    for name, own in self._copies.items():
-      self._settle(name, tables, own.all())
+    for name, rows in self._copies.items():
+      self._settle(name, tables, rows.all())
     self._exchange({}, counts)
     self._flushes += 1
     return tables
 
   def check(self) -> None:
-    """Asks every shard for something, which tells whether it was restarted."""
+    """Calls every shard, which notices those that were restarted."""
     for table in self.stores.values():
       table.check()
 
@@ -432,8 +443,8 @@ class SharedRows:
   ) -> None:
     """See `fetching.Rows`."""
     layout, shared = self._layouts[name], self.stores[name]
-    _, own = layout.split(shared.read(ids).view(np.float32))
-    floats = layout.join(rows, {**own, **opt_state})
+    _, old = layout.split(shared.read(ids).view(np.float32))
+    floats = layout.join(rows, {**old, **opt_state})
     shared.write(ids, floats.view(np.uint8))
 
   def close(self) -> None:
