@@ -148,8 +148,8 @@ class Rows(Protocol):
     """Ends what it has begun, but for the stores."""
 
 
-class Dense(Protocol):
-  """Dense parameters that others train, too."""
+class Exchange(Protocol):
+  """The exchange of dense parameters that others train, too."""
 
   # Whether a step is one of all: each takes a share of it.
   shares_steps: bool
@@ -250,7 +250,7 @@ class Fetching:
     # When the last two stretches ended.
     self._ended = [_done(0.0), _done(0.0)]
 
-  def share(self, dense: Dense) -> None:
+  def share(self, dense: Exchange) -> None:
     """Exchanges dense parameters from now on; before there is a state."""
     self._dense = dense
     if dense.shares_steps:

@@ -240,12 +240,12 @@ class Coordinator:
   PAUSE = 'pause'
 
   def __init__(self, ledger: Ledger, dense: Sequence[Any] = ()):
-    """`dense` are the arguments of `dense.Dense`, if parameters are dense."""
+    """`dense` are the arguments of `dense.Parameters`, if parameters are dense."""
     self.ledger, self.parameters = ledger, None
     if dense:
       from jaxemb.workers import dense as dense_lib  # and with it JAX
 
-      self.parameters = dense_lib.Dense(*dense)
+      self.parameters = dense_lib.Parameters(*dense)
     self._change = asyncio.Condition()
     self._reports: list[dict[str, Any]] = []
 
@@ -339,7 +339,7 @@ class Coordinator:
   async def push_dense(
     self, worker: int, start: int, params: Any, optimizer: Any, weight: float
   ) -> Any:
-    """See `dense.Dense.push`."""
+    """See `dense.Parameters.push`."""
     self.ledger.check(worker, start)
     return self.parameters.push(worker, params, optimizer, weight)
 

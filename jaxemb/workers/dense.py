@@ -20,7 +20,7 @@ import numpy as np
 from jaxemb.strategies import base
 
 
-class Dense:
+class Parameters:
   """Parameters, and the state of their optimizer, as trees of NumPy arrays."""
 
   def __init__(self, optimizer: Any, dense_rate: float):
@@ -80,7 +80,7 @@ class Dense:
 
 
 class Exchange:
-  """Implements `fetching.Dense` for a worker."""
+  """Implements `fetching.Exchange` for a worker."""
 
   shares_steps = False
 
@@ -114,7 +114,7 @@ class Exchange:
     learning_rate: np.float32,
     examples: float,
   ) -> base.TrainState:
-    """See `fetching.Dense`."""
+    """See `fetching.Exchange`."""
     own = jax.device_get(state[1:])
     lookups = np.array([num_steps * self._step_centers])
     (weight,) = self._weights(lookups).tolist()

@@ -152,7 +152,7 @@ class Coordinator(coordinator.Coordinator):
   ) -> Any:
     """Returns the parameters after a step of all in the round.
 
-    See `dense.Dense.step`; gradients add up in the order of their workers.
+    See `dense.Parameters.step`; gradients add up in the order of their workers.
     """
     self.ledger.check(worker, start)
     number, _ = self.ledger.round_of(worker)
@@ -256,7 +256,7 @@ class Exchange(dense.Exchange):
     learning_rate: np.float32,
     examples: float,
   ) -> strategy_base.TrainState:
-    """See `fetching.Dense`."""
+    """See `fetching.Exchange`."""
     grads = jax.device_get(state.optimizer)
     params = self._pace.wait(
       'step_dense', grads, examples > 0, float(learning_rate)

@@ -216,7 +216,7 @@ class SharedRows:
       k: _Layout(x, state.tables[k]) for k, x in self.tables.items()
     }
     self.records = {k: x.record for k, x in self._layouts.items()}
-    self.pace = Pace()  # a worker's is set when it joins others
+    self.pace = Pace()  # until it joins others
     self._paced_secs = 0.0
     self.stores: dict[str, shards.Sharded] = {}
     self.most_missed = 0  # since it was last set to 0
@@ -259,6 +259,10 @@ class SharedRows:
       copies.num_bytes(x.spec.vocab, x.num_rows, sizes[k])
       for k, x in self.tables.items()
     )
+
+  def join(self, pace: Pace) -> None:
+    """Takes turns with other workers from now on, as the pace says."""
+    self.pace = pace
 
   def weights(self, lookups: np.ndarray) -> np.ndarray:
     """Returns [n] float32, the weights of pushes of rows with lookups [n]."""

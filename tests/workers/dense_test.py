@@ -73,7 +73,8 @@ def _train(number, made, actor, pace, work):
     pace, make = lockstep.Pace(ask), lockstep.Exchange
   else:
     pace, make = shared_rows.Pace(ask), dense.Exchange
-  store.rows.pace, size = pace, made.trainable.steps.part_examples
+  store.rows.join(pace)
+  size = made.trainable.steps.part_examples
   exchange = make(pace, store.rows.weights, size)
   store.share(exchange)
   state = exchange.begin(strategy.init(jax.random.key(0)))
@@ -165,7 +166,7 @@ def test_workers_that_never_wait_learn_as_much(is_graph):
 def test_changes_add_up_and_steps_are_optax():
   start = {'w': np.array([1.0, 2.0], np.float32)}
   optimizer = optax.adam(0.1)
-  actor = dense.Dense(optimizer, 0.5)
+  actor = dense.Parameters(optimizer, 0.5)
   actor.params, actor.optimizer = start, jax.device_get(optimizer.init(start))
   for number in range(3):
     assert actor.take(number)[0] is start
