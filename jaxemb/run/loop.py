@@ -65,6 +65,33 @@ class Hook(Protocol):
     return False
 
 
+class Meter(Protocol):
+  """Counts dispatches, as `metrics.Meter`; what has a body is optional."""
+
+  def start(self) -> None:
+    """Starts the clock, before the first dispatch of a start."""
+
+  def begin(self, item: data_base.Item) -> None:
+    """Called before the dispatch of an item."""
+
+  def count(
+    self,
+    item: data_base.Item,
+    learning_rates: tuple[float, float],
+    step_metrics: strategy_base.DispatchMetrics,
+  ) -> None:
+    """Counts a dispatch, waiting for it to end."""
+
+  def count_store(self, counts: Mapping[str, float]) -> None:
+    """Counts rows and seconds of a store, by name."""
+
+  def resume(self) -> None:
+    """Restarts the clock after other work than training."""
+
+  def close(self) -> None:
+    """Called at the end of a start, also after errors."""
+
+
 def open_checkpoints(workdir: pathlib.Path) -> checkpoint.Checkpoints:
   """The checkpoints of a run, to be used in a `with` statement."""
   return checkpoint.Checkpoints(
@@ -84,7 +111,7 @@ def train(
   checkpoints: checkpoint.Checkpoints | None,
   parts: build.Parts,
   session: Session,
-  make_meter: Callable[[metrics.Totals], metrics.Meter],
+  make_meter: Callable[[metrics.Totals], Meter],
   hooks: Sequence[Hook] = (),
   stream: Sequence[int] = (),
   program: jax.stages.Compiled | None = None,

@@ -53,8 +53,8 @@ _WORDS_COUNTED = (
 _DONE = 'part.json'
 
 
-class _Meter:
-  """As `metrics.Meter`, of a sub-model; counts in that of the run, too."""
+class _Meter(loop.Meter):
+  """Counts a sub-model, and with it the run."""
 
   def __init__(
     self, totals: metrics.Totals, units_per_epoch: float, run: '_Runner'
@@ -71,9 +71,6 @@ class _Meter:
     with self._run.lock:
       self._run.meter.start()
 
-  def begin(self, item: data_base.Item) -> None:
-    """See the class."""
-
   def count(
     self,
     item: data_base.Item,
@@ -84,18 +81,18 @@ class _Meter:
     loss = self._run.parts.trainable.model.untrained_loss
     step_metrics = jax.device_get(step_metrics)  # while others count
     with self._run.lock:
-      args = learning_rates, step_metrics
-      self.totals.add(item, self._units_per_epoch, *args, loss)
-      meter, of_all = self._run.meter, self._run.meter.totals
-      before, stop = of_all.train_secs, item.done_after - item.done_before
-      item = item._replace(
-        done_before=of_all.done, done_after=of_all.done + stop
+      self.totals.add(
+        item,
+        self._units_per_epoch,
+        learning_rates,
+        step_metrics=step_metrics,
+        untrained_loss=loss,
       )
-      meter.count(item, *args)
-      self.totals.train_secs += of_all.train_secs - before
-
-  def close(self) -> None:
-    """See the class."""
+      run = self._run.meter.totals
+      before, units = run.train_secs, item.done_after - item.done_before
+      item = item._replace(done_before=run.done, done_after=run.done + units)
+      self._run.meter.count(item, learning_rates, step_metrics)
+      self.totals.train_secs += run.train_secs - before
 
 
 def folder(

@@ -185,7 +185,7 @@ class _Pause(loop.Hook):
     return self._rate
 
 
-class _Reports:
+class _Reports(loop.Meter):
   """A meter that reports every dispatch to the coordinator."""
 
   def __init__(

@@ -128,15 +128,15 @@ class _Crew:
     return bool(self.running)
 
 
-class _Used:
-  """What each worker has used, whichever process it was."""
+class _Usage:
+  """Sums what each worker has used, over all its processes."""
 
   def __init__(self):
     self._before: dict[int, dict[str, Any]] = {}
     self._last: dict[int, tuple[int, dict[str, Any]]] = {}
 
   def add(self, number: int, start: int, used: dict[str, Any]) -> None:
-    """The newest sample of a worker's process, which counts from its start."""
+    """Notes the newest sample of a process, which counts from its start."""
     old_start, old = self._last.get(number, (start, {}))
     if old_start != start:
       self._before[number] = self._sum(self._before.get(number, {}), old)
@@ -148,7 +148,7 @@ class _Used:
     return used | {k: used[k] + before.get(k, 0.0) for k in is_sum}
 
   def gather(self, *unused: Any) -> list[dict[str, Any]]:
-    """Of all workers, by number; {} of one that has not reported."""
+    """Returns the usage of all workers; {} of one that has not reported."""
     num = max(self._last, default=-1) + 1
     return [
       self._sum(self._before.get(i, {}), self._last[i][1])
@@ -219,7 +219,7 @@ class _Runner:
     if self._is_new:
       self.state = build.new_state(parts, key)
     hook.begin(self.totals)
-    self._used, self._most_missed, self._replaced = _Used(), 0, 0
+    self._usage, self._most_missed, self._replaced = _Usage(), 0, 0
     self.meter = metrics.Meter(
       workdir=workdir,
       totals=self.totals,
@@ -227,7 +227,7 @@ class _Runner:
       epochs=source.epochs,
       log_every_secs=parts.config.train.log_every_secs,
       untrained_loss=parts.trainable.model.untrained_loss,
-      gather=self._used.gather,
+      gather=self._usage.gather,
     )
 
   def train(self, cluster: remote.Cluster, cache: pathlib.Path | None) -> bool:
@@ -300,7 +300,7 @@ class _Runner:
   def _count(self, crew, report) -> bool:
     """Counts what a worker reports; whether an evaluation is due."""
     number, totals = report['worker'], self.totals
-    self._used.add(number, report['start'], report['used'])
+    self._usage.add(number, report['start'], report['used'])
     counts = report['counts']
     self._most_missed = max(self._most_missed, counts.pop('most_missed'))
     self.meter.count_store(counts)

@@ -240,7 +240,7 @@ class Coordinator:
   PAUSE = 'pause'
 
   def __init__(self, ledger: Ledger, dense: Sequence[Any] = ()):
-    """`dense` are the arguments of `dense.Parameters`, if parameters are dense."""
+    """`dense` are arguments of `dense.Parameters`, if there are any."""
     self.ledger, self.parameters = ledger, None
     if dense:
       from jaxemb.workers import dense as dense_lib  # and with it JAX
