@@ -362,12 +362,13 @@ def log_stop(checkpoints: checkpoint.Checkpoints) -> None:
 
 
 def _with_next(items):
-  """Pairs of an item and the one behind it, None after the last."""
+  """Yields items with the one behind each, None after the last or a pause."""
   item = next(items, None)
   while item is not None:
-    following = next(items, None)
+    is_pause = item.batch is None  # nothing follows until its hooks have run
+    following = None if is_pause else next(items, None)
     yield item, following
-    item = following
+    item = next(items, None) if is_pause else following
 
 
 def init_key(seed: int) -> jax.Array:
