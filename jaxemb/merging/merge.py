@@ -215,9 +215,8 @@ def merge_rows(
   warnings = check_words(parts, has, spec.method)
   report = dataclasses.asdict(spec) | _of_weights(parts, spec, warnings)
   dim = _dim([part.dim for part in parts], spec)
-  is_kept = has.any(0) if is_alir else has.all(0)
-  ids, lost_ids = np.flatnonzero(is_kept), np.flatnonzero(~is_kept)
-  votes = union.votes if is_alir else has
+  in_result = has.any(0) if is_alir else has.all(0)
+  ids, votes = np.flatnonzero(in_result), union.votes if is_alir else has
   job = SideBySide(
     tables=[part.vectors for part in parts],
     rows=union.rows[:, ids],
@@ -236,14 +235,18 @@ def merge_rows(
       'vectors', rotations, outer, fit=fit if is_alir else None
     )
   if is_alir and not spec.normalize:
-    trainable = _merge_trainable(parts, job, rotations, outer, warnings)
+    trainable = _merge_trainable(
+      parts, job, rotations, outer=outer, warnings=warnings
+    )
   of_parts = _of_parts(parts, has, fit, num_words=len(ids))
   if is_alir:
     warnings += _outliers(of_parts, spec.normalize)
   report |= {
     'words': len(ids),
     'union_words': len(union.words),
-    'lost': _of_lost_words(union, lost_ids, spec.method, warnings),
+    'lost': _of_lost_words(
+      union, np.flatnonzero(~in_result), spec.method, warnings=warnings
+    ),
     'parts': of_parts,
     'dim': dim,
     'displacements': displacements,

@@ -275,7 +275,11 @@ class _Training:
       secs = time.time() - self._session.started
       self.totals.total_secs = self._secs_before + secs
       save(
-        self._checkpoints, self._parts, state, self.totals, self._fingerprints
+        self._checkpoints,
+        self._parts,
+        state,
+        totals=self.totals,
+        fingerprints=self._fingerprints,
       )
       self._last_save = time.monotonic()
     if has_ended:

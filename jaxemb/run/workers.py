@@ -332,7 +332,11 @@ class _Runner:
     secs = time.time() - self._session.started
     totals.total_secs = self._secs_before + secs
     loop.save(
-      self._checkpoints, self._parts, self.state, totals, self._fingerprints
+      self._checkpoints,
+      self._parts,
+      self.state,
+      totals=totals,
+      fingerprints=self._fingerprints,
     )
 
   def report(self) -> Mapping[str, Any]:

@@ -244,9 +244,12 @@ class SharedRows:
       if name in self.stores:
         self.stores[name].close()
       self.stores[name] = shared = self._make_table(name, *sizes)
-      capacity, bounds = table.num_rows, (self._staleness,) * 2
       self._copies[name] = copies.Copies(
-        shared, capacity, layout.num_added, *bounds
+        shared,
+        table.slots.spec.vocab,
+        layout.num_added,
+        read_bound=self._staleness,
+        write_bound=self._staleness,
       )
       self._lookups[name] = copies.Lookups(spec.vocab)
       self._last[name] = np.zeros(0, np.int64)
