@@ -50,6 +50,9 @@ class Hook(Protocol):
   def begin(self, totals: metrics.Totals) -> None:
     """Called before the first dispatch of a start, with what was done."""
 
+  def before(self, item: data_base.Item) -> None:
+    """Called before the dispatch of an item."""
+
   def due(self, item: data_base.Item) -> bool:
     """Whether to run after an item; depends on nothing else."""
 
@@ -70,9 +73,6 @@ class Meter(Protocol):
 
   def start(self) -> None:
     """Starts the clock, before the first dispatch of a start."""
-
-  def begin(self, item: data_base.Item) -> None:
-    """Called before the dispatch of an item."""
 
   def count(
     self,
@@ -245,7 +245,8 @@ class _Training:
       totals.encode_secs += session.encode_secs
       self.meter.start()
     self._dispatches += 1
-    self.meter.begin(item)
+    for hook in self._hooks:
+      hook.before(item)
     if self._store and following and following.batch is not None:
       self._store.expect(following.batch, self._planned(following))
 

@@ -168,11 +168,14 @@ class _Leases:
       yield item._replace(part=lease.part)
 
 
-class _Pause(loop.Hook):
-  """Waits with all other workers while the run is saved or evaluated."""
+class _Pacing(loop.Hook):
+  """Keeps pace with other workers, and waits while the run is saved."""
 
   def __init__(self, pace: shared_rows.Pace, leases: _Leases, rate: float):
     self._pace, self._leases, self._rate = pace, leases, rate
+
+  def before(self, item: data_base.Item) -> None:
+    self._pace.start(item.index)
 
   def due(self, item: data_base.Item) -> bool:
     return item.batch is None
@@ -206,10 +209,6 @@ class _Reports(loop.Meter):
   def start(self) -> None:
     """Begins to count what this process uses."""
     self._first, self._began = resources.sample(), time.time()
-
-  def begin(self, item: data_base.Item) -> None:
-    """Tells the pace of a dispatch."""
-    self._pace.start(item.index)
 
   def count(
     self,
@@ -296,7 +295,7 @@ def _train(
     parts,
     loop.Session(time.time(), 0.0, threading.Event()),
     make_meter=lambda totals: reports,
-    hooks=[_Pause(pace, leases, rate_factor)],
+    hooks=[_Pacing(pace, leases, rate_factor)],
     program=program,
     state=state,
     items_ahead=1,

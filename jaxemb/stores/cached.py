@@ -54,42 +54,41 @@ class Cached(spec_lib.Table):
   def update(self, state, ids, row_grads, rows, step):
     return self.cache.update(state, ids, row_grads, rows=rows, step=step)
 
-  @functools.cached_property
-  def _tree(self):
-    """The structure of rows as they are stored."""
-    like = jax.eval_shape(self.init, jax.random.key(0))
-    return jax.tree.structure(like.vectors)
-
-  # Arrays of rows are as stored, then their optimizer state by name.
-
   def arrays(self, state: spec_lib.TableState) -> list[jax.Array]:
-    """Returns the arrays [slots, ...] of a state."""
+    """[num_rows, ...], all that belongs to rows: vectors, optimizer state."""
     names = sorted(self.state_names)
     opt_state = [getattr(state.opt_state, k) for k in names]
     return jax.tree.leaves(state.vectors) + opt_state
 
-  def pack(self, block: spec_lib.RowBlock) -> list[np.ndarray]:
-    """Returns arrays [n, ...] of rows."""
-    opt_state = [block.opt_state[k] for k in sorted(self.state_names)]
-    return spec_lib.to_stored(block.encoded) + opt_state
-
-  def unpack(self, arrays: list[np.ndarray]) -> spec_lib.RowBlock:
-    """Returns the rows of arrays [n, ...]."""
-    num, names = self._tree.num_leaves, sorted(self.state_names)
-    stored = jax.tree.unflatten(self._tree, arrays[:num])
-    return spec_lib.RowBlock(
-      spec_lib.from_stored(stored, self.spec.dtype),
-      dict(zip(names, arrays[num:], strict=True)),
-    )
-
   def with_arrays(
     self, state: spec_lib.TableState, arrays: list[Any]
   ) -> spec_lib.TableState:
-    """Returns the state with other arrays."""
-    num, names = self._tree.num_leaves, sorted(self.state_names)
-    vectors = jax.tree.unflatten(self._tree, arrays[:num])
-    opt_state = state.opt_state
-    if names:
-      new = dict(zip(names, arrays[num:], strict=True))
-      opt_state = opt_state._replace(**new)
-    return state._replace(vectors=vectors, opt_state=opt_state)
+    """Returns the state with other `arrays`; it may be one of shapes."""
+    vectors, opt_state = self._split(state, arrays)
+    state = state._replace(vectors=vectors)
+    if not opt_state:
+      return state
+    return state._replace(opt_state=state.opt_state._replace(**opt_state))
+
+  def row_block(self, arrays: list[Any]) -> spec_lib.RowBlock:
+    """Returns the rows of `arrays` [n, ...]."""
+    stored, opt_state = self._split(self._form, arrays)
+    return spec_lib.RowBlock(
+      spec_lib.from_stored(stored, self.spec.dtype), opt_state
+    )
+
+  def arrays_of(self, block: spec_lib.RowBlock) -> list[np.ndarray]:
+    """Returns the `arrays` [n, ...] of rows."""
+    opt_state = [block.opt_state[k] for k in sorted(self.state_names)]
+    return spec_lib.to_stored(block.encoded) + opt_state
+
+  @functools.cached_property
+  def _form(self):
+    """The shapes of a state."""
+    return jax.eval_shape(self.cache.init, jax.random.key(0))
+
+  def _split(self, state, arrays):
+    """Splits `arrays` into vectors and optimizer state by name."""
+    tree, names = jax.tree.structure(state.vectors), sorted(self.state_names)
+    vectors = jax.tree.unflatten(tree, arrays[: tree.num_leaves])
+    return vectors, dict(zip(names, arrays[tree.num_leaves :], strict=True))

@@ -231,7 +231,7 @@ class OwnedRows:
       some = record.unpack(self.stores[name].read(ids[i : i + size]))
       for whole, part in zip(arrays, some, strict=True):
         whole[i : i + size] = part
-    return table.unpack(arrays)
+    return table.row_block(arrays)
 
   def import_rows(
     self,
@@ -242,13 +242,13 @@ class OwnedRows:
   ) -> None:
     """See `fetching.Rows`."""
     table, record = self.tables[name], self.records[name]
-    old = table.unpack(record.unpack(self.stores[name].read(ids)))
-    new = {
-      k: np.asarray(opt_state.get(k, x), x.dtype)
-      for k, x in old.opt_state.items()
-    }
+    arrays = record.unpack(self.stores[name].read(ids))
     encoded = spec_lib.encode_rows(rows, table.spec.dtype)
-    arrays = table.pack(spec_lib.RowBlock(encoded, new))
+    new = spec_lib.to_stored(encoded)
+    arrays[: len(new)] = new
+    for i, k in enumerate(sorted(table.state_names)):
+      if k in opt_state:
+        arrays[len(new) + i] = np.asarray(opt_state[k], np.float32)
     self.stores[name].write(ids, record.pack(arrays))
 
   def close(self) -> None:

@@ -1,7 +1,7 @@
 """Copies of rows on a worker, and how stale they may be.
 
 The protocol of HET (Miao et al. 2022). A worker has copies of some rows of a
-shared table (`shards`) in lines, which are the slots of its device's table. Of
+shared table (`shards`) in lines, which are the rows of its device's cache. Of
 each line this module knows the clock of its row when it was read, the updates
 of this worker that were not pushed, and the row without these (`base`); the
 rows themselves are on the device. An update is a lookup of a row, of which a

@@ -3,7 +3,7 @@
 The device has copies of some rows of tables that lie in shards
 (`workers.shards`), each as stale as `workers.copies` allows. Between two
 stretches of steps, what was read meanwhile comes to the device, and rows that
-have had too many updates, or lose their slots, are taken from it, to be pushed
+have had too many updates, or are evicted, are taken from it, to be pushed
 beside the next stretch.
 
 An update is a lookup of a row in a step, as the clocks of HET's released code
@@ -128,7 +128,7 @@ class _Layout:
     else:
       arrays = device_rows.get(self.table, state, lines)
       arrays = [np.asarray(x)[: len(lines)] for x in arrays]
-    block = self.table.unpack(arrays)
+    block = self.table.row_block(arrays)
     return self.join(block.rows, block.opt_state)
 
   def rows_at(
@@ -151,7 +151,7 @@ class _Layout:
       return state, None
     rows, opt_state = self.split(floats)
     encoded = spec_lib.encode_rows(rows, self.table.spec.dtype)
-    arrays = self.table.pack(spec_lib.RowBlock(encoded, opt_state))
+    arrays = self.table.arrays_of(spec_lib.RowBlock(encoded, opt_state))
     if device_rows.are_in_memory():
       for array, new in zip(self.table.arrays(state), arrays, strict=True):
         new = np.ascontiguousarray(new).reshape(len(lines), -1)
@@ -246,7 +246,7 @@ class SharedRows:
       self.stores[name] = shared = self._make_table(name, *sizes)
       self._copies[name] = copies.Copies(
         shared,
-        table.slots.spec.vocab,
+        table.num_rows,
         layout.num_added,
         read_bound=self._staleness,
         write_bound=self._staleness,
