@@ -38,7 +38,6 @@ class Walks(kind.Kind):
   factory = 'jaxemb.graphs.walk_source:Walks'
   start = 'graph'
   settings = _SETTINGS
-  embedded = 'toygraph:'
   uses = kind.WINDOWS | kind.HELD_OUT | {'train.init_from'}
   help = _HELP
 
@@ -63,7 +62,6 @@ class Nodes(kind.Kind):
   factory = 'jaxemb.graphs.node_source:make'
   start = 'graphsage'
   settings = _SETTINGS
-  embedded = 'toygraph:'
   uses = kind.HELD_OUT | kind.DENSE | {'optimizer.max_duplicates'}
   models = {'graphsage': 'jaxemb.graphs.graphsage:make'}
   losses = {}
@@ -245,7 +243,6 @@ class Edges(kind.Kind):
   factory = 'jaxemb.graphs.edge_source:Edges'
   start = 'graph:relations'
   settings = _SETTINGS
-  embedded = 'toygraph:'
   uses = kind.PAIRS | kind.HELD_OUT | {'model.negatives'}
   models = {
     'line': 'jaxemb.graphs.edge_models:line',
