@@ -76,8 +76,11 @@ def merge(
   return merged._replace(report=merged.report | {'merge_secs': secs})
 
 
-def line(report: Mapping[str, Any]) -> str:
-  """Returns a line about the senses of a merge report."""
+def line(merge_report: Mapping[str, Any]) -> str:
+  """Returns a line about the senses of a merge report, or ''."""
+  report = merge_report.get('senses')
+  if report is None:
+    return ''
   text = f'senses: {report["words"]:,} words have several'
   if report['cosine_matched'] is None:
     return text

@@ -35,8 +35,9 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base as data_base
+from jaxemb.data import partition_sampling
 from jaxemb.merging import merge as merge_lib
-from jaxemb.merging import multivectors as senses_merge
+from jaxemb.merging import multivectors as multivectors_merge
 from jaxemb.merging import parts as parts_lib
 from jaxemb.run import build, loop, metrics, results, rundir
 from jaxemb.run import vectors as vectors_lib
@@ -44,7 +45,6 @@ from jaxemb.runtime import distributed, mesh
 from jaxemb.storage import atomic, checkpoint, word2vec_format
 from jaxemb.strategies import base as strategy_base
 from jaxemb.tables import spec as spec_lib
-from jaxemb.text import partition_sampling
 
 _WORDS_COUNTED = (
   'corpus words inside the vocabulary that sub-models have read, before '
@@ -405,25 +405,27 @@ class _Runner:
         ) from error
     if len(opened) > 1:
       spec = merge_lib.Spec(method=self.config.strategy.merge)
-      merged = senses_merge.merge(opened, spec)
+      merged = multivectors_merge.merge(opened, spec)
       report, vectors = merged.report, merged.vectors
     else:
       (merged,) = opened
       report, vectors = {'merge_secs': 0.0}, merged.vectors
     for line in report.get('warnings', ()):
       metrics.LOG.warning('%s', line)
-    if 'senses' in report:
-      metrics.LOG.info('%s', senses_merge.line(report['senses']))
+    if line := multivectors_merge.line(report):
+      metrics.LOG.info('%s', line)
     source, dtype = self.parts.source, self.config.table.dtype
     ids = {word: i for i, word in enumerate(source.keys)}
-    if merged.senses is not None:  # the words are in the text's order
-      counts = source.counts[[ids[word] for word in merged.senses.words]]
-      encoded = spec_lib.encode_rows(merged.senses.vectors, dtype)
-      senses = dataclasses.replace(
-        merged.senses, counts=counts, vectors=encoded.decode()
+    if (
+      multi := merged.senses
+    ) is not None:  # the words are in the text's order
+      counts = source.counts[[ids[word] for word in multi.words]]
+      encoded = spec_lib.encode_rows(multi.vectors, dtype)
+      multi = dataclasses.replace(
+        multi, counts=counts, vectors=encoded.decode()
       )
       return vectors_lib.Export(
-        keys=senses.words, counts=counts, rows=encoded, multi=senses
+        keys=multi.words, counts=counts, rows=encoded, multi=multi
       ), report
     rows = np.array([ids[word] for word in merged.words])
     order = np.argsort(rows)

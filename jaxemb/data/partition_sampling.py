@@ -19,7 +19,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from concurrent import futures
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -29,7 +29,6 @@ from jaxemb.data import base, subsampling
 from jaxemb.data import blocks as blocks_lib
 from jaxemb.ops import hashing
 from jaxemb.runtime import resources
-from jaxemb.text import encode, tokenize
 
 _STREAM = 0x7368617265  # the loader draws other numbers from the same seed
 _ALL = 1 << 63  # draws are 63 bits
@@ -123,11 +122,11 @@ def _select(ids, offset, rule, out):
   while stop < len(ids):
     start = stop
     # END marks before the first sentence belong to it.
-    while stop < len(ids) and ids[stop] == tokenize.END:
+    while stop < len(ids) and ids[stop] == blocks_lib.END:
       stop += 1
-    while stop < len(ids) and ids[stop] != tokenize.END:
+    while stop < len(ids) and ids[stop] != blocks_lib.END:
       stop += 1
-    while stop < len(ids) and ids[stop] == tokenize.END:
+    while stop < len(ids) and ids[stop] == blocks_lib.END:
       stop += 1
     if selects(rule, offset + start):
       for i in range(start, stop):
@@ -140,13 +139,11 @@ def _select(ids, offset, rule, out):
 @numba.njit(nogil=True, cache=True)
 def _add_counts(ids, counts):
   for i in range(len(ids)):
-    if ids[i] != tokenize.END:
+    if ids[i] != blocks_lib.END:
       counts[ids[i]] += 1
 
 
-def count(
-  corpus: encode.Encoded, sampling: Sampling, epochs: int
-) -> SampleCounts:
+def count(corpus: Any, sampling: Sampling, epochs: int) -> SampleCounts:
   """Counts the words and sentences that a part reads."""
   seen = np.zeros(len(corpus.counts), np.int64)
   starts, sentences = corpus.blocks.starts, 0
@@ -166,7 +163,7 @@ def count(
 
 
 def count_all(
-  corpus: encode.Encoded, samplings: Sequence[Sampling], epochs: int
+  corpus: Any, samplings: Sequence[Sampling], epochs: int
 ) -> list[SampleCounts]:
   """Counts what each part reads; raises a `UserError` if that is nothing."""
   with futures.ThreadPoolExecutor(resources.reading_threads()) as pool:
@@ -181,7 +178,7 @@ def count_all(
 
 
 def items(
-  corpus: encode.Encoded,
+  corpus: Any,
   sampling: Sampling,
   spec: base.SourceSpec,
   position: Sequence[int] | None,

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from jaxemb.data import blocks as blocks_lib
+from jaxemb.data import partition_sampling
 from jaxemb.ops import hashing
-from jaxemb.text import partition_sampling, tokenize
+from jaxemb.text import tokenize
 from tests import corpora
 
 _END = tokenize.END
