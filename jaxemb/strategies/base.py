@@ -233,8 +233,7 @@ def training_step(
   if context.measure is not True:
     measured = jnp.where(context.measure, 1.0, 0.0)
   if trainable.gradients:
-    rows, tables = dict.fromkeys(state.tables), state.tables
-    counts = {}
+    rows, tables, counts = dict.fromkeys(state.tables), state.tables, {}
     value, examples, row_grads = trainable.gradients(model, tables, ids, batch)
     grads, aux = (state.params, row_grads), model_base.Aux(examples)
     value *= measured
@@ -274,11 +273,19 @@ def training_step(
     )
     state = TrainState(tables, params, optimizer)
   sums = counts | {k: measured * aux.metrics[k] for k in model.metrics}
+  examples = measured * aux.examples
+  return state, _added(
+    metrics, context.index, value, examples=examples, sums=sums
+  )
+
+
+def _added(metrics, index, value, examples, sums):
+  """Returns the metrics of a dispatch after step `index`."""
   is_bad = ~jnp.isfinite(value) & (metrics.first_bad_step < 0)
-  return state, StepMetrics(
+  return StepMetrics(
     loss=metrics.loss + value,
-    examples=metrics.examples + measured * aux.examples,
-    first_bad_step=jnp.where(is_bad, context.index, metrics.first_bad_step),
+    examples=metrics.examples + examples,
+    first_bad_step=jnp.where(is_bad, index, metrics.first_bad_step),
     sums={k: x + sums.get(k, 0) for k, x in metrics.sums.items()},
   )
 
