@@ -21,6 +21,7 @@ import pathlib
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 
 import numpy as np
@@ -70,7 +71,10 @@ def ours(num_ids: int, optimizer: str) -> Callable[[], None]:
   names = tuple(f'I{i}' for i in range(NUMBERS))
   fields = examples.Fields(tuple(id_fields), names)
   lookups = np.full(fields.vocab, 1 / num_ids)
-  corpus = models.Corpus((), lookups, lookups, fields)
+  source = types.SimpleNamespace(fields=fields)
+  corpus = models.Corpus(
+    keys=(), counts=lookups, centers=lookups, source=source
+  )
   settings = {
     'data.source': 'clicks',
     'model.name': 'wide_deep',
