@@ -224,11 +224,10 @@ def training_step(
 ) -> tuple[TrainState, StepMetrics]:
   """Looks up rows, differentiates the loss, updates tables and parameters."""
   state, metrics = carry
-  model, ids, positions = trainable.model, context.ids, context.positions
+  model, ids = trainable.model, context.ids
   if ids is None:
     ids = model.ids(batch, context.key)
-  if positions is None:
-    positions = ids
+  positions = ids if context.positions is None else context.positions
   measured = 1.0
   if context.measure is not True:
     measured = jnp.where(context.measure, 1.0, 0.0)
