@@ -157,6 +157,7 @@ def _make(member):
     shape,
     steps,
     chunk=CHUNK,
+    parts=shape[0],
     shared_nodes=4,
     loss_every_steps=1,
     memory_lookups=5.0,  # forty words forget soon
