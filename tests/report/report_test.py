@@ -17,7 +17,7 @@ _ANALOGIES = {'score': 0.5, 'score_cosmul': 0.625, 'found': 4, 'total': 8}
 _HOST = {
   'hostname': 'a', 'mean_cores': 1.5, 'peak_cores': 1.75,
   'network_received_bytes': 12e6, 'network_received_bytes_per_sec': 1.2e6,
-  'words': 8_225_617, 'words_per_sec': 1.43e6, 'waited_secs': 4.25,
+  'words': 8_225_617, 'words_per_sec': 1.43e6,
   'collective_bytes': 31e6, 'collective_bytes_per_sec': 7.3e6, 'meetings': 63,
 }  # fmt: skip
 _REPORT = {
@@ -44,7 +44,7 @@ _REPORT = {
     'nothing': {'kind': 'similarity', 'score': None, 'found': 0, 'total': 9},
     'none': {'kind': 'analogies', 'score': None, 'found': 0, 'total': 9},
   },
-  'hosts': [_HOST, _HOST | {'hostname': '<i>b', 'waited_secs': None}],
+  'hosts': [_HOST, _HOST | {'hostname': '<i>b'}],
   'staleness': {'bound_words': 8000, 'max_words': 6000, 'mean_words': 4321.5},
 }  # fmt: skip
 
@@ -95,8 +95,8 @@ def test_page_shows_the_values_as_text(tmp_path):
     'Overlong words, dropped', 'New counter', 'damaged <here>',
     'Zero: redirects', '2 × NVIDIA H200', 'all-reduce', '2.35 MB',
     'config.eval.paths (empty)', 'No item of nothing, none was found',
-    '8,225,617 1.43 M 4.25 s 31 MB 7.3 MB/s 31 MB 7.3 MB/s 63',
-    '8,225,617 1.43 M – 31 MB', 'from at most 6,000 words, and from 4,322',
+    '8,225,617 1.43 M 31 MB 7.3 MB/s 31 MB 7.3 MB/s 63',
+    'from at most 6,000 words, and from 4,322',
     'the policy allows 8,000',
     '12 MB 1.2 MB/s', '0 a 1.500 1.750', '1 <i>b', '<u>group', _HOSTILE,
     '20 of 1000 logged rows', 'one in 4',
