@@ -38,9 +38,10 @@ import numpy as np
 import partition_runs
 
 from jaxemb import config
+from jaxemb.data import partition_sampling
 from jaxemb.evaluation import geometry
 from jaxemb.merging import align, parts
-from jaxemb.text import encode, partition_sampling
+from jaxemb.text import encode
 from jaxemb.text.toywiki import toywiki
 
 _PAPER = json.loads(

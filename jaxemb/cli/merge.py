@@ -188,8 +188,8 @@ def _table(report: dict[str, Any]) -> str:
     if x['residual'] is not None:
       line += f'{x["residual"]:10.3f}{x["agreement"]:11.3f}'
     lines.append(line)
-  if 'senses' in report:
-    lines.append(senses.line(report['senses']))
+  if line := senses.line(report):
+    lines.append(line)
   if report['displacements']:
     moved = ' '.join(f'{x:.1e}' for x in report['displacements'])
     lines.append(f'displacement of each iteration: {moved}')

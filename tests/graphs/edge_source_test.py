@@ -216,7 +216,7 @@ def test_meshes_layouts_and_stores_learn_the_same(tmp_path):
   [
     (
       {'model.name': 'skipgram', 'model.loss': 'negative_sampling'},
-      'one of line',
+      'choose line',
     ),
     ({'data.source': 'text', 'train.batch_examples': 4096}, 'of edges'),
     ({'model.window': 9}, 'model.window=9 is not used'),

@@ -207,7 +207,7 @@ def test_meshes_and_layouts_learn_the_same(tmp_path):
   [
     (
       {'model.name': 'skipgram', 'model.temperature': 0.0},
-      'choose one of factoriz',
+      'choose factoriz',
     ),
     (
       {'data.source': 'item_sets', 'train.batch_examples': 4096},

@@ -228,7 +228,7 @@ def test_first_bad_step(case, part, bad_step, expected):
         'tables/row_optimizers.py',
       ],
     ),
-    (True, ['kernels/cpu/step.py']),
+    (True, ['kernels/cpu/kernels.py', 'kernels/cpu/step.py']),
   ],
 )
 def test_a_step_goes_through_few_files(fused, own):

@@ -81,8 +81,9 @@ class _Worker:
 
   def place(self, ids):
     """Finds lines for rows; what leaves is pushed, then what is old is read."""
-    moves = self.cache.admit([[ids]])
-    lines = self.cache.slot_of[ids]
+    self.cache.foresee([[ids]])
+    moves = self.cache.take(self.cache.num_fitting(1))
+    lines = self.cache.cache_row_of[ids]
     self.push(self.copies.leave(moves.out['x'][0]))
     fetched = self.copies.read(lines, ids)
     self.copies.commit(fetched, self.rows, fetched.lines)
@@ -218,8 +219,9 @@ def test_rows_read_while_a_stretch_runs_lose_nothing(bounds):
     else:
       worker.lines = np.zeros(0, np.int64)
     ids = _draw(rng)[0]
-    moves = worker.cache.admit([[ids]])
-    lines = worker.cache.slot_of[ids]
+    worker.cache.foresee([[ids]])
+    moves = worker.cache.take(worker.cache.num_fitting(1))
+    lines = worker.cache.cache_row_of[ids]
     fetched = copies_.read(lines, ids)
     ahead[worker.number] = moves, fetched, lines, ids
   for worker in workers:
@@ -254,7 +256,7 @@ def test_rows_travel_only_where_they_are_old():
     lines = one.place(ids)
     one.train(lines, ids, updates * once, np.ones((4, ADDED)))
     one.push(one.copies.all())
-    fetched = two.copies.read(two.cache.slot_of[ids], ids)
+    fetched = two.copies.read(two.cache.cache_row_of[ids], ids)
     assert len(fetched.ids) == num_read
     two.copies.commit(fetched, two.rows, fetched.lines)
 

@@ -34,8 +34,8 @@ def _train(optimizer, decay, num_threads=0, lookups=(400,)):
   if num_threads:
     kernel = updates.make({'name': optimizer, **SETTINGS}, num_threads)
   table = replicated.Replicated(
-    spec.TableSpec('x', VOCAB, DIM, 0.1, decay=decay),
-    OPTIMIZERS[optimizer],
+    spec.TableSpec('x', VOCAB, DIM, 0.1),
+    OPTIMIZERS[optimizer]._replace(decay=decay),
     row_kernel=kernel,
   )
   state, update = table.init(jax.random.key(0)), jax.jit(table.update)
