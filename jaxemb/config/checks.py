@@ -40,10 +40,12 @@ def check(
   """
   given = schema.flat(config) | dict(values)
   source = given.get('data.source', '')
+  if ':' in source:  # whose settings the config may not have
+    given = {x.name: x.default for x in kinds.own(source).settings} | given
   members = kinds.members()
   for name, value in given.items():
     kinds.find(name, source).check(value, members.get(name))
-  check_complete(config, given)
+  check_complete(given)
   _apply_policy(given)
   _apply_store(given)
   checked = default(source if ':' in source else '')
@@ -58,11 +60,8 @@ def check(
   return checked
 
 
-def check_complete(
-  config: Mapping[str, Any], values: Mapping[str, Any] = MappingProxyType({})
-) -> None:
-  """Raises a `UserError` if a setting is missing."""
-  given = schema.flat(config) | dict(values)
+def check_complete(given: Mapping[str, Any]) -> None:
+  """Raises a `UserError` if a setting is missing, of flat ones."""
   for name in kinds.settings(given.get('data.source', '')):
     if name not in given:
       raise errors.UserError(

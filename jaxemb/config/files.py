@@ -11,7 +11,7 @@ from typing import Any
 import ml_collections
 
 from jaxemb import errors
-from jaxemb.config import checks, kinds
+from jaxemb.config import checks, kinds, schema
 
 
 def built_in() -> dict[str, pathlib.Path]:
@@ -47,7 +47,7 @@ def read(
     takes_path = 'data_path' in inspect.signature(get_config).parameters
     if takes_path and not kinds.of(config).is_embedded(data_path):
       config = get_config(*args, data_path=data_path)
-    checks.check_complete(config)
+    checks.check_complete(schema.flat(config))
     config.update_from_flattened_dict(values)  # references follow
     return config
   except errors.UserError:
