@@ -33,6 +33,7 @@ import numpy as np
 
 from jaxemb import config as config_lib
 from jaxemb import errors
+from jaxemb.run import devices as devices_lib
 
 _CASES = 'same_steps', 'deepctr'
 _MODELS = 'wide_deep', 'deepfm'
@@ -112,7 +113,7 @@ def _given(flags: list[str]) -> tuple[Any, dict[str, Any]]:
   from jaxemb.run import build, loop, rundir
 
   config, _, _ = main.parse(flags)
-  config, tuning, devices = build.on_devices(config, {})
+  config, tuning, devices = devices_lib.choose(config, {})
   cache = rundir.cache_folder()
   parts = build.parts(config, tuning, devices, lambda *_: None, cache)
   source = parts.source

@@ -25,6 +25,7 @@ from jaxemb.data import subsampling, windows
 from jaxemb.models import base as model_base
 from jaxemb.ops import sampling
 from jaxemb.run import build
+from jaxemb.run import devices as devices_lib
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base as strategy_base
 from jaxemb.text import encode, loader, tokenize
@@ -92,7 +93,7 @@ def make(
   """
   config = config_lib.default()
   config = config_lib.check(config, settings)
-  config, tuning, mesh = build.on_devices(config, {}, devices, **fixed)
+  config, tuning, mesh = devices_lib.choose(config, {}, devices, **fixed)
   counts = plan.zipf_counts(num_rows)
   spec = data_base.SourceSpec(
     '',

@@ -8,7 +8,8 @@ import pytest
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.config import kinds
-from jaxemb.run import build, rundir
+from jaxemb.run import devices as devices_lib
+from jaxemb.run import rundir
 from jaxemb.strategies import replicas
 from tests import dispatches
 
@@ -268,7 +269,7 @@ def test_a_run_is_resumed_with_settings_that_may_change(tmp_path):
   assert recorded['tuning.parts'] == 1 and recorded['model.dim'] == 100
   rundir.check(begun, tmp_path)
   # Another device, or one without a kernel, which would choose other steps.
-  there, other, _ = build.on_devices(config, recorded, fused=False)
+  there, other, _ = devices_lib.choose(config, recorded, fused=False)
   assert other.fused != tuning.fused and other.parts == tuning.parts
   there.train.log_every_secs, there.eval.paths = 9.0, 'x'
   rundir.check(there, tmp_path)

@@ -17,13 +17,10 @@ _KIND_NAMES = {
 # What the rebuilding has not got to; these shrink.
 _LONG = set(
   """
-  _fetching _walk_biased cbow evaluate hierarchical kernel make_corpus
-  merge_rows on_devices products skipgram softmax sync train trainer
-  training_step
-  update write
+  _walk_biased cbow evaluate hierarchical kernel make_corpus
+  merge_rows products skipgram softmax train
   """.split()
 )
-_POSITIONAL_CALLS = 62
 _FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 
 
@@ -86,7 +83,17 @@ def test_more_than_three_arguments_are_given_by_keyword():
     for x in ast.walk(tree)
     if isinstance(x, _FUNCTIONS) and _is_compiled(x)
   ]
-  names = {x.name for x in compiled} | {'kernel'}  # the latter of Pallas
+  # Of Pallas; and what takes any number of arguments.
+  names = (
+    {x.name for x in compiled}
+    | {'kernel', 'read'}
+    | {
+      x.name
+      for _, tree in trees
+      for x in ast.walk(tree)
+      if isinstance(x, _FUNCTIONS) and x.args.vararg
+    }
+  )
   inside = {id(x) for function in compiled for x in ast.walk(function)}
   calls = []
   for path, tree in trees:
@@ -96,7 +103,7 @@ def test_more_than_three_arguments_are_given_by_keyword():
         name = _called(x, modules, functions)
         if name.split('.')[-1] not in {'', *names} and id(x) not in inside:
           calls.append(f'{path}:{x.lineno}: {name}')
-  assert len(calls) <= _POSITIONAL_CALLS, '\n'.join(calls)
+  assert not calls, '\n'.join(calls)
 
 
 def _mentions(tree):

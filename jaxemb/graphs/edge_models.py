@@ -277,7 +277,9 @@ def line(
       table(NODES, init_scale=scale, lookups_per_center=ends),
       table(CONTEXTS, init_scale=0.0, lookups_per_center=ends + draws),
     )
-  return Line(sampling.alias_table(degrees), spec, tables, loss_of)
+  return Line(
+    sampling.alias_table(degrees), spec, tables=tables, loss_of=loss_of
+  )
 
 
 def relations(
@@ -324,9 +326,9 @@ def relations(
   return Relations(
     np.asarray(starts, np.int32),
     spec,
-    tuple(tables),
-    loss_of,
-    operator,
-    temperature,
-    kernel,
+    tables=tuple(tables),
+    loss_of=loss_of,
+    operator=operator,
+    temperature=temperature,
+    kernel=kernel,
   )

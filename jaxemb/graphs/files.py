@@ -101,12 +101,13 @@ def from_networkx(
     raise errors.UserError(
       f'no node has the attribute {label!r}; give one that has labels'
     )
+  sources, targets = ends.T
   return graph_lib.from_edges(
-    *ends.T,
-    len(names),
-    weights,
-    None,
-    graph.is_directed(),
+    sources,
+    targets,
+    num_nodes=len(names),
+    weights=weights,
+    directed=graph.is_directed(),
     names=graph_lib.Names.of(names),
     labels=labels_lib.Labels.of(labels) if any(labels) else None,
   )

@@ -148,11 +148,19 @@ def from_edges(
   parts, counted = [], {}
   for part in _ranges(lambda: [edges], num_nodes, directed, counted=counted):
     parts.append(part)
-  degrees, *others = (
+  degrees, neighbors, weights, relations = (
     None if x[0] is None else np.concatenate(x)
     for x in zip(*parts, strict=True)
   )
-  return _graph(degrees, *others, counted, directed)._replace(**known)
+  graph = _graph(
+    degrees,
+    neighbors,
+    weights,
+    relations=relations,
+    counted=counted,
+    directed=directed,
+  )
+  return graph._replace(**known)
 
 
 def _check(sources, targets, num_nodes):
@@ -478,5 +486,14 @@ def build(
         if name not in files:
           files[name] = _Appended(folder / f'{name}.npy', kind)
         files[name].write(x)
-  found = (files[k].close() if k in files else None for k in kinds)
-  return _graph(np.concatenate(sizes), *found, counted, directed)
+  neighbors, weights, relations = (
+    files[k].close() if k in files else None for k in kinds
+  )
+  return _graph(
+    np.concatenate(sizes),
+    neighbors,
+    weights,
+    relations=relations,
+    counted=counted,
+    directed=directed,
+  )

@@ -205,7 +205,13 @@ class NodeModel(NamedTuple):
     if self.settings['normalize']:
       features = node_source.normalized(features)
     model = graphsage.GraphSage(spec, (), features)
-    return infer(model, self.params, {}, graph.offsets, graph.neighbors)
+    return infer(
+      model,
+      self.params,
+      tables={},
+      offsets=graph.offsets,
+      others=graph.neighbors,
+    )
 
 
 def load(path: pathlib.Path | str) -> NodeModel | None:

@@ -323,27 +323,35 @@ class NodeSource:
     """Nodes [n] at places of an epoch's order, and their trees [n, size]."""
     seed = self.spec.seed
     nodes = self._ordered(places, hashing.part_key(seed, epoch, 0))
-    graph = self.graph.offsets, self.graph.neighbors
+    offsets, others = self.graph.offsets, self.graph.neighbors
     every = np.arange(places.start, places.stop)
     roots = nodes[:, None]
     if self.from_walks:
       walks, draws = (
         hashing.part_key(seed, epoch, x) for x in (_WALKS, _DRAWS)
       )
-      ends = neighbors.walk(*graph, nodes, every, walks, self.spec.window)
+      ends = neighbors.walk(
+        offsets,
+        others,
+        starts=nodes,
+        places=every,
+        key=walks,
+        most_steps=self.spec.window,
+      )
       drawn = neighbors.uniform(every, draws) * self._sums[-1]
       drawn = np.searchsorted(self._sums, drawn, 'right').astype(np.int32)
       roots = np.stack([nodes, ends, drawn], 1)
     num_trees = roots.shape[1]
     places = (num_trees * every[:, None] + np.arange(num_trees)).reshape(-1)
     ids = neighbors.sample(
-      *graph,
-      roots.reshape(-1),
-      places,
-      hashing.part_key(seed, epoch, _TREES),
-      self.tree,
-      self.replaces,
-      self._threads,
+      offsets,
+      others,
+      nodes=roots.reshape(-1),
+      places=places,
+      key=hashing.part_key(seed, epoch, _TREES),
+      tree=self.tree,
+      replaces=self.replaces,
+      num_threads=self._threads,
     )
     return nodes, ids.reshape(len(nodes), -1)
 

@@ -111,4 +111,6 @@ def make(
     )
     for name, x in each
   )
-  return Factorization(spec, tuple(tables), loss_of, temperature)
+  return Factorization(
+    spec, tuple(tables), loss_of=loss_of, temperature=temperature
+  )

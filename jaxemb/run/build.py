@@ -4,14 +4,12 @@ The only place that turns a ConfigDict into constructor arguments.
 """
 
 import dataclasses
-import functools
 import logging
 import math
 import os
 import pathlib
 import subprocess
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,118 +20,27 @@ from jaxemb import errors
 from jaxemb.config import kinds
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import benchmarks
-from jaxemb.kernels.cpu import ahead, ffi, updates
+from jaxemb.kernels.cpu import ahead
 from jaxemb.kernels.cpu import step as native
-from jaxemb.kernels.gpu import row_sums, window_products
-from jaxemb.kernels.tpu import row_copies, sorted_sums
+from jaxemb.kernels.gpu import window_products
 from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
 from jaxemb.models import columns
 from jaxemb.ops import wire
 from jaxemb.run import kind as kind_lib
-from jaxemb.run import rundir
-from jaxemb.runtime import budget, distributed, resources
+from jaxemb.run import make_tables, rundir
+from jaxemb.runtime import budget, distributed
 from jaxemb.runtime import mesh as mesh_lib
-from jaxemb.stores import cache as cache_lib
-from jaxemb.stores import cached, device_rows, fetching, owned_rows
+from jaxemb.stores import fetching
 from jaxemb.stores import local as stores
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import replicas
-from jaxemb.tables import row_access, row_sharded
 from jaxemb.tables import spec as spec_lib
-from jaxemb.workers import lockstep, remote, shared_rows
+from jaxemb.workers import remote
 
 _LOG = logging.getLogger('jaxemb')
 _ROWS_PER_THREAD = 250  # five times as many as diverge
 _MOST_FREE_EXAMPLES = 1 << 16  # of a step, however few there are
-# Of a stretch on tables in a store; and centers, where rows move beside it.
-_MOST_STEPS, _STRETCH_CENTERS = 16, 8192
-LANES = 128  # of a TPU: numbers that it reads at once
-
-
-def on_devices(
-  config: ml_collections.ConfigDict,
-  begun: Mapping[str, Any],
-  absent: Sequence[jax.Device] = (),
-  **fixed: Any,
-) -> tuple[ml_collections.ConfigDict, config_lib.Tuning, jax.sharding.Mesh]:
-  """Chooses devices, and what settings and tuning leave open.
-
-  `begun` has the flat settings of the run that is resumed, or is {}; `absent`
-  are devices to compile for that are not there (`mesh.start`); `fixed` are
-  given fields of the tuning. Raises a `UserError` for settings that do not
-  fit the devices.
-  """
-  s, layout, dim = config.strategy, config.table.layout, config.model.dim
-  is_sync, splits_tables = s.name == 'sync', layout != 'replicated'
-  wanted = mesh_lib.Shape(config.mesh.data, config.mesh.table)
-  is_resumed = False
-  if s.name == 'replicas' == begun.get('strategy.name') and not wanted.data:
-    is_resumed = True
-    wanted = mesh_lib.Shape(begun['mesh.data'] * begun['mesh.table'], 1)
-  if config.table.store:
-    wanted = mesh_lib.Shape(1, 1)
-    if distributed.num_processes() > 1:
-      raise errors.UserError(
-        'tables in a store are trained by one process; remove '
-        '--config.table.store and --config.table.device_bytes'
-      )
-  # The threads of a kernel are worth more than replicas.
-  has_threads = (
-    s.name == 'replicas'
-    and fixed.get('fused', True)
-    and config_lib.can_fuse(config, 'cpu', (1, 1))
-  )
-  uses_cores = not (is_sync or has_threads) or splits_tables
-  data, table = mesh_lib.start(
-    wanted,
-    splits_tables=splits_tables,
-    uses_cores=uses_cores,
-    is_resumed=is_resumed,
-    absent=absent,
-  )
-  devices = absent or jax.devices()
-  platform = devices[0].platform
-  if s.name == 'partition':
-    if not wanted.data and platform != 'cpu':
-      data = len(devices)  # they do not slow each other down
-    data, table = min(data, s.num_parts if s.part < 0 else 1), 1
-  # A run that is resumed on other devices, or without a kernel, has the steps
-  # that it began with, but for the limit of duplicates that suits them.
-  train, optimizer = config.train, config.optimizer
-  if not train.batch_words:
-    train.batch_words = begun.get('train.batch_words', 0)
-  if not optimizer.learning_rate:
-    optimizer.learning_rate = begun.get('optimizer.learning_rate', 0.0)
-  if 'tuning.parts' in begun:
-    fixed = {'parts': begun['tuning.parts']} | fixed
-  if s.name != 'partition' and 'parts' in fixed:
-    # The data axis has to divide the parts; devices of the table axis share
-    # the centers of their parts, whatever their number.
-    num_devices, data = data * table, math.gcd(data, fixed['parts'])
-    table = num_devices // data
-  if layout == 'row' and row_sharded.NUM_CLASSES % table:
-    raise errors.UserError(
-      f'config.mesh.table={table} must divide {row_sharded.NUM_CLASSES} with '
-      'config.table.layout=row'
-    )
-  if layout == 'column' and dim % table:
-    filled = -(-dim // table) * table
-    _LOG.info(f'{dim} columns are filled up to {filled} for {table} devices')
-  if layout == 'column' and platform == 'tpu' and dim < LANES * table > LANES:
-    width = -(-dim // table)
-    is_narrow = width < mesh_lib.LEAST_TPU_WIDTH
-    _LOG.warning(
-      f'{width} columns a device are read and written as {LANES}'
-      + ', in tables that may be copied in every step' * is_narrow
-      + ', so rows cost as much as whole ones; give --config.table.layout=row'
-    )
-  if platform == 'gpu' and not row_sums.compiles_for(devices[0]):
-    fixed = {'row_sums': False} | fixed
-  shape = mesh_lib.Shape(data, table)
-  args = config, platform, shape, mesh_lib.cores_of_device(shape)
-  made = mesh_lib.make(shape, devices=absent)
-  return *config_lib.resolve(*args, **fixed), made
 
 
 class Trainer(NamedTuple):
@@ -159,46 +66,15 @@ def trainer(
   in files; the `cluster` has those of workers. Raises a `UserError` for a
   vocabulary that the model cannot have.
   """
-  t = config.table
-  # What was begun with replicas may go on with one.
-  is_alone = mesh.size == tuning.parts == 1
-  is_sync = config.strategy.name in ('sync', 'workers') or is_alone
-  splitting = None  # the axis over which columns are split
-  if t.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
-    splitting = wire.Axis(mesh_lib.TABLE, t.exchange_dtype)
   axes = spec_lib.Axes()  # each replica has tables of its own
+  is_sync = _is_sync(config, tuning, mesh)
   if is_sync:
     axes = spec_lib.Axes(*mesh.devices.shape)
-  model = kinds.of(config).make_model(
-    corpus,
-    kind_lib.Context(
-      config=config,
-      tuning=tuning,
-      row_ops=columns.RowOps(splitting),
-      axes=tuple(axes.names(with_table=splitting is None)),
-    ),
+  model = _model(config, tuning, mesh, corpus=corpus, axes=axes)
+  tables, num_cache_rows = make_tables.make(
+    config, tuning, mesh, specs=model.specs(), axes=axes
   )
-  available = {
-    'axes': axes,
-    'kernels': _row_kernels(tuning),
-    'deduplicates': tuning.deduplicates,
-    'device_centers': _device_centers(config, tuning, mesh),
-    'row_kernel': updates.make(config.optimizer, tuning.row_threads)
-    if tuning.row_threads
-    else None,
-  }
-  specs, num_slots = model.specs(), {}
-  if t.store or config.strategy.name == 'replicas':
-    _check_lookups(config.model.name, specs)
-  make = functools.partial(_table, config, available=available)
-  tables = {k: make(x) for k, x in specs.items()}
-  if t.store:
-    num_slots = _num_slots(config, tuning, tables)
-    for k in num_slots:
-      small = dataclasses.replace(
-        specs[k], vocab=num_slots[k] + 1, lookups_per_center=None
-      )
-      tables[k] = cached.Cached(tables[k].spec, make(small))
+  multiplies = tuning.row_sums and window_products.can_multiply(model, tables)
   trainable = strategy_base.Trainable(
     model=model,
     tables=tables,
@@ -208,240 +84,101 @@ def trainer(
     # A loop whose length is not known is slow on an accelerator.
     may_be_compact=tuning.steps_per_loop == 1
     and (mesh.size == 1 or not is_sync),
-    fused=native.make(
-      type(model),
-      t.dtype,
-      config.optimizer,
-      num_threads=tuning.threads,
-      compiling=compiling,
-    )
-    if tuning.fused
-    else None,
-    gradients=window_products.Gradients()
-    if tuning.row_sums and window_products.can_multiply(model, tables)
-    else None,
+    fused=_fused_step(config, tuning, type(model), compiling=compiling),
+    gradients=window_products.Gradients() if multiplies else None,
   )
-  if num_slots:
-    step = _fetching(
+  if num_cache_rows:
+    step = make_tables.in_store(
       config,
       tuning,
       trainable,
-      num_slots=num_slots,
+      num_cache_rows=num_cache_rows,
       folder=folder,
       cluster=cluster,
     )
-    strategy = fetching.fetching(step, mesh)
-  elif config.strategy.name == 'partition':
-    # Of one sub-model.
-    first = mesh.devices.flat[:1].tolist()
-    alone = mesh_lib.make(mesh_lib.Shape(1, 1), devices=first)
-    strategy = strategy_base.sync(trainable, alone)
-  elif is_alone and config.strategy.name == 'replicas':
-    strategy = strategy_base.sync(trainable, mesh)
-    # Others may have trained with it.
-    many = _replicas(config, tuning, trainable, mesh=mesh)
-    strategy = strategy._replace(from_replicas=replicas.single(many))
-  elif is_sync:
-    # Devices that hold other columns of the same rows take the same examples.
-    strategy = strategy_base.sync(trainable, mesh, t.layout != 'column')
-  else:
-    strategy = _replicas(config, tuning, trainable, mesh=mesh)
-  return Trainer(trainable, strategy)
+    return Trainer(trainable, fetching.fetching(step, mesh))
+  return Trainer(trainable, _strategy(config, tuning, trainable, mesh=mesh))
 
 
-def _check_lookups(model: str, specs: Mapping[str, spec_lib.TableSpec]) -> None:
-  """Raises a `UserError` if lookups of a table are unknown."""
-  for name, spec in specs.items():
-    if spec.lookups_per_center is None:
-      raise errors.UserError(
-        f'config.model.name={model}: the TableSpec of {name!r} has no '
-        'lookups_per_center, which replicas and tables in a store need; give '
-        'it, or set --config.strategy.name=sync without a store'
-      )
-
-
-def _row_kernels(tuning: config_lib.Tuning) -> row_access.Kernels:
-  """Returns the kernels of the device that tables may use."""
-  if tuning.row_copies:
-    copies = row_access.Copies(
-      can_copy=row_copies.can_copy, take=row_copies.take, put=row_copies.put
-    )
-    return row_access.Kernels(copies, sorted_sums.running_sums)
-  if tuning.row_sums:
-    return row_access.Kernels(
-      sums=row_sums.sums, sums_of_sorted=row_sums.sums_of_sorted
-    )
-  return row_access.XLA
-
-
-def _table(
-  config: ml_collections.ConfigDict,
-  spec: spec_lib.TableSpec,
-  available: Mapping[str, Any],
-) -> spec_lib.Table:
-  """A table with its optimizer, in the layout that the settings name."""
-  o, t, layout = config.optimizer, config.table, config.table.layout
-  kernels = available['kernels']
-  if not row_sums.can_sum(spec.dim):
-    kernels = kernels._replace(sums=None, sums_of_sorted=None)
-    available = {**available, 'kernels': kernels}
-  if spec.row_optimizer is None:
-    args = {**o, 'copies': kernels.copies}
-    optimizer = kinds.bind('optimizer.name', o.name, args=(), available=args)()
-    precision = {k: t[k] for k in ('dtype', 'rounding', 'exchange_dtype')}
-    spec = dataclasses.replace(spec, **precision)
-    optimizer = optimizer._replace(decay=o.decay, updates_all=o.rows == 'all')
-  else:
-    optimizer = spec.row_optimizer(o.learning_rate, o.final_learning_rate)
-    if layout == 'column':
-      # Whole on every device of the table axis, all of which see all of it.
-      axes = dataclasses.replace(available['axes'], num_table=1)
-      layout, available = 'replicated', {**available, 'axes': axes}
-  if kernels.sums and optimizer.change and spec.dtype == 'float32':
-    if not optimizer.updates_all:
-      row_kernel = row_sums.RowKernel(optimizer)
-      available = {**available, 'row_kernel': row_kernel}
-  available = {'spec': spec, 'optimizer': optimizer, **available}
-  return kinds.bind('table.layout', name=layout, args=(), available=available)()
-
-
-def _device_centers(
+def _model(
   config: ml_collections.ConfigDict,
   tuning: config_lib.Tuning,
   mesh: jax.sharding.Mesh,
-) -> float:
-  """Centers of a step on each device; of a worker, its own."""
-  if config.strategy.name == 'workers':
-    return tuning.part_words
-  return config.train.batch_words / mesh.size
+  corpus: model_base.Corpus,
+  axes: spec_lib.Axes,
+) -> model_base.Model:
+  """The model of the kind of data, for tables on these axes."""
+  splitting = None  # the axis over which columns are split
+  t = config.table
+  if t.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
+    splitting = wire.Axis(mesh_lib.TABLE, t.exchange_dtype)
+  return kinds.of(config).make_model(
+    corpus,
+    kind_lib.Context(
+      config=config,
+      tuning=tuning,
+      row_ops=columns.RowOps(splitting),
+      axes=tuple(axes.names(with_table=splitting is None)),
+    ),
+  )
 
 
-def _num_slots(
+def _fused_step(
   config: ml_collections.ConfigDict,
   tuning: config_lib.Tuning,
-  tables: Mapping[str, spec_lib.Table],
-) -> dict[str, int]:
-  """By table, rows that the device has room for; {} = for all."""
-  all_bytes = 0
-  for table in tables.values():
-    state = jax.eval_shape(table.init, jax.random.key(0))
-    all_bytes += sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
-  vocabs = {x.spec.vocab for x in tables.values()}
-  map_bytes = 4 * sum(vocabs)  # where each row is
-  text = config.table.device_bytes or '10%'
-  room_bytes = config_lib.room_bytes(text, all_bytes)
-  if text.endswith('%'):
-    room_bytes += map_bytes
-  is_workers = config.strategy.name == 'workers'
-  centers = tuning.part_words if is_workers else config.train.batch_words
-  needed = {
-    k: fetching.expected_rows(x.spec.lookups_per_center * centers)
-    for k, x in tables.items()
-  }
-  if is_workers and not config.table.device_bytes:
-    # A tenth of the rows, or room for a round and as many others.
-    words = max(tuning.part_words, tuning.sync_words)
-    share = max(
-      2 * fetching.expected_rows(x.spec.lookups_per_center * words)
-      / x.spec.vocab
-      for x in tables.values()
-    )  # fmt: skip
-    room_bytes = max(room_bytes, map_bytes + min(1.0, share) * all_bytes)
-  if is_workers and all_bytes + map_bytes <= room_bytes:
-    return {k: x.spec.vocab for k, x in tables.items()}
-  if all_bytes <= room_bytes and not is_workers:
-    _LOG.info(f'all {all_bytes / 1e6:.1f} MB of tables fit on the device')
-    return {}
-  share = (room_bytes - map_bytes) / all_bytes
-  # The last one is never used (`stores.cached`).
-  num_slots = {k: int(x.spec.vocab * share) - 1 for k, x in tables.items()}
-  for name, table in tables.items():
-    # A small table beside a large one, such as that of relations, is whole.
-    if table.spec.vocab <= max(vocabs) / 100:
-      num_slots[name] = table.spec.vocab
-  unit = kinds.of(config).unit
-  for name, table in tables.items():
-    if needed[name] > 0.95 * num_slots[name] < 0.95 * table.spec.vocab:
-      least = map_bytes + all_bytes * needed[name] / 0.9 / table.spec.vocab
-      raise errors.UserError(
-        f'a step of {centers} {unit} looks up about {needed[name]:,.0f} '
-        f'rows of a table, and {room_bytes / 1e6:.1f} MB have room for '
-        f'{max(num_slots[name], 0):,}, of which it may take 95 %, as steps '
-        'differ; give --config.table.device_bytes='
-        f'{math.ceil(least / 1e6)}MB, or lower --config.train.batch_{unit}'
-      )
-  return num_slots
+  model: type,
+  compiling: subprocess.Popen | None,
+) -> native.Kernel | None:
+  """The kernel that takes whole steps of a model, if one does."""
+  if not tuning.fused:
+    return None
+  return native.make(
+    model,
+    config.table.dtype,
+    config.optimizer,
+    num_threads=tuning.threads,
+    compiling=compiling,
+  )
 
 
-def _fetching(
+def _strategy(
   config: ml_collections.ConfigDict,
   tuning: config_lib.Tuning,
   trainable: strategy_base.Trainable,
-  num_slots: Mapping[str, int],
-  folder: pathlib.Path | None,
-  cluster: remote.Cluster | None,
-) -> fetching.Fetching:
-  """Steps on tables in a store, with room for so many rows on the device."""
-  vocabs = {k: x.vocab for k, x in trainable.model.specs().items()}
-  caches = cache_lib.caches(vocabs, num_slots, config.table.evict)
+  mesh: jax.sharding.Mesh,
+) -> strategy_base.Strategy:
+  """The strategy of tables whose rows are all on devices."""
+  name, is_alone = config.strategy.name, _is_alone(tuning, mesh)
+  if name == 'partition':
+    # Of one sub-model.
+    first = mesh.devices.flat[:1].tolist()
+    alone = mesh_lib.make(mesh_lib.Shape(1, 1), devices=first)
+    return strategy_base.sync(trainable, alone)
+  if is_alone and name == 'replicas':
+    strategy = strategy_base.sync(trainable, mesh)
+    # Others may have trained with it.
+    many = _replicas(config, tuning, trainable, mesh=mesh)
+    return strategy._replace(from_replicas=replicas.single(many))
+  if is_alone or name != 'replicas':
+    # Devices that hold other columns of the same rows take the same examples.
+    splits_columns = config.table.layout == 'column'
+    return strategy_base.sync(trainable, mesh, not splits_columns)
+  return _replicas(config, tuning, trainable, mesh=mesh)
 
-  t, place = config.table, folder or pathlib.Path(tempfile.gettempdir())
-  if t.store == 'remote' and not cluster:
-    cluster = remote.Cluster()
 
-  def make_shared(name, num_rows, num_bytes, make, *more):
-    sizes = t.shards, num_rows, num_bytes, make
-    every_secs = config.train.checkpoint_every_secs
-    return cluster.table(name, *sizes, place, every_secs, *more)
+def _is_sync(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  mesh: jax.sharding.Mesh,
+) -> bool:
+  """Whether all devices share tables."""
+  is_alone = _is_alone(tuning, mesh)
+  return is_alone or config.strategy.name in ('sync', 'workers')
 
-  if config.strategy.name == 'workers':
-    is_lockstep = config.strategy.pace == 'bsp'
-    make_rows = lockstep.Rows if is_lockstep else shared_rows.SharedRows
-    rows = make_rows(
-      trainable,
-      make_shared,
-      staleness=t.staleness,
-      num_workers=config.strategy.num_workers,
-      memory_lookups=tuning.memory_lookups,
-    )
-    round_steps = max(1, round(tuning.sync_words / tuning.part_words))
-    is_joint = trainable.model.is_mean or trainable.has_dense
-    if is_lockstep and is_joint and round_steps > 1:
-      raise errors.UserError(
-        f'config.strategy.sync_every={config.strategy.sync_every} is more than '
-        f'one step of a worker, {tuning.part_words} examples, and in lockstep '
-        f'config.model.name={config.model.name} is exchanged after every step; '
-        'remove it, or give another --config.strategy.pace'
-      )
-    if round_steps > fetching.MOST_STEPS:
-      most = fetching.MOST_STEPS * tuning.part_words
-      unit = kinds.of(config).unit
-      _LOG.warning(f'rounds are cut to {most:,} {unit}')
-    return fetching.Fetching(
-      trainable=trainable,
-      caches=caches,
-      rows=rows,
-      most_steps=round_steps,
-    )
 
-  def make_store(name, *args):
-    if t.store == 'memory':
-      return stores.Memory(*args)
-    if cluster:
-      return make_shared(name, *args)
-    return stores.Disk(*args, folder=place)
-
-  rows = owned_rows.OwnedRows(trainable, make_store)
-  most_steps = _MOST_STEPS
-  if t.store != 'remote' and device_rows.are_in_memory():
-    # Beside which rows move: in short stretches a row is needed soon again.
-    centers = config.train.batch_words
-    most_steps = min(most_steps, max(2, _STRETCH_CENTERS // centers))
-  has_all_cores = tuning.fused and tuning.threads >= resources.usable_cores()
-  more = {'lend': ffi.lend} if has_all_cores else {}
-  return fetching.Fetching(
-    trainable=trainable, caches=caches, rows=rows, most_steps=most_steps, **more
-  )
+def _is_alone(tuning: config_lib.Tuning, mesh: jax.sharding.Mesh) -> bool:
+  """Whether one device trains; what was begun with replicas may go on so."""
+  return mesh.size == tuning.parts == 1
 
 
 def step_centers(tuning: config_lib.Tuning, mesh: jax.sharding.Mesh) -> int:

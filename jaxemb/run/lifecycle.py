@@ -29,6 +29,7 @@ from jaxemb.run import (
   rundir,
   workers,
 )
+from jaxemb.run import devices as devices_lib
 from jaxemb.runtime import distributed, mesh, resources
 from jaxemb.storage import bucket, checkpoint
 from jaxemb.workers import remote
@@ -293,7 +294,7 @@ def _read_and_make(
 ) -> build.Parts:
   """Chooses devices and what settings leave open, reads the data."""
   recorded = _recorded(start.workdir)
-  config, tuning, devices = build.on_devices(start.config, recorded, **fixed)
+  config, tuning, devices = devices_lib.choose(start.config, recorded, **fixed)
   rundir.check(config, start.workdir)
   metrics.LOG.info('%s; results in %s', mesh.describe(devices), start.workdir)
   every_secs = config.train.log_every_secs

@@ -388,7 +388,7 @@ class _Runner:
       )
     metrics.LOG.info('%s', line)
     if export is None:
-      results.write_summary(self.workdir, self.parts, totals, more)
+      results.write_summary(self.workdir, self.parts, totals, more=more)
       return
     results.write(self.workdir, self.parts, export, totals=totals, more=more)
 

@@ -20,6 +20,7 @@ from jaxemb.config import kinds
 from jaxemb.data import base as data_base
 from jaxemb.models import base as model_base
 from jaxemb.run import build, rundir
+from jaxemb.run import devices as devices_lib
 from jaxemb.runtime import hlo, topologies
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base as strategy_base
@@ -93,7 +94,7 @@ def prepare(
       'config.table.device_bytes says, and what moves depends on the data; '
       'without it and config.table.store all rows on the devices are planned'
     )
-  config, tuning, mesh = build.on_devices(config, {}, where.devices)
+  config, tuning, mesh = devices_lib.choose(config, {}, where.devices)
   data = read_data(config, tuning)
   trainer = build.trainer(
     config, tuning, mesh, corpus=data.corpus, steps=data.steps

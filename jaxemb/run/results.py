@@ -77,7 +77,8 @@ def write(
   values = kind.report_values(parts, model, scores)
   totals.total_secs += time.time() - start
   values |= {'evaluation': scores, 'staleness': _staleness(parts, totals)}
-  values, records = _reported(workdir, parts, totals, {**values, **more})
+  more = {**values, **more}
+  values, records = _reported(workdir, parts, totals, more=more)
   values['dropped'] |= dropped
   kind.write_page(workdir, values, records, parts=parts, model=model)
   rate = totals.done / max(totals.train_secs, 1e-9)

@@ -71,9 +71,10 @@ class Export(NamedTuple):
       return x[mask] if len(x) == len(mask) else x
 
     keys = [self.keys[i] for i in np.flatnonzero(mask)]
-    arrays = self.counts, self.rows, None, dict(self.others)
-    arrays = jax.tree.map(selected, arrays)
-    return Export(keys, *arrays, self.context_keys, self.relations)
+    counts, rows, others = jax.tree.map(
+      selected, (self.counts, self.rows, dict(self.others))
+    )
+    return self._replace(keys=keys, counts=counts, rows=rows, others=others)
 
 
 def collect(parts: build.Parts, state: Any) -> Export:

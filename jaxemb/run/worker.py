@@ -22,6 +22,7 @@ from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.kernels.cpu import step as native
 from jaxemb.run import build, loop, metrics, rundir
+from jaxemb.run import devices as devices_lib
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.runtime import resources
 from jaxemb.stores import fetching
@@ -68,7 +69,7 @@ class Worker:
       programs = str(self.cache / 'programs')
       jax.config.update('jax_compilation_cache_dir', programs)
       jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-    config, tuning, mesh = build.on_devices(self._config, {}, **self._tuning)
+    config, tuning, mesh = devices_lib.choose(self._config, {}, **self._tuning)
     try:
       parts = build.parts(
         config,

@@ -220,7 +220,7 @@ def copied_arrays(text: str) -> set[tuple[int, ...]]:
 def collectives(text: str) -> list[Collective]:
   """Returns the collectives of a program, given its text."""
   program, collectives = parse(text), []
-  for x, *when in executed(program, program.entry):
+  for x, loops, is_in_branch in executed(program, program.entry):
     if not x.kind:
       continue
     # A ragged one also takes where to write, offsets and sizes.
@@ -228,7 +228,15 @@ def collectives(text: str) -> list[Collective]:
     size = sum(map(_num_bytes, sent or ['']))
     times = _SENT[x.kind](_group_size(x, program.num_devices))
     shapes = tuple(z for y in (*x.operands, x.shape) for z, _ in arrays(y))
-    collectives.append(Collective(x.kind, shapes, times * size, *when))
+    collectives.append(
+      Collective(
+        kind=x.kind,
+        shapes=shapes,
+        sent_bytes=times * size,
+        loops=loops,
+        is_in_branch=is_in_branch,
+      )
+    )
   return collectives
 
 

@@ -476,7 +476,9 @@ class Fetching:
     )
     fetched = self.rows.fetch(needed, self._counts)
     self._counts.add(fetch_secs=time.monotonic() - start - waited)
-    return _Stretch(block, first, needed, cache_rows, fetched)
+    return _Stretch(
+      block, first, needed, cache_rows=cache_rows, fetched=fetched
+    )
 
   def _request(self, constants, tables):
     """Has the next stretch fetched, while one begins to run on these tables."""

@@ -1,0 +1,149 @@
+"""Chooses the devices of a run, and what settings leave open for them."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import ml_collections
+
+from jaxemb import config as config_lib
+from jaxemb import errors
+from jaxemb.kernels.gpu import row_sums
+from jaxemb.runtime import distributed
+from jaxemb.runtime import mesh as mesh_lib
+from jaxemb.tables import row_sharded
+
+_LOG = logging.getLogger('jaxemb')
+LANES = 128  # of a TPU: numbers that it reads at once
+
+
+def choose(
+  config: ml_collections.ConfigDict,
+  begun: Mapping[str, Any],
+  absent: Sequence[jax.Device] = (),
+  **fixed: Any,
+) -> tuple[ml_collections.ConfigDict, config_lib.Tuning, jax.sharding.Mesh]:
+  """Chooses devices, and what settings and tuning leave open.
+
+  `begun` has the flat settings of the run that is resumed, or is {}; `absent`
+  are devices to compile for that are not there (`mesh.start`); `fixed` are
+  given fields of the tuning. Raises a `UserError` for settings that do not
+  fit the devices.
+  """
+  wanted, is_resumed = _wanted(config, begun)
+  data, table = mesh_lib.start(
+    wanted,
+    splits_tables=config.table.layout != 'replicated',
+    uses_cores=_uses_cores(config, fixed),
+    is_resumed=is_resumed,
+    absent=absent,
+  )
+  devices = absent or jax.devices()
+  platform, s = devices[0].platform, config.strategy
+  if s.name == 'partition':
+    if not wanted.data and platform != 'cpu':
+      data = len(devices)  # they do not slow each other down
+    data, table = min(data, s.num_parts if s.part < 0 else 1), 1
+  fixed = _as_begun(config, begun) | fixed
+  if s.name != 'partition' and 'parts' in fixed:
+    # The data axis has to divide the parts; devices of the table axis share
+    # the centers of their parts, whatever their number.
+    num_devices, data = data * table, math.gcd(data, fixed['parts'])
+    table = num_devices // data
+  _check_layout(config, platform, table)
+  if platform == 'gpu' and not row_sums.compiles_for(devices[0]):
+    fixed = {'row_sums': False} | fixed
+  shape = mesh_lib.Shape(data, table)
+  cores = mesh_lib.cores_of_device(shape)
+  mesh = mesh_lib.make(shape, devices=absent)
+  resolved, tuning = config_lib.resolve(
+    config, platform, shape, cores=cores, **fixed
+  )
+  return resolved, tuning, mesh
+
+
+def _wanted(
+  config: ml_collections.ConfigDict, begun: Mapping[str, Any]
+) -> tuple[mesh_lib.Shape, bool]:
+  """The mesh that settings ask for, and whether it is that of the first start.
+
+  0 stands for a number that is to be chosen.
+  """
+  if config.table.store:
+    if distributed.num_processes() > 1:
+      raise errors.UserError(
+        'tables in a store are trained by one process; remove '
+        '--config.table.store and --config.table.device_bytes'
+      )
+    return mesh_lib.Shape(1, 1), False
+  shape = mesh_lib.Shape(config.mesh.data, config.mesh.table)
+  name = config.strategy.name
+  if name == 'replicas' == begun.get('strategy.name') and not shape.data:
+    num_replicas = begun['mesh.data'] * begun['mesh.table']
+    return mesh_lib.Shape(num_replicas, 1), True
+  return shape, False
+
+
+def _uses_cores(
+  config: ml_collections.ConfigDict, fixed: Mapping[str, Any]
+) -> bool:
+  """Whether several devices of a CPU are worth their cores.
+
+  The threads of a kernel are worth more than replicas.
+  """
+  if config.table.layout != 'replicated':
+    return True
+  name = config.strategy.name
+  has_threads = (
+    name == 'replicas'
+    and fixed.get('fused', True)
+    and config_lib.can_fuse(config, 'cpu', (1, 1))
+  )
+  return name != 'sync' and not has_threads
+
+
+def _as_begun(
+  config: ml_collections.ConfigDict, begun: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Has a run go on with the steps that it began with.
+
+  On other devices, or without a kernel, only the limit of duplicates is another
+  one. Returns fields of the tuning.
+  """
+  train, optimizer = config.train, config.optimizer
+  if not train.batch_words:
+    train.batch_words = begun.get('train.batch_words', 0)
+  if not optimizer.learning_rate:
+    optimizer.learning_rate = begun.get('optimizer.learning_rate', 0.0)
+  if 'tuning.parts' in begun:
+    return {'parts': begun['tuning.parts']}
+  return {}
+
+
+def _check_layout(
+  config: ml_collections.ConfigDict, platform: str, num_table: int
+) -> None:
+  """Refuses or describes tables that are split over `num_table` devices."""
+  layout, dim = config.table.layout, config.model.dim
+  if layout == 'row' and row_sharded.NUM_CLASSES % num_table:
+    raise errors.UserError(
+      f'config.mesh.table={num_table} must divide {row_sharded.NUM_CLASSES} '
+      'with config.table.layout=row'
+    )
+  if layout != 'column':
+    return
+  width = -(-dim // num_table)
+  if dim % num_table:
+    _LOG.info(
+      f'{dim} columns are filled up to {width * num_table} for {num_table} '
+      'devices'
+    )
+  if platform == 'tpu' and dim < LANES * num_table > LANES:
+    is_narrow = width < mesh_lib.LEAST_TPU_WIDTH
+    _LOG.warning(
+      f'{width} columns a device are read and written as {LANES}'
+      + ', in tables that may be copied in every step' * is_narrow
+      + ', so rows cost as much as whole ones; give --config.table.layout=row'
+    )
