@@ -245,7 +245,7 @@ _CLICKS = (
   _clicks('binary.csv', 'is binary'),
   _clicks('latin.csv', 'iconv -f cp1252'),
   # A few bytes that are no letters are replaced, in names.
-  _started('ctr:smoke', 'mixed.csv', 'model in', 'train.patience=0')._replace(
+  _started('ctr:smoke', 'mixed.csv', 'results in', 'train.patience=0')._replace(
     code=0
   ),
   _clicks('clicks.csv', 'as parquet', 'data.format=parquet'),
