@@ -29,7 +29,7 @@ from numba import types
 from jaxemb.kernels.cpu import ahead, ffi, rows, turns
 from jaxemb.runtime import resources
 
-_PLACE = ffi.PLACES - 1  # in the table of addresses of functions
+_PLACE = ffi.MOST_FUNCTIONS - 1  # in the table of addresses of functions
 _LINE = 64  # bytes
 _WORDS = (
   'threads',

@@ -151,9 +151,10 @@ def resolve(
   _resolve_optimizer(config, fused=fused, num_replicas=_replicas(config, mesh))
   _check_threads(config, has_kernel)
   chosen = _device_choices(config, hardware, may_fuse=may_fuse)
+  chunk = fixed.get('chunk', kinds.of(config).chunk(config))
   chosen |= {
-    'parts': _num_parts(config, hardware.num_data, fused),
-    'chunk': kinds.of(config).chunk(config),
+    'parts': _num_parts(config, hardware.num_data, chunk=chunk, fused=fused),
+    'chunk': chunk,
     'shared_nodes': 64,
     'fused': fused,
     'threads': _threads(config, hardware) if fused else 1,
@@ -251,7 +252,7 @@ def _threads(config: ml_collections.ConfigDict, hardware: _Hardware) -> int:
 
 
 def _num_parts(
-  config: ml_collections.ConfigDict, num_data: int, fused: bool
+  config: ml_collections.ConfigDict, num_data: int, chunk: int, fused: bool
 ) -> int:
   """How many parts of the corpus are read side by side.
 
@@ -268,7 +269,7 @@ def _num_parts(
     return 1
   if s.name != 'sync' or kind.unit == 'examples':
     return num_data  # a step of examples is the same, however it is cut
-  num_chunks = config.train.batch_words // kind.chunk(config)  # 0 = not chosen
+  num_chunks = config.train.batch_words // chunk  # 0 = not chosen
   return math.lcm(math.gcd(_SYNC_PARTS, num_chunks), num_data)
 
 

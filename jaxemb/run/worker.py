@@ -203,7 +203,8 @@ class _Reports(loop.Meter):
   ):
     self._ask, self._leases = worker.ask, leases
     self._pace, self._dense, self._store = pace, dense, store
-    self._compile_secs, self._began = compile_secs, 0.0
+    self._compile_secs = compile_secs
+    self.start()
     self._counts: collections.Counter = collections.Counter()  # to report
     self._sums: collections.Counter = collections.Counter()  # so far
 

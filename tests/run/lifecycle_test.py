@@ -18,7 +18,7 @@ from jaxemb.cli import train as main
 from jaxemb.data import base
 from jaxemb.run import build, loop, metrics, rundir
 from jaxemb.run import lifecycle as train
-from jaxemb.runtime import distributed, hlo
+from jaxemb.runtime import distributed, hlo, resources
 from jaxemb.storage import checkpoint, orbax_export
 from tests import forks, marking, runs
 
@@ -66,7 +66,7 @@ def test_a_run_writes_all_files_and_report_keys(finished):
 
 @pytest.mark.slow
 def test_threads_do_not_share_few_rows(tmp_path, monkeypatch):
-  monkeypatch.setattr(build.resources, 'usable_cores', lambda: 2)
+  monkeypatch.setattr(resources, 'usable_cores', lambda: 2)
   (tmp_path / 'text.txt').write_bytes(_SENTENCE * 2000)
   more = {'data.path': str(tmp_path / 'text.txt'), 'data.sample': 0.0}
   config = config_lib.load('wiki', more | {'eval.paths': 'none'})

@@ -246,7 +246,7 @@ sys.exit(launch.main({flags}))
     env=compiling.environment(),
   )
   assert done.returncode == 0, done.stderr[-2000:]
-  said = '1 of 1 cores of each process: 2 threads share the tables'
+  said = '2 threads on 1 of 1 cores, which share the tables'
   assert said in done.stderr
   report = json.loads((tmp_path / 'run' / 'report.json').read_text())
   assert len(report['hosts']) == 2

@@ -89,10 +89,11 @@ def test_rows_read_on_demand_are_written_as_those_in_memory(
 _PROGRAM = """
 import pathlib, re, sys
 import numpy as np
-from jaxemb import results
+from jaxemb.run import vectors
 from jaxemb.graphs import graph
 from jaxemb.storage import export
-from jaxemb.tables import spec, stores
+from jaxemb.stores import local as stores
+from jaxemb.tables import spec
 
 def peak_bytes():
   status = pathlib.Path('/proc/self/status').read_text()

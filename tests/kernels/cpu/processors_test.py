@@ -37,7 +37,7 @@ def test_kernels_of_other_processors(lanes, model, given, tmp_path):
       text=True,
     )
 
-  found = run('-c', 'from jaxemb.native import tiles; print(tiles.LANES)')
+  found = run('-c', 'from jaxemb.kernels.cpu import tiles; print(tiles.LANES)')
   assert found.stdout == f'{lanes}\n', found.stderr
   files = [str(_FOLDER / x) for x in ('tiles_test.py', 'step_test.py')]
   # All kernels are made of the same tiles; one takes seconds to compile.
