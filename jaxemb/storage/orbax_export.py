@@ -16,6 +16,7 @@ read it, whatever the number of devices:
     arrays = ocp.PyTreeCheckpointer().restore(pathlib.Path(FOLDER).absolute())
 """
 
+import json
 import math
 import pathlib
 import shutil
@@ -25,9 +26,9 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-import tensorstore
 
 from jaxemb import errors
+from jaxemb.storage import export
 
 _PIECE_BYTES = 1 << 26  # at most, of a file
 
@@ -64,33 +65,33 @@ def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
 
 
 def _put(folder: pathlib.Path, array: Any) -> None:
-  """Replaces the zarr array in a folder."""
+  """Replaces the zarr array in a folder, by blocks of rows.
+
+  tensorstore would hold whole pieces in memory, some of them several times.
+  """
   shape = np.shape(array)
   row_bytes = 4 * max(1, math.prod(shape[1:]))
   num_rows = max(1, _PIECE_BYTES // row_bytes)
   pieces = [min(num_rows, max(1, n)) for n in shape[:1]]
   pieces += [max(1, n) for n in shape[1:]]
-  spec = {
-    'driver': 'zarr',
-    'kvstore': {'driver': 'file', 'path': str(folder)},
-    # Readers differ in what they take for a chunk that is not there.
-    'store_data_equal_to_fill_value': True,
-    'metadata': {
-      'shape': shape,
-      'chunks': pieces,
-      'dtype': '<f4',
-      'compressor': None,
-      'fill_value': None,
-      'dimension_separator': '.',
-    },
-  }
-  stored = tensorstore.open(spec, create=True, delete_existing=True).result()
+  form = {
+    'zarr_format': 2, 'shape': shape, 'chunks': pieces, 'dtype': '<f4',
+    'compressor': None, 'fill_value': None, 'order': 'C', 'filters': None,
+    'dimension_separator': '.',
+  }  # fmt: skip
+  shutil.rmtree(folder)
+  folder.mkdir()
+  (folder / '.zarray').write_text(json.dumps(form))
   if not shape:
-    stored.write(np.float32(array)).result()
-    return
-  for start in range(0, shape[0], pieces[0]):
-    piece = slice(start, min(start + pieces[0], shape[0]))
-    stored[piece].write(np.asarray(array[piece], np.float32)).result()
+    (folder / '0').write_bytes(np.asarray(array, '<f4').tobytes())
+  elif math.prod(shape):
+    for number, start in enumerate(range(0, len(array), pieces[0])):
+      name = '.'.join([str(number)] + ['0'] * (len(shape) - 1))
+      with open(folder / name, 'wb') as file:
+        for block in export.blocks(array, start, start + pieces[0]):
+          file.write(np.asarray(block, '<f4').view(np.uint8))
+        # Pieces are whole, also the last one.
+        file.truncate(row_bytes * pieces[0])
 
 
 def shapes(folder: pathlib.Path | str) -> dict[str, Any]:
