@@ -144,11 +144,13 @@ def _patch(num_threads: int) -> np.ndarray:
   board = room[start : start + 8 * len(_WORDS)].view(np.int64)
   board[_WORDS.index('threads')] = num_threads
   board[_WORDS.index('fewest')] = np.iinfo(np.int64).max
-  ffi.place(_PLACE, python_types.SimpleNamespace(address=board.ctypes.data))
+  ffi.publish(_PLACE, python_types.SimpleNamespace(address=board.ctypes.data))
   turns.share, turns._take = _share_late, _take_late
   rows.slopes, rows.descend = _slopes_late, _descend_late
   rows.find = rows.gather  # copies, which nothing changes meanwhile
-  ahead.compiling = lambda *_: None  # this process compiles what is patched
+  ahead.compiling = lambda *_, **__: (
+    None
+  )  # this process compiles what is patched
   # Those that wait take threads of XLA away.
   os.environ['NPROC'] = str(num_threads + resources.usable_cores())
   return board

@@ -199,11 +199,18 @@ def schedule(job: Job, index: int) -> strategy_base.Schedule:
 
 
 def full_batches(job: Job, corpus: encode.Encoded) -> Iterator[windows.Batch]:
-  """Batches on the devices, cut to steps that are full in all parts."""
+  """Batches on the devices, cut to steps that are full in all parts.
+
+  Raises a `ValueError` if an epoch has none.
+  """
+  is_empty = True
   for item in job.source(corpus).items(None, 0):
     steps = item.batch.kept_words.min() // job.steps.part_words
-    if not steps:
-      continue  # the rest of an epoch
+    if not steps:  # the rest of an epoch
+      if is_empty and item.done_after >= corpus.num_words:
+        raise ValueError('the text is too short for a full step: raise --words')
+      continue
+    is_empty = False
     num_steps = np.full_like(item.batch.num_steps, steps)
     batch = item.batch._replace(
       num_steps=num_steps, kept_words=num_steps * job.steps.part_words

@@ -361,7 +361,8 @@ def test_bench(run, text, monkeypatch):
   assert exact['union_words'] == noisy['union_words'] > 2000
   assert exact['cosine_error'] < 1e-4 < noisy['cosine_error'] < 0.6
   small = '--rows=900', '--dim=8', '--words=60000', '--secs=0', '--runs=1'
-  found, _ = run('bench', 'rows', '--cases=300,900', *small)
+  long = '--cases=300,900', *small[:2], '--words=2000000', *small[3:]
+  found, _ = run('bench', 'rows', *long)
   assert found['300']['centers_per_sec'] > 0
   found, shown = run(
     'bench', 'layouts', '--batch_words=64', '--cases=replicas,column', *small
@@ -370,7 +371,8 @@ def test_bench(run, text, monkeypatch):
   assert f'{two / one / 2:.0%}' in shown
   monkeypatch.setattr(bench, '_in_process', bench.measure_store)
   found, _ = run(
-    'bench', 'stores', '--cases=device,memory:50%,disk:40%', *small
+    *('bench', 'stores', '--cases=device,memory:50%,disk:40%'),
+    *('--rows=20000', *small[1:2], '--words=2000000', *small[3:]),
   )
   (device,), (memory,), (disk,) = found.values()
   assert disk['table_bytes'] < memory['table_bytes'] < device['table_bytes']
@@ -385,6 +387,7 @@ def test_consistency(run, text, tmp_path):
     '--cases=average:strategy.sync_every=512,hot,never,'
     'bounded:then=1:train.epochs=50:train.log_every_secs=0',
     '--config.model.dim=8', '--config.data.min_count=1',
+    '--config.data.sample=1e-3',
   )  # fmt: skip
   assert '</svg>' in plot.read_text()
   assert len(found) == 5
@@ -420,6 +423,7 @@ def test_updates_are_as_late_as_on_so_many_cores(tmp_path, text):
   train = [
     '-m', 'jaxemb.main', '--config=wiki', '--config.train.epochs=1',
     '--config.model.dim=8', '--config.data.min_count=1',
+    '--config.data.sample=1e-3',
     text[0].replace('--text', '--config.data.path'),
   ]  # fmt: skip
   late = [str(_FOLDER / 'late_updates.py'), str(tmp_path), '5']
