@@ -148,9 +148,8 @@ def _patch(num_threads: int) -> np.ndarray:
   turns.share, turns._take = _share_late, _take_late
   rows.slopes, rows.descend = _slopes_late, _descend_late
   rows.find = rows.gather  # copies, which nothing changes meanwhile
-  ahead.compiling = lambda *_, **__: (
-    None
-  )  # this process compiles what is patched
+  # This process compiles what is patched.
+  ahead.compiling = lambda *_, **__: None
   # Those that wait take threads of XLA away.
   os.environ['NPROC'] = str(num_threads + resources.usable_cores())
   return board

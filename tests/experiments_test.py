@@ -387,7 +387,7 @@ def test_consistency(run, text, tmp_path):
     '--cases=average:strategy.sync_every=512,hot,never,'
     'bounded:then=1:train.epochs=50:train.log_every_secs=0',
     '--config.model.dim=8', '--config.data.min_count=1',
-    '--config.data.sample=1e-3',
+    '--config.data.sample=5e-3',
   )  # fmt: skip
   assert '</svg>' in plot.read_text()
   assert len(found) == 5
@@ -421,9 +421,9 @@ def test_speed_of_cores(run, text, monkeypatch):
 @pytest.mark.skipif(sys.platform != 'linux', reason='semaphores')
 def test_updates_are_as_late_as_on_so_many_cores(tmp_path, text):
   train = [
-    '-m', 'jaxemb.main', '--config=wiki', '--config.train.epochs=1',
+    '-m', 'jaxemb.main', '--config=wiki', '--config.train.epochs=3',
     '--config.model.dim=8', '--config.data.min_count=1',
-    '--config.data.sample=1e-3',
+    '--config.data.sample=5e-3',
     text[0].replace('--text', '--config.data.path'),
   ]  # fmt: skip
   late = [str(_FOLDER / 'late_updates.py'), str(tmp_path), '5']
