@@ -67,7 +67,7 @@ def run(
       'such as a bucket that is mounted on each host (gcsfuse)'
     )
   every_secs = max(1.0, min(_PUSH_SECS, config.train.checkpoint_every_secs))
-  # What is being copied, in the end above all, is not lost by a signal.
+  # Signals must not interrupt the final upload.
   stop = threading.Event()
   monitor = types.SimpleNamespace(request_stop=stop.set)
   with (
@@ -79,7 +79,7 @@ def run(
       code = _run_in(
         config, workdir=folder, job=job, text_cache=text_cache, fixed=fixed
       )
-  metrics.LOG.info('what was in %s is in %s', folder, workdir)
+  metrics.LOG.info('copied %s to %s', folder, workdir)
   return code
 
 
@@ -218,11 +218,11 @@ def _keep_programs(text_cache: pathlib.Path | None) -> None:
 
 def _log_settings(config: ml_collections.ConfigDict) -> None:
   """Logs the settings that differ from their documented defaults."""
-  given, settings = config_lib.flat(config), config_lib.settings()
+  settings = config_lib.settings(config.data.source)
   changed = [
     f'{name}={value}'
-    for name, value in given.items()
-    if name in settings and value != settings[name].default
+    for name, value in config_lib.flat(config).items()
+    if value != settings[name].default
   ]
   metrics.LOG.info('settings: %s', ', '.join(changed) or 'all defaults')
 
@@ -236,7 +236,7 @@ def _log_step(parts: build.Parts) -> None:
   step = f'{model}, XLA ({platform})'
   if tuning.fused:
     cores = resources.usable_cores()
-    step = f'{model} kernel ({platform}), {tuning.threads} threads'
+    step = f'{model} kernel ({platform}), {_threads(tuning.threads)}'
     if tuning.threads > 1:
       step += (
         f' on {min(tuning.threads, cores)} of {cores} cores, which share the '
@@ -244,7 +244,7 @@ def _log_step(parts: build.Parts) -> None:
         '--config.train.threads=1 it would be'
       )
   elif tuning.row_threads:
-    step += f', rows updated by a kernel, {tuning.row_threads} threads'
+    step += f', rows updated by a kernel, {_threads(tuning.row_threads)}'
   elif tuning.row_sums:
     step += ', rows summed by a kernel'
   metrics.LOG.info(
@@ -258,6 +258,10 @@ def _log_step(parts: build.Parts) -> None:
         f'this machine has {num_sockets} sockets; one table on each, and what '
         'they learn exchanged: jaxemb launch --sockets'
       )
+
+
+def _threads(num: int) -> str:
+  return f'{num} thread' + 's' * (num > 1)
 
 
 def _start_cluster(

@@ -270,7 +270,7 @@ class Meter:
     untrained_loss: float = float('inf'),
     gather: Callable[[dict, bool], list[dict]] = lambda own, is_last: [own],
     num_devices: int = 1,
-    every_steps: int = 0,  # between meetings of replicas
+    every_steps: int = 0,  # between synchronisations
   ):
     """Continues from `totals`, which is changed in place.
 

@@ -2,9 +2,9 @@
 
 A chunk has c sources A and as many targets B, of c edges, and N nodes more on
 each side. Of its scores S = A B^T every row is a softmax over targets, every
-column one over sources (`models.edges`). XLA forms these from arrays of all
-chunks, one after the other and mostly in one thread; here a thread has a chunk
-in its cache:
+column one over sources (`graphs.edge_models`). XLA forms these from arrays of
+all chunks, one after the other and mostly in one thread; here a thread has a
+chunk in its cache:
 
   G = (row softmax - 1) w + (column softmax - 1) w,   dA = G B,   dB = G^T A
 

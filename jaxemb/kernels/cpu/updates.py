@@ -96,7 +96,7 @@ def make(optimizer: Mapping[str, Any], num_threads: int) -> RowKernel:
 
 @dataclasses.dataclass(frozen=True)
 class EdgeSoftmax:
-  """A `models.edges.Relations.kernel`."""
+  """A `graphs.edge_models.Relations.kernel`."""
 
   number: int  # of the kernel
   num_threads: int
