@@ -1,8 +1,8 @@
 """Clicks: logs of labelled examples, and models of click-through rates."""
 
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import ml_collections
 
@@ -10,9 +10,7 @@ from jaxemb.config import schema
 from jaxemb.run import kind
 
 if TYPE_CHECKING:
-  from jaxemb.data import base as data_base
   from jaxemb.models import base as model_base
-  from jaxemb.run import build
 
 
 _MIN_TOY_ROWS, _MAX_TOY_ROWS = 1000, 100_000_000  # made in memory
@@ -46,6 +44,7 @@ class Clicks(kind.Kind):
   row_kernels = frozenset(('adagrad_full', 'adam_full'))
   undivided = {'partition': 'train models with dense parameters'}
   smaller = 'lower --config.model.dim or raise --config.data.min_count'
+  results = 'jaxemb.clicks.results'
   embedded = 'toyclicks:'
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
@@ -89,97 +88,6 @@ class Clicks(kind.Kind):
       axes=context.axes,
     )
     return kind.bind_model(context.config, (spec, corpus))
-
-  def check_data(
-    self, config: ml_collections.ConfigDict, source: 'data_base.Source'
-  ) -> None:
-    """See `kind.Kind`."""
-    from jaxemb.clicks import results
-
-    results.check(config, source)
-
-  def can_evaluate(self, parts: 'build.Parts') -> bool:
-    """See `kind.Kind`."""
-    return parts.source.valid is not None
-
-  def collect(
-    self, parts: 'build.Parts', state: Any, workdir: pathlib.Path
-  ) -> Any:
-    """See `kind.Kind`."""
-    from jaxemb.clicks import results
-
-    return results.collect(parts, state)
-
-  def evaluate(
-    self, parts: 'build.Parts', model: Any, is_last: bool = True
-  ) -> dict[str, dict[str, Any]]:
-    """See `kind.Kind`: AUC, log loss and calibration (`clicks.metrics`)."""
-    from jaxemb.clicks import results
-
-    return results.evaluate(parts, model, is_last=is_last)
-
-  def summarize(self, scores: Mapping[str, Mapping[str, Any]]) -> str:
-    """See `kind.Kind`."""
-    from jaxemb.clicks import results
-
-    return results.describe(scores['validation'])
-
-  def describe(
-    self, parts: 'build.Parts', scores: Mapping[str, Mapping[str, Any]]
-  ) -> list[str]:
-    """See `kind.Kind`."""
-    from jaxemb.clicks import results
-
-    return [f'{name}: {results.describe(x)}' for name, x in scores.items()]
-
-  def export(
-    self, folder: pathlib.Path, parts: 'build.Parts', model: Any
-  ) -> dict[str, int]:
-    """See `kind.Kind`."""
-    from jaxemb.clicks import results
-
-    results.export(folder, model, parts.source)
-    return {}
-
-  def report_values(
-    self, parts: 'build.Parts', model: Any, scores: dict[str, Any]
-  ) -> dict[str, Any]:
-    """See `kind.Kind`."""
-    from jaxemb.clicks import results
-
-    return results.report_values(parts.source, model, scores)
-
-  def write_page(
-    self,
-    workdir: pathlib.Path,
-    values: Mapping[str, Any],
-    records: Sequence[Mapping[str, Any]],
-    parts: 'build.Parts',
-    model: Any,
-  ) -> None:
-    """See `kind.Kind`."""
-    from jaxemb.clicks import report
-
-    source = parts.source
-    report.write(
-      workdir,
-      report=values,
-      metrics=records,
-      vectors=model.tables[model.model.vectors_table],
-      keys=source.keys,
-      counts=source.counts,
-      ranges=[x[:3] for x in source.fields.ids],  # names, first ids, sizes
-    )
-
-  def is_saved(self, folder: pathlib.Path) -> bool:
-    """See `kind.Kind`."""
-    return (folder / 'model.json').exists()
-
-  def load(self, folder: pathlib.Path) -> Any:
-    """See `kind.Kind`."""
-    from jaxemb.clicks import predictor
-
-    return predictor.load(folder)
 
 
 KINDS = (Clicks(),)

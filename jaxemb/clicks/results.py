@@ -1,22 +1,29 @@
-"""What becomes of a model of clicks: its scores, its export, its report."""
+"""Evaluates, exports and reports a model of clicks, as `run.kind.Kind` says."""
 
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.clicks import predictor, serving
+from jaxemb.clicks import predictor, report, serving
 from jaxemb.run import build, vectors
 from jaxemb.storage import orbax_export
 
 _MAX_ABLATED_ROWS, _MAX_ABLATED_FIELDS = 50_000, 60
 
 
-def collect(parts: build.Parts, state: Any) -> predictor.ClickModel:
+def can_evaluate(parts: build.Parts) -> bool:
+  """Whether there are rows for validation."""
+  return parts.source.valid is not None
+
+
+def collect(
+  parts: build.Parts, state: Any, workdir: pathlib.Path | None = None
+) -> predictor.ClickModel:
   """The trained model, on the host of every process; all take part."""
   strategy, source = parts.strategy, parts.source
   params = vectors.dense_params(parts, state)
@@ -35,8 +42,19 @@ def collect(parts: build.Parts, state: Any) -> predictor.ClickModel:
   )
 
 
-def describe(scores: Mapping[str, Any]) -> str:
-  """Describes an evaluation in a few words."""
+def summarize(scores: Mapping[str, Mapping[str, Any]]) -> str:
+  """Scores of the validation rows, in a few words."""
+  return _line(scores['validation'])
+
+
+def describe(
+  parts: build.Parts, scores: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+  """A line for the scores of each split."""
+  return [f'{name}: {_line(x)}' for name, x in scores.items()]
+
+
+def _line(scores: Mapping[str, Any]) -> str:
   if not np.isfinite(scores['auc']):
     area = 'no AUC, as all labels are the same'
   else:
@@ -50,11 +68,12 @@ def describe(scores: Mapping[str, Any]) -> str:
 
 
 def evaluate(
-  parts: build.Parts, model: predictor.ClickModel, is_last: bool
+  parts: build.Parts, model: predictor.ClickModel, is_last: bool = True
 ) -> dict[str, dict[str, Any]]:
-  """Scores of the validation rows, and in the end of the test rows.
+  """AUC, log loss and calibration (`metrics`) of rows held out.
 
-  In the end they have `bins`, for curves of calibration.
+  While training, of the validation rows alone; in the end with `bins`, for
+  curves of calibration.
   """
   splits = {'validation': parts.source.valid}
   if is_last:
@@ -72,9 +91,10 @@ def evaluate(
 
 
 def report_values(
-  source: Any, model: predictor.ClickModel, scores: dict[str, Any]
+  parts: build.Parts, model: predictor.ClickModel, scores: dict[str, Any]
 ) -> dict[str, Any]:
   """Values of the report; takes the `bins` out of the scores."""
+  source = parts.source
   return {
     'calibration_bins': {k: x.pop('bins') for k, x in scores.items()},
     'fields': [x.name for x in source.fields.ids],
@@ -84,11 +104,11 @@ def report_values(
 
 
 def export(
-  folder: pathlib.Path, model: predictor.ClickModel, source: Any
-) -> None:
+  folder: pathlib.Path, parts: build.Parts, model: predictor.ClickModel
+) -> dict[str, int]:
   """Writes a folder for `predictor.load`, with orbax and a function."""
   model.save(folder)
-  names = source.encoded.folder / 'keys.arrow'
+  names = parts.source.encoded.folder / 'keys.arrow'
   if names.exists():
     shutil.copyfile(names, folder / names.name)
   arrays: dict[str, Any] = {'tables': model.tables}
@@ -98,6 +118,35 @@ def export(
     arrays['moments'] = {str(i): x for i, x in enumerate(model.moments)}
   orbax_export.write(folder / 'orbax', arrays)
   serving.write(folder / 'serving', model)
+  return {}
+
+
+def write_page(
+  workdir: pathlib.Path,
+  values: Mapping[str, Any],
+  records: Sequence[Mapping[str, Any]],
+  parts: build.Parts,
+  model: predictor.ClickModel,
+) -> None:
+  """Writes the report of a log, with neighbors in the largest fields."""
+  source = parts.source
+  report.write(
+    workdir,
+    report=values,
+    metrics=records,
+    vectors=model.tables[model.model.vectors_table],
+    keys=source.keys,
+    counts=source.counts,
+    ranges=[x[:3] for x in source.fields.ids],  # names, first ids, sizes
+  )
+
+
+def is_saved(folder: pathlib.Path) -> bool:
+  """Whether `ClickModel.save` has written a folder."""
+  return (folder / 'model.json').exists()
+
+
+load = predictor.load
 
 
 def importances(
@@ -121,7 +170,7 @@ def importances(
   return sorted(lost, key=lambda x: -x[1])
 
 
-def check(config: Any, source: Any) -> None:
+def check_data(config: Any, source: Any) -> None:
   """Refuses settings that need rows or fields which the data lack."""
   if source.valid is None:
     lowers = config.optimizer.plateau_factor != 1

@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import ml_collections
@@ -12,7 +12,6 @@ from jaxemb.config import schema
 from jaxemb.run import kind
 
 if TYPE_CHECKING:
-  from jaxemb.data import base as data_base
   from jaxemb.models import base as model_base
   from jaxemb.run import build
 
@@ -79,6 +78,7 @@ class Nodes(kind.Kind):
   has_dense = monitors = True
   row_kernels = frozenset(('adagrad_full', 'adam_full'))
   undivided = {'partition': 'train models with dense parameters'}
+  results = 'jaxemb.graphs.node_results'
 
   def used(self, config: ml_collections.ConfigDict) -> frozenset[str]:
     """See `kind.Kind`."""
@@ -109,87 +109,6 @@ class Nodes(kind.Kind):
   def chunk(self, config: ml_collections.ConfigDict) -> int:
     """See `kind.Kind`."""
     return 64 if config.data.targets == 'walks' else 1
-
-  def check_data(
-    self, config: ml_collections.ConfigDict, source: 'data_base.Source'
-  ) -> None:
-    """See `kind.Kind`."""
-    from jaxemb.graphs import node_results
-
-    node_results.check(config, source)
-
-  def can_evaluate(self, parts: 'build.Parts') -> bool:
-    """See `kind.Kind`."""
-    return parts.source.valid is not None
-
-  def collect(
-    self, parts: 'build.Parts', state: Any, workdir: pathlib.Path
-  ) -> Any:
-    """See `kind.Kind`: vectors and classes of all nodes."""
-    from jaxemb.graphs import node_results
-
-    return node_results.collect(parts, state, workdir)
-
-  def evaluate(
-    self, parts: 'build.Parts', model: Any, is_last: bool = True
-  ) -> dict[str, dict[str, Any]]:
-    """See `kind.Kind`."""
-    from jaxemb.graphs import node_results
-
-    return node_results.evaluate(parts.source, model, is_last=is_last)
-
-  def summarize(self, scores: Mapping[str, Mapping[str, Any]]) -> str:
-    """See `kind.Kind`."""
-    from jaxemb.graphs import node_results
-
-    return node_results.describe(scores['validation'])
-
-  def describe(
-    self, parts: 'build.Parts', scores: Mapping[str, Mapping[str, Any]]
-  ) -> list[str]:
-    """See `kind.Kind`."""
-    from jaxemb.graphs import node_results
-
-    return [f'{k}: {node_results.describe(x)}' for k, x in scores.items()]
-
-  def export(
-    self, folder: pathlib.Path, parts: 'build.Parts', model: Any
-  ) -> dict[str, int]:
-    """See `kind.Kind`."""
-    from jaxemb.graphs import node_results
-
-    return node_results.write_export(folder, parts, model)
-
-  def report_values(
-    self, parts: 'build.Parts', model: Any, scores: dict[str, Any]
-  ) -> dict[str, Any]:
-    """See `kind.Kind`."""
-    return {'examples_counted': 'nodes to learn from, times epochs'}
-
-  def write_page(
-    self,
-    workdir: pathlib.Path,
-    values: Mapping[str, Any],
-    records: Sequence[Mapping[str, Any]],
-    parts: 'build.Parts',
-    model: Any,
-  ) -> None:
-    """See `kind.Kind`."""
-    from jaxemb.graphs import node_results
-
-    node_results.write_page(workdir, values, records, parts=parts, model=model)
-
-  def is_saved(self, folder: pathlib.Path) -> bool:
-    """See `kind.Kind`."""
-    from jaxemb.graphs import inference
-
-    return (folder / inference.OUTPUTS).exists()
-
-  def load(self, folder: pathlib.Path) -> Any:
-    """See `kind.Kind`."""
-    from jaxemb.graphs import inference
-
-    return inference.Saved.open(folder)
 
   def make_model(
     self, corpus: 'model_base.Corpus', context: kind.Context
@@ -329,7 +248,7 @@ class Edges(kind.Kind):
 
     operate = getattr(parts.trainable.model, 'operate', None)
     options = {'operate': operate} if operate else {}
-    return dict(vectors.evaluate(parts, model, **options))
+    return vectors.evaluate(parts, model, **options)
 
 
 KINDS = Walks(), Nodes(), Edges()

@@ -22,9 +22,11 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.graphs import inference, node_classification, node_source
 from jaxemb.graphs import labels as labels_lib
+from jaxemb.report import report
 from jaxemb.run import build
 from jaxemb.run import vectors as vectors_lib
-from jaxemb.storage import atomic, export
+from jaxemb.storage import atomic
+from jaxemb.storage import export as export_lib
 
 _ROWS = 1 << 15  # of classes.tsv, at once
 _PAIRS = 1 << 22  # of a node and a class, scored at once
@@ -92,16 +94,21 @@ def _counts_of_one(labels, outputs, nodes):
   return losses.sum(), np.sum(scores.argmax(1) == truth)
 
 
+def can_evaluate(parts: build.Parts) -> bool:
+  """Whether there are nodes for validation."""
+  return parts.source.valid is not None
+
+
 def evaluate(
-  source: node_source.NodeSource,
+  parts: build.Parts,
   model: inference.Inferred | inference.Saved,
-  is_last: bool,
+  is_last: bool = True,
 ) -> dict[str, dict[str, Any]]:
   """Score classes of nodes held out, or vectors learned from walks, by name.
 
   While training goes on, only the nodes for validation are scored.
   """
-  labels = source.labels
+  source, labels = parts.source, parts.source.labels
   if source.from_walks:
     if not len(labels.nodes):
       return {}
@@ -118,7 +125,26 @@ def evaluate(
   }
 
 
-def describe(scores: Mapping[str, Any]) -> str:
+def summarize(scores: Mapping[str, Mapping[str, Any]]) -> str:
+  """Return scores of the nodes for validation in a few words."""
+  return _line(scores['validation'])
+
+
+def describe(
+  parts: build.Parts, scores: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+  """Return a line for the scores of each split, or of the vectors."""
+  return [f'{name}: {_line(x)}' for name, x in scores.items()]
+
+
+def report_values(
+  parts: build.Parts, model: Any, scores: dict[str, Any]
+) -> dict[str, Any]:
+  """Return further values of the report."""
+  return {'examples_counted': 'nodes to learn from, times epochs'}
+
+
+def _line(scores: Mapping[str, Any]) -> str:
   """Return an evaluation in a few words."""
   if 'log_loss' not in scores:  # of vectors
     return f'{scores["score"]:.4f}'
@@ -131,7 +157,7 @@ def describe(scores: Mapping[str, Any]) -> str:
   )
 
 
-def check(config: Any, source: node_source.NodeSource) -> None:
+def check_data(config: Any, source: node_source.NodeSource) -> None:
   """Raises a `UserError` for settings that need data which is not there."""
   lowers = config.optimizer.plateau_factor != 1
   if source.valid is None and (config.train.patience or lowers):
@@ -152,7 +178,7 @@ def check(config: Any, source: node_source.NodeSource) -> None:
     )
 
 
-def write_export(
+def export(
   folder: pathlib.Path,
   parts: build.Parts,
   model: inference.Inferred | inference.Saved,
@@ -174,26 +200,38 @@ def write_page(
   model: inference.Inferred | inference.Saved,
 ) -> None:
   """Write the report, with a map of nodes by class."""
-  source, labels = parts.source, parts.source.labels
-  keys = [source.keys[i] for i in labels.nodes]
-  vectors_lib.write_page(
+  labels = parts.source.labels
+  keys = [parts.source.keys[i] for i in labels.nodes]
+  report.write(
     workdir,
-    values,
-    records,
-    parts=parts,
-    export=_export(source, model.vectors),
-    categories=labels.keys_by_class(keys, labels.nodes),
+    report=values,
+    metrics=records,
+    vectors=_export(parts.source, model.vectors).embeddings(
+      report.MAX_SEARCHED
+    ),
+    found=(),
+    labels=labels.keys_by_class(keys, labels.nodes),
   )
+
+
+def is_saved(folder: pathlib.Path) -> bool:
+  """Whether `Inferred.save` has written a folder."""
+  return (folder / inference.OUTPUTS).exists()
+
+
+load = inference.Saved.open
 
 
 def _export(source, vectors):
   """Vectors of nodes, those of most neighbors first."""
   order = np.argsort(-source.counts, kind='stable')
-  rows = export.OnDemand(
+  rows = export_lib.OnDemand(
     lambda rows: vectors[order[rows]], vectors.shape, vectors.dtype
   )
   keys = [source.keys[i] for i in order]
-  return vectors_lib.Export(keys, source.counts[order], export.Encoded(rows))
+  return vectors_lib.Export(
+    keys, source.counts[order], export_lib.Encoded(rows)
+  )
 
 
 def _write_classes(path, source, outputs):

@@ -315,7 +315,7 @@ def parts(
     compiling = ahead.compiling(m.name, m.loss, config.table.dtype, cache=cache)
   # Wrong paths are refused before the work.
   _check_init_from(config)
-  kind.benchmarks(config)
+  benchmark_sets = kind.benchmarks(config)
   readers = _readers(config, tuning, mesh)
   source = make_source(config, tuning, readers, cache=cache, progress=progress)
   corpus = corpus_of(source)
@@ -334,13 +334,15 @@ def parts(
     folder=folder,
     cluster=cluster,
   )
+  if benchmark_sets is None:
+    benchmark_sets = kind.source_benchmarks(config, source)
   return Parts(
     config=config,
     kind=kind,
     source=source,
     trainable=made.trainable,
     strategy=made.strategy,
-    benchmarks=kind.benchmarks(config, source),
+    benchmarks=benchmark_sets,
     mesh=mesh,
     tuning=tuning,
     dropped={**source.dropped, **kind.dropped(config, source)},

@@ -10,7 +10,9 @@ line asks kinds for their settings first.
 """
 
 import functools
+import importlib
 import pathlib
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -84,6 +86,8 @@ class Kind:
   # Why a strategy does not train this kind, by its name.
   undivided: Mapping[str, str] = {}
   smaller: str = 'lower --config.model.dim'  # where tables have no room
+  # The module whose functions evaluate, export and report a trained model.
+  results: str = 'jaxemb.run.vectors'
   # Whether evaluations of held-out data are compared, by `eval.monitor`: the
   # best model is exported, and training may end early.
   monitors: bool = False
@@ -117,29 +121,28 @@ class Kind:
     """Reads the data; raises a `UserError` if it cannot be used."""
     return kinds.bind('data.source', self.source, (spec,), available={})()
 
-  def benchmarks(
-    self,
-    config: 'ml_collections.ConfigDict',
-    source: 'data_base.Source | None' = None,
-  ) -> list[Any]:
-    """Sets that vectors are evaluated on; without a source, those asked for.
+  def benchmarks(self, config: 'ml_collections.ConfigDict') -> list[Any] | None:
+    """The sets that settings name; None: those of the source.
 
     Raises a `UserError` for files that are no benchmarks.
     """
     from jaxemb.run import vectors
 
-    return vectors.benchmarks(config, source)
+    return vectors.benchmarks(config)
+
+  def source_benchmarks(
+    self, config: 'ml_collections.ConfigDict', source: 'data_base.Source'
+  ) -> list[Any]:
+    """The sets of the source that suit its keys."""
+    from jaxemb.run import vectors
+
+    return vectors.source_benchmarks(config, source)
 
   def dropped(
     self, config: 'ml_collections.ConfigDict', source: 'data_base.Source'
   ) -> dict[str, int]:
     """Counts what settings name and the data do not have."""
     return {}
-
-  def check_data(
-    self, config: 'ml_collections.ConfigDict', source: 'data_base.Source'
-  ) -> None:
-    """Raises a `UserError` for settings that need data which is not there."""
 
   def check_trained(self, counters: Mapping[str, float]) -> None:
     """Raises a `UserError` if the counters of steps show no learning."""
@@ -169,18 +172,23 @@ class Kind:
         )
     return bind_model(config, (spec, corpus, bound_loss(config)))
 
+  # What becomes of a trained model: functions of the module `results`.
+
+  def check_data(
+    self, config: 'ml_collections.ConfigDict', source: 'data_base.Source'
+  ) -> None:
+    """Raises a `UserError` for settings that need data which is not there."""
+    self._results().check_data(config, source)
+
   def can_evaluate(self, parts: 'build.Parts') -> bool:
     """Whether there is something to evaluate on while training."""
-    has_own = getattr(parts.source, 'evaluate', None) is not None
-    return has_own or bool(parts.benchmarks)
+    return self._results().can_evaluate(parts)
 
   def collect(
     self, parts: 'build.Parts', state: Any, workdir: pathlib.Path
   ) -> Any:
     """The trained model, on the host of every process; all take part."""
-    from jaxemb.run import vectors
-
-    return vectors.collect(parts, state)
+    return self._results().collect(parts, state, workdir)
 
   def evaluate(
     self, parts: 'build.Parts', model: Any, is_last: bool = True
@@ -189,44 +197,29 @@ class Kind:
 
     While training, kinds that monitor a metric score 'validation' alone.
     """
-    from jaxemb.run import vectors
-
-    return dict(vectors.evaluate(parts, model))
+    return self._results().evaluate(parts, model, is_last)
 
   def summarize(self, scores: Mapping[str, Mapping[str, Any]]) -> str:
     """Scores while training, in a few words."""
-    known = (f'{k} {x["score"]:.3f}' for k, x in scores.items() if x['found'])
-    return ', '.join(known) or 'no scores'
+    return self._results().summarize(scores)
 
   def describe(
     self, parts: 'build.Parts', scores: Mapping[str, Mapping[str, Any]]
   ) -> list[str]:
     """Lines for the log on the scores of a run that has ended."""
-    from jaxemb.evaluation import words
-    from jaxemb.run import vectors
-
-    if parts.benchmarks:
-      return words.format_table(scores).splitlines()
-    return [f'{name}: {vectors.describe(x)}' for name, x in scores.items()]
+    return self._results().describe(parts, scores)
 
   def export(
     self, folder: pathlib.Path, parts: 'build.Parts', model: Any
   ) -> dict[str, int]:
     """Writes what was collected; returns counts of what is dropped."""
-    from jaxemb.run import vectors
-
-    return vectors.write_export(folder, model)
+    return self._results().export(folder, parts, model)
 
   def report_values(
     self, parts: 'build.Parts', model: Any, scores: dict[str, Any]
   ) -> dict[str, Any]:
     """Further values of the report; may move some out of the scores."""
-    if parts.source.unit != 'words':
-      return {}
-    return {
-      'words_counted': 'corpus words inside the vocabulary, before '
-      'frequent-word subsampling, times epochs'
-    }
+    return self._results().report_values(parts, model, scores)
 
   def write_page(
     self,
@@ -237,25 +230,20 @@ class Kind:
     model: Any,
   ) -> None:
     """Writes report.json and report.html of the values and metrics."""
-    from jaxemb.run import vectors
-
-    categories = getattr(parts.source, 'categories', None) or {}
-    vectors.write_page(
-      workdir,
-      values,
-      records,
-      parts=parts,
-      export=model,
-      categories=categories,
+    self._results().write_page(
+      workdir, values, records, parts=parts, model=model
     )
 
   def is_saved(self, folder: pathlib.Path) -> bool:
     """Whether a folder has a model that was saved as the best so far."""
-    return False
+    return self._results().is_saved(folder)
 
   def load(self, folder: pathlib.Path) -> Any:
     """Reads what `save` of a collected model has written."""
-    raise NotImplementedError
+    return self._results().load(folder)
+
+  def _results(self) -> types.ModuleType:
+    return importlib.import_module(self.results)
 
 
 class SourceAlone(Kind):

@@ -1,4 +1,7 @@
-"""Vectors of keys, such as words: what most kinds of data train."""
+"""Vectors of keys, such as words: what most kinds of data train.
+
+Functions with the names of `Kind`'s methods are what those do by default.
+"""
 
 import functools
 import logging
@@ -17,7 +20,7 @@ from jaxemb import embeddings
 from jaxemb.config import kinds
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import benchmarks as benchmarks_lib
-from jaxemb.evaluation import multivectors, ranking
+from jaxemb.evaluation import multivectors, ranking, words
 from jaxemb.report import report
 from jaxemb.run import build
 from jaxemb.storage import export as export_lib
@@ -77,7 +80,21 @@ class Export(NamedTuple):
     return self._replace(keys=keys, counts=counts, rows=rows, others=others)
 
 
-def collect(parts: build.Parts, state: Any) -> Export:
+def check_data(
+  config: ml_collections.ConfigDict, source: data_base.Source
+) -> None:
+  """See `Kind`: no setting needs more data."""
+
+
+def can_evaluate(parts: build.Parts) -> bool:
+  """See `Kind`: on benchmarks, or on what the source holds out."""
+  has_own = getattr(parts.source, 'evaluate', None) is not None
+  return has_own or bool(parts.benchmarks)
+
+
+def collect(
+  parts: build.Parts, state: Any, workdir: pathlib.Path | None = None
+) -> Export:
   """Copies trained tables to the host; all processes take part.
 
   Tables in a store are not copied: until the state changes, their rows are read
@@ -144,20 +161,26 @@ def write_export(
 
 
 def benchmarks(
-  config: ml_collections.ConfigDict, source: data_base.Source | None = None
-) -> list[benchmarks_lib.Benchmark]:
-  """The sets in `config.eval.paths`; without any, those of the source.
+  config: ml_collections.ConfigDict,
+) -> list[benchmarks_lib.Benchmark] | None:
+  """The sets in `config.eval.paths`, or None if it has no paths.
 
   Raises a `UserError` for files that are no benchmarks.
   """
   paths = [x.strip() for x in config.eval.paths.split(',') if x.strip()]
+  if not paths:
+    return None
   if paths == ['none']:
     return []
-  if paths:
-    return benchmarks_lib.find(map(os.path.expanduser, paths))
-  if source is None or not (embedded := source.eval_paths()):
-    return []
-  sets = benchmarks_lib.find(embedded)
+  return benchmarks_lib.find(map(os.path.expanduser, paths))
+
+
+def source_benchmarks(
+  config: ml_collections.ConfigDict, source: data_base.Source
+) -> list[benchmarks_lib.Benchmark]:
+  """The sets of a source, of which its keys know enough to say much."""
+  paths = source.eval_paths()
+  sets = benchmarks_lib.find(paths) if paths else []
   # Those of the embedded corpus fit it, and other texts perhaps.
   is_embedded = kinds.of(config).is_embedded(config.data.path)
   return sets if is_embedded else _known(sets, source.keys)
@@ -182,8 +205,8 @@ def _known(
 
 
 def evaluate(
-  parts: build.Parts, export: Export, **options: Any
-) -> Mapping[str, Mapping[str, Any]]:
+  parts: build.Parts, export: Export, is_last: bool = True, **options: Any
+) -> dict[str, dict[str, Any]]:
   """Scores on benchmarks, or on what the source holds out, by name.
 
   `options` go to the `evaluate` of the source.
@@ -196,14 +219,30 @@ def evaluate(
       ids = {x: i for i, x in enumerate(keys)}
       known, rows = rows, np.zeros((len(keys), rows.shape[1]), rows.dtype)
       rows[[ids[x] for x in export.keys]] = known
-    return evaluate(rows, contexts, is_cosine, **options)
+    return dict(evaluate(rows, contexts, is_cosine, **options))
   if not parts.benchmarks:
     return {}
   limit = parts.config.eval.restrict_vocab
-  return export.embeddings(limit or None).evaluate(parts.benchmarks, limit)
+  vectors = export.embeddings(limit or None)
+  return dict(vectors.evaluate(parts.benchmarks, limit))
 
 
-def describe(scores: Mapping[str, Any]) -> str:
+def summarize(scores: Mapping[str, Mapping[str, Any]]) -> str:
+  """See `Kind`."""
+  known = (f'{k} {x["score"]:.3f}' for k, x in scores.items() if x['found'])
+  return ', '.join(known) or 'no scores'
+
+
+def describe(
+  parts: build.Parts, scores: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+  """See `Kind`: a table of benchmarks, or a line for each score."""
+  if parts.benchmarks:
+    return words.format_table(scores).splitlines()
+  return [f'{name}: {_line(x)}' for name, x in scores.items()]
+
+
+def _line(scores: Mapping[str, Any]) -> str:
   """Scores of what a source evaluates itself, in a few words."""
   if 'ndcg' in scores:
     return ranking.describe(scores)
@@ -211,20 +250,43 @@ def describe(scores: Mapping[str, Any]) -> str:
   return f'{", ".join(numbers)}; {scores["found"]:,} of {scores["total"]:,}'
 
 
+def export(
+  folder: pathlib.Path, parts: build.Parts, collected: Export
+) -> dict[str, int]:
+  """See `Kind`."""
+  return write_export(folder, collected)
+
+
+def report_values(
+  parts: build.Parts, export: Export, scores: dict[str, Any]
+) -> dict[str, Any]:
+  """See `Kind`."""
+  if parts.source.unit != 'words':
+    return {}
+  return {
+    'words_counted': 'corpus words inside the vocabulary, before '
+    'frequent-word subsampling, times epochs'
+  }
+
+
 def write_page(
   workdir: pathlib.Path,
   values: Mapping[str, Any],
   records: Sequence[Mapping[str, Any]],
   parts: build.Parts,
-  export: Export,
-  categories: Mapping[str, Sequence[str]] = _NOTHING,
+  model: Export,
 ) -> None:
-  """Writes report.json and report.html; `categories` are keys, for the map."""
+  """See `Kind`: categories of the source are for the map."""
   report.write(
     workdir,
     report=values,
     metrics=records,
-    vectors=export.embeddings(report.MAX_SEARCHED),
+    vectors=model.embeddings(report.MAX_SEARCHED),
     found=parts.benchmarks,
-    labels=categories,
+    labels=getattr(parts.source, 'categories', None) or {},
   )
+
+
+def is_saved(folder: pathlib.Path) -> bool:
+  """See `Kind`: no evaluation saves a model."""
+  return False
