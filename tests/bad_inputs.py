@@ -589,7 +589,7 @@ _SHELL = (
   _shell('$JAXEMB query --vectors=run aa0 > /dev/full', 'cannot write the out'),
   _shell('$JAXEMB query --vectors=run aa0 >&- 2>&-', '', 0),
   _shell(f'{_train(workdir="closed")} >&- 2>&- && cat closed/log.txt',
-         'vectors in closed', 0),
+         'results in closed', 0),
   _shell('PYTHONIOENCODING=ascii $JAXEMB query --vectors=run größe', r'gr\xf6'),
   _shell('PYTHONIOENCODING=ascii $JAXEMB query --vectors=umlaut.txt ab',
          r'gr\xf6', 0),
