@@ -80,27 +80,22 @@ class Sums:
 
   chunk_rows = 1024
 
-  def init(self) -> jax.Array:
-    """No clock."""
-    return jnp.int32(0)
-
-  def due(self, clock: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """All rows."""
+  @property
+  def _num_chunks(self):
     vocab = max(len(x) for x in self.lookups_per_center.values())
-    return jnp.int32(-(-vocab // self.chunk_rows)), clock
+    return -(-vocab // self.chunk_rows)
 
-  def weights(self, name, start, num, elapsed):
+  def due(self, number: jax.Array) -> jax.Array:
+    """All rows."""
+    return jnp.int32(self._num_chunks)
+
+  def weights(self, name, start, num, learning_rate):
     """1, of all rows."""
     return jnp.ones(num)
 
-  def staleness_steps(self) -> dict[str, np.ndarray]:
+  def staleness_steps(self) -> np.ndarray:
     """Those between two synchronisations."""
-    lookups = self.lookups_per_center.items()
-    return {k: np.full(len(x), self.every_steps) for k, x in lookups}
-
-  def mean_chunks(self) -> float:
-    """See `strategies.policies.Policy`."""
-    return float(self.due(0)[0])
+    return np.full(self._num_chunks, self.every_steps)
 
 
 @jax.tree_util.register_dataclass

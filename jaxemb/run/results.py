@@ -153,17 +153,18 @@ def _staleness(
     return None  # no rows
   if (policy := parts.strategy.policy) is None:
     return dict.fromkeys(('bound_words', 'max_words', 'mean_words'), 0)
-  bounds, specs = policy.staleness_steps(), parts.trainable.model.specs()
-  bound = max(x.max() for x in bounds.values())
-  seen = (
-    np.average(np.minimum(x, totals.steps), weights=specs[k].lookups_per_center)
-    for k, x in bounds.items()
-  )
+  steps = policy.staleness_steps()
+  bound = steps.max()
+  by_row = np.minimum(np.repeat(steps, policy.chunk_rows), totals.steps)
+  seen = [
+    np.average(by_row[: x.vocab], weights=x.lookups_per_center)
+    for x in parts.trainable.model.specs().values()
+  ]
   words = build.step_centers(parts.tuning, parts.mesh)
   return {
     'bound_words': words * int(bound),
     'max_words': words * int(min(bound, totals.steps)),
-    'mean_words': words * float(np.mean(list(seen))),
+    'mean_words': words * float(np.mean(seen)),
   }
 
 

@@ -35,7 +35,6 @@ class ReplicaState(NamedTuple):
   # Rows and their optimizer state after their last synchronisation, which all
   # replicas have in common.
   synced: dict[str, spec_lib.TableState]
-  clock: Any  # of the policy
   num_syncs: jax.Array  # int32, so far
   num_steps: jax.Array  # int32, since the last synchronisation
 
@@ -52,7 +51,7 @@ def synchronise(
   state: ReplicaState,
   tables: Mapping[str, spec_lib.Table],
   policy: policies.Policy,
-  elapsed: policies.Elapsed,
+  learning_rate: jax.Array,
   key: jax.Array,
   is_due: jax.Array,
 ) -> ReplicaState:
@@ -61,121 +60,35 @@ def synchronise(
   `state` lacks the leading axis; `key` [2] uint32 is of the dispatch. Nothing
   is exchanged unless bool `is_due`.
   """
-  due, clock = policy.due(state.clock)
-  due = jnp.where(is_due, due, 0)
   exchange = synchronisation.Synchronisation(
     tables=tables,
     policy=policy,
-    elapsed=elapsed,
+    learning_rate=learning_rate,
     key=key,
     number=state.num_syncs,
   ).exchange
+  due = jnp.where(is_due, policy.due(state.num_syncs + 1), 0)
   new_tables, synced = jax.lax.fori_loop(
     0, due, exchange, (state.tables, state.synced)
   )
   # XLA keeps sums of nothing.
   params = state.params
   if jax.tree.leaves(params):
-    params = jax.lax.pmean(params, _AXES)
-  params, clock = jax.tree.map(
-    lambda new, old: jnp.where(is_due, new, old),
-    (params, clock),
-    (state.params, state.clock),
-  )
+    means = jax.lax.pmean(params, _AXES)
+    params = jax.tree.map(
+      lambda new, old: jnp.where(is_due, new, old), means, params
+    )
   return state._replace(
     tables=new_tables,
     synced=synced,
     params=params,
-    clock=clock,
     num_syncs=state.num_syncs + is_due,
   )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Replica:
-  """What one replica runs; arrays of all have a leading axis of one."""
-
-  trainable: base.Trainable
-  policy: policies.Policy
-  num_sharing: int  # replicas that share corpus shards
-
-  def _steps(self, carry, constants, batch, schedule, first, stop, count):
-    """Takes the steps between two synchronisations."""
-    trainable = self.trainable.with_arrays(constants[0])
-    num_parts = len(trainable.steps.num_steps(batch))
-    share = data_base.share(
-      num_parts,
-      num_devices=self.num_sharing,
-      before=num_parts * jax.lax.axis_index(mesh_lib.DATA),
-      device=jax.lax.axis_index(mesh_lib.TABLE),
-    )
-    return base.training_steps(
-      trainable,
-      batch,
-      schedule,
-      devices=base.Devices(share, jax.lax.axis_index(_AXES)),
-      carry=carry,
-      first=first,
-      stop=stop,
-      count=count,
-    )
-
-  def _synchronise(self, state, constants, schedule, stop, count):
-    """Synchronises after `stop` steps of `count`, unless those are all."""
-    is_due, stop = stop <= count, jnp.minimum(stop, count)
-    span = schedule.last_learning_rate - schedule.first_learning_rate
-    rate = schedule.first_learning_rate + span * (stop / count)
-    return synchronise(
-      state,
-      tables=self.trainable.tables,
-      policy=base.with_arrays(self.policy, constants[1]),
-      elapsed=policies.Elapsed(rate),
-      key=schedule.key,
-      is_due=is_due,
-    )
-
-  def dispatch(self, state, constants, batch, schedule):
-    """Takes all steps, and synchronises among them."""
-    num_steps = self.trainable.steps.num_steps(batch)
-    # Equal for all replicas; some steps are padding.
-    count = jax.lax.pmax(jnp.max(num_steps), mesh_lib.DATA)
-    every, before = self.policy.every_steps, state.num_steps
-
-    def body(i, carry):
-      state, metrics = carry
-      stop = (i + 1) * every - before
-      trained, metrics = self._steps(
-        (state.trained(), metrics),
-        constants,
-        batch,
-        schedule=schedule,
-        first=jnp.maximum(stop - every, 0),
-        stop=jnp.minimum(stop, count),
-        count=count,
-      )
-      state = state._replace(**trained._asdict())
-      state = self._synchronise(
-        state, constants, schedule, stop=stop, count=count
-      )
-      return state, metrics
-
-    carry = state.map_replicas(lambda x: x[0]), self.trainable.no_metrics()
-    num = (before + count + every - 1) // every
-    state, metrics = jax.lax.fori_loop(0, num, body, carry)
-    state = state.map_replicas(lambda x: x[None])
-    state = state._replace(num_steps=(before + count) % every)
-    return state, base.over_devices(
-      self.trainable,
-      metrics,
-      batch,
-      num_steps=count,
-      axes=_AXES if self.num_sharing > 1 else _AXES[:1],
-    )
-
-
-@dataclasses.dataclass(frozen=True)
 class _Replicas:
-  """All replicas, as the host sees them."""
+  """All replicas."""
 
   trainable: base.Trainable
   mesh: jax.sharding.Mesh
@@ -201,7 +114,6 @@ class _Replicas:
       params=over,
       optimizer=over,
       synced=_EVERYWHERE,
-      clock=_EVERYWHERE,
       num_syncs=_EVERYWHERE,
       num_steps=_EVERYWHERE,
     )
@@ -233,7 +145,6 @@ class _Replicas:
     state = ReplicaState(
       *state,
       synced={k: _synced(tables[k], x) for k, x in state.tables.items()},
-      clock=self.policy.init(),
       num_syncs=jnp.int32(0),
       num_steps=jnp.int32(0),
     )
@@ -244,10 +155,9 @@ class _Replicas:
 
   def step(self) -> Any:
     """Returns the compiled dispatch."""
-    replica = _Replica(self.trainable, self.policy, self.num_sharing)
     # The rows that leave a sum are the same everywhere; JAX cannot tell.
     step = jax.shard_map(
-      replica.dispatch,
+      self._dispatch,
       mesh=self.mesh,
       in_specs=(
         self.spec,
@@ -259,6 +169,59 @@ class _Replicas:
       check_vma=False,
     )
     return base.jit_step(step, self.shardings, self.mesh)
+
+  def _dispatch(self, state, constants, batch, schedule):
+    """Takes all steps of a replica, and synchronises among them."""
+    trainable = self.trainable.with_arrays(constants[0])
+    policy = base.with_arrays(self.policy, constants[1])
+    num_steps = trainable.steps.num_steps(batch)
+    # Equal for all replicas; some steps are padding.
+    count = jax.lax.pmax(jnp.max(num_steps), mesh_lib.DATA)
+    every, before = policy.every_steps, state.num_steps
+    share = data_base.share(
+      len(num_steps),
+      num_devices=self.num_sharing,
+      before=len(num_steps) * jax.lax.axis_index(mesh_lib.DATA),
+      device=jax.lax.axis_index(mesh_lib.TABLE),
+    )
+    span = schedule.last_learning_rate - schedule.first_learning_rate
+
+    def body(i, carry):
+      state, metrics = carry
+      stop = (i + 1) * every - before
+      trained, metrics = base.training_steps(
+        trainable,
+        batch,
+        schedule,
+        devices=base.Devices(share, jax.lax.axis_index(_AXES)),
+        carry=(state.trained(), metrics),
+        first=jnp.maximum(stop - every, 0),
+        stop=jnp.minimum(stop, count),
+        count=count,
+      )
+      state = synchronise(
+        state._replace(**trained._asdict()),
+        tables=trainable.tables,
+        policy=policy,
+        learning_rate=schedule.first_learning_rate
+        + span * (jnp.minimum(stop, count) / count),
+        key=schedule.key,
+        is_due=stop <= count,
+      )
+      return state, metrics
+
+    carry = state.map_replicas(lambda x: x[0]), trainable.no_metrics()
+    num = (before + count + every - 1) // every
+    state, metrics = jax.lax.fori_loop(0, num, body, carry)
+    state = state.map_replicas(lambda x: x[None])
+    state = state._replace(num_steps=(before + count) % every)
+    return state, base.over_devices(
+      trainable,
+      metrics,
+      batch,
+      num_steps=count,
+      axes=_AXES if self.num_sharing > 1 else _AXES[:1],
+    )
 
   def constants(self) -> Any:
     """Puts the arrays of the model and of the policy on the devices."""
@@ -279,8 +242,9 @@ class _Replicas:
     )
     synced = table.export_rows(state.synced[name], start, stop)
     old = synced.rows
-    elapsed = policies.Elapsed(jnp.float32(0))
-    weights = self.policy.weights(name, start, num=len(old), elapsed=elapsed)
+    weights = self.policy.weights(
+      name, start, num=len(old), learning_rate=jnp.float32(0)
+    )
     weights, rows = np.asarray(weights)[:, None], np.array(old)
     for replica in of_replicas.rows:
       rows += weights * (replica - old)
@@ -326,12 +290,12 @@ class _Replicas:
       return jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=sharding)
 
     policy = self.make_policy(max(num, 1))
-    elapsed = policies.Elapsed(jnp.float32(learning_rate))
 
     def convert(saved):
       if num:
+        rate = jnp.float32(learning_rate)
         saved = _combined(
-          self.trainable, saved, num, policy=policy, elapsed=elapsed
+          self.trainable, saved, num, policy=policy, learning_rate=rate
         )
       return self._replicate(saved)
 
@@ -359,7 +323,7 @@ def _values(table, state):
   return synchronisation.read(table, state, start, num=num)[0]
 
 
-def _combined(trainable, state, num, policy, elapsed):
+def _combined(trainable, state, num, policy, learning_rate):
   """Returns one state, as after synchronising the first `num` replicas."""
   first = jax.tree.map(lambda x: x[0], state.trained())
   tables = {}
@@ -374,7 +338,7 @@ def _combined(trainable, state, num, policy, elapsed):
       num,
       start=jnp.int32(0),
       num=table.spec.vocab,
-      elapsed=elapsed,
+      learning_rate=learning_rate,
     )
     for k, g in weights.items():
       x = replica_values[k]
@@ -414,7 +378,7 @@ def replicas(
     ),
     loop=hlo.Loop(
       all_replicas.policy.every_steps,
-      inner=all_replicas.policy.mean_chunks(),
+      inner=policies.mean_chunks(all_replicas.policy),
       branch=1 / trainable.loss_every_steps,
     ),
     policy=all_replicas.policy,

@@ -28,15 +28,6 @@ ROWS = 'rows'
 Values = dict[str, jax.Array]
 
 
-class _Chunk(NamedTuple):
-  """A range of rows of a table."""
-
-  start: jax.Array  # int32
-  num_rows: int
-  values: Values
-  encoding: Any  # `codecs.encoding_of` its rows
-
-
 def like(x: jax.Array, y: jax.Array) -> jax.Array:
   """Reshapes [num] to [num, 1, ...], for use with `y` [num, ...]."""
   return x.reshape(-1, *[1] * (y.ndim - 1))
@@ -57,10 +48,12 @@ def weights(
   num_replicas: int,
   start: jax.Array,
   num: int,
-  elapsed: policies.Elapsed,
+  learning_rate: jax.Array,
 ) -> Values:
   """Returns [num] float32, g of rows from `start` on and of their state."""
-  of_rows = policy.weights(table.spec.name, start, num, elapsed=elapsed)
+  of_rows = policy.weights(
+    table.spec.name, start, num, learning_rate=learning_rate
+  )
   mean = jnp.full(num, 1 / num_replicas)
   return {ROWS: of_rows, **dict.fromkeys(table.state_names, mean)}
 
@@ -70,46 +63,37 @@ class Synchronisation(NamedTuple):
 
   tables: Mapping[str, spec_lib.Table]
   policy: policies.Policy
-  elapsed: policies.Elapsed
+  learning_rate: jax.Array  # float32
   key: jax.Array  # [2] uint32, of the dispatch
   number: jax.Array  # int32, how many there were before
 
-  def _read(self, i, states):
-    """Reads the i-th chunk of every table."""
-    chunks = {}
-    for name, table in self.tables.items():
-      # The last chunk overlaps the one before.
-      num_rows = min(self.policy.chunk_rows, table.spec.vocab)
-      start = i * self.policy.chunk_rows
-      start = jnp.minimum(start, table.spec.vocab - num_rows)
-      values, encoding = read(table, states[name], start, num=num_rows)
-      chunks[name] = _Chunk(
-        start=start, num_rows=num_rows, values=values, encoding=encoding
-      )
-    return chunks
+  def exchange(self, i: jax.Array, states: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Replaces the i-th chunks of all tables by what all learned.
 
-  def _sums(self, chunks, changes):
-    """Returns b', of chunks with b, and its encodings; by table."""
+    `states` are this replica's tables, and those after the last
+    synchronisation.
+    """
     num_replicas = jax.lax.axis_size(AXES)
-    olds, terms = {}, {}
-    for name, chunk in chunks.items():
-      table = self.tables[name]
+    olds, encodings, terms = {}, {}, {}
+    for name, table in self.tables.items():
+      start, num = self._chunk(i, table)
+      new, _ = read(table, states[0][name], start, num=num)
+      old, encodings[name] = read(table, states[1][name], start, num=num)
       g = weights(
         table,
         self.policy,
         num_replicas,
-        start=chunk.start,
-        num=chunk.num_rows,
-        elapsed=self.elapsed,
+        start=start,
+        num=num,
+        learning_rate=self.learning_rate,
       )
-      terms[name] = {k: like(g[k], x) * x for k, x in changes[name].items()}
-      olds[name] = dict(chunk.values)
-      for k in chunk.values:
+      terms[name] = {k: like(g[k], x) * (new[k] - x) for k, x in old.items()}
+      for k in [*old]:
         if k != ROWS or table.spec.exchange_dtype == 'float32':
           # Each replica adds its n-th of the old row: all reads come before
           # the sum, so that XLA can write both arrays in place after it.
-          terms[name][k] += olds[name].pop(k) / num_replicas
-    encodings = {k: x.encoding for k, x in chunks.items()}
+          terms[name][k] += old.pop(k) / num_replicas
+      olds[name] = old
     olds, encodings, terms = jax.lax.optimization_barrier(
       (olds, encodings, terms)
     )
@@ -120,36 +104,27 @@ class Synchronisation(NamedTuple):
       axis = wire.Axis(AXES, self.tables[name].spec.exchange_dtype)
       sums[name][ROWS] = olds[name][ROWS] + wire.psum(x, axis)
     # The same on all replicas; otherwise XLA copies them to read them twice.
-    return sums, jax.lax.pmax(encodings, AXES)
+    encodings = jax.lax.pmax(encodings, AXES)
+    return tuple(self._write(i, x, sums, encodings=encodings) for x in states)
 
-  def _write(self, i, states, chunks, values, encodings):
+  def _chunk(self, i, table):
+    """Returns the first row of the i-th chunk of a table, and how many."""
+    num = min(self.policy.chunk_rows, table.spec.vocab)
+    # The last chunk overlaps the one before.
+    start = jnp.minimum(i * self.policy.chunk_rows, table.spec.vocab - num)
+    return start, num
+
+  def _write(self, i, states, values, encodings):
     """Writes the i-th chunk of every table; replicas round alike."""
     new = dict(states)
     for j, (name, table) in enumerate(sorted(self.tables.items())):
       opt_state = dict(values[name])
       new[name] = table.write_range(
         new[name],
-        chunks[name].start,
+        self._chunk(i, table)[0],
         opt_state.pop(ROWS),
         encoding=encodings[name],
         key=rounding.key(self.key, self.number, i, j),
         opt_state=opt_state,
       )
     return new
-
-  def exchange(self, i: jax.Array, states: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Replaces the i-th chunks by what all learned.
-
-    `states` are this replica's tables, and those after the last
-    synchronisation.
-    """
-    tables, synced = states
-    chunks, changes = self._read(i, synced), {}
-    for name, x in self._read(i, tables).items():
-      old = chunks[name].values
-      changes[name] = jax.tree.map(jnp.subtract, x.values, old)
-    values, encodings = self._sums(chunks, changes)
-    return (
-      self._write(i, tables, chunks, values=values, encodings=encodings),
-      self._write(i, synced, chunks, values=values, encodings=encodings),
-    )

@@ -1,4 +1,4 @@
-"""When rows are synchronised, by a clock, and with which weights."""
+"""When rows are synchronised, and with which weights."""
 
 import jax
 import jax.numpy as jnp
@@ -15,60 +15,50 @@ def _frequencies(vocab=VOCAB):
   return weights / weights.sum()
 
 
-def _bounded(lookups, num_replicas=3, every=EVERY, centers=STEP_CENTERS):
+def _bounded(lookups, every=EVERY):
   return policies.bounded(
-    lookups, num_replicas, centers, every, LOOKUPS, MEMORY, 0.1
+    lookups,
+    3,
+    STEP_CENTERS,
+    every_steps=every,
+    lookups=LOOKUPS,
+    memory_lookups=MEMORY,
+    first_learning_rate=0.1,
   )
 
 
-def _written_out(policy, num_steps):
-  """Follows a schedule of three replicas, step by step.
-
-  Returns, by table, the steps [vocab] that each row was apart at most, and how
-  many chunks were due each time.
-  """
-  staleness = policy.staleness_steps()
-  clocks, find_due = [policy.init() for _ in range(3)], jax.jit(policy.due)
-  synced = {k: np.zeros(len(x), int) for k, x in staleness.items()}
-  longest = {k: np.zeros(len(x), int) for k, x in staleness.items()}
+def _check_staleness(policy, num_syncs):
+  """Follows a schedule; returns the steps [chunks] that a chunk waits."""
+  staleness, due = policy.staleness_steps(), jax.jit(policy.due)
+  synced, longest = np.zeros((2, len(staleness)), int)
   num_due = []
-  for step in range(1, num_steps + 1):
-    if step % policy.every_steps:
-      continue
-    dues = []
-    for i, clock in enumerate(clocks):
-      due, clocks[i] = find_due(clock)
-      dues.append(int(due))
-    assert len(set(dues)) == 1  # all replicas exchange the same rows
-    num_due.append(dues[0])
-    for k in synced:
-      rows = slice(dues[0] * policy.chunk_rows)
-      longest[k][rows] = np.maximum(longest[k][rows], step - synced[k][rows])
-      synced[k][rows] = step
+  for number in range(1, num_syncs + 1):
+    num_due.append(int(due(number)))
+    step, chunks = number * policy.every_steps, slice(num_due[-1])
+    waited = step - synced[chunks]
+    longest[chunks] = np.maximum(longest[chunks], waited)
+    synced[chunks] = step
+  np.testing.assert_array_equal(longest, staleness)
   # No row waits at the end for longer than that, either.
-  for k, x in staleness.items():
-    assert (num_steps - synced[k] <= x).all()
-  return longest, num_due
+  assert (num_syncs * policy.every_steps - synced <= staleness).all()
+  assert policies.mean_chunks(policy) == pytest.approx(np.mean(num_due))
+  return staleness
 
 
 def test_no_row_is_staler_than_stated():
   # Every node of a second table is looked up half as often.
   lookups = {'a': _frequencies(), 'b': _frequencies()[:-500] / 2}
   policy = _bounded(lookups)
-  staleness = policy.staleness_steps()
-  num_levels = len(policy.due_chunks)
-  longest, num_due = _written_out(policy, 2 * EVERY * 4 ** (num_levels - 1))
-  assert num_levels >= 3
+  staleness = _check_staleness(policy, 2 * policy.periods[-1])
+  assert len(set(staleness)) >= 3
+  by_row = np.repeat(staleness, policy.chunk_rows)
   for k, x in lookups.items():
-    np.testing.assert_array_equal(longest[k], staleness[k])
     # What the weights assume: lookups of a row by each replica in that time.
-    expected = x * STEP_CENTERS * staleness[k]
+    expected = x * STEP_CENTERS * by_row[: len(x)]
     np.testing.assert_allclose(policy.lookups[k], expected, 1e-5)
-  assert policy.mean_chunks() == pytest.approx(np.mean(num_due))
   # The most frequent row of a chunk has its lookups, and not four times as
   # many unless it is due every time.
-  first = policy.lookups['a'][:: policy.chunk_rows]
-  is_rarer = staleness['a'][:: policy.chunk_rows] > EVERY
+  first, is_rarer = policy.lookups['a'][:: policy.chunk_rows], staleness > EVERY
   assert (first >= LOOKUPS * (1 - 1e-6)).all()
   assert (first[is_rarer] < 4 * LOOKUPS).all() and is_rarer.sum() > 10
 
@@ -80,57 +70,48 @@ def test_no_row_is_staler_than_stated():
 def test_hot_rows_are_synchronised_oftener(num_hot, rest_syncs, vocab):
   lookups = {'a': np.ones(vocab), 'b': np.ones(-(-vocab // 2))}
   policy = policies.hot(lookups, 3, EVERY, num_hot, rest_syncs)
-  staleness = policy.staleness_steps()
-  longest, num_due = _written_out(policy, 4 * EVERY * rest_syncs)
-  num_hot = min(num_hot, vocab)
-  for k, x in lookups.items():
-    np.testing.assert_array_equal(longest[k], staleness[k])
-    assert len(staleness[k]) == len(x)
-    assert (staleness[k][:num_hot] == EVERY).all()
-    # Of what is not asked for less than a chunk is hot.
-    rest = staleness[k][num_hot + policy.hot_chunks :]
-    assert (rest == EVERY * rest_syncs).all()
-  assert policy.mean_chunks() == pytest.approx(np.mean(num_due))
+  staleness = np.repeat(
+    _check_staleness(policy, 4 * rest_syncs), policy.chunk_rows
+  )
+  num_hot, num_chunks = min(num_hot, vocab), len(policy.periods)
+  assert (staleness[:num_hot] == EVERY).all()
+  # Less than a chunk more than what is asked for is hot.
+  rest = staleness[num_hot + num_chunks :]
+  assert (rest == EVERY * rest_syncs).all()
+  assert policy.chunk_rows * (num_chunks - 1) < vocab <= len(staleness)
 
 
 def test_averages_are_of_all_rows():
-  lookups = {'a': np.ones(3000), 'b': np.ones(10)}
-  policy = policies.average(lookups, 4, EVERY)
-  longest, num_due = _written_out(policy, 5 * EVERY)
-  assert all((x == EVERY).all() for x in longest.values())
-  assert set(num_due) == {3} and policy.mean_chunks() == 3
-  elapsed = policies.Elapsed(jnp.float32(0.1))
-  weights = policy.weights('a', jnp.int32(7), 5, elapsed)
+  policy = policies.average({'a': np.ones(3000), 'b': np.ones(10)}, 4, EVERY)
+  assert _check_staleness(policy, 5).tolist() == 3 * [EVERY]
+  weights = policy.weights('a', jnp.int32(7), 5, jnp.float32(0.1))
   np.testing.assert_array_equal(weights, np.full(5, 0.25, np.float32))
 
 
-@pytest.mark.parametrize('vocab', [1, 7, 1024, 1025, 100_000])
-def test_every_row_is_due_at_some_time(vocab):
-  policy = _bounded({'a': _frequencies(vocab)}, every=16, centers=256)
-  assert policy.chunk_rows == min(vocab, 1024)
-  assert (np.diff(policy.due_chunks) >= 0).all()
-  assert (policy.due_chunks[-1] - 1) * policy.chunk_rows < vocab
-  assert policy.due_chunks[-1] * policy.chunk_rows >= vocab
-
-
-def test_a_frequent_row_after_rare_ones_meets_in_time():
+def test_a_frequent_row_after_rare_ones_is_due_in_time():
   lookups = np.full(4096, 1e-6)
   lookups[3000] = 0.5
-  policy = _bounded({'a': lookups, 'b': lookups / 9}, every=1, centers=256)
-  assert policy.due_chunks[0] == 3  # the chunks up to row 3071
-  assert policy.due_chunks[-1] == 4
+  policy = _bounded({'a': lookups, 'b': lookups / 9}, every=1)
+  assert (policy.periods[:3] == 1).all()  # the chunks up to row 3071
+  assert len(policy.periods) == 4 and policy.periods[3] > 1
 
 
 @pytest.mark.parametrize('n', [2, 3, 8])
 def test_weights_are_those_of_the_closed_form(n):
   m = np.array([0.0, 1e-3, 3.0, 40.0, 200.0, 1e6], np.float32)
   policy = policies.Bounded(
-    {'a': np.append(np.ones(5, np.float32), m)}, n, EVERY, 11, (1,), MEMORY, 0.1
+    np.ones(1, np.int32),
+    n,
+    EVERY,
+    chunk_rows=11,
+    lookups={'a': np.append(np.ones(5, np.float32), m)},
+    memory_lookups=MEMORY,
+    first_learning_rate=0.1,
   )
 
   def weights(learning_rate=0.1):
-    elapsed = policies.Elapsed(jnp.float32(learning_rate))
-    return np.asarray(policy.weights('a', jnp.int32(5), len(m), elapsed))
+    rate = jnp.float32(learning_rate)
+    return np.asarray(policy.weights('a', jnp.int32(5), len(m), rate))
 
   found = weights()
   q = np.exp(-m.astype(np.float64) / MEMORY)
@@ -138,6 +119,5 @@ def test_weights_are_those_of_the_closed_form(n):
   np.testing.assert_allclose(found, [1, *closed], 1e-5)
   # From the sum of what replicas learned to its mean.
   assert found[0] == 1 and found[-1] == pytest.approx(1 / n)
-  assert (np.diff(found) <= 0).all() and (found >= (1 - 1e-6) / n).all()
   # Less is forgotten at a lower rate.
   assert (weights(0.1 / 3)[1:-1] > found[1:-1]).all()

@@ -90,12 +90,9 @@ def _loops(n, fixed, batch, schedule, num_syncs):
       continue
     num_syncs += 1
     rate = first + (last - first) * (i + 1) / count
-    level = 0
-    while num_syncs % 4 ** (level + 1) == 0:
-      level += 1
-    level = min(level, len(policy.due_chunks) - 1)
+    num_due = sum(num_syncs % period == 0 for period in policy.periods)
     for k in synced:
-      for row in range(min(policy.due_chunks[level] * 1024, VOCAB)):
+      for row in range(min(num_due * 1024, VOCAB)):
         m = float(policy.lookups[k][row]) * rate / RATE
         q = math.exp(-m / MEMORY)
         gain = sum(q**j for j in range(n)) / n
@@ -120,14 +117,14 @@ FUSED = {'fused': True}
 )
 def test_dispatches_equal_the_loops(n, start, fixed):
   _, policy, strategy = _make(n, **fixed)
-  assert len(policy.due_chunks) > 2 and policy.due_chunks[0] == 1
+  assert policy.periods[0] == 1 < policy.periods[-1]
   state = dispatches.start(strategy, _rows())
-  clock = jax.device_put(np.int32(start), state.clock.sharding)
+  num_syncs = jax.device_put(np.int32(start), state.num_syncs.sharding)
   num_steps = math.ceil(10 / n)
   schedule, batch = dispatches.schedule(0.3, 0.1), _batch(num_steps, n)
   own, synced, loss, examples, num = _loops(n, fixed, batch, schedule, start)
   state, metrics = dispatches.run(
-    strategy, state._replace(clock=clock), batch, schedule
+    strategy, state._replace(num_syncs=num_syncs), batch, schedule
   )
   for k, before in _rows().items():
     found = np.asarray(state.tables[k].vectors)
@@ -145,7 +142,7 @@ def test_dispatches_equal_the_loops(n, start, fixed):
     apart = np.abs(found[0] - found[1]).max(1) > 1e-4
     moved = np.abs(found[0] - before).max(1) > 1e-4
     assert apart.any() and (moved & ~apart).any() and (~moved).any()
-  assert (int(state.clock), int(state.num_steps)) == (num, num_steps % EVERY)
+  assert (state.num_syncs, state.num_steps) == (num, num_steps % EVERY)
   np.testing.assert_allclose(metrics.steps.loss, loss, 1e-5)
   assert metrics.steps.examples == examples
   assert metrics.steps.first_bad_step == -1 and metrics.num_steps == num_steps
@@ -167,8 +164,15 @@ def _synchronised(specs, own, synced):
   }
   vocab = next(iter(specs.values())).vocab
   lookups = {k: np.full(vocab, 3, np.float32) for k in specs}
-  policy = policies.Bounded(lookups, n, 1, vocab, (1,), 1.0, 0.1)
-  elapsed = policies.Elapsed(jnp.float32(0.01))
+  policy = policies.Bounded(
+    np.ones(1, np.int32),
+    n,
+    1,
+    chunk_rows=vocab,
+    lookups=lookups,
+    memory_lookups=1.0,
+    first_learning_rate=0.1,
+  )
 
   def synchronise(own, synced):
     own = jax.tree.map(lambda x: x[0], own)
@@ -176,8 +180,9 @@ def _synchronised(specs, own, synced):
       {k: spec_lib.TableState(x) for k, x in rows.items()}
       for rows in (own, synced)
     )
-    state = replicas.ReplicaState(own, (), (), synced, *[jnp.int32(0)] * 3)
-    state = replicas.synchronise(state, tables, policy, elapsed, KEY, True)
+    state = replicas.ReplicaState(own, (), (), synced, *[jnp.int32(0)] * 2)
+    rate = jnp.float32(0.01)
+    state = replicas.synchronise(state, tables, policy, rate, KEY, True)
     found = [
       {k: x.vectors for k, x in found.items()}
       for found in (state.tables, state.synced)
@@ -273,7 +278,7 @@ def test_exported_rows_keep_the_scales_of_rows_that_nobody_changed():
   moved = own.codes[1, -100:]
   moved[:] = np.clip(moved + 3, -127, 127)
   tables, synced = ({'input': spec_lib.TableState(x)} for x in (own, synced))
-  state = replicas.ReplicaState(tables, (), (), synced, 0, 0, 0)
+  state = replicas.ReplicaState(tables, (), (), synced, 0, 0)
   state = jax.tree.map(jnp.asarray, state)
   found = strategy.export_rows(state, 'input').encoded
   np.testing.assert_array_equal(found.data[:-100], codes[:-100])
@@ -281,101 +286,20 @@ def test_exported_rows_keep_the_scales_of_rows_that_nobody_changed():
   np.testing.assert_array_equal(found.scales, synced['input'].vectors.scales)
 
 
+class _Model(model_base.Model):
+  """Without anything to train but its table."""
+
+  vectors_table = 'input'
+
+
 class _Unknown:
-  """Another policy."""
+  """Another policy, of a class that JAX does not know."""
 
   def __init__(self, policy):
     self._policy = policy
 
   def __getattr__(self, name):
     return getattr(self._policy, name)
-
-
-@jax.tree_util.register_static
-class _Sums(_Unknown):
-  """A policy that always adds up."""
-
-  def weights(self, name, start, num, elapsed):
-    return jnp.ones(num)
-
-
-class _Counting(model_base.Model):
-  """Column j of a row counts the steps of replica j that it has learned."""
-
-  vectors_table = 'rows'
-
-  def __init__(self, vocab, seen):
-    self.vocab, self.seen = vocab, seen
-
-  def specs(self):
-    return {'rows': spec_lib.TableSpec('rows', self.vocab, 3, 0.0)}
-
-  def ids(self, batch, key):
-    return {'rows': jnp.arange(self.vocab)}
-
-  def loss(self, params, rows, ids, batch, key):
-    replica, step = batch
-    # Notes what is read.
-    jax.debug.callback(
-      lambda *x: self.seen.append(tuple(map(np.asarray, x))),
-      replica,
-      step,
-      rows['rows'],
-    )
-    return -jnp.sum(rows['rows'][:, replica]), model_base.Aux(jnp.float32(1))
-
-
-class _Numbered:
-  """Steps of a part that know its number and theirs."""
-
-  def num_steps(self, batch):
-    return batch
-
-  def step(self, batch, index, share, progress):
-    return share.before, index
-
-  def counters(self, batch):
-    return {}
-
-
-@pytest.mark.parametrize('name', ['bounded', 'average', 'hot'])
-def test_what_replicas_read_lacks_no_more_steps_of_others_than_stated(name):
-  vocab, num_steps, every = 1500, 60, 2
-  lookups = {'rows': 1 / (1 + np.arange(vocab))}
-  policy = {
-    'bounded': lambda: policies.bounded(lookups, 3, 1, every, 0.03, 1.0, 1.0),
-    'average': lambda: policies.average(lookups, 3, every),
-    'hot': lambda: policies.hot(lookups, 3, every, 100, 3),
-  }[name]()
-  policy = _Sums(policy)
-  seen = []
-  model = _Counting(vocab, seen)
-  table = replicated.Replicated(
-    model.specs()['rows'], row_optimizers.sgd(0), deduplicates=False
-  )
-  trainable = base.Trainable(model, {'rows': table}, _Numbered(), 1)
-  strategy = replicas.replicas(
-    trainable, mesh.make(mesh.Shape(3, 1)), lambda _: policy
-  )
-  state = dispatches.start(strategy)
-  batch = np.full(3, num_steps, np.int32)
-  # Of a rate of one: a step adds one.
-  state, _ = dispatches.run(strategy, state, batch, dispatches.schedule(1, 1))
-  jax.effects_barrier()
-  longest = np.zeros(vocab, int)
-  assert len(seen) == 3 * num_steps
-  for replica, step, rows in seen:
-    rows = np.round(rows).astype(int)
-    assert (rows[:, replica] == step).all()
-    for other in {0, 1, 2} - {int(replica)}:
-      lacking = step - rows[:, other]
-      assert (lacking >= 0).all()
-      longest = np.maximum(longest, lacking)
-  # Others' steps since a synchronisation, the last of which come with the next.
-  np.testing.assert_array_equal(longest, policy.staleness_steps()['rows'] - 1)
-  # Nothing that anybody learned is lost.
-  found = strategy.export_rows(state, 'rows').rows
-  np.testing.assert_allclose(found, num_steps, 1e-5)
 
 
 @pytest.mark.slow
@@ -387,11 +311,10 @@ def test_another_number_goes_on_from_what_was_learned(num, others, dtype):
   vocab, rng = 40, np.random.default_rng(0)
   spec = spec_lib.TableSpec('input', vocab, 8, 0.0, dtype)
   table = replicated.Replicated(spec, row_optimizers.adagrad(1e-6))
-  trainable = base.Trainable(_Counting(vocab, []), {'input': table}, None, 1)
+  trainable = base.Trainable(_Model(), {'input': table}, None, 1)
 
   def make_policy(n):
     policy = policies.hot({'input': np.ones(vocab)}, n, 1, 10, 2)
-    # Of a class that JAX does not know.
     return _Unknown(policy) if dtype == 'int8' else policy
 
   def made(n):

@@ -11,8 +11,8 @@ import pytest
 
 from jaxemb.strategies import base
 from jaxemb.workers import coordinator, dense, lockstep, shared_rows
-from tests import dispatches, log_of_clicks
-from tests.strategies import clicks_test, graphsage_test
+from tests import dispatches
+from tests.strategies import kinds_test
 from tests.workers import shared_rows_test
 
 NUM, STEPS, DISPATCHES, RATE = 2, 4, 3, 0.1
@@ -45,16 +45,15 @@ class Coordinator:
 
 
 def _make(is_graph, parts, **settings):
-  module = graphsage_test if is_graph else clicks_test
-  return module.trainer(parts=parts, **SETTINGS | settings)
+  return kinds_test.trainer(is_graph, parts=parts, **SETTINGS | settings)
 
 
 def _work(is_graph, trainable, parts):
   """Dispatches of all parts, whose last step has an example less in each."""
   size, found = STEPS * trainable.steps.part_examples, []
   for i in range(DISPATCHES):
-    make = graphsage_test.random_batch if is_graph else log_of_clicks.batch
-    batch = make(parts, size, parts * size - parts - 1, i)
+    num = parts * size - parts - 1
+    batch = kinds_test.batch(is_graph, parts, size, num, i)
     batch = batch._replace(num_steps=np.full(parts, STEPS, np.int32))
     key = np.array([i, 7], np.uint32)
     found.append((batch, dispatches.schedule(RATE, RATE / 2, key)))
