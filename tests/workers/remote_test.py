@@ -181,6 +181,7 @@ def test_a_shard_that_was_suspended_is_asked_again(
     try:
       return get(*args, **kwargs)
     except ray.exceptions.GetTimeoutError:
+      monkeypatch.setattr(remote, 'CALL_SECS', 60)  # it may be slow
       os.kill(pid, signal.SIGCONT)
       raise
 
@@ -207,7 +208,7 @@ def test_a_shard_that_stays_suspended_is_one_line(
     ):
       table.read(np.arange(3))
     table.close()
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 30
   finally:
     os.kill(pid, signal.SIGCONT)
 
