@@ -10,7 +10,6 @@ import re
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -61,11 +60,7 @@ CASES = [
   Case('contexts', 'adagrad'),
 ]
 # As many senses that a table of priors is larger than a step's own arrays.
-NUM_AMBIGUOUS = 20_000
-SENSES = {
-  'model.name': 'mixture', 'senses.number': 2,
-  'senses.top_ratio': NUM_AMBIGUOUS / VOCAB,
-}  # fmt: skip
+SENSES = {'model.name': 'mixture', 'senses.number': 2, 'senses.top_ratio': 0.4}
 TREE = {'model.name': 'skipgram', 'model.loss': 'hierarchical_softmax'}
 MODELS = {
   'skipgram': {'model.name': 'skipgram'},
@@ -225,11 +220,9 @@ def _check_what_travels(program, case):
 def test_a_dispatch_changes_tables_in_place(case):
   program = _compiled(case)
   _check_nothing_is_copied(program)
-  if case.model in ('likelihoods', 'contexts'):
-    assert f'f32[{VOCAB + NUM_AMBIGUOUS},{DIM}]' in program.tables
-  elif case.strategy == 'fused':
+  if case.strategy == 'fused':
     _check_one_kernel(program)
-  elif case.dtype == 'float32' and case.model != 'tree':
+  elif case.dtype == 'float32' and case.model in ('skipgram', 'cbow'):
     _check_gathers_and_scatters(program, case)
     _check_what_travels(program, case)
   head = program.text.splitlines()[0]
@@ -264,20 +257,3 @@ def test_an_accelerator_is_not_asked_within_its_steps():
     if ' scatter(' in line and TABLE in line.split(' scatter(')[0]
   ]
   assert scatters and all('unique_indices=true' in x for x in scatters)
-
-
-def test_a_copy_of_a_table_is_seen():
-  table = jnp.zeros((VOCAB, DIM))
-
-  def step(i, tables):
-    first, second = tables
-    old = first.at[i].get(mode='clip')
-    return second.at[i].add(1.0), first.at[i].add(old).at[i + 1].add(1.0)
-
-  def dispatch(table, num):
-    return jax.lax.fori_loop(0, num, step, (table, table))
-
-  text = compiling.text(jax.jit(dispatch).lower(table, 3))
-  program = Program(text, hlo.parse(text), 0, {TABLE}, set(), set())
-  with pytest.raises(AssertionError):
-    _check_nothing_is_copied(program)

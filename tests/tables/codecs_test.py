@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from jaxemb.ops import rounding
-from jaxemb.runtime import mesh
 from jaxemb.tables import codecs, replicated
 from jaxemb.tables import spec as spec_lib
 from tests import compiling, marking
@@ -27,15 +26,13 @@ _row_scales = jax.jit(rounding.row_scales)
 _key = jax.jit(rounding.key)
 
 
-def _batches(are_whole=True):
-  """Ids and gradients of each step; sums are exact if `are_whole`."""
+def _batches():
+  """Ids and gradients of each step, whose sums are exact."""
   rng = np.random.default_rng(0)
   for _ in range(STEPS):
     ids = rng.integers(0, 40, NUM).astype(np.int32)
     ids[:6] = [VOCAB - 1, 257, 257, VOCAB, 2**31 - 1, 0]
     grads = rng.integers(-9, 10, (NUM, DIM)) * 2.0**-9
-    if not are_whole:
-      grads = rng.normal(size=(NUM, DIM)) * 2.0**-6
     yield ids, grads.astype(np.float32)
 
 
@@ -43,11 +40,11 @@ def _spec(dtype, rounds='stochastic', exchange_dtype='float32'):
   return spec_lib.TableSpec('t', VOCAB, DIM, 0.5, dtype, rounds, exchange_dtype)
 
 
-def _trained(layout, shape, spec, knows=True, optimizer='sgd', are_whole=True):
+def _trained(layout, shape, spec, knows=True, optimizer='sgd'):
   """Rows in order of ids, as they are stored; and what was looked up last."""
   laid = laying.lay(layout, shape, optimizer, spec, knows)
   state = laid.init(jax.random.key(1))
-  for i, (ids, grads) in enumerate(_batches(are_whole)):
+  for i, (ids, grads) in enumerate(_batches()):
     key = _key(KEY, i)
     found, state = laid.step(state, ids, laid.widened(grads), RATE, key)
   return _stored(laid.table, state), np.asarray(found)[:, :DIM]
@@ -121,33 +118,8 @@ def test_each_row_is_read_summed_and_rounded_once(layout, shape, dtype, rounds):
 
 
 @pytest.mark.parametrize(
-  ('layout', 'shape', 'dtype'),
-  [
-    ('replicated', (8, 1), 'int8'),
-    marking.slow('row', (1, 8), 'bfloat16'),
-  ],
-)
-def test_sums_in_another_order_move_a_number_by_one_at_most(
-  layout, shape, dtype
-):
-  spec = _spec(dtype)
-  kept, _ = _trained(layout, shape, spec, are_whole=False)
-  alone, _ = _trained('replicated', (1, 1), spec, are_whole=False)
-  if dtype == 'int8':
-    np.testing.assert_array_equal(kept.scales, alone.scales)
-    kept, alone = kept.codes, alone.codes
-  apart = np.abs(kept.astype(int) - alone.astype(int))
-  assert apart.max() <= 1
-  assert (apart > 0).mean() < 0.003
-
-
-@pytest.mark.parametrize(
   ('layout', 'optimizer'),
-  [
-    marking.slow('replicated', 'sgd_limited'),
-    marking.slow('replicated', 'adam'),
-    ('replicated_merging', 'adagrad'),
-  ],
+  [('replicated_merging', 'adagrad'), marking.slow('replicated', 'adam')],
 )
 def test_optimizers_see_what_they_see_of_float32(optimizer, layout):
   """What is sent is rounded, and nothing on the way."""
@@ -173,22 +145,18 @@ def test_tables_of_int8_start_block_by_block(monkeypatch):
   for layout, numbers in (('replicated', 7 * DIM), ('row', 256 * DIM)):
     monkeypatch.setattr(codecs, '_BLOCK_NUMBERS', numbers)
     jax.tree.map(np.testing.assert_array_equal, made(layout), whole)
-  # A row's largest number may be another device's.
-  kept, _ = _trained('column', (1, 2), spec)
-  jax.tree.map(np.testing.assert_array_equal, kept, _expected(spec)[0])
   monkeypatch.undo()
   large = spec_lib.TableSpec('t', 200_000, 100, 0.5, 'int8')
   init = replicated.Replicated(large, laying.optimizer('sgd')).init
-  lowered = jax.jit(init).lower(key)
-  compiled = lowered.compile(compiler_options=compiling.AS_USERS_DO)
-  memory = compiled.memory_analysis()
-  assert memory.temp_size_in_bytes < 1.1 * 4 * codecs._BLOCK_NUMBERS
+  compiled = (
+    jax.jit(init).lower(key).compile(compiler_options=compiling.AS_USERS_DO)
+  )
+  size = compiled.memory_analysis().temp_size_in_bytes
   # All rows of float32 would be 80 MB.
-  assert memory.temp_size_in_bytes < 0.25 * 4 * 200_000 * 100
+  assert size < min(1.1 * 4 * codecs._BLOCK_NUMBERS, 0.25 * 4 * 200_000 * 100)
 
 
-@pytest.mark.parametrize('num_splits', [1, 2])
-def test_int8_clips_the_few_numbers_beyond_the_spread(num_splits):
+def test_int8_clips_the_few_numbers_beyond_the_spread():
   rng = np.random.default_rng(0)
   rows = rng.normal(size=(50, 96)).astype(np.float32)
   rows[1, 7] = -20  # beyond 2.2 root mean squares, which grow by it
@@ -196,21 +164,8 @@ def test_int8_clips_the_few_numbers_beyond_the_spread(num_splits):
   rows[3] *= 1e-25  # whose squares underflow
   rows[4, 1:] = 0
   spec = spec_lib.TableSpec('t', 50, 96, 0.5, 'int8', 'nearest')
-  codec = codecs.Codec(spec, num_splits)
-
-  def encode(rows):
-    return codec.encode(rows, np.arange(50), None)
-
-  if num_splits > 1:
-    split = jax.sharding.PartitionSpec(None, mesh.TABLE)
-    encode = jax.shard_map(
-      encode,
-      mesh=mesh.make(mesh.Shape(1, 2)),
-      in_specs=split,
-      out_specs=codec.partition(split, jax.sharding.PartitionSpec()),
-      check_vma=False,
-    )
-  stored = jax.device_get(jax.jit(encode)(rows))
+  encode = jax.jit(codecs.Codec(spec).encode)
+  stored = jax.device_get(encode(rows, np.arange(50), None))
   largest = np.abs(rows).max(1)
   spread = np.maximum(2.2 * np.sqrt(np.mean(rows**2, 1)), 1e-18)
   room, found = np.minimum(largest, spread), 127 * stored.scales

@@ -36,7 +36,6 @@ OPTIMIZERS = {
   'adam': ('adam', {'beta1': 0.9, 'beta2': 0.999, 'epsilon': 1e-6}),
   'adagrad_full': ('adagrad_full', {'epsilon': 1e-6}),
   'adam_full': ('adam_full', {'beta1': 0.9, 'beta2': 0.999, 'epsilon': 1e-6}),
-  'adam_short': ('adam', {'beta1': 0.5, 'beta2': 0.8, 'epsilon': 1e-3}),
 }
 
 
