@@ -22,6 +22,15 @@ def test_names_and_version():
   assert jaxemb.__version__ == tomllib.loads(text)['project']['version']
 
 
+def test_settings_and_templates_are_installed():
+  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())
+  patterns = project['tool']['setuptools']['package-data']['*']
+  others = {
+    x for x in (ROOT / 'jaxemb').rglob('*.*') if x.suffix not in ('.py', '.pyc')
+  }
+  assert others == {y for x in patterns for y in (ROOT / 'jaxemb').rglob(x)}
+
+
 @pytest.mark.skipif(not hasattr(os, 'getuid'), reason='needs file owners')
 def test_a_cache_that_others_may_write_is_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
