@@ -26,7 +26,9 @@ def test_settings_and_templates_are_installed():
   project = tomllib.loads((ROOT / 'pyproject.toml').read_text())
   patterns = project['tool']['setuptools']['package-data']['*']
   others = {
-    x for x in (ROOT / 'jaxemb').rglob('*.*') if x.suffix not in ('.py', '.pyc')
+    x
+    for x in (ROOT / 'jaxemb').rglob('*.*')
+    if x.suffix != '.py' and '__pycache__' not in x.parts
   }
   assert others == {y for x in patterns for y in (ROOT / 'jaxemb').rglob(x)}
 
