@@ -18,14 +18,14 @@ give, which words/s do not.
                      corpus word before frequent-word subsampling
   CPU s              of all cores per word while training, as a multiple of
                      those of one device
-  meetings           of each replica, in the run
+  synchronisations   of each replica, in the run
   stale              words by each other replica that a row lacks at most when
                      it is read: the longest of any row, and the mean over
                      lookups
 
 Published by Ji et al. 2016 (as remembered), on the 1B-word benchmark with 300
 dimensions, whose nodes average the 1024 * 2^m most frequent rows at every
-2^m-th meeting, at twice the learning rate on four nodes (.05): one node 5.8 M
+2^m-th exchange, at twice the learning rate on four nodes (.05): one node 5.8 M
 words/s, 32 nodes 110 M, and WordSim-353 and analogies within about a point of
 one node's up to 16 to 32 nodes.
 """
@@ -103,7 +103,7 @@ def run(
     'bytes_per_word': sent,
     'cpu_secs_per_word': cpu_secs / words,
     'staleness': report.get('staleness'),
-    'meetings': report['hosts'][0].get('meetings', 0),
+    'synchronisations': report['hosts'][0].get('synchronisations', 0),
     'dim': report['dim'],
   }
 
@@ -131,7 +131,7 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> str:
         x['bytes_per_word'],
         x['cpu_secs_per_word'] / one['cpu_secs_per_word'],
         x['words_per_sec'] / 1e6,
-        first['meetings'],
+        first['synchronisations'],
         stale.get('max_words'),
         stale.get('mean_words'),
       ]
@@ -139,7 +139,7 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> str:
   head = {
     'case': '', 'replicas': '', 'quality': '.4f', 'lost': '.4f',
     'bytes/word': ',.0f', 'CPU s': '.2f', 'M words/s': '.2f',
-    'meetings': ',.0f', 'stale, most': ',.0f', 'mean': ',.0f',
+    'syncs': ',.0f', 'stale, most': ',.0f', 'mean': ',.0f',
   }  # fmt: skip
   return experiment.table(head, rows)
 

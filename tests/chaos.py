@@ -56,7 +56,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from multiprocessing import context as contexts
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -918,7 +918,7 @@ def main() -> None:
   parser.add_argument('--jobs', type=int, default=2, help='kinds at a time')
   args = parser.parse_args()
   table: dict[str, collections.Counter] = {}
-  lost: list[dict[str, Any]] = []
+  lost: list[Result] = []
   started = time.monotonic()
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
@@ -929,19 +929,18 @@ def main() -> None:
       count = table.setdefault(result.kind, collections.Counter())
       count[result.outcome if is_good else 'lost'] += 1
       if not is_good:
-        lost.append(result._asdict())
-  secs = round(time.monotonic() - started, 1)
+        lost.append(result)
+  secs = time.monotonic() - started
   columns = *_GOOD, 'lost'
   print(' ' * 8, *(f'{x:>8}' for x in columns))
   for kind, count in table.items():
     print(f'{kind:<8}', *(f'{count[x]:8}' for x in columns))
   used = resource.getrusage(resource.RUSAGE_CHILDREN)
-  cpu_secs = round(used.ru_utime + used.ru_stime, 1)
+  cpu_secs = used.ru_utime + used.ru_stime
   total = sum(x.total() for x in table.values())
-  print(f'{total} cases in {secs} s, {cpu_secs} s of processors')
-  if args.output:
-    found = {'results': table, 'lost': lost, 'secs': secs, 'cpu_secs': cpu_secs}
-    args.output.write_text(json.dumps(found, indent=1))
+  print(f'{total} cases in {secs:.0f} s, {cpu_secs:.0f} s of processors')
+  for each in lost:
+    print(*each, sep=': ')
 
 
 if __name__ == '__main__':

@@ -85,19 +85,14 @@ def test_progress_is_shown_and_nothing_is_left(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize(
   ('data', 'more', 'words'),
   [
-    ([], {}, 'at least one'),
     (['a b', ['a', 'b']], {}, 'all strings or all lists'),
     ([['a', 'b c']], {}, "'b c'"),
     ([['a', '']], {}, 'is empty'),
     ([1, 2], {}, 'lists of tokens'),
     (['a b'], {'min_count': 5}, 'no word occurs 5 times'),
     (config_lib.default(), {'dim': 5}, 'set config.model.dim there'),
-    ('/no/such/text', {}, '/no/such/text does not exist'),
-    (_TEXT, {'dim': 0}, 'config.model.dim=0 must be at least 1'),
-    (_TEXT, {'dim': '8'}, "config.model.dim='8' must be of type int"),
     (_TEXT, {'settings': {'data.lowercase': 1}}, 'must be of type bool'),
     (_TEXT, {'settings': {'optimizer.name': 'my:sgd'}}, 'set --config.optimiz'),
-    (_TEXT, {'settings': {'model.dmi': 3}}, 'did you mean'),
   ],
 )
 def test_bad_input_is_one_line(tmp_path, monkeypatch, data, more, words):

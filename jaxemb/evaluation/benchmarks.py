@@ -130,28 +130,27 @@ def read(
   good = [item for item in items if item is not None]
   num_good, num_blank, num_repeated = len(good), 0, 0
   if layout == 'categories':
+    named = [item for item in good if item[1] != ('',)]
     first = {}
-    for label, (word,) in good:
-      if word:
-        first.setdefault(word.upper(), (label, (word,)))
-    num_blank = sum(words == ('',) for _, words in good)
-    num_repeated = num_good - num_blank - len(first)
-    good = first.values()
-  name = 'scws' if layout == 'scws' else path.stem
+    for item in named:
+      first.setdefault(item[1][0].upper(), item)
+    good = list(first.values())
+    num_blank = num_good - len(named)
+    num_repeated = len(named) - len(good)
   if not good:
     return None
   labels, words, *contexts = map(list, zip(*good, strict=True))
-  benchmark = Benchmark(
+  return Benchmark(
     path=path,
-    name=name,
+    name='scws' if layout == 'scws' else path.stem,
     layout=layout,
     words=words,
     labels=labels,
     malformed=len(items) - num_good,
     blank=num_blank,
     repeated=num_repeated,
+    contexts=contexts[0] if contexts else (),
   )
-  return benchmark._replace(contexts=contexts[0]) if contexts else benchmark
 
 
 def _lines(data: bytes) -> list[str]:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Collection
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import scipy  # parts of it are loaded when they are used
@@ -12,13 +12,6 @@ MIN_PRIOR = 0.02
 _ITERATIONS = 20
 _STARTS = 10
 _CANDIDATES = 5  # of greedy k-means++
-
-
-class Senses(Protocol):
-  """Rows of senses: those of word i are starts[i]..starts[i + 1]."""
-
-  starts: np.ndarray  # [vocab + 1] int64
-  priors: np.ndarray  # [rows] float32
 
 
 def norms(vectors: np.ndarray) -> np.ndarray:
@@ -50,14 +43,15 @@ def nearest(
   scores: np.ndarray,
   excluded: Collection[int],
   num: int,
-  senses: Senses | None = None,
+  senses: Any = None,
   min_prior: float = 0.0,
 ) -> np.ndarray:
   """Returns at most `num` rows, int64, by falling score, ties by row.
 
-  `scores` are those of the rows of the first words. Leaves out words with a row
-  in `excluded`, senses with a prior below `min_prior`, and all but the best row
-  of a word: its senses are close and would fill the list.
+  `scores` are those of the rows of the first words; `senses` is a
+  `MultiVectors`. Leaves out words with a row in `excluded`, senses with a prior
+  below `min_prior`, and all but the best row of a word: its senses are close
+  and would fill the list.
   """
   if num < 1 or len(scores) == 0:
     return np.zeros(0, np.int64)

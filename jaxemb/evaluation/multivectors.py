@@ -275,9 +275,8 @@ def _reading(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def _parse_facts(text: str) -> dict[str, Any]:
   facts = json.loads(text)
-  for key in _FACTS:
-    if not isinstance(facts, dict) or key not in facts:
-      raise ValueError(f'has no {key}')
+  if missing := [key for key in _FACTS if key not in facts]:
+    raise ValueError(f'has no {missing[0]}')
   return {key: facts[key] for key in _FACTS}
 
 

@@ -29,13 +29,9 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
   num, num_ones = len(labels), int(labels.sum())
   if num_ones in (0, num):
     return float('nan')
-  order = np.argsort(scores, kind='stable')
-  ordered = np.asarray(scores)[order]
-  is_first = np.append(True, ordered[1:] != ordered[:-1])
-  starts = np.flatnonzero(is_first)
-  stops = np.append(starts[1:], num)
-  ranks = ((starts + stops + 1) / 2)[np.cumsum(is_first) - 1]
-  total = ranks[labels[order]].sum() - num_ones * (num_ones + 1) / 2
+  _, values, counts = np.unique(scores, return_inverse=True, return_counts=True)
+  ranks = (np.cumsum(counts) - (counts - 1) / 2)[values]
+  total = ranks[labels].sum() - num_ones * (num_ones + 1) / 2
   return float(total / (num_ones * (num - num_ones)))
 
 

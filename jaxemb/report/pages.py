@@ -62,7 +62,7 @@ def write(
   a `UserError` if it cannot be written.
   """
   report, rows = _plain(report), _plain(metrics)
-  stride, evaluations = _stride(rows), report.get('evaluations') or []
+  evaluations = report.get('evaluations') or []
   page = template(name, package).render(
     report=report,
     unit=unit,
@@ -70,10 +70,8 @@ def write(
     num_rows=len(rows),
     rows=_some(rows),
     evaluations=_some(evaluations),
-    # Backwards, so that the last row is among them.
-    curves=_curves(rows[::-stride][::-1], unit)
-    + _validation_curves(evaluations),
-    stride=stride,
+    curves=_curves(rows, unit) + _validation_curves(evaluations),
+    stride=_stride(rows),
     dropped=config_lib.flat(report.get('dropped') or {}),
     settings=config_lib.flat(
       {k: report.get(k) or {} for k in ('config', 'tuning')}
@@ -103,7 +101,7 @@ def _plain(value: Any) -> Any:
 def _curves(
   rows: Sequence[Mapping[str, Any]], unit: str
 ) -> list[tuple[str, str, list[Any]]]:
-  """Returns curves as the page's script draws them; None leaves a gap."""
+  """Returns curves of training as the page's script draws them."""
   curves = [
     ('Loss per example', 'nats', 'loss'),
     ('Speed', f'{unit} per second', f'{unit}_per_sec'),
@@ -115,31 +113,26 @@ def _curves(
       ('Network', 'bytes sent per second', 'network_sent_bytes_per_sec'),
       ('Loopback', 'bytes sent per second', 'loopback_sent_bytes_per_sec'),
     ]
-  drawn = [
-    (title, unit, [[x['epoch'], x.get(key, _total(x, key))] for x in rows])
-    for title, unit, key in curves
-  ]
-  return [curve for curve in drawn if any(y for _, y in curve[2])]
+  return _drawn(curves, rows, lambda row, key: row.get(key, _total(row, key)))
 
 
 def _validation_curves(records):
   """Returns curves of the evaluations while training went on."""
-  names = (
-    ('AUC', '', 'auc'),
-    ('score', '', 'score'),
-    ('loss', 'nats', 'log_loss'),
-  )
+  names = {'auc': 'AUC', 'score': 'score', 'log_loss': 'loss'}
   known = records[0]['validation'] if records else {}
-  curves = [x for x in names if x[2] in known]
-  if 'auc' in known:  # which is the score
-    curves.remove(names[1])
-  stride = _stride(records)
+  curves = [
+    (f'Validation {name}', 'nats' if key == 'log_loss' else '', key)
+    for key, name in names.items()
+    if key in known and not (key == 'score' and 'auc' in known)  # the same
+  ]
+  return _drawn(curves, records, lambda record, key: record['validation'][key])
+
+
+def _drawn(curves, rows, value):
+  """Returns curves with points, the last among them; None leaves a gap."""
+  rows = rows[:: -_stride(rows)][::-1]
   drawn = [
-    (
-      f'Validation {title}',
-      unit,
-      [[x['epoch'], x['validation'][key]] for x in records[::-stride][::-1]],
-    )
+    (title, unit, [[row['epoch'], value(row, key)] for row in rows])
     for title, unit, key in curves
   ]
   return [curve for curve in drawn if any(y for _, y in curve[2])]

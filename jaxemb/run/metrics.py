@@ -330,15 +330,16 @@ class Meter:
 
   def _count_own(self, item: Any, num_steps: int) -> None:
     own, every_steps = self._own, self._every_steps
-    meetings, steps = 0, self.totals.steps
+    synchronisations, steps = 0, self.totals.steps
     if every_steps:
-      meetings = steps // every_steps - (steps - num_steps) // every_steps
+      synchronisations = steps // every_steps
+      synchronisations -= (steps - num_steps) // every_steps
     sent = self.totals.collectives.get('bytes_per_step_per_device', {})
     done = item.done_after - item.done_before if item.own is None else item.own
     own['collective_bytes_per_sec'] += (
       num_steps * self._devices * sent.get('total', 0)
     )
-    own['meetings_per_sec'] += meetings
+    own['synchronisations_per_sec'] += synchronisations
     own[self._rate] += done
 
   def count_store(self, counts: Mapping[str, float]) -> None:

@@ -381,29 +381,24 @@ class Monitor:
         elif peer not in done:
           done[peer] = message
           if message not in (_DONE, _BYE):
-            self._lost(peer, running)
+            self._lost(peer)
         elif not message and done[peer] == _DONE:
-          self._lost(peer, running)  # unless this one is done by now
+          self._lost(peer)  # unless this one is done by now
         if len(done) == len(self._peers):
           self._are_done.set()
           if not is_first():
             return
 
-  def _lost(self, peer: connection.Connection, running: set) -> None:
+  def _lost(self, peer: connection.Connection) -> None:
     """Ends this process, unless it is about to end with a reason of its own."""
     # The other may have failed for a reason that this one is about to report;
     # but without process 0, JAX is about to abort.
     if self._is_closing.wait(1 if is_first() else 0):
       return
-    name = f'process {self._peers[peer]}'
-    _say(_LOST.format(name))
+    _say(_LOST.format(f'process {self._peers[peer]}'))
     if is_first():
       self._send(_FAILED)
-      deadline = time.monotonic() + _GRACE_SECS / 2
-      while running and time.monotonic() < deadline:
-        for other in connection.wait(running, 0.1):
-          if not _received(other):
-            running.remove(other)
+      time.sleep(_GRACE_SECS / 2)  # the others end first
     # The main thread may wait for the lost one for ever.
     os._exit(STOPPED)
 

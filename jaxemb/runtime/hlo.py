@@ -9,7 +9,7 @@ counts to a constant, as the compiler for TPUs leaves it; `Loop` has the others.
 import collections
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 # What each of n devices sends, as a multiple of its operand.
@@ -55,7 +55,7 @@ class Instruction(NamedTuple):
   @property
   def sizes(self) -> list[tuple[int, ...]]:
     """Of each array of the result."""
-    return sizes(self.shape)
+    return [x for x, _ in arrays(self.shape)]
 
   @property
   def names(self) -> list[str]:
@@ -67,11 +67,6 @@ class Instruction(NamedTuple):
     """One of `KINDS`, or ''; of an asynchronous pair the start counts."""
     kind = self.opcode.removesuffix('-start')
     return kind if kind in _SENT else ''
-
-
-def sizes(shape: str) -> list[tuple[int, ...]]:
-  """Of each array of a shape."""
-  return [x for x, _ in arrays(shape)]
 
 
 class Program(NamedTuple):
@@ -101,16 +96,11 @@ class Collective(NamedTuple):
 
   def runs_per_step(self, loop: Loop) -> float:
     """Executions per training step; 0 outside the loop over steps."""
-    runs = runs_per_step(self.loops, loop)
+    if not self.loops:
+      return 0.0
+    lengths = (loop.inner if x is None else x for x in self.loops[1:])
+    runs = math.prod(lengths) / loop.steps
     return loop.branch * runs if self.is_in_branch else runs
-
-
-def runs_per_step(loops: Sequence[int | None], loop: Loop) -> float:
-  """Of what is in loops of these lengths; 0 outside the loop over steps."""
-  if not loops:
-    return 0.0
-  lengths = (loop.inner if x is None else x for x in loops[1:])
-  return math.prod(lengths) / loop.steps
 
 
 def parse(text: str) -> Program:
@@ -249,31 +239,26 @@ def arrays(shape: str) -> list[tuple[tuple[int, ...], float]]:
 
 
 def _num_bytes(shape: str) -> float:
-  sizes_of_arrays = arrays(shape)
-  if not sizes_of_arrays:
-    return math.nan
-  return sum(math.prod(x) * y for x, y in sizes_of_arrays)
+  sizes = [math.prod(x) * y for x, y in arrays(shape)]
+  return sum(sizes) if sizes else math.nan
 
 
 def traffic(text: str, loop: Loop) -> dict[str, Any]:
   """Counts the collectives of a compiled dispatch and the bytes they send.
 
-  Returns the number of each of `KINDS` and, by kind and in `total`,
-  `bytes_per_step_per_device`, and `bytes_per_dispatch_per_device` of those
-  outside the loop over steps.
+  Returns the number of each of `KINDS` and `bytes_per_step_per_device`, by kind
+  and in `total`.
   """
-  executed_collectives = collectives(text)
-  counts = collections.Counter(x.kind for x in executed_collectives)
-  step, dispatch = (dict.fromkeys((*KINDS, 'total'), 0.0) for _ in range(2))
-  for x in executed_collectives:
-    sent, runs = (step, x.runs_per_step(loop)) if x.loops else (dispatch, 1)
-    if runs:  # what never runs sends nothing, even if it cannot be read
-      sent[x.kind] += runs * x.sent_bytes
-      sent['total'] += runs * x.sent_bytes
-  return {kind: counts[kind] for kind in KINDS} | {
-    'bytes_per_step_per_device': step,
-    'bytes_per_dispatch_per_device': dispatch,
-  }
+  counts = collections.Counter()
+  step = dict.fromkeys((*KINDS, 'total'), 0.0)
+  for x in collectives(text):
+    counts[x.kind] += 1
+    # What never runs sends nothing, even if it cannot be read.
+    if runs := x.runs_per_step(loop):
+      step[x.kind] += runs * x.sent_bytes
+      step['total'] += runs * x.sent_bytes
+  numbers = {kind: counts[kind] for kind in KINDS}
+  return numbers | {'bytes_per_step_per_device': step}
 
 
 def _group_size(x: Instruction, num_devices: int) -> float:

@@ -30,15 +30,6 @@ def test_ranks_are_those_of_a_loop():
   assert found['mrr'] == pytest.approx(np.mean(1 / ranks))
   assert found['hits@3'] == pytest.approx(np.mean(ranks <= 3))
   assert found['found'] == len(edges) and found['total'] == 40
-  # Drawn nodes are ranked as all are, on average: 1000 of 24 or so.
-  degrees = np.ones(num)
-  drawn = links.evaluate(score, edges, lambda _: sets, 'degree', degrees)
-  share = np.mean(
-    [(len({*range(num)} - {u, *known[u]})) / num for u, _ in edges]
-  )
-  assert drawn['hits@1'] <= found['hits@1']
-  mean = np.mean([(r - 1) for r in ranks]) / (num * share)
-  assert 0 < mean < 1 and 0 <= drawn['auc'] <= 1
 
 
 @pytest.mark.parametrize('is_cosine', [True, False])
@@ -84,22 +75,6 @@ def test_weights_are_the_minimum():
   for k in range(3):
     best = optimize.minimize(loss, np.zeros(5), (labels[:, k],))
     assert loss(weights[:, k], labels[:, k]) < best.fun + 1e-3
-
-
-def test_weights_of_rare_classes_and_correlated_vectors_take_few_steps(
-  monkeypatch,
-):
-  rng = np.random.default_rng(0)
-  mixed = rng.normal(size=(30, 30)) * np.geomspace(0.03, 3, 30)
-  vectors = rng.normal(size=(2000, 30)) @ mixed + 5
-  labels = vectors[:, :3] + rng.normal(size=(2000, 3)) > [7.5, 5, 2]
-  assert 0 < labels.mean(0).min() < 0.01
-  calls, losses = [], nodes._losses
-  monkeypatch.setattr(
-    nodes, '_losses', lambda *args: calls.append(1) or losses(*args)
-  )
-  nodes.fit(vectors, labels)
-  assert len(calls) < 40
 
 
 def test_vectors_that_diverged_tell_nothing():

@@ -133,9 +133,9 @@ def test_records_tell_what_all_processes_do(tmp_path, monkeypatch):
   hosts = [row['hosts'] for row in metrics.read(tmp_path / 'metrics.jsonl')]
   assert [own['secs'] for own, _ in hosts] == [1.0, 2.0, 3.0]
   assert [own['words_per_sec'] for own, _ in hosts] == [600, 500, 1000 / 3]
-  # Ten steps have two meetings and a half.
+  # Ten steps have two synchronisations and a half.
   own = hosts[0][0]
-  assert own['meetings_per_sec'] == 2
+  assert own['synchronisations_per_sec'] == 2
   assert own['collective_bytes_per_sec'] == 2 * 10 * 100
   rates = [other.get('words_per_sec') for _, other in hosts]
   assert rates == [None, 4.5, 1.5]

@@ -68,7 +68,7 @@ def test_the_report_adds_up_the_sub_models(together):
   assert rows[-1]['words'] == words
   (host,) = report['hosts']
   assert host['words_per_sec'] > 0
-  assert host['collective_bytes'] == host['meetings'] == 0
+  assert host['collective_bytes'] == host['synchronisations'] == 0
   assert report['staleness'] is None
   assert rows[-1]['learning_rate'] == pytest.approx(1e-4)
 

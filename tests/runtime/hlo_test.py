@@ -77,8 +77,7 @@ def test_bytes_of_one_device(instruction, sent_bytes):
 
 
 @pytest.mark.parametrize(
-  ('number', 'num_bytes'),
-  [('pred', 1), ('s4', 0.5), ('bf16', 2), ('f8e4m3fn', 1), ('c128', 16)],
+  ('number', 'num_bytes'), [('pred', 1), ('s4', 0.5), ('f8e4m3fn', 1)]
 )
 def test_bytes_of_numbers(number, num_bytes):
   before = f'%x = {number}[10,<=3]{{1,0}} fusion(%p), kind=kLoop'
@@ -167,8 +166,6 @@ def test_a_compiled_program_with_loops_and_branches():
   sent = {x[0]: x[-1] for x in expected}
   sent['total'] = sum(sent.values())
   assert traffic['bytes_per_step_per_device'] == zeros | sent
-  once = {'reduce-scatter': 0.75 * size, 'total': 0.75 * size}
-  assert traffic['bytes_per_dispatch_per_device'] == zeros | once
   for text in ('', 'HloModule jit_f, num_partitions=8\n'):
     assert hlo.traffic(text, hlo.Loop())['bytes_per_step_per_device'] == zeros
 

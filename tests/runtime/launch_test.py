@@ -10,11 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
 from jaxemb.cli import launch
-from tests import compiling
+from jaxemb.runtime import resources
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _LAUNCH = """
@@ -44,12 +45,11 @@ def meet():
 
 
 def _start(
-  code, n=2, arguments=(), devices=0, grace_secs=30.0, cores=(), **environment
+  code, n=2, arguments=(), grace_secs=30.0, cores=(), **environment
 ) -> subprocess.Popen:
-  command = sys.executable, '-c', _BEGIN + code
   options = {
-    'devices': devices,
-    'command': command,
+    'devices': 4,
+    'command': (sys.executable, '-c', _BEGIN + code),
     'grace_secs': grace_secs,
     'cores': cores,
   }
@@ -73,9 +73,12 @@ def _run(code, **more):
 
 @pytest.mark.slow
 def test_the_processes_are_one_job_whose_lines_come_whole():
+  usable = sorted(os.sched_getaffinity(0))
+  cores = [usable[:1], usable]
   code, out, err = _run(
     """
-print(json.dumps([flags, os.environ['JAX_NUM_CPU_DEVICES']]))
+print(json.dumps([flags, os.environ['JAX_NUM_CPU_DEVICES'],
+                  sorted(os.sched_getaffinity(0))]))
 for k in range(50):
   print('out', k, 'x' * 200)
   print('err', k, file=sys.stderr)
@@ -83,11 +86,10 @@ sys.stdout.flush()
 os.write(1, b'not \\xff UTF-8, and no end')
 """,
     arguments=['--config=a.py', '--config.x=y=z'],
-    devices=4,
+    cores=cores,
   )
   assert code == 0 and len(out) == 2 * 52 and len(err) == 2 * 50
-  flags = {'config': 'a.py', 'config.x': 'y=z', 'num_processes': '2'}
-  addresses = set()
+  expected = {'config': 'a.py', 'config.x': 'y=z', 'num_processes': '2'}
   for i in range(2):
     start = f'[{i}] '.encode()
     first, *lines = [x.removeprefix(start) for x in out if x.startswith(start)]
@@ -97,24 +99,10 @@ os.write(1, b'not \\xff UTF-8, and no end')
     ]
     mine = [x.removeprefix(start) for x in err if x.startswith(start)]
     assert mine == [f'err {k}'.encode() for k in range(50)]
-    found, num_devices = json.loads(first)
-    addresses.add(found.pop('coordinator'))
-    assert found == flags | {'process_id': str(i)}
-    assert num_devices == '4'
-  (address,) = addresses
-  assert address.startswith('127.0.0.1:')
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='Linux')
-def test_each_process_has_its_cores():
-  usable = os.sched_getaffinity(0)
-  cores = [[min(usable)], sorted(usable)]
-  code, out, _ = _run(
-    'print(sorted(os.sched_getaffinity(0)))', arguments=[], cores=cores
-  )
-  assert code == 0
-  assert sorted(out) == [f'[{i}] {x}'.encode() for i, x in enumerate(cores)]
+    flags, *others = json.loads(first)
+    expected |= {'coordinator': flags['coordinator'], 'process_id': str(i)}
+    assert flags == expected and others == ['4', cores[i]]
+    assert flags['coordinator'].startswith('127.0.0.1:')
 
 
 _ONE_ENDS = """
@@ -209,45 +197,10 @@ sys.exit(75)
   assert sorted(out.splitlines()) == [b'[0] ' + got, b'[1] ' + got]
 
 
-@pytest.mark.parametrize(
-  'flags', [['-n', '0'], ['--', '-n', '2'], ['-n', '2', '--sockets']]
-)
-def test_a_command_line_without_processes_is_refused(flags):
-  with pytest.raises(SystemExit, match='2'):
-    launch.main(flags)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='Linux')
-def test_a_table_on_each_socket(tmp_path):
-  usable = sorted(os.sched_getaffinity(0))
-  for number, core in enumerate((usable[0], usable[-1])):
-    (tmp_path / f'node{number}').mkdir()
-    (tmp_path / f'node{number}' / 'cpulist').write_text(f'{core}\n')
-  flags = [
-    '--sockets', '--', '--config=wiki:smoke', f'--workdir={tmp_path / "run"}',
-    '--config.train.threads=2', '--config.eval.paths=none',
-    '--config.train.epochs=1',
-  ]  # fmt: skip
-  # Both processes find the machine as it is.
-  code = f"""
-import functools, pathlib, sys
-from jaxemb.cli import launch
-from jaxemb.runtime import resources
-folder = pathlib.Path({str(tmp_path)!r})
-resources.sockets = functools.partial(resources.sockets, folder)
-sys.exit(launch.main({flags}))
-"""
-  done = subprocess.run(
-    [sys.executable, '-c', code],
-    capture_output=True,
-    text=True,
-    cwd=_ROOT,
-    env=compiling.environment(),
-  )
-  assert done.returncode == 0, done.stderr[-2000:]
-  said = '2 threads on 1 of 1 cores, which share the tables'
-  assert said in done.stderr
-  report = json.loads((tmp_path / 'run' / 'report.json').read_text())
-  assert len(report['hosts']) == 2
-  assert report['config']['mesh'] == {'data': 2, 'table': 1}
+def test_a_process_on_each_socket(monkeypatch):
+  cores, run = [[0, 1], [2, 3]], mock.Mock()
+  monkeypatch.setattr(resources, 'sockets', lambda: cores)
+  monkeypatch.setattr(launch.launch, 'run', run)
+  launch.main(['--sockets', '--', '--config=wiki'])
+  flags = ['--config.strategy.name=replicas', '--config=wiki']
+  run.assert_called_once_with(flags, 2, devices=1, cores=cores)

@@ -10,7 +10,6 @@ import pytest
 
 from jaxemb import errors
 from jaxemb.runtime import mesh, resources
-from tests import marking
 
 NAMED, SPEC = jax.sharding.NamedSharding, jax.sharding.PartitionSpec
 CORES = min(2, resources.usable_cores())
@@ -60,11 +59,9 @@ def test_open_axes_get_useful_devices(
   ('data', 'environment', 'expected'),
   [
     (0, {}, CORES),
-    marking.slow(3, {}, 3),
+    (3, {}, 3),
     (0, {'JAX_NUM_CPU_DEVICES': '1'}, 1),  # chosen by the user
-    *marking.slow_after(
-      0, [(4, {'XLA_FLAGS': '--xla_force_host_platform_device_count=5'}, 4)]
-    ),
+    (4, {'XLA_FLAGS': '--xla_force_host_platform_device_count=5'}, 4),
   ],
 )
 def test_a_fresh_process_gets_cpu_devices(data, environment, expected):

@@ -2,7 +2,6 @@
 
 import socket
 import time
-import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -86,12 +85,12 @@ def test_a_run_is_summarized_by_process():
   assert resources.summary([{'step': 1}]) == []
   # What an earlier version did not count, and what is not known.
   more = {'words_per_sec': 9.0, 'waited_secs_per_sec': 0.125}
-  more = {**more, 'meetings_per_sec': None}
+  more = {**more, 'synchronisations_per_sec': None}
   records = [{'hosts': [_usage(1.0, 1)]}, {'hosts': [_usage(2.0, 1) | more]}]
   (last,) = resources.summary(records)
   assert (last['words'], last['words_per_sec']) == (18, 6.0)
   assert last['waited_secs'] == 0.25
-  assert last['meetings'] is last['meetings_per_sec'] is None
+  assert last['synchronisations'] is last['synchronisations_per_sec'] is None
   # A peak lasts a second.
   cores = [(0.01, 9.0), (1.2, 1.0), (1.0, 3.0), (0.9, 8.0)]
   records = [{'hosts': [_usage(*usage)]} for usage in cores]
@@ -100,11 +99,9 @@ def test_a_run_is_summarized_by_process():
 
 
 def test_versions_and_machine_are_named():
-  assert {'python', 'jax', 'numpy'} <= resources.versions().keys()
   assert 'not installed' not in resources.versions().values()
   assert resources.machine()['cpu']
   assert 1 <= resources.usable_cores() <= resources.machine()['cores']
-  assert len(resources.code_digest()) == 16
 
 
 def test_sockets(tmp_path, monkeypatch):
@@ -133,11 +130,3 @@ def test_huge_pages_change_no_number(monkeypatch):
   arrays = {'large': jnp.arange(3_000_001), 'small': jnp.ones(3)}
   resources.use_huge_pages(arrays)
   np.testing.assert_array_equal(arrays['large'], np.arange(3_000_001))
-
-
-def test_peak_memory_is_known_where_there_is_no_module_resource(monkeypatch):
-  info = types.SimpleNamespace(peak_wset=1234)
-  process = types.SimpleNamespace(memory_info=lambda: info)
-  monkeypatch.setattr(resources.sys, 'platform', 'win32')
-  monkeypatch.setattr(resources.psutil, 'Process', lambda: process)
-  assert resources.peak_rss_bytes() == 1234

@@ -37,13 +37,6 @@ def test_an_error_leaves_what_was_there(tmp_path, raised, expected):
   assert path.read_bytes() == b'old' and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_in_the_way(tmp_path):
-  (tmp_path / 'file').write_text('')
-  with pytest.raises(errors.UserError, match='cannot write'):
-    with atomic.write(tmp_path / 'file' / 'x'):
-      pass
-
-
 def test_what_was_killed_while_it_wrote_leaves_nothing(tmp_path):
   node, path = atomic.machine(), tmp_path / 'x.bin'
   dead, running, elsewhere, old, other, foreign = left = [

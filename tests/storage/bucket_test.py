@@ -91,8 +91,7 @@ def test_a_bucket_that_is_not_known():
 @pytest.mark.slow
 def test_a_run_in_a_bucket_is_resumed_and_loaded(files):
   def train():
-    settings = {'checkpoint_every_secs': 0.0}
-    settings = {f'train.{k}': x for k, x in settings.items()}
+    settings = {'train.checkpoint_every_secs': 0.0}
     return jaxemb.train(
       'toywiki:20000', dim=8, epochs=1, workdir=URL, settings=settings
     )

@@ -166,25 +166,22 @@ def test_a_save_that_fails_is_reported_and_training_goes_on(
 
 @pytest.mark.slow
 def test_arrays_come_back_on_any_mesh(tmp_path):
-  values = {
-    'shared': np.arange(24, dtype=np.float32).reshape(4, 3, 2),
-    'number': np.int32(5),
-    'table': np.random.default_rng(0).normal(size=(9, 10)).astype(np.float32),
-  }
+  table = np.random.default_rng(0).normal(size=(9, 10)).astype(np.float32)
+  shared = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
 
   def on(num):
     devices = mesh.make(mesh.Shape(8 // num, num))
-    specs = {
-      'shared': PartitionSpec(mesh.DATA if num == 2 else None),
-      'table': PartitionSpec(None, mesh.TABLE),
-    }
+
+    def put(array, *axes):
+      sharding = NamedSharding(devices, PartitionSpec(*axes))
+      return jax.device_put(array, sharding)
+
     # Another mesh has other padding columns.
-    table = np.pad(values['table'], ((0, 0), (0, -10 % num)))
+    padded = np.pad(table, ((0, 0), (0, -10 % num)))
     return {
-      name: jax.device_put(
-        array, NamedSharding(devices, specs.get(name, PartitionSpec()))
-      )
-      for name, array in (values | {'table': table}).items()
+      'shared': put(shared, mesh.DATA if num == 2 else None),
+      'number': put(np.int32(5)),
+      'table': put(padded, None, mesh.TABLE),
     }
 
   with checkpoint.Checkpoints(tmp_path, 3, print) as saved:
@@ -197,10 +194,10 @@ def test_arrays_come_back_on_any_mesh(tmp_path):
       )
       _, found, _ = saved.restore(lambda _, like=like: like)
       jax.tree.map(np.testing.assert_array_equal, found, on(num))
-      assert [x.sharding for x in jax.tree.leaves(found)] == [
-        x.sharding for x in jax.tree.leaves(like)
-      ]
+      shardings = jax.tree.map(lambda x: x.sharding, (found, like))
+      assert shardings[0] == shardings[1]
     # Checksums are those of the whole arrays, however they were laid out.
+    values = {'shared': shared, 'number': np.int32(5), 'table': table}
     _, found, _ = saved.restore(lambda _: jax.eval_shape(lambda: values))
   jax.tree.map(np.testing.assert_array_equal, found, values)
 

@@ -173,19 +173,3 @@ def test_a_failed_export_keeps_the_earlier_one(tmp_path, monkeypatch):
   with pytest.raises(errors.UserError, match='No space left'):
     export.write(tmp_path, _WORDS, export.Encoded(_VECTORS), _COUNTS)
   assert contents() == before
-
-
-@pytest.mark.parametrize(
-  ('rows', 'scales', 'message'),
-  [
-    (np.ones((3, 2), np.int8), None, 'scales.npy.*export again'),
-    (np.ones((3, 2), np.int8), np.ones(2), '2 scales for the 3 rows'),
-    (np.ones((3, 2), np.complex64), None, 'complex'),
-  ],
-)
-def test_unusable_arrays_are_named(tmp_path, rows, scales, message):
-  np.save(tmp_path / 'vectors.npy', rows)
-  if scales is not None:
-    np.save(tmp_path / 'scales.npy', scales)
-  with pytest.raises(errors.UserError, match=message):
-    export.read(tmp_path)
