@@ -16,9 +16,6 @@ new folders:
           alone, while this one is killed there once more
   limit   files may not grow beyond some size (a full disk); then started again
   links   a folder of the run or the cache is a link that leads nowhere
-  network of two processes on two machines (namespaces of Linux, which take the
-          rights of root) one freezes or dies, and the other hears nothing of
-          it: it is to end by itself; then both are started again
   run     a bit of a file of a finished run is flipped, or the file is cut, and
           the export is removed; started again
   cache   the same with the files of the encoded text
@@ -39,18 +36,15 @@ minutes.
 import argparse
 import collections
 import contextlib
-import ctypes
 import functools
 import glob
 import hashlib
 import json
-import os
 import pathlib
 import random
 import resource
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +82,6 @@ SIGNALS = (
 _GOOD = 'same', 'noticed', 'late'
 _MAX_STARTS = 5
 _WAIT_SECS = 300.0  # for a moment to come
-_SILENT_SECS = 35.0  # within which docs/devices.md has a lost machine noticed
 
 
 class Place(NamedTuple):
@@ -430,43 +423,6 @@ class Tester:
       return f'exit codes {codes} with {max_bytes} bytes: {said[-1500:]}'
     return self.ended('limited', place, whole)
 
-  def silent(self, does_die: bool) -> str:
-    """Has a machine of two freeze or die, and its network with it."""
-    whole, place = self.whole, self.kind.places[0]
-    self.clear('silent')
-    folder = self.folder / 'silent'
-    with machines() as (names, address, hush):
-      runs = []
-      for i, name in enumerate(names):
-        arguments = [
-          *flags(self.kind, place), f'--coordinator={address}:7788',
-          '--num_processes=2', f'--process_id={i}', '--workdir=../silent/run',
-        ]  # fmt: skip
-        after = (3, signal.SIGSTOP) if i else (0, 0)
-        args = arguments, folder.with_name(f'silent-{i}'), self.cache, 1, 0
-        enter = functools.partial(_enter, name)
-        runs.append(forked.Run(*args, after, enter))
-      frozen = psutil.Process(runs[1].processes[0].pid)
-      deadline = time.monotonic() + _WAIT_SECS
-      while frozen.status() != psutil.STATUS_STOPPED:
-        if time.monotonic() > deadline or not runs[1].is_running():
-          said = [x.wait(0) for x in runs]
-          return f'process 1 did not come to be frozen: {said}'
-        time.sleep(0.01)
-      hush()
-      if does_die:
-        runs[1].send(signal.SIGKILL)
-      began = time.monotonic()
-      (code,), said = runs[0].wait(2 * _SILENT_SECS)
-      secs = time.monotonic() - began
-      runs[1].send(signal.SIGCONT)  # it finds itself alone, too
-      (other,), more = runs[1].wait(2 * _SILENT_SECS)
-    if secs > _SILENT_SECS or code != 75 or 'process 1 of this job' not in said:
-      return f'process 0 ended with {code} after {secs:.0f} s: {said[-1500:]}'
-    if other != (-signal.SIGKILL if does_die else 75):
-      return f'process 1 ended with {other}: {more[-1500:]}'
-    return self.ended('silent', place, whole)
-
   def linked(self, where: str) -> str:
     """Has a folder of a new run be a link that leads nowhere, and mends it."""
     whole, place = self.whole, self.kind.places[0]
@@ -481,59 +437,6 @@ class Tester:
       (self.folder / 'elsewhere').mkdir()
       found = self.ended('linked', place, whole, cache)
     return found
-
-
-@contextlib.contextmanager
-def machines() -> Iterator[tuple[list[str], str, Callable[[], None]]]:
-  """Two namespaces of the network, the first's address, and how to cut it.
-
-  Raises `subprocess.CalledProcessError` where there can be none.
-  """
-  names = [f'jaxemb-{os.getpid()}-{i}' for i in range(2)]
-  cards, addresses = ('left', 'right'), ('10.77.0.1', '10.77.0.2')
-
-  def ip(*args):
-    made = subprocess.run(['ip', *args], capture_output=True, text=True)
-    made.check_returncode()
-
-  def hush():
-    """Sends each other's packets to a card that is not there."""
-    for i, name in enumerate(names):
-      args = addresses[1 - i], 'lladdr', '02:00:00:00:00:99', 'dev', cards[i]
-      ip('-n', name, 'neigh', 'replace', *args, 'nud', 'permanent')
-
-  with contextlib.ExitStack() as stack:
-    for name in names:
-      ip('netns', 'add', name)
-      stack.callback(ip, 'netns', 'del', name)
-    left, right = (
-      [card, 'netns', name] for card, name in zip(cards, names, strict=True)
-    )
-    ip('link', 'add', *left, 'type', 'veth', 'peer', 'name', *right)
-    for name, card, address in zip(names, cards, addresses, strict=True):
-      ip('-n', name, 'addr', 'add', f'{address}/24', 'dev', card)
-      for one in ('lo', card):
-        ip('-n', name, 'link', 'set', one, 'up')
-    yield names, addresses[0], hush
-
-
-def has_machines() -> bool:
-  """Whether this process may have `machines`; says so if not."""
-  try:
-    with machines():
-      return True
-  except (OSError, subprocess.CalledProcessError) as error:
-    why = str(getattr(error, 'stderr', '') or error).strip()
-    print(f'network: not tried: {why}', flush=True)
-    return False
-
-
-def _enter(name: str) -> None:
-  """Moves this process to a namespace of the network."""
-  libc = ctypes.CDLL(None, use_errno=True)
-  with open(f'/run/netns/{name}') as file:
-    if libc.setns(file.fileno(), 0):
-      raise OSError(ctypes.get_errno(), 'setns')
 
 
 def made_by(kind: Kind, folder: pathlib.Path) -> str:
@@ -788,7 +691,6 @@ class Share(NamedTuple):
   moves: tuple[tuple[Place, tuple[int, ...]], ...] = ()
   limits: tuple[int, ...] = ()
   links: tuple[str, ...] = ()
-  silences: tuple[bool, ...] = ()  # whether a machine dies, or only freezes
   every: int = 0  # file is damaged; 0 = none
   is_counted: bool = False
 
@@ -826,9 +728,6 @@ def shares(
   if made and limits:
     links = 'linked/run', 'own', 'own/corpora'
     made[0] = made[0]._replace(links=links[:limits])
-  if 'processes' in names and limits and has_machines():
-    index = names.index('processes')
-    made[index] = made[index]._replace(silences=(False, True))
   # Files of a checkpoint differ little: all of one kind, some of others.
   per_kind = {'kernel': every, 'clicks': 5 * every, 'edges': 5 * every}
   made = [x._replace(every=per_kind.get(x.name, 0)) for x in made]
@@ -861,9 +760,6 @@ def try_out(folder: pathlib.Path, share: Share, seed: int) -> list[Result]:
       known('limit', f'{max_bytes} bytes', tester.limited(max_bytes))
     for where in share.links:
       known('links', where, tester.linked(where))
-    for does_die in share.silences:
-      text = 'a machine ' + ('dies' if does_die else 'freezes')
-      known('network', text, tester.silent(does_die))
     for result in damages(tester, share.every) if share.every else ():
       known(result.kind, result.what, result.outcome)
     if share.is_counted:
