@@ -1,8 +1,6 @@
 """The report of a model of clicks: calibration, fields, nearest categories."""
 
-import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,35 +13,24 @@ _NUM_NEIGHBOURS = 8
 _MAX_FIELDS, _NUM_FREQUENT = 40, 6  # fields, ids of each
 
 
-def write(
-  workdir: pathlib.Path,
-  report: Mapping[str, Any],
-  metrics: Sequence[Mapping[str, Any]],
+def page(
   vectors: np.ndarray,
   keys: Sequence[str],
   counts: np.ndarray,
   ranges: Sequence[tuple[str, int, int]],
-) -> None:
-  """Writes `workdir/report.json` and `workdir/report.html`.
+) -> pages.Page:
+  """Returns the page of a model.
 
-  Any key of `report` may be missing; `metrics` are the rows of metrics.jsonl.
   `vectors` [vocab, dim] float32 are rows of the model's ids, `keys` their
   names, of which only those on the page are asked for, `counts` [vocab] int;
-  `ranges` are (name, first id, ids) of fields. Raises a `UserError` if a file
-  cannot be written.
+  `ranges` are (name, first id, ids) of fields.
   """
-  pages.write_json(workdir, report)
-  pages.write(
-    workdir,
-    name='clicks',
-    unit='examples',
-    report=report,
-    metrics=metrics,
-    package='jaxemb.clicks',
-    fields=field_neighbours(vectors, keys, counts, ranges=ranges),
-    num_fields=len(ranges),
-    max_searched=MAX_SEARCHED,
-  )
+  values = {
+    'fields': field_neighbours(vectors, keys, counts, ranges=ranges),
+    'num_fields': len(ranges),
+    'max_searched': MAX_SEARCHED,
+  }
+  return pages.Page('clicks', 'examples', values, package='jaxemb.clicks')
 
 
 def field_neighbours(
@@ -54,7 +41,7 @@ def field_neighbours(
 ) -> dict[str, list[tuple[str, int, embeddings.Ranked]]]:
   """Returns by field (name, count, nearest ids) of its most frequent ids.
 
-  Arguments are those of `write`. Ids that no training row has are left
+  Arguments are those of `page`. Ids that no training row has are left
   out, fields with fewer than two such ids, and those after the first 40.
   Nothing is shown of single numbers, whose cosines are 1 or -1.
   """

@@ -2,7 +2,7 @@
 
 import pathlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.clicks import predictor, report, serving
+from jaxemb.report import pages
 from jaxemb.run import build, vectors
 from jaxemb.storage import orbax_export
 
@@ -121,22 +122,13 @@ def export(
   return {}
 
 
-def write_page(
-  workdir: pathlib.Path,
-  values: Mapping[str, Any],
-  records: Sequence[Mapping[str, Any]],
-  parts: build.Parts,
-  model: predictor.ClickModel,
-) -> None:
-  """Writes the report of a log, with neighbors in the largest fields."""
+def page(parts: build.Parts, model: predictor.ClickModel) -> pages.Page:
+  """Returns the page of a log, with neighbors in the largest fields."""
   source = parts.source
-  report.write(
-    workdir,
-    report=values,
-    metrics=records,
-    vectors=model.tables[model.model.vectors_table],
-    keys=source.keys,
-    counts=source.counts,
+  return report.page(
+    model.tables[model.model.vectors_table],
+    source.keys,
+    source.counts,
     ranges=[x[:3] for x in source.fields.ids],  # names, first ids, sizes
   )
 

@@ -14,7 +14,7 @@ it has not seen, in the same graph or another one.
 import csv
 import io
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.graphs import inference, node_classification, node_source
 from jaxemb.graphs import labels as labels_lib
-from jaxemb.report import report
+from jaxemb.report import pages, report
 from jaxemb.run import build
 from jaxemb.run import vectors as vectors_lib
 from jaxemb.storage import atomic
@@ -192,24 +192,15 @@ def export(
   return dropped
 
 
-def write_page(
-  workdir: pathlib.Path,
-  values: Mapping[str, Any],
-  records: Sequence[Mapping[str, Any]],
-  parts: build.Parts,
-  model: inference.Inferred | inference.Saved,
-) -> None:
-  """Write the report, with a map of nodes by class."""
+def page(
+  parts: build.Parts, model: inference.Inferred | inference.Saved
+) -> pages.Page:
+  """Return the page of vectors, with a map of nodes by class."""
   labels = parts.source.labels
   keys = [parts.source.keys[i] for i in labels.nodes]
-  report.write(
-    workdir,
-    report=values,
-    metrics=records,
-    vectors=_export(parts.source, model.vectors).embeddings(
-      report.MAX_SEARCHED
-    ),
-    found=(),
+  vectors = _export(parts.source, model.vectors)
+  return report.page(
+    vectors.embeddings(report.MAX_SEARCHED),
     labels=labels.keys_by_class(keys, labels.nodes),
   )
 

@@ -12,7 +12,7 @@ import json
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,41 +46,47 @@ def template(name: str, package: str = 'jaxemb.report') -> Any:
   return environment.get_template(f'{name}.html.j2')
 
 
+class Page(NamedTuple):
+  """A template of a package, and what it shows beside the report."""
+
+  name: str
+  unit: str  # what training is counted in
+  values: Mapping[str, Any]
+  package: str = 'jaxemb.report'
+
+
 def write(
   workdir: pathlib.Path,
-  name: str,
-  unit: str,
+  page: Page,
   report: Mapping[str, Any],
   metrics: Sequence[Mapping[str, Any]],
-  package: str = 'jaxemb.report',
-  **values: Any,
 ) -> None:
-  """Writes `workdir/report.html` of a template of a package.
+  """Writes `workdir/report.json` and `workdir/report.html`.
 
-  Any key of `report` may be missing; `metrics` are the rows of metrics.jsonl;
-  `unit` is what training is counted in; `values` are the template's own. Raises
-  a `UserError` if it cannot be written.
+  Any key of `report` may be missing; `metrics` are the rows of metrics.jsonl.
+  Raises a `UserError` if a file cannot be written.
   """
+  write_json(workdir, report)
   report, rows = _plain(report), _plain(metrics)
   evaluations = report.get('evaluations') or []
-  page = template(name, package).render(
+  text = template(page.name, page.package).render(
     report=report,
-    unit=unit,
+    unit=page.unit,
     evaluation=report.get('evaluation') or {},
     num_rows=len(rows),
     rows=_some(rows),
     evaluations=_some(evaluations),
-    curves=_curves(rows, unit) + _validation_curves(evaluations),
+    curves=_curves(rows, page.unit) + _validation_curves(evaluations),
     stride=_stride(rows),
     dropped=config_lib.flat(report.get('dropped') or {}),
     settings=config_lib.flat(
       {k: report.get(k) or {} for k in ('config', 'tuning')}
     ),
     devices=_devices(report),
-    **values,
+    **page.values,
   )
   with atomic.write(workdir / 'report.html') as file:
-    file.write(page.encode(errors='backslashreplace'))
+    file.write(text.encode(errors='backslashreplace'))
 
 
 def write_json(workdir: pathlib.Path, report: Mapping[str, Any]) -> None:

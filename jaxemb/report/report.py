@@ -9,11 +9,10 @@ import collections
 import dataclasses
 import itertools
 import math
-import pathlib
 import types
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,41 +30,31 @@ _MAX_MAP_WORDS, _MAX_GROUPS, _NUM_CLUSTERS = 480, 24, 12
 Categories = Mapping[str, Sequence[str]]  # words by category; may be empty
 
 
-def write(
-  workdir: pathlib.Path,
-  report: Mapping[str, Any],
-  metrics: Sequence[Mapping[str, Any]],
+def page(
   vectors: embeddings.Embeddings,
-  found: Sequence[benchmarks.Benchmark],
+  eval_sets: Sequence[benchmarks.Benchmark] = (),
   labels: Categories = types.MappingProxyType({}),
-) -> None:
-  """Writes `workdir/report.json` and `workdir/report.html`.
+) -> pages.Page:
+  """Returns the page of vectors, whose counts are known.
 
-  Any key of `report` may be missing; `metrics` are the rows of metrics.jsonl;
-  `vectors` have counts; `found` and `labels` give the map its categories.
-  UserError if a file cannot be written.
+  `eval_sets` and `labels` give the map its categories.
   """
-  pages.write_json(workdir, report)
   words, limit = vectors.of_words(), slice(MAX_SEARCHED)
   searched = embeddings.Embeddings(
     words.index_to_key[limit], words.vectors[limit], words.counts[limit]
   )
   categories = collections.defaultdict(list, labels)
-  for benchmark in found:
+  for benchmark in eval_sets:
     if benchmark.kind == 'categorization':
       for (word,), name in zip(benchmark.words, benchmark.labels, strict=True):
         categories[name].append(word)
-  pages.write(
-    workdir,
-    name='words',
-    unit='words',
-    report=report,
-    metrics=metrics,
-    neighbours=neighbours(searched, categories),
-    num_searched=len(searched),
-    ambiguous=ambiguous_words(vectors),
-    map=word_map(searched, categories),
-  )
+  values = {
+    'neighbours': neighbours(searched, categories),
+    'num_searched': len(searched),
+    'ambiguous': ambiguous_words(vectors),
+    'map': word_map(searched, categories),
+  }
+  return pages.Page('words', 'words', values)
 
 
 class WordMap(NamedTuple):

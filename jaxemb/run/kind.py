@@ -26,6 +26,7 @@ if TYPE_CHECKING:
   from jaxemb.data import base as data_base
   from jaxemb.models import base as model_base
   from jaxemb.models import columns
+  from jaxemb.report import pages
   from jaxemb.run import build
 
 # Optional settings of the core that several kinds use.
@@ -221,18 +222,9 @@ class Kind:
     """Further values of the report; may move some out of the scores."""
     return self._results().report_values(parts, model, scores)
 
-  def write_page(
-    self,
-    workdir: pathlib.Path,
-    values: Mapping[str, Any],
-    records: Sequence[Mapping[str, Any]],
-    parts: 'build.Parts',
-    model: Any,
-  ) -> None:
-    """Writes report.json and report.html of the values and metrics."""
-    self._results().write_page(
-      workdir, values, records, parts=parts, model=model
-    )
+  def page(self, parts: 'build.Parts', model: Any) -> 'pages.Page':
+    """Returns what report.html shows beside the values of the report."""
+    return self._results().page(parts, model)
 
   def is_saved(self, folder: pathlib.Path) -> bool:
     """Whether a folder has a model that was saved as the best so far."""

@@ -80,7 +80,8 @@ def write(
   more = {**values, **more}
   values, records = _reported(workdir, parts, totals, more=more)
   values['dropped'] |= dropped
-  kind.write_page(workdir, values, records, parts=parts, model=model)
+  page = kind.page(parts, model)
+  pages.write(workdir, page, report=values, metrics=records)
   rate = totals.done / max(totals.train_secs, 1e-9)
   shown = f'{rate / 1e6:.2f} M' if rate > 1e5 else f'{rate:,.0f}'
   metrics.LOG.info(

@@ -21,7 +21,7 @@ from jaxemb.config import kinds
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import benchmarks as benchmarks_lib
 from jaxemb.evaluation import multivectors, ranking, words
-from jaxemb.report import report
+from jaxemb.report import pages, report
 from jaxemb.run import build
 from jaxemb.storage import export as export_lib
 from jaxemb.storage import orbax_export
@@ -269,20 +269,11 @@ def report_values(
   }
 
 
-def write_page(
-  workdir: pathlib.Path,
-  values: Mapping[str, Any],
-  records: Sequence[Mapping[str, Any]],
-  parts: build.Parts,
-  model: Export,
-) -> None:
+def page(parts: build.Parts, model: Export) -> pages.Page:
   """See `Kind`: categories of the source are for the map."""
-  report.write(
-    workdir,
-    report=values,
-    metrics=records,
-    vectors=model.embeddings(report.MAX_SEARCHED),
-    found=parts.benchmarks,
+  return report.page(
+    model.embeddings(report.MAX_SEARCHED),
+    parts.benchmarks,
     labels=getattr(parts.source, 'categories', None) or {},
   )
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxemb.clicks import report
+from jaxemb.report import pages
 from tests.report import browsing
 
 _HOSTILE = '<script>document.title = "hacked"</script>'
@@ -86,7 +87,8 @@ def _write(workdir, num_evaluations=3, num_rows=12):
     for i in range(1, num_evaluations + 1)
   ]  # fmt: skip
   values = _REPORT | {'evaluations': records}
-  report.write(workdir, values, metrics, *_arguments())
+  page = report.page(*_arguments())
+  pages.write(workdir, page, values, metrics=metrics)
   return (workdir / 'report.html').read_text(encoding='utf-8')
 
 
@@ -154,7 +156,8 @@ def test_many_evaluations_are_thinned_and_the_last_one_stays(tmp_path):
 @pytest.mark.filterwarnings('error')
 def test_nothing_known(tmp_path):
   vectors, keys = np.ones((1, 1), 'f'), _Keys(1, [('a', 0, 1)])
-  report.write(tmp_path, {}, [], vectors, keys, np.ones(1), keys.ranges)
+  page = report.page(vectors, keys, np.ones(1), ranges=keys.ranges)
+  pages.write(tmp_path, page, {}, metrics=[])
   text = _text((tmp_path / 'report.html').read_text())
   for line in ('No measurements were logged', 'The model was not evaluated',
                'no rows for validation or test', 'Importances are not known',
@@ -169,7 +172,7 @@ def test_one_class_has_no_auc_but_a_page(tmp_path):
     'evaluation': {'validation': scores}, 'evaluations': [record],
     'best': record, 'importances': [['site', math.nan]],
   }  # fmt: skip
-  report.write(tmp_path, values, [], *_arguments())
+  pages.write(tmp_path, report.page(*_arguments()), values, metrics=[])
   page = (tmp_path / 'report.html').read_text()
   assert 'AUC is not defined where all labels are the same' in _text(page)
   assert 'Importances are not known' in _text(page)

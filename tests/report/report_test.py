@@ -73,7 +73,7 @@ def _write(workdir, num_rows=20):
     workdir, 'groups', 'categories', [(word,) for word in words[10:90]],
     ['<u>group'] * 30 + ['plain'] * 50, 0,
   )  # fmt: skip
-  report.write(workdir, _REPORT, metrics, table, [groups])
+  pages.write(workdir, report.page(table, [groups]), _REPORT, metrics=metrics)
   return (workdir / 'report.html').read_text(encoding='utf-8')
 
 
@@ -119,7 +119,7 @@ def test_page_shows_the_values_as_text(tmp_path):
 
 def test_nothing_known(tmp_path):
   zeros = embeddings.Embeddings(['a'], np.zeros((1, 4), 'f'), np.ones(1))
-  report.write(tmp_path, {}, [], zeros, [])
+  pages.write(tmp_path, report.page(zeros), {}, metrics=[])
   page = (tmp_path / 'report.html').read_text()
   for line in 'No measurements', 'too few', 'Nothing was dropped', 'no words':
     assert line in page, line
