@@ -114,16 +114,13 @@ def load(
   from jaxemb import embeddings
   from jaxemb.storage import bucket
 
-  if bucket.is_url(path):
-    with bucket.opened(path) as folder:
-      model = load(folder)
-      is_mapped = isinstance(model, embeddings.Embeddings)
-      return model.in_memory() if is_mapped else model
-  if folder := embeddings.model_folder(path):
-    from jaxemb.clicks import predictor
+  with bucket.opened(path) as folder:
+    if model := embeddings.model_folder(folder):
+      from jaxemb.clicks import predictor
 
-    return predictor.load(folder)
-  return embeddings.load_vectors(path)
+      return predictor.load(model)
+    vectors = embeddings.load_vectors(folder)
+    return vectors.in_memory() if bucket.is_url(path) else vectors
 
 
 def _write_sentences(

@@ -15,7 +15,6 @@ new folders:
           vectors are to be those of a copy that was resumed there and left
           alone, while this one is killed there once more
   limit   files may not grow beyond some size (a full disk); then started again
-  links   a folder of the run or the cache is a link that leads nowhere
   run     a bit of a file of a finished run is flipped, or the file is cut, and
           the export is removed; started again
   cache   the same with the files of the encoded text
@@ -338,12 +337,9 @@ class Tester:
     return outcome(self.kind, self.folder / name, whole, codes, said)
 
   def clear(self, *names: str) -> None:
-    """Removes folders, and links to them."""
+    """Removes folders."""
     for name in names:
-      folder = self.folder / name
-      if folder.is_symlink():
-        folder.unlink()
-      shutil.rmtree(folder, ignore_errors=True)
+      shutil.rmtree(self.folder / name, ignore_errors=True)
 
   def own_cache(self, ignore: Callable | None = None) -> pathlib.Path:
     """A copy of the cache, with the same compiled programs."""
@@ -422,21 +418,6 @@ class Tester:
     if set(codes) - {0, 2, 75} or 'Traceback' in said:
       return f'exit codes {codes} with {max_bytes} bytes: {said[-1500:]}'
     return self.ended('limited', place, whole)
-
-  def linked(self, where: str) -> str:
-    """Has a folder of a new run be a link that leads nowhere, and mends it."""
-    whole, place = self.whole, self.kind.places[0]
-    self.clear('linked', 'own', 'elsewhere')
-    link = self.folder / where
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(self.folder / 'elsewhere')
-    cache = self.folder / 'own'
-    codes, said = self.start('linked', flags(self.kind, place), 1, cache).wait()
-    found = outcome(self.kind, self.folder / 'linked', whole, codes, said)
-    if found == 'noticed':
-      (self.folder / 'elsewhere').mkdir()
-      found = self.ended('linked', place, whole, cache)
-    return found
 
 
 def made_by(kind: Kind, folder: pathlib.Path) -> str:
@@ -690,7 +671,6 @@ class Share(NamedTuple):
   children: tuple[tuple[str, str, int], ...] = ()
   moves: tuple[tuple[Place, tuple[int, ...]], ...] = ()
   limits: tuple[int, ...] = ()
-  links: tuple[str, ...] = ()
   every: int = 0  # file is damaged; 0 = none
   is_counted: bool = False
 
@@ -725,9 +705,6 @@ def shares(
     Share(name, **{k: tuple(x) for k, x in found[name].items()})
     for name in names
   ]
-  if made and limits:
-    links = 'linked/run', 'own', 'own/corpora'
-    made[0] = made[0]._replace(links=links[:limits])
   # Files of a checkpoint differ little: all of one kind, some of others.
   per_kind = {'kernel': every, 'clicks': 5 * every, 'edges': 5 * every}
   made = [x._replace(every=per_kind.get(x.name, 0)) for x in made]
@@ -758,8 +735,6 @@ def try_out(folder: pathlib.Path, share: Share, seed: int) -> list[Result]:
       known('moved', text, tester.moved(to, numbers))
     for max_bytes in share.limits:
       known('limit', f'{max_bytes} bytes', tester.limited(max_bytes))
-    for where in share.links:
-      known('links', where, tester.linked(where))
     for result in damages(tester, share.every) if share.every else ():
       known(result.kind, result.what, result.outcome)
     if share.is_counted:
