@@ -19,14 +19,13 @@ senses.json    loss, negatives, window, concentration, half_weight; no
                outputs.npy if loss is null, no means.npy if concentration is
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
 import pathlib
 import re
 import unicodedata
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.evaluation import geometry
 from jaxemb.ops import huffman
-from jaxemb.storage import atomic
+from jaxemb.storage import atomic, export
 
 # The first one marks an export of senses.
 FILES = ('senses.json', 'priors.txt', 'outputs.npy', 'means.npy')
@@ -234,9 +233,9 @@ def read(
   """
   if not (folder / FILES[0]).exists():
     return None
-  with _reading(folder / FILES[0]) as path:
+  with export.reading(folder / FILES[0]) as path:
     facts = _parse_facts(path.read_text(encoding='utf-8'))
-  with _reading(folder / 'priors.txt') as path:
+  with export.reading(folder / 'priors.txt') as path:
     words, starts, priors = _parse_priors(path.read_text(encoding='utf-8'))
     if len(priors) != len(names):
       raise ValueError(f'has {len(priors)} lines, vocab.txt {len(names)}')
@@ -262,15 +261,6 @@ def read(
     means=means,
     **facts,
   )
-
-
-@contextlib.contextmanager
-def _reading(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  try:
-    yield path
-  except (OSError, ValueError, EOFError) as error:
-    reason = getattr(error, 'strerror', None) or error
-    raise errors.UserError(f'{path}: {reason}; export again') from error
 
 
 def _parse_facts(text: str) -> dict[str, Any]:
@@ -306,7 +296,7 @@ def _parse_priors(text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 def _load(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
   """Memory-maps an array; raises a `UserError` if it has another shape."""
-  with _reading(path):
+  with export.reading(path):
     array = np.load(path, mmap_mode='r')
     if array.shape != shape:
       raise ValueError(f'has shape {array.shape}, the vectors need {shape}')

@@ -121,19 +121,19 @@ def read_relations(folder: pathlib.Path) -> Relations | None:
   path = folder / RELATIONS
   if not path.exists():
     return None
+  with reading(path), np.load(path) as arrays:
+    operator, names, rows, is_cosine = (arrays[k] for k in Relations._fields)
+    return Relations(str(operator), names.tolist(), rows, bool(is_cosine))
+
+
+@contextlib.contextmanager
+def reading(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Raises a `UserError` that names a file of an export if it is damaged."""
   try:
-    with np.load(path) as found:
-      operator, names, rows, is_cosine = (found[k] for k in Relations._fields)
+    yield path
   except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-    raise errors.UserError(
-      f'{path} cannot be read: {errors.one_line(error)}; export again'
-    ) from error
-  return Relations(
-    operator=str(operator),
-    names=names.tolist(),
-    rows=rows,
-    is_cosine=bool(is_cosine),
-  )
+    reason = getattr(error, 'strerror', None) or errors.one_line(error)
+    raise errors.UserError(f'{path}: {reason}; export again') from error
 
 
 def write(
