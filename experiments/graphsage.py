@@ -29,7 +29,7 @@ import experiment
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.graphs import files, neighbors, trees
+from jaxemb.graphs import files, neighbors
 from jaxemb.runtime import resources
 
 _CASES = 'accuracy', 'sampling'
@@ -204,7 +204,6 @@ def _random_graph(num_nodes, num_edges):
 def _sampling(args, folder):
   """Seeds a second by side, in turns; the ratio of DGL's time to ours."""
   graph, found = _random_graph(int(args.nodes), int(args.edges)), {}
-  tree = trees.Tree(_FANOUTS[::-1])
   threads, peer = args.threads or resources.usable_cores(), None
   if args.peer_python:
     path = folder / 'graph.npz'
@@ -223,7 +222,7 @@ def _sampling(args, folder):
       start, used = time.perf_counter(), time.process_time()
       for j in range(args.repeats):
         key = np.uint64(i * args.repeats + j)
-        more = nodes, places, key, tree, replaces, threads
+        more = nodes, places, key, _FANOUTS[::-1], replaces, threads
         neighbors.sample(*graph, *more)
       used = time.process_time() - used, time.perf_counter() - start
       secs['jaxemb'].append([x / args.repeats for x in used[::-1]])

@@ -55,13 +55,6 @@ def batch_words(part_words: int) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def _order(first, stop, size, key):
-  """Returns entries first..stop-1 of a permutation of 0..size-1, [n] int64."""
-  positions = range(first, max(first, min(stop, size)))
-  return np.array([hashing.permuted(i, size, key) for i in positions])
-
-
-@numba.njit(nogil=True, cache=True)
 def _pack(ids, position, keep_below, key, reaches, out, left, right, n):
   """Appends a block's surviving tokens at `out[window + n:]`.
 
@@ -186,7 +179,7 @@ class BlockSource:
       parts, words, local_words = [], 0, 0
       for part, part_blocks in enumerate(by_part):
         key = hashing.part_key(spec.seed, epoch, part)
-        numbers = _order(block, stop, size=len(part_blocks), key=key)
+        numbers = hashing.order(block, stop, size=len(part_blocks), key=key)
         chosen = part_blocks[numbers]
         words += (num := int(blocks.words[chosen].sum()))
         if part in spec.readers.local_parts:

@@ -26,7 +26,8 @@ from jaxemb import errors
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.storage import checksums, export
 
-_RANGE_EDGES = 1 << 25  # sorted at once
+_RANGE_EDGES = 1 << 25  # sorted at once, where edges lie on disk
+_COLUMNS = 'neighbors', 'weights', 'relations'  # in order of lists
 _FORMAT = 1
 
 
@@ -133,7 +134,7 @@ def from_edges(
   """
   sources, targets = np.asarray(sources), np.asarray(targets)
   if num_nodes is None:
-    num_nodes = 1 + int(max(sources.max(initial=-1), targets.max(initial=-1)))
+    num_nodes = 1 + int(max(sources.max(initial=0), targets.max(initial=0)))
   _check(sources, targets, num_nodes)
   if weights is not None:
     weights = np.asarray(weights, np.float32)
@@ -145,21 +146,16 @@ def from_edges(
   edges = Edges(
     sources=sources, targets=targets, weights=weights, relations=relations
   )
-  parts, counted = [], {}
-  for part in _ranges(lambda: [edges], num_nodes, directed, counted=counted):
-    parts.append(part)
-  degrees, neighbors, weights, relations = (
-    None if x[0] is None else np.concatenate(x)
-    for x in zip(*parts, strict=True)
-  )
-  graph = _graph(
-    degrees,
-    neighbors,
-    weights,
-    relations=relations,
+  counted: dict[str, int] = {}
+  ((degrees, *columns),) = _ranges(
+    lambda: [edges],
+    num_nodes,
+    directed,
     counted=counted,
-    directed=directed,
+    range_edges=2 * len(sources),
   )
+  columns = dict(zip(_COLUMNS, columns, strict=True))
+  graph = _graph(degrees, columns, directed, counted=counted)
   return graph._replace(**known)
 
 
@@ -173,24 +169,19 @@ def _check(sources, targets, num_nodes):
       )
 
 
-def _graph(degrees, neighbors, weights, relations, counted, directed):
-  if not len(neighbors):
+def _graph(degrees, columns, directed, counted):
+  """The graph of degrees [nodes], and neighbors, weights and relations."""
+  if not len(columns['neighbors']):
     raise errors.UserError(
       'a graph without edges has nothing to learn from; give edges between '
       'different nodes'
     )
   offsets = np.zeros(len(degrees) + 1, np.int64)
   np.cumsum(degrees, out=offsets[1:])
+  weights = columns['weights']
   if weights is not None and weights.min() == weights.max():
-    weights = None
-  return Graph(
-    offsets=offsets,
-    neighbors=neighbors,
-    weights=weights,
-    relations=relations,
-    directed=directed,
-    counted=counted,
-  )
+    columns['weights'] = None
+  return Graph(offsets, **columns, directed=directed, counted=counted)
 
 
 # Edges are placed in the lists of their nodes, which are then sorted. The
@@ -202,10 +193,12 @@ def _ranges(
   num_nodes: int,
   directed: bool,
   counted: dict[str, int],
+  range_edges: int,
 ) -> Iterator[tuple[np.ndarray, ...]]:
   """By range of nodes: degrees, neighbors, weights or None, relations or None.
 
-  Fills `counted` in the end.
+  A range has at most `range_edges`, unless it is one node. Fills `counted` in
+  the end.
   """
   degrees = np.zeros(num_nodes, np.int64)
   loops = num_edges = 0
@@ -217,7 +210,7 @@ def _ranges(
   has_edges = np.zeros(num_nodes, bool)
   while first < num_nodes:
     before = sums[first - 1] if first else 0
-    stop = np.searchsorted(sums, before + _RANGE_EDGES, 'right')
+    stop = np.searchsorted(sums, before + range_edges, 'right')
     stop = min(max(int(stop), first + 1), num_nodes)
     sizes, neighbors, *columns = _lists(
       chunks, degrees[first:stop], first, directed=directed
@@ -240,30 +233,28 @@ def _lists(chunks, degrees, first, directed):
   starts = np.concatenate([[0], np.cumsum(degrees)])
   ends, num = starts[:-1].copy(), starts[-1]
   neighbors = np.empty(num, np.int32)
-  kinds = {'weights': np.float32, 'relations': np.int32}
-  columns = {name: np.zeros(0, kind) for name, kind in kinds.items()}
-  present = set()
+  no_weights, no_relations = np.zeros(0, np.float32), np.zeros(0, np.int32)
+  weights, relations = no_weights, no_relations
   for x in chunks():
-    values = []
-    for name, kind in kinds.items():
-      value = getattr(x, name)
-      values.append(np.zeros(0, kind) if value is None else np.asarray(value))
-      if value is not None and name not in present:
-        present.add(name)
-        columns[name] = np.empty(num, kind)
+    if x.weights is not None and not len(weights):
+      weights = np.empty(num, np.float32)
+    if x.relations is not None and not len(relations):
+      relations = np.empty(num, np.int32)
     _place(
       x.sources,
       x.targets,
-      *values,
+      no_weights if x.weights is None else np.asarray(x.weights),
+      no_relations if x.relations is None else np.asarray(x.relations),
       first,
       first + len(degrees),
       directed,
       ends,
       neighbors,
-      *columns.values(),
+      weights,
+      relations,
     )
-  num = _merge(starts, neighbors, *columns.values())
-  cut = (x[:num] if k in present else None for k, x in columns.items())
+  num = _merge(starts, neighbors, weights, relations)
+  cut = (x[:num] if len(x) else None for x in (weights, relations))
   return np.diff(starts), neighbors[:num], *cut
 
 
@@ -437,26 +428,6 @@ def load(folder: pathlib.Path | str) -> Graph:
     ) from error
 
 
-class _Appended:
-  """An .npy file of one axis whose length is known in the end."""
-
-  def __init__(self, path: pathlib.Path, kind: Any):
-    self.path, self._kind, self._num = path, np.dtype(kind), 0
-    self._file = path.open('wb')
-    export.put_header(self._file, self._kind, (0,))
-
-  def write(self, x: np.ndarray) -> None:
-    self._file.write(np.ascontiguousarray(x, self._kind))
-    self._num += len(x)
-
-  def close(self) -> np.ndarray:
-    """The array, mapped."""
-    self._file.seek(0)
-    export.put_header(self._file, self._kind, (self._num,))
-    self._file.close()
-    return np.load(self.path, mmap_mode='r')
-
-
 def build(
   chunks: Callable[[], Iterable[Edges]],
   num_nodes: int,
@@ -469,8 +440,7 @@ def build(
   nodes is added by `save`.
   """
   folder.mkdir(parents=True, exist_ok=True)
-  kinds = {'neighbors': '<i4', 'weights': '<f4', 'relations': '<i4'}
-  files, sizes, counted = {}, [], {}
+  files, kinds, sizes, counted = {}, {}, [], {}
 
   def checked():
     for x in chunks():
@@ -478,22 +448,21 @@ def build(
       yield x
 
   for degrees, *arrays in _ranges(
-    checked, num_nodes, directed, counted=counted
+    checked, num_nodes, directed, counted=counted, range_edges=_RANGE_EDGES
   ):
     sizes.append(degrees)
-    for (name, kind), x in zip(kinds.items(), arrays, strict=True):
-      if x is not None:
-        if name not in files:
-          files[name] = _Appended(folder / f'{name}.npy', kind)
-        files[name].write(x)
-  neighbors, weights, relations = (
-    files[k].close() if k in files else None for k in kinds
-  )
-  return _graph(
-    np.concatenate(sizes),
-    neighbors,
-    weights,
-    relations=relations,
-    counted=counted,
-    directed=directed,
-  )
+    for name, x in zip(_COLUMNS, arrays, strict=True):
+      if x is None:
+        continue
+      if name not in files:
+        files[name], kinds[name] = (folder / f'{name}.npy').open('wb'), x.dtype
+        export.put_header(files[name], x.dtype, (0,))
+      files[name].write(x)
+  degrees = np.concatenate(sizes)
+  columns = dict.fromkeys(_COLUMNS)
+  for name, file in files.items():
+    file.seek(0)  # now the length is known
+    export.put_header(file, kinds[name], (int(degrees.sum()),))
+    file.close()
+    columns[name] = np.load(folder / f'{name}.npy', mmap_mode='r')
+  return _graph(degrees, columns, directed, counted=counted)

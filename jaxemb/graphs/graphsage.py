@@ -12,7 +12,7 @@ vectors z of nodes, where v is near u on a walk, n is any node, and
 
   loss = -log sigmoid(z_u . z_v) - K mean_n log sigmoid(-z_u . z_n)
 
-A batch has trees of sampled neighbors (`data.trees`), whose upper levels are
+A batch has trees of sampled neighbors (`neighbors`), whose upper levels are
 what a layer makes of the level below. Nodes have several places in the trees of
 a step; the table sums what their places learn. With a walk there are three
 trees: of u, v and an n, which `chunk` walks share.
@@ -31,7 +31,7 @@ import numpy as np
 from flax import nnx
 
 from jaxemb.data import examples
-from jaxemb.graphs import trees
+from jaxemb.graphs import neighbors
 from jaxemb.kernels.gpu import row_sums
 from jaxemb.models import base, columns, dense
 from jaxemb.ops import rounding, sampling
@@ -48,7 +48,7 @@ _DROPOUT = np.uint32(0x165667B1)  # apart from other draws
 class SageSpec:
   """Sizes and rules of a network."""
 
-  tree: trees.Tree
+  fanouts: tuple[int, ...]  # of the node, of its neighbors, and so on
   num_nodes: int
   num_features: int  # of each node; 0 = none
   dim: int  # of its row of the table; 0 = there is none
@@ -246,7 +246,7 @@ class _Level:
 
   def apply(self, layer, depth):
     """[E, S', size], outputs of a layer at depths below `depth`."""
-    sizes = self.spec.tree.sizes()
+    sizes = neighbors.tree_sizes(self.spec.fanouts)
     upper = slice(0, sizes[depth - 1])
     lower = slice(1, sizes[depth])
     is_node = self.is_node[:, lower]
@@ -269,8 +269,9 @@ class _Level:
 
   def _reduced(self, x, reduce):
     """[E, S', d] of the children [E, S - 1, d] of each node."""
-    widths, parts, start = self.spec.tree.widths(), [], 0
-    for width, fanout in zip(widths, self.spec.tree.fanouts, strict=False):
+    fanouts, parts, start = self.spec.fanouts, [], 0
+    widths = neighbors.tree_widths(fanouts)
+    for width, fanout in zip(widths, fanouts, strict=False):
       if start == x.shape[1]:
         break
       some = x[:, start : start + width * fanout]
@@ -342,7 +343,7 @@ class GraphSage(base.Model):
   ) -> jax.Array:
     """[E, trees, size] of the nodes of a step."""
     spec, num = self.spec, batch.ids.shape[0]
-    size = spec.tree.sizes()[-1]
+    size = neighbors.tree_sizes(spec.fanouts)[-1]
     ids = batch.ids.reshape(-1, size)
     if spec.dim:
       rows = columns.whole(rows[NODES], spec.dim, spec.row_ops)
@@ -416,5 +417,5 @@ def make(spec: SageSpec, corpus: base.Corpus) -> GraphSage:
         lookups_per_center=corpus.centers,
       ),
     )
-  features = corpus.source.nodes.features if spec.num_features else None
+  features = corpus.source.features if spec.num_features else None
   return GraphSage(spec, tables, features)

@@ -14,15 +14,15 @@ import mmap
 import pathlib
 import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxemb import errors
 from jaxemb.graphs import graph as graph_lib
-from jaxemb.graphs import graphsage, neighbors, node_source, trees
+from jaxemb.graphs import graphsage, neighbors, node_source
 from jaxemb.runtime import resources
 from jaxemb.storage import atomic, export
 
@@ -69,45 +69,42 @@ def _empty(shape, folder):
 
 
 class Inferred(NamedTuple):
-  """A trained network, and what it makes of all nodes."""
+  """What a trained network makes of all nodes."""
 
-  params: Any  # dense parameters, a pytree of dicts
-  tables: dict[str, Any]  # [nodes, dim] float32, maybe on demand; or {}
   vectors: np.ndarray  # [nodes, d] float32, inputs of the layer of classes
   outputs: np.ndarray  # [nodes, classes] float32, log odds; or the vectors
+  write_network: Callable[[BinaryIO], None]  # its parameters and tables, .npz
 
   def save(self, folder: pathlib.Path) -> None:
     """Replaces the folder; a `UserError` if the file system refuses."""
     with atomic.folder(folder) as new:
-      _save_network(new / NETWORK, self)
+      with (new / NETWORK).open('wb') as file:
+        self.write_network(file)
       for name, array in ((VECTORS, self.vectors), (OUTPUTS, self.outputs)):
         with (new / name).open('wb') as file:
           export.put_array(file, array)
 
 
-class Saved(NamedTuple):
-  """A model in a folder by `Inferred.save`."""
+def open_saved(folder: pathlib.Path) -> Inferred:
+  """Maps what `Inferred.save` has written."""
+  vectors, outputs = (
+    np.load(folder / x, mmap_mode='r') for x in (VECTORS, OUTPUTS)
+  )
 
-  folder: pathlib.Path
-  vectors: np.ndarray  # mapped into memory
-  outputs: np.ndarray
+  def copy_network(file):
+    with (folder / NETWORK).open('rb') as saved:
+      shutil.copyfileobj(saved, file)
 
-  @classmethod
-  def open(cls, folder: pathlib.Path) -> 'Saved':
-    """Maps its arrays."""
-    vectors, outputs = (
-      np.load(folder / x, mmap_mode='r') for x in (VECTORS, OUTPUTS)
-    )
-    return cls(folder, vectors, outputs)
+  return Inferred(vectors, outputs, copy_network)
 
 
-def _save_network(file, trained):
+def _write_network(params, tables, file):
   """Writes tables by name, and parameters by path: layer_0/own/bias.
 
   As `np.savez`, of rows that need not be in memory all at once.
   """
-  arrays = dict(trained.tables)
-  for path, leaf in jax.tree_util.tree_leaves_with_path(trained.params):
+  arrays = dict(tables)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     arrays['/'.join(str(x.key) for x in path)] = np.asarray(leaf)
   with zipfile.ZipFile(file, 'w') as archive:
     for name, array in arrays.items():
@@ -128,51 +125,50 @@ def infer(
   Tables [nodes, dim] may be read on demand. What it finds is in memory, or in
   unnamed files of a folder; a `UserError` if they have no room there.
   """
-  spec, num = model.spec, len(offsets) - 1
-  arrays = {}
+  spec, arrays, vectors = model.spec, {}, None
   if spec.num_features:
     arrays['features'] = np.asarray(model.features)
   if spec.dim:
     arrays['rows'] = tables[graphsage.NODES]
-  vectors = None
   for i in range(len(spec.sizes)):
-    if 'rows' in arrays:
-      vectors = arrays['rows']
-    function = functools.partial(_messages_of, spec, i, params, arrays)
-    messages = _by_rows(function, num, folder)
-    function = functools.partial(
-      _outputs_of, spec, i, params, arrays, offsets, others, messages
+    vectors = arrays.get('rows')
+    outputs = _layer(
+      spec,
+      i,
+      params,
+      arrays=arrays,
+      offsets=offsets,
+      others=others,
+      folder=folder,
     )
-    arrays = {'rows': _by_rows(function, num, folder)}
-  outputs = arrays['rows']
+    arrays = {'rows': outputs}
   if spec.from_walks or len(spec.sizes) == 1:
     vectors = outputs
-  return Inferred(
-    params=params, tables=dict(tables), vectors=vectors, outputs=outputs
+  write_network = functools.partial(_write_network, params, tables)
+  return Inferred(vectors, outputs, write_network)
+
+
+def _layer(spec, i, params, arrays, offsets, others, folder):
+  """[nodes, d], what layer i makes of arrays of all nodes."""
+
+  def some(rows):
+    return {name: np.asarray(x[rows]) for name, x in arrays.items()}
+
+  def outputs(rows):
+    aggregated = neighbors.aggregated(
+      offsets[rows.start : rows.stop + 1],
+      neighbors=others,
+      values=messages,
+      is_max=spec.aggregator == 'max',
+      num_threads=resources.usable_cores(),
+    )
+    return _outputs(spec, i, params, arrays=some(rows), aggregated=aggregated)
+
+  num = len(offsets) - 1
+  messages = _by_rows(
+    lambda rows: _messages(spec, i, params, arrays=some(rows)), num, folder
   )
-
-
-def _some(arrays, rows):
-  return {name: np.asarray(x[rows]) for name, x in arrays.items()}
-
-
-def _messages_of(spec, i, params, arrays, rows):
-  """What some nodes pass on in layer i."""
-  return _messages(spec, i, params, arrays=_some(arrays, rows))
-
-
-def _outputs_of(spec, i, params, arrays, offsets, others, messages, rows):
-  """What layer i makes of some nodes."""
-  aggregated = neighbors.aggregated(
-    offsets[rows.start : rows.stop + 1],
-    neighbors=others,
-    values=messages,
-    is_max=spec.aggregator == 'max',
-    num_threads=resources.usable_cores(),
-  )
-  return _outputs(
-    spec, i, params, arrays=_some(arrays, rows), aggregated=aggregated
-  )
+  return _by_rows(outputs, num, folder)
 
 
 class NodeModel(NamedTuple):
@@ -226,9 +222,9 @@ def load(path: pathlib.Path | str) -> NodeModel | None:
   try:
     record = json.loads((folder / _RECORD).read_text())
     fields, params = record['network'], {}
-    tree = trees.Tree(tuple(fields.pop('tree')))
     fields['sizes'] = tuple(fields['sizes'])
-    spec = graphsage.SageSpec(tree=tree, **fields)
+    fanouts = tuple(fields.pop('tree'))
+    spec = graphsage.SageSpec(fanouts=fanouts, **fields)
     with np.load(folder / NETWORK) as arrays:
       for name in arrays.files:
         *parts, last = name.split('/')
@@ -254,12 +250,13 @@ def load(path: pathlib.Path | str) -> NodeModel | None:
 
 def save(
   folder: pathlib.Path,
-  trained: Inferred | Saved,
+  trained: Inferred,
   spec: graphsage.SageSpec,
   source: node_source.NodeSource,
 ) -> None:
   """Write what `load` reads."""
-  fields = dataclasses.asdict(spec) | {'tree': spec.tree.fanouts}
+  fields = dataclasses.asdict(spec)
+  fields['tree'] = fields.pop('fanouts')
   del fields['row_ops']
   record = {
     'network': fields,
@@ -267,11 +264,7 @@ def save(
     'settings': {k: source.spec.settings[k] for k in _SETTINGS},
   }
   with atomic.write(folder / NETWORK) as file:
-    if isinstance(trained, Inferred):
-      _save_network(file, trained)
-    else:
-      with (trained.folder / NETWORK).open('rb') as saved:
-        shutil.copyfileobj(saved, file)
+    trained.write_network(file)
   with atomic.write(folder / _RECORD) as file:
     file.write(json.dumps(record, indent=1).encode())
 

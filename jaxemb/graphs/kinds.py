@@ -116,30 +116,30 @@ class Nodes(kind.Kind):
     """See `kind.Kind`."""
     from jaxemb.graphs import graphsage
 
-    config, tuning, nodes = context.config, context.tuning, corpus.source.nodes
+    config, tuning, source = context.config, context.tuning, corpus.source
     m, o = config.model, config.optimizer
     hidden = schema.sizes('model.hidden', m.hidden)
-    num_layers = len(nodes.tree.fanouts)
+    num_layers = len(source.fanouts)
     if len(hidden) != num_layers - 1:
       raise errors.UserError(
         f'config.model.hidden={m.hidden} must have {num_layers - 1} sizes, as '
         f'config.data.fanouts={config.data.fanouts} is of {num_layers} layers, '
         'of which the last has the outputs'
       )
-    if m.inputs != 'rows' and nodes.features is None:
+    if m.inputs != 'rows' and source.features is None:
       raise errors.UserError(
         'the graph has no features of nodes; set --config.model.inputs=rows'
       )
     from_walks = config.data.targets == 'walks'
     spec = graphsage.SageSpec(
-      tree=nodes.tree,
+      fanouts=source.fanouts,
       num_nodes=len(corpus.counts),
-      num_features=0 if m.inputs == 'rows' else nodes.features.shape[1],
+      num_features=0 if m.inputs == 'rows' else source.features.shape[1],
       dim=0 if m.inputs == 'features' else m.dim,
-      sizes=(*hidden, m.dim if from_walks else nodes.num_classes),
+      sizes=(*hidden, m.dim if from_walks else source.labels.num_classes),
       aggregator=m.aggregator,
       from_walks=from_walks,
-      has_many=nodes.has_many,
+      has_many=source.labels.has_many,
       dropout=m.dropout,
       negatives=float(m.negatives),
       chunk=tuning.chunk,

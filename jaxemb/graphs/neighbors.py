@@ -9,22 +9,36 @@ has, of f sampled neighbors,
 all of them equally likely, whatever the weights of edges. A draw is a hash of
 (key, place of the tree, column of the tree): trees are the same whoever samples
 them, in any order, on any number of threads.
+
+The ids of a tree are one row: the node, then its f_1 neighbors, then f_2
+neighbors of each of these, and so on, in the order of their parents. Where a
+node has fewer neighbors there is padding, whose children are padding.
 """
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from concurrent import futures
 
 import numba
 import numpy as np
 
 from jaxemb.data import examples
-from jaxemb.graphs import trees
 from jaxemb.ops import hashing
 
 _PADDING = examples.PADDING
 _TREES = 64  # that a thread samples at once
 _ROWS = 1024  # that it aggregates at once
+
+
+def tree_widths(fanouts: Sequence[int]) -> list[int]:
+  """Nodes of a tree at each depth: 1, f_1, f_1 f_2, ..."""
+  return list(itertools.accumulate((1, *fanouts), lambda x, f: x * f))
+
+
+def tree_sizes(fanouts: Sequence[int]) -> list[int]:
+  """Nodes of a tree down to each depth."""
+  return list(itertools.accumulate(tree_widths(fanouts)))
 
 
 @numba.njit(nogil=True, cache=True)
@@ -111,7 +125,19 @@ def _aggregate(offsets, neighbors, values, is_max, first, out):
 
 
 @numba.njit(nogil=True, cache=True)
-def _walk(offsets, neighbors, starts, places, key, most_steps):
+def walk(
+  offsets: np.ndarray,
+  neighbors: np.ndarray,
+  starts: np.ndarray,
+  places: np.ndarray,
+  key: np.uint64,
+  most_steps: int,
+) -> np.ndarray:
+  """[n] int32, the last other node of a walk from each of `starts` [n] int32.
+
+  A walk has 1 to `most_steps` steps, each to any neighbor. Without neighbors
+  it ends where it starts.
+  """
   out = np.empty(len(starts), np.int32)
   for i in range(len(starts)):
     state = hashing.hashed(key ^ hashing.hashed(np.uint64(places[i])))
@@ -128,7 +154,8 @@ def _walk(offsets, neighbors, starts, places, key, most_steps):
 
 
 @numba.njit(nogil=True, cache=True)
-def _uniform(places, key):
+def uniform(places: np.ndarray, key: np.uint64) -> np.ndarray:
+  """[n] float64 in 0..1, functions of the key and int64 places [n]."""
   out = np.empty(len(places))
   for i in range(len(places)):
     bits = hashing.hashed(key ^ hashing.hashed(np.uint64(places[i])))
@@ -136,35 +163,13 @@ def _uniform(places, key):
   return out
 
 
-@numba.njit(nogil=True, cache=True)
-def _order(first, stop, num, key):
-  out = np.empty(stop - first, np.int64)
-  for i in range(len(out)):
-    out[i] = hashing.permuted(first + i, num, key)
-  return out
-
-
-def order(places: range, num: int, key: np.uint64) -> np.ndarray:
-  """[n] int64, what a keyed permutation of 0..num-1 has at some places."""
-  return _order(places.start, places.stop, num, np.uint64(key))
-
-
-def uniform(places: np.ndarray, key: np.uint64) -> np.ndarray:
-  """[n] float64 in 0..1, functions of the key and int64 places [n]."""
-  return _uniform(places, np.uint64(key))
-
-
-def _on_threads(
+def on_threads(
   work: Callable[[slice], None], num: int, size: int, num_threads: int
 ) -> None:
-  """Works on pieces of 0..num."""
+  """Works on pieces of 0..num, of `size` each."""
   pieces = [slice(i, min(i + size, num)) for i in range(0, num, size)]
-  if num_threads == 1 or len(pieces) == 1:
-    for piece in pieces:
-      work(piece)
-    return
-  for _ in _pool(num_threads).map(work, pieces):
-    pass
+  is_alone = num_threads == 1 or len(pieces) == 1
+  list((map if is_alone else _pool(num_threads).map)(work, pieces))
 
 
 @functools.cache
@@ -178,24 +183,24 @@ def sample(
   nodes: np.ndarray,
   places: np.ndarray,
   key: np.uint64,
-  tree: trees.Tree,
+  fanouts: Sequence[int],
   replaces: bool = False,
   num_threads: int = 1,
 ) -> np.ndarray:
-  """[n, size] int32, a tree of each of the nodes [n], as `trees` describes.
+  """[n, size] int32, a tree of each of the nodes [n].
 
   `offsets` [nodes + 1] int64 and `neighbors` [edges] int32 are the graph;
   `places` [n] int64 tell apart trees of the same `key`.
   """
-  out = np.empty((len(nodes), tree.sizes()[-1]), np.int32)
+  out = np.empty((len(nodes), tree_sizes(fanouts)[-1]), np.int32)
   out[:, 0] = nodes
-  fanouts = np.array(tree.fanouts, np.int64)
+  by_depth = np.array(fanouts, np.int64)
 
   def work(piece):
     some, rows = places[piece], out[piece]
-    _grow(offsets, neighbors, some, np.uint64(key), fanouts, replaces, rows)
+    _grow(offsets, neighbors, some, key, by_depth, replaces, rows)
 
-  _on_threads(work, num=len(nodes), size=_TREES, num_threads=num_threads)
+  on_threads(work, num=len(nodes), size=_TREES, num_threads=num_threads)
   return out
 
 
@@ -215,31 +220,15 @@ def aggregated(
   def work(piece):
     _aggregate(offsets, neighbors, values, is_max, piece.start, out[piece])
 
-  _on_threads(work, num=len(out), size=_ROWS, num_threads=num_threads)
+  on_threads(work, num=len(out), size=_ROWS, num_threads=num_threads)
   return out
-
-
-def walk(
-  offsets: np.ndarray,
-  neighbors: np.ndarray,
-  starts: np.ndarray,
-  places: np.ndarray,
-  key: np.uint64,
-  most_steps: int,
-) -> np.ndarray:
-  """[n] int32, the last other node of a walk from each of `starts` [n] int32.
-
-  A walk has 1 to `most_steps` steps, each to any neighbor. Without neighbors
-  it ends where it starts.
-  """
-  return _walk(offsets, neighbors, starts, places, np.uint64(key), most_steps)
 
 
 def expected_lookups(
   offsets: np.ndarray,
   neighbors: np.ndarray,
   chances: np.ndarray,
-  tree: trees.Tree,
+  fanouts: Sequence[int],
   replaces: bool,
 ) -> np.ndarray:
   """[nodes] float64, how often a tree has each node.
@@ -249,7 +238,7 @@ def expected_lookups(
   degrees = np.diff(offsets)
   expected = np.asarray(chances, np.float64)
   total = expected.copy()
-  for fanout in tree.fanouts:
+  for fanout in fanouts:
     num = np.full(len(degrees), fanout) if replaces else degrees
     per_neighbor = expected * np.minimum(num, fanout) / np.maximum(degrees, 1)
     per_neighbor = np.repeat(per_neighbor, degrees)

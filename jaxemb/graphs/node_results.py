@@ -59,39 +59,29 @@ def score_classes(
   `score` is the accuracy; or, where nodes have several classes, the micro F1 of
   those with a chance above one half.
   """
-  scores = {'kind': 'classes', 'found': len(nodes), 'total': len(nodes)}
-  size = max(1, _PAIRS // outputs.shape[1])
-  parts = [nodes[i : i + size] for i in range(0, len(nodes), size)]
-  if labels.has_many:
-    counted = [_counts_of_many(labels, outputs, x) for x in parts]
-    loss, hits, sizes = map(sum, zip(*counted, strict=True))
-    micro = 2 * hits.sum() / max(1, sizes.sum())
-    macro = np.mean(2 * hits / np.maximum(1, sizes))
-    scores |= {'micro_f1': float(micro), 'macro_f1': float(macro)}
-    loss /= len(nodes) * outputs.shape[1]
-    return {'score': float(micro), 'log_loss': float(loss)} | scores
-  counted = [_counts_of_one(labels, outputs, x) for x in parts]
-  loss, hits = (sum(x) / len(nodes) for x in zip(*counted, strict=True))
-  scores |= {'accuracy': float(hits), 'log_loss': float(loss)}
-  return {'score': float(hits)} | scores
-
-
-def _counts_of_many(labels, outputs, nodes):
-  """Of some nodes the summed loss; of each class, hits, and all that count."""
-  scores = outputs[nodes].astype(np.float64)
-  truth = labels.matrix(nodes).toarray()
-  losses = np.logaddexp(0, -np.where(truth, 1, -1) * scores)
-  hits = (truth & (scores > 0)).sum(0)
-  return losses.sum(), hits, truth.sum(0) + (scores > 0).sum(0)
-
-
-def _counts_of_one(labels, outputs, nodes):
-  """Of some nodes the summed loss and the number of hits."""
-  scores = outputs[nodes].astype(np.float64)
-  truth = labels.classes[nodes]
-  losses = np.logaddexp.reduce(scores, 1)
-  losses -= scores[np.arange(len(nodes)), truth]
-  return losses.sum(), np.sum(scores.argmax(1) == truth)
+  num, num_classes = len(nodes), outputs.shape[1]
+  loss, hits, sizes = 0.0, 0, 0  # of each class, where nodes may have several
+  for some in np.split(nodes, range(0, num, max(1, _PAIRS // num_classes))[1:]):
+    scores = outputs[some].astype(np.float64)
+    if labels.has_many:
+      truth, predicted = labels.matrix(some).toarray(), scores > 0
+      loss += np.logaddexp(0, -np.where(truth, 1, -1) * scores).sum()
+      hits += (truth & predicted).sum(0)
+      sizes += truth.sum(0) + predicted.sum(0)
+    else:
+      classes = labels.classes[some]
+      losses = np.logaddexp.reduce(scores, 1)
+      loss += (losses - scores[np.arange(len(some)), classes]).sum()
+      hits += np.sum(scores.argmax(1) == classes)
+  counts = {'kind': 'classes', 'found': num, 'total': num}
+  if not labels.has_many:
+    accuracy = float(hits / num)
+    scores = {'score': accuracy, 'accuracy': accuracy}
+    return {**scores, 'log_loss': float(loss / num), **counts}
+  micro = float(2 * hits.sum() / max(1, sizes.sum()))
+  macro = float(np.mean(2 * hits / np.maximum(1, sizes)))
+  scores = {'score': micro, 'micro_f1': micro, 'macro_f1': macro}
+  return {**scores, 'log_loss': float(loss / (num * num_classes)), **counts}
 
 
 def can_evaluate(parts: build.Parts) -> bool:
@@ -101,7 +91,7 @@ def can_evaluate(parts: build.Parts) -> bool:
 
 def evaluate(
   parts: build.Parts,
-  model: inference.Inferred | inference.Saved,
+  model: inference.Inferred,
   is_last: bool = True,
 ) -> dict[str, dict[str, Any]]:
   """Score classes of nodes held out, or vectors learned from walks, by name.
@@ -181,7 +171,7 @@ def check_data(config: Any, source: node_source.NodeSource) -> None:
 def export(
   folder: pathlib.Path,
   parts: build.Parts,
-  model: inference.Inferred | inference.Saved,
+  model: inference.Inferred,
 ) -> dict[str, int]:
   """Write vectors, the network and classes; returns what is dropped."""
   source = parts.source
@@ -192,9 +182,7 @@ def export(
   return dropped
 
 
-def page(
-  parts: build.Parts, model: inference.Inferred | inference.Saved
-) -> pages.Page:
+def page(parts: build.Parts, model: inference.Inferred) -> pages.Page:
   """Return the page of vectors, with a map of nodes by class."""
   labels = parts.source.labels
   keys = [parts.source.keys[i] for i in labels.nodes]
@@ -210,7 +198,7 @@ def is_saved(folder: pathlib.Path) -> bool:
   return (folder / inference.OUTPUTS).exists()
 
 
-load = inference.Saved.open
+load = inference.open_saved
 
 
 def _export(source, vectors):
@@ -228,10 +216,8 @@ def _export(source, vectors):
 def _write_classes(path, source, outputs):
   """Lines of node, class, probability, its label, and what it was used for."""
   labels, held, names = source.labels, {}, source.labels.class_names
-  for name, nodes in zip(
-    node_source.Splits._fields, source.splits, strict=True
-  ):
-    held |= dict.fromkeys(() if nodes is None else nodes.tolist(), name)
+  for name, nodes in source.splits.items():
+    held |= dict.fromkeys(nodes.tolist(), name)
   with atomic.write(path) as file:
     text = io.TextIOWrapper(file, 'utf-8', newline='')
     writer = csv.writer(text, delimiter='\t', lineterminator='\n')

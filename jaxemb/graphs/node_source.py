@@ -2,7 +2,7 @@
 
 The source gives labelled nodes, or walks: a node u, the node v at the end of a
 short walk from it, and a node n drawn by degree^0.75. All are trees
-(`data.trees`), sampled ahead of the device.
+(`neighbors`), sampled ahead of the device.
 
 The order of an epoch is a keyed permutation, of all nodes or of those of each
 part of the graph (`partitions`), and all draws are hashes of the place in it:
@@ -10,13 +10,12 @@ part of the graph (`partitions`), and all draws are hashes of the place in it:
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base, examples
-from jaxemb.graphs import files, neighbors, partitions, trees
+from jaxemb.graphs import files, neighbors, partitions
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.ops import hashing
@@ -28,21 +27,11 @@ _POWER = 0.75  # of degrees, to draw nodes
 _MOST_THREADS = 8
 
 
-class Splits(NamedTuple):
-  """Labelled nodes, int32."""
-
-  train: np.ndarray
-  valid: np.ndarray | None
-  test: np.ndarray | None
-
-
 def _number(text: str, name: str, num: int) -> int:
   """Of `num` nodes, those that `config.data.NAME` asks for."""
   text = text.strip()
-  if not text:
-    return 0
-  if text.isdecimal():
-    return int(text)
+  if not text or text.isdecimal():
+    return int(text or 0)
   refusal = (
     f'config.data.{name}={text} must be a number of nodes such as 500, or a '
     'share of those with labels such as 0.1'
@@ -55,7 +44,7 @@ def _number(text: str, name: str, num: int) -> int:
 
 def split(
   labels: labels_lib.Labels, valid: str, test: str, per_class: int, seed: int
-) -> Splits:
+) -> dict[str, np.ndarray]:
   """Draws nodes to train on, then some for validation and some for the test.
 
   `per_class` nodes of each class are trained on, 0 = all that are left; a node
@@ -70,20 +59,19 @@ def split(
     classes = labels.first(order)
     kept = [np.flatnonzero(classes == x) for x in range(labels.num_classes)]
     kept = np.sort(np.concatenate([x[:per_class] for x in kept]))
-  rest = np.delete(order, kept)
-  is_all = not per_class
-  if num_valid + num_test + is_all > len(rest):
+  rest, num_held = np.delete(order, kept), num_valid + num_test
+  if num_held + (not per_class) > len(rest):
     raise errors.UserError(
       f'config.data.valid={valid} and config.data.test={test} need '
-      f'{num_valid + num_test:,} of {len(rest):,} labelled nodes that are not '
+      f'{num_held:,} of {len(rest):,} labelled nodes that are not '
       'trained on; lower them, or --config.data.train_per_class, such as '
       '--config.data.valid=0.1 --config.data.test=0.2'
     )
-  ends = num_valid, num_valid + num_test
-  held = rest[: ends[0]], rest[ends[0] : ends[1]]
-  train = rest[ends[1] :] if is_all else order[kept]
-  splits = [x.astype(np.int32) if len(x) else None for x in (train, *held)]
-  return Splits(*splits)
+  return {
+    'train': order[kept] if per_class else rest[num_held:],
+    'valid': rest[:num_valid],
+    'test': rest[num_valid:num_held],
+  }
 
 
 def check_features(features: np.ndarray | None) -> None:
@@ -109,15 +97,18 @@ def check_features(features: np.ndarray | None) -> None:
       )
 
 
-def fanouts(text: str) -> trees.Tree:
-  """Of numbers by layer, that of the inputs first; or a `UserError`."""
+def read_fanouts(text: str) -> tuple[int, ...]:
+  """Parses numbers by layer, that of the inputs first; or a `UserError`.
+
+  The result begins with that of the node.
+  """
   numbers = [x.strip() for x in text.split(',')]
   if not all(x.isdecimal() and int(x) for x in numbers):
     raise errors.UserError(
       f'config.data.fanouts={text} must be positive numbers separated by '
       'commas, one for each layer'
     )
-  return trees.Tree(tuple(int(x) for x in reversed(numbers)))
+  return tuple(int(x) for x in reversed(numbers))
 
 
 class NodeSource:
@@ -127,7 +118,7 @@ class NodeSource:
 
   def __init__(self, graph: graph_lib.Graph, spec: base.SourceSpec):
     self.graph, self.spec, settings = graph, spec, spec.settings
-    self.tree = fanouts(settings['fanouts'])
+    self.fanouts = read_fanouts(settings['fanouts'])
     self.from_walks = settings['targets'] == 'walks'
     self.replaces = settings['replacement']
     self.num_parts, self.epochs = spec.num_parts, spec.epochs
@@ -135,14 +126,17 @@ class NodeSource:
     degrees = np.diff(graph.offsets)
     self.labels = graph.labels or labels_lib.Labels(np.full(num_nodes, -1))
     self.dropped = dict(graph.counted)
-    self.splits = self._split()
-    self.valid, self.test = self.splits.valid, self.splits.test
+    # Labelled nodes, int32, without splits that have none.
+    self.splits = {
+      k: x.astype(np.int32) for k, x in self._split().items() if len(x)
+    }
     if self.from_walks:  # classes are not learned
       self.valid = self.test = None
-    self.starts = self.splits.train
-    if self.from_walks:
       self.starts = np.flatnonzero(degrees).astype(np.int32)
       self._sums = np.cumsum(degrees**_POWER)
+    else:
+      self.valid, self.test = map(self.splits.get, ('valid', 'test'))
+      self.starts = self.splits['train']
     self.units_per_epoch = len(self.starts)
     self._bounds = np.zeros(0, np.int64)  # of the starts of each part
     if settings['local']:
@@ -154,12 +148,6 @@ class NodeSource:
     check_features(self.features)
     if self.features is not None and settings['normalize']:
       self.features = normalized(self.features)
-    self.nodes = trees.Nodes(
-      tree=self.tree,
-      features=self.features,
-      num_classes=self.labels.num_classes,
-      has_many=self.labels.has_many,
-    )
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
     self.fingerprint = graph_lib.fingerprint(graph)
     if self.from_walks:
@@ -174,23 +162,20 @@ class NodeSource:
           'the graph has no labels to learn; give it labels, or set '
           '--config.data.targets=walks'
         )
-      return Splits(np.zeros(0, np.int32), None, None)
-    if given_splits := self.graph.splits:
-      splits = [
-        given_splits.get(x, np.zeros(0, np.int32)) for x in Splits._fields
-      ]
+      return {}
+    if splits := dict(self.graph.splits):
       if not self.labels.has_many:  # of several labels, a node may have none
-        total = sum(map(len, splits))
-        splits = [x[self.labels.classes[x] >= 0] for x in splits]
-        self.dropped['split_nodes_without_label'] = total - sum(
-          map(len, splits)
-        )
-      if not len(splits[0]) and not self.from_walks:
+        classes = self.labels.classes
+        total = sum(map(len, splits.values()))
+        splits = {k: x[classes[x] >= 0] for k, x in splits.items()}
+        num = total - sum(map(len, splits.values()))
+        self.dropped['split_nodes_without_label'] = num
+      if not len(splits.get('train', ())) and not self.from_walks:
         raise errors.UserError(
           'the splits of the graph have no labelled nodes to learn from; give '
           'them train_mask or idx_train, or remove all of them'
         )
-      return Splits(*(x.astype(np.int32) if len(x) else None for x in splits))
+      return splits
     return split(
       self.labels,
       valid=settings['valid'],
@@ -227,15 +212,15 @@ class NodeSource:
   def _ordered(self, places, key):
     """[n] nodes at some places, of a step and a part, of an epoch's order."""
     if not len(self._bounds):
-      return self.starts[neighbors.order(places, len(self.starts), key)]
+      num = len(self.starts)
+      return self.starts[hashing.order(places.start, places.stop, num, key)]
     size = self.spec.part_words
     step, in_step = divmod(places.start, self.num_parts * size)
     part, offset = divmod(in_step, size)
     first, stop = self._bounds[part : part + 2]
-    rows_of_part = range(
-      step * size + offset, step * size + offset + len(places)
-    )
-    return self.starts[first + neighbors.order(rows_of_part, stop - first, key)]
+    start = step * size + offset
+    rows = hashing.order(start, start + len(places), stop - first, key)
+    return self.starts[first + rows]
 
   def _lookups(self):
     """[nodes] float64, how often an example has each node."""
@@ -255,7 +240,7 @@ class NodeSource:
       offsets,
       neighbors=others,
       chances=chances,
-      tree=self.tree,
+      fanouts=self.fanouts,
       replaces=self.replaces,
     )
 
@@ -269,11 +254,11 @@ class NodeSource:
     held = [
       f'{len(nodes):,} {name}'
       for name, nodes in (
-        ('to learn from', self.splits.train),
+        ('to learn from', self.splits.get('train')),
         ('for validation', self.valid),
         ('for the test', self.test),
       )
-      if nodes is not None and len(nodes)
+      if nodes is not None
     ]
     features = 0 if self.features is None else self.features.shape[1]
     lines = [
@@ -295,7 +280,9 @@ class NodeSource:
     self, position: Sequence[int] | None, done: int
   ) -> Iterator[base.Item]:
     """Batches from a position, [epoch, next place], to the last epoch's end."""
-    size = self.tree.sizes()[-1] * (3 if self.from_walks else 1)
+    size = neighbors.tree_sizes(self.fanouts)[-1] * (
+      3 if self.from_walks else 1
+    )
     step_ids = self.spec.part_words * self.num_parts * size
     most_steps = min(_STEPS, max(1, _IDS // step_ids))
     has_numbers = self.labels.has_many and not self.from_walks
@@ -330,14 +317,8 @@ class NodeSource:
       walks, draws = (
         hashing.part_key(seed, epoch, x) for x in (_WALKS, _DRAWS)
       )
-      ends = neighbors.walk(
-        offsets,
-        others,
-        starts=nodes,
-        places=every,
-        key=walks,
-        most_steps=self.spec.window,
-      )
+      most_steps = self.spec.window
+      ends = neighbors.walk(offsets, others, nodes, every, walks, most_steps)
       drawn = neighbors.uniform(every, draws) * self._sums[-1]
       drawn = np.searchsorted(self._sums, drawn, 'right').astype(np.int32)
       roots = np.stack([nodes, ends, drawn], 1)
@@ -349,7 +330,7 @@ class NodeSource:
       nodes=roots.reshape(-1),
       places=places,
       key=hashing.part_key(seed, epoch, _TREES),
-      tree=self.tree,
+      fanouts=self.fanouts,
       replaces=self.replaces,
       num_threads=self._threads,
     )

@@ -37,6 +37,13 @@ def permuted(index: int, size: int, key: np.uint64) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
+def order(first: int, stop: int, size: int, key: np.uint64) -> np.ndarray:
+  """Returns [n] int64, entries `first`.. of a permutation of 0..size-1."""
+  positions = range(first, max(first, min(stop, size)))
+  return np.array([permuted(i, size, key) for i in positions])
+
+
+@numba.njit(nogil=True, cache=True)
 def hashed_all(numbers: np.ndarray) -> np.ndarray:
   """Returns [n] uint64, `hashed` of each of [n] uint64."""
   out = np.empty_like(numbers)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from jaxemb.data import examples
-from jaxemb.graphs import graphsage, trees
+from jaxemb.graphs import graphsage, neighbors
 from jaxemb.models import base
 from tests import marking
 
 NUM_NODES, FEATURES, DIM, CLASSES = 30, 5, 3, 4
-TREE = trees.Tree((3, 2))
+FANOUTS = (3, 2)
 KEY = np.array([5, 9], np.uint32)
 SPEC = graphsage.SageSpec(
-  TREE,
+  FANOUTS,
   NUM_NODES,
   FEATURES,
   DIM,
@@ -42,12 +42,10 @@ def _made(num_nodes=NUM_NODES, **more):
   features = rng.normal(size=(1000, FEATURES)).astype(np.float32)
   rows = rng.normal(size=(1000, DIM)).astype(np.float32)[:num_nodes]
   features = features[:num_nodes] if spec.num_features else None
-  nodes = trees.Nodes(TREE, features, CLASSES, spec.has_many)
+  source = types.SimpleNamespace(features=features)
   counts = np.ones(num_nodes)
   names = [str(i) for i in range(num_nodes)]
-  model = graphsage.make(
-    spec, base.Corpus(names, counts, counts, types.SimpleNamespace(nodes=nodes))
-  )
+  model = graphsage.make(spec, base.Corpus(names, counts, counts, source))
   params = model.init(jax.random.key(1))
   params = jax.tree.map(
     lambda x: x + rng.normal(0, 0.2, x.shape).astype(np.float32), params
@@ -58,7 +56,7 @@ def _made(num_nodes=NUM_NODES, **more):
 def _batch(spec, num=8):
   """Trees with padding, one of whose nodes does not count."""
   rng = np.random.default_rng(4)
-  size = TREE.sizes()[-1]
+  size = neighbors.tree_sizes(FANOUTS)[-1]
   ids = rng.integers(0, NUM_NODES, (num * spec.num_trees, size))
   ids[0, 1:] = ids[2, 2] = ids[2, 6:8] = ids[5, 9] = examples.PADDING
   weights = np.ones(num, np.float32)
@@ -195,9 +193,7 @@ def test_dropout_is_by_node_and_right_on_average():
   np.testing.assert_allclose(found[NUM_NODES], found[1000], atol=1e-5)
   # Without a relu the network is linear, and what is dropped has no effect on
   # the mean.
-  model, params, rows = _made(
-    dropout=0.4, sizes=(CLASSES,), tree=trees.Tree((9,))
-  )
+  model, params, rows = _made(dropout=0.4, sizes=(CLASSES,), fanouts=(9,))
   args = params, _rows(model, rows, batch), batch
   keys = np.random.default_rng(0).integers(0, 2**32, (4000, 2), np.uint32)
   each = jax.vmap(lambda key: model.outputs(*args, key))(keys)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from jaxemb.data import examples
-from jaxemb.graphs import neighbors, trees
+from jaxemb.graphs import neighbors
 
-TREE = trees.Tree((3, 2))
+FANOUTS = (3, 2)
 KEY = np.uint64(7)
 # Of node 0 five neighbors, of 1 two, of 2 none, of 3 one, twice; and so on.
 OFFSETS = np.array([0, 5, 7, 7, 9, 12, 13])
@@ -17,14 +17,14 @@ def _of(node):
   return NEIGHBORS[OFFSETS[node] : OFFSETS[node + 1]].tolist()
 
 
-def _sample(nodes, places, replaces=False, tree=TREE, num_threads=1):
+def _sample(nodes, places, replaces=False, fanouts=FANOUTS, num_threads=1):
   return neighbors.sample(
     OFFSETS,
     NEIGHBORS,
     nodes=np.asarray(nodes, np.int32),
     places=np.asarray(places),
     key=KEY,
-    tree=tree,
+    fanouts=fanouts,
     replaces=replaces,
     num_threads=num_threads,
   )
@@ -37,7 +37,7 @@ def test_trees_have_neighbors_in_exact_numbers(replaces):
   assert found.shape == (600, 10)
   for row in found.tolist():
     first, width = 0, 1
-    for fanout in TREE.fanouts:
+    for fanout in FANOUTS:
       for i in range(width):
         start = first + width + i * fanout
         parent, children = row[first + i], row[start : start + fanout]
@@ -55,7 +55,7 @@ def test_trees_have_neighbors_in_exact_numbers(replaces):
 @pytest.mark.parametrize('replaces', [False, True])
 def test_every_set_is_equally_likely(replaces):
   num = 40_000
-  tree = trees.Tree((3,))
+  tree = (3,)
   found = _sample(np.zeros(num), np.arange(num), replaces, tree)[:, 1:]
   sets, counts = np.unique(np.sort(found, 1), axis=0, return_counts=True)
   if replaces:  # by the number of their orders
@@ -87,7 +87,7 @@ def test_expected_lookups_are_those_of_samples(replaces):
   found = found[found != examples.PADDING]
   chances = np.array([0.5, 0, 0, 0, 0.5, 0])
   expected = neighbors.expected_lookups(
-    OFFSETS, NEIGHBORS, chances=chances, tree=TREE, replaces=replaces
+    OFFSETS, NEIGHBORS, chances=chances, fanouts=FANOUTS, replaces=replaces
   )
   found = np.bincount(found, minlength=6) / num
   np.testing.assert_allclose(found, expected, atol=0.03)

@@ -15,7 +15,7 @@ import jaxemb
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import predict
-from jaxemb.graphs import graphsage, inference, neighbors, toygraph, trees
+from jaxemb.graphs import graphsage, inference, neighbors, toygraph
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.graphs import node_results as nodes
 from jaxemb.models import base
@@ -157,19 +157,19 @@ def test_all_neighbors_are_used_of_all_nodes(aggregator):
   others = rng.integers(0, num, offsets[-1]).astype(np.int32)
   # Fanouts that have room for all.
   spec = dataclasses.replace(
-    models_test.SPEC, aggregator=aggregator, tree=trees.Tree((4, 4))
+    models_test.SPEC, aggregator=aggregator, fanouts=(4, 4)
   )
   features = rng.normal(size=(num, spec.num_features)).astype(np.float32)
   rows = rng.normal(size=(num, spec.dim)).astype(np.float32)
-  known = trees.Nodes(spec.tree, features, models_test.CLASSES, False)
   counts = np.ones(num)
-  corpus = base.Corpus([], counts, counts, types.SimpleNamespace(nodes=known))
+  source = types.SimpleNamespace(features=features)
+  corpus = base.Corpus([], counts, counts, source)
   model = graphsage.make(spec, corpus)
   params = model.init(jax.random.key(0))
   args = model, params, {graphsage.NODES: rows}, offsets, others
   found = inference.infer(*args)
   every = np.arange(num, dtype=np.int32)
-  args = offsets, others, every, every.astype(int), np.uint64(1), spec.tree
+  args = offsets, others, every, every.astype(int), np.uint64(1), spec.fanouts
   ids = neighbors.sample(*args)
   places = np.where(ids < num, ids, 0)
   batch = models_test._batch(spec)._replace(
@@ -215,7 +215,7 @@ def test_rows_of_a_store_are_read_in_blocks(tmp_path):
   )
   with np.load(tmp_path / 'best' / 'network.npz') as saved:
     np.testing.assert_array_equal(saved['nodes'], rows)
-    bias = whole.params['layer_1']['own']['bias']
+    bias = args[1]['layer_1']['own']['bias']
     np.testing.assert_array_equal(saved['layer_1/own/bias'], bias)
   assert [x.name for x in tmp_path.iterdir()] == ['best']
 

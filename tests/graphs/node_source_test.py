@@ -8,7 +8,7 @@ from jaxemb import errors
 from jaxemb.data import base, examples
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
-from jaxemb.graphs import node_source, toygraph
+from jaxemb.graphs import neighbors, node_source, toygraph
 
 
 def _source(graph=None, num_parts=2, part_words=16, **settings):
@@ -30,9 +30,9 @@ def _trees(item):
 def test_an_epoch_has_each_node_once_with_its_neighbors():
   source = _source()
   graph, splits = source.graph, source.splits
-  sizes = [len(x) for x in splits]
+  sizes = [len(x) for x in splits.values()]
   assert sizes == [260, 80, 60] and source.units_per_epoch == 260
-  assert len(np.unique(np.concatenate(splits))) == 400
+  assert len(np.unique(np.concatenate([*splits.values()]))) == 400
   items = list(source.items(None, 0))
   assert [x.index for x in items] == list(range(len(items)))
   assert items[-1].done_after == 520 and items[-1].position == [2, 0]
@@ -40,7 +40,7 @@ def test_an_epoch_has_each_node_once_with_its_neighbors():
     np.concatenate(x) for x in zip(*map(_trees, items), strict=True)
   )
   for epoch in (ids[:260], ids[260:]):
-    assert set(epoch[:, 0]) == set(splits.train)
+    assert set(epoch[:, 0]) == set(splits['train'])
   assert np.any(ids[:260] != ids[260:])
   np.testing.assert_array_equal(labels, graph.labels.classes[ids[:, 0]])
   for row in ids:
@@ -68,7 +68,7 @@ def test_parts_have_close_nodes():
     *ends[:, is_edge], num, labels=labels_lib.Labels(communities)
   )
   source = _source(graph, 4, 8, local=True, valid='0.1', test='27')
-  train, position, epochs = source.splits.train, None, []
+  train, position, epochs = source.splits['train'], None, []
   assert len(train) == 333  # 10 steps of 32, and 13 nodes
   for _ in range(2):
     found = [[] for _ in range(4)]
@@ -107,7 +107,7 @@ def test_lookups_are_expected_rightly(targets):
 
 def test_walks_stay_near_and_draws_go_by_degree():
   source = _source(targets='walks')
-  size = source.tree.sizes()[-1]
+  size = neighbors.tree_sizes(source.fanouts)[-1]
   nodes, near, drawn = [], [], []
   for epoch in range(80):
     found, ids = source.sample(epoch, range(400))
@@ -137,7 +137,7 @@ def test_own_splits_and_several_classes():
   )
   source = _source(graph)
   assert source.valid is None and len(source.test) == 50
-  assert source.nodes.num_classes == 6 and source.nodes.has_many
+  assert source.labels.num_classes == 6 and source.labels.has_many
   item = next(source.items(None, 0))
   ids, numbers = item.batch.ids, item.batch.numbers
   is_node = item.batch.labels >= 0
@@ -145,8 +145,8 @@ def test_own_splits_and_several_classes():
   expected = np.stack([toy.labels.classes, 4 + np.arange(400) % 2], 1)
   np.testing.assert_array_equal(found, expected[ids[is_node][:, 0]])
   one = node_source.split(toy.labels, '50', '0.1', 5, 1)
-  assert [len(x) for x in one] == [20, 50, 40]
-  assert np.bincount(toy.labels.classes[one.train]).tolist() == [5] * 4
+  assert [len(x) for x in one.values()] == [20, 50, 40]
+  assert np.bincount(toy.labels.classes[one['train']]).tolist() == [5] * 4
 
 
 def test_nodes_of_own_splits_without_a_label_are_counted():
@@ -155,7 +155,7 @@ def test_nodes_of_own_splits_without_a_label_are_counted():
   labels = labels_lib.Labels(labels)
   graph = toy._replace(labels=labels, splits={'train': np.arange(40)})
   source = _source(graph)
-  assert len(source.splits.train) == 30
+  assert len(source.splits['train']) == 30
   assert source.dropped['split_nodes_without_label'] == 10
   with pytest.raises(errors.UserError, match='no labelled nodes to learn from'):
     _source(graph._replace(splits={'test': np.arange(40)}))

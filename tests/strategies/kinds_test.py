@@ -9,14 +9,14 @@ import pytest
 
 from jaxemb import config as config_lib
 from jaxemb.data import examples
-from jaxemb.graphs import neighbors, trees
+from jaxemb.graphs import labels, neighbors
 from jaxemb.models import base
 from jaxemb.run import build
 from jaxemb.runtime import hlo, mesh
 from tests import dispatches, log_of_clicks
 
 NODES, CLASSES, PARTS, EXAMPLES = 240, 3, 4, 32  # examples of a step in all
-TREE = trees.Tree((3, 2))
+FANOUTS = 3, 2
 RATE = 0.02
 USUAL = {
   'strategy.name': 'sync',
@@ -69,11 +69,14 @@ def _graph():
 def _graph_corpus():
   offsets, others, features = _graph()
   lookups = neighbors.expected_lookups(
-    offsets, others, np.full(NODES, 1 / NODES), TREE, False
+    offsets, others, np.full(NODES, 1 / NODES), FANOUTS, False
   )
-  nodes = trees.Nodes(TREE, features, CLASSES, False)
   names = [str(i) for i in range(NODES)]
-  source = types.SimpleNamespace(nodes=nodes)
+  source = types.SimpleNamespace(
+    fanouts=FANOUTS,
+    features=features,
+    labels=labels.Labels(np.arange(NODES) % CLASSES),
+  )
   return base.Corpus(names, np.diff(offsets), lookups, source)
 
 
@@ -97,7 +100,7 @@ def batch(is_graph, num_parts, size, num, seed, num_trees=1):
   rng = np.random.default_rng(seed)
   offsets, others, _ = _graph()
   roots = rng.integers(0, NODES, num_parts * size * num_trees).astype(np.int32)
-  args = roots, np.arange(len(roots)), np.uint64(seed), TREE
+  args = roots, np.arange(len(roots)), np.uint64(seed), FANOUTS
   ids = neighbors.sample(offsets, others, *args)
   ids = ids.reshape(num_parts, size, -1)
   labels = (ids[..., 0] % CLASSES).astype(np.float32)
