@@ -6,7 +6,10 @@ if it has several values, as many as it may have, filled up with padding, an id
 beyond the vocabulary.
 """
 
+import bisect
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -71,82 +74,67 @@ def items(
   fill: Fill,
   position: Sequence[int] | None,
   done: int,
+  ends_of: Callable[[int], Sequence[int]] | None = None,
 ) -> Iterator[base.Item]:
   """Yields items of epochs of `num` examples, from [epoch, example] on.
 
   A batch has room for `most_steps`, if an epoch has as many; a step takes a
   piece of an epoch's order for each part. For each piece of a part that this
   process reads `fill` gets the epoch and a range of its order, and writes ids
-  [n, widths[0]], numbers [n, widths[1]] and labels [n] of these examples.
+  [n, widths[0]], numbers [n, widths[1]] and labels [n] of these examples. No
+  batch goes beyond one of the rising ends that `ends_of` gives for an epoch.
   """
-  num_parts, part_examples = spec.num_parts, spec.part_words
-  step_examples, parts = num_parts * part_examples, spec.readers.local_parts
+  step_examples = spec.num_parts * spec.part_words
   num_steps = min(most_steps, -(-num // step_examples))
-  size = num_steps * step_examples
-  shape = len(parts), num_steps * part_examples
   epoch, first = position or (0, 0)
   while epoch < spec.epochs:
-    stop = min(num, first + size)
-    index = epoch * -(-num // size) + first // size
-    ids = np.full((*shape, widths[0]), PADDING, np.int32)
-    numbers = np.zeros((*shape, widths[1]), np.float32)
-    labels = np.full(shape, -1, np.float32)
-    counts = np.zeros(len(parts), np.int32)
-    for row, part in enumerate(parts):
-      for step in range(num_steps):
-        start = first + step * step_examples + part * part_examples
-        piece = range(start, min(start + part_examples, stop))
-        if not len(piece):
-          continue
-        counts[row] += len(piece)
-        offset = step * part_examples
-        rows = row, slice(offset, offset + len(piece))
-        fill(epoch, piece, ids[rows], numbers[rows], labels[rows])
-    steps = np.full(len(parts), -(-(stop - first) // step_examples), np.int32)
-    batch = Batch(
-      ids=ids, numbers=numbers, labels=labels, num_steps=steps, examples=counts
-    )
-    after = done + stop - first
-    epoch, first = (epoch, stop) if stop < num else (epoch + 1, 0)
-    yield base.Item(
-      batch=batch,
-      index=index,
-      position=[epoch, first],
-      done_before=done,
-      done_after=after,
-      own=int(counts.sum()),
-    )
-    done = after
+    ends = [0, *(ends_of(epoch) if ends_of else [num])]
+    starts = [
+      start
+      for pair in itertools.pairwise(ends)
+      for start in range(*pair, num_steps * step_examples)
+    ]
+    number = bisect.bisect_right(starts, first) - 1
+    for stop in [*starts[number + 1 :], num]:
+      fill_piece = functools.partial(fill, epoch)
+      piece = range(first, stop)
+      batch = _batch_of(spec, piece, num_steps, widths=widths, fill=fill_piece)
+      after, index = done + len(piece), epoch * len(starts) + number
+      first, number = stop, number + 1
+      yield base.Item(
+        batch=batch,
+        index=index,
+        position=[epoch, stop] if stop < num else [epoch + 1, 0],
+        done_before=done,
+        done_after=after,
+        own=int(batch.examples.sum()),
+      )
+      done = after
+    epoch, first = epoch + 1, 0
 
 
-def batch_of(
-  ids: np.ndarray,
-  numbers: np.ndarray,
-  num_parts: int,
-  part_examples: int,
-  num_steps: int,
-) -> Batch:
-  """Returns a batch of ids [n, columns] and numbers [n, numbers].
-
-  A step takes a piece of `part_examples` for each part; there is room for
-  `num_steps`, and what is beyond n is padding.
-  """
-  size, num = num_parts * part_examples, len(ids)
-
-  def cut(x, fill):
-    out = np.full((num_steps * size, *x.shape[1:]), fill, x.dtype)
-    out[:num] = x
-    out = out.reshape(num_steps, num_parts, part_examples, *x.shape[1:])
-    shape = num_parts, num_steps * part_examples, *x.shape[1:]
-    return out.swapaxes(0, 1).reshape(shape)
-
-  labels = cut(np.ones(num, np.float32), -1)
+def _batch_of(spec, order, num_steps, widths, fill):
+  """Returns the batch of a range of an epoch's order, of parts read here."""
+  parts, part_examples = spec.readers.local_parts, spec.part_words
+  step_examples = spec.num_parts * part_examples
+  shape = len(parts), num_steps * part_examples
+  ids = np.full((*shape, widths[0]), PADDING, np.int32)
+  numbers = np.zeros((*shape, widths[1]), np.float32)
+  labels = np.full(shape, -1, np.float32)
+  counts = np.zeros(len(parts), np.int32)
+  for row, part in enumerate(parts):
+    for step in range(num_steps):
+      start = step * step_examples + part * part_examples
+      piece = order[start : start + part_examples]
+      if not len(piece):
+        continue
+      counts[row] += len(piece)
+      offset = step * part_examples
+      rows = row, slice(offset, offset + len(piece))
+      fill(piece, ids[rows], numbers[rows], labels[rows])
+  steps = np.full(len(parts), -(-len(order) // step_examples), np.int32)
   return Batch(
-    ids=cut(ids, PADDING),
-    numbers=cut(numbers, 0),
-    labels=labels,
-    num_steps=np.full(num_parts, -(-num // size), np.int32),
-    examples=(labels > 0).sum(1, dtype=np.int32),
+    ids=ids, numbers=numbers, labels=labels, num_steps=steps, examples=counts
   )
 
 

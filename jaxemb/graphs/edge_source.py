@@ -11,7 +11,7 @@ P (P - 1) / 2 pairs but the first loads one partition, and fewer cannot be.
 Every second epoch goes the order back, and begins with what is there.
 
 The order of an epoch is a function of (seed, epoch), and the reader's whole
-state (epoch, bucket, next place).
+state (epoch, next place).
 """
 
 import functools
@@ -115,8 +115,7 @@ class Edges:
       **dropped,
       'isolated_nodes': graph.num_nodes - len(self.keys),
     }
-    self.step_size = spec.part_words * spec.num_parts
-    self.num_steps = max(1, min(_DISPATCH, num) // self.step_size)
+    self.step_examples = spec.part_words * spec.num_parts
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
 
   def _make_columns(self, lists: np.ndarray, starts: np.ndarray) -> None:
@@ -125,6 +124,7 @@ class Edges:
     sources = np.repeat(self._ids_of, lists)
     targets = self._ids_of[graph.neighbors]
     columns = [sources, targets]
+    self._num_ids = 2 + (graph.relations is not None)
     if graph.relations is not None:
       columns.append(np.asarray(graph.relations, np.int32))
     if graph.weights is not None:
@@ -180,52 +180,40 @@ class Edges:
   def items(
     self, position: Sequence[int] | None, done: int
   ) -> Iterator[base.Item]:
-    """Batches from a position, [epoch, bucket, next place], to the end."""
-    size = self.num_steps * self.step_size
-    sizes = np.diff(self._starts)
-    dispatches = -(-sizes // size)
-    epoch, at, first = position or (0, 0, 0)
-    while epoch < self.epochs:
-      order = self._orders[epoch % 2]
-      left = [i for i in order[at:] if sizes[i]]
-      index = epoch * int(dispatches.sum())
-      index += int(sum(dispatches[i] for i in order[:at])) + first // size
-      for bucket in left:
-        ids, numbers = self._bucket(epoch, bucket)
-        while first < len(ids):
-          stop = min(first + size, len(ids))
-          batch = examples.batch_of(
-            ids[first:stop],
-            numbers=numbers[first:stop],
-            num_parts=self.num_parts,
-            part_examples=self.spec.part_words,
-            num_steps=self.num_steps,
-          )
-          after = done + stop - first
-          own = int(batch.examples[list(self.spec.readers.local_parts)].sum())
-          where = order.index(bucket)
-          position = [epoch, where, stop]
-          if stop == len(ids):
-            is_last = bucket == left[-1]
-            position = [epoch + 1, 0, 0] if is_last else [epoch, where + 1, 0]
-          yield base.Item(
-            batch=batch,
-            index=index,
-            position=position,
-            done_before=done,
-            done_after=after,
-            own=own,
-          )
-          done, first, index = after, stop, index + 1
-        first = 0
-      epoch, at = epoch + 1, 0
+    """Batches from a position, [epoch, next place], to the last epoch's end."""
+    num, step_examples = self.units_per_epoch, self.step_examples
+    bucket = functools.lru_cache(1)(self._bucket)
+    yield from examples.items(
+      self.spec,
+      num=num,
+      most_steps=max(1, min(_DISPATCH, num) // step_examples),
+      widths=(self._num_ids, len(self._columns) - self._num_ids),
+      fill=functools.partial(self._fill, bucket),
+      position=position,
+      done=done,
+      ends_of=lambda epoch: self._buckets(epoch)[1],
+    )
+
+  def _buckets(self, epoch: int) -> tuple[list[int], np.ndarray]:
+    """Numbers of buckets in the order of an epoch, and where each ends."""
+    order = self._orders[epoch % 2]
+    return order, np.cumsum(np.diff(self._starts)[order])
+
+  def _fill(self, read, epoch, places, ids, numbers, labels):
+    """Copies edges of a bucket at some places of an epoch's order."""
+    order, ends = self._buckets(epoch)
+    at = np.searchsorted(ends, places.start, 'right')
+    bucket_ids, bucket_numbers = read(epoch, order[at])
+    first = places.start - ends[at] + len(bucket_ids)
+    rows = slice(first, first + len(places))
+    ids[:], numbers[:], labels[:] = bucket_ids[rows], bucket_numbers[rows], 1
 
   def _bucket(self, epoch: int, bucket: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids [n, 2 or 3] and numbers [n, 0 or 1] in the order of an epoch."""
     rng = np.random.default_rng((self.spec.seed, epoch, bucket))
     start, stop = self._starts[bucket : bucket + 2]
     order = rng.permutation(np.arange(start, stop, dtype=np.uint32))
-    num = 2 + (self.graph.relations is not None)
+    num = self._num_ids
     ids = np.empty((len(order), num), np.int32)
     for i in range(num):
       ids[:, i] = self._columns[i][order]

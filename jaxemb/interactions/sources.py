@@ -82,28 +82,22 @@ class Interactions:
     self, position: Sequence[int] | None, done: int
   ) -> Iterator[base.Item]:
     """Batches from a position, [epoch, next place], to the last epoch's end."""
-    num, size = self.units_per_epoch, self.num_steps * self.step_size
-    epoch, first = position or (0, 0)
-    while epoch < self.epochs:
-      order = self._order(epoch)
-      num_places = len(order[0])  # fewer, where frequent items are left out
-      while first < num_places:
-        stop = min(first + size, num_places)
-        index = epoch * -(-num // size) + first // size
-        batch, num_own = self._batch(order, first, stop)
-        after = epoch * num + num * stop // num_places
-        own = (after - done) * num_own // (stop - first)
-        position = [epoch, stop] if stop < num_places else [epoch + 1, 0]
-        yield base.Item(
-          batch=batch,
-          index=index,
-          position=position,
-          done_before=done,
-          done_after=after,
-          own=own,
-        )
-        done, first = after, stop
-      epoch, first = epoch + 1, 0
+    order = functools.lru_cache(1)(self._order)
+
+    def fill(epoch, places, ids, numbers, labels):
+      some = slice(places.start, places.stop)
+      ids[:, 0], ids[:, 1] = (x[some] for x in order(epoch))
+      labels[:] = 1
+
+    yield from examples.items(
+      self.spec,
+      num=self.units_per_epoch,
+      most_steps=self.num_steps,
+      widths=(2, 0),
+      fill=fill,
+      position=position,
+      done=done,
+    )
 
   def _order(self, epoch: int) -> tuple[np.ndarray, ...]:
     """Users and items [n] in the order of an epoch."""
@@ -114,19 +108,6 @@ class Interactions:
   @functools.cached_property
   def _owners(self):
     return self.data.train.owners().astype(np.int32)
-
-  def _batch(self, order, first, stop) -> tuple[Any, int]:
-    """The batch of places of an order; how many are in parts read here."""
-    ids = np.stack([x[first:stop] for x in order], 1)
-    batch = examples.batch_of(
-      ids,
-      numbers=np.zeros((len(ids), 0), np.float32),
-      num_parts=self.num_parts,
-      part_examples=self.spec.part_words,
-      num_steps=self.num_steps,
-    )
-    counts = batch.examples
-    return batch, int(counts[list(self.spec.readers.local_parts)].sum())
 
 
 class ItemSets(Interactions):
@@ -154,6 +135,33 @@ class ItemSets(Interactions):
     means = ranking.means(vectors, self.data.train)
     return self._ranked(means, contexts, biases)
 
+  def items(
+    self, position: Sequence[int] | None, done: int
+  ) -> Iterator[base.Item]:
+    """Batches from a position, [epoch, next place], to the last epoch's end."""
+    num, size = self.units_per_epoch, self.num_steps * self.step_size
+    epoch, first = position or (0, 0)
+    while epoch < self.epochs:
+      order = self._order(epoch)
+      num_places = len(order[0])  # fewer, where frequent items are left out
+      while first < num_places:
+        stop = min(first + size, num_places)
+        index = epoch * -(-num // size) + first // size
+        batch, num_own = self._batch(order, first, stop)
+        after = epoch * num + num * stop // num_places
+        own = (after - done) * num_own // (stop - first)
+        position = [epoch, stop] if stop < num_places else [epoch + 1, 0]
+        yield base.Item(
+          batch=batch,
+          index=index,
+          position=position,
+          done_before=done,
+          done_after=after,
+          own=own,
+        )
+        done, first = after, stop
+      epoch, first = epoch + 1, 0
+
   def _order(self, epoch: int) -> tuple[np.ndarray, ...]:
     """Items [n], and uint8 of their contexts before and after them."""
     rng = np.random.default_rng((self.spec.seed, epoch))
@@ -177,7 +185,10 @@ class ItemSets(Interactions):
     return ids, *(x.astype(np.uint8) for x in reaches)
 
   def _batch(self, order, first, stop) -> tuple[windows.Batch, int]:
-    """As above: parts are stretches, with their neighbours on both sides."""
+    """The batch of places of an order; how many are in parts read here.
+
+    Parts are stretches, with their neighbours on both sides.
+    """
     ids, *reaches = order
     size = self.num_steps * self.spec.part_words
     halo, room = self.spec.window, self.num_steps * self.step_size
