@@ -122,8 +122,12 @@ def read_relations(folder: pathlib.Path) -> Relations | None:
   if not path.exists():
     return None
   with reading(path), np.load(path) as arrays:
-    operator, names, rows, is_cosine = (arrays[k] for k in Relations._fields)
-    return Relations(str(operator), names.tolist(), rows, bool(is_cosine))
+    return Relations(
+      operator=str(arrays['operator']),
+      names=arrays['names'].tolist(),
+      rows=arrays['rows'],
+      is_cosine=bool(arrays['is_cosine']),
+    )
 
 
 @contextlib.contextmanager
