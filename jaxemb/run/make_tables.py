@@ -20,8 +20,9 @@ from jaxemb.kernels.gpu import row_sums
 from jaxemb.kernels.tpu import row_copies, sorted_sums
 from jaxemb.runtime import resources
 from jaxemb.stores import cache as cache_lib
-from jaxemb.stores import cached, device_rows, fetching, owned_rows
+from jaxemb.stores import cached, fetching
 from jaxemb.stores import local as stores
+from jaxemb.stores import rows as rows_lib
 from jaxemb.strategies import base as strategy_base
 from jaxemb.tables import row_access
 from jaxemb.tables import spec as spec_lib
@@ -217,7 +218,7 @@ def in_store(
       'disk': lambda name, *args: stores.Disk(*args, folder=folder),
       'remote': make_shared,
     }
-    rows = owned_rows.OwnedRows(trainable, make_stores[config.table.store])
+    rows = rows_lib.OwnedRows(trainable, make_stores[config.table.store])
     most_steps = _stretch_steps(config)
   has_all_cores = tuning.fused and tuning.threads >= resources.usable_cores()
   lends = has_all_cores and config.strategy.name != 'workers'
@@ -288,7 +289,7 @@ def _round_steps(
 
 def _stretch_steps(config: ml_collections.ConfigDict) -> int:
   """Most steps for which rows are fetched at once."""
-  if config.table.store == 'remote' or not device_rows.are_in_memory():
+  if config.table.store == 'remote' or not cached.are_in_memory():
     return _MOST_STEPS
   # Beside which rows move: in short stretches a row is needed soon again.
   centers = config.train.batch_words

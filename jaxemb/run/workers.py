@@ -47,16 +47,14 @@ class _Crew:
     if trainable.has_dense:
       dense = trainable.optimizer(), trainable.model.dense_rate
     if self._is_lockstep:
-      kind = lockstep.Coordinator
-      ledger = lockstep.Ledger(parts.tuning.parts, s.num_workers)
+      kind, limit = lockstep.Coordinator, s.num_workers
     else:
-      kind, ahead = coordinator.Coordinator, s.rounds_ahead
-      if s.pace == 'asp':
-        ahead = None
-      ledger = coordinator.Ledger(parts.tuning.parts, ahead)
+      kind = coordinator.Coordinator
+      limit = s.rounds_ahead if s.pace == 'ssp' else None
     self._coordinator = cluster.start(
       kind,
-      ledger,
+      parts.tuning.parts,
+      limit,
       dense,
       name='coordinator',
       namespace=cluster.namespace,
@@ -128,36 +126,6 @@ class _Crew:
     return bool(self.running)
 
 
-class _Usage:
-  """Sums what each worker has used, over all its processes."""
-
-  def __init__(self):
-    self._before: dict[int, dict[str, Any]] = {}
-    self._last: dict[int, tuple[int, dict[str, Any]]] = {}
-
-  def add(self, number: int, start: int, used: dict[str, Any]) -> None:
-    """Notes the newest sample of a process, which counts from its start."""
-    old_start, old = self._last.get(number, (start, {}))
-    if old_start != start:
-      self._before[number] = self._sum(self._before.get(number, {}), old)
-    self._last[number] = start, used
-
-  def _sum(self, before, used):
-    is_sum = {k for k in used if k in ('secs', 'cores', 'host_busy_cores')}
-    is_sum |= {k for k in used if k.endswith('_per_sec')}
-    return used | {k: used[k] + before.get(k, 0.0) for k in is_sum}
-
-  def gather(self, *unused: Any) -> list[dict[str, Any]]:
-    """Returns the usage of all workers; {} of one that has not reported."""
-    num = max(self._last, default=-1) + 1
-    return [
-      self._sum(self._before.get(i, {}), self._last[i][1])
-      if i in self._last
-      else {}
-      for i in range(num)
-    ]
-
-
 def run(
   workdir: pathlib.Path,
   parts: build.Parts,
@@ -219,7 +187,9 @@ class _Runner:
     if self._is_new:
       self.state = build.new_state(parts, key)
     hook.begin(self.totals)
-    self._usage, self._most_missed, self._replaced = _Usage(), 0, 0
+    self._most_missed, self._replaced = 0, 0
+    # By worker and process, the newest sample of what it has used.
+    self._used: dict[int, dict[int, dict[str, Any]]] = {}
     self.meter = metrics.Meter(
       workdir=workdir,
       totals=self.totals,
@@ -227,8 +197,20 @@ class _Runner:
       epochs=source.epochs,
       log_every_secs=parts.config.train.log_every_secs,
       untrained_loss=parts.trainable.model.untrained_loss,
-      gather=self._usage.gather,
+      gather=self._gather,
     )
+
+  def _gather(self, *unused: Any) -> list[dict[str, Any]]:
+    """Returns the usage of all workers; {} of one that has not reported."""
+    num = max(self._used, default=-1) + 1
+    return [self._sum(self._used.get(i, {})) for i in range(num)]
+
+  def _sum(self, used):
+    """Returns the usage of all processes of a worker, by their starts."""
+    newest = used[max(used)] if used else {}
+    sums = {'secs', 'cores', 'host_busy_cores'} & newest.keys()
+    sums |= {k for k in newest if k.endswith('_per_sec')}
+    return newest | {k: sum(x.get(k, 0.0) for x in used.values()) for k in sums}
 
   def train(self, cluster: remote.Cluster, cache: pathlib.Path | None) -> bool:
     """Trains to the end, or returns False."""
@@ -300,7 +282,7 @@ class _Runner:
   def _count(self, crew, report) -> bool:
     """Counts what a worker reports; whether an evaluation is due."""
     number, totals = report['worker'], self.totals
-    self._usage.add(number, report['start'], report['used'])
+    self._used.setdefault(number, {})[report['start']] = report['used']
     counts = report['counts']
     self._most_missed = max(self._most_missed, counts.pop('most_missed'))
     self.meter.count_store(counts)

@@ -4,7 +4,7 @@ Which rows a step looks up is a function of its batch and key alone. A dispatch
 is cut into stretches of steps; while one runs, a thread finds the rows of the
 next one, gives them cache rows on the device (`stores.cache`) and reads those
 that are new, or newer elsewhere: from stores that this process has for itself
-(`owned_rows`), or from tables that workers share (`workers.shared_rows`). The
+(`stores.rows`), or from tables that workers share (`workers.shared_rows`). The
 steps are those of synchronous training, on cache rows in place of ids: with
 stores of their own tables learn what they would with all rows on the device.
 
@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent import futures
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,139 +33,13 @@ from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.runtime import hlo
 from jaxemb.stores import cache as cache_lib
-from jaxemb.stores import cached, device_rows, lookahead
-from jaxemb.stores import local as stores
+from jaxemb.stores import cached, lookahead
+from jaxemb.stores import rows as rows_lib
 from jaxemb.strategies import base
 from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
 MOST_STEPS = 64  # whose ids are computed at once, and of a stretch
-
-
-class Needed(NamedTuple):
-  """The rows that a stretch of steps needs."""
-
-  stop: int  # the step behind the stretch
-  count: int  # steps of the dispatch
-  examples: float  # of the stretch, if steps are shared
-  caches: list[cache_lib.Cache]
-  moves: list[cache_lib.Moves]  # of each cache
-  # By table, [n] int32 ids that each step looks up, with repetitions.
-  lookups: dict[str, list[np.ndarray]]
-  is_first: bool  # stretch of the dispatch
-  # By table, `device_rows.view` of its arrays, if rows may move beside steps;
-  # and what waits until the stretch before the one that runs has ended.
-  views: dict[str, list[np.ndarray]]
-  wait: Callable[[], Any]
-
-
-class _Stretch(NamedTuple):
-  """A stretch of steps whose rows were fetched."""
-
-  block: lookahead.Block
-  first: int  # step
-  needed: Needed
-  cache_rows: Any  # by table, [most_steps, n] int32, of ids
-  fetched: Any  # as of `Rows.fetch`
-
-
-class Counts:
-  """Numbers that threads add to."""
-
-  def __init__(self):
-    """Starts without any."""
-    self._numbers: dict[str, float] = {}
-    self._lock = threading.Lock()
-
-  def add(self, **numbers: float) -> None:
-    """Adds numbers by name."""
-    with self._lock:
-      for name, number in numbers.items():
-        self._numbers[name] = self._numbers.get(name, 0) + number
-
-  def take(self) -> dict[str, float]:
-    """Returns the sums since the last call."""
-    with self._lock:
-      numbers, self._numbers = self._numbers, {}
-    return numbers
-
-
-class Rows(Protocol):
-  """Where rows are that are not in the cache, and how they come and go."""
-
-  COUNTS: tuple[str, ...]  # names of what it counts
-  # Whether `fetch` has rows go and come that may do so beside steps.
-  is_beside: bool
-  copy_bytes: int  # of copies in this process of rows that others change, too
-  records: Mapping[str, stores.Record]  # by table
-  stores: Mapping[str, stores.Store]  # by table, once there is a state
-
-  def init(self, keys: Mapping[str, jax.Array]) -> None:
-    """Begins with new tables, each of its key."""
-
-  def fetch(self, needed: Needed, counts: Counts) -> Any:
-    """Reads rows of a stretch, while earlier steps change the device's."""
-
-  def swap(
-    self,
-    tables: dict[str, Any],
-    needed: Needed,
-    fetched: Any,
-    counts: Counts,
-    later: Callable[[Callable[[], None]], None],
-  ) -> tuple[dict[str, Any], int, float]:
-    """Writes evicted rows and puts fetched ones into the states of tables.
-
-    `later` runs something beside the steps, before the next `fetch`.
-    Returns the states, the steps of the dispatch over which the learning rate
-    falls, and the examples of the stretch, of all who share it.
-    """
-
-  def flush(
-    self,
-    tables: dict[str, Any],
-    held: Callable[[str], tuple[np.ndarray, np.ndarray]],
-    counts: Counts,
-  ) -> dict[str, Any]:
-    """Writes what the device has; returns the states of the tables.
-
-    `held` returns cache rows of a table, and their ids.
-    """
-
-  def export_rows(self, name: str, ids: np.ndarray) -> spec_lib.RowBlock:
-    """Rows of ids [n] of a table, none of which is changed on the device."""
-
-  def import_rows(
-    self,
-    name: str,
-    ids: np.ndarray,
-    rows: np.ndarray,
-    opt_state: Mapping[str, np.ndarray],
-  ) -> None:
-    """Replaces rows [n, dim] float32 of ids [n] that no device has."""
-
-  def close(self) -> None:
-    """Ends what it has begun, but for the stores."""
-
-
-class Exchange(Protocol):
-  """The exchange of dense parameters that others train, too."""
-
-  # Whether a step is one of all: each takes a share of it.
-  shares_steps: bool
-
-  def exchange(
-    self,
-    state: base.TrainState,
-    num_steps: int,
-    learning_rate: np.float32,
-    examples: float,
-  ) -> base.TrainState:
-    """A state after a stretch of steps with what others have learned, too.
-
-    Of a shared step its optimizer's state is the gradient of this share
-    (`strategies.base.gathered`), of all of the step's examples.
-    """
 
 
 def _done(value):
@@ -178,10 +52,6 @@ def _end(array):
   """Waits for it; when it was computed, or seen to be."""
   array.block_until_ready()
   return time.monotonic()
-
-
-def _has_late(moves):
-  return any(len(x) for x, _ in (*moves.out.values(), *moves.into.values()))
 
 
 def expected_rows(lookups: np.ndarray) -> float:
@@ -211,7 +81,7 @@ class Fetching:
     self,
     trainable: base.Trainable,
     caches: list[cache_lib.Cache],
-    rows: Rows,
+    rows: rows_lib.Rows,
     most_steps: int = 8,
     lend: Callable[[int], None] = lambda cores: None,
   ):
@@ -228,7 +98,6 @@ class Fetching:
     self._thread = futures.ThreadPoolExecutor(1, 'fetch')
     self._clock = futures.ThreadPoolExecutor(1, 'clock')
     self._has_logged = False
-    self._counts = Counts()
     self._programs = (
       jax.jit(self._ids),
       jax.jit(self._steps, donate_argnums=0),
@@ -242,16 +111,19 @@ class Fetching:
     self._ahead = lookahead.Steps(
       lambda *args: self._compute_ids(*args), list(self.tables), caches
     )
-    self._last_batch: Any = None  # of those ahead
     self._expected: tuple[Any, base.Schedule] | None = None
-    self._next: futures.Future | None = None  # stretch that is fetched
-    self._tasks: list[futures.Future] = []
+    # The stretch that is fetched; its cache rows by table, [most_steps, n]
+    # int32 on the device; and what `Rows.fetch` returns.
+    self._next: futures.Future | None = None
     self._is_flushed = True
     # When the last two stretches ended.
     self._ended = [_done(0.0), _done(0.0)]
 
-  def share(self, dense: Exchange) -> None:
-    """Exchanges dense parameters from now on; before there is a state."""
+  def share(self, dense: Any) -> None:
+    """Exchanges dense parameters by a `workers.dense.Exchange` from now on.
+
+    Before there is a state.
+    """
     self._dense = dense
     if dense.shares_steps:
       more = {'dense': base.gathered}
@@ -282,9 +154,8 @@ class Fetching:
       params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
       tables = self.tables.items()
       rows = {k: jnp.zeros((*ids[k].shape, x.spec.dim)) for k, x in tables}
-      return given.model.loss(params, rows, ids, batch=step, key=schedule.key)[
-        1
-      ].examples
+      _, aux = given.model.loss(params, rows, ids, batch=step, key=schedule.key)
+      return aux.examples
 
     def ids_of(i):
       progress = schedule.first_progress + advance * i.astype(jnp.float32)
@@ -393,13 +264,16 @@ class Fetching:
 
   def init(self, key: jax.Array) -> base.TrainState:
     """Returns a state without rows; stores are as of a new table."""
-    if self._next is not None:
-      futures.wait([self._next])
-    self._finish_tasks()
+    self._wait_for_next()
     self._begin([dataclasses.replace(x) for x in self.caches])
     names = enumerate(sorted(self.tables))
     self.rows.init({k: jax.random.fold_in(key, i) for i, k in names})
     return jax.jit(self.trainable.init)(key)
+
+  def _wait_for_next(self):
+    """Waits until the thread uses no store."""
+    if self._next is not None:
+      futures.wait([self._next])
 
   def _fetch(self, constants, views, ended):
     """Fetches the next stretch, in the thread, on one core of its own."""
@@ -447,12 +321,6 @@ class Fetching:
     start, block, first = time.monotonic(), self._ahead.block, self._ahead.first
     num_steps = self._num_fitting(block, first)
     moves = [x.take(num_steps, self.rows.is_beside) for x in self.caches]
-    for some in moves:
-      self._counts.add(rows_needed=sum(some.num_needed.values()))
-    offset = first - block.first
-    ids = {k: x[offset:][:num_steps] for k, x in block.ids.items()}
-    cache_rows = self._cache_rows(ids)
-    self._ahead.advance(num_steps)
     waited = 0.0
 
     def wait():
@@ -463,40 +331,32 @@ class Fetching:
       self._lend(1)
       waited += time.monotonic() - before
 
-    needed = Needed(
-      stop=first + num_steps,
-      count=block.count,
-      examples=float(block.examples[offset:][:num_steps].sum()),
+    stretch = lookahead.Stretch(
+      block,
+      first,
+      num_steps,
       caches=self.caches,
       moves=moves,
-      lookups={k: list(x) for k, x in ids.items()},
-      is_first=not first,
       views=views,
       wait=wait,
     )
-    fetched = self.rows.fetch(needed, self._counts)
-    self._counts.add(fetch_secs=time.monotonic() - start - waited)
-    return _Stretch(
-      block, first, needed, cache_rows=cache_rows, fetched=fetched
-    )
+    cache_rows = self._cache_rows(stretch.lookups)
+    self._ahead.advance(num_steps)
+    counts = self.rows.counts
+    for some in moves:
+      counts.add(rows_needed=sum(some.num_needed.values()))
+    fetched = self.rows.fetch(stretch)
+    counts.add(fetch_secs=time.monotonic() - start - waited)
+    return stretch, cache_rows, fetched
 
   def _request(self, constants, tables):
     """Has the next stretch fetched, while one begins to run on these tables."""
     views = {}
     if self.rows.is_beside:
-      arrays = {k: x.arrays(tables[k]) for k, x in self.tables.items()}
-      views = {k: [device_rows.view(x) for x in xs] for k, xs in arrays.items()}
+      views = {k: x.views(tables[k]) for k, x in self.tables.items()}
     self._next = self._thread.submit(
       self._fetch, constants, views, self._ended[1]
     )
-
-  def _later(self, task):
-    self._tasks.append(self._thread.submit(task))
-
-  def _finish_tasks(self):
-    for task in self._tasks:
-      task.result()
-    self._tasks.clear()
 
   def expect(self, batch: Any, schedule: base.Schedule) -> None:
     """Announces the batch of the next call, so that its rows are fetched."""
@@ -508,61 +368,51 @@ class Fetching:
     """Runs all steps of a dispatch."""
     self._is_flushed = False
     measured, called = self._no_metrics(), time.monotonic()
-    if self._last_batch is not batch:
-      self._ahead.append(batch, schedule)
-      self._last_batch = batch
+    self._ahead.append(batch, schedule)
     if self._expected:
       self._ahead.append(*self._expected)
-      self._last_batch, self._expected = self._expected[0], None
+      self._expected = None
     if self._next is None:
       self._request(constants, state.tables)
     while True:
-      stretch, self._next = self._next.result(), None
-      needed = stretch.needed
-      self._wait_for_steps(needed, called)
-      tables, num, examples = self.rows.swap(
-        state.tables,
-        needed,
-        stretch.fetched,
-        counts=self._counts,
-        later=self._later,
-      )
+      (stretch, cache_rows, fetched), self._next = self._next.result(), None
+      self._wait_for_steps(stretch, called)
+      tables, num, examples = self.rows.swap(state.tables, stretch, fetched)
       state = state._replace(tables=tables)
-      if needed.stop < needed.count or self._last_batch is not batch:
+      block, first, stop = stretch.block, stretch.first, stretch.stop
+      if stop < block.count or self._ahead.last_batch is not batch:
         # Before the steps, which JAX may have this thread compute.
         self._request(constants, tables)
-      first, first_ids = stretch.first, stretch.block.first
       state, measured = self._run(
         state,
         measured,
         constants,
         batch=batch,
         schedule=schedule,
-        ids=stretch.block.computed,
-        cache_rows=stretch.cache_rows,
-        at=np.array([first, needed.stop, num, first_ids], np.int32),
+        ids=block.computed,
+        cache_rows=cache_rows,
+        at=np.array([first, stop, num, block.first], np.int32),
         examples=np.float32(examples),
       )
       self._ended = [self._ended[1], self._clock.submit(_end, measured.loss)]
       if self._dense and jax.tree.leaves(state.params):
         rate, last = schedule[:2]
         rate += (last - rate) / np.float32(max(num, 1)) * np.float32(first)
-        num_steps = needed.stop - first
         state = self._dense.exchange(
-          state, num_steps, learning_rate=rate, examples=examples
+          state, stop - first, learning_rate=rate, examples=examples
         )
-      if needed.stop >= needed.count:
+      if stop >= block.count:
         break
-    return state, self._finish(measured, batch, np.int32(needed.count))
+    return state, self._finish(measured, batch, np.int32(block.count))
 
-  def _wait_for_steps(self, needed, called):
+  def _wait_for_steps(self, stretch, called):
     """Waits for the stretch before if rows move between; counts idle time."""
-    if not self.rows.is_beside or any(map(_has_late, needed.moves)):
+    if not self.rows.is_beside or stretch.has_late:
       self._ended[1].result()
     if self._ended[1].done():
       # The device has nothing to do.
       since = max(called, self._ended[1].result())
-      self._counts.add(fetch_waited_secs=time.monotonic() - since)
+      self.rows.counts.add(fetch_waited_secs=time.monotonic() - since)
 
   @property
   def counted(self) -> tuple[str, ...]:
@@ -578,7 +428,8 @@ class Fetching:
   def store_bytes(self) -> int:
     """Of all rows in the stores."""
     vocabs = {k: x.spec.vocab for k, x in self.tables.items()}
-    return sum(x.num_bytes * vocabs[k] for k, x in self.rows.records.items())
+    layouts = self.rows.layouts.items()
+    return sum(x.num_bytes * vocabs[k] for k, x in layouts)
 
   @property
   def dense_bytes(self) -> int:
@@ -593,19 +444,19 @@ class Fetching:
     on their way.
     """
     device_bytes = stretch_bytes = 0
-    if device_rows.are_in_memory():
+    if cached.are_in_memory():
       state = jax.eval_shape(self.trainable.init, jax.random.key(0))
       device_bytes = _num_bytes(state)
     map_bytes = sum(x.num_bytes for x in self.caches)
     for name, table in self.tables.items():
       lookups = table.spec.lookups_per_center * step_centers * self.most_steps
       num_rows = min(expected_rows(lookups), table.num_rows)
-      stretch_bytes += int(num_rows) * self.rows.records[name].num_bytes
+      stretch_bytes += int(num_rows) * self.rows.layouts[name].num_bytes
     return device_bytes + map_bytes + stretch_bytes + self.rows.copy_bytes
 
   def take_counts(self) -> dict[str, float]:
     """Rows and seconds since the last call, by name."""
-    return self._counts.take()
+    return self.rows.counts.take()
 
   # What is on the device, and what is in the stores.
 
@@ -613,7 +464,7 @@ class Fetching:
     """Returns cache rows that now have rows of a table, and their ids."""
     index = next(i for i, x in enumerate(self.caches) if name in x.names)
     if self._next is not None:
-      moves = self._next.result().needed.moves[index]
+      moves = self._next.result()[0].moves[index]
     cache_rows, ids = self.caches[index].held(name)
     if self._next is not None:
       # The next stretch has its cache rows, but not yet all its rows.
@@ -624,11 +475,11 @@ class Fetching:
 
   def flush(self, state: Any) -> Any:
     """Writes what is on the device to the stores, too; returns the state."""
-    self._finish_tasks()
     if self._is_flushed:
       return state
+    self._wait_for_next()
     jax.block_until_ready(state)
-    tables = self.rows.flush(state.tables, self._held, self._counts)
+    tables = self.rows.flush(state.tables, self._held)
     self._is_flushed = True
     return state._replace(tables=tables)
 
@@ -673,8 +524,8 @@ class Fetching:
   ) -> tuple[Any, dict[str, int]]:
     """Writes the stores to a folder; the rest of the state, and checksums."""
     self.flush(state)
-    found = self.rows.stores.items()
-    return self.rest(state), {k: x.snapshot(folder / k) for k, x in found}
+    stores = self.rows.stores.items()
+    return self.rest(state), {k: x.snapshot(folder / k) for k, x in stores}
 
   def rest(self, state: Any) -> Any:
     """What of a state is not in the stores; also of shapes."""
@@ -700,38 +551,30 @@ class Fetching:
     self._thread.shutdown(cancel_futures=True)
     self._clock.shutdown()
     self.rows.close()
-    for store in self.rows.stores.values():
-      store.close()
 
 
 def fetching(step: Fetching, device: jax.sharding.Mesh) -> base.Strategy:
   """The strategy, on one device."""
-  named = functools.partial(jax.sharding.NamedSharding, device)
-  everywhere = jax.sharding.PartitionSpec()
+  everywhere = jax.sharding.NamedSharding(device, jax.sharding.PartitionSpec())
   constants = base.arrays_of(step.trainable.model)
 
-  class Init:
-    """`Fetching.init`, whose shapes can be had without it."""
+  def init(key):
+    return jax.device_put(step.init(key), everywhere)
 
-    def __call__(self, key):
-      return jax.device_put(step.init(key), named(everywhere))
+  def eval_shape(key):
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
+      jax.eval_shape(step.trainable.init, key),
+    )
 
-    def eval_shape(self, key):
-      state = jax.eval_shape(step.trainable.init, key)
-      return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-          x.shape, x.dtype, sharding=named(everywhere)
-        ),
-        state,
-      )
-
+  init.eval_shape = eval_shape  # as of `jax.jit`
   return base.Strategy(
-    init=Init(),
-    constants=lambda: jax.device_put(constants, named(everywhere)),
+    init=init,
+    constants=lambda: jax.device_put(constants, everywhere),
     step=step,
     export_rows=step.export_rows,
     import_rows=step.import_rows,
-    batch_sharding=named(jax.sharding.PartitionSpec()),
+    batch_sharding=everywhere,
     loop=hlo.Loop(
       step.trainable.steps_per_loop,
       inner=1,

@@ -14,7 +14,7 @@ import os
 import pathlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 import numba
 import numpy as np
@@ -63,12 +63,6 @@ class Record(NamedTuple):
     return arrays
 
 
-def record_of(rows: Sequence[Any]) -> Record:
-  """Returns the record of arrays, or shapes, [rows, ...]."""
-  dtypes = tuple(np.dtype(x.dtype) for x in rows)
-  return Record(dtypes, tuple(tuple(x.shape[1:]) for x in rows))
-
-
 def _by_array(arrays, records):
   """Yields each array of a device with its columns of records [n, bytes]."""
   start = 0
@@ -86,34 +80,12 @@ def _copy_rows(source, indices, target, new_indices):
       new[k] = row[k]
 
 
-class Store(Protocol):
-  """Records of a table, by id; one thread at a time uses it."""
+@dataclasses.dataclass
+class Store:
+  """Records of a table, by id, in an array; one thread at a time uses it."""
 
   num_rows: int
   num_bytes: int  # of a record
-
-  def read(self, ids: np.ndarray) -> np.ndarray:
-    """[n, num_bytes] uint8, records of ids [n] that differ."""
-
-  def write(self, ids: np.ndarray, records: np.ndarray) -> None:
-    """Replaces the records of ids [n] that differ."""
-
-  def snapshot(self, path: pathlib.Path) -> int:
-    """Writes all that was ever written to a file; returns its checksum."""
-
-  def restore(self, path: pathlib.Path, checksum: int) -> None:
-    """Goes back to a snapshot. Raises a ValueError if it is damaged."""
-
-  def close(self) -> None:
-    """Frees its memory."""
-
-
-@dataclasses.dataclass
-class _Local:
-  """A store in an array of this process."""
-
-  num_rows: int
-  num_bytes: int
   make: Callable[[np.ndarray], np.ndarray]  # ids [n] -> first records
   records: np.ndarray = dataclasses.field(init=False, repr=False)
   is_known: np.ndarray = dataclasses.field(init=False, repr=False)
@@ -123,14 +95,14 @@ class _Local:
     self.is_known = np.zeros(self.num_rows, bool)
 
   def read(self, ids: np.ndarray) -> np.ndarray:
-    """See `Store`."""
+    """[n, num_bytes] uint8, records of ids [n] that differ."""
     records = self.records.take(ids, 0)
     if len(new := np.flatnonzero(~self.is_known[ids])):
       records[new] = self.make(ids[new])
     return records
 
   def write(self, ids: np.ndarray, records: np.ndarray) -> None:
-    """See `Store`."""
+    """Replaces the records of ids [n] that differ."""
     self.records[ids] = records
     self.is_known[ids] = True
 
@@ -167,7 +139,7 @@ class _Local:
     yield from (ids[i : i + size] for i in range(0, len(ids), size))
 
   def snapshot(self, path: pathlib.Path) -> int:
-    """See `Store`."""
+    """Writes all that was ever written to a file; returns its checksum."""
     ids = np.flatnonzero(self.is_known)
     with open(path, 'wb') as file:
       checksum = _put(file, len(ids).to_bytes(8, 'little'), 0)
@@ -179,7 +151,7 @@ class _Local:
     return checksum
 
   def restore(self, path: pathlib.Path, checksum: int) -> None:
-    """See `Store`."""
+    """Goes back to a snapshot. Raises a ValueError if it is damaged."""
     self.is_known[:] = False
     with open(path, 'rb') as file:
       head, actual = _take(file, 8, 0)
@@ -196,7 +168,7 @@ class _Local:
         raise ValueError(f'{path} is damaged')
 
   def close(self) -> None:
-    """See `Store`."""
+    """Frees its memory."""
     self.records = np.zeros((0, self.num_bytes), np.uint8)
 
 
@@ -213,7 +185,7 @@ def _take(file: BinaryIO, num_bytes: int, checksum: int) -> tuple[bytes, int]:
 
 
 @dataclasses.dataclass
-class Memory(_Local):
+class Memory(Store):
   """In the memory of this machine, which it takes as rows are written."""
 
   def __post_init__(self) -> None:
@@ -232,7 +204,7 @@ def _process(pid: int) -> psutil.Process:
 
 
 @dataclasses.dataclass
-class Disk(_Local):
+class Disk(Store):
   """In a file that is mapped into memory.
 
   The system writes pages back, and keeps those in memory that it has room for.
@@ -278,7 +250,7 @@ class Disk(_Local):
     out: tuple[np.ndarray, np.ndarray],
     into: tuple[np.ndarray, np.ndarray],
   ) -> None:
-    """See `_Local`."""
+    """See `Store`."""
     # Rows that lie side by side are in the same pages.
     out, into = ([y[np.argsort(x[1])] for y in x] for x in (out, into))
     none = into[0][:0], into[1][:0]

@@ -41,6 +41,49 @@ class Block(NamedTuple):
     return self.first + len(next(iter(self.ids.values())))
 
 
+class Stretch(NamedTuple):
+  """Steps that run at once, and the rows that they need."""
+
+  block: Block
+  first: int  # step
+  num_steps: int
+  caches: Sequence[cache_lib.Cache]
+  moves: list[cache_lib.Moves]  # of each cache
+  # By table, `Cached.views`, if rows may move beside steps; and what waits
+  # until the stretch before the one that runs has ended.
+  views: Mapping[str, list[np.ndarray]]
+  wait: Callable[[], Any]
+
+  @property
+  def stop(self) -> int:
+    """The step behind the last."""
+    return self.first + self.num_steps
+
+  @property
+  def lookups(self) -> dict[str, np.ndarray]:
+    """By table, [num_steps, n] int32 ids, with repetitions."""
+    ids = self.block.ids.items()
+    return {k: x[self._slice] for k, x in ids}
+
+  @property
+  def examples(self) -> float:
+    """Of all its steps, if they are shared."""
+    return float(self.block.examples[self._slice].sum())
+
+  @property
+  def _slice(self):
+    return slice(self.first - self.block.first, self.stop - self.block.first)
+
+  @property
+  def has_late(self) -> bool:
+    """Whether rows move between the stretch before and this one."""
+    return any(
+      len(cache_rows)
+      for moves in self.moves
+      for cache_rows, _ in (*moves.out.values(), *moves.into.values())
+    )
+
+
 class Steps:
   """The steps to come, in order; caches foresee those whose ids are known."""
 
@@ -57,10 +100,13 @@ class Steps:
     self._computing: Block | None = None
     self._blocks: collections.deque[Block] = collections.deque()
     self.first = 0  # step of the next stretch
+    self.last_batch: Any = None
 
   def append(self, batch: Any, schedule: base.Schedule) -> None:
-    """Adds a dispatch."""
-    self._batches.append((batch, schedule, 0))
+    """Adds a dispatch, unless it was the last that was added."""
+    if batch is not self.last_batch:
+      self._batches.append((batch, schedule, 0))
+      self.last_batch = batch
 
   @property
   def block(self) -> Block:

@@ -47,6 +47,7 @@ class _Part:
   position: Any = None  # behind all leased dispatches
   done: int = 0
   trained: tuple[Any, int] = (None, 0)  # the same, of trained dispatches
+  num_trained: int = 0  # dispatches in this start
   is_read: bool = False  # whether it has no more dispatches
   owner: int | None = None
   is_being_made: bool = False  # a leased dispatch
@@ -54,6 +55,11 @@ class _Part:
   leased: collections.deque = dataclasses.field(
     default_factory=collections.deque
   )
+
+  @property
+  def num_leased(self) -> int:
+    """Dispatches in this start that are trained, leased or being made."""
+    return self.num_trained + len(self.leased) + self.is_being_made
 
   @property
   def has_ended(self) -> bool:
@@ -75,31 +81,68 @@ class Stale(Exception):
   """A process calls that was replaced."""
 
 
-class Ledger:
-  """The state of a coordinator: parts of the data, workers and their rounds."""
+class Coordinator:
+  """An actor of Ray: calls wait here, not in the workers.
 
-  def __init__(self, num_parts: int, rounds_ahead: int | None = None):
-    """Of workers at most `rounds_ahead` of the slowest; None = any number."""
+  A worker that gets `PAUSE` in place of a lease pushes its updates, calls
+  `paused`, and leases again when that returns.
+  """
+
+  PAUSE = 'pause'
+
+  def __init__(
+    self,
+    num_parts: int,
+    rounds_ahead: int | None = None,
+    dense: Sequence[Any] = (),
+  ):
+    """Of workers at most `rounds_ahead` of the slowest; None = any number.
+
+    `dense` are arguments of `dense.Parameters`, if there are any.
+    """
     self.parts = [_Part() for _ in range(num_parts)]
     self.members: dict[int, Member] = {}
     self._rounds_ahead = rounds_ahead
     self._starts: collections.Counter = collections.Counter()
-    self.is_pausing, self.rate_factor, self._is_over = False, 1.0, False
+    self.is_pausing, self._rate_factor, self._is_over = False, 1.0, False
+    self._reports: list[dict[str, Any]] = []
+    self._change = asyncio.Event()
+    self.parameters = None
+    if dense:
+      from jaxemb.workers import dense as dense_lib  # and with it JAX
+
+      self.parameters = dense_lib.Parameters(*dense)
+
+  def changed(self) -> None:
+    """Wakes the calls that wait."""
+    self._change.set()
+    self._change = asyncio.Event()
+
+  async def until(
+    self, is_true: Callable[[int], bool], worker: int, start: int
+  ) -> None:
+    """Returns once something is true of a worker."""
+    while True:
+      self.check(worker, start)
+      if is_true(worker):
+        return
+      await self._change.wait()
 
   # Membership.
 
-  def join(self, worker: int) -> int:
-    """Registers a process of a worker; returns which of them it is."""
+  def join(self, worker: int) -> Joined:
+    """Registers a process of a worker."""
     if worker in self.members:
       self.leave(worker)
     self._starts[worker] += 1
-    self.members[worker] = self.new_member(self._starts[worker])
-    return self._starts[worker]
+    start = self._starts[worker]
+    self.members[worker] = Member(start, self.first_round())
+    self.changed()
+    return Joined(start, self._rate_factor)
 
-  def new_member(self, start: int) -> Member:
-    """Returns a member, whose rounds begin with those of the slowest."""
-    begun = min((x.begun for x in self.members.values()), default=-1)
-    return Member(start, begun)
+  def first_round(self) -> Any:
+    """Returns the round of a new member: that of the slowest."""
+    return min((x.begun for x in self.members.values()), default=-1)
 
   def leave(self, worker: int) -> Ended:
     """Removes a worker that has ended, and frees its parts for the others."""
@@ -112,7 +155,14 @@ class Ledger:
         part.is_being_made = False
         part.position, part.done = part.trained
         part.owner = None
+    self.changed()
     return Ended(units, member.pending if member else 0)
+
+  def finish(self, worker: int, start: int, report: dict[str, Any]) -> None:
+    """Removes a worker that got no more leases and has pushed all."""
+    self.check(worker, start)
+    self.leave(worker)
+    self._reports.append({'worker': worker, 'start': start, **report})
 
   def check(self, worker: int, start: int) -> None:
     """Raises a `Stale` error unless the call is of the worker's process."""
@@ -122,8 +172,26 @@ class Ledger:
 
   # The data.
 
-  def lease(self, worker: int) -> Lease | None:
-    """Returns a worker's next dispatch; None = all is leased, or a pause."""
+  def lease(
+    self, worker: int, start: int, made: tuple | None, ended: int | None
+  ) -> Lease | str | None:
+    """Returns a worker's next dispatch, or `PAUSE`; None = all is leased.
+
+    `made` is what comes of the last lease: the part, the position and progress
+    behind the dispatch, and its units; or the part of it has `ended`.
+    """
+    self.check(worker, start)
+    if made:
+      number, position, done, units = made
+      part = self.parts[number]
+      part.leased.append((position, done, units))
+      part.is_being_made = False
+      part.position, part.done = position, done
+    if ended is not None:
+      part = self.parts[ended]
+      part.is_read, part.is_being_made = True, False
+      self._release(part)
+    self.changed()
     free = [
       (x.done, number)
       for number, x in enumerate(self.parts)
@@ -131,7 +199,7 @@ class Ledger:
       if self.may_lease(worker, x)
     ]
     if not free or self._is_over:
-      return None
+      return self.PAUSE if self.is_pausing else None
     _, number = min(free)
     part = self.parts[number]
     part.owner, part.is_being_made = worker, True
@@ -141,37 +209,94 @@ class Ledger:
     """Whether a worker may lease a dispatch of a free part."""
     return not self.is_pausing
 
-  def made(
-    self, worker: int, number: int, position: Any, done: int, units: int
+  def trained(
+    self, worker: int, start: int, number: int, report: dict[str, Any]
   ) -> None:
-    """Notes what comes behind a leased dispatch, and its units of progress."""
-    part = self.parts[number]
-    part.leased.append((position, done, units))
-    part.is_being_made = False
-    part.position, part.done = position, done
+    """Notes that the first leased dispatch of a part is trained.
 
-  def end_part(self, worker: int, number: int) -> None:
-    """Notes that a part has no more dispatches."""
-    part = self.parts[number]
-    part.is_read, part.is_being_made = True, False
-    self._release(part)
-
-  def trained(self, worker: int, number: int, pending: int) -> None:
-    """Notes that the first leased dispatch of a part is trained."""
+    Keeps the report for `take`.
+    """
+    self.check(worker, start)
     part = self.parts[number]
     *behind, _ = part.leased.popleft()
-    part.trained = tuple(behind)
-    self.members[worker].pending = pending
+    part.trained, part.num_trained = tuple(behind), part.num_trained + 1
+    self.members[worker].pending = report['pending']
     self._release(part)
+    self._reports.append({'worker': worker, 'start': start, **report})
+    self.changed()
 
   def _release(self, part):
     if not part.leased and not part.is_being_made:
       part.owner = None
 
-  @property
-  def has_ended(self) -> bool:
-    """Whether all of the data is trained, or no more of it is to be."""
-    return self._is_over or all(x.has_ended for x in self.parts)
+  # Rounds and pauses.
+
+  async def begin(self, worker: int, start: int) -> None:
+    """Returns once a worker may begin its next round."""
+    self.check(worker, start)
+    self.members[worker].begun += 1
+    self.changed()
+    await self.until(self.may_begin, worker, start)
+
+  def may_begin(self, worker: int) -> bool:
+    """Whether a worker may begin the round that it waits for."""
+    if self._rounds_ahead is None:
+      return True
+    return self.members[worker].begun - self.slowest() <= self._rounds_ahead
+
+  def slowest(self) -> Any:
+    """Returns the first round at which a worker is that has not paused."""
+    return min(x.begun for x in self.members.values() if not x.is_paused)
+
+  async def paused(self, worker: int, start: int) -> float:
+    """Returns the factor of learning rates, once training goes on.
+
+    The worker has pushed all its updates.
+    """
+    self.check(worker, start)
+    self.members[worker].is_paused = True
+    await self.until(lambda worker: not self.is_pausing, worker, start)
+    return self._rate_factor
+
+  # Dense parameters.
+
+  def dense(self) -> tuple[Any, Any]:
+    """Returns parameters, and the state of their optimizer."""
+    return self.parameters.params, self.parameters.optimizer
+
+  def take_dense(self, worker: int, start: int) -> tuple[Any, Any]:
+    """The same, for a worker that begins."""
+    self.check(worker, start)
+    return self.parameters.take(worker)
+
+  def push_dense(
+    self, worker: int, start: int, params: Any, optimizer: Any, weight: float
+  ) -> Any:
+    """See `dense.Parameters.push`."""
+    self.check(worker, start)
+    return self.parameters.push(worker, params, optimizer, weight)
+
+  # Of the run.
+
+  def take(self) -> list[dict[str, Any]]:
+    """Returns the reports since the last call."""
+    reports, self._reports = self._reports, []
+    return reports
+
+  def pause(self) -> bool:
+    """Has all workers pause; whether all leased dispatches are pushed."""
+    self.is_pausing = True
+    self.changed()
+    return all(x.is_paused for x in self.members.values())
+
+  def go_on(self, rate_factor: float, ends: bool) -> None:
+    """Ends a pause: all workers are in the round of the fastest, or end."""
+    self.is_pausing = False
+    self._rate_factor, self._is_over = rate_factor, ends
+    newest = max((x.begun for x in self.members.values()), default=-1)
+    for member in self.members.values():
+      member.begun, member.is_paused = newest, False
+    self.changed()
 
   def state(self) -> list[dict[str, Any]]:
     """Returns what is trained, JSON-ready; during a pause."""
@@ -180,201 +305,19 @@ class Ledger:
       for x in self.parts
     ]
 
-  def restore(self, state: list[dict[str, Any]]) -> None:
-    """Resumes from a `state`."""
-    for part, saved in zip(self.parts, state, strict=True):
-      part.trained = saved['position'], saved['done']
-      part.position, part.done = part.trained
-      part.is_read = saved['has_ended']
-
-  # Pauses.
-
-  def request_pause(self) -> None:
-    """Has all workers push their updates, and wait."""
-    self.is_pausing = True
-
-  def pause(self, worker: int) -> None:
-    """Notes that a worker has pushed all its updates."""
-    self.members[worker].is_paused = True
-
-  @property
-  def has_paused(self) -> bool:
-    """Whether all leased dispatches are trained and pushed."""
-    return all(x.is_paused for x in self.members.values())
-
-  def end_pause(self, rate_factor: float = 1.0, ends: bool = False) -> None:
-    """Lets all workers go on, in the same round; or ends training."""
-    self.is_pausing = False
-    self.rate_factor, self._is_over = rate_factor, ends
-    for member in self.members.values():
-      member.is_paused = False
-    self.align_rounds()
-
-  def align_rounds(self) -> None:
-    """Puts all workers in the round of the fastest."""
-    newest = max((x.begun for x in self.members.values()), default=-1)
-    for member in self.members.values():
-      member.begun = newest
-
-  # Rounds.
-
-  def begin(self, worker: int) -> None:
-    """Notes that a worker wants to begin its next round."""
-    self.members[worker].begun += 1
-
-  def may_begin(self, worker: int) -> bool:
-    """Whether a worker may begin the round that it waits for."""
-    if self._rounds_ahead is None:
-      return True
-    rounds = [x.begun for x in self.members.values() if not x.is_paused]
-    return self.members[worker].begun - min(rounds) <= self._rounds_ahead
-
-
-class Coordinator:
-  """A ledger as an actor of Ray: calls wait here, not in the workers.
-
-  A worker that gets `PAUSE` in place of a lease pushes its updates, calls
-  `paused`, and leases again when that returns.
-  """
-
-  PAUSE = 'pause'
-
-  def __init__(self, ledger: Ledger, dense: Sequence[Any] = ()):
-    """`dense` are arguments of `dense.Parameters`, if there are any."""
-    self.ledger, self.parameters = ledger, None
-    if dense:
-      from jaxemb.workers import dense as dense_lib  # and with it JAX
-
-      self.parameters = dense_lib.Parameters(*dense)
-    self._change = asyncio.Condition()
-    self._reports: list[dict[str, Any]] = []
-
-  async def changed(self) -> None:
-    """Wakes the calls that wait."""
-    async with self._change:
-      self._change.notify_all()
-
-  async def until(
-    self, is_true: Callable[[], bool], worker: int, start: int
-  ) -> None:
-    """Returns once something is true."""
-    async with self._change:
-      while True:
-        self.ledger.check(worker, start)
-        if is_true():
-          return
-        await self._change.wait()
-
-  # Of workers.
-
-  async def join(self, worker: int) -> Joined:
-    """See `Ledger`."""
-    start = self.ledger.join(worker)
-    await self.changed()
-    return Joined(start, self.ledger.rate_factor)
-
-  async def finish(
-    self, worker: int, start: int, report: dict[str, Any]
-  ) -> None:
-    """Removes a worker that got no more leases and has pushed all."""
-    self.ledger.check(worker, start)
-    self.ledger.leave(worker)
-    self._reports.append({'worker': worker, 'start': start, **report})
-    await self.changed()
-
-  async def leave(self, worker: int) -> Ended:
-    """See `Ledger`."""
-    ended = self.ledger.leave(worker)
-    await self.changed()
-    return ended
-
-  async def lease(
-    self, worker: int, start: int, made: tuple | None, ended: int | None
-  ) -> Lease | str | None:
-    """See `Ledger`; with the end of the last lease, or of its part."""
-    self.ledger.check(worker, start)
-    if made:
-      self.ledger.made(worker, *made)
-    if ended is not None:
-      self.ledger.end_part(worker, ended)
-    lease = self.ledger.lease(worker)
-    await self.changed()
-    is_paused = lease is None and self.ledger.is_pausing
-    return self.PAUSE if is_paused else lease
-
-  async def trained(
-    self, worker: int, start: int, part: int, report: dict[str, Any]
-  ) -> None:
-    """See `Ledger`; keeps the report for `take`."""
-    self.ledger.check(worker, start)
-    self.ledger.trained(worker, part, report['pending'])
-    self._reports.append({'worker': worker, 'start': start, **report})
-    await self.changed()
-
-  async def paused(self, worker: int, start: int) -> float:
-    """Returns the factor of learning rates, once training goes on."""
-    self.ledger.pause(worker)
-    await self.changed()
-    await self.until(lambda: not self.ledger.is_pausing, worker, start)
-    return self.ledger.rate_factor
-
-  async def begin(self, worker: int, start: int) -> None:
-    """Returns once a worker may begin its next round."""
-    self.ledger.check(worker, start)
-    self.ledger.begin(worker)
-    await self.changed()
-    await self.until(lambda: self.ledger.may_begin(worker), worker, start)
-
-  # Dense parameters.
-
-  async def dense(self) -> tuple[Any, Any]:
-    """Returns parameters, and the state of their optimizer."""
-    return self.parameters.params, self.parameters.optimizer
-
-  async def take_dense(self, worker: int, start: int) -> tuple[Any, Any]:
-    """The same, for a worker that begins."""
-    self.ledger.check(worker, start)
-    return self.parameters.take(worker)
-
-  async def push_dense(
-    self, worker: int, start: int, params: Any, optimizer: Any, weight: float
-  ) -> Any:
-    """See `dense.Parameters.push`."""
-    self.ledger.check(worker, start)
-    return self.parameters.push(worker, params, optimizer, weight)
-
-  # Of the run.
-
-  async def take(self) -> list[dict[str, Any]]:
-    """Returns the reports since the last call."""
-    reports, self._reports = self._reports, []
-    return reports
-
-  async def pause(self) -> bool:
-    """Has all workers pause; whether they have."""
-    self.ledger.request_pause()
-    await self.changed()
-    return self.ledger.has_paused
-
-  async def go_on(self, rate_factor: float, ends: bool) -> None:
-    """Ends a pause; see `Ledger.end_pause`."""
-    self.ledger.end_pause(rate_factor, ends)
-    await self.changed()
-
-  async def state(self) -> list[dict[str, Any]]:
-    """See `Ledger`."""
-    return self.ledger.state()
-
-  async def restore(
+  def restore(
     self, state: list[dict[str, Any]] | None, dense: Any, rate_factor: float
   ) -> None:
-    """See `Ledger`; with what `dense` has returned. None = a new run."""
-    self.ledger.rate_factor = rate_factor
+    """Resumes from a `state`, with what `dense` returned; None = a new run."""
+    self._rate_factor = rate_factor
     if state is not None:
-      self.ledger.restore(state)
+      for part, saved in zip(self.parts, state, strict=True):
+        part.trained = saved['position'], saved['done']
+        part.position, part.done = part.trained
+        part.is_read = saved['has_ended']
     if self.parameters:
       self.parameters.params, self.parameters.optimizer = dense
 
-  async def has_ended(self) -> bool:
-    """See `Ledger`."""
-    return self.ledger.has_ended
+  def has_ended(self) -> bool:
+    """Whether all of the data is trained, or no more of it is to be."""
+    return self._is_over or all(x.has_ended for x in self.parts)

@@ -8,8 +8,8 @@ rows themselves are on the device. An update is a lookup of a row, of which a
 step may have several.
 
   read    Before a stretch of steps, rows without a line are read, and those
-          with one if others pushed more than `read_bound` updates since.
-  push    After it, rows with more than `write_bound` updates go to the shards,
+          with one if others pushed more than `bound` updates since.
+  push    After it, rows with more than `bound` updates go to the shards,
           as the difference to their base; and so do all that leave their
           lines, before they can be read again. With a bound of 0 every row
           that was used is pushed.
@@ -23,31 +23,19 @@ What a worker sends is subtracted from what it still has to send: what rounding
 takes off a difference goes with the next one. It may send less than it learned
 of a row (`shared_rows` says when); then its copy goes back by the rest.
 
-    own clock = clock when read + own pushes since;  own updates <= write_bound
-    clock of the shard - own clock = pushes of others since <= read_bound
+    own clock = clock when read + own pushes since;  own updates <= bound
+    clock of the shard - own clock = pushes of others since <= bound
 
 With reads that are made while the stretch before runs, what others push
 meanwhile comes on top.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numba
 import numpy as np
 
 from jaxemb.workers import shards
-
-
-class Fetched(NamedTuple):
-  """What was read for a stretch of steps."""
-
-  lines: np.ndarray  # [n] of rows that were newer, or had none
-  ids: np.ndarray  # [n]
-  clocks: np.ndarray  # [n] int64
-  rows: np.ndarray  # [n, width] float32
-  missed: int  # updates by others that the rows that were not read lack
-  most_missed: int  # of these, by one row
 
 
 class Pending(NamedTuple):
@@ -62,31 +50,16 @@ class Pending(NamedTuple):
 
 
 @numba.njit(nogil=True, cache=True)
-def _count(ids, counts, different, num):
-  """Counts ids below the number of rows; returns how many differ so far.
-
-  `different` has the `num` ids whose `counts` are not 0.
-  """
-  for id_ in ids:
-    if id_ < counts.size:
-      if not counts[id_]:
-        different[num] = id_
-        num += 1
-      counts[id_] += 1
-  return num
-
-
-@numba.njit(nogil=True, cache=True)
-def _settle(rows, at, base, lines, weights, num_weighted, num_added):
+def _settle(rows, base, lines, weights, num_weighted, num_added):
   """Moves the base of lines [n] to where their rows have been pushed.
 
-  The row of a line is rows[at]. Of the first columns a weighted part is pushed,
-  and the row becomes that; others add up; the last are pushed as they are.
+  Of the first columns of rows [n, width] a weighted part is pushed, and the row
+  becomes that; others add up; the last are pushed as they are.
   Returns what is pushed, [n, width].
   """
   deltas = np.empty((len(lines), rows.shape[1]), np.float32)
   for i in range(len(lines)):
-    row, old = rows[at[i]], base[lines[i]]
+    row, old = rows[i], base[lines[i]]
     for k in range(num_weighted):
       deltas[i, k] = weights[i] * (row[k] - old[k])
       old[k] += deltas[i, k]
@@ -100,13 +73,13 @@ def _settle(rows, at, base, lines, weights, num_weighted, num_added):
 
 
 @numba.njit(nogil=True, cache=True)
-def _merge(rows, at, base, lines, has_own, new, num_added):
+def _merge(rows, base, lines, has_own, new, num_added):
   """Writes rows that were read into lines [n], and adds pending updates.
 
   Columns that do not add up stay as they are where updates are pending.
   """
   for i in range(len(lines)):
-    row, old = rows[at[i]], base[lines[i]]
+    row, old = rows[i], base[lines[i]]
     for k in range(rows.shape[1]):
       if not has_own[i]:
         row[k] = new[i, k]
@@ -115,31 +88,9 @@ def _merge(rows, at, base, lines, has_own, new, num_added):
       old[k] = new[i, k]
 
 
-class Lookups:
-  """Counts how often the steps of a stretch look up each row of a table."""
-
-  def __init__(self, num_rows: int):
-    """Of ids below `num_rows`; others are padding."""
-    self._counts = np.zeros(num_rows, np.int32)
-
-  def count(self, steps: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids [n] that differ, and lookups of each, int64.
-
-    `steps` have the ids [m] int32 of each step, with repetitions.
-    """
-    most = min(sum(map(len, steps)), len(self._counts))
-    different, num = np.empty(most, np.int64), 0
-    for ids in steps:
-      num = _count(ids, self._counts, different, num=num)
-    different = different[:num]
-    counts = self._counts[different].astype(np.int64)
-    self._counts[different] = 0
-    return different, counts
-
-
-def num_bytes(num_rows: int, capacity: int, record_bytes: int) -> int:
-  """Of the `Lookups` and `Copies` of a table."""
-  return 4 * num_rows + capacity * (3 * 8 + record_bytes)
+def num_bytes(capacity: int, record_bytes: int) -> int:
+  """Of the `Copies` of a table."""
+  return capacity * (3 * 8 + record_bytes)
 
 
 class Copies:
@@ -150,54 +101,42 @@ class Copies:
     table: shards.Sharded,
     capacity: int,
     num_added: int,
-    read_bound: int,
-    write_bound: int,
+    bound: int,
   ):
-    """`num_added` is as of `shards`; the bounds are in updates of a row."""
-    self.table, self._num_added = table, num_added
-    self.read_bound, self.write_bound = read_bound, write_bound
+    """`num_added` is as of `shards`; the bound is in updates of a row."""
+    self.table, self._num_added, self.bound = table, num_added, bound
     width = table.num_bytes // 4
     self._ids = np.full(capacity, -1, np.int64)
     self._clocks = np.full(capacity, shards.NEVER, np.int64)
     self._updates = np.zeros(capacity, np.int64)
     self._base = np.zeros((capacity, width), np.float32)
 
-  def read(self, lines: np.ndarray, ids: np.ndarray) -> Fetched:
-    """Asks for the rows of ids [n] that differ, which have or get lines [n].
-
-    Changes nothing here: see `commit`.
-    """
-    return shards.together(self.table.call, [self.asking_read(lines, ids)])[0]
-
-  def asking_read(self, lines: np.ndarray, ids: np.ndarray) -> shards.Asking:
-    """`read`, to be done `together`."""
+  def read_request(self, lines: np.ndarray, ids: np.ndarray) -> shards.Request:
+    """Asks for the rows of ids [n] that differ, which have or get lines [n]."""
     has_line = self._ids[lines] == ids
     clocks = np.where(has_line, self._clocks[lines], shards.NEVER)
-    newer = yield from self.table.asking_newer(ids, clocks, self.read_bound)
-    return Fetched(
-      lines=lines[newer.at],
-      ids=ids[newer.at],
-      clocks=newer.clocks,
-      rows=newer.records.view(np.float32),
-      missed=newer.missed,
-      most_missed=newer.most_missed,
-    )
+    return self.table.newer_request(ids, clocks, self.bound)
 
-  def commit(self, fetched: Fetched, rows: np.ndarray, at: np.ndarray) -> None:
-    """Writes fetched rows into their lines, whose old rows were settled.
+  def commit(
+    self,
+    lines: np.ndarray,
+    ids: np.ndarray,
+    newer: shards.Newer,
+    rows: np.ndarray,
+  ) -> None:
+    """Notes rows that were read into lines [n], whose old rows were settled.
 
-    rows[at] [n, width] float32 are those of the lines, and change.
+    Those of ids [n] are `newer`. `rows` [n, width] float32, what the device has
+    in the lines, become what it is to have.
     """
-    lines, ids, clocks, new = fetched[:4]
     has_own = (self._ids[lines] == ids) & (self._updates[lines] > 0)
-    self._ids[lines], self._clocks[lines] = ids, clocks
+    self._ids[lines], self._clocks[lines] = ids, newer.clocks
     _merge(
       rows,
-      at,
       self._base,
       lines=lines,
       has_own=has_own,
-      new=new,
+      new=newer.records.view(np.float32),
       num_added=self._num_added,
     )
 
@@ -211,7 +150,7 @@ class Copies:
 
   def due(self, lines: np.ndarray) -> Pending:
     """Takes the updates to push of lines [n], when their steps are done."""
-    least = max(self.write_bound, 0)
+    least = max(self.bound, 0)
     return self._take(lines[self._updates[lines] > least])
 
   def num_updates(self) -> int:
@@ -245,14 +184,14 @@ class Copies:
     self,
     pending: Pending,
     rows: np.ndarray,
-    at: np.ndarray,
     weights: np.ndarray | None = None,
     num_weighted: int = 0,
   ) -> np.ndarray:
     """Returns [n, width] float32 to push before anything else is read.
 
-    rows[at] are those of the lines. Of the first `num_weighted` numbers a part
-    is pushed, by weights [n] float32, and the rows become that.
+    `rows` [n, width] float32 are those of the lines. Of the first
+    `num_weighted` numbers a part is pushed, by weights [n] float32, and the
+    rows become that.
     """
     lines = pending.lines
     self._clocks[lines] += pending.updates
@@ -260,7 +199,6 @@ class Copies:
       weights = np.ones(len(lines), np.float32)
     return _settle(
       rows,
-      at,
       self._base,
       lines=lines,
       weights=weights,
@@ -268,17 +206,14 @@ class Copies:
       num_added=self._num_added,
     )
 
-  def asking_push(self, pending: Pending, deltas: np.ndarray) -> shards.Asking:
-    """Pushes the deltas of `settle`; returns whether it had to be repeated.
-
-    If so, rows that were read in the same call lack them.
-    """
-    return (
-      yield from self.table.asking_add(
-        pending.ids,
-        deltas=deltas.view(np.uint8),
-        updates=pending.updates,
-        first_at=pending.first_at,
-        first=pending.first.view(np.uint8),
-      )
+  def push_request(
+    self, pending: Pending, deltas: np.ndarray
+  ) -> shards.Request:
+    """Pushes the deltas of `settle`."""
+    return self.table.add_request(
+      pending.ids,
+      deltas.view(np.uint8),
+      pending.updates,
+      first_at=pending.first_at,
+      first=pending.first.view(np.uint8),
     )

@@ -80,8 +80,9 @@ class Parameters:
 
 
 class Exchange:
-  """Implements `fetching.Exchange` for a worker."""
+  """The exchange of a worker with the coordinator."""
 
+  # Whether a step is one of all: each takes a share of it.
   shares_steps = False
 
   def __init__(
@@ -114,7 +115,11 @@ class Exchange:
     learning_rate: np.float32,
     examples: float,
   ) -> base.TrainState:
-    """See `fetching.Exchange`."""
+    """Returns the state after a stretch, with what others have learned, too.
+
+    Of a shared step its optimizer's state is the gradient of this share
+    (`strategies.base.gathered`), of all of the step's examples.
+    """
     own = jax.device_get(state[1:])
     lookups = np.array([num_steps * self._step_centers])
     (weight,) = self._weights(lookups).tolist()

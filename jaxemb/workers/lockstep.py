@@ -9,109 +9,60 @@ share, and their sum makes a step of the optimizer. With rows that may be stale,
 this is the setting of HET (Miao et al. 2022).
 """
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxemb.stores import fetching
+from jaxemb.stores import lookahead
 from jaxemb.strategies import base as strategy_base
 from jaxemb.workers import coordinator, dense, shared_rows
 
 
-@dataclasses.dataclass
-class _Member(coordinator.Member):
-  """A worker; its rounds are (dispatch, round in it)."""
+class Coordinator(coordinator.Coordinator):
+  """Of workers that wait for each other in every round.
 
-  read: tuple[int, int] = (-1, -1)  # the last round whose rows it has read
-  num_steps: int = 0  # of the dispatch of the round
-  examples: float = 0.0  # of the round
+  Where a worker is: (dispatch, round in it, whether it has read its rows).
+  """
 
-
-class Ledger(coordinator.Ledger):
-  """Of workers that wait for each other in every round."""
-
-  def __init__(self, num_parts: int, num_workers: int):
-    super().__init__(num_parts)
+  def __init__(self, num_parts: int, num_workers: int, dense: Any = ()):
+    super().__init__(num_parts, dense=dense)
     self._num_workers, self._pause_at = num_workers, 0
+    # By worker, the steps of its dispatch, and the examples of its round.
+    self._work: dict[int, tuple[int, float]] = {}
+    # By round and worker, gradients of a step that has not ended.
+    self._grads: dict[Any, dict[int, Any]] = {}
 
-  def new_member(self, start: int) -> _Member:
-    """Returns a member that is before all rounds."""
-    return _Member(start, (-1, -1))
+  def first_round(self) -> tuple[int, int, bool]:
+    """Returns the place of a new member, before all rounds."""
+    return -1, -1, False
 
   def may_lease(self, worker: int, part: Any) -> bool:
     """A worker has one part, and no other before that is trained."""
-    if self.is_pausing and part.done >= self._pause_at:
+    if self.is_pausing and part.num_leased >= self._pause_at:
       return False
     has_part = any(x.owner == worker for x in self.parts)
     return part.owner == worker or not has_part
 
-  def request_pause(self) -> None:
+  def pause(self) -> bool:
     """See the base; all parts have to come as far as the first."""
     if not self.is_pausing:
-      self._pause_at = max(x.done for x in self.parts)
-    super().request_pause()
-
-  def align_rounds(self) -> None:
-    """Does nothing: all are in the same round."""
-
-  def begin(
-    self,
-    worker: int,
-    number: tuple[int, int],
-    num_steps: int,
-    examples: float = 0.0,
-  ) -> None:
-    """Notes that a worker has pushed all, and wants to begin a round."""
-    member = self.members[worker]
-    member.begun, member.num_steps = number, num_steps
-    member.examples = examples
+      self._pause_at = max(x.num_leased for x in self.parts)
+    return super().pause()
 
   def may_begin(self, worker: int) -> bool:
-    """Whether all others wait for the same round."""
-    rounds = [x.begun for x in self.members.values() if not x.is_paused]
-    number = self.members[worker].begun
-    return len(self.members) >= self._expected and number <= min(rounds)
-
-  def has_read(self, worker: int) -> None:
-    """Notes that a worker has read the rows of its round."""
-    member = self.members[worker]
-    member.read = member.begun
-
-  def may_push(self, worker: int) -> bool:
-    """Whether all others have read rows of the round, or are behind it."""
-    number, members = self.members[worker].begun, self.members.values()
-    have_read = all(
-      x.read >= number or x.begun > number or x.is_paused for x in members
-    )
-    return len(members) >= self._expected and have_read
-
-  @property
-  def _expected(self):
-    """Workers with parts that have not ended."""
+    """Whether all others are as far, or further."""
+    # Workers with parts that have not ended.
     left = sum(not x.has_ended for x in self.parts)
-    return min(self._num_workers, left)
+    has_all = len(self.members) >= min(self._num_workers, left)
+    return has_all and self.members[worker].begun <= self.slowest()
 
-  def round_of(self, worker: int) -> tuple[Any, dict[int, float]]:
-    """Returns a worker's round, and by worker in it, the examples of each."""
-    number = self.members[worker].begun
+  def _round_of(self, worker):
+    """Returns a worker's round, and which workers are in it."""
+    *number, _ = self.members[worker].begun
     members = self.members.items()
-    return number, {i: x.examples for i, x in members if x.begun == number}
-
-  def most_steps(self) -> int:
-    """Returns the most steps of the dispatches that workers are at."""
-    return max(x.num_steps for x in self.members.values())
-
-
-class Coordinator(coordinator.Coordinator):
-  """See the module."""
-
-  def __init__(self, ledger: Ledger, dense: Any = ()):
-    super().__init__(ledger, dense)
-    # By round and worker, gradients of a step that has not ended.
-    self._grads: dict[Any, dict[int, Any]] = {}
+    return tuple(number), [i for i, x in members if [*x.begun[:2]] == number]
 
   async def begin(
     self,
@@ -121,26 +72,29 @@ class Coordinator(coordinator.Coordinator):
     num_steps: int,
     examples: float,
   ) -> tuple[int, float]:
-    """Returns when a worker may begin a round.
+    """Returns when a worker, which has pushed all, may begin a round.
 
     The most steps of a dispatch, and the examples of all in the round.
     """
-    self.ledger.check(worker, start)
-    self.ledger.begin(worker, number, num_steps, examples=examples)
-    await self.changed()
-    await self.until(lambda: self.ledger.may_begin(worker), worker, start)
-    _, examples_of = self.ledger.round_of(worker)
-    return self.ledger.most_steps(), sum(examples_of.values())
+    self.check(worker, start)
+    self.members[worker].begun = *number, False
+    self._work[worker] = num_steps, examples
+    self.changed()
+    await self.until(self.may_begin, worker, start)
+    steps = [x for i, (x, _) in self._work.items() if i in self.members]
+    _, workers = self._round_of(worker)
+    return max(steps), sum(self._work[i][1] for i in workers)
 
-  async def has_read(self, worker: int, start: int) -> None:
-    """See `Ledger`."""
-    self.ledger.check(worker, start)
-    self.ledger.has_read(worker)
-    await self.changed()
+  def has_read(self, worker: int, start: int) -> None:
+    """Notes that a worker has read the rows of its round."""
+    self.check(worker, start)
+    *number, _ = self.members[worker].begun
+    self.members[worker].begun = *number, True
+    self.changed()
 
   async def end(self, worker: int, start: int) -> None:
-    """Returns when a worker may push its updates of a round."""
-    await self.until(lambda: self.ledger.may_push(worker), worker, start)
+    """Returns when all have read the rows of the worker's round."""
+    await self.until(self.may_begin, worker, start)
 
   async def step_dense(
     self,
@@ -154,23 +108,23 @@ class Coordinator(coordinator.Coordinator):
 
     See `dense.Parameters.step`; gradients add up in the order of their workers.
     """
-    self.ledger.check(worker, start)
-    number, _ = self.ledger.round_of(worker)
+    self.check(worker, start)
+    number, _ = self._round_of(worker)
     grads_of = self._grads.setdefault(number, {})
     grads_of[worker] = grads
-    await self.changed()
+    self.changed()
 
-    def is_whole():
-      _, members = self.ledger.round_of(worker)
+    def is_whole(worker):
+      _, workers = self._round_of(worker)
       has_ended = self._grads.get(number) is not grads_of
-      return has_ended or members.keys() <= grads_of.keys()
+      return has_ended or set(workers) <= grads_of.keys()
 
     await self.until(is_whole, worker, start)
     if self._grads.get(number) is grads_of:
       del self._grads[number]
       ordered = [x for _, x in sorted(grads_of.items(), key=lambda x: x[0])]
       self.parameters.step(ordered, is_step, learning_rate)
-      await self.changed()
+      self.changed()
     return self.parameters.params
 
 
@@ -186,13 +140,14 @@ class Pace(shared_rows.Pace):
     """See the base."""
     self._index, self._round = index, -1
 
-  def begin(self, needed: fetching.Needed) -> tuple[int, float]:
+  def begin(self, stretch: lookahead.Stretch) -> tuple[int, float]:
     """See the base; of all workers, who have pushed the round before."""
     self._round += 1
+    number = self._index, self._round
     most, examples = self.wait(
-      'begin', (self._index, self._round), needed.count, needed.examples
+      'begin', number, stretch.block.count, stretch.examples
     )
-    if needed.is_first:
+    if not stretch.first:
       self._num_steps = most
     return self._num_steps, examples
 
@@ -211,32 +166,31 @@ class Rows(shared_rows.SharedRows):
   adds_up = True
 
   def fetch(
-    self, needed: fetching.Needed, counts: fetching.Counts
-  ) -> tuple[int, dict[str, shared_rows.Stretch], None]:
+    self, stretch: lookahead.Stretch
+  ) -> tuple[int, dict[str, shared_rows.Used], None]:
     """Reads nothing ahead."""
-    return self._flushes, self._stretches(needed), None
+    return self._flushes, self._used(stretch), None
 
-  def _round(self, tables, needed, fetched, counts):
+  def _round(self, tables, stretch, fetched):
     """Pushes the round before, and reads what all have pushed of it."""
-    _, stretches, _ = fetched
-    self._settle_due(tables, stretches)
-    self._paced(self.pace.end)
-    self._exchange({}, counts)
-    begun = self._paced(self.pace.begin, needed)
-    read = self._exchange(stretches, counts)
+    _, used, _ = fetched
+    self._settle_due(tables)
+    self.pace.end()
+    self._exchange({})
+    begun = self.pace.begin(stretch)
+    newer = self._exchange(used)
     self.pace.has_read()
-    self._commit(tables, read)
+    self._commit(tables, used, newer)
     return begun
 
   def flush(
     self,
-    tables: dict[str, Any],
+    tables: Mapping[str, Any],
     held: Callable[[str], tuple[np.ndarray, np.ndarray]],
-    counts: fetching.Counts,
-  ) -> dict[str, Any]:
+  ) -> Mapping[str, Any]:
     """See the base; once all have read the rows of the round."""
     self.pace.end()
-    return super().flush(tables, held, counts)
+    return super().flush(tables, held)
 
 
 class Exchange(dense.Exchange):
@@ -256,7 +210,7 @@ class Exchange(dense.Exchange):
     learning_rate: np.float32,
     examples: float,
   ) -> strategy_base.TrainState:
-    """See `fetching.Exchange`."""
+    """See the base."""
     grads = jax.device_get(state.optimizer)
     params = self._pace.wait(
       'step_dense', grads, examples > 0, float(learning_rate)

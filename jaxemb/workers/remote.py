@@ -68,7 +68,7 @@ class _SavedShard:
       saved = json.loads(self._latest.read_text())
       self._shard.restore(folder / saved['rows'], saved['checksum'])
       self._shard.done = saved['done']
-    self._counts[3] += self._counts[2] - self._shard.updates
+    self._lost = self._counts[3] + self._counts[2] - self._shard.updates
     self._shard.epoch = int(self._counts[1]) + 1
     self._counts[0] += 1
     self._number, self._saved, self._save_secs = 0, time.monotonic(), 0.0
@@ -79,7 +79,8 @@ class _SavedShard:
     return self._folder / 'latest.json'
 
   def _count(self):
-    self._counts[1:3] = self._shard.epoch, self._shard.updates
+    shard, lost = self._shard, self._lost + self._shard.lost
+    self._counts[1:4] = shard.epoch, shard.updates, lost
 
   def call(self, method: str, args: tuple) -> tuple[int, int, str, Any]:
     """Returns starts, updates lost, a problem, and what a method returns."""
@@ -143,9 +144,8 @@ class _Calls:
     self.actors = actors
     # By table, its arguments of `shards.Shard`, but for the number.
     self.sizes: dict[str, tuple] = {}
-    # By table and number, as far as is known.
-    self._starts: dict[tuple[str, int], int] = {}
-    self._lost: dict[tuple[str, int], int] = {}
+    # By table and number, starts and lost updates as far as is known.
+    self._known: dict[tuple[str, int], tuple[int, int]] = {}
 
   def __call__(
     self, requests: Sequence[shards.Request]
@@ -153,27 +153,28 @@ class _Calls:
     start = time.monotonic()
     answers = [dict.fromkeys(x.args) for x in requests]
     waiting: dict[int, list[tuple[int, tuple]]] = {}  # by number of the shard
-    for k, (table, method, args) in enumerate(requests):
-      for i, x in args.items():
-        call = table, (i, *self.sizes[table]), method, x
+    for k, request in enumerate(requests):
+      for i, args in request.args.items():
+        sizes = i, *self.sizes[request.table]
+        call = request.table, sizes, request.method, args
         waiting.setdefault(i, []).append((k, call))
     deadline, late = start + WAIT_SECS, collections.Counter()
-    while waiting:
+    while True:
       num_late = late.total()
       why = self._send(waiting, answers, late)
-      now, is_suspended = time.monotonic(), any(late[i] > 1 for i in waiting)
+      if not waiting:
+        return answers
+      now = time.monotonic()
       if late.total() > num_late:
         deadline = now + WAIT_SECS
-      if waiting and (is_suspended or now > deadline):
+      if now > deadline or any(late[i] > 1 for i in waiting):
         i, what = max(waiting, key=lambda i: late[i]), errors.one_line(why, 100)
         raise errors.LostError(
           f'shard {i} of the tables has not answered for {now - start:.0f} s '
           f'({what}); see that Ray and its machines run, and that nothing is '
           'suspended, then run the same command to resume'
         ) from why
-      if waiting:
-        time.sleep(_RETRY_SECS)
-    return answers
+      time.sleep(_RETRY_SECS)
 
   @property
   def _limit_secs(self):
@@ -217,15 +218,14 @@ class _Calls:
 
   def _note(self, key, starts, lost):
     # A client that comes later reports what was lost since the first start.
-    if self._starts.setdefault(key, 1) == starts:
-      return
-    more = lost - self._lost.get(key, 0)
-    self._starts[key], self._lost[key] = starts, lost
-    table, i = key
-    _LOG.warning(
-      f'shard {i} of table {table} ended and came back from its last '
-      f'snapshot: {more:,} updates of rows since then are lost'
-    )
+    before = self._known.setdefault(key, (1, 0))
+    self._known[key] = starts, lost
+    if (starts, lost) != before:
+      table, i = key
+      _LOG.warning(
+        f'shard {i} of table {table} ended and came back from its last '
+        f'snapshot: {lost - before[1]:,} updates of rows since then are lost'
+      )
 
 
 class Cluster:

@@ -13,10 +13,11 @@ several decays could turn a mean square negative. Where one worker has the table
 for itself, it writes its records, whose bytes mean nothing here.
 """
 
+import dataclasses
 import json
 import pathlib
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numba
@@ -37,29 +38,11 @@ class Request(NamedTuple):
   table: str
   method: str  # of `Shard`
   args: Mapping[int, tuple]  # by shard
+  places: Mapping[int, np.ndarray] = {}  # by shard, which of the rows it has
 
 
 # Requests, done in this order, -> the answers of each, by shard
 Call = Callable[[Sequence[Request]], list[dict[int, Any]]]
-# Yields requests, and gets their answers.
-Asking = Generator[Request, dict[int, Any], Any]
-
-
-def together(call: Call, asking: Sequence[Asking]) -> list[Any]:
-  """Returns what each generator returns; their requests share calls."""
-  results: list[Any] = [None] * len(asking)
-  waiting: dict[int, Request] = {}
-  answers: dict[int, Any] = dict.fromkeys(range(len(asking)))
-  while answers:
-    for i, answer in answers.items():
-      try:
-        waiting[i] = asking[i].send(answer)
-      except StopIteration as end:
-        results[i] = end.value
-    new = call(list(waiting.values())) if waiting else []
-    answers = dict(zip(waiting, new, strict=True))
-    waiting = {}
-  return results
 
 
 class Newer(NamedTuple):
@@ -113,6 +96,7 @@ class Shard:
     self._num_shards, self._num_added = num_shards, num_added
     self.epoch = 0  # how often it came back
     self.updates = 0  # of all rows
+    self.lost = 0  # updates of rows with which it has not come back
     # By client, the last call of `add`: one that is repeated, as the answer
     # was lost, is not done twice.
     self.done: dict[str, int] = {}
@@ -157,22 +141,24 @@ class Shard:
     updates: np.ndarray,
     first_at: np.ndarray,
     first: np.ndarray,
-  ) -> np.ndarray:
+  ) -> None:
     """Adds records of float32 to the rows of ids [n] that differ.
 
     Rows ids[first_at] begin as the records `first`, unless they are known.
-    Calls of a client have rising numbers. Returns which of the rows are not
-    known; if there are any, nothing has changed.
+    Calls of a client have rising numbers. Updates of rows that this shard had
+    and has not come back with are lost, as those before them.
     """
-    at, is_known = self._places(ids)
     if call <= self.done.get(client, -1):
-      return np.zeros(0, np.int64)
-    is_new = np.zeros(len(ids), bool)
-    is_new[first_at] = True
-    if len(missing := np.flatnonzero(~is_known & ~is_new)):
-      return missing
-    some = ~is_known[first_at]
-    self._begin(at[first_at[some]], first[some])
+      return
+    self.done[client] = call
+    at, is_known = self._places(ids)
+    is_new = ~is_known[first_at]
+    self._begin(at[first_at[is_new]], first[is_new])
+    if len(lost := np.flatnonzero(~self._rows.is_known[at])):
+      self.lost += int(np.sum(updates[lost]))
+      at, deltas, updates = (
+        np.delete(x, lost, 0) for x in (at, deltas, updates)
+      )
     _add(
       self._numbers,
       at,
@@ -180,8 +166,6 @@ class Shard:
       num_added=self._num_added,
     )
     self._tick(at, updates)
-    self.done[client] = call
-    return missing
 
   def write(self, ids: np.ndarray, records: np.ndarray) -> None:
     """Replaces the records of ids [n] that differ."""
@@ -209,6 +193,7 @@ def _none(ids):
   raise AssertionError('rows that are not known are made by clients')
 
 
+@dataclasses.dataclass
 class Sharded:
   """A table over several shards, of which each has every n-th row.
 
@@ -216,134 +201,82 @@ class Sharded:
   goes to all shards that have some of its rows, once.
   """
 
-  def __init__(
-    self,
-    name: str,
-    num_shards: int,
-    num_rows: int,
-    num_bytes: int,
-    make: Callable[[np.ndarray], np.ndarray],
-    call: Call,
-    client: str,
-    close: Callable[[], None],
-  ):
-    """`make` makes the first records of ids; names of clients are unique."""
-    self.name, self.num_rows, self.num_bytes = name, num_rows, num_bytes
-    self._num_shards, self._make, self.call = num_shards, make, call
-    self._client, self._calls = client, 0
-    self.close = close  # as of `stores.Store`
+  name: str
+  num_shards: int
+  num_rows: int
+  num_bytes: int
+  make: Callable[[np.ndarray], np.ndarray]  # ids -> their first records
+  call: Call
+  client: str  # unique
+  close: Callable[[], None]  # as of `stores.Store`
+  calls: int = 0
 
-  def _split(self, ids):
-    """By shard, which of the ids it has."""
-    if self._num_shards == 1:
-      return {0: np.arange(len(ids))} if len(ids) else {}
-    shard = ids % self._num_shards
-    places = ((i, np.flatnonzero(shard == i)) for i in range(self._num_shards))
-    return {i: at for i, at in places if len(at)}
+  def _request(self, method, ids, *arrays):
+    """Returns a call with ids [n] and arrays [n, ...], split by shard."""
+    shard = ids % self.num_shards
+    places = {i: np.flatnonzero(shard == i) for i in range(self.num_shards)}
+    # Of no ids, from a shard that returns as many rows.
+    places = {i: at for i, at in places.items() if len(at)} or {0: np.arange(0)}
+    args = {i: (ids[at], *(x[at] for x in arrays)) for i, at in places.items()}
+    return Request(self.name, method, args, places=places)
 
   def _ask(self, method, args):
     """Answers by shard."""
     return self.call([Request(self.name, method, args)])[0]
 
-  def newer(self, ids: np.ndarray, clocks: np.ndarray, bound: int) -> Newer:
-    """Those of ids [n] that had more than `bound` updates since clocks [n].
-
-    All of `NEVER`; of rows that nobody changed it makes the records.
-    """
-    return together(self.call, [self.asking_newer(ids, clocks, bound)])[0]
-
-  def asking_newer(
+  def newer_request(
     self, ids: np.ndarray, clocks: np.ndarray, bound: int
-  ) -> Asking:
-    """`newer`, to be done `together`."""
-    places = self._split(ids)
-    args = {i: (ids[at], clocks[at], bound) for i, at in places.items()}
-    answers = yield Request(self.name, 'newer', args)
-    if not places:
-      empty = np.zeros(0, np.int64)
-      none = np.zeros((0, self.num_bytes), np.uint8)
-      return Newer(
-        at=empty, clocks=empty, is_known=empty.astype(bool), records=none
-      )
-    parts = [places[i][x.at] for i, x in answers.items()]
-    at, clocks, is_known = (
-      np.concatenate(x)
-      for x in (
-        parts,
-        [x.clocks for x in answers.values()],
-        [x.is_known for x in answers.values()],
-      )
-    )
-    known = np.concatenate([x.records for x in answers.values()])
+  ) -> Request:
+    """Asks for those of ids [n] with more than `bound` updates since clocks.
+
+    All of `NEVER`.
+    """
+    request = self._request('newer', ids, clocks)
+    args = {i: (*x, bound) for i, x in request.args.items()}
+    return request._replace(args=args)
+
+  def newer(self, request: Request, answers: Mapping[int, Newer]) -> Newer:
+    """Joins the answers; makes the records of rows that nobody changed."""
+    parts = list(answers.values())
+    at = np.concatenate([request.places[i][x.at] for i, x in answers.items()])
+    is_known = np.concatenate([x.is_known for x in parts])
+    records = known = np.concatenate([x.records for x in parts])
     if not is_known.all():
       records = np.empty((len(at), self.num_bytes), np.uint8)
       records[is_known] = known
-      records[~is_known] = self._make(ids[at[~is_known]])
-      known = records
-    missed = [x.missed for x in answers.values()]
-    most = [x.most_missed for x in answers.values()]
+      ids = [request.args[i][0][x.at] for i, x in answers.items()]
+      records[~is_known] = self.make(np.concatenate(ids)[~is_known])
     return Newer(
       at=at,
-      clocks=clocks,
+      clocks=np.concatenate([x.clocks for x in parts]),
       is_known=is_known,
-      records=known,
-      missed=sum(missed),
-      most_missed=max(most),
+      records=records,
+      missed=sum(x.missed for x in parts),
+      most_missed=max(x.most_missed for x in parts),
     )
 
-  def add(
+  def add_request(
     self,
     ids: np.ndarray,
     deltas: np.ndarray,
     updates: np.ndarray,
     first_at: np.ndarray,
     first: np.ndarray,
-  ) -> None:
+  ) -> Request:
     """See `Shard.add`."""
-    together(
-      self.call,
-      [self.asking_add(ids, deltas, updates, first_at=first_at, first=first)],
-    )
-
-  def asking_add(
-    self,
-    ids: np.ndarray,
-    deltas: np.ndarray,
-    updates: np.ndarray,
-    first_at: np.ndarray,
-    first: np.ndarray,
-  ) -> Asking:
-    """`add`, to be done `together`; whether it had to be repeated.
-
-    Rows that a shard does not know, because it has come back from a snapshot,
-    begin as they are made.
-    """
     number_of = np.full(len(ids), -1)
     number_of[first_at] = np.arange(len(first_at))
+    request = self._request('add', ids, deltas, updates, number_of)
+    self.calls += 1
     args = {}
-    self._calls += 1
-    for i, at in self._split(ids).items():
-      new = np.flatnonzero(number_of[at] >= 0)
-      rows = first[number_of[at[new]]]
-      head = self._client, self._calls, ids[at], deltas[at], updates[at]
-      args[i] = *head, new, rows
-    num_calls = 0
-    while args:
-      answers = yield Request(self.name, 'add', args)
-      self._calls, num_calls = self._calls + 1, num_calls + 1
-      again = {}
-      for i, missing in answers.items():
-        if len(missing):
-          client, _, ids, *rest, new, rows = args[i]
-          rows = np.concatenate([rows, self._make(ids[missing])])
-          new = np.concatenate([new, missing])
-          again[i] = client, self._calls, ids, *rest, new, rows
-      args = again
-    return num_calls > 1
+    for i, (*arrays, numbers) in request.args.items():
+      new = np.flatnonzero(numbers >= 0)
+      args[i] = self.client, self.calls, *arrays, new, first[numbers[new]]
+    return request._replace(args=args)
 
   def check(self) -> None:
     """Asks every shard for something."""
-    self._ask('num_known', {i: () for i in range(self._num_shards)})
+    self._ask('num_known', {i: () for i in range(self.num_shards)})
 
   def read(self, ids: np.ndarray) -> np.ndarray:
     """See `stores.Store`."""
@@ -351,20 +284,19 @@ class Sharded:
     size = max(1, _ANSWER_BYTES // self.num_bytes)
     for i in range(0, len(ids), size):
       some = ids[i : i + size]
-      newer = self.newer(some, np.full(len(some), NEVER), 0)
+      request = self.newer_request(some, np.full(len(some), NEVER), 0)
+      newer = self.newer(request, self.call([request])[0])
       records[i + newer.at] = newer.records
     return records
 
   def write(self, ids: np.ndarray, records: np.ndarray) -> None:
     """See `stores.Store`."""
-    places = self._split(ids)
-    args = {i: (ids[at], records[at]) for i, at in places.items()}
-    self._ask('write', args)
+    self.call([self._request('write', ids, records)])
 
   def snapshot(self, path: pathlib.Path) -> int:
     """See `stores.Store`; a folder with a file of each shard."""
     path.mkdir(parents=True, exist_ok=True)
-    numbers = range(self._num_shards)
+    numbers = range(self.num_shards)
     sums = self._ask('snapshot', {i: (path / str(i),) for i in numbers})
     data = json.dumps([sums[i] for i in numbers]).encode()
     with atomic.write(path / 'checksums') as file:
@@ -377,7 +309,7 @@ class Sharded:
     if zlib.crc32(data) != checksum:
       raise ValueError(f'{path} is damaged')
     sums = json.loads(data)
-    if len(sums) != self._num_shards:
+    if len(sums) != self.num_shards:
       raise ValueError(f'{path} is of {len(sums)} shards')
     args = {i: (path / str(i), x) for i, x in enumerate(sums)}
     self._ask('restore', args)

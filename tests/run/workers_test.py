@@ -31,7 +31,7 @@ def _needs_ray():
 
 def _until(find):
   """What is found, once it is there."""
-  deadline = time.monotonic() + 300
+  deadline = time.monotonic() + 600
   while not (found := find()) and time.monotonic() < deadline:
     time.sleep(0.02)
   assert found

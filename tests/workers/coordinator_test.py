@@ -1,4 +1,4 @@
-"""The ledger gives every dispatch to somebody, whoever ends and when."""
+"""The coordinator gives every dispatch to somebody, whoever ends and when."""
 
 import asyncio
 import collections
@@ -9,10 +9,10 @@ import pytest
 from jaxemb.workers import coordinator, lockstep
 
 
-def _ledger(pace, num_parts, num_workers, ahead=3):
+def _make(pace, num_parts, num_workers, ahead=3):
   if pace == 'bsp':
-    return lockstep.Ledger(num_parts, num_workers)
-  return coordinator.Ledger(num_parts, None if pace == 'asp' else ahead)
+    return lockstep.Coordinator(num_parts, num_workers)
+  return coordinator.Coordinator(num_parts, None if pace == 'asp' else ahead)
 
 
 class _World:
@@ -20,49 +20,49 @@ class _World:
 
   def __init__(self, pace, sizes, num_workers, rng):
     self.sizes, self.rng = sizes, rng
-    self.ledger = _ledger(pace, len(sizes), num_workers)
+    self.actor = _make(pace, len(sizes), num_workers)
+    self.starts = {}
     self.given = {}  # by worker, dispatches that it was given and has made
     self.making = {}  # the one that it is making
     self.trained = collections.Counter()
     self.repeats = 0
 
-  def join(self, worker):
-    self.ledger.join(worker)
-    self.given[worker] = collections.deque()
+  def join(self, *workers):
+    for worker in workers:
+      self.starts[worker] = self.actor.join(worker).start
+      self.given[worker] = collections.deque()
 
   def kill(self, worker):
     given = self.given.pop(worker)
     self.making.pop(worker, None)
-    ended = self.ledger.leave(worker)
+    ended = self.actor.leave(worker)
     self.repeats += len(given)
     assert ended.units == sum(own for *_, own in given)
 
   def lease(self, worker):
     """Whether it was given something, or has made it."""
-    if worker in self.making:
-      self.make(worker, self.making.pop(worker))
-      return True
-    if (lease := self.ledger.lease(worker)) is None:
-      return False
-    self.making[worker] = lease
-    return True
+    made = ended = None
+    if had := self.making.pop(worker, None):
+      made, ended = self.make(worker, had)
+    lease = self.actor.lease(worker, self.starts[worker], made, ended)
+    if isinstance(lease, coordinator.Lease):
+      self.making[worker] = lease
+    return had is not None or worker in self.making
 
   def make(self, worker, lease):
     """A dispatch, or an end of the part."""
     number = lease.position or 0
     assert lease.done == 10 * number
     if number == self.sizes[lease.part]:
-      self.ledger.end_part(worker, lease.part)
-    else:
-      own = int(self.rng.integers(1, 9))
-      behind = number + 1, 10 * (number + 1), own
-      self.ledger.made(worker, lease.part, *behind)
-      self.given[worker].append((lease.part, number, own))
+      return None, lease.part
+    own = int(self.rng.integers(1, 9))
+    self.given[worker].append((lease.part, number, own))
+    return (lease.part, number + 1, 10 * (number + 1), own), None
 
   def train(self, worker):
     part, number, _ = self.given[worker].popleft()
     self.trained[part, number] += 1
-    self.ledger.trained(worker, part, pending=3)
+    self.actor.trained(worker, self.starts[worker], part, {'pending': 3})
 
   def turn(self, worker):
     """A random thing that a worker does."""
@@ -74,7 +74,7 @@ class _World:
 
   def check(self):
     everything = {(p, i) for p, n in enumerate(self.sizes) for i in range(n)}
-    assert self.ledger.has_ended
+    assert self.actor.has_ended()
     assert set(self.trained) == everything
     # A dispatch is trained once: what was given and not trained, was given
     # again, and what was trained never.
@@ -82,39 +82,37 @@ class _World:
 
 
 @pytest.mark.parametrize('pace', ['asp', 'ssp', 'bsp'])
-@pytest.mark.parametrize('seed', range(5))
-def test_every_dispatch_is_trained_once_whoever_ends(pace, seed):
-  rng = np.random.default_rng(seed)
-  world = _World(pace, [7, 5, 9, 6, 7, 8], 3, rng)
-  for worker in range(3):
-    world.join(worker)
-  for _ in range(10_000):
-    workers = list(world.given)
-    worker = workers[rng.integers(len(workers))]
-    chance = rng.random()
-    if chance < 0.02:
-      world.kill(worker)
-      world.join(worker)
-    elif chance < 0.03 and len(workers) > 1:
-      world.kill(worker)  # it leaves
-    elif chance < 0.04 and len(workers) < 6:
-      world.join(max(workers) + 1)
-    else:
-      world.turn(worker)
-    if world.ledger.has_ended:
-      break
-  world.check()
-  assert world.repeats or pace == 'bsp'
+def test_every_dispatch_is_trained_once_whoever_ends(pace):
+  repeats = 0
+  for seed in range(5):
+    rng = np.random.default_rng(seed)
+    world = _World(pace, [7, 5, 9, 6, 7, 8], 3, rng)
+    world.join(*range(3))
+    while not world.actor.has_ended():
+      workers = list(world.given)
+      worker = workers[rng.integers(len(workers))]
+      chance = rng.random()
+      if chance < 0.05:
+        world.kill(worker)
+        world.join(worker)
+      elif chance < 0.06 and len(workers) > 1:
+        world.kill(worker)  # it leaves
+      elif chance < 0.07 and len(workers) < 6:
+        world.join(max(workers) + 1)
+      else:
+        world.turn(worker)
+    world.check()
+    repeats += world.repeats
+  assert repeats
 
 
 def test_parts_are_read_abreast():
   rng = np.random.default_rng(0)
   world = _World('asp', [20] * 8, 2, rng)
-  for worker in range(2):
-    world.join(worker)
+  world.join(*range(2))
   for _ in range(150):
     world.turn(int(rng.integers(2)))
-    far = [x.done for x in world.ledger.parts]
+    far = [x.done for x in world.actor.parts]
     assert max(far) - min(far) <= 20
 
 
@@ -123,29 +121,26 @@ def test_a_run_goes_on_from_a_pause(pace):
   rng = np.random.default_rng(0)
   sizes = [6] * (3 if pace == 'bsp' else 12)
   world = _World(pace, sizes, 3, rng)
-  for worker in range(3):
-    world.join(worker)
+  world.join(*range(3))
   for _ in range(20):
     world.turn(int(rng.integers(3)))
-  assert not world.ledger.has_paused
-  world.ledger.request_pause()
+  assert not world.actor.pause()
   for worker in range(3):
     while world.lease(worker) or world.given[worker]:
       if world.given[worker]:
         world.train(worker)
-    world.ledger.pause(worker)
-  assert world.ledger.has_paused
-  state = world.ledger.state()
+    world.actor.members[worker].is_paused = True
+  assert world.actor.pause()
+  state = world.actor.state()
   if pace == 'bsp':  # all have come as far as the first
     assert len({x['done'] for x in state}) == 1
   # In another process, with other workers.
   num = 3 if pace == 'bsp' else 5
-  world.ledger = _ledger(pace, len(sizes), num)
-  world.ledger.restore(state)
+  world.actor = _make(pace, len(sizes), num)
+  world.actor.restore(state, None, 1.0)
   world.given, world.making = {}, {}
-  for worker in range(num):
-    world.join(worker)
-  while not world.ledger.has_ended:
+  world.join(*range(num))
+  while not world.actor.has_ended():
     world.turn(int(rng.integers(num)))
   world.check()
 
@@ -155,17 +150,17 @@ def test_a_run_goes_on_from_a_pause(pace):
 )
 def test_no_worker_is_further_ahead_than_it_may(pace, ahead):
   rng = np.random.default_rng(0)
-  book = _ledger(pace, 4, 3, ahead)
+  actor = _make(pace, 4, 3, ahead)
   rounds, waits, seen = dict.fromkeys(range(3), 0), set(), 0
   for worker in rounds:
-    book.join(worker)
+    actor.join(worker)
   for _ in range(2000):
     # One of them is slow.
     worker = int(rng.choice(3, p=[0.45, 0.45, 0.1]))
     if worker not in waits:
-      book.begin(worker)
+      actor.members[worker].begun += 1
       waits.add(worker)
-    if book.may_begin(worker):
+    if actor.may_begin(worker):
       waits.discard(worker)
       rounds[worker] += 1
       spread = max(rounds.values()) - min(rounds.values())
@@ -175,9 +170,9 @@ def test_no_worker_is_further_ahead_than_it_may(pace, ahead):
   else:
     assert seen > 100
   # Who ends is not waited for.
-  book.leave(2)
+  actor.leave(2)
   waiting = [x for x in waits if x != 2]
-  assert all(map(book.may_begin, waiting)) or pace == 'ssp'
+  assert all(map(actor.may_begin, waiting)) or pace == 'ssp'
 
 
 def test_lockstep_reads_what_all_have_pushed_and_no_more():
@@ -185,16 +180,15 @@ def test_lockstep_reads_what_all_have_pushed_and_no_more():
   num, rounds = 4, 30
   # Workers have other numbers of rounds in the same dispatch.
   sizes = rng.integers(1, 5, (num, rounds))
-  actor = lockstep.Coordinator(lockstep.Ledger(num, num))
+  actor = lockstep.Coordinator(num, num)
   pushed, log = collections.Counter(), []
 
   async def work(worker):
-    start, _ = await actor.join(worker)
-    part = None
+    start, _ = actor.join(worker)
+    made = None
     for dispatch in range(rounds):
-      lease = await actor.lease(worker, start, None, None)
-      part = lease.part
-      actor.ledger.made(worker, part, dispatch + 1, 10 * (dispatch + 1), 1)
+      part = actor.lease(worker, start, made, None).part
+      made = part, dispatch + 1, 10 * (dispatch + 1), 1
       for i in range(sizes[worker, dispatch]):
         if dispatch or i:
           await actor.end(worker, start)
@@ -207,19 +201,20 @@ def test_lockstep_reads_what_all_have_pushed_and_no_more():
         assert examples == np.sum(1.0 + np.flatnonzero(sizes[:, dispatch] > i))
         log.append((worker, dispatch, i, dict(pushed)))
         await asyncio.sleep(rng.random() * 1e-3)
-        await actor.has_read(worker, start)
-      report = {'pending': 0}
-      await actor.trained(worker, start, part, report)
-    await actor.lease(worker, start, None, part)
+        actor.has_read(worker, start)
+      actor.lease(worker, start, made, None)
+      made = None
+      actor.trained(worker, start, part, {'pending': 0})
+    actor.lease(worker, start, None, part)
     await actor.end(worker, start)
     pushed[worker] += 1
-    await actor.finish(worker, start, {})
+    actor.finish(worker, start, {})
 
   async def all_of_them():
     await asyncio.wait_for(asyncio.gather(*map(work, range(num))), 60)
 
   asyncio.run(all_of_them())
-  assert actor.ledger.has_ended
+  assert actor.has_ended()
   assert sum(pushed.values()) == sizes.sum()
   # All who read rows of a round have read the same.
   seen = {}
@@ -228,43 +223,46 @@ def test_lockstep_reads_what_all_have_pushed_and_no_more():
 
 
 def test_whoever_comes_first_has_one_part_in_lockstep():
-  book = lockstep.Ledger(2, 2)
-  book.join(0)
-  assert book.lease(0).part == 0
-  book.made(0, 0, 1, 10, 5)
-  assert book.lease(0).part == 0
-  book.end_part(0, 0)
-  assert book.lease(0) is None  # the other one is not there yet
-  book.join(1)
-  assert book.lease(1).part == 1
+  actor = lockstep.Coordinator(2, 2)
+  start, _ = actor.join(0)
+  assert actor.lease(0, start, None, None).part == 0
+  assert actor.lease(0, start, (0, 1, 10, 5), None).part == 0
+  assert actor.lease(0, start, None, 0) is None  # the other is not there yet
+  start, _ = actor.join(1)
+  assert actor.lease(1, start, None, None).part == 1
 
 
 def test_lockstep_ends_a_dispatch_beside_workers_that_pause():
-  book = lockstep.Ledger(2, 2)
-  for worker in range(2):
-    book.join(worker)
-    book.lease(worker)
-    book.made(worker, worker, 1, 10, 5)
-    book.begin(worker, (0, 0), 3)
-    book.has_read(worker)
-  book.request_pause()
-  book.pause(0)  # its dispatch had one round
-  assert book.may_push(1)
-  book.begin(1, (0, 1), 3)
-  assert book.may_begin(1)
-  book.has_read(1)
-  assert book.may_push(1)
+  actor = lockstep.Coordinator(2, 2)
+
+  async def calls():
+    for worker in range(2):
+      actor.join(worker)
+      made = actor.lease(worker, 1, None, None).part, 1, 10, 5
+      actor.lease(worker, 1, made, None)
+    first = (actor.begin(i, 1, (0, 0), 3, 1.0) for i in range(2))
+    assert await asyncio.gather(*first) == [(3, 2.0)] * 2
+    actor.has_read(0, 1)
+    actor.has_read(1, 1)
+    assert not actor.pause()
+    pausing = asyncio.ensure_future(actor.paused(0, 1))  # had one round
+    await asyncio.sleep(0)
+    await actor.end(1, 1)
+    assert await actor.begin(1, 1, (0, 1), 3, 1.0) == (3, 1.0)
+    actor.has_read(1, 1)
+    await actor.end(1, 1)
+    actor.go_on(0.5, False)
+    assert await pausing == 0.5
+
+  asyncio.run(asyncio.wait_for(calls(), 60))
 
 
 def test_a_process_that_was_replaced_is_told():
-  async def calls():
-    actor = coordinator.Coordinator(coordinator.Ledger(2))
-    old, _ = await actor.join(0)
-    await actor.lease(0, old, None, None)
-    new, _ = await actor.join(0)
-    with pytest.raises(coordinator.Stale, match='worker 0 was replaced'):
-      await actor.lease(0, old, (0, 1, 10, 5), None)
-    lease = await actor.lease(0, new, None, None)
-    assert lease == coordinator.Lease(0, None, 0)
-
-  asyncio.run(calls())
+  actor = coordinator.Coordinator(2)
+  old, _ = actor.join(0)
+  actor.lease(0, old, None, None)
+  new, _ = actor.join(0)
+  with pytest.raises(coordinator.Stale, match='worker 0 was replaced'):
+    actor.lease(0, old, (0, 1, 10, 5), None)
+  lease = actor.lease(0, new, None, None)
+  assert lease == coordinator.Lease(0, None, 0)

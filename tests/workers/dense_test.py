@@ -1,6 +1,7 @@
 """Workers that train dense parameters, as threads of this process."""
 
 import asyncio
+import inspect
 import threading
 from concurrent import futures
 
@@ -13,7 +14,7 @@ from jaxemb.strategies import base
 from jaxemb.workers import coordinator, dense, lockstep, shared_rows
 from tests import dispatches
 from tests.strategies import kinds_test
-from tests.workers import shared_rows_test
+from tests.workers import local_cluster
 
 NUM, STEPS, DISPATCHES, RATE = 2, 4, 3, 0.1
 SETTINGS = {
@@ -33,15 +34,19 @@ class Coordinator:
     optimizer, rate = trainable.optimizer(), trainable.model.dense_rate
     self._loop = asyncio.new_event_loop()
     threading.Thread(target=self._loop.run_forever, daemon=True).start()
-    kind, ledger = coordinator.Coordinator, coordinator.Ledger(num)
+    kind, limit = coordinator.Coordinator, None
     if pace == 'bsp':
-      kind, ledger = lockstep.Coordinator, lockstep.Ledger(num, num)
-    self._actor = kind(ledger, (optimizer, rate))
+      kind, limit = lockstep.Coordinator, num
+    self._actor = kind(num, limit, (optimizer, rate))
 
   def ask(self, method, *args):
     """What a method returns."""
-    call = getattr(self._actor, method)(*args)
-    return asyncio.run_coroutine_threadsafe(call, self._loop).result(60)
+
+    async def call():
+      answer = getattr(self._actor, method)(*args)
+      return await answer if inspect.isawaitable(answer) else answer
+
+    return asyncio.run_coroutine_threadsafe(call(), self._loop).result(60)
 
 
 def _make(is_graph, parts, **settings):
@@ -91,7 +96,7 @@ def _train(number, made, actor, pace, work):
 
 def _run(is_graph, num, pace, **settings):
   """Rows, dense parameters with the optimizer's state, and mean losses."""
-  cluster = shared_rows_test.Cluster()
+  cluster = local_cluster.Cluster()
   settings = {
     'strategy__name': 'workers', 'strategy__num_workers': num,
     'strategy__pace': pace, 'table__device_bytes': '80%', **settings,
@@ -158,7 +163,6 @@ def test_workers_that_never_wait_learn_as_much(is_graph):
   more = {'optimizer__dense_learning_rate': 0.5, 'strategy__sync_every': 32}
   _, dense, losses = _run(is_graph, NUM, 'asp', table__staleness=20, **more)
   *_, alone = _alone(is_graph, NUM, optimizer__dense_learning_rate=0.5)
-  print(losses, alone)
   assert np.mean(losses, 0)[-1] < 1.1 * alone[-1]
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxemb.workers import shards
+from tests.workers import local_cluster
 
 ROWS, BYTES = 101, 6
 
@@ -13,15 +14,7 @@ def _make(ids):
 
 
 def _table(num):
-  made = [shards.Shard(i, num, ROWS, BYTES) for i in range(num)]
-
-  def call(requests):
-    return [
-      {i: getattr(made[i], x.method)(*y) for i, y in x.args.items()}
-      for x in requests
-    ]
-
-  return shards.Sharded('x', num, ROWS, BYTES, _make, call, 'me', list)
+  return local_cluster.Cluster().table('x', num, ROWS, BYTES, _make)
 
 
 @pytest.mark.parametrize('num', [1, 2, 5])
@@ -51,5 +44,7 @@ def test_a_store_of_several_shards(num, tmp_path):
 def test_rows_that_are_read_take_no_memory_on_a_shard():
   table = _table(2)
   table.read(np.arange(ROWS))
-  found = table.newer(np.arange(ROWS), np.full(ROWS, shards.NEVER), 0)
+  never = np.full(ROWS, shards.NEVER)
+  request = table.newer_request(np.arange(ROWS), never, 0)
+  found = table.newer(request, table.call([request])[0])
   assert not found.is_known.any() and not found.clocks.any()

@@ -9,42 +9,12 @@ import numpy as np
 import pytest
 
 from jaxemb.data import windows
-from jaxemb.workers import shards, shared_rows
+from jaxemb.workers import shared_rows
 from tests import dispatches, marking
+from tests.workers import local_cluster
 
 VOCAB, DIM, WINDOW, CHUNK, WORDS, STEPS = 400, 12, 2, 8, 16, 50
 COUNTS = np.maximum(20_000 // np.arange(1, VOCAB + 1), 1)
-
-
-class Cluster:
-  """As `remote.Cluster`, with shards in this process."""
-
-  def __init__(self):
-    self.shards, self.lock, self.num_clients = {}, threading.Lock(), 0
-
-  def table(self, name, num, rows, num_bytes, make, folder, secs, num_added):
-    """See `remote.Cluster.table`."""
-    with self.lock:
-      args = num, rows, num_bytes, num_added
-      made = [shards.Shard(i, *args) for i in range(num)]
-      self.shards.setdefault(name, made)
-      self.num_clients += 1
-      client = str(self.num_clients)
-
-    return shards.Sharded(
-      name, num, rows, num_bytes, make, self.call, client, list
-    )
-
-  def call(self, requests):
-    """See `shards.Call`."""
-    with self.lock:
-      return [
-        {
-          i: getattr(self.shards[x.table][i], x.method)(*y)
-          for i, y in x.args.items()
-        }
-        for x in requests
-      ]
 
 
 class Abreast(shared_rows.Pace):
@@ -54,10 +24,10 @@ class Abreast(shared_rows.Pace):
     super().__init__()
     self.barrier = threading.Barrier(num)
 
-  def begin(self, needed):
+  def begin(self, stretch):
     """See `shared_rows.Pace`."""
     self.barrier.wait(60)
-    return needed.count, needed.examples
+    return super().begin(stretch)
 
 
 class Lockstep(Abreast):
@@ -163,7 +133,7 @@ def test_lockstep_without_staleness_is_synchronous():
   # What is limited in a step of all is not what is limited in a worker's.
   common = {'optimizer.max_duplicates': 0.0}
   settings = {'strategy.pace': 'bsp', 'table.staleness': 0}
-  made = trainers(num, {**common, **settings}, Cluster())
+  made = trainers(num, {**common, **settings}, local_cluster.Cluster())
   work = batches(num, 4, made[0].trainable.steps, 0.02)
   losses = run(made, Lockstep(num), work)
   expected, expected_losses = alone(num, common, work)
@@ -179,7 +149,9 @@ def test_lockstep_without_staleness_is_synchronous():
 )
 def test_one_worker_learns_what_it_would_alone(optimizer, staleness):
   common = {'optimizer.name': optimizer}
-  (made,) = trainers(1, {**common, 'table.staleness': staleness}, Cluster())
+  (made,) = trainers(
+    1, {**common, 'table.staleness': staleness}, local_cluster.Cluster()
+  )
   work = batches(1, 3, made.trainable.steps)
   losses = run([made], Abreast(1), work)
   expected, expected_losses = alone(1, common, work)
@@ -198,7 +170,7 @@ slow = pytest.mark.slow
 @slow
 def test_rows_of_low_precision_are_shared():
   settings = {'table.dtype': 'int8', 'table.staleness': 2}
-  made = trainers(2, settings, Cluster())
+  made = trainers(2, settings, local_cluster.Cluster())
   work = batches(2, 3, made[0].trainable.steps, 0.04)
   losses = np.sum(run(made, Abreast(2), work), 0)
   _, expected = alone(2, {}, work)
@@ -219,7 +191,9 @@ def _losses_of_four():
 def test_workers_that_never_wait_learn_as_much(staleness, fused):
   settings = {'table.staleness': staleness, 'train.threads': 1 if fused else 0}
   settings['strategy.sync_every'] = 4 * WORDS
-  made = trainers(4, settings, cluster := Cluster(), fused, memory_lookups=20.0)
+  made = trainers(
+    4, settings, cluster := local_cluster.Cluster(), fused, memory_lookups=20.0
+  )
   work, expected = _losses_of_four()
   losses = np.sum(run(made, Abreast(len(made)), work), 0)
   assert losses[-1] < (1.3 if staleness > 0 else 1.1) * expected[-1]
@@ -242,7 +216,7 @@ def test_workers_that_never_wait_learn_as_much(staleness, fused):
 
 @pytest.mark.slow
 def test_an_export_on_the_way_loses_nothing():
-  (made,) = trainers(1, {'table.staleness': 50}, Cluster())
+  (made,) = trainers(1, {'table.staleness': 50}, local_cluster.Cluster())
   store, strategy = made.strategy.store, made.strategy
   work = batches(1, 3, made.trainable.steps)
   state = strategy.init(jax.random.key(3))
@@ -273,7 +247,8 @@ def test_any_model_learns_what_it_would_alone(settings):
   settings = {**settings, 'table.device_bytes': '100%'}
   if 'model.loss' in settings:
     settings['model.shared_negatives'] = 24
-  (made,) = trainers(1, settings, Cluster(), shared_nodes=4)
+  cluster = local_cluster.Cluster()
+  (made,) = trainers(1, settings, cluster, shared_nodes=4)
   work = batches(1, 2, made.trainable.steps, 0.02)
   losses = run([made], Abreast(1), work)
   del settings['table.device_bytes']
