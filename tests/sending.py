@@ -14,17 +14,23 @@ def bytes_per_step(
   layout: str,
   mesh: tuple[int, int],
   batch_words: int,
+  num_parts: int = 1,
 ) -> float:
-  """Of one device; mesh is (data, table), and rows need one round."""
+  """Of one device; mesh is (data, table), and rows need one round.
+
+  The words of a step are of so many places in the text.
+  """
   num_data, num_table = mesh
   spec = made.trainable.model.spec
   dim, chunk, window = spec.dim, spec.chunk, spec.window
   width, halo = chunk + 2 * window + spec.shared_negatives, 0
-  if spec.tokens_once:  # a device's chunks are of one part
+  if spec.tokens_once:  # and those beside each part
     width, halo = chunk + spec.shared_negatives, -(-2 * window // chunk)
   is_column = layout == 'column'
-  centers = batch_words / (num_data if is_column else num_data * num_table)
-  lookups = {'input': centers, 'output': (centers / chunk + halo) * width}
+  num_shares = num_data if is_column else num_data * num_table
+  centers, parts = batch_words / num_shares, max(1, num_parts / num_shares)
+  num_chunks = centers / chunk + parts * halo
+  lookups = {'input': centers, 'output': num_chunks * width}
   if layout == 'replicated':  # ids and gradients of all devices
     others = num_data * num_table - 1
     return sum(others * n * (4 + 4 * dim) for n in lookups.values())

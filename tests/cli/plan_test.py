@@ -73,15 +73,13 @@ def _plan(folder, topology, vocab, *flags):
   ('topology', 'vocab', 'flags'),
   [
     ('v5e:1x1', 1e6, []),
-    # Tables that would fit in a core's memory.
-    marking.slow('v5e:2x2', 1e5, ['--config.model.dim=128', ROW]),
     marking.slow(
       'v6e:1x1',
       1e6,
       ['--config.model.dim=300', '--config.optimizer.name=adagrad'],
     ),
     marking.slow('tpu7x:2x2x1', 1e6, ['--config.model.dim=128', ROW]),
-    marking.slow('v5e:2x2', 1e6, ['--config.model.dim=300', COLUMN]),
+    marking.slow('v5e:2x2', 1e6, ['--config.model.dim=512', COLUMN]),
   ],
 )
 def test_programs_for_tpus_copy_no_table(topology, vocab, flags, tmp_path):
@@ -131,6 +129,7 @@ formula = sending.bytes_per_step(
   layout,
   mesh=(job.mesh.shape['data'], job.mesh.shape['table']),
   batch_words=job.tuning.parts * job.tuning.part_words,
+  num_parts=job.tuning.parts,
 )
 print(found['bytes_per_step_per_device']['total'] / formula)
 """
