@@ -18,7 +18,7 @@ _KIND_NAMES = {
 _LONG = set(
   """
   _walk_biased cbow evaluate hierarchical kernel make_corpus
-  merge_rows products skipgram softmax train
+  products skipgram softmax train
   """.split()
 )
 _FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef

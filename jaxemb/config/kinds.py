@@ -31,7 +31,7 @@ CORE = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
 _CORE_MEMBERS = {
   'table.layout': {
     'replicated': 'jaxemb.tables.replicated:Replicated',
-    'row': 'jaxemb.tables.row_sharded:make',
+    'row': 'jaxemb.tables.row_sharded:RowSharded',
     'column': 'jaxemb.tables.replicated:SplitColumns',
   },
   'optimizer.name': {

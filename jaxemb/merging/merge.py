@@ -84,9 +84,7 @@ class Merged(NamedTuple):
   rotations: np.ndarray | None
   outer: np.ndarray | None
   report: dict[str, Any]  # JSON-ready, with `warnings`, a line each
-  senses: multivectors.MultiVectors | None = (
-    None  # of words with several vectors
-  )
+  senses: multivectors.MultiVectors | None = None  # if words have several
 
 
 class SideBySide(NamedTuple):
@@ -205,28 +203,26 @@ def merge_rows(
   folder: pathlib.Path | None,
   progress: parts_lib.Progress,
 ) -> Merged:
-  """Merges checked parts, every row being a word of its own.
+  """Merges checked parts, every row of the `union` being a word of its own.
 
-  Takes the union of their words. The result goes to files in the folder, or
-  stays in memory; `progress` is called per block of words. Raises a `UserError`
-  if parts have no words in common, or not as many dimensions.
+  The result goes to files in the folder, or stays in memory. Raises a
+  `UserError` if parts have no words in common, or not as many dimensions.
   """
   is_alir, has = spec.method == 'alir', union.rows >= 0
   warnings = check_words(parts, has, spec.method)
   report = dataclasses.asdict(spec) | _of_weights(parts, spec, warnings)
   dim = _dim([part.dim for part in parts], spec)
-  in_result = has.any(0) if is_alir else has.all(0)
-  ids, votes = np.flatnonzero(in_result), union.votes if is_alir else has
+  ids = np.flatnonzero(has.any(0) if is_alir else has.all(0))
   job = SideBySide(
     tables=[part.vectors for part in parts],
     rows=union.rows[:, ids],
-    weights=vote_weights(has[:, ids], votes[:, ids]),
+    weights=vote_weights(has, union.votes if is_alir else has)[:, ids],
     normalize=spec.normalize,
     folder=folder,
     progress=progress,
   )
-  rotations = outer = None
-  displacements, trainable, fit = [], {}, np.zeros((4, len(parts)))
+  rotations, outer, displacements = None, None, []
+  trainable, fit = {}, np.zeros((4, len(parts)))
   if spec.method == 'concat':
     vectors = job.write_concatenated('vectors', spec.power)
   else:
@@ -241,17 +237,6 @@ def merge_rows(
   of_parts = _of_parts(parts, has, fit, num_words=len(ids))
   if is_alir:
     warnings += _outliers(of_parts, spec.normalize)
-  report |= {
-    'words': len(ids),
-    'union_words': len(union.words),
-    'lost': _of_lost_words(
-      union, np.flatnonzero(~in_result), spec.method, warnings=warnings
-    ),
-    'parts': of_parts,
-    'dim': dim,
-    'displacements': displacements,
-    'warnings': warnings,
-  }
   return Merged(
     words=[union.words[i] for i in ids.tolist()],
     counts=union.counts[ids],
@@ -260,7 +245,16 @@ def merge_rows(
     ids=ids,
     rotations=rotations,
     outer=outer,
-    report=report,
+    report=report
+    | {
+      'words': len(ids),
+      'union_words': len(union.words),
+      'lost': _of_lost_words(union, ids, spec.method, warnings=warnings),
+      'parts': of_parts,
+      'dim': dim,
+      'displacements': displacements,
+      'warnings': warnings,
+    },
   )
 
 
@@ -332,7 +326,8 @@ def _of_parts(
 def _of_lost_words(
   union: parts_lib.Union, ids: np.ndarray, method: str, warnings: list[str]
 ) -> dict[str, Any]:
-  """Returns the report of words that the result lacks."""
+  """Returns the report of words that the result, of words `ids`, lacks."""
+  ids = np.setdiff1d(np.arange(len(union.words)), ids)
   lost = {
     'words': len(ids),
     'share_of_occurrences': union.counts[ids].sum() / union.counts.sum(),

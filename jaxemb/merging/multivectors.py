@@ -134,11 +134,10 @@ class _Merge:
     merge_lib.check_columns([part.dim for part in parts])
     self.parts, self.spec = parts, spec
     self.tables = [_table(part) for part in parts]
-    by_word, by_counts = (
-      [part.of_words() for part in parts],
-      spec.weights == 'counts',
+    by_word = [part.of_words() for part in parts]
+    words = parts_lib.unite_words(
+      by_word, spec.weights == 'counts', keeps_unseen=True
     )
-    words = parts_lib.unite_words(by_word, by_counts, keeps_unseen=True)
     first = self.tables[0]
     self.is_one_vocabulary = all(
       x.words == first.words and np.array_equal(x.counts, first.counts)

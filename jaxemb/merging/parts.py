@@ -40,9 +40,7 @@ class Part(NamedTuple):
   # Further rows of the same words: 'context_vectors' and the slots of row
   # optimizers, 'optimizer/vectors/<slot>', 'optimizer/context_vectors/<slot>'.
   trainable: Mapping[str, np.ndarray] = {}
-  senses: multivectors.MultiVectors | None = (
-    None  # of words with several vectors
-  )
+  senses: multivectors.MultiVectors | None = None  # if words have several
   rms_norm: float = 0.0  # root mean square length, see `check`
 
   @property
@@ -135,9 +133,9 @@ def open_all(
   for i, path in enumerate(paths):
     try:
       parts.append(open_part(path, scratch / str(i), trainable))
-    except DiskError:
-      raise
     except errors.UserError as error:
+      if isinstance(error, DiskError):
+        raise
       if not skip_bad:
         raise errors.UserError(
           f'{error}; or go on without it: --skip-bad'

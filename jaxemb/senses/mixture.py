@@ -27,6 +27,7 @@ Slots are computed in blocks, as many as a step needs.
 """
 
 import dataclasses
+import functools
 import hashlib
 import pathlib
 from collections.abc import Callable, Sequence
@@ -362,7 +363,7 @@ def tables(
     vocab=rows.num_ambiguous,
     dim=rows.num_senses + 1,
     init_scale=0.0,
-    row_optimizer=averages_lib.Averages(momentum),
+    row_optimizer=functools.partial(averages_lib.optimizer, momentum),
     # So high that replicas always average running averages, never add them.
     lookups_per_center=1e6 * lookups[rows.are_ambiguous()],
   )

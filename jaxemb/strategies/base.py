@@ -635,23 +635,17 @@ def _sync_dispatch(trainable, mesh, state, batch, schedule, splits_examples):
   """Takes the steps of a dispatch on a device, with its part of the batch."""
   num_splits = mesh.shape[mesh_lib.TABLE] if splits_examples else 1
   num_steps = trainable.steps.num_steps(batch)
-  count, num_parts, axes = jnp.max(num_steps), len(num_steps), ()
-  share = data_base.Share(
-    before=0, first_part=0, num_parts=num_parts, split=0, num_splits=1
-  )
+  count, before, device, axes = jnp.max(num_steps), 0, 0, ()
   if mesh.size > 1:
     axes += (mesh_lib.DATA,)
     count = jax.lax.pmax(count, mesh_lib.DATA)
-    before = num_parts * jax.lax.axis_index(mesh_lib.DATA)
-    share = share._replace(before=before)
+    before = len(num_steps) * jax.lax.axis_index(mesh_lib.DATA)
   if num_splits > 1:
     axes += (mesh_lib.TABLE,)
-    share = data_base.share(
-      num_parts,
-      num_devices=num_splits,
-      before=share.before,
-      device=jax.lax.axis_index(mesh_lib.TABLE),
-    )
+    device = jax.lax.axis_index(mesh_lib.TABLE)
+  share = data_base.share(
+    len(num_steps), num_devices=num_splits, before=before, device=device
+  )
   state, metrics = training_steps(
     trainable,
     batch,

@@ -236,22 +236,30 @@ class _Replicas:
     stop: int | None = None,
   ) -> spec_lib.RowBlock:
     """Returns rows as after synchronising all, at a learning rate of zero."""
-    table = self.trainable.tables[name]
+    rows, opt_state, encoded = self._combined(state, name, start, stop=stop)
+    return spec_lib.RowBlock(spec_lib.encode_rows(rows, encoded), opt_state)
+
+  def _combined(
+    self, state, name, start, stop, num=None, policy=None, learning_rate=0
+  ):
+    """Returns rows and optimizer state after synchronising `num` replicas.
+
+    Also returns the encoded rows after their last synchronisation.
+    """
+    table, policy = self.trainable.tables[name], policy or self.policy
     of_replicas = table.export_rows(
       state.tables[name], start, stop, has_replicas=True
     )
     synced = table.export_rows(state.synced[name], start, stop)
     old = synced.rows
-    weights = self.policy.weights(
-      name, start, num=len(old), learning_rate=jnp.float32(0)
+    weights = policy.weights(
+      name, start, num=len(old), learning_rate=jnp.float32(learning_rate)
     )
     weights, rows = np.asarray(weights)[:, None], np.array(old)
-    for replica in of_replicas.rows:
+    for replica in of_replicas.rows[:num]:
       rows += weights * (replica - old)
-    return spec_lib.RowBlock(
-      spec_lib.encode_rows(rows, synced.encoded),
-      {k: x.mean(0) for k, x in of_replicas.opt_state.items()},
-    )
+    opt_state = {k: x[:num].mean(0) for k, x in of_replicas.opt_state.items()}
+    return rows, opt_state, synced.encoded
 
   def import_rows(
     self,
@@ -289,22 +297,37 @@ class _Replicas:
       sharding = self.named(_EVERYWHERE)
       return jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=sharding)
 
-    policy = self.make_policy(max(num, 1))
+    def start(saved):
+      if not num:
+        return self._replicate(saved)
+      params = jax.tree.map(lambda x: jnp.mean(x[:num], 0), saved.params)
+      first = jax.tree.map(lambda x: x[0], saved.trained())
+      return self._replicate(first._replace(params=params))
 
     def convert(saved):
-      if num:
-        rate = jnp.float32(learning_rate)
-        saved = _combined(
-          self.trainable, saved, num, policy=policy, learning_rate=rate
+      state = jax.jit(start, out_shardings=self.shardings)(saved)
+      for name, table in self.trainable.tables.items() if num else ():
+        rows, opt_state, _ = self._combined(
+          saved,
+          name,
+          start=0,
+          stop=None,
+          num=num,
+          policy=self.make_policy(num),
+          learning_rate=learning_rate,
         )
-      return self._replicate(saved)
+        ids = np.arange(table.spec.vocab)
+        state = self.import_rows(
+          state, name, ids, rows=rows, opt_state=opt_state
+        )
+      return state
 
     shapes = self.compiled_init.eval_shape(jax.random.key(0))
     if num:
       shapes = shapes.map_replicas(stacked)
     else:
       shapes = jax.tree.map(single, shapes.trained())
-    return shapes, jax.jit(convert, out_shardings=self.shardings)
+    return shapes, convert
 
 
 def _synced(table, state):
@@ -315,46 +338,6 @@ def _synced(table, state):
     others = dict.fromkeys(fields - set(names), ())
     opt_state = state.opt_state._replace(**others)
   return state._replace(opt_state=opt_state, scratch=())
-
-
-def _values(table, state):
-  """Returns all rows and their optimizer state."""
-  start, num = jnp.int32(0), table.spec.vocab
-  return synchronisation.read(table, state, start, num=num)[0]
-
-
-def _combined(trainable, state, num, policy, learning_rate):
-  """Returns one state, as after synchronising the first `num` replicas."""
-  first = jax.tree.map(lambda x: x[0], state.trained())
-  tables = {}
-  for name, table in trainable.tables.items():
-    values = _values(table, state.synced[name])
-    replica_values = jax.vmap(functools.partial(_values, table))(
-      state.tables[name]
-    )
-    weights = synchronisation.weights(
-      table,
-      policy,
-      num,
-      start=jnp.int32(0),
-      num=table.spec.vocab,
-      learning_rate=learning_rate,
-    )
-    for k, g in weights.items():
-      x = replica_values[k]
-      is_used = synchronisation.like(jnp.arange(len(x)) < num, x)
-      changes = jnp.where(is_used, x - values[k][None], 0)
-      g = synchronisation.like(g, values[k])
-      values[k] += g * jnp.sum(changes, 0)
-    rows = values.pop(synchronisation.ROWS)
-    tables[name] = table.write_rows(
-      first.tables[name],
-      ids=jnp.arange(table.spec.vocab),
-      rows=rows,
-      opt_state=values,
-    )
-  params = jax.tree.map(lambda x: jnp.mean(x[:num], 0), state.params)
-  return base.TrainState(tables, params, first.optimizer)
 
 
 def replicas(

@@ -22,40 +22,14 @@ from jaxemb.tables import codecs
 from jaxemb.tables import spec as spec_lib
 
 AXES = mesh_lib.DATA, mesh_lib.TABLE  # whose devices are the replicas
-ROWS = 'rows'
-
-# By name, float32: ROWS [num, dim] and optimizer state [num, ...].
-Values = dict[str, jax.Array]
+_ROWS = 'rows'  # beside the names of optimizer state
 
 
-def like(x: jax.Array, y: jax.Array) -> jax.Array:
-  """Reshapes [num] to [num, 1, ...], for use with `y` [num, ...]."""
-  return x.reshape(-1, *[1] * (y.ndim - 1))
-
-
-def read(
-  table: spec_lib.Table, state: Any, start: jax.Array, num: int
-) -> tuple[Values, Any]:
+def _read(table, state, start, num):
   """Returns values of rows from `start` on, and the encoding of the rows."""
   stored, opt_state = table.read_range(state, start, num)
-  values = {**opt_state, ROWS: rounding.decode(stored, table.spec.dtype)}
+  values = {**opt_state, _ROWS: rounding.decode(stored, table.spec.dtype)}
   return values, codecs.encoding_of(stored)
-
-
-def weights(
-  table: spec_lib.Table,
-  policy: policies.Policy,
-  num_replicas: int,
-  start: jax.Array,
-  num: int,
-  learning_rate: jax.Array,
-) -> Values:
-  """Returns [num] float32, g of rows from `start` on and of their state."""
-  of_rows = policy.weights(
-    table.spec.name, start, num, learning_rate=learning_rate
-  )
-  mean = jnp.full(num, 1 / num_replicas)
-  return {ROWS: of_rows, **dict.fromkeys(table.state_names, mean)}
 
 
 class Synchronisation(NamedTuple):
@@ -77,19 +51,18 @@ class Synchronisation(NamedTuple):
     olds, encodings, terms = {}, {}, {}
     for name, table in self.tables.items():
       start, num = self._chunk(i, table)
-      new, _ = read(table, states[0][name], start, num=num)
-      old, encodings[name] = read(table, states[1][name], start, num=num)
-      g = weights(
-        table,
-        self.policy,
-        num_replicas,
-        start=start,
-        num=num,
-        learning_rate=self.learning_rate,
+      new, _ = _read(table, states[0][name], start, num=num)
+      old, encodings[name] = _read(table, states[1][name], start, num=num)
+      weights = dict.fromkeys(old, jnp.full(num, 1 / num_replicas))
+      weights[_ROWS] = self.policy.weights(
+        name, start, num, learning_rate=self.learning_rate
       )
-      terms[name] = {k: like(g[k], x) * (new[k] - x) for k, x in old.items()}
+      terms[name] = {
+        k: weights[k].reshape(-1, *[1] * (x.ndim - 1)) * (new[k] - x)
+        for k, x in old.items()
+      }
       for k in [*old]:
-        if k != ROWS or table.spec.exchange_dtype == 'float32':
+        if k != _ROWS or table.spec.exchange_dtype == 'float32':
           # Each replica adds its n-th of the old row: all reads come before
           # the sum, so that XLA can write both arrays in place after it.
           terms[name][k] += old.pop(k) / num_replicas
@@ -98,11 +71,11 @@ class Synchronisation(NamedTuple):
       (olds, encodings, terms)
     )
     # In a shorter type only changes can be sent.
-    short = {k: terms[k].pop(ROWS) for k, x in olds.items() if x}
+    short = {k: terms[k].pop(_ROWS) for k, x in olds.items() if x}
     sums = jax.lax.psum(terms, AXES)
     for name, x in short.items():
       axis = wire.Axis(AXES, self.tables[name].spec.exchange_dtype)
-      sums[name][ROWS] = olds[name][ROWS] + wire.psum(x, axis)
+      sums[name][_ROWS] = olds[name][_ROWS] + wire.psum(x, axis)
     # The same on all replicas; otherwise XLA copies them to read them twice.
     encodings = jax.lax.pmax(encodings, AXES)
     return tuple(self._write(i, x, sums, encodings=encodings) for x in states)
@@ -122,7 +95,7 @@ class Synchronisation(NamedTuple):
       new[name] = table.write_range(
         new[name],
         self._chunk(i, table)[0],
-        opt_state.pop(ROWS),
+        opt_state.pop(_ROWS),
         encoding=encodings[name],
         key=rounding.key(self.key, self.number, i, j),
         opt_state=opt_state,

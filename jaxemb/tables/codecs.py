@@ -6,13 +6,14 @@ Of float32 rows, which are added to in place, a codec makes the initial values.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxemb.ops import rounding, sampling
-from jaxemb.tables import row_access
+from jaxemb.tables import row_access, row_optimizers
 from jaxemb.tables import spec as spec_lib
 
 _TABLE = spec_lib.Axes.table
@@ -137,27 +138,53 @@ class Codec:
     room = _MAX_RMS * jnp.sqrt(squares / self.spec.dim)
     return rounding.row_scales(largest, old, jnp.maximum(room, _MIN_ROOM))
 
-  def add(
+  def learn(
     self,
-    vectors: Any,
-    positions: jax.Array,
-    deltas: jax.Array,
-    ids: jax.Array,
-    key: jax.Array | None,
+    optimizer: row_optimizers.RowOptimizer,
+    state: tuple[Any, Any],
+    row_grads: row_optimizers.RowGrads,
+    step: spec_lib.Step,
+    copies: row_access.Copies | None,
     rows: jax.Array | None = None,
-  ) -> Any:
-    """Adds deltas [n, d] float32 to stored rows; padding is ignored.
+    ids_at: Callable[[jax.Array], jax.Array] = lambda positions: positions,
+  ) -> tuple[Any, Any]:
+    """Returns stored rows and optimizer state after gradients; see `Table`.
 
-    The rows of ids [n] are at `positions` of this device, which all differ;
-    `rows` [n, d] float32 are their values before, if they are known.
+    `row_grads` have positions in this device's arrays for ids, which `ids_at`
+    returns; those of padding are outside. `rows` are what is read there, if it
+    is known. Rows of low precision come once.
     """
+    (vectors, opt_state), positions = state, row_grads.ids
+    dtype, shape = self.spec.dtype, row_grads.grads.shape
+    if optimizer.decay:
+      if rows is None:
+        rows = rounding.decode(gather(vectors, positions, copies), dtype)
+        rows = jax.lax.optimization_barrier(rows)
+      row_grads = row_optimizers.decayed(
+        row_grads, rows.reshape(shape), optimizer.decay
+      )
+    deltas, opt_state = optimizer.update(
+      opt_state, row_grads, step.learning_rate
+    )
+    if dtype == 'float32':
+      return row_access.add(
+        vectors,
+        positions,
+        rows=deltas,
+        are_unique=row_grads.counts is not None,
+        copies=copies,
+        old=rows,
+      ), opt_state
     if rows is None:
-      stored = gather(vectors, positions)
-      rows = rounding.decode(stored, self.spec.dtype)
-    encoding = gather(encoding_of(vectors), positions)
-    new = self.encode(rows + deltas, ids, key, encoding=encoding)
+      rows = rounding.decode(gather(vectors, positions), dtype)
+    new = self.encode(
+      rows.reshape(shape) + deltas,
+      ids_at(positions),
+      step.key,
+      encoding=gather(encoding_of(vectors), positions),
+    )
     # All is read before anything is written, or XLA copies the table.
     new = jax.lax.optimization_barrier(new)
     return jax.tree.map(
       lambda x, y: row_access.put(x, ids=positions, rows=y), vectors, new
-    )
+    ), opt_state

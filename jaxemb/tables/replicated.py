@@ -115,17 +115,14 @@ class Replicated(spec_lib.Table):
       rows = row_grads.rows
     elif self._sums_by_scratch:
       row_grads, scratch = dedup.by_scratch(row_grads, vocab, scratch)
-    if optimizer.decay:
-      if rows is None:
-        rows = codecs.gather(vectors, row_grads.ids, self.kernels.copies)
-        rows = rounding.decode(rows, self.spec.dtype)
-        rows = jax.lax.optimization_barrier(rows)
-      rows = rows.reshape(row_grads.grads.shape)
-      row_grads = row_optimizers.decayed(row_grads, rows, optimizer.decay)
-    deltas, opt_state = optimizer.update(
-      opt_state, row_grads, step.learning_rate
+    vectors, opt_state = self._codec.learn(
+      optimizer,
+      (vectors, opt_state),
+      row_grads,
+      step=step,
+      copies=self.kernels.copies,
+      rows=rows,
     )
-    vectors = self._add(vectors, row_grads, deltas, rows=rows, key=step.key)
     return spec_lib.TableState(vectors, opt_state, scratch)
 
   def _gathered(self, ids, row_grads, names):
@@ -144,22 +141,6 @@ class Replicated(spec_lib.Table):
     if squares is None and uses_squares and not self.row_kernel:
       squares = row_optimizers.mean_squares(row_grads)
     return row_optimizers.RowGrads(ids, row_grads, squares)
-
-  def _add(self, vectors, row_grads, deltas, rows, key):
-    """Returns the stored rows after deltas; `rows` are the old, or None."""
-    ids = row_grads.ids
-    if self._is_float32:
-      return row_access.add(
-        vectors,
-        ids,
-        rows=deltas,
-        are_unique=row_grads.counts is not None,
-        copies=self.kernels.copies,
-        old=rows,
-      )
-    if rows is not None:
-      rows = rows.reshape(deltas.shape)
-    return self._codec.add(vectors, ids, deltas, ids=ids, key=key, rows=rows)
 
   def read_range(self, state, start, num):
     def cut(x):

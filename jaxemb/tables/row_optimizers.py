@@ -25,6 +25,7 @@ Ids at or above vocab are padding. A deduplicated step, in which each id comes
 once with its count and summed squares, has the same updates.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -69,14 +70,10 @@ def of_all_rows(row_grads: RowGrads, vocab: int) -> RowGrads:
   """
   ids, grads = row_access.flatten(row_grads.ids, row_grads.grads)
   zeros = jnp.zeros((vocab, grads.shape[1]), jnp.float32)
-  grads, squares = (
-    row_access.add(zeros, ids, rows=grads, are_unique=False),
-    row_grads.squares,
-  )
+  add = functools.partial(row_access.add, are_unique=False)
+  grads, squares = add(zeros, ids, rows=grads), row_grads.squares
   if squares is not None:
-    squares = row_access.add(
-      zeros[:, 0], ids, rows=squares.reshape(-1), are_unique=False
-    )
+    squares = add(zeros[:, 0], ids, rows=squares.reshape(-1))
   all_ids = jnp.arange(vocab, dtype=jnp.int32)
   all_ids += jnp.where(jnp.any(ids < vocab), 0, vocab)
   ones = jnp.ones(vocab, jnp.float32)
@@ -168,9 +165,9 @@ def sgd(max_duplicates: float) -> RowOptimizer:
 
 
 class AdagradState(NamedTuple):
-  """State of `adagrad`."""
+  """State of `adagrad` and `adagrad_full`."""
 
-  sum_squares: jax.Array  # [vocab] float32
+  sum_squares: jax.Array  # [vocab] or [vocab, dim] float32
 
 
 def adagrad(epsilon: float) -> RowOptimizer:
@@ -275,31 +272,24 @@ def adam(
   )
 
 
-class FullAdagradState(NamedTuple):
-  """State of `adagrad_full`."""
-
-  sum_squares: jax.Array  # [vocab, dim] float32
-
-
 def adagrad_full(
   epsilon: float, copies: row_access.Copies | None = None
 ) -> RowOptimizer:
   """Adagrad with an accumulator for every number (Duchi et al. 2011)."""
 
   def init(vocab, dim):
-    return FullAdagradState(jnp.zeros((vocab, dim), jnp.float32))
+    return AdagradState(jnp.zeros((vocab, dim), jnp.float32))
 
   def change(state, row_grads, learning_rate):
     grads = row_grads.grads
     new = state.sum_squares + jnp.square(grads)
     deltas = -learning_rate * grads / (jnp.sqrt(new) + epsilon)
-    return deltas, FullAdagradState(new)
+    return deltas, AdagradState(new)
 
-  update = _by_rows(change, copies)
   # Without `change`: jaxlib 0.10.2 crashes where it compiles it for GPUs.
   return RowOptimizer(
     init=init,
-    update=update,
+    update=_by_rows(change, copies),
     uses_squares=False,
     state_names=('sum_squares',),
     sums=('sum_squares',),
@@ -354,10 +344,9 @@ def adam_full(
     root = jnp.sqrt(square / unbias2) + epsilon
     return -learning_rate * mean / (unbias1 * root), new
 
-  update = _by_rows(change, copies)
   return RowOptimizer(
     init=init,
-    update=update,
+    update=_by_rows(change, copies),
     uses_squares=False,
     state_names=('mean', 'mean_square', 'num_updates'),
     needs_sums=True,

@@ -17,6 +17,7 @@ at once, whatever the number of rounds. Most steps have one.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -191,28 +192,6 @@ class Route:
     return self._rounds(state, body)[0]
 
 
-def make(
-  spec: spec_lib.TableSpec,
-  optimizer: row_optimizers.RowOptimizer,
-  axes: spec_lib.Axes,
-  device_centers: float,
-  kernels: row_access.Kernels = row_access.XLA,
-  row_kernel: spec_lib.RowKernel | None = None,
-) -> 'RowSharded':
-  """Makes a table with buffers for the lookups that its spec expects."""
-  capacity, lookups = 0, spec.lookups_per_center
-  if lookups is not None:
-    capacity = buffer_rows(lookups, device_centers, axes.num_table)
-  return RowSharded(
-    spec,
-    optimizer,
-    axes,
-    capacity=capacity,
-    kernels=kernels,
-    row_kernel=row_kernel,
-  )
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowSharded(spec_lib.Table):
   """Rows are split along the table axis, whose size divides 256.
@@ -223,11 +202,20 @@ class RowSharded(spec_lib.Table):
   spec: spec_lib.TableSpec
   optimizer: row_optimizers.RowOptimizer
   axes: spec_lib.Axes = spec_lib.Axes()
-  capacity: int = 0  # rows of a buffer; 0 = as many as are looked up
+  # Of a step on each device, whose lookups buffers are made for; 0 = unknown.
+  device_centers: float = 0.0
   kernels: row_access.Kernels = row_access.XLA
   row_kernel: spec_lib.RowKernel | None = None  # of the holders of rows
 
   metrics = ('overflow_rounds',)
+
+  @functools.cached_property
+  def capacity(self) -> int:
+    """Rows of a buffer; 0 = as many as are looked up."""
+    lookups = self.spec.lookups_per_center
+    if lookups is None or not self.device_centers:
+      return 0
+    return buffer_rows(lookups, self.device_centers, self.axes.num_table)
 
   @property
   def _codec(self) -> codecs.Codec:
@@ -336,35 +324,21 @@ class RowSharded(spec_lib.Table):
     dtype = self.spec.exchange_dtype
 
     def write(state, sums):
-      vectors, opt_state = state
       sums = wire.all_gather(sums, data_names)
       sums = sums._replace(grads=rounding.decode(sums.grads, dtype))
-      decay = self.optimizer.decay
       if self.row_kernel:
         return self.row_kernel(
-          vectors, opt_state, sums, decay, step.learning_rate
+          *state, sums, self.optimizer.decay, step.learning_rate
         )
       row_grads = dedup.by_sorting(sums, self._own_rows, self.kernels)
-      if decay:
-        rows = codecs.gather(vectors, row_grads.ids, self.kernels.copies)
-        rows = rounding.decode(rows, self.spec.dtype)
-        rows = jax.lax.optimization_barrier(rows)
-        row_grads = row_optimizers.decayed(row_grads, rows, decay)
-      deltas, opt_state = self.optimizer.update(
-        opt_state, row_grads, step.learning_rate
+      return self._codec.learn(
+        self.optimizer,
+        state,
+        row_grads,
+        step=step,
+        copies=self.kernels.copies,
+        ids_at=lambda x: self._ids(*jnp.divmod(x, self._own[1])),
       )
-      if self.spec.dtype == 'float32':
-        return row_access.add(
-          vectors,
-          ids=row_grads.ids,
-          rows=deltas,
-          are_unique=True,
-          copies=self.kernels.copies,
-        ), opt_state
-      ids = self._ids(*jnp.divmod(row_grads.ids, self._own[1]))
-      return self._codec.add(
-        vectors, row_grads.ids, deltas, ids=ids, key=step.key
-      ), opt_state
 
     sums = route.sums(row_grads, squares, self.kernels)
     sums = sums._replace(grads=rounding.encode(sums.grads, dtype))

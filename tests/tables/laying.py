@@ -15,6 +15,14 @@ from tests import compiling, oracle
 # four devices cannot share alike.
 VOCAB, DIM = 600, 6
 SPEC = spec_lib.TableSpec('words', VOCAB, DIM, 0.25)
+
+
+class _RowByTwo(row_sharded.RowSharded):
+  """So little is sent at once that there are many rounds."""
+
+  capacity = 2
+
+
 LAYOUTS = {
   'replicated': replicated.Replicated,
   'replicated_merging': functools.partial(
@@ -25,8 +33,7 @@ LAYOUTS = {
     replicated.SplitColumns, deduplicates=True
   ),
   'row': row_sharded.RowSharded,
-  # So little is sent at once that there are many rounds.
-  'row_by_two': functools.partial(row_sharded.RowSharded, capacity=2),
+  'row_by_two': _RowByTwo,
 }
 # The name of each one's function and of its oracle, and their constants.
 OPTIMIZERS = {
