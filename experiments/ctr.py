@@ -59,10 +59,12 @@ def ours(num_ids: int, optimizer: str) -> Callable[[], None]:
   import jax
 
   from jaxemb import config as config_lib
+  from jaxemb.config import kinds
   from jaxemb.data import examples
   from jaxemb.models import base as models
-  from jaxemb.run import build
-  from jaxemb.runtime import mesh, resources
+  from jaxemb.run import devices, trainer
+  from jaxemb.runtime import mesh as mesh_lib
+  from jaxemb.runtime import resources
   from jaxemb.strategies import base
 
   id_fields = [
@@ -89,8 +91,9 @@ def ours(num_ids: int, optimizer: str) -> Callable[[], None]:
   cores = resources.usable_cores()
   config, tuning = config_lib.resolve(config, 'cpu', (1, 1), cores)
   steps = examples.Steps(EXAMPLES, 1)
-  devices = mesh.make(mesh.Shape(1, 1))
-  made = build.trainer(config, tuning, devices, corpus, steps)
+  mesh = mesh_lib.make(mesh_lib.Shape(1, 1))
+  setup = devices.Setup(config, tuning, mesh, kinds.of(config))
+  made = trainer.make(setup, corpus, steps)
   ids, numbers, labels = data(num_ids)
   ids = (ids + num_ids * np.arange(FIELDS)).astype(np.int32)
   counts = np.array([STEPS], np.int32), np.array([len(labels)], np.int32)

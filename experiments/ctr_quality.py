@@ -113,19 +113,20 @@ def _given(flags: list[str]) -> tuple[Any, dict[str, Any]]:
   from jaxemb.run import build, loop, rundir
 
   config, _, _ = main.parse(flags)
-  config, tuning, devices = devices_lib.choose(config, {})
+  setup = devices_lib.choose(config, {})
   cache = rundir.cache_folder()
-  parts = build.parts(config, tuning, devices, lambda *_: None, cache)
+  parts = build.parts(setup, cache)
   source = parts.source
   rows = source.valid if source.test is None else source.test
   if rows is None:
     raise errors.UserError('no rows to score; give --config.data.valid=0.1')
   if any(x.num_columns > 1 for x in source.fields.ids):
     raise errors.UserError('peers have no fields of several values')
-  state = build.new_state(parts, loop.init_key(config.seed))
+  state = parts.new_state(loop.init_key(config.seed))
   model = results.collect(parts, state)
   given = dict(model.tables) | _flat(model.params)
-  found = [_in_order(x.batch, tuning.part_words) for x in source.items(None, 0)]
+  size = parts.tuning.part_words
+  found = [_in_order(x.batch, size) for x in source.items(None, 0)]
   keys = 'ids', 'numbers', 'labels'
   columns = zip(*found, strict=True)
   given |= {k: np.concatenate(x) for k, x in zip(keys, columns, strict=True)}

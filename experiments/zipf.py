@@ -24,8 +24,8 @@ from jaxemb.data import blocks as blocks_lib
 from jaxemb.data import subsampling, windows
 from jaxemb.models import base as model_base
 from jaxemb.ops import sampling
-from jaxemb.run import build
 from jaxemb.run import devices as devices_lib
+from jaxemb.run import trainer as trainer_lib
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base as strategy_base
 from jaxemb.text import encode, loader, tokenize
@@ -40,7 +40,7 @@ class Job(NamedTuple):
 
   config: ml_collections.ConfigDict
   mesh: jax.sharding.Mesh
-  trainer: build.Trainer
+  trainer: trainer_lib.Trainer
   spec: data_base.SourceSpec
   counts: np.ndarray  # [vocab] int64
 
@@ -93,7 +93,8 @@ def make(
   """
   config = config_lib.default()
   config = config_lib.check(config, settings)
-  config, tuning, mesh = devices_lib.choose(config, {}, devices, **fixed)
+  setup = devices_lib.choose(config, {}, devices, **fixed)
+  config, tuning, mesh, _ = setup
   counts = plan.zipf_counts(num_rows)
   spec = data_base.SourceSpec(
     '',
@@ -112,8 +113,7 @@ def make(
   frequencies = subsampling.center_probabilities(counts, config.data.sample)
   corpus = model_base.Corpus((), counts, frequencies)
   steps = windows.Steps.of(spec)
-  args = config, tuning, mesh, corpus, steps, None, folder
-  trainer = build.trainer(*args)
+  trainer = trainer_lib.make(setup, corpus, steps, folder=folder)
   return Job(config, mesh, trainer, spec, counts)
 
 

@@ -264,12 +264,12 @@ def test_a_run_is_resumed_with_settings_that_may_change(tmp_path):
   config = _config({**_SYNC, 'mesh.data': 1})
   begun, tuning = config_lib.resolve(config, 'cpu', (1, 1))
   rundir.check(begun, tmp_path)  # nothing is there
-  rundir.record(begun, tuning, tmp_path, 'text')
+  rundir.record(begun.to_dict(), tuning, tmp_path, 'text')
   recorded = rundir.recorded(tmp_path)
   assert recorded['tuning.parts'] == 1 and recorded['model.dim'] == 100
   rundir.check(begun, tmp_path)
   # Another device, or one without a kernel, which would choose other steps.
-  there, other, _ = devices_lib.choose(config, recorded, fused=False)
+  there, other, *_ = devices_lib.choose(config, recorded, fused=False)
   assert other.fused != tuning.fused and other.parts == tuning.parts
   there.train.log_every_secs, there.eval.paths = 9.0, 'x'
   rundir.check(there, tmp_path)

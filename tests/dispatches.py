@@ -7,9 +7,11 @@ import jax
 import numpy as np
 
 from jaxemb import config as config_lib
+from jaxemb.config import kinds
 from jaxemb.data import subsampling, windows
 from jaxemb.models import base as models
-from jaxemb.run import build
+from jaxemb.run import devices as devices_lib
+from jaxemb.run import trainer as trainer_lib
 from jaxemb.runtime import mesh
 from jaxemb.strategies import base
 from tests import oracle
@@ -28,7 +30,7 @@ def trainer(
   fused: bool = False,
   cluster: Any = None,
   **fixed: Any,
-) -> build.Trainer:
+) -> trainer_lib.Trainer:
   """What settings by their dotted names make; `fixed` is of the tuning.
 
   A step is XLA's, or if `fused`, a kernel's.
@@ -44,9 +46,23 @@ def trainer(
   steps = steps or windows.Steps(
     tuning.part_words, tuning.parts, config.model.window, tuning.chunk
   )
+  return made(
+    config, tuning, shape, corpus=corpus, steps=steps, cluster=cluster
+  )
+
+
+def made(
+  config: Any,
+  tuning: config_lib.Tuning,
+  shape: tuple[int, int],
+  corpus: models.Corpus,
+  steps: Any,
+  cluster: Any = None,
+) -> trainer_lib.Trainer:
+  """What resolved settings make on the first devices."""
   devices = mesh.make(mesh.Shape(*shape))
-  args = config, tuning, devices, corpus, steps
-  return build.trainer(*args, cluster=cluster)
+  setup = devices_lib.Setup(config, tuning, devices, kinds.of(config))
+  return trainer_lib.make(setup, corpus, steps, cluster=cluster)
 
 
 def pack(

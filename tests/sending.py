@@ -5,12 +5,12 @@ each device, a sum in 2 (n - 1) / n m, and one whose n parts change hands in
 (n - 1) / n m.
 """
 
-from jaxemb.run import build
+from jaxemb.run import trainer
 from jaxemb.tables import row_sharded
 
 
 def bytes_per_step(
-  made: build.Trainer,
+  made: trainer.Trainer,
   layout: str,
   mesh: tuple[int, int],
   batch_words: int,

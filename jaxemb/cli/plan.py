@@ -24,13 +24,12 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import train as main_lib
 from jaxemb.data import blocks as blocks_lib
 from jaxemb.data import subsampling, windows
 from jaxemb.models import base as model_base
-from jaxemb.run import plan
+from jaxemb.run import devices, plan
 from jaxemb.runtime import process, topologies
 
 _CORPUS_WORDS = 10**10  # of Zipf's law, of which the vocabulary has the counts
@@ -43,10 +42,9 @@ def zipf_counts(num_words: int) -> np.ndarray:
   return np.maximum(1, counts.astype(np.int64))
 
 
-def _zipf_text(
-  num_words: int, config: ml_collections.ConfigDict, tuning: config_lib.Tuning
-) -> plan.Data:
+def _zipf_text(num_words: int, setup: devices.Setup) -> plan.Data:
   """Returns a text of so many different words, of which no word is read."""
+  config, tuning, _, _ = setup
   counts = zipf_counts(num_words)
   chances = subsampling.center_probabilities(counts, config.data.sample)
   steps = windows.Steps(

@@ -17,6 +17,7 @@ from jaxemb.kernels.cpu import support
 # More threads train on rows too stale to converge (experiments/cores.py).
 MAX_THREADS = 64
 _SYNC_PARTS = 8  # of the corpus, whatever the mesh
+_FINAL_RATE = 'optimizer.final_learning_rate'
 # More threads would have to hold back at rows that they all look up.
 _MAX_STORE_THREADS = 16
 
@@ -68,13 +69,16 @@ class Tuning:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Hardware:
-  """What a run has to train on."""
+class _Given:
+  """What decisions depend on: settings, the kind of data and hardware."""
 
+  config: ml_collections.ConfigDict  # what is decided is set here
+  kind: Any
   platform: str
   num_data: int  # devices along the data axis
   num_table: int  # and along the table axis
   cores: int  # that each device has for itself
+  may_fuse: bool  # whether kernels for CPUs are there
 
   @property
   def on_cpu(self) -> bool:
@@ -83,6 +87,31 @@ class _Hardware:
   @property
   def num_devices(self) -> int:
     return self.num_data * self.num_table
+
+  @property
+  def is_workers(self) -> bool:
+    return self.config.strategy.name == 'workers'
+
+  @property
+  def is_lockstep(self) -> bool:
+    """Whether workers take each step together."""
+    return self.is_workers and self.config.strategy.pace == 'bsp'
+
+  @property
+  def num_replicas(self) -> int:
+    """How many learn at the same time and do not see each other's updates."""
+    num_workers = self.config.strategy.num_workers
+    return num_workers if self.is_workers else self.num_devices
+
+  @property
+  def has_kernel(self) -> bool:
+    """Whether there is a kernel for the steps."""
+    mesh = self.num_data, self.num_table
+    return can_fuse(self.config, self.platform, mesh) and not self.is_lockstep
+
+  @property
+  def fused(self) -> bool:
+    return self.may_fuse and self.has_kernel
 
 
 def can_fuse(
@@ -115,18 +144,6 @@ def _has_kernels(
   )
 
 
-def _updates_by_kernel(
-  config: ml_collections.ConfigDict, platform: str, mesh: tuple[int, int]
-) -> bool:
-  """Whether a kernel can update the rows of XLA's steps."""
-  return (
-    _has_kernels(config, platform, mesh)
-    and config.optimizer.name in kinds.of(config).row_kernels
-    and config.table.dtype == 'float32'
-    and config.optimizer.rows == 'looked_up'
-  )
-
-
 def resolve(
   config: ml_collections.ConfigDict,
   platform: str,
@@ -143,117 +160,92 @@ def resolve(
   """
   config = config.copy_and_resolve_references()
   config.mesh.data, config.mesh.table = mesh
-  hardware = _Hardware(platform, *mesh, cores=cores)
-  may_fuse = fixed.pop('fused', True)
-  has_kernel = can_fuse(config, platform, mesh) and not _is_lockstep(config)
-  fused = may_fuse and has_kernel
-  _resolve_strategy(config)
-  _resolve_optimizer(config, fused=fused, num_replicas=_replicas(config, mesh))
-  _check_threads(config, has_kernel)
-  chosen = _device_choices(config, hardware, may_fuse=may_fuse)
-  chunk = fixed.get('chunk', kinds.of(config).chunk(config))
-  chosen |= {
-    'parts': _num_parts(config, hardware.num_data, chunk=chunk, fused=fused),
-    'chunk': chunk,
-    'shared_nodes': 64,
-    'fused': fused,
-    'threads': _threads(config, hardware) if fused else 1,
-  }
-  chosen |= _exchange_choices(config, _replicas(config, mesh)) | fixed
-  _resolve_batch(config, hardware, chosen)
-  _resolve_duplicates(config, fused)
-  # A replica has a step of its own, from its own part of the corpus.
-  is_divided = config.strategy.name == 'sync' or _is_lockstep(config)
-  part_words = config.train.batch_words
-  part_words //= chosen['parts'] if is_divided else 1
-  return config, Tuning(part_words=part_words, **chosen)
-
-
-def _is_lockstep(config: ml_collections.ConfigDict) -> bool:
-  """Whether workers take each step together."""
-  return config.strategy.name == 'workers' and config.strategy.pace == 'bsp'
-
-
-def _replicas(config: ml_collections.ConfigDict, mesh: tuple[int, int]) -> int:
-  """How many learn at the same time without seeing each other's updates."""
-  s = config.strategy
-  return s.num_workers if s.name == 'workers' else math.prod(mesh)
-
-
-def _resolve_strategy(config: ml_collections.ConfigDict) -> None:
-  s, t, kind = config.strategy, config.train, kinds.of(config)
+  kind, may_fuse = kinds.of(config), fixed.pop('fused', True)
+  given = _Given(config, kind, platform, *mesh, cores=cores, may_fuse=may_fuse)
+  s, t = config.strategy, config.train
   if s.name == 'partition':
     s.rate = s.rate or 1 / s.num_parts
   if kind.unit == 'examples':
     t.batch_words = t.batch_words or t.batch_examples
+  _resolve_optimizer(given)
+  if t.threads > 1 and not given.has_kernel:
+    raise errors.UserError(
+      f'config.train.threads={t.threads} is only used where a kernel takes the '
+      'steps (docs/devices.md); remove it'
+    )
+  chunk = fixed.get('chunk', kind.chunk(config))
+  chosen = {
+    **_device_choices(given),
+    'parts': _num_parts(given, chunk),
+    'chunk': chunk,
+    'shared_nodes': 64,
+    'fused': given.fused,
+    'threads': _threads(given),
+    **_exchange_choices(given),
+    **fixed,
+  }
+  _resolve_batch(given, chosen)
+  _resolve_duplicates(given)
+  # A replica has a step of its own, from its own part of the corpus.
+  is_divided = s.name == 'sync' or given.is_lockstep
+  part_words = t.batch_words // (chosen['parts'] if is_divided else 1)
+  return config, Tuning(part_words=part_words, **chosen)
 
 
-def _resolve_optimizer(
-  config: ml_collections.ConfigDict, fused: bool, num_replicas: int
-) -> None:
+def _resolve_optimizer(given: _Given) -> None:
   """Chooses learning rates and epsilon."""
-  o, has_dense = config.optimizer, kinds.of(config).has_dense
+  o, has_dense = given.config.optimizer, given.kind.has_dense
   if has_dense:
     o.learning_rate = o.learning_rate or _DENSE_LEARNING_RATES.get(o.name, 0.0)
     o.max_duplicates = max(o.max_duplicates, 0.0)
   if o.name != 'sgd':
     o.epsilon = o.epsilon or (1e-8 if has_dense else 1e-6)
-  if not o.learning_rate:
-    o.learning_rate = _learning_rate(config, fused, num_replicas)
-  if (
-    o.final_learning_rate == kinds.find('optimizer.final_learning_rate').default
-  ):
-    o.final_learning_rate = min(o.final_learning_rate, o.learning_rate)
-  if o.final_learning_rate > o.learning_rate:
+  o.learning_rate = o.learning_rate or _learning_rate(given)
+  final, default = o.final_learning_rate, kinds.find(_FINAL_RATE).default
+  if final == default:
+    o.final_learning_rate = min(final, o.learning_rate)
+  elif final > o.learning_rate:
     raise errors.UserError(
-      f'config.optimizer.final_learning_rate={o.final_learning_rate:g} is '
-      f'above config.optimizer.learning_rate={o.learning_rate:g}, from which '
-      'it falls; lower the first or raise the second'
+      f'config.{_FINAL_RATE}={final:g} is above '
+      f'config.optimizer.learning_rate={o.learning_rate:g}, from which it '
+      'falls; lower the first or raise the second'
     )
 
 
-def _learning_rate(
-  config: ml_collections.ConfigDict, fused: bool, num_replicas: int
-) -> float:
-  o, s, m = config.optimizer, config.strategy, config.model
+def _learning_rate(given: _Given) -> float:
+  o, s, m = given.config.optimizer, given.config.strategy, given.config.model
   if o.name not in _LEARNING_RATES:
     raise errors.UserError(
       f'config.optimizer.name={o.name} has no usual learning rate; set '
       '--config.optimizer.learning_rate'
     )
-  rates = (_FUSED_LEARNING_RATES if fused else _LEARNING_RATES)[o.name]
+  rates = (_FUSED_LEARNING_RATES if given.fused else _LEARNING_RATES)[o.name]
   is_tree = m.loss == 'hierarchical_softmax'
   rate = rates[2 * is_tree + (m.name == 'cbow')]
   is_skipgram = m.name == 'skipgram' and not is_tree
   if s.name == 'replicas' and s.policy in ('average', 'hot') and is_skipgram:
     # A mean keeps a part of what each replica learns. More diverges.
-    rate *= min(num_replicas, 3) if o.name == 'sgd' else 1
+    rate *= min(given.num_replicas, 3) if o.name == 'sgd' else 1
   return rate
 
 
-def _check_threads(config: ml_collections.ConfigDict, has_kernel: bool) -> None:
-  if config.train.threads > 1 and not has_kernel:
-    raise errors.UserError(
-      f'config.train.threads={config.train.threads} is only used where a '
-      'kernel takes the steps (docs/devices.md); remove it'
-    )
-
-
-def _all_threads(config: ml_collections.ConfigDict, hardware: _Hardware) -> int:
+def _all_threads(given: _Given) -> int:
   """Threads of a kernel where settings do not say: cores of a process."""
   # A sub-model has the same bits wherever it is trained.
-  is_one = config.strategy.name in ('partition', 'workers')
-  return 1 if is_one else min(hardware.cores, MAX_THREADS)
+  is_one = given.config.strategy.name in ('partition', 'workers')
+  return 1 if is_one else min(given.cores, MAX_THREADS)
 
 
-def _threads(config: ml_collections.ConfigDict, hardware: _Hardware) -> int:
-  threads = config.train.threads or _all_threads(config, hardware)
-  return min(threads, _MAX_STORE_THREADS) if config.table.store else threads
+def _threads(given: _Given) -> int:
+  """Threads of the kernel that takes the steps."""
+  if not given.fused:
+    return 1
+  threads = given.config.train.threads or _all_threads(given)
+  is_stored = given.config.table.store
+  return min(threads, _MAX_STORE_THREADS) if is_stored else threads
 
 
-def _num_parts(
-  config: ml_collections.ConfigDict, num_data: int, chunk: int, fused: bool
-) -> int:
+def _num_parts(given: _Given, chunk: int) -> int:
   """How many parts of the corpus are read side by side.
 
   Synchronous steps take as many centers of each part. Their number depends on
@@ -262,25 +254,32 @@ def _num_parts(
   replicas have parts of their own, as have workers in lockstep; other workers
   take turns at the parts, and later there may be more workers.
   """
-  s, kind = config.strategy, kinds.of(config)
-  if s.name == 'workers':
+  s, num_data = given.config.strategy, given.num_data
+  if given.is_workers:
     return s.num_workers * (1 if s.pace == 'bsp' else 4)
-  if s.name == 'partition' or (s.name == 'sync' and fused):
+  if s.name == 'partition' or (s.name == 'sync' and given.fused):
     return 1
-  if s.name != 'sync' or kind.unit == 'examples':
+  if s.name != 'sync' or given.kind.unit == 'examples':
     return num_data  # a step of examples is the same, however it is cut
-  num_chunks = config.train.batch_words // chunk  # 0 = not chosen
+  num_chunks = given.config.train.batch_words // chunk  # 0 = not chosen
   return math.lcm(math.gcd(_SYNC_PARTS, num_chunks), num_data)
 
 
-def _device_choices(
-  config: ml_collections.ConfigDict, hardware: _Hardware, may_fuse: bool
-) -> dict[str, Any]:
+def _device_choices(given: _Given) -> dict[str, Any]:
   """Fields of `Tuning` that follow from the kind of device."""
-  platform, on_cpu = hardware.platform, hardware.on_cpu
-  mesh = hardware.num_data, hardware.num_table
-  by_kernel = may_fuse and _updates_by_kernel(config, platform, mesh)
-  uses_accelerator_kernels = may_fuse and config.train.fused
+  config, on_cpu, mesh = (
+    given.config,
+    given.on_cpu,
+    (given.num_data, given.num_table),
+  )
+  updates_by_kernel = (
+    given.may_fuse
+    and _has_kernels(config, given.platform, mesh)
+    and config.optimizer.name in given.kind.row_kernels
+    and config.table.dtype == 'float32'
+    and config.optimizer.rows == 'looked_up'
+  )
+  sums_by_kernel = given.platform == 'gpu' and given.may_fuse
   return {
     # A GPU's atomic additions come in another order in every run. A TPU would
     # move an array of the size of the vocabulary in every step to count with,
@@ -288,23 +287,21 @@ def _device_choices(
     'deduplicates': not on_cpu or config.table.layout == 'row',
     'loss_every_steps': 64 if on_cpu else 1,  # logarithms take time on a CPU
     'steps_per_loop': 1 if on_cpu else 16,
-    'row_threads': by_kernel * _all_threads(config, hardware),
-    'tokens_once': platform == 'tpu',  # which has a price for each row
+    'row_threads': _all_threads(given) if updates_by_kernel else 0,
+    'tokens_once': given.platform == 'tpu',  # which has a price for each row
     'row_copies': False,  # these never ran
-    'row_sums': uses_accelerator_kernels and platform == 'gpu',
+    'row_sums': sums_by_kernel and config.train.fused,
   }
 
 
-def _exchange_choices(
-  config: ml_collections.ConfigDict, num_replicas: int
-) -> dict[str, float]:
+def _exchange_choices(given: _Given) -> dict[str, float]:
   """Fields of `Tuning` that say how often replicas or workers exchange rows.
 
   Many replicas that add up what they learned overshoot: they have to exchange
   it sooner, and to average it sooner. Measured with two, four and eight.
   """
-  s, is_workers = config.strategy, config.strategy.name == 'workers'
-  is_pair = num_replicas <= 2 and not is_workers
+  s, num_replicas = given.config.strategy, given.num_replicas
+  is_pair = num_replicas <= 2 and not given.is_workers
   if s.policy == 'hot':
     sync_words = s.hot_every or 131_072
     rest_words = s.sync_every or 16 * sync_words
@@ -312,8 +309,8 @@ def _exchange_choices(
     usual_words = 32_768 if is_pair else max(8192 // num_replicas, 16)
     if s.policy == 'average':
       usual_words = 262_144
-    if is_workers:
-      usual_words = 1 if _is_lockstep(config) else 8192
+    if given.is_workers:
+      usual_words = 1 if given.is_lockstep else 8192
     rest_words = sync_words = s.sync_every or usual_words
   if rest_words < sync_words:
     raise errors.UserError(
@@ -322,9 +319,9 @@ def _exchange_choices(
       'lower --config.strategy.hot_every'
     )
   memory_lookups = 200.0 if is_pair else 100 / num_replicas
-  if kinds.of(config).has_dense and is_workers:
+  if given.kind.has_dense and given.is_workers:
     # Each is one of those whose mean a step learns from.
-    memory_lookups *= config.train.batch_words
+    memory_lookups *= given.config.train.batch_words
   return {
     'sync_words': sync_words,
     'rest_words': rest_words,
@@ -333,15 +330,10 @@ def _exchange_choices(
   }
 
 
-def _batch_multiple(
-  config: ml_collections.ConfigDict,
-  hardware: _Hardware,
-  chunk: int,
-  parts: int,
-) -> int:
+def _batch_multiple(given: _Given, chunk: int, parts: int) -> int:
   """Centers that a step must be a multiple of: whole chunks on each device."""
-  s, num_table = config.strategy, hardware.num_table
-  if _is_lockstep(config):
+  s, num_table = given.config.strategy, given.num_table
+  if given.is_lockstep:
     if parts != s.num_workers:
       raise errors.UserError(
         f'the text was cut for {parts} workers in lockstep; resume with '
@@ -352,76 +344,63 @@ def _batch_multiple(
     return chunk * num_table  # which share parts
   if s.name == 'sync':
     # Devices of the table axis deal parts to each other, then split them.
-    splits = 1 if config.table.layout == 'column' else num_table
-    per_device = parts // hardware.num_data
+    splits = 1 if given.config.table.layout == 'column' else num_table
+    per_device = parts // given.num_data
     return chunk * parts * (splits // math.gcd(splits, per_device))
   return chunk
 
 
-def _resolve_batch(
-  config: ml_collections.ConfigDict,
-  hardware: _Hardware,
-  chosen: dict[str, Any],
-) -> None:
+def _resolve_batch(given: _Given, chosen: dict[str, Any]) -> None:
   """Chooses the centers of a step, or refuses a number that cannot be dealt."""
-  t, kind = config.train, kinds.of(config)
-  chunk, parts = chosen['chunk'], chosen['parts']
-  multiple = _batch_multiple(config, hardware, chunk, parts=parts)
+  t, unit, chunk = given.config.train, given.kind.unit, chosen['chunk']
+  multiple = _batch_multiple(given, chunk, chosen['parts'])
   if not t.batch_words:
-    usual = _usual_batch_words(config, hardware, chosen)
-    t.batch_words = -(-usual // multiple) * multiple
+    t.batch_words = -(-_usual_batch_words(given, chosen) // multiple) * multiple
   if not t.batch_words % multiple:
     return
-  if config.strategy.name == 'replicas' and hardware.num_table > 1:
+  if given.config.strategy.name == 'replicas' and given.num_table > 1:
     raise errors.UserError(
       f'a step of {t.batch_words} centers, as the run was begun, cannot be '
-      f'divided among {hardware.num_table} replicas in chunks of {chunk}; '
+      f'divided among {given.num_table} replicas in chunks of {chunk}; '
       'give another number, --config.mesh.data'
     )
-  what = 'centers' if kind.unit == 'words' else 'examples'
+  what = 'centers' if unit == 'words' else 'examples'
   raise errors.UserError(
-    f'config.train.batch_{kind.unit}={t.batch_words} must be a multiple of '
+    f'config.train.batch_{unit}={t.batch_words} must be a multiple of '
     f'{multiple}: {chunk} {what} for each device and part of the data; set '
     f'{-(-t.batch_words // multiple) * multiple}'
   )
 
 
-def _usual_batch_words(
-  config: ml_collections.ConfigDict,
-  hardware: _Hardware,
-  chosen: dict[str, Any],
-) -> int:
+def _usual_batch_words(given: _Given, chosen: dict[str, Any]) -> int:
   """Centers of a step where settings do not say.
 
   They fit a core's cache; or are enough for the kernels of an accelerator; or,
   as a CPU's kernel learns from every chunk, few calls between exchanges.
   """
-  s, threads = config.strategy, chosen['threads']
+  s, threads = given.config.strategy, chosen['threads']
   is_apart = s.name in ('partition', 'workers')
-  is_alone = hardware.num_devices == 1 and not is_apart
-  usual = 256 if hardware.on_cpu else 8192
+  is_alone = given.num_devices == 1 and not is_apart
+  usual = 256 if given.on_cpu else 8192
   if chosen['fused']:
     usual = 16_384 if is_alone else 2048
     # What threads are at is the farther apart in the text.
     usual = max(usual, 1024 * threads)
-  if config.table.store:
+  if given.config.table.store:
     usual = min(usual, max(4096, 1024 * threads))
-  if _is_lockstep(config):
+  if given.is_lockstep:
     return usual * chosen['parts']
   exchanges = s.name in ('replicas', 'workers') and not is_alone
-  if hardware.on_cpu and exchanges:
+  if given.on_cpu and exchanges:
     usual = min(usual, chosen['sync_words'])
   return usual
 
 
-def _resolve_duplicates(config: ml_collections.ConfigDict, fused: bool) -> None:
+def _resolve_duplicates(given: _Given) -> None:
   """Chooses how many occurrences of a row count in a step."""
-  o = config.optimizer
+  o, is_small = given.config.optimizer, given.config.train.batch_words < 4096
   if o.max_duplicates >= 0 or o.name in ('adagrad', 'adam'):
     return
   # Large steps of a small vocabulary diverge with 16; a chunk needs no limit.
-  is_small_step = fused or config.train.batch_words < 4096
-  limit = 16.0 if config.train.batch_words < 4096 else 8.0
-  o.max_duplicates = kinds.of(config).max_duplicates(
-    0.0 if fused else limit, is_small_step
-  )
+  limit = 0.0 if given.fused else 16.0 if is_small else 8.0
+  o.max_duplicates = given.kind.max_duplicates(limit, given.fused or is_small)

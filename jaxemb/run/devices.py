@@ -3,14 +3,16 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
 
 from jaxemb import config as config_lib
 from jaxemb import errors
+from jaxemb.config import kinds
 from jaxemb.kernels.gpu import row_sums
+from jaxemb.run import kind as kind_lib
 from jaxemb.runtime import distributed
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.tables import row_sharded
@@ -19,12 +21,31 @@ _LOG = logging.getLogger('jaxemb')
 LANES = 128  # of a TPU: numbers that it reads at once
 
 
+class Setup(NamedTuple):
+  """Settings, and what devices and data make of them."""
+
+  config: ml_collections.ConfigDict  # resolved
+  tuning: config_lib.Tuning
+  mesh: jax.sharding.Mesh
+  kind: kind_lib.Kind
+
+  @property
+  def is_alone(self) -> bool:
+    """Whether one device trains; a run begun with replicas may go on so."""
+    return self.mesh.size == self.tuning.parts == 1
+
+  @property
+  def step_centers(self) -> int:
+    """Centers per step of one replica."""
+    return self.tuning.part_words * self.tuning.parts // self.mesh.size
+
+
 def choose(
   config: ml_collections.ConfigDict,
   begun: Mapping[str, Any],
   absent: Sequence[jax.Device] = (),
   **fixed: Any,
-) -> tuple[ml_collections.ConfigDict, config_lib.Tuning, jax.sharding.Mesh]:
+) -> Setup:
   """Chooses devices, and what settings and tuning leave open.
 
   `begun` has the flat settings of the run that is resumed, or is {}; `absent`
@@ -61,7 +82,7 @@ def choose(
   resolved, tuning = config_lib.resolve(
     config, platform, shape, cores=cores, **fixed
   )
-  return resolved, tuning, mesh
+  return Setup(resolved, tuning, mesh, kinds.of(resolved))
 
 
 def _wanted(

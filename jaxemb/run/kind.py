@@ -142,7 +142,11 @@ class Kind:
   def dropped(
     self, config: 'ml_collections.ConfigDict', source: 'data_base.Source'
   ) -> dict[str, int]:
-    """Counts what settings name and the data do not have."""
+    """Counts what settings name and the data do not have.
+
+    Raises a `UserError` for what cannot be done without.
+    """
+    self._results().check_data(config, source)
     return {}
 
   def check_trained(self, counters: Mapping[str, float]) -> None:
@@ -174,12 +178,6 @@ class Kind:
     return bind_model(config, (spec, corpus, bound_loss(config)))
 
   # What becomes of a trained model: functions of the module `results`.
-
-  def check_data(
-    self, config: 'ml_collections.ConfigDict', source: 'data_base.Source'
-  ) -> None:
-    """Raises a `UserError` for settings that need data which is not there."""
-    self._results().check_data(config, source)
 
   def can_evaluate(self, parts: 'build.Parts') -> bool:
     """Whether there is something to evaluate on while training."""

@@ -53,14 +53,9 @@ def run(
   `config.Tuning`. Raises a `UserError` for input or settings that cannot be
   used.
   """
+  start = _Start(config, workdir, job, text_cache, fixed, time.time())
   if not bucket.is_url(workdir):
-    return _run_in(
-      config,
-      workdir=pathlib.Path(workdir),
-      job=job,
-      text_cache=text_cache,
-      fixed=fixed,
-    )
+    return _run_in(start._replace(workdir=pathlib.Path(workdir)))
   if job.coordinator or job.detects:
     raise errors.UserError(
       f'--workdir={workdir} is for one process; give a folder that all reach, '
@@ -76,9 +71,7 @@ def run(
   ):
     code = STOPPED
     if not stop.is_set():
-      code = _run_in(
-        config, workdir=folder, job=job, text_cache=text_cache, fixed=fixed
-      )
+      code = _run_in(start._replace(workdir=folder))
   metrics.LOG.info('copied %s to %s', folder, workdir)
   return code
 
@@ -87,54 +80,47 @@ class _Start(NamedTuple):
   """One start of a run."""
 
   config: ml_collections.ConfigDict  # as given
-  workdir: pathlib.Path
-  home: pathlib.Path  # where this process logs
-  started: float  # seconds since 1970
-  monitor: distributed.Monitor
+  workdir: Any  # a path, or the URL of a folder in a bucket
+  job: distributed.Job
   text_cache: pathlib.Path | None
   fixed: Mapping[str, Any]  # given fields of `config.Tuning`
+  started: float  # seconds since 1970
 
 
-def _run_in(
-  config: ml_collections.ConfigDict,
-  workdir: pathlib.Path,
-  job: distributed.Job,
-  text_cache: pathlib.Path | None,
-  fixed: Mapping[str, Any],
-) -> int:
-  started, code = time.time(), None
-  home = partition.home(config, workdir)
-  partition.check_alone(config, job)
+def _run_in(start: _Start) -> int:
+  """Runs in a local folder, connected with other processes of the job."""
+  s, job, code = start.config.strategy, start.job, None
+  if s.name == 'partition' and (job.coordinator or job.detects):
+    raise errors.UserError(
+      "config.strategy.name='partition' needs no connection between processes: "
+      'leave out --coordinator and --distributed, and start a process for each '
+      'sub-model, with --config.strategy.part=0, 1, ...'
+    )
+  home = start.workdir  # where this process logs
+  if s.name == 'partition' and s.part >= 0:
+    home = partition.folder(start.config, home, s.part)
   distributed.join(job)
   monitor = distributed.Monitor()
   with distributed.stopping_on_signals(monitor):
     try:
-      code = _run_logged(
-        _Start(
-          config=config,
-          workdir=workdir,
-          home=home,
-          started=started,
-          monitor=monitor,
-          text_cache=text_cache,
-          fixed=fixed,
-        )
-      )
+      code = _run_logged(start, home, monitor)
     finally:
       monitor.close(code)
   return code
 
 
-def _run_logged(start: _Start) -> int:
+def _run_logged(
+  start: _Start, home: pathlib.Path, monitor: distributed.Monitor
+) -> int:
   """Runs with a log in the folder, and errors told apart."""
-  is_first, home = distributed.is_first(), start.home
+  is_first = distributed.is_first()
   with rundir.locked(home) if is_first else contextlib.nullcontext():
     with rundir.using(home):
       home.mkdir(parents=True, exist_ok=True)
       name = 'log' if is_first else f'log-{distributed.process_id()}'
       log = metrics.start_log(home / f'{name}.txt', is_first)
     try:
-      return _run_steps(start)
+      return _run_steps(start, monitor)
     except errors.UserError as error:
       # The caller prints it; it belongs in the log as well.
       log.emit(logging.makeLogRecord({'msg': str(error)}))
@@ -142,8 +128,8 @@ def _run_logged(start: _Start) -> int:
     except Exception as error:
       # Collectives fail where another process is lost or was told to stop:
       # some with a ValueError.
-      start.monitor.wait_for_loss()
-      if distributed.num_processes() > 1 and start.monitor.stop.is_set():
+      monitor.wait_for_loss()
+      if distributed.num_processes() > 1 and monitor.stop.is_set():
         return STOPPED
       if not (isinstance(error, MemoryError) or _NO_MEMORY in str(error)):
         raise
@@ -159,15 +145,18 @@ def _run_logged(start: _Start) -> int:
       log.close()
 
 
-def _run_steps(start: _Start) -> int:
+def _run_steps(start: _Start, monitor: distributed.Monitor) -> int:
   """The steps of a run, one after the other."""
-  workdir, monitor = start.workdir, start.monitor
-  _agree(start)
+  workdir, name = start.workdir, start.config.strategy.name
+  _agree_and_log(start)
   _keep_programs(start.text_cache)
-  _log_settings(start.config)
-  cluster = _start_cluster(start.config, workdir)
+  cluster = None
+  if name == 'workers':
+    # What a start that was killed has left.
+    shutil.rmtree(workdir / 'store', ignore_errors=True)
+    cluster = remote.Cluster()
   try:
-    parts = _build(start, cluster)
+    parts = _build(start, monitor, cluster)
   except metrics.Stopped:
     metrics.LOG.info('stopped before training; nothing to save')
     return STOPPED
@@ -175,13 +164,13 @@ def _run_steps(start: _Start) -> int:
   session = loop.Session(
     start.started, time.time() - start.started, monitor.stop
   )
-  _record(start, parts)
-  results.log_data(parts)
+  _record(workdir, parts)
+  _log_data(parts)
   _log_step(parts)
-  build.check_fits(parts)
-  if parts.config.strategy.name == 'partition':
+  parts.check_fits()
+  if name == 'partition':
     has_ended = partition.run(workdir, parts, session)
-  elif parts.config.strategy.name == 'workers':
+  elif name == 'workers':
     has_ended = workers.run(
       workdir, parts, session, cluster=cluster, cache=start.text_cache
     )
@@ -190,12 +179,19 @@ def _run_steps(start: _Start) -> int:
   return 0 if has_ended else STOPPED
 
 
-def _agree(start: _Start) -> None:
-  """Has all processes compare what must be the same."""
+def _agree_and_log(start: _Start) -> None:
+  """Has all processes compare what must be the same; logs the settings.
+
+  These are those that differ from their documented defaults.
+  """
+  given = config_lib.flat(start.config)
   versions = resources.versions() | {'code': resources.code_digest()}
-  distributed.agree('setting', config_lib.flat(start.config))
+  distributed.agree('setting', given)
   distributed.agree('version', versions)
   distributed.agree('folder', {'--workdir': rundir.holder(start.workdir)})
+  settings = config_lib.settings(given['data.source'])
+  changed = [f'{k}={x}' for k, x in given.items() if x != settings[k].default]
+  metrics.LOG.info('settings: %s', ', '.join(changed) or 'all defaults')
 
 
 def _recorded(workdir: pathlib.Path) -> dict[str, Any]:
@@ -216,15 +212,15 @@ def _keep_programs(text_cache: pathlib.Path | None) -> None:
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 
 
-def _log_settings(config: ml_collections.ConfigDict) -> None:
-  """Logs the settings that differ from their documented defaults."""
-  settings = config_lib.settings(config.data.source)
-  changed = [
-    f'{name}={value}'
-    for name, value in config_lib.flat(config).items()
-    if value != settings[name].default
-  ]
-  metrics.LOG.info('settings: %s', ', '.join(changed) or 'all defaults')
+def _log_data(parts: build.Parts) -> None:
+  """Logs what was read and what was dropped."""
+  dropped = dict(parts.dropped)
+  problems = dropped.pop('problems', ())
+  counted = ', '.join(f'{k} {v:,}' for k, v in dropped.items() if v)
+  for line in (*parts.source.describe(), f'dropped: {counted or "nothing"}'):
+    metrics.LOG.info('%s', line)
+  for line in problems:
+    metrics.LOG.warning('%s', line)
 
 
 def _log_step(parts: build.Parts) -> None:
@@ -264,68 +260,57 @@ def _threads(num: int) -> str:
   return f'{num} thread' + 's' * (num > 1)
 
 
-def _start_cluster(
-  config: ml_collections.ConfigDict, workdir: pathlib.Path
-) -> remote.Cluster | None:
-  """Connects to Ray where workers train."""
-  if config.strategy.name != 'workers':
-    return None
-  # What a start that was killed has left.
-  shutil.rmtree(workdir / 'store', ignore_errors=True)
-  return remote.Cluster()
-
-
-def _build(start: _Start, cluster: remote.Cluster | None) -> build.Parts:
+def _build(
+  start: _Start, monitor: distributed.Monitor, cluster: remote.Cluster | None
+) -> build.Parts:
   """Makes the parts of the run; without kernels where one cannot be used.
 
   Kernels are compiled while the data are read: whether all processes have them
   is known only then. Others read the data again, from its cache.
   """
   why, parts = '', None
+  read = functools.partial(_read_and_make, start, monitor.stop, cluster)
   try:
-    parts = _read_and_make(start, start.fixed, cluster)
+    parts = read(start.fixed)
   except native.Unavailable as error:
     why = str(error)
   if whys := list(filter(None, distributed.everyone('fused', why))):
     metrics.LOG.info(f'steps are not fused, and slower: {whys[0]}')
-    parts = _read_and_make(start, {**start.fixed, 'fused': False}, cluster)
-  parts.kind.check_data(parts.config, parts.source)
+    parts = read({**start.fixed, 'fused': False})
   return parts
 
 
 def _read_and_make(
-  start: _Start, fixed: Mapping[str, Any], cluster: remote.Cluster | None
+  start: _Start,
+  stop: threading.Event,
+  cluster: remote.Cluster | None,
+  fixed: Mapping[str, Any],
 ) -> build.Parts:
   """Chooses devices and what settings leave open, reads the data."""
-  recorded = _recorded(start.workdir)
-  config, tuning, devices = devices_lib.choose(start.config, recorded, **fixed)
-  rundir.check(config, start.workdir)
-  metrics.LOG.info('%s; results in %s', mesh.describe(devices), start.workdir)
-  every_secs = config.train.log_every_secs
-  progress = metrics.Progress(every_secs, start.monitor.stop)
-  try:
+  workdir = start.workdir
+  setup = devices_lib.choose(start.config, _recorded(workdir), **fixed)
+  rundir.check(setup.config, workdir)
+  metrics.LOG.info('%s; results in %s', mesh.describe(setup.mesh), workdir)
+  progress = metrics.Progress(setup.config.train.log_every_secs, stop)
+  with contextlib.closing(progress):
     return build.parts(
-      config,
-      tuning,
-      devices,
+      setup,
+      start.text_cache or rundir.cache_folder(),
       progress=progress,
-      cache=start.text_cache or rundir.cache_folder(),
-      folder=start.workdir / 'store',
+      folder=workdir / 'store',
       cluster=cluster,
     )
-  finally:
-    progress.close()
 
 
-def _record(start: _Start, parts: build.Parts) -> None:
+def _record(workdir: pathlib.Path, parts: build.Parts) -> None:
   """Records settings and data, or refuses those of another run."""
-  config, workdir = parts.config, start.workdir
   fingerprint = parts.source.fingerprint
-  rundir.check(config, workdir, fingerprint)
-  if config.strategy.name == 'partition':
-    partition.check(config, workdir, fingerprint)
+  rundir.check_data(workdir, fingerprint)
+  if parts.config.strategy.name == 'partition':
+    partition.check(parts.config, workdir, fingerprint)
   if distributed.is_first():
-    rundir.record(config, parts.tuning, workdir, fingerprint=fingerprint)
+    settings = parts.config.to_dict()
+    rundir.record(settings, parts.tuning, workdir, fingerprint=fingerprint)
 
 
 def _train(

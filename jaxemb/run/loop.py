@@ -138,7 +138,7 @@ def train(
   closing = contextlib.closing
   with closing(items), closing(make_meter(totals)) as training.meter:
     if state is None:  # while the first batch is made
-      state = build.new_state(parts, key)
+      state = parts.new_state(key)
     state = training.place(state, key)
     for item, following in _with_next(items):
       if item.batch is None:
@@ -178,7 +178,6 @@ class _Training:
     self._hooks, self._stream = hooks, stream
     self._store, source = parts.strategy.store, parts.source
     self._total = round(source.units_per_epoch * source.epochs)
-    self._fingerprints = build.fingerprints(parts) if checkpoints else {}
     self.constants = parts.strategy.constants()
     self.totals, self.meter = metrics.Totals(source.unit), None
     self.uncounted: collections.deque = collections.deque()
@@ -192,7 +191,6 @@ class _Training:
       self._parts,
       key,
       total=self._total,
-      fingerprints=self._fingerprints,
     )
     if restored:
       self.totals = restored[1]
@@ -280,7 +278,6 @@ class _Training:
         self._parts,
         state,
         totals=self.totals,
-        fingerprints=self._fingerprints,
       )
       self._last_save = time.monotonic()
     if has_ended:
@@ -340,12 +337,11 @@ def save(
   parts: build.Parts,
   state: Any,
   totals: metrics.Totals,
-  fingerprints: Mapping[str, str],
 ) -> None:
   """Saves a state, with the totals of all its dispatches."""
   record = {
     'totals': dataclasses.asdict(totals),
-    'fingerprints': fingerprints,
+    'fingerprints': parts.fingerprints,
     'copies': parts.strategy.num_replicas,
   }
   store = parts.strategy.store
@@ -419,7 +415,6 @@ def restore(
   parts: build.Parts,
   key: jax.Array,
   total: int,
-  fingerprints: Mapping[str, str],
 ) -> tuple[Any, metrics.Totals] | None:
   """State and totals of the newest checkpoint, if there is one.
 
@@ -462,7 +457,7 @@ def restore(
     return None
   _, state, record = restored
   saved = record['fingerprints']
-  for name, fingerprint in fingerprints.items():
+  for name, fingerprint in parts.fingerprints.items():
     if saved.get(name) != fingerprint:
       raise errors.UserError(
         f'{name} has changed since this run began; restore the original or '

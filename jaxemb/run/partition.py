@@ -41,7 +41,7 @@ from jaxemb.merging import multivectors as multivectors_merge
 from jaxemb.merging import parts as parts_lib
 from jaxemb.run import build, loop, metrics, results, rundir
 from jaxemb.run import vectors as vectors_lib
-from jaxemb.runtime import distributed, mesh
+from jaxemb.runtime import mesh
 from jaxemb.storage import atomic, checkpoint, word2vec_format
 from jaxemb.strategies import base as strategy_base
 from jaxemb.tables import spec as spec_lib
@@ -103,33 +103,14 @@ def folder(
   return workdir / 'parts' / f'{part:0{digits}}'
 
 
-def home(
-  config: ml_collections.ConfigDict, workdir: pathlib.Path
-) -> pathlib.Path:
-  """Where a run logs: its folder, or that of the only part that it trains."""
-  s = config.strategy
-  is_job = s.name == 'partition' and s.part >= 0
-  return folder(config, workdir, s.part) if is_job else workdir
-
-
-def check_alone(
-  config: ml_collections.ConfigDict, job: distributed.Job
-) -> None:
-  """Refuses connected processes: sub-models exchange nothing."""
-  if config.strategy.name == 'partition' and (job.coordinator or job.detects):
-    raise errors.UserError(
-      "config.strategy.name='partition' needs no connection between processes: "
-      'leave out --coordinator and --distributed, and start a process for each '
-      'sub-model, with --config.strategy.part=0, 1, ...'
-    )
-
-
 def check(
   config: ml_collections.ConfigDict, workdir: pathlib.Path, fingerprint: str
 ) -> None:
   """Refuses folders of other runs, and settings that cannot be merged."""
   for part in _wanted(config):
-    rundir.check(config, folder(config, workdir, part), fingerprint)
+    path = folder(config, workdir, part)
+    rundir.check(config, path)
+    rundir.check_data(path, fingerprint)
   s = config.strategy
   if s.part < 0 and s.num_parts > 1 and s.merge in ('alir', 'pca'):
     merge_lib.check_columns([config.model.dim] * s.num_parts)
@@ -234,7 +215,7 @@ class _Runner:
       record = checkpoint.newest_record(self.folder(part) / 'checkpoints')
       totals += [metrics.Totals(**record['totals'])] if record else []
     self.meter = metrics.Meter(
-      workdir=home(self.config, self.workdir),
+      workdir=self.folder(s.part) if self.is_job else self.workdir,
       totals=_sum(totals),
       units_per_epoch=words / source.epochs,
       epochs=source.epochs,
@@ -271,9 +252,9 @@ class _Runner:
           f'sub-model {part} of {self.config.strategy.num_parts}'
         )
         rundir.record(
-          self.config,
+          self.config.to_dict(),
           self.parts.tuning,
-          workdir=path,
+          path,
           fingerprint=source.fingerprint,
         )
         with loop.open_checkpoints(path) as checkpoints:

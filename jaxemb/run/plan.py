@@ -14,13 +14,12 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxemb import config as config_lib
 from jaxemb import errors
-from jaxemb.config import kinds
 from jaxemb.data import base as data_base
 from jaxemb.models import base as model_base
 from jaxemb.run import build, rundir
 from jaxemb.run import devices as devices_lib
+from jaxemb.run import trainer as trainer_lib
 from jaxemb.runtime import hlo, topologies
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base as strategy_base
@@ -37,14 +36,13 @@ class Data(NamedTuple):
   batch: Any  # of a dispatch
 
 
-def read(config: ml_collections.ConfigDict, tuning: config_lib.Tuning) -> Data:
+def read(setup: devices_lib.Setup) -> Data:
   """Reads the data that resolved settings name."""
   readers = data_base.ALONE
-  if config.strategy.name != 'partition':
-    readers = readers._replace(local_parts=range(tuning.parts))
+  if setup.config.strategy.name != 'partition':
+    readers = readers._replace(local_parts=range(setup.tuning.parts))
   source = build.make_source(
-    config,
-    tuning,
+    setup,
     readers,
     cache=rundir.cache_folder(),
     progress=lambda *_: None,
@@ -58,10 +56,8 @@ class Job:
   """What would train."""
 
   topology: topologies.Topology
-  config: ml_collections.ConfigDict  # resolved
-  tuning: config_lib.Tuning
-  mesh: jax.sharding.Mesh
-  trainer: build.Trainer
+  setup: devices_lib.Setup
+  trainer: trainer_lib.Trainer
   corpus: model_base.Corpus
   state: strategy_base.TrainState  # shapes, as are the others
   constants: Any
@@ -77,7 +73,7 @@ class Job:
 def prepare(
   where: topologies.Topology,
   config: ml_collections.ConfigDict,
-  read_data: Callable[[Any, config_lib.Tuning], Data] = read,
+  read_data: Callable[[devices_lib.Setup], Data] = read,
 ) -> Job:
   """Makes what would train on some devices, without its arrays.
 
@@ -94,11 +90,9 @@ def prepare(
       'config.table.device_bytes says, and what moves depends on the data; '
       'without it and config.table.store all rows on the devices are planned'
     )
-  config, tuning, mesh = devices_lib.choose(config, {}, where.devices)
-  data = read_data(config, tuning)
-  trainer = build.trainer(
-    config, tuning, mesh, corpus=data.corpus, steps=data.steps
-  )
+  setup = devices_lib.choose(config, {}, where.devices)
+  data = read_data(setup)
+  trainer = trainer_lib.make(setup, data.corpus, data.steps)
   strategy = trainer.strategy
   state = strategy.init.eval_shape(jax.random.key(0))
   devices = jax.tree.leaves(state)[0].sharding.mesh
@@ -106,9 +100,7 @@ def prepare(
   constants = jax.eval_shape(strategy.constants)
   return Job(
     topology=where,
-    config=config,
-    tuning=tuning,
-    mesh=mesh,
+    setup=setup,
     trainer=trainer,
     corpus=data.corpus,
     state=state,
@@ -180,12 +172,12 @@ def examine(job: Job) -> dict[str, Any]:
   results = memory.output_size_in_bytes - memory.alias_size_in_bytes
   peak_bytes = arguments + results + memory.temp_size_in_bytes
   check_fits(job, peak_bytes)
-  config, tables = job.config, job.state.tables.values()
+  (config, _, mesh, kind), tables = job.setup, job.state.tables.values()
   return {
     'topology': job.topology.name,
-    'devices': job.mesh.size,
-    'idle_devices': len(job.topology.devices) - job.mesh.size,
-    'mesh': dict(job.mesh.shape),
+    'devices': mesh.size,
+    'idle_devices': len(job.topology.devices) - mesh.size,
+    'mesh': dict(mesh.shape),
     'layout': config.table.layout,
     'strategy': config.strategy.name,
     'vocab': len(job.corpus.counts),
@@ -193,7 +185,7 @@ def examine(job: Job) -> dict[str, Any]:
     'dtype': config.table.dtype,
     'optimizer': config.optimizer.name,
     'batch_words': config.train.batch_words,
-    'unit': kinds.of(config).unit,
+    'unit': kind.unit,
     'memory': {
       'tables_bytes': _num_bytes(job, [x.vectors for x in tables]),
       'optimizer_bytes': _num_bytes(job, [x.opt_state for x in tables]),
@@ -214,18 +206,19 @@ def check_fits(job: Job, needed_bytes: float) -> None:
   room_bytes = _USABLE * chip.gigabytes * 1e9
   if needed_bytes < room_bytes:
     return
-  layout, strategy = job.config.table.layout, job.config.strategy.name
-  whole_bytes = needed_bytes * job.mesh.shape['table']
+  config, _, mesh, kind = job.setup
+  layout, strategy = config.table.layout, config.strategy.name
+  whole_bytes = needed_bytes * mesh.shape['table']
   if getattr(job.state, 'synced', None):
     whole_bytes /= 2  # without the rows of the last synchronisation
   least = math.ceil(whole_bytes / room_bytes)
-  advice = [kinds.of(job.config).smaller]
+  advice = [kind.smaller]
 
   def num_devices(shape):
     return math.prod(int(x) for x in shape.split('x') if x.isdecimal())
 
   shape = next((x for x in chip.shapes if num_devices(x) >= least), None)
-  if job.config.model.name != 'mixture' and shape:
+  if config.model.name != 'mixture' and shape:
     prefix = 'cuda' if chip.gpu_name else job.topology.kind
     fitting = 'row' if num_devices(shape) > 1 else 'replicated'
     advice.insert(
@@ -233,7 +226,7 @@ def check_fits(job: Job, needed_bytes: float) -> None:
       f'--topology={prefix}:{shape} with --config.table.layout={fitting}'
       + ' --config.strategy.name=sync' * (strategy != 'sync'),
     )
-  if job.config.table.dtype == 'float32':
+  if config.table.dtype == 'float32':
     advice.append('give --config.table.dtype=bfloat16')
   raise errors.UserError(
     f'{job.topology.name} has {chip.gigabytes:.0f} GB a device, and the '

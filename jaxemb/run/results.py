@@ -18,17 +18,6 @@ from jaxemb.runtime import distributed, mesh, resources
 _NOTHING = types.MappingProxyType({})
 
 
-def log_data(parts: build.Parts) -> None:
-  """Logs what was read and what was dropped."""
-  dropped = dict(parts.dropped)
-  problems = dropped.pop('problems', ())
-  counted = ', '.join(f'{k} {v:,}' for k, v in dropped.items() if v)
-  for line in (*parts.source.describe(), f'dropped: {counted or "nothing"}'):
-    metrics.LOG.info('%s', line)
-  for line in problems:
-    metrics.LOG.warning('%s', line)
-
-
 def finish(
   workdir: pathlib.Path,
   parts: build.Parts,
@@ -161,7 +150,8 @@ def _staleness(
     np.average(by_row[: x.vocab], weights=x.lookups_per_center)
     for x in parts.trainable.model.specs().values()
   ]
-  words = build.step_centers(parts.tuning, parts.mesh)
+  tuning = parts.tuning
+  words = tuning.part_words * tuning.parts // parts.mesh.size
   return {
     'bound_words': words * int(bound),
     'max_words': words * int(min(bound, totals.steps)),

@@ -7,7 +7,7 @@ import os
 import pathlib
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_collections
@@ -68,15 +68,8 @@ def recorded(workdir: pathlib.Path) -> dict[str, Any]:
     ) from error
 
 
-def check(
-  config: ml_collections.ConfigDict,
-  workdir: pathlib.Path,
-  fingerprint: str = '',
-) -> None:
-  """Raises a `UserError` if a run with other settings or other data is there.
-
-  The settings that differ are named; '' = the data is not known yet.
-  """
+def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
+  """Raises a `UserError` naming the settings that differ from the run there."""
   ours, theirs = config_lib.flat(config), recorded(workdir)
   settings = {x for x in theirs if not x.startswith(_RECORDED)}
   if theirs and ours.keys() != settings:
@@ -93,7 +86,11 @@ def check(
       f'{workdir} holds a run with other settings: {"; ".join(differing)}; '
       'give another --workdir or the same settings'
     )
-  if fingerprint and theirs.get('fingerprint', fingerprint) != fingerprint:
+
+
+def check_data(workdir: pathlib.Path, fingerprint: str) -> None:
+  """Raises a `UserError` if the run there began with other data."""
+  if recorded(workdir).get('fingerprint', fingerprint) != fingerprint:
     raise errors.UserError(
       f'the text is not the one that {workdir} began with: it has changed, or '
       'is cut into other files or compressed otherwise; give another --workdir'
@@ -101,14 +98,14 @@ def check(
 
 
 def record(
-  config: ml_collections.ConfigDict,
+  settings: Mapping[str, Any],
   tuning: config_lib.Tuning,
   workdir: pathlib.Path,
   fingerprint: str,
 ) -> None:
   """Writes resolved settings and the fingerprint of the data to config.json."""
-  data = config.to_dict() | {'tuning': dataclasses.asdict(tuning)}
-  data |= {'fingerprint': fingerprint}
+  data = {**settings, 'tuning': dataclasses.asdict(tuning)}
+  data['fingerprint'] = fingerprint
   with atomic.write(workdir / 'config.json') as file:
     file.write(json.dumps(data, indent=1).encode())
 

@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import ml_collections
 
-from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.kernels.cpu import step as native
@@ -69,14 +68,11 @@ class Worker:
       programs = str(self.cache / 'programs')
       jax.config.update('jax_compilation_cache_dir', programs)
       jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-    config, tuning, mesh = devices_lib.choose(self._config, {}, **self._tuning)
+    setup = devices_lib.choose(self._config, {}, **self._tuning)
     try:
       parts = build.parts(
-        config,
-        tuning,
-        mesh,
-        progress=lambda *_: None,
-        cache=self.cache,
+        setup,
+        self.cache,
         folder=self._workdir / 'store',
         cluster=self._cluster,
       )
@@ -88,9 +84,9 @@ class Worker:
     if parts.source.fingerprint != self._fingerprint:
       raise errors.UserError(
         f'worker {self._number} reads another text at config.data.path='
-        f'{config.data.path}; have the same on all machines'
+        f'{parts.config.data.path}; have the same on all machines'
       )
-    _train(self, parts, config, tuning=tuning)
+    _train(self, setup, parts)
 
   def join(self) -> float:
     """Joins the others; returns the factor of learning rates."""
@@ -107,12 +103,10 @@ class _Leases:
   def __init__(
     self,
     worker: Worker,
-    parts: build.Parts,
-    config: ml_collections.ConfigDict,
-    tuning: config_lib.Tuning,
+    setup: devices_lib.Setup,
+    source: data_base.Source,
   ):
-    self._worker, self._whole = worker, parts.source
-    self._config, self._tuning = config, tuning
+    self._worker, self._whole, self._setup = worker, source, setup
     self.unit, self.epochs = self._whole.unit, self._whole.epochs
     self.units_per_epoch = self._whole.units_per_epoch
     self.goes_on = threading.Event()  # set at the end of a pause
@@ -132,8 +126,7 @@ class _Leases:
         source.spec = source.spec._replace(readers=readers)
       else:
         source = build.make_source(
-          self._config,
-          self._tuning,
+          self._setup,
           readers,
           cache=self._worker.cache,
           progress=lambda *_: None,
@@ -259,13 +252,11 @@ class _Reports(loop.Meter):
 
 
 def _train(
-  worker: Worker,
-  parts: build.Parts,
-  config: ml_collections.ConfigDict,
-  tuning: config_lib.Tuning,
+  worker: Worker, setup: devices_lib.Setup, parts: build.Parts
 ) -> None:
   """Joins the other workers, and trains until nothing is left."""
-  leases = _Leases(worker, parts, config=config, tuning=tuning)
+  config, tuning = parts.config, parts.tuning
+  leases = _Leases(worker, setup, parts.source)
   parts = parts._replace(source=leases)
   strategy, trainable = parts.strategy, parts.trainable
   store = strategy.store

@@ -173,19 +173,17 @@ class _Runner:
     self._workdir, self._parts, self._session = workdir, parts, session
     self._checkpoints, source = checkpoints, parts.source
     self._total = round(source.units_per_epoch * source.epochs)
-    self._fingerprints = build.fingerprints(parts)
     key = loop.init_key(parts.config.seed)
     restored = loop.restore(
       checkpoints,
       parts,
       key,
       total=self._total,
-      fingerprints=self._fingerprints,
     )
     self.state, self.totals = restored or (None, metrics.Totals(source.unit))
     self._is_new, self._has_begun = restored is None, False
     if self._is_new:
-      self.state = build.new_state(parts, key)
+      self.state = parts.new_state(key)
     hook.begin(self.totals)
     self._most_missed, self._replaced = 0, 0
     # By worker and process, the newest sample of what it has used.
@@ -318,7 +316,6 @@ class _Runner:
       self._parts,
       self.state,
       totals=totals,
-      fingerprints=self._fingerprints,
     )
 
   def report(self) -> Mapping[str, Any]:

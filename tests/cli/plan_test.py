@@ -18,6 +18,7 @@ import pytest
 from jaxemb import errors
 from jaxemb.cli import plan
 from jaxemb.cli import train as main
+from jaxemb.config import kinds
 from jaxemb.run import plan as run_plan
 from jaxemb.runtime import topologies
 from tests import marking
@@ -127,9 +128,9 @@ found = hlo.traffic(text, job.trainer.strategy.loop)
 formula = sending.bytes_per_step(
   job.trainer,
   layout,
-  mesh=(job.mesh.shape['data'], job.mesh.shape['table']),
-  batch_words=job.tuning.parts * job.tuning.part_words,
-  num_parts=job.tuning.parts,
+  mesh=tuple(job.setup.mesh.shape.values()),
+  batch_words=job.setup.tuning.parts * job.setup.tuning.part_words,
+  num_parts=job.setup.tuning.parts,
 )
 print(found['bytes_per_step_per_device']['total'] / formula)
 """
@@ -314,8 +315,12 @@ def test_what_fits_without_the_rows_of_a_synchronisation(synced, expected):
   config, *_ = main.parse(['--config.strategy.name=replicas'])
   job = types.SimpleNamespace(
     topology=topologies.Topology('v5e:2x2', 'v5e', range(4)),
-    config=config,
-    mesh=types.SimpleNamespace(shape={'table': 1}),
+    setup=(
+      config,
+      None,
+      types.SimpleNamespace(shape={'table': 1}),
+      kinds.of(config),
+    ),
     state=types.SimpleNamespace(synced=synced),
   )
   with pytest.raises(errors.UserError) as error:

@@ -11,8 +11,7 @@ from jaxemb import config as config_lib
 from jaxemb.data import examples
 from jaxemb.graphs import labels, neighbors
 from jaxemb.models import base
-from jaxemb.run import build
-from jaxemb.runtime import hlo, mesh
+from jaxemb.runtime import hlo
 from tests import dispatches, log_of_clicks
 
 NODES, CLASSES, PARTS, EXAMPLES = 240, 3, 4, 32  # examples of a step in all
@@ -88,9 +87,9 @@ def trainer(is_graph, shape=(1, 1), parts=PARTS, cluster=None, **settings):
   config, tuning = config_lib.resolve(config, 'cpu', shape, parts=parts)
   steps = examples.Steps(tuning.part_words, tuning.parts)
   corpus = _graph_corpus() if is_graph else log_of_clicks.CORPUS
-  devices = mesh.make(mesh.Shape(*shape))
-  args = config, tuning, devices, corpus, steps
-  return build.trainer(*args, cluster=cluster)
+  return dispatches.made(
+    config, tuning, shape, corpus=corpus, steps=steps, cluster=cluster
+  )
 
 
 def batch(is_graph, num_parts, size, num, seed, num_trees=1):

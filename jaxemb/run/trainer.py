@@ -1,0 +1,409 @@
+"""What trains: a model, its tables and the strategy that settings name."""
+
+import dataclasses
+import functools
+import logging
+import math
+import pathlib
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+
+from jaxemb import config as config_lib
+from jaxemb import errors
+from jaxemb.config import kinds
+from jaxemb.data import base as data_base
+from jaxemb.kernels.cpu import ffi, updates
+from jaxemb.kernels.cpu import step as native
+from jaxemb.kernels.gpu import row_sums, window_products
+from jaxemb.kernels.tpu import row_copies, sorted_sums
+from jaxemb.models import base as model_base
+from jaxemb.models import columns
+from jaxemb.ops import wire
+from jaxemb.run import devices
+from jaxemb.run import kind as kind_lib
+from jaxemb.runtime import distributed, resources
+from jaxemb.runtime import mesh as mesh_lib
+from jaxemb.stores import cache as cache_lib
+from jaxemb.stores import cached, fetching
+from jaxemb.stores import local as stores
+from jaxemb.stores import rows as rows_lib
+from jaxemb.strategies import base as strategy_base
+from jaxemb.strategies import replicas
+from jaxemb.tables import row_access
+from jaxemb.tables import spec as spec_lib
+from jaxemb.workers import lockstep, remote, shared_rows
+
+_LOG = logging.getLogger('jaxemb')
+# Of a stretch on tables in a store; and centers, where rows move beside it.
+_MOST_STEPS, _STRETCH_CENTERS = 16, 8192
+
+
+class Trainer(NamedTuple):
+  """What trains on data."""
+
+  trainable: strategy_base.Trainable
+  strategy: strategy_base.Strategy
+
+
+def make(
+  setup: devices.Setup,
+  corpus: model_base.Corpus,
+  steps: data_base.Steps,
+  compiling: subprocess.Popen | None = None,
+  folder: pathlib.Path | None = None,
+  cluster: remote.Cluster | None = None,
+) -> Trainer:
+  """The model, its tables and the strategy that resolved settings name.
+
+  `compiling` is a process that compiles the kernel; the `folder` is for tables
+  in files; the `cluster` has those of workers. Raises a `UserError` for a
+  vocabulary that the model cannot have.
+  """
+  config, tuning, mesh, kind = setup
+  # All devices share tables, or each replica has its own.
+  is_sync = setup.is_alone or config.strategy.name in ('sync', 'workers')
+  axes = spec_lib.Axes(*mesh.devices.shape) if is_sync else spec_lib.Axes()
+  splitting = None  # the axis over which columns are split
+  if config.table.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
+    splitting = wire.Axis(mesh_lib.TABLE, config.table.exchange_dtype)
+  model = kind.make_model(
+    corpus,
+    kind_lib.Context(
+      config=config,
+      tuning=tuning,
+      row_ops=columns.RowOps(splitting),
+      axes=tuple(axes.names(with_table=splitting is None)),
+    ),
+  )
+  fused = None
+  if tuning.fused:
+    fused = native.make(
+      type(model),
+      config.table.dtype,
+      config.optimizer.to_dict(),
+      num_threads=tuning.threads,
+      compiling=compiling,
+    )
+  tables, num_cache_rows = _tables(setup, model.specs(), axes)
+  multiplies = tuning.row_sums and window_products.can_multiply(model, tables)
+  trainable = strategy_base.Trainable(
+    model=model,
+    tables=tables,
+    steps=steps,
+    loss_every_steps=tuning.loss_every_steps,
+    steps_per_loop=tuning.steps_per_loop,
+    # A loop whose length is not known is slow on an accelerator.
+    may_be_compact=tuning.steps_per_loop == 1
+    and (mesh.size == 1 or not is_sync),
+    fused=fused,
+    gradients=window_products.Gradients() if multiplies else None,
+  )
+  if num_cache_rows:
+    step = _in_store(
+      setup, trainable, num_cache_rows, folder=folder, cluster=cluster
+    )
+    return Trainer(trainable, fetching.fetching(step, mesh))
+  return Trainer(trainable, _strategy(setup, trainable))
+
+
+def _strategy(
+  setup: devices.Setup, trainable: strategy_base.Trainable
+) -> strategy_base.Strategy:
+  """The strategy of tables whose rows are all on devices."""
+  config, mesh = setup.config, setup.mesh
+  if config.strategy.name == 'partition':  # of one sub-model
+    first = mesh.devices.flat[:1].tolist()
+    alone = mesh_lib.make(mesh_lib.Shape(1, 1), devices=first)
+    return strategy_base.sync(trainable, alone)
+  if config.strategy.name != 'replicas':
+    # Devices that hold other columns of the same rows take the same examples.
+    splits_columns = config.table.layout == 'column'
+    return strategy_base.sync(trainable, mesh, not splits_columns)
+  many = _replicas(setup, trainable)
+  if not setup.is_alone:
+    return many
+  # Others may have trained with it.
+  strategy = strategy_base.sync(trainable, mesh)
+  return strategy._replace(from_replicas=replicas.single(many))
+
+
+def _replicas(
+  setup: devices.Setup, trainable: strategy_base.Trainable
+) -> strategy_base.Strategy:
+  """Returns replicas that synchronise by the policy of the settings."""
+  config, tuning = setup.config, setup.tuning
+  centers = setup.step_centers
+  every_steps = max(1, round(tuning.sync_words / centers))
+  specs = trainable.model.specs()
+  if centers > tuning.sync_words:
+    unit = setup.kind.unit
+    lookups = max(x.lookups_per_center.max() for x in specs.values())
+    _LOG.warning(
+      f'replicas synchronise after every step: its {centers:,} {unit}, with up '
+      f'to {lookups * centers:,.0f} lookups of a row, are more than the '
+      f'{tuning.sync_words:,.0f} wanted between exchanges; lower '
+      f'--config.train.batch_{unit}'
+    )
+  # Equal loops from one synchronisation to the next: the rest is padding,
+  # which costs as much as a step.
+  num_loops = math.ceil(every_steps / trainable.steps_per_loop)
+  trainable = dataclasses.replace(
+    trainable, steps_per_loop=math.ceil(every_steps / num_loops)
+  )
+  available = {
+    'lookups_per_center': {k: x.lookups_per_center for k, x in specs.items()},
+    'num_processes': distributed.num_processes(),
+    'step_centers': centers,
+    'every_steps': every_steps,
+    'lookups': tuning.sync_lookups,
+    'memory_lookups': tuning.memory_lookups,
+    'num_hot': config.strategy.num_hot,
+    'rest_syncs': max(1, round(tuning.rest_words / tuning.sync_words)),
+    'first_learning_rate': config.optimizer.learning_rate,
+  }
+
+  def make_policy(num_replicas):
+    return kinds.bind(
+      'strategy.policy',
+      name=config.strategy.policy,
+      args=(),
+      available={**available, 'num_replicas': num_replicas},
+    )()
+
+  return replicas.replicas(trainable, setup.mesh, make_policy)
+
+
+def _tables(
+  setup: devices.Setup,
+  specs: Mapping[str, spec_lib.TableSpec],
+  axes: spec_lib.Axes,
+) -> tuple[dict[str, spec_lib.Table], dict[str, int]]:
+  """Tables by name, and how many of their rows a device caches.
+
+  The latter is {} where all rows are on the device.
+  """
+  config, tuning = setup.config, setup.tuning
+  if config.table.store or config.strategy.name == 'replicas':
+    _check_lookups(config.model.name, specs)
+  row_kernel = None
+  if tuning.row_threads:
+    row_kernel = updates.make(config.optimizer, tuning.row_threads)
+  is_workers = config.strategy.name == 'workers'
+  device_centers = config.train.batch_words / setup.mesh.size
+  available = {
+    'axes': axes,
+    'kernels': _row_kernels(tuning),
+    'deduplicates': tuning.deduplicates,
+    'device_centers': tuning.part_words if is_workers else device_centers,
+    'row_kernel': row_kernel,
+  }
+  make_one = functools.partial(_make_one, config, available=available)
+  tables = {name: make_one(spec) for name, spec in specs.items()}
+  if not config.table.store:
+    return tables, {}
+  num_rows = _num_cache_rows(setup, tables)
+  for name, num in num_rows.items():
+    # The last one is never used.
+    small = dataclasses.replace(
+      specs[name], vocab=num + 1, lookups_per_center=None
+    )
+    tables[name] = cached.Cached(tables[name].spec, make_one(small))
+  return tables, num_rows
+
+
+def _check_lookups(model: str, specs: Mapping[str, spec_lib.TableSpec]) -> None:
+  """Raises a `UserError` if lookups of a table are unknown."""
+  for name, spec in specs.items():
+    if spec.lookups_per_center is None:
+      raise errors.UserError(
+        f'config.model.name={model}: the TableSpec of {name!r} has no '
+        'lookups_per_center, which replicas and tables in a store need; give '
+        'it, or set --config.strategy.name=sync without a store'
+      )
+
+
+def _row_kernels(tuning: config_lib.Tuning) -> row_access.Kernels:
+  """Returns the kernels of the device that tables may use."""
+  if tuning.row_copies:
+    copies = row_access.Copies(
+      can_copy=row_copies.can_copy, take=row_copies.take, put=row_copies.put
+    )
+    return row_access.Kernels(copies, sorted_sums.running_sums)
+  if tuning.row_sums:
+    return row_access.Kernels(
+      sums=row_sums.sums, sums_of_sorted=row_sums.sums_of_sorted
+    )
+  return row_access.XLA
+
+
+def _make_one(
+  config: ml_collections.ConfigDict,
+  spec: spec_lib.TableSpec,
+  available: Mapping[str, Any],
+) -> spec_lib.Table:
+  """A table with its optimizer, in the layout that the settings name."""
+  o, t, layout = config.optimizer, config.table, config.table.layout
+  kernels = available['kernels']
+  if not row_sums.can_sum(spec.dim):
+    kernels = kernels._replace(sums=None, sums_of_sorted=None)
+    available = {**available, 'kernels': kernels}
+  if spec.row_optimizer is None:
+    args = {**o, 'copies': kernels.copies}
+    optimizer = kinds.bind('optimizer.name', o.name, args=(), available=args)()
+    precision = {k: t[k] for k in ('dtype', 'rounding', 'exchange_dtype')}
+    spec = dataclasses.replace(spec, **precision)
+    optimizer = optimizer._replace(decay=o.decay, updates_all=o.rows == 'all')
+  else:
+    optimizer = spec.row_optimizer(o.learning_rate, o.final_learning_rate)
+    if layout == 'column':
+      # Whole on every device of the table axis, all of which see all of it.
+      axes = dataclasses.replace(available['axes'], num_table=1)
+      layout, available = 'replicated', {**available, 'axes': axes}
+  if kernels.sums and optimizer.change and spec.dtype == 'float32':
+    if not optimizer.updates_all:
+      row_kernel = row_sums.RowKernel(optimizer)
+      available = {**available, 'row_kernel': row_kernel}
+  available = {'spec': spec, 'optimizer': optimizer, **available}
+  return kinds.bind('table.layout', name=layout, args=(), available=available)()
+
+
+def _num_cache_rows(
+  setup: devices.Setup, tables: Mapping[str, spec_lib.Table]
+) -> dict[str, int]:
+  """By table, rows that the device has room for; {} = for all."""
+  config, tuning = setup.config, setup.tuning
+  is_workers = config.strategy.name == 'workers'
+  states = [jax.eval_shape(x.init, jax.random.key(0)) for x in tables.values()]
+  all_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(states))
+  vocabs = {k: x.spec.vocab for k, x in tables.items()}
+  map_bytes = 4 * sum(set(vocabs.values()))  # where each row is
+  text = config.table.device_bytes or '10%'
+  room_bytes = config_lib.room_bytes(text, all_bytes)
+  if text.endswith('%'):
+    room_bytes += map_bytes
+
+  def looked_up(centers):
+    return {
+      k: fetching.expected_rows(x.spec.lookups_per_center * centers)
+      for k, x in tables.items()
+    }
+
+  if is_workers and not config.table.device_bytes:
+    # A tenth of the rows, or room for a round and as many others.
+    in_round = looked_up(max(tuning.part_words, tuning.sync_words))
+    share = max(2 * in_round[k] / vocabs[k] for k in tables)
+    room_bytes = max(room_bytes, map_bytes + min(1.0, share) * all_bytes)
+  if is_workers and all_bytes + map_bytes <= room_bytes:
+    return vocabs
+  if all_bytes <= room_bytes and not is_workers:
+    _LOG.info(f'all {all_bytes / 1e6:.1f} MB of tables fit on the device')
+    return {}
+  share = (room_bytes - map_bytes) / all_bytes
+  centers = tuning.part_words if is_workers else config.train.batch_words
+  num_rows, needed = {}, looked_up(centers)
+  for name, vocab in vocabs.items():
+    # The last one is never used (`stores.cached`). A small table beside a large
+    # one, such as that of relations, is whole.
+    is_small = vocab <= max(vocabs.values()) / 100
+    num_rows[name] = num = vocab if is_small else int(vocab * share) - 1
+    if needed[name] > 0.95 * num < 0.95 * vocab:
+      least = map_bytes + all_bytes * needed[name] / 0.9 / vocab
+      unit = setup.kind.unit
+      raise errors.UserError(
+        f'a step of {centers} {unit} looks up about {needed[name]:,.0f} '
+        f'rows of a table, and {room_bytes / 1e6:.1f} MB have room for '
+        f'{max(num, 0):,}, of which it may take 95 %, as steps '
+        'differ; give --config.table.device_bytes='
+        f'{math.ceil(least / 1e6)}MB, or lower --config.train.batch_{unit}'
+      )
+  return num_rows
+
+
+def _in_store(
+  setup: devices.Setup,
+  trainable: strategy_base.Trainable,
+  num_cache_rows: Mapping[str, int],
+  folder: pathlib.Path | None,
+  cluster: remote.Cluster | None,
+) -> fetching.Fetching:
+  """Steps on tables in a store, with room for so many rows on the device."""
+  config, tuning = setup.config, setup.tuning
+  vocabs = {k: x.vocab for k, x in trainable.model.specs().items()}
+  caches = cache_lib.caches(vocabs, num_cache_rows, config.table.evict)
+  folder = folder or pathlib.Path(tempfile.gettempdir())
+  if config.table.store == 'remote' and not cluster:
+    cluster = remote.Cluster()
+  make_shared = functools.partial(_make_shared, config, cluster, folder)
+  lends = False
+  if config.strategy.name == 'workers':
+    is_lockstep = config.strategy.pace == 'bsp'
+    make_rows = lockstep.Rows if is_lockstep else shared_rows.SharedRows
+    rows = make_rows(
+      trainable,
+      make_shared,
+      staleness=config.table.staleness,
+      num_workers=config.strategy.num_workers,
+      memory_lookups=tuning.memory_lookups,
+    )
+    most_steps = _round_steps(setup, trainable)
+  else:
+    make_stores = {
+      'memory': lambda name, *args: stores.Memory(*args),
+      'disk': lambda name, *args: stores.Disk(*args, folder=folder),
+      'remote': make_shared,
+    }
+    rows = rows_lib.OwnedRows(trainable, make_stores[config.table.store])
+    most_steps = _MOST_STEPS  # for which rows are fetched at once
+    if config.table.store != 'remote' and cached.are_in_memory():
+      # Beside which rows move: in short stretches a row is needed soon again.
+      stretch = _STRETCH_CENTERS // config.train.batch_words
+      most_steps = min(_MOST_STEPS, max(2, stretch))
+    lends = tuning.fused and tuning.threads >= resources.usable_cores()
+  return fetching.Fetching(
+    trainable=trainable,
+    caches=caches,
+    rows=rows,
+    most_steps=most_steps,
+    **({'lend': ffi.lend} if lends else {}),
+  )
+
+
+def _make_shared(config, cluster, folder, name, *args):
+  """Makes a table on actors of Ray, as `remote.Cluster.table` takes it."""
+  num_rows, num_bytes, make_rows, *more = args
+  every_secs = config.train.checkpoint_every_secs
+  return cluster.table(
+    name,
+    config.table.shards,
+    num_rows,
+    num_bytes,
+    make_rows,
+    folder,
+    every_secs,
+    *more,
+  )
+
+
+def _round_steps(
+  setup: devices.Setup, trainable: strategy_base.Trainable
+) -> int:
+  """Steps of a worker's round, between which it reads and pushes rows."""
+  s, tuning = setup.config.strategy, setup.tuning
+  steps = max(1, round(tuning.sync_words / tuning.part_words))
+  is_joint = trainable.model.is_mean or trainable.has_dense
+  if s.pace == 'bsp' and is_joint and steps > 1:
+    raise errors.UserError(
+      f'config.strategy.sync_every={s.sync_every} is more than one step of a '
+      f'worker, {tuning.part_words} examples, and in lockstep '
+      f'config.model.name={setup.config.model.name} is exchanged after every '
+      'step; remove it, or give another --config.strategy.pace'
+    )
+  if steps > fetching.MOST_STEPS:
+    most = fetching.MOST_STEPS * tuning.part_words
+    _LOG.warning(f'rounds are cut to {most:,} {setup.kind.unit}')
+  return steps
