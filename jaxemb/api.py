@@ -46,6 +46,10 @@ def train(
 
   Raises a `UserError` for unusable data or settings, or after a signal.
   """
+  from jaxemb import config as config_lib
+  from jaxemb import embeddings
+  from jaxemb.run import lifecycle
+
   arguments = {
     'model.dim': dim,
     'model.window': window,
@@ -56,31 +60,11 @@ def train(
     'train.epochs': epochs,
     'seed': seed,
   }
-  import ml_collections
-
-  from jaxemb import config as config_lib
-  from jaxemb import embeddings
-  from jaxemb.run import lifecycle
-
-  text_cache = None
   with tempfile.TemporaryDirectory(prefix='jaxemb-') as temporary:
-    if isinstance(data, ml_collections.ConfigDict):
-      _refuse_changed(arguments)
-      config = data
-    else:
-      config = config_lib.default()
-      settings = {**arguments, 'eval.paths': 'none', **settings}
-      if isinstance(data, str | os.PathLike):
-        config.data.path = os.fspath(data)
-      else:
-        config.data.path = os.path.join(temporary, 'text.txt')
-        has_tokens = _write_sentences(data, config.data.path)
-        config.data.tokens = 'whitespace' if has_tokens else 'words'
-        config.data.lowercase = not has_tokens
-        text_cache = pathlib.Path(temporary, 'cache')
-    config = config_lib.check(config, settings)
+    config, values, cache = _configure(data, arguments, temporary)
+    config = config_lib.check(config, {**values, **settings})
     folder = workdir or os.path.join(temporary, 'run')
-    code = lifecycle.run(config, folder, text_cache=text_cache)
+    code = lifecycle.run(config, folder, text_cache=cache)
     if code == lifecycle.STOPPED:
       raise errors.UserError(
         'training was stopped by a signal; '
@@ -89,17 +73,37 @@ def train(
     return embeddings.load_vectors(folder).in_memory()
 
 
-def _refuse_changed(arguments: Mapping[str, Any]) -> None:
-  """Raises a `UserError` if an argument differs from its setting's default."""
+def _configure(
+  data: Any, arguments: Mapping[str, Any], folder: str
+) -> tuple[Any, Mapping[str, Any], pathlib.Path | None]:
+  """A config, values to set in it, and the cache of what is in the folder.
+
+  Writes sentences to the folder; None = the usual cache.
+  """
+  import ml_collections
+
   from jaxemb import config as config_lib
 
-  defaults = config_lib.flat(config_lib.default())
-  for key, value in arguments.items():
-    if value != defaults[key]:
-      raise errors.UserError(
-        f'{key.split(".")[-1]}={value!r} is not used with a config; set '
-        f'config.{key} there, or settings={{{key!r}: {value!r}}}'
-      )
+  config = config_lib.default()
+  if isinstance(data, ml_collections.ConfigDict):
+    defaults = config_lib.flat(config)
+    for key, value in arguments.items():
+      if value != defaults[key]:
+        raise errors.UserError(
+          f'{key.split(".")[-1]}={value!r} is not used with a config; set '
+          f'config.{key} there, or settings={{{key!r}: {value!r}}}'
+        )
+    return data, {}, None
+  values, cache = {**arguments, 'eval.paths': 'none'}, None
+  if isinstance(data, str | os.PathLike):
+    config.data.path = os.fspath(data)
+  else:
+    config.data.path = os.path.join(folder, 'text.txt')
+    has_tokens = _write_sentences(data, config.data.path)
+    config.data.tokens = 'whitespace' if has_tokens else 'words'
+    config.data.lowercase = not has_tokens
+    cache = pathlib.Path(folder, 'cache')
+  return config, values, cache
 
 
 def load(

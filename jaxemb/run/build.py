@@ -45,6 +45,11 @@ class Parts(NamedTuple):
   # Of all that a checkpoint depends on, by the name that messages give it.
   fingerprints: Mapping[str, str]
 
+  @property
+  def total_units(self) -> int:
+    """Units of progress, such as words, over all epochs."""
+    return round(self.source.units_per_epoch * self.source.epochs)
+
   def new_state(self, key: jax.Array) -> Any:
     """The state before training, from `config.train.init_from` if there is one.
 

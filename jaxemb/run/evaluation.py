@@ -31,6 +31,11 @@ class Evaluation(loop.Hook):
     self.records: list[dict[str, Any]] = []
     self._parts, self._kind = parts, parts.kind
     self._workdir, self._path = workdir, workdir / 'evaluation.jsonl'
+    self._every_units = 0  # 0 = never
+    every_epochs = parts.config.eval.every_epochs
+    if every_epochs and parts.kind.can_evaluate(parts):
+      every_units = every_epochs * parts.source.units_per_epoch
+      self._every_units = max(1, round(every_units))
 
   def begin(self, totals: metrics.Totals) -> None:
     """Forgets evaluations behind the checkpoint that training goes on from."""
@@ -46,12 +51,8 @@ class Evaluation(loop.Hook):
 
   def due(self, item: data_base.Item) -> bool:
     """Whether an item reaches a multiple of `config.eval.every_epochs`."""
-    parts = self._parts
-    every_epochs = parts.config.eval.every_epochs
-    if not every_epochs or not self._kind.can_evaluate(parts):
-      return False
-    every = max(1, round(every_epochs * parts.source.units_per_epoch))
-    return item.done_before // every < item.done_after // every
+    every = self._every_units
+    return every > 0 and item.done_before // every < item.done_after // every
 
   def run(self, state: Any, totals: metrics.Totals) -> None:
     """Logs and records scores; keeps the best model."""
@@ -94,9 +95,7 @@ class Evaluation(loop.Hook):
   def _progress(self) -> tuple[dict[str, Any] | None, int, int]:
     """The best record; how many were no better since, and at any time."""
     best, since, ever = None, 0, 0
-    if not self._kind.monitors:
-      return best, since, ever
-    for record in self.records:
+    for record in self.records if self._kind.monitors else ():
       if self._is_better(record, best):
         best, since = record, 0
       else:

@@ -126,20 +126,23 @@ def train(
   `state`. Batches are made `items_ahead` of their use; an item without a batch
   is a pause: hooks run on a flushed store, and nothing is trained.
   """
-  training = _Training(checkpoints, parts, session, hooks=hooks, stream=stream)
-  key, totals, is_new = init_key(parts.config.seed), training.totals, True
-  if checkpoints and (restored := training.restore(key)):
-    state, totals, is_new = *restored, False
+  restored = restore(checkpoints, parts) if checkpoints else None
+  totals = metrics.Totals(parts.source.unit)
+  if restored:
+    state, totals = restored
   for hook in hooks:
     hook.begin(totals)
-  if not is_new and any(hook.has_ended() for hook in hooks):
+  if restored and any(hook.has_ended() for hook in hooks):
     return Trained(state, totals, program)
+  training = _Training(
+    checkpoints, parts, session, totals=totals, hooks=hooks, stream=stream
+  )
   items = data_base.prefetch(training.items(), items_ahead)
   closing = contextlib.closing
   with closing(items), closing(make_meter(totals)) as training.meter:
     if state is None:  # while the first batch is made
-      state = parts.new_state(key)
-    state = training.place(state, key)
+      state = parts.new_state(init_key(parts.config.seed))
+    state = training.place(state)
     for item, following in _with_next(items):
       if item.batch is None:
         state = training.pause(state, item)
@@ -171,30 +174,17 @@ class _Training:
     checkpoints: checkpoint.Checkpoints | None,
     parts: build.Parts,
     session: Session,
+    totals: metrics.Totals,
     hooks: Sequence[Hook],
     stream: Sequence[int],
   ):
+    self._hooks, self._stream, self.meter = hooks, stream, None
     self._checkpoints, self._parts, self._session = checkpoints, parts, session
-    self._hooks, self._stream = hooks, stream
-    self._store, source = parts.strategy.store, parts.source
-    self._total = round(source.units_per_epoch * source.epochs)
-    self.constants = parts.strategy.constants()
-    self.totals, self.meter = metrics.Totals(source.unit), None
+    self._store, self._total = parts.strategy.store, parts.total_units
+    self.totals, self.constants = totals, parts.strategy.constants()
     self.uncounted: collections.deque = collections.deque()
-    self._dispatches, self._last_save = 0, 0.0
-    self._secs_before = 0.0
-
-  def restore(self, key: jax.Array) -> tuple[Any, metrics.Totals] | None:
-    """Returns state and totals of the newest checkpoint, if there is one."""
-    restored = restore(
-      self._checkpoints,
-      self._parts,
-      key,
-      total=self._total,
-    )
-    if restored:
-      self.totals = restored[1]
-    return restored
+    self._dispatches, self._secs_before = 0, totals.total_secs
+    self._last_save = 0.0
 
   def items(self) -> Iterator[data_base.Item]:
     """Returns the items that are left, with their batches on the devices."""
@@ -205,15 +195,14 @@ class _Training:
         batch = mesh.put_parts(batch, sharding, source.num_parts)
       yield item._replace(batch=batch)
 
-  def place(self, state: Any, key: jax.Array) -> Any:
+  def place(self, state: Any) -> Any:
     """Returns the state in the layouts and pages that training wants."""
     if strategy_base.chooses_layouts(self._parts.mesh):
       # Import and restoring choose theirs.
-      like = self._parts.strategy.init.eval_shape(key)
+      like = self._parts.strategy.init.eval_shape(jax.random.key(0))
       state = strategy_base.laid_out(state, like)
     resources.use_huge_pages(state)
     self._last_save = time.monotonic()
-    self._secs_before = self.totals.total_secs
     return state
 
   def schedule(self, item: data_base.Item) -> strategy_base.Schedule:
@@ -273,12 +262,7 @@ class _Training:
         raise self.totals.diverged(rate)
       secs = time.time() - self._session.started
       self.totals.total_secs = self._secs_before + secs
-      save(
-        self._checkpoints,
-        self._parts,
-        state,
-        totals=self.totals,
-      )
+      save(self._checkpoints, self._parts, state, totals=self.totals)
       self._last_save = time.monotonic()
     if has_ended:
       log_early_stop()
@@ -411,17 +395,14 @@ def _all_finite(state: Any) -> jax.Array:
 
 
 def restore(
-  checkpoints: checkpoint.Checkpoints,
-  parts: build.Parts,
-  key: jax.Array,
-  total: int,
+  checkpoints: checkpoint.Checkpoints, parts: build.Parts
 ) -> tuple[Any, metrics.Totals] | None:
   """State and totals of the newest checkpoint, if there is one.
 
-  `total` are the units of training. Raises a `UserError` if something that the
-  run depends on has changed.
+  Raises a `UserError` if something that the run depends on has changed.
   """
   convert, strategy = None, parts.strategy
+  key = init_key(parts.config.seed)
 
   def like(record):
     nonlocal convert
@@ -433,10 +414,11 @@ def restore(
         + ', and with these settings they would not be; give those it began '
         'with, or another --workdir'
       )
+    shapes = strategy.init.eval_shape(key)
     if strategy.store:
-      return strategy.store.rest(strategy.init.eval_shape(key))
+      return strategy.store.rest(shapes)
     if saved == strategy.num_replicas:
-      return strategy.init.eval_shape(key)
+      return shapes
     if strategy.from_replicas is None:
       raise errors.UserError(
         f'the run has {saved} replicas; go on with --config.mesh.data=2 or more'
@@ -445,7 +427,8 @@ def restore(
       f'going on with {strategy.num_replicas or 1} replicas, where there were '
       f'{saved or 1}'
     )
-    rate = learning_rate(parts.config, record['totals']['done'] / total)
+    progress = record['totals']['done'] / parts.total_units
+    rate = learning_rate(parts.config, progress)
     shapes, convert = strategy.from_replicas(saved, rate)
     return shapes
 
@@ -456,9 +439,8 @@ def restore(
   if restored is None:
     return None
   _, state, record = restored
-  saved = record['fingerprints']
   for name, fingerprint in parts.fingerprints.items():
-    if saved.get(name) != fingerprint:
+    if record['fingerprints'].get(name) != fingerprint:
       raise errors.UserError(
         f'{name} has changed since this run began; restore the original or '
         'give another --workdir'

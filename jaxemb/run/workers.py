@@ -172,18 +172,11 @@ class _Runner:
     self._hook = hook
     self._workdir, self._parts, self._session = workdir, parts, session
     self._checkpoints, source = checkpoints, parts.source
-    self._total = round(source.units_per_epoch * source.epochs)
-    key = loop.init_key(parts.config.seed)
-    restored = loop.restore(
-      checkpoints,
-      parts,
-      key,
-      total=self._total,
-    )
+    restored = loop.restore(checkpoints, parts)
     self.state, self.totals = restored or (None, metrics.Totals(source.unit))
     self._is_new, self._has_begun = restored is None, False
     if self._is_new:
-      self.state = parts.new_state(key)
+      self.state = parts.new_state(loop.init_key(parts.config.seed))
     hook.begin(self.totals)
     self._most_missed, self._replaced = 0, 0
     # By worker and process, the newest sample of what it has used.
@@ -215,7 +208,7 @@ class _Runner:
     config, stop = self._parts.config, self._session.stop
     hook = self._hook
     has_ended = not self._is_new and hook.has_ended()
-    if self.totals.done == self._total or has_ended:
+    if self.totals.done == self._parts.total_units or has_ended:
       return True
     crew = _Crew(
       parts=self._parts, workdir=self._workdir, cluster=cluster, cache=cache
@@ -311,12 +304,7 @@ class _Runner:
     totals.position = crew.ask('state')
     secs = time.time() - self._session.started
     totals.total_secs = self._secs_before + secs
-    loop.save(
-      self._checkpoints,
-      self._parts,
-      self.state,
-      totals=totals,
-    )
+    loop.save(self._checkpoints, self._parts, self.state, totals=totals)
 
   def report(self) -> Mapping[str, Any]:
     """What the report has of workers."""
