@@ -87,8 +87,6 @@ def test_progress_is_shown_and_nothing_is_left(tmp_path, monkeypatch, capfd):
   [
     (['a b', ['a', 'b']], {}, 'all strings or all lists'),
     ([['a', 'b c']], {}, "'b c'"),
-    ([['a', '']], {}, 'is empty'),
-    ([1, 2], {}, 'lists of tokens'),
     (['a b'], {'min_count': 5}, 'no word occurs 5 times'),
     (config_lib.default(), {'dim': 5}, 'set config.model.dim there'),
     (_TEXT, {'settings': {'data.lowercase': 1}}, 'must be of type bool'),

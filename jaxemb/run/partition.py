@@ -145,7 +145,7 @@ def run(
 
 
 def _sum(done: Iterable[metrics.Totals]) -> metrics.Totals:
-  """Of sub-models."""
+  """Sums the totals of sub-models."""
   totals = metrics.Totals()
   for other in done:
     totals.add_model(other)
@@ -384,34 +384,29 @@ class _Runner:
           f'{error}; or remove {path} and run the same command again, to train '
           'that sub-model again'
         ) from error
+    merged, report = opened[0], {'merge_secs': 0.0}
     if len(opened) > 1:
       spec = merge_lib.Spec(method=self.config.strategy.merge)
       merged = multivectors_merge.merge(opened, spec)
-      report, vectors = merged.report, merged.vectors
-    else:
-      (merged,) = opened
-      report, vectors = {'merge_secs': 0.0}, merged.vectors
+      report = merged.report
     for line in report.get('warnings', ()):
       metrics.LOG.warning('%s', line)
     if line := multivectors_merge.line(report):
       metrics.LOG.info('%s', line)
-    source, dtype = self.parts.source, self.config.table.dtype
+    source, multi = self.parts.source, merged.senses
     ids = {word: i for i, word in enumerate(source.keys)}
-    if (
-      multi := merged.senses
-    ) is not None:  # the words are in the text's order
-      counts = source.counts[[ids[word] for word in multi.words]]
-      encoded = spec_lib.encode_rows(multi.vectors, dtype)
-      multi = dataclasses.replace(
-        multi, counts=counts, vectors=encoded.decode()
-      )
-      return vectors_lib.Export(
-        keys=multi.words, counts=counts, rows=encoded, multi=multi
-      ), report
-    rows = np.array([ids[word] for word in merged.words])
-    order = np.argsort(rows)
-    words = [merged.words[i] for i in order]
-    encoded = spec_lib.encode_rows(np.asarray(vectors)[order], dtype)
-    return vectors_lib.Export(
-      words, source.counts[rows[order]], encoded
-    ), report
+    has_senses = multi is not None
+    words = multi.words if has_senses else merged.words
+    places = np.array([ids[word] for word in words])  # in the text's order
+    vectors = np.asarray((multi if has_senses else merged).vectors)
+    if not has_senses:  # they are in that order
+      order = np.argsort(places)
+      places, vectors = places[order], vectors[order]
+    rows = spec_lib.encode_rows(vectors, self.config.table.dtype)
+    counts = source.counts[places]
+    if has_senses:
+      decoded = rows.decode()
+      multi = dataclasses.replace(multi, counts=counts, vectors=decoded)
+    words = [source.keys[i] for i in places]
+    export = vectors_lib.Export(words, counts, rows, multi=multi)
+    return export, report

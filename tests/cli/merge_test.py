@@ -186,24 +186,14 @@ def test_a_full_disk_is_no_fault_of_a_part(tmp_path, run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ('line', 'message'),
+  ('line', 'message'),  # more are in tests/bad_inputs.py
   [
-    ('a a --output=a', 'is one of the parts'),
     ('a workdir/export --output=workdir', 'is one of the parts'),
-    ('a e.gz --output=run', 'is the folder of a run'),
-    ('a --output=out', 'nothing to merge'),
     ('a e.gz --output=c.bin/x', 'give another --output'),
-    ('a e.gz --output=out --dim=-1', '--dim must be 0'),
-    ('a e.gz --output=out --method=mean', "'mean'"),
-    ('a run --output=out --trainable', 'no context vectors'),
     ('a run --output=out --max_iterations=0', '1 or more'),
-    ('a run --output=out --tolerance=nan', '0 or more'),
     ('a run --output=out --power=0', 'above 0'),
-    ('a a --output=out', 'given twice'),
     ('a b --output=out --method=pca --no-restore', '--no-restore is not used'),
     ('a run --output=out --align_words=-1', '0 or more'),
-    ('a run', '--output'),
-    ('a e.gz --output=out --method=pca --start=random', 'with --method=pca'),
   ],
 )
 def test_unusable_arguments_exit_with_2(run, line, message):

@@ -223,12 +223,6 @@ def test_kernels_that_copy_rows_compile_for_each_generation():
   _python('-c', _COMPILE, *names)
 
 
-def test_zipf_counts_fall():
-  counts = plan.zipf_counts(1000)
-  assert len(counts) == 1000 and counts.min() >= 1
-  assert (counts[1:] <= counts[:-1]).all()
-
-
 @pytest.mark.parametrize('name', ['', 'v5e:3x3', 'cuda:h200x3', 'v6e-8'])
 def test_a_topology_that_does_not_exist(name):
   with pytest.raises(errors.UserError) as error:

@@ -1,7 +1,6 @@
 """Items that are made ahead of their use."""
 
 import threading
-import time
 
 import pytest
 
@@ -54,8 +53,3 @@ def test_stays_a_few_items_ahead():
     next(items)
   items.close()
   assert not _has_thread() and len(numbers) <= 5
-
-
-def test_ends_when_it_was_not_used():
-  base.prefetch(map(time.sleep, [0] * 9)).close()
-  assert not _has_thread()

@@ -17,7 +17,7 @@ from jaxemb.cli import merge
 from jaxemb.merging import parts as parts_lib
 from jaxemb.run import lifecycle as train
 from jaxemb.run import metrics, rundir
-from jaxemb.runtime import distributed, hlo
+from jaxemb.runtime import distributed
 from jaxemb.storage import orbax_export, word2vec_format
 from tests import runs
 
@@ -52,25 +52,6 @@ def together(tmp_path_factory) -> pathlib.Path:
 @pytest.fixture
 def copied(together, tmp_path) -> pathlib.Path:
   return shutil.copytree(together, tmp_path / 'run')
-
-
-@pytest.mark.slow
-def test_the_report_adds_up_the_sub_models(together):
-  report = runs.report(together)
-  words = sum(x['words'] for x in report['parts'])
-  assert report['words_per_sec'] * report['train_secs'] == pytest.approx(words)
-  secs = report['encode_secs'] + report['compile_secs']
-  assert secs < report['total_secs']
-  assert not any(report['collectives'][kind] for kind in hlo.KINDS)
-  assert len(report['devices']) == 2
-  rows = metrics.read(together / 'metrics.jsonl')
-  assert [row['words'] for row in rows] == sorted({x['words'] for x in rows})
-  assert rows[-1]['words'] == words
-  (host,) = report['hosts']
-  assert host['words_per_sec'] > 0
-  assert host['collective_bytes'] == host['synchronisations'] == 0
-  assert report['staleness'] is None
-  assert rows[-1]['learning_rate'] == pytest.approx(1e-4)
 
 
 def test_sub_models_have_the_words_that_they_learned(together):
