@@ -22,7 +22,8 @@ import argparse
 import pathlib
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from jaxemb import errors
 from jaxemb.runtime import process
@@ -85,7 +86,6 @@ def _predict_clicks(
   """Writes probabilities of rows, some megabytes at a time."""
   # JAX and Arrow only once the arguments are right.
   import pyarrow as pa
-  from pyarrow import csv, parquet
 
   from jaxemb import api
   from jaxemb.clicks import predictor
@@ -99,35 +99,46 @@ def _predict_clicks(
     )
   _refuse_overwriting(output, 'data', tables.find(flags.data))
   unknown: dict[str, int] = {}
-  num_rows, writer = 0, None
-  make = csv.CSVWriter if output.suffix == '.csv' else parquet.ParquetWriter
-  try:
-    with atomic.write(output) as file:
-      for chances, table in model.predicted(flags.data, unknown):
-        for name in keep:
-          if name not in table.columns:
-            raise errors.UserError(
-              f'--keep={flags.keep}: there is no column {name}; there are '
-              f'{", ".join([*table.columns][:30])}'
-            )
-        columns = *table.arrow(keep).columns, chances
-        lines = pa.table(columns, [*keep, 'prediction'])
-        if writer is None:
-          writer = make(file, lines.schema)
-        writer.write_table(lines)
-        num_rows += len(lines)
-      if writer is None:
-        raise errors.UserError(f'{flags.data} has no rows')
-      writer.close()
-  except OSError as error:
-    raise errors.UserError(
-      f'cannot write {output}: {errors.one_line(error)}; free space there'
-    ) from error
+
+  def predicted():
+    for chances, table in model.predicted(flags.data, unknown):
+      for name in keep:
+        if name not in table.columns:
+          raise errors.UserError(
+            f'--keep={flags.keep}: there is no column {name}; there are '
+            f'{", ".join([*table.columns][:30])}'
+          )
+      columns = *table.arrow(keep).columns, chances
+      yield pa.table(columns, [*keep, 'prediction'])
+
+  num_rows = _write(output, predicted(), flags.data)
   print(f'{num_rows:,} rows in {output}', file=sys.stderr)
   if unknown:
     counted = ', '.join(f'{k} {v:,}' for k, v in unknown.items())
     line = f'categories that the model does not know: {counted}'
     print(line, file=sys.stderr)
+
+
+def _write(output: pathlib.Path, tables: Iterable[Any], data: str) -> int:
+  """Writes Arrow tables made of some data; returns the number of rows."""
+  from pyarrow import csv, parquet
+
+  make = csv.CSVWriter if output.suffix == '.csv' else parquet.ParquetWriter
+  num_rows, writer = 0, None
+  try:
+    with atomic.write(output) as file:
+      for table in tables:
+        writer = writer or make(file, table.schema)
+        writer.write_table(table)
+        num_rows += len(table)
+      if writer is None:
+        raise errors.UserError(f'{data} has no rows')
+      writer.close()
+  except OSError as error:
+    raise errors.UserError(
+      f'cannot write {output}: {errors.one_line(error)}; free space there'
+    ) from error
+  return num_rows
 
 
 def _refuse_overwriting(
@@ -145,7 +156,6 @@ def _predict_nodes(
 ) -> None:
   """Writes classes or vectors of all nodes of a graph."""
   import pyarrow as pa
-  from pyarrow import csv, parquet
 
   from jaxemb.graphs import files, inference
   from jaxemb.io import tables
@@ -184,11 +194,8 @@ def _predict_nodes(
       else:
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat), num)
         columns['vector'] = vectors
-  table = pa.table(columns)
-  with atomic.write(output) as file:
-    put = csv.write_csv if output.suffix == '.csv' else parquet.write_table
-    put(table, file)
-  print(f'{len(table):,} nodes in {output}', file=sys.stderr)
+  num_nodes = _write(output, [pa.table(columns)], flags.data)
+  print(f'{num_nodes:,} nodes in {output}', file=sys.stderr)
   for name, num in graph.counted.items():
     if num:
       print(f'{name}: {num:,}', file=sys.stderr)

@@ -39,6 +39,7 @@ from jaxemb.data import partition_sampling
 from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import multivectors as multivectors_merge
 from jaxemb.merging import parts as parts_lib
+from jaxemb.report import pages
 from jaxemb.run import build, loop, metrics, results, rundir
 from jaxemb.run import vectors as vectors_lib
 from jaxemb.runtime import mesh
@@ -369,7 +370,8 @@ class _Runner:
       )
     metrics.LOG.info('%s', line)
     if export is None:
-      results.write_summary(self.workdir, self.parts, totals, more=more)
+      values = results.summary(self.parts, totals) | {'evaluation': {}} | more
+      pages.write_json(self.workdir, values)
       return
     results.write(self.workdir, self.parts, export, totals=totals, more=more)
 

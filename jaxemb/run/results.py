@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxemb.report import pages
 from jaxemb.run import build, evaluation, metrics
 from jaxemb.runtime import distributed, mesh, resources
 
@@ -66,8 +65,11 @@ def write(
   values = kind.report_values(parts, model, scores)
   totals.total_secs += time.time() - start
   values |= {'evaluation': scores, 'staleness': _staleness(parts, totals)}
-  more = {**values, **more}
-  values, records = _reported(workdir, parts, totals, more=more)
+  records = metrics.read(workdir / 'metrics.jsonl')
+  values = {**summary(parts, totals), **values, **more}
+  values['hosts'] = resources.summary(records)
+  if parts.strategy.store:
+    values['store'] = _store(parts, totals)
   values['dropped'] |= dropped
   page = kind.page(parts, model)
   pages.write(workdir, page, report=values, metrics=records)
@@ -77,34 +79,6 @@ def write(
     f'{shown} {totals.unit}/s in training, {totals.total_secs:.1f} s in all; '
     f'report in {workdir / "report.html"}'
   )
-
-
-def write_summary(
-  workdir: pathlib.Path,
-  parts: build.Parts,
-  totals: metrics.Totals,
-  more: Mapping[str, Any],
-) -> None:
-  """Writes report.json alone, of a run whose models are not merged."""
-  pages.write_json(workdir, summary(parts, totals) | {'evaluation': {}} | more)
-
-
-def _reported(
-  workdir: pathlib.Path,
-  parts: build.Parts,
-  totals: metrics.Totals,
-  more: Mapping[str, Any],
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-  """Values of the report of a run that has ended, and its metrics.
-
-  `more` are those beside what every run has.
-  """
-  records = metrics.read(workdir / 'metrics.jsonl')
-  values = summary(parts, totals) | dict(more)
-  values |= {'hosts': resources.summary(records)}
-  if parts.strategy.store:
-    values |= {'store': _store(parts, totals)}
-  return values, records
 
 
 def _store(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
