@@ -58,24 +58,14 @@ def test_runs_of_int8(run):
   _, _, again = run('begun', {'mesh.data': 1, 'mesh.table': 4}, **other)
   assert (np.abs(again - expected) <= scales[:, None] * 1.01).mean() > 0.95
   # Another run starts from its tables, of the context words too.
-  still = STILL | {'table.rounding': 'nearest'}
   later, _, kept = run(
     'later',
-    **still | {'train.init_from': str(whole), 'table.dtype': 'bfloat16'},
+    **STILL | {'table.rounding': 'nearest', 'table.dtype': 'bfloat16'},
+    **{'train.init_from': str(whole)},
   )
   assert 'tables vectors, context_vectors' in runs.log(later)
-  stored = np.load(later / 'export' / 'vectors.npy').view(ml_dtypes.bfloat16)
-  np.testing.assert_array_equal(kept, stored.astype(np.float32))
   wanted = expected.astype(ml_dtypes.bfloat16).astype(np.float32)
   np.testing.assert_allclose(kept, wanted, 0, 1e-9)  # some zeros have moved
-  # And another one from its checkpoint: what all replicas make together.
-  _, _, found = run(
-    'last',
-    **still | {'train.init_from': str(later), 'table.dtype': 'int8'},
-    **{'strategy.name': 'sync', 'mesh.data': 1},
-  )
-  error = np.abs(found - kept) / np.abs(kept).max(1, keepdims=True)
-  assert error.max() < 0.65 * 1.25 / 127
 
 
 def test_a_restart_rounds_alike(run):
@@ -84,19 +74,6 @@ def test_a_restart_rounds_alike(run):
   for name in ('vectors.npy', 'scales.npy'):
     files = [x / 'export' / name for x in (whole, begun)]
     assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def test_outliers_of_what_a_run_starts_from_are_kept(run, tmp_path):
-  begun, _, rows = run('begun', **{'train.epochs': 1})
-  words = jaxemb.load(begun).index_to_key
-  rows = rows.copy()
-  rows[:, 7] = 30 * np.abs(rows).max()
-  path = tmp_path / 'outliers.txt'
-  jaxemb.Embeddings(words, rows).save_word2vec_format(path)
-  settings = STILL | {'train.init_from': str(path), 'table.dtype': 'int8'}
-  folder, _, found = run('run', **settings)
-  assert jaxemb.load(folder).index_to_key == words
-  np.testing.assert_allclose(found[:, 7], rows[:, 7], 0.01)
 
 
 def test_sub_models_of_few_bits(run):

@@ -137,20 +137,13 @@ def _checkpoints(path):
 
 # What is made in place of a part, and what is said of it.
 _BAD_PARTS = {
-  'missing': (lambda path: None, 'missing'),
-  'empty.txt': (lambda path: path.write_text('0 8\n'), 'holds no vectors'),
   'nan.bin': (_with_nan, "'w7'"),
   'cut.bin': (lambda path: (_write(path), _cut(path)), 'is cut'),
-  'cut': (
-    lambda path: (_export(path, _vectors(1)), _cut(path / 'vectors.npy')),
-    'no usable vectors.npy',
-  ),
   'wordless': (lambda path: _foreign(path, []), 'put a vocab.txt'),
   'two_arrays': (
     lambda path: _foreign(path, a=_vectors(6), b=_vectors(7)),
     'one array of 60 rows',
   ),
-  'twice': (lambda path: _foreign(path, [*_WORDS[1:], 'w1']), 'twice'),
   'checkpoints': (_checkpoints, 'give the folder of the run'),
   'damaged': (
     lambda path: (_foreign(path), _cut(*(path / 'd').glob('*'))),

@@ -14,7 +14,6 @@ import pytest
 import jaxemb
 from jaxemb import errors
 from jaxemb.cli import merge
-from jaxemb.merging import parts as parts_lib
 from jaxemb.run import lifecycle as train
 from jaxemb.run import metrics, rundir
 from jaxemb.runtime import distributed
@@ -185,22 +184,13 @@ def test_a_job_of_senses_has_all_exports(tmp_path):
   report = runs.report(folder)
   assert 'senses MaxSimC' in report['evaluation'] and report['finished']
   assert report['dropped']['sense_words_out_of_vocabulary'] == 1
-  log = runs.log(folder)
-  assert f'1 of the 2 in {listed} are not in the vocabulary' in log
   loaded = jaxemb.load(folder)
   num_ambiguous = int(np.ceil(0.005 * report['vocab_words']))
   assert len(loaded) == report['vocab_words'] + 2 * num_ambiguous
-  binary = word2vec_format.read(folder / 'export/vectors.bin')
-  assert binary.words == loaded.index_to_key
-  np.testing.assert_array_equal(binary.vectors, loaded.vectors)
-  # Words vote by how often the part read them.
-  part = parts_lib.open_part(folder)
-  assert 0 < part.counts.sum() < loaded.counts.sum() * 2
-  assert (part.counts <= loaded.counts * 2).all()
 
 
 @pytest.mark.slow
-def test_sub_models_of_senses_are_merged(tmp_path, capsys):
+def test_sub_models_of_senses_are_merged(tmp_path):
   settings = {'model.loss': 'hierarchical_softmax'}
   settings |= {'optimizer.name': 'adagrad'}
   workdir = tmp_path / 'run'
@@ -222,15 +212,9 @@ def test_sub_models_of_senses_are_merged(tmp_path, capsys):
   assert merge.main(argv) == 0
   again = jaxemb.load(tmp_path / 'merged')
   np.testing.assert_allclose(again.vectors, loaded.vectors, atol=1e-5)
-  capsys.readouterr()
-  assert merge.main([*argv, '--trainable']) == 2
-  assert 'leave out --trainable' in capsys.readouterr().err
   # Words that not all parts have read are lost.
   assert _run(workdir, _SENSES | settings | {'strategy.merge': 'concat'}) == 0
   assert runs.report(workdir)['merge']['missing_words'] > 0
-  words = jaxemb.load(workdir).sense_table
-  counts = dict(zip(table.words, table.counts, strict=True))
-  assert [counts[x] for x in words.words] == words.counts.tolist()
 
 
 def test_a_part_that_another_process_trains_is_left_to_it(copied):
@@ -287,7 +271,6 @@ def test_what_cannot_be_trained_or_merged_is_named(tmp_path):
   ('name', 'how', 'words'),
   [
     ('part.json', 'cut', 'part.json is damaged'),
-    ('export/vectors.npy', 'cut', 'and run the same command again'),
     ('export/vectors.npy', 'nan', 'and run the same command again'),
   ],
 )
