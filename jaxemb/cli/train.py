@@ -185,10 +185,7 @@ def describe(config: ml_collections.ConfigDict) -> str:
 
 
 def _line(setting: config_lib.Setting, kind: kind_lib.Kind) -> str:
-  members = {
-    'model.name': kind.models,
-    'model.loss': kind.losses,
-  }.get(setting.name, kinds.members().get(setting.name))
+  members = kind.members(setting.name)
   notes = []
   if members is not None:
     notes = [', '.join([*setting.values, *members, 'module:attribute'])]

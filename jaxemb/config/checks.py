@@ -131,7 +131,8 @@ def _unused(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
     if not other or ':' in given[other]:
       continue  # what members of the user's own read is not known
     if given[other] not in (users := users.split('|')):
-      fitting = [x for x in users if _fits(kind, other, x)]
+      names = kind.members(other)
+      fitting = [x for x in users if names is None or x in names]
       change = ''.join(f' or set --config.{other}={x}' for x in fitting[:1])
       yield (
         f'{what} is only used when config.{other} is {" or ".join(users)}; '
@@ -160,23 +161,17 @@ def _users(setting: schema.Setting, kind: Any) -> str:
   )
 
 
-def _fits(kind: Any, name: str, value: str) -> bool:
-  """Whether a kind of data can have a value of a setting."""
-  names = {'model.name': kind.models, 'model.loss': kind.losses}.get(name)
-  return names is None or value in names
-
-
 def _unfit(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
   """Models, losses and strategies that the kind of data does not have."""
   if kind.uses_all:
     return
-  for key, names in ('name', kind.models), ('loss', kind.losses):
-    value = config.model[key]
-    if ':' in value or value in names:
-      continue
-    if key == 'loss' and 'model.loss' not in kind.used(config):
-      continue  # at its default, which nothing reads
-    yield f'config.model.{key}={value} {_misfit(key, value, kind)}'
+  for what in ('model', 'loss'):
+    setting = 'model.name' if what == 'model' else 'model.loss'
+    value, names = config.model[setting[6:]], kind.members(setting)
+    # A loss may be at its default, which nothing reads.
+    is_read = what == 'model' or setting in kind.used(config)
+    if ':' not in value and value not in names and is_read:
+      yield f'config.{setting}={value} {_misfit(setting, what, value, kind)}'
   strategy = config.strategy.name
   if why := kind.undivided.get(strategy):
     yield (
@@ -184,14 +179,9 @@ def _unfit(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
     )
 
 
-def _misfit(key: str, value: str, kind: Any) -> str:
+def _misfit(setting: str, what: str, value: str, kind: Any) -> str:
   """Says whose model or loss it is that a kind of data does not have."""
-  own, what = (kind.models, 'model') if key == 'name' else (kind.losses, 'loss')
-  others = [
-    x
-    for x in kinds.built_in()
-    if value in (x.models if key == 'name' else x.losses)
-  ]
+  others = [x for x in kinds.built_in() if value in x.members(setting)]
   sources = list(dict.fromkeys(x.source for x in others))
   if 1 <= len(sources) <= 2:  # more have what learns from windows
     return (
@@ -201,7 +191,8 @@ def _misfit(key: str, value: str, kind: Any) -> str:
     )
   return (
     f'is no {what} of {kind.source}, and does not learn from {kind.source}; '
-    f'choose {" or ".join(own)}, or start from --config={kind.start}'
+    f'choose {" or ".join(kind.members(setting))}, or start from '
+    f'--config={kind.start}'
   )
 
 

@@ -103,6 +103,11 @@ class Kind:
     """Yields what is wrong between settings, a line each."""
     yield from ()
 
+  def members(self, setting: str) -> Mapping[str, str] | None:
+    """Dotted paths of what a setting may name, if they can be imported."""
+    by_setting = {'model.name': self.models, 'model.loss': self.losses}
+    return by_setting.get(setting, kinds.members().get(setting))
+
   def is_embedded(self, path: str) -> bool:
     """Whether a `data.path` names data that jaxemb makes itself."""
     return not path or bool(self.embedded and path.startswith(self.embedded))
