@@ -1,5 +1,7 @@
 """Random choices as hashes of (seed, epoch, position), compiled by numba."""
 
+import functools
+
 import numba
 import numpy as np
 
@@ -52,6 +54,7 @@ def hashed_all(numbers: np.ndarray) -> np.ndarray:
   return out
 
 
+@functools.lru_cache(1024)  # every batch asks for those of its parts
 def part_key(seed: int, epoch: int, part: int) -> np.uint64:
   """Returns the key of all random choices for a part in an epoch."""
   # Compiled functions hand back Python ints, whose type numba would guess.
