@@ -140,25 +140,10 @@ _FEW = 'saving', 'saved', 'any time'  # of runs that take long to start
 # The first of each is the topology on which it begins.
 KINDS = {
   'kernel': Kind('wiki', _TEXT, (_ONE,)),
-  'cbow, adagrad, bfloat16': Kind(
-    'wiki',
-    (*_TEXT, 'model.name=cbow', 'optimizer.name=adagrad',
-     'table.dtype=bfloat16'),
-    (_ONE,),
-  ),
-  'tree': Kind('wiki', (*_TEXT, 'model.loss=hierarchical_softmax'), (_ONE,)),
   'replicas': Kind('wiki', _TEXT, (_TWO, _ONE, _TWO_PROCESSES)),
-  'average': Kind(
-    'wiki', (*_TEXT, 'strategy.policy=average'), (_TWO, _TWO_PROCESSES)
-  ),
   # Kernels of several threads change rows in an order that nobody knows.
   'sync': Kind('wiki', (*_TEXT[:3], _SYNC, 'train.fused=false'), _MESHES),
   'row': Kind('wiki', (*_TEXT[:3], _SYNC, 'table.layout=row'), _TABLES),
-  'column, int8': Kind(
-    'wiki',
-    (*_TEXT[:3], _SYNC, 'table.layout=column', 'table.dtype=int8'),
-    _TABLES[:3],
-  ),
   'processes': Kind(
     'wiki',
     (*_TEXT[:3], _SYNC, 'train.fused=false'),
@@ -166,9 +151,6 @@ KINDS = {
   ),
   'memory': Kind(
     'wiki', (*_UNIQUE, 'table.store=memory'), _ROOMS
-  ),
-  'disk': Kind(
-    'wiki', (*_UNIQUE, 'table.store=disk'), _ROOMS
   ),
   'remote': Kind(
     'wiki', (*_UNIQUE, 'table.store=remote'), _ROOMS,
@@ -183,10 +165,6 @@ KINDS = {
     'mixture', (*_TEXT[:3], 'senses.top_ratio=.1', _SYNC), (_ONE, _TWO)
   ),
   'sub-models': Kind('wiki', (*_TEXT, *_PARTS), (_ONE, _TWO), tuple(MOMENTS)),
-  'sub-models of senses': Kind(
-    'mixture', (*_TEXT[:3], *_PARTS, 'senses.top_ratio=.1'), (_ONE, _TWO),
-    tuple(MOMENTS),
-  ),
   'clicks': Kind('ctr:smoke', _CLICKS, _MESHES),
   'walks': Kind(
     'graph', (*_EDGES, 'train.epochs=3', _SYNC), (_TWO, _ONE, _TWO_PROCESSES)
@@ -199,9 +177,6 @@ KINDS = {
   ),
   # Which keep nothing in the cache.
   'interactions': Kind('rec', _SETS, _MESHES, tuple(MOMENTS)[1:5]),
-  'sets of items': Kind(
-    'rec:item2vec', _SETS, (_ONE, _TWO), tuple(MOMENTS)[1:5]
-  ),
   'nodes': Kind(
     'graphsage:walks',
     ('data.path=../../edges.tsv', 'train.epochs=2', 'model.inputs=rows',
@@ -533,11 +508,6 @@ def _ends(folder):
   return collections.Counter(lines)
 
 
-def _items(folder):
-  lines = (folder / 'sets.txt').read_text().splitlines()
-  return collections.Counter(x for line in lines for x in line.split()[1:])
-
-
 def _categories(folder):
   lines = (folder / 'clicks.csv').read_text().splitlines()[1:]
   return collections.Counter(x for line in lines for x in line.split(',')[1:])
@@ -561,16 +531,10 @@ _COUNTS = (
 )
 COUNTED = {
   'text': Counted(Kind('wiki', (*_READ, _SYNC)), _words, _MESHES),
-  'text, rows split': Counted(
-    Kind('wiki', (*_READ, _SYNC, 'table.layout=row')), _words, _TABLES
-  ),
   'text, replicas': Counted(
     Kind('wiki', (*_READ, 'strategy.policy=tests.counting:Sums')),
     _words,
     (_TWO, _TWO_PROCESSES, _ONE),
-  ),
-  'text, in memory': Counted(
-    Kind('wiki', (*_READ, 'table.store=memory')), _words, _ROOMS
   ),
   # Which push a part of what they learned: the devices' own counts are taken.
   'text, workers': Counted(
@@ -587,10 +551,6 @@ COUNTED = {
     Kind('graph:line', (*_EDGES, 'data.partitions=4',
                         'train.batch_examples=256', *counting.SETTINGS)),
     _ends, _MESHES,
-  ),
-  'interactions': Counted(
-    Kind('rec', (*_SETS, 'train.batch_examples=256', *counting.SETTINGS)),
-    _items, _MESHES,
   ),
   'clicks': Counted(
     Kind('ctr', ('data.path=../../clicks.csv', 'data.min_count=1',

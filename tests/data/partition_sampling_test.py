@@ -133,19 +133,15 @@ def corpus(monkeypatch):
   return corpora.encoded([*first, *long, *second], _NUM_VOCAB)
 
 
-@every_method
-def test_counts_what_a_part_gets(corpus, method):
-  num_ids = int(corpus.blocks.starts[-1])
-  sampling = _sampling(method, 4, 0.25, 2)
-  seen, sentences = collections.Counter(), 0
-  for epoch in range(3):
+def _drawn(corpus, sampling, epochs):
+  """How many sentences a part gets, and how often each word."""
+  num_ids, seen, sentences = int(corpus.blocks.starts[-1]), [], 0
+  for epoch in range(epochs):
     for offset, ids in itertools.chain(*_sentences(corpus)):
       if _selects(sampling, epoch, offset, num_ids):
-        seen.update(x for x in ids if x != _END)
+        seen += [x for x in ids if x != _END]
         sentences += 1
-  counts = partition_sampling.count(corpus, sampling, 3)
-  assert counts.seen.tolist() == [seen[i] for i in range(_NUM_VOCAB)]
-  assert (counts.words, counts.sentences) == (seen.total(), sentences)
+  return sentences, collections.Counter(seen)
 
 
 def _expected(corpus, sampling, spec, epoch):
@@ -185,7 +181,10 @@ def test_batches_as_in_a_plain_loop(corpus, method, part):
     words = item.done_after
     epoch = item.index // len(corpus.blocks.words)
     centers[epoch] += corpora.centers(item, spec).tolist()
-  assert words == partition_sampling.count(corpus, sampling, 2).words
+  counts = partition_sampling.count(corpus, sampling, 2)
+  sentences, seen = _drawn(corpus, sampling, 2)
+  assert words == counts.words and counts.sentences == sentences
+  assert counts.seen.tolist() == [seen[i] for i in range(_NUM_VOCAB)]
   assert len({item.index for item in items}) == len(items) > 3
   assert centers == {e: _expected(corpus, sampling, spec, e) for e in range(2)}
   assert (centers[0] != centers[1]) and items[-1].position == [2, 0]
