@@ -171,7 +171,8 @@ def _unfit(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
     # A loss may be at its default, which nothing reads.
     is_read = what == 'model' or setting in kind.used(config)
     if ':' not in value and value not in names and is_read:
-      yield f'config.{setting}={value} {_misfit(setting, what, value, kind)}'
+      misfit = _misfit(setting, what, value=value, kind=kind)
+      yield f'config.{setting}={value} {misfit}'
   strategy = config.strategy.name
   if why := kind.undivided.get(strategy):
     yield (

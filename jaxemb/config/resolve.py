@@ -161,7 +161,15 @@ def resolve(
   config = config.copy_and_resolve_references()
   config.mesh.data, config.mesh.table = mesh
   kind, may_fuse = kinds.of(config), fixed.pop('fused', True)
-  given = _Given(config, kind, platform, *mesh, cores=cores, may_fuse=may_fuse)
+  given = _Given(
+    config=config,
+    kind=kind,
+    platform=platform,
+    num_data=mesh[0],
+    num_table=mesh[1],
+    cores=cores,
+    may_fuse=may_fuse,
+  )
   s, t = config.strategy, config.train
   if s.name == 'partition':
     s.rate = s.rate or 1 / s.num_parts

@@ -157,6 +157,18 @@ def make_source(
   return source
 
 
+def _readers(setup: devices.Setup) -> data_base.Readers:
+  """The processes that read the data together."""
+  if setup.config.strategy.name == 'partition':
+    return data_base.ALONE  # any sentence may be a sub-model's
+  return data_base.Readers(
+    local_parts=mesh_lib.my_parts(setup.mesh, setup.tuning.parts),
+    process=distributed.process_id(),
+    num_processes=distributed.num_processes(),
+    gather=distributed.gather,
+  )
+
+
 def corpus_of(source: data_base.Source) -> model_base.Corpus:
   """What models are made from."""
   return model_base.Corpus(
@@ -180,7 +192,7 @@ def parts(
   encoded texts, the `folder` for tables in files, the `cluster` for those of
   workers. Raises a `UserError` for unusable input.
   """
-  config, tuning, mesh, kind = setup
+  config, tuning, _, kind = setup
   compiling = None
   # On another core, while the text is read, if a trace of it may stay.
   if tuning.fused and cache == rundir.cache_folder():
@@ -194,15 +206,7 @@ def parts(
       "word2vec file, or ''"
     )
   benchmark_sets = kind.benchmarks(config)
-  readers = data_base.ALONE  # of sub-models, which may have any sentence
-  if config.strategy.name != 'partition':
-    readers = data_base.Readers(
-      local_parts=mesh_lib.my_parts(mesh, tuning.parts),
-      process=distributed.process_id(),
-      num_processes=distributed.num_processes(),
-      gather=distributed.gather,
-    )
-  source = make_source(setup, readers, cache=cache, progress=progress)
+  source = make_source(setup, _readers(setup), cache=cache, progress=progress)
   if not config.train.threads:
     # What each thread learns of a row meanwhile adds up: with six rows two
     # threads diverge in every second run, with fifty in every third of

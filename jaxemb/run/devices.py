@@ -82,7 +82,9 @@ def choose(
   resolved, tuning = config_lib.resolve(
     config, platform, shape, cores=cores, **fixed
   )
-  return Setup(resolved, tuning, mesh, kinds.of(resolved))
+  return Setup(
+    config=resolved, tuning=tuning, mesh=mesh, kind=kinds.of(resolved)
+  )
 
 
 def _wanted(

@@ -53,7 +53,14 @@ def run(
   `config.Tuning`. Raises a `UserError` for input or settings that cannot be
   used.
   """
-  start = _Start(config, workdir, job, text_cache, fixed, time.time())
+  start = _Start(
+    config=config,
+    workdir=workdir,
+    job=job,
+    text_cache=text_cache,
+    fixed=fixed,
+    started=time.time(),
+  )
   if not bucket.is_url(workdir):
     return _run_in(start._replace(workdir=pathlib.Path(workdir)))
   if job.coordinator or job.detects:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxemb.report import pages
 from jaxemb.run import build, evaluation, metrics
 from jaxemb.runtime import distributed, mesh, resources
 
