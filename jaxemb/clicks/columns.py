@@ -75,12 +75,21 @@ def read(
   )
 
 
-def _whole(column):
-  """Returns one array of a column in pieces."""
+def _plain(column):
+  """Returns one array of a column in pieces or with a dictionary."""
   import pyarrow as pa
 
-  is_cut = isinstance(column, pa.ChunkedArray)
-  return column.combine_chunks() if is_cut else column
+  if isinstance(column, pa.ChunkedArray):
+    column = column.combine_chunks()
+  is_dictionary = pa.types.is_dictionary(column.type)
+  return column.dictionary_decode() if is_dictionary else column
+
+
+def _is_text(column):
+  import pyarrow as pa
+
+  kind = column.type
+  return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _text(column) -> keys.Text:
@@ -90,16 +99,12 @@ def _text(column) -> keys.Text:
 
   if isinstance(column, keys.Text):
     return column
-  column = _whole(column)
-  if pa.types.is_dictionary(column.type):
-    column = column.dictionary_decode()
-  if not (
-    pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-  ):
-    if pa.types.is_floating(column.type):
-      # 3.0 is 3, as where no value is missing.
-      whole = pc.all(pc.equal(pc.floor(column), column)).as_py()
-      column = column.cast(pa.int64()) if whole else column
+  column = _plain(column)
+  if pa.types.is_floating(column.type):
+    # 3.0 is 3, as where no value is missing.
+    whole = pc.all(pc.equal(pc.floor(column), column)).as_py()
+    column = column.cast(pa.int64()) if whole else column
+  if not _is_text(column):
     column = column.cast(pa.large_string())
   if column.null_count:
     column = pc.fill_null(column, '')
@@ -111,15 +116,10 @@ def _floats(column, name):
   import pyarrow as pa
   import pyarrow.compute as pc
 
-  is_text = isinstance(column, keys.Text)
-  if not is_text:
-    column = _whole(column)
-    if pa.types.is_dictionary(column.type):
-      column = column.dictionary_decode()
-    kind = column.type
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+  if not isinstance(column, keys.Text):
+    column = _plain(column)
   try:
-    if is_text:
+    if isinstance(column, keys.Text) or _is_text(column):
       text = _text(column)
       numbers = np.empty(len(text.starts))
       hard = np.empty(len(numbers), np.int64)
@@ -209,7 +209,7 @@ def _lists(column, settings):
   ):
     text = _text(column).strings()
     column = pc.split_pattern(text, settings['separator'])
-  column = _whole(column)
+  column = _plain(column)
   lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(
     zero_copy_only=False
   )

@@ -8,8 +8,6 @@ number is 0 after its transformation. `encoder` does the same for new data.
 """
 
 import collections
-import contextlib
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -25,7 +23,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.clicks import encoder as encoder_lib
-from jaxemb.clicks import raw_log
+from jaxemb.clicks import kind, raw_log
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import base as data_base
 from jaxemb.data import examples
@@ -35,26 +33,18 @@ from jaxemb.ops import hashing
 from jaxemb.runtime import resources
 from jaxemb.storage import checksums
 
-_FORMAT = 5  # of what is cached
+_FORMAT = 6  # of what is cached
 SPLITS = 'train', 'valid', 'test'
-_ENDINGS = 'ids', 'numbers', 'labels'
-_TYPES = np.int32, np.float32, np.uint8
 # The settings of `config.data` that matter.
 _USED = (
-  'format',
-  'label',
-  'positive',
-  'numeric',
-  'categorical',
-  'multi',
-  'separator',
-  'multi_values',
-  'pooling',
-  'hash_size',
-  'numbers',
   'valid',
   'test',
   'min_count',
+  *(
+    x.name.removeprefix('data.')
+    for x in kind.Clicks.settings
+    if x.name.startswith('data.')
+  ),
 )
 
 Progress = Callable[[str, int, int], None]
@@ -86,16 +76,30 @@ def encode(
   """
   settings = {k: settings[k] for k in _USED} | {'path': path}
   readers = {'train': schema_lib.reader(path, settings['format'])}
+  fractions = {}
   for name in SPLITS[1:]:
     text = settings[name]
-    if text and _fraction(text) is None:
+    fraction = data_base.held_out(
+      text,
+      f'{text} is no share of rows; give one between 0 and 1, such as 0.1 or '
+      'last:0.1, or a file',
+    )
+    if fraction:
+      fractions[name] = fraction
+    elif text:
       readers[name] = schema_lib.reader(text, readers['train'].form)
+  if sum(x for x, _ in fractions.values()) >= 1:
+    raise errors.UserError(
+      'config.data.valid and config.data.test leave no row for training'
+    )
   files = {k: cache_lib.identity_of(x.files) for k, x in readers.items()}
   identity = [_FORMAT, files, settings, seed]
 
   def make(folder: pathlib.Path) -> None:
-    writer = _Writer(folder, settings, seed=seed, progress=progress)
-    writer.write(readers)
+    raw = raw_log.RawLog(folder, settings, progress)
+    for name, reader in readers.items():
+      raw.read(name, reader)
+    _Writer(raw, fractions, seed).write(readers)
 
   folder = cache_lib.folder_of(cache, 'clicks-', identity)
   return cache_lib.opened(folder, load=open_folder, make=make)
@@ -104,29 +108,17 @@ def encode(
 def open_folder(folder: pathlib.Path) -> Encoded:
   """Opens what `encode` has written; raises an error if it is damaged."""
   manifest = checksums.opened(folder)
-  encoder, splits = encoder_lib.load(folder), {}
-  widths = encoder.fields.num_columns, len(encoder.fields.numbers)
-  for name, num in manifest['rows'].items():
-    shapes = (num, widths[0]), (num, widths[1]), (num,)
-    splits[name] = encoder_lib.Rows(*(
-      raw_log.mapped(folder / f'{name}.{ending}', dtype, shape)
-      for ending, dtype, shape in zip(_ENDINGS, _TYPES, shapes, strict=True)
-    ))  # fmt: skip
+  encoder = encoder_lib.load(folder)
+  splits = {
+    name: raw_log.mapped(folder, name, num, fields=encoder.fields)
+    for name, num in manifest['rows'].items()
+  }
   return Encoded(
     encoder=encoder,
     splits=splits,
     counts=np.load(folder / 'counts.npy'),
     folder=folder,
     manifest=manifest,
-  )
-
-
-def _fraction(text: str) -> tuple[float, bool] | None:
-  """Returns one of `Fractions`; None = the text is a path."""
-  return data_base.held_out(
-    text,
-    f'{text} is no share of rows; give one between 0 and 1, such as 0.1 or '
-    'last:0.1, or a file',
   )
 
 
@@ -160,43 +152,15 @@ class _Vocabulary(NamedTuple):
   num_rare: int  # categories that share the id 0
 
 
-@dataclasses.dataclass
-class _Totals:
-  """What is counted while rows are written, by split."""
-
-  rows: collections.Counter
-  positives: collections.Counter
-  unknown: collections.Counter  # categories
-
-
 class _Writer:
   """Writes the files of an encoded log."""
 
-  def __init__(
-    self,
-    folder: pathlib.Path,
-    settings: Mapping[str, Any],
-    seed: int,
-    progress: Progress,
-  ):
-    self.folder, self.settings, self.seed = folder, settings, seed
-    self.progress = progress
-    self.raw = raw_log.RawLog(folder, settings, progress)
-    self.fractions: Fractions = {}
+  def __init__(self, raw: raw_log.RawLog, fractions: Fractions, seed: int):
+    self.raw, self.fractions, self.seed = raw, fractions, seed
+    self.folder, self.settings = raw.folder, raw.settings
 
   def write(self, readers: Mapping[str, tables.Reader]) -> None:
     """Writes all files, the manifest last."""
-    for name, reader in readers.items():
-      self.raw.read(name, reader)
-    self.fractions = {
-      k: _fraction(self.settings[k])
-      for k in SPLITS[1:]
-      if self.settings[k] and k not in readers
-    }
-    if sum(x for x, _ in self.fractions.values()) >= 1:
-      raise errors.UserError(
-        'config.data.valid and config.data.test leave no row for training'
-      )
     vocabularies = self._count()
     scales, num_missing = self._scales()
     encoder = encoder_lib.Encoder(
@@ -208,13 +172,14 @@ class _Writer:
       scales=scales,
     )
     encoder.save(self.folder)
-    totals, content = self._rewrite(encoder, vocabularies)
+    counters, content = self._rewrite(encoder, vocabularies)
+    rows, positives, unknown = counters
     self.raw.remove()
-    self._check(totals, ('train', *self.fractions, *readers))
+    self._check(rows, positives, names=('train', *self.fractions, *readers))
     counts = np.concatenate([x.counts for x in vocabularies])
     np.save(self.folder / 'counts.npy', counts)
     self._write_names(vocabularies)
-    dropped = self._dropped(readers, vocabularies, totals.unknown)
+    dropped = self._dropped(readers, vocabularies, unknown)
     checksums.seal(
       self.folder,
       {
@@ -222,8 +187,8 @@ class _Writer:
         'fingerprint': hashlib.sha256(
           f'{content} {encoder.fields}'.encode()
         ).hexdigest(),
-        'rows': totals.rows,
-        'positives': totals.positives,
+        'rows': rows,
+        'positives': positives,
         'size_bytes': sum(x.size_bytes for x in readers.values()),
         'form': readers['train'].form,
         'dropped': dropped | {'missing_numbers': num_missing},
@@ -231,18 +196,17 @@ class _Writer:
       },
     )
 
-  def _check(self, totals, names):
+  def _check(self, rows, positives, names):
     """Refuses splits without rows, and a training split without clicks."""
     for name in names:
-      if not totals.rows[name]:
+      if not rows[name]:
         raise errors.UserError(
           f'no row of {self.settings["path"]} is left for '
           f'{"training" if name == "train" else f"config.data.{name}"}; give '
           'more rows, or another share'
         )
-    if (positive := self.settings['positive']) and not totals.positives[
-      'train'
-    ]:
+    positive = self.settings['positive']
+    if positive and not positives['train']:
       raise errors.UserError(
         f'no row for training has the label config.data.positive={positive} in '
         f'column {self.raw.schema.label}; give one that is there'
@@ -283,14 +247,10 @@ class _Writer:
 
   def _count(self) -> list[_Vocabulary]:
     """Counts the categories of training rows, and gives them ids."""
-    offsets = self.raw.offsets()
+    offsets, starts = self.raw.offsets(), self._starts()
     counts = np.zeros(offsets[-1], np.int64)
-    # Other files than the one for training may have more categories.
-    for start, of_field in zip(offsets, self.raw.train_counts, strict=False):
-      counts[start : start + len(of_field)] = of_field
-    if self.fractions:
-      for rows, split in self._blocks('train'):
-        _subtract(rows.ids, split, starts=self._starts(), counts=counts)
+    for rows, split in self._blocks('train'):
+      _count(rows.ids, split, starts, counts=counts)
     counts = np.split(counts, offsets[1:-1])
     with futures.ThreadPoolExecutor(resources.reading_threads()) as pool:
       make = functools.partial(_vocabulary, settings=self.settings)
@@ -298,9 +258,7 @@ class _Writer:
 
   def _starts(self):
     """Returns [columns], where the numbers of its field begin in a row."""
-    widths = [
-      x.num_columns for x in self.raw.fields([1] * len(self.raw.keys)).ids
-    ]
+    widths = [x.num_columns for x in self.raw.layout.ids]
     return np.repeat(self.raw.offsets()[:-1], widths)
 
   def _scales(self) -> tuple[np.ndarray, int]:
@@ -330,43 +288,35 @@ class _Writer:
 
   def _rewrite(
     self, encoder: encoder_lib.Encoder, vocabularies: list[_Vocabulary]
-  ) -> tuple[_Totals, str]:
-    """Writes the splits with their ids; returns totals and a hash of all."""
-    totals = _Totals(*(collections.Counter() for _ in range(3)))
-    digest = hashlib.sha256()
-    num_done, num_all = 0, sum(self.raw.num_rows.values())
+  ) -> tuple[list[collections.Counter], str]:
+    """Writes the splits with their ids.
+
+    Returns rows, clicks and unknown categories by split, and a hash of all.
+    """
+    num_rows, positives, num_unknown = (collections.Counter() for _ in range(3))
+    digest, num_all = hashlib.sha256(), sum(self.raw.num_rows.values())
     ids = np.concatenate([
       field.first_id + vocabulary.local_ids
       for field, vocabulary in zip(
         encoder.fields.ids, vocabularies, strict=True
       )
     ]).astype(np.int32)  # fmt: skip
-    translate = functools.partial(self._translated, encoder, ids)
-    blocks = itertools.chain(*(self._blocks(x) for x in self.raw.num_rows))
-    files: dict[tuple[str, str], Any] = {}
-    with (
-      contextlib.ExitStack() as stack,
-      futures.ThreadPoolExecutor(resources.reading_threads()) as pool,
-    ):
+    threads = resources.reading_threads()
+    with futures.ThreadPoolExecutor(threads) as pool:
       for by_split, checks in text_files.map_ahead(
         pool,
-        function=translate,
-        items=blocks,
-        depth=resources.reading_threads() + 1,
+        function=functools.partial(self._translated, encoder, ids),
+        items=itertools.chain(*map(self._blocks, self.raw.num_rows)),
+        depth=threads + 1,
       ):
         digest.update(checks.encode())
-        for name, (rows, num_unknown) in by_split.items():
-          for ending, array in zip(_ENDINGS, rows, strict=True):
-            if (name, ending) not in files:
-              path = self.folder / f'{name}.{ending}'
-              files[name, ending] = stack.enter_context(open(path, 'wb'))
-            array.tofile(files[name, ending])
-          totals.rows[name] += len(rows)
-          totals.positives[name] += int(rows.labels.sum())
-          totals.unknown[name] += num_unknown
-          num_done += len(rows)
-        self.progress('encoding clicks', num_done, num_all)
-    return totals, digest.hexdigest()
+        for name, (rows, num) in by_split.items():
+          raw_log.append(self.folder, name, rows)
+          num_rows[name] += len(rows)
+          positives[name] += int(rows.labels.sum())
+          num_unknown[name] += num
+        self.raw.progress('encoding clicks', num_rows.total(), num_all)
+    return [num_rows, positives, num_unknown], digest.hexdigest()
 
   def _translated(self, encoder, ids, raw_rows, split):
     """Returns by split encoded rows and unknown categories; and checksums.
@@ -457,16 +407,13 @@ def _moments(numbers: np.ndarray) -> np.ndarray:
 
 
 @numba.njit(nogil=True, cache=True)
-def _subtract(ids, split, starts, counts):
-  """Subtracts rows that are not for training from the counts of all.
-
-  The counts of a column's field begin at its start.
-  """
+def _count(ids, split, starts, counts):
+  """Counts the numbers of rows for training; a column's begin at its start."""
   for i in range(len(ids)):
-    if split[i] != 0:
+    if split[i] == 0:
       for j in range(ids.shape[1]):
         if ids[i, j] >= 0:
-          counts[starts[j] + ids[i, j]] -= 1
+          counts[starts[j] + ids[i, j]] += 1
 
 
 @numba.njit(nogil=True, cache=True)

@@ -6,6 +6,8 @@ permuted, and then the rows of each group of blocks, so that a mapped file is
 read in long pieces.
 """
 
+import bisect
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -47,7 +49,18 @@ class Names(Sequence):
 
   def __init__(self, encoded: encode.Encoded):
     self._fields = encoded.encoder.fields.ids
-    self._path, self._keys = encoded.folder / 'keys.arrow', None
+    self._firsts = [x.first_id for x in self._fields]
+    self._path = encoded.folder / 'keys.arrow'
+
+  @functools.cached_property
+  def _keys(self):
+    """Categories of all fields in a row, without the unknown ones."""
+    import pyarrow as pa
+
+    if not self._path.exists():  # ids are hashes
+      return None
+    source = pa.memory_map(str(self._path))
+    return pa.ipc.open_file(source).read_all()['key']
 
   def __len__(self) -> int:
     return sum(x.num_ids for x in self._fields)
@@ -57,22 +70,13 @@ class Names(Sequence):
       return [self[i] for i in range(*index.indices(len(self)))]
     if not 0 <= index < len(self):
       raise IndexError(index)
-    before = 0
-    for field in self._fields:
-      if index < field.first_id + field.num_ids:
-        break
-      before += field.num_ids - 1
-    local = index - field.first_id
-    if not self._path.exists():
-      return f'{field.name}#{local}'
+    number = bisect.bisect(self._firsts, index) - 1
+    field = self._fields[number]
     if self._keys is None:
-      import pyarrow as pa
-
-      source = pa.memory_map(str(self._path))
-      self._keys = pa.ipc.open_file(source).read_all()['key']
-    if not local:
+      return f'{field.name}#{index - field.first_id}'
+    if index == field.first_id:
       return f'{field.name}?'
-    return f'{field.name}={self._keys[before + local - 1].as_py()}'
+    return f'{field.name}={self._keys[index - number - 1].as_py()}'
 
 
 class ClickSource:

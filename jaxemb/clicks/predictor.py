@@ -110,24 +110,19 @@ class ClickModel:
     Vectors of the field `without` are replaced by their mean.
     """
     left_out = self._left_out(without) if without else None
-    batches, num_copied = [], 0
-    for scores in self._dispatched(rows, left_out):
-      batches.append(scores)
-      if len(batches) - num_copied > 2:  # bounds what waits on the device
-        batches[num_copied] = np.asarray(batches[num_copied])
-        num_copied += 1
-    return np.concatenate([np.zeros(0, np.float32), *batches])[: len(rows)]
-
-  def _dispatched(self, rows, left_out=None):
-    """Yields the scores of batches without waiting; pads the last one."""
+    batches = []
     for start in range(0, len(rows), _EXAMPLES):
       batch = [np.asarray(x[start : start + _EXAMPLES]) for x in rows[:2]]
       if missing := _EXAMPLES - len(batch[0]):  # no program of another size
         batch = [np.pad(x, ((0, missing), (0, 0))) for x in batch]
       ids, numbers = batch
-      yield chances(
+      scores = chances(
         self.model, self._arrays, ids, numbers=numbers, left_out=left_out
       )
+      batches.append(scores)
+      if len(batches) > 2:  # bounds what waits on the device
+        batches[-3] = np.asarray(batches[-3])
+    return np.concatenate([np.zeros(0, np.float32), *batches])[: len(rows)]
 
   def _field(self, name):
     return next(x for x in self.encoder.fields.ids if x.name == name)
@@ -158,18 +153,11 @@ class ClickModel:
 
     Adds the number of unknown categories, by field, to `unknown`.
     """
-    waiting = None
     for table, rows, num_unknown in self._encoded(data):
       for name, num in num_unknown.items():
         if unknown is not None:
           unknown[name] = unknown.get(name, 0) + num
-      # Computed while the next ones are read.
-      dispatched = table, len(rows), [*self._dispatched(rows)]
-      if waiting:
-        yield _finished(*waiting)
-      waiting = dispatched
-    if waiting:
-      yield _finished(*waiting)
+      yield self.scores(rows), table
 
   def _encoded(self, data):
     """Yields tables with their encoded rows and unknown categories."""
@@ -238,47 +226,37 @@ class ClickModel:
       np.savez(new / 'dense.npz', **arrays)
 
 
-def _finished(table, num_rows, scores):
-  scores = np.concatenate([np.zeros(0, np.float32), *scores])
-  return scores[:num_rows], table
-
-
 def load(folder: pathlib.Path) -> ClickModel:
   """Loads what `ClickModel.save` has written.
 
   Raises a `UserError` if it is damaged.
   """
   try:
-    return _load(folder)
+    record = json.loads((folder / 'model.json').read_text())
+    encoder = encoder_lib.load(folder)
+    spec = {
+      k: tuple(x) if isinstance(x, list) else x
+      for k, x in record['spec'].items()
+    }
+    spec = clicks.ClickSpec(encoder.fields, **spec)
+    model = clicks.of_terms(spec, tuple(record['terms']))
+    tree = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
+    arrays, num = np.load(folder / 'dense.npz'), tree.num_leaves
+    leaves = [arrays[str(i)] for i in range(len(arrays.files))]
+    return ClickModel(
+      model=model,
+      params=jax.tree.unflatten(tree, leaves[:num]),
+      tables={
+        k: np.load(folder / f'{k}.npy', mmap_mode='r') for k in record['tables']
+      },
+      moments=tuple(leaves[num:]),
+      encoder=encoder,
+    )
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise errors.UserError(
       f'{folder} is no whole model of clicks: {errors.one_line(error)}; export '
       'it again by starting its run again'
     ) from error
-
-
-def _load(folder):
-  record = json.loads((folder / 'model.json').read_text())
-  encoder = encoder_lib.load(folder)
-  spec = dict(record['spec'])
-  for key in ('hidden', 'lower_hidden'):
-    spec[key] = tuple(spec[key])
-  spec = clicks.ClickSpec(encoder.fields, **spec)
-  tables = {
-    k: np.load(folder / f'{k}.npy', mmap_mode='r') for k in record['tables']
-  }
-  model = clicks.of_terms(spec, tuple(record['terms']))
-  tree = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
-  arrays, num = np.load(folder / 'dense.npz'), tree.num_leaves
-  leaves = [arrays[str(i)] for i in range(len(arrays.files))]
-  params = jax.tree.unflatten(tree, leaves[:num])
-  return ClickModel(
-    model=model,
-    params=params,
-    tables=tables,
-    moments=tuple(leaves[num:]),
-    encoder=encoder,
-  )
 
 
 def of_training(
@@ -300,19 +278,16 @@ def of_training(
   if spec.batch_norm:
     size = min(batch_examples, len(train))
     starts = np.linspace(0, len(train) - size, 16).astype(int)
-    device_params, device_tables = jax.device_put((params, tables))
-    of_batches = []
-    for start in np.unique(starts):
-      rows = slice(start, start + size)
-      of_batches.append(
-        _moments(
-          model,
-          device_params,
-          device_tables,
-          ids=np.asarray(train.ids[rows]),
-          numbers=np.asarray(train.numbers[rows]),
-        )
+    arrays = jax.device_put((params, tables))
+    of_batches = [
+      _moments(
+        model,
+        *arrays,
+        ids=np.asarray(train.ids[start : start + size]),
+        numbers=np.asarray(train.numbers[start : start + size]),
       )
+      for start in np.unique(starts)
+    ]
     moments = jax.tree.map(lambda *x: np.mean(np.stack(x), 0), *of_batches)
   return ClickModel(
     model=model,

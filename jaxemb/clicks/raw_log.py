@@ -7,7 +7,7 @@ are for training and how often each category occurs in them.
 import contextlib
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -22,8 +22,8 @@ from jaxemb.io import keys, tables
 from jaxemb.runtime import resources
 
 _ROWS = 1 << 16  # that a thread holds at once
-_ENDINGS = 'raw_ids', 'raw_numbers', 'raw_labels'
-_TYPES = np.int32, np.float64, np.uint8
+_ENDINGS = 'ids', 'numbers', 'labels'
+_RAW = 'raw_'  # how names of files begin that are removed in the end
 
 
 class RawLog:
@@ -37,14 +37,13 @@ class RawLog:
   ):
     self.folder, self.settings, self.progress = folder, settings, progress
     self.schema: schema_lib.Schema | None = None
+    self.layout = examples.Fields((), ())  # without ranges of ids
     self.features: tuple[Any, ...] | list[Any] = ()
     self.lines: list[str] = []  # for the log: what was guessed
     self.num_rows: dict[str, int] = {}
     self.num_cut = 0  # values of lists that are left out
-    # By field: the numbers of categories, how often each occurs in the file for
-    # training, and strings in order of numbers.
+    # By field: the numbers of categories, and strings in order of numbers.
     self.keys: list[keys.Keys] = []
-    self.train_counts: list[np.ndarray] = []
     self.strings: list[list[Any]] = []
 
   def read(self, name: str, reader: tables.Reader) -> None:
@@ -60,25 +59,17 @@ class RawLog:
         table, self.schema, self.settings, has_labels=True
       ),
     )
-    with (
-      futures.ThreadPoolExecutor(resources.reading_threads()) as pool,
-      contextlib.ExitStack() as stack,
-    ):
-      files = [
-        stack.enter_context(open(self.folder / f'{name}.{x}', 'wb'))
-        for x in _ENDINGS
-      ]
+    with futures.ThreadPoolExecutor(resources.reading_threads()) as pool:
       for raw in made:
         self.num_cut += raw.num_cut
-        arrays = self._numbered(raw, pool), raw.numbers, raw.labels
-        for array, file in zip(arrays, files, strict=True):
-          array.tofile(file)
-        num_rows += len(raw.labels)
+        rows = encoder_lib.Rows(
+          self._numbered(raw, pool), raw.numbers, raw.labels
+        )
+        append(self.folder, _RAW + name, rows)
+        num_rows += len(rows)
     if not num_rows:
       raise errors.UserError(f'{reader.path} has no rows')
     self.num_rows[name] = num_rows
-    if name == 'train':
-      self.train_counts = [x.counts() for x in self.keys]
 
   def _choose_columns(self, reader):
     """Sets the schema, by the first rows."""
@@ -90,21 +81,19 @@ class RawLog:
     self.features = look.features
     self.schema, lines = schema_lib.make(self.settings, reader.form, head)
     self.lines += lines
-    num_fields = len(self.names())
-    if not num_fields:
+    self.layout = _layout(self.schema, self.settings)
+    if not self.layout.ids:
       raise errors.UserError(
         f'{reader.path} has no column of categories, whose tables are what is '
         'trained; name one in --config.data.categorical, or give '
         '--config.data.numbers=buckets'
       )
-    self.keys = [keys.Keys() for _ in range(num_fields)]
-    self.strings = [[] for _ in range(num_fields)]
+    self.keys = [keys.Keys() for _ in self.layout.ids]
+    self.strings = [[] for _ in self.layout.ids]
 
   def _numbered(self, raw, pool):
     """Returns int32 [n, columns], numbers of categories, -1 = none."""
-    fields = self.fields([1] * len(self.keys)).ids
-    width = sum(x.num_columns for x in fields)
-    ids = np.empty((len(raw.labels), width), np.int32)
+    ids = np.empty((len(raw.labels), self.layout.num_columns), np.int32)
 
     def number(field, known, strings, text, hashed):
       hashes, cells = hashed
@@ -116,43 +105,22 @@ class RawLog:
         strings.append(text.strings(new))
 
     # A field has a table of its own.
-    jobs = zip(
-      fields, self.keys, self.strings, raw.texts, raw.hashes, strict=True
-    )
-    list(pool.map(lambda job: number(*job), jobs))
+    jobs = self.layout.ids, self.keys, self.strings, raw.texts, raw.hashes
+    list(pool.map(number, *jobs))
     return ids
 
-  def names(self) -> tuple[str, ...]:
-    """Returns the names of all fields of categories."""
-    is_buckets = self.settings['numbers'] == 'buckets'
-    numbers = self.schema.numbers if is_buckets else ()
-    return (*numbers, *self.schema.categories, *self.schema.lists)
-
-  def fields(self, num_ids: list[int]) -> examples.Fields:
+  def fields(self, num_ids: Sequence[int]) -> examples.Fields:
     """Returns the fields, of which each has so many ids."""
-    fields, first_id, column = [], 0, 0
-    for name, num in zip(self.names(), num_ids, strict=True):
-      is_list = name in self.schema.lists
-      width = self.settings['multi_values'] if is_list else 1
-      fields.append(
-        examples.IdField(
-          name=name,
-          first_id=first_id,
-          num_ids=num,
-          first_column=column,
-          num_columns=width,
-          pooling=self.settings['pooling'] if is_list else '',
-        )
-      )
-      first_id, column = first_id + num, column + width
+    fields, first_id = [], 0
+    for field, num in zip(self.layout.ids, num_ids, strict=True):
+      fields.append(field._replace(first_id=first_id, num_ids=num))
+      first_id += num
     if first_id >= examples.PADDING:
       raise errors.UserError(
         f'{first_id:,} categories are too many; raise --config.data.min_count, '
         'or give --config.data.hash_size'
       )
-    is_buckets = self.settings['numbers'] == 'buckets'
-    numbers = () if is_buckets else self.schema.numbers
-    return examples.Fields(tuple(fields), tuple(numbers))
+    return self.layout._replace(ids=tuple(fields))
 
   def offsets(self) -> np.ndarray:
     """Returns [fields + 1], where the numbers of each field begin in a row."""
@@ -160,27 +128,65 @@ class RawLog:
 
   def blocks(self, name: str) -> Iterator[tuple[int, encoder_lib.Rows]]:
     """Yields the first row and the rows of some after others."""
-    fields = self.fields([1] * len(self.keys))
     num = self.num_rows[name]
-    shapes = (num, fields.num_columns), (num, len(fields.numbers)), (num,)
-    arrays = [
-      mapped(self.folder / f'{name}.{ending}', dtype, shape)
-      for ending, dtype, shape in zip(_ENDINGS, _TYPES, shapes, strict=True)
-    ]
+    rows = mapped(
+      self.folder, _RAW + name, num, fields=self.layout, dtype=np.float64
+    )
     for start in range(0, num, _ROWS):
-      block = (np.asarray(x[start : start + _ROWS]) for x in arrays)
+      block = (np.asarray(x[start : start + _ROWS]) for x in rows)
       yield start, encoder_lib.Rows(*block)
 
   def remove(self) -> None:
     """Removes the files of rows."""
-    for path in self.folder.glob('*.raw_*'):
+    for path in self.folder.glob(f'{_RAW}*'):
       path.unlink()
 
 
+def _layout(schema, settings):
+  """Returns the fields of a schema, without ranges of ids."""
+  is_buckets = settings['numbers'] == 'buckets'
+  numbers, fields, column = schema.numbers, [], 0
+  names = *(numbers if is_buckets else ()), *schema.categories, *schema.lists
+  for name in names:
+    is_list = name in schema.lists
+    width = settings['multi_values'] if is_list else 1
+    fields.append(
+      examples.IdField(
+        name=name,
+        first_id=0,
+        num_ids=0,
+        first_column=column,
+        num_columns=width,
+        pooling=settings['pooling'] if is_list else '',
+      )
+    )
+    column += width
+  return examples.Fields(tuple(fields), () if is_buckets else numbers)
+
+
+def append(folder: pathlib.Path, name: str, rows: encoder_lib.Rows) -> None:
+  """Appends rows to files without a header, one for each array."""
+  for array, ending in zip(rows, _ENDINGS, strict=True):
+    with open(folder / f'{name}.{ending}', 'ab') as file:
+      array.tofile(file)
+
+
 def mapped(
-  path: pathlib.Path, dtype: Any, shape: tuple[int, ...]
-) -> np.ndarray:
-  """Returns an array of a file without a header, mapped into memory."""
-  if not np.prod(shape):
-    return np.zeros(shape, dtype)
-  return np.memmap(path, dtype, 'r', shape=shape)
+  folder: pathlib.Path,
+  name: str,
+  num: int,
+  fields: examples.Fields,
+  dtype: Any = np.float32,
+) -> encoder_lib.Rows:
+  """Returns rows as `append` wrote them, mapped into memory.
+
+  `dtype` is that of numbers.
+  """
+  shapes = (num, fields.num_columns), (num, len(fields.numbers)), (num,)
+  types = np.int32, dtype, np.uint8
+  return encoder_lib.Rows(*(
+    np.memmap(folder / f'{name}.{ending}', dtype, 'r', shape=shape)
+    if np.prod(shape)
+    else np.zeros(shape, dtype)
+    for ending, dtype, shape in zip(_ENDINGS, types, shapes, strict=True)
+  ))  # fmt: skip

@@ -26,20 +26,17 @@ def collect(
   parts: build.Parts, state: Any, workdir: pathlib.Path | None = None
 ) -> predictor.ClickModel:
   """The trained model, on the host of every process; all take part."""
-  strategy, source = parts.strategy, parts.source
-  params = vectors.dense_params(parts, state)
   tables = {
-    name: strategy.export_rows(state, name).rows
+    name: parts.strategy.export_rows(state, name).rows
     for name in parts.trainable.model.specs()
   }
-  size = parts.config.train.batch_examples
   return predictor.of_training(
     parts.trainable.model,
-    params,
+    vectors.dense_params(parts, state),
     tables,
-    encoder=source.encoder,
-    train=source.train,
-    batch_examples=size,
+    encoder=parts.source.encoder,
+    train=parts.source.train,
+    batch_examples=parts.config.train.batch_examples,
   )
 
 
@@ -56,10 +53,9 @@ def describe(
 
 
 def _line(scores: Mapping[str, Any]) -> str:
-  if not np.isfinite(scores['auc']):
+  area = f'AUC {scores["auc"]:.5f}'
+  if np.isnan(scores['auc']):
     area = 'no AUC, as all labels are the same'
-  else:
-    area = f'AUC {scores["auc"]:.5f}'
   if 'group_auc' in scores:
     area += f', by group {scores["group_auc"]:.5f}'
   return (
@@ -112,11 +108,12 @@ def export(
   names = parts.source.encoded.folder / 'keys.arrow'
   if names.exists():
     shutil.copyfile(names, folder / names.name)
-  arrays: dict[str, Any] = {'tables': model.tables}
-  if jax.tree.leaves(model.params):
-    arrays['dense'] = model.params
-  if model.moments:
-    arrays['moments'] = {str(i): x for i, x in enumerate(model.moments)}
+  arrays = {
+    'tables': model.tables,
+    'dense': model.params,
+    'moments': {str(i): x for i, x in enumerate(model.moments)},
+  }
+  arrays = {k: x for k, x in arrays.items() if jax.tree.leaves(x)}
   orbax_export.write(folder / 'orbax', arrays)
   serving.write(folder / 'serving', model)
   return {}
@@ -154,10 +151,9 @@ def importances(
     return []
   rows = type(rows)(*(x[:_MAX_ABLATED_ROWS] for x in rows))
   whole = model.evaluate(rows)['auc']
-  fields = source.fields.ids[:_MAX_ABLATED_FIELDS]
   lost = [
     (x.name, whole - model.evaluate(rows, without=x.name)['auc'])
-    for x in fields
+    for x in source.fields.ids[:_MAX_ABLATED_FIELDS]
   ]
   return sorted(lost, key=lambda x: -x[1])
 

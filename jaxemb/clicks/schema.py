@@ -5,6 +5,7 @@ guessed by the first rows.
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -104,67 +105,72 @@ def make(
   `settings` are those of `config.data`, `head` a `pyarrow.Table` of strings or
   numbers. Raises a `UserError` for names that are not there.
   """
-  names, lines = tuple(head.column_names), []
-  given = {
+  import pyarrow as pa
+
+  names = tuple(head.column_names)
+  chosen = {
     k: tuple(x.strip() for x in settings[k].split(',') if x.strip())
     for k in ('categorical', 'numeric', 'multi')
   }
-  label = settings['label']
-  if not label:
-    known = {x.lower(): x for x in names}
-    label = next((known[x] for x in _LABELS if x in known), '')
-  if not label:
-    raise errors.UserError(
-      'config.data.label is not given, and no column is called '
-      f'{", ".join(_LABELS)}; name one of {_some(names)}'
-    )
-  for name in (label, *(x for some in given.values() for x in some)):
+  label = settings['label'] or _guess_label(names)
+  for name in (label, *itertools.chain(*chosen.values())):
     if name not in names:
       raise errors.UserError(
         f'{settings["path"]} has no column {name}; it has {_some(names)}'
       )
-  for kind, some in given.items():
-    if label in some:
+  for kind, columns in chosen.items():
+    if label in columns:
       raise errors.UserError(
         f'config.data.{kind} names {label}, which is the label; leave it out'
       )
-  if any(given.values()):
-    kinds = [given[k] for k in ('categorical', 'numeric', 'multi')]
-    return Schema(label, *kinds), lines
-  rest = [x for x in names if x != label]
+  if any(chosen.values()):
+    return Schema(label, *chosen.values()), []
   if form == 'criteo':
-    return Schema(label, _CRITEO_CATEGORIES, _CRITEO_NUMBERS), lines
-  if form in ('avazu', 'libsvm', 'libffm'):
-    lists = [x for x in rest if _is_list(head[x])]
-    numbers = [x for x in rest if _is_float(head[x])]
-    others = [x for x in rest if x not in (*lists, *numbers)]
-    return Schema(label, *map(tuple, (others, numbers, lists))), lines
-  lists = [x for x in rest if _is_list(head[x])]
-  numbers = [x for x in rest if x not in lists and _is_numeric(x, head[x])]
-  others = [x for x in rest if x not in (*lists, *numbers)]
-  lines = [
-    f'label {label}; categories: {_some(others)}; numbers: {_some(numbers)}'
+    return Schema(label, _CRITEO_CATEGORIES, _CRITEO_NUMBERS), []
+  is_guessed = form not in ('avazu', 'libsvm', 'libffm')
+  categories, numbers, lists = [], [], []
+  for name in names:
+    column = head[name]
+    if name == label:
+      continue
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+      lists.append(name)
+    elif (
+      _is_numeric(name, column)
+      if is_guessed
+      else pa.types.is_floating(column.type)
+    ):
+      numbers.append(name)
+    else:
+      categories.append(name)
+  schema = Schema(
+    label=label,
+    categories=tuple(categories),
+    numbers=tuple(numbers),
+    lists=tuple(lists),
+  )
+  line = (
+    f'label {label}; categories: {_some(categories)}; numbers: {_some(numbers)}'
     + (f'; lists: {_some(lists)}' if lists else '')
     + ' (guessed; name others by --config.data.categorical and .numeric)'
-  ]
-  return Schema(label, *map(tuple, (others, numbers, lists))), lines
+  )
+  return schema, [line] if is_guessed else []
+
+
+def _guess_label(names):
+  known = {x.lower(): x for x in names}
+  for name in _LABELS:
+    if name in known:
+      return known[name]
+  raise errors.UserError(
+    'config.data.label is not given, and no column is called '
+    f'{", ".join(_LABELS)}; name one of {_some(names)}'
+  )
 
 
 def _some(names: Sequence[str]) -> str:
   more = ' ...' if len(names) > 30 else ''
   return (', '.join(names[:30]) or 'none') + more
-
-
-def _is_list(column: Any) -> bool:
-  import pyarrow as pa
-
-  return pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-
-
-def _is_float(column: Any) -> bool:
-  import pyarrow as pa
-
-  return pa.types.is_floating(column.type)
 
 
 def _is_numeric(name: str, column: Any) -> bool:

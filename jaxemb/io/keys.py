@@ -16,9 +16,6 @@ from jaxemb.ops import hashing
 _FIRST_SLOTS = 1 << 12
 _LARGE_SLOTS = 1 << 20
 _BLOCK = 32  # keys whose slots are loaded at once
-_NUMBER = np.uint64((1 << 31) - 1)
-_COUNT_BITS = np.uint64(31)
-_ONCE = np.uint64(1 << 31)
 EMPTY = np.uint64(0)  # no key: hashes are made odd
 _JIT = {'nogil': True, 'cache': True}
 
@@ -41,18 +38,10 @@ def _hash(data, start, stop):
   return state | np.uint64(1)
 
 
-# Slots of a table are pairs, so that a key costs one miss of the cache: a hash;
-# and its number (31 bits) below how often it was added. A key's first slot is
-# its hash's upper bits: a table of twice the size has its entries in the same
-# order, and is filled from one end to the other.
-
-
-@numba.njit(**_JIT)
-def _bits(size):
-  bits = 0
-  while 1 << bits < size:
-    bits += 1
-  return bits
+# Slots of a table are pairs, so that a key costs one miss of the cache: a hash
+# and its number. A key's first slot is its hash's upper bits: a table of twice
+# the size has its entries in the same order, and is filled from one end to the
+# other.
 
 
 @numba.njit(**_JIT)
@@ -94,8 +83,7 @@ def _gather(data, starts, stops, offsets, out):
 
 
 @numba.njit(**_JIT)
-def _find(slots, keys, out, missing):
-  shift = np.uint64(64 - _bits(len(slots)))
+def _find(slots, shift, keys, out, missing):
   for start in range(0, len(keys), _BLOCK):
     block = keys[start : start + _BLOCK]
     if _fetch(slots, shift, block) == EMPTY:  # never so unless all are missing
@@ -104,19 +92,18 @@ def _find(slots, keys, out, missing):
     for i in range(len(block)):
       at = _slot(slots, block[i] >> shift, block[i])
       is_there = slots[at, 0] != EMPTY
-      number = np.int64(slots[at, 1] & _NUMBER)
+      number = np.int64(slots[at, 1])
       out[start + i] = number if is_there else missing
 
 
 @numba.njit(**_JIT)
-def _add(slots, keys, out, num, new):
+def _add(slots, shift, keys, out, num, new):
   """Finds or makes ids of keys; new ones are numbered from `num` on.
 
   `new` gets the indices of keys that are new. Stops where the table is three
   quarters full; returns how many keys have an id, and how many ids there are.
   """
   first = num
-  shift = np.uint64(64 - _bits(len(slots)))
   for start in range(0, len(keys), _BLOCK):
     block = keys[start : start + _BLOCK]
     if 4 * (num + len(block)) > 3 * len(slots):
@@ -129,16 +116,14 @@ def _add(slots, keys, out, num, new):
         new[num - first] = start + i
         num += 1
         loaded = block[i]
-      slots[at, 1] += _ONCE
-      out[start + i] = slots[at, 1] & _NUMBER
+      out[start + i] = slots[at, 1]
     if loaded == EMPTY:  # cannot be; `_fetch` would be left out otherwise
       return start, num
   return len(keys), num
 
 
 @numba.njit(**_JIT)
-def _refill(slots, old):
-  shift = np.uint64(64 - _bits(len(slots)))
+def _refill(slots, shift, old):
   for i in range(len(old)):
     if old[i, 0] != EMPTY:
       at = _slot(slots, old[i, 0] >> shift, old[i, 0])
@@ -146,11 +131,10 @@ def _refill(slots, old):
 
 
 @numba.njit(**_JIT)
-def _list(slots, hashes, counts):
+def _list(slots, hashes):
   for i in range(len(slots)):
     if slots[i, 0] != EMPTY:
-      number = slots[i, 1] & _NUMBER
-      hashes[number], counts[number] = slots[i, 0], slots[i, 1] >> _COUNT_BITS
+      hashes[slots[i, 1]] = slots[i, 0]
 
 
 class Text(NamedTuple):
@@ -213,10 +197,11 @@ class Keys:
     self.add(np.array(known, np.uint64))
 
   def _resize(self, size):
-    slots = np.zeros((1 << int(size - 1).bit_length(), 2), np.uint64)
+    bits = int(size - 1).bit_length()
+    slots, shift = np.zeros((1 << bits, 2), np.uint64), np.uint64(64 - bits)
     if self.num:
-      _refill(slots, self._slots)
-    self._slots = slots
+      _refill(slots, shift, self._slots)
+    self._slots, self._shift = slots, shift
 
   def add(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns ids [n] int32 of hashes [n], and the indices of new ones."""
@@ -224,7 +209,12 @@ class Keys:
     while done < len(keys):
       first, indices = self.num, np.zeros(len(keys) - done, np.int64)
       num_done, self.num = _add(
-        self._slots, keys=keys[done:], out=out[done:], num=first, new=indices
+        self._slots,
+        self._shift,
+        keys[done:],
+        out=out[done:],
+        num=first,
+        new=indices,
       )
       new.append(done + indices[: self.num - first])
       done += num_done
@@ -237,18 +227,11 @@ class Keys:
   def find(self, keys: np.ndarray, missing: int) -> np.ndarray:
     """Returns ids [n] int32 of hashes, `missing` where there is none."""
     out = np.zeros(len(keys), np.int32)
-    _find(self._slots, keys, out, missing=missing)
+    _find(self._slots, self._shift, keys, out=out, missing=missing)
     return out
 
   def hashes(self) -> np.ndarray:
     """Returns [ids] uint64, the hash of each."""
-    return self._listed()[0]
-
-  def counts(self) -> np.ndarray:
-    """Returns [ids] int64, how often each was added."""
-    return self._listed()[1]
-
-  def _listed(self):
-    hashes, counts = np.empty(self.num, np.uint64), np.empty(self.num, np.int64)
-    _list(self._slots, hashes, counts)
-    return hashes, counts
+    hashes = np.empty(self.num, np.uint64)
+    _list(self._slots, hashes)
+    return hashes

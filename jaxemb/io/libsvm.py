@@ -92,10 +92,10 @@ class Cells(NamedTuple):
   def of(cls, text: bytearray, has_fields: bool) -> 'Cells':
     """Finds the cells of a block of lines."""
     data = np.frombuffer(text, np.uint8)
-    rows, most = text.count(b'\n'), text.count(b':') + len(text.split()) + 1
-    labels, starts = np.empty((2, rows), np.int64), np.empty(rows + 1, np.int64)
-    fields, spans = np.empty(most, np.int64), np.empty((4, most), np.int64)
-    lines = np.empty(rows, np.int64)
+    n, most = text.count(b'\n'), text.count(b':') + len(text.split()) + 1
+    labels, spans = np.empty((2, n), np.int64), np.empty((4, most), np.int64)
+    starts, fields = np.empty(n + 1, np.int64), np.empty(most, np.int64)
+    lines = np.empty(n, np.int64)
     n, num_lines, num = _cells(
       data,
       has_fields,
@@ -106,13 +106,13 @@ class Cells(NamedTuple):
       lines=lines,
     )
     return cls(
-      data,
-      labels[:, :n],
-      starts[: n + 1],
-      fields[:num],
-      spans[:, :num],
-      lines[:n],
-      num_lines,
+      data=data,
+      labels=labels[:, :n],
+      starts=starts[: n + 1],
+      fields=fields[:num],
+      spans=spans[:, :num],
+      lines=lines[:n],
+      num_lines=num_lines,
     )
 
   def texts(self, starts: np.ndarray, stops: np.ndarray) -> keys.Text:
@@ -132,6 +132,12 @@ class Cells(NamedTuple):
     texts = self.texts(*self.spans[:2, is_good]).strings()
     out[is_good] = pc.cast(texts, 'int64').to_numpy()
     return out
+
+  def columns(self, kind: str) -> np.ndarray:
+    """Returns [cells] int64, what tells columns apart, by `Features.kind`."""
+    if kind == 'list':
+      return np.zeros_like(self.fields)
+    return self.features() if kind == 'dense' else self.fields
 
   def values(self) -> np.ndarray:
     """Returns [cells] float64, NaN where there is no number."""
@@ -165,7 +171,7 @@ class Features(NamedTuple):
   """
 
   kind: str  # 'columns', 'list' (one of all features) or 'dense' (numbers)
-  names: list[int]  # of columns: fields, places or features, sorted
+  names: list[int]  # of columns: fields, places or features, sorted; or 0
   numbers: list[int]  # those whose value counts, not the feature
   lists: list[int]
   has_fields: bool
@@ -175,22 +181,19 @@ class Features(NamedTuple):
   ) -> tuple[dict[str, Any], list[tuple[int, str]], int]:
     """Returns the columns of a block of lines, bad lines, and all its lines."""
     cells = Cells.of(text, self.has_fields)
-    rows, values = cells.rows(), cells.values()
-    column_of, problems = self._check(cells, rows, values)
+    rows, values, names = cells.rows(), cells.values(), cells.columns(self.kind)
+    problems = self._problems(cells, rows, values, names=names)
     is_good = problems == ''
     bad = [(int(cells.lines[i]), problems[i]) for i in np.flatnonzero(~is_good)]
     columns = {'label': cells.texts(*cells.labels[:, is_good])}
-    if self.kind == 'list':
-      lengths = np.diff(cells.starts)[is_good]
-      offsets = np.append(0, np.cumsum(lengths))
-      columns['features'] = _lists(
-        offsets, cells.texts(*cells.spans[:2, is_good[rows]])
-      )
-      return columns, bad, cells.num_lines
     new_rows = np.cumsum(is_good) - 1
-    for i, number in enumerate(self.names):
-      chosen = np.flatnonzero((column_of == i) & is_good[rows])
-      name = f'{"feature" if self.kind == "dense" else "field"}{number}'
+    for number in self.names:
+      chosen = np.flatnonzero((names == number) & is_good[rows])
+      name = {
+        'columns': f'field{number}',
+        'list': 'features',
+        'dense': f'feature{number}',
+      }[self.kind]
       columns[name] = self._column(
         number,
         rows=new_rows[rows[chosen]],
@@ -200,83 +203,73 @@ class Features(NamedTuple):
       )
     return columns, bad, cells.num_lines
 
-  def _check(self, cells, rows, values):
-    """Returns the column of each cell, and what is wrong with each row."""
-    is_dense, is_list = self.kind == 'dense', self.kind == 'list'
-    names = cells.features() if is_dense else cells.fields
+  def _problems(self, cells, rows, values, names):
+    """Returns what is wrong with each row, '' = nothing."""
     problems = np.full(len(cells.lines), '', object)
-    column_of = np.zeros(len(names), np.int64)
-    if not is_list:
-      known = np.array([*self.names, -2])
-      column_of = np.searchsorted(known[:-1], names)
-      is_new = known[column_of] != names
-      problems[rows[is_new]] = 'it has other features than the first lines'
-      if not self.has_fields and not is_dense:
-        is_short = np.diff(cells.starts) < len(self.names)
-        problems[is_short] = 'it has fewer features'
-    if not is_dense:
-      is_number = np.isin(names, self.numbers)
-      problems[rows[(values != 1) & ~is_number]] = (
-        'a category has a value not 1'
-      )
+    is_other = (values != 1) & ~np.isin(names, self.numbers)
+    problems[rows[is_other]] = 'a category has a value not 1'
+    is_new = ~np.isin(names, self.names)
+    problems[rows[is_new]] = 'it has other features than the first lines'
+    if self.kind == 'columns' and not self.has_fields:
+      is_short = np.diff(cells.starts) < len(self.names)
+      problems[is_short] = 'it has fewer features'
     is_unreadable = (cells.fields < 0) | np.isnan(values)
     problems[rows[is_unreadable]] = 'it has no number'
-    return column_of, problems
+    return problems
 
   def _column(self, number, rows, num_rows, values, texts):
     """Makes a column of cells with values and texts, in rows [cells]."""
     import pyarrow as pa
 
-    if self.kind == 'dense' or number in self.numbers:
+    if number in self.numbers:
       column = np.full(num_rows, 0.0 if self.kind == 'dense' else math.nan)
       column[rows] = values
       return pa.array(column, from_pandas=True)
     if number in self.lists:
-      return _lists(np.searchsorted(rows, np.arange(num_rows + 1)), texts)
+      offsets = np.searchsorted(rows, np.arange(num_rows + 1))
+      return pa.ListArray.from_arrays(
+        pa.array(offsets, 'int32'), texts.strings()
+      )
     spans = np.zeros((2, num_rows), np.int64)
     spans[:, rows] = texts.starts, texts.stops
     return keys.Text(texts.data, *spans)
 
 
-def _lists(offsets, texts):
-  import pyarrow as pa
-
-  return pa.ListArray.from_arrays(pa.array(offsets, 'int32'), texts.strings())
-
-
 def features_of(text: bytearray, has_fields: bool) -> Features:
   """Returns what columns there are, by the first lines."""
   cells = Cells.of(text, has_fields)
-  rows, is_good = cells.rows(), cells.fields >= 0
-  lengths, fields = np.diff(cells.starts), cells.fields
-  features = cells.features()
-  is_other, kind = is_good & (cells.values() != 1), 'columns'
+  rows, lengths = cells.rows(), np.diff(cells.starts)
+  is_good, kind = cells.fields >= 0, 'columns'
+  is_other = is_good & (cells.values() != 1)
   if not has_fields and len(lengths):
     usual = np.median(lengths)
     if np.mean(lengths != usual) > 0.01:
       kind = 'dense' if is_other.any() else 'list'
     else:
       is_good &= (lengths == usual)[rows]
-      for field in np.unique(fields[is_other & is_good]):
-        if len(np.unique(features[(fields == field) & is_good])) > 1:
-          kind = 'dense'
+      features = cells.features()
+      for field in np.unique(cells.fields[is_other & is_good]):
+        of_field = features[(cells.fields == field) & is_good]
+        kind = 'dense' if (of_field != of_field[0]).any() else kind
   if kind == 'list':
-    return Features(kind, names=[], numbers=[], lists=[], has_fields=has_fields)
-  columns = features if kind == 'dense' else fields
+    return Features(
+      kind, names=[0], numbers=[], lists=[0], has_fields=has_fields
+    )
+  columns = cells.columns(kind)
   names = np.unique(columns[is_good])
   if len(names) > _MAX_NUMBERS:
     what = 'features have values other than 1' if kind == 'dense' else 'fields'
     raise ValueError(
       f'{len(names):,} {what}, and there can be {_MAX_NUMBERS:,}'
     )
-  numbers = sorted({*columns[is_other & is_good].tolist()})
+  numbers = names if kind == 'dense' else np.unique(columns[is_other & is_good])
   pairs = np.stack([rows, columns], 1)[is_good]
   pairs, counts = np.unique(pairs, axis=0, return_counts=True)
-  lists = sorted({*pairs[counts > 1, 1].tolist()} - {*numbers})
+  lists = np.setdiff1d(pairs[counts > 1, 1], numbers)
   return Features(
     kind,
     names=names.tolist(),
-    numbers=numbers,
-    lists=lists,
+    numbers=numbers.tolist(),
+    lists=lists.tolist(),
     has_fields=has_fields,
   )

@@ -1,4 +1,4 @@
-"""The page of a run on clicks, in a real browser too, and its neighbours."""
+"""The page of a run on clicks, and the neighbours of its categories."""
 
 import collections.abc
 import html
@@ -11,7 +11,6 @@ import pytest
 
 from jaxemb.clicks import report
 from jaxemb.report import pages
-from tests.report import browsing
 
 _HOSTILE = '<script>document.title = "hacked"</script>'
 _SCORES = {
@@ -107,19 +106,11 @@ def test_page_shows_the_values_as_text(tmp_path):
   for expected in (
     '<b>deepfm, 160 categories of 3 fields × 8',
     '20 k examples, 3 epochs of at most 15 on cpu.',
-    'Examples per second 45.6 k 41.2 k with compilation', 'AUC 0.719 test',
-    'Calibration 1.125 test, predicted / observed', 'Examples Loss per example',
-    'The model of epoch 2 was evaluated', 'of 3 evaluations',
-    'the best by log loss',
+    'Calibration 1.125 test, predicted / observed',
+    'The model of epoch 2 was evaluated', 'the best by log loss',
     'Validation 0.75000 0.43750 1.125 0.28125 0.25000 1,234 0.68750 17',
-    'Test 0.71875', 'categories of site that have rows of both labels',
-    '20 2 0.50195 0.43750 1.125', '634 0.75000 1.00000',
-    '<u>ad 0.06250', 'rare -0.00125', 'on the first validation rows',
-    'of 2 of 3 fields', 'site? 100 ×', '(empty) 99 ×', f'{_HOSTILE} 98 ×',
-    '<u>ad? 50 ×', '0 <i>a 31,234 45.6 k', 'Rows that cannot be read, skipped',
-    'Per example, all devices', '625 bytes',
-    '12,345', 'damaged <here>', 'Zero: hash_collisions',
-    'config.eval.monitor log_loss',
+    '634 0.75000 1.00000', '<u>ad 0.06250', 'site? 100 ×', '(empty) 99 ×',
+    f'{_HOSTILE} 98 ×', '0 <i>a 31,234 45.6 k', 'damaged <here>',
   ):  # fmt: skip
     assert expected in text, expected
   assert not re.search(r'\b(nan|inf|None|null|[Ww]ords?)\b', text)
@@ -150,7 +141,6 @@ def test_many_evaluations_are_thinned_and_the_last_one_stays(tmp_path):
   curves = {title: points for title, _, points in _data(page)['curves']}
   epochs = [x for x, _ in curves['Validation AUC']]
   assert len(epochs) <= 300 and epochs == sorted(epochs) and epochs[-1] == 1002
-  assert '20 of 1002 evaluations' in _text(page) and len(page) < 200_000
 
 
 @pytest.mark.filterwarnings('error')
@@ -222,19 +212,3 @@ def test_only_the_frequent_ids_of_a_large_field_are_searched(monkeypatch):
   shown = report.field_neighbours(vectors, keys, counts, ranges)['site']
   assert [count for _, count, _ in shown] == [99, 98, 97, 96, 95, 94]
   assert all(int(x) >= 80 for _, _, near in shown for x, _ in near)
-
-
-@pytest.mark.slow
-def test_browser_draws_the_page(tmp_path):
-  _write(tmp_path)
-  page = tmp_path / 'report.html'
-  found = browsing.drawn(page)
-  assert '3 fields × 8 · jaxemb report</title>' in found
-  assert found.count('class="line"') == 5
-  # A dot for each group of rows beside that of each curve; noise around each.
-  assert found.count('class="dot"') == 5 + 4
-  assert found.count('class="noise"') == 4
-  # Of the test rows .75: x from 0 to .8, y from 0 to 1.
-  (x, y) = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', found)[-1]
-  assert float(x) == pytest.approx(50 + 300 * 0.75 / 0.8, abs=0.01)
-  assert float(y) == pytest.approx(10, abs=0.01)

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import re
 
 import jax
 import numpy as np
@@ -16,7 +15,6 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import predict
 from jaxemb.clicks import toyclicks
-from jaxemb.config import kinds
 from jaxemb.evaluation import ranking
 from jaxemb.run import lifecycle as train
 from tests import runs
@@ -162,11 +160,6 @@ def test_a_model_that_diverges_is_refused(tmp_path):
     _run(tmp_path / 'run', **settings)
 
 
-def test_models_of_text_and_clicks_are_told_apart():
-  with pytest.raises(errors.UserError, match='is a model of clicks'):
-    config_lib.check(config_lib.default(), {'model.name': 'deepfm'})
-
-
 @pytest.mark.slow
 def test_one_class_has_no_auc(tmp_path):
   rows = 400
@@ -214,11 +207,3 @@ def test_commands_of_vectors_refuse_models_of_clicks(command, trained, capsys):
   assert module.main([f'--vectors={trained}', *flags]) == 2
   err = capsys.readouterr().err.strip()
   assert 'has a model of clicks, not vectors' in err and '\n' not in err
-
-
-def test_advice_names_settings_that_clicks_have():
-  config = config_lib.load('ctr:smoke')
-  names = re.findall(r'--config\.([\w.]+)', kinds.of(config).smaller)
-  assert names == ['model.dim', 'data.min_count']
-  for name in names:  # none is refused
-    config_lib.check(config, {name: 7})
