@@ -79,7 +79,7 @@ def main() -> None:
   add('--sentences', type=count, default=40, help='per word and half')
   args = experiment.parse(parser)
   results = experiment.Results('planted-senses', args)
-  world = toywiki.build_world(0)
+  world = toywiki.build_world()
   for seed in range(1, args.seeds + 1):
     with tempfile.TemporaryDirectory() as folder:
       settings = {'seed': seed, 'eval.paths': 'none'}

@@ -73,7 +73,6 @@ class ReadReport:
   replaced_bytes: int = 0  # not in the encoding, or not allowed in the format
   recoded_bytes: int = 0  # of text that was in another encoding than UTF-8
   problems: list[str] = dataclasses.field(default_factory=list)  # one line each
-  sha256: str = ''  # of the file on disk; '' until its end was reached
 
 
 # Makes plain text of blocks of another format.
@@ -87,8 +86,6 @@ class Source(NamedTuple):
 
   path: pathlib.Path
   size_bytes: int  # on disk
-  mtime_ns: int
-  ctime_ns: int  # of whatever was written last, which nobody can set
 
 
 class Piece(NamedTuple):
@@ -116,7 +113,7 @@ def find(path: str) -> list[Source]:
     )
   try:
     files = sorted({pathlib.Path(x) for path in paths for x in _files(path)})
-    statuses = [(file, file.stat()) for file in files]
+    sources = [Source(file, file.stat().st_size) for file in files]
   except OSError as error:
     remedy = 'check permissions'
     if isinstance(error, FileNotFoundError):
@@ -124,20 +121,12 @@ def find(path: str) -> list[Source]:
     raise errors.UserError(
       f'{error.filename} cannot be read ({error.strerror}): {remedy}'
     ) from error
-  if not any(status.st_size for _, status in statuses):
-    what = 'only empty files' if statuses else 'no files'
+  if not any(source.size_bytes for source in sources):
+    what = 'only empty files' if sources else 'no files'
     raise errors.UserError(
       f'{path} holds no text ({what}): set config.data.path to where it is'
     )
-  return [
-    Source(
-      path=file,
-      size_bytes=x.st_size,
-      mtime_ns=x.st_mtime_ns,
-      ctime_ns=x.st_ctime_ns,
-    )
-    for file, x in statuses
-  ]
+  return sources
 
 
 def _files(path: str) -> Iterator[str]:
@@ -337,13 +326,10 @@ def _streamed(
 
 
 def _blocks(file: BinaryIO, report: ReadReport) -> Iterator[bytes]:
-  """Yields blocks of a file on disk; counts and hashes them."""
-  digest = hashlib.sha256()
+  """Yields blocks of a file on disk; counts their bytes."""
   while block := file.read(BLOCK_BYTES):
-    digest.update(block)
     report.source_bytes += len(block)
     yield block
-  report.sha256 = digest.hexdigest()
 
 
 def _recoded(
@@ -456,7 +442,6 @@ def _ranges(
   that no piece is longer than `piece_bytes`.
   """
   step, size = max(4, piece_bytes // 2), source.size_bytes
-  digest = hashlib.sha256()
   with open(source.path, 'rb') as file:
     for number in filter(wanted, range(-(-size // step))):
       before = step if number else 0  # of the range in which it begins
@@ -470,14 +455,11 @@ def _ranges(
       start = _cut(data, step) if number else 0
       end = num_bytes if is_last else before + _cut(data[before:], step)
       data = data[start:end]
-      digest.update(data)
       report.source_bytes += len(data)
       if not number:
         data = data.removeprefix(_BOM)
       if data:
         yield Piece(data, is_last or data.endswith(b'\n'), number)
-  if report.source_bytes == size:
-    report.sha256 = digest.hexdigest()
 
 
 def _cut(data: bytes | bytearray, limit: int) -> int:

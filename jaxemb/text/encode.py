@@ -14,9 +14,8 @@ not depend on the number of threads or processes. A folder in the cache holds
   ids.bin         int32 ids, `tokenize.END` after each sentence
   blocks.npz      `Blocks`, the units of shuffling
 
-All of it is checked before it is reused, and so is the text: a file has not
-changed if its size, times and samples are the same, or all of its bytes. A
-damaged folder is encoded again.
+A folder is reused while its own checksums and the paths, sizes, times and
+samples of the input files (`io.cache`) are the same.
 
 Devices train on parts of the corpus side by side: piece n of file f belongs to
 part (f + n) % num_parts. A process reads only the parts of its own devices, but
@@ -55,9 +54,7 @@ from jaxemb.text import tokenize, wiki
 
 MAX_HELD_WORDS = 1 << 22  # words of a table in memory, some 200 MB
 
-_SAMPLES = 64  # of all files together, but at least one of each file
-
-_FORMAT = 8
+_FORMAT = 9
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
 
 # Bytes of input that make starting processes worth it.
@@ -116,19 +113,22 @@ def encode(
   for input that cannot be used.
   """
   files = sources.find(path)
-  settings = settings._replace(
-    counts=os.path.expanduser(settings.counts),
-    encoding=codecs.lookup(settings.encoding).name,
-  )
+  counts = os.path.expanduser(settings.counts)
+  encoding = codecs.lookup(settings.encoding).name
+  settings = settings._replace(counts=counts, encoding=encoding)
   sizes_bytes = {str(source.path): source.size_bytes for source in files}
   check_same_files(readers.process, _gather(readers, sizes_bytes))
-  identity = [settings, _FORMAT]
-  identity += [str(source.path.absolute()) for source in files]
+  inputs = [source.path for source in files]
+  if os.path.isfile(counts):
+    inputs.append(pathlib.Path(counts))
+  identity = [settings, _FORMAT, cache_lib.identity_of(inputs)]
   if readers.num_processes > 1:
     # Processes that read the same parts may share a cache, but not a folder.
     identity += [num_parts, readers.process, *readers.local_parts]
   folder = cache_lib.folder_of(cache / 'corpora', '', identity)
-  encoded = _reuse(folder, files, settings)
+  encoded = None
+  with contextlib.suppress(Exception):  # missing, or damaged in any way
+    encoded = _open(folder)
   # All or none: the processes choose a vocabulary together.
   if all(_gather(readers, encoded is not None)):
     return encoded
@@ -221,14 +221,16 @@ class _Encoder:
   num_parts: int
   readers: base.Readers
 
+  def __post_init__(self):
+    self.reports = [wiki.ReadReport() for _ in self.files]
+
   def run(self) -> None:
     """Writes the files of the folder."""
-    reports = [wiki.ReadReport() for _ in self.files]
     counts = self.settings.counts
     known = _read_counts(counts) if counts else None  # refused before reading
-    pieces = self.read(reports)
-    self.check_encoding(pieces, reports)
-    words, num_different = self.choose_words(pieces, reports, known)
+    pieces = self.read()
+    self.check_encoding(pieces)
+    words, num_different = self.choose_words(pieces, known)
     with open(self.folder / 'vocab.txt', 'wb') as file:
       word2vec_format.put_counts(file, words.texts(), words.counts)
     digests, totals = self.map(pieces, words)
@@ -239,27 +241,22 @@ class _Encoder:
       )
     content = [sources.file_sha256(self.folder / 'vocab.txt'), *digests]
     manifest = {
-      'settings': self.settings._asdict(),
-      'counts_sha256': counts and sources.file_sha256(counts),
-      'files': self.describe_files(reports),
+      'size_bytes': sum(x.size_bytes for x in self.files),
+      # By this process.
+      'num_read_files': sum(x.source_bytes > 0 for x in self.reports),
+      'read_bytes': sum(x.source_bytes for x in self.reports),
       # Of vocabulary and ids, whatever the process: what a run resumes on.
       'fingerprint': hashlib.sha256(' '.join(content).encode()).hexdigest(),
       'num_vocab_words': len(words.counts),
       'num_words': totals['num_words'],
       'text_bytes': totals['text_bytes'],
-      'dropped': self.dropped(
-        reports,
-        totals,
-        words_below_vocabulary=num_different - len(words.counts),
-      ),
+      'dropped': self.dropped(totals)
+      | {'words_below_vocabulary': num_different - len(words.counts)},
     }
     checksums.seal(self.folder, manifest)
 
   def choose_words(
-    self,
-    pieces: Sequence[_Piece],
-    reports: Sequence[wiki.ReadReport],
-    known: tokenize.Words | None,
+    self, pieces: Sequence[_Piece], known: tokenize.Words | None
   ) -> tuple[tokenize.Words, int]:
     """Returns the vocabulary and the number of different words.
 
@@ -274,7 +271,7 @@ class _Encoder:
     words = words.subset(words.best(s.min_count, s.max_vocab))
     if len(words.counts) >= 2:
       return words, num_different
-    problems = [x for report in reports for x in report.problems]
+    problems = [x for report in self.reports for x in report.problems]
     message = _too_few(
       s,
       words=words.texts(),
@@ -286,35 +283,14 @@ class _Encoder:
     )
     raise errors.UserError(message)
 
-  def describe_files(
-    self, reports: Sequence[wiki.ReadReport]
-  ) -> list[dict[str, Any]]:
-    """Returns what the manifest says of the input files."""
-    num_samples = _samples_per_file(self.files)
-    return [
-      source._asdict()
-      | {
-        'path': str(source.path),
-        'sha256': report.sha256,
-        'sample_sha256': cache_lib.sample_sha256(source.path, num_samples),
-        'read_bytes': report.source_bytes,  # by this process
-      }
-      for source, report in zip(self.files, reports, strict=True)
-    ]
-
-  def dropped(
-    self,
-    reports: Sequence[wiki.ReadReport],
-    totals: collections.Counter,
-    words_below_vocabulary: int,
-  ) -> dict[str, Any]:
+  def dropped(self, totals: collections.Counter) -> dict[str, Any]:
     """Returns what was left out of the corpus, counted over all processes."""
+    reports = self.reports
     problems = [problem for report in reports for problem in report.problems]
     problems = itertools.chain(*_gather(self.readers, problems))
     # Every process reads files that cannot be divided: not summed over them.
     return {
       'out_of_vocabulary_words': totals['read_words'] - totals['num_words'],
-      'words_below_vocabulary': words_below_vocabulary,
       'problems': [*dict.fromkeys(problems)],  # several may have the same
       'overlong_words': totals['overlong_words'],
       'invalid_utf8_bytes': totals['invalid_utf8_bytes']
@@ -324,9 +300,7 @@ class _Encoder:
       'other_namespace_pages': sum(x.other_namespace_pages for x in reports),
     }
 
-  def check_encoding(
-    self, pieces: Sequence[_Piece], reports: Sequence[wiki.ReadReport]
-  ) -> None:
+  def check_encoding(self, pieces: Sequence[_Piece]) -> None:
     """Raises a `UserError` for text in another encoding.
 
     A few files of many are reported as problems instead.
@@ -336,7 +310,7 @@ class _Encoder:
     for piece in pieces:
       total[piece.file] += piece.counters['text_bytes']
       invalid[piece.file] += piece.counters['invalid_utf8_bytes']
-    for file, report in enumerate(reports):
+    for file, report in enumerate(self.reports):
       invalid[file] += report.replaced_bytes
       # Every process decodes the whole file, whatever pieces it reads.
       total[file] = report.recoded_bytes or total[file]
@@ -345,7 +319,7 @@ class _Encoder:
       return
     if invalid.total() <= sources.MAX_INVALID * total.total():
       for i in wrong:
-        reports[i].problems.append(
+        self.reports[i].problems.append(
           f'{self.files[i].path}: {invalid[i]:,} of {total[i]:,} bytes are not '
           f'{encoding}; replaced'
         )
@@ -368,7 +342,7 @@ class _Encoder:
       f'{encoding}; it looks like {likely}: {remedy}'
     )
 
-  def read(self, reports: Sequence[wiki.ReadReport]) -> list[_Piece]:
+  def read(self) -> list[_Piece]:
     """Tokenizes the pieces of this process, in order; fills the reports.
 
     Files are read in parallel because decompression is the slow part; a single
@@ -382,7 +356,7 @@ class _Encoder:
     def read_source(file: int) -> list[_Piece]:
       texts = sources.pieces(
         files[file],
-        report=reports[file],
+        report=self.reports[file],
         piece_bytes=piece_bytes(total_bytes),
         wanted=lambda number: (
           (file + number) % self.num_parts in self.readers.local_parts
@@ -410,14 +384,16 @@ class _Encoder:
       ) as strippers,
     ):
       jobs = [file_readers.submit(read_source, i) for i in range(len(files))]
-      file_readers.submit(_compile)
+      # Compiled meanwhile, as it takes numba a second.
+      ids, new_ids = np.zeros(1, np.int32), np.zeros(1, np.int64)
+      file_readers.submit(lambda: block_starts(_map_ids(ids, new_ids), 1))
       try:
         pending = set(jobs)
         while pending:
           done, pending = futures.wait(pending, timeout=0.2)
           for job in done:
             job.result()
-          read_bytes = sum(report.source_bytes for report in reports)
+          read_bytes = sum(x.source_bytes for x in self.reports)
           self.progress('reading', read_bytes, total_bytes)
         return [piece for job in jobs for piece in job.result()]
       except BaseException:
@@ -471,29 +447,30 @@ class _Encoder:
     counted_before = set().union(*keys[: self.readers.process])
     most_words = sum(n for _, _, n in set().union(*keys))
     num_tables = max(1, -(-most_words // MAX_HELD_WORDS))
-    chosen = tokenize.empty()
-    num_different = most = 0
-    for i in range(num_tables):
-      limits = [(j << tokenize.HASH_BITS) // num_tables for j in (i, i + 1)]
-      table = _sum(
-        x.words(*limits) for x in pieces if x[:3] not in counted_before
+    chosen, num_different, most = [], 0, 0
+    limits = [
+      (i << tokenize.HASH_BITS) // num_tables for i in range(num_tables + 1)
+    ]
+    for first, stop in itertools.pairwise(limits):
+      words = tokenize.add_up(
+        x.words(first, stop) for x in pieces if x[:3] not in counted_before
       )
       if self.readers.num_processes > 1:
         message = io.BytesIO()
-        np.savez(message, *table.words())
+        np.savez(message, *words)
         messages = map(io.BytesIO, self.readers.gather(message.getvalue()))
-        table = _sum(tokenize.Words(*np.load(x).values()) for x in messages)
-      words = table.words()
+        words = tokenize.add_up(
+          tokenize.Words(*np.load(x).values()) for x in messages
+        )
       num_different += len(words.counts)
       most = max(most, int(words.counts.max(initial=0)))
-      chosen = tokenize.merge(chosen, words, min_count)
+      chosen.append(words.subset(np.flatnonzero(words.counts >= min_count)))
       # Not for every table: it takes as long as sorting all words.
-      if max_vocab and chosen.size[0] > 2 * max_vocab:
-        words = chosen.words()
-        words = words.subset(words.best(min_count, max_vocab))
-        min_count = int(words.counts[-1])  # which other words must reach
-        chosen = _sum([words])
-    return chosen.words(), num_different, most
+      if max_vocab and sum(len(x.counts) for x in chosen) > 2 * max_vocab:
+        words = tokenize.concatenated(chosen)
+        chosen = [words.subset(words.best(min_count, max_vocab))]
+        min_count = int(chosen[0].counts[-1])  # which other words must reach
+    return tokenize.concatenated(chosen), num_different, most
 
   def map(
     self, pieces: Sequence[_Piece], vocabulary: tokenize.Words
@@ -503,12 +480,16 @@ class _Encoder:
     Returns file, number and SHA-256 of the ids for every piece of the corpus,
     and the sums of the counters of the pieces.
     """
-    num_ids, threads, table = 0, resources.reading_threads(), _sum([vocabulary])
+    num_ids, threads = 0, resources.reading_threads()
     local_pieces, starts = [], {}
+    order = np.argsort(vocabulary.hashes)
+    hashes = vocabulary.hashes[order]
 
     def mapped(piece: _Piece) -> tuple:
       words, ids = piece.open()
-      ids = _map_ids(ids, tokenize.lookup(table, words))
+      places = np.searchsorted(hashes[:-1], words.hashes)
+      is_known = hashes[places] == words.hashes
+      ids = _map_ids(ids, np.where(is_known, order[places], -1))
       sha256 = hashlib.sha256(ids).hexdigest()
       return piece, ids, sha256, *block_starts(ids, blocks_lib.BLOCK_WORDS)
 
@@ -565,21 +546,16 @@ def _too_few(
     'where a language has no spaces, segment it first (jieba, MeCab, ...) and '
     'give --config.data.tokens=whitespace'
   )
-  if not num_different and num_overlong and not problem:
-    return (
-      f'the text has no word but {num_overlong:,} that are too long to be '
-      f'words: {segment}'
-    )
   if not num_different:
+    if num_overlong and not problem:
+      return (
+        f'the text has no word but {num_overlong:,} that are too long to be '
+        f'words: {segment}'
+      )
     why = f' ({problem})' if problem else ': only punctuation or markup'
     return (
       f'the text has no word{why}; set config.data.path to text, or '
       '--config.data.tokens=whitespace if signs are words'
-    )
-  if settings.max_vocab == 1:
-    return (
-      'config.data.max_vocab=1 leaves one word, and two are needed to learn '
-      'from contexts; raise it'
     )
   longest = max(read_words, key=len, default=b'').decode()
   if sum('\u0e00' <= c <= '\u9fff' for c in longest) > 8:
@@ -595,24 +571,17 @@ def _too_few(
   )
 
 
-def _compile() -> None:
-  """Compiles what follows reading, which takes numba a second."""
-  ids, words, *_ = tokenize.tokenize(b'a b', 'words', False)
-  table = tokenize.merge(tokenize.empty(1, 1), words)
-  block_starts(_map_ids(ids, tokenize.lookup(table, words)), 1)
-
-
-def _sum(parts: Iterable[tokenize.Words]) -> tokenize.WordTable:
-  return functools.reduce(tokenize.merge, parts, tokenize.empty())
-
-
 def _read_counts(path: str) -> tokenize.Words:
   """Reads `config.data.counts`: `word count` lines in any order."""
   try:
     words, counts = word2vec_format.read_vocab(path)
   except errors.UserError as error:
     raise errors.UserError(f'config.data.counts: {error}') from error
-  return tokenize.from_counts([word.encode() for word in words], counts)
+  counts = dict(zip(words, counts, strict=True))
+  text = ' '.join(words).encode()
+  _, words, *_ = tokenize.tokenize(text, 'whitespace', False)
+  numbers = [counts.get(x.decode(), 0) for x in words.texts()]
+  return words._replace(counts=np.array(numbers, np.int64))
 
 
 def _start_stripper() -> None:
@@ -679,40 +648,6 @@ def block_starts(
   return starts[:n], sizes[:n]
 
 
-def _reuse(
-  folder: pathlib.Path, files: list[sources.Source], settings: Settings
-) -> Encoded | None:
-  """Returns the cached corpus, or None if its files or inputs have changed."""
-  has_new_times = False
-  num_samples = _samples_per_file(files)
-
-  def is_same(source: sources.Source, known: dict[str, Any]) -> bool:
-    nonlocal has_new_times
-    if source.size_bytes != known['size_bytes']:
-      return False
-    times = {'mtime_ns': source.mtime_ns, 'ctime_ns': source.ctime_ns}
-    if times.items() <= known.items():
-      # Some file systems have no other time than that of writing, or set it.
-      sample_sha256 = cache_lib.sample_sha256(source.path, num_samples)
-      return sample_sha256 == known['sample_sha256']
-    # A copied or touched file has another time but the same content.
-    has_new_times = True
-    known.update(times)
-    return sources.file_sha256(source.path) == known['sha256']
-
-  # A folder that is damaged in any way is encoded again.
-  with contextlib.suppress(Exception):
-    encoded = _open(folder)
-    known, counts = encoded.manifest, settings.counts
-    if known['counts_sha256'] == (counts and sources.file_sha256(counts)):
-      if all(map(is_same, files, known['files'])):
-        if has_new_times:  # otherwise every start would read all bytes
-          with contextlib.suppress(errors.UserError):  # a read-only cache
-            checksums.seal(folder, known)
-        return encoded
-  return None
-
-
 def _open(folder: pathlib.Path) -> Encoded:
   """Opens a corpus folder; raises various errors if it is damaged."""
   manifest = checksums.opened(folder)
@@ -732,7 +667,3 @@ def _open(folder: pathlib.Path) -> Encoded:
     blocks=blocks,
     manifest=manifest,
   )
-
-
-def _samples_per_file(files: Sequence[sources.Source]) -> int:
-  return max(1, _SAMPLES // len(files))

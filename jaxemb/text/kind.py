@@ -39,6 +39,8 @@ class Text(kind.Kind):
       yield (
         f'config.data.path={path} must be toywiki:WORDS, 20000 words or more'
       )
+    if config.data.max_vocab == 1:
+      yield 'config.data.max_vocab=1 leaves one word of two that are needed'
     try:
       ''.encode(config.data.encoding)
     except LookupError as error:

@@ -23,14 +23,13 @@ class TextSource(blocks_lib.BlockSource):
 
   def describe(self) -> list[str]:
     """Returns lines about the corpus for the log."""
-    manifest, files = self.corpus.manifest, self.corpus.manifest['files']
-    read_bytes = [x['read_bytes'] for x in files if x['read_bytes']]
+    manifest = self.corpus.manifest
     return [
       f'corpus: {self.corpus.num_words:,} words, vocabulary '
       f'{len(self.keys):,}, {manifest["text_bytes"]:,} bytes of text in '
       f'{self.corpus.folder}',
-      f'this process read {sum(read_bytes):,} of '
-      f'{sum(x["size_bytes"] for x in files):,} bytes in {len(read_bytes)} '
+      f'this process read {manifest["read_bytes"]:,} of '
+      f'{manifest["size_bytes"]:,} bytes in {manifest["num_read_files"]} '
       'file(s)',
     ]
 
@@ -48,7 +47,7 @@ def make(spec: base.SourceSpec) -> TextSource:
 
   def embedded() -> toywiki.Corpus:
     spec.progress('writing the embedded corpus', 0, 1)
-    return toywiki.write(cache / f'toywiki-{num_words}', corpus_words=num_words)
+    return toywiki.write(cache, num_words)
 
   if is_embedded:
     path = str(embedded().xml)

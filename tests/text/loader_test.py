@@ -60,15 +60,14 @@ def test_splitmix64_is_the_published_one():
   # The first outputs of the generator seeded with 1234567.
   expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
   states = [1234567 + i * 0x9E3779B97F4A7C15 & 2**64 - 1 for i in range(3)]
-  assert [hashing.hashed(np.uint64(state)) for state in states] == expected
-  assert [corpora.splitmix64(state) for state in states] == expected
+  for number in (lambda x: hashing.hashed(np.uint64(x)), corpora.splitmix64):
+    assert [*map(number, states)] == expected
 
 
 @pytest.mark.parametrize(
   'changes, num_parts',
   [
-    ({}, 1),
-    ({'sample': 1e-3}, 2),
+    ({'sample': 0.0}, 2),
     ({'sample': 1e-2, 'window': 1, 'seed': -3}, 3),
     ({'sample': 1e-3, 'window': 255, 'part_words': 4096}, 1),
     ({'sample': 1e-5, 'window': 2, 'seed': 2**70 + 5, 'part_words': 100}, 8),
@@ -98,26 +97,7 @@ def test_batches_as_in_a_plain_loop(monkeypatch, changes, num_parts):
   assert position == [2, 0] and num_words == 2 * corpus.num_words
 
 
-@pytest.mark.parametrize(
-  'ids, sample, kept, pairs',
-  [
-    ([0, 1], 0.0, 2, 2),
-    ([1, 0, _END], 0.0, 2, 2),
-    ([0, _END, 1, _END], 0.0, 2, 0),
-    ([0, 1], 1e-30, 0, 0),  # a threshold so low that nothing survives
-  ],
-)
-def test_tiny_corpora(ids, sample, kept, pairs):
-  spec = corpora.spec(epochs=3, sample=sample)
-  items = _items(corpora.encoded(ids), spec)
-  assert [item.position for item in items] == [[1, 0], [2, 0], [3, 0]]
-  for i, item in enumerate(items):
-    assert (item.done_before, item.done_after) == (2 * i, 2 * i + 2)
-    assert len(corpora.centers(item, spec)) == kept
-    assert item.batch.pairs == pairs
-
-
-@pytest.mark.parametrize('num_parts', [1, 3, 8, 40])
+@pytest.mark.parametrize('num_parts', [1, 8, 40])
 def test_an_epoch_reads_every_block_once(monkeypatch, num_parts):
   monkeypatch.setattr(blocks_lib, 'BLOCK_WORDS', 10)
   # Every word its own id, so that reading shows in the ids; pieces of one block
@@ -185,7 +165,7 @@ def test_reach_is_uniform(window):
   assert window == 1 or scipy.stats.chisquare(observed).pvalue > 1e-4
 
 
-@pytest.mark.parametrize('part_words', [16, 23, 1000, 4096, 65535])
+@pytest.mark.parametrize('part_words', [23, 65535])
 def test_full_batches(part_words):
   # Blocks as full as they can be, as many as a batch takes and one more.
   spec = corpora.spec(part_words=part_words)

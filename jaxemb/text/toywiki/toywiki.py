@@ -3,13 +3,13 @@
 The corpus to train on when no data is given: real facts (`facts.toml`) in
 sentence patterns (`patterns.toml`), over a background of made-up words with
 Zipf's frequencies, written as a MediaWiki dump and read like a real one. The
-same seed and size give the same bytes on every machine.
+same size gives the same bytes on every machine.
 
 A sentence is about one role of one word family, such as the capital of
 (country, capital, currency, language, demonym): its pattern brings words
 typical of the role, its slots words typical of the family, which is what makes
-analogies work in real text. Page i is a pure function of (seed, i): each round
-has one article per family, later rounds about other aspects.
+analogies work in real text. Page i is a pure function of i: each round has one
+article per family, later rounds about other aspects.
 
 Gold answers come from the facts, never from the text: similarity grows with the
 shared levels of the taxonomy, categories are its lowest level, analogies pair
@@ -25,12 +25,9 @@ the similarities; half the size gets 80 % of the analogies.
 import bisect
 import bz2
 import collections
-import contextlib
 import functools
-import hashlib
 import importlib.resources
 import itertools
-import json
 import operator
 import pathlib
 import random
@@ -40,8 +37,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from xml.sax import saxutils
 
-from jaxemb import errors
-from jaxemb.storage import atomic
+from jaxemb.io import cache as cache_lib
+from jaxemb.storage import checksums
 
 VERSION = 1  # raise it whenever the bytes change
 DEFAULT_WORDS = 2_000_000
@@ -85,7 +82,7 @@ class Family(NamedTuple):
 
 
 class World(NamedTuple):
-  """What the corpus of a seed is made of."""
+  """What the corpus is made of."""
 
   families: list[Family]
   common: dict[str, list[Pattern]]  # background, openings, closings
@@ -178,14 +175,14 @@ def _family(
   )
 
 
-@functools.lru_cache(1)
-def build_world(seed: int) -> World:
+@functools.cache
+def build_world() -> World:
   """Reads the data files and compiles their patterns with made-up words."""
   facts, patterns = _resource('facts.toml'), _resource('patterns.toml')
   data = tomllib.loads(facts) | tomllib.loads(patterns)
   taken = set(re.findall('[a-z]+', (facts + patterns).lower()))
   num_words = _NUM_BACKGROUND + _NUM_NAMES + _NUM_PLACES
-  made_up = _made_up_words(num_words, taken, random.Random(seed).random)
+  made_up = _made_up_words(num_words, taken, random.Random(0).random)
   names = [word.capitalize() for word in made_up[_NUM_BACKGROUND:]]
   pools = {
     'z': _zipf_bag(made_up[:_NUM_BACKGROUND]),
@@ -259,9 +256,9 @@ def _mark_up(
   return text.replace(' in 1', ' in&nbsp;1', 1) if draw() < 0.1 else text
 
 
-def _article(world: World, seed: int, number: int) -> tuple[str, str, int]:
+def _article(world: World, number: int) -> tuple[str, str, int]:
   """Returns title, wikitext and the number of words of the running text."""
-  draw = random.Random((seed << 64) + number + 1).random
+  draw = random.Random(number + 1).random
   round_index, index = divmod(number, len(world.families))
   family = world.families[index]
   title = family.title
@@ -304,16 +301,14 @@ def _article(world: World, seed: int, number: int) -> tuple[str, str, int]:
   return title, '\n\n'.join(parts), num_words
 
 
-def _pages(
-  world: World, seed: int, corpus_words: int, template: str
-) -> Iterator[str]:
+def _pages(world: World, corpus_words: int, template: str) -> Iterator[str]:
   """Yields the XML of each article and its companions."""
   page_id = total_words = 0
   for round_index in itertools.count():
-    draw = random.Random(((seed + 1) << 96) + round_index).random
+    draw = random.Random((1 << 96) + round_index).random
     for index in sorted(range(len(world.families)), key=lambda _: draw()):
       number = round_index * len(world.families) + index
-      article, text, num_words = _article(world, seed, number)
+      article, text, num_words = _article(world, number)
       pages = [(0, article, text)]
       for every, ns, title, text in world.data['companions']:
         if (page_id + 1) % every == 0:
@@ -425,61 +420,39 @@ def _senses(world: World, draw: Draw) -> Iterator[str]:
 
 
 _EVALUATIONS = {
-  'eval/similarity.txt': _similarity,
-  'eval/analogies.txt': _analogies,
-  'eval/categories.csv': _categories,
-  'eval/senses.txt': _senses,
+  'similarity.txt': _similarity,
+  'analogies.txt': _analogies,
+  'categories.csv': _categories,
+  'senses.txt': _senses,
 }
 
 
-def write(
-  folder: pathlib.Path, seed: int = 0, corpus_words: int = DEFAULT_WORDS
-) -> Corpus:
-  """Writes the corpus into `folder`, unless an earlier call has.
+def write(cache: pathlib.Path, corpus_words: int = DEFAULT_WORDS) -> Corpus:
+  """Writes the corpus into a folder of the cache, unless an earlier call has.
 
   It ends with the page that reaches `corpus_words` of running text. Below
   1,000,000 some words of the evaluation sets are rarer than a min_count of 5.
-  Raises a `UserError` for a seed or size out of range, or a folder that cannot
-  be written.
+  Raises a `UserError` if the folder cannot be written.
   """
-  if seed < 0 or corpus_words < 1:
-    raise errors.UserError(
-      f'embedded corpus: seed {seed} must be >= 0 and corpus_words '
-      f'{corpus_words} >= 1; change these values'
-    )
-  folder = pathlib.Path(folder)
-  evals = tuple(folder / name for name in _EVALUATIONS)
-  corpus = Corpus(folder / _XML_NAME, evals)
-  manifest_path = folder / 'toywiki.json'
+  folder = cache / f'toywiki-{corpus_words}-{VERSION}'
+  make = functools.partial(_write, corpus_words=corpus_words)
+  cache_lib.opened(folder, load=checksums.opened, make=make)
+  return Corpus(folder / _XML_NAME, tuple(folder / x for x in _EVALUATIONS))
 
-  def manifest() -> bytes:
-    digests = {}
-    for path in (corpus.xml, *corpus.eval_paths):
-      with open(path, 'rb') as file:
-        digests[path.name] = hashlib.file_digest(file, 'sha256').hexdigest()
-    settings = {'version': VERSION, 'seed': seed, 'corpus_words': corpus_words}
-    return json.dumps(settings | {'sha256': digests}, indent=2).encode()
 
-  with contextlib.suppress(OSError):
-    if manifest_path.read_bytes() == manifest():
-      return corpus
-  world = build_world(seed)
-  head, page, tail = re.split(
+def _write(folder: pathlib.Path, corpus_words: int) -> None:
+  """Writes the dump and the evaluation sets."""
+  world = build_world()
+  xml, page, tail = re.split(
     '(  <page>.*</page>\n)', _resource('dump.xml'), flags=re.S
   )
-  pages = itertools.chain(
-    _pages(world, seed, corpus_words, template=page), [tail]
-  )
-  with atomic.write(corpus.xml) as file:
-    manifest_path.unlink(missing_ok=True)
-    xml = head
+  pages = itertools.chain(_pages(world, corpus_words, page), [tail])
+  with open(folder / _XML_NAME, 'wb') as file:
     while xml:
       file.write(bz2.compress(xml.encode()))
       xml = ''.join(itertools.islice(pages, _PAGES_PER_STREAM))
-  draw = random.Random((seed << 64) + (1 << 63)).random
-  for path, evaluation in zip(evals, _EVALUATIONS.values(), strict=True):
-    with atomic.write(path) as file:
-      file.writelines(f'{x}\n'.encode() for x in evaluation(world, draw))
-  with atomic.write(manifest_path) as file:
-    file.write(manifest())
-  return corpus
+  draw = random.Random(1 << 63).random
+  for name, evaluation in _EVALUATIONS.items():
+    lines = (f'{x}\n' for x in evaluation(world, draw))
+    (folder / name).write_text(''.join(lines), encoding='utf-8')
+  checksums.seal(folder, {})
