@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base, examples
-from jaxemb.evaluation import geometry, ranking
+from jaxemb.evaluation import geometry
 from jaxemb.graphs import edge_splits
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import link_ranking as links
@@ -300,26 +300,26 @@ class Edges:
 
   def _known(self, wanted):
     """For keys of `_scorer` [n], the other ends of edges, held out or not."""
-    num, columns = 2 * self.num_relations, self._columns
-    has = self.graph.relations is not None
-    relations = columns[2] if has else np.zeros(len(columns[0]), np.int32)
-    is_wanted = np.zeros(len(self.keys) * num, bool)
-    is_wanted[wanted] = True
-    parts = []
-    every = [(*columns[:2], relations), *map(self._of, self.held.values())]
-    for first, second, edge_relations in every:
-      ways = [(first, second, 0), (second, first, self.num_relations)]
-      if not self.graph.directed:
-        ways += [(second, first, 0), (first, second, self.num_relations)]
-      for near, far, back in ways:
-        keys = near.astype(np.int64) * num + edge_relations + back
-        rows = np.flatnonzero(is_wanted[keys])
-        parts.append((keys[rows], far[rows]))
-    keys, ends = map(np.concatenate, zip(*parts, strict=True))
-    order = np.argsort(keys, kind='stable')
-    starts = np.zeros(len(is_wanted) + 1, np.int64)
-    np.cumsum(np.bincount(keys, minlength=len(is_wanted)), out=starts[1:])
-    return ranking.Sets(starts, ends[order].astype(np.int32))
+    sources, targets, *others = self._columns
+    if self.graph.relations is None:
+      others = [np.zeros(len(sources), np.int32)]
+    every = [(sources, targets, others[0]), *map(self._of, self.held.values())]
+    return links.ends_of(
+      wanted,
+      (x for edges in every for x in self._ways(*edges)),
+      num_keys=2 * self.num_relations * len(self.keys),
+    )
+
+  def _ways(self, sources, targets, relations):
+    """Yields keys of `_scorer` [n] and other ends of edges, both ways."""
+    ways = [(sources, targets, 0), (targets, sources, self.num_relations)]
+    if not self.graph.directed:
+      ways += [(targets, sources, 0), (sources, targets, self.num_relations)]
+    for near, far, back in ways:
+      yield (
+        near.astype(np.int64) * 2 * self.num_relations + relations + back,
+        far,
+      )
 
   @functools.cached_property
   def categories(self) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ nodes, drawn as stated.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -56,14 +56,8 @@ def evaluate(
   every = edges[:, 0] * num_relations + edges[:, 2:].sum(1)
   known_ends = known(np.unique(every))
   num_nodes = len(known_ends) // num_relations
-  sums = np.arange(1, num_nodes + 1, dtype=np.float64)
-  if negatives == 'degree':
-    sums = np.cumsum(degrees, dtype=np.float64)
-
-  def draw(shape):
-    nodes = np.searchsorted(sums, rng.random(shape) * sums[-1], 'right')
-    return np.minimum(nodes, num_nodes - 1)
-
+  weights = degrees if negatives == 'degree' else np.ones(num_nodes)
+  draw = functools.partial(_draw, rng, np.cumsum(weights, dtype=np.float64))
   rank = _rank_among_all if negatives == 'all' else _rank_among_drawn
   width = num_nodes if negatives == 'all' else _NUM_DRAWN
   size = max(1, _BLOCK_SCORES // width)
@@ -88,6 +82,12 @@ def evaluate(
     'found': num,
     'total': num if num_total is None else num_total,
   }
+
+
+def _draw(rng, sums, shape):
+  """Nodes by their weights, whose running `sums` [nodes] are given."""
+  nodes = np.searchsorted(sums, rng.random(shape) * sums[-1], 'right')
+  return np.minimum(nodes, len(sums) - 1)
 
 
 def _rank_among_all(score, keys, first, second, near, draw):
@@ -118,6 +118,28 @@ def _ranks(scores, positives):
   higher = (scores > positives[:, None]).sum(1)
   ties = (scores == positives[:, None]).sum(1)
   return 1 + higher + ties / 2
+
+
+def ends_of(
+  wanted: np.ndarray,
+  pairs: Iterable[tuple[np.ndarray, np.ndarray]],
+  num_keys: int,
+) -> ranking.Sets:
+  """The sets of ends of `wanted` keys [n], of others nothing.
+
+  Pairs are keys and ends [m] of some edges; -1 = none.
+  """
+  is_wanted = np.zeros(num_keys, bool)
+  is_wanted[wanted] = True
+  kept = []
+  for keys, ends in pairs:
+    rows = np.flatnonzero(is_wanted[keys] & (keys >= 0) & (ends >= 0))
+    kept.append((keys[rows], ends[rows]))
+  keys, ends = map(np.concatenate, zip(*kept, strict=True))
+  starts = np.zeros(num_keys + 1, np.int64)
+  np.cumsum(np.bincount(keys, minlength=num_keys), out=starts[1:])
+  order = np.argsort(keys, kind='stable')
+  return ranking.Sets(starts, ends[order].astype(np.int32))
 
 
 class Vectors:
