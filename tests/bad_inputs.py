@@ -362,6 +362,8 @@ _NODES = (
          'data.fanouts=5,5,5 --config.data.labels=labels.tsv '
          '--config.model.inputs=rows --config.data.valid=.2 '
          '--config.data.test='),
+  _nodes("''", 'needs labelled nodes for validation', 'data.valid='),
+  _nodes("''", 'must be a number of nodes', 'data.valid=last:0.1'),
   _nodes('edges.tsv', 'is of clicks', 'eval.monitor=auc'),
   _nodes('edges.tsv', 'is a model of edges', 'model.name=line'),
   _nodes('edges.tsv', 'needs a table', 'table.dtype=int8'),
@@ -379,6 +381,7 @@ _INTERACTIONS = (
     'sets.txt', 'holds out nothing of the users', 'data.test=elsewhere.tsv'
   ),
   _sets('sets.txt', 'between 0 and 1', 'data.valid=7.5'),
+  _sets('sets.txt', 'does not exist: set config.data.test', 'data.test=no.txt'),
   _sets("''", 'have their own', 'data.valid=0.1'),
   _sets('sets.txt', 'is no model of interactions', 'model.name=skipgram'),
   _sets('sets.txt', 'does not learn from', 'model.loss=negative_sampling'),

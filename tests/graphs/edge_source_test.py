@@ -8,7 +8,6 @@ import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
-from jaxemb import errors
 from jaxemb.data import base, examples
 from jaxemb.graphs import edge_source, toygraph
 from jaxemb.run import lifecycle as train
@@ -209,22 +208,3 @@ def test_meshes_layouts_and_stores_learn_the_same(tmp_path):
   relation, other = vectors.relations.names
   assert abs(vectors.edge_scores([(a, relation, b)])[0]) <= 1.0001
   assert not np.allclose(*(vectors.related(a, x) for x in (relation, other)))
-
-
-@pytest.mark.parametrize(
-  ('settings', 'message'),
-  [
-    (
-      {'model.name': 'skipgram', 'model.loss': 'negative_sampling'},
-      'choose line',
-    ),
-    ({'data.source': 'text', 'train.batch_examples': 4096}, 'of edges'),
-    ({'model.window': 9}, 'model.window=9 is not used'),
-    ({'model.margin': 1.0}, 'only used when'),
-  ],
-)
-def test_settings_that_do_not_fit_are_refused(settings, message, tmp_path):
-  with pytest.raises(errors.UserError) as caught:
-    values = {'data.test': '', **settings}
-    train.run(config_lib.load('graph:relations', values), tmp_path / 'run')
-  assert message in str(caught.value) and '\n' not in str(caught.value)

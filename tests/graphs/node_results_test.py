@@ -13,7 +13,6 @@ from pyarrow import parquet
 
 import jaxemb
 from jaxemb import config as config_lib
-from jaxemb import errors
 from jaxemb.cli import predict
 from jaxemb.graphs import graphsage, inference, neighbors, toygraph
 from jaxemb.graphs import labels as labels_lib
@@ -122,22 +121,10 @@ def test_nodes_of_another_graph(tmp_path, targets, capsys):
       assert [x['class'] for x in csv.DictReader(file)] == table['class']
   assert predict.main(command) == 2  # without features
   assert 'no features of a node' in capsys.readouterr().err
-  own = f'--output={tmp_path / "edges.csv"}'
-  (tmp_path / 'edges.tsv').rename(tmp_path / 'edges.csv')
-  data = f'--data={tmp_path / "edges.csv"}'
-  assert predict.main([command[0], data, own, features]) == 2
-  lines = (tmp_path / 'edges.csv').read_text().replace('\n', '\t1\t2\n')
+  lines = (tmp_path / 'edges.tsv').read_text().replace('\n', '\t1\t2\n')
   (tmp_path / 'more.tsv').write_text(lines)
   more = [f'--data={tmp_path / "more.tsv"}', '--columns=source,target,-,-']
   assert predict.main([command[0], *more, command[2], features]) == 0
-  assert 'edges.csv is a file of --data' in capsys.readouterr().err
-  np.save(
-    tmp_path / 'features.npy',
-    np.full_like(toygraph.make('toygraph:600').features, np.nan),
-  )
-  features = f'--features={tmp_path / "features.npy"}'
-  assert predict.main([command[0], data, command[2], features]) == 2
-  assert 'of node 0 (from 0) are not all finite' in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -274,23 +261,6 @@ def test_vectors_are_learned_from_walks(tmp_path):
           for x in some]  # fmt: skip
   assert np.mean(same) > 0.8  # by chance a sixth
   assert not (tmp_path / 'export' / 'classes.tsv').exists()
-
-
-@pytest.mark.parametrize(
-  ('settings', 'words'),
-  [
-    ({'data__valid': ''}, 'needs labelled nodes for validation'),
-    ({'model__name': 'skipgram'}, 'is no model of nodes'),
-    ({'model__window': 3}, 'model.window=3 is not used with nodes'),
-    ({'strategy__name': 'partition'}, 'choose sync or replicas'),
-  ],
-)
-def test_settings_that_cannot_be_honoured(settings, words, tmp_path):
-  if settings.get('model__name'):
-    settings |= {'model__inputs': 'features', 'model__dropout': 0.0,
-                 'model__hidden': '256,128'}  # fmt: skip
-  with pytest.raises(errors.UserError, match=words):
-    _run(tmp_path, **settings)
 
 
 @pytest.mark.slow

@@ -46,11 +46,7 @@ def test_an_epoch_has_each_node_once_with_its_neighbors():
   for row in ids:
     own = graph.neighbors[graph.offsets[row[0]] : graph.offsets[row[0] + 1]]
     assert set(row[1:5]) - {examples.PADDING} <= set(own)
-  # From any position on, and whoever reads it, all is the same.
-  for item, again in zip(
-    items[1:], source.items(items[0].position, 0), strict=True
-  ):
-    np.testing.assert_array_equal(item.batch.ids, again.batch.ids)
+  # In whatever parts it is read, all is the same.
   other = _source(num_parts=4, part_words=8)
   found = [np.sort(_trees(x)[0], 0) for x in other.items(None, 0)]
   expected = [np.sort(_trees(x)[0], 0) for x in items]
@@ -159,19 +155,6 @@ def test_nodes_of_own_splits_without_a_label_are_counted():
   assert source.dropped['split_nodes_without_label'] == 10
   with pytest.raises(errors.UserError, match='no labelled nodes to learn from'):
     _source(graph._replace(splits={'test': np.arange(40)}))
-
-
-@pytest.mark.parametrize(
-  ('settings', 'words'),
-  [
-    ({'valid': '300', 'test': '200'}, 'need 500 of 400'),
-    ({'valid': 'last:0.1'}, 'must be a number of nodes'),
-    ({'fanouts': '3,0'}, 'must be positive numbers'),
-  ],
-)
-def test_bad_settings(settings, words):
-  with pytest.raises(errors.UserError, match=words):
-    _source(**settings)
 
 
 def test_a_graph_without_labels_needs_walks():

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from jaxemb import errors
 from jaxemb.data import base
 from jaxemb.data import blocks as blocks_lib
 from jaxemb.graphs import edge_splits, walk_source, walks
 from jaxemb.graphs import graph as graph_lib
-from jaxemb.graphs import labels as labels_lib
 from tests import marking
 
 NODES, NUM_WALKS = 12, 60_000
@@ -188,25 +186,3 @@ def test_edges_that_are_held_out_are_not_walked(make, tmp_path):
   source = make(path=str(tmp_path / 'edges'), test=str(tmp_path / 'test'))
   assert source.dropped['test_edges_unknown'] == 1
   assert source.dropped['test_edges_in_training'] == 1
-  (tmp_path / 'test').write_text('x y\n')
-  for test, message in (
-    (str(tmp_path / 'test'), 'has no edge between nodes'),
-    ('last:0.1', 'a graph has no order'),
-  ):
-    with pytest.raises(errors.UserError, match=message):
-      make(path=str(tmp_path / 'edges'), test=test)
-
-
-@pytest.mark.slow
-def test_many_nodes_may_have_many_labels(make, tmp_path):
-  num = 100_000  # 10^10 pairs of a node and a label
-  nodes, classes = np.arange(num), np.full(num, -1)
-  classes[::1000] = np.arange(100) % 4 * 33_333
-  graph = graph_lib.from_edges(
-    nodes[:-1], nodes[1:], labels=labels_lib.Labels(classes)
-  )
-  graph_lib.save(graph, tmp_path)
-  source = make(path=str(tmp_path), walk_length=2, walks=1)
-  assert '100 with labels of 100,000 classes' in source.describe()[0]
-  labelled = 10 * np.eye(4, dtype=np.float32)[classes[source.nodes] // 33_333]
-  assert source.evaluate(labelled, None, True)['labels']['macro_f1'] > 0.9

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb.data import base, examples
+from jaxemb.data import examples
 from jaxemb.interactions import factorization
 from jaxemb.models import base as models
 from tests import marking
@@ -91,42 +91,6 @@ def test_loss_and_slopes_are_those_of_a_loop(name, temperature):
       np.testing.assert_allclose(
         slope[at], (above - below) / 2e-5, rtol=1e-3, atol=1e-5
       )
-
-
-def test_draws_are_uniform_functions_of_the_position():
-  model = _model(factorization.bpr)
-  whole = model.ids(_batch(8192, 8192), KEY)['items'][:, CHUNK:]
-  half = model.ids(_batch(4096, 4096, first=4096), KEY)['items'][:, CHUNK:]
-  np.testing.assert_array_equal(whole[1024:], half)
-  counts = np.bincount(np.ravel(whole), minlength=ITEMS)
-  expected = whole.size / ITEMS
-  assert np.abs(counts - expected).max() < 5 * math.sqrt(expected)
-
-
-def test_chunks_without_examples_look_up_nothing():
-  ids = jax.device_get(_model(factorization.bpr).ids(_batch(12, 3), KEY))
-  assert (ids['items'][0, CHUNK:] < ITEMS).all()
-  assert (ids['items'][1:] == examples.PADDING).all()
-  assert (ids['users'][1:] == examples.PADDING).all()
-
-
-@pytest.mark.slow
-def test_expected_lookups_are_those_of_steps():
-  model = _model(factorization.bpr)
-  steps = examples.Steps(8, 1)
-  batch = _batch(8, 8)
-  whole = examples.Batch(
-    np.asarray(batch.ids)[None],
-    np.zeros((1, 8, 0), np.float32),
-    np.ones((1, 8), np.float32),
-    np.ones(1, np.int32),
-    np.full(1, 8, np.int32),
-  )
-  share = base.Share(0, 0, 1, 0, 1)
-  step = steps.step(whole, jnp.int32(0), share, jnp.float32(0))
-  ids = model.ids(step, KEY)
-  for name, spec in model.specs().items():
-    assert math.isclose(spec.lookups_per_center.sum() * 8, ids[name].size)
 
 
 def test_the_untrained_loss_is_that_of_equal_scores():

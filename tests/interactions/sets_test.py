@@ -118,30 +118,3 @@ def test_embedded_sets_hold_out_what_users_like():
       groups = {x.partition('.')[0] for x in items}
       in_groups = [x.partition('.')[0] in groups for x in train[user]]
       assert np.mean(in_groups) > 0.6
-
-
-@pytest.mark.parametrize(
-  ('text', 'settings', 'message'),
-  [
-    ('a\nb\n', {}, 'no line `user item item ...`'),
-    ('a x\n', {'min_count': 2}, 'min_count=2'),
-    ('a x y\n', {'valid': '1.5'}, 'valid=1.5 must be a file, or a share'),
-    ('a x\n', {'valid': '0.1'}, 'holds out nothing of the users'),
-    (
-      'a x\n',
-      {'test': 'missing.txt'},
-      'missing.txt does not exist: set config.data.test',
-    ),
-  ],
-)
-def test_what_cannot_be_used_is_told_in_a_line(
-  text, settings, message, tmp_path
-):
-  with pytest.raises(errors.UserError) as caught:
-    _made(tmp_path, text, settings)
-  assert message in str(caught.value) and '\n' not in str(caught.value)
-
-
-def test_splits_of_the_embedded_sets_are_their_own():
-  with pytest.raises(errors.UserError, match=r'data\.valid=0\.1 is not used'):
-    sets.make({**SETTINGS, 'valid': '0.1'}, 1)

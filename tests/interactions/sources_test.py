@@ -64,28 +64,21 @@ def test_every_epoch_has_every_pair_once(num_parts, make, monkeypatch):
     assert x.batch.num_steps[0] * 8 >= x.batch.examples.max()
 
 
-@pytest.mark.parametrize('kind', [sources.Interactions, sources.ItemSets])
-def test_reading_goes_on_where_it_stopped(kind, make, monkeypatch):
+def test_reading_goes_on_where_it_stopped(make, monkeypatch):
   monkeypatch.setattr(sources, '_DISPATCH', 50)
-  source = make(kind, 2, sample=0.0 if kind is sources.Interactions else 0.05)
-  items = list(source.items(None, 0))
+  items = list(make(sources.ItemSets, 2, sample=0.05).items(None, 0))
   assert [x.index for x in items] == sorted({x.index for x in items})
   assert items[-1].done_after == 2 * NUM
   for i, item in enumerate(items[:-1]):
-    rest = list(make(kind, 2, sample=source.spec.settings['sample']).items(
-      item.position, item.done_after
-    ))  # fmt: skip
+    source = make(sources.ItemSets, 2, sample=0.05)
+    rest = list(source.items(item.position, item.done_after))
     assert len(rest) == len(items) - i - 1
     for x, y in zip(rest, items[i + 1 :], strict=True):
       assert x[1:] == y[1:]
       for a, b in zip(x.batch, y.batch, strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize('kind', [sources.Interactions, sources.ItemSets])
-def test_processes_count_what_is_their_own(kind, make):
   own = [
-    sum(x.own for x in make(kind, 4, local).items(None, 0))
+    sum(x.own for x in make(sources.ItemSets, 4, local).items(None, 0))
     for local in (range(2), range(2, 4))
   ]
   assert abs(sum(own) - 2 * NUM) <= 4 and min(own) > 0
@@ -159,14 +152,10 @@ VARIANTS = {
 BEST_RECALL = 20 / 22
 # Of that, what a model learns in so few epochs.
 LEAST = {'': 0.96, 'bpr': 0.96, 'item2vec': 0.9}
-slow = pytest.mark.slow
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'variant',
-  ['item2vec', *(pytest.param(x, marks=slow) for x in ('', 'bpr'))],
-)
+@pytest.mark.parametrize('variant', VARIANTS)
 def test_planted_groups_are_learned(variant, tmp_path):
   found = _run(variant, tmp_path, **VARIANTS[variant])
   for split in ('valid', 'test'):
@@ -182,7 +171,7 @@ def test_planted_groups_are_learned(variant, tmp_path):
   assert sum(x.partition('.')[0] == group for x in near) >= 4
 
 
-@slow
+@pytest.mark.slow
 def test_meshes_and_layouts_learn_the_same(tmp_path):
   small = {'train__epochs': 1, 'model__dim': 6, 'model__shared_negatives': 8}
   small |= {'optimizer__learning_rate': 0.01}
@@ -200,28 +189,3 @@ def test_meshes_and_layouts_learn_the_same(tmp_path):
   assert len(set(users.read_text().split())) == 3000
   for name in meshes:
     np.testing.assert_allclose(found[name], found['one'], atol=2e-5)
-
-
-@pytest.mark.parametrize(
-  ('settings', 'message'),
-  [
-    (
-      {'model.name': 'skipgram', 'model.temperature': 0.0},
-      'choose factoriz',
-    ),
-    (
-      {'data.source': 'item_sets', 'train.batch_examples': 4096},
-      'is a model of interactions',
-    ),
-    (
-      {'data.source': 'text', 'train.batch_examples': 4096},
-      'data.source=interactions',
-    ),
-    ({'model.window': 9}, 'model.window=9 is not used'),
-    ({'train.init_from': 'x'}, 'train.init_from=x is not used'),
-  ],
-)
-def test_settings_that_do_not_fit_are_refused(settings, message, tmp_path):
-  with pytest.raises(errors.UserError) as caught:
-    train.run(config_lib.load('rec', settings), tmp_path / 'run')
-  assert message in str(caught.value) and '\n' not in str(caught.value)
