@@ -304,14 +304,13 @@ def pooled(
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ClickModel(base.Model):
+class ClickModel(dense.Model):
   """The log odds of a label, as a sum of terms."""
 
   spec: ClickSpec = base.static()
   terms: tuple[str, ...] = base.static()
   tables: tuple[spec_lib.TableSpec, ...] = base.static()
 
-  is_mean = True
   untrained_loss = float(np.log(2))
 
   @property
@@ -319,23 +318,10 @@ class ClickModel(base.Model):
     """The vectors, or the weights of a model that has no vectors."""
     return self.tables[0].name
 
-  @property
-  def dense_rate(self) -> float:
-    """See `models.base.Model`."""
-    return self.spec.dense_rate
-
-  def ids(self, batch, key):
-    """Returns [E, columns], the same ids for all tables."""
-    return {table.name: batch.ids for table in self.tables}
-
   def init(self, key):
     """Returns the network's first parameters, a pytree of dicts."""
     network = Network(self.spec, self.terms, nnx.Rngs(key))
     return nnx.to_pure_dict(nnx.state(network))
-
-  def optimizer(self):
-    """Returns an optimizer at a learning rate of 1, which steps multiply."""
-    return dense.optimizer(self.spec.optimizer, self.spec.dense_decay)
 
   def loss(self, params, rows, ids, batch, key):
     """Returns the loss summed over examples; its derivatives are means."""

@@ -147,6 +147,25 @@ class StepBatch(NamedTuple):
   weights: jax.Array  # [E] float32, 1, or 0 for no example
   positions: jax.Array  # [E] uint32, within the dispatch; all differ
 
+  def by_chunk(self, chunk: int) -> list[jax.Array]:
+    """Returns the ids [E / c, c] of each column."""
+    return [self.ids[:, i].reshape(-1, chunk) for i in range(self.ids.shape[1])]
+
+  def draw_positions(self, chunk: int, num: int) -> jax.Array:
+    """Returns [E / c, num] uint32, which differ, for the draws of chunks."""
+    chunks = self.positions[::chunk] // np.uint32(chunk)
+    within = jnp.arange(num, dtype=jnp.uint32)[None]
+    return within + chunks[:, None] * np.uint32(num)
+
+
+def where_used(draws: jax.Array, ids: jax.Array) -> jax.Array:
+  """Returns draws [chunks, n], padding for chunks whose ids are all padding.
+
+  They must not count as lookups.
+  """
+  is_used = jnp.any(ids != PADDING, 1, keepdims=True)
+  return jnp.where(is_used, draws, PADDING)
+
 
 @dataclasses.dataclass(frozen=True)
 class Steps:

@@ -64,24 +64,6 @@ def _weights(batch: examples.StepBatch) -> jax.Array:
   return batch.weights
 
 
-def _ends(batch, chunk):
-  """Sources and targets [E / c, c]."""
-  return (batch.ids[:, i].reshape(-1, chunk) for i in (0, 1))
-
-
-def _places(batch, chunk, num):
-  """[E / c, num] uint32, of draws of each chunk."""
-  chunks = batch.positions[::chunk] // np.uint32(chunk)
-  places = jnp.arange(num, dtype=jnp.uint32)[None]
-  return places + chunks[:, None] * np.uint32(num)
-
-
-def _used(draws, ends):
-  """The same draws, padding in chunks without edges."""
-  is_used = jnp.any(ends != examples.PADDING, 1, keepdims=True)
-  return jnp.where(is_used, draws, examples.PADDING)
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Line(base.Model):
@@ -109,9 +91,10 @@ class Line(base.Model):
   def ids(self, batch: examples.StepBatch, key: jax.Array):
     """Sources [E / c, c], and others [E / c, c + N], or both in one."""
     s = self.spec
-    sources, targets = _ends(batch, s.chunk)
-    places = _places(batch, s.chunk, s.shared_negatives)
-    draws = _used(sampling.draw(self.noise, key, places), sources)
+    sources, targets, *_ = batch.by_chunk(s.chunk)
+    positions = batch.draw_positions(s.chunk, s.shared_negatives)
+    draws = sampling.draw(self.noise, key, positions)
+    draws = examples.where_used(draws, sources)
     others = jnp.concatenate([targets, draws], 1)
     if self.contexts_table:
       return {NODES: sources, CONTEXTS: others}
@@ -173,38 +156,33 @@ class Relations(base.Model):
   def ids(self, batch: examples.StepBatch, key: jax.Array):
     """Nodes: [E / c, 2 (c + N)], sources first. Relations: [E / c, 2 c]."""
     s = self.spec
-    places = _places(batch, s.chunk, 2 * s.shared_negatives)
-    found = []
-    halves = jnp.split(places, 2, 1)
-    for ends, half in zip(_ends(batch, s.chunk), halves, strict=True):
+    sources, targets, *relations = batch.by_chunk(s.chunk)
+    positions = batch.draw_positions(s.chunk, 2 * s.shared_negatives)
+    nodes = []
+    halves = jnp.split(positions, 2, 1)
+    for ends, half in zip((sources, targets), halves, strict=True):
       draws = self._draw(key, half, ends)
-      found += [ends, _used(draws, ends)]
-    found = {NODES: jnp.concatenate(found, 1)}
+      nodes += [ends, examples.where_used(draws, ends)]
+    ids = {NODES: jnp.concatenate(nodes, 1)}
     if self.contexts_table:
-      if batch.ids.shape[1] > 2:
-        relations = batch.ids[:, 2]
-      else:  # there is one
-        relations = jnp.where(batch.weights > 0, 0, examples.PADDING)
-      relations = relations.reshape(-1, s.chunk)
-      behind = self.tables[1].vocab // 2
-      inverse = jnp.where(
-        relations == examples.PADDING, relations, relations + behind
-      )
-      found[RELATIONS] = jnp.concatenate([relations, inverse], 1)
-    return found
+      is_padding = sources == examples.PADDING
+      forth = relations[0] if relations else jnp.where(is_padding, sources, 0)
+      back = jnp.where(is_padding, sources, forth + self.tables[1].vocab // 2)
+      ids[RELATIONS] = jnp.concatenate([forth, back], 1)
+    return ids
 
-  def _draw(self, key, places, ends):
+  def _draw(self, key, positions, ends):
     """[E / c, N], each from the partition of one of the ends [E / c, c]."""
     if self.starts.shape[0] == 2:
-      return sampling.draw_uniform(self.spec.vocab, key, places)
-    columns_of_ends = np.arange(places.shape[1]) % self.spec.chunk
+      return sampling.draw_uniform(self.spec.vocab, key, positions)
+    columns_of_ends = np.arange(positions.shape[1]) % self.spec.chunk
     partitions = (
       jnp.searchsorted(self.starts, ends[:, columns_of_ends], side='right') - 1
     )
     partitions = jnp.clip(partitions, 0, self.starts.shape[0] - 2)
     # Partitions differ by a node at most: a draw beyond the end is its last.
     size = -(-self.spec.vocab // (self.starts.shape[0] - 1))
-    draws = sampling.draw_uniform(size, key, places)
+    draws = sampling.draw_uniform(size, key, positions)
     return jnp.minimum(
       self.starts[partitions] + draws, self.starts[partitions + 1] - 1
     )
@@ -266,19 +244,15 @@ def line(
   degrees = np.asarray(corpus.counts, np.float64) ** _POWER
   draws = spec.shared_negatives / spec.chunk * degrees / degrees.sum()
   ends = corpus.centers / 2  # of undirected edges either is first
-  table = functools.partial(spec_lib.TableSpec, vocab=len(ends), dim=spec.dim)
   scale = 0.5 / spec.dim
+  each = [(NODES, ends, scale), (CONTEXTS, ends + draws, 0.0)]
   if order == 1:
-    tables = (
-      table(NODES, init_scale=scale, lookups_per_center=2 * ends + draws),
-    )
-  else:
-    tables = (
-      table(NODES, init_scale=scale, lookups_per_center=ends),
-      table(CONTEXTS, init_scale=0.0, lookups_per_center=ends + draws),
-    )
+    each = [(NODES, 2 * ends + draws, scale)]
   return Line(
-    sampling.alias_table(degrees), spec, tables=tables, loss_of=loss_of
+    sampling.alias_table(degrees),
+    spec,
+    tables=spec_lib.describe(spec.dim, *each),
+    loss_of=loss_of,
   )
 
 
@@ -295,40 +269,22 @@ def relations(
   `make_kernel` makes the `Relations.kernel`, if that can be used.
   """
   draws = 2 * spec.shared_negatives / spec.chunk / spec.vocab
-  tables = [
-    spec_lib.TableSpec(
-      name=NODES,
-      vocab=spec.vocab,
-      dim=spec.dim,
-      init_scale=_INIT_SCALE,
-      lookups_per_center=corpus.centers + draws,
-    )
-  ]
+  each = [(NODES, corpus.centers + draws, _INIT_SCALE)]
   if operator != 'none':
     # Operators of both directions.
-    each = np.tile(corpus.source.relation_frequencies, 2)
-    tables.append(
-      spec_lib.TableSpec(
-        name=RELATIONS,
-        vocab=len(each),
-        dim=spec.dim,
-        init_scale=0.0,
-        lookups_per_center=each,
-      )
-    )
+    both = np.tile(corpus.source.relation_frequencies, 2)
+    each.append((RELATIONS, both, 0.0))
   starts = getattr(corpus.source, 'partitions', None)
   if starts is None:
     starts = np.array([0, spec.vocab])
-  is_plain = loss_of is sampling.softmax_loss and not temperature
-  kernel = None
-  if make_kernel and is_plain and operator == 'none':
-    kernel = make_kernel()
+  is_plain = operator == 'none' and not temperature
+  has_kernel = make_kernel and is_plain and loss_of is sampling.softmax_loss
   return Relations(
     np.asarray(starts, np.int32),
     spec,
-    tables=tuple(tables),
+    tables=spec_lib.describe(spec.dim, *each),
     loss_of=loss_of,
     operator=operator,
     temperature=temperature,
-    kernel=kernel,
+    kernel=make_kernel() if has_kernel else None,
   )

@@ -283,19 +283,14 @@ class _Level:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class GraphSage(base.Model):
+class GraphSage(dense.Model):
   """Classes or vectors of nodes."""
 
   spec: SageSpec = base.static()
   tables: tuple[spec_lib.TableSpec, ...] = base.static()
   features: Any  # [nodes, num] float32, or None
 
-  vectors_table, is_mean = NODES, True
-
-  @property
-  def dense_rate(self) -> float:
-    """See `models.base.Model`."""
-    return self.spec.dense_rate
+  vectors_table = NODES
 
   @property
   def untrained_loss(self) -> float:
@@ -305,18 +300,10 @@ class GraphSage(base.Model):
       return float((1 + self.spec.negatives) * np.logaddexp(0, score))
     return float(np.log(2 if self.spec.has_many else self.spec.sizes[-1]))
 
-  def ids(self, batch, key):
-    """[E, trees * nodes]."""
-    return {table.name: batch.ids for table in self.tables}
-
   def init(self, key):
     """The network's parameters, a pytree of dicts."""
     network = Network(self.spec, nnx.Rngs(key))
     return nnx.to_pure_dict(nnx.state(network))
-
-  def optimizer(self):
-    """At a learning rate of 1, which steps multiply."""
-    return dense.optimizer(self.spec.optimizer, self.spec.dense_decay)
 
   def loss(self, params, rows, ids, batch, key):
     """Summed over the examples; its derivatives are means."""
@@ -406,16 +393,7 @@ class GraphSage(base.Model):
 
 def make(spec: SageSpec, corpus: base.Corpus) -> GraphSage:
   """The model of the nodes of a `corpus`."""
-  tables: tuple[spec_lib.TableSpec, ...] = ()
-  if spec.dim:
-    tables = (
-      spec_lib.TableSpec(
-        name=NODES,
-        vocab=spec.num_nodes,
-        dim=spec.dim,
-        init_scale=_INIT_SCALE,
-        lookups_per_center=corpus.centers,
-      ),
-    )
+  each = [(NODES, corpus.centers, _INIT_SCALE)] if spec.dim else []
+  tables = spec_lib.describe(spec.dim, *each)
   features = corpus.source.features if spec.num_features else None
   return GraphSage(spec, tables, features)

@@ -18,7 +18,6 @@ method (Vose 1991).
 Many walks go on together, so that reads of memory need not wait for each other.
 """
 
-from concurrent import futures
 from typing import NamedTuple
 
 import numba
@@ -26,6 +25,7 @@ import numpy as np
 
 from jaxemb.data import blocks
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import neighbors as neighbors_lib
 from jaxemb.ops import hashing, memory
 
 _TOGETHER = 64  # walks
@@ -79,23 +79,19 @@ class Walker(NamedTuple):
     -1 follows a node without an edge that leads on.
     """
     out = np.empty((len(numbers), self.length), np.int32)
-    num = min(self.num_threads, max(1, len(numbers) // _MIN_WALKS))
-    bounds = np.linspace(0, len(numbers), num + 1).astype(int)
+    biases = self.return_bias, self.in_out_bias
+    is_biased = biases != (1, 1)
 
-    def walk(i):
-      some = slice(*bounds[i : i + 2])
-      biases = self.return_bias, self.in_out_bias
-      is_biased = biases != (1, 1)
+    def walk(some):
       stop = min(2, self.length) if is_biased else self.length
       _walk(*self[:5], self.key, numbers[some], out[some], stop)
       if is_biased:
         _walk_biased(*self[:4], *biases, self.key, numbers[some], out[some])
 
-    if num == 1:
-      walk(0)
-    else:
-      with futures.ThreadPoolExecutor(num) as pool:
-        list(pool.map(walk, range(num)))
+    size = max(_MIN_WALKS, -(-len(numbers) // self.num_threads))
+    neighbors_lib.on_threads(
+      walk, num=len(numbers), size=size, num_threads=self.num_threads
+    )
     return out
 
 
@@ -204,18 +200,64 @@ def _walk(offsets, neighbors, stays, others, starts, key, numbers, out, stop):
 
 
 @numba.njit(**_JIT)
+def _ask_for_lists(offsets, neighbors, stays, others, nodes, first, sizes):
+  """Finds the lists of nodes, to be drawn from, and then looked through."""
+  for j in range(len(nodes)):
+    node = nodes[j]
+    sizes[j] = 0
+    if node >= 0:
+      first[j] = offsets[node]
+      sizes[j] = offsets[node + 1] - offsets[node]
+      last = min(sizes[j], _SEARCHED) - 1
+      for i in range(0, last, _LINE):
+        _ask(neighbors, first[j] + i)
+      _ask(neighbors, first[j] + last)
+  if len(stays):
+    for j in range(len(nodes)):
+      last = min(sizes[j], _SEARCHED) - 1
+      for i in range(0, last + _LINE, _LINE):
+        _ask(stays, first[j] + min(i, last))
+        _ask(others, first[j] + min(i, last))
+
+
+@numba.njit(**_JIT)
+def _chances(return_bias, in_out_bias, has_weights):
+  """Chances that a draw of a neighbor stays: going back, near and far.
+
+  The largest bias rejects many. Where going back has it, what that has beyond
+  the others is drawn apart, as some `more` places behind those of neighbors.
+  """
+  back, far = 1 / return_bias, 1 / in_out_bias
+  largest = max(1.0, far, back if has_weights else 0.0)
+  more = max(0.0, back / largest - 1)
+  return back / largest, 1 / largest, far / largest, more
+
+
+@numba.njit(**_JIT)
+def _draw(neighbors, stays, others, first, size, draw, before, more):
+  """A neighbor, or for `more` places the node `before`; and a random number.
+
+  The node before is -1 if no edge leads there.
+  """
+  place = np.int64((draw >> np.uint64(32)) * 2.0**-32 * (size + more))
+  at = first + min(place, size - 1)
+  if len(stays):
+    if np.float32(draw & _LOW) >= stays[at] * np.float32(2**32):
+      at = first + others[at]
+    draw = hashing.hashed(draw)
+  if place < size:
+    return neighbors[at], (draw & _LOW) * 2.0**-32
+  is_there = _has(neighbors, first, first + size, before)
+  return (before, 0.0) if is_there else (np.int32(-1), 1.0)
+
+
+@numba.njit(**_JIT)
 def _walk_biased(
   offsets, neighbors, stays, others, return_bias, in_out_bias, key, numbers,
   out,
 ):  # fmt: skip
   """node2vec's, whose first two nodes are there."""
-  has_weights = len(stays) > 0
-  back, far = 1 / return_bias, 1 / in_out_bias
-  # The largest rejects many. Where going back has it, what that has beyond the
-  # others is drawn apart, as some more places behind those of neighbors.
-  largest = max(1.0, far, back if has_weights else 0.0)
-  more = max(0.0, back / largest - 1)
-  back, near, far = back / largest, 1 / largest, far / largest
+  back, near, far, more = _chances(return_bias, in_out_bias, len(stays) > 0)
   surely, at_most = min(near, far), max(near, far)
   own_keys = np.empty(_TOGETHER, np.uint64)
   first, first_before = np.zeros((2, _TOGETHER), np.int64)
@@ -228,24 +270,9 @@ def _walk_biased(
     for j in range(num):
       own_keys[j] = _own_key(numbers[start + j], key)
     for step in range(1, out.shape[1]):
-      for j in range(num):
-        first_before[j], sizes_before[j] = first[j], sizes[j]
-        node = nodes[j, step - 1]
-        sizes[j] = 0
-        if node >= 0:
-          first[j] = offsets[node]
-          sizes[j] = offsets[node + 1] - offsets[node]
-          # To be drawn from, and then looked through.
-          last = min(sizes[j], _SEARCHED) - 1
-          for i in range(0, last, _LINE):
-            _ask(neighbors, first[j] + i)
-          _ask(neighbors, first[j] + last)
-      if has_weights:
-        for j in range(num):
-          last = min(sizes[j], _SEARCHED) - 1
-          for i in range(0, last + _LINE, _LINE):
-            _ask(stays, first[j] + min(i, last))
-            _ask(others, first[j] + min(i, last))
+      first_before[:], sizes_before[:] = first, sizes
+      at_nodes = nodes[:, step - 1]
+      _ask_for_lists(offsets, neighbors, stays, others, at_nodes, first, sizes)
       if step == 1:
         continue
       num_left = 0
@@ -261,23 +288,10 @@ def _walk_biased(
         for i in range(num_left):
           j = left[i]
           draw = hashing.hashed(own_keys[j] + trial)
-          place = np.int64(
-            (draw >> np.uint64(32)) * 2.0**-32 * (sizes[j] + more)
-          )
-          at = first[j] + min(place, sizes[j] - 1)
-          if has_weights:
-            if np.float32(draw & _LOW) >= stays[at] * np.float32(2**32):
-              at = first[j] + others[at]
-            draw = hashing.hashed(draw)
-          drawn[i] = neighbors[at]
-          chances[i] = (draw & _LOW) * 2.0**-32
-          if place >= sizes[j]:  # back, if an edge leads there
-            last = nodes[j, step - 2]
-            is_there = _has(
-              neighbors, start=first[j], stop=first[j] + sizes[j], node=last
-            )
-            drawn[i] = last if is_there else -1
-            chances[i] = 0.0 if is_there else 1.0
+          drawn[i], chances[i] = _draw(
+            neighbors, stays, others, first[j], sizes[j], draw,
+            nodes[j, step - 2], more,
+          )  # fmt: skip
         num_drawn, num_left, num_asked = num_left, 0, 0
         for i in range(num_drawn):
           j, node, chance = left[i], drawn[i], chances[i]

@@ -64,14 +64,10 @@ class Factorization(base.Model):
   def ids(self, batch: examples.StepBatch, key: jax.Array):
     """Users: [E / c, c]. Items: [E / c, c + N]."""
     s = self.spec
-    users, items = (batch.ids[:, i].reshape(-1, s.chunk) for i in (0, 1))
-    chunks = batch.positions[:: s.chunk] // np.uint32(s.chunk)
-    draws = jnp.arange(s.shared_negatives, dtype=jnp.uint32)[None]
-    draws += chunks[:, None] * np.uint32(s.shared_negatives)
-    draws = sampling.draw_uniform(s.vocab, key, draws)
-    # Chunks without examples must not count as lookups.
-    is_used = jnp.any(users != examples.PADDING, 1, keepdims=True)
-    draws = jnp.where(is_used, draws, examples.PADDING)
+    users, items = batch.by_chunk(s.chunk)
+    positions = batch.draw_positions(s.chunk, s.shared_negatives)
+    draws = sampling.draw_uniform(s.vocab, key, positions)
+    draws = examples.where_used(draws, users)
     return {USERS: users, ITEMS: jnp.concatenate([items, draws], 1)}
 
   def loss(self, params, rows, ids, batch, key):
@@ -99,18 +95,9 @@ def make(
 ) -> Factorization:
   """Users and items of a corpus that has both."""
   draws = spec.shared_negatives / spec.chunk / spec.vocab
-  users = corpus.source.user_frequencies
-  each = (USERS, users), (ITEMS, corpus.centers + draws)
-  tables = (
-    spec_lib.TableSpec(
-      name=name,
-      vocab=len(x),
-      dim=spec.dim,
-      init_scale=_INIT_SCALE,
-      lookups_per_center=x,
-    )
-    for name, x in each
+  tables = spec_lib.describe(
+    spec.dim,
+    (USERS, corpus.source.user_frequencies, _INIT_SCALE),
+    (ITEMS, corpus.centers + draws, _INIT_SCALE),
   )
-  return Factorization(
-    spec, tuple(tables), loss_of=loss_of, temperature=temperature
-  )
+  return Factorization(spec, tables, loss_of=loss_of, temperature=temperature)

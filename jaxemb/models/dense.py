@@ -5,6 +5,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxemb.models import base
+
+
+class Model(base.Model):
+  """What models of examples share: rows and dense parameters of a `spec`."""
+
+  spec: Any  # with `optimizer`, `dense_rate` and `dense_decay` of settings
+  is_mean = True
+
+  @property
+  def dense_rate(self) -> float:
+    """See `models.base.Model`."""
+    return self.spec.dense_rate
+
+  def ids(self, batch, key):
+    """Returns [E, columns], the same ids for all tables."""
+    return {table.name: batch.ids for table in self.tables}
+
+  def optimizer(self):
+    """Returns an optimizer at a learning rate of 1, which steps multiply."""
+    return optimizer(self.spec.optimizer, self.spec.dense_decay)
+
 
 def optimizer(name: str, decay: float) -> Any:
   """Makes one of optax at a learning rate of 1; L2 is added to gradients."""

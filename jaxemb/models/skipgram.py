@@ -157,16 +157,7 @@ def tables(
   Of expected lookups per center, [rows] float64.
   """
   each = (INPUT, inputs, 0.5 / spec.dim), (OUTPUT, outputs, 0.0)
-  return tuple(
-    spec_lib.TableSpec(
-      name=name,
-      vocab=len(x),
-      dim=spec.dim,
-      init_scale=scale,
-      lookups_per_center=x,
-    )
-    for name, x, scale in each
-  )
+  return spec_lib.describe(spec.dim, *each)
 
 
 def token_lookups(spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:

@@ -43,6 +43,22 @@ class TableSpec:
   )
 
 
+def describe(
+  dim: int, *tables: tuple[str, np.ndarray, float]
+) -> tuple[TableSpec, ...]:
+  """Returns tables by name, expected lookups [rows] and initial scale."""
+  return tuple(
+    TableSpec(
+      name=name,
+      vocab=len(lookups),
+      dim=dim,
+      init_scale=scale,
+      lookups_per_center=lookups,
+    )
+    for name, lookups, scale in tables
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class Axes:
   """The mesh as tables see it; an axis of one device does not count."""
