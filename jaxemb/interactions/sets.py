@@ -123,15 +123,6 @@ def planted() -> tuple[ItemsOf, ItemsOf, ItemsOf]:
   return sets
 
 
-def _ratio(name: str, text: str) -> tuple[float, bool] | None:
-  """Share of each set, and whether it is its end; None = a path."""
-  return data_base.held_out(
-    text,
-    f'config.data.{name}={text} must be a file, or a share of each set between '
-    '0 and 1',
-  )
-
-
 def _hold_out(
   items_of: ItemsOf, share: float, is_last: bool, key: tuple[int, int]
 ) -> ItemsOf:
@@ -158,16 +149,21 @@ def make(settings: Mapping[str, Any], seed: int) -> Interactions:
   dropped = {}
   if settings['path']:
     items_of, num_invalid = read(settings['path'])
-    for i, name in enumerate(_SPLITS):
-      if ratio := _ratio(name, splits.get(name, '')):
-        held[name] = _hold_out(items_of, *ratio, (seed, _SPLIT_STREAM + i))
-      elif name in splits:
+    for name, text in splits.items():
+      refusal = (
+        f'config.data.{name}={text} must be a file, or a share of each set '
+        'between 0 and 1'
+      )
+      if share := data_base.held_out(text, refusal):
+        key = seed, _SPLIT_STREAM + _SPLITS.index(name)
+        held[name] = _hold_out(items_of, *share, key)
+      else:
         try:
-          held[name], more = read(splits[name])
+          held[name], more = read(text)
         except errors.UserError as error:
           # Advice is about the setting that files are mostly named by.
-          text = str(error).replace('config.data.path', f'config.data.{name}')
-          raise errors.UserError(text) from error
+          advice = str(error).replace('data.path', f'data.{name}')
+          raise errors.UserError(advice) from error
         num_invalid += more
     dropped['invalid_utf8_bytes'] = num_invalid
   elif splits:

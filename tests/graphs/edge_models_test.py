@@ -114,7 +114,7 @@ def _slow(operator, name, temperature, nodes, operators, ids, batch):
   return total
 
 
-def _check(slow, arrays, slopes):
+def check_slopes(slow, arrays, slopes):
   """Slopes against differences of a loop, in some directions."""
   rng = np.random.default_rng(4)
   for _ in range(4):
@@ -167,7 +167,7 @@ def test_relations_are_those_of_a_loop(operator, name, temperature):
 
   np.testing.assert_allclose(value, slow(), rtol=1e-5)
   assert aux.examples == NUM
-  _check(slow, arrays, slopes)
+  check_slopes(slow, arrays, slopes)
 
 
 @pytest.mark.parametrize('order', marking.slow_after(1, [2, 1]))
@@ -202,7 +202,7 @@ def test_line_is_that_of_a_loop(order):
   grad = jax.value_and_grad(loss, tuple(range(order)), has_aux=True)
   (value, _), slopes = grad(*map(jnp.float32, arrays))
   np.testing.assert_allclose(value, slow(), rtol=1e-5)
-  _check(slow, arrays, slopes)
+  check_slopes(slow, arrays, slopes)
 
 
 def test_draws_are_uniform_or_by_degree():

@@ -57,32 +57,6 @@ def test_communities_are_found(kind, tmp_path):
 
 
 @pytest.mark.slow
-def test_names_with_a_header_and_a_weight(tmp_path):
-  rng = np.random.default_rng(0)
-  lines = ['person,friend,meetings']
-  for _ in range(600):
-    family, other = rng.integers(0, 5, 2)
-    other = family if rng.random() < 0.95 else other
-    a, b = rng.integers(0, 10, 2)
-    lines.append(f'Ann{a} F{family},Ann{b} F{other},{rng.integers(1, 9)}')
-  (tmp_path / 'friends.csv').write_text('\n'.join(lines))
-  config = config_lib.load(
-    'graph:deepwalk', {'data.path': str(tmp_path / 'friends.csv')}
-  )
-  assert train.run(config, tmp_path / 'run') == 0
-  vectors = jaxemb.load(tmp_path / 'run')
-  near = vectors.most_similar('Ann3_F2', topn=8)
-  assert all(x.endswith('_F2') for x, _ in near)
-  vectors.save_parquet(tmp_path / 'vectors.parquet')
-  from pyarrow import parquet
-
-  table = parquet.read_table(tmp_path / 'vectors.parquet').to_pydict()
-  assert table['key'] == vectors.index_to_key
-  np.testing.assert_array_equal(table['vector'], vectors.vectors)
-  assert 'edges with weights' in (tmp_path / 'run' / 'log.txt').read_text()
-
-
-@pytest.mark.slow
 def test_walks_that_go_nowhere_else(tmp_path):
   # A row occurs in half of a step, and its gradients are one sum.
   lines = [f'a{i} b{i}\n' for i in range(200)]
