@@ -11,7 +11,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.clicks import predictor, report, serving
 from jaxemb.report import pages
-from jaxemb.run import build, vectors
+from jaxemb.run import build, evaluation, vectors
 from jaxemb.storage import orbax_export
 
 _MAX_ABLATED_ROWS, _MAX_ABLATED_FIELDS = 50_000, 60
@@ -160,18 +160,8 @@ def importances(
 
 def check_data(config: Any, source: Any) -> None:
   """Refuses settings that need rows or fields which the data lack."""
-  if source.valid is None:
-    lowers = config.optimizer.plateau_factor != 1
-    if config.train.patience or lowers:
-      key = 'optimizer.plateau_factor' if lowers else 'train.patience'
-      raise errors.UserError(
-        f'config.{key} needs rows for validation; set --config.data.valid=0.1'
-      )
-  elif config.train.patience and not config.eval.every_epochs:
-    raise errors.UserError(
-      'config.train.patience needs evaluations; set '
-      '--config.eval.every_epochs=1'
-    )
+  lacking = 'rows for validation; set --config.data.valid=0.1'
+  evaluation.check(config, source.valid is not None, lacking)
   group = config.eval.group
   names = [x.name for x in source.fields.ids if x.num_columns == 1]
   if group and group not in names:

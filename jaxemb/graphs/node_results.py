@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxemb import errors
 from jaxemb.graphs import inference, node_classification, node_source
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.report import pages, report
-from jaxemb.run import build
+from jaxemb.run import build, evaluation
 from jaxemb.run import vectors as vectors_lib
 from jaxemb.storage import atomic
 from jaxemb.storage import export as export_lib
@@ -149,23 +148,12 @@ def _line(scores: Mapping[str, Any]) -> str:
 
 def check_data(config: Any, source: node_source.NodeSource) -> None:
   """Raises a `UserError` for settings that need data which is not there."""
-  lowers = config.optimizer.plateau_factor != 1
-  if source.valid is None and (config.train.patience or lowers):
-    key = 'optimizer.plateau_factor' if lowers else 'train.patience'
-    has_splits = source.graph.splits and not source.from_walks
-    raise errors.UserError(
-      f'config.{key} needs labelled nodes for validation'
-      + (
-        ', and the splits of the graph have none; remove it'
-        if has_splits
-        else '; set --config.data.valid=0.1, with config.data.targets=classes'
-      )
-    )
-  if config.train.patience and not config.eval.every_epochs:
-    raise errors.UserError(
-      'config.train.patience needs evaluations; set '
-      '--config.eval.every_epochs=1'
-    )
+  if source.graph.splits and not source.from_walks:
+    advice = ', and the splits of the graph have none; remove it'
+  else:
+    advice = '; set --config.data.valid=0.1, with config.data.targets=classes'
+  lacking = f'labelled nodes for validation{advice}'
+  evaluation.check(config, source.valid is not None, lacking)
 
 
 def export(

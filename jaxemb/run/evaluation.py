@@ -10,12 +10,29 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.run import build, loop, metrics
 from jaxemb.runtime import distributed
 from jaxemb.storage import atomic
 
 _BEST = 'best'  # a folder of the workdir
+
+
+def check(config: Any, has_validation: bool, lacking: str) -> None:
+  """Raises a `UserError` for settings that need evaluations without any.
+
+  `lacking` tells what the data should have for them, and what to do.
+  """
+  lowers = config.optimizer.plateau_factor != 1
+  if not has_validation and (config.train.patience or lowers):
+    key = 'optimizer.plateau_factor' if lowers else 'train.patience'
+    raise errors.UserError(f'config.{key} needs {lacking}')
+  if config.train.patience and not config.eval.every_epochs:
+    raise errors.UserError(
+      'config.train.patience needs evaluations; set '
+      '--config.eval.every_epochs=1'
+    )
 
 
 class Evaluation(loop.Hook):
