@@ -16,8 +16,9 @@ Products are as precise as JAX's default on GPUs (TF32), as are XLA's.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -98,86 +99,32 @@ def products(
   import jax.experimental.pallas.triton as plt
 
   num, dim = len(ids[0]), vectors[0].shape[1]
-  centers, outputs = found.weights.shape[1:]
-  num_centers, num_outputs = _size(centers), _size(outputs)
-  num_inputs = _size(ids[0].shape[1])
   columns = min(_COLUMNS, max(32, _size(dim)))
-  starts = range(0, dim, columns)
-  has_means = found.means is not None
+  sizes = [_size(x.shape[1]) for x in ids]
+  means = [] if found.means is None else [found.means]
 
   def kernel(*refs):
-    tables, id_refs, weights_ref, refs = refs[:2], refs[2:4], refs[4], refs[5:]
-    means_ref, refs = refs[0] if has_means else None, refs[has_means:]
-    losses, grads = refs[0], refs[1:]
-    chunk = pl.program_id(0)
-
-    def matrix(ref, sizes):
-      rows, others = (jnp.arange(x, dtype=jnp.int32) for x in sizes)
-      mask = rows[:, None] < ref.shape[1]
-      mask &= others[None, :] < ref.shape[2]
-      at = ref.at[chunk, rows[:, None], others[None, :]]
-      return plt.load(at, mask=mask, other=0.0)
-
-    def looked_up(i, size):
-      places = jnp.arange(size, dtype=jnp.int32)
-      is_there = places < id_refs[i].shape[1]
-      at = id_refs[i].at[chunk, places]
-      beyond = tables[i].shape[0]
-      return plt.load(at, mask=is_there, other=beyond)
-
-    def block(i, rows, start):
-      at = start + jnp.arange(columns, dtype=jnp.int32)
-      mask = (rows[:, None] < tables[i].shape[0]) & (at[None, :] < dim)
-      at = tables[i].at[rows[:, None], at[None, :]]
-      return plt.load(at, mask=mask, other=0.0)
-
-    def write(i, size, start, values):
-      places = jnp.arange(size, dtype=jnp.int32)
-      at = start + jnp.arange(columns, dtype=jnp.int32)
-      mask = (places[:, None] < grads[i].shape[1]) & (at[None, :] < dim)
-      at = grads[i].at[chunk, places[:, None], at[None, :]]
-      plt.store(at, values, mask=mask)
-
-    means = None
-    if has_means:
-      means = matrix(means_ref, (num_centers, num_inputs))
-    left_ids = looked_up(0, num_inputs)
-    right_ids = looked_up(1, num_outputs)
-
-    def factors(start):
-      left, right = block(0, left_ids, start), block(1, right_ids, start)
-      if has_means:
-        left = plt.dot(means, left)
-      return left, right
-
-    scores = jnp.zeros((num_centers, num_outputs), jnp.float32)
-    for start in starts:
-      left, right = factors(start)
-      scores += plt.dot(left, right, trans_b=True)
-    labels = jnp.arange(num_outputs, dtype=jnp.int32) < found.num_positive
-    labels = jnp.broadcast_to(labels.astype(jnp.float32)[None], scores.shape)
-    weights = matrix(weights_ref, scores.shape)
-    values, slopes_of = jax.vjp(lambda x: loss_of(x, labels), scores)
-    losses[chunk] = jnp.sum(weights * values)
-    slopes = slopes_of(weights)[0]
-    for start in starts:
-      if len(starts) > 1:
-        left, right = factors(start)
-      d_left = plt.dot(slopes, right)
-      if has_means:
-        d_left = plt.dot(means, d_left, trans_a=True)
-      write(0, size=num_inputs, start=start, values=d_left)
-      write(
-        1,
-        size=num_outputs,
-        start=start,
-        values=plt.dot(slopes, left, trans_a=True),
+    (left, right, *id_refs, weights), refs = refs[:5], refs[5:]
+    losses, *grads = refs[len(means) :]
+    chunk = _Chunk(triton=plt, index=pl.program_id(0), columns=columns)
+    sides = [
+      _Side(table, chunk.ids(x, size, beyond=table.shape[0]), out)
+      for table, x, size, out in zip(
+        (left, right), id_refs, sizes, grads, strict=True
       )
+    ]
+    shape = _size(found.weights.shape[1]), sizes[1]
+    losses[chunk.index] = _differentiate(
+      chunk,
+      sides,
+      means=chunk.matrix(refs[0], (shape[0], sizes[0])) if means else None,
+      weights=chunk.matrix(weights, shape),
+      loss_of=functools.partial(_loss, loss_of, found.num_positive),
+    )
 
   kernel.__name__ = 'window_products'  # in traces
   shapes = (num,), *((*x.shape, dim) for x in ids)
-  inputs = *vectors, *ids, found.weights, *([found.means] if has_means else [])
-  num_warps = max(num_inputs, num_outputs) * columns // _WARP_NUMBERS
+  num_warps = max(sizes) * columns // _WARP_NUMBERS
   return pl.pallas_call(
     kernel,
     grid=num,
@@ -186,4 +133,82 @@ def products(
       num_warps=min(8, max(1, num_warps)), num_stages=1
     ),
     interpret=interpret,
-  )(*inputs)
+  )(*vectors, *ids, found.weights, *means)
+
+
+def _loss(loss_of, num_positive, scores):
+  labels = jnp.arange(scores.shape[1], dtype=jnp.int32) < num_positive
+  labels = jnp.broadcast_to(labels.astype(jnp.float32)[None], scores.shape)
+  return loss_of(scores, labels)
+
+
+class _Side(NamedTuple):
+  """Rows of a chunk that are looked up in one table."""
+
+  table: Any
+  ids: jax.Array  # [n], padded
+  grads: Any  # [k, v, dim]
+
+
+class _Chunk(NamedTuple):
+  """A program of the kernel, and how it reads and writes its chunk's arrays."""
+
+  triton: Any
+  index: jax.Array
+  columns: int  # of a block
+
+  def ids(self, ref: Any, size: int, beyond: int) -> jax.Array:
+    """[size], ids of the chunk, then what is beyond the vocabulary."""
+    at = jnp.arange(size, dtype=jnp.int32)
+    mask = at < ref.shape[1]
+    return self.triton.load(ref.at[self.index, at], mask=mask, other=beyond)
+
+  def matrix(self, ref: Any, shape: tuple[int, int]) -> jax.Array:
+    """A matrix of the chunk, padded with zeros."""
+    rows, columns = (jnp.arange(x, dtype=jnp.int32) for x in shape)
+    mask = rows[:, None] < ref.shape[1]
+    mask &= columns[None, :] < ref.shape[2]
+    at = ref.at[self.index, rows[:, None], columns[None, :]]
+    return self.triton.load(at, mask=mask, other=0.0)
+
+  def rows(self, side: _Side, start: int) -> jax.Array:
+    """Columns of rows, from `start` on."""
+    (vocab, dim), ids = side.table.shape, side.ids[:, None]
+    at = (start + jnp.arange(self.columns, dtype=jnp.int32))[None, :]
+    mask = (ids < vocab) & (at < dim)
+    return self.triton.load(side.table.at[ids, at], mask=mask, other=0.0)
+
+  def put_grads(self, side: _Side, start: int, values: jax.Array) -> None:
+    """Writes gradients of such columns."""
+    _, num, dim = side.grads.shape
+    rows = jnp.arange(len(values), dtype=jnp.int32)[:, None]
+    at = (start + jnp.arange(self.columns, dtype=jnp.int32))[None, :]
+    mask = (rows < num) & (at < dim)
+    to = side.grads.at[self.index, rows, at]
+    self.triton.store(to, values, mask=mask)
+
+
+def _differentiate(chunk, sides, means, weights, loss_of):
+  """Writes the gradients of a chunk's rows; returns its loss."""
+  dot = chunk.triton.dot
+  starts = range(0, sides[0].table.shape[1], chunk.columns)
+
+  def factors(start):
+    left, right = (chunk.rows(side, start) for side in sides)
+    return left if means is None else dot(means, left), right
+
+  scores = jnp.zeros(weights.shape, jnp.float32)
+  for start in starts:
+    left, right = factors(start)
+    scores += dot(left, right, trans_b=True)
+  values, slopes_of = jax.vjp(loss_of, scores)
+  slopes = slopes_of(weights)[0]
+  for start in starts:
+    if len(starts) > 1:
+      left, right = factors(start)
+    d_left = dot(slopes, right)
+    if means is not None:
+      d_left = dot(means, d_left, trans_a=True)
+    chunk.put_grads(sides[0], start, d_left)
+    chunk.put_grads(sides[1], start, dot(slopes, left, trans_a=True))
+  return jnp.sum(weights * values)
