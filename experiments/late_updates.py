@@ -132,8 +132,8 @@ def _slopes_late(scores, weights):
 
 
 @numba.njit(**rows.JIT)
-def _descend_late(table, slots, ids, grads, rule, chunk):
-  _descend(table, slots, ids, grads, rule, chunk)
+def _descend_late(table, chunk, ids, number):
+  _descend(table, chunk, ids, number)
   ffi.add(ffi.address(_PLACE), _HALVES, 1)
 
 

@@ -12,7 +12,7 @@ import ml_collections
 
 from jaxemb import errors
 from jaxemb.config import kinds
-from jaxemb.kernels.cpu import support
+from jaxemb.kernels.cpu import ahead
 
 # More threads train on rows too stale to converge (experiments/cores.py).
 MAX_THREADS = 64
@@ -121,7 +121,7 @@ def can_fuse(
   m, t = config.model, config.table
   return (
     _has_kernels(config, platform, mesh)
-    and support.takes_steps(
+    and ahead.takes_steps(
       model=m.name,
       loss=m.loss,
       dtype=t.dtype,

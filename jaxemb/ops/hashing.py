@@ -16,6 +16,15 @@ def hashed(x):
 
 
 @numba.njit(nogil=True, cache=True)
+def mix(x):
+  """`ops.sampling._mix`, 32 bits; products of numba have 64 until cut."""
+  x = np.uint32(x)
+  x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
+  x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x735A2D97))
+  return np.uint32(x ^ (x >> np.uint32(15)))
+
+
+@numba.njit(nogil=True, cache=True)
 def permuted(index: int, size: int, key: np.uint64) -> int:
   """Returns where a keyed permutation of 0..size-1 sends `index`.
 

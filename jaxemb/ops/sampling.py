@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numba
 import numpy as np
 
+from jaxemb.ops import hashing
+
 _ENTRIES = 64  # of an alias table in a line of it
 
 # (scores [...], labels [...] 0 or 1) -> nats [...]
@@ -133,20 +135,11 @@ def uniform_rows(
 
 
 @numba.njit(nogil=True, cache=True)
-def _mix_one(x):
-  """As `_mix`; products of numba have 64 bits until cut."""
-  x = np.uint32(x)
-  x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
-  x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x735A2D97))
-  return np.uint32(x ^ (x >> np.uint32(15)))
-
-
-@numba.njit(nogil=True, cache=True)
 def _fill(first, second, columns, scale, out):
   """Writes what `uniform_rows` has: NumPy takes ten times as long."""
   for i in range(first.size):
     for k in range(columns.size):
-      bits = _mix_one(_mix_one(first[i] + columns[k]) ^ second[i])
+      bits = hashing.mix(hashing.mix(first[i] + columns[k]) ^ second[i])
       unit = np.float32(bits >> np.uint32(8)) * np.float32(2**-23)
       out[i, k] = scale * (unit - np.float32(1))
 

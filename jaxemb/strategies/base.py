@@ -273,12 +273,18 @@ def training_step(
     state = TrainState(tables, params, optimizer)
   sums = counts | {k: measured * aux.metrics[k] for k in model.metrics}
   examples = measured * aux.examples
-  return state, _added(
+  return state, added(
     metrics, context.index, value, examples=examples, sums=sums
   )
 
 
-def _added(metrics, index, value, examples, sums):
+def added(
+  metrics: StepMetrics,
+  index: jax.Array,
+  value: jax.Array,
+  examples: jax.Array,
+  sums: Mapping[str, jax.Array],
+) -> StepMetrics:
   """Returns the metrics of a dispatch after step `index`."""
   is_bad = ~jnp.isfinite(value) & (metrics.first_bad_step < 0)
   return StepMetrics(

@@ -15,15 +15,29 @@ import sys
 from llvmlite import binding
 
 
+def takes_steps(model: str, loss: str, dtype: str, optimizer: str) -> bool:
+  """Whether a kernel takes whole steps, by names in the settings.
+
+  A loss of the user's own is left to XLA.
+  """
+  return (
+    model in ('skipgram', 'cbow')
+    and loss in ('negative_sampling', 'hierarchical_softmax')
+    and dtype in ('float32', 'bfloat16')
+    and optimizer in ('sgd', 'adagrad')
+  )
+
+
 @functools.cache
 def source() -> str:
   """Returns a digest of the source of kernels, of the compiler and the CPU.
 
   numba looks at one file to tell whether what it has compiled before is still
-  right; a kernel is made of several, of which one is not in this folder.
+  right; a kernel is made of several, of which two are not in this folder.
   """
   folder = pathlib.Path(__file__).parent
-  paths = *sorted(folder.glob('*.py')), folder.parents[1] / 'ops' / 'memory.py'
+  ops = folder.parents[1] / 'ops'
+  paths = *sorted(folder.glob('*.py')), ops / 'memory.py', ops / 'hashing.py'
   texts = [x.read_bytes() for x in paths]
   names = (
     sys.version,

@@ -11,20 +11,20 @@ chunk in its cache:
 Chunks know nothing of each other, so that gradients have the same bits with any
 number of threads.
 
-The buffers of a call: arguments are rows [k 2 m, d] float32, m = c + N, sources
-first; ids [k, 2 m] int32, weights [k, c] float32, the kernel's number [1] int32
-and the number of nodes [1] int32, from which on ids are padding. Results are
-gradients of rows, losses [k, 16] and scratch [threads, n].
+A call (`turns`) is given rows [k 2 m, d] float32, m = c + N, sources first; ids
+[k, 2 m] int32, weights [k, c] float32, and the number of nodes [1] int32, from
+which on ids are padding. It makes gradients of rows and losses [k, 16].
 """
+
+from typing import NamedTuple
 
 import numba
 import numpy as np
 
-from jaxemb.kernels.cpu import ffi, rows, tiles
+from jaxemb.kernels.cpu import ffi, rows, tiles, turns
 
-KERNEL = 3  # of the arguments
-GRADS, LOSSES, SCRATCH = range(3)  # of the results
-_ROWS, _IDS, _WEIGHTS, _VOCAB = 0, 1, 2, 4
+_ROWS, _IDS, _WEIGHTS, _VOCAB = range(turns.GIVEN, turns.GIVEN + 4)
+_GRADS, _LOSSES = range(turns.RESULTS, turns.RESULTS + 2)
 _NEVER = np.float32(-1e9)  # the score of what does not count
 
 
@@ -141,86 +141,101 @@ def _by_columns(scores, numbers, drawn, others, weights, vocab, room, out):
   return loss
 
 
+class _Side(NamedTuple):
+  """Addresses of some rows of a chunk, and of their gradients."""
+
+  rows: np.ndarray
+  grads: np.ndarray
+
+
 @numba.njit(**rows.INLINE)
-def softmax(frame, first, stop, scratch):
+def _take_side(place, num):
+  addresses, rest = rows.take_vector(place, num, np.uintp)
+  of_grads, rest = rows.take_vector(rest, num, np.uintp)
+  return _Side(addresses, of_grads), rest
+
+
+@numba.njit(**rows.JIT)
+def _point(tables, spares, first, num, side):
+  """Writes addresses of `num` rows from `first` on, then of spare rows."""
+  for k in range(2):
+    table, out = tables[k], side[k]
+    start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
+    for i in range(out.size):
+      address = start + np.uint64(first + i) * size
+      out[i] = address if i < num else np.uint64(spares[k].ctypes.data)
+
+
+@numba.njit(**rows.JIT)
+def _add_grads(slopes, others, sides, sizes, ones, dim):
+  """Adds to gradients of rows, by slopes of their scores."""
+  lefts, rights, drawn = sides
+  chunk, size, tile = sizes[0], sizes[1], tiles.SIZE
+  draws = size - chunk
+  # What is beyond has no slope.
+  slopes[chunk:] = 0
+  slopes[:, size:] = 0
+  others[chunk:] = 0
+  for i in range(0, lefts.rows.size, tile):
+    tiles.add_rows(
+      slopes, i, 0, 0, rights.rows, 0, size, lefts.grads, i, ones, dim
+    )
+    tiles.add_rows(
+      others, i, 0, 0, drawn.rows, 0, draws, rights.grads, i, ones, dim
+    )
+  for j in range(0, rights.rows.size, tile):
+    tiles.add_columns(
+      slopes, 0, j, 0, lefts.rows, 0, chunk, rights.grads, j, ones, dim
+    )
+  for j in range(0, drawn.rows.size, tile):
+    tiles.add_columns(
+      others, 0, j, 0, rights.rows, 0, chunk, drawn.grads, j, ones, dim
+    )
+
+
+def softmax(frame, first, stop, scratch, result):
   """All edges of the chunks `first` to `stop`."""
   given = ffi.matrix(frame, ffi.ARGUMENTS, _ROWS, np.float32)
   ids = ffi.matrix(frame, ffi.ARGUMENTS, _IDS, np.int32)
   weights = ffi.matrix(frame, ffi.ARGUMENTS, _WEIGHTS, np.float32)
   vocab = ffi.vector(frame, ffi.ARGUMENTS, _VOCAB, np.int32)[0]
-  grads = ffi.matrix(frame, ffi.RESULTS, GRADS, np.float32)
-  losses = ffi.matrix(frame, ffi.RESULTS, LOSSES, np.float32)
-  room = ffi.matrix(frame, ffi.RESULTS, SCRATCH, np.float32).shape[1]
+  grads = ffi.matrix(frame, ffi.RESULTS, _GRADS, np.float32)
+  losses = ffi.matrix(frame, ffi.RESULTS, _LOSSES, np.float32)
+  room = ffi.matrix(frame, ffi.RESULTS, turns.SCRATCH, np.float32).shape[1]
   scratch_stop = scratch + np.uintp(4 * room)
   chunk, both, dim = weights.shape[1], ids.shape[1], given.shape[1]
   size, tile = both // 2, tiles.SIZE
-  draws = size - chunk
   num_left, num_right = rows.padded(chunk, tile), rows.padded(size, tile)
-  num_drawn = rows.padded(draws, tile)
+  num_drawn = rows.padded(size - chunk, tile)
   scores, scratch = rows.take(scratch, num_left, num_right)
   others, scratch = rows.take(scratch, num_left, num_drawn)
   exps, scratch = rows.take(scratch, num_left, num_left)
   slopes, scratch = rows.take(scratch, num_left, num_right)
-  zeros, scratch = rows.take(scratch, 1, dim)
-  unused, scratch = rows.take(scratch, 1, dim)
-  lefts, scratch = rows.take_vector(scratch, num_left, np.uintp)
-  rights, scratch = rows.take_vector(scratch, num_right, np.uintp)
-  drawn, scratch = rows.take_vector(scratch, num_drawn, np.uintp)
-  left_out, scratch = rows.take_vector(scratch, num_left, np.uintp)
-  right_out, scratch = rows.take_vector(scratch, num_right, np.uintp)
-  drawn_out, scratch = rows.take_vector(scratch, num_drawn, np.uintp)
+  spares, scratch = rows.take(scratch, 2, dim)  # zeros, and not used
+  lefts, scratch = _take_side(scratch, num_left)
+  rights, scratch = _take_side(scratch, num_right)
+  drawn, scratch = _take_side(scratch, num_drawn)
   ones, scratch = rows.take_vector(scratch, num_right, np.float32)
-  tops, scratch = rows.take_vector(scratch, num_left, np.float32)
-  totals, scratch = rows.take_vector(scratch, num_left, np.float32)
-  scales, scratch = rows.take_vector(scratch, num_left, np.float32)
-  arrays = tops, totals, scales, exps
+  columns, scratch = rows.take(scratch, 3, num_left)
   if scratch > scratch_stop:
     return
   ones[:] = 1
-  zeros[:] = 0
+  spares[0] = 0
   for g in range(first, stop):
     start = g * both
-    _point(given, start, chunk, zeros, lefts)
-    _point(given, start + size, size, zeros, rights)
-    _point(given, start + chunk, draws, zeros, drawn)
-    _point(grads, start, chunk, unused, left_out)
-    _point(grads, start + size, size, unused, right_out)
-    _point(grads, start + chunk, draws, unused, drawn_out)
     grads[start : start + both] = 0
-    for i in range(0, num_left, tile):
-      for j in range(0, num_right, tile):
-        tiles.scores(lefts, i, rights, j, dim, scores, i, j)
-    for j in range(0, num_left, tile):
-      for i in range(0, num_drawn, tile):
-        tiles.scores(rights, j, drawn, i, dim, others, j, i)
+    _point((given, grads), spares, start, chunk, lefts)
+    _point((given, grads), spares, start + size, size, rights)
+    _point((given, grads), spares, start + chunk, size - chunk, drawn)
+    rows.score(lefts.rows, rights.rows, dim, scores)
+    rows.score(rights.rows, drawn.rows, dim, others)
     sources, targets = ids[g, :chunk], ids[g, size : size + chunk]
     loss = _by_rows(scores, targets, ids[g, size:], weights[g], vocab, slopes)
     loss += _by_columns(
-      scores, sources, others, ids[g, chunk:size], weights[g], vocab, arrays,
-      slopes,
+      scores, sources, others, ids[g, chunk:size], weights[g], vocab,
+      (columns[0], columns[1], columns[2], exps), slopes,
     )  # fmt: skip
-    # What is beyond has no slope.
-    slopes[chunk:] = 0
-    slopes[:, size:] = 0
-    others[chunk:] = 0
-    for i in range(0, num_left, tile):
-      tiles.add_rows(slopes, i, 0, 0, rights, 0, size, left_out, i, ones, dim)
-      tiles.add_rows(others, i, 0, 0, drawn, 0, draws, right_out, i, ones, dim)
-    for j in range(0, num_right, tile):
-      tiles.add_columns(
-        slopes, 0, j, 0, lefts, 0, chunk, right_out, j, ones, dim
-      )
-    for j in range(0, num_drawn, tile):
-      tiles.add_columns(
-        others, 0, j, 0, rights, 0, chunk, drawn_out, j, ones, dim
-      )
+    sides = lefts, rights, drawn
+    _add_grads(slopes, others, sides, (chunk, size), ones, dim)
     losses[g, 0] = loss
-
-
-@numba.njit(**rows.JIT)
-def _point(table, first, num, spare, out):
-  """Addresses of rows from `first` on, then of `spare`."""
-  start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
-  for i in range(out.size):
-    address = start + np.uint64(first + i) * size
-    out[i] = address if i < num else np.uint64(spare.ctypes.data)
+  turns.report(result, 0.0, 0.0)

@@ -14,11 +14,18 @@ pairs:
 
 Losses cost more than all the rest, so they are those of every 64th chunk.
 
-In all functions tables are [vocab, dim], float32 or the bits of bfloat16, with
-optimizer state [vocab] or [1] float32; ids are int32, of a step's k chunks;
-`left` and `right` [k, c] uint8 are the contexts on both sides of each center,
-at most W. They take the chunks `first` to `stop`, and write the loss, in nats,
-and the number of its examples.
+The buffers of a call (`turns`). Given are `left` and `right` [k, c] uint8, the
+contexts on both sides of each center, at most W; then
+
+  numbers     [3] float32, learning rate, parameter of `rows.Table`, and K
+  integers    [5] int32, `rows.Table` from `optimizer` to `is_stochastic`, and
+              whether hierarchical softmax averages: CBOW
+  brakes      those of `rows.Table`, of both tables
+  ids         int32, of the step's k chunks: windows [k, c + 2 W], then draws
+              [k, N] or `exits`, `firsts` and `deep` of `ops.huffman.Split`
+
+Changed are the vectors of both tables and their optimizer states. Kernels write
+the loss, in nats, and the number of its examples.
 """
 
 import math
@@ -27,29 +34,30 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from jaxemb.kernels.cpu import ffi, rows, tiles
+from jaxemb.kernels.cpu import ffi, rows, tiles, turns
 
 _LOSS_EVERY_CHUNKS = 64
+
+
+_LEFT, _RIGHT, _NUMBERS, _INTEGERS, _BRAKES, _, _IDS = range(
+  turns.GIVEN, turns.GIVEN + 7
+)
+_VECTORS, _STATE = turns.RESULTS, turns.RESULTS + 2
 
 
 class Call(NamedTuple):
   """What every kernel takes of a call."""
 
-  inputs: np.ndarray
-  outputs: np.ndarray
-  input_state: np.ndarray
-  output_state: np.ndarray
+  inputs: rows.Table
+  outputs: rows.Table
   left: np.ndarray
   right: np.ndarray
-  negatives: np.float32  # K, for each pair
+  negatives: np.float32
   averages: bool  # of trees: whether they are of CBOW
-  input_rule: rows.Rule
-  output_rule: rows.Rule
-  first: int
+  first: int  # chunk
   stop: int
   scratch: int  # the address of zeros
   scratch_stop: int  # and that of what follows them
-  result: int  # the address of loss and examples, two float64
 
 
 def num_scratch(spec: Any, longest: int) -> int:
@@ -146,81 +154,131 @@ def _target_weights(left, right, centers, draws, factor, out):
       row[tiles.SIZE + j] = has_context * factor * differs
 
 
+@numba.njit(**rows.INLINE)
+def _table(frame, number, kind):
+  """The table of inputs, 0, or of outputs, 1."""
+  numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
+  integers = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)
+  return rows.Table(
+    ffi.matrix(frame, ffi.RESULTS, _VECTORS + number, kind),
+    ffi.vector(frame, ffi.RESULTS, _STATE + number, np.float32),
+    np.int64(integers[0]),
+    numbers[0],
+    numbers[1],
+    np.uint32(integers[1]),
+    np.uint32(integers[2]),
+    integers[3] != 0,
+    ffi.vector(frame, ffi.ARGUMENTS, _BRAKES + number, np.float32),
+  )
+
+
+@numba.njit(**rows.INLINE)
+def _call(frame, kind, first, stop, scratch):
+  numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
+  integers = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)
+  room = ffi.matrix(frame, ffi.RESULTS, turns.SCRATCH, np.float32)
+  return Call(
+    _table(frame, 0, kind),
+    _table(frame, 1, kind),
+    ffi.matrix(frame, ffi.ARGUMENTS, _LEFT, np.uint8),
+    ffi.matrix(frame, ffi.ARGUMENTS, _RIGHT, np.uint8),
+    numbers[2],
+    integers[4] != 0,
+    np.intp(first),
+    np.intp(stop),
+    scratch,
+    scratch + np.uintp(4 * room.shape[1]),
+  )
+
+
+@numba.njit(**rows.INLINE)
+def _ids(frame, number):
+  return ffi.matrix(frame, ffi.ARGUMENTS, _IDS + number, np.int32)
+
+
+@numba.njit(**rows.INLINE)
+def _sizes(call, windows, draws):
+  """K / N, W, and padded: centers, draws, and what a tile has of a window."""
+  chunk, tile, num_draws = call.left.shape[1], tiles.SIZE, draws.shape[1]
+  factor, window = call.negatives / num_draws, (windows.shape[1] - chunk) // 2
+  num_left, num_right = rows.padded(chunk, tile), rows.padded(num_draws, tile)
+  band = rows.padded(tile + 2 * window, tile)
+  return np.float32(factor), window, num_left, num_right, band
+
+
 @numba.njit(**rows.JIT)
-def _add_bands(weights, band, given, out, rates, dim):
+def _score_bands(centers, others, band, met, scores, dim):
+  """Scores of each tile of centers with its window, then with all draws.
+
+  Rows are given by their addresses, of which `met` gets those for each tile.
+  """
+  tile, num_columns = tiles.SIZE, scores.shape[1]
+  for g in range(0, centers.size, tile):
+    own = g // tile * num_columns
+    for y in range(band):
+      met[own + y] = others[g + y]
+    for y in range(band, num_columns):
+      met[own + y] = others[centers.size - tile + y]
+    for y in range(0, num_columns, tile):
+      tiles.scores(centers, g, met, own + y, dim, scores, g, y)
+
+
+@numba.njit(**rows.JIT)
+def _add_bands(weights, band, sources, words, dim):
   """Adds to rows of windows what the tiles of centers that meet them give."""
-  tile, num_left = tiles.SIZE, given.size
+  tile, num_left = tiles.SIZE, sources.size
   for j in range(0, num_left - tile + band, tile):
     first, last = max(0, j - band + tile), min(j + tile, num_left)
     tiles.add_columns(
-      weights, first, j - first, -tile, given, first, last - first, out, j,
-      rates, dim,
+      weights, first, j - first, -tile, sources, first, last - first,
+      words.targets, j, words.rates, dim,
+    )  # fmt: skip
+
+
+@numba.njit(**rows.JIT)
+def _add_draws(weights, band, sources, others, dim):
+  """Adds to rows of draws, the last ones of `others`, what all centers give."""
+  first = others.ids.size - weights.shape[1]
+  for y in range(band, weights.shape[1], tiles.SIZE):
+    tiles.add_columns(
+      weights, 0, y, 0, sources, 0, sources.size, others.targets, first + y,
+      others.rates, dim,
     )  # fmt: skip
 
 
 @numba.njit(**rows.INLINE)
-def skipgram(call, windows, draws):
-  """Skip-gram with negative sampling.
-
-  `windows` are [k, c + 2 W], `draws` [k, N].
-  """
-  inputs, outputs, scratch = call.inputs, call.outputs, call.scratch
+def _skipgram(call, windows, draws):
+  inputs, outputs = call.inputs, call.outputs
   left, right = call.left, call.right
-  input_rule, output_rule = call.input_rule, call.output_rule
-  chunk, width = left.shape[1], windows.shape[1]
-  window, num_draws = (width - chunk) // 2, draws.shape[1]
-  tile, dim = tiles.SIZE, inputs.shape[1]
-  factor = np.float32(call.negatives / num_draws)
-  num_left, num_right = rows.padded(chunk, tile), rows.padded(num_draws, tile)
-  band = rows.padded(tile + 2 * window, tile)
+  factor, window, num_left, num_right, band = _sizes(call, windows, draws)
+  chunk, dim, tile = left.shape[1], inputs.vectors.shape[1], tiles.SIZE
   # What a tile has beyond the window, or the draws, has no weight.
-  num_words = num_left - tile + band
-  num_rows, num_columns = num_words + num_right, band + num_right
-  size = rows.padded(dim, tiles.LANES)
-  a, scratch = rows.take(scratch, num_left, size)
-  b, scratch = rows.take(scratch, num_rows, size)
-  a_grads, scratch = rows.take(scratch, num_left, size)
-  b_grads, scratch = rows.take(scratch, num_rows, size)
+  num_words, num_columns = num_left - tile + band, band + num_right
+  centers, scratch = rows.take_rows(call.scratch, num_left, dim)
+  others, scratch = rows.take_rows(scratch, num_words + num_right, dim)
   scores, scratch = rows.take(scratch, num_left, num_columns)
   weights, scratch = rows.take(scratch, num_left, num_columns)
   marks, scratch = rows.take_vector(scratch, 256, np.int32)
-  centers, scratch = rows.take_vector(scratch, num_left, np.int32)
-  ids, scratch = rows.take_vector(scratch, num_rows, np.int32)
-  # Addresses of rows, of those that each tile meets, and of what changes.
-  a_rows, scratch = rows.take_vector(scratch, num_left, np.uintp)
-  b_rows, scratch = rows.take_vector(scratch, num_rows, np.uintp)
   num_met = num_left // tile * num_columns
   met, scratch = rows.take_vector(scratch, num_met, np.uintp)
-  a_out, scratch = rows.take_vector(scratch, num_left, np.uintp)
-  b_out, scratch = rows.take_vector(scratch, num_rows, np.uintp)
-  a_rates, scratch = rows.take_vector(scratch, num_left, np.float32)
-  b_rates, scratch = rows.take_vector(scratch, num_rows, np.float32)
   columns, scratch = rows.take_vector(scratch, band, np.float32)
   if scratch > call.scratch_stop:
-    return
-  marks[:] = 0
-  centers[:] = rows.NO_ID
-  ids[:] = rows.NO_ID
+    return np.nan, np.nan
+  for chunk_rows in (centers, others):
+    rows.reset(chunk_rows)
   rows.count(columns)
   loss = examples = 0.0
   for i in range(call.first, call.stop):
     if i + 1 < call.stop:
-      rows.prefetch(inputs, windows[i + 1, window : window + chunk])
-      rows.prefetch(outputs, windows[i + 1])
-      rows.prefetch(outputs, draws[i + 1])
-    rows.copy(windows[i, window : window + chunk], centers, 0)
-    rows.copy(windows[i], ids, 0)
-    rows.copy(draws[i], ids, num_words)
-    rows.gather(inputs, centers, a, a_rows)
-    rows.find(outputs, ids, b, b_rows)
-    for g in range(0, num_left, tile):
-      own = g // tile * num_columns
-      for y in range(band):
-        met[own + y] = b_rows[g + y]
-      for y in range(num_right):
-        met[own + band + y] = b_rows[num_words + y]
-      for y in range(0, num_columns, tile):
-        tiles.scores(a_rows, g, met, own + y, dim, scores, g, y)
+      rows.prefetch(inputs.vectors, windows[i + 1, window : window + chunk])
+      rows.prefetch(outputs.vectors, windows[i + 1])
+      rows.prefetch(outputs.vectors, draws[i + 1])
+    rows.copy(windows[i, window : window + chunk], centers.ids, 0)
+    rows.copy(windows[i], others.ids, 0)
+    rows.copy(draws[i], others.ids, num_words)
+    rows.gather(inputs, centers, centers.ids)
+    rows.find(outputs, others, others.ids)
+    _score_bands(centers.sources, others.sources, band, met, scores, dim)
     one = np.float32(1)
     _context_weights(left[i], right[i], window, -one, False, columns, weights)
     _negative_weights(
@@ -231,123 +289,101 @@ def skipgram(call, windows, draws):
       for x in range(chunk):
         examples += np.int64(left[i, x]) + np.int64(right[i, x])
     rows.slopes(scores.reshape(-1), weights.reshape(-1))
-    rows.aim(inputs, centers, input_rule, a_grads, a_out, a_rates)
-    rows.aim(outputs, ids, output_rule, b_grads, b_out, b_rates)
+    rows.aim(inputs, centers, centers.ids)
+    rows.aim(outputs, others, others.ids)
     for g in range(0, num_left, tile):
       tiles.add_rows(
-        scores, g, 0, 0, met, g // tile * num_columns, num_columns, a_out, g,
-        a_rates, dim,
+        scores, g, 0, 0, met, g // tile * num_columns, num_columns,
+        centers.targets, g, centers.rates, dim,
       )  # fmt: skip
-    _add_bands(scores, band, a_rows, b_out, b_rates, dim)
-    for y in range(0, num_right, tile):
-      tiles.add_columns(
-        scores, 0, band + y, 0, a_rows, 0, num_left, b_out, num_words + y,
-        b_rates, dim,
-      )  # fmt: skip
-    rows.descend(inputs, call.input_state, centers, a_grads, input_rule, 2 * i)
-    rows.descend(
-      outputs, call.output_state, ids, b_grads, output_rule, 2 * i + 1
-    )
-  ffi.put(call.result, 0, loss, np.float64)
-  ffi.put(call.result, 8, examples, np.float64)
+    _add_bands(scores, band, centers.sources, others, dim)
+    _add_draws(scores, band, centers.sources, others, dim)
+    rows.descend(inputs, centers, centers.ids, 2 * i)
+    rows.descend(outputs, others, others.ids, 2 * i + 1)
+  return loss, examples
 
 
 @numba.njit(**rows.INLINE)
-def cbow(call, windows, draws):
-  """CBOW with negative sampling.
-
-  Takes what `skipgram` takes.
-  """
-  inputs, outputs, scratch = call.inputs, call.outputs, call.scratch
+def _cbow(call, windows, draws):
+  inputs, outputs = call.inputs, call.outputs
   left, right = call.left, call.right
-  input_rule, output_rule = call.input_rule, call.output_rule
-  chunk, width = left.shape[1], windows.shape[1]
-  window, num_draws = (width - chunk) // 2, draws.shape[1]
-  tile, dim = tiles.SIZE, inputs.shape[1]
-  factor = np.float32(call.negatives / num_draws)
-  num_left, num_right = rows.padded(chunk, tile), rows.padded(num_draws, tile)
-  band = rows.padded(tile + 2 * window, tile)
-  num_words, num_rows = num_left - tile + band, num_left + num_right
-  size, num_columns = rows.padded(dim, tiles.LANES), tile + num_right
-  words, scratch = rows.take(scratch, num_words, size)
-  a, scratch = rows.take(scratch, num_left, size)
-  b, scratch = rows.take(scratch, num_rows, size)
-  word_grads, scratch = rows.take(scratch, num_words, size)
-  a_grads, scratch = rows.take(scratch, num_left, size)
-  b_grads, scratch = rows.take(scratch, num_rows, size)
+  factor, window, num_left, num_right, band = _sizes(call, windows, draws)
+  chunk, dim, tile = left.shape[1], inputs.vectors.shape[1], tiles.SIZE
+  num_words, num_columns = num_left - tile + band, tile + num_right
+  words, scratch = rows.take_rows(call.scratch, num_words, dim)
+  means, scratch = rows.take_rows(scratch, num_left, dim)
+  others, scratch = rows.take_rows(scratch, num_left + num_right, dim)
   scores, scratch = rows.take(scratch, num_left, num_columns)
   weights, scratch = rows.take(scratch, num_left, num_columns)
   shares, scratch = rows.take(scratch, num_left, band)
-  word_ids, scratch = rows.take_vector(scratch, num_words, np.int32)
-  # Those of the output rows.
-  ids, scratch = rows.take_vector(scratch, num_rows, np.int32)
-  word_rows, scratch = rows.take_vector(scratch, num_words, np.uintp)
-  a_rows, scratch = rows.take_vector(scratch, num_left, np.uintp)
-  b_rows, scratch = rows.take_vector(scratch, num_rows, np.uintp)
-  word_out, scratch = rows.take_vector(scratch, num_words, np.uintp)
-  a_out, scratch = rows.take_vector(scratch, num_left, np.uintp)
-  b_out, scratch = rows.take_vector(scratch, num_rows, np.uintp)
-  word_rates, scratch = rows.take_vector(scratch, num_words, np.float32)
-  b_rates, scratch = rows.take_vector(scratch, num_rows, np.float32)
-  ones, scratch = rows.take_vector(scratch, num_left, np.float32)
   columns, scratch = rows.take_vector(scratch, band, np.float32)
   if scratch > call.scratch_stop:
-    return
-  word_ids[:] = rows.NO_ID
-  ids[:] = rows.NO_ID
+    return np.nan, np.nan
+  for chunk_rows in (words, means, others):
+    rows.reset(chunk_rows)
   rows.count(columns)
-  rows.point(a, a_rows)
-  rows.point(a_grads, a_out)
-  ones[:] = 1
   loss = examples = 0.0
   for i in range(call.first, call.stop):
     if i + 1 < call.stop:
-      rows.prefetch(inputs, windows[i + 1])
-      rows.prefetch(outputs, windows[i + 1, window : window + chunk])
-      rows.prefetch(outputs, draws[i + 1])
-    rows.copy(windows[i], word_ids, 0)
-    rows.copy(windows[i, window : window + chunk], ids, 0)
-    rows.copy(draws[i], ids, num_left)
-    rows.find(inputs, word_ids, words, word_rows)
-    rows.find(outputs, ids, b, b_rows)
+      rows.prefetch(inputs.vectors, windows[i + 1])
+      rows.prefetch(outputs.vectors, windows[i + 1, window : window + chunk])
+      rows.prefetch(outputs.vectors, draws[i + 1])
+    rows.copy(windows[i], words.ids, 0)
+    rows.copy(windows[i, window : window + chunk], others.ids, 0)
+    rows.copy(draws[i], others.ids, num_left)
+    rows.find(inputs, words, words.ids)
+    rows.find(outputs, others, others.ids)
     one = np.float32(1)
     _context_weights(left[i], right[i], window, one, True, columns, shares)
-    a[:] = 0
-    for g in range(0, num_left, tile):
-      tiles.add_rows(shares, g, 0, 0, word_rows, g, band, a_rows, g, ones, dim)
-      for y in range(0, num_columns, tile):
-        j = g if y < tile else num_left + y - tile
-        tiles.scores(a_rows, g, b_rows, j, dim, scores, g, y)
-    _target_weights(left[i], right[i], ids[:chunk], draws[i], factor, weights)
+    _score_means(words.sources, means, others.sources, shares, scores, dim)
+    centers = others.ids[:chunk]
+    _target_weights(left[i], right[i], centers, draws[i], factor, weights)
     if i % _LOSS_EVERY_CHUNKS == 0:
       loss += _measure(scores, weights)
       for x in range(chunk):
         examples += (left[i, x] > 0) | (right[i, x] > 0)
     rows.slopes(scores.reshape(-1), weights.reshape(-1))
-    rows.aim(inputs, word_ids, input_rule, word_grads, word_out, word_rates)
-    rows.aim(outputs, ids, output_rule, b_grads, b_out, b_rates)
-    a_grads[:] = 0
-    for g in range(0, num_left, tile):
-      for y, j, count in ((0, g, tile), (tile, num_left, num_right)):
-        tiles.add_rows(scores, g, y, 0, b_rows, j, count, a_out, g, ones, dim)
-    for g in range(0, num_left, tile):
-      tiles.add_columns(
-        scores, g, 0, 0, a_rows, g, tile, b_out, g, b_rates, dim
-      )
-    for y in range(0, num_right, tile):
-      tiles.add_columns(
-        scores, 0, tile + y, 0, a_rows, 0, num_left, b_out, num_left + y,
-        b_rates, dim,
+    rows.aim(inputs, words, words.ids)
+    rows.aim(outputs, others, others.ids)
+    _add_means(scores, means, others, dim)
+    _add_draws(scores, tile, means.sources, others, dim)
+    _add_bands(shares, band, means.targets, words, dim)
+    rows.descend(inputs, words, words.ids, 2 * i)
+    rows.descend(outputs, others, others.ids, 2 * i + 1)
+  return loss, examples
+
+
+@numba.njit(**rows.JIT)
+def _score_means(words, means, others, shares, scores, dim):
+  """Means of each center's contexts; their scores with it, then with draws."""
+  tile, num_left, band = tiles.SIZE, means.ids.size, shares.shape[1]
+  means.values[:] = 0
+  for g in range(0, num_left, tile):
+    tiles.add_rows(
+      shares, g, 0, 0, words, g, band, means.sources, g, means.rates, dim
+    )
+    for y in range(0, scores.shape[1], tile):
+      j = g if y < tile else num_left + y - tile
+      tiles.scores(means.sources, g, others, j, dim, scores, g, y)
+
+
+@numba.njit(**rows.JIT)
+def _add_means(scores, means, others, dim):
+  """Gradients of means, and what these give to the rows of centers."""
+  tile, num_left = tiles.SIZE, means.ids.size
+  num_right = others.ids.size - num_left
+  means.grads[:] = 0
+  for g in range(0, num_left, tile):
+    for y, j, count in ((0, g, tile), (tile, num_left, num_right)):
+      tiles.add_rows(
+        scores, g, y, 0, others.sources, j, count, means.targets, g,
+        means.rates, dim,
       )  # fmt: skip
-    _add_bands(shares, band, a_out, word_out, word_rates, dim)
-    rows.descend(
-      inputs, call.input_state, word_ids, word_grads, input_rule, 2 * i
-    )
-    rows.descend(
-      outputs, call.output_state, ids, b_grads, output_rule, 2 * i + 1
-    )
-  ffi.put(call.result, 0, loss, np.float64)
-  ffi.put(call.result, 8, examples, np.float64)
+  for g in range(0, num_left, tile):
+    tiles.add_columns(
+      scores, g, 0, 0, means.sources, g, tile, others.targets, g, others.rates,
+      dim,
+    )  # fmt: skip
 
 
 @numba.njit(**rows.JIT)
@@ -363,113 +399,148 @@ def _find_path(word, exits, firsts, deep, nodes, codes):
 
 
 @numba.njit(**rows.INLINE)
-def hierarchical(call, windows, exits, firsts, deep):
-  """Skip-gram or, if it `averages`, CBOW with hierarchical softmax.
+def _average(words, before, num_words, shares, means, dim):
+  """The mean of a center's contexts, the first one of `means`."""
+  for j in range(num_words):
+    shares[0, j] = np.float32(j != before) / np.float32(num_words - 1)
+  shares[0, num_words:] = 0
+  means.values[:] = 0
+  means.grads[:] = 0
+  count = rows.padded(num_words, tiles.SIZE)
+  tiles.add_rows(
+    shares, 0, 0, 0, words, 0, count, means.sources, 0, means.rates, dim
+  )
 
-  `windows` are [k, c + 2 W]; `exits` [vocab], `firsts` and `deep` are those of
-  `ops.huffman.Split`.
-  """
-  inputs, outputs, scratch = call.inputs, call.outputs, call.scratch
-  left, right = call.left, call.right
-  input_rule, output_rule = call.input_rule, call.output_rule
-  averages = call.averages
-  chunk, tile, dim = left.shape[1], tiles.SIZE, inputs.shape[1]
+
+@numba.njit(**rows.JIT)
+def _add_contexts(shares, means, words, num_words, dim):
+  """Adds to the rows of contexts their shares of the gradient of the mean."""
+  for j in range(0, num_words, tiles.SIZE):
+    tiles.add_columns(
+      shares, 0, j, 0, means.targets, 0, tiles.SIZE, words.targets, j,
+      words.rates, dim,
+    )  # fmt: skip
+
+
+@numba.njit(**rows.JIT)
+def _path_weights(codes, depth, num_used, excluded, shape, out):
+  """Weights of the nodes of a path, for all rows used but the excluded one."""
+  for g in range(shape[0]):
+    is_used, row = (g < num_used) & (g != excluded), out[g]
+    for y in range(shape[1]):
+      sign = 2 * np.float32(codes[y]) - 1
+      row[y] = sign * np.float32(is_used & (y < depth))
+
+
+@numba.njit(**rows.JIT)
+def _add_path(slopes, lefts, nodes, dim):
+  """Adds to the rows of a path what the others give, and the other way."""
+  tile, (num_rows, num_columns) = tiles.SIZE, slopes.shape
+  for g in range(0, num_rows, tile):
+    tiles.add_rows(
+      slopes, g, 0, 0, nodes.sources, 0, num_columns, lefts.targets, g,
+      lefts.rates, dim,
+    )  # fmt: skip
+  for y in range(0, num_columns, tile):
+    tiles.add_columns(
+      slopes, 0, y, 0, lefts.sources, 0, num_rows, nodes.targets, y,
+      nodes.rates, dim,
+    )  # fmt: skip
+
+
+@numba.njit(**rows.INLINE)
+def _hierarchical(call, windows, exits, firsts, deep):
+  inputs, outputs, averages = call.inputs, call.outputs, call.averages
+  chunk, dim, tile = call.left.shape[1], inputs.vectors.shape[1], tiles.SIZE
   window = (windows.shape[1] - chunk) // 2
-  longest = firsts.shape[1] + deep.shape[1]
   num_left = rows.padded(2 * window + 1, tile)
-  num_right = rows.padded(longest, tile)
-  size = rows.padded(dim, tiles.LANES)
-  words, scratch = rows.take(scratch, num_left, size)
-  a, scratch = rows.take(scratch, tile, size)
-  b, scratch = rows.take(scratch, num_right, size)
-  word_grads, scratch = rows.take(scratch, num_left, size)
-  a_grads, scratch = rows.take(scratch, tile, size)
-  b_grads, scratch = rows.take(scratch, num_right, size)
+  num_right = rows.padded(firsts.shape[1] + deep.shape[1], tile)
+  words, scratch = rows.take_rows(call.scratch, num_left, dim)
+  means, scratch = rows.take_rows(scratch, tile, dim)
+  nodes, scratch = rows.take_rows(scratch, num_right, dim)
   scores, scratch = rows.take(scratch, num_left, num_right)
   weights, scratch = rows.take(scratch, num_left, num_right)
   shares, scratch = rows.take(scratch, tile, num_left)
-  word_ids, scratch = rows.take_vector(scratch, num_left, np.int32)
-  nodes, scratch = rows.take_vector(scratch, num_right, np.int32)
   codes, scratch = rows.take_vector(scratch, num_right, np.int32)
-  word_rows, scratch = rows.take_vector(scratch, num_left, np.uintp)
-  a_rows, scratch = rows.take_vector(scratch, tile, np.uintp)
-  b_rows, scratch = rows.take_vector(scratch, num_right, np.uintp)
-  word_out, scratch = rows.take_vector(scratch, num_left, np.uintp)
-  a_out, scratch = rows.take_vector(scratch, tile, np.uintp)
-  b_out, scratch = rows.take_vector(scratch, num_right, np.uintp)
-  word_rates, scratch = rows.take_vector(scratch, num_left, np.float32)
-  b_rates, scratch = rows.take_vector(scratch, num_right, np.float32)
-  ones, scratch = rows.take_vector(scratch, tile, np.float32)
   if scratch > call.scratch_stop:
-    return
-  rows.point(a, a_rows)
-  rows.point(a_grads, a_out)
-  ones[:] = 1
+    return np.nan, np.nan
+  for chunk_rows in (words, means, nodes):
+    rows.reset(chunk_rows)
   loss = examples = 0.0
   for center in range(call.first * chunk, call.stop * chunk):
     i, x = center // chunk, center % chunk
-    before, after = np.int64(left[i, x]), np.int64(right[i, x])
+    before, after = np.int64(call.left[i, x]), np.int64(call.right[i, x])
     num_words = before + after + 1
     if num_words == 1:
       continue
     own = windows[i, x + window - before : x + window + after + 1]
-    depth = _find_path(own[before], exits, firsts, deep, nodes, codes)
-    rows.copy(own, word_ids, 0)
-    word_ids[num_words:] = rows.NO_ID
-    nodes[depth:] = rows.NO_ID
-    num_columns = rows.padded(depth, tile)
-    own = word_ids[: rows.padded(num_words, tile)]
-    path = nodes[:num_columns]
-    rows.gather(inputs, own, words, word_rows)
-    rows.find(outputs, path, b, b_rows)
+    depth = _find_path(own[before], exits, firsts, deep, nodes.ids, codes)
+    rows.copy(own, words.ids, 0)
+    words.ids[num_words:] = rows.NO_ID
+    nodes.ids[depth:] = rows.NO_ID
+    own = words.ids[: rows.padded(num_words, tile)]
+    path = nodes.ids[: rows.padded(depth, tile)]
+    rows.gather(inputs, words, own)
+    rows.find(outputs, nodes, path)
     if averages:
-      for j in range(num_words):
-        shares[0, j] = np.float32(j != before) / np.float32(num_words - 1)
-      shares[0, num_words:] = 0
-      a[:] = 0
-      tiles.add_rows(
-        shares, 0, 0, 0, word_rows, 0, own.size, a_rows, 0, ones, dim
-      )
-    left_rows = a_rows if averages else word_rows
+      _average(words.sources, before, num_words, shares, means, dim)
+    left = means if averages else words
     num_used = 1 if averages else num_words
-    num_rows = rows.padded(num_used, tile)
-    for g in range(0, num_used, tile):
-      for y in range(0, depth, tile):
-        tiles.scores(left_rows, g, b_rows, y, dim, scores, g, y)
-    for g in range(num_rows):
-      is_used = (g < num_used) & (averages | (g != before))
-      for y in range(num_columns):
-        sign = 2 * np.float32(codes[y]) - 1
-        weights[g, y] = sign * np.float32(is_used & (y < depth))
+    shape = rows.padded(num_used, tile), path.size
+    used = scores[: shape[0], : shape[1]]
+    rows.score(left.sources, nodes.sources, dim, used)
+    excluded = -1 if averages else before
+    _path_weights(codes, depth, num_used, excluded, shape, weights)
     if center % (_LOSS_EVERY_CHUNKS * chunk) == 0:
       examples += num_used - (not averages)
-      loss += _measure(
-        scores[:num_used, :num_columns], weights[:num_used, :num_columns]
-      )
-    for g in range(num_rows):
-      rows.slopes(scores[g, :num_columns], weights[g, :num_columns])
-    rows.aim(inputs, own, input_rule, word_grads, word_out, word_rates)
-    rows.aim(outputs, path, output_rule, b_grads, b_out, b_rates)
-    a_grads[:] = 0
-    left_out = a_out if averages else word_out
-    left_rates = ones if averages else word_rates
-    for g in range(0, num_used, tile):
-      tiles.add_rows(
-        scores, g, 0, 0, b_rows, 0, num_columns, left_out, g, left_rates, dim
-      )
-    for y in range(0, depth, tile):
-      tiles.add_columns(
-        scores, 0, y, 0, left_rows, 0, num_rows, b_out, y, b_rates, dim
-      )
+      loss += _measure(used, weights[: shape[0], : shape[1]])
+    for g in range(shape[0]):
+      rows.slopes(scores[g, : shape[1]], weights[g, : shape[1]])
+    rows.aim(inputs, words, own)
+    rows.aim(outputs, nodes, path)
+    _add_path(used, left, nodes, dim)
     if averages:
-      for j in range(0, num_words, tile):
-        tiles.add_columns(
-          shares, 0, j, 0, a_out, 0, tile, word_out, j, word_rates, dim
-        )
-    number = 2 * center
-    rows.descend(inputs, call.input_state, own, word_grads, input_rule, number)
-    rows.descend(
-      outputs, call.output_state, path, b_grads, output_rule, number + 1
-    )
-  ffi.put(call.result, 0, loss, np.float64)
-  ffi.put(call.result, 8, examples, np.float64)
+      _add_contexts(shares, means, words, own.size, dim)
+    rows.descend(inputs, words, own, 2 * center)
+    rows.descend(outputs, nodes, path, 2 * center + 1)
+  return loss, examples
+
+
+# What XLA calls, of tables of a type. None is a closure of what it calls:
+# numba's cache goes by a hash of closures, and that of compiled functions
+# differs between processes.
+
+
+def skipgram(kind):
+  """Skip-gram with negative sampling."""
+
+  def compute(frame, first, stop, scratch, result):
+    call = _call(frame, kind, first, stop, scratch)
+    loss, examples = _skipgram(call, _ids(frame, 0), _ids(frame, 1))
+    turns.report(result, loss, examples)
+
+  return compute
+
+
+def cbow(kind):
+  """CBOW with negative sampling."""
+
+  def compute(frame, first, stop, scratch, result):
+    call = _call(frame, kind, first, stop, scratch)
+    loss, examples = _cbow(call, _ids(frame, 0), _ids(frame, 1))
+    turns.report(result, loss, examples)
+
+  return compute
+
+
+def hierarchical(kind):
+  """Skip-gram or, if it `averages`, CBOW with hierarchical softmax."""
+
+  def compute(frame, first, stop, scratch, result):
+    call = _call(frame, kind, first, stop, scratch)
+    exits = ffi.vector(frame, ffi.ARGUMENTS, _IDS + 1, np.int32)
+    firsts, deep = _ids(frame, 2), _ids(frame, 3)
+    loss, examples = _hierarchical(call, _ids(frame, 0), exits, firsts, deep)
+    turns.report(result, loss, examples)
+
+  return compute

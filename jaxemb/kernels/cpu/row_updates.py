@@ -8,33 +8,26 @@ rows have the same bits with any number of threads, and tables that are looked
 up by the same ids share the first call, of which XLA makes one. The equations
 are those of `tables.row_optimizers`.
 
-The buffers of the first call: arguments are ids [n] int32, integers [2] int32,
-which are the kernel's number and the rows that tables have; results are
-positions [n] int32, targets [n] int32, bounds [threads, 3] int32 and scratch
-[threads, m]. From bounds[c, 0] on lie the positions of the first lookups of
-class c's rows, from bounds[c, 1] to bounds[c, 2] those of the others, last ones
-first; targets are the first ones' positions of these.
+The first call (`turns`) is given ids [n] int32 and [1] int32, the rows that
+tables have. It makes positions [n] int32, targets [n] int32 and bounds
+[threads, 3] int32: from bounds[c, 0] on lie the positions of the first lookups
+of class c's rows, from bounds[c, 1] to bounds[c, 2] those of the others, last
+ones first; targets are the first ones' positions of these.
 
-Of the second: arguments are ids [n], gradients [n, dim], vectors [vocab, dim],
-numbers [5] float32, the kernel's number [1] int32, positions, targets, bounds,
-optimizer state; results are gradients, which hold the sums, vectors, scratch
-[threads, m] and optimizer state.
+The second is given ids, numbers float32, positions, targets and bounds. It
+changes gradients [n, dim], which hold the sums then, vectors [vocab, dim] and
+optimizer state.
 """
 
 import numba
 import numpy as np
 
-from jaxemb.kernels.cpu import ffi, rows
+from jaxemb.kernels.cpu import ffi, rows, turns
 
-NUM_NUMBERS = 5
-NUM_FIXED = 8, 3  # arguments and results before optimizer state
-ALIASES = {1: 0, 2: 1}  # of arguments and results, but for optimizer state
 CHUNKS_PER_CLASS = 4  # so that a turn is a class (`turns`)
-IDS, INTEGERS = 0, 1  # arguments of the first call
-_POSITIONS, _TARGETS, BOUNDS, ROOM = range(4)  # results
-_NUMBERS, KERNEL = 3, 4  # arguments of the second call
-GROUPS = 5  # the first of three
-_GRADS, VECTORS, SCRATCH = 0, 1, 2  # results
+_IDS, _VOCAB = range(turns.GIVEN, turns.GIVEN + 2)  # of the first call
+_NUMBERS, _GROUPS = range(turns.GIVEN + 1, turns.GIVEN + 3)  # of the second
+_GRADS, _VECTORS, _STATE = range(turns.RESULTS, turns.RESULTS + 3)
 _AHEAD = 16  # rows that are asked for before they are updated
 
 
@@ -109,14 +102,13 @@ def _group(ids, chosen, places, positions, targets):
   return num
 
 
-@numba.njit(**rows.JIT)
-def group(frame, first, stop, scratch):
+def group(frame, first, stop, scratch, result):
   """Groups the lookups of one class."""
-  ids = ffi.vector(frame, ffi.ARGUMENTS, IDS, np.int32)
-  vocab = ffi.vector(frame, ffi.ARGUMENTS, INTEGERS, np.int32)[1]
-  positions = ffi.vector(frame, ffi.RESULTS, _POSITIONS, np.int32)
-  targets = ffi.vector(frame, ffi.RESULTS, _TARGETS, np.int32)
-  bounds = ffi.matrix(frame, ffi.RESULTS, BOUNDS, np.int32)
+  ids = ffi.vector(frame, ffi.ARGUMENTS, _IDS, np.int32)
+  vocab = ffi.vector(frame, ffi.ARGUMENTS, _VOCAB, np.int32)[0]
+  positions = ffi.vector(frame, ffi.RESULTS, turns.RESULTS, np.int32)
+  targets = ffi.vector(frame, ffi.RESULTS, turns.RESULTS + 1, np.int32)
+  bounds = ffi.matrix(frame, ffi.RESULTS, turns.RESULTS + 2, np.int32)
   chosen = numba.carray(ffi.pointer(scratch, np.int32), ids.size + 1)
   rest = scratch + np.uintp(4 * rows.padded(ids.size + 1, 16))
   own = first // CHUNKS_PER_CLASS
@@ -129,6 +121,7 @@ def group(frame, first, stop, scratch):
   )
   bounds[own, 0], bounds[own, 1] = begin, begin + num_first
   bounds[own, 2] = end
+  turns.report(result, 0.0, 0.0)
 
 
 @numba.njit(**rows.JIT)
@@ -155,13 +148,13 @@ def _begin(frame, first, scratch, has_squares):
 
   Then squares, as of `_sum`.
   """
-  ids = ffi.vector(frame, ffi.ARGUMENTS, IDS, np.int32)
+  ids = ffi.vector(frame, ffi.ARGUMENTS, _IDS, np.int32)
   numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
-  positions = ffi.vector(frame, ffi.ARGUMENTS, GROUPS, np.int32)
-  targets = ffi.vector(frame, ffi.ARGUMENTS, GROUPS + 1, np.int32)
-  bounds = ffi.matrix(frame, ffi.ARGUMENTS, GROUPS + 2, np.int32)
+  positions = ffi.vector(frame, ffi.ARGUMENTS, _GROUPS, np.int32)
+  targets = ffi.vector(frame, ffi.ARGUMENTS, _GROUPS + 1, np.int32)
+  bounds = ffi.matrix(frame, ffi.ARGUMENTS, _GROUPS + 2, np.int32)
   grads = ffi.matrix(frame, ffi.RESULTS, _GRADS, np.float32)
-  vectors = ffi.matrix(frame, ffi.RESULTS, VECTORS, np.float32)
+  vectors = ffi.matrix(frame, ffi.RESULTS, _VECTORS, np.float32)
   num = has_squares * ids.size
   squares = numba.carray(ffi.pointer(scratch, np.float32), num)
   begin, middle, end = bounds[first // CHUNKS_PER_CLASS]
@@ -172,7 +165,7 @@ def _begin(frame, first, scratch, has_squares):
 
 @numba.njit(**rows.INLINE)
 def _opt_state(frame, number):
-  return ffi.matrix(frame, ffi.RESULTS, NUM_FIXED[1] + number, np.float32)
+  return ffi.matrix(frame, ffi.RESULTS, _STATE + number, np.float32)
 
 
 @numba.njit(**rows.INLINE)
@@ -183,11 +176,10 @@ def _ask(table, ids, own, j):
     rows.prefetch(table, ids[soon : soon + 1])
 
 
-@numba.njit(**rows.JIT)
-def adagrad(frame, first, stop, scratch):
+def adagrad(frame, first, stop, scratch, result):
   """As of `adagrad_full`; state [vocab] has sums of mean squares."""
   ids, grads, vectors, numbers, own, squares = _begin(frame, first, scratch, 1)
-  sums = ffi.vector(frame, ffi.RESULTS, NUM_FIXED[1], np.float32)
+  sums = ffi.vector(frame, ffi.RESULTS, _STATE, np.float32)
   rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
   for j in range(own.size):
     _ask(vectors, ids, own, j)
@@ -197,10 +189,10 @@ def adagrad(frame, first, stop, scratch):
     scale = rate / (np.sqrt(sums[id_]) + epsilon)
     for k in range(row.size):
       row[k] -= scale * (grad[k] + decay * row[k])
+  turns.report(result, 0.0, 0.0)
 
 
-@numba.njit(**rows.JIT)
-def adagrad_full(frame, first, stop, scratch):
+def adagrad_full(frame, first, stop, scratch, result):
   """Numbers are the rate, L2 and epsilon; optimizer state sums of squares."""
   ids, grads, vectors, numbers, own, _ = _begin(frame, first, scratch, 0)
   sums = _opt_state(frame, 0)
@@ -214,10 +206,10 @@ def adagrad_full(frame, first, stop, scratch):
       slope = grad[k] + decay * row[k]
       total[k] += slope * slope
       row[k] -= rate * slope / (np.sqrt(total[k]) + epsilon)
+  turns.report(result, 0.0, 0.0)
 
 
-@numba.njit(**rows.JIT)
-def adam_full(frame, first, stop, scratch):
+def adam_full(frame, first, stop, scratch, result):
   """Numbers are the learning rate, L2, epsilon and both betas.
 
   Optimizer state is the two moments, and [vocab] the steps in which a row
@@ -227,7 +219,7 @@ def adam_full(frame, first, stop, scratch):
   rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
   beta1, beta2 = numbers[3], numbers[4]
   means, squares = _opt_state(frame, 0), _opt_state(frame, 1)
-  steps = ffi.vector(frame, ffi.RESULTS, NUM_FIXED[1] + 2, np.float32)
+  steps = ffi.vector(frame, ffi.RESULTS, _STATE + 2, np.float32)
   log1, log2 = np.log(np.float64(beta1)), np.log(np.float64(beta2))
   for j in range(own.size):
     _ask(vectors, ids, own, j)
@@ -245,3 +237,4 @@ def adam_full(frame, first, stop, scratch):
       mean[k] = beta1 * mean[k] + (np.float32(1) - beta1) * slope
       square[k] = beta2 * square[k] + (np.float32(1) - beta2) * slope * slope
       row[k] -= scale * mean[k] / (np.sqrt(square[k] * root) + epsilon)
+  turns.report(result, 0.0, 0.0)

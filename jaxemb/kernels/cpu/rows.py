@@ -14,10 +14,12 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from jaxemb.kernels.cpu import ffi, tiles
-from jaxemb.ops import memory
+from jaxemb.ops import hashing, memory
 
-# A sum may be rounded in any order, nothing else is assumed of numbers.
+# A sum may be rounded in any order, nothing else is assumed of numbers. Arrays
+# are XLA's: to count references to them keeps LLVM from what it does to loops.
 JIT = {
+  '_nrt': False,
   'nogil': True,
   'error_model': 'numpy',
   'no_cpython_wrapper': True,
@@ -33,10 +35,12 @@ NO_ID = np.int32(2**31 - 1)
 SGD, ADAGRAD = 0, 1
 
 
-class Rule(NamedTuple):
-  """How gradients change rows: `tables.row_optimizers`, for one chunk."""
+class Table(NamedTuple):
+  """A table, and how gradients change its rows: `tables.row_optimizers`."""
 
-  kind: int  # SGD or ADAGRAD
+  vectors: np.ndarray  # [vocab, dim], float32 or the bits of bfloat16
+  opt_state: np.ndarray  # [vocab] or [1] float32
+  optimizer: int  # SGD or ADAGRAD
   learning_rate: np.float32
   # SGD: occurrences of a row in a chunk that count, 0 = all. Adagrad: epsilon.
   parameter: np.float32
@@ -46,6 +50,17 @@ class Rule(NamedTuple):
   is_stochastic: bool
   # [h] of the first rows: what 1 + learning rate x this divides their rate.
   brakes: np.ndarray
+
+
+class Rows(NamedTuple):
+  """Room for n rows of a chunk, and where rows and gradients are."""
+
+  ids: np.ndarray  # [n] int32
+  values: np.ndarray  # [n, padded dim] float32, of rows that are copied
+  grads: np.ndarray  # [n, padded dim] float32, of tables changed by `descend`
+  sources: np.ndarray  # [n], addresses of rows
+  targets: np.ndarray  # [n], addresses of what gradients are added to,
+  rates: np.ndarray  # [n] float32, and by what they are multiplied then
 
 
 @intrinsic
@@ -74,7 +89,7 @@ def padded(number, multiple):
   return (number + multiple - 1) // multiple * multiple
 
 
-@numba.njit(**JIT)
+@numba.njit(**ffi.JIT)
 def take(place, num_rows, num_columns):
   """Room for float32 [num_rows, num_columns] at an address, and what is left.
 
@@ -85,11 +100,33 @@ def take(place, num_rows, num_columns):
   return numba.carray(ffi.pointer(place, np.float32), shape), rest
 
 
-@numba.njit(**JIT)
+@numba.njit(**ffi.JIT)
 def take_vector(place, number, kind):
   """Room for numbers [number], of at most 8 bytes each, and what is left."""
   rest = place + np.uintp(padded(8 * number, memory.LINE))
   return numba.carray(ffi.pointer(place, kind), number), rest
+
+
+@numba.njit(**INLINE)
+def take_rows(place, number, dim):
+  """`Rows`, and what is left."""
+  size = padded(dim, tiles.LANES)
+  values, rest = take(place, number, size)
+  grads, rest = take(rest, number, size)
+  ids, rest = take_vector(rest, number, np.int32)
+  sources, rest = take_vector(rest, number, np.uintp)
+  targets, rest = take_vector(rest, number, np.uintp)
+  rates, rest = take_vector(rest, number, np.float32)
+  return Rows(ids, values, grads, sources, targets, rates), rest
+
+
+@numba.njit(**JIT)
+def reset(chunk):
+  """Makes `Rows` those of no table, with a rate of 1."""
+  _point(chunk.values, chunk.sources)
+  _point(chunk.grads, chunk.targets)
+  for i in range(chunk.ids.size):
+    chunk.ids[i], chunk.rates[i] = NO_ID, 1
 
 
 @numba.njit(**JIT)
@@ -139,7 +176,7 @@ def locate(table, ids, spare, out):
 
 
 @numba.njit(**JIT)
-def point(buffer, out):
+def _point(buffer, out):
   """Addresses [n] of the first rows of a buffer."""
   start, size = np.uint64(buffer.ctypes.data), np.uint64(buffer.strides[0])
   for i in range(out.size):
@@ -147,18 +184,19 @@ def point(buffer, out):
 
 
 @numba.njit(**JIT)
-def gather(table, ids, buffer, out):
-  """Addresses [n] of the rows of ids [n], copied to a buffer [n, padded dim].
+def gather(table, chunk, ids):
+  """Copies the rows of ids [n], the first ones of a chunk's `Rows`.
 
   Zeros are those of padding.
   """
-  point(buffer, out)
+  vectors, values, sources = table.vectors, chunk.values, chunk.sources
   for i in range(ids.size):
-    row = buffer[i]
-    if ids[i] < table.shape[0]:
-      stored = table[ids[i]]
-      if table.itemsize == 4:
-        tiles.copy(np.uintp(stored.ctypes.data), out[i], stored.size)
+    row = values[i]
+    if ids[i] < vectors.shape[0]:
+      stored = vectors[ids[i]]
+      if vectors.itemsize == 4:
+        start = np.uintp(stored.ctypes.data)
+        tiles.copy(start, sources[i], stored.size)
       else:
         for k in range(stored.size):
           row[k] = _widen(stored[k])
@@ -167,57 +205,46 @@ def gather(table, ids, buffer, out):
 
 
 @numba.njit(**JIT)
-def find(table, ids, buffer, out):
+def find(table, chunk, ids):
   """As `gather`, but of rows that nothing changes while they are used."""
-  if table.itemsize == 4:
-    locate(table, ids, buffer[0], out)
+  if table.vectors.itemsize == 4:
+    locate(table.vectors, ids, chunk.values[0], chunk.sources)
   else:
-    gather(table, ids, buffer, out)
+    gather(table, chunk, ids)
 
 
-@numba.njit(**JIT)
-def _is_direct(table, rule):
-  return (table.itemsize == 4) & (rule.kind == SGD)
+@numba.njit(**INLINE)
+def _is_direct(table):
+  return (table.vectors.itemsize == 4) & (table.optimizer == SGD)
 
 
-@numba.njit(**JIT)
-def _rate(ids, i, rule):
+@numba.njit(**INLINE)
+def _rate(table, ids, i):
   """What plain gradient descent takes gradients of ids[i] by."""
-  rate = -rule.learning_rate
-  if rule.parameter and rule.parameter < ids.size:
+  rate = -table.learning_rate
+  if table.parameter and table.parameter < ids.size:
     own, count = ids[i], np.float32(0)
     for j in range(ids.size):  # of numbers that LLVM counts sixteen at a time
       count += np.float32(ids[j] == own)
-    rate *= min(np.float32(1), rule.parameter / count)
-  if ids[i] < rule.brakes.size:
-    rate /= np.float32(1) + rule.learning_rate * rule.brakes[ids[i]]
+    rate *= min(np.float32(1), table.parameter / count)
+  if ids[i] < table.brakes.size:
+    rate /= np.float32(1) + table.learning_rate * table.brakes[ids[i]]
   return rate
 
 
 @numba.njit(**JIT)
-def aim(table, ids, rule, buffer, out, rates):
-  """Addresses [n] of what gradients of ids [n] are added to, and rates [n].
+def aim(table, chunk, ids):
+  """Sets what gradients of ids [n] are added to, and by which rate.
 
-  That is the rows of the table, or a buffer [n, padded dim] for `descend`.
+  That is the rows of the table, or zeros for `descend`.
   """
-  if _is_direct(table, rule):
-    locate(table, ids, buffer[0], out)
+  if _is_direct(table):
+    locate(table.vectors, ids, chunk.grads[0], chunk.targets)
     for i in range(ids.size):
-      rates[i] = _rate(ids, i, rule)
+      chunk.rates[i] = _rate(table, ids, i)
   else:
-    point(buffer, out)
     for i in range(ids.size):
-      buffer[i] = 0
-      rates[i] = 1
-
-
-@numba.njit(**JIT)
-def _mix(x):
-  """As `ops.sampling._mix`; products of numba have 64 bits until cut."""
-  x = np.uint32(x)
-  x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
-  x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x735A2D97))
-  return np.uint32(x ^ (x >> np.uint32(15)))
+      chunk.grads[i] = 0
 
 
 def _add_row(row, delta, scale, first, second, is_stochastic):
@@ -252,36 +279,47 @@ def _(row, delta, scale, first, second, is_stochastic):
 
 
 @numba.njit(**JIT)
-def descend(table, opt_state, ids, grads, rule, chunk):
-  """Changes the rows of ids [n] by gradients [n, padded dim] that `aim` had.
+def descend(table, chunk, ids, number):
+  """Changes the rows of ids [n] by gradients that `aim` had added up.
 
   What ids that come several times mean is told in `tables.row_optimizers`;
   stochastic rounding rounds the sum after each.
   """
-  dim, num_rows = table.shape[1], table.shape[0]
-  if _is_direct(table, rule):
+  if _is_direct(table):
     return
-  if rule.kind == ADAGRAD:
+  num_rows, dim = table.vectors.shape
+  opt_state, is_adagrad = table.opt_state, table.optimizer == ADAGRAD
+  if is_adagrad:
     for i in range(ids.size):
       if ids[i] < num_rows:
-        grad, total = grads[i], np.float32(0)
+        grad, total = chunk.grads[i], np.float32(0)
         for k in range(grad.size):
           total += grad[k] * grad[k]
         opt_state[ids[i]] += total / np.float32(dim)
   for i in range(ids.size):
     if ids[i] >= num_rows:
       continue
-    if rule.kind == ADAGRAD:
+    if is_adagrad:
       root = np.sqrt(opt_state[ids[i]])
-      scale = -rule.learning_rate / (root + rule.parameter)
+      scale = -table.learning_rate / (root + table.parameter)
     else:
-      scale = _rate(ids, i, rule)
-    number = np.uint32(ids[i]) * np.uint32(0x9E3779B9) + np.uint32(i)
-    number = _mix(number + rule.key0) + np.uint32(chunk) * np.uint32(0x85EBCA6B)
-    first = _mix(number ^ rule.key1)
-    second = _mix(number + rule.key1) | np.uint32(1)
-    row = table[ids[i]]
-    _add_row(row, grads[i], scale, first, second, rule.is_stochastic)
+      scale = _rate(table, ids, i)
+    bits = np.uint32(ids[i]) * np.uint32(0x9E3779B9) + np.uint32(i)
+    bits = hashing.mix(bits + table.key0) + np.uint32(number) * np.uint32(
+      0x85EBCA6B
+    )
+    first = hashing.mix(bits ^ table.key1)
+    second = hashing.mix(bits + table.key1) | np.uint32(1)
+    row = table.vectors[ids[i]]
+    _add_row(row, chunk.grads[i], scale, first, second, table.is_stochastic)
+
+
+@numba.njit(**JIT)
+def score(lefts, rights, dim, out):
+  """Writes products of rows, given their addresses, to whole tiles [n, m]."""
+  for x in range(0, out.shape[0], tiles.SIZE):
+    for y in range(0, out.shape[1], tiles.SIZE):
+      tiles.scores(lefts, x, rights, y, dim, out, x, y)
 
 
 @numba.njit(**JIT)

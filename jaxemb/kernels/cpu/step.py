@@ -7,7 +7,6 @@ in float32 or bfloat16, with SGD or Adagrad, of the models that come with
 jaxemb.
 """
 
-import contextlib
 import dataclasses
 import functools
 import subprocess
@@ -20,7 +19,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import windows
-from jaxemb.kernels.cpu import ffi, handlers, kernels, rows
+from jaxemb.kernels.cpu import ffi, handlers, kernels, rows, turns
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, hierarchical, skipgram
 from jaxemb.strategies import base as strategy_base
@@ -45,25 +44,55 @@ class Unavailable(Exception):
   """A kernel cannot be compiled or used, for a reason of one line."""
 
 
-@contextlib.contextmanager
-def unavailable_if_failed():
-  """Raises `Unavailable` for whatever fails within."""
+@functools.cache  # XLA takes a name once
+def register() -> None:
+  """Registers the handler that calls kernels with XLA."""
+  handlers.compiled('task')
+  ffi.register(turns.TARGET, handlers.compiled('handler'))
+
+
+def load(kernel: str, dtype: str) -> int:
+  """Compiles a kernel if it was not; returns its number, for `call`.
+
+  Raises `Unavailable` for whatever fails: numba, LLVM and XLA have many errors.
+  """
   try:
-    yield
-  except Exception as error:  # numba, LLVM and XLA have many
+    register()
+    return handlers.load(kernel, dtype)
+  except Exception as error:
     raise Unavailable(errors.one_line(error)) from error
 
 
-@functools.cache  # XLA takes a name once
-@unavailable_if_failed()
-def register(target: str = handlers.TARGET, part: str = 'handler') -> None:
-  """Registers a handler that calls kernels with XLA. Raises `Unavailable`."""
-  handlers.compiled('task')
-  ffi.register(target, handlers.compiled(part))
+def call(
+  kernel: int | jax.Array,
+  num_chunks: int,
+  scratch: tuple[int, int],
+  given: Sequence[jax.Array] = (),
+  changed: Sequence[jax.Array] = (),
+  made: Sequence[jax.ShapeDtypeStruct] = (),
+  spoiled: int = -1,
+) -> tuple[jax.Array, list[jax.Array]]:
+  """Has threads compute all chunks of a kernel's call.
+
+  Takes the kernel's number and the shape of its scratch, [threads, n] float32.
+  Returns [2] loss and examples, NaN if it fails, and what has changed, in
+  place, and what is made; the one `spoiled` of these is NaN then.
+  """
+  integers = [jnp.asarray(x, jnp.int32) for x in (kernel, num_chunks, spoiled)]
+  shapes = [jax.ShapeDtypeStruct(x, jnp.float32) for x in ((2,), scratch)]
+  first = turns.GIVEN + len(given)
+  results = jax.ffi.ffi_call(
+    turns.TARGET,
+    [*shapes, *changed, *made],
+    input_output_aliases={
+      first + i: turns.RESULTS + i for i in range(len(changed))
+    },
+  )(jnp.stack(integers), *given, *changed)
+  return results[0], results[turns.RESULTS :]
 
 
 def _brakes(lookups_per_center: np.ndarray, centers: int) -> np.ndarray:
-  """[h] float32, the `rows.Rule.brakes` of a table.
+  """[h] float32, the `rows.Table.brakes` of a table.
 
   Other threads are at `centers`: what they all look up all of them change, and
   as none knows of the others, together they may go too far.
@@ -117,7 +146,7 @@ class Kernel:
   """The fused step of a model; a `strategies.base.Trainable.fused`."""
 
   number: int  # of the kernel
-  optimizer: str  # 'sgd' or 'adagrad'
+  optimizer: int  # `rows.SGD` or `rows.ADAGRAD`
   parameter: float  # max_duplicates or epsilon
   num_threads: int
 
@@ -133,72 +162,38 @@ class Kernel:
     model, spec = trainable.model, trainable.model.spec
     inputs = _inputs(model, batch, context)
     tables = [state.tables[name] for name in _TABLES]
-    opt_states = [jax.tree.leaves(table.opt_state)[0] for table in tables]
-    changed = [*(x.vectors for x in tables), *opt_states]
-    left, right = (
-      x.reshape(len(batch.chunks), -1) for x in (batch.left, batch.right)
+    numbers = context.learning_rate, self.parameter, inputs.negatives
+    spec_of = [trainable.tables[name].spec for name in _TABLES]
+    key = strategy_base.rounding_key(spec_of[0], context, 0)
+    keys = jnp.zeros(2, jnp.uint32) if key is None else key
+    key0, key1 = jax.lax.bitcast_convert_type(keys, jnp.int32)
+    integers = self.optimizer, key0, key1, key is not None, inputs.averages
+    others = inputs.chunk * (self.num_threads - 1)  # centers of other threads
+    num_chunks = len(batch.chunks)
+    totals, changed = call(
+      self.number,
+      num_chunks,
+      scratch=(self.num_threads, kernels.num_scratch(spec, inputs.longest)),
+      given=[
+        *(x.reshape(num_chunks, -1) for x in (batch.left, batch.right)),
+        jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
+        jnp.stack([jnp.asarray(x, jnp.int32) for x in integers]),
+        *(_brakes(x.lookups_per_center, others) for x in spec_of),
+        *inputs.ids,
+      ],
+      changed=[
+        *(x.vectors for x in tables),
+        *(jax.tree.leaves(x.opt_state)[0] for x in tables),
+      ],
     )
-    numbers = handlers.Numbers(
-      context.learning_rate, self.parameter, inputs.negatives
-    )
-    centers = inputs.chunk * (self.num_threads - 1)  # of other threads
-    brakes = [
-      _brakes(trainable.tables[x].spec.lookups_per_center, centers)
-      for x in _TABLES
-    ]
-    arguments = handlers.Arguments(
-      *changed,
-      left=left,
-      right=right,
-      numbers=jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
-      integers=self._integers(trainable, context, inputs.averages),
-      input_brakes=brakes[0],
-      output_brakes=brakes[1],
-    )
-    scratch = self.num_threads, kernels.num_scratch(spec, inputs.longest)
-    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in changed]
-    results += [jax.ShapeDtypeStruct(x, jnp.float32) for x in ((2,), scratch)]
-    call = jax.ffi.ffi_call(
-      handlers.TARGET,
-      results,
-      input_output_aliases={i: i for i in range(handlers.NUM_CHANGED)},
-    )
-    *changed, totals, _ = call(*arguments, *inputs.ids)
     new = {}
     for i, (name, table) in enumerate(zip(_TABLES, tables, strict=True)):
       tree = jax.tree.structure(table.opt_state)
       opt_state = jax.tree.unflatten(tree, [changed[2 + i]])
       new[name] = table._replace(vectors=changed[i], opt_state=opt_state)
-    return state._replace(tables=state.tables | new), _counted(
-      metrics, totals, context.index
+    return state._replace(tables=state.tables | new), strategy_base.added(
+      metrics, context.index, totals[0], examples=totals[1], sums={}
     )
-
-  def _integers(self, trainable, context, averages):
-    table = trainable.tables[skipgram.INPUT]
-    key = strategy_base.rounding_key(table.spec, context, 0)
-    keys = jnp.zeros(2, jnp.uint32) if key is None else key
-    key0, key1 = jax.lax.bitcast_convert_type(keys, jnp.int32)
-    integers = handlers.Integers(
-      rule=rows.ADAGRAD if self.optimizer == 'adagrad' else rows.SGD,
-      key0=key0,
-      key1=key1,
-      is_stochastic=int(key is not None),
-      averages=int(averages),
-      kernel=self.number,
-    )
-    return jnp.stack(list(integers)).astype(jnp.int32)
-
-
-def _counted(metrics, totals, step):
-  """Adds loss and examples; a loss that is not finite is noted."""
-  loss, examples = totals[0], totals[1]
-  first = metrics.first_bad_step
-  is_bad = ~jnp.isfinite(loss) & (first < 0)
-  return metrics._replace(
-    loss=metrics.loss + loss,
-    examples=metrics.examples + examples,
-    first_bad_step=jnp.where(is_bad, step, first),
-  )
 
 
 def make(
@@ -213,12 +208,12 @@ def make(
   `optimizer` has the settings of that name; `compiling` is what to wait for.
   Raises `Unavailable`.
   """
-  is_sgd = optimizer['name'] == 'sgd'
-  parameter = optimizer['max_duplicates' if is_sgd else 'epsilon']
-  register()
-  kernel = _KERNELS[model]
   if compiling:
     compiling.wait()
-  with unavailable_if_failed():
-    number = handlers.load(kernel, dtype)
-  return Kernel(number, optimizer['name'], parameter, num_threads)
+  is_sgd = optimizer['name'] == 'sgd'
+  return Kernel(
+    number=load(_KERNELS[model], dtype),
+    optimizer=rows.SGD if is_sgd else rows.ADAGRAD,
+    parameter=optimizer['max_duplicates' if is_sgd else 'epsilon'],
+    num_threads=num_threads,
+  )

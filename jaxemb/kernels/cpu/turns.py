@@ -1,4 +1,9 @@
-"""Threads that take turns at the chunks of one call.
+"""Calls of kernels by XLA, and threads that take turns at the chunks of one.
+
+All kernels have one handler and these buffers: arguments are integers [3], the
+kernel's number, chunks, and which result a failure fills with NaN (-1 = none);
+what is given; what changes. Results are [2] loss and examples, NaN if the
+kernel fails; [threads, n] scratch; what has changed; what is made.
 
 The thread that XLA calls asks XLA's pool for more of them. Each takes range
 after range of chunks by one counter, so that nobody waits for a thread that
@@ -25,11 +30,15 @@ from numba import types
 
 from jaxemb.kernels.cpu import ffi
 
+TARGET = 'jaxemb_chunks'  # XLA's name of the handler
 TASK = types.void(types.uintp)  # the signature of `work`
+TASK_NUMBER = 0  # of `work`, as of kernels (`ffi.publish`)
 # Of kernels: (frame, first chunk, the one past the last, scratch, result), of
 # which the last two are addresses: of a thread's scratch, and of loss and
 # examples, two float64. They stay NaN if the kernel fails.
 KERNEL = types.void(*[types.uintp] * 5)
+_INTEGERS, GIVEN = 0, 1  # arguments, of which more are given
+_TOTALS, SCRATCH, RESULTS = 0, 1, 2  # results, of which more follow
 
 _LINE = 64  # bytes of a line of the cache
 # Offsets on the board, in bytes: words that threads change; others that they
@@ -109,6 +118,12 @@ def _begin(board, number):
 
 
 @numba.njit(**ffi.JIT)
+def report(result, loss, examples):
+  """Writes what a kernel found, or what a thread did so far."""
+  ffi.put(result, 0, loss, np.float64)
+  ffi.put(result, 8, examples, np.float64)
+
+
 def work(data):
   """Takes turns until there are none left; what a thread does.
 
@@ -128,21 +143,18 @@ def work(data):
     frame = ffi.get(board, _FRAME, np.uintp)
     loss = examples = 0.0
     while first < stop:
-      ffi.put(result, 0, np.nan, np.float64)
-      ffi.put(result, 8, np.nan, np.float64)
+      report(result, np.nan, np.nan)
       _compute(kernel, (frame, first, stop, scratch, result))
       loss += ffi.get(result, 0, np.float64)
       examples += ffi.get(result, 8, np.float64)
       if 0 < helper <= np.intp(ffi.address(ffi.LENT)):
         # The call may end meanwhile.
-        ffi.put(result, 0, loss, np.float64)
-        ffi.put(result, 8, examples, np.float64)
+        report(result, loss, examples)
         ffi.add(board, _ACTIVE, -1)
         first, stop = _begin(board, helper)
       else:
         first, stop = _take(board)
-    ffi.put(result, 0, loss, np.float64)
-    ffi.put(result, 8, examples, np.float64)
+    report(result, loss, examples)
   ffi.add(board, _ACTIVE, -1)
   _leave(board)
 
@@ -184,3 +196,21 @@ def share(frame, kernel, task, num_chunks, scratch):
     examples += ffi.get(result, 8, np.float64)
   _leave(board)
   return loss, examples
+
+
+def handle(frame):
+  """Has a kernel compute all chunks of a call."""
+  if ffi.is_call(frame):
+    integers = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)
+    totals = ffi.vector(frame, ffi.RESULTS, _TOTALS, np.float32)
+    scratch = ffi.matrix(frame, ffi.RESULTS, SCRATCH, np.float32)
+    kernel, task = ffi.address(np.intp(integers[0])), ffi.address(TASK_NUMBER)
+    loss = examples = np.nan  # signals failure; handlers cannot report errors
+    if kernel:
+      num = np.intp(integers[1])
+      loss, examples = share(frame, kernel, task, num, scratch)
+    totals[0], totals[1] = loss, examples
+    if np.isnan(loss) and integers[2] >= 0:
+      number = RESULTS + np.intp(integers[2])
+      ffi.matrix(frame, ffi.RESULTS, number, np.float32)[:] = np.nan
+  return np.uintp(0)

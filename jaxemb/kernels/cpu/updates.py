@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxemb.kernels.cpu import edge_losses, handlers, row_updates, step
+from jaxemb.kernels.cpu import edge_losses, ffi, row_updates, step
 from jaxemb.tables import row_access, row_optimizers
 
 
@@ -37,39 +37,30 @@ class RowKernel:
     """Vectors [vocab, dim] and optimizer state after a step."""
     flat, tree = jax.tree.flatten(opt_state)
     ids, grads = row_access.flatten(row_grads.ids, row_grads.grads)
-    room = ids.size if self.has_squares else 1
-    results = [
-      *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (grads, vectors)),
-      jax.ShapeDtypeStruct((self.num_threads, room), jnp.float32),
-      *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat),
-    ]
-    arguments, fixed = row_updates.NUM_FIXED
-    aliases = {arguments + i: fixed + i for i in range(len(flat))}
-    call = jax.ffi.ffi_call(
-      handlers.UPDATES,
-      results,
-      input_output_aliases=row_updates.ALIASES | aliases,
+    num_chunks = row_updates.CHUNKS_PER_CLASS * self.num_threads
+    shapes = ids.shape, ids.shape, (self.num_threads, 3)
+    totals, groups = step.call(
+      self.grouping,
+      num_chunks,
+      scratch=(self.num_threads, row_updates.num_scratch(ids.size)),
+      given=[ids, jnp.full(1, len(vectors), jnp.int32)],
+      made=[jax.ShapeDtypeStruct(x, jnp.int32) for x in shapes],
     )
-    numbers = [learning_rate, decay, *self.parameters]
-    numbers += [0.0] * (row_updates.NUM_NUMBERS - len(numbers))
-    numbers = jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers])
-    number = jnp.full(1, self.number, jnp.int32)
-    groups = self._groups(ids, len(vectors))
-    _, vectors, _, *flat = call(
-      ids, grads, vectors, numbers, number, *groups, *flat
+    numbers = learning_rate, decay, *self.parameters
+    _, (_, vectors, *flat) = step.call(
+      # No kernel has this number, so that this call fails as well.
+      jnp.where(jnp.isnan(totals[0]), ffi.MOST_FUNCTIONS - 1, self.number),
+      num_chunks,
+      scratch=(self.num_threads, ids.size if self.has_squares else 1),
+      given=[
+        ids,
+        jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
+        *groups,
+      ],
+      changed=[grads, vectors, *flat],
+      spoiled=1,  # vectors: the next loss is NaN
     )
     return vectors, jax.tree.unflatten(tree, flat)
-
-  def _groups(self, ids: jax.Array, vocab: int) -> list[jax.Array]:
-    """Positions, targets and bounds of lookups [n] (`row_updates`)."""
-    shapes = ids.shape, ids.shape, (self.num_threads, 3)
-    room = self.num_threads, row_updates.num_scratch(ids.size)
-    results = [
-      *(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes),
-      jax.ShapeDtypeStruct(room, jnp.float32),
-    ]
-    integers = jnp.array([self.grouping, vocab], jnp.int32)
-    return jax.ffi.ffi_call(handlers.GROUPS, results)(ids, integers)[:3]
 
 
 _PARAMETERS = {
@@ -85,13 +76,13 @@ def make(optimizer: Mapping[str, Any], num_threads: int) -> RowKernel:
   `optimizer` has the settings of that name. Raises `step.Unavailable`.
   """
   name = optimizer['name']
-  step.register(handlers.GROUPS, 'groups')
-  step.register(handlers.UPDATES, 'updates')
-  with step.unavailable_if_failed():
-    grouping = handlers.load('group', 'int32')
-    number = handlers.load(name, 'float32')
-  parameters = tuple(optimizer[x] for x in _PARAMETERS[name])
-  return RowKernel(grouping, number, parameters, num_threads, name == 'adagrad')
+  return RowKernel(
+    grouping=step.load('group', 'int32'),
+    number=step.load(name, 'float32'),
+    parameters=tuple(optimizer[x] for x in _PARAMETERS[name]),
+    num_threads=num_threads,
+    has_squares=name == 'adagrad',
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,13 +110,17 @@ def _edge_softmax(kernel, vocab, rows, ids, weights):
 def _edge_softmax_forward(kernel, vocab, rows, ids, weights):
   num, both, dim = rows.shape
   chunk = weights.shape[1]
+  shapes = (num * both, dim), (num, 16)
   size = edge_losses.num_scratch(chunk, both // 2 - chunk, dim)
-  shapes = (num * both, dim), (num, 16), (kernel.num_threads, size)
-  results = [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
-  call = jax.ffi.ffi_call(handlers.EDGE_LOSSES, results)
-  numbers = (jnp.full(1, x, jnp.int32) for x in (kernel.number, vocab))
-  grads, losses, _ = call(rows.reshape(-1, dim), ids, weights, *numbers)
-  return jnp.sum(losses[:, 0]), grads.reshape(rows.shape)
+  totals, (grads, losses) = step.call(
+    kernel.number,
+    num,
+    scratch=(kernel.num_threads, size),
+    given=[rows.reshape(-1, dim), ids, weights, jnp.full(1, vocab, jnp.int32)],
+    made=[jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes],
+    spoiled=0,  # few losses are looked at, but all rows used
+  )
+  return jnp.sum(losses[:, 0]) + totals[0], grads.reshape(rows.shape)
 
 
 def _edge_softmax_backward(kernel, vocab, grads, slope):
@@ -137,7 +132,4 @@ _edge_softmax.defvjp(_edge_softmax_forward, _edge_softmax_backward)
 
 def edge_softmax(num_threads: int) -> EdgeSoftmax:
   """The kernel, compiled. Raises `step.Unavailable`."""
-  step.register(handlers.EDGE_LOSSES, 'edge_losses')
-  with step.unavailable_if_failed():
-    number = handlers.load('softmax_edges', 'float32')
-  return EdgeSoftmax(number, num_threads)
+  return EdgeSoftmax(step.load('softmax_edges', 'float32'), num_threads)

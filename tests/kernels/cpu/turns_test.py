@@ -18,12 +18,13 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 _FREE = len(handlers._PARTS)  # the first place that no kernel has
+_COUNTS = turns.RESULTS
 
 
 @numba.cfunc(turns.KERNEL)
 def _count(frame, first, stop, scratch, found):
   """Adds 1 to the place of each chunk, slowly; scratch counts the turns."""
-  counts = ffi.vector(frame, ffi.RESULTS, 0, np.float32)
+  counts = ffi.vector(frame, ffi.RESULTS, _COUNTS, np.float32)
   busy = 0.0
   for i in range(first, stop):
     for j in range(1000):
@@ -55,22 +56,18 @@ def _place():
 
 
 def _call(kernel, num_chunks, num_threads):
-  """A call of the handler; what the kernels here do not read is zeros."""
+  """A call; returns what was counted and the totals."""
   _place()
   number = _FREE + _KERNELS.index(kernel)
-  integers = jnp.array([0, 0, 0, 0, 0, number], jnp.int32)
-  contexts = jnp.zeros((num_chunks, 1), jnp.uint8)
-  zeros = jnp.zeros((num_chunks,))
-  shapes = *[(num_chunks,)] * 4, (2,), (num_threads, 4)
-  results = [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
-  call = jax.ffi.ffi_call(
-    handlers.TARGET, results, input_output_aliases={i: i for i in range(4)}
-  )
 
   def run():
-    arguments = *[zeros] * 4, contexts, contexts, zeros, integers
-    counts, *_, found, scratch = call(*arguments)
-    return counts, found, scratch
+    totals, (counts,) = step.call(
+      number,
+      num_chunks,
+      scratch=(num_threads, 4),
+      changed=[jnp.zeros(num_chunks)],
+    )
+    return counts, totals
 
   return jax.jit(run)
 
@@ -80,7 +77,7 @@ def _call(kernel, num_chunks, num_threads):
 def test_every_chunk_is_computed_once(num_chunks, num_threads):
   call = _call(_count, num_chunks, num_threads)
   for _ in range(20):
-    counts, found, _ = jax.device_get(call())
+    counts, found = jax.device_get(call())
     assert (counts == 1).all()
     assert found[0] == num_chunks
     # Each thread has scratch of its own, in which it counts its turns.
@@ -95,19 +92,19 @@ def test_calls_at_the_same_time_do_not_wait_for_each_other():
     for device in devices[:4]:
       with jax.default_device(device):
         made.append(call())
-  for counts, found, _ in jax.device_get(made):
+  for counts, found in jax.device_get(made):
     assert (counts == 1).all() and found[0] == 500
 
 
 @pytest.mark.parametrize('num_threads', [1, 3])
 def test_a_kernel_that_fails_is_seen(num_threads):
-  _, found, _ = _call(_fail, 100, num_threads)()
+  _, found = _call(_fail, 100, num_threads)()
   assert np.isnan(found).all()
 
 
 def test_kernels_are_found_in_the_cache_of_numba():
   """It hashes what closures hold, which is the same for types alone."""
-  for _, function in handlers._PARTS.values():
+  for _, function, _ in handlers._PARTS.values():
     for cell in function.__closure__ or ():
       assert isinstance(cell.cell_contents, type)
 
