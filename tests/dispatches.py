@@ -10,6 +10,7 @@ from jaxemb import config as config_lib
 from jaxemb.config import kinds
 from jaxemb.data import subsampling, windows
 from jaxemb.models import base as models
+from jaxemb.models import skipgram
 from jaxemb.run import devices as devices_lib
 from jaxemb.run import trainer as trainer_lib
 from jaxemb.runtime import mesh
@@ -19,7 +20,7 @@ from tests import oracle
 KEY = np.array([0xA4093822, 0x299F31D0], np.uint32)
 LOSS_EVERY_CHUNKS = 64  # a kernel measures its loss
 
-_ids = jax.jit(lambda model, batch, key: model.ids(batch, key))
+_draws = jax.jit(skipgram.draw_negatives, static_argnums=0)
 
 
 def trainer(
@@ -185,9 +186,8 @@ def pieces(
 
 def draws(trainable: base.Trainable, batch: windows.StepBatch) -> np.ndarray:
   """[L / c, N], a step's negatives, as the model draws them."""
-  ids = np.asarray(_ids(trainable.model, batch, KEY)['output'])
-  num = trainable.model.spec.shared_negatives
-  return ids.reshape(len(batch.chunks), -1)[:, -num:]
+  model = trainable.model
+  return np.asarray(_draws(model.spec, model.negatives, batch, KEY))
 
 
 def true_step(

@@ -1,13 +1,17 @@
 """Tables laid on a mesh, with whole arrays in and out."""
 
 import functools
+import inspect
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jaxemb.kernels.cpu import updates
+from jaxemb.kernels.gpu import row_sums
+from jaxemb.kernels.tpu import row_copies, sorted_sums
 from jaxemb.runtime import mesh
-from jaxemb.tables import replicated, row_optimizers, row_sharded
+from jaxemb.tables import replicated, row_access, row_optimizers, row_sharded
 from jaxemb.tables import spec as spec_lib
 from tests import compiling, oracle
 
@@ -46,10 +50,42 @@ OPTIMIZERS = {
 }
 
 
-def optimizer(name: str) -> row_optimizers.RowOptimizer:
-  """A row optimizer of `OPTIMIZERS`."""
+# Kernels of devices, interpreted.
+_COPIES = row_access.Copies(
+  can_copy=lambda x: x.ndim == 2 and x.dtype.itemsize == 4,
+  take=functools.partial(row_copies.take, interpret=True),
+  put=functools.partial(row_copies.put, interpret=True),
+)
+_TPU = row_access.Kernels(
+  _COPIES,
+  functools.partial(sorted_sums.running_sums, interpret=True, fits=True),
+)
+_GPU = row_access.Kernels(
+  sums=functools.partial(row_sums.sums, interpret=True),
+  sums_of_sorted=functools.partial(row_sums.sums_of_sorted, interpret=True),
+)
+
+
+def optimizer(name: str, device: str = '') -> row_optimizers.RowOptimizer:
+  """A row optimizer of `OPTIMIZERS`, for a TPU by its kernels."""
   function, constants = OPTIMIZERS[name]
-  return getattr(row_optimizers, function)(**constants)
+  make = getattr(row_optimizers, function)
+  if device == 'tpu' and 'copies' in inspect.signature(make).parameters:
+    return make(**constants, copies=_COPIES)
+  return make(**constants)
+
+
+def _on(device: str, name: str) -> dict[str, Any]:
+  """Fields of a table whose rows the kernels of a device change."""
+  function, constants = OPTIMIZERS[name]
+  if device.startswith('cpu'):
+    settings = {'name': function, **constants}
+    return {'row_kernel': updates.make(settings, int(device[3:]))}
+  if device == 'gpu':
+    changed = optimizer(name)
+    kernel = row_sums.RowKernel(changed, interpret=True)
+    return {'kernels': _GPU, 'row_kernel': kernel if changed.change else None}
+  return {'kernels': _TPU} if device else {}
 
 
 def learn(name: str, *args: Any, **more: Any) -> None:
@@ -89,12 +125,16 @@ def lay(
 ) -> Laid:
   """A table of a layout; `knows_rows` says that updates get what they read.
 
-  `rules` are fields of the optimizer.
+  A layout may end with the kernels that change rows: '@gpu', '@tpu', or '@cpu'
+  and a number of threads. `rules` are fields of the optimizer.
   """
   devices, is_split = mesh.make(mesh.Shape(*shape)), 'column' in layout
-  axes = spec_lib.Axes(*shape)
+  layout, _, device = layout.partition('@')
   table = LAYOUTS[layout](
-    spec, optimizer(optimizer_name)._replace(**rules), axes
+    spec,
+    optimizer(optimizer_name, device)._replace(**rules),
+    spec_lib.Axes(*shape),
+    **_on(device, optimizer_name),
   )
   names = (mesh.DATA, mesh.TABLE)[: 2 - is_split]
   everywhere, ids = (

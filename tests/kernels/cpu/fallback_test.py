@@ -1,13 +1,10 @@
 """Where there is no kernel XLA's step runs, and one line says so."""
 
-import subprocess
-import sys
-
 import numba
 import pytest
 
 from jaxemb.kernels.cpu import ffi, handlers, step
-from tests import compiling, runs
+from tests import runs
 
 _SETTINGS = {'train.epochs': 2, 'mesh.data': 1}
 _LINE = 'steps are not fused'
@@ -59,27 +56,3 @@ def test_xla_trains_where_a_kernel_cannot_be(
   for name in ('tuning', 'optimizer', 'model'):
     assert settings[name] == expected[name]
   assert runs.vectors(tmp_path) == runs.vectors(by_xla)
-
-
-_MAKE = """
-from jaxemb.models import cbow
-from jaxemb.kernels.cpu import step
-try:
-  step.make(cbow.Cbow, 'float32', {'name': 'adagrad', 'epsilon': 1e-6})
-except step.Unavailable as error:
-  print(error)
-"""
-
-
-@pytest.mark.slow
-def test_where_numba_compiles_nothing_one_line_says_so(tmp_path):
-  # Nor what it has compiled before.
-  more = {'NUMBA_DISABLE_JIT': '1', 'NUMBA_CACHE_DIR': str(tmp_path)}
-  done = subprocess.run(
-    [sys.executable, '-c', _MAKE],
-    env=compiling.environment() | more,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 0, done.stderr
-  assert len(done.stdout.splitlines()) == 1 and not done.stderr

@@ -49,40 +49,37 @@ def _constant(text, name):
 
 
 def test_frames_have_the_layout_that_is_read():
-  text = _header()
-  offsets = _offsets(text)
-  frame = offsets['XLA_FFI_CallFrame']
-  assert frame['extension_start'] == ffi._EXTENSION
-  assert frame['api'] == ffi._INTERFACE and frame['ctx'] == ffi._CONTEXT
-  interface = offsets['XLA_FFI_Api']
-  assert interface['XLA_FFI_ThreadPool_Schedule'] == ffi._SCHEDULE
-  assert interface['XLA_FFI_Error_Destroy'] == ffi._DESTROY_ERROR
-  asked = offsets['XLA_FFI_ThreadPool_Schedule_Args']
-  assert list(asked.values()) == [0, 8, 16, 24, 32]
-  assert list(asked)[2:] == ['ctx', 'task', 'data']
-  assert list(offsets['XLA_FFI_Error_Destroy_Args'])[2:] == ['error']
-  assert frame['stage'] == ffi._STAGE
-  assert (frame['args'], frame['rets']) == (ffi.ARGUMENTS, ffi.RESULTS)
-  for struct, name in (('XLA_FFI_Args', 'args'), ('XLA_FFI_Rets', 'rets')):
-    assert offsets[struct][name] == ffi._ARRAYS
-  buffer = offsets['XLA_FFI_Buffer']
-  assert (buffer['data'], buffer['dims']) == (ffi._DATA, ffi._DIMS)
-  extension = offsets['XLA_FFI_Metadata_Extension']
-  assert extension['extension_base'] == 0
-  assert extension['metadata'] == ffi._METADATA
+  offsets = _offsets(_header())
   (base,) = (
-    places
-    for struct, places in offsets.items()
-    if struct.startswith('XLA_FFI_') and 'next' in places and 'type' in places
+    x
+    for struct, x in offsets.items()
+    if struct.startswith('XLA_FFI_') and 'next' in x and 'type' in x
   )
   assert base['type'] == ffi._KIND
-  metadata, version = (
-    offsets[f'XLA_FFI_{x}'] for x in ('Metadata', 'Api_Version')
-  )
-  start = metadata['api_version']
-  assert start + version['major_version'] == ffi._MAJOR
-  assert start + version['minor_version'] == ffi._MINOR
-  assert metadata['traits'] == ffi._TRAITS
+  start = offsets['XLA_FFI_Metadata']['api_version']
+  for struct, fields in {
+    'CallFrame': {
+      'extension_start': ffi._EXTENSION, 'api': ffi._INTERFACE,
+      'ctx': ffi._CONTEXT, 'stage': ffi._STAGE, 'args': ffi.ARGUMENTS,
+      'rets': ffi.RESULTS,
+    },
+    'Api': {
+      'XLA_FFI_ThreadPool_Schedule': ffi._SCHEDULE,
+      'XLA_FFI_Error_Destroy': ffi._DESTROY_ERROR,
+    },
+    'ThreadPool_Schedule_Args': {'ctx': 16, 'task': 24, 'data': 32},
+    'Error_Destroy_Args': {'error': 16},
+    'Args': {'args': ffi._ARRAYS},
+    'Rets': {'rets': ffi._ARRAYS},
+    'Buffer': {'data': ffi._DATA, 'dims': ffi._DIMS},
+    'Metadata_Extension': {'extension_base': 0, 'metadata': ffi._METADATA},
+    'Metadata': {'traits': ffi._TRAITS},
+    'Api_Version': {
+      'major_version': ffi._MAJOR - start, 'minor_version': ffi._MINOR - start,
+    },
+  }.items():  # fmt: skip
+    found = offsets[f'XLA_FFI_{struct}']
+    assert {name: found[name] for name in fields} == fields
 
 
 def test_constants_are_those_of_the_header():

@@ -1,4 +1,4 @@
-"""Kernels against loops: every chunk is a step of plain gradient descent."""
+"""Steps against loops: a kernel's, of which each chunk is one, and XLA's."""
 
 import dataclasses
 import functools
@@ -11,6 +11,7 @@ import pytest
 
 from jaxemb.data import windows
 from jaxemb.kernels.cpu import step
+from jaxemb.kernels.gpu import window_products
 from jaxemb.ops import huffman
 from jaxemb.strategies import base
 from tests import dispatches, marking, oracle
@@ -48,6 +49,9 @@ class Case(NamedTuple):
   lengths: tuple[int, ...] = (2, 5, 9)  # of the sentences
   words: int = 60  # in all sentences of a run
   scale: float = 0.5  # of the rows
+  # Else by XLA: 'xla', 'once' if tokens are looked up once, or with the kernel
+  # of a 'gpu', interpreted.
+  way: str = 'kernel'
 
 
 # Of all models; the others of negative sampling, and of trees.
@@ -100,18 +104,28 @@ TREES = {
 }
 
 
-def _named(models, cases):
+def _named(models, cases, way='kernel'):
   """All cases of all models; most are quick with one of them at most."""
   for i, (name, case) in enumerate(cases.items()):
+    if way != 'kernel' and case.dtype != 'float32':
+      continue
     for j, model in enumerate(models):
       is_quick = name in ('plain', 'adagrad') or (i + j) % len(models) == 0
       is_quick = is_quick and model in QUICK_MODELS and case.dtype == 'float32'
+      is_quick = is_quick and (way in ('kernel', 'xla') or name == 'plain')
       yield pytest.param(
-        case._replace(model=model),
-        id=f'{model}-{name}',
+        case._replace(model=model, way=way),
+        id=f'{model}-{name}' + f'-{way}' * (way != 'kernel'),
         marks=() if is_quick else pytest.mark.slow,
       )
 
+
+PLAIN = {k: x for k, x in CASES.items() if x.optimizer == 'sgd'}
+OF_A_GPU = {
+  **{k: CASES[k] for k in ('plain', 'window_over_chunk', 'half_padding')},
+  'one_chunk': SAMPLED['one_chunk'],
+  'wide': Case(dim=300),
+}
 
 every_case = pytest.mark.parametrize(
   'case',
@@ -119,6 +133,10 @@ every_case = pytest.mark.parametrize(
     *_named(MODELS, CASES),
     *_named(MODELS[:2], SAMPLED),
     *_named(MODELS[2:], TREES),
+    *_named(MODELS[:2], CASES, 'xla'),
+    *_named(MODELS[:2], SAMPLED, 'xla'),
+    *_named(MODELS[:2], PLAIN, 'once'),
+    *_named(MODELS[:2], OF_A_GPU, 'gpu'),
   ],
 )
 
@@ -147,12 +165,18 @@ def _make(case, **settings):
     _counts(case),
     settings,
     steps=windows.Steps(case.size, case.runs, case.window, case.chunk),
-    fused=True,
+    fused=case.way == 'kernel',
     parts=case.runs,
     chunk=case.chunk,
     shared_nodes=SHARED_NODES,
+    tokens_once=case.way == 'once',
   )
-  return made.trainable
+  gradients = None
+  if case.way == 'gpu':
+    gradients = window_products.Gradients(interpret=True)
+    model, tables = made.trainable.model, made.trainable.tables
+    assert window_products.can_multiply(model, tables)
+  return dataclasses.replace(made.trainable, gradients=gradients)
 
 
 def _state(case, trainable):
@@ -183,12 +207,13 @@ def _program(trainable):
   @jax.jit
   def call(arrays, state, batch, rate, key=KEY, index=0, stream=0):
     devices = base.Devices(None, stream)
-    context = base.StepContext(index, key, rate, False, devices)
+    context = base.StepContext(index, key, rate, True, devices)
     carry, given = (
       (state, trainable.no_metrics()),
       trainable.with_arrays(arrays),
     )
-    return trainable.fused(given, batch, context, carry)
+    take_step = trainable.fused or base.training_step
+    return take_step(given, batch, context, carry)
 
   arrays = base.arrays_of(trainable.model)
   return lambda *args: jax.device_get(call(arrays, *args))
@@ -208,7 +233,7 @@ def _rounded(row):
 def _steps_of(case, trainable, batch):
   """Functions from tables to what is learned at once; and what is measured."""
   every = dispatches.LOSS_EVERY_CHUNKS
-  sizes = case.window, case.chunk, case.negatives
+  sizes = {k: getattr(case, k) for k in ('window', 'chunk', 'negatives')}
   is_cbow, is_tree = case.model.startswith('cbow'), 'tree' in case.model
   if is_tree:
     paths = huffman.tree_paths(_counts(case))
@@ -221,9 +246,9 @@ def _steps_of(case, trainable, batch):
       for x, more in zip(batch, (2 * case.window, 0, 0), strict=False)
     )
     if not is_tree:
-      loss = LOOPS[case.model]
       args = tokens, left, right, draws[k : k + 1]
-      yield functools.partial(_sampled, loss, args, sizes), k % every == 0
+      loss = functools.partial(LOOPS[case.model], *args, **sizes)
+      yield loss, k % every == 0
       continue
     for c in range(case.chunk):
       before, after = int(left[0, c]), int(right[0, c])
@@ -231,15 +256,8 @@ def _steps_of(case, trainable, batch):
         words = tokens[0, case.window + c - before :][: before + after + 1]
         points, codes, length = (x[words[before]] for x in paths)
         path = list(zip(points[:length], codes[:length], strict=True))
-        args = is_cbow, words, before
-        yield (
-          lambda tables, args=args, path=path: oracle.tree(*args, tables, path),
-          k % every == 0 and c == 0,
-        )
-
-
-def _sampled(loss, args, sizes, tables):
-  return loss(*args, tables, *sizes)
+        loss = functools.partial(oracle.tree, is_cbow, words, before, path=path)
+        yield loss, k % every == 0 and c == 0
 
 
 def _loops(case, trainable, batch, state, rate):
@@ -253,13 +271,19 @@ def _loops(case, trainable, batch, state, rate):
       )
   more = {'rounded': _rounded} if case.dtype == 'bfloat16' else {}
   loss = examples = 0
-  for step_of, is_measured in _steps_of(case, trainable, batch):
+  steps, waiting = list(_steps_of(case, trainable, batch)), []
+  for i, (step_of, is_measured) in enumerate(steps):
     truth = step_of(vectors)
-    if is_measured:
+    waiting.append(truth)
+    if is_measured or not trainable.fused:
       loss, examples = loss + truth.loss, examples + truth.examples
-    for k in vectors:
-      args = vectors[k], opt_state[k], truth.ids[k], truth.grads[k], rate
-      laying.learn(case.optimizer, *args, **more)
+    if trainable.fused or i == len(steps) - 1:
+      for k in vectors:
+        ids = [id_ for x in waiting for id_ in x.ids[k]]
+        grads = np.concatenate([x.grads[k] for x in waiting])
+        args = vectors[k], opt_state[k], ids, grads, rate
+        laying.learn(case.optimizer, *args, **more)
+      waiting = []
   return vectors, opt_state, loss, examples
 
 

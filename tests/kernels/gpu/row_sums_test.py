@@ -1,6 +1,5 @@
 """The kernels that sum rows on a GPU, interpreted, against loops."""
 
-import functools
 import types
 
 import jax
@@ -9,9 +8,8 @@ import numpy as np
 import pytest
 
 from jaxemb.kernels.gpu import row_sums
-from jaxemb.tables import replicated, row_access, row_optimizers, row_sharded
-from jaxemb.tables import spec as spec_lib
-from tests import marking, oracle
+from jaxemb.tables import row_optimizers
+from tests import marking
 
 
 def _lookups(num, vocab, longest=0):
@@ -50,68 +48,6 @@ def test_sums_are_those_of_a_loop(num, dim, longest, is_given):
     assert found.counts[at] == counts[of].sum()
     if is_given:
       np.testing.assert_allclose(found.squares[at], squares[of].sum(), 1e-5)
-
-
-OPTIMIZERS = {
-  'sgd': (row_optimizers.sgd, (4.0,)),
-  'adagrad': (row_optimizers.adagrad, (1e-6,)),
-  'adagrad_full': (row_optimizers.adagrad_full, (1e-6,)),
-  'adam': (row_optimizers.adam, (0.9, 0.99, 1e-6)),  # of sums, by XLA
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ('name', 'layout'),
-  [
-    ('adagrad', 'replicated'),
-    *(
-      marking.slow(*x)
-      for x in [
-        ('sgd', 'replicated'),
-        ('adagrad_full', 'replicated'),
-        ('adam', 'replicated'),
-        ('adagrad', 'row'),
-      ]
-    ),
-  ],
-)
-def test_updates_are_those_of_a_loop(name, layout):
-  kernels = row_access.Kernels(
-    sums=functools.partial(row_sums.sums, interpret=True),
-    sums_of_sorted=functools.partial(row_sums.sums_of_sorted, interpret=True),
-  )
-  vocab, dim, num = 60, 20, 90
-  ids, rng = _lookups(num, vocab, 40), np.random.default_rng(1)
-  grads = rng.standard_normal((num, dim)).astype(np.float32)
-  make, settings = OPTIMIZERS[name]
-  optimizer = make(*settings)
-  spec = spec_lib.TableSpec('x', vocab, dim, 0.1)
-  row_kernel = None
-  if optimizer.change:
-    row_kernel = row_sums.RowKernel(optimizer, interpret=True)
-  args, how = (spec, optimizer), {'row_kernel': row_kernel, 'kernels': kernels}
-  if layout == 'row':
-    table = row_sharded.RowSharded(*args, **how)
-  else:
-    table = replicated.Replicated(*args, deduplicates=True, **how)
-  state = jax.jit(table.init)(jax.random.key(0))
-  everything = jnp.arange(vocab)
-  expected = np.asarray(table.lookup(state, everything).rows, np.float64)
-  opt_state = {}
-
-  @jax.jit
-  def step(state, grads):
-    return table.update(
-      state, jnp.asarray(ids), grads, None, spec_lib.Step(0.1)
-    )
-
-  for i in range(2):
-    state = step(state, grads * (1 + i))
-    changed = getattr(oracle, name)
-    changed(expected, opt_state, ids, grads * (1 + i), 0.1, *settings)
-  found = table.lookup(state, everything).rows
-  np.testing.assert_allclose(found, expected, 1e-5, 1e-5)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Kernels that copy rows on a TPU, interpreted, against loops and XLA."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +8,7 @@ import numpy as np
 import pytest
 
 from jaxemb.kernels.tpu import row_copies, sorted_sums
-from jaxemb.tables import replicated, row_access, row_optimizers, row_sharded
-from jaxemb.tables import spec as spec_lib
+from jaxemb.tables import row_access
 from tests import marking
 
 # Blocks of 2048 rows of up to 128 numbers, and of 1024 rows of 300.
@@ -61,74 +59,6 @@ def test_running_sums_are_those_of_a_loop(num, dim):
     assert (others is None) != fits
     if fits:
       np.testing.assert_array_equal(others, 2 * rows[order])
-
-
-OPTIMIZERS = {
-  'sgd': lambda k: row_optimizers.sgd(4.0),
-  'adagrad': lambda k: row_optimizers.adagrad(1e-6),
-  'adam': lambda k: row_optimizers.adam(0.9, 0.99, 1e-6, k),
-  'adagrad_full': lambda k: row_optimizers.adagrad_full(1e-6, k),
-  'adam_full': lambda k: row_optimizers.adam_full(0.9, 0.99, 1e-6, k),
-}
-
-
-# Kernels know neither optimizer nor layout.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ('name', 'layout'),
-  zip(OPTIMIZERS, itertools.cycle(('replicated', 'row')), strict=False),
-)
-def test_steps_by_the_kernels_are_those_of_others(monkeypatch, name, layout):
-  calls = []
-
-  def interpreted(function, **more):
-    def call(*args, **named):
-      calls.append(function.__name__)
-      return function(*args, interpret=True, **named, **more)
-
-    return call
-
-  copies = row_access.Copies(
-    can_copy=row_copies.can_copy,
-    take=interpreted(row_copies.take),
-    put=interpreted(row_copies.put),
-  )
-  running_sums = interpreted(sorted_sums.running_sums, fits=True)
-  # Three blocks, each of two tiles: those of a block are compiled one by one.
-  monkeypatch.setattr(row_copies, '_IDS_AT_ONCE', 256)
-  monkeypatch.setattr(row_copies, '_BLOCK_BYTES', 256 * 4 * row_copies.LANES)
-  rng = np.random.default_rng(0)
-  ids = np.minimum(rng.zipf(1.3, 700), 601).astype(np.int32)  # 600: padding
-  grads = jnp.asarray(rng.standard_normal((700, 70)), jnp.float32)
-  found = []
-  spec = spec_lib.TableSpec('x', 600, 70, 0.1)
-  for kernels in (row_access.XLA, row_access.Kernels(copies, running_sums)):
-    optimizer = OPTIMIZERS[name](kernels.copies)
-    if layout == 'row':
-      table = row_sharded.RowSharded(spec, optimizer, kernels=kernels)
-    else:
-      table = replicated.Replicated(
-        spec, optimizer, deduplicates=True, kernels=kernels
-      )
-
-    @jax.jit
-    def steps(state, table=table):
-      rows = table.lookup(state, jnp.asarray(ids)).rows
-      # With the rows that were looked up, and without.
-      for i, known in enumerate((rows, None)):
-        args = jnp.asarray(ids), grads * (1 + i), known, spec_lib.Step(0.1)
-        state = table.update(state, *args)
-      return rows, state
-
-    found.append(steps(table.init(jax.random.key(0))))
-    assert bool(calls) == bool(kernels.copies)
-  (old_rows, old), (new_rows, new) = found
-  is_row = ids < 600
-  np.testing.assert_array_equal(new_rows[is_row], old_rows[is_row])
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-6), new, old
-  )
-  assert {'take', 'put', 'running_sums'} <= set(calls)
 
 
 @pytest.mark.parametrize(('dim', 'dtype'), [(128, 'bfloat16'), (4, 'float32')])
