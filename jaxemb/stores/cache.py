@@ -30,6 +30,7 @@ _NEXT_USE, _LAST_USE, _USED, _USES, _HELD = range(5)
 _NEEDED = 1 << 61  # rank of rows that a step needs
 _LOOK_AHEAD = 16  # steps
 MOST_TABLES = 8  # bits of uint8
+_NUM_TABLES = np.array([x.bit_count() for x in range(256)])  # by these bits
 
 
 class TooSmall(Exception):
@@ -46,11 +47,7 @@ Rows = dict[str, tuple[np.ndarray, np.ndarray]]  # by table: cache rows and ids
 class Moves(NamedTuple):
   """What changes before a stretch of steps."""
 
-  num_steps: int
-  num_needed: dict[str, int]  # by table, different rows of the working set
-  # Ids whose cache rows change, and these; the capacity where there is none.
-  ids: np.ndarray  # [n] int32
-  cache_rows: np.ndarray  # [n] int32
+  num_needed: int  # different rows of the working set, of all tables
   # Rows that are evicted, then those that are fetched.
   out: Rows
   into: Rows
@@ -349,18 +346,9 @@ class Cache:
     )
     num_late = num_late if is_beside else len(cache_rows)
     into = self._by_table(cache_rows, tables, num_late)
-    ids = np.concatenate([evicted, new[0]])
-    bits = np.arange(256)
-    num_needed = {
-      name: int(needed[(bits >> i) & 1 == 1].sum())
-      for i, name in enumerate(self.names)
-    }
     self._running = self._first + start, needed[1:].sum()
     return Moves(
-      num_steps=num_steps,
-      num_needed=num_needed,
-      ids=ids,
-      cache_rows=self.cache_row_of[ids],
+      num_needed=int(needed @ _NUM_TABLES),
       out=out[0],
       into=into[0],
       out_beside=out[1],

@@ -343,8 +343,7 @@ class Fetching:
     cache_rows = self._cache_rows(stretch.lookups)
     self._ahead.advance(num_steps)
     counts = self.rows.counts
-    for some in moves:
-      counts.add(rows_needed=sum(some.num_needed.values()))
+    counts.add(rows_needed=sum(x.num_needed for x in moves))
     fetched = self.rows.fetch(stretch)
     counts.add(fetch_secs=time.monotonic() - start - waited)
     return stretch, cache_rows, fetched
