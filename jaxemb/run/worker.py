@@ -2,7 +2,7 @@
 
 It reads its own data from the cache of encoded corpora, has copies of rows on
 its device (`workers.shared_rows`), and runs the one training loop: leases are
-its source, reports to the coordinator its meter, and pauses a hook.
+its source, and its meter and hook report to the coordinator.
 """
 
 import collections
@@ -55,6 +55,7 @@ class Worker:
     self._cluster = remote.Cluster(namespace)
     self._has_own_cache = cache is None
     self.cache, self._start = cache or rundir.cache_folder(), 0
+    self.rate_factor = 1.0  # of learning rates, when it joined
 
   def ask(self, method: str, *args: Any) -> Any:
     """Calls a method of the coordinator."""
@@ -88,11 +89,10 @@ class Worker:
       )
     _train(self, setup, parts)
 
-  def join(self) -> float:
-    """Joins the others; returns the factor of learning rates."""
+  def join(self) -> None:
+    """Joins the others."""
     call = self._coordinator.join.remote(self._number)
-    self._start, rate_factor = self._cluster.ask(call)
-    return rate_factor
+    self._start, self.rate_factor = self._cluster.ask(call)
 
 
 class _Leases:
@@ -162,11 +162,27 @@ class _Leases:
       yield item._replace(part=lease.part)
 
 
-class _Pacing(loop.Hook):
-  """Keeps pace with other workers, and waits while the run is saved."""
+class _Member(loop.Hook, loop.Meter):
+  """Keeps pace with other workers, and reports dispatches to the coordinator.
 
-  def __init__(self, pace: shared_rows.Pace, leases: _Leases, rate: float):
-    self._pace, self._leases, self._rate = pace, leases, rate
+  It waits while the run is saved.
+  """
+
+  def __init__(
+    self,
+    worker: Worker,
+    leases: _Leases,
+    pace: shared_rows.Pace,
+    dense: dense_lib.Exchange,
+    store: fetching.Fetching,
+    compile_secs: float,
+  ):
+    self._ask, self._leases = worker.ask, leases
+    self._pace, self._dense, self._store = pace, dense, store
+    self._compile_secs, self._rate = compile_secs, worker.rate_factor
+    self.start()
+    self._counts: collections.Counter = collections.Counter()  # to report
+    self._sums: collections.Counter = collections.Counter()  # so far
 
   def before(self, item: data_base.Item) -> None:
     self._pace.start(item.index)
@@ -180,26 +196,6 @@ class _Pacing(loop.Hook):
 
   def rate_factor(self) -> float:
     return self._rate
-
-
-class _Reports(loop.Meter):
-  """A meter that reports every dispatch to the coordinator."""
-
-  def __init__(
-    self,
-    worker: Worker,
-    leases: _Leases,
-    pace: shared_rows.Pace,
-    dense: dense_lib.Exchange,
-    store: fetching.Fetching,
-    compile_secs: float,
-  ):
-    self._ask, self._leases = worker.ask, leases
-    self._pace, self._dense, self._store = pace, dense, store
-    self._compile_secs = compile_secs
-    self.start()
-    self._counts: collections.Counter = collections.Counter()  # to report
-    self._sums: collections.Counter = collections.Counter()  # so far
 
   def start(self) -> None:
     """Begins to count what this process uses."""
@@ -277,21 +273,21 @@ def _train(
   args = strategy.constants(), batch, schedule
   program = loop.compile_dispatch(parts, state, args)
   secs = time.monotonic() - start
-  rate_factor = worker.join()
+  worker.join()
   if trainable.has_dense:
     state = dense.begin(state)
-  reports = _Reports(
+  member = _Member(
     worker, leases, pace=pace, dense=dense, store=store, compile_secs=secs
   )
   state = loop.train(
     None,
     parts,
     loop.Session(time.time(), 0.0, threading.Event()),
-    make_meter=lambda totals: reports,
-    hooks=[_Pacing(pace, leases, rate_factor)],
+    make_meter=lambda totals: member,
+    hooks=[member],
     program=program,
     state=state,
     items_ahead=1,
   ).state
   store.flush(state)
-  reports.finish()
+  member.finish()
