@@ -8,13 +8,12 @@ they are drawn when they are read, by the key of the table.
 import contextlib
 import dataclasses
 import functools
-import math
 import mmap
 import os
 import pathlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numba
 import numpy as np
@@ -29,38 +28,28 @@ MAPPED_BYTES = 1 << 30
 _ROWS_MAPPED_AT_ONCE = 4096
 
 
-class Record(NamedTuple):
+class Record:
   """How the arrays of a row are laid out in its record."""
 
-  dtypes: tuple[np.dtype, ...]
-  shapes: tuple[tuple[int, ...], ...]  # of a row
-
-  @property
-  def sizes_bytes(self) -> list[int]:
-    """Of each array."""
-    pairs = zip(self.dtypes, self.shapes, strict=True)
-    return [dtype.itemsize * math.prod(shape) for dtype, shape in pairs]
-
-  @property
-  def num_bytes(self) -> int:
-    """Of a record."""
-    return sum(self.sizes_bytes)
+  def __init__(
+    self, dtypes: Sequence[np.dtype], shapes: Sequence[tuple[int, ...]]
+  ):
+    """Of each array, its dtype and its shape for a row."""
+    fields = enumerate(zip(dtypes, shapes, strict=True))
+    self._dtype = np.dtype([(str(i), *x) for i, x in fields])
+    self.num_bytes = self._dtype.itemsize
 
   def pack(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """[n, num_bytes] uint8 of arrays [n, ...]."""
-    columns = [
-      np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8) for x in arrays
-    ]
-    return columns[0] if len(columns) == 1 else np.concatenate(columns, 1)
+    records = np.empty((len(arrays[0]), 1), self._dtype)
+    for name, array in zip(self._dtype.names, arrays, strict=True):
+      records[name][:, 0] = array
+    return records.view(np.uint8)
 
   def unpack(self, records: np.ndarray) -> list[np.ndarray]:
     """Arrays [n, ...] of records [n, num_bytes] uint8."""
-    arrays, start = [], 0
-    for dtype, shape, size in zip(*self, self.sizes_bytes, strict=True):
-      columns = np.ascontiguousarray(records[:, start : start + size])
-      arrays.append(columns.view(dtype).reshape(len(records), *shape))
-      start += size
-    return arrays
+    records = np.ascontiguousarray(records).view(self._dtype)[:, 0]
+    return [np.ascontiguousarray(records[x]) for x in self._dtype.names]
 
 
 def _by_array(arrays, records):
