@@ -179,6 +179,7 @@ class _Runner:
       self.state = parts.new_state(loop.init_key(parts.config.seed))
     hook.begin(self.totals)
     self._most_missed, self._replaced = 0, 0
+    self._evaluates = False  # whether an evaluation is due
     # By worker and process, the newest sample of what it has used.
     self._used: dict[int, dict[int, dict[str, Any]]] = {}
     self.meter = metrics.Meter(
@@ -221,54 +222,52 @@ class _Runner:
     self.totals.encode_secs += self._session.encode_secs
     self._secs_before = self.totals.total_secs
     last_save = last_check = time.monotonic()
-    evaluates = pauses = False
+    pauses, every_secs = False, config.train.checkpoint_every_secs
     while crew.watch(_POLL_SECS):
-      for report in crew.ask('take'):
-        evaluates |= self._count(crew, report)
+      self._take(crew)
       if time.monotonic() - last_check > _CHECK_SECS:
         self._parts.strategy.store.rows.check()
         last_check = time.monotonic()
-      every_secs = config.train.checkpoint_every_secs
       is_due = time.monotonic() - last_save > every_secs
-      if not (pauses or evaluates or is_due or stop.is_set()):
+      stops = stop.is_set()  # once: a signal may set it at any moment
+      pauses |= self._evaluates or is_due or stops
+      if not pauses or not crew.ask('pause'):
         continue
-      pauses = True
-      if not crew.ask('pause'):
-        continue
-      evaluates |= self._take_all(crew)
-      if evaluates:
-        hook.run(self.state, self.totals)
-        self.meter.resume()
-        has_ended = hook.has_ended()
-      if has_ended:
+      self._evaluate(crew)
+      if has_ended := hook.has_ended():
         loop.log_early_stop()
-      if is_due or stop.is_set():
+      if is_due or stops:
         self._save(crew)
         last_save = time.monotonic()
-      if stop.is_set():
+      if stops:
         loop.log_stop(self._checkpoints)
         return False
       crew.ask('go_on', hook.rate_factor(), has_ended)
-      evaluates = pauses = False
-    evaluates |= self._take_all(crew)
+      pauses = False
+    self._evaluate(crew)
     if not crew.ask('has_ended'):
       raise AssertionError('workers ended before the data did')
-    if evaluates:
-      hook.run(self.state, self.totals)
     self._replaced = crew.num_replaced
     self._save(crew)
     return True
 
-  def _take_all(self, crew) -> bool:
-    """Counts what is left, once nobody trains; whether to evaluate."""
-    due = [self._count(crew, report) for report in crew.ask('take')]
+  def _take(self, crew):
+    for report in crew.ask('take'):
+      self._evaluates |= self._count(crew, report)
+
+  def _evaluate(self, crew):
+    """Takes what is left, once nobody trains, and evaluates if it is due."""
+    self._take(crew)
     if self._parts.trainable.has_dense:
       own = self.state[1:]
       dense = jax.tree.map(
         lambda x, y: jax.device_put(x, y.sharding), crew.ask('dense'), own
       )
       self.state = self.state._replace(params=dense[0], optimizer=dense[1])
-    return any(due)
+    if self._evaluates:
+      self._hook.run(self.state, self.totals)
+      self.meter.resume()
+      self._evaluates = False
 
   def _count(self, crew, report) -> bool:
     """Counts what a worker reports; whether an evaluation is due."""
