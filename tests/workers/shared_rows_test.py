@@ -164,10 +164,7 @@ def test_one_worker_learns_what_it_would_alone(optimizer, staleness):
       )
 
 
-slow = pytest.mark.slow
-
-
-@slow
+@pytest.mark.slow
 def test_rows_of_low_precision_are_shared():
   settings = {'table.dtype': 'int8', 'table.staleness': 2}
   made = trainers(2, settings, local_cluster.Cluster())
@@ -234,7 +231,7 @@ def test_an_export_on_the_way_loses_nothing():
     np.testing.assert_allclose(found.rows, expected[name].rows, atol=1e-4)
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'settings',
   [
