@@ -88,11 +88,6 @@ def _merge(rows, base, lines, has_own, new, num_added):
       old[k] = new[i, k]
 
 
-def num_bytes(capacity: int, record_bytes: int) -> int:
-  """Of the `Copies` of a table."""
-  return capacity * (3 * 8 + record_bytes)
-
-
 class Copies:
   """The lines of one table on one worker; one thread at a time uses it."""
 
