@@ -32,7 +32,7 @@ _TOGETHER = 64  # walks
 _MIN_WALKS = 256  # of a thread
 _SEARCHED = 32  # entries of a list, one after the other
 _LINE = memory.LINE // 4  # entries
-_LOW = np.uint64(0xFFFFFFFF)
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _JIT = {'nogil': True, 'cache': True}
 
 
@@ -200,27 +200,6 @@ def _walk(offsets, neighbors, stays, others, starts, key, numbers, out, stop):
 
 
 @numba.njit(**_JIT)
-def _ask_for_lists(offsets, neighbors, stays, others, nodes, first, sizes):
-  """Finds the lists of nodes, to be drawn from, and then looked through."""
-  for j in range(len(nodes)):
-    node = nodes[j]
-    sizes[j] = 0
-    if node >= 0:
-      first[j] = offsets[node]
-      sizes[j] = offsets[node + 1] - offsets[node]
-      last = min(sizes[j], _SEARCHED) - 1
-      for i in range(0, last, _LINE):
-        _ask(neighbors, first[j] + i)
-      _ask(neighbors, first[j] + last)
-  if len(stays):
-    for j in range(len(nodes)):
-      last = min(sizes[j], _SEARCHED) - 1
-      for i in range(0, last + _LINE, _LINE):
-        _ask(stays, first[j] + min(i, last))
-        _ask(others, first[j] + min(i, last))
-
-
-@numba.njit(**_JIT)
 def _chances(return_bias, in_out_bias, has_weights):
   """Chances that a draw of a neighbor stays: going back, near and far.
 
@@ -233,22 +212,38 @@ def _chances(return_bias, in_out_bias, has_weights):
   return back / largest, 1 / largest, far / largest, more
 
 
-@numba.njit(**_JIT)
-def _draw(neighbors, stays, others, first, size, draw, before, more):
-  """A neighbor, or for `more` places the node `before`; and a random number.
+@numba.njit(inline='always', **_JIT)
+def _look_up(
+  offsets, neighbors, stays, others, nodes, step, first, sizes, left
+):
+  """Finds the lists of nodes that walks are at, to be drawn from.
 
-  The node before is -1 if no edge leads there.
+  Walks without a choice go on; returns how many are `left`.
   """
-  place = np.int64((draw >> np.uint64(32)) * 2.0**-32 * (size + more))
-  at = first + min(place, size - 1)
+  for j in range(len(nodes)):
+    node = nodes[j, step - 1]
+    sizes[j] = 0
+    if node >= 0:
+      first[j] = offsets[node]
+      sizes[j] = offsets[node + 1] - offsets[node]
+      # To be drawn from, and then looked through.
+      last = min(sizes[j], _SEARCHED) - 1
+      for i in range(0, last, _LINE):
+        _ask(neighbors, first[j] + i)
+      _ask(neighbors, first[j] + last)
   if len(stays):
-    if np.float32(draw & _LOW) >= stays[at] * np.float32(2**32):
-      at = first + others[at]
-    draw = hashing.hashed(draw)
-  if place < size:
-    return neighbors[at], (draw & _LOW) * 2.0**-32
-  is_there = _has(neighbors, first, first + size, before)
-  return (before, 0.0) if is_there else (np.int32(-1), 1.0)
+    for j in range(len(nodes)):
+      last = min(sizes[j], _SEARCHED) - 1
+      for i in range(0, last + _LINE, _LINE):
+        _ask(stays, first[j] + min(i, last))
+        _ask(others, first[j] + min(i, last))
+  num_left = 0
+  for j in range(len(nodes)):
+    if sizes[j] < 2:
+      nodes[j, step] = neighbors[first[j]] if sizes[j] else -1
+    left[num_left] = j
+    num_left += sizes[j] > 1
+  return num_left
 
 
 @numba.njit(**_JIT)
@@ -257,60 +252,71 @@ def _walk_biased(
   out,
 ):  # fmt: skip
   """node2vec's, whose first two nodes are there."""
-  back, near, far, more = _chances(return_bias, in_out_bias, len(stays) > 0)
+  for start in range(0, len(numbers), _TOGETHER):
+    some, nodes = numbers[start:][:_TOGETHER], out[start:][:_TOGETHER]
+    _walk_together(
+      offsets, neighbors, stays, others, return_bias, in_out_bias, key, some,
+      nodes,
+    )  # fmt: skip
+
+
+@numba.njit(**_JIT)
+def _walk_together(
+  offsets, neighbors, stays, others, return_bias, in_out_bias, key, numbers,
+  nodes,
+):  # fmt: skip
+  """The same of at most `_TOGETHER` walks."""
+  has_weights = len(stays) > 0
+  back, near, far, more = _chances(return_bias, in_out_bias, has_weights)
   surely, at_most = min(near, far), max(near, far)
-  own_keys = np.empty(_TOGETHER, np.uint64)
+  own_keys = np.array([_own_key(x, key) for x in numbers])
   first, first_before = np.zeros((2, _TOGETHER), np.int64)
   sizes, sizes_before = np.zeros((2, _TOGETHER), np.int64)
   left, asked = np.empty((2, _TOGETHER), np.int64)  # walks without a next node
   drawn, chances = np.empty(_TOGETHER, np.int32), np.empty(_TOGETHER)
-  for start in range(0, len(numbers), _TOGETHER):
-    num = min(_TOGETHER, len(numbers) - start)
-    nodes = out[start : start + num]
-    for j in range(num):
-      own_keys[j] = _own_key(numbers[start + j], key)
-    for step in range(1, out.shape[1]):
-      first_before[:], sizes_before[:] = first, sizes
-      at_nodes = nodes[:, step - 1]
-      _ask_for_lists(offsets, neighbors, stays, others, at_nodes, first, sizes)
-      if step == 1:
-        continue
-      num_left = 0
-      for j in range(num):
-        if sizes[j] < 2:
-          nodes[j, step] = neighbors[first[j]] if sizes[j] else -1
+  for step in range(1, nodes.shape[1]):
+    first_before[:], sizes_before[:] = first, sizes
+    num_left = _look_up(
+      offsets, neighbors, stays, others, nodes, step, first, sizes, left
+    )
+    # All walks draw, then all look at what they drew, without branches that
+    # nobody can foresee: so reads of memory wait together.
+    trial = np.uint64(step)
+    while num_left and step > 1:
+      for i in range(num_left):
+        j = left[i]
+        draw = hashing.hashed(own_keys[j] + trial)
+        place = np.int64((draw >> _HALF) * 2.0**-32 * (sizes[j] + more))
+        at = first[j] + min(place, sizes[j] - 1)
+        if has_weights:
+          if np.float32(draw & _LOW) >= stays[at] * np.float32(2**32):
+            at = first[j] + others[at]
+          draw = hashing.hashed(draw)
+        drawn[i] = neighbors[at]
+        chances[i] = (draw & _LOW) * 2.0**-32
+        if place >= sizes[j]:  # back, if an edge leads there
+          last = nodes[j, step - 2]
+          is_there = _has(neighbors, first[j], first[j] + sizes[j], last)
+          drawn[i] = last if is_there else -1
+          chances[i] = 0.0 if is_there else 1.0
+      num_drawn, num_left, num_asked = num_left, 0, 0
+      for i in range(num_drawn):
+        j, node, chance = left[i], drawn[i], chances[i]
+        nodes[j, step] = node
+        is_last = node == nodes[j, step - 2]
+        is_taken = chance < (back if is_last else surely)
+        is_asked = (not is_taken) & (not is_last) & (chance < at_most)
+        asked[num_asked] = j
+        num_asked += is_asked
         left[num_left] = j
-        num_left += sizes[j] > 1
-      # All walks draw, then all look at what they drew, without branches that
-      # nobody can foresee: so reads of memory wait together.
-      trial = np.uint64(step)
-      while num_left:
-        for i in range(num_left):
-          j = left[i]
-          draw = hashing.hashed(own_keys[j] + trial)
-          drawn[i], chances[i] = _draw(
-            neighbors, stays, others, first[j], sizes[j], draw,
-            nodes[j, step - 2], more,
-          )  # fmt: skip
-        num_drawn, num_left, num_asked = num_left, 0, 0
-        for i in range(num_drawn):
-          j, node, chance = left[i], drawn[i], chances[i]
-          nodes[j, step] = node
-          is_last = node == nodes[j, step - 2]
-          is_taken = chance < (back if is_last else surely)
-          is_asked = (not is_taken) & (not is_last) & (chance < at_most)
-          asked[num_asked] = j
-          num_asked += is_asked
-          left[num_left] = j
-          num_left += (not is_taken) & (not is_asked)
-        for i in range(num_asked):
-          j = asked[i]
-          low = first_before[j]
-          high = low + sizes_before[j]
-          is_near = _has(neighbors, start=low, stop=high, node=nodes[j, step])
-          left[num_left] = j
-          num_left += is_near != (near > far)
-        trial += np.uint64(1 << 32)
+        num_left += (not is_taken) & (not is_asked)
+      for i in range(num_asked):
+        j = asked[i]
+        low, high = first_before[j], first_before[j] + sizes_before[j]
+        is_near = _has(neighbors, low, high, nodes[j, step])
+        left[num_left] = j
+        num_left += is_near != (near > far)
+      trial += np.uint64(1 << 32)
 
 
 @numba.njit(**_JIT)
