@@ -54,11 +54,11 @@ class MultiVectors:
   priors: np.ndarray  # [rows] float32; those of a word sum to 1
   # [vocab or vocab - 1, dim] float32, vectors of words or of the inner nodes of
   # the Huffman tree; None = unknown, as after some merges
-  outputs: np.ndarray | None
+  outputs: np.ndarray | None = None
   # 'negative_sampling' or 'hierarchical_softmax'; None without outputs
-  loss: str | None
-  negatives: int  # per pair, with negative sampling
-  window: int  # context words on each side
+  loss: str | None = None
+  negatives: int = 0  # per pair, with negative sampling
+  window: int = 0  # context words on each side
   # [rows, dim] float32, mean contexts; zeros for single senses; None = unused
   means: np.ndarray | None = None
   concentration: float | None = None  # kappa, of mean contexts

@@ -100,10 +100,6 @@ def _table(part: parts_lib.Part) -> multivectors.MultiVectors:
     starts=np.arange(num + 1),
     vectors=None,
     priors=np.ones(num, np.float32),
-    outputs=None,
-    loss=None,
-    negatives=0,
-    window=0,
   )
 
 
@@ -287,9 +283,6 @@ class _Merge:
       starts=np.append(starts, len(owners)),
       vectors=vectors,
       priors=priors.astype(np.float32),
-      outputs=None,
-      loss=None,
-      negatives=0,
       window=max(x.window for x in self.tables),
     )
 

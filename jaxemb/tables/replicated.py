@@ -38,14 +38,10 @@ class Replicated(spec_lib.Table):
   splits_columns = False
 
   @property
-  def _is_float32(self) -> bool:
-    return self.spec.dtype == 'float32'
-
-  @property
   def _sums_by_scratch(self) -> bool:
     """Whether `dedup.by_scratch` sums a row's gradients."""
     needs_sums = self.optimizer.needs_sums or self.optimizer.decay
-    return not self._is_float32 or bool(needs_sums)
+    return self.spec.dtype != 'float32' or bool(needs_sums)
 
   @property
   def _num_splits(self) -> int:
@@ -85,17 +81,11 @@ class Replicated(spec_lib.Table):
     return spec_lib.TableState(vectors, self._new_opt_state(), scratch)
 
   def lookup(self, state, ids):
-    if self._is_float32:
-      rows = row_access.gather(state.vectors, ids, self.kernels.copies)
-    else:
-      stored = codecs.gather(state.vectors, ids)
-      rows = rounding.decode(stored, self.spec.dtype)
-    return spec_lib.Lookup(rows, state)
+    stored = codecs.gather(state.vectors, ids, self.kernels.copies)
+    return spec_lib.Lookup(rounding.decode(stored, self.spec.dtype), state)
 
   def update(self, state, ids, row_grads, rows, step):
-    axes, names = self.axes, []
-    if axes.num_data * axes.num_table > 1:
-      names = axes.names(with_table=not self.splits_columns)
+    names = self.axes.names(with_table=not self.splits_columns)
     if names:
       rows = None  # those of this device alone
     row_grads = self._gathered(ids, row_grads, names)

@@ -13,7 +13,7 @@ from tests import marking
 
 NUM_ROWS, DIM, NUM = 7, 3, 16  # of each holder; lookups of each device
 
-KINDS = ['random', 'one_holder', 'one_place', 'every_place', 'some', 'nothing']
+KINDS = ['random', 'one_holder', 'every_place', 'some']
 
 
 def _places(kind, shape):
@@ -23,8 +23,6 @@ def _places(kind, shape):
   found = rng.integers(0, total + 1, size)  # the last one is no place
   if kind == 'one_holder':
     found = rng.integers(total - NUM_ROWS, total, size)
-  elif kind == 'one_place':
-    found = np.full(size, total - 2)
   elif kind == 'every_place':
     found = np.full(size, total)
     for device in np.ndindex(*shape):
@@ -32,8 +30,6 @@ def _places(kind, shape):
       found[device][: len(some)] = some
   elif kind == 'some':  # devices want something
     found[0], found[-1, -1] = total, rng.integers(0, NUM_ROWS, NUM)
-  elif kind == 'nothing':
-    found = np.full(size, total)
   return found.astype(np.int32)
 
 
