@@ -183,13 +183,17 @@ def _point(buffer, out):
     out[i] = start + np.uint64(i) * size
 
 
-@numba.njit(**JIT)
+@numba.njit(**INLINE)
 def gather(table, chunk, ids):
   """Copies the rows of ids [n], the first ones of a chunk's `Rows`.
 
   Zeros are those of padding.
   """
-  vectors, values, sources = table.vectors, chunk.values, chunk.sources
+  _gather(table.vectors, ids, chunk.values, chunk.sources)
+
+
+@numba.njit(**JIT)
+def _gather(vectors, ids, values, sources):
   for i in range(ids.size):
     row = values[i]
     if ids[i] < vectors.shape[0]:
@@ -204,13 +208,13 @@ def gather(table, chunk, ids):
       row[:] = 0
 
 
-@numba.njit(**JIT)
+@numba.njit(**INLINE)
 def find(table, chunk, ids):
   """As `gather`, but of rows that nothing changes while they are used."""
   if table.vectors.itemsize == 4:
     locate(table.vectors, ids, chunk.values[0], chunk.sources)
   else:
-    gather(table, chunk, ids)
+    _gather(table.vectors, ids, chunk.values, chunk.sources)
 
 
 @numba.njit(**INLINE)
@@ -278,21 +282,25 @@ def _(row, delta, scale, first, second, is_stochastic):
   return add
 
 
-@numba.njit(**JIT)
+@numba.njit(**INLINE)
 def descend(table, chunk, ids, number):
   """Changes the rows of ids [n] by gradients that `aim` had added up.
 
   What ids that come several times mean is told in `tables.row_optimizers`;
   stochastic rounding rounds the sum after each.
   """
-  if _is_direct(table):
-    return
+  if not _is_direct(table):
+    _descend(table, chunk.grads, ids, number)
+
+
+@numba.njit(**JIT)
+def _descend(table, grads, ids, number):
   num_rows, dim = table.vectors.shape
   opt_state, is_adagrad = table.opt_state, table.optimizer == ADAGRAD
   if is_adagrad:
     for i in range(ids.size):
       if ids[i] < num_rows:
-        grad, total = chunk.grads[i], np.float32(0)
+        grad, total = grads[i], np.float32(0)
         for k in range(grad.size):
           total += grad[k] * grad[k]
         opt_state[ids[i]] += total / np.float32(dim)
@@ -311,7 +319,7 @@ def descend(table, chunk, ids, number):
     first = hashing.mix(bits ^ table.key1)
     second = hashing.mix(bits + table.key1) | np.uint32(1)
     row = table.vectors[ids[i]]
-    _add_row(row, chunk.grads[i], scale, first, second, table.is_stochastic)
+    _add_row(row, grads[i], scale, first, second, table.is_stochastic)
 
 
 @numba.njit(**JIT)
