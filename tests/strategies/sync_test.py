@@ -233,4 +233,4 @@ def test_a_step_goes_through_few_files(fused):
   sys.setprofile(None)
   package = pathlib.Path(base.__file__).parents[1]
   found = [x for x in files if pathlib.Path(x).is_relative_to(package)]
-  assert base.__file__ in found and len(found) <= (6 if fused else 9)
+  assert base.__file__ in found and len(found) <= (7 if fused else 10)
