@@ -54,6 +54,10 @@ class Evaluation(loop.Hook):
       every_units = every_epochs * parts.source.units_per_epoch
       self._every_units = max(1, round(every_units))
 
+  def is_needed(self) -> bool:
+    """Whether it evaluates, or has done so in an earlier start."""
+    return self._every_units > 0 or self._path.exists()
+
   def begin(self, totals: metrics.Totals) -> None:
     """Forgets evaluations behind the checkpoint that training goes on from."""
     if not self._path.exists():

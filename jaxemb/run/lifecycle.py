@@ -346,7 +346,11 @@ def _train(
   with closing, loop.open_checkpoints(workdir) as checkpoints:
     hook = evaluation.Evaluation(workdir, parts)
     trained = loop.train(
-      checkpoints, parts, session, make_meter=make_meter, hooks=[hook]
+      checkpoints,
+      parts,
+      session,
+      make_meter=make_meter,
+      hooks=[hook] if hook.is_needed() else [],
     )
     if trained is None:
       return False
