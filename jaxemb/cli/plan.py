@@ -122,7 +122,7 @@ def attempt(
   where, needed_bytes = topologies.topology(name), 0.0
   try:
     job = prepare(name, config, num_words)
-    needed_bytes = job.state_bytes
+    needed_bytes = job.device_bytes(job.state)
     found = plan.examine(job)
   except errors.UserError as error:
     found = {'topology': name, 'obstacle': str(error)}

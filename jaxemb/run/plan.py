@@ -63,11 +63,10 @@ class Job:
   constants: Any
   batch: Any
 
-  @property
-  def state_bytes(self) -> int:
-    """Bytes of tables and layers on each device, as numbers without padding."""
+  def device_bytes(self, tree: Any) -> int:
+    """Bytes of some of the state on each device, as numbers without padding."""
     num_devices = self.trainer.strategy.batch_sharding.num_devices
-    return mesh_lib.num_bytes(self.state) // num_devices
+    return mesh_lib.num_bytes(tree) // num_devices
 
 
 def prepare(
@@ -146,19 +145,13 @@ def table_copies(job: Job, text: str) -> dict[str, int]:
   return counts
 
 
-def _num_bytes(job: Job, trees: list[Any]) -> int:
-  """Bytes of a part of the state on each device."""
-  num_devices = job.trainer.strategy.batch_sharding.num_devices
-  return mesh_lib.num_bytes(trees) // num_devices
-
-
 def examine(job: Job) -> dict[str, Any]:
   """Compiles a job and returns its memory, table copies and collectives.
 
   Raises a `UserError` if a device has too little memory.
   """
   device_bytes = job.topology.chip.gigabytes * 1e9
-  check_fits(job, job.state_bytes)
+  check_fits(job, job.device_bytes(job.state))
   try:
     program = compiled(job)
   except jax.errors.JaxRuntimeError as error:
@@ -187,8 +180,8 @@ def examine(job: Job) -> dict[str, Any]:
     'batch_words': config.train.batch_words,
     'unit': kind.unit,
     'memory': {
-      'tables_bytes': _num_bytes(job, [x.vectors for x in tables]),
-      'optimizer_bytes': _num_bytes(job, [x.opt_state for x in tables]),
+      'tables_bytes': job.device_bytes([x.vectors for x in tables]),
+      'optimizer_bytes': job.device_bytes([x.opt_state for x in tables]),
       'arguments_bytes': arguments,
       'scratch_bytes': memory.temp_size_in_bytes,
       'program_bytes': memory.generated_code_size_in_bytes,
