@@ -78,32 +78,13 @@ def test_finds_file_folder_and_glob(tmp_path):
     assert sources.find(str(tmp_path / path)) == [(file, 9) for file in files]
 
 
-def test_links_to_nothing_are_refused(tmp_path):
-  (tmp_path / 'links').mkdir()
-  (tmp_path / 'links' / 'to').symlink_to(tmp_path / 'nothing')
-  for path in (tmp_path / 'links', tmp_path / 'links' / 'to'):
-    _fails(path, 'nothing, which is not there', 'remove the link')
-
-
-def test_refuses_what_holds_no_text(tmp_path):
-  _fails(tmp_path / 'absent.txt', 'absent.txt does not exist', 'config.data')
-  _fails(tmp_path / '*.bz2', '*.bz2 matches no file')
-  _fails(tmp_path, 'no files')
-  _fails(_write(tmp_path / 'empty.txt', b''), 'empty.txt', 'only empty files')
-  _fails(tmp_path, 'only empty files')
-  os.mkfifo(tmp_path / 'pipe')
-  _fails(tmp_path / 'pipe', 'not a regular file')
+def test_what_is_text_and_what_is_not(tmp_path):
   data = random.Random(0).randbytes(10_000)
-  text = 'text with words ' * 100
-  tar = b'name'.ljust(257, b'\0') + b'ustar\x0000' + text.encode()
   for name, bad, *words in (
-    ('a.txt', data, 'a.txt is binary', 'UTF-8'),
     ('b.txt', bz2.compress(data), 'the suffix .bz2'),
     ('c.gz', gzip.compress(data), 'c.gz is binary'),
-    ('d.txt', text.encode('utf-16'), 'UTF-16', 'iconv'),
-    ('e.txt', text.encode('utf-32'), 'UTF-16', 'iconv'),
-    ('f.txt', text.encode('utf-16-le'), 'binary'),
-    ('g.tar', tar, 'tar archive'),
+    ('e.txt', 'text with words '.encode('utf-32'), 'UTF-16', 'iconv'),
+    ('f.txt', 'text with words '.encode('utf-16-le'), 'binary'),
   ):
     _fails(_write(tmp_path / name, bad), *words)
   control = '\x1b[1mbold\x1b[0m text\f\v\t ' * 10
@@ -177,8 +158,6 @@ def test_cut_or_damaged_compression(tmp_path, suffix):
     data + data[:1000] + bytes(50) + data[1050:],
   ):
     _fails(_write(tmp_path / f'bad{suffix}', bad), f'bad{suffix}', 'again')
-  path = _write(tmp_path / f'bad{suffix}', b'just text ' * 1000)
-  _fails(path, f'bad{suffix}', f'rename it, without {suffix}')
 
 
 @pytest.mark.parametrize('suffix', ['.gz', '.bz2', '.xz'])
