@@ -223,8 +223,7 @@ def _lists(column, settings):
   fits = columns < settings['multi_values']
   num_cut = int(np.sum(is_kept & ~fits))
   is_kept = is_kept & fits
-  values = keys.Text(values.data, values.starts[is_kept], values.stops[is_kept])
-  return values, (rows[is_kept], columns[is_kept]), num_cut
+  return values.select(is_kept), (rows[is_kept], columns[is_kept]), num_cut
 
 
 def _labels(column, name, positive):

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 
 from jaxemb import errors
-from jaxemb.graphs import line_format
 from jaxemb.io import tables
 
 _LOG = logging.getLogger('jaxemb')
@@ -30,16 +29,16 @@ Table = Sequence[Sequence[str]]  # the first rows of a file
 
 def assign(
   path: pathlib.Path, table: Table, declared: str
-) -> tuple[dict[str, int], bool]:
-  """Find the column of each role, and whether the first line is a header.
+) -> tuple[list[str], bool]:
+  """Find the role of each column, or '-', and whether there is a header.
 
   `table` has a single row where that is surely a header. `declared` is
   `data.columns`. Raises a `UserError` where the columns cannot be told.
   """
-  first = table[0]
-  has_header = _has_header(path, table)
+  first, has_header = table[0], _has_header(path, table)
   if declared:
-    return _declared(path, declared, len(first)), has_header
+    roles = _declared(path, declared, len(first))
+    return [*roles, *['-'] * (len(first) - len(roles))], has_header
   if len(first) < 2:
     raise errors.UserError(
       f'{path} has one field in its first line, {first[0][:60]!r}, and an edge '
@@ -50,9 +49,7 @@ def assign(
       raise errors.UserError(
         f'{path} has numbers such as {column[0]}; write points, not commas'
       )
-  if has_header:
-    return _by_names(path, table), True
-  return _by_content(path, table), False
+  return (_by_names if has_header else _by_content)(path, table), has_header
 
 
 def _has_header(path, table):
@@ -65,8 +62,8 @@ def _has_header(path, table):
     if not any(x in names and x in nodes for x in table[0]):
       return True
   return bool(rest) and any(
-    not line_format.is_number(x)
-    and all(len(y) > i and line_format.is_number(y[i]) for y in rest)
+    not tables.is_number(x)
+    and all(len(y) > i and tables.is_number(y[i]) for y in rest)
     for i, x in enumerate(first)
   )
 
@@ -78,13 +75,12 @@ def _declared(path, declared, width):
       f'config.data.columns={declared} names {unknown[0]!r}; give '
       f'{", ".join(ROLES)}, or - for others, in their order'
     )
-  columns = {x: i for i, x in enumerate(roles) if x != '-'}
-  if not {'source', 'target'} <= columns.keys() or len(roles) > width:
+  if not {'source', 'target'} <= {*roles} or len(roles) > width:
     raise errors.UserError(
       f'config.data.columns={declared} must have a source and a target, and no '
       f'more columns than the {width} of {path}'
     )
-  return columns
+  return roles
 
 
 def _by_content(path, table):
@@ -101,25 +97,19 @@ def _by_content(path, table):
       f'{path} has {len(first)} columns and no header; say what they are, such '
       'as --config.data.columns=source,target,weight,-'
     )
-  roles = ROLES[:2]
-  if len(first) == 3:
-    rows = [x for x in table[1:] or table if len(x) > 2]
-    has_number = [
-      any(line_format.is_number(x[i]) for x in rows) for i in (0, 1, 2)
-    ]
-    if all(x[2] in ('', '{}') for x in rows):  # as NetworkX writes it
-      roles = ROLES[:2]
-    elif not any(re.search(r'\w', x[1]) for x in rows):  # 1 -> 2
-      roles = 'source', '-', 'target'
-    elif has_number[2]:
-      roles = ROLES[:3]
-    elif has_number == [True, True, False]:
-      roles = 'source', 'target', 'relation'
-    else:  # as of knowledge graphs: head, relation, tail
-      roles = 'source', 'relation', 'target'
-    if roles[1:] in (('target', 'weight'), ('target', 'relation')):
-      _refuse_times(path, [x[2] for x in rows])
-  return {x: i for i, x in enumerate(roles) if x != '-'}
+  if len(first) == 2:
+    return ['source', 'target']
+  rows = [x for x in table[1:] or table if len(x) > 2]
+  has_number = [any(tables.is_number(x[i]) for x in rows) for i in (0, 1, 2)]
+  if all(x[2] in ('', '{}') for x in rows):  # as NetworkX writes it
+    return ['source', 'target', '-']
+  if not any(re.search(r'\w', x[1]) for x in rows):  # 1 -> 2
+    return ['source', '-', 'target']
+  third = 'weight' if has_number[2] else 'relation'
+  if not has_number[2] and not all(has_number[:2]):
+    return ['source', 'relation', 'target']  # of knowledge graphs
+  _refuse_times(path, [x[2] for x in rows])
+  return ['source', 'target', third]
 
 
 def _by_names(path, table):
@@ -147,14 +137,14 @@ def _by_names(path, table):
   if 'weight' not in columns and len(others) == 1 and rest:
     # The only column that is left, if it has numbers.
     (i,) = others
-    is_weight = all(len(x) > i and line_format.is_number(x[i]) for x in rest)
+    is_weight = all(len(x) > i and tables.is_number(x[i]) for x in rest)
     if is_weight and names[i] not in _NO_WEIGHTS:
       _refuse_times(path, [x[i] for x in rest])
       columns['weight'] = i
-  used = columns.values()
-  if unused := [x for i, x in enumerate(table[0]) if i not in used and x]:
+  roles = {i: role for role, i in columns.items()}
+  if unused := [x for i, x in enumerate(table[0]) if i not in roles and x]:
     _LOG.info('%s: columns that are not used: %s', path, ', '.join(unused))
-  return columns
+  return [roles.get(i, '-') for i in range(len(names))]
 
 
 def _refuse_times(path, texts):

@@ -153,18 +153,12 @@ def _relations(other, graph, name):
   return by_number[np.asarray(other.relations)]
 
 
-class Splits(NamedTuple):
-  """A graph to learn from, and what was held out."""
+def split(
+  spec: base.SourceSpec,
+) -> tuple[graph_lib.Graph, dict[str, Held], dict[str, int]]:
+  """Read the graph that settings name, and hold out 'valid' and 'test'.
 
-  graph: graph_lib.Graph
-  held: dict[str, Held]  # by name, of 'valid' and 'test'
-  dropped: dict[str, int]
-
-
-def split(spec: base.SourceSpec) -> Splits:
-  """Read the graph that settings name, and hold out its splits.
-
-  Raises a `UserError`.
+  Returns the rest, what is held out, and counts. Raises a `UserError`.
   """
   settings = spec.settings
   graph = files.read(settings, spec.cache, spec.progress)
@@ -195,4 +189,4 @@ def split(spec: base.SourceSpec) -> Splits:
       'no edge is left to learn from; hold out fewer with config.data.valid '
       'and config.data.test'
     )
-  return Splits(graph, splits, dropped)
+  return graph, splits, dropped

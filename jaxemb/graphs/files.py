@@ -69,7 +69,7 @@ def read(
     else:
       graph = matrices.read(file, settings['directed'])
       if folder.is_dir():
-        splits = published.splits_of(folder, graph.num_nodes)
+        splits = node_files.role_splits(folder, graph.num_nodes)
         graph = graph._replace(**splits)
   for key in ('columns', 'num_nodes'):
     if settings[key] and not is_list:
@@ -89,12 +89,13 @@ def from_networkx(
 
   To train on it, `graph.save` it and give the folder as `config.data.path`.
   """
-  names = edge_lists.distinct(map(str, graph.nodes))
-  numbers = {x: i for i, x in enumerate(graph.nodes)}
+  nodes = dict(graph.nodes(data=True))
+  names = edge_lists.distinct(map(str, nodes))
+  numbers = {x: i for i, x in enumerate(nodes)}
   edges = [(numbers[a], numbers[b], x) for a, b, x in graph.edges(data=True)]
   ends = np.array([x[:2] for x in edges], np.int64).reshape(-1, 2)
   weights = np.array([x[2].get(weight, 1) for x in edges], np.float32)
-  values = (x.get(label) for _, x in graph.nodes(data=True))
+  values = (x.get(label) for x in nodes.values())
   lists = (x if isinstance(x, list | tuple) else [x] for x in values)
   labels = [[str(y) for y in x if y is not None] for x in lists]
   if label != 'label' and not any(labels):
@@ -154,11 +155,8 @@ def _ogb(paths, settings, folder, progress):
       raise errors.UserError(
         f'cannot read {path}: {errors.one_line(error)}; download it again'
       ) from error
-    if num not in (None, len(rows)):
-      raise errors.UserError(
-        f'{path} has {len(rows):,} lines, and the graph {num:,} nodes; '
-        'download it again'
-      )
+    if num is not None:
+      node_files.check_size(path, 'lines', len(rows), num_nodes=num)
     return rows
 
   num = int(table(by_name['num-node-list'], np.int64).sum())

@@ -160,6 +160,10 @@ class Text(NamedTuple):
       bytes_ = np.frombuffer(data, np.uint8)
     return cls(bytes_, ends[:-1], ends[1:])
 
+  def select(self, rows: Any) -> 'Text':
+    """Returns some of the strings, by index or mask."""
+    return Text(self.data, self.starts[rows], self.stops[rows])
+
   def hashes(self) -> np.ndarray:
     """[n] uint64."""
     out = np.empty(len(self.starts), np.uint64)
@@ -170,7 +174,7 @@ class Text(NamedTuple):
     """Returns an Arrow array; replaces what is not UTF-8."""
     import pyarrow as pa
 
-    starts, stops = self.starts[rows], self.stops[rows]
+    _, starts, stops = self.select(rows)
     offsets = np.zeros(len(starts) + 1, np.int64)
     out = np.empty(int(np.sum(stops - starts)), np.uint8)
     _gather(self.data, starts, stops, offsets=offsets, out=out)

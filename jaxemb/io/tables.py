@@ -7,8 +7,10 @@ lists of them, or numbers.
 
 import codecs
 import contextlib
+import csv
 import functools
 import glob
+import itertools
 import lzma
 import pathlib
 import re
@@ -29,6 +31,7 @@ FORMS = 'csv', 'tsv', 'parquet', 'libsvm', 'libffm'
 _PACKED = '.gz', '.bz2', '.xz', '.zst'
 _BLOCK_BYTES = 1 << 22
 _HEAD_BYTES = 1 << 20
+_PARQUET_ROWS = 1 << 16
 _SUFFIXES = {
   '.csv': 'csv',
   '.tsv': 'tsv',
@@ -40,9 +43,19 @@ _SUFFIXES = {
   '.libffm': 'libffm',
   '.ffm': 'libffm',
 }
-_BOM = b'\xef\xbb\xbf'
 # How it begins; names of nodes may begin with brackets, too.
 _JSON = re.compile(r'\s*(\{\s*("|$)|\[\s*(["{]|\[\s*["\d-]|$))')
+
+
+class Layout(NamedTuple):
+  """How lines are cut into columns; rows of Parquet have their names alone."""
+
+  columns: Sequence[str]
+  delimiter: str = ','  # ' ' = runs of white space; '' = of Parquet
+  quote: str = '"'  # '' = none
+  skips_first: bool = False  # a header
+  has_comments: bool = False  # lines that begin with # or %
+  is_ragged: bool = False  # a line is a key, and as many values as it pleases
 
 
 class KnownForm(NamedTuple):
@@ -66,21 +79,29 @@ class Reader:
     max_bad: float = 0.01,
     features: Sequence[Any] = (),
     known_forms: Mapping[str, KnownForm] = types.MappingProxyType({}),
+    layouts: Mapping[pathlib.Path, Layout] | None = None,
+    remedy: str = '',
   ):
     """Finds the files of a path, folder, glob, or several with commas.
 
     Where `needed` columns are given a file without a header may lack the first
     one, the label. `max_bad` is the fraction of rows that may be skipped;
     `features` those of another reader, of files with the same columns;
-    `known_forms` are read besides `FORMS`. Raises a `UserError` if there are no
+    `known_forms` are read besides `FORMS`. With `layouts` the files are those
+    that have one. `remedy` ends messages. Raises a `UserError` if there are no
     files.
     """
-    self.path, self.files, self._needed = path, find(path), needed
-    self._max_bad = max_bad
-    self._known_forms = known_forms
+    self.path, self._needed = path, needed
+    self.files = list(layouts) if layouts else find(path)
+    self._max_bad, self._known_forms = max_bad, known_forms
+    self._layouts = layouts or {}
     self.form = form or guess(self.files[0], known_forms)
+    forms = ', '.join([*known_forms, *FORMS])
+    self._remedy = remedy or f'give --config.data.format, one of {forms}'
     self.num_rows = self.num_bad = self.num_invalid_bytes = 0
+    self.num_comments = 0
     self.first_bad = ''
+    self._file, self._line = self.files[0], 1  # where the last table begins
     self.read_bytes = 0
     self.size_bytes = sum(x.stat().st_size for x in self.files)
     # Of libsvm and libffm, what columns there are; JSON-ready.
@@ -98,52 +119,56 @@ class Reader:
     threads = resources.reading_threads()
 
     def parsed(parse, read_bytes):
-      table, bad, num_lines = parse()
-      num = table.num_rows
-      return then(table) if num else None, num, bad, num_lines, read_bytes
+      block = parse()
+      num = block.table.num_rows
+      return then(block.table) if num else None, num, block, read_bytes
 
     try:
       for file in self.files:
-        before, lines = self.read_bytes, 1
+        self._file, self._line, before = file, 1, self.read_bytes
         with futures.ThreadPoolExecutor(threads) as pool:
           results = text_files.map_ahead(
-            pool, function=parsed, items=self._jobs(file), depth=threads + 1
+            pool,
+            function=parsed,
+            items=self._jobs(file),
+            depth=threads + 1,
           )
-          for result, num, bad, num_lines, read_bytes in results:
-            for number, why in bad:
-              self._count_bad(file, number and lines + number, why)
-            lines += num_lines
-            self.num_rows += num
+          for result, num, block, read_bytes in results:
+            self.num_rows += num + len(block.bad)
+            self.num_comments += block.num_comments
+            for line, why in block.bad:
+              self.count_bad(line, why)
             self.read_bytes = before + read_bytes
             progress(self.read_bytes, self.size_bytes)
             if num:
               yield result
+            self._line += block.num_lines
         self.read_bytes = before + file.stat().st_size
-    except (OSError, EOFError, lzma.LZMAError) as error:
-      raise _unreadable(file, error) from error
-    except ValueError as error:
+    except (ValueError, NotImplementedError) as error:  # or a column of lists
       raise errors.UserError(
-        f'cannot read {file} as {self.form}: {errors.one_line(error)}; give '
-        f'--config.data.format, one of '
-        f'{", ".join([*self._known_forms, *FORMS])}'
+        f'cannot read {self._file} as {self.form}: {errors.one_line(error)}; '
+        f'{self._remedy}'
       ) from error
-    if self.num_bad > self._max_bad * (self.num_rows + self.num_bad):
+    num_all = self.num_rows + self.num_bad
+    if self.num_bad > self._max_bad * num_all:
       raise errors.UserError(
-        f'{self.num_bad:,} of {self.num_rows + self.num_bad:,} rows of '
-        f'{self.path} cannot be read, the first is {self.first_bad}; mend the '
-        'file, or give --config.data.format'
+        f'{self.num_bad:,} of {num_all:,} rows of {self.path} cannot be read, '
+        f'the first is {self.first_bad}; mend the file, or {self._remedy}'
       )
 
-  def _count_bad(self, file, number, why):
-    """Counts a row that cannot be read."""
-    self.num_bad += 1
-    where = f' line {number}' if number else ''
-    self.first_bad = self.first_bad or f'{file}{where}: {why}'
+  def count_bad(self, line: int, why: str, num: int = 1) -> None:
+    """Counts rows of the last table, from a line on, that are of no use."""
+    self.num_bad += num
+    self.num_rows -= num
+    self.first_bad = (
+      self.first_bad or f'{self._file} line {self._line + line}: {why}'
+    )
 
   def _jobs(self, file):
     """Yields functions that parse a block of a file, and where it ends."""
-    if self.form == 'parquet':
-      yield from _parquet(file)
+    layout = self._layouts.get(file)
+    if self.form == 'parquet' or (layout and not layout.delimiter):
+      yield from _parquet(file, layout)
     elif self.form in ('libsvm', 'libffm'):
       has_fields = self.form == 'libffm'
       for data, read_bytes in self._blocks(file):
@@ -152,14 +177,21 @@ class Reader:
         features = libsvm.Features(*self.features)
         yield functools.partial(_sparse, features, data), read_bytes
     else:
-      yield from self._csv(file)
+      layout = layout or self._csv_layout(file)
+      known = self._known_forms.get(self.form)
+      for data, read_bytes in self._blocks(file):
+        yield (
+          functools.partial(_parse, data, layout, known and known.tidy),
+          read_bytes,
+        )
+        layout = layout._replace(skips_first=False)
 
   def _blocks(self, file):
     for data, read_bytes, num_invalid in blocks(file):
       self.num_invalid_bytes += num_invalid
       yield data, read_bytes
 
-  def _csv(self, file):
+  def _csv_layout(self, file):
     known, first = self._known_forms.get(self.form), first_line(file)
     names = known and known.columns
     delimiter = '\t' if self.form == 'tsv' else ','
@@ -167,42 +199,12 @@ class Reader:
     if names and self._needed and not first.startswith(names[0]):
       if first.count(delimiter) == len(names) - 2:
         names = [x for x in names if x != self._needed[0]]
-    has_header = names is None or first.startswith(names[0])
-    names = names or _header(file, first, delimiter)
-    for number, (data, read_bytes) in enumerate(self._blocks(file)):
-      yield (
-        functools.partial(
-          self._parse, data, names, delimiter, not number and has_header
-        ),
-        read_bytes,
-      )
-
-  def _parse(self, text, names, delimiter, has_header):
-    """Returns the table of a block of lines, bad lines, and all its lines."""
-    data = np.frombuffer(text, np.uint8)
-    most = text.count(b'\n')
-    spans = np.empty((2, len(names), most), np.int32)
-    bad = np.empty((2, most), np.int32)
-    known = self._known_forms.get(self.form)
-    quote = ord((known.quote if known else '"') or '\0')
-    first = text.find(b'\n') + 1 if has_header else 0
-    first += 3 * (not first and text.startswith(_BOM))
-    num, num_lines, num_bad = split(
-      data, first, ord(delimiter), quote, *spans, *bad
+    return Layout(
+      columns=names or _header(file, first, delimiter),
+      delimiter=delimiter,
+      quote=known.quote if known else '"',
+      skips_first=names is None or first.startswith(names[0]),
     )
-    table = Table({
-      name: keys.Text(data, starts[:num], stops[:num])
-      for name, starts, stops in zip(names, *spans, strict=True)
-    })  # fmt: skip
-    whys = [
-      (int(line) + has_header, 'a quote is not closed')
-      if cells < 0
-      else (int(line) + has_header, f'{cells} of {len(names)} fields')
-      for line, cells in bad[:, :num_bad].T
-    ]
-    if known and known.tidy:
-      table = Table.of(known.tidy(table.arrow()))
-    return table, whys, num_lines + has_header
 
 
 def find(path: str, what: str = 'file of rows') -> list[pathlib.Path]:
@@ -270,12 +272,8 @@ def first_line(file: pathlib.Path) -> str:
 
   Raises a `UserError` for what is no text in UTF-8.
   """
-  try:
-    stream, _ = _open(file)
-    with stream:
-      head = bytes(stream.read(_HEAD_BYTES))
-  except (OSError, EOFError, lzma.LZMAError) as error:
-    raise _unreadable(file, error) from error
+  with _reading(file), _open(file)[0] as stream:
+    head = bytes(stream.read(_HEAD_BYTES))
   is_utf16 = head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
   if b'\0' in head and not is_utf16:
     raise errors.UserError(
@@ -306,16 +304,18 @@ def first_line(file: pathlib.Path) -> str:
   return first.strip('\r')
 
 
-def _unreadable(file, error):
-  return errors.UserError(
-    f'cannot read {file}: {errors.one_line(error)}; copy or download it again, '
-    'or rename it if its suffix is not that of what it holds'
-  )
+@contextlib.contextmanager
+def _reading(file):
+  try:
+    yield
+  except (OSError, EOFError, lzma.LZMAError) as error:
+    raise errors.UserError(
+      f'cannot read {file}: {errors.one_line(error)}; copy or download it '
+      'again, or rename it if its suffix is not that of what it holds'
+    ) from error
 
 
 def _header(file, line, delimiter):
-  import csv
-
   names = []
   with contextlib.suppress(csv.Error):  # such as a stray carriage return
     names = next(csv.reader([line], delimiter=delimiter), [])
@@ -346,6 +346,17 @@ class Table(NamedTuple):
     column = next(iter(self.columns.values()), ())
     return len(column.starts if isinstance(column, keys.Text) else column)
 
+  def text(self, name: str) -> keys.Text:
+    """Returns a column as strings, '' for missing values."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = self.columns[name]
+    if not isinstance(column, keys.Text):
+      column = pc.cast(column.combine_chunks(), pa.large_string())
+      column = keys.Text.of(pc.fill_null(column, ''))
+    return column
+
   def arrow(self, names: Iterable[str] | None = None) -> Any:
     """Returns a `pyarrow.Table` of all columns or of some."""
     import pyarrow as pa
@@ -358,9 +369,147 @@ class Table(NamedTuple):
     })  # fmt: skip
 
 
+class _Block(NamedTuple):
+  """What a stretch of a file has."""
+
+  table: Table
+  bad: Sequence[tuple[int, str]] = ()  # lines, and what is wrong
+  num_lines: int = 0
+  num_comments: int = 0
+
+
 def _sparse(features, text):
   columns, bad, num_lines = features.parse(text)
-  return Table(columns), bad, num_lines
+  return _Block(Table(columns), bad, num_lines)
+
+
+def _parse(text, layout, tidy):
+  """Returns the `_Block` of some lines."""
+  data = np.frombuffer(text, np.uint8)
+  names = layout.columns[:1] if layout.is_ragged else layout.columns
+  most = len(data) // 2 + 1 if layout.is_ragged else text.count(b'\n')
+  spans = np.empty((2, len(names), most), np.int32)
+  lines = np.empty(most, np.int32)
+  bad = np.empty((2, most), np.int32)
+  quote = 0 if layout.delimiter == ' ' else ord(layout.quote or '\0')
+  num, num_lines, num_comments, num_bad = _split(
+    data, ord(layout.delimiter), quote,
+    layout.skips_first, layout.has_comments, layout.is_ragged,
+    *spans, lines, *bad,
+  )  # fmt: skip
+  columns = [
+    keys.Text(data, starts[:num], stops[:num])
+    for starts, stops in zip(*spans, strict=True)
+  ]
+  if layout.is_ragged:
+    columns = _pairs(*columns, lines[:num])
+  table = Table(dict(zip(layout.columns, columns, strict=True)))
+  whys = [
+    (int(line), 'a quote is not closed')
+    if cells < 0
+    else (int(line), f'{cells} of {len(names)} fields')
+    for line, cells in bad[:, :num_bad].T
+  ]
+  table = Table.of(tidy(table.arrow())) if tidy else table
+  return _Block(table, whys, num_lines, num_comments=num_comments)
+
+
+def _pairs(cells, lines):
+  """Returns the first cell of a line for each of its others, and these.
+
+  A key without values is its own.
+  """
+  is_key = np.diff(lines, prepend=-1) > 0
+  is_alone = is_key & np.append(is_key[1:], True)
+  keys_ = np.maximum.accumulate(np.where(is_key, np.arange(len(lines)), 0))
+  values = np.flatnonzero(~is_key | is_alone)
+  return cells.select(keys_[values]), cells.select(values)
+
+
+def is_number(text: str) -> bool:
+  """Whether `float` reads it."""
+  try:
+    float(text)
+  except ValueError:
+    return False
+  return True
+
+
+def lines(file: pathlib.Path) -> Iterator[tuple[int, str]]:
+  """Yields numbers, from 1 on, and texts of lines that are no comments.
+
+  Comments begin with # or %, and not as names of URLs do.
+  """
+  number = 0
+  for block, *_ in blocks(file):
+    for line in bytes(block).splitlines():
+      number += 1
+      line = line.decode('utf-8-sig', 'replace')
+      if line.strip() and not re.match('#|%(?![0-9A-F]{2})', line):
+        yield number, line
+
+
+def rows(
+  file: pathlib.Path, what: str = 'an edge'
+) -> tuple[str, Iterator[tuple[int, list[str]]]]:
+  """Returns the delimiter of lines, and numbers and cells of each.
+
+  Raises a `UserError` where no line has `what`.
+  """
+  every = lines(file)
+  first = list(itertools.islice(every, 20))
+  if not first:
+    raise errors.UserError(f'{file} has no line with {what}; give another file')
+  delimiter = _delimiter(file, [x for _, x in first])
+
+  def cells(line):
+    if delimiter == ' ':
+      return line.split()
+    row = next(csv.reader([line], delimiter=delimiter), [])
+    return [x.strip() for x in row]
+
+  every = itertools.chain(first, every)
+  return delimiter, ((number, cells(line)) for number, line in every)
+
+
+def _delimiter(file, first):
+  """Returns a tab, a comma or another sign, or ' ' for runs of white space."""
+  suffixes = [x for x in file.suffixes if x in ('.csv', '.tsv')]
+  candidates = '\t,;|'
+  if suffixes:
+    candidates = {'.csv': ',;|', '.tsv': '\t'}[suffixes[-1]]
+  signs = [x for x in candidates if x in first[0]]
+  if not signs:
+    return ' '
+  sign = signs[0]
+  if sign == ',' and ';' in signs:  # 0,5 is a number where others have ';'
+    counts = {x.count(';') for x in first}
+    if len(counts) == 1 and counts.pop() > first[0].count(','):
+      sign = ';'
+  # KONECT has both spaces and tabs between numbers.
+  words = [y.split() for x in first for y in x.split(sign)]
+  is_mixed = sign == '\t' and any(len(x) > 1 for x in words)
+  if is_mixed and all(is_number(y) for x in words for y in x):
+    return ' '
+  return sign
+
+
+def parquet_head(file: pathlib.Path) -> list[Sequence[str]]:
+  """Reads the names of columns, and the first rows as strings."""
+  from pyarrow import parquet
+
+  try:
+    with _reading(file), parquet.ParquetFile(file) as reader:
+      head = [reader.schema_arrow.names]
+      for batch in itertools.islice(reader.iter_batches(20), 1):
+        columns = [map(str, x.to_pylist()) for x in batch.columns]
+        head += zip(*columns, strict=True)
+  except ValueError as error:
+    raise errors.UserError(
+      f'cannot read {file} as parquet: {errors.one_line(error)}; copy or '
+      'download it again'
+    ) from error
+  return head
 
 
 def blocks(file: pathlib.Path) -> Iterator[tuple[bytearray, int, int]]:
@@ -368,10 +517,11 @@ def blocks(file: pathlib.Path) -> Iterator[tuple[bytearray, int, int]]:
 
   Raises a `UserError` at the end if more than 1 % of all bytes are not UTF-8.
   """
-  stream, raw = _open(file)
   rest, is_last = b'', False
   letters = text_files.Letters(file)
-  with stream:
+  with _reading(file), contextlib.ExitStack() as stack:
+    stream, raw = _open(file)
+    stack.enter_context(stream)
     while not is_last:
       text = bytearray(len(rest) + _BLOCK_BYTES)
       text[: len(rest)] = rest
@@ -390,75 +540,136 @@ def blocks(file: pathlib.Path) -> Iterator[tuple[bytearray, int, int]]:
   letters.check()
 
 
-def _parquet(file):
+def _parquet(file, layout):
   import pyarrow as pa
   from pyarrow import parquet
 
   size_bytes = file.stat().st_size
-  with parquet.ParquetFile(file) as reader:
+  with _reading(file), parquet.ParquetFile(file) as reader:
     done, total = 0, max(1, reader.metadata.num_rows)
-    for batch in reader.iter_batches(1 << 16):
+    for batch in reader.iter_batches(_PARQUET_ROWS):
       done += len(batch)
-      parsed = Table.of(pa.table(batch)), (), 0
-      yield functools.partial(tuple, parsed), size_bytes * done // total
+      table = Table.of(pa.table(batch))
+      if layout:
+        columns = table.columns.values()
+        table = Table(dict(zip(layout.columns, columns, strict=True)))
+      yield functools.partial(_Block, table), size_bytes * done // total
 
 
 @numba.njit(nogil=True, cache=True)
-def split(data, i, delimiter, quote, starts, stops, bad_lines, bad_cells):
-  """Finds the cells of each line, from `i` on; the text ends with a line end.
+def _is_comment(data, i):
+  """Whether a line begins with a sign of comments, and no name of a URL."""
+  if data[i] != 37 or i + 2 >= len(data):  # '%'
+    return data[i] == 35 or data[i] == 37  # '#'
+  for sign in data[i + 1 : i + 3]:
+    if not (48 <= sign < 58 or 65 <= sign < 71):  # of %C3%A1
+      return True
+  return False
 
-  Writes `starts` and `stops`, [columns, rows]; of lines with another number of
-  cells it, or -1 if a quote is open. Quoted cells are unquoted in place; others
-  lose spaces around them. Returns rows, lines, bad lines.
+
+@numba.njit(nogil=True, cache=True)
+def _is_space(sign):
+  return sign == 32 or sign == 9 or sign == 13
+
+
+@numba.njit(nogil=True, cache=True)
+def _cell(data, i, delimiter, quote):
+  """Finds a cell and unquotes it in place, or takes spaces around it away.
+
+  Returns where it starts and stops, where its delimiter is, and whether a quote
+  is open.
+  """
+  while data[i] == 32:
+    i += 1
+  start = i
+  if quote and data[i] == quote:
+    i += 1
+    start = stop = i
+    is_open = True
+    while data[i] != 10:
+      if data[i] == quote:
+        i += 1
+        if data[i] != quote:
+          is_open = False
+          break
+      data[stop] = data[i]
+      stop += 1
+      i += 1
+    while data[i] != delimiter and data[i] != 10:
+      i += 1
+    return start, stop, i, is_open
+  while data[i] != delimiter and data[i] != 10:
+    i += 1
+  stop = i
+  if stop > start and data[stop - 1] == 13 and data[i] == 10:
+    stop -= 1
+  while stop > start and data[stop - 1] == 32:
+    stop -= 1
+  return start, stop, i, False
+
+
+@numba.njit(nogil=True, cache=True)
+def _word(data, i):
+  """As `_cell`, where any white space is a delimiter, of several the last."""
+  start = i
+  while data[i] != 10 and not _is_space(data[i]):
+    i += 1
+  stop = i
+  while _is_space(data[i]):
+    i += 1
+  return start, stop, i - (data[i] != 10), False
+
+
+@numba.njit(nogil=True, cache=True)
+def _split(
+  data, delimiter, quote, skips_first, has_comments, is_ragged,
+  starts, stops, lines, bad_lines, bad_cells,
+):  # fmt: skip
+  """Finds the cells of each line; the text ends with a line end.
+
+  Writes `starts` and `stops`, [columns, rows], and `lines` [rows]; of lines
+  with another number of cells it, or -1 if a quote is open. Of ragged lines
+  each cell that is not empty is a row. A space as the delimiter stands for any
+  white space. Returns rows, lines, comments, bad lines.
   """
   num_columns = len(starts)
-  row = line = num_bad = 0
+  row = line = num_bad = num_comments = 0
+  is_spaced = delimiter == 32
+  i = 3 if data[0] == 239 and data[1] == 187 and data[2] == 191 else 0  # a BOM
   while i < len(data):
-    if data[i] == 10 or (data[i] == 13 and data[i + 1] == 10):
-      i += 1 + (data[i] == 13)
+    is_comment = has_comments and _is_comment(data, i)
+    while is_spaced and _is_space(data[i]):
+      i += 1
+    is_empty = data[i] == 10 or (data[i] == 13 and data[i + 1] == 10)
+    if is_comment or is_empty or skips_first:
+      num_comments += is_comment
+      if not (is_comment or is_empty):
+        skips_first = False
+      while data[i] != 10:
+        i += 1
+      i += 1
       line += 1
       continue
-    column = 0
-    is_open = False
+    column, first, is_open = 0, row, False
     while True:
-      while data[i] == 32:
-        i += 1
-      start = i
-      if quote and data[i] == quote:
-        i += 1
-        start = stop = i
-        is_open = True
-        while data[i] != 10:
-          if data[i] == quote:
-            i += 1
-            if data[i] != quote:
-              is_open = False
-              break
-          data[stop] = data[i]
-          stop += 1
-          i += 1
-        while data[i] != delimiter and data[i] != 10:
-          i += 1
+      if is_spaced:
+        start, stop, i, is_open = _word(data, i)
       else:
-        while data[i] != delimiter and data[i] != 10:
-          i += 1
-        stop = i
-        if stop > start and data[stop - 1] == 13 and data[i] == 10:
-          stop -= 1
-        while stop > start and data[stop - 1] == 32:
-          stop -= 1
-      if column < num_columns:
-        starts[column, row] = start
-        stops[column, row] = stop
+        start, stop, i, is_open = _cell(data, i, delimiter, quote)
+      if column < num_columns or is_ragged:
+        at = 0 if is_ragged else column
+        starts[at, row], stops[at, row], lines[row] = start, stop, line
+        row += is_ragged and stop > start
       column += 1
       i += 1
       if data[i - 1] == 10:
         break
-    if is_open or column != num_columns:
+    if is_open or (column != num_columns and not is_ragged):
       bad_lines[num_bad] = line
       bad_cells[num_bad] = -1 if is_open else column
       num_bad += 1
+      row = first
     else:
-      row += 1
+      row += not is_ragged
     line += 1
-  return row, line, num_bad
+  return row, line, num_comments, num_bad
