@@ -1,6 +1,5 @@
 """Folders of graphs in the forms in which others publish them."""
 
-import gzip
 import json
 
 import numpy as np
@@ -8,16 +7,7 @@ import pytest
 from scipy import io, sparse
 
 from jaxemb import errors
-from jaxemb.graphs import files
 
-SETTINGS = {
-  'directed': False,
-  'columns': '',
-  'num_nodes': 0,
-  'labels': '',
-  'label_column': '',
-  'features': '',
-}
 # Six nodes, named by numbers that differ from their places in most forms.
 EDGES = [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3), (2, 3)]
 LABELS = ['a', 'a', 'b', 'b', 'a', 'c']
@@ -25,6 +15,8 @@ ONE = [[x] for x in LABELS]
 MANY = [['1'], ['1', '2'], ['2'], ['2'], ['1'], ['2', '3']]
 FEATURES = np.eye(6, 5, dtype=np.float32) + np.eye(6, 5, -1, np.float32)
 NAMES = [str(3 * i + 7) for i in range(6)]
+WORDS = FEATURES.astype(int).tolist()
+NODES = list(zip(NAMES, WORDS, LABELS, strict=True))
 
 
 def _lines(sign, rows):
@@ -35,23 +27,11 @@ def _named(edges=EDGES):
   return [(NAMES[a], NAMES[b]) for a, b in edges]
 
 
-def _rows(kind=int):
-  return [[kind(y) for y in x] for x in FEATURES]
-
-
 def _labels(graph):
   """The names of the labels of each node."""
   labels = graph.labels
   matrix = labels.matrix(np.arange(graph.num_nodes))
   return [[labels.class_names[i] for i in row.indices] for row in matrix]
-
-
-def _written(folder, files_of):
-  for name, text in files_of.items():
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = text.encode()
-    path.write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
 
 
 TANG = {
@@ -66,10 +46,7 @@ TANG = {
 LINQS = {
   'README': 'This directory contains the citations\nof one\n',
   'cora.cites': _lines('\t', _named()),
-  'cora.content': _lines(
-    '\t',
-    [(n, *x, y) for n, x, y in zip(NAMES, _rows(), LABELS, strict=True)][::-1],
-  ),
+  'cora.content': _lines('\t', [(n, *x, y) for n, x, y in NODES][::-1]),
 }
 MUSAE = {
   'README.txt': 'Some pages of a site\n',
@@ -93,28 +70,14 @@ TWITCH = {
      for i, n in enumerate(NAMES)],
   ),
 }  # fmt: skip
-GEOM = {
-  'out1_graph_edges.txt': 'node_id\tnode_id\n' + _lines('\t', _named()),
-  'out1_node_feature_label.txt': 'node_id\tfeature\tlabel\n'
-  + _lines(
-    '\t',
-    [
-      (n, ','.join(map(str, x)), y)
-      for n, x, y in zip(NAMES, _rows(), LABELS, strict=True)
-    ],
-  ),
-}
-ACTOR = {
-  **GEOM,
-  'out1_node_feature_label.txt': 'node_id\tfeature\tlabel\n'
-  + _lines(
-    '\t',
-    [
-      (n, ','.join(map(str, np.flatnonzero(x))), y)
-      for n, x, y in zip(NAMES, FEATURES, LABELS, strict=True)
-    ],
-  ),
-}
+GEOM, ACTOR = (
+  {
+    'out1_graph_edges.txt': 'node_id\tnode_id\n' + _lines('\t', _named()),
+    'out1_node_feature_label.txt': 'node_id\tfeature\tlabel\n'
+    + _lines('\t', [(n, ','.join(map(str, x)), y) for n, x, y in nodes]),
+  }
+  for nodes in (NODES, [(n, np.flatnonzero(x), y) for n, x, y in NODES])
+)
 SNAP = {
   'email.txt.gz': '# FromNodeId\tToNodeId\n' + _lines(' ', _named()),
   'email-department-labels.txt.gz': _lines(
@@ -153,12 +116,11 @@ NETWORK_REPOSITORY = {
   ],
 )
 def test_a_folder_has_edges_labels_and_features(
-  given, labels, has_features, tmp_path, caplog
+  given, labels, has_features, read, write, caplog
 ):
-  _written(tmp_path / 'data', given)
-  settings = {**SETTINGS, 'path': str(tmp_path / 'data')}
+  write(given, 'data')
   with caplog.at_level('INFO', 'jaxemb'):
-    found = files.read(settings, tmp_path / 'cache', lambda *_: None)
+    found = read(None, 'data')
   assert 'of the folder' in caplog.text
   keys = list(found.keys())
   sources = np.repeat(np.arange(found.num_nodes), np.diff(found.offsets))
@@ -176,18 +138,16 @@ def test_a_folder_has_edges_labels_and_features(
   assert (found.features is not None) == has_features
 
 
-def test_a_folder_of_graphsaint_has_splits(tmp_path):
+def test_a_folder_of_graphsaint_has_splits(tmp_path, read, write):
   ends = np.array(EDGES + [(b, a) for a, b in EDGES]).T
   matrix = sparse.csr_matrix((np.ones(len(ends[0]), bool), ends), (6, 6))
   sparse.save_npz(tmp_path / 'adj_full.npz', matrix)
   sparse.save_npz(tmp_path / 'adj_train.npz', matrix)
   np.save(tmp_path / 'feats.npy', FEATURES)
   many = {str(i): [int(y in x) for y in '123'] for i, x in enumerate(MANY)}
-  (tmp_path / 'class_map.json').write_text(json.dumps(many))
   role = {'tr': [5, 0], 'va': [1], 'te': [2, 3]}
-  (tmp_path / 'role.json').write_text(json.dumps(role))
-  settings = {**SETTINGS, 'path': str(tmp_path)}
-  found = files.read(settings, tmp_path, lambda *_: None)
+  write({'class_map.json': json.dumps(many), 'role.json': json.dumps(role)})
+  found = read(None, '.')
   assert found.num_edges == len(EDGES)
   assert {k: x.tolist() for k, x in found.splits.items()} == {
     'train': [5, 0],
@@ -196,20 +156,16 @@ def test_a_folder_of_graphsaint_has_splits(tmp_path):
   }
   assert _labels(found) == [[str(int(y) - 1) for y in x] for x in MANY]
   np.testing.assert_array_equal(found.features, FEATURES)
-  role['te'] = [6]
-  (tmp_path / 'role.json').write_text(json.dumps(role))
+  write({'role.json': json.dumps({**role, 'te': [6]})})
   with pytest.raises(errors.UserError, match='not among the 6'):
-    files.read(settings, tmp_path, lambda *_: None)
+    read(None, '.')
 
 
-def test_a_column_of_labels_by_its_name(tmp_path):
-  _written(tmp_path, TWITCH)
-  settings = {**SETTINGS, 'path': str(tmp_path), 'label_column': 'days'}
-  found = files.read(settings, tmp_path / 'cache', lambda *_: None)
-  assert found.labels.names == ['5']
-  settings['label_column'] = 'none'
+def test_a_column_of_labels_by_its_name(read, write):
+  write(TWITCH, 'data')
+  assert read(None, 'data', label_column='days').labels.names == ['5']
   with pytest.raises(errors.UserError, match='label_column'):
-    files.read(settings, tmp_path / 'cache', lambda *_: None)
+    read(None, 'data', label_column='none')
 
 
 _TABLE = 'airport,country,activity\n7,C1,x\n10,C2,y\n'
@@ -229,11 +185,9 @@ _TABLE = 'airport,country,activity\n7,C1,x\n10,C2,y\n'
     ('g.json', '{"7": [0, 1], "10": [1, 0]}', '', [['1'], ['0']]),
   ],
 )  # fmt: skip
-def test_labels_of_nodes(name, text, column, labels, tmp_path):
-  _written(tmp_path, {name: text, 'edges.csv': '7,10\n'})
-  settings = {**SETTINGS, 'path': str(tmp_path / 'edges.csv')}
-  settings |= {'labels': str(tmp_path / name), 'label_column': column}
-  found = files.read(settings, tmp_path / 'cache', lambda *_: None)
+def test_labels_of_nodes(name, text, column, labels, read, write):
+  write({name: text})
+  found = read('7,10\n', 'edges.csv', labels=name, label_column=column)
   assert _labels(found) == [sorted(x) for x in labels]
 
 
@@ -241,21 +195,16 @@ def test_labels_of_nodes(name, text, column, labels, tmp_path):
   ('name', 'column', 'message'),
   [
     ('a.csv', '', 'say which one'),
-    ('a.csv', 'none', 'say which one'),
     ('two.csv', 'none', 'say which one'),
     ('x.json', 'label', 'labels in columns'),
     ('', 'label', 'labels in columns'),
     ('.', '', 'give one'),
   ],
 )
-def test_labels_of_no_column(name, column, message, tmp_path):
-  _written(tmp_path, {'a.csv': _TABLE, 'edges.csv': '7,10\n'})
-  _written(tmp_path, {'two.csv': 'id,target\n7,1\n', 'x.json': '{"7": 1}'})
-  settings = {**SETTINGS, 'path': str(tmp_path / 'edges.csv')}
-  settings['labels'] = str(tmp_path / name) if name else ''
-  settings['label_column'] = column
+def test_labels_of_no_column(name, column, message, read, write):
+  write({'a.csv': _TABLE, 'two.csv': 'id,target\n7,1\n', 'x.json': '{"7": 1}'})
   with pytest.raises(errors.UserError, match=message):
-    files.read(settings, tmp_path / 'cache', lambda *_: None)
+    read('7,10\n', 'edges.csv', labels=name, label_column=column)
 
 
 @pytest.mark.parametrize(
@@ -271,80 +220,59 @@ def test_labels_of_no_column(name, column, message, tmp_path):
      'two kinds'),
   ],
 )  # fmt: skip
-def test_other_forms_are_refused_with_what_to_do(name, text, message, tmp_path):
-  _written(tmp_path, {name: text})
-  settings = {**SETTINGS, 'path': str(tmp_path / name)}
+def test_other_forms_are_refused_with_what_to_do(name, text, message, read):
   with pytest.raises(errors.UserError, match=message):
-    files.read(settings, tmp_path / 'cache', lambda *_: None)
+    read(text, name)
 
 
-AIRPORTS = {
-  f'{x}-airports.edgelist': '7 10\n10 13\n' for x in ('brazil', 'usa')
-} | {
-  f'labels-{x}-airports.txt': 'node label\n7 0\n10 1\n13 1\n'
-  for x in ('brazil', 'usa')
-}  # fmt: skip
-
-
-def test_several_graphs_in_a_folder_are_not_one(tmp_path):
-  _written(tmp_path, AIRPORTS)
+def test_several_graphs_in_a_folder_are_not_one(tmp_path, read, write):
+  for x in 'brazil', 'usa':
+    write({
+      f'{x}-airports.edgelist': '7 10\n10 13\n',
+      f'labels-{x}-airports.txt': 'node label\n7 0\n10 1\n13 1\n',
+    })  # fmt: skip
   with pytest.raises(errors.UserError, match='several graphs, brazil-airp'):
-    _read_folder(tmp_path)
+    read(None, '.')
   for path in tmp_path.glob('*brazil*'):
     path.unlink()
-  assert _read_folder(tmp_path).labels.classes.tolist() == [0, 1, 1]
+  assert read(None, '.').labels.classes.tolist() == [0, 1, 1]
 
 
-def test_one_of_several_folders_is_asked_for(tmp_path):
-  _written(
-    tmp_path, {'README.txt': 'x\n', 'DE/e.csv': '1,2\n', 'PT/e.csv': '1,2\n'}
-  )
+def test_one_of_several_folders_is_asked_for(read, write):
+  write({'README.txt': 'x\n', 'DE/e.csv': '1,2\n', 'PT/e.csv': '1,2\n'})
   with pytest.raises(errors.UserError, match='the folders DE, PT; give one'):
-    _read_folder(tmp_path)
+    read(None, '.')
 
 
-def test_lists_of_names_are_no_edges(tmp_path, caplog):
-  files_of = {
-    'x.nodes': '7 1\n',
-    'x-names.txt': '7 1\n',
-    'x.node_labels': '7 1\n',
-  }
-  _written(tmp_path, {**files_of, 'x.txt': '7 -> 10\n'})
+def test_lists_of_names_are_no_edges(read, write, caplog):
+  names = dict.fromkeys(('x.nodes', 'x-names.txt', 'x.node_labels'), '7 1\n')
+  write({**names, 'x.txt': '7 -> 10\n'})
   with caplog.at_level('INFO', 'jaxemb'):
-    found = _read_folder(tmp_path)
-  assert list(found.keys()) == ['7', '10']
-  assert found.weights is None
+    found = read(None, '.')
+  assert list(found.keys()) == ['7', '10'] and found.weights is None
   assert 'not used: x-names.txt, x.nodes' in caplog.text
 
 
-def _read_folder(folder):
-  settings = {**SETTINGS, 'path': str(folder)}
-  return files.read(settings, folder / 'cache', lambda *_: None)
-
-
-def test_arrays_by_other_names(tmp_path):
+def test_arrays_by_other_names(tmp_path, read):
   ends, labels = np.array(EDGES), np.arange(6) % 3
   for name, edges in ('edge_index', ends.T), ('edges', ends), ('edges', ends.T):
     np.savez(tmp_path / 'x.npz', **{name: edges, 'x': FEATURES, 'y': labels})
-    found = _read_folder(tmp_path / 'x.npz')
+    found = read(None, 'x.npz')
     assert found.num_edges == len(EDGES)
     assert found.labels.classes.tolist() == labels.tolist()
     np.testing.assert_array_equal(found.features, FEATURES)
 
 
-def test_wiki_cs_is_read(tmp_path):
-  links = [[b for a, b in EDGES if a == i] for i in range(6)]
+def test_wiki_cs_is_read(tmp_path, read, write):
   given = {
-    'links': links,
+    'links': [[b for a, b in EDGES if a == i] for i in range(6)],
     'labels': [0, 1, 2] * 2,
     'features': FEATURES.tolist(),
+    'train_masks': [[i == j for i in range(6)] for j in range(3)],
+    'test_mask': [i > 3 for i in range(6)],
   }
-  given['train_masks'] = [[i == j for i in range(6)] for j in range(3)]
-  given['test_mask'] = [i > 3 for i in range(6)]
-  _written(
-    tmp_path / 'a', {'data.json': json.dumps(given), 'metadata.json': '{}'}
-  )
-  found = _read_folder(tmp_path / 'a')
+  write({'data.json': json.dumps(given), 'metadata.json': '{}'}, 'a')
+  found = read(None, 'a')
   assert found.num_edges == len(EDGES)
   assert found.labels.classes.tolist() == given['labels']
   np.testing.assert_array_equal(found.features, FEATURES)
@@ -353,36 +281,32 @@ def test_wiki_cs_is_read(tmp_path):
     'test': [4, 5],
   }
   (tmp_path / 'a' / 'metadata.json').unlink()
-  assert _read_folder(tmp_path / 'a').num_edges == len(EDGES)
+  assert read(None, 'a').num_edges == len(EDGES)
   for text in '{}', '[1]', '{"links": [[9]], "labels": [1]}', '{"links": 3':
-    _written(tmp_path, {'x.json': text})
     with pytest.raises(errors.UserError, match='cannot read .*x.json'):
-      _read_folder(tmp_path / 'x.json')
+      read(text, 'x.json')
 
 
-def test_whose_rows_of_an_array_are_is_told(tmp_path, caplog):
-  _written(tmp_path, {'edges.csv': 'z,y\ny,x\n', 'numbers.csv': '0,1\n1,2\n'})
+def test_whose_rows_of_an_array_are_is_told(tmp_path, read, caplog):
   np.save(tmp_path / 'y.npy', np.arange(3))
-  labels = {'labels': str(tmp_path / 'y.npy')}
-  for name in 'numbers.csv', 'edges.csv':
+  for text in '0,1\n1,2\n', 'z,y\ny,x\n':
     assert 'rows are' not in caplog.text
-    settings = {**SETTINGS, **labels, 'path': str(tmp_path / name)}
     with caplog.at_level('INFO', 'jaxemb'):
-      found = files.read(settings, tmp_path / 'cache', lambda *_: None)
+      found = read(text, labels='y.npy')
   assert f'of the nodes {", ".join(found.keys())}, ..' in caplog.text
 
 
-def test_square_features_are_no_graph(tmp_path):
+def test_square_features_are_no_graph(tmp_path, read):
   matrix = sparse.csc_matrix((np.ones(7), np.array(EDGES).T), (6, 6))
   given = {'A': matrix, 'fea': np.eye(6), 'gnd': np.arange(6)}
   io.savemat(tmp_path / 'x.mat', given)
-  found = _read_folder(tmp_path / 'x.mat')
+  found = read(None, 'x.mat')
   assert found.num_edges == len(EDGES)
   assert found.features.tolist() == np.eye(6).tolist()
   assert found.labels.classes.tolist() == [*range(6)]
   io.savemat(tmp_path / 'x.mat', {**given, 'B': matrix})
   with pytest.raises(errors.UserError, match='a, b may all be'):
-    _read_folder(tmp_path / 'x.mat')
+    read(None, 'x.mat')
 
 
 @pytest.mark.parametrize(
@@ -392,9 +316,9 @@ def test_square_features_are_no_graph(tmp_path):
     ('{"7": [0, 1], "10": [1]}', [[1, 1], [0, 1]]),
   ],
 )
-def test_features_in_json_are_places_or_numbers(text, rows, tmp_path):
-  _written(tmp_path, {'x_edges.csv': '7,10\n', 'x_features.json': text})
-  assert _read_folder(tmp_path).features.tolist() == rows
+def test_features_in_json_are_places_or_numbers(text, rows, read, write):
+  write({'x_edges.csv': '7,10\n', 'x_features.json': text}, 'data')
+  assert read(None, 'data').features.tolist() == rows
 
 
 @pytest.mark.parametrize(
@@ -403,24 +327,22 @@ def test_features_in_json_are_places_or_numbers(text, rows, tmp_path):
     ('{"7": 3}', 'not iterable'),
     ('{"7": [[3]]}', 'unhashable'),
     ('{"7": [1, -2]}', 'below 0'),
-    ('{"7": [1.5], "10": [1, 2]}', 'several lengths'),
+    ('{"7": [1.5], "10": [1, 2]}', 'others have 1'),
     ('{"7": ["a"]}', 'invalid literal'),
     ('[1]', 'no object of nodes'),
     ('{', 'cannot read'),
   ],
 )
-def test_bad_features_are_one_line(features, message, tmp_path):
-  _written(tmp_path, {**MUSAE, 'musae_x_features.json': features})
-  settings = {**SETTINGS, 'path': str(tmp_path)}
+def test_bad_features_are_one_line(features, message, read, write):
+  write({**MUSAE, 'musae_x_features.json': features}, 'data')
   with pytest.raises(errors.UserError, match=message):
-    files.read(settings, tmp_path / 'cache', lambda *_: None)
+    read(None, 'data')
 
 
-def test_labels_beside_a_file_are_told(tmp_path, caplog):
-  _written(tmp_path, SNAP)
-  settings = {**SETTINGS, 'path': str(tmp_path / 'email.txt.gz')}
+def test_labels_beside_a_file_are_told(read, write, caplog):
+  write(SNAP)
   with caplog.at_level('INFO', 'jaxemb'):
-    found = files.read(settings, tmp_path / 'cache', lambda *_: None)
+    found = read(None, 'email.txt.gz')
   assert found.labels is None
   assert '--config.data.labels' in caplog.text
   assert 'email-department-labels.txt.gz' in caplog.text

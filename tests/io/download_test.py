@@ -13,7 +13,6 @@ from concurrent import futures
 import pytest
 
 from jaxemb import errors
-from jaxemb.graphs import files
 from jaxemb.io import download
 
 _KIND = 'pages-articles-multistream.xml.bz2'
@@ -184,37 +183,28 @@ def _zip(members):
   return data.getvalue()
 
 
-def test_graphs_are_downloaded_unpacked_and_read(server, tmp_path, monkeypatch):
+def test_graphs_are_downloaded_and_unpacked(server, tmp_path, monkeypatch):
   monkeypatch.setattr(download, 'OGB_URL', server.url)
   more = ' ' * 200_000 + str(random.Random(1).randbytes(3000))
   whole = server.files['/arxiv.zip'] = _zip(
     {
       'arxiv/RELEASE_v1.txt': more,
       'arxiv/raw/edge.csv.gz': '0,1\n1,2\n',
-      'arxiv/raw/num-node-list.csv.gz': '4\n',
-      'arxiv/raw/node-label.csv.gz': '1\n0\n1\n1\n',
       'arxiv/split/time/train.csv.gz': '3\n0\n',
       'arxiv/../../raw/outside.csv.gz': '',
     }
   )
   server.cuts = [1001, 10]
-  settings = {'path': 'ogbn-arxiv', 'columns': '', 'directed': False}
-  settings |= dict.fromkeys(('labels', 'label_column', 'features'), '')
-  settings['num_nodes'] = 0
-
-  def read():
-    return files.read(settings, tmp_path, lambda *args: None)
-
-  graph = read()
-  assert graph.num_edges == 2 and graph.labels.classes.tolist() == [1, 0, 1, 1]
-  assert graph.splits['train'].tolist() == [3, 0]
+  folder = download.ogb('ogbn-arxiv', tmp_path)
+  edges = gzip.decompress((folder / 'raw' / 'edge.csv.gz').read_bytes())
+  assert folder == tmp_path / 'ogbn-arxiv' and edges == b'0,1\n1,2\n'
   ranges = [x for _, x in server.requests]
   assert ranges == [None, 'bytes=1001-', 'bytes=1011-']
   found = {str(x.relative_to(tmp_path)) for x in tmp_path.rglob('*.gz')}
-  assert len(found) == 4 and all(x.startswith('ogbn-arxiv/') for x in found)
+  assert len(found) == 2 and all(x.startswith('ogbn-arxiv/') for x in found)
   assert not list(tmp_path.glob('*.part'))
   server.files.clear()
-  assert read().num_edges == 2  # from the cache
+  assert download.ogb('ogbn-arxiv', tmp_path) == folder  # from the cache
   server.files['/proteins.zip'] = whole[:-40] + b'!' * 40
   for name, words in (
     ('ogbn-proteins', 'was removed: download again'),
@@ -224,6 +214,5 @@ def test_graphs_are_downloaded_unpacked_and_read(server, tmp_path, monkeypatch):
     ),
     ('ogbn-mag', "no 'ogbn-mag' to download: choose one of"),
   ):
-    settings['path'] = name
     with pytest.raises(errors.UserError, match=words):
-      read()
+      download.ogb(name, tmp_path)
