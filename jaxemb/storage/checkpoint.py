@@ -24,7 +24,7 @@ from jaxemb import errors
 from jaxemb.runtime import process
 
 TO_KEEP = 3  # newest checkpoints of a run
-_FORMAT = 5  # of state and record; checkpoints of another are refused
+_FORMAT = 6  # of state and record; checkpoints of another are refused
 # Errors that say nothing about the checkpoint itself.
 _PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
 
