@@ -149,7 +149,7 @@ def from_edges(
   counted: dict[str, int] = {}
   ((degrees, *columns),) = _ranges(
     lambda: [edges],
-    num_nodes,
+    max(1, num_nodes),
     directed,
     counted=counted,
     range_edges=2 * len(sources),

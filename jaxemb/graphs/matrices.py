@@ -50,7 +50,7 @@ def read(path: pathlib.Path, directed: bool) -> graph_lib.Graph:
   except (
     *(OSError, EOFError, ValueError, TypeError, KeyError, AttributeError),
     *(NotImplementedError, matlab.MatReadError, zipfile.BadZipFile),
-    zlib.error,
+    *(IndexError, zlib.error),
   ) as error:
     why = errors.one_line(error)
     if 'v7.3' in why:  # HDF5

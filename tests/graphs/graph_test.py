@@ -462,6 +462,8 @@ def test_names_that_are_given_twice(tmp_path, read):
     ('a.mat', {'Problem': {'A': MATRIX}}, 'no square matrix'),
     ('a.npz', {'adj_data': [1.0]}, "cannot read .*'adj_indices'"),
     ('a.npz', {**_parts(MATRIX), 'adj_shape': (2, 2)}, 'cannot read'),
+    ('a.npz', {'edges': [[0, 1]], 'y': 3}, 'cannot read'),
+    ('a.npz', {'edges': np.zeros((0, 2), int)}, 'without edges'),
     ('a.npz', {**_parts(MATRIX), 'node_names': ['x']}, 'names of 1 nodes'),
     ('a.npz', {**_parts(MATRIX), 'idx_train': [4]}, 'nodes for train that'),
   ],
