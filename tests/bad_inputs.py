@@ -480,6 +480,8 @@ _OTHERS = (
        'there is no column price'),
   Case('predict --model=cut_ctr --data=clicks.csv --output=x.csv',
        'no whole model'),
+  Case('predict --model=cut_dense --data=clicks.csv --output=x.csv',
+       'no whole model'),
   Case('predict --model=text.txt --data=clicks.csv --output=x.csv', 'text.txt'),
   Case('predict --data=clicks.csv --output=x.csv', 'required: --model'),
   Case('query --vectors=ctr a', 'ctr'),
@@ -680,9 +682,10 @@ def write_files(folder: pathlib.Path) -> None:
     if code:
       raise AssertionError(said)
   shutil.copytree(folder / 'run', folder / 'second')
-  shutil.copytree(folder / 'ctr', folder / 'cut_ctr')
-  for path in (folder / 'cut_ctr').rglob('model.json'):
-    path.write_text('{}')
+  for name, file in ('cut_ctr', 'model.json'), ('cut_dense', 'dense.npz'):
+    shutil.copytree(folder / 'ctr', folder / name)
+    for path in (folder / name).rglob(file):
+      path.write_text('{}' if file == 'model.json' else 'PK\3\4')
   for name in 'other_step', 'no_record':
     shutil.copytree(folder / 'run', folder / name)
     for path in (folder / name / 'checkpoints').rglob('*'):

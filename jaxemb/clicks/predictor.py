@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import pathlib
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -252,7 +253,10 @@ def load(folder: pathlib.Path) -> ClickModel:
       moments=tuple(leaves[num:]),
       encoder=encoder,
     )
-  except (OSError, ValueError, KeyError, TypeError) as error:
+  except (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError),
+    zipfile.BadZipFile,
+  ) as error:
     raise errors.UserError(
       f'{folder} is no whole model of clicks: {errors.one_line(error)}; export '
       'it again by starting its run again'

@@ -265,8 +265,9 @@ def read(
 
 def _parse_facts(text: str) -> dict[str, Any]:
   facts = json.loads(text)
-  if missing := [key for key in _FACTS if key not in facts]:
-    raise ValueError(f'has no {missing[0]}')
+  for key in _FACTS:
+    if not isinstance(facts, dict) or key not in facts:
+      raise ValueError(f'has no {key}')
   return {key: facts[key] for key in _FACTS}
 
 

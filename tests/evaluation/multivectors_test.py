@@ -133,6 +133,7 @@ DAMAGE = [
   ('priors.txt', 'bank 1 0.75', 'bank 1 nan', "priors of 'bank' must"),
   ('priors.txt', 'river 0', 'sea 0', "row 4 is 'sea', 'river' in vocab"),
   ('priors.txt', None, None, 'priors.txt: No such file'),
+  ('senses.json', None, '1', 'senses.json: has no loss'),
   ('senses.json', None, '{', 'senses.json: Expecting'),
   ('senses.json', '"half_weight"', '"half"', 'has no half_weight'),
   ('means.npy', None, (7, 3), r'means.npy: has shape \(7, 3\)'),
