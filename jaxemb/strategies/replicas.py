@@ -307,19 +307,23 @@ class _Replicas:
     def convert(saved):
       state = jax.jit(start, out_shardings=self.shardings)(saved)
       for name, table in self.trainable.tables.items() if num else ():
-        rows, opt_state, _ = self._combined(
-          saved,
-          name,
-          start=0,
-          stop=None,
-          num=num,
-          policy=self.make_policy(num),
-          learning_rate=learning_rate,
-        )
-        ids = np.arange(table.spec.vocab)
-        state = self.import_rows(
-          state, name, ids, rows=rows, opt_state=opt_state
-        )
+        policy, vocab = self.make_policy(num), table.spec.vocab
+        # The host may not have room for all.
+        size = max(1, spec_lib.NUMBERS_AT_ONCE // (num * table.spec.dim))
+        for first in range(0, vocab, size):
+          ids = np.arange(first, min(first + size, vocab))
+          rows, opt_state, _ = self._combined(
+            saved,
+            name,
+            first,
+            stop=first + len(ids),
+            num=num,
+            policy=policy,
+            learning_rate=learning_rate,
+          )
+          state = self.import_rows(
+            state, name, ids, rows=rows, opt_state=opt_state
+          )
       return state
 
     shapes = self.compiled_init.eval_shape(jax.random.key(0))

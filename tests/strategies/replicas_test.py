@@ -307,7 +307,9 @@ class _Unknown:
   ('num', 'others', 'dtype'),
   [(3, 2, 'float32'), (2, 5, 'int8'), (4, 1, 'int8'), (1, 3, 'float32')],
 )
-def test_another_number_goes_on_from_what_was_learned(num, others, dtype):
+def test_another_number_goes_on_from_what_was_learned(
+  num, others, dtype, monkeypatch
+):
   vocab, rng = 40, np.random.default_rng(0)
   spec = spec_lib.TableSpec('input', vocab, 8, 0.0, dtype)
   table = replicated.Replicated(spec, row_optimizers.adagrad(1e-6))
@@ -350,7 +352,18 @@ def test_another_number_goes_on_from_what_was_learned(num, others, dtype):
       x = np.concatenate([x, rest])
     return jax.device_put(x, like.sharding)
 
-  new = convert(jax.tree.map(filled, state, shapes))
+  export_rows, sizes = replicated.Replicated.export_rows, []
+
+  def counted(self, *args, **kwargs):
+    block = export_rows(self, *args, **kwargs)
+    sizes.append(block.rows.shape[-2])
+    return block
+
+  with monkeypatch.context() as patch:
+    patch.setattr(spec_lib, 'NUMBERS_AT_ONCE', 15 * 8 * num)
+    patch.setattr(replicated.Replicated, 'export_rows', counted)
+    new = convert(jax.tree.map(filled, state, shapes))
+  assert max(sizes) == 15  # the host may not have room for all
   like = jax.eval_shape(then.init, jax.random.key(0))
   assert jax.tree.map(jnp.shape, new) == jax.tree.map(jnp.shape, like)
   found = then.export_rows(new, 'input')
