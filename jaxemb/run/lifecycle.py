@@ -78,7 +78,8 @@ def run(
   ):
     code = STOPPED
     if not stop.is_set():
-      code = _run_in(start._replace(workdir=folder))
+      # Copying is no part of the run.
+      code = _run_in(start._replace(workdir=folder, started=time.time()))
   metrics.LOG.info('copied %s to %s', folder, workdir)
   return code
 
