@@ -72,7 +72,7 @@ def write(
   if parts.strategy.store:
     values['store'] = _store(parts, totals)
   values['dropped'] |= dropped
-  page = kind.page(parts, model)
+  page = kind.page(parts, model)._replace(unit=parts.source.unit)
   pages.write(workdir, page, report=values, metrics=records)
   rate = totals.done / max(totals.train_secs, 1e-9)
   shown = f'{rate / 1e6:.2f} M' if rate > 1e5 else f'{rate:,.0f}'

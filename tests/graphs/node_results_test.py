@@ -72,6 +72,9 @@ def test_a_run_is_evaluated_and_exported(trained):
   assert arrays['nodes'].shape == (600, 8) and 'layer_0/own/bias' in arrays
   page = (trained / 'report.html').read_text()
   assert 'Classes of nodes' in page and 'community 1' in page
+  assert 'vectors, 600 × 8' in page and 'Examples per second' in page
+  body = page.partition('<body>')[2]
+  assert 'words' not in body.partition('id="neighbours"')[0]
 
 
 def _shuffled(tmp_path):
