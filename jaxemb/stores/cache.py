@@ -11,6 +11,9 @@ used
 
 then those that are needed last (Belady 1966). A use is a stretch. Rows that it
 needs stay until it has ended.
+
+Ranking all cache rows takes long where there are millions. By lru an order of
+them holds until they are used, so that one ranking serves many stretches.
 """
 
 import collections
@@ -30,6 +33,7 @@ _NEXT_USE, _LAST_USE, _USED, _USES, _HELD = range(5)
 _NEEDED = 1 << 61  # rank of rows that a step needs
 _LOOK_AHEAD = 16  # steps
 MOST_TABLES = 8  # bits of uint8
+_SPARE = 1 / 8  # of the cache rows: those that are ranked ahead, by lru
 _NUM_TABLES = np.array([x.bit_count() for x in range(256)])  # by these bits
 
 
@@ -170,6 +174,23 @@ def _rank(by_uses, first, last, states, ranks, ranked):
 
 
 @numba.njit(nogil=True, cache=True)
+def _pick(spare, used, at, states, out):
+  """Writes cache rows that no step needs or used since, in order, to `out`.
+
+  They come of `spare`, from `at` on, which were last `used` then. Returns how
+  many they are, and where others begin.
+  """
+  num = 0
+  while num < out.size and at < spare.size:
+    known = states[spare[at]]
+    if known[_LAST_USE] == used[at] and known[_NEXT_USE] == _NEVER:
+      out[num] = spare[at]
+      num += 1
+    at += 1
+  return num, at
+
+
+@numba.njit(nogil=True, cache=True)
 def _look_up(ids, cache_row_of, padding, out):
   for i in range(ids.size):
     out[i] = cache_row_of[ids[i]] if ids[i] < cache_row_of.size else padding
@@ -195,6 +216,9 @@ class Cache:
     size *= len(self.names)
     self._others = tuple(np.zeros(size, x) for x in kinds[:2])
     self._free = self.capacity  # cache rows from here on are in use
+    # By lru, cache rows that go next, their last uses, and how many have gone.
+    self._spare, self._spare_used = np.empty((2, 0), np.int64)
+    self._spare_at = 0
     self._now = 0  # stretches so far
     self._numbers = np.full(self.num_rows, -1, np.int32)  # of rows, the last
     self._foreseen = collections.deque()  # steps whose rows are to be found
@@ -380,17 +404,44 @@ class Cache:
     """[num] int64, or fewer, cache rows to evict of a range of last uses."""
     if not num:
       return np.empty(0, np.int64)
+    if self.policy != 'lru' or first:
+      return self._ranked(num, first, last)
+    picked = self._pick(num)
+    if len(picked) < num:
+      more = max(num, int(_SPARE * self.capacity))
+      spare = self._ranked(more, first, last)
+      # One that a step needs is evicted only if there is no other.
+      self._spare, self._spare_at = spare, 0
+      self._spare_used = self._states[spare, _LAST_USE].astype(np.int64)
+      picked = self._pick(num)
+      if len(picked) < num:
+        self._spare_at = len(spare)
+        return spare[:num]
+    return picked
+
+  def _pick(self, num):
+    out = np.empty(num, np.int64)
+    size, at = _pick(
+      self._spare, self._spare_used, self._spare_at, self._states, out
+    )
+    if size == num:
+      self._spare_at = at
+    return out[:size]
+
+  def _ranked(self, num, first, last):
+    """[num] or fewer, those that are evicted first, in this order."""
     ranks, ranked = np.empty((2, self.capacity), np.int64)
+    by_uses = self.policy != 'lru'
     size = _rank(
-      self.policy != 'lru',
-      first,
-      last,
-      states=self._states,
-      ranks=ranks,
-      ranked=ranked,
+      by_uses, first, last, states=self._states, ranks=ranks, ranked=ranked
     )
     ranks, ranked = ranks[:size], ranked[:size]
-    return ranked[np.argpartition(ranks, num)[:num]] if num < size else ranked
+    if num < size:
+      some = np.argpartition(ranks, num)[:num]
+      ranks, ranked = ranks[some], ranked[some]
+    if by_uses:
+      return ranked
+    return ranked[np.argsort(ranks, kind='stable')]
 
 
 def caches(
