@@ -282,6 +282,9 @@ def _described_features(path):
 
 def _rows(path, lists, are_rows=None):
   """By node a row of numbers, or one that is made of the places of ones."""
+  remedy = 'lines `node numbers label`'
+  if are_rows is None:
+    remedy = 'an object {"node": [numbers of what it has], ..}'
   try:
     if are_rows is None:
       values = {y for x in lists.values() for y in x}
@@ -296,8 +299,7 @@ def _rows(path, lists, are_rows=None):
       raise ValueError('there is a number below 0')
   except (ValueError, TypeError) as error:
     raise errors.UserError(
-      f'cannot read features of {path}: {errors.one_line(error)}; give an '
-      'object {"node": [numbers of what it has], ..}'
+      f'cannot read features of {path}: {errors.one_line(error)}; give {remedy}'
     ) from error
   size = 1 + max(int(x.max(initial=-1)) for x in places.values())
   rows = {k: np.zeros(size, np.float32) for k in places}

@@ -320,7 +320,7 @@ def _header(file, line, delimiter):
   with contextlib.suppress(csv.Error):  # such as a stray carriage return
     names = next(csv.reader([line], delimiter=delimiter), [])
   names = [x.strip() for x in names]
-  if len(set(names)) < len(names) or not all(names):
+  if not names or len({*names}) < len(names) or not all(names):
     raise errors.UserError(
       f'the first line of {file} names a column twice, or not at all: '
       f'{line[:80]!r}; it must be a header'

@@ -339,6 +339,12 @@ def test_bad_features_are_one_line(features, message, read, write):
     read(None, 'data')
 
 
+def test_features_of_words_are_one_line(read, write):
+  write({'a.cites': 'a b\n', 'a.content': 'a x y L\nb 1 0 M\n'}, 'data')
+  with pytest.raises(errors.UserError, match='give lines `node numbers label`'):
+    read(None, 'data')
+
+
 def test_labels_beside_a_file_are_told(read, write, caplog):
   write(SNAP)
   with caplog.at_level('INFO', 'jaxemb'):
