@@ -182,7 +182,7 @@ def test_policies_that_are_strategies(name):
       _config(settings | given)
 
 
-def test_hot_rows_have_meetings_of_their_own():
+def test_hot_rows_have_synchronisations_of_their_own():
   settings = {'strategy.policy': 'hot', 'strategy.hot_every': 5000}
   _, tuning = config_lib.resolve(_config(settings), 'cpu', (2, 1))
   assert tuning.sync_words == 5000

@@ -72,7 +72,7 @@ def make(spec: base.WindowSpec, corpus: base.Corpus, loss_of: Any) -> Counts:
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-  """A policy by which all that replicas learned adds up, at every meeting."""
+  """A policy by which what replicas learned adds up, all of it each time."""
 
   lookups_per_center: dict[str, np.ndarray]
   num_replicas: int

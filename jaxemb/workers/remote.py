@@ -220,11 +220,16 @@ class _Calls:
     # A client that comes later reports what was lost since the first start.
     before = self._known.setdefault(key, (1, 0))
     self._known[key] = starts, lost
-    if (starts, lost) != before:
-      table, i = key
+    (table, i), more = key, lost - before[1]
+    if starts != before[0]:
       _LOG.warning(
         f'shard {i} of table {table} ended and came back from its last '
-        f'snapshot: {lost - before[1]:,} updates of rows since then are lost'
+        f'snapshot: {more:,} updates of rows since then are lost'
+      )
+    elif more:
+      _LOG.warning(
+        f'shard {i} of table {table} lacks rows since it came back: '
+        f'{more:,} updates of them are lost'
       )
 
 
