@@ -177,9 +177,9 @@ class Reader:
         features = libsvm.Features(*self.features)
         yield functools.partial(_sparse, features, data), read_bytes
     else:
-      layout = layout or self._csv_layout(file)
       known = self._known_forms.get(self.form)
-      for data, read_bytes in self._blocks(file):
+      for data, read_bytes in self._blocks(file):  # none if it is empty
+        layout = layout or self._csv_layout(file)
         yield (
           functools.partial(_parse, data, layout, known and known.tidy),
           read_bytes,

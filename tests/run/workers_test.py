@@ -31,7 +31,7 @@ def _needs_ray():
 
 def _until(find):
   """What is found, once it is there."""
-  deadline = time.monotonic() + 600
+  deadline = time.monotonic() + 200  # before that of the whole test
   while not (found := find()) and time.monotonic() < deadline:
     time.sleep(0.02)
   assert found
@@ -145,13 +145,16 @@ def test_without_who_deals_out_the_text_a_run_ends_and_goes_on(tmp_path):
 def test_who_is_suspended_is_one_line_and_who_waits_for_a_cpu(
   tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(remote, 'CALL_SECS', 5)
-  monkeypatch.setattr(remote, '_FILE_BYTES_PER_SEC', 1e9)
   held, found = remote.Cluster(address='local'), []
   assert held.num_cpus() == (1, 1)
-  thread = _meanwhile(
-    tmp_path, lambda: found.append(_kill('Actor', signal.SIGSTOP))
-  )
+
+  def suspend():
+    # Not before: what starts may take longer.
+    monkeypatch.setattr(remote, 'CALL_SECS', 5)
+    monkeypatch.setattr(remote, '_FILE_BYTES_PER_SEC', 1e9)
+    found.append(_kill('Actor', signal.SIGSTOP))
+
+  thread = _meanwhile(tmp_path, suspend)
   line = r'^shard 0 of the tables has not answered[^\n]*run the same'
   try:
     # It is not the run's own Ray.
