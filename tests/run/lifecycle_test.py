@@ -305,8 +305,8 @@ def _text(tmp_path: pathlib.Path, data: bytes, name: str = 'a.txt') -> dict:
 
 
 def test_changed_text_is_refused_and_moved_text_is_not(copied, cache, tmp_path):
-  moved = tmp_path / 'moved.xml.bz2'
-  shutil.copy(next(cache.glob('toywiki-60000-*/*.xml.bz2')), moved)
+  moved = tmp_path / 'moved.xml.gz'
+  shutil.copy(next(cache.glob('toywiki-60000-*/*.xml.gz')), moved)
   assert _run(copied, {'data.path': str(moved)}) == 0
   other = _text(tmp_path, _SENTENCE * 99)
   assert 'text is not the one that' in _refused(copied, other)

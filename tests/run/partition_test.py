@@ -230,7 +230,7 @@ def test_a_part_that_another_process_trains_is_left_to_it(copied):
 @pytest.mark.slow
 def test_the_text_may_have_another_path(cache, together, copied, tmp_path):
   shutil.rmtree(copied / 'parts/02')
-  path = shutil.copy(toywiki.write(cache, 60_000).xml, tmp_path / 'a.xml.bz2')
+  path = shutil.copy(toywiki.write(cache, 60_000).xml, tmp_path / 'a.xml.gz')
   assert _run(copied, {'data.path': str(path)}) == 0
   assert _vectors(copied, 2) == _vectors(together, 2)
 

@@ -1,7 +1,7 @@
 """The embedded encyclopedia: bytes, markup, facts and frequencies."""
 
-import bz2
 import collections
+import gzip
 import hashlib
 import re
 from xml.etree import ElementTree
@@ -14,7 +14,7 @@ from jaxemb.text.toywiki import toywiki
 
 
 def _pages(corpus):
-  blocks = [bz2.decompress(corpus.xml.read_bytes())]
+  blocks = [gzip.decompress(corpus.xml.read_bytes())]
   return list(wiki.pages(blocks, wiki.ReadReport()))
 
 
@@ -44,7 +44,7 @@ def _bytes(corpus):
 def test_bytes_depend_on_the_size_alone(tmp_path):
   first = toywiki.write(tmp_path, 20_000)
   xml, *sets = _bytes(first)
-  digest = hashlib.sha256(bz2.decompress(xml) + b''.join(sets)).hexdigest()
+  digest = hashlib.sha256(gzip.decompress(xml) + b''.join(sets)).hexdigest()
   # Raise toywiki.VERSION if it changes.
   assert digest.startswith('c19002441cc87ab0')
   larger = toywiki.write(tmp_path, 40_000)
@@ -54,7 +54,7 @@ def test_bytes_depend_on_the_size_alone(tmp_path):
 
 @pytest.mark.slow
 def test_a_dump_is_well_formed_and_has_pages_to_skip(corpus, pages):
-  ElementTree.parse(bz2.open(corpus.xml))
+  ElementTree.parse(gzip.open(corpus.xml))
   kinds = collections.Counter((page.namespace, page.redirect) for page in pages)
   assert set(kinds) == {(0, False), (0, True), (1, False), (14, False)}
   assert min(kinds.values()) >= 50
