@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 # reads this as it is loaded, here, by xdist's workers and by what tests start.
 os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
@@ -27,6 +28,12 @@ jax.config.update('jax_numpy_rank_promotion', 'raise')
 # Tracing makes many objects that stay: a tenth of Python's time is looking
 # through them.
 gc.set_threshold(100_000, 50, 100)
+
+# Examples are the same in every run, and a loaded machine may be slow.
+hypothesis.settings.register_profile(
+  'jaxemb', deadline=None, derandomize=True, database=None
+)
+hypothesis.settings.load_profile('jaxemb')
 
 # JAX starts here, with these devices, whichever test comes first.
 with pytest.MonkeyPatch.context() as patch:

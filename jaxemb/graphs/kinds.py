@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
 _SETTINGS = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
 _HELP = {
+  'data.columns': 'of a list of edges, in their order: source, target, weight, '
+  "relation, and - for others; source,targets: an adjacency list; '' = by "
+  'header or contents',
   'data.path': "edges, a folder as published, .npz, .mat, ...; '' = an "
   'embedded graph',
   'data.valid': 'edges held out for validation: a file or a fraction; '
   "'' = none",
   'data.test': 'edges held out for a test at the end, as data.valid',
 }
+_LISTS = kind.HELD_OUT | {'data.columns'}
 _OF_WALKS = frozenset((
   'model.window', 'model.negatives', 'model.temperature',
 ))  # fmt: skip
@@ -37,7 +41,7 @@ class Walks(kind.Kind):
   factory = 'jaxemb.graphs.walk_source:Walks'
   start = 'graph'
   settings = _SETTINGS
-  uses = kind.WINDOWS | kind.HELD_OUT | {'train.init_from'}
+  uses = kind.WINDOWS | _LISTS | {'train.init_from'}
   help = _HELP
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
@@ -61,7 +65,7 @@ class Nodes(kind.Kind):
   factory = 'jaxemb.graphs.node_source:make'
   start = 'graphsage'
   settings = _SETTINGS
-  uses = kind.HELD_OUT | kind.DENSE | {'optimizer.max_duplicates'}
+  uses = _LISTS | kind.DENSE | {'optimizer.max_duplicates'}
   models = {'graphsage': 'jaxemb.graphs.graphsage:make'}
   losses = {}
   only_with = {'model.negatives': ''}
@@ -162,7 +166,7 @@ class Edges(kind.Kind):
   factory = 'jaxemb.graphs.edge_source:Edges'
   start = 'graph:relations'
   settings = _SETTINGS
-  uses = kind.PAIRS | kind.HELD_OUT | {'model.negatives'}
+  uses = kind.PAIRS | _LISTS | {'model.negatives'}
   models = {
     'line': 'jaxemb.graphs.edge_models:line',
     'relations': 'jaxemb.graphs.edge_models:relations',

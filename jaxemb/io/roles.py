@@ -1,0 +1,318 @@
+"""What the columns of a table are for, declared, named by a header, or shown.
+
+A kind of data declares its `Role`s. The setting `data.columns` assigns columns
+to them; what it leaves open is matched against the known names of each role. No
+column gets a role by its contents here: a kind that does so shows it.
+"""
+
+import collections
+import csv
+import dataclasses
+import fnmatch
+import math
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxemb import errors
+
+_ENTRY = re.compile(r'(.*?)(?:>=\s*(\S+))?', re.DOTALL)
+_SHOWN_COLUMNS, _SHOWN_CHARS = 12, 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+  """What a column may be for.
+
+  `names` are known names in headers: groups of words, the first group that a
+  header has wins, and two columns of one group are ambiguous. Case, quotes,
+  `_`, `-`, spaces and the types of RecBole and Neo4j (`user_id:token`) do not
+  matter.
+  """
+
+  name: str
+  names: tuple[str, ...] = ()
+  is_required: bool = False
+  takes_many: bool = False  # columns
+  takes_minimum: bool = False  # of values, as in `rating:stars>=4`
+
+  def known(self) -> list[set[str]]:
+    """Returns the names of each group as `simplified` spells them."""
+    return [set(map(simplified, x.split())) for x in self.names]
+
+
+class Columns(NamedTuple):
+  """Which columns have a role."""
+
+  names: tuple[str, ...]  # of all columns; numbers from 1 on without a header
+  by_role: Mapping[str, tuple[int, ...]]  # from 0 on
+  minimum: Mapping[str, float] = {}  # by role
+  has_header: bool = True
+
+  def roles(self) -> list[str]:
+    """Returns the role of each column, or '-'."""
+    found = {i: role for role, x in self.by_role.items() for i in x}
+    return [found.get(i, '-') for i in range(len(self.names))]
+
+  def index(self, role: str) -> int | None:
+    """Returns the column of a role that takes one, or None."""
+    return next(iter(self.by_role.get(role, ())), None)
+
+  def named(self) -> dict[str, str]:
+    """Returns names of columns by role, with minima, as they are shown."""
+    shown = {}
+    for role, columns in self.by_role.items():
+      text = _some([self.names[i] for i in columns])
+      if role in self.minimum:
+        text += f'>={self.minimum[role]:g}'
+      shown[role] = text
+    return shown
+
+
+class Input(NamedTuple):
+  """Files as they were understood, for log and report."""
+
+  files: tuple[str, ...]
+  form: str  # such as 'csv, header'
+  columns: Mapping[str, str]  # by role
+  first: Mapping[str, str]  # values of the first row, by role
+  unused: tuple[str, ...] = ()  # names of columns
+
+  @classmethod
+  def of(
+    cls,
+    files: Sequence[pathlib.Path | str],
+    form: str,
+    columns: Columns,
+    row: Sequence[Any],
+  ) -> 'Input':
+    """Makes it of the first row that has values, cells in order of columns."""
+    roles = zip(columns.names, columns.roles(), strict=True)
+    unused = [name for name, role in roles if role == '-']
+    return cls(
+      files=tuple(map(str, files)),
+      form=form + (', header' if columns.has_header else ', no header'),
+      columns=columns.named(),
+      first={
+        role: _some([str(row[i]) for i in x if i < len(row)])
+        for role, x in columns.by_role.items()
+      },
+      unused=tuple(unused),
+    )
+
+  def line(self) -> str:
+    """Returns it as a line of the log."""
+    files = _some(self.files[:3], max_chars=200)
+    files += f' and {len(self.files) - 3} more' * (len(self.files) > 3)
+    parts = [f'{files} ({self.form}): {_pairs(self.columns)}']
+    if self.unused:
+      parts.append(f'not used: {_some(self.unused)}')
+    parts.append(f'first row: {_pairs(self.first)}')
+    return '; '.join(parts)
+
+
+def _pairs(values):
+  return ', '.join(f'{k}={v}' for k, v in values.items()) or 'nothing'
+
+
+def _some(names: Sequence[str], max_chars: int = _SHOWN_CHARS) -> str:
+  more = ['...'] * (len(names) > _SHOWN_COLUMNS)
+  shown = [
+    x if len(x) <= max_chars else f'{x[:max_chars]}...'
+    for x in names[:_SHOWN_COLUMNS]
+  ]
+  return ' '.join([*shown, *more])
+
+
+def simplified(name: str) -> str:
+  """Returns the name of a column without what writers of headers differ in."""
+  name = name.strip('\ufeff"\' \t\r').lower()
+  name = re.sub(r'\([^()]*\)$', '', name)  # :START_ID(Person)
+  name = re.sub(r'(?<=.):[\w\[\]-]*$', '', name)  # user_id:token, id:string[]
+  return re.sub(r'[\W_]+', '', name) or name
+
+
+def is_header(roles: Sequence[Role], rows: Sequence[Sequence[str]]) -> bool:
+  """Whether the first of some rows is a header.
+
+  It is if it has known names of several roles, which are no values below; or a
+  cell that is no number above nothing but numbers.
+  """
+  first, *rest = rows
+  values = {x.strip() for row in rest for x in row}
+  names = [simplified(x) for x in first if x.strip() not in values]
+  matched = sum(any(x & {*names} for x in role.known()) for role in roles)
+  if matched > 1 or (matched and len(first) == 1):
+    return True
+  return bool(rest) and any(
+    not _is_number(x)
+    and all(len(row) > i and _is_number(row[i]) for row in rest)
+    for i, x in enumerate(first)
+  )
+
+
+def _is_number(text):
+  try:
+    return math.isfinite(float(text))
+  except ValueError:
+    return False
+
+
+def assign(
+  where: str,
+  roles: Sequence[Role],
+  names: Sequence[str],
+  declared: str = '',
+  has_header: bool = True,
+) -> Columns:
+  """Returns the columns of a table's roles, by the setting and by its header.
+
+  `names` are those of all columns, or any texts where there is no header;
+  `declared` is `data.columns`. Required roles may be missing: see `require`.
+  Raises a `UserError` for a setting that does not fit, or names that do.
+  """
+  header = [x.strip('\ufeff') for x in names]
+  if not has_header:
+    header = [str(i + 1) for i in range(len(names))]
+  found, minimum, taken = _declared(
+    where, roles, header, declared=declared, has_header=has_header
+  )
+  if has_header and not _is_positional(declared):
+    _match(where, roles, header, found=found, taken=taken)
+  columns = {
+    x.name: tuple(found[x.name]) for x in roles if found.get(x.name, ())
+  }
+  return Columns(tuple(header), columns, minimum, has_header=has_header)
+
+
+def require(where: str, roles: Sequence[Role], columns: Columns) -> Columns:
+  """Returns the columns; raises a `UserError` if a required role has none."""
+  missing = [
+    x.name for x in roles if x.is_required and x.name not in columns.by_role
+  ]
+  if missing:
+    setting = ','.join(f'{x}:COLUMN' for x in missing)
+    what = 'whose name is known' if columns.has_header else 'declared'
+    raise errors.UserError(
+      f'{where} has no column {what} as {" or ".join(missing)}; give '
+      f'--config.data.columns={setting}, of {_some(columns.names)}'
+    )
+  return columns
+
+
+def _is_positional(declared):
+  entries = _entries(declared)
+  return bool(entries) and not any(':' in x for x in entries)
+
+
+def _entries(declared: str) -> list[str]:
+  """Splits a setting at commas; names with commas are quoted."""
+  row = next(csv.reader([declared], skipinitialspace=True), [])
+  return [x.strip() for x in row if x.strip()]
+
+
+def _declared(where, roles, header, declared, has_header):
+  """Columns by role, minima by role, and columns that no role may take."""
+  by_name = {x.name: x for x in roles}
+  found, minimum = collections.defaultdict(list), {}
+  unused: set[int] = set()
+  entries, is_positional = _entries(declared), _is_positional(declared)
+  if is_positional and len(entries) > len(header):
+    raise errors.UserError(
+      f'config.data.columns={declared} has {len(entries)} columns, and {where} '
+      f'has {len(header)}: {_some(header)}'
+    )
+  for i, entry in enumerate(entries):
+    role, colon, column = entry.partition(':')
+    text = role if is_positional else column
+    text, least = (x and x.strip() for x in _ENTRY.fullmatch(text).groups())
+    role = text if is_positional else role.strip()
+    if role not in ('-', *by_name) or (not is_positional and not colon):
+      raise errors.UserError(
+        f'config.data.columns={declared} names {entry!r}; give role:column, or '
+        f'roles in order of columns: {", ".join(by_name)}, or - for others'
+      )
+    columns = [i]
+    if not is_positional:
+      columns = _chosen(where, header, text, has_header=has_header)
+    if least is not None:
+      minimum[role] = _minimum(declared, by_name.get(role), least)
+    if role == '-':
+      unused.update(columns)
+    else:
+      found[role] += columns
+  _check(declared, by_name, found)
+  return found, minimum, unused
+
+
+def _minimum(declared, role, text):
+  if role is None or not role.takes_minimum or not _is_number(text):
+    raise errors.UserError(
+      f'config.data.columns={declared}: >={text} is no minimum of '
+      f'{role.name if role else "-"}; a rating has one, such as '
+      'rating:stars>=4'
+    )
+  return float(text)
+
+
+def _check(declared, by_name, found):
+  """Raises a `UserError` where a role has too many columns, or a column."""
+  for role, columns in found.items():
+    if len(columns) > 1 and not by_name[role].takes_many:
+      raise errors.UserError(
+        f'config.data.columns={declared} has {len(columns)} columns for '
+        f'{role}, which takes one'
+      )
+  counted = collections.Counter(x for y in found.values() for x in y)
+  if twice := [i for i, num in counted.items() if num > 1]:
+    raise errors.UserError(
+      f'config.data.columns={declared} names column {twice[0] + 1} twice'
+    )
+
+
+def _chosen(where, header, column, has_header):
+  """Numbers of the columns that an entry means: name, glob or number."""
+  if column == '-':
+    return []
+  if column in header:
+    return [header.index(column)]
+  if has_header:
+    name = simplified(column)
+    alike = [i for i, x in enumerate(header) if simplified(x) == name]
+    chosen = alike or [
+      i for i, x in enumerate(header) if fnmatch.fnmatchcase(x, column)
+    ]
+    if len(alike) == 1 or (chosen and not alike):
+      return chosen
+  if match := re.fullmatch(r'(\d+)(?:-(\d+))?', column):
+    first, last = int(match[1]), int(match[2] or match[1])
+    if 0 < first <= last <= len(header):
+      return [*range(first - 1, last)]
+  what = 'names' if has_header else f'{len(header)} columns and no header'
+  raise errors.UserError(
+    f'config.data.columns names the column {column!r}, and {where} has '
+    f'{what}: {_some(header)}'
+  )
+
+
+def _match(where, roles, header, found, taken):
+  """Gives columns to roles that the setting leaves open, by known names."""
+  used = taken.union(*found.values())
+  names = [simplified(x) for x in header]
+  for role in roles:
+    if role.name in found:
+      continue
+    for group in role.known():
+      columns = [i for i, x in enumerate(names) if x in group and i not in used]
+      if len(columns) > 1 and not role.takes_many:
+        shown = [header[i] for i in columns]
+        raise errors.UserError(
+          f'{where} has several columns that may be the {role.name}, '
+          f'{" and ".join(shown)}; give '
+          f'--config.data.columns={role.name}:{shown[0]}'
+        )
+      if columns:
+        found[role.name] = columns
+        used.update(columns)
+        break
