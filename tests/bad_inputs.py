@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from typing import NamedTuple
 
 import numpy as np
@@ -112,9 +113,9 @@ _TEXTS = (
   _text('cyrillic.txt', '--config.data.encoding=cp1251'),
   _text('utf16.txt', '--config.data.encoding=utf-16'),
   _text('binary.txt', 'binary, not text'),
-  _text('packed.txt', 'give it the suffix .gz'),
+  _text('two.zip', '2 files (text.txt, other.txt)'),
   _text('archive.txt', 'unpack it first'),
-  _text('plain.gz', 'rename it, without .gz'),
+  _text('twice.gz', 'packed twice'),
   _text('cut.gz', 'copy or download it again'),
   _text('cut.xml', 'no word'),
   _text('link.txt', 'mend or remove the link'),
@@ -256,7 +257,7 @@ _CLICKS = (
   _clicks('clicks.csv', 'is not available; choose', 'data.format=json'),
   _clicks('bad.parquet', 'as parquet'),
   _clicks('cut.parquet', 'as parquet'),
-  _clicks('plain.csv.gz', 'rename it'),
+  _clicks('two.zip', 'unpack it and give one'),
   _clicks('cut.csv.gz', 'download it again'),
   _clicks('bad.libsvm', 'cannot be read'),
   _clicks('no_label.libsvm', 'has the label'),
@@ -633,6 +634,10 @@ def write_files(folder: pathlib.Path) -> None:
     info = tarfile.TarInfo('text.txt')
     info.size = len(text)
     tar.addfile(info, io.BytesIO(text))
+  zipped = io.BytesIO()
+  with zipfile.ZipFile(zipped, 'w') as file:
+    file.writestr('text.txt', text)
+    file.writestr('other.txt', text)
   rows = np.ones((4, 20), '<f4')
   pairs = [b'%c %b\n' % (97 + i, x.tobytes()) for i, x in enumerate(rows)]
   files = {
@@ -645,9 +650,9 @@ def write_files(folder: pathlib.Path) -> None:
     'cyrillic.txt': ('мама мыла раму\n' * 200).encode('cp1251'),
     'utf16.txt': german.encode('utf-16'),
     'binary.txt': rng.bytes(5000),
-    'packed.txt': packed,
+    'two.zip': zipped.getvalue(),
     'archive.txt': archive.getvalue(),
-    'plain.gz': text,
+    'twice.gz': gzip.compress(packed),
     'cut.gz': packed[: len(packed) // 2],
     'cut.xml': b'<mediawiki><page><title>x</title>\n' + text[:300],
     'one_word.txt': b'word ' * 100,
@@ -731,7 +736,6 @@ def _of_clicks(packed: bytes) -> dict[str, bytes]:
     'mixed.csv': right.replace('shop1', 'größe').encode() + b'1,gr\xf6,1\n' * 9,
     'bad.parquet': rng.bytes(1000),
     'cut.parquet': table.getvalue()[:-20],
-    'plain.csv.gz': right.encode(),
     'cut.csv.gz': gzip.compress(right.encode())[:-30],
   }
 

@@ -11,7 +11,6 @@ import csv
 import functools
 import glob
 import itertools
-import lzma
 import pathlib
 import re
 import types
@@ -25,10 +24,10 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.io import keys, libsvm, text_files
 from jaxemb.runtime import resources
+from jaxemb.storage import packed
 
 FORMS = 'csv', 'tsv', 'parquet', 'libsvm', 'libffm'
 
-_PACKED = '.gz', '.bz2', '.xz', '.zst'
 _BLOCK_BYTES = 1 << 22
 _HEAD_BYTES = 1 << 20
 _PARQUET_ROWS = 1 << 16
@@ -238,8 +237,9 @@ def guess(
   known_forms: Mapping[str, KnownForm] = types.MappingProxyType({}),
 ) -> str:
   """Returns the form of a file by its name, or by its first line."""
-  names = [x for x in file.suffixes if x not in _PACKED]
-  form = _SUFFIXES.get(names[-1].lower() if names else '', '')
+  names = [x.lower() for x in file.suffixes]
+  names = [x for x in names if x not in packed.SUFFIXES]
+  form = _SUFFIXES.get(names[-1] if names else '', '')
   if form == 'parquet':
     return form
   first = first_line(file).strip()
@@ -255,25 +255,13 @@ def guess(
   return 'tsv' if '\t' in first else 'csv'
 
 
-def _open(file):
-  """Opens a stream, and the file, whose position counts bytes read."""
-  import pyarrow as pa
-
-  if file.suffix == '.xz':
-    raw = file.open('rb')
-    return pa.PythonFile(lzma.open(raw), 'r'), raw
-  raw = pa.OSFile(str(file))
-  packed = {'.gz': 'gzip', '.bz2': 'bz2', '.zst': 'zstd'}.get(file.suffix)
-  return (pa.CompressedInputStream(raw, packed) if packed else raw), raw
-
-
 def first_line(file: pathlib.Path) -> str:
   """Reads the first line of a file, plain or compressed.
 
   Raises a `UserError` for what is no text in UTF-8.
   """
-  with _reading(file), _open(file)[0] as stream:
-    head = bytes(stream.read(_HEAD_BYTES))
+  with _reading(file), packed.File(file) as stream:
+    head = stream.read(_HEAD_BYTES)
   is_utf16 = head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
   if b'\0' in head and not is_utf16:
     raise errors.UserError(
@@ -308,7 +296,7 @@ def first_line(file: pathlib.Path) -> str:
 def _reading(file):
   try:
     yield
-  except (OSError, EOFError, lzma.LZMAError) as error:
+  except OSError as error:
     raise errors.UserError(
       f'cannot read {file}: {errors.one_line(error)}; copy or download it '
       'again, or rename it if its suffix is not that of what it holds'
@@ -475,7 +463,8 @@ def rows(
 
 def _delimiter(file, first):
   """Returns a tab, a comma or another sign, or ' ' for runs of white space."""
-  suffixes = [x for x in file.suffixes if x in ('.csv', '.tsv')]
+  suffixes = [x.lower() for x in file.suffixes]
+  suffixes = [x for x in suffixes if x in ('.csv', '.tsv')]
   candidates = '\t,;|'
   if suffixes:
     candidates = {'.csv': ',;|', '.tsv': '\t'}[suffixes[-1]]
@@ -520,9 +509,7 @@ def blocks(file: pathlib.Path) -> Iterator[tuple[bytearray, int, int]]:
   """
   rest, is_last = b'', False
   letters = text_files.Letters(file)
-  with _reading(file), contextlib.ExitStack() as stack:
-    stream, raw = _open(file)
-    stack.enter_context(stream)
+  with _reading(file), packed.File(file) as stream:
     while not is_last:
       text = bytearray(len(rest) + _BLOCK_BYTES)
       text[: len(rest)] = rest
@@ -537,7 +524,10 @@ def blocks(file: pathlib.Path) -> Iterator[tuple[bytearray, int, int]]:
       rest = text[stop:]
       del text[stop:]
       if text:
-        yield text, raw.tell(), letters.count(text)
+        yield text, stream.read_bytes, letters.count(text)
+    if stream.num_ignored:
+      num = f'{stream.num_ignored:,}'
+      raise OSError(f'{num} bytes follow its packed data')
   letters.check()
 
 

@@ -1,6 +1,6 @@
 """Files of text as a stream of UTF-8 pieces.
 
-A file, a folder or a glob; plain or .gz .bz2 .xz .zst. Other formats than plain
+A file, a folder or a glob; plain or packed. Other formats than plain
 text have an extractor, a generator of byte blocks; one function cuts them into
 pieces at line ends. Another encoding than UTF-8 is decoded on the way.
 
@@ -8,7 +8,6 @@ Uncompressed plain text is divisible: a piece is found without reading what is
 before it, so that each of several processes reads only its own.
 """
 
-import bz2
 import codecs
 import collections
 import concurrent.futures
@@ -18,32 +17,19 @@ import errno
 import glob
 import hashlib
 import itertools
-import lzma
 import os
 import pathlib
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO, NamedTuple
-
-import zstandard
+from typing import Any, NamedTuple
 
 from jaxemb import errors
 from jaxemb.data import base
+from jaxemb.storage import packed
 
 BLOCK_BYTES = 1 << 20  # of reading and of batches of pages
 _HEAD_BYTES = 1 << 16  # by which a format is recognised
-_STEP_BYTES = 1 << 13  # unpacked at once: nothing else bounds what comes out
 _BOM = b'\xef\xbb\xbf'
 _CONTROLS = bytes({*range(32), 127} - set(b'\t\n\v\f\r\x1b'))
-_COMPRESSIONS = {  # first bytes and decompressor by suffix
-  '.gz': (b'\x1f\x8b', lambda: zlib.decompressobj(wbits=31)),
-  '.bz2': (b'BZh', bz2.BZ2Decompressor),
-  '.xz': (b'\xfd7zXZ\x00', lzma.LZMADecompressor),
-  '.zst': (
-    b'\x28\xb5\x2f\xfd',
-    lambda: zstandard.ZstdDecompressor().decompressobj(),
-  ),
-}
 UTF_8 = 'utf-8'
 MAX_INVALID = 0.01  # share of a text's bytes: with more it is not UTF-8
 # Encodings of scripts other than Latin: of decoded letters beyond ASCII, the
@@ -56,11 +42,6 @@ _SCRIPTS = (
   ('koi8_r', '\u0430', '\u044f', 0.8),
   ('gb18030', '\u4e00', '\u9fff', 0.7),
 )
-_READ_ERRORS = (
-  OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError,
-)  # fmt: skip
-
-
 # White space other than line ends, at which a long line may be cut.
 SPACES = b' ', b'\t', b'\r', b'\v', b'\f'
 
@@ -196,7 +177,7 @@ def pieces(
       splits_words |= not (piece.ends_line or piece.text[-1:].isspace())
       if wanted(piece.number):
         yield piece
-  except _READ_ERRORS as error:
+  except OSError as error:
     reason = getattr(error, 'strerror', None) or error
     raise errors.UserError(
       f'{source.path} cannot be read or unpacked ({reason}): check its '
@@ -215,10 +196,11 @@ def is_divisible(
   extractor: Extractor = lambda head: None,
 ) -> bool:
   """Whether a range of the file can be read without what is before it."""
-  is_packed = source.path.suffix.lower() in _COMPRESSIONS
-  if not source.size_bytes or is_packed or encoding != UTF_8:
+  if not source.size_bytes or encoding != UTF_8:
     return False
-  with open(source.path, 'rb') as file:
+  with packed.File(source.path) as file:
+    if file.packing:
+      return False
     head = file.read(_HEAD_BYTES)
   _check_text(head, source.path)
   return extractor(head.removeprefix(_BOM)) is None
@@ -305,11 +287,8 @@ def _streamed(
   extractor: Extractor,
 ) -> Iterator[Piece]:
   """Yields all pieces of a file that must be read from its start."""
-  suffix = source.path.suffix.lower()
-  with open(source.path, 'rb', buffering=0) as file:
+  with packed.File(source.path) as file:
     blocks = _blocks(file, report)
-    if suffix in _COMPRESSIONS:
-      blocks = _unpack(blocks, source.path, report)
     if encoding != UTF_8:
       blocks = _recoded(blocks, encoding, report)
     with contextlib.closing(base.prefetch(blocks, 1)) as blocks:
@@ -325,11 +304,15 @@ def _streamed(
       yield from _cut_stream(text, piece_bytes)
 
 
-def _blocks(file: BinaryIO, report: ReadReport) -> Iterator[bytes]:
-  """Yields blocks of a file on disk; counts their bytes."""
+def _blocks(file: packed.File, report: ReadReport) -> Iterator[bytes]:
+  """Yields blocks of a file, unpacked; counts its bytes on disk."""
   while block := file.read(BLOCK_BYTES):
-    report.source_bytes += len(block)
+    report.source_bytes = file.read_bytes
     yield block
+  if file.num_ignored:
+    report.problems.append(
+      f'{file.num_ignored} bytes after its compressed data ignored'
+    )
 
 
 def _recoded(
@@ -343,55 +326,6 @@ def _recoded(
     recoded = text.encode('utf-8', 'replace')
     report.recoded_bytes += len(recoded)
     yield recoded
-
-
-def _unpack(
-  blocks: Iterable[bytes], path: pathlib.Path, report: ReadReport
-) -> Iterator[bytes]:
-  """Yields blocks of a compressed file, of all its streams or frames.
-
-  Raises one of `_READ_ERRORS`.
-  """
-  suffix = path.suffix.lower()
-  magic, decompressor = _COMPRESSIONS[suffix]
-  blocks, head = iter(blocks), b''
-  while len(head) < _HEAD_BYTES and (block := next(blocks, b'')):
-    head += block
-  if head and head[: len(magic)] != magic and _is_text(head[:_HEAD_BYTES]):
-    raise errors.UserError(
-      f'{path} is plain text and named {suffix}, as if it were compressed: '
-      f'rename it, without {suffix}'
-    )
-  blocks = itertools.chain((head,), blocks)
-  if suffix == '.zst':
-    magic = b''  # frames of other kinds are for the library
-  steps = (
-    block[i : i + _STEP_BYTES]
-    for block in blocks
-    for i in range(0, len(block), _STEP_BYTES)
-  )
-  stream = decompressor()
-  data, out = b'', []
-  for step in steps:
-    # Zeros may stand between streams.
-    data = (data + step).lstrip(b'\0') if stream.eof else step
-    while data and (not stream.eof or data.startswith(magic)):
-      if stream.eof:
-        stream = decompressor()
-      out.append(stream.decompress(data))
-      data = stream.unused_data.lstrip(b'\0')
-    if data and len(data) >= len(magic):
-      break
-    if sum(map(len, out)) >= BLOCK_BYTES:
-      yield b''.join(out)
-      out.clear()
-  yield b''.join(out)
-  if num_ignored := len(data) + sum(map(len, steps)):
-    report.problems.append(
-      f'{num_ignored} bytes after its compressed data ignored'
-    )
-  if report.source_bytes and not stream.eof:
-    raise EOFError('it ends too early')
 
 
 def _is_text(head: bytes) -> bool:
@@ -408,13 +342,9 @@ def _check_text(head: bytes, path: pathlib.Path) -> None:
     )
   if _is_text(head):
     return
-  remedy = 'point config.data.path at text in UTF-8'
-  for suffix, (magic, _) in _COMPRESSIONS.items():
-    if head.startswith(magic):
-      remedy = f'it looks compressed: give it the suffix {suffix}'
-  if head[257:262] == b'ustar':
-    remedy = 'it is a tar archive: unpack it first'
-  raise errors.UserError(f'{path} is binary, not text: {remedy}')
+  raise errors.UserError(
+    f'{path} is binary, not text: point config.data.path at text in UTF-8'
+  )
 
 
 def _cut_stream(blocks: Iterable[bytes], piece_bytes: int) -> Iterator[Piece]:

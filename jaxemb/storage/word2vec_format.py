@@ -14,11 +14,9 @@ words so renamed are counted.
 import array
 import contextlib
 import dataclasses
-import gzip
 import pathlib
 import re
 import warnings
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO, NamedTuple
 
@@ -26,7 +24,7 @@ import numpy as np
 import orjson
 
 from jaxemb import errors
-from jaxemb.storage import atomic
+from jaxemb.storage import atomic, packed
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 1 << 22
@@ -34,7 +32,6 @@ _MAX_LINE_BYTES = 1 << 20
 _MAX_WORD_BYTES = 1 << 16
 _MAX_DIM = 1 << 20
 _MAX_COUNT_DIGITS = 12  # sums over a vocabulary fit int64
-_GZIP_MAGIC = b'\x1f\x8b'
 _HEADER = re.compile(rb'\s*(\d+)[ \t]+(\d+)\s*')
 _SPACE = re.compile(r'[ \t-\r]')
 
@@ -54,7 +51,7 @@ def write(
   vectors: np.ndarray,
   is_binary: bool,
 ) -> int:
-  """Writes [vocab] words and [vocab, dim] vectors; gzip if named .gz.
+  """Writes [vocab] words and [vocab, dim] vectors; packed as the suffix says.
 
   Returns the number of words renamed. Raises a `UserError` if the file cannot
   be written; an earlier one stays.
@@ -62,8 +59,7 @@ def write(
   spelled, num_renamed = spell(words)
   with contextlib.ExitStack() as stack:
     file = stack.enter_context(atomic.write(path))
-    if pathlib.Path(path).suffix == '.gz':
-      file = stack.enter_context(gzip.GzipFile('', 'wb', 6, file, mtime=0))
+    file = stack.enter_context(packed.packer(file, path))
     put_rows(file, words=spelled, vectors=vectors, is_binary=is_binary)
   return num_renamed
 
@@ -210,12 +206,8 @@ def read(path: pathlib.Path | str) -> Vectors:
       f'{path} is a pipe, and vectors are read more than once; give a file'
     )
   try:
-    with path.open('rb', buffering=1 << 20) as file:
-      is_gzip = file.read(2) == _GZIP_MAGIC
-      file.seek(0)
-      unpacked = gzip.GzipFile(fileobj=file) if is_gzip else file
-      raw, vectors, num_after = _read_open(path, unpacked)
-  except (OSError, EOFError, ValueError, zlib.error) as error:
+    raw, vectors, num_after = _read_file(path)
+  except (OSError, ValueError) as error:
     raise errors.UserError(
       f'cannot read {path}: {getattr(error, "strerror", None) or error}; check '
       'the path, or fetch the file again if it is cut or damaged'
@@ -240,11 +232,10 @@ def read(path: pathlib.Path | str) -> Vectors:
   return Vectors(list(rows), vectors)
 
 
-def _read_open(
-  path: pathlib.Path, file: BinaryIO
-) -> tuple[list[bytes], np.ndarray, int]:
+def _read_file(path: pathlib.Path) -> tuple[list[bytes], np.ndarray, int]:
   """Words, [words, dim] vectors and bytes after them, or a `ValueError`."""
-  first, second = (file.readline(_MAX_LINE_BYTES) for _ in range(2))
+  with packed.File(path) as file:
+    first, second = (file.readline(_MAX_LINE_BYTES) for _ in range(2))
   header = _HEADER.fullmatch(first)
   if header:
     num_rows, dim = map(int, header.groups())
@@ -259,10 +250,12 @@ def _read_open(
       )
   if num_rows == 0 or not 0 < dim <= _MAX_DIM:
     raise ValueError(f'it holds no vectors: its header says {num_rows} x {dim}')
-  file.seek(len(first) if header else 0)
   # No room is made for what a damaged header promises.
   read_rows = _read_text if is_text else _read_binary
-  words, values, num_after = read_rows(file, num_rows, dim)
+  with packed.File(path) as file:
+    if header:
+      file.readline()
+    words, values, num_after = read_rows(file, num_rows, dim)
   if num_rows is not None and len(words) < num_rows:
     raise ValueError(
       f'it holds {len(words)} of the {num_rows} vectors that its first line '

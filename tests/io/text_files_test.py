@@ -81,7 +81,7 @@ def test_finds_file_folder_and_glob(tmp_path):
 def test_what_is_text_and_what_is_not(tmp_path):
   data = random.Random(0).randbytes(10_000)
   for name, bad, *words in (
-    ('b.txt', bz2.compress(data), 'the suffix .bz2'),
+    ('b.txt', bz2.compress(data), 'b.txt is binary'),
     ('c.gz', gzip.compress(data), 'c.gz is binary'),
     ('e.txt', 'text with words '.encode('utf-32'), 'UTF-16', 'iconv'),
     ('f.txt', 'text with words '.encode('utf-16-le'), 'binary'),
