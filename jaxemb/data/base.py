@@ -150,6 +150,9 @@ class Source(Protocol):
   def describe(self) -> Sequence[str]:
     """Returns lines for the log: what was read."""
 
+  # What was read of which files, for log and report: `io.roles.Input`s.
+  inputs: Sequence[Any] = ()
+
   # The contexts, in order of rows, where these are not keys.
   context_keys: Sequence[str] = ()
 

@@ -101,6 +101,10 @@ class Input(NamedTuple):
       unused=tuple(unused),
     )
 
+  def values(self) -> dict[str, Any]:
+    """Returns it as the report has it."""
+    return self._asdict() | {'shown': self.line()}
+
   def line(self) -> str:
     """Returns it as a line of the log."""
     files = _some(self.files[:3], max_chars=200)

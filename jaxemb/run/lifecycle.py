@@ -225,6 +225,8 @@ def _log_data(parts: build.Parts) -> None:
   dropped = dict(parts.dropped)
   problems = dropped.pop('problems', ())
   counted = ', '.join(f'{k} {v:,}' for k, v in dropped.items() if v)
+  for x in getattr(parts.source, 'inputs', ()):
+    metrics.LOG.info('read %s', x.line())
   for line in (*parts.source.describe(), f'dropped: {counted or "nothing"}'):
     metrics.LOG.info('%s', line)
   for line in problems:

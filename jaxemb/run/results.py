@@ -165,6 +165,7 @@ def summary(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
     ],
     'collectives': totals.collectives
     | {'bytes_per_word': {k: device_steps * x for k, x in sent.items()}},
+    'inputs': [x.values() for x in getattr(source, 'inputs', ())],
     'dropped': dict(parts.dropped),
     'machine': resources.machine(),
     'versions': resources.versions(),
