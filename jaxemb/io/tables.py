@@ -53,7 +53,8 @@ class Layout(NamedTuple):
   delimiter: str = ','  # ' ' = runs of white space; '' = of Parquet
   quote: str = '"'  # '' = none
   skips_first: bool = False  # a header
-  has_comments: bool = False  # lines that begin with # or %
+  skip_lines: int = 0  # at the beginning, whatever they have
+  comment: str = ''  # what lines begin with that are none; '' = all are
   is_ragged: bool = False  # a line is a key, and as many values as it pleases
 
 
@@ -183,7 +184,7 @@ class Reader:
           functools.partial(_parse, data, layout, known and known.tidy),
           read_bytes,
         )
-        layout = layout._replace(skips_first=False)
+        layout = layout._replace(skips_first=False, skip_lines=0)
 
   def _blocks(self, file):
     for data, read_bytes, num_invalid in blocks(file):
@@ -383,7 +384,8 @@ def _parse(text, layout, tidy):
   quote = 0 if spaced else ord(layout.quote or '\0')
   num, num_lines, num_comments, num_bad = _split(
     data, ord(layout.delimiter), quote,
-    layout.skips_first, layout.has_comments, spaced, ragged,
+    layout.skips_first, layout.skip_lines, ord(layout.comment or '\0'),
+    spaced, ragged,
     *spans, lines, *bad,
   )  # fmt: skip
   columns = [
@@ -424,44 +426,7 @@ def is_number(text: str) -> bool:
   return True
 
 
-def lines(file: pathlib.Path) -> Iterator[tuple[int, str]]:
-  """Yields numbers, from 1 on, and texts of lines that are no comments.
-
-  Comments begin with # or %, and not as names of URLs do.
-  """
-  number = 0
-  for block, *_ in blocks(file):
-    for line in bytes(block).splitlines():
-      number += 1
-      line = line.decode('utf-8-sig', 'replace')
-      if line.strip() and not re.match('#|%(?![0-9A-F]{2})', line):
-        yield number, line
-
-
-def rows(
-  file: pathlib.Path, what: str = 'an edge'
-) -> tuple[str, Iterator[tuple[int, list[str]]]]:
-  """Returns the delimiter of lines, and numbers and cells of each.
-
-  Raises a `UserError` where no line has `what`.
-  """
-  every = lines(file)
-  first = list(itertools.islice(every, 20))
-  if not first:
-    raise errors.UserError(f'{file} has no line with {what}; give another file')
-  delimiter = _delimiter(file, [x for _, x in first])
-
-  def cells(line):
-    if delimiter == ' ':
-      return line.split()
-    row = next(csv.reader([line], delimiter=delimiter), [])
-    return [x.strip() for x in row]
-
-  every = itertools.chain(first, every)
-  return delimiter, ((number, cells(line)) for number, line in every)
-
-
-def _delimiter(file, first):
+def delimiter(file: pathlib.Path, first: Sequence[str]) -> str:
   """Returns a tab, a comma or another sign, or ' ' for runs of white space."""
   suffixes = [x.lower() for x in file.suffixes]
   suffixes = [x for x in suffixes if x in ('.csv', '.tsv')]
@@ -548,17 +513,6 @@ def _parquet(file, layout):
 
 
 @numba.njit(nogil=True, cache=True)
-def _is_comment(data, i):
-  """Whether a line begins with a sign of comments, and no name of a URL."""
-  if data[i] != 37 or i + 2 >= len(data):  # '%'
-    return data[i] == 35 or data[i] == 37  # '#'
-  for sign in data[i + 1 : i + 3]:
-    if not (48 <= sign < 58 or 65 <= sign < 71):  # of %C3%A1
-      return True
-  return False
-
-
-@numba.njit(nogil=True, cache=True)
 def _is_space(sign):
   return sign == 32 or sign == 9 or sign == 13
 
@@ -613,7 +567,7 @@ def _word(data, i):
 
 @numba.njit(nogil=True, cache=True)
 def _split(
-  data, delimiter, quote, skips_first, has_comments, spaced, ragged,
+  data, delimiter, quote, skips_first, skip_lines, comment, spaced, ragged,
   starts, stops, lines, bad_lines, bad_cells,
 ):  # fmt: skip
   """Finds the cells of each line; the text ends with a line end.
@@ -628,14 +582,14 @@ def _split(
   row = line = num_bad = num_comments = 0
   i = 3 if data[0] == 239 and data[1] == 187 and data[2] == 191 else 0  # a BOM
   while i < len(data):
-    is_comment = has_comments and _is_comment(data, i)
+    is_comment = comment != 0 and data[i] == comment
     if spaced is not None:
       while _is_space(data[i]):
         i += 1
     is_empty = data[i] == 10 or (data[i] == 13 and data[i + 1] == 10)
-    if is_comment or is_empty or skips_first:
+    if is_comment or is_empty or skips_first or line < skip_lines:
       num_comments += is_comment
-      if not (is_comment or is_empty):
+      if not (is_comment or is_empty or line < skip_lines):
         skips_first = False
       while data[i] != 10:
         i += 1
