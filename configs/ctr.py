@@ -4,7 +4,7 @@ r"""Clicks: DeepFM (Guo et al. 2017) on categories and numbers.
   jaxemb train --config=ctr --config.data.path=clicks.csv
   jaxemb train --config=ctr:criteo --config.data.path=train.txt
   jaxemb train --config=ctr:avazu --config.data.path=train.csv
-  jaxemb train --config=ctr:adult --config.data.path=train.csv \
+  jaxemb train --config=ctr:adult --config.data.path=adult.data \
     --config.data.test=test.csv
 
 Another model: `--config.model.name=dcn_v2`, or logistic, fm, wide_deep, dcn,
@@ -60,14 +60,10 @@ def get_config(
     config.data.format = 'avazu'
     config.data.test = '0.1'
   elif variant == 'adult':
-    # UCI Adult, behind a line with the names of its columns.
-    config.data.label = 'income'
-    config.data.categorical = (
-      'workclass,education,marital-status,occupation,relationship,race,sex,'
-      'native-country'
-    )
-    config.data.numeric = (
-      'age,fnlwgt,education-num,capital-gain,capital-loss,hours-per-week'
+    # UCI Adult, with or without a line of names.
+    config.data.columns = (
+      'number,category,number,category,number,category,category,category,'
+      'category,category,number,number,number,category,label'
     )
     config.data.positive = '>50K'
     config.data.numbers = 'standard'

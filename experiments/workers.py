@@ -141,8 +141,10 @@ def het_settings(args: argparse.Namespace, case: str) -> dict[str, Any]:
     settings |= {
       'model.name': args.model, 'model.hidden': '64,32',
       'data.test': 'last:0.1',
-      'data.valid': '', 'data.label': 'click', 'data.min_count': 1,
-      'data.categorical': ','.join(f'f{i}' for i in range(args.fields)),
+      'data.valid': '', 'data.min_count': 1,
+      'data.columns': ','.join(
+        ['label:click', *(f'category:f{i}' for i in range(args.fields))]
+      ),
       'data.format': 'csv', 'optimizer.decay': 0, 'optimizer.dense_decay': 0,
     }  # fmt: skip
   if name != 'sync':

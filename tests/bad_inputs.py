@@ -72,7 +72,7 @@ def _graph(path: str, says: str, setting: str = '') -> Case:
   return _started('graph', path, says, setting)
 
 
-def _edges(path: str, says: str, setting: str = '') -> Case:
+def _edges(path: str, says: str, setting: str) -> Case:
   return _started('graph:relations', path, says, setting)
 
 
@@ -231,18 +231,26 @@ _CLICKS = (
   _clicks('empty.csv', 'has no rows'),
   _clicks('empty', 'no file'),
   _clicks('only_header.csv', 'has no rows'),
-  _clicks('no_label.csv', 'config.data.label is not given'),
-  _clicks('clicks.csv', 'has no column price', 'data.label=price'),
-  _clicks('clicks.csv', 'has no column price', 'data.categorical=price'),
-  _clicks('clicks.csv', 'has no column b;', 'data.numeric=b'),
-  _clicks('clicks.csv', 'has the label', 'data.label=shop'),
+  _clicks('no_label.csv', 'give --config.data.columns=label:COLUMN'),
+  _clicks('clicks.csv', "names the column 'price'", 'data.columns=label:price'),
+  _clicks('clicks.csv', "names the column 'b'",
+          'data.columns=category:shop,number:b'),
+  _clicks('clicks.csv', "names 'price'", 'data.columns=label:click,price'),
+  _clicks('clicks.csv', 'which takes one',
+          'data.columns=label:click,label:shop'),
+  _clicks('clicks.csv', 'has the label', 'data.columns=label:shop'),
+  _clicks('clicks.csv', 'data.columns=label:COLUMN', 'data.label=click'),
+  _clicks('clicks.csv', 'data.columns=category:', 'data.categorical=shop'),
+  _clicks('clicks.csv', 'data.columns=number:', 'data.numeric=day'),
+  _clicks('clicks.csv', 'data.columns=list:', 'data.multi=shop'),
   _clicks('clicks.csv', 'no row for training has', 'data.positive=yes'),
   _clicks('clicks.csv', 'values that are not numbers',
-          'data.numeric=shop --config.data.categorical=day'),
-  _clicks('clicks.csv', 'no column of categories', 'data.numeric=day'),
-  _clicks('clicks.csv', 'which is the label', 'data.categorical=click,shop'),
+          'data.columns=number:shop,category:day'),
+  _clicks('clicks.csv', 'no column of categories', 'data.columns=number:day'),
+  _clicks('clicks.csv', 'names column 1 twice',
+          'data.columns=label:click,category:click,category:shop'),
   _clicks('twice.csv', 'names a column twice'),
-  _clicks('blank.csv', 'must be a header'),
+  _clicks('gap.csv', 'must be a header'),
   _clicks('ragged.csv', 'cannot be read, the first is'),
   _clicks('binary.csv', 'is binary'),
   _clicks('latin.csv', 'iconv -f cp1252'),
@@ -260,7 +268,7 @@ _CLICKS = (
   _clicks('two.zip', 'unpack it and give one'),
   _clicks('cut.csv.gz', 'download it again'),
   _clicks('bad.libsvm', 'cannot be read'),
-  _clicks('no_label.libsvm', 'has the label'),
+  _clicks('no_label.libsvm', 'no row with a label'),
   _clicks('clicks.csv', 'leave no row',
           'data.valid=0.6 --config.data.test=0.6'),
   _clicks('clicks.csv', 'between 0 and 1', 'data.valid=1.5'),
@@ -291,7 +299,6 @@ _CLICKS = (
   _clicks('toyclicks:5000', 'has its own', 'data.test=clicks.csv'),
   _clicks('late.csv', 'iconv -f cp1252'),
   _clicks('cr.csv', 'carriage returns'),
-  _clicks('rows.jsonl', 'is JSON'),
   _clicks('rows.json', 'is JSON'),
 )  # fmt: skip
 _GRAPHS = (
@@ -302,8 +309,8 @@ _GRAPHS = (
   _graph('loops.tsv', 'without edges'),
   _graph('many_columns.tsv', 'say what they are'),
   _graph('edges.tsv', "names 'size'", 'data.columns=source,size'),
-  _graph('edges.tsv', 'declared as target', 'data.columns=source'),
-  _graph('edges.tsv', 'has 4 columns',
+  _graph('edges.tsv', 'must have a source and a target', 'data.columns=source'),
+  _graph('edges.tsv', 'no more columns than',
          'data.columns=source,target,weight,relation'),
   _graph('no_weight.tsv', 'cannot be read',
          'data.columns=source,target,weight'),
@@ -336,12 +343,11 @@ _GRAPHS = (
   _graph('late.tsv', 'iconv -f cp1252'),
   _graph('cr.tsv', 'carriage returns'),
   _graph('rows.jsonl', 'is JSON'),
-  _edges('edges.tsv', 'no relation was found'),
-  _edges('relations.tsv', 'more than the', 'data.partitions=900'),
+  _edges('edges.tsv', 'more than the', 'data.partitions=900'),
   _edges('edges.tsv', 'no loss of', 'model.loss=negative_sampling'),
   _edges('edges.tsv', 'does not divide edges', 'strategy.name=partition'),
   _edges('edges.tsv', 'not used with edges', 'data.sample=0.1'),
-  _edges('relations.tsv', 'multiple of', 'train.batch_examples=100'),
+  _edges('edges.tsv', 'multiple of', 'train.batch_examples=100'),
   _edges('relations.tsv', 'edges without a relation', 'data.test=edges.tsv'),
 )  # fmt: skip
 _NODES = (
@@ -718,7 +724,7 @@ def _of_clicks(packed: bytes) -> dict[str, bytes]:
     'no_label.csv': right.replace('click', 'what'),
     'no_shop.csv': '\n'.join(['click,day', *(x[:1] + ',1.5' for x in rows)]),
     'twice.csv': right.replace('shop', 'day', 1),
-    'blank.csv': '\n' + right,
+    'gap.csv': right.replace('shop', '', 1),
     'ragged.csv': right.replace(',shop1', '').replace(',shop2', ''),
     'bad.libsvm': '\n'.join(lines).replace(':', ';'),
     'no_label.libsvm': '\n'.join(x[2:] for x in lines),

@@ -554,7 +554,7 @@ COUNTED = {
   ),
   'clicks': Counted(
     Kind('ctr', ('data.path=../../clicks.csv', 'data.min_count=1',
-                 'data.valid=', 'data.categorical=row,c',
+                 'data.valid=', 'data.columns=category:row,category:c',
                  'train.batch_examples=64',
                  'train.patience=0', 'optimizer.plateau_factor=1',
                  'eval.every_epochs=0',

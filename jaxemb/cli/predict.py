@@ -32,7 +32,6 @@ from jaxemb.storage import atomic
 _OF_NODES = {
   'features': (str, 'of nodes'),
   'columns': (str, 'of a list of edges'),
-  'comments': (str, 'of a list of edges: what they begin with'),
   'num_nodes': (int, 'of a list of edges between numbers'),
 }
 
@@ -90,7 +89,7 @@ def _predict_clicks(
 
   from jaxemb import api
   from jaxemb.clicks import predictor
-  from jaxemb.io import tables
+  from jaxemb.io import inputs
 
   model = api.load(flags.model)
   if not isinstance(model, predictor.ClickModel):
@@ -98,7 +97,7 @@ def _predict_clicks(
       f'--model={flags.model} has vectors, and no model of clicks; give a run '
       'that was trained with --config=ctr'
     )
-  _refuse_overwriting(output, 'data', tables.find(flags.data))
+  _refuse_overwriting(output, 'data', inputs.find(flags.data).train)
   unknown: dict[str, int] = {}
 
   def predicted():
@@ -115,9 +114,7 @@ def _predict_clicks(
   num_rows = _write(output, predicted(), flags.data)
   print(f'{num_rows:,} rows in {output}', file=sys.stderr)
   if unknown:
-    counted = ', '.join(f'{k} {v:,}' for k, v in unknown.items())
-    line = f'categories that the model does not know: {counted}'
-    print(line, file=sys.stderr)
+    print(predictor.unknown_line(unknown), file=sys.stderr)
 
 
 def _write(output: pathlib.Path, tables: Iterable[Any], data: str) -> int:
@@ -159,13 +156,13 @@ def _predict_nodes(
   import pyarrow as pa
 
   from jaxemb.graphs import files, inference
-  from jaxemb.io import tables
+  from jaxemb.io import inputs
 
   if {*keep} - {'vector'}:
     raise errors.UserError(f'--keep={flags.keep}: of nodes there is `vector`')
   for flag in ('data', 'features'):
     try:
-      paths = tables.find(getattr(flags, flag))
+      paths = inputs.find(getattr(flags, flag)).train
     except errors.UserError:  # no file: reading it says so
       continue
     _refuse_overwriting(output, flag, paths)

@@ -28,18 +28,19 @@ from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import base as data_base
 from jaxemb.data import examples
 from jaxemb.io import cache as cache_lib
-from jaxemb.io import keys, tables, text_files
+from jaxemb.io import inputs, keys, tables, text_files
 from jaxemb.ops import hashing
 from jaxemb.runtime import resources
 from jaxemb.storage import checksums
 
-_FORMAT = 6  # of what is cached
+_FORMAT = 7  # of what is cached
 SPLITS = 'train', 'valid', 'test'
 # The settings of `config.data` that matter.
 _USED = (
   'valid',
   'test',
   'min_count',
+  'columns',
   *(
     x.name.removeprefix('data.')
     for x in kind.Clicks.settings
@@ -75,7 +76,12 @@ def encode(
   cannot be used.
   """
   settings = {k: settings[k] for k in _USED} | {'path': path}
-  readers = {'train': schema_lib.reader(path, settings['format'])}
+  settings = inputs.resolve(settings, 'log of clicks')
+  path = settings['path']
+  declared = settings['columns']
+  readers = {
+    'train': schema_lib.reader(path, settings['format'], declared=declared)
+  }
   fractions = {}
   for name in SPLITS[1:]:
     text = settings[name]
@@ -87,7 +93,9 @@ def encode(
     if fraction:
       fractions[name] = fraction
     elif text:
-      readers[name] = schema_lib.reader(text, readers['train'].form)
+      readers[name] = schema_lib.reader(
+        text, readers['train'].form, declared=declared
+      )
   if sum(x for x, _ in fractions.values()) >= 1:
     raise errors.UserError(
       'config.data.valid and config.data.test leave no row for training'
@@ -193,6 +201,7 @@ class _Writer:
         'form': readers['train'].form,
         'dropped': dropped | {'missing_numbers': num_missing},
         'lines': self.raw.lines,
+        'inputs': [x._asdict() for x in self.raw.inputs],
       },
     )
 
@@ -219,6 +228,7 @@ class _Writer:
       'bad_rows': sum(x.num_bad for x in readers),
       'invalid_utf8_bytes': sum(x.num_invalid_bytes for x in readers),
       'list_values_cut': self.raw.num_cut,
+      'missing_labels': self.raw.num_unlabelled,
       'rare_categories': sum(x.num_rare for x in vocabularies),
       'unknown_categories_in_validation': unknown['valid'],
       'unknown_categories_in_test': unknown['test'],

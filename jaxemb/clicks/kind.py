@@ -25,7 +25,13 @@ class Clicks(kind.Kind):
   factory = 'jaxemb.clicks.loader:make'
   start = 'ctr'
   settings = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
-  uses = kind.HELD_OUT | kind.DENSE | {'data.min_count'}
+  replaced = {
+    'data.label': 'data.columns=label:COLUMN',
+    'data.categorical': 'data.columns=category:COLUMN,category:COLUMN, ...',
+    'data.numeric': 'data.columns=number:COLUMN,number:COLUMN, ...',
+    'data.multi': 'data.columns=list:COLUMN,list:COLUMN, ...',
+  }
+  uses = kind.HELD_OUT | kind.DENSE | {'data.min_count', 'data.columns'}
   models = {x: f'jaxemb.clicks.models:{x}' for x in _MODELS}
   losses = {}
   only_with = {
@@ -33,6 +39,9 @@ class Clicks(kind.Kind):
     'model.dropout': _OF_DEEP_MODELS,
   }
   help = {
+    'data.columns': 'of a log: label:COLUMN, category:COLUMN, number:COLUMN, '
+    "list:COLUMN (several categories), -:COLUMN; '' = the label by its name, "
+    'others by their values',
     'data.path': "a log: file, folder or glob; '' or 'toyclicks:ROWS' = "
     'embedded',
     'data.min_count': 'categories that are rarer share one id',

@@ -17,6 +17,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.clicks import encode, toyclicks
 from jaxemb.data import base, examples
+from jaxemb.io import roles
 from jaxemb.ops import hashing
 
 _STEPS = 32  # of a dispatch
@@ -97,6 +98,7 @@ class ClickSource:
     self.frequencies = self.counts / max(1, len(self.train))
     self.fingerprint = encoded.manifest['fingerprint']
     self.dropped = encoded.manifest['dropped']
+    self.inputs = [roles.Input(**x) for x in encoded.manifest['inputs']]
 
   def eval_paths(self) -> list[str]:
     """Returns []: a log has its own splits."""

@@ -8,6 +8,7 @@ holds it as JSON and plain arrays, of which tables are memory-mapped.
 import dataclasses
 import functools
 import json
+import logging
 import os
 import pathlib
 import zipfile
@@ -28,7 +29,14 @@ from jaxemb.io import tables as formats
 from jaxemb.models import columns
 from jaxemb.storage import atomic
 
+_LOG = logging.getLogger('jaxemb')
 _EXAMPLES = 8192  # at once
+
+
+def unknown_line(unknown: Mapping[str, int]) -> str:
+  """Returns a line for numbers of unknown categories by field."""
+  counted = ', '.join(f'{k} {v:,}' for k, v in unknown.items())
+  return f'categories that the model does not know: {counted}'
 
 
 @jax.jit
@@ -140,11 +148,14 @@ class ClickModel:
   def predict(self, data: Any) -> np.ndarray:
     """Returns [n] float32 probabilities of rows that need no label.
 
-    `data` is a path as of `config.data.path`, a table of pyarrow or pandas, or
-    lists by column. New categories count as unknown. Raises a `UserError` for a
-    column that is missing.
+    `data` is a path as of `config.data.path`, a table of pyarrow, pandas or
+    polars, or lists by column. New categories count as unknown, which a warning
+    counts. Raises a `UserError` for a column that is missing.
     """
-    scores = [x for x, _ in self.predicted(data)]
+    unknown: dict[str, int] = {}
+    scores = [x for x, _ in self.predicted(data, unknown)]
+    if unknown:
+      _LOG.warning('%s', unknown_line(unknown))
     return np.concatenate([np.zeros(0, np.float32), *scores])
 
   def predicted(
@@ -162,7 +173,6 @@ class ClickModel:
 
   def _encoded(self, data):
     """Yields tables with their encoded rows and unknown categories."""
-    import pyarrow as pa
 
     def encoded(table):
       table = formats.Table.of(table)
@@ -178,17 +188,8 @@ class ClickModel:
         features=settings['features'],
       )
       yield from reader.tables(lambda *_: None, encoded)
-    elif isinstance(data, pa.Table):
-      yield encoded(data)
-    elif hasattr(data, 'columns') and hasattr(data, 'iloc'):
-      yield encoded(pa.Table.from_pandas(data, preserve_index=False))
-    elif isinstance(data, Mapping):
-      yield encoded(pa.table(dict(data)))
     else:
-      raise errors.UserError(
-        f'cannot predict of {type(data).__name__}; give a path, a table of '
-        'pyarrow or pandas, or lists by column'
-      )
+      yield encoded(data)
 
   def evaluate(
     self, rows: encoder_lib.Rows, group: str = '', without: str = ''

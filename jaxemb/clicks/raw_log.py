@@ -18,7 +18,7 @@ from jaxemb.clicks import columns
 from jaxemb.clicks import encoder as encoder_lib
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
-from jaxemb.io import keys, tables
+from jaxemb.io import keys, roles, tables
 from jaxemb.runtime import resources
 
 _ROWS = 1 << 16  # that a thread holds at once
@@ -39,17 +39,18 @@ class RawLog:
     self.schema: schema_lib.Schema | None = None
     self.layout = examples.Fields((), ())  # without ranges of ids
     self.features: tuple[Any, ...] | list[Any] = ()
-    self.lines: list[str] = []  # for the log: what was guessed
+    self.lines: list[str] = []  # for the log: what is left out
+    self.inputs: list[roles.Input] = []
     self.num_rows: dict[str, int] = {}
     self.num_cut = 0  # values of lists that are left out
+    self.num_unlabelled = 0  # rows that are left out
     # By field: the numbers of categories, and strings in order of numbers.
     self.keys: list[keys.Keys] = []
     self.strings: list[list[Any]] = []
 
   def read(self, name: str, reader: tables.Reader) -> None:
     """Writes the rows of a reader; the first one decides on the columns."""
-    if self.schema is None:
-      self._choose_columns(reader)
+    self._look(name, reader)
     reader.features = self.features
     num_rows = 0
     # In threads: what takes most of the time.
@@ -62,30 +63,49 @@ class RawLog:
     with futures.ThreadPoolExecutor(resources.reading_threads()) as pool:
       for raw in made:
         self.num_cut += raw.num_cut
+        self.num_unlabelled += raw.num_unlabelled
         rows = encoder_lib.Rows(
           self._numbered(raw, pool), raw.numbers, raw.labels
         )
         append(self.folder, _RAW + name, rows)
         num_rows += len(rows)
     if not num_rows:
-      raise errors.UserError(f'{reader.path} has no rows')
+      problem = 'has no rows'
+      if reader.num_rows:
+        problem = (
+          f'has no row with a label in its column {self.schema.label}; name '
+          'another one by --config.data.columns=label:COLUMN'
+        )
+      raise errors.UserError(f'{reader.path} {problem}')
     self.num_rows[name] = num_rows
 
-  def _choose_columns(self, reader):
-    """Sets the schema, by the first rows."""
-    look = schema_lib.reader(reader.path, reader.form, max_bad=1.0)
+  def _look(self, name, reader):
+    """Shows the first rows of a reader; those of the first are the schema."""
+    declared = self.settings['columns']
+    look = schema_lib.reader(
+      reader.path, reader.form, declared=declared, max_bad=1.0
+    )
+    look.features = self.features
     with contextlib.closing(look.tables(lambda *_: None)) as pieces:
       head = next(pieces, None)
     if head is None:
       return
+    if self.schema is not None:
+      self.inputs.append(schema_lib.shown(reader, head, self.schema))
+      return
     self.features = look.features
-    self.schema, lines = schema_lib.make(self.settings, reader.form, head)
-    self.lines += lines
+    self.schema, left_out = schema_lib.make(self.settings, reader, head)
+    self.inputs.append(schema_lib.shown(reader, head, self.schema))
+    if left_out:
+      self.lines.append(
+        f'left out: {", ".join(left_out)}; --config.data.columns says what '
+        'columns are'
+      )
     self.layout = _layout(self.schema, self.settings)
     if not self.layout.ids:
       raise errors.UserError(
         f'{reader.path} has no column of categories, whose tables are what is '
-        'trained; name one in --config.data.categorical, or give '
+        'trained; name one by --config.data.columns=category:COLUMN, or give '
         '--config.data.numbers=buckets'
       )
     self.keys = [keys.Keys() for _ in self.layout.ids]

@@ -1,23 +1,29 @@
 """Finds the columns of a log that are its label, categories and numbers.
 
-Published forms have known columns; in others the label is named and the rest is
-guessed by the first rows.
+Published forms have known columns; of others `data.columns` says it, or the
+label is known by its name and what the rest is by the first rows.
 """
 
 import dataclasses
-import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.io import tables
+from jaxemb.io import columns as columns_lib
+from jaxemb.io import roles, tables
 
-_LABELS = 'label', 'click', 'clicked', 'target', 'y'
-# What stands for a number that is missing, in lower case.
-MISSING = '', '?', 'na', 'n/a', 'nan', 'none', 'null', '\\n'
+_ROLES = (
+  roles.Role(
+    'label', ('label', 'click', 'clicked', 'target', 'y'), is_required=True
+  ),
+  roles.Role('category', takes_many=True),
+  roles.Role('number', takes_many=True),
+  roles.Role('list', takes_many=True),
+)
+_MIN_INDEX = 20  # rows by which row numbers are recognised
 # Columns of whole numbers with fewer different values are read as categories.
 _MIN_DISTINCT = 200
 # So are those with such a name, however many.
@@ -77,9 +83,32 @@ KNOWN_FORMS = {
 }
 
 
-def reader(path: str, form: str = '', **options: Any) -> tables.Reader:
-  """Returns the reader of a log, which may be of a known form."""
-  return tables.Reader(path, form, known_forms=KNOWN_FORMS, **options)
+def reader(
+  path: str, form: str = '', declared: str = '', **options: Any
+) -> tables.Reader:
+  """Returns the reader of a log, which may be of a known form.
+
+  `declared` is `config.data.columns`. A model's `needed` columns tell a header,
+  too.
+  """
+  known = set(options.get('needed') or ())
+
+  def has_header(rows):
+    names = rows[0]
+    return (
+      bool(known.intersection(names))
+      or roles.is_header(_ROLES, rows)
+      or any(
+        x.rpartition(':')[2].strip() in names and not tables.is_number(x)
+        for x in declared.split(',')
+        if ':' in x
+      )
+      or len(rows) == 1
+    )
+
+  return tables.Reader(
+    path, form, known_forms=KNOWN_FORMS, has_header=has_header, **options
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,82 +127,162 @@ class Schema:
 
 
 def make(
-  settings: Mapping[str, Any], form: str, head: Any
+  settings: Mapping[str, Any], reader: tables.Reader, head: Any
 ) -> tuple[Schema, list[str]]:
-  """Returns the schema of a table's first rows, and lines for the log.
+  """Returns the schema of a log, and columns that are left out, and why.
 
-  `settings` are those of `config.data`, `head` a `pyarrow.Table` of strings or
-  numbers. Raises a `UserError` for names that are not there.
+  `settings` are those of `config.data`, `head` a `pyarrow.Table` of a reader's
+  first rows. Raises a `UserError` for names that are not there, and for columns
+  that may be read in two ways.
   """
-  import pyarrow as pa
-
-  names = tuple(head.column_names)
-  chosen = {
-    k: tuple(x.strip() for x in settings[k].split(',') if x.strip())
-    for k in ('categorical', 'numeric', 'multi')
+  path, declared, form = settings['path'], settings['columns'], reader.form
+  names = head.column_names
+  chosen = roles.assign(
+    path,
+    _ROLES,
+    names=names,
+    declared=declared,
+    has_header=_has_names(names),
+  )
+  chosen = roles.require(path, _ROLES, chosen)
+  by_role = {
+    role: tuple(names[i] for i in x) for role, x in chosen.by_role.items()
   }
-  label = settings['label'] or _guess_label(names)
-  for name in (label, *itertools.chain(*chosen.values())):
-    if name not in names:
-      raise errors.UserError(
-        f'{settings["path"]} has no column {name}; it has {_some(names)}'
-      )
-  for kind, columns in chosen.items():
-    if label in columns:
-      raise errors.UserError(
-        f'config.data.{kind} names {label}, which is the label; leave it out'
-      )
-  if any(chosen.values()):
-    return Schema(label, *chosen.values()), []
-  if form == 'criteo':
-    return Schema(label, _CRITEO_CATEGORIES, _CRITEO_NUMBERS), []
-  is_guessed = form not in ('avazu', 'libsvm', 'libffm')
-  categories, numbers, lists = [], [], []
-  for name in names:
-    column = head[name]
-    if name == label:
-      continue
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-      lists.append(name)
-    elif (
-      _is_numeric(name, column)
-      if is_guessed
-      else pa.types.is_floating(column.type)
-    ):
-      numbers.append(name)
-    else:
-      categories.append(name)
+  (label,) = by_role.pop('label')
+  left_out = []
+  if form == 'criteo' and not by_role:
+    by_role = {'category': _CRITEO_CATEGORIES, 'number': _CRITEO_NUMBERS}
+  elif not by_role:
+    unused = _unused(declared, names)
+    by_role, left_out = _guess(
+      head.select([x for x in names if x != label and x not in unused]),
+      form,
+      settings['decimal'],
+    )
+  for role, columns in by_role.items():
+    for name in columns:
+      _check(head[name], name, role)
   schema = Schema(
     label=label,
-    categories=tuple(categories),
-    numbers=tuple(numbers),
-    lists=tuple(lists),
+    categories=tuple(by_role.get('category', ())),
+    numbers=tuple(by_role.get('number', ())),
+    lists=tuple(by_role.get('list', ())),
   )
-  line = (
-    f'label {label}; categories: {_some(categories)}; numbers: {_some(numbers)}'
-    + (f'; lists: {_some(lists)}' if lists else '')
-    + ' (guessed; name others by --config.data.categorical and .numeric)'
+  return schema, left_out
+
+
+def _unused(declared, names):
+  """Names of columns that are declared as not used."""
+  entries = [x for x in declared.split(',') if x.strip().startswith('-:')]
+  if not entries:
+    return ()
+  role = roles.Role('unused', takes_many=True)
+  entries = [x.replace('-:', 'unused:', 1) for x in entries]
+  found = roles.assign(
+    '',
+    [role],
+    names=names,
+    declared=','.join(entries),
+    has_header=_has_names(names),
   )
-  return schema, [line] if is_guessed else []
+  return [names[i] for i in found.by_role['unused']]
 
 
-def _guess_label(names):
-  known = {x.lower(): x for x in names}
-  for name in _LABELS:
-    if name in known:
-      return known[name]
-  raise errors.UserError(
-    'config.data.label is not given, and no column is called '
-    f'{", ".join(_LABELS)}; name one of {_some(names)}'
+def _check(column, name, role):
+  """Refuses a column for a role that it cannot have."""
+  import pyarrow as pa
+
+  kind = column.type
+  if columns_lib.is_nested(kind) or (
+    columns_lib.is_list(kind) and role != 'list'
+  ):
+    raise errors.UserError(
+      f'column {name} is of type {kind}, which cannot be a {role}; leave it '
+      'out of config.data.columns'
+    )
+  if role == 'list' and columns_lib.is_list(kind):
+    if pa.types.is_floating(kind.value_type) and not _is_whole(column):
+      raise errors.UserError(
+        f'column {name} has lists of numbers with fractions, which are no '
+        'categories; leave it out of config.data.columns'
+      )
+
+
+def _is_whole(column):
+  """Whether all numbers in lists are whole."""
+  values = columns_lib.plain(columns_lib.plain(column).flatten())
+  values = columns_lib.numbers(values)
+  return bool(np.all(np.isnan(values) | (values == np.floor(values))))
+
+
+def _guess(head, form, decimal):
+  """Returns columns by role, by the first rows, and others with a reason."""
+  import pyarrow as pa
+
+  by_role: dict[str, list[str]] = {'category': [], 'number': [], 'list': []}
+  left_out = []
+  is_guessed = form not in ('avazu', 'libsvm', 'libffm')
+  for name in head.column_names:
+    column, kind = head[name], head[name].type
+    if columns_lib.is_nested(kind):
+      left_out.append(f'{name} ({kind})')
+    elif columns_lib.is_list(kind):
+      if pa.types.is_floating(kind.value_type) and not _is_whole(column):
+        left_out.append(f'{name} (lists of numbers)')
+      else:
+        by_role['list'].append(name)
+    elif not is_guessed:
+      role = 'number' if pa.types.is_floating(kind) else 'category'
+      by_role[role].append(name)
+    elif tables.is_index(name) or _is_index(column):
+      left_out.append(f'{name} (row numbers)')
+    else:
+      is_numeric = _is_numeric(name, column, decimal)
+      role = 'number' if is_numeric else 'category'
+      by_role[role].append(name)
+  return by_role, left_out
+
+
+def _is_index(column):
+  """Whether whole numbers rise by one from row to row."""
+  if len(column) < _MIN_INDEX or column.null_count:
+    return False
+  try:
+    numbers = columns_lib.numbers(column)
+  except ValueError:
+    return False
+  return numbers[0] in (0, 1) and bool(np.all(np.diff(numbers) == 1))
+
+
+def shown(reader: tables.Reader, head: Any, schema: Schema) -> roles.Input:
+  """Returns how a reader's first rows are understood, for log and report."""
+  names = head.column_names
+  by_role = {
+    'label': (schema.label,),
+    'category': schema.categories,
+    'number': schema.numbers,
+    'list': schema.lists,
+  }
+  columns = roles.Columns(
+    names=tuple(names),
+    by_role={
+      role: tuple(names.index(y) for y in x if y in names)
+      for role, x in by_role.items()
+      if x
+    },
+    has_header=_has_names(names),
   )
+  row = [x[0].as_py() for x in head.columns]
+  row = ['' if x is None else x for x in row]
+  return roles.Input.of(reader.files, reader.form, columns, row)
 
 
-def _some(names: Sequence[str]) -> str:
-  more = ' ...' if len(names) > 30 else ''
-  return (', '.join(names[:30]) or 'none') + more
+def _has_names(names):
+  """Whether columns have names, not numbers from 1 on."""
+  return names[:1] != ['1']
 
 
-def _is_numeric(name: str, column: Any) -> bool:
+def _is_numeric(name: str, column: Any, decimal: str) -> bool:
   """Whether there are only numbers, and they look like amounts, not ids.
 
   Fractions do, and whole numbers most of which occur once or twice.
@@ -181,8 +290,9 @@ def _is_numeric(name: str, column: Any) -> bool:
   import pyarrow as pa
   import pyarrow.compute as pc
 
+  column = columns_lib.plain(column)
   kind = column.type
-  is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+  is_text = columns_lib.is_text(kind)
   if not (
     is_text
     or pa.types.is_integer(kind)
@@ -193,14 +303,18 @@ def _is_numeric(name: str, column: Any) -> bool:
   counted = pc.value_counts(column.drop_null())
   values, counts = counted.field('values'), counted.field('counts').to_numpy()
   if is_text:
-    names = pc.utf8_lower(pc.utf8_trim_whitespace(values))
-    is_given = pc.invert(pc.is_in(names, pa.array(MISSING, kind)))
+    is_given = pc.invert(columns_lib.is_missing(values))
     values, counts = values.filter(is_given), counts[is_given.to_numpy(False)]
   try:
-    numbers = pc.cast(values, pa.float64())
-  except pa.ArrowInvalid:
+    numbers = columns_lib.numbers(values, decimal)
+  except ValueError:
+    if fitting := columns_lib.likely_decimals(values):
+      raise errors.UserError(
+        f'column {name} has numbers such as {values[0].as_py()!r}; give '
+        f'--config.data.decimal={" or ".join(fitting)} if it is one of '
+        f'numbers, or --config.data.columns=category:{name} and other columns'
+      ) from None
     return False
-  numbers = numbers.to_numpy(zero_copy_only=False)
   is_number = np.isfinite(numbers)
   if (numbers != np.floor(numbers))[is_number].any():
     return True

@@ -20,10 +20,9 @@ _ROW_BYTES = 800  # of memory, while it is made and written
 # How the files are read, as `config.data` says it.
 SETTINGS = {
   'format': 'csv',
-  'label': 'click',
-  'categorical': 'site,ad,segment,place,device,hour,day,weather',
-  'numeric': 'age,price',
-  'multi': 'query',
+  'columns': 'label:click,category:site,category:ad,category:segment,'
+  'category:place,category:device,category:hour,category:day,category:weather,'
+  'number:age,number:price,list:query',
   # Fractions of its rows, which are files of their own.
   'valid': '0.1',
   'test': '0.1',

@@ -2,7 +2,7 @@
 
 from jaxemb.config.checks import check, default
 from jaxemb.config.files import load
-from jaxemb.config.kinds import find, settings
+from jaxemb.config.kinds import check_replaced, find, settings
 from jaxemb.config.resolve import Tuning, can_fuse, resolve
 from jaxemb.config.schema import Setting, flat, room_bytes, sizes
 
@@ -11,6 +11,7 @@ __all__ = [
   'Tuning',
   'can_fuse',
   'check',
+  'check_replaced',
   'default',
   'find',
   'flat',

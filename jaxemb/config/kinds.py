@@ -105,6 +105,7 @@ def _built_in_settings() -> dict[str, schema.Setting]:
 def find(name: str, source: str = '') -> schema.Setting:
   """The setting of a name, or a `UserError` that suggests the nearest one."""
   by_name = settings(source)
+  check_replaced(name)
   if name not in by_name:
     tails = [x for x in by_name if x.split('.')[-1] == name.split('.')[-1]]
     near = tails or difflib.get_close_matches(name, by_name, 1, 0.5)
@@ -113,6 +114,16 @@ def find(name: str, source: str = '') -> schema.Setting:
       f'--config.{(near or ["model.dim"])[0]}?'
     )
   return by_name[name]
+
+
+def check_replaced(name: str) -> None:
+  """Raises a `UserError` for a setting that another one has replaced."""
+  for kind in built_in():
+    if name in kind.replaced:
+      raise errors.UserError(
+        f'there is no setting config.{name} any more; give '
+        f'--config.{kind.replaced[name]}'
+      )
 
 
 def member(setting: str, name: str) -> Any:

@@ -68,6 +68,26 @@ def _hashes(data, starts, stops, out):
 
 
 @numba.njit(**_JIT)
+def _without_zeros(data, starts, stops, out):
+  """Writes `stops` without `.0` behind whole numbers."""
+  for i in range(len(out)):
+    first, stop = starts[i], stops[i]
+    out[i] = stop
+    if stop < first + 3 or data[stop - 1] != 48:
+      continue
+    point = stop - 1
+    while point > first and data[point] == 48:
+      point -= 1
+    first += data[first] == 45  # a minus
+    if data[point] != 46 or point <= first:
+      continue
+    while first < point and 48 <= data[first] < 58:
+      first += 1
+    if first == point:
+      out[i] = point
+
+
+@numba.njit(**_JIT)
 def _gather(data, starts, stops, offsets, out):
   n = 0
   for i in range(len(starts)):
@@ -149,7 +169,8 @@ class Text(NamedTuple):
     """Wraps an Arrow array without nulls, without a copy."""
     import pyarrow as pa
 
-    kind = np.int64 if pa.types.is_large_string(strings.type) else np.int32
+    is_large = strings.type in (pa.large_string(), pa.large_binary())
+    kind = np.int64 if is_large else np.int32
     _, offsets, data = strings.buffers()
     first, num = strings.offset, len(strings)
     ends = np.zeros(1, kind)
@@ -163,6 +184,15 @@ class Text(NamedTuple):
   def select(self, rows: Any) -> 'Text':
     """Returns some of the strings, by index or mask."""
     return Text(self.data, self.starts[rows], self.stops[rows])
+
+  def names(self) -> 'Text':
+    """Returns the strings, of which whole numbers are those of integers.
+
+    110.0 is 110: programs write the same ids so if one is missing.
+    """
+    stops = np.empty_like(self.stops)
+    _without_zeros(*self, stops)
+    return self._replace(stops=stops)
 
   def hashes(self) -> np.ndarray:
     """[n] uint64."""

@@ -64,6 +64,7 @@ class Kind:
   factory: str = ''  # dotted path of what makes a source of a `SourceSpec`
   start: str = ''  # the config to start from
   settings: Sequence[schema.Setting] = ()  # its own
+  replaced: Mapping[str, str] = {}  # old names of settings, and what to give
   uses: frozenset[str] = WINDOWS  # of the core's optional settings
   uses_all: bool = False  # whether nothing is known of what it uses
   # Dotted paths by name.

@@ -72,6 +72,8 @@ def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """Raises a `UserError` naming the settings that differ from the run there."""
   ours, theirs = config_lib.flat(config), recorded(workdir)
   settings = {x for x in theirs if not x.startswith(_RECORDED)}
+  for name in settings:
+    config_lib.check_replaced(name)
   if theirs and ours.keys() != settings:
     raise errors.UserError(
       f'{workdir} is of another version of jaxemb; give another --workdir'

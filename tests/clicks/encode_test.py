@@ -21,6 +21,9 @@ ROWS = 400
 def _source(path, folder, num_parts=1, part_examples=32, epochs=1, **settings):
   """The source of a log; settings are those of `config.data`."""
   given = {'min_count': 1, **settings}
+  roles = [(x, given.pop(x, '')) for x in ('category', 'number', 'list')]
+  entries = [f'{k}:{x}' for k, v in roles for x in v.split(',') if x]
+  given.setdefault('columns', ','.join(entries))
   given = {f'data.{k}': v for k, v in given.items()}
   usual = {'data.source': 'clicks', 'model.name': 'fm', 'strategy.name': 'sync'}
   config = config_lib.check(config_lib.default(), usual | given)
@@ -75,8 +78,8 @@ def _decoded(source, rows):
 def test_csv_is_read_without_a_schema(tmp_path):
   rows = _rows()
   path = _write(tmp_path / 'log.csv', _text(rows))
-  source = _source(path, tmp_path, multi_values=3, multi='tags',
-                   categorical='color,size', numeric='price')  # fmt: skip
+  source = _source(path, tmp_path, multi_values=3, list='tags',
+                   category='color,size', number='price')  # fmt: skip
   assert _decoded(source, source.train) == [(x[1], x[2], x[4]) for x in rows]
   np.testing.assert_array_equal(source.train.labels, [x[0] for x in rows])
   logs = [math.log1p(float(x[3])) if x[3] else 0 for x in rows]
@@ -90,7 +93,7 @@ def test_csv_is_read_without_a_schema(tmp_path):
   guessed = _source(path, tmp_path)
   assert guessed.fields.numbers == ('price',)
   assert [x.name for x in guessed.fields.ids] == ['color', 'size', 'tags']
-  assert 'guessed' in guessed.describe()[0]
+  assert guessed.inputs[0].columns['number'] == 'price'
 
 
 def test_ids_and_amounts_are_told_apart(tmp_path):
@@ -137,7 +140,7 @@ def test_forms_of_files_are_the_same(kind, tmp_path):
     columns = dict(zip(HEADER, zip(*rows, strict=True), strict=True))
     columns['price'] = [float(x) if x else None for x in columns['price']]
     parquet.write_table(pa.table(columns), path)
-  kinds = {'categorical': 'color,size', 'numeric': 'price', 'multi': 'tags'}
+  kinds = {'category': 'color,size', 'number': 'price', 'list': 'tags'}
   found, expected = (_source(x, tmp_path, **kinds) for x in (path, plain))
   for x, y in zip(found.train, expected.train, strict=True):
     np.testing.assert_array_equal(x, y)
@@ -147,7 +150,7 @@ def test_forms_of_files_are_the_same(kind, tmp_path):
 def test_splits_are_random_or_last_rows_or_files(tmp_path):
   rows = _rows(4000)
   path = _write(tmp_path / 'log.csv', _text(rows))
-  kinds = {'categorical': 'color,size', 'numeric': 'price'}
+  kinds = {'category': 'color,size', 'number': 'price'}
   source = _source(path, tmp_path, valid='0.2', test='last:0.1', **kinds)
   sizes = [len(x) for x in (source.train, source.valid, source.test)]
   assert sum(sizes) == 4000 and sizes[2] == 400
@@ -169,7 +172,7 @@ def test_numbers_are_transformed_by_training_rows(tmp_path):
   rows = [(i % 2, x, 'a') for i, x in enumerate(values)]
   path = _write(tmp_path / 'log.csv', _text(rows, ('y', 'x', 'c')))
   each = np.array(values)
-  kinds = {'numeric': 'x', 'categorical': 'c'}
+  kinds = {'number': 'x', 'category': 'c'}
   for name, expected in (
     ('none', each),
     ('standard', (each - each.mean()) / each.std()),
@@ -189,7 +192,7 @@ def test_numbers_are_scaled_before_they_are_rounded(tmp_path):
   times = 1_700_000_000.5 + np.arange(1000)
   rows = [(i % 2, x, 'a') for i, x in enumerate(times)]
   path = _write(tmp_path / 'log.csv', _text(rows, ('y', 'time', 'c')))
-  kinds = {'numeric': 'time', 'categorical': 'c', 'numbers': 'standard'}
+  kinds = {'number': 'time', 'category': 'c', 'numbers': 'standard'}
   source = _source(path, tmp_path, **kinds)
   expected = (times - times.mean()) / times.std()
   np.testing.assert_allclose(source.train.numbers[:, 0], expected, 1e-6)
@@ -198,7 +201,7 @@ def test_numbers_are_scaled_before_they_are_rounded(tmp_path):
 def test_rare_categories_are_unknown(tmp_path):
   rows = _rows()
   path = _write(tmp_path / 'log.csv', _text(rows))
-  source = _source(path, tmp_path, min_count=20, categorical='color,size')
+  source = _source(path, tmp_path, min_count=20, category='color,size')
   counts = collections.Counter(x[1] for x in rows)
   common = {k for k, v in counts.items() if v >= 20}
   names = [source.keys[i] for i in source.train.ids[:, 0]]
@@ -209,7 +212,7 @@ def test_rare_categories_are_unknown(tmp_path):
 
 def test_hashes_need_no_vocabulary(tmp_path):
   path = _write(tmp_path / 'log.csv', _text(_rows()))
-  source = _source(path, tmp_path, hash_size=7, categorical='color,size')
+  source = _source(path, tmp_path, hash_size=7, category='color,size')
   assert source.fields.vocab == 14
   used = int(np.sum(source.counts > 0))
   assert source.dropped['hash_collisions'] == 9 + 4 - used > 0
@@ -231,10 +234,10 @@ def test_libsvm_has_columns_lists_or_numbers(tmp_path):
   assert _decoded(source, source.train)[:2] == [('3|10',), ('4',)]
   lines = ['1 3:0.5 10:1', '0 4:2'] * 20
   path = _write(tmp_path / 'c.libsvm', '\n'.join(lines))
-  source = _source(path, tmp_path, numbers='none', categorical='feature10')
+  source = _source(path, tmp_path, numbers='none', category='feature10')
   assert [x.num_ids for x in source.fields.ids] == [3]
-  source = _source(path, tmp_path, numbers='none', numeric='feature3,feature4',
-                   categorical='feature10')  # fmt: skip
+  source = _source(path, tmp_path, numbers='none', number='feature3,feature4',
+                   category='feature10')  # fmt: skip
   assert source.train.numbers[:2].tolist() == [[0.5, 0], [0, 2]]
   lines = ['1 0:7:1 1:2:1', '0 0:8:1 1:2:0.5'] * 20
   source = _source(_write(tmp_path / 'd.libffm', '\n'.join(lines)), tmp_path,
@@ -265,7 +268,7 @@ def test_lines_are_cut_as_csv_says(tmp_path):
   )
   path = _write(tmp_path / 'log.csv', '')
   path.write_bytes(b'\xef\xbb\xbf' + text.encode())
-  kinds = {'categorical': 'name', 'numeric': 'price', 'numbers': 'none'}
+  kinds = {'category': 'name', 'number': 'price', 'numbers': 'none'}
   source = _source(path, tmp_path, **kinds)
   names = [x[0] for x in _decoded(source, source.train)]
   assert names == ['a, "b"', 'c d', '', 'e', 'f']
@@ -281,7 +284,7 @@ def test_the_fingerprint_is_of_what_is_trained_on(tmp_path):
   texts.append(_text([(1 - rows[0][0], *rows[0][1:]), *rows[1:]]))
   for path, text in zip(paths, texts, strict=True):
     _write(path, text)
-  kinds = {'categorical': 'color,size', 'numeric': 'price'}
+  kinds = {'category': 'color,size', 'number': 'price'}
   found = [_source(x, tmp_path, **kinds).fingerprint for x in paths]
   assert found[0] == found[1] and len(set(found)) == 3
 
@@ -333,7 +336,7 @@ def test_epochs_are_permutations_that_parts_share(
   monkeypatch.setattr(loader, '_GROUP_BLOCKS', 4)
   rows = [(i % 2, i) for i in range(2405)]
   path = _write(tmp_path / 'log.csv', _text(rows, ('y', 'number')))
-  args = {'categorical': 'number', 'epochs': 2}
+  args = {'category': 'number', 'epochs': 2}
   whole = _seen(_source(path, tmp_path, **args))
   size = len(whole) // 2
   orders = [sum((x[2] for x in whole[i : i + size]), []) for i in (0, size)]
@@ -355,7 +358,7 @@ def test_epochs_are_permutations_that_parts_share(
 def test_an_encoder_needs_no_training_data(tmp_path):
   rows = _rows()
   path = _write(tmp_path / 'log.csv', _text(rows))
-  kinds = {'categorical': 'color,size', 'numeric': 'price', 'multi': 'tags'}
+  kinds = {'category': 'color,size', 'number': 'price', 'list': 'tags'}
   source = _source(path, tmp_path, numbers='standard', **kinds)
   source.encoder.save(tmp_path)
   encoder = encoder_lib.load(tmp_path)

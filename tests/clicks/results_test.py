@@ -73,7 +73,7 @@ def test_a_trained_model_predicts_files_and_tables(trained, tmp_path):
   )
   with pytest.raises(errors.UserError, match='column ad is missing'):
     model.predict(table.drop_columns('ad'))
-  with pytest.raises(errors.UserError, match='cannot predict of int'):
+  with pytest.raises(errors.UserError, match='int is no table'):
     model.predict(3)
 
 
@@ -170,7 +170,7 @@ def test_one_class_has_no_auc(tmp_path):
   path, valid = str(tmp_path / 'log.csv'), 'last:0.2'
   assert _run(tmp_path / 'run', data__path=path, data__valid=valid,
               model__name='logistic', model__hidden='256,128',
-              data__categorical='c') == 0  # fmt: skip
+              data__columns='category:c') == 0  # fmt: skip
   assert 'no AUC, as all labels are the same' in runs.log(tmp_path / 'run')
   found = runs.report(tmp_path / 'run')['evaluation']['validation']
   assert found['auc'] is None and found['log_loss'] > 0

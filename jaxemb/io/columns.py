@@ -1,0 +1,292 @@
+"""Columns of tables as names or as numbers.
+
+The same value has the same name wherever it comes from: text of a file, Arrow,
+pandas, NumPy or a list. A whole number is named as an integer (110.0 is 110:
+programs write the same ids so where one is missing), and '' is a missing value.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import numba
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.io import keys
+
+# What stands for a value that is missing, in lower case.
+MISSING = '', '?', 'na', 'n/a', 'nan', 'none', 'null', '\\n', '<na>'
+_CURRENCIES = '$\u20ac\u00a3\u00a5'
+_SIGNS = rf'^\s*[{_CURRENCIES}]?\s*|\s*[%{_CURRENCIES}]?\s*$|[\u00a0\u202f]'
+_TENS = 10.0 ** np.arange(20)
+
+
+def plain(column: Any) -> Any:
+  """Returns one Arrow array of a column in pieces or with a dictionary."""
+  import pyarrow as pa
+
+  if isinstance(column, pa.ChunkedArray):
+    column = column.combine_chunks()
+  if isinstance(column, pa.ExtensionArray):
+    column = column.storage
+  if pa.types.is_dictionary(column.type):
+    column = column.dictionary_decode()
+  return column
+
+
+def is_text(kind: Any) -> bool:
+  """Whether an Arrow type is one of strings."""
+  import pyarrow as pa
+
+  is_any = pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view
+  return any(x(kind) for x in is_any)
+
+
+def is_list(kind: Any) -> bool:
+  """Whether an Arrow type is one of lists, of any length or of one."""
+  import pyarrow as pa
+
+  return (
+    pa.types.is_list(kind)
+    or pa.types.is_large_list(kind)
+    or pa.types.is_fixed_size_list(kind)
+  )
+
+
+def is_nested(kind: Any) -> bool:
+  """Whether an Arrow type has more in it than values, or lists of them."""
+  import pyarrow as pa
+
+  kind = kind.value_type if is_list(kind) else kind
+  return pa.types.is_nested(kind) or pa.types.is_union(kind)
+
+
+def names(column: Any) -> keys.Text:
+  """Returns the strings of a column of text or of Arrow."""
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  if isinstance(column, keys.Text):
+    return column.names()
+  column = plain(column)
+  kind = column.type
+  if pa.types.is_floating(kind):
+    column = _float_names(column)
+  elif pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
+    column = pc.cast(column, pa.large_binary())
+  elif not pa.types.is_large_binary(kind):
+    column = pc.cast(column, pa.large_string())
+  if column.null_count:
+    column = pc.fill_null(column, pa.scalar('', column.type))
+  return keys.Text.of(column).names()
+
+
+def _float_names(column):
+  """Returns strings of floats; those of integers where they are whole."""
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
+  is_whole = (np.floor(numbers) == numbers) & (np.abs(numbers) < 2.0**63)
+  whole = pa.array(np.where(is_whole, numbers, 0).astype(np.int64))
+  others = pc.cast(column, pa.large_string())
+  if is_whole.any():
+    whole = pc.cast(whole, pa.large_string())
+    others = pc.if_else(pa.array(is_whole), whole, others)
+  return pc.if_else(pa.array(np.isnan(numbers)), None, others)
+
+
+def flags(text: keys.Text) -> keys.Text:
+  """Returns strings, of which True and TRUE are as Arrow names them: true."""
+  data, num = text.data, _num_flags(*text)
+  if num:
+    data = data.copy()
+    _lower_flags(data, text.starts, text.stops)
+  return text._replace(data=data)
+
+
+@numba.njit(nogil=True, cache=True)
+def _is_flag(data, start, stop):
+  """Whether it is True or False, or in capitals."""
+  if not (4 <= stop - start <= 5) or (data[start] not in (70, 84)):
+    return False
+  word = b'TRUE' if data[start] == 84 else b'FALSE'
+  if len(word) != stop - start:
+    return False
+  small = data[start + 1] & 32
+  for i in range(1, len(word)):
+    if data[start + i] != word[i] | small:
+      return False
+  return True
+
+
+@numba.njit(nogil=True, cache=True)
+def _num_flags(data, starts, stops):
+  num = 0
+  for i in range(len(starts)):
+    num += _is_flag(data, starts[i], stops[i])
+  return num
+
+
+@numba.njit(nogil=True, cache=True)
+def _lower_flags(data, starts, stops):
+  for i in range(len(starts)):
+    if _is_flag(data, starts[i], stops[i]):
+      for j in range(starts[i], stops[i]):
+        data[j] |= 32
+
+
+def numbers(column: Any, decimal: str = '') -> np.ndarray:
+  """Returns [n] float64, NaN for missing values and for infinite ones.
+
+  Numbers in text may have the sign `decimal` before their fractions, the other
+  one of comma and point between thousands, and signs of currencies; '' = a
+  point, and none of these. Raises a `ValueError` for what is no number.
+  """
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  if not isinstance(column, keys.Text):
+    column = plain(column)
+    if not is_text(column.type):
+      try:
+        column = pc.cast(column, pa.float64())
+      except NotImplementedError as error:
+        raise ValueError(f'they are of type {column.type}') from error
+      out = np.array(column.to_numpy(zero_copy_only=False), np.float64)
+      out[~np.isfinite(out)] = np.nan
+      return out
+    column = pc.fill_null(column.cast(pa.large_string()), '')
+    column = keys.Text.of(column)
+  out = np.empty(len(column.starts))
+  hard = np.arange(len(out))
+  if decimal != ',':
+    hard = hard[: _read_numbers(*column, out, hard)]
+  if len(hard):
+    strings = column.strings(hard)
+    strings = pc.if_else(is_missing(strings), None, strings)
+    strings = pc.utf8_trim_whitespace(strings)
+    strings = _decimal_points(strings, decimal) if decimal else strings
+    rest = pc.cast(strings, pa.float64())
+    out[hard] = rest.to_numpy(zero_copy_only=False)
+  out[~np.isfinite(out)] = np.nan
+  return out
+
+
+def is_missing(strings: Any) -> Any:
+  """Returns an Arrow array, whether each string stands for a missing value."""
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  lower = pc.utf8_lower(pc.utf8_trim_whitespace(strings))
+  return pc.is_in(lower, pa.array(MISSING, strings.type))
+
+
+def _decimal_points(strings, decimal):
+  """Returns numbers with points alone; what is written otherwise stays."""
+  import pyarrow.compute as pc
+
+  thousands = {',': "[.']", '.': "[,']"}[decimal]
+  bare = pc.replace_substring_regex(strings, _SIGNS, '')
+  form = (
+    rf'^[+-]?(\d+|\d{{1,3}}({thousands}\d{{2,3}})*{thousands}\d{{3}})'
+    rf'([{decimal}]\d*)?([eE][+-]?\d+)?$'
+  )
+  is_number = pc.match_substring_regex(bare, form)
+  bare = pc.replace_substring_regex(bare, thousands, '')
+  bare = pc.replace_substring(bare, decimal, '.')
+  return pc.if_else(is_number, bare, strings)
+
+
+def likely_decimals(strings: Any) -> list[str]:
+  """Returns the values of `decimal` with which all strings are numbers."""
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  fitting = []
+  for decimal in ',.':
+    with contextlib.suppress(pa.ArrowInvalid):
+      pc.cast(_decimal_points(strings, decimal), pa.float64())
+      fitting.append(decimal)
+  return fitting if len(strings) else []
+
+
+@numba.njit(nogil=True, cache=True)
+def _read_numbers(data, starts, stops, out, hard):
+  """Reads numbers as they are usually written; lists others, which it counts.
+
+  Exact: digits and power of ten are below 2^53.
+  """
+  num_hard = 0
+  for row in range(len(out)):
+    i, stop = starts[row], stops[row]
+    if i == stop:
+      out[row] = np.nan
+      continue
+    is_negative = data[i] == 45
+    i += is_negative
+    whole = digits = behind = 0
+    has_point = False
+    while i < stop and digits <= 15:
+      c = np.int64(data[i])
+      if 48 <= c < 58:
+        whole = 10 * whole + (c - 48)
+        digits += 1
+        behind += has_point
+      elif c == 46 and not has_point:
+        has_point = True
+      else:
+        break
+      i += 1
+    if i < stop or digits == 0 or digits > 15:
+      hard[num_hard] = row
+      num_hard += 1
+      continue
+    number = whole / _TENS[behind]
+    out[row] = -number if is_negative else number
+  return num_hard
+
+
+def of(data: Any) -> Any:
+  """Returns a `pyarrow.Table` of one, a table of pandas or polars, or a dict.
+
+  Of anything that exports Arrow tables. Objects of several types in a column
+  are strings. Raises a `UserError` for other data.
+  """
+  import pyarrow as pa
+
+  if isinstance(data, pa.Table):
+    return data
+  if hasattr(data, 'iloc') and hasattr(data, 'columns'):  # pandas
+    data = {
+      str(k): x for k, (_, x) in zip(data.columns, data.items(), strict=True)
+    }
+  elif hasattr(data, '__arrow_c_stream__'):
+    return pa.table(data)
+  elif isinstance(data, np.ndarray) and data.dtype.names:
+    data = {k: data[k] for k in data.dtype.names}
+  elif (
+    isinstance(data, (list, tuple)) and data and isinstance(data[0], Mapping)
+  ):
+    data = {
+      k: [x.get(k) for x in data]
+      for k in dict.fromkeys(y for x in data for y in x)
+    }
+  if not isinstance(data, Mapping):
+    raise errors.UserError(
+      f'{type(data).__name__} is no table; give a path, a table of pyarrow, '
+      'pandas or polars, or lists by column'
+    )
+  return pa.table({str(k): _array(x) for k, x in data.items()})
+
+
+def _array(values):
+  """Returns an Arrow array of a column of Python."""
+  import pyarrow as pa
+
+  try:
+    return pa.array(values, from_pandas=True)
+  except (pa.ArrowInvalid, pa.ArrowTypeError):
+    texts = [None if x is None or x != x else str(x) for x in values]
+    return pa.array(texts, pa.large_string())
