@@ -81,34 +81,41 @@ def _check_all_words(workdir):
   return report
 
 
-def test_who_is_killed_is_replaced_and_the_run_ends_by_itself(tmp_path):
+def test_a_run_outlives_its_processes_and_goes_on_with_others(tmp_path):
+  settings = {
+    'strategy.pace': 'ssp', 'strategy.rounds_ahead': 4, 'table.staleness': 5,
+    'optimizer.name': 'adagrad',
+  }  # fmt: skip
+  settings = WORKERS | settings
+  # Without who deals out the text it ends.
+  killed = []
+  thread = _meanwhile(tmp_path, lambda: killed.append(_kill('Coordinator')))
+  line = r'^the coordinator of the workers has ended[^\n]*run the same'
+  with pytest.raises(errors.UserError, match=line):
+    runs.run(tmp_path, settings)
+  thread.join()
+  killed[0].wait(20)
+  # A signal stops it.
+  stop = _meanwhile(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
+  assert runs.run(tmp_path, settings) == 75
+  stop.join()
+
+  # A worker and a shard that are killed are replaced.
   def kill():
     _kill('Worker')
     _until(lambda: 'is started again' in runs.log(tmp_path))
     _kill('Actor')
 
   thread = _meanwhile(tmp_path, kill)
-  settings = {'strategy.pace': 'ssp', 'strategy.rounds_ahead': 4}
-  assert runs.run(tmp_path, WORKERS | settings) == 0
+  assert runs.run(tmp_path, settings | {'strategy.num_workers': 3}) == 0
   thread.join()
   report = _check_all_words(tmp_path)
   assert report['workers']['replaced'] == 1
+  assert report['workers']['most_missed_updates'] <= 5
   log = runs.log(tmp_path)
-  assert ' had not pushed are lost' in log
+  assert 'resuming after ' in log and ' had not pushed are lost' in log
   assert 'ended and came back from its last snapshot' in log
   assert not list((tmp_path / 'store').glob('*'))
-
-
-def test_a_run_that_was_stopped_goes_on_with_other_workers(tmp_path):
-  stop = _meanwhile(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
-  settings = {'table.staleness': 5, 'optimizer.name': 'adagrad'}
-  assert runs.run(tmp_path, WORKERS | settings) == 75
-  stop.join()
-  settings['strategy.num_workers'] = 3
-  assert runs.run(tmp_path, WORKERS | settings) == 0
-  report = _check_all_words(tmp_path)
-  assert report['workers']['most_missed_updates'] <= 5
-  assert 'resuming after ' in runs.log(tmp_path)
 
 
 def test_lockstep_is_one_process(tmp_path):
@@ -128,18 +135,6 @@ def test_lockstep_is_one_process(tmp_path):
   steps = metrics.read(tmp_path / 'sync' / 'metrics.jsonl')[-1]['step']
   assert steps > 100
   np.testing.assert_allclose(*found, atol=1e-5)
-
-
-def test_without_who_deals_out_the_text_a_run_ends_and_goes_on(tmp_path):
-  found = []
-  thread = _meanwhile(tmp_path, lambda: found.append(_kill('Coordinator')))
-  line = r'^the coordinator of the workers has ended[^\n]*run the same'
-  with pytest.raises(errors.UserError, match=line):
-    runs.run(tmp_path, WORKERS)
-  thread.join()
-  found[0].wait(20)
-  assert runs.run(tmp_path, WORKERS) == 0
-  _check_all_words(tmp_path)
 
 
 def test_who_is_suspended_is_one_line_and_who_waits_for_a_cpu(

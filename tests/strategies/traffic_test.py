@@ -41,7 +41,6 @@ def _sent(mesh=(2, 1), layout='', settings=None, **fixed):
       ('replicated', (2, 2)),
       ('column', (2, 2)),
       ('row', (1, 4)),
-      ('row', (4, 1)),
     ],
   ),
 )

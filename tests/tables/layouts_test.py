@@ -97,13 +97,8 @@ def _slots_by_id(opt_state, optimizer):
         ('row_by_two', (2, 2), 'adagrad_full'),
         ('replicated', (2, 2), 'adam_full'),
         # Kernels know neither optimizer nor layout.
-        ('replicated_merging@tpu', (1, 1), 'sgd_limited'),
-        ('row@tpu', (1, 1), 'adagrad'),
-        ('replicated_merging@tpu', (1, 1), 'adam'),
         ('row@tpu', (1, 1), 'adagrad_full'),
         ('replicated_merging@tpu', (1, 1), 'adam_full'),
-        ('replicated_merging@gpu', (1, 1), 'sgd_limited'),
-        ('replicated_merging@gpu', (1, 1), 'adagrad'),
         ('replicated_merging@gpu', (1, 1), 'adam'),
         ('row@gpu', (1, 1), 'adagrad'),
         ('replicated@cpu3', (1, 1), 'adagrad'),

@@ -138,7 +138,6 @@ def _compare(found, expected, tolerance):
   'is_graph,settings',
   [
     (False, {'model__name': 'wide_deep', **DENSE_ADAM}),
-    (False, {'model__name': 'dcn_v2', 'model__dropout': 0.2}),
     (True, DENSE_ADAM),
   ],
 )
