@@ -72,7 +72,7 @@ def _graph(path: str, says: str, setting: str = '') -> Case:
   return _started('graph', path, says, setting)
 
 
-def _edges(path: str, says: str, setting: str) -> Case:
+def _edges(path: str, says: str, setting: str = '') -> Case:
   return _started('graph:relations', path, says, setting)
 
 
@@ -309,8 +309,8 @@ _GRAPHS = (
   _graph('loops.tsv', 'without edges'),
   _graph('many_columns.tsv', 'say what they are'),
   _graph('edges.tsv', "names 'size'", 'data.columns=source,size'),
-  _graph('edges.tsv', 'must have a source and a target', 'data.columns=source'),
-  _graph('edges.tsv', 'no more columns than',
+  _graph('edges.tsv', 'declared as target', 'data.columns=source'),
+  _graph('edges.tsv', 'has 4 columns',
          'data.columns=source,target,weight,relation'),
   _graph('no_weight.tsv', 'cannot be read',
          'data.columns=source,target,weight'),
@@ -343,11 +343,12 @@ _GRAPHS = (
   _graph('late.tsv', 'iconv -f cp1252'),
   _graph('cr.tsv', 'carriage returns'),
   _graph('rows.jsonl', 'is JSON'),
-  _edges('edges.tsv', 'more than the', 'data.partitions=900'),
+  _edges('edges.tsv', 'no relation was found'),
+  _edges('relations.tsv', 'more than the', 'data.partitions=900'),
   _edges('edges.tsv', 'no loss of', 'model.loss=negative_sampling'),
   _edges('edges.tsv', 'does not divide edges', 'strategy.name=partition'),
   _edges('edges.tsv', 'not used with edges', 'data.sample=0.1'),
-  _edges('edges.tsv', 'multiple of', 'train.batch_examples=100'),
+  _edges('relations.tsv', 'multiple of', 'train.batch_examples=100'),
   _edges('relations.tsv', 'edges without a relation', 'data.test=edges.tsv'),
 )  # fmt: skip
 _NODES = (

@@ -32,6 +32,7 @@ from jaxemb.storage import atomic
 _OF_NODES = {
   'features': (str, 'of nodes'),
   'columns': (str, 'of a list of edges'),
+  'comments': (str, 'of a list of edges: what they begin with'),
   'num_nodes': (int, 'of a list of edges between numbers'),
 }
 

@@ -1,167 +1,286 @@
-"""Which columns of a list of edges are nodes, weights and relations."""
+"""Which columns of a list of edges are nodes, weights and relations.
 
-import logging
-import pathlib
+A header or `data.columns` says so, or else what the first rows hold: there one
+reading must be plausible, and several are a `UserError`.
+"""
+
 import re
 from collections.abc import Sequence
 
 from jaxemb import errors
-from jaxemb.io import tables
+from jaxemb.io import roles, tables
 
-_LOG = logging.getLogger('jaxemb')
-
-ROLES = 'source', 'target', 'weight', 'relation'
 ADJACENCY = 'source,targets'  # `data.columns` of adjacency lists
-_NAMES = {  # of columns in headers
-  'source': {'source', 'src', 'from', 'head', 'subject', 'h', 'u'}
-  | {'node1', 'node_1'},
-  'target': {'target', 'dst', 'to', 'tail', 'object', 't', 'v'}
-  | {'node2', 'node_2'},
-  'weight': {'weight', 'w', 'value', 'strength'},
-  'relation': {'relation', 'rel', 'predicate', 'type', 'edge_type', 'r'},
-}
-_INDEX = {'', 'unnamed: 0', '__index_level_0__'}  # of rows, as pandas writes it
-_OF_EDGES = {'id', 'index', 'edge', 'edge_id', 'edgeid'}
-_NO_WEIGHTS = {'id', 'index', 'time', 'timestamp', 'date', 'year', 'label'}
 
-Table = Sequence[Sequence[str]]  # the first rows of a file
+# What the two nodes of an edge are called in headers; the first pair wins.
+_PAIRS = [
+  x.split()
+  for x in (
+    'node1 node2, source target, src dst, source destination, src dest, '
+    'from to, head tail, headid tailid, h t, subject object, '
+    'subjectid objectid, s o, startid endid, start end, xindex yindex, '
+    'sourceid targetid, fromnodeid tonodeid, u v, i j, a b, x y, id1 id2, '
+    'userid friendid, follower followee, citing cited, parent child, '
+    'sender receiver, origin destination, caller callee, who whom'
+  ).split(', ')
+]
+_STEMS = [x for x in _PAIRS if len(x[0]) > 2]
+_OTHERS = (
+  roles.Role(
+    'relation',
+    ('relation', 'relationid', 'rel', 'relid', 'predicate', 'predicateid')
+    + ('edgetype', 'relationtype', 'reltype', 'type', 'r', 'p', 'property')
+    + ('label',),
+  ),
+  roles.Role(
+    'weight',
+    ('weight', 'weights', 'edgeweight', 'w', 'value', 'strength', 'count')
+    + ('counts', 'frequency', 'freq', 'score', 'combinedscore', 'rating'),
+  ),
+  roles.Role(
+    'time',
+    ('time', 'timestamp', 'datetime', 'date', 'year', 'ts', 'since'),
+  ),
+)
+ROLES = (
+  roles.Role('source', tuple(x for x, _ in _PAIRS), is_required=True),
+  roles.Role('target', tuple(x for _, x in _PAIRS), is_required=True),
+  *_OTHERS,
+)
+_INDEX = {'', 'unnamed0', 'indexlevel0', 'id', 'index', 'edge', 'edgeid'}
+# Nodes of two kinds that are called by numbers of their own.
+_KINDS = set(
+  'user item movie artist track song playlist album book product customer '
+  'author paper venue word document tag category business store shop query '
+  'drug gene disease protein actor group event person company left right '
+  'reviewer asin restaurant recipe game job joke business poi location'.split()
+)
+_RELATIVES = set('friend follower followee contact trustee neighbor'.split())
+
+Rows = Sequence[Sequence[str]]  # the first rows of a file
 
 
-def assign(
-  path: pathlib.Path, table: Table, declared: str
-) -> tuple[list[str], bool]:
-  """Find the role of each column, or '-', and whether there is a header.
+def assign(where: str, rows: Rows, declared: str, is_named: bool | None):
+  """Return the `roles.Columns` of a table, whose first row may be a header.
 
-  `table` has a single row where that is surely a header. `declared` is
-  `data.columns`. Raises a `UserError` where the columns cannot be told.
+  `declared` is `data.columns`; `is_named` tells whether there is a header, None
+  = it has to be found out. Raises a `UserError` where the columns cannot be
+  told.
   """
-  first, has_header = table[0], _has_header(path, table)
-  if declared:
-    roles = _declared(path, declared, len(first))
-    return [*roles, *['-'] * (len(first) - len(roles))], has_header
+  first = rows[0]
+  has_header = is_header(rows) if is_named is None else is_named
   if len(first) < 2:
     raise errors.UserError(
-      f'{path} has one field in its first line, {first[0][:60]!r}, and an edge '
-      'has two nodes; give a list of edges'
+      f'{where} has one field in its first line, {first[0][:60]!r}, and an '
+      'edge has two nodes; give a list of edges'
     )
-  for column in zip(*table[1:], strict=False):
+  for column in zip(*rows[1:], strict=False):
     if all(re.fullmatch(r'\d+,\d+', x) for x in column):
       raise errors.UserError(
-        f'{path} has numbers such as {column[0]}; write points, not commas'
+        f'{where} has numbers such as {column[0]}; write points, not commas'
       )
-  return (_by_names if has_header else _by_content)(path, table), has_header
+  if not has_header:
+    declared = declared or ','.join(_by_content(where, rows))
+    columns = roles.assign(
+      where, ROLES, first, declared=declared, has_header=False
+    )
+    return roles.require(where, ROLES, columns)
+  return _by_names(where, rows, declared)
 
 
-def _has_header(path, table):
-  first, rest = [x.lower() for x in table[0]], table[1:]
-  names = set().union(*_NAMES.values())
-  if tables.guess(path) == 'parquet':
-    return True
-  if sum(x in names for x in first) > 1:
-    nodes = {y for x in rest for y in x}  # of edges such as u v, v w
-    if not any(x in names and x in nodes for x in table[0]):
-      return True
-  return bool(rest) and any(
-    not tables.is_number(x)
-    and all(len(y) > i and tables.is_number(y[i]) for y in rest)
-    for i, x in enumerate(first)
+def is_header(rows: Rows) -> bool:
+  """Whether the first of some rows is a header."""
+  if len(rows) < 2:
+    return False
+  if all(len(x) == 1 and x.isalpha() for x in rows[0]):  # of letters, u v
+    short = [x for row in rows[1:] for x in row if len(x) == 1]
+    if any(x.isalpha() for x in short):
+      return False
+  return roles.is_header(ROLES, rows)
+
+
+def _by_names(where, rows, declared):
+  """Columns below a header: pairs of names, then what is left."""
+  names = [roles.simplified(x) for x in rows[0]]
+  pair = _pair(names)
+  known = (
+    roles.Role('source', pair[:1], is_required=True),
+    roles.Role('target', pair[1:], is_required=True),
+    *_OTHERS,
+  )
+  columns = roles.assign(where, known, rows[0], declared=declared)
+  taken = {i for x in columns.by_role.values() for i in x}
+  left = [i for i, x in enumerate(names) if i not in taken and x not in _INDEX]
+  missing = [x for x in ('source', 'target') if x not in columns.by_role]
+  if not declared and len(left) == len(missing) > 0:
+    found = dict(zip(missing, ((i,) for i in left), strict=True))
+    columns = columns._replace(by_role={**found, **columns.by_role})
+    left = []
+    ends = [_cells(rows[1:], columns.index(x)) for x in ('source', 'target')]
+    if not prefixes(rows[1:], columns) and all(map(_are_numbers, ends)):
+      named = columns.named()
+      if {*ends[0]} & {*ends[1]} and named['source'] != named['target']:
+        raise errors.UserError(
+          f'{where} has the same numbers in {named["source"]} and '
+          f'{named["target"]}: if they are the same nodes, give --config.data.'
+          f'columns=source:{named["source"]},target:{named["target"]}, else '
+          'names of their own'
+        )
+  columns = roles.require(where, known, columns)
+  if declared:
+    return columns
+  by_role = dict(columns.by_role)
+  texts = {k: _cells(rows[1:], i) for k, (i,) in by_role.items()}
+  kinds = {x.strip().lower() for x in texts.get('relation', ())}
+  if kinds and kinds <= {'directed', 'undirected'}:  # as Gephi writes it
+    del by_role['relation']
+  elif names[by_role.get('relation', (0,))[0]] == 'label' and all(
+    map(tables.is_number, kinds)
+  ):
+    raise _ambiguous(where, columns, 'label', role='relation')
+  numeric = [i for i in left if _are_numbers(_cells(rows[1:], i))]
+  if len(numeric) == 1 and not {'weight', 'relation'} & {*by_role}:
+    raise _ambiguous(where, columns, rows[0][numeric[0]], role='weight')
+  if 'weight' in texts:
+    _refuse_times(where, texts['weight'])
+  return columns._replace(by_role=by_role)
+
+
+def _ambiguous(where, columns, name, role):
+  nodes = ','.join(f'{k}:{columns.named()[k]}' for k in ('source', 'target'))
+  return errors.UserError(
+    f'the column {name} of {where} has numbers, which may be a {role} or not; '
+    f'give --config.data.columns={nodes},{role}:{name} or {nodes},-:{name}'
   )
 
 
-def _declared(path, declared, width):
-  roles = [x.strip() for x in declared.split(',')]
-  if unknown := sorted({*roles} - {*ROLES, '-'}):
-    raise errors.UserError(
-      f'config.data.columns={declared} names {unknown[0]!r}; give '
-      f'{", ".join(ROLES)}, or - for others, in their order'
-    )
-  if not {'source', 'target'} <= {*roles} or len(roles) > width:
-    raise errors.UserError(
-      f'config.data.columns={declared} must have a source and a target, and no '
-      f'more columns than the {width} of {path}'
-    )
-  return roles
+def _cells(rows, column):
+  return [x[column] for x in rows if len(x) > column]
 
 
-def _by_content(path, table):
-  """Columns below no header."""
-  first, widths = table[0], [len(x) for x in table]
-  if len({*widths}) > 3:
+def _pair(names: Sequence[str]) -> tuple[str, ...]:
+  """The names of the columns of two nodes, or ()."""
+  for a, b in _PAIRS:
+    if a in names and b in names:
+      return a, b
+  for name in names:
+    if name.replace('1', '2', 1) != name and name.replace('1', '2', 1) in names:
+      return name, name.replace('1', '2', 1)
+    for a, b in _STEMS:
+      other = b + name.removeprefix(a)
+      if name.startswith(a) and len(name) > len(a) and other in names:
+        return name, other
+  return ()
+
+
+def prefixes(rows: Rows, columns: roles.Columns) -> tuple[str, str] | None:
+  """Prefixes for nodes of two kinds that may have the same names, or None.
+
+  A header names the kinds, such as user and movie, or Neo4j's groups.
+  """
+  if not columns.has_header:
+    return None
+  positions = [columns.index(x) for x in ('source', 'target')]
+  ends = [columns.names[x] for x in positions]
+  groups = [re.search(r'ID\((.+)\)$', x) for x in ends]
+  if all(groups):
+    kinds = [x[1] for x in groups]
+  else:
+    kinds = [_kind(roles.simplified(x)) for x in ends]
+    if not {*kinds} & _KINDS or {*kinds} & _RELATIVES:
+      return None
+  names = [_cells(rows, x) for x in positions]
+  may_clash = all(map(_are_numbers, names)) or {*names[0]} & {*names[1]}
+  if kinds[0] == kinds[1] or not may_clash:
+    return None
+  return f'{kinds[0]}:', f'{kinds[1]}:'
+
+
+def _kind(name):
+  """What a column such as `userid` numbers."""
+  return re.sub(r'(ids?|index|idx|key|code|name)$', '', name) or name
+
+
+# Columns by what they hold.
+
+
+def _by_content(where, rows):
+  """Roles in order of columns, below no header."""
+  first, widths = rows[0], [len(x) for x in rows]
+  num_other = sum(x != len(first) for x in widths)
+  if num_other > len(rows) / 2 or (len({*widths}) > 3 and num_other > 2):
     raise errors.UserError(
-      f'{path} has lines of {min(widths)} to {max(widths)} fields; if it is an '
-      'adjacency list, a node and its neighbors, give '
+      f'{where} has lines of {min(widths)} to {max(widths)} fields; if it is '
+      'an adjacency list, a node and its neighbors, give '
       f'--config.data.columns={ADJACENCY}'
     )
   if len(first) > 3:
     raise errors.UserError(
-      f'{path} has {len(first)} columns and no header; say what they are, such '
-      'as --config.data.columns=source,target,weight,-'
+      f'{where} has {len(first)} columns and no header; say what they are, '
+      'such as --config.data.columns=source,target,weight,-'
     )
   if len(first) == 2:
     return ['source', 'target']
-  rows = [x for x in table[1:] or table if len(x) > 2]
-  has_number = [any(tables.is_number(x[i]) for x in rows) for i in (0, 1, 2)]
-  if all(x[2] in ('', '{}') for x in rows):  # as NetworkX writes it
+  rows = [x for x in rows if len(x) > 2]
+  if all(x[2] == '' for x in rows):
     return ['source', 'target', '-']
   if not any(re.search(r'\w', x[1]) for x in rows):  # 1 -> 2
     return ['source', '-', 'target']
-  third = 'weight' if has_number[2] else 'relation'
-  if not has_number[2] and not all(has_number[:2]):
-    return ['source', 'relation', 'target']  # of knowledge graphs
-  _refuse_times(path, [x[2] for x in rows])
-  return ['source', 'target', third]
-
-
-def _by_names(path, table):
-  """Columns below a header: by its names, then from left to right."""
-  rest, names = table[1:], [x.lower() for x in table[0]]
-  columns = {
-    role: next(i for i, x in enumerate(names) if x in known)
-    for role, known in _NAMES.items()
-    if known & {*names}
-  }
-  others = [
-    i
-    for i, x in enumerate(names)
-    if i not in columns.values() and x not in _INDEX
-  ]
-  if len(columns) + len(others) > 2:  # names of edges are no nodes
-    others = [i for i in others if names[i] not in _OF_EDGES]
-  for role in ('source', 'target'):
-    if role not in columns:
-      if not others:
-        raise errors.UserError(
-          f'{path} has no column of a {role}; give --config.data.columns'
-        )
-      columns[role] = others.pop(0)
-  if 'weight' not in columns and len(others) == 1 and rest:
-    # The only column that is left, if it has numbers.
-    (i,) = others
-    is_weight = all(len(x) > i and tables.is_number(x[i]) for x in rest)
-    if is_weight and names[i] not in _NO_WEIGHTS:
-      _refuse_times(path, [x[i] for x in rest])
-      columns['weight'] = i
-  roles = {i: role for role, i in columns.items()}
-  if unused := [x for i, x in enumerate(table[0]) if i not in roles and x]:
-    _LOG.info('%s: columns that are not used: %s', path, ', '.join(unused))
-  return [roles.get(i, '-') for i in range(len(names))]
-
-
-def _refuse_times(path, texts):
-  """Raises a `UserError` for what looks like seconds since 1970, or dates."""
-  times = r'\s*(1?\d{9}(\.\d+)?|\d{4}-\d\d-\d\d.*)\s*'
-  if all(re.fullmatch(times, x) for x in texts):
+  third = _third(where, rows)
+  if third is None:
     raise errors.UserError(
-      f'{path} has values such as {texts[0].strip()} where weights would be, '
+      f'{where} has three columns, such as {" ".join(rows[0])[:80]}, and no '
+      'header: which are nodes, and is one a relation, a weight or a time? '
+      'Give --config.data.columns=source,target,weight, '
+      'source,relation,target, source,target,relation or source,target,-, or '
+      f'{ADJACENCY} of a node and its neighbors'
+    )
+  return third
+
+
+def _third(where, rows):
+  """Roles of three columns, or None where several readings are plausible."""
+  columns = [[x[i] for x in rows] for i in range(3)]
+  sets = [{*x} for x in columns]
+  is_number = [_are_numbers(x) for x in columns]
+  with_weights = ['source', 'target', 'weight']
+  middle, last = (
+    ['source', 'relation', 'target'],
+    ['source', 'target', 'relation'],
+  )
+  # A relation has few values, which no node has.
+  few = [4 * len(sets[i]) <= len(sets[j]) for i, j in ((1, 2), (2, 1))]
+  _refuse_times(where, columns[2])
+  apart = [not sets[1] & (sets[0] | sets[2]), not sets[2] & (sets[0] | sets[1])]
+  if not is_number[2]:
+    if any(few):
+      return middle if few[0] else last
+    if all(apart) or not any(apart):
+      return None
+    return middle if apart[0] else last
+  if any(re.fullmatch(r'0\d+', x) for x in columns[2]):  # names of nodes
+    return middle if few[0] and not is_number[1] else None
+  if not all(float(x).is_integer() for x in columns[2]):
+    return with_weights
+  if all(is_number):
+    return None
+  if is_number[0] and few[0] and sets[0] & sets[2]:
+    return middle
+  return None if few[0] and not sets[0] & sets[1] else with_weights
+
+
+def _are_numbers(texts):
+  return bool(texts) and all(map(tables.is_number, texts))
+
+
+def _refuse_times(where, texts):
+  """Raises a `UserError` for what looks like seconds, dates or years."""
+  times = r'\s*(1?\d{9}(\.\d+)?|1\d{12}|\d{4}-\d\d-\d\d.*)\s*'
+  years = r'(19|20)\d\d(\.0)?'
+  are_years = len({*texts}) > 2 and all(re.fullmatch(years, x) for x in texts)
+  if texts and (are_years or all(re.fullmatch(times, x) for x in texts)):
+    raise errors.UserError(
+      f'{where} has values such as {texts[0].strip()} where weights would be, '
       'which look like times; give --config.data.columns=source,target,-, or '
       'source,target,weight if they are weights'
-    )
-  are_whole = all(x.strip().isdecimal() for x in texts)
-  numbers = [int(x) for x in texts] if are_whole else []
-  if len({*numbers}) > 4 and numbers == sorted(numbers):
-    _LOG.info(
-      '%s: numbers from %d on, which rise from line to line as times do, are '
-      'read as weights; if they are none, give --config.data.columns='
-      'source,target,-',
-      *(path, numbers[0]),
     )

@@ -7,10 +7,9 @@ numbers, by these. `io.tables` parses blocks of lines in threads, and edges wait
 on disk until their lists are made (`graph.build`).
 """
 
+import ast
 import contextlib
 import functools
-import itertools
-import logging
 import pathlib
 import re
 import tempfile
@@ -21,13 +20,12 @@ import numba
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.graphs import edge_columns
+from jaxemb.graphs import edge_columns, heads, published
 from jaxemb.graphs import graph as graph_lib
-from jaxemb.io import keys, tables
-
-_LOG = logging.getLogger('jaxemb')
+from jaxemb.io import keys, roles, tables
 
 _CHUNK = 1 << 22  # edges
+_READ = 'source', 'target', 'weight', 'relation'
 
 
 class _NotIntegers(Exception):
@@ -39,8 +37,19 @@ def learns_edges(settings: Mapping[str, Any]) -> bool:
   return settings.get('source') == 'edges'
 
 
+class Plan(NamedTuple):
+  """How a file of edges is read."""
+
+  layout: tables.Layout
+  shown: roles.Input
+  prefixes: tuple[str, str] | None = None  # of nodes of two kinds
+  num_rows: int | None = None  # as the first line says
+  num_comments: int = 0
+  has_attributes: bool = False  # such as {'weight': 4}, by NetworkX
+
+
 def listed(
-  paths: Sequence[pathlib.Path],
+  plans: Mapping[pathlib.Path, Plan],
   settings: Mapping[str, Any],
   folder: pathlib.Path,
   progress: Callable[[str, int, int], None],
@@ -49,100 +58,170 @@ def listed(
 
   Raises a `UserError` if one cannot be read.
   """
-  with _naming_others(paths):
-    layouts = _layouts(paths, settings)
   for as_integers in (True, False):
     with tempfile.TemporaryDirectory(dir=folder) as spill:
       edges = _Edges(settings, pathlib.Path(spill), as_integers=as_integers)
       try:
-        with _naming_others(paths):
-          edges.read(layouts, functools.partial(progress, 'reading'))
+        edges.read(plans, functools.partial(progress, 'reading'))
       except _NotIntegers:
         continue
       return edges.graph(folder)
   raise AssertionError
 
 
-@contextlib.contextmanager
-def _naming_others(paths):
-  """Adds to messages how to leave out files of other kinds of a folder."""
-  try:
-    yield
-  except errors.UserError as error:
-    if len(paths) < 2:
-      raise
-    largest = max(paths, key=lambda x: x.stat().st_size)
-    pattern = largest.with_name('*' + (largest.suffix or largest.name))
-    raise errors.UserError(
-      f'{error}; of {len(paths)} files, a glob such as {pattern} chooses some'
-    ) from error
-
-
 # How files are to be read.
 
 
-def _layouts(paths, settings) -> dict[pathlib.Path, tables.Layout]:
-  """The layout of each file; all have the same columns."""
-  layouts: dict[pathlib.Path, tables.Layout] = {}
+def planned(
+  paths: Sequence[pathlib.Path], settings: Mapping[str, Any]
+) -> dict[pathlib.Path, Plan]:
+  """Plan how to read each file; all have the same columns."""
+  plans: dict[pathlib.Path, Plan] = {}
   for path in paths:
-    layout = layouts[path] = _layout(path, settings)
-    pairs = zip(_described(layout), _described(layouts[paths[0]]), strict=True)
+    plan = plans[path] = _plan(path, settings)
+    pairs = zip(_described(plan), _described(plans[paths[0]]), strict=True)
     for here, before in pairs:
       if here and before and here != before:
         raise errors.UserError(
           f'{path} has {here}, and the files before it {before}; give files of '
           'one kind'
         )
-  return layouts
+  return plans
 
 
-def _described(layout):
+def shown(plans: Mapping[pathlib.Path, Plan]) -> list[roles.Input]:
+  """Return what log and report show of files."""
+  (path, first), *_ = plans.items()
+  return [first.shown._replace(files=tuple(map(str, plans)))]
+
+
+def _described(plan):
   """What is between columns of text, and which these are."""
-  sign = layout.delimiter
+  sign = plan.layout.delimiter
   sign = 'white space' if sign in (' ', '\t') else sign and repr(sign)
-  roles = ', '.join(sorted({*layout.columns} - {'-'}))
-  return sign and f'{sign} between its columns', f'the columns {roles}'
+  names = ', '.join(sorted({*plan.layout.columns} - {'-'}))
+  return sign and f'{sign} between its columns', f'the columns {names}'
 
 
-def _layout(path, settings):
-  declared = settings['columns'].replace(' ', '')
-  if tables.guess(path) == 'parquet':
-    columns, _ = edge_columns.assign(path, tables.parquet_head(path), declared)
-    return tables.Layout(columns, delimiter='')
-  title = tables.first_line(path)
-  delimiter, rows = tables.rows(path)
-  table = [cells for _, cells in itertools.islice(rows, 20)]
-  is_matrix = title.startswith('%%MatrixMarket')
-  is_bipartite = bool(re.match(r'%\s*bip\b', title))  # KONECT's
-  is_symmetric = re.match(r'%\s*sym\b|%%MatrixMarket.* symmetric', title)
-  if is_symmetric and settings['directed']:
+_KONECT = {
+  3: 'source,target,weight',
+  4: 'source,target,weight,time',
+}  # columns of out.*
+
+
+def _plan(path, settings):
+  head = heads.read(path, 'an edge', settings['comments'])
+  title = (*head.comments, '')[0]
+  num_comments = sum(bool(x.strip()) for x in head.comments)
+  if settings['directed'] and re.match(
+    r'%\s*sym\b|%%MatrixMarket.* symmetric', title
+  ):
     raise errors.UserError(
       f'{path} has edges that lead both ways, as its first line says, once; '
       'leave out config.data.directed'
     )
-  if is_matrix and len(table) > 1:
-    sizes, table = table[0], table[1:]
-    is_bipartite = sizes[:1] != sizes[1:2]
-  if is_bipartite:
-    raise errors.UserError(
-      f'{path} has edges between nodes of two kinds, which have the same '
-      "numbers; give them names of their own, such as by awk '!/^%/ "
-      '{print "a" $1, "b" $2}\''
-    )
-  is_adjacency = declared == edge_columns.ADJACENCY
-  if not declared and 'adjlist' in re.sub('[_-]', '', path.name.lower()):
-    _LOG.info('%s: read as an adjacency list', path)
-    is_adjacency = True
-  columns, has_header = ['source', 'target'], False
-  if not is_adjacency:
-    columns, has_header = edge_columns.assign(path, table, declared)
-  return tables.Layout(
-    columns,
-    delimiter=delimiter,
-    skips_first=has_header or is_matrix,
-    has_comments=True,
-    is_ragged=is_adjacency,
+  prefixes, num_rows = None, None
+  if re.match(r'%\s*bip\b', title):
+    prefixes = 'left:', 'right:'
+  sizes, declared = head.rows[0], settings['columns']
+  if title.startswith('%%MatrixMarket') and len(head.rows) > 1:
+    if sizes[:1] != sizes[1:2]:
+      prefixes = 'row:', 'column:'
+    head = head.below_first()
+  elif len(sizes) == 1 and sizes[0].isdecimal() and len(head.rows) > 1:
+    if len(head.rows[1]) > 1:  # as OpenKE has it
+      num_rows, head = int(sizes[0]), head.below_first()
+      if len(head.rows[0]) == 3 and all(map(str.isdecimal, head.rows[0])):
+        declared = declared or 'source,target,relation'
+  if published.is_named(path, published.KONECT):
+    declared = declared or _KONECT.get(len(head.rows[0]), '')
+  plan = (
+    _of_networkx(path, head)
+    or _of_adjacency(path, head, declared)
+    or _of_columns(path, head, declared, prefixes=prefixes)
   )
+  return plan._replace(num_rows=num_rows, num_comments=num_comments)
+
+
+def _of_columns(path, head, declared, prefixes):
+  columns = edge_columns.assign(
+    str(path), head.rows, declared, is_named=head.is_named
+  )
+  has_header = columns.has_header
+  prefixes = prefixes or edge_columns.prefixes(head.rows[1:], columns)
+  first = list(head.rows[min(has_header, len(head.rows) - 1)])
+  for role, prefix in zip(('source', 'target'), prefixes or (), strict=False):
+    first[columns.index(role)] = prefix + first[columns.index(role)]
+  layout = head.layout(columns.roles(), skips_first=has_header)
+  shown = roles.Input.of([path], head.form(), columns, first)
+  return Plan(layout, shown, prefixes)
+
+
+def _of_adjacency(path, head, declared):
+  """Of an adjacency list, by the setting, its name or NetworkX's comments."""
+  is_named = 'adjlist' in re.sub('[_-]', '', path.name.lower())
+  is_named |= any(re.match('# GMT ', x) for x in head.comments)
+  if declared != edge_columns.ADJACENCY and (declared or not is_named):
+    return None
+  by_role = {'source': (0,), 'target': (1,)}
+  columns = roles.Columns(('1', '2 ...'), by_role, has_header=False)
+  shown = roles.Input.of(
+    [path], f'adjacency list, {head.form()}', columns, head.rows[0]
+  )
+  return Plan(head.layout(['source', 'target'], is_ragged=True), shown)
+
+
+# Edges with attributes, as NetworkX writes them: 0 1 {'weight': 4}
+
+
+def _of_networkx(path, head):
+  some = head.lines[:100]
+  if any(re.fullmatch(r'\S+\s+\{.*\}\s*', x) for x in some):
+    raise errors.UserError(
+      f'{path} is a multiline adjacency list; write edges instead '
+      '(networkx.write_edgelist(networkx.read_multiline_adjlist(PATH), FILE))'
+    )
+  if not (some and all(re.fullmatch(r'.*\W\{.*\}\s*', x) for x in some)):
+    return None
+  names = ['source', 'target']
+  names += ['weight'] * any("'weight':" in x for x in head.lines)
+  columns = roles.Columns(
+    tuple(names), {x: (i,) for i, x in enumerate(names)}, has_header=False
+  )
+  first = _attributed(path, head.lines[0])
+  shown = roles.Input.of([path], 'edges by NetworkX', columns, first)
+  return Plan(head.layout(names), shown, has_attributes=True)
+
+
+def _attributed(path, line):
+  """The nodes of an edge and its weight."""
+  nodes, _, attributes = line.partition('{')
+  sign = nodes[-1]
+  nodes = nodes.split() if sign.isspace() else nodes[:-1].split(sign)
+  text = re.sub(r'np\.\w+\(([^()]*)\)', r'\1', '{' + attributes)
+  try:
+    a, b = nodes
+    return a, b, str(ast.literal_eval(text.strip()).get('weight', 1))
+  except (ValueError, SyntaxError, AttributeError) as error:
+    raise errors.UserError(
+      f'{path} has the line {line.strip()[:80]!r}, which is no edge as '
+      'NetworkX writes it; write names without spaces, or CSV'
+    ) from error
+
+
+def _attributed_tables(path, names):
+  import pyarrow as pa
+
+  for block, *_ in tables.blocks(path):
+    lines = bytes(block).decode('utf-8-sig', 'replace').split('\n')
+    edges = [_attributed(path, x) for x in lines if x.strip() and x[0] != '#']
+    columns = zip(*edges, strict=True)
+    yield tables.Table(
+      {
+        name: keys.Text.of(pa.array(x, pa.large_string()))
+        for name, x in zip(names, columns, strict=False)
+      }
+    )
 
 
 # Blocks of rows, which are parsed in threads.
@@ -157,12 +236,12 @@ class _Block(NamedTuple):
   bad: list[tuple[int, str, int]]  # the first line, what is wrong, how many
 
 
-def _block(table, as_integers):
+def _block(table, prefixes, as_integers):
   """Drops rows without a name or with a wrong weight, as `bad` ones.
 
   May raise `_NotIntegers`.
   """
-  texts = {k: table.text(k) for k in edge_columns.ROLES if k in table.columns}
+  texts = {k: table.text(k) for k in _READ if k in table.columns}
   source, target = texts['source'], texts['target']
   is_good = (source.stops > source.starts) & (target.stops > target.starts)
   bad, weights = _wrong(source, ~is_good, 'a node has no name'), None
@@ -177,6 +256,9 @@ def _block(table, as_integers):
     weights = weights[is_good]
   if not is_good.all():
     texts = {k: x.select(is_good) for k, x in texts.items()}
+  if prefixes:
+    for role, prefix in zip(('source', 'target'), prefixes, strict=True):
+      texts[role] = _prefixed(texts[role], prefix)
   names = texts['source'], texts['target']
   if as_integers:
     ends = np.empty((2, len(names[0].starts)), np.int64)
@@ -185,6 +267,16 @@ def _block(table, as_integers):
   else:
     ends = np.stack([x.hashes() for x in names])
   return _Block(texts, ends, weights=weights, bad=bad)
+
+
+def _prefixed(text, prefix):
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  ends = [pa.scalar(x, pa.large_string()) for x in (prefix, '')]
+  return keys.Text.of(
+    pc.binary_join_element_wise(ends[0], text.strings(), ends[1])
+  )
 
 
 def _wrong(text, is_wrong, why):
@@ -246,30 +338,46 @@ class _Edges:
 
   def read(
     self,
-    layouts: Mapping[pathlib.Path, tables.Layout],
+    plans: Mapping[pathlib.Path, Plan],
     progress: Callable[[int, int], None],
   ) -> None:
     """Read all files, or raise `_NotIntegers`."""
-    self._path = next(iter(layouts))
+    self._path, first = next(iter(plans.items()))
+    if first.prefixes and self._as_integers:
+      raise _NotIntegers
+    self._num_comments = sum(x.num_comments for x in plans.values())
     self._reader = tables.Reader(
       str(self._path),
       form='edges',
-      layouts=layouts,
-      remedy='give --config.data.columns, or another file',
+      layouts={k: x.layout for k, x in plans.items()},
+      remedy='give --config.data.columns or .comments, or another file',
     )
-    then = functools.partial(_block, as_integers=self._as_integers)
+    then = functools.partial(
+      _block, prefixes=first.prefixes, as_integers=self._as_integers
+    )
+    if first.has_attributes:
+      names = first.layout.columns
+      blocks = (then(y) for x in plans for y in _attributed_tables(x, names))
+    else:
+      blocks = self._reader.tables(progress, then)
     with contextlib.ExitStack() as stack:
       self._files = {
         name: stack.enter_context((self._spill / name).open('wb'))
         for name in ('ends', 'weights', 'relations')
       }
-      for block in self._reader.tables(progress, then):
+      for block in blocks:
         for line, why, num in block.bad:
           self._reader.count_bad(line, why, num=num)
         self._add(block)
     if not self._num:
       raise errors.UserError(
         f'{self._path} has no line with an edge; give another file'
+      )
+    num_rows = self._num + self._reader.num_bad
+    if first.num_rows not in (None, num_rows) and len(plans) == 1:
+      raise errors.UserError(
+        f'{self._path} has {num_rows:,} lines of edges, and its first line '
+        f'says {first.num_rows:,}; remove this line, or copy the file again'
       )
 
   def _add(self, block):
@@ -322,6 +430,13 @@ class _Edges:
           f'{self._num_nodes}; give the right number'
         )
     relations = self._relation_names or None
+    if relations and len(relations) > num_nodes:
+      if not self._settings['columns']:
+        raise errors.UserError(
+          f'{self._path} has {len(relations):,} relations between '
+          f'{num_nodes:,} nodes, as if its columns were others; give '
+          '--config.data.columns, such as source,target,relation'
+        )
     directed = self._settings['directed']
     # A triple has a head and a tail; a walk goes either way.
     directed |= bool(relations) and learns_edges(self._settings)
@@ -334,7 +449,7 @@ class _Edges:
     counted = {
       **graph.counted,
       'unreadable_edges': self._reader.num_bad,
-      'comments': self._reader.num_comments,  # lines
+      'comments': self._reader.num_comments + self._num_comments,  # lines
       'invalid_utf8_bytes': self._reader.num_invalid_bytes,
     }
     counted['self_loops'] -= self._num_alone

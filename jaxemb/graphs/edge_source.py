@@ -68,6 +68,7 @@ class Edges:
     self.spec, self.num_parts, self.epochs = spec, spec.num_parts, spec.epochs
     graph, self.held, dropped = edge_splits.split(spec)
     self.graph = graph
+    self.inputs = graph.inputs
     lists = np.diff(graph.offsets)
     degrees = lists
     if graph.directed:

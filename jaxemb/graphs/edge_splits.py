@@ -1,6 +1,7 @@
 """Edges held out of a graph, drawn at random or read from another list."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -57,6 +58,7 @@ class Held(NamedTuple):
   num_unknown: int  # edges of nodes that the graph does not have
   num_trained: int  # edges that are also in training, and stay in both
   relations: np.ndarray | None = None  # [n] int64, where edges have some
+  inputs: Sequence[Any] = ()  # of another list, as of a graph
 
 
 def hold_out(
@@ -128,7 +130,9 @@ def read_held(
   edges = nodes[edges[is_used]]
   relations = relations if relations is None else relations[is_used]
   num_trained = int(has_edges(graph, edges, relations).sum())
-  return Held(edges, num_unknown, num_trained, relations=relations)
+  return Held(
+    edges, num_unknown, num_trained, relations=relations, inputs=other.inputs
+  )
 
 
 def _relations(other, graph, name):
@@ -160,7 +164,7 @@ def split(
 
   Returns the rest, what is held out, and counts. Raises a `UserError`.
   """
-  settings = spec.settings
+  settings = files.located(spec.settings)
   graph = files.read(settings, spec.cache, spec.progress)
   splits: dict[str, Held] = {}
   dropped: dict[str, int] = {}
@@ -189,4 +193,5 @@ def split(
       'no edge is left to learn from; hold out fewer with config.data.valid '
       'and config.data.test'
     )
-  return graph, splits, dropped
+  inputs = [y for x in (graph, *splits.values()) for y in x.inputs]
+  return graph._replace(inputs=inputs), splits, dropped

@@ -10,6 +10,7 @@ files know of nodes.
 
 import functools
 import pathlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,7 +30,8 @@ from jaxemb.io import cache as cache_lib
 from jaxemb.io import download, tables
 
 _SPLITS = 'train', 'valid', 'test'
-_FORMAT = 6  # of graphs in the cache
+_CACHED_BY = 'columns', 'comments', 'directed', 'num_nodes'
+_FORMAT = 7  # of graphs in the cache
 
 Progress = Callable[[str, int, int], None]
 
@@ -46,7 +48,7 @@ def read(
   if path.startswith('ogbn-') and not pathlib.Path(path).exists():
     tell = functools.partial(progress, 'downloading')
     path = str(download.ogb(path, cache, tell))
-  settings = {**settings, 'path': path}
+  settings = {'comments': '', **settings, 'path': path}
   folder = pathlib.Path(path).expanduser()
   published.refuse(folder)
   is_list = False
@@ -63,9 +65,11 @@ def read(
     is_list = file.suffix not in ('.npz', '.mat', '.json')
     if is_list:
       paths = tables.find(settings['path'], 'list of edges')
+      plans = edge_lists.planned(paths, settings)
       graph = _built(
-        edge_lists.listed, paths, settings, cache=cache, progress=progress
+        edge_lists.listed, plans, settings, cache=cache, progress=progress
       )
+      graph = graph._replace(inputs=edge_lists.shown(plans))
     else:
       graph = matrices.read(file, settings['directed'])
       if folder.is_dir():
@@ -78,6 +82,19 @@ def read(
         f'{settings["path"]} is none; remove it'
       )
   return node_files.with_files(graph, settings)
+
+
+def located(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Return settings that name files of a folder by role, also held-out edges.
+
+  Raises a `UserError` where these cannot be told.
+  """
+  path = settings['path']
+  folder = pathlib.Path(path).expanduser()
+  is_one = graph_lib.is_saved(folder) or (folder / 'raw').is_dir()
+  if is_one or not (folder.is_dir() or re.search(r'[*?[]', path)):
+    return settings
+  return published.find_files(settings)
 
 
 def from_networkx(
@@ -118,7 +135,7 @@ def _built(make, paths, settings, cache, progress):
   """What `make` makes of files, from the cache if nothing has changed."""
   identity = [
     make.__name__,
-    {x: settings[x] for x in ('columns', 'directed', 'num_nodes')},
+    {x: settings[x] for x in _CACHED_BY},
     _FORMAT,
     edge_lists.learns_edges(settings),
     cache_lib.identity_of(sorted(paths)),
@@ -160,10 +177,10 @@ def _ogb(paths, settings, folder, progress):
     return rows
 
   num = int(table(by_name['num-node-list'], np.int64).sum())
-  columns = {'columns': 'source,target', 'num_nodes': num}
+  settings = settings | {'columns': 'source,target', 'num_nodes': num}
   graph = edge_lists.listed(
-    [by_name['edge']],
-    settings=settings | columns,
+    edge_lists.planned([by_name['edge']], settings),
+    settings=settings,
     folder=folder,
     progress=progress,
   )

@@ -90,6 +90,7 @@ class Graph(NamedTuple):
   splits: Mapping[str, np.ndarray] = MappingProxyType({})
   counted: Mapping[str, int] = MappingProxyType({})  # what was left out
   digest: str = ''  # of a graph in a folder
+  inputs: Sequence[Any] = ()  # `io.roles.Input`s, of files read now
 
   @property
   def num_nodes(self) -> int:

@@ -211,6 +211,7 @@ class Edges(kind.Kind):
     from jaxemb.kernels.cpu import updates
 
     config, threads = context.config, context.tuning.row_threads
+    _check_relations(config, corpus.source.graph)
     m, make_kernel = config.model, None
     if threads:
       make_kernel = functools.partial(updates.edge_softmax, threads)
@@ -253,6 +254,19 @@ class Edges(kind.Kind):
     operate = getattr(parts.trainable.model, 'operate', None)
     options = {'operate': operate} if operate else {}
     return vectors.evaluate(parts, model, **options)
+
+
+def _check_relations(config, graph):
+  """Raises a `UserError` for edges without the relations asked for."""
+  is_asked = config.model.name == 'relations' and graph.relations is None
+  if is_asked and graph.inputs and not config.data.columns:
+    shown = graph.inputs[0]
+    if config.model.operator != 'none' or 'source' in shown.columns:
+      raise errors.UserError(
+        f'no relation was found in {shown.line()}; give --config.data.columns='
+        'source,relation,target, or source,target if there is none, or '
+        '--config.model.name=line'
+      )
 
 
 KINDS = Walks(), Nodes(), Edges()

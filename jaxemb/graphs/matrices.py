@@ -22,6 +22,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.graphs import edge_lists, node_files
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.io import roles
 
 _LOG = logging.getLogger('jaxemb')
 
@@ -68,6 +69,13 @@ def read(path: pathlib.Path, directed: bool) -> graph_lib.Graph:
   if not directed and not (adjacency != adjacency.T).nnz:
     adjacency = sparse.triu(adjacency, 0)
   edges = adjacency.tocoo()
+  first = {}
+  if edges.nnz:
+    first = {'source': str(edges.row[0]), 'target': str(edges.col[0])}
+  shapes = {k: str(np.shape(x)) for k, x in arrays.items()}
+  shown = roles.Input(
+    (str(path),), f'{path.suffix}, matrices', columns=shapes, first=first
+  )
   weights = edges.data
   if edges.nnz and 0 < weights.min() == weights.max():
     weights = None  # edges both ways are one
@@ -77,6 +85,7 @@ def read(path: pathlib.Path, directed: bool) -> graph_lib.Graph:
     num_nodes=adjacency.shape[0],
     weights=weights,
     directed=directed,
+    inputs=[shown],
     **known,
   )
 

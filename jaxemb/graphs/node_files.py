@@ -1,31 +1,29 @@
 """What is known of nodes: labels, features and splits, from files and arrays.
 
-Files have a line for each node, with its name first, or, as .npy, a row for
-each in the order of their numbers; or one of the forms below.
+Files have a row for each node, with its name and what is known of it, or, as
+.npy, a row for each in the order of their numbers; or one of the forms below.
 """
 
-import itertools
 import json
 import logging
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxemb import errors
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import heads, published
 from jaxemb.graphs import labels as labels_lib
-from jaxemb.graphs import published
-from jaxemb.io import tables
+from jaxemb.io import roles, tables
 
 _LOG = logging.getLogger('jaxemb')
 
-# What columns are called in headers: of nodes, and of their labels.
-_NODES = {'node', 'id', 'name', 'node_id', 'nodeid', 'vertex', 'key', 'new_id'}
-_LABELS = {'label', 'labels', 'class', 'group', 'category', 'community', 'y'}
-_LABELS |= {'target', 'ml_target', 'page_type', 'mature'}  # Rozemberczki's
+_NODES = 'newid', 'node', 'nodeid', 'id', 'vertex', 'key', 'name'
+_LABELS = ('label', 'labels', 'class', 'group', 'category', 'community', 'y')
+_LABELS += ('target', 'mltarget', 'pagetype', 'mature')  # Rozemberczki's
 _LISTED = re.compile(r'\d+([,;]\d+)+')  # several labels, in one cell
 _SPLIT_KEYS = {
   'train': ('train_mask', 'train_masks', 'idx_train', 'tr'),
@@ -42,7 +40,7 @@ def with_files(
   Raises a `UserError` if one cannot be used.
   """
   known: dict[str, Any] = {}
-  counted = dict(graph.counted)
+  counted, inputs = dict(graph.counted), list(graph.inputs)
   path, column = settings['labels'], settings['label_column']
   is_other = path.endswith('.npy') or _form(path) is not None
   if column and (is_other or not path):
@@ -52,37 +50,47 @@ def with_files(
       'such labels'
     )
   if path:
-    known['labels'] = _read_labels(graph, path, column, counted=counted)
-  if path := settings['features']:
-    known['features'] = _read_features(graph, path, counted)
+    known['labels'] = _read_labels(graph, settings, counted, inputs=inputs)
+  if settings['features']:
+    known['features'] = _read_features(graph, settings, counted, inputs=inputs)
   # Of files that were read now: the digest is another.
   digest = '' if known else graph.digest
-  return graph._replace(**known, counted=counted, digest=digest)
+  known |= {'counted': counted, 'digest': digest, 'inputs': inputs}
+  return graph._replace(**known)
 
 
-def _read_labels(graph, path, column, counted):
-  number, form = numbers(graph), _form(path)
+def _read_labels(graph, settings, counted, inputs):
+  path, number = settings['labels'], numbers(graph)
+  inputs.append(_whole(path, 'labels'))
   if path.endswith('.npy'):
     return classes(_array(path, graph), path, graph.num_nodes)
-  if form:
+  if form := _form(path):
     cells_by_name = _FORMS[form][0](path)
   else:
-    rows = _lines(path, column=column.lower(), number_of=number)
-    cells_by_name = ((name, cells) for _, (name, *cells) in rows)
+    rows = _read_rows(path, settings, number, has_labels=True)
+    cells_by_name = (
+      (x, [y]) for x, y in zip(rows.nodes, rows.labels, strict=True)
+    )
+    inputs[-1], counted['unreadable_labels'] = rows.shown, rows.num_bad
   labels: list[list[str]] = [[] for _ in range(graph.num_nodes)]
-  num_unknown = 0
+  num_unknown = num_missing = 0
   for name, cells in cells_by_name:
     node = number(name)
-    if node is None:
-      num_unknown += 1
-      continue
-    for cell in cells:
+    num_unknown += node is None
+    for cell in cells if node is not None else ():
+      num_missing += not cell
       is_list = _LISTED.fullmatch(cell)
-      labels[node] += re.split('[,;]', cell) if is_list else [cell]
+      labels[node] += re.split('[,;]', cell) if is_list else [cell] * bool(cell)
   if not any(labels):
     raise _none_known(path, 'labels', num_unknown)
   counted['labels_of_unknown_nodes'] = num_unknown
+  counted['missing_labels'] = num_missing
   return labels_lib.Labels.of(labels)
+
+
+def _whole(path, what):
+  form = pathlib.Path(path).suffix
+  return roles.Input((path,), form, columns={what: 'all'}, first={})
 
 
 def _none_known(path, what, num_unknown):
@@ -92,9 +100,11 @@ def _none_known(path, what, num_unknown):
   )
 
 
-def _read_features(graph, path, counted):
+def _read_features(graph, settings, counted, inputs):
   """[nodes, d] float32; zeros of nodes without any."""
-  num_nodes, number = graph.num_nodes, numbers(graph)
+  path, number = settings['features'], numbers(graph)
+  num_nodes = graph.num_nodes
+  inputs.append(_whole(path, 'features'))
   if path.endswith('.npy'):
     features = _array(path, graph)
     if features.dtype.kind not in 'biuf':
@@ -107,36 +117,39 @@ def _read_features(graph, path, counted):
     return features
   form = _form(path)
   if form and _FORMS[form][1]:
-    rows = enumerate(_FORMS[form][1](path).items(), 1)
+    names, values = _FORMS[form][1](path)
   else:
-    rows = ((line, (name, cells)) for line, (name, *cells) in _lines(path))
-  features, num_unknown = None, 0
-  for line, (name, cells) in rows:
-    if features is None:
-      features = np.zeros((num_nodes, len(cells)), np.float32)
-      has_row = np.zeros(num_nodes, bool)
-    if len(cells) != features.shape[1]:
-      raise errors.UserError(
-        f'{path} line {line} has {len(cells)} features, and others have '
-        f'{features.shape[1]}; give as many for each node'
-      )
-    node = number(name)
-    if node is None:
-      num_unknown += 1
-      continue
-    try:
-      features[node], has_row[node] = cells, True
-      if not np.isfinite(features[node]).all():
-        raise ValueError('not all are finite')
-    except ValueError as error:
-      raise errors.UserError(
-        f'{path} line {line}: {errors.one_line(error)}; give numbers'
-      ) from error
-  if not has_row.any():
-    raise _none_known(path, 'features', num_unknown)
-  counted['features_of_unknown_nodes'] = num_unknown
-  counted['nodes_without_features'] = int((~has_row).sum())
+    rows = _read_rows(path, settings, number)
+    names, values = rows.nodes, _floats(path, rows.features)
+    inputs[-1], counted['unreadable_features'] = rows.shown, rows.num_bad
+  nodes = np.array([-1 if (x := number(y)) is None else x for y in names])
+  if not (is_known := nodes >= 0).any():
+    raise _none_known(path, 'features', len(nodes))
+  if not (is_finite := np.isfinite(values).all(1)).all():
+    raise errors.UserError(
+      f'{path}: features of {names[int(is_finite.argmin())]} are not all '
+      'finite; give numbers'
+    )
+  features = np.zeros((num_nodes, values.shape[1]), np.float32)
+  features[nodes[is_known]] = values[is_known]
+  counted['features_of_unknown_nodes'] = int((~is_known).sum())
+  counted['nodes_without_features'] = num_nodes - len({*nodes[is_known]})
   return features
+
+
+def _floats(path, columns):
+  """[n, columns] float32 of lists of texts."""
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  try:
+    arrays = [pc.cast(pa.array(x), 'float32').to_numpy() for x in columns]
+  except pa.ArrowInvalid as error:
+    raise errors.UserError(
+      f'cannot read features of {path}: {errors.one_line(error)}; '
+      'give numbers, `node numbers` a line, or `node numbers label`'
+    ) from error
+  return np.stack(arrays, 1)
 
 
 def _array(path, graph):
@@ -165,81 +178,141 @@ def numbers(graph: graph_lib.Graph) -> Callable[[str], int | None]:
   return {x: i for i, x in enumerate(graph.names)}.get
 
 
-# Lines of nodes.
+# Rows of nodes.
 
 
-def _file_rows(path):
-  """The delimiter of a file, and numbers and cells of its lines."""
+class _Rows(NamedTuple):
+  """What a file has of nodes."""
+
+  nodes: list[str]
+  labels: list[str]  # [n], or [] = of features
+  features: list[list[str]]  # by column
+  num_bad: int
+  shown: roles.Input
+
+
+def _read_rows(
+  path: str,
+  settings: Mapping[str, Any],
+  number: Callable[[str], int | None],
+  has_labels: bool = False,
+) -> _Rows:
+  """Read labels of nodes, one a row, or features, and log how."""
+  file = _one_file(path)
+  head = heads.read(file, 'a node', settings['comments'])
+  column = settings['label_column'] if has_labels else ''
+  has_header = bool(column) or _is_header(head, number, has_labels)
+  first, widths = head.rows[0], {len(x) for x in head.rows}
+  if max(widths) < 2:
+    raise errors.UserError(
+      f'{path} has lines of 1 field(s); give a node and what is known of it'
+    )
+  is_ragged = has_labels and not has_header and widths != {2}
+  if has_header:
+    columns = _named(path, first, column, has_labels=has_labels)
+  else:
+    width = 2 if has_labels else len(first)
+    names = ('label',) if has_labels else ('feature',) * (width - 1)
+    columns = _columns(first[:width], ('node', *names), has_header=False)
+  return _all_rows(file, head, columns, is_ragged=is_ragged)
+
+
+def _all_rows(file, head, columns, is_ragged=False):
+  """Rows of columns with roles; in a ragged file, but for nodes alone."""
+  names = [f'{x} {i}' for i, x in enumerate(columns.roles())]
+  reader = tables.Reader(
+    str(file),
+    form='nodes',
+    layouts={
+      file: head.layout(
+        names, skips_first=columns.has_header, is_ragged=is_ragged
+      )
+    },
+    remedy='give as many for each node',
+  )
+  texts: dict[str, list[list[str]]] = {x: [] for x in names if x[0] != '-'}
+  for table in reader.tables(lambda *_: None, lambda table: table):
+    cells = {x: table.text(x) for x in texts}
+    if is_ragged:
+      node, label = cells.values()
+      is_value = node.starts != label.starts
+      cells = {k: x.select(is_value) for k, x in cells.items()}
+    for name, x in cells.items():
+      texts[name] += x.strings().to_pylist()
+  by_role: dict[str, list[list[str]]] = {}
+  for name, x in texts.items():
+    by_role.setdefault(name.split()[0], []).append(x)
+  (nodes,), (labels,) = by_role['node'], by_role.get('label', [[]])
+  first = head.rows[min(columns.has_header, len(head.rows) - 1)]
+  shown = roles.Input.of([file], head.form(), columns, first)
+  features = by_role.get('feature', [])
+  return _Rows(nodes, labels, features, num_bad=reader.num_bad, shown=shown)
+
+
+def _one_file(path):
+  """The file of a path, or a `UserError` if there are several."""
   file, *more = tables.find(path, 'file with a line for each node')
   if more:
     raise errors.UserError(
       f'{path} has {1 + len(more)} files; give one, with a line for each node'
     )
-  tables.first_line(file)  # refuses what is no text
-  return tables.rows(file, 'a node')
+  return file
 
 
-def _lines(
-  path: str,
-  column: str = '',
-  number_of: Callable[[str], int | None] | None = None,
-) -> Iterator[tuple[int, list[str]]]:
-  """Yield numbers and cells of lines, but for a header and comments.
-
-  With `number_of` nodes these are labels: of columns below a header, the node
-  and the `column`, or the one that is called as labels usually are.
-  """
-  delimiter, rows = _file_rows(path)
-  first = next(rows)
-  chosen = _header(
-    path, first[1], column, number_of=number_of, is_spaces=delimiter == ' '
-  )
-  if chosen is None:
-    rows = itertools.chain([first], rows)
-  for number, cells in rows:
-    if chosen:
-      cells = [cells[i] for i in chosen if i < len(cells)]
-    if number_of and cells[1:] == [''] and cells[0]:
-      continue  # a node that has none
-    cells = [x for x in cells if x]
-    if len(cells) < 2:
-      raise errors.UserError(
-        f'{path} line {number} has {len(cells)} field(s); give a node and '
-        'what is known of it'
-      )
-    yield number, cells
+def _is_header(head, number, has_labels):
+  """Whether the first row has names of columns: the graph has no such node."""
+  first = head.rows[0]
+  names = [roles.simplified(x) for x in first]
+  if number(first[0]) is not None:
+    return False
+  if names[0] in _NODES or ({*_NODES, ''} & {*names} and {*_LABELS} & {*names}):
+    return True
+  is_text = not any(map(tables.is_number, first))
+  return has_labels and len(first) > 2 and is_text and head.delimiter != ' '
 
 
-def _header(path, cells, column, number_of, is_spaces):
-  """Columns of node and label, () = all; None if this is no header."""
-  names = [x.lower() for x in cells]
-  label_names = {column} if column else _LABELS if number_of else ()
-  label_columns = [i for i, x in enumerate(names) if x in label_names]
-  is_header = bool(column) or names[0] in _NODES
-  is_header |= bool(label_columns) and bool({*_NODES, ''} & {*names})
-  if number_of and len(cells) > 2 and not is_spaces:
-    # Nor is it a line of a node with several labels.
-    is_text = not any(map(tables.is_number, cells))
-    is_header |= is_text and number_of(cells[0]) is None
-  if not is_header:
-    return None
-  if not label_names or not (column or len(cells) > 2 or label_columns == [0]):
-    return ()
-  if len(label_columns) != 1:
+def _named(path, header, column, has_labels):
+  """`roles.Columns` of the node, and of its label or its features."""
+  names = [roles.simplified(x) for x in header]
+  wanted = [x for x in (column, roles.simplified(column)) if x]
+  found = [
+    i
+    for i, x in enumerate(names)
+    if (x in wanted or header[i] in wanted if column else x in _LABELS)
+  ]
+  if has_labels and len(header) == 2 and not (found or column):
+    found = [1]
+  if has_labels and len(found) != 1:
     raise errors.UserError(
-      f'{path} has the columns {", ".join(cells)[:80]}; say which one has the '
+      f'{path} has the columns {", ".join(header)[:80]}; say which one has the '
       'labels by --config.data.label_column'
     )
-  others = [i for i in range(len(cells)) if i not in label_columns]
-  others.sort(key=lambda i: _rank(names[i]))
-  return *others[:1], *label_columns
+  others = [i for i in range(len(header)) if i not in found or not has_labels]
+  node = min(others, key=lambda i: _rank(names[i]))
+  rest = 'feature' if not has_labels else '-'
+  named = [rest if x or not has_labels else '-' for x in header]
+  named[node] = 'node'
+  if has_labels:
+    named[found[0]] = 'label'
+  return _columns(header, named, has_header=True)
+
+
+def _columns(names, named, has_header):
+  by_role: dict[str, tuple[int, ...]] = {}
+  for i, role in enumerate(named):
+    if role != '-':
+      by_role[role] = (*by_role.get(role, ()), i)
+  shown = (
+    tuple(names) if has_header else tuple(str(i + 1) for i in range(len(names)))
+  )
+  return roles.Columns(shown, by_role, has_header=has_header)
 
 
 def _rank(column):
   """The lower, the more a column looks as if it names nodes as edges do."""
   if column in _NODES:
-    return column != 'new_id'
-  return 2 if column.endswith('id') else 3
+    return _NODES.index(column)
+  return 90 if column.endswith('id') else 91
 
 
 # Other forms.
@@ -248,8 +321,7 @@ def _rank(column):
 def _members(path):
   """Nodes with labels; a line is a community: maybe a name, and its nodes."""
   with_names = published.is_named(path, r'.*\.circles')
-  (file,) = tables.find(path, 'file of nodes')[:1]
-  for number, (_, line) in enumerate(tables.lines(file)):
+  for number, line in enumerate(heads.lines(_one_file(path))):
     name, sep, rest = line.strip().rpartition(';')
     nodes = rest.split()
     if not sep:
@@ -259,53 +331,70 @@ def _members(path):
 
 
 def _described(path):
-  """Nodes with features [str] and a label, of lines `node .. label`."""
-  for _, (name, *cells) in _file_rows(path)[1]:
-    if name == 'node_id':
-      continue
-    if len(cells) < 2:
-      raise errors.UserError(
-        f'{path} has a line of {len(cells) + 1} field(s), {name[:60]!r}, ..; '
-        'give lines `node features label`'
-      )
-    yield name, cells[:-1], cells[-1]
+  """The `_Rows` of nodes with features and, in the last column, a label."""
+  file = _one_file(path)
+  head = heads.read(file, 'a node')
+  first = head.rows[0]
+  if len(first) < 3:
+    raise errors.UserError(
+      f'{path} has a line of {len(first)} field(s), {first[0][:60]!r}, ..; '
+      'give lines `node features label`'
+    )
+  named = 'node', *['feature'] * (len(first) - 2), 'label'
+  columns = _columns(first, named, has_header=first[0] == 'node_id')
+  return _all_rows(file, head, columns)
 
 
 def _described_features(path):
-  """By node its features; Actor has the numbers of words instead of all."""
-  lists = {
-    name: [y for x in cells for y in x.split(',') if y]
-    for name, cells, _ in _described(path)
-  }
-  return _rows(path, lists, len({len(x) for x in lists.values()}) == 1)
+  """Names and their features; Actor has the numbers of words instead of all."""
+  rows = _described(path)
+  columns = rows.features
+  if len(columns) == 1:  # with commas
+    lists = [[y for y in x.split(',') if y] for x in columns[0]]
+    if len({*map(len, lists)}) > 1:
+      return rows.nodes, _from_places(path, lists)
+    columns = list(zip(*lists, strict=True))
+  return rows.nodes, _floats(path, columns)
 
 
-def _rows(path, lists, are_rows=None):
-  """By node a row of numbers, or one that is made of the places of ones."""
-  remedy = 'lines `node numbers label`'
-  if are_rows is None:
-    remedy = 'an object {"node": [numbers of what it has], ..}'
+def _from_places(path, lists: Iterable[Sequence[Any]]) -> np.ndarray:
+  """[n, d] float32, ones in places that are listed."""
   try:
-    if are_rows is None:
-      values = {y for x in lists.values() for y in x}
-      sizes = {len(x) for x in lists.values()}
-      # Places differ from each other.
-      are_flags = values <= {0, 1} and len(sizes) == 1 and max(sizes) > 2
-      are_rows = are_flags or any(isinstance(x, float) for x in values)
-    if are_rows:
-      return {k: np.array(x, np.float32) for k, x in lists.items()}
-    places = {k: np.array(x, np.int64) for k, x in lists.items()}
-    if any(x.min(initial=0) < 0 for x in places.values()):
+    places = [np.array(x, np.int64) for x in lists]
+    if any(x.min(initial=0) < 0 for x in places):
       raise ValueError('there is a number below 0')
   except (ValueError, TypeError) as error:
     raise errors.UserError(
-      f'cannot read features of {path}: {errors.one_line(error)}; give {remedy}'
+      f'cannot read features of {path}: {errors.one_line(error)}; give an '
+      'object {"node": [numbers of what it has], ..}, or lines `node numbers '
+      'label`'
     ) from error
-  size = 1 + max(int(x.max(initial=-1)) for x in places.values())
-  rows = {k: np.zeros(size, np.float32) for k in places}
-  for k, x in places.items():
-    rows[k][x] = 1
+  size = 1 + max(int(x.max(initial=-1)) for x in places)
+  rows = np.zeros((len(places), size), np.float32)
+  for row, x in zip(rows, places, strict=True):
+    row[x] = 1
   return rows
+
+
+def _json_features(path):
+  """Names and their features: rows of numbers, or places of ones."""
+  fields = _json(path)
+  names, lists = list(fields), list(fields.values())
+  try:
+    values = {y for x in lists for y in x}
+    sizes = {len(x) for x in lists}
+    # Places differ from each other.
+    are_flags = values <= {0, 1} and len(sizes) == 1 and max(sizes) > 2
+    if are_flags or any(isinstance(x, float) for x in values):
+      if len(sizes) > 1:
+        raise ValueError(f'nodes have {min(sizes)} to {max(sizes)} features')
+      return names, np.array(lists, np.float32)
+  except (ValueError, TypeError) as error:
+    raise errors.UserError(
+      f'cannot read features of {path}: {errors.one_line(error)}; give an '
+      'object {"node": [numbers of what it has], ..}'
+    ) from error
+  return names, _from_places(path, lists)
 
 
 def _json(path) -> dict[str, Any]:
@@ -336,14 +425,17 @@ def _json_labels(path):
     yield name, [*map(str, x)]
 
 
+def _content_labels(path):
+  rows = _described(path)
+  for name, label in zip(rows.nodes, rows.labels, strict=True):
+    yield name, [label]
+
+
 # By names of files, how their labels are read, and their features.
 _FORMS = {
   published.COMMUNITIES: (_members, None),
-  published.CONTENT: (
-    lambda path: ((name, [label]) for name, _, label in _described(path)),
-    _described_features,
-  ),
-  r'.*\.json': (_json_labels, lambda path: _rows(path, _json(path))),
+  published.CONTENT: (_content_labels, _described_features),
+  r'.*\.json': (_json_labels, _json_features),
 }
 
 

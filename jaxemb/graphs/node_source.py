@@ -118,6 +118,7 @@ class NodeSource:
 
   def __init__(self, graph: graph_lib.Graph, spec: base.SourceSpec):
     self.graph, self.spec, settings = graph, spec, spec.settings
+    self.inputs = graph.inputs
     self.fanouts = read_fanouts(settings['fanouts'])
     self.from_walks = settings['targets'] == 'walks'
     self.replaces = settings['replacement']

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxemb import errors
+from jaxemb.io import inputs
 
 _LOG = logging.getLogger('jaxemb')
 
@@ -20,68 +21,76 @@ _EDGES, _LABELS, _FEATURES = (
   for role in ('edges', 'labels', 'features')
 )
 CONTENT, COMMUNITIES = map(_TABLE['forms'].get, ('content', 'communities'))
-_NEITHER, _NODE_NAMES = map(_TABLE['others'].get, ('known', 'names'))
+_NEITHER, _NODE_NAMES = (
+  '|'.join(_TABLE['others']['known']),
+  _TABLE['others']['names'],
+)
+_SPLITS = _TABLE['others']['splits']
+KONECT = _TABLE['layouts']['KONECT']['edges']
 
 
 def is_named(path: pathlib.Path | str, names: str) -> bool:
   """Whether a regular expression is that of a file's name, or packed."""
   name = pathlib.Path(path).name.lower()
-  return bool(re.fullmatch(rf'({names})(\.(gz|bz2|xz|zst))?', name))
+  return bool(re.fullmatch(rf'({names})(\.(gz|bz2|xz|zst|zip))?', name))
 
 
 def find_files(settings: Mapping[str, Any]) -> dict[str, Any]:
-  """Return settings that name a folder's files of edges, labels and features.
+  """Return settings that name the files of a folder, or of a glob, by role.
 
-  They are as given if the path is no folder, or all its files have the same
-  role. Logs what was found, or, for a file, which file beside it looks like its
-  labels.
+  Names of files tell which have edges, `valid` and `test` edges, labels and
+  features; several files of edges must be parts of one. Logs the roles, or, for
+  a file, which one beside it looks like its labels. Raises a `UserError` for
+  files that may be several graphs.
   """
   settings = dict(settings)
   folder = pathlib.Path(settings['path']).expanduser()
-  if not folder.is_dir():
+  if folder.is_file():
     _suggest_labels(folder, settings)
     return settings
-  files = _files(folder)
+  files = _files(folder) if folder.is_dir() else []
   labels = [x for x in files if is_named(x, _LABELS)]
   features = [x for x in files if is_named(x, _FEATURES)]
-  rest = [x for x in files if x not in (*labels, *features)]
-  edges = [x for x in rest if is_named(x, _EDGES)] or [
-    x for x in rest if not is_named(x, f'{_NEITHER}|{_NODE_NAMES}')
-  ]
-  for path in edges:
+  names = _NEITHER
+  if any(is_named(x, _EDGES) for x in files):
+    names = rf'(?!{_EDGES}$|{_SPLITS}$).*|{names}'
+  elif not all(is_named(x, rf'{_NEITHER}|{_NODE_NAMES}') for x in files):
+    names = rf'{names}|{_NODE_NAMES}'
+  known = (*labels, *features)
+  found = inputs.find(
+    settings['path'],
+    'list of edges',
+    is_other=lambda x: x in known or (x.is_file() and is_named(x, names)),
+  )
+  for path in found.train:
     refuse(path)
-  if not edges:
-    _refuse_folders(folder)
-    return settings
-  has_matrix = any(x.suffix in ('.npz', '.mat') for x in edges)
-  if len(edges) > 1 and (has_matrix or len(labels) > 1):
-    if not settings['labels']:
-      raise errors.UserError(
-        f'{folder} seems to have several graphs, '
-        f'{", ".join(x.name for x in edges)[:200]}; give the file of one as '
-        'config.data.path, and its labels as config.data.labels'
-      )
-  if len(edges) > 1 and {*edges} == {*folder.iterdir()}:
-    _LOG.info('%s: %d lists of edges are one graph', folder, len(edges))
-    return settings
-  settings['path'] = ','.join(map(str, edges))
-  for name, paths in (('labels', labels), ('features', features)):
-    if len(paths) > 1 and not settings[name]:
-      _LOG.info(
-        '%s has several files of %s; give one by --config.data.%s: %s',
-        *(folder, name, name, ', '.join(x.name for x in paths)),
-      )
-    elif paths and not settings[name]:
-      settings[name] = str(paths[0])
-  unused = [
-    x.name for x in rest if x not in edges and not is_named(x, _NEITHER)
-  ]
-  used = ((k, settings[k]) for k in ('path', 'labels', 'features'))
-  roles = [f'{k} {x}' for k, x in used if x]
-  if unused:
-    roles.append(f'not used: {", ".join(unused)[:200]}')
-  _LOG.info('of the folder %s: %s', folder, ', '.join(roles))
+  if not found.train:
+    raise errors.UserError(
+      f'{folder} has no list of edges, but {_listed(files)}; give one of them'
+    )
+  by_role = {'path': found.train, **found.splits}
+  by_role |= {'labels': labels, 'features': features}
+  used, shown = [], []
+  for role, paths in by_role.items():
+    if role == 'path' or (paths and not settings.get(role)):
+      if len(paths) > 1 and role in ('labels', 'features'):
+        _LOG.info(
+          '%s has several files of %s; give one by --config.data.%s: %s',
+          *(folder, role, role, _listed(paths)),
+        )
+        continue
+      settings[role] = ','.join(map(str, paths))
+      used += paths
+      shown.append(f'{role} {_listed(paths)}')
+  if unused := [x for x in files if x not in used]:
+    shown.append(f'not used: {_listed(unused)}')
+  if folder.is_dir() or found.splits:
+    _LOG.info('of the folder %s: %s', folder, ', '.join(shown))
   return settings
+
+
+def _listed(paths):
+  return ', '.join(x.name for x in paths)[:200]
 
 
 def _files(folder):
@@ -92,15 +101,6 @@ def _files(folder):
   if len(folders) == 1 and all(is_named(x, _NEITHER) for x in files):
     return _files(folders[0])
   return files
-
-
-def _refuse_folders(folder):
-  folders = [x.name for x in sorted(folder.iterdir()) if x.is_dir()]
-  if folders:
-    raise errors.UserError(
-      f'{folder} has no list of edges, but the folders '
-      f'{", ".join(folders)[:200]}; give one of them'
-    )
 
 
 def _suggest_labels(path, settings):

@@ -118,7 +118,7 @@ class Walks(blocks_lib.BlockSource):
 
   def __init__(self, spec: base.SourceSpec):
     graph, self.held, dropped = edge_splits.split(spec)
-    self.graph = graph
+    self.graph, self.inputs = graph, graph.inputs
     corpus = Corpus(graph, spec.settings, spec.seed, progress=spec.progress)
     super().__init__(corpus, spec)
     self.nodes = corpus.nodes

@@ -67,7 +67,7 @@ class Layout(NamedTuple):
   escapes: bool = False  # a backslash before a quote within quotes
   skip_lines: int = 0  # at the beginning
   skips_first: bool = False  # a header
-  has_comments: bool = False  # lines that begin with # or %
+  comment: str = ''  # what lines begin with that are none; '' = all are
   is_ragged: bool = False  # a line is a key, and as many values as it pleases
 
 
@@ -195,12 +195,16 @@ class Reader:
   def _jobs(self, file):
     """Yields functions that parse a block of a file, and where it ends."""
     layout = self._layouts.get(file)
-    if self.form == 'parquet' or (layout and not layout.delimiter):
+    is_json = self.form == 'jsonl'
+    if layout and not layout.delimiter:
+      is_json = guess(file) == 'jsonl'
+    if self.form == 'parquet' or (layout and not (layout.delimiter or is_json)):
       yield from _parquet(file, layout)
-    elif self.form == 'jsonl':
+    elif is_json:
       names = json_head(file)[0] if self.size_bytes else []
+      columns = layout.columns if layout else names
       for data, read_bytes in self._blocks(file):
-        yield functools.partial(_json, data, names), read_bytes
+        yield functools.partial(_json, data, names, columns), read_bytes
     elif self.form in ('libsvm', 'libffm'):
       has_fields = self.form == 'libffm'
       for data, read_bytes in self._blocks(file):
@@ -318,18 +322,20 @@ def head(file: pathlib.Path, form: str = '') -> Head:
     sign = skipped[1]
     layout = layout._replace(delimiter=sign, skip_lines=1)
     text = text[skipped.end() :]
-    return Head(form, _cells(text, sign, '"', False), layout)
-  sign, quote, rows = _dialect(text)
+    return Head(form, cells(text, sign), layout)
+  sign, quote, rows = dialect(text)
   escapes = '\\"' in text and bool(
     re.search(rf'\\"(?!["\r\n]|$|{re.escape(sign)})', text)
   )
   if escapes and quote:
-    rows = _cells(text, sign, quote, escapes)
+    rows = cells(text, sign, quote, escapes=escapes)
   layout = layout._replace(delimiter=sign, quote=quote, escapes=escapes)
   return Head(form, rows, layout)
 
 
-def _cells(text, sign, quote, escapes):
+def cells(
+  text: str, sign: str, quote: str = '"', escapes: bool = False
+) -> list[list[str]]:
   """Returns cells of the first rows that are not empty."""
   if sign == '::':
     text, sign = text.replace('::', _PAIR), _PAIR
@@ -352,18 +358,18 @@ def _cells(text, sign, quote, escapes):
   return rows
 
 
-def _dialect(text):
+def dialect(text: str) -> tuple[str, str, list[list[str]]]:
   """Returns the sign between cells, the quote, and the first rows.
 
   The sign of which all rows have as many, or nearly all; ' ' for runs of white
   space.
   """
-  best = (0, 0), ',', '"', _cells(text, ',', '"', False)
+  best = (0, 0), ',', '"', cells(text, ',')
   for order, sign in enumerate(('\t', '::', ';', ',', '|')):
     for quote in '"', '':
       if sign not in text[:_HEAD_BYTES] or (sign == '::' and quote):
         continue
-      rows = _cells(text, sign, quote, False)
+      rows = cells(text, sign, quote)
       sizes = [len(x) for x in rows]
       if not rows or sizes[0] == 1 or max(sizes) == 1:
         continue
@@ -374,7 +380,7 @@ def _dialect(text):
       if score > best[0]:
         best = score, sign, quote, rows
   score, sign, quote, rows = best
-  lines = _cells(text, ' ', '', False)
+  lines = cells(text, ' ')
   sizes = {len(x) for x in lines}
   if len(sizes) == 1 and sizes != {1}:
     is_mixed = sign == '\t' and any(' ' in y for x in rows for y in x)
@@ -550,7 +556,7 @@ def _sparse(features, text):
   return _Block(Table(columns), bad, num_lines)
 
 
-def _json(text, names):
+def _json(text, names, columns):
   """Returns the `_Block` of lines with a JSON object each."""
   rows, bad, number = [], [], -1
   for number, line in enumerate(bytes(text).split(b'\n')[:-1]):
@@ -563,8 +569,9 @@ def _json(text, names):
       rows.append(row)
     except ValueError as error:
       bad.append((number, errors.one_line(error)))
-  columns = {k: [x.get(k) for x in rows] for k in names}
-  return _Block(Table.of(columns), bad, number + 1)
+  lists = ([x.get(k) for x in rows] for k in names)
+  table = Table.of(dict(zip(columns, lists, strict=True)))
+  return _Block(table, bad, number + 1)
 
 
 def _parse(text, layout, tidy):
@@ -582,7 +589,8 @@ def _parse(text, layout, tidy):
   quote = 0 if spaced else ord(layout.quote or '\0')
   num, num_lines, num_comments, num_bad = _split(
     data, ord(sign), quote, layout.escapes,
-    layout.skip_lines, layout.skips_first, layout.has_comments, spaced, ragged,
+    layout.skip_lines, layout.skips_first, ord(layout.comment or '\0'),
+    spaced, ragged,
     *spans, lines, *bad,
   )  # fmt: skip
   columns = [
@@ -621,39 +629,6 @@ def is_number(text: str) -> bool:
   except ValueError:
     return False
   return True
-
-
-def lines(file: pathlib.Path) -> Iterator[tuple[int, str]]:
-  """Yields numbers, from 1 on, and texts of lines that are no comments.
-
-  Comments begin with # or %, and not as names of URLs do.
-  """
-  number = 0
-  for block, *_ in blocks(file):
-    for line in bytes(block).splitlines():
-      number += 1
-      line = line.decode('utf-8-sig', 'replace')
-      if line.strip() and not re.match('#|%(?![0-9A-F]{2})', line):
-        yield number, line
-
-
-def rows(
-  file: pathlib.Path, what: str = 'an edge'
-) -> tuple[str, Iterator[tuple[int, list[str]]]]:
-  """Returns the delimiter of lines, and numbers and cells of each.
-
-  Raises a `UserError` where no line has `what`.
-  """
-  every = lines(file)
-  first = list(itertools.islice(every, _HEAD_ROWS))
-  if not first:
-    raise errors.UserError(f'{file} has no line with {what}; give another file')
-  sign, quote, _ = _dialect(''.join(f'{x}\n' for _, x in first))
-  if sign not in first[0][1]:
-    sign = ' '
-  every = itertools.chain(first, every)
-  cells = ((number, _cells(line, sign, quote, False)) for number, line in every)
-  return sign, ((number, x[0] if x else []) for number, x in cells)
 
 
 def parquet_head(file: pathlib.Path) -> list[Sequence[str]]:
@@ -739,17 +714,6 @@ def _parquet(file, layout):
         columns = table.columns.values()
         table = Table(dict(zip(layout.columns, columns, strict=True)))
       yield functools.partial(_Block, table), size_bytes * done // total
-
-
-@numba.njit(nogil=True, cache=True)
-def _is_comment(data, i):
-  """Whether a line begins with a sign of comments, and no name of a URL."""
-  if data[i] != 37 or i + 2 >= len(data):  # '%'
-    return data[i] == 35 or data[i] == 37  # '#'
-  for sign in data[i + 1 : i + 3]:
-    if not (48 <= sign < 58 or 65 <= sign < 71):  # of %C3%A1
-      return True
-  return False
 
 
 @numba.njit(nogil=True, cache=True)
@@ -874,7 +838,7 @@ def _word(data, i):
 
 @numba.njit(nogil=True, cache=True)
 def _split(
-  data, delimiter, quote, escapes, skip_lines, skips_first, has_comments,
+  data, delimiter, quote, escapes, skip_lines, skips_first, comment,
   spaced, ragged,
   starts, stops, lines, bad_lines, bad_cells,
 ):  # fmt: skip
@@ -890,7 +854,7 @@ def _split(
   row = line = num_bad = num_comments = 0
   i = 3 if data[0] == 239 and data[1] == 187 and data[2] == 191 else 0  # a BOM
   while i < len(data):
-    is_comment = has_comments and _is_comment(data, i)
+    is_comment = comment != 0 and data[i] == comment
     if spaced is not None:
       while _is_space(data[i]):
         i += 1

@@ -13,6 +13,7 @@ from jaxemb.graphs import graph as graph_lib
 SETTINGS = {
   'directed': False,
   'columns': '',
+  'comments': '',
   'num_nodes': 0,
   'labels': '',
   'label_column': '',

@@ -1,0 +1,289 @@
+"""Lists of edges as others publish or write them: read right or refused."""
+
+import csv
+import io
+
+import networkx as nx
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from jaxemb import errors
+
+NODES = range(12)
+PAIRS = [(a, b) for a in NODES for b in NODES if 0 < b - a < 4]
+TRIPLES = [(a, ('likes', 'knows')[i % 2], b) for i, (a, b) in enumerate(PAIRS)]
+NUMBERED = [(a, int(r == 'knows'), b) for a, r, b in TRIPLES]
+WEIGHTED = [(a, b, 1 + (a + b) % 3) for a, b in PAIRS]
+
+
+def _named(rows, *prefixes):
+  """Rows whose cells have a prefix each."""
+  return [
+    tuple(f'{x}{y}' for x, y in zip(prefixes, row, strict=True)) for row in rows
+  ]
+
+
+KG = _named(TRIPLES, '/m/0', '', '/m/0')
+WORDNET = _named(TRIPLES, '0010', '_', '0010')
+PEOPLE = _named(PAIRS, 'u', 'u')
+
+
+def _htr(rows):
+  return [(a, b, r) for a, r, b in rows]
+
+
+def _lines(rows, sign='\t', header=''):
+  lines = [sign.join(map(str, x)) for x in rows]
+  return '\n'.join([*([header] * bool(header)), *lines, ''])
+
+
+def _csv(rows, header, sign=','):
+  file = io.StringIO()
+  writer = csv.writer(file, delimiter=sign)
+  writer.writerows([header.split(','), *rows])
+  return file.getvalue()
+
+
+def _wide(rows, header, *columns):
+  """A table with columns by place, others of constants."""
+  rows = [
+    [x if isinstance(x, str) else row[x] for x in columns] for row in rows
+  ]
+  return _csv(rows, header)
+
+
+def _nx(write, graph):
+  file = io.BytesIO()
+  write(graph, file)
+  return file.getvalue().decode()
+
+
+KARATE = nx.karate_club_graph()
+PLAIN = nx.Graph(KARATE.edges())
+
+# Name, file, text, and what it is: triples, or pairs with a weight or None.
+READ = [
+  ('FB15k-237, PyKEEN', 'train.txt', _lines(KG), KG),
+  ('WN18RR', 'train.txt', _lines(WORDNET), WORDNET),
+  ('KB2E', 'train.txt', _lines(_htr(KG)), KG),
+  ('PyTorch-BigGraph', 'train.tsv', _lines(KG, ' '), KG),
+  ('DGL-KE, htr', 'train.tsv', _lines(_htr(KG)), KG),
+  (
+    'OpenKE',
+    'train2id.txt',
+    _lines(_htr(NUMBERED), ' ', str(len(PAIRS))),
+    NUMBERED,
+  ),
+  (
+    'OpenKE under another name',
+    'triples.txt',
+    _lines(_htr(NUMBERED), '\t', str(len(PAIRS))),
+    NUMBERED,
+  ),
+  (
+    'RecBole .kg',
+    'ml.kg',
+    _lines(KG, '\t', 'head_id:token\trelation_id:token\ttail_id:token'),
+    KG,
+  ),
+  ('OGB, pandas', 'x.csv', _csv(NUMBERED, 'head,relation,tail'), NUMBERED),
+  (
+    'numbers under subject_id',
+    'x.csv',
+    _csv(NUMBERED, 'subject_id,predicate_id,object_id'),
+    NUMBERED,
+  ),
+  (
+    'CSKG',
+    'cskg.tsv',
+    '\t'.join(
+      'id node1 relation node2 node1;label node2;label relation;label source '
+      'sentence'.split()
+    )
+    + '\n'
+    + _lines([('e', a, r, b, 'l', 'm', 'n', 'CN', '') for a, r, b in KG]),
+    KG,
+  ),
+  (
+    'PrimeKG',
+    'kg.csv',
+    _wide(
+      NUMBERED,
+      'relation,display_relation,x_index,x_id,x_type,x_name,x_source,y_index,'
+      'y_id,y_type,y_name,y_source',
+      *(1, 'shown', 0, '9', 'gene', 'G', 'NCBI', 2, '8', 'drug', 'D', 'DB'),
+    ),
+    NUMBERED,
+  ),
+  (
+    'Neo4j',
+    'rels.csv',
+    _csv(KG, ':START_ID,:TYPE,:END_ID'),
+    KG,
+  ),
+  (
+    'Neo4j, two groups',
+    'rels.csv',
+    _csv(NUMBERED, ':START_ID(Person),:TYPE,:END_ID(Movie)'),
+    _named(NUMBERED, 'Person:', '', 'Movie:'),
+  ),
+  (
+    'Gephi',
+    'gephi.csv',
+    _wide(
+      WEIGHTED,
+      'Source,Target,Type,Id,Label,timeset,Weight',
+      *(0, 1, 'Undirected', '3', '', '', 2),
+    ),
+    WEIGHTED,
+  ),
+  ('SNAP', 'as.txt', _lines(PAIRS, '\t', '# FromNodeId\tToNodeId'), PAIRS),
+  ('STRING', 'links.txt', _lines(_named(WEIGHTED, '9606.P', '9606.P', ''), ' ',
+   'protein1 protein2 combined_score'), _named(WEIGHTED, '9606.P', '9606.P', '')),
+  (
+    'KONECT',
+    'out.moreno',
+    _lines(
+      [(*x, 1_400_000_000 + i) for i, x in enumerate(WEIGHTED)],
+      ' ',
+      '% asym positive',
+    ),
+    WEIGHTED,
+  ),
+  (
+    'KONECT, bipartite',
+    'out.people',
+    _lines(PAIRS, ' ', '% bip unweighted'),
+    _named(PAIRS, 'left:', 'right:'),
+  ),
+  (
+    'Matrix Market',
+    'x.mtx',
+    _lines(
+      [(12, 12, len(PAIRS)), *PAIRS],
+      ' ',
+      '%%MatrixMarket matrix coordinate pattern general',
+    ),
+    PAIRS,
+  ),
+  ('LINQS', 'x.cites', _lines(PAIRS), PAIRS),
+  ('MUSAE', 'x_edges.csv', _csv(PAIRS, 'id_1,id_2'), PAIRS),
+  ('Twitch', 'x_edges.csv', _csv(PAIRS, 'numeric_id_1,numeric_id_2'), PAIRS),
+  ('LastFM friends', 'user_friends.dat', _lines(PAIRS, '\t', 'userID\tfriendID'),
+   PAIRS),
+  ('MovieLens as edges', 'ratings.csv', _csv(
+    [(a, b, 3.5 + a % 2, 1_400_000_000 + a) for a, b in PAIRS],
+    'userId,movieId,rating,timestamp',
+  ), [(f'user:{a}', f'movie:{b}', 3.5 + a % 2) for a, b in PAIRS]),
+  ('a timed graph', 'x.csv', _csv(
+    [(a, b, 1990 + a) for a, b in PAIRS], 'source,target,year'), PAIRS),
+  ('NetworkX edgelist', 'x.edgelist', _nx(nx.write_edgelist, PLAIN),
+   PLAIN.edges()),
+  (
+    'NetworkX attributes',
+    'x.edgelist',
+    _nx(nx.write_edgelist, KARATE),
+    KARATE.edges(data='weight'),
+  ),
+  ('NetworkX adjlist', 'x.adjlist', _nx(nx.write_adjlist, PLAIN),
+   PLAIN.edges()),
+  ('NetworkX adjlist, any name', 'karate.txt', _nx(nx.write_adjlist, PLAIN),
+   PLAIN.edges()),
+  ('pandas', 'x.csv', pd.DataFrame(PEOPLE, columns=['from', 'to']).to_csv(),
+   PEOPLE),
+  ('arrows', 'x.txt', _lines([(a, '->', b) for a, b in PAIRS], ' '), PAIRS),
+  ('points', 'x.txt', _lines([(*x, .25 + x[0]) for x in PAIRS], ' '),
+   [(*x, .25 + x[0]) for x in PAIRS]),
+  ('hashtags', 'x.tsv', _lines(_named(PAIRS, '#', 'u')),
+   _named(PAIRS, '#', 'u')),
+  ('semicolons', 'x.csv', _csv(PEOPLE, 'source,target', ';'), PEOPLE),
+  ('Parquet', 'x.parquet', pa.table({
+    'src': [x for x, _ in PEOPLE], 'dst': [y for _, y in PEOPLE]}), PEOPLE),
+]  # fmt: skip
+
+REFUSED = [
+  ('three integers', 'x.txt', _lines(WEIGHTED, ' '), 'source,target,weight'),
+  ('OpenKE, no count', 'x.txt', _lines(_htr(NUMBERED)), 'source,target,relation'),
+  ('a count that is wrong', 'train2id.txt',
+   _lines(_htr(NUMBERED), ' ', '7'), 'first line says 7'),
+  ('dates', 'x.txt', _lines([(*x, '2020-01-02') for x in PEOPLE]), 'times'),
+  ('seconds', 'x.txt', _lines([(*x, 1_400_000_000) for x in PEOPLE]), 'times'),
+  ('years', 'x.txt', _lines(
+    [(*x, 1990 + i) for i, x in enumerate(PEOPLE)]), 'times'),
+  ('years under weight', 'x.csv', _csv(
+    [(*x, 1990 + i) for i, x in enumerate(PEOPLE)], 'source,target,weight'),
+   'times'),
+  ('a number under no known name', 'x.csv',
+   _csv(WEIGHTED, 'source,target,days'), 'days of .* a weight or not'),
+  ('two kinds', 'x.csv', _csv(PAIRS, 'person_no,firm_no'), 'the same numbers'),
+  ('unknown names', 'x.csv', _csv(
+    [(1, 2, 3)] * 3, 'one,knows,other'), 'data.columns=source:'),
+  ('four columns', 'x.txt', _lines([(*x, 1, 2) for x in PAIRS]), 'say what'),
+  ('more relations than nodes', 'x.csv', _csv(
+    [(a, i, b) for i, (a, b) in enumerate(PAIRS)], 'head,relation,tail'),
+   'relations between'),
+  ('labels of 0 and 1', 'x.csv', _csv(
+    [(*x, i % 2) for i, x in enumerate(PAIRS)], 'source,target,label'),
+   'may be a relation or not'),
+  ('NetworkX multiline', 'x.txt', _nx(nx.write_multiline_adjlist, PLAIN),
+   'multiline adjacency list'),
+  ('comments between edges', 'x.txt', 'a b\n' * 9 + '# new\nb c\n',
+   'data.comments=#'),
+  ('GraphML', 'x.graphml', '<graphml/>', 'networkx'),
+]  # fmt: skip
+
+
+def _found(graph):
+  """The edges of a graph as rows, of undirected ones in either order."""
+  keys = list(graph.keys())
+  sources = np.repeat(np.arange(graph.num_nodes), np.diff(graph.offsets))
+  columns = [[keys[x] for x in sources]]
+  if graph.relations is not None:
+    columns.append([graph.relation_names[x] for x in graph.relations])
+  columns.append([keys[x] for x in graph.neighbors])
+  if graph.weights is not None:
+    columns.append([f'{x:g}' for x in graph.weights])
+  return set(zip(*columns, strict=True))
+
+
+def _expected(rows, with_relations):
+  rows = [tuple(map(str, x)) for x in rows]
+  if not with_relations and rows and len(rows[0]) == 3:
+    rows = [(a, b, f'{float(w):g}') for a, b, w in rows]
+  if with_relations:
+    return {*rows}
+  return {*rows} | {(b, a, *rest) for a, b, *rest in rows}
+
+
+@pytest.mark.parametrize(
+  ('name', 'text', 'rows'),
+  [x[1:] for x in READ],
+  ids=[x[0] for x in READ],
+)
+@pytest.mark.parametrize('suffix', ['', '.gz'])
+def test_layouts_as_published(name, text, rows, suffix, read):
+  if not isinstance(text, str):
+    suffix = ''
+  rows = list(rows)
+  with_relations = rows[0][1] in ('likes', 'knows', '_likes', 0, '0')
+  with_relations &= len(rows[0]) == 3 and 'weight' not in name
+  graph = read(text, name + suffix, source='edges')
+  with_relations = graph.relations is not None
+  assert _found(graph) == _expected(rows, with_relations)
+  assert with_relations == (
+    rows[0][1:2] in [('likes',), ('_likes',), (0,), ('0',)]
+  )
+  assert graph.inputs[0].line()
+
+
+@pytest.mark.parametrize(
+  ('name', 'text', 'message'),
+  [x[1:] for x in REFUSED],
+  ids=[x[0] for x in REFUSED],
+)
+def test_layouts_of_several_readings_are_refused(name, text, message, read):
+  with pytest.raises(errors.UserError, match=message) as caught:
+    read(text, name, source='edges')
+  assert '\n' not in str(caught.value)
