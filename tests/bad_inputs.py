@@ -385,13 +385,19 @@ _INTERACTIONS = (
   _sets('absent.txt', 'absent.txt'),
   _sets('empty.txt', 'only empty files'),
   _sets('one_column.tsv', 'no line `user item'),
-  _sets('ratings.txt', 'user item rating time'),
+  _sets('ratings.txt', "columns='user,item,-,time'"),
+  _sets('triples.txt', "columns='user,item,rating>=4'"),
+  _sets('stars.csv', "columns='rating:stars>=4'"),
+  _sets('titles.tsv', 'if that is the name of an item'),
+  _sets('sets.txt', 'has 2 columns for user', 'data.columns=user:1,user:2'),
+  _sets('sets.txt', 'names the column', 'data.columns=user:name'),
+  _sets('sets_folder', 'neither parts of one input'),
   _sets('sets.txt', 'users; lower it', 'data.min_count=900'),
   _sets(
     'sets.txt', 'holds out nothing of the users', 'data.test=elsewhere.tsv'
   ),
   _sets('sets.txt', 'between 0 and 1', 'data.valid=7.5'),
-  _sets('sets.txt', 'does not exist: set config.data.test', 'data.test=no.txt'),
+  _sets('sets.txt', 'config.data.test: there is no file', 'data.test=no.txt'),
   _sets("''", 'have their own', 'data.valid=0.1'),
   _sets('sets.txt', 'is no model of interactions', 'model.name=skipgram'),
   _sets('sets.txt', 'does not learn from', 'model.loss=negative_sampling'),
@@ -775,6 +781,13 @@ def _of_graphs() -> dict[str, bytes]:
       f'{x}' + '\t1' * (1 + i % 2) for i, x in enumerate(nodes)
     ),
     'ratings.txt': '\n'.join(f'{a} {b} 3.5 964982703' for a, b in pairs),
+    'triples.txt': '\n'.join(f'u{a} i{b} {1 + a % 5}' for a, b in pairs),
+    'stars.csv': '\n'.join(
+      ['user,item,stars', *(f'{a},{b},{1 + a % 5}' for a, b in pairs)]
+    ),
+    'titles.tsv': '\n'.join(f'u{a}\tThe Item {b}' for a, b in pairs),
+    'sets_folder/a.txt': 'u1 i1\n',
+    'sets_folder/b.txt': 'u1 i1\n',
     'sets.txt': '\n'.join(f'u{i} i{i % 7} i{i % 11}' for i in range(60)),
     'pairs.txt': 'aa0 aa1 3.5\naa2 aa3 1.5\naa4 aa5 2\naa6 aa7 1\n' * 3,
     'bad_pairs.txt': 'aa0 aa1\naa2 aa3\n',

@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 
 _UNDIVIDED = {x: 'divide users' for x in ('partition', 'workers')}
 _HELP = {
-  'data.path': "lines `user item item ...`: file, folder or glob; '' = "
-  'embedded sets',
+  'data.path': 'tables of users and items, or lines `user item item ...`: '
+  "files, a folder or a glob; '' = embedded sets",
+  'data.columns': 'user, item, rating, count, label and time, as role:column, '
+  'such as user:userId,rating:stars>=4 (- = none), or in order; user,items: '
+  "lists; '' = by known names, or plain",
   'data.min_count': 'items that are rarer are dropped',
 }
-_OPTIONAL = kind.HELD_OUT | {'data.min_count'}
+_OPTIONAL = kind.HELD_OUT | {'data.min_count', 'data.columns'}
 
 
 class Pairs(kind.Kind):

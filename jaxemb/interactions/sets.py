@@ -1,15 +1,12 @@
 """Sets of items, one for each user, as files and settings give them.
 
-A file has lines `user item item ...`, with names of any kind between white
-space, plain or compressed. Lines of one user add up, over all files; an item
-counts once for each user.
+Rows of one user add up, over all files; an item counts once for each user.
 """
 
 import collections
 import hashlib
 import itertools
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +14,8 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import ranking
-from jaxemb.io import text_files as sources
+from jaxemb.interactions import reading
+from jaxemb.io import inputs, roles
 
 # Of what is embedded: users, groups of items, and sizes of sets.
 _NUM_USERS, _GROUPS, _GROUP_ITEMS = 3000, 100, 20
@@ -25,7 +23,7 @@ _TRAIN_ITEMS, _HELD_ITEMS, _NOISE = 20, 10, 0.1
 _SPLITS = 'valid', 'test'
 _SPLIT_STREAM = 0x5B11  # of random numbers
 
-ItemsOf = dict[str, list[str]]  # by user
+ItemsOf = reading.ItemsOf
 
 
 class Interactions(NamedTuple):
@@ -37,6 +35,7 @@ class Interactions(NamedTuple):
   train: ranking.Sets  # of each user that has any
   held: dict[str, ranking.Held]  # by split
   dropped: dict[str, int]
+  inputs: Sequence[roles.Input] = ()
 
   def fingerprint(self) -> str:
     """Of all names and sets to learn from."""
@@ -45,56 +44,6 @@ class Interactions(NamedTuple):
     for x in self.train:
       digest.update(np.ascontiguousarray(x).tobytes())
     return digest.hexdigest()
-
-
-def read(paths: str) -> tuple[ItemsOf, int]:
-  """The items of each user, as often as they are listed.
-
-  And how many bytes were invalid, read as U+FFFD. Several paths are separated
-  by commas. Raises a `UserError` for files that cannot be read, or in which
-  nobody has an item.
-  """
-  items_of: ItemsOf = collections.defaultdict(list)
-  num_invalid = 0
-  for path in filter(None, map(str.strip, paths.split(','))):
-    for source in sources.find(path):
-      rest, is_first = b'', True
-      letters = sources.Letters(source.path)
-      for piece in sources.pieces(source, sources.ReadReport()):
-        # A piece may end within a long line.
-        *lines, rest = (rest + piece.text).split(b'\n')
-        if is_first and _are_ratings(lines[:1000]):
-          raise errors.UserError(
-            f'{source} has lines `user item rating time`, as of '
-            f'{lines[-1].decode(errors="replace").strip()!r}; keep those that '
-            "count as liked and their first two columns (awk '$3 >= 4 "
-            "{print $1, $2}')"
-          )
-        is_first = False
-        letters.count(b'\n'.join(lines))
-        _add(lines, items_of)
-      letters.count(rest)
-      letters.check()
-      num_invalid += letters.num_invalid
-      _add([rest], items_of)
-  if not any(items_of.values()):
-    raise errors.UserError(
-      f'{paths} has no line `user item item ...` with an item; set '
-      'config.data.path to files of such lines'
-    )
-  return items_of, num_invalid
-
-
-def _are_ratings(lines: list[bytes]) -> bool:
-  """Whether most are four numbers, the last two a rating and a time in s."""
-  form = re.compile(rb'\d+\s+\d+\s+\d(\.\d+)?\s+\d{9,10}\s*')
-  return 2 * sum(bool(form.fullmatch(x)) for x in lines) > len(lines)
-
-
-def _add(lines: Iterable[bytes], items_of: ItemsOf) -> None:
-  for line in lines:
-    if names := line.decode(errors='replace').split():
-      items_of[names[0]].extend(names[1:])
 
 
 def planted() -> tuple[ItemsOf, ItemsOf, ItemsOf]:
@@ -145,38 +94,49 @@ def make(settings: Mapping[str, Any], seed: int) -> Interactions:
   Without a path they are the embedded ones. Raises a `UserError` for input that
   cannot be used.
   """
-  held, splits = {}, {x: settings[x] for x in _SPLITS if settings[x]}
-  dropped = {}
+  found = reading.Read({}, {}, [])
   if settings['path']:
-    items_of, num_invalid = read(settings['path'])
-    for name, text in splits.items():
-      refusal = (
-        f'config.data.{name}={text} must be a file, or a share of each set '
-        'between 0 and 1'
-      )
-      if share := data_base.held_out(text, refusal):
-        key = seed, _SPLIT_STREAM + _SPLITS.index(name)
-        held[name] = _hold_out(items_of, *share, key)
-      else:
-        try:
-          held[name], more = read(text)
-        except errors.UserError as error:
-          # Advice is about the setting that files are mostly named by.
-          advice = str(error).replace('data.path', f'data.{name}')
-          raise errors.UserError(advice) from error
-        num_invalid += more
-    dropped['invalid_utf8_bytes'] = num_invalid
-  elif splits:
-    name = next(iter(splits))
+    settings = inputs.resolve(
+      settings, 'file of interactions', is_other=reading.is_other
+    )
+    found = reading.read(settings['path'], settings['columns'])
+    items_of, held = found.items_of, {}
+    for name in filter(settings.get, _SPLITS):
+      held[name], of_split = _held(name, settings, items_of, seed=seed)
+      found = found.with_split(of_split)
+  elif splits := list(filter(settings.get, _SPLITS)):
     raise errors.UserError(
-      f'config.data.{name}={splits[name]} is not used with the embedded '
-      'interactions, which have their own; remove it or set config.data.path'
+      f'config.data.{splits[0]}={settings[splits[0]]} is not used with the '
+      'embedded interactions, which have their own; remove it or set '
+      'config.data.path'
     )
   else:
     items_of, *others = planted()
     held = dict(zip(_SPLITS, others, strict=True))
   encoded = encode(items_of, held, settings['min_count'])
-  return encoded._replace(dropped=encoded.dropped | dropped)
+  return encoded._replace(
+    dropped=encoded.dropped | found.dropped, inputs=found.inputs
+  )
+
+
+def _held(name, settings, items_of, seed):
+  """The items that a split holds out, and what was read for it.
+
+  A share is taken out of `items_of`.
+  """
+  text = settings[name]
+  refusal = (
+    f'config.data.{name}={text} must be a file, or a share of each set between '
+    '0 and 1'
+  )
+  if share := data_base.held_out(text, refusal):
+    key = seed, _SPLIT_STREAM + _SPLITS.index(name)
+    return _hold_out(items_of, *share, key), reading.Read({}, {}, [])
+  try:
+    found = reading.read(text, settings['columns'])
+  except errors.UserError as error:
+    raise errors.UserError(f'config.data.{name}: {error}') from error
+  return found.items_of, found
 
 
 def encode(

@@ -40,6 +40,7 @@ class Interactions:
     self.context_keys: Sequence[str] = data.users
     self.units_per_epoch = num = len(data.train.ids)
     self.fingerprint, self.dropped = data.fingerprint(), data.dropped
+    self.inputs = data.inputs
     self.step_size = spec.part_words * spec.num_parts
     self.num_steps = max(1, min(_DISPATCH, num) // self.step_size)
     self.frequencies = self.counts / num

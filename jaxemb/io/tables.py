@@ -306,9 +306,12 @@ def guess(
   return 'tsv' if '\t' in first else 'csv'
 
 
-def head(file: pathlib.Path, form: str = '') -> Head:
+def head(
+  file: pathlib.Path, form: str = '', num_rows: int = _HEAD_ROWS
+) -> Head:
   """Returns how a file begins, whose form is found out if it is not given.
 
+  Lines at its beginning with '% ', '# ' or '%%' are comments.
   Raises a `UserError` for what cannot be read.
   """
   form = form or guess(file)
@@ -318,29 +321,36 @@ def head(file: pathlib.Path, form: str = '') -> Head:
   text = _head(file)
   text = text[: text.rfind('\n') + 1] or text  # whole lines
   layout, skipped = Layout(()), re.match(r'"?sep=(.)"?\r?\n', text)
+  if comments := re.match(r'(?:(?:[%#] |%%).*\n)+(?=[^%\n])', text):
+    layout = layout._replace(skip_lines=comments[0].count('\n'))
+    text = text[comments.end() :]
   if skipped:  # of Excel
     sign = skipped[1]
     layout = layout._replace(delimiter=sign, skip_lines=1)
     text = text[skipped.end() :]
     return Head(form, cells(text, sign), layout)
-  sign, quote, rows = dialect(text)
+  sign, quote, rows = dialect(text, num_rows)
   escapes = '\\"' in text and bool(
     re.search(rf'\\"(?!["\r\n]|$|{re.escape(sign)})', text)
   )
   if escapes and quote:
-    rows = cells(text, sign, quote, escapes=escapes)
+    rows = cells(text, sign, quote, escapes=escapes, num_rows=num_rows)
   layout = layout._replace(delimiter=sign, quote=quote, escapes=escapes)
   return Head(form, rows, layout)
 
 
 def cells(
-  text: str, sign: str, quote: str = '"', escapes: bool = False
+  text: str,
+  sign: str,
+  quote: str = '"',
+  escapes: bool = False,
+  num_rows: int = _HEAD_ROWS,
 ) -> list[list[str]]:
   """Returns cells of the first rows that are not empty."""
   if sign == '::':
     text, sign = text.replace('::', _PAIR), _PAIR
   if sign == ' ':
-    lines = itertools.islice(filter(str.strip, io.StringIO(text)), _HEAD_ROWS)
+    lines = itertools.islice(filter(str.strip, io.StringIO(text)), num_rows)
     return [x.split() for x in lines]
   reader = csv.reader(
     io.StringIO(text, newline=''),
@@ -353,23 +363,25 @@ def cells(
   )
   rows = []
   with contextlib.suppress(csv.Error):  # such as a stray carriage return
-    for row in itertools.islice(filter(None, reader), _HEAD_ROWS):
+    for row in itertools.islice(filter(None, reader), num_rows):
       rows.append([x.strip() for x in row])
   return rows
 
 
-def dialect(text: str) -> tuple[str, str, list[list[str]]]:
+def dialect(
+  text: str, num_rows: int = _HEAD_ROWS
+) -> tuple[str, str, list[list[str]]]:
   """Returns the sign between cells, the quote, and the first rows.
 
   The sign of which all rows have as many, or nearly all; ' ' for runs of white
   space.
   """
-  best = (0, 0), ',', '"', cells(text, ',')
+  best = (0, 0), ',', '"', cells(text, ',', num_rows=num_rows)
   for order, sign in enumerate(('\t', '::', ';', ',', '|')):
     for quote in '"', '':
       if sign not in text[:_HEAD_BYTES] or (sign == '::' and quote):
         continue
-      rows = cells(text, sign, quote)
+      rows = cells(text, sign, quote, num_rows=num_rows)
       sizes = [len(x) for x in rows]
       if not rows or sizes[0] == 1 or max(sizes) == 1:
         continue
@@ -380,7 +392,7 @@ def dialect(text: str) -> tuple[str, str, list[list[str]]]:
       if score > best[0]:
         best = score, sign, quote, rows
   score, sign, quote, rows = best
-  lines = cells(text, ' ')
+  lines = cells(text, ' ', num_rows=num_rows)
   sizes = {len(x) for x in lines}
   if len(sizes) == 1 and sizes != {1}:
     is_mixed = sign == '\t' and any(' ' in y for x in rows for y in x)

@@ -5,10 +5,9 @@ import gzip
 import numpy as np
 import pytest
 
-from jaxemb import errors
-from jaxemb.interactions import sets
+from jaxemb.interactions import reading, sets
 
-SETTINGS = {'path': '', 'valid': '', 'test': '', 'min_count': 1}
+SETTINGS = {'path': '', 'columns': '', 'valid': '', 'test': '', 'min_count': 1}
 
 
 def _made(tmp_path, text, settings=(), **others):
@@ -46,6 +45,7 @@ def test_lines_are_users_and_items(tmp_path):
     'valid_items_unknown': 1,
     'valid_items_in_training': 0,
     'invalid_utf8_bytes': 0,
+    'unreadable_rows': 0,
   }
 
 
@@ -54,23 +54,28 @@ def test_files_are_plain_or_compressed_and_add_up(tmp_path):
   with gzip.open(tmp_path / 'b.txt.gz', 'wt') as file:
     file.write('u z\nv x\n')
   paths = ', '.join(str(tmp_path / x) for x in ('a.txt', 'b.txt.gz'))
-  assert sets.read(paths)[0] == {'u': ['x', 'y', 'z'], 'v': ['x']}
+  found = reading.read(paths).items_of
+  assert found == {'u': ['x', 'y', 'z'], 'v': ['x']}
 
 
-def test_ratings_are_not_taken_for_items(tmp_path):
-  (tmp_path / 'u.data').write_text('196\t242\t3\t881250949\n' * 3)
-  with pytest.raises(errors.UserError, match='first two columns'):
-    sets.read(str(tmp_path / 'u.data'))
-  (tmp_path / 'u.data').write_text('196 242 3 881\n' * 3)
-  found, num_invalid = sets.read(str(tmp_path / 'u.data'))
-  assert found == {'196': ['242', '3', '881'] * 3} and not num_invalid
+def test_a_folder_has_its_own_splits(tmp_path):
+  for name, text in ('train', 'a x y\nb y z\n'), ('test', 'a z\n'):
+    (tmp_path / f'{name}.txt').write_text(text)
+  (tmp_path / 'item_list.txt').write_text('org_id remap_id\n0 1\n')
+  made = sets.make({**SETTINGS, 'path': str(tmp_path)}, 1)
+  assert _named(made) == {(0, 'x'), (0, 'y'), (1, 'y'), (1, 'z')}
+  assert _named(made, 'test') == {(0, 'z')}
+  assert [x.files for x in made.inputs] == [
+    (str(tmp_path / 'train.txt'),), (str(tmp_path / 'test.txt'),)
+  ]  # fmt: skip
 
 
 def test_bytes_that_are_no_text_are_counted(tmp_path):
   path = tmp_path / 'u.data'
-  path.write_bytes(b'u x y\n' * 100 + b'v \xe9t\xe9 x\n')
-  found, num_invalid = sets.read(str(path))
-  assert num_invalid == 2 and found['v'] == ['\ufffdt\ufffd', 'x']
+  path.write_bytes(b'u x y\nw y \xc3\xa9 q\n' * 50 + b'v \xe9t\xe9 x\n')
+  found = reading.read(str(path))
+  assert found.dropped['invalid_utf8_bytes'] == 2
+  assert found.items_of['v'] == ['\ufffdt\ufffd', 'x']
 
 
 def test_rare_items_are_dropped_and_counted(tmp_path):

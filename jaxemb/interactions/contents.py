@@ -1,0 +1,208 @@
+"""What columns of interactions are, by the first rows, where none has a name.
+
+Lines may be lists, `user item item ...`, or a table: a user, an item, and what
+is no item, such as a rating or a time. Where all lines have as many cells, a
+table shows in columns that have nothing in common. It is refused, as the
+columns could only be guessed, but for users, items and times.
+"""
+
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.io import tables
+
+PAIRS, TIMED, LISTS = 'user,item', 'user,item,time', 'user,items'
+_NUM_ROWS = 2000
+_ENOUGH_ROWS = 20  # to say what a column has
+_MOST_RATINGS = 11  # different ones
+_DATE = re.compile(r'\d{4}-\d\d-\d\d([ T]\d\d:\d\d.*)?')
+_SECONDS = (6e8, 4e9), (6e11, 4e12)  # since 1970, or milliseconds
+_DECIMAL = re.compile(r'-?\d*\.\d*[1-9]\d*')
+_RATED = re.compile(r'.+:\d+(\.\d+)?')
+
+Rows = Sequence[Sequence[str]]
+
+
+class Sample(NamedTuple):
+  """How a file begins."""
+
+  rows: Rows
+  layout: tables.Layout
+
+
+def sample(file: pathlib.Path) -> Sample:
+  """Reads the first rows of a text file, but for comments at its head."""
+  head = tables.head(file, num_rows=_NUM_ROWS)
+  rows, layout = [x for x in head.rows if any(x)], head.layout
+  # A line alone has no tab, but spaces: both are white space.
+  is_mixed = layout.delimiter == '\t' and any(
+    len(x) == 1 and ' ' in x[0] for x in rows
+  )
+  if is_mixed or all(len(x) == 1 for x in rows):
+    rows = [' '.join(x).split() for x in rows]
+    layout = layout._replace(delimiter=' ', quote='', escapes=False)
+  return Sample(rows, layout)
+
+
+def columns(file: pathlib.Path, rows: Rows, sign: str) -> str:
+  """Returns the `data.columns` that fits rows without a header.
+
+  `sign` is between their cells, ' ' for white space. Raises a `UserError` if
+  none fits, or several do.
+  """
+  widths = {len(x) for x in rows}
+  if widths == {2}:
+    return _of_pairs(file, rows, sign)
+  if len(widths) > 1:
+    if len(rows) > 2 and all(x[0] == str(len(x) - 1) for x in rows):
+      raise errors.UserError(
+        f'{file} has lines that begin with the number of their items, as '
+        "CiteULike's do; put users there (awk '{$1 = NR; print}')"
+      )
+    _refuse_amounts(file, rows)
+    return LISTS
+  (width,) = widths
+  if width < 2:
+    raise errors.UserError(
+      f'{file} has no line `user item item ...`: one cell in each, such as '
+      f'{rows[0][0][:60]!r}; give a file of users and their items'
+    )
+  by_column = [list(x) for x in zip(*rows, strict=True)]
+  kinds = ['', _amount(by_column[1], by_column[2])]
+  kinds += [_what(x, by_column[1]) for x in by_column[2:]]
+  if kinds == ['', '', 'times']:
+    return TIMED
+  if any(kinds):
+    raise errors.UserError(_refusal(file, by_column, kinds=kinds))
+  return LISTS
+
+
+def _of_pairs(file, rows, sign):
+  """Of rows with two cells."""
+  items = [x[1] for x in rows]
+  if kind := _numeric(items):
+    if kind in ('decimals', 'times'):
+      raise errors.UserError(
+        f'{file} has {kind} such as {items[0]} where items would be; give '
+        f'--config.data.columns={PAIRS} if they are items, or another file'
+      )
+  num_lists = sum(bool(re.search(r'[^,\s],[^,\s]', x)) for x in items)
+  if sign != ',' and num_lists:
+    return LISTS
+  if sign == '\t' and any(' ' in x or ',' in x for x in items):
+    raise errors.UserError(
+      f'{file} has {max(items, key=len)[:60]!r} behind a tab: give '
+      f'--config.data.columns={PAIRS} if that is the name of an item, or '
+      f'{LISTS} if it is several items'
+    )
+  return PAIRS
+
+
+def _refuse_amounts(file, rows):
+  """Raises a `UserError` for lists with what is no item in them."""
+  items = [y for x in rows for y in x[1:]]
+  kinds = {
+    'decimals': [x for x in items if _DECIMAL.fullmatch(x)],
+    'times': [x for x in items if _is_time(x)],
+    'items with ratings': [x for x in items if _RATED.fullmatch(x)],
+  }
+  for kind, found in kinds.items():
+    share = len(found) / max(1, len(items))
+    if share > 0.05 and (kind != 'times' or share < 0.9):
+      raise errors.UserError(
+        f'{file} has {kind} such as {found[0]} where items would be; give '
+        f'--config.data.columns={LISTS} if they are items, or lines of users '
+        'and items alone'
+      )
+  for first in (2, 3):  # ratings behind items, or in the third column
+    step = 2 if first == 2 else 1
+    second = [y for x in rows for y in x[1 : None if step == 2 else 2 : step]]
+    third = [y for x in rows for y in x[2 : None if step == 2 else 3 : step]]
+    if len(third) >= _ENOUGH_ROWS and (kind := _amount(third, second)):
+      raise errors.UserError(
+        f'{file} has {kind} such as {third[0]} behind items; give '
+        f'--config.data.columns={LISTS} if they are items, or say what columns '
+        f"are, such as '{PAIRS},rating>=4' (in quotes)"
+      )
+
+
+def _is_time(text):
+  if _DATE.fullmatch(text):
+    return True
+  if not re.fullmatch(r'\d{9,13}(\.\d+)?', text):
+    return False
+  return any(low < float(text) < high for low, high in _SECONDS)
+
+
+def _numeric(values: Sequence[str]) -> str:
+  """What kind of numbers all values are, 'numbers' if of no other; or ''."""
+  if all(map(_is_time, values)):
+    return 'times'
+  if not all(map(tables.is_number, values)):
+    return ''
+  numbers = np.array(values, np.float64)
+  distinct = np.unique(numbers)
+  is_half = (2 * numbers == np.floor(2 * numbers)).all()
+  if is_half and numbers.min() >= -10 and numbers.max() <= 10:
+    return 'labels' if {*distinct} <= {0, 1} else 'ratings'
+  if any(map(_DECIMAL.fullmatch, values)):
+    return 'decimals'
+  return 'numbers'
+
+
+def _amount(values: Sequence[str], others: Sequence[str]) -> str:
+  """The kind of numbers of a column where items have another; or ''."""
+  kind, other = _numeric(values), _numeric(others)
+  return kind if kind != other and (kind != 'numbers' or not other) else ''
+
+
+def _what(values: Sequence[str], items: Sequence[str]) -> str:
+  """What a column has that is not as another, of items; or ''."""
+  num, num_items = len({*values}), len({*items})
+  kind = _amount(values, items)
+  if num == 1 and len(values) >= _ENOUGH_ROWS and kind != 'times':
+    return 'one value'
+  if kind:
+    return kind
+  if len(values) < _ENOUGH_ROWS:
+    return ''
+  if num <= _MOST_RATINGS and 4 * num <= num_items:
+    return 'few values'
+  if _numeric(values) and num_items < num == len(values):
+    if (np.diff(np.array(values, np.float64)) > 0).all():
+      return 'rising numbers'
+  return '' if {*values} & {*items} else 'other values'
+
+
+def _refusal(file, by_column, kinds):
+  """Why columns are refused, with the setting to give."""
+  i = max((i for i, x in enumerate(kinds) if x), key=lambda i: i >= 2)
+  return (
+    f'{file} has {len(kinds)} columns and no header, and {kinds[i]} such as '
+    f'{by_column[i][0]} in column {i + 1}; say what they are, such as '
+    f"--config.data.columns='{_suggested(by_column, kinds)}' (in quotes), or "
+    f'{LISTS} if each line is a user and several items'
+  )
+
+
+def _suggested(by_column, kinds):
+  """A likely `data.columns`."""
+  names = []
+  for values, kind in zip(by_column, kinds, strict=True):
+    name = {
+      'times': 'time', 'labels': 'label', 'numbers': 'count', '': '',
+      'other values': '',
+    }.get(kind, '-')  # fmt: skip
+    if kind == 'ratings':
+      name = f'rating>={0.8 * max(map(float, values)):g}'
+    names.append(name)
+  for role in 'user', 'item':
+    empty = '' if '' in names else '-'
+    if empty in names:
+      names[names.index(empty)] = role
+  return ','.join(x or '-' for x in names)

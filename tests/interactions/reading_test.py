@@ -1,0 +1,335 @@
+"""Tables and lists of interactions: layouts as published, and refusals."""
+
+import csv
+import itertools
+import re
+
+import hypothesis
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from jaxemb import errors
+from jaxemb.interactions import reading
+
+# Of 30 users, most with three to five of 40 items; and the ratings of these.
+_RNG = np.random.default_rng(0)
+_PAIRS = [
+  (user, item)
+  for user in range(30)
+  for item in _RNG.choice(40, 3 + user % 3, replace=False).tolist()
+]
+_RATINGS = [1 + (7 * u + 3 * i) % 5 for u, i in _PAIRS]
+_TIMES = [1_400_000_000 + (7919 * u * i) % 100_000 for u, i in _PAIRS]
+_ROWS = [
+  {'u': u, 'i': 1000 + i, 'a': f'A{u:02}X', 'b': f'B{i:04}', 'r': r, 't': t,
+   'c': 10 * r * r + u}
+  for (u, i), r, t in zip(_PAIRS, _RATINGS, _TIMES, strict=True)
+]  # fmt: skip
+_BY_USER = [
+  (u, [x for _, x in pairs])
+  for u, pairs in itertools.groupby(_PAIRS, lambda x: x[0])
+]
+
+
+def _lines(form, header=''):
+  return header + ''.join(f'{form.format(**x)}\n' for x in _ROWS)
+
+
+def _read(tmp_path, text, declared='', name='ratings.txt'):
+  path = tmp_path / name
+  path.write_text(text)
+  return reading.read(str(path), declared)
+
+
+def _pairs(found, least=0):
+  """Users and items by number, whatever their names."""
+  return {
+    (int(re.sub(r'\D', '', u)), int(re.sub(r'\D', '', x)) % 1000)
+    for u, items in found.items_of.items()
+    for x in items
+  }
+
+
+_ALL = {*_PAIRS}
+_LIKED = {x for x, r in zip(_PAIRS, _RATINGS, strict=True) if r >= 4}
+_COUNTED = {x for x, y in zip(_PAIRS, _ROWS, strict=True) if y['c'] >= 60}
+
+# Name: text, setting without which it is refused, pairs.
+_LIKE = 'rating:3>=4'
+LAYOUTS = {
+  'MovieLens 100K': (_lines('{u}\t{i}\t{r}\t{t}'), 'user,item,rating>=4,time'),
+  'MovieLens 1M': (_lines('{u}::{i}::{r}::{t}'), 'user,item,rating>=4,time'),
+  'MovieLens 25M': (
+    _lines('{u},{i},{r}.0,{t}', 'userId,movieId,rating,timestamp\n'),
+    'rating:rating>=4',
+  ),
+  'Amazon 2014': (_lines('{a},{b},{r}.0,{t}'), 'user,item,rating>=4,time'),
+  'Amazon 2023': (
+    _lines('{a},{b},{r}.0,{t}000', 'user_id,parent_asin,rating,timestamp\n'),
+    'rating:rating>=4',
+  ),
+  'Amazon JSON': (
+    _lines(
+      '{{"reviewerID": "{a}", "asin": "{b}", "reviewText": "a {r}", "overall": '
+      '{r}.0, "unixReviewTime": {t}, "reviewTime": "09 13, 2009"}}'
+    ),
+    'rating:overall>=4',
+  ),
+  'Yelp JSON': (
+    _lines(
+      '{{"review_id": "x{r}", "user_id": "{a}", "business_id": "{b}", "stars": '
+      '{r}.0, "date": "2018-07-07 22:09:11"}}'
+    ),
+    'rating:stars>=4',
+  ),
+  'RecBole': (
+    _lines(
+      '{u}\t{i}\t{r}\t{t}.0',
+      'user_id:token\titem_id:token\trating:float\ttimestamp:float\n',
+    ),
+    'rating:rating:float>=4',
+  ),
+  'Book-Crossing': (
+    _lines('"{u}";"{i}";"{r}"', '"User-ID";"ISBN";"Book-Rating"\n'),
+    'rating:Book-Rating>=4',
+  ),
+  'Epinions': (_lines('{u} {i} {r}'), 'user,item,rating>=4'),
+  'triples with names': (_lines('{a} {b} {r}'), 'user,item,rating>=4'),
+  'spaces behind commas': (_lines('{u}, {i}, {r}'), 'user,item,rating>=4'),
+  'Anime': (
+    _lines('{u},{i},{r}', 'user_id,anime_id,rating\n'),
+    'rating:rating>=4',
+  ),
+  'LastFM (hetrec)': (
+    _lines('{u}\t{i}\t{c}', 'userID\tartistID\tweight\n'),
+    '',
+  ),
+  'tags (hetrec)': (
+    _lines('{u}\t{i}\t{r}\t{t}', 'userID\tartistID\ttagID\ttimestamp\n'),
+    '',
+  ),
+  'Retailrocket': (
+    _lines(
+      '{t}000,{u},view,{i},', 'timestamp,visitorid,event,itemid,transactionid\n'
+    ),
+    '',
+  ),
+  'Diginetica': (
+    _lines(
+      '{r};{u};{i};{t};2016-05-09',
+      'sessionId;userId;itemId;timeframe;eventdate\n',
+    ),
+    '',
+  ),
+  'pandas with an index': (
+    _lines('{t},{u},{i}', ',user,item\n'),
+    '',
+  ),
+  'KONECT': (_lines('{u} {i}', '% bip unweighted\n% 9 30 40\n'), ''),
+  'times': (_lines('{a} {b} {t}'), ''),
+  'pairs': (_lines('{a} {b}'), ''),
+  'pairs with commas': (_lines('{a},{b}'), ''),
+  'LightGCN': (
+    ''.join(' '.join(map(str, [u, *x])) + '\n' for u, x in _BY_USER),
+    '',
+  ),
+  'lists with commas': (
+    ''.join(','.join(map(str, [u, *x])) + '\n' for u, x in _BY_USER),
+    '',
+  ),
+  'lists behind a tab': (
+    ''.join(f'u{u}\t{",".join(map(str, x))}\n' for u, x in _BY_USER),
+    '',
+  ),
+  'RecBole sessions': (
+    'user_id:token\titem_id_list:token_seq\n'
+    + ''.join(f'{u}\t{" ".join(map(str, x))}\n' for u, x in _BY_USER),
+    '',
+  ),
+}
+
+
+@pytest.mark.parametrize('name', LAYOUTS)
+def test_published_layouts_are_read_or_refused_with_the_setting(name, tmp_path):
+  text, setting = LAYOUTS[name]
+  if setting:
+    with pytest.raises(errors.UserError) as caught:
+      _read(tmp_path, text)
+    message = str(caught.value)
+    assert f"'{setting}'" in message and '\n' not in message
+  found = _read(tmp_path, text, setting)
+  assert _pairs(found) == (_LIKED if setting else _ALL)
+  assert found.dropped['unreadable_rows'] == 0
+  if setting:
+    assert found.dropped['low_ratings'] == len(_PAIRS) - len(_LIKED)
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    (_lines('{u} {i} 1'), 'one value such as 1 in column 3'),
+    (_lines('{a} {b} 0.{r}5'), 'decimals such as 0.* in column 3'),
+    (
+      _lines('{a} {b} {c}'),
+      "numbers such as .* in column 3.*'user,item,count'",
+    ),
+    (_lines('{a}\tThe Item {i}'), 'columns=user,item if .* or user,items'),
+    (_lines('{a} {t}'), 'times such as'),
+    (_lines('{a}\t{t}\t3.25\t4.5\t{i}'), "'user,time,-,-,item'"),
+    (_lines('{a} {b} cat{r}'), 'few values such as cat'),
+    (_lines('{a}'), 'one cell in each'),
+    (
+      ''.join(f'{len(x)} {" ".join(map(str, x))}\n' for _, x in _BY_USER),
+      'the number of their items',
+    ),
+    (
+      ''.join(
+        ' '.join([f'u{u}', 'all', *(f'i{y}' for y in x)]) + '\n'
+        for u, x in _BY_USER
+      ),
+      "every user has the item 'all'",
+    ),
+    (
+      ''.join(
+        f'{u} ' + ' '.join(f'{100 + y} {1 + y % 5}' for y in x) + '\n'
+        for u, x in _BY_USER
+      ),
+      'ratings such as .* behind items',
+    ),
+    (
+      ''.join(
+        f'{u} ' + ' '.join(f'{y}:{1 + y % 5}' for y in x) + '\n'
+        for u, x in _BY_USER
+      ),
+      'items with ratings such as',
+    ),
+    (_lines('{r}:\n{u},{r},2005-09-06'), 'times such as 2005-09-06'),
+    (_lines('{u},{i}', 'a,b\n'), 'known as user or item; give .*user:COLUMN'),
+    (_lines('{u},{i},{i}', 'user,item,movie\n'), 'may be the item'),
+  ],
+)
+def test_what_is_no_item_is_refused_as_what_it_is(text, message, tmp_path):
+  with pytest.raises(errors.UserError, match=message):
+    _read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+  'form, header, setting, expected',
+  [
+    ('{u},{i},{r}', 'user,item,rating\n', 'rating:-', _ALL),
+    ('{i},{u},{r}', '', 'item,user,-', {(u, i) for u, i in _ALL}),
+    ('{r},{u},{i}', 'x,y,z\n', 'user:y,item:z', _ALL),
+    ('{u},{i},{c}', 'user,item,plays\n', 'count:plays>=60', _COUNTED),
+    ('{a}\tItem {i}', '', 'user,item', _ALL),
+    ('{u} {i}', '', 'user,items', _ALL),
+  ],
+)
+def test_the_setting_says_what_columns_are(
+  form, header, setting, expected, tmp_path
+):
+  found = _read(tmp_path, _lines(form, header), setting)
+  assert _pairs(found) == expected
+
+
+def test_labels_are_what_was_liked(tmp_path):
+  for no, yes in ('0', '1'), ('false', 'True'), ('no', 'yes'), ('-1', '1'):
+    text = f'user,item,label\nu1,i1,{yes}\nu1,i2,{no}\nu2,i2,{yes}\nu3,i3,\n'
+    found = _read(tmp_path, text)
+    assert found.items_of == {'u1': ['i1'], 'u2': ['i2']}
+    assert found.dropped['low_labels'] == found.dropped['missing_labels'] == 1
+
+
+@pytest.mark.parametrize('times', ['3 1 2', '2024-01-03 2024-01-01 2024-01-02'])
+def test_items_are_in_the_order_of_time(times, tmp_path):
+  rows = zip('xyz', times.split(), strict=True)
+  text = 'user,item,timestamp\n' + ''.join(f'u,{x},{t}\n' for x, t in rows)
+  assert _read(tmp_path, text).items_of == {'u': ['y', 'z', 'x']}
+
+
+def test_what_was_read_is_shown(tmp_path):
+  text, _ = LAYOUTS['MovieLens 25M']
+  (shown,) = _read(tmp_path, text, 'rating:rating>=4').inputs
+  assert shown.columns == {
+    'user': 'userId', 'item': 'movieId', 'rating': 'rating>=4',
+    'time': 'timestamp',
+  }  # fmt: skip
+  assert shown.first['user'] == '0' and 'commas' in shown.form
+
+
+def test_files_of_other_columns_are_refused(tmp_path):
+  (tmp_path / 'part-0.csv').write_text('user,item\nu,i\n')
+  (tmp_path / 'part-1.csv').write_text('user,product\nu,i\n')
+  with pytest.raises(errors.UserError, match='user=user, item=product, and'):
+    reading.read(str(tmp_path))
+
+
+def _table(users):
+  return pa.table({
+    'user': users,
+    'item': pa.array(['x', 'y', 'z']),
+    'more': [[1], [], [2]],
+  })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  'users',
+  [[1, 2, 2], [1.0, 2.0, 2.0], ['1', '2', '2'], ['1.0', '2.0', '2.0']],
+)
+def test_a_user_has_one_name_in_all_files(users, tmp_path):
+  table = _table(users)
+  parquet.write_table(table, tmp_path / 'a.parquet')
+  expected = {'1': ['x'], '2': ['y', 'z']}
+  assert reading.read(str(tmp_path / 'a.parquet')).items_of == expected
+  table.to_pandas()[['user', 'item']].to_csv(tmp_path / 'a.csv', index=False)
+  assert reading.read(str(tmp_path / 'a.csv')).items_of == expected
+
+
+def test_columns_of_lists_are_items(tmp_path):
+  table = pa.table({'user': ['a', 'b', 'c'], 'items': [[3, 1], [], [2]]})
+  parquet.write_table(table, tmp_path / 'a.parquet')
+  found = reading.read(str(tmp_path / 'a.parquet')).items_of
+  assert found == {'a': ['3', '1'], 'b': [], 'c': ['2']}
+
+
+_NAME = st.text(
+  st.characters(codec='utf-8', exclude_categories=['Cc', 'Cs', 'Z', 'C']),
+  min_size=1,
+  max_size=8,
+).filter(lambda x: not re.fullmatch(r'[\d.+\-eE]*|(?i:true|false)', x))
+
+
+@hypothesis.given(
+  st.lists(st.tuples(_NAME, _NAME), min_size=1, max_size=30),
+  st.sampled_from([',', '\t', ';', '|']),
+)
+def test_what_csv_writes_is_read(tmp_path_factory, pairs, sign):
+  path = tmp_path_factory.mktemp('csv') / 'a.csv'
+  with path.open('w', newline='', encoding='utf-8') as file:
+    csv.writer(file, delimiter=sign).writerows([('user', 'item'), *pairs])
+  expected = {}
+  for user, item in pairs:
+    expected.setdefault(user, []).append(item)
+  try:
+    assert reading.read(str(path)).items_of == expected
+  except errors.UserError:
+    assert any(x in y for x in ',;|:' for pair in pairs for y in pair)
+
+
+_WORD = _NAME.filter(lambda x: not {*',;|:'} & {*x})
+
+
+@hypothesis.given(st.lists(st.lists(_WORD, min_size=2, max_size=6), min_size=1))
+def test_lists_are_read_or_refused(tmp_path_factory, lines):
+  path = tmp_path_factory.mktemp('lists') / 'a.txt'
+  path.write_text(''.join(' '.join(x) + '\n' for x in lines), 'utf-8')
+  expected = {}
+  for user, *items in lines:
+    expected.setdefault(user, []).extend(items)
+  assert reading.read(str(path), 'user,items').items_of == expected
+  try:
+    assert reading.read(str(path)).items_of == expected
+  except errors.UserError:
+    pass
