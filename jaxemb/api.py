@@ -108,12 +108,14 @@ def _configure(
 
 def load(
   path: str | os.PathLike,
+  encoding: str = 'utf-8',
 ) -> 'embeddings.Embeddings | predictor.ClickModel':
   """Reads the vectors of a run or a file, or the model of a run on clicks.
 
   A run may be given by its workdir or its export folder, also in a bucket;
   other files are in the formats of word2vec (text or binary), GloVe or
-  fastText (.vec). Raises a `UserError` if it cannot be read.
+  fastText (.vec), plain or packed, with words in `encoding`. Raises a
+  `UserError` if it cannot be read.
   """
   from jaxemb import embeddings
   from jaxemb.storage import bucket
@@ -123,7 +125,7 @@ def load(
       from jaxemb.clicks import predictor
 
       return predictor.load(model)
-    vectors = embeddings.load_vectors(folder)
+    vectors = embeddings.load_vectors(folder, encoding)
     return vectors.in_memory() if bucket.is_url(path) else vectors
 
 

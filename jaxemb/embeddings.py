@@ -451,18 +451,26 @@ class Embeddings:
     fname: pathlib.Path | str,
     fvocab: pathlib.Path | str | None = None,
     binary: bool = False,
+    write_header: bool = True,
   ) -> None:
     """Writes a word2vec file, and to `fvocab` the counts, `word count` a line.
 
-    White space in words becomes underscores, with a warning. Raises a
-    `UserError` if a file cannot be written, a `ValueError` if `fvocab` is given
-    but no counts are known.
+    It is packed as its suffix says, such as .gz; without a header it is as
+    GloVe's files are. White space in words becomes underscores, with a warning.
+    Raises a `UserError` if a file cannot be written, a `ValueError` if `fvocab`
+    is given but no counts are known, or for a binary file without a header.
     """
+    if binary and not write_header:
+      raise ValueError('a binary file needs its header')
     if fvocab is not None and self.counts is None:
       raise ValueError('no counts are known: leave out fvocab')
     words = self.index_to_key
     renamed = word2vec_format.write(
-      fname, words, self.vectors, is_binary=binary
+      fname,
+      words,
+      self.vectors,
+      is_binary=binary,
+      has_header=write_header,
     )
     if fvocab is not None:
       word2vec_format.write_vocab(fvocab, words, self.counts)
@@ -557,23 +565,25 @@ def _as_list(items: object) -> list:
   return [] if items is None else list(items)
 
 
-def load_vectors(path: pathlib.Path | str) -> Embeddings:
+def load_vectors(
+  path: pathlib.Path | str, encoding: str = 'utf-8'
+) -> Embeddings:
   """Loads vectors of any format; warns of lines that were left out.
 
   Reads a workdir, its export folder or vectors.npy (memory-mapped), or a
-  word2vec, GloVe or fastText .vec file, text or binary, plain or .gz. Runs may
-  be in a bucket. Raises a `UserError` if the file is missing, not recognized,
-  cut or damaged.
+  word2vec, GloVe or fastText .vec file, text or binary, plain or packed, with
+  words in `encoding`. Runs may be in a bucket. Raises a `UserError` if the file
+  is missing, not recognized, cut or damaged.
   """
   if bucket.is_url(path):
     with bucket.opened(path) as folder:
-      return load_vectors(folder).in_memory()
+      return load_vectors(folder, encoding).in_memory()
   if folder := model_folder(path):
     raise errors.UserError(
       f'{folder} has a model of clicks, not vectors of words; jaxemb predict '
       'applies it'
     )
-  words, vectors, counts, folder = export.read(path)
+  words, vectors, counts, folder = export.read(path, encoding)
   senses = (
     multivectors.read(folder, names=words, counts=counts, vectors=vectors)
     if folder

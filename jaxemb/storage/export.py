@@ -247,14 +247,17 @@ def _put_texts(
   create('projector/projector_config.pbtxt').write(_PROJECTOR_CONFIG)
 
 
-def read(path: pathlib.Path | str) -> word2vec_format.Vectors:
+def read(
+  path: pathlib.Path | str, encoding: str = 'utf-8'
+) -> word2vec_format.Vectors:
   """Reads a workdir, its export folder or vectors.npy, or a word2vec file.
 
-  Raises a `UserError` if it is missing, not recognised, cut or damaged.
+  `encoding` is that of words in a file. Raises a `UserError` if it is missing,
+  not recognised, cut or damaged.
   """
   path = pathlib.Path(path)
   if not path.is_dir() and path.name != VECTORS:
-    return word2vec_format.read(path)
+    return word2vec_format.read(path, encoding)
   folder = path if path.is_dir() else path.parent
   if (folder / 'export').is_dir():
     folder = folder / 'export'

@@ -12,8 +12,12 @@ words so renamed are counted.
 """
 
 import array
+import codecs
+import collections
 import contextlib
 import dataclasses
+import io
+import itertools
 import pathlib
 import re
 import warnings
@@ -34,6 +38,35 @@ _MAX_DIM = 1 << 20
 _MAX_COUNT_DIGITS = 12  # sums over a vocabulary fit int64
 _HEADER = re.compile(rb'\s*(\d+)[ \t]+(\d+)\s*')
 _SPACE = re.compile(r'[ \t-\r]')
+_CONTROLS = re.compile(rb'[\0-\x08\x0e-\x1f\x7f]')
+_NUMBER = re.compile(rb'\s[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$')
+_NUM_HEAD_LINES = 100  # by which a file without header is understood
+_REMEDY = 'check the path, or fetch the file again if it is cut or damaged'
+_HEADER_REMEDY = 'correct that line, or the first one, `vocab dim`'
+_TEXT_REMEDY = 'write its words and vectors as word2vec text or binary'
+_OTHERS = (  # first bytes of formats that are not read, and what to do
+  (
+    rb'\xba\x16\x4f\x2f',
+    'it is a model of fastText',
+    "give its .vec, or write its vectors with fastText's print-word-vectors",
+  ),
+  (
+    rb'\x80[\2-\5]',
+    "it is a pickle, such as gensim's own format",
+    "load it there and write it with save_word2vec_format('vectors.bin', "
+    'binary=True)',
+  ),
+  (
+    rb'\xff\xfe|\xfe\xff|\0\0\xfe\xff|[^\0]\0[^\0]\0|\0[^\0]\0[^\0]',
+    'it is UTF-16 or UTF-32',
+    "load it with encoding='utf-16', or convert it to UTF-8 (iconv -f UTF-16 "
+    '-t UTF-8)',
+  ),
+  (rb'\x93NUMPY', 'it is a NumPy array, without words', _TEXT_REMEDY),
+  (rb'\x89HDF', 'it is HDF5', _TEXT_REMEDY),
+  (rb'PAR1', 'it is Parquet', _TEXT_REMEDY),
+  (rb'SQLite format 3', 'it is a database of SQLite', _TEXT_REMEDY),
+)
 
 
 class Vectors(NamedTuple):
@@ -50,6 +83,7 @@ def write(
   words: Sequence[str],
   vectors: np.ndarray,
   is_binary: bool,
+  has_header: bool = True,
 ) -> int:
   """Writes [vocab] words and [vocab, dim] vectors; packed as the suffix says.
 
@@ -60,7 +94,13 @@ def write(
   with contextlib.ExitStack() as stack:
     file = stack.enter_context(atomic.write(path))
     file = stack.enter_context(packed.packer(file, path))
-    put_rows(file, words=spelled, vectors=vectors, is_binary=is_binary)
+    put_rows(
+      file,
+      words=spelled,
+      vectors=vectors,
+      is_binary=is_binary,
+      has_header=has_header,
+    )
   return num_renamed
 
 
@@ -113,12 +153,14 @@ def put_rows(
   vectors: np.ndarray,
   is_binary: bool,
   seen: Callable[[int, list[bytes]], None] = lambda start, rows: None,
+  has_header: bool = True,
 ) -> None:
-  """Writes the header and all rows to an open file.
+  """Writes the header, if any, and all rows to an open file.
 
   `seen` is called with the first number and the bytes of some rows at a time.
   """
-  file.write(b'%d %d\n' % vectors.shape)
+  if has_header:
+    file.write(b'%d %d\n' % vectors.shape)
   for start in range(0, len(words), _BLOCK_ROWS):
     block = np.asarray(vectors[start : start + _BLOCK_ROWS], '<f4')
     rows = [x.tobytes() for x in block] if is_binary else text_rows(block)
@@ -193,12 +235,14 @@ def read_vocab(
   return words, np.array(counts, np.int64) if has_counts else None
 
 
-def read(path: pathlib.Path | str) -> Vectors:
-  """Reads a text or binary file, with or without header, .gz or plain.
+def read(path: pathlib.Path | str, encoding: str = 'utf-8') -> Vectors:
+  """Reads a text or binary file, with or without header, plain or packed.
 
-  Warns, with their number, of repeated words (the first is kept), invalid UTF-8
-  (replaced) and bytes after the last row. Raises a `UserError` if the file is
-  missing, of an unknown format, cut or damaged.
+  `encoding` is that of the words. Warns, with their number, of repeated words
+  (the first is kept), empty words (left out) and words that are not in the
+  encoding (replaced). Raises a `UserError` if the file is missing, of another
+  format, cut or damaged, if its first line contradicts its rows, or if over 1 %
+  of its words are not in the encoding.
   """
   path = pathlib.Path(path)
   if path.is_fifo():  # opening it would wait for whoever writes
@@ -206,44 +250,102 @@ def read(path: pathlib.Path | str) -> Vectors:
       f'{path} is a pipe, and vectors are read more than once; give a file'
     )
   try:
-    raw, vectors, num_after = _read_file(path)
-  except (OSError, ValueError) as error:
+    codec = codecs.lookup(encoding).name
+    is_wide = codec.startswith(('utf-16', 'utf-32'))
+    b''.decode(encoding)  # of text
+    rows = _read_file(path, wide=codec if is_wide else '')
+  except LookupError as error:
     raise errors.UserError(
-      f'cannot read {path}: {getattr(error, "strerror", None) or error}; check '
-      'the path, or fetch the file again if it is cut or damaged'
+      f'there is no encoding {encoding!r}; give another, such as utf-8'
     ) from error
-  words = [word.decode('utf-8', 'replace') for word in raw]
-  rows: dict[str, int] = {}
-  for row, word in enumerate(words):
-    rows.setdefault(word, row)
-  num_invalid = sum(
-    '\ufffd' in word and word.encode() != given
-    for word, given in zip(words, raw, strict=True)
-  )
+  except (OSError, ValueError) as error:
+    problem, remedy = getattr(error, 'strerror', None) or str(error), _REMEDY
+    if type(error) is ValueError and len(error.args) == 2:
+      problem, remedy = error.args
+    raise errors.UserError(
+      f'cannot read {path}: {problem}; {remedy}'
+    ) from error
+  return _named(rows, path, encoding='utf-8' if is_wide else codec)
+
+
+class _Rows(NamedTuple):
+  """Rows as a file has them."""
+
+  words: list[bytes]
+  values: array.array | bytearray  # little-endian float32
+  max_invalid: float = 0.01  # fraction of words that are not in the encoding
+
+
+def _named(rows: _Rows, path: pathlib.Path, encoding: str) -> Vectors:
+  """Returns the rows of different words; counts what is wrong with others."""
+  raw = rows.words
+  num_invalid = num_empty = 0
+  index: dict[str, int] = {}
+  for row, word in enumerate(raw):
+    if not word.strip():
+      num_empty += 1
+      continue
+    name = word.decode(encoding, 'replace')
+    if '\ufffd' in name:
+      num_invalid += name.encode(encoding, 'replace') != word
+    index.setdefault(name, row)
+  if num_invalid > rows.max_invalid * max(len(raw), 100):
+    raise errors.UserError(
+      f'{num_invalid:,} of {len(raw):,} words of {path} are not in {encoding}: '
+      "load it with its encoding, such as encoding='cp1252', or convert it"
+    )
   for num, what in (
-    (num_invalid, 'words with invalid UTF-8, replaced'),
-    (len(words) - len(rows), 'repeated words, the first of each kept'),
-    (num_after, 'bytes after the last vector, ignored'),
+    (num_invalid, f'words that are not in {encoding}, with letters replaced'),
+    (num_empty, 'empty words, left out'),
+    (len(raw) - num_empty - len(index), 'repeated words, the first kept'),
   ):
     if num:
-      warnings.warn(f'{path}: {num:,} {what}', stacklevel=2)
-  if len(rows) < len(words):
-    vectors = vectors[list(rows.values())]
-  return Vectors(list(rows), vectors)
+      warnings.warn(f'{path}: {num:,} {what}', stacklevel=3)
+  vectors = np.frombuffer(rows.values, '<f4').reshape(len(raw), -1)
+  if len(index) < len(raw):
+    vectors = vectors[list(index.values())]
+  return Vectors(list(index), vectors)
 
 
-def _read_file(path: pathlib.Path) -> tuple[list[bytes], np.ndarray, int]:
-  """Words, [words, dim] vectors and bytes after them, or a `ValueError`."""
-  with packed.File(path) as file:
-    first, second = (file.readline(_MAX_LINE_BYTES) for _ in range(2))
+def _open(path: pathlib.Path, wide: str) -> BinaryIO:
+  """Opens a file behind any byte order mark, in UTF-8 if it was in `wide`.
+
+  Raises a `ValueError` for formats that are known and not read.
+  """
+  file = packed.File(path)
+  head = file.peek(16)[:16]
+  if wide:
+    with file:
+      text = file.read().decode(wide).removeprefix('\ufeff')
+    return io.BytesIO(text.encode())
+  for magic, what, remedy in _OTHERS:
+    if re.match(magic, head):
+      file.close()
+      raise ValueError(what, remedy)
+  if head.startswith(codecs.BOM_UTF8):
+    file.read(len(codecs.BOM_UTF8))
+  return file
+
+
+def _read_file(path: pathlib.Path, wide: str) -> _Rows:
+  """Reads all rows, or raises a `ValueError`."""
+  with _open(path, wide) as file:
+    first = file.readline(_MAX_LINE_BYTES)
+    lines = iter(lambda: file.readline(_MAX_LINE_BYTES), b'')
+    lines = [*itertools.islice(filter(bytes.strip, lines), _NUM_HEAD_LINES)]
   header = _HEADER.fullmatch(first)
   if header:
     num_rows, dim = map(int, header.groups())
-    is_text = _is_text_row(second, dim)
+    is_text = bool(lines) and _is_text(lines[0], dim)
   else:
-    num_rows, dim = None, len(first.split()) - 1
-    is_text = dim >= 2 and _is_text_row(first, dim)
-    if not is_text:
+    num_rows, is_text = None, True
+    counts = collections.Counter(map(_num_numbers, [first, *lines]))
+    dim = counts.most_common(1)[0][0]
+    if b'\r' in first.rstrip() and not lines:
+      raise ValueError(
+        'its lines end in carriage returns alone', "convert it (tr '\\r' '\\n')"
+      )
+    if dim < 2 or not _num_numbers(first):
       raise ValueError(
         'it is no word2vec file: expected a first line `vocab dim` (text or '
         'binary), or a word and its numbers'
@@ -251,72 +353,144 @@ def _read_file(path: pathlib.Path) -> tuple[list[bytes], np.ndarray, int]:
   if num_rows == 0 or not 0 < dim <= _MAX_DIM:
     raise ValueError(f'it holds no vectors: its header says {num_rows} x {dim}')
   # No room is made for what a damaged header promises.
-  read_rows = _read_text if is_text else _read_binary
-  with packed.File(path) as file:
+  with _open(path, wide) as file:
     if header:
       file.readline()
-    words, values, num_after = read_rows(file, num_rows, dim)
-  if num_rows is not None and len(words) < num_rows:
+    read_rows = _read_text if is_text else _read_binary
+    rows = read_rows(file, num_rows, dim)
+  if num_rows is not None and len(rows.words) < num_rows:
     raise ValueError(
-      f'it holds {len(words)} of the {num_rows} vectors that its first line '
-      'promises'
+      f'it holds {len(rows.words)} of the {num_rows} vectors that its first '
+      'line promises'
     )
-  if not is_text and num_after >= 4 * dim:
-    raise ValueError(
-      f'{num_after:,} bytes follow the {num_rows:,} vectors of {dim} numbers '
-      'that its first line promises: it has another number of them'
-    )
-  vectors = np.frombuffer(values, '<f4').reshape(-1, dim)
-  return words, vectors, num_after
+  return rows
 
 
-def _is_text_row(line: bytes, dim: int) -> bool:
+def _num_numbers(line: bytes) -> int:
+  """Returns how many numbers stand at the end of a line, without its word."""
   fields = line.split()
+  num = 0
+  for field in reversed(fields):
+    if not _is_number(field):
+      break
+    num += 1
+  is_all = num == len(fields) > 0  # the first is a word if no space precedes it
+  return num - (is_all and not line[:1].isspace())
+
+
+def _is_number(field: bytes) -> bool:
   try:
-    return len(fields) > dim and bool([*map(float, fields[-dim:])])
+    float(field)
   except ValueError:
     return False
+  return True
 
 
-def _read_text(
-  file: BinaryIO, num_rows: int | None, dim: int
-) -> tuple[list[bytes], array.array, int]:
-  words, values, num_after = [], array.array('f'), 0
+def _is_text(line: bytes, dim: int) -> bool:
+  """Whether the line behind a header is a row of text, perhaps a bad one."""
+  num = _num_numbers(line)
+  return num >= dim or (num > 0 and not _CONTROLS.search(line))
+
+
+def _read_text(file: BinaryIO, num_rows: int | None, dim: int) -> _Rows:
+  words, values, num_extra = [], array.array('f'), 0
   for number, line in enumerate(file, 1 if num_rows is None else 2):
-    fields = line.split()
-    if len(words) == num_rows:
-      num_after += len(line) if fields else 0
-    elif fields:
-      try:
-        if len(fields) <= dim:
-          raise ValueError(f'expected a word and {dim} numbers')
-        values.extend(map(float, fields[-dim:]))
-      except ValueError as error:
-        raise ValueError(f'line {number}: {error}') from error
-      words.append(b' '.join(fields[:-dim]))
-  return words, values, num_after
-
-
-def _read_binary(
-  file: BinaryIO, num_rows: int, dim: int
-) -> tuple[list[bytes], bytearray, int]:
-  words, values, data, position = [], bytearray(), b'', 0
-  while len(words) < num_rows:
-    space = data.find(b' ', position)
-    end = space if space >= 0 else len(data)
-    if end - position > _MAX_WORD_BYTES:
-      raise ValueError(f'there is no word before vector {len(words) + 1}')
-    stop = space + 1 + 4 * dim
-    if space >= 0 and stop <= len(data):
-      values += data[space + 1 : stop]
-      words.append(data[position:space].lstrip(b'\r\n'))
-      position = stop
+    line = line.rstrip()
+    if not line:
       continue
-    more = file.read(_BLOCK_BYTES)
-    if not more:
-      return words, values, 0
-    data, position = data[position:] + more, 0
-  num_after = len(data[position:].removeprefix(b'\r').removeprefix(b'\n'))
-  while more := file.read(_BLOCK_BYTES):
-    num_after += len(more)
-  return words, values, num_after
+    try:
+      word, *numbers = line.rsplit(b' ', dim)
+      row = [*map(float, numbers)]
+    except ValueError:
+      row = ()
+    if len(row) < dim:  # tabs, or several spaces, between numbers
+      word, row = _spaced_row(line, dim)
+    if len(words) == num_rows:
+      raise ValueError(
+        f'line {number} follows the {num_rows:,} vectors that its first line '
+        'promises', _HEADER_REMEDY,
+      )  # fmt: skip
+    is_extra = b' ' in word and _NUMBER.search(word)
+    if len(row) < dim or (is_extra and _is_of_vector(word, numbers)):
+      _refuse_row(line, number=number, dim=dim, has_header=num_rows is not None)
+    num_extra += bool(is_extra)
+    words.append(word)
+    values.extend(row)
+  if num_extra > max(1, len(words) / 2):
+    raise ValueError(
+      f'{num_extra:,} of {len(words):,} rows have more numbers than {dim}',
+      'correct or remove its first line',
+    )
+  for strip, space in ((bytes.lstrip, 0), (bytes.rstrip, -1)):
+    if all(x[space : space + 1 or None].isspace() for x in words):
+      words = [*map(strip, words)]  # of columns that are aligned
+  return _Rows(words, values)
+
+
+def _spaced_row(line: bytes, dim: int) -> tuple[bytes, Sequence[float]]:
+  """Returns word and numbers behind tabs or any spaces; () = not so many."""
+  for sign in b'\t', None:
+    word, *numbers = line.rsplit(sign, dim)
+    if sign is None and len(numbers) == dim - 1 and line[:1].isspace():
+      word, numbers = b'', [word, *numbers]
+    if len(numbers) == dim and all(map(_is_number, numbers)):
+      return word, [*map(float, numbers)]
+  return word, ()
+
+
+def _is_of_vector(word: bytes, numbers: Sequence[bytes]) -> bool:
+  """Whether the number at the end of a word looks like those behind it.
+
+  Names end in whole numbers, and seldom in others.
+  """
+  is_whole = word.rsplit(None, 1)[-1].isdigit()
+  return not is_whole or all(x.isdigit() for x in numbers)
+
+
+def _refuse_row(line: bytes, number: int, dim: int, has_header: bool) -> None:
+  num = _num_numbers(line)
+  problem = f'line {number}: {num} numbers behind a word, not {dim}'
+  if has_header:
+    raise ValueError(f'{problem}, as its first line says', _HEADER_REMEDY)
+  raise ValueError(f'{problem}, as in other lines')
+
+
+def _read_binary(file: BinaryIO, num_rows: int, dim: int) -> _Rows:
+  """Reads rows that all end in a line end, or none."""
+  words, values, data, position = [], bytearray(), b'', 0
+  num_needed = _MAX_WORD_BYTES + 4 * dim + 2
+  has_ends = None
+  while len(words) < num_rows:
+    if len(data) - position < num_needed:
+      data = data[position:] + file.read(max(_BLOCK_BYTES, num_needed))
+      position = 0
+    end = position + _MAX_WORD_BYTES
+    space = data.find(b' ', position, end)
+    stop = space + 1 + 4 * dim
+    if has_ends is None:
+      has_ends = data[stop : stop + 1] == b'\n'
+    while has_ends and space >= 0 and stop < len(data) and data[stop] != 10:
+      space = data.find(b' ', space + 1, end)  # in a word with spaces
+      stop = space + 1 + 4 * dim
+    if space < 0 and len(data) > end:
+      raise ValueError(f'there is no word before vector {len(words) + 1}')
+    if space < 0 or stop > len(data):
+      return _Rows(words, values)
+    word = data[position:space]
+    if not has_ends:
+      word = word.lstrip(b'\r\n')
+    if b'\n' in word or b'\0' in word:
+      raise ValueError(
+        f'vector {len(words) + 1} has no word before it: {dim} numbers, as its '
+        'first line says, are not those of a row', 'correct its first line',
+      )  # fmt: skip
+    words.append(word)
+    values += data[space + 1 : stop]
+    position = stop + has_ends
+  if rest := (data[position:] + file.read(_BLOCK_BYTES)).strip(b'\r\n'):
+    raise ValueError(
+      f'{len(rest):,} bytes or more follow the {num_rows:,} vectors of {dim} '
+      'numbers that its first line promises', 'correct its first line',
+    )  # fmt: skip
+  # Without line ends a space within a word shifts what is behind it.
+  return _Rows(words, values, max_invalid=0.01 if has_ends else 0)

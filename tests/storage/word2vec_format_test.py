@@ -1,11 +1,19 @@
 """Files equal to the last bit through gensim; damage is named, not loaded."""
 
+import bz2
 import gzip
+import lzma
+import pathlib
+import pickle
+import tempfile
 import warnings
 
+import hypothesis
 import numpy as np
 import pytest
 from gensim import models
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
 
 from jaxemb import errors
 from jaxemb.storage import word2vec_format as w2v
@@ -73,17 +81,17 @@ def test_text_of_numbers_that_are_not_finite():
 def test_invalid_and_repeated_words_are_counted(tmp_path, is_binary):
   rows = np.arange(8, dtype='<f4').reshape(4, 2)
   lines = [
-    name + b' ' + (row.tobytes() if is_binary else b'%d %d\n' % tuple(row))
+    name + b' ' + (row.tobytes() if is_binary else b'%d %d' % tuple(row))
     for name, row in zip([b'a\xff', b'b', b'b', b'c'], rows, strict=True)
   ]
   path = tmp_path / 'v'
-  path.write_bytes(b'4 2\n' + b''.join(lines) + b'more')
+  path.write_bytes(b'4 2\n' + b''.join(x + b'\n' for x in lines))
   with pytest.warns(UserWarning, match='v: ') as warned:
     loaded = w2v.read(path)
   assert loaded.words == ['a\ufffd', 'b', 'c']
   np.testing.assert_array_equal(loaded.vectors, rows[[0, 1, 3]])
   texts = [str(x.message).split(': ')[1] for x in warned]
-  assert [x[:7] for x in texts] == ['1 words', '1 repea', '4 bytes']
+  assert [x[:7] for x in texts] == ['1 words', '1 repea']
 
 
 @every_form
@@ -117,7 +125,21 @@ def test_truncated_anywhere_is_refused(tmp_path, name):
     (b'', 'no word2vec file'),
     (b'the quick brown fox\n', 'no word2vec file'),
     (b'a 1 2\nb 3 4\nc 3\n', 'line 3'),
-    (b'999999999999 300\na 1 2\n', '0 of the 999999999999 vectors'),
+    (b'999999999999 2\na 1 2\n', '1 of the 999999999999 vectors'),
+    (b'2 300\na 1 2\nb 1 2\n', 'line 2: 2 numbers behind a word, not 300'),
+    (b'2 2\na 1 2\nb 1.5 1 2\n', 'line 3: 3 numbers behind a word, not 2'),
+    (b'a 1 2\nb 1.5 1 2\nc 1 2\n', 'line 2: 3 numbers behind a word, not 2'),
+    (b'3 1\na 1 .2\nb 1 .2\nc 1 .2', '3 of 3 rows have more numbers than 1'),
+    (b'1 2\na 1 2\nb 3 4\n', 'line 3 follows the 1 vectors'),
+    (b'1 2\na 1 2\nrest', 'line 3 follows the 1 vectors'),
+    (b'1 1\na \1\2\3\4\nrest', '4 bytes or more follow'),
+    (b'2 1\na ' + b'\1\2\3\4' * 2 + b'\nb ' + bytes(8), 'vector 2'),
+    (b'a 1 2\rb 3 4\r', 'carriage returns alone'),
+    (b'\xba\x16\x4f\x2f' + bytes(90), 'fastText; give its .vec'),
+    (pickle.dumps({'a': 1}), "gensim's own format"),
+    ('1 2\na 1 2\n'.encode('utf-16-be'), "encoding='utf-16'"),
+    ('1 2\na 1 2\n'.encode('utf-32'), "encoding='utf-16'"),
+    ('é 1 2\nß 1 2\n'.encode('latin-1'), 'its encoding, such as encoding='),
     (b'1 50000\nabcdefg', '0 of the 1 vectors'),
     (b'2 2\n' + b'x' * 300_000, 'no word before vector 1'),
   ],
@@ -131,6 +153,165 @@ def test_damaged_files_are_named(tmp_path, content, message):
     assert '\n' not in str(caught.value)
     if data is content:
       assert message in str(caught.value)
+
+
+# Words and vectors as they may be, the first of them always usual.
+_VOCABULARY = st.tuples(
+  st.lists(
+    st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\n'))
+    | st.sampled_from(
+      ['San Francisco', 'a\nb', 'area 51', ' x', 'x ', '. . .', '7']
+    ),
+    max_size=7,
+  ),
+  st.integers(1, 5),
+).flatmap(
+  lambda x: st.tuples(
+    st.just(['the', *dict.fromkeys(y for y in x[0] if y != 'the')]),
+    st_numpy.arrays(
+      np.float32,
+      (len({*x[0], 'the'}), x[1]),
+      elements=st.floats(-100, 100, width=32),
+    ),
+  )
+)
+
+
+def _check_equal_or_refused(path, words, vectors, encoding='utf-8'):
+  """Reads a file; empty words may be left out."""
+  try:
+    with warnings.catch_warnings(record=True) as warned:
+      warnings.simplefilter('always')
+      loaded = w2v.read(path, encoding)
+  except errors.UserError as error:
+    assert '\n' not in str(error)
+    return False
+  kept = [i for i, x in enumerate(words) if x.strip(' \t\n\r\v\f')]
+  assert loaded.words == [words[i] for i in kept]
+  np.testing.assert_array_equal(loaded.vectors, vectors[kept])
+  assert len(warned) == (len(kept) < len(words))
+  return True
+
+
+def _folder():
+  return tempfile.TemporaryDirectory(prefix='jaxemb-test-')
+
+
+@every_form
+@hypothesis.given(vocabulary=_VOCABULARY)
+def test_what_gensim_writes_is_read_or_refused(is_binary, vocabulary):
+  words, vectors = vocabulary
+  # In binary a word ends at its first space.
+  hypothesis.assume(not is_binary or not any(' ' in x for x in words))
+  keyed = models.KeyedVectors(vectors.shape[1])
+  keyed.add_vectors(words, vectors)
+  keyed.expandos['count'] = np.arange(len(words), 0, -1)
+  with _folder() as folder:
+    path = f'{folder}/v'
+    keyed.save_word2vec_format(path, binary=is_binary)
+    is_read = _check_equal_or_refused(path, words, vectors)
+  is_usual = all(x.split() == [x] and '\0' not in x for x in words)
+  assert is_read or not is_usual
+
+
+@every_form
+@hypothesis.given(
+  vocabulary=_VOCABULARY,
+  suffix=st.sampled_from(['', '.gz', '.bz2', '.xz', '.zst', '.zip']),
+)
+def test_what_is_written_is_read(is_binary, vocabulary, suffix):
+  words, vectors = vocabulary
+  spelled = [x.decode() for x in w2v.spell(words)[0]]
+  with _folder() as folder:
+    path = f'{folder}/v{suffix}'
+    w2v.write(path, words, vectors, is_binary)
+    assert _check_equal_or_refused(path, spelled, vectors)
+
+
+@hypothesis.given(
+  vocabulary=_VOCABULARY,
+  has_header=st.booleans(),
+  signs=st.sampled_from([' ', '\t', '  ', ' \t']),
+  end=st.sampled_from(['\n', '\r\n', ' \n', '\n\n']),
+  has_bom=st.booleans(),
+  encoding=st.sampled_from(['utf-8', 'utf-16', 'utf-32', 'gb18030']),
+  pack=st.sampled_from([bytes, gzip.compress, bz2.compress, lzma.compress]),
+  is_whole=st.booleans(),
+)
+def test_text_by_hand_is_read_or_refused(
+  vocabulary, has_header, signs, end, has_bom, encoding, pack, is_whole
+):
+  words, vectors = vocabulary
+  if signs == '  ':
+    hypothesis.assume(all(x == x.strip(' ') for x in words))
+  rows = np.round(vectors) if is_whole else vectors
+  numbers = [[str(int(y) if is_whole else y) for y in x] for x in rows]
+  lines = [signs.join([x, *row]) for x, row in zip(words, numbers, strict=True)]
+  if has_header:
+    lines.insert(0, f'{len(rows)} {rows.shape[1]}')
+  text = ''.join(x + end for x in lines)
+  has_bom &= encoding == 'utf-8'
+  with _folder() as folder:
+    path = pathlib.Path(folder, 'v.vec')
+    text = ('\ufeff' * has_bom + text).encode(encoding)
+    path.write_bytes(pack(text))
+    is_read = _check_equal_or_refused(path, words, rows, encoding)
+  is_usual = all(x.split() == [x] for x in words)
+  assert is_read or not is_usual or (rows.shape[1] == 1 and not has_header)
+
+
+@every_form
+@hypothesis.given(
+  vocabulary=_VOCABULARY,
+  more_rows=st.integers(-3, 3),
+  more_numbers=st.integers(-3, 3),
+)
+def test_a_wrong_header_is_refused(
+  is_binary, vocabulary, more_rows, more_numbers
+):
+  words, vectors = vocabulary
+  hypothesis.assume(more_rows or more_numbers)
+  words = [f'w{i}' for i in range(len(words))]
+  num, dim = len(words) + more_rows, vectors.shape[1] + more_numbers
+  with _folder() as folder:
+    path = pathlib.Path(folder, 'v.vec')
+    w2v.write(path, words, vectors, is_binary)
+    _, rows = path.read_bytes().split(b'\n', 1)
+    path.write_bytes(b'%d %d\n' % (num, dim) + rows)
+    with pytest.raises(errors.UserError):
+      w2v.read(path)
+
+
+def test_spaces_in_binary_words(tmp_path):
+  path = tmp_path / 'v.bin'
+  rows = np.random.default_rng(0).normal(size=(3, 20)).astype('<f4')
+  words = [b'new', b'New York', b'york']
+  pairs = zip(words, map(np.ndarray.tobytes, rows), strict=True)
+  lines = [b'%b %b' % x for x in pairs]
+  path.write_bytes(b'3 20\n' + b''.join(lines))  # as gensim writes
+  with pytest.raises(errors.UserError, match=r'v\.bin'):
+    w2v.read(path)
+  path.write_bytes(b'3 20\n' + b''.join(x + b'\n' for x in lines))
+  _assert_read(path, ['new', 'New York', 'york'], rows)
+
+
+def test_words_in_another_encoding(tmp_path):
+  path = tmp_path / 'v.bin'
+  words, vectors = ['größe', 'the'], np.ones((2, 2), np.float32)
+  w2v.write(path, words, vectors, is_binary=True)
+  path.write_bytes(path.read_bytes().replace('öß'.encode(), b'\xf6\xdf'))
+  assert w2v.read(path, 'cp1252').words == words
+  with pytest.raises(errors.UserError, match='no encoding'):
+    w2v.read(path, 'none')
+
+
+def test_empty_words_are_left_out_and_counted(tmp_path):
+  path = tmp_path / 'v.vec'
+  path.write_text('4 2\na 1 2\n 3 4\n  5 6\n\xa0 7 8\n')
+  with pytest.warns(UserWarning, match='2 empty words'):
+    loaded = w2v.read(path)
+  assert loaded.words == ['a', '\xa0']
+  np.testing.assert_array_equal(loaded.vectors, [[1, 2], [7, 8]])
 
 
 def test_vocab_file(tmp_path):
