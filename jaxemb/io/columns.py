@@ -91,6 +91,11 @@ def _float_names(column):
   is_whole = (np.floor(numbers) == numbers) & (np.abs(numbers) < 2.0**63)
   whole = pa.array(np.where(is_whole, numbers, 0).astype(np.int64))
   others = pc.cast(column, pa.large_string())
+  size = np.abs(numbers)
+  if len(odd := np.flatnonzero(~is_whole & ((size < 1e-4) | (size >= 1e16)))):
+    mask = np.isin(np.arange(len(numbers)), odd)  # as Python writes them
+    texts = [*map(str, column.to_numpy(zero_copy_only=False)[odd])]
+    others = pc.replace_with_mask(others, mask, pa.array(texts, others.type))
   if is_whole.any():
     whole = pc.cast(whole, pa.large_string())
     others = pc.if_else(pa.array(is_whole), whole, others)

@@ -5,6 +5,7 @@ taken for one with a probability of 3e-5). Without this a log's categories, 26
 in a row, would become Python objects.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -68,11 +69,11 @@ def _hashes(data, starts, stops, out):
 
 
 @numba.njit(**_JIT)
-def _without_zeros(data, starts, stops, out):
-  """Writes `stops` without `.0` behind whole numbers."""
-  for i in range(len(out)):
+def _without_zeros(data, starts, stops, new_starts, new_stops):
+  """Writes ranges without `.0` behind whole numbers, and -0 without a sign."""
+  for i in range(len(starts)):
     first, stop = starts[i], stops[i]
-    out[i] = stop
+    new_starts[i], new_stops[i] = first, stop
     if stop < first + 3 or data[stop - 1] != 48:
       continue
     point = stop - 1
@@ -84,7 +85,22 @@ def _without_zeros(data, starts, stops, out):
     while first < point and 48 <= data[first] < 58:
       first += 1
     if first == point:
-      out[i] = point
+      new_stops[i] = point
+      is_zero = point == starts[i] + 2 and data[point - 1] == 48
+      new_starts[i] += is_zero and data[starts[i]] == 45
+
+
+@numba.njit(**_JIT)
+def _exponents(data, starts, stops, out):
+  """Lists strings that end as 1.5e+18 does; returns how many there are."""
+  num = 0
+  for i in range(len(starts)):
+    stop = stops[i]
+    if stop - starts[i] < 5 or data[stop - 3] != 43 or data[stop - 4] != 101:
+      continue
+    out[num] = i
+    num += 1
+  return num
 
 
 @numba.njit(**_JIT)
@@ -188,11 +204,26 @@ class Text(NamedTuple):
   def names(self) -> 'Text':
     """Returns the strings, of which whole numbers are those of integers.
 
-    110.0 is 110: programs write the same ids so if one is missing.
+    110.0 is 110, and 1.1e+18 has 19 digits: programs write the same ids so if
+    one is missing.
     """
-    stops = np.empty_like(self.stops)
-    _without_zeros(*self, stops)
-    return self._replace(stops=stops)
+    starts, stops = np.empty_like(self.starts), np.empty_like(self.stops)
+    _without_zeros(*self, starts, stops)
+    text, large = Text(self.data, starts, stops), np.empty(len(stops), int)
+    large = large[: _exponents(*text, large)]
+    return text._with_integers(large) if len(large) else text
+
+  def _with_integers(self, rows):
+    """Returns the strings, some rows as integers if they are whole numbers."""
+    import pyarrow as pa
+
+    names = self.strings().to_pylist()
+    for i in rows:
+      if re.fullmatch(r'-?\d(\.\d+)?e\+\d\d', names[i]):
+        number = float(names[i])
+        if number.is_integer() and abs(number) < 2.0**63:
+          names[i] = str(int(number))
+    return Text.of(pa.array(names, pa.large_string()))
 
   def hashes(self) -> np.ndarray:
     """[n] uint64."""

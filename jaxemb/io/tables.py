@@ -329,12 +329,7 @@ def head(
     layout = layout._replace(delimiter=sign, skip_lines=1)
     text = text[skipped.end() :]
     return Head(form, cells(text, sign), layout)
-  sign, quote, rows = dialect(text, num_rows)
-  escapes = '\\"' in text and bool(
-    re.search(rf'\\"(?!["\r\n]|$|{re.escape(sign)})', text)
-  )
-  if escapes and quote:
-    rows = cells(text, sign, quote, escapes=escapes, num_rows=num_rows)
+  sign, quote, escapes, rows, _ = dialect(text, num_rows)
   layout = layout._replace(delimiter=sign, quote=quote, escapes=escapes)
   return Head(form, rows, layout)
 
@@ -368,40 +363,51 @@ def cells(
   return rows
 
 
-def dialect(
-  text: str, num_rows: int = _HEAD_ROWS
-) -> tuple[str, str, list[list[str]]]:
-  """Returns the sign between cells, the quote, and the first rows.
+class Dialect(NamedTuple):
+  """How the first rows are cut, and what comes of it."""
 
-  The sign of which all rows have as many, or nearly all; ' ' for runs of white
+  sign: str
+  quote: str
+  escapes: bool
+  rows: list[list[str]]
+  share: float = 0.0  # of rows with as many cells as most have
+
+
+def dialect(text: str, num_rows: int = _HEAD_ROWS) -> Dialect:
+  """Returns the `Dialect` of a text.
+
+  Of which all rows have as many cells, or nearly all; ' ' is for runs of white
   space.
   """
-  best = (0, 0), ',', '"', cells(text, ',', num_rows=num_rows)
-  for order, sign in enumerate(('\t', '::', ';', ',', '|')):
-    for quote in '"', '':
-      if sign not in text[:_HEAD_BYTES] or (sign == '::' and quote):
+  fitting = {}
+  for sign in '\t', '::', ';', ',', '|':
+    if sign not in text:
+      continue
+    has_escapes = re.search(rf'\\"(?!["\r\n]|$|{re.escape(sign)})', text)
+    for quote, escapes in ('"', bool(has_escapes)), ('"', False), ('', False):
+      if sign == '::' and quote:
         continue
-      rows = cells(text, sign, quote, num_rows=num_rows)
+      rows = cells(text, sign, quote, escapes=escapes, num_rows=num_rows)
       sizes = [len(x) for x in rows]
-      if not rows or sizes[0] == 1 or max(sizes) == 1:
-        continue
-      if sign == ';' and _has_lists(rows):
-        continue
-      share = max(map(sizes.count, sizes)) / len(sizes)
-      score = share, (quote != '') - order
-      if score > best[0]:
-        best = score, sign, quote, rows
-  score, sign, quote, rows = best
+      share = max(map(sizes.count, sizes)) / len(sizes) if rows else 0
+      if (
+        rows and sizes[0] > 1 and share > getattr(fitting.get(sign), 'share', 0)
+      ):
+        fitting[sign] = Dialect(sign, quote, escapes, rows=rows, share=share)
+  if {';', ','} <= {*fitting} and _has_lists(fitting[';'].rows):
+    del fitting[';']
+  usual = Dialect(',', '"', False, rows=cells(text, ',', num_rows=num_rows))
+  best = max([usual, *fitting.values()], key=lambda x: x.share)
+  best = next((x for x in fitting.values() if x.share == best.share), best)
   lines = cells(text, ' ', num_rows=num_rows)
   sizes = {len(x) for x in lines}
   if len(sizes) == 1 and sizes != {1}:
-    is_mixed = sign == '\t' and any(' ' in y for x in rows for y in x)
     # KONECT has both spaces and tabs between numbers.
-    if not score[0] or (
-      is_mixed and all(is_number(y) for x in lines for y in x)
-    ):
-      return ' ', '', lines
-  return sign, quote, rows
+    is_mixed = best.sign == '\t' and any(' ' in y for x in best.rows for y in x)
+    is_mixed = is_mixed and all(is_number(y) for x in lines for y in x)
+    if not best.share or is_mixed:
+      return Dialect(' ', '', False, rows=lines)
+  return best
 
 
 def _has_lists(rows):
