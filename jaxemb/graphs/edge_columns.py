@@ -60,15 +60,16 @@ _RELATIVES = set('friend follower followee contact trustee neighbor'.split())
 Rows = Sequence[Sequence[str]]  # the first rows of a file
 
 
-def assign(where: str, rows: Rows, declared: str, is_named: bool | None):
+def assign(
+  where: str, rows: Rows, declared: str, form: str = ''
+) -> roles.Columns:
   """Return the `roles.Columns` of a table, whose first row may be a header.
 
-  `declared` is `data.columns`; `is_named` tells whether there is a header, None
-  = it has to be found out. Raises a `UserError` where the columns cannot be
-  told.
+  `declared` is `data.columns`; `form` one of `tables.FORMS` whose columns have
+  names, '' = text. Raises a `UserError` where the columns cannot be told.
   """
   first = rows[0]
-  has_header = is_header(rows) if is_named is None else is_named
+  has_header = bool(form) or is_header(rows)
   if len(first) < 2:
     raise errors.UserError(
       f'{where} has one field in its first line, {first[0][:60]!r}, and an '
@@ -85,12 +86,12 @@ def assign(where: str, rows: Rows, declared: str, is_named: bool | None):
       where, ROLES, first, declared=declared, has_header=False
     )
     return roles.require(where, ROLES, columns)
-  return _by_names(where, rows, declared)
+  return _by_names(where, rows, declared, form=form)
 
 
 def is_header(rows: Rows) -> bool:
   """Whether the first of some rows is a header."""
-  if len(rows) < 2:
+  if len(rows) < 2 or any(map(tables.is_number, rows[0])):
     return False
   if all(len(x) == 1 and x.isalpha() for x in rows[0]):  # of letters, u v
     short = [x for row in rows[1:] for x in row if len(x) == 1]
@@ -99,7 +100,7 @@ def is_header(rows: Rows) -> bool:
   return roles.is_header(ROLES, rows)
 
 
-def _by_names(where, rows, declared):
+def _by_names(where, rows, declared, form):
   """Columns below a header: pairs of names, then what is left."""
   names = [roles.simplified(x) for x in rows[0]]
   pair = _pair(names)
@@ -112,7 +113,9 @@ def _by_names(where, rows, declared):
   taken = {i for x in columns.by_role.values() for i in x}
   left = [i for i, x in enumerate(names) if i not in taken and x not in _INDEX]
   missing = [x for x in ('source', 'target') if x not in columns.by_role]
-  if not declared and len(left) == len(missing) > 0:
+  if missing and not declared and form == 'jsonl':
+    where = f'{where} is JSON, and'
+  elif not declared and len(left) == len(missing) > 0:
     found = dict(zip(missing, ((i,) for i in left), strict=True))
     columns = columns._replace(by_role={**found, **columns.by_role})
     left = []

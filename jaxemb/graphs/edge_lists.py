@@ -144,9 +144,7 @@ def _plan(path, settings):
 
 
 def _of_columns(path, head, declared, prefixes):
-  columns = edge_columns.assign(
-    str(path), head.rows, declared, is_named=head.is_named
-  )
+  columns = edge_columns.assign(str(path), head.rows, declared, form=head.kind)
   has_header = columns.has_header
   prefixes = prefixes or edge_columns.prefixes(head.rows[1:], columns)
   first = list(head.rows[min(has_header, len(head.rows) - 1)])
@@ -209,17 +207,18 @@ def _attributed(path, line):
     ) from error
 
 
-def _attributed_tables(path, names):
+def _attributed_tables(path, layout):
   import pyarrow as pa
 
+  skip = layout.skip_lines
   for block, *_ in tables.blocks(path):
     lines = bytes(block).decode('utf-8-sig', 'replace').split('\n')
-    edges = [_attributed(path, x) for x in lines if x.strip() and x[0] != '#']
-    columns = zip(*edges, strict=True)
+    edges = [_attributed(path, x) for x in lines[skip:] if x.strip()]
+    columns, skip = zip(*edges, strict=True), 0
     yield tables.Table(
       {
         name: keys.Text.of(pa.array(x, pa.large_string()))
-        for name, x in zip(names, columns, strict=False)
+        for name, x in zip(layout.columns, columns, strict=False)
       }
     )
 
@@ -356,8 +355,11 @@ class _Edges:
       _block, prefixes=first.prefixes, as_integers=self._as_integers
     )
     if first.has_attributes:
-      names = first.layout.columns
-      blocks = (then(y) for x in plans for y in _attributed_tables(x, names))
+      blocks = (
+        then(y)
+        for path, x in plans.items()
+        for y in _attributed_tables(path, x.layout)
+      )
     else:
       blocks = self._reader.tables(progress, then)
     with contextlib.ExitStack() as stack:

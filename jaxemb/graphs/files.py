@@ -11,6 +11,7 @@ files know of nodes.
 import functools
 import pathlib
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ from jaxemb.graphs import (
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.io import cache as cache_lib
+from jaxemb.io import columns as columns_lib
 from jaxemb.io import download, tables
 
 _SPLITS = 'train', 'valid', 'test'
@@ -97,6 +99,34 @@ def located(settings: Mapping[str, Any]) -> Mapping[str, Any]:
   return published.find_files(settings)
 
 
+def from_table(
+  table: Any, columns: str = '', directed: bool = False
+) -> graph_lib.Graph:
+  """Return the graph of a table of edges, as of a file with the same columns.
+
+  A table of pandas, polars or pyarrow, lists by column, or an array [n, 2 or 3]
+  whose columns have no names. `columns` is as `config.data.columns`. Raises a
+  `UserError` where it cannot be used.
+
+  To train on it, `graph.save` it and give the folder as `config.data.path`.
+  """
+  from pyarrow import parquet
+
+  settings = dict.fromkeys(('labels', 'label_column', 'features'), '')
+  settings |= {'columns': columns, 'directed': directed, 'num_nodes': 0}
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder, 'edges.parquet')
+    if isinstance(table, np.ndarray) and table.dtype.names is None:
+      path = path.with_suffix('.tsv')
+      lines = ('\t'.join(map(str, x)) for x in table.tolist())
+      path.write_text('\n'.join([*lines, '']), 'utf-8')
+    else:
+      parquet.write_table(columns_lib.of(table), path)
+    settings['path'] = str(path)
+    graph = read(settings, pathlib.Path(folder), lambda *_: None)
+    return graph_lib.in_memory(graph)
+
+
 def from_networkx(
   graph: Any, weight: str = 'weight', label: str = 'label'
 ) -> graph_lib.Graph:
@@ -107,7 +137,7 @@ def from_networkx(
   To train on it, `graph.save` it and give the folder as `config.data.path`.
   """
   nodes = dict(graph.nodes(data=True))
-  names = edge_lists.distinct(map(str, nodes))
+  names = edge_lists.distinct(map(_name, nodes))
   numbers = {x: i for i, x in enumerate(nodes)}
   edges = [(numbers[a], numbers[b], x) for a, b, x in graph.edges(data=True)]
   ends = np.array([x[:2] for x in edges], np.int64).reshape(-1, 2)
@@ -129,6 +159,14 @@ def from_networkx(
     names=graph_lib.Names.of(names),
     labels=labels_lib.Labels.of(labels) if any(labels) else None,
   )
+
+
+def _name(node):
+  """The name of a node, as `io.columns` has it of a file."""
+  if isinstance(node, bool | np.bool_):
+    return str(node).lower()
+  is_whole = isinstance(node, float | np.floating) and node == node // 1
+  return str(int(node)) if is_whole else str(node)
 
 
 def _built(make, paths, settings, cache, progress):

@@ -429,6 +429,16 @@ def load(folder: pathlib.Path | str) -> Graph:
     ) from error
 
 
+def in_memory(graph: Graph) -> Graph:
+  """The same graph, without files."""
+  arrays = {k: getattr(graph, k) for k in _PLAIN}
+  copies = {k: np.array(x) for k, x in arrays.items() if x is not None}
+  if isinstance(graph.names, Names):
+    names = graph.names
+    copies['names'] = Names(np.array(names.offsets), np.array(names.data))
+  return graph._replace(**copies)
+
+
 def build(
   chunks: Callable[[], Iterable[Edges]],
   num_nodes: int,

@@ -21,7 +21,7 @@ class Head(NamedTuple):
   skip_lines: int = 0  # comments in the head
   comment: str = ''  # what lines begin with that are comments anywhere
   comments: Sequence[str] = ()  # those that are skipped
-  is_named: bool | None = None  # whether the first row is a header
+  kind: str = ''  # 'parquet' or 'jsonl': the first row has names
 
   def below_first(self) -> 'Head':
     """Return it without the first row, such as one of sizes."""
@@ -31,7 +31,7 @@ class Head(NamedTuple):
 
   def form(self) -> str:
     """Return what is between its columns, as it is shown."""
-    names = {'': 'Parquet', ' ': 'white space', '\t': 'tabs', ',': 'commas'}
+    names = {'': self.kind, ' ': 'white space', '\t': 'tabs', ',': 'commas'}
     return names.get(self.delimiter, f'{self.delimiter!r} between columns')
 
   def layout(self, columns: Sequence[str], **options: bool) -> tables.Layout:
@@ -52,8 +52,8 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
   '' = lines with # or % in the head alone, if they are not as all others.
   Raises a `UserError` where no line has `what`, or comments cannot be told.
   """
-  if tables.guess(path) in ('parquet', 'jsonl'):
-    return Head(tables.head(path).rows, [], '', is_named=True)
+  if (kind := tables.guess(path)) in ('parquet', 'jsonl'):
+    return Head(tables.head(path).rows, [], '', kind=kind)
   block = next((bytes(x) for x, *_ in tables.blocks(path)), b'')
   lines = [
     x.decode('utf-8-sig', 'replace') for x in block.splitlines()[:_LINES]
@@ -74,12 +74,14 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
     len(_cells(x, delimiter)) for x in body
   ).most_common(1)[0][0]
   skip = 0
-  while lines[skip][:1] in {'', *marks}:
+  while skip < len(lines) and lines[skip][:1] in {'', *marks}:
     is_row = len(rows[skip]) == width > 1
     if lines[skip].strip() and is_row and _begins_row(path, lines[skip], rows):
       break
     skip += 1
   rows = [x for x in rows[skip:] if any(x)]
+  if not rows:
+    raise errors.UserError(f'{path} has no line with {what}; give another file')
   _refuse_comments(path, delimiter, rows)
   body = [x for x in lines[skip:] if x.strip()]
   return Head(rows, body, delimiter, skip_lines=skip, comments=lines[:skip])

@@ -3,13 +3,17 @@
 import csv
 import io
 
+import hypothesis
 import networkx as nx
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from jaxemb import errors
+from jaxemb.graphs import files
 
 NODES = range(12)
 PAIRS = [(a, b) for a in NODES for b in NODES if 0 < b - a < 4]
@@ -140,8 +144,16 @@ READ = [
     WEIGHTED,
   ),
   ('SNAP', 'as.txt', _lines(PAIRS, '\t', '# FromNodeId\tToNodeId'), PAIRS),
-  ('STRING', 'links.txt', _lines(_named(WEIGHTED, '9606.P', '9606.P', ''), ' ',
-   'protein1 protein2 combined_score'), _named(WEIGHTED, '9606.P', '9606.P', '')),
+  (
+    'STRING',
+    'links.txt',
+    _lines(
+      _named(WEIGHTED, '9606.P', '9606.P', ''),
+      ' ',
+      'protein1 protein2 combined_score',
+    ),
+    _named(WEIGHTED, '9606.P', '9606.P', ''),
+  ),
   (
     'KONECT',
     'out.moreno',
@@ -171,68 +183,149 @@ READ = [
   ('LINQS', 'x.cites', _lines(PAIRS), PAIRS),
   ('MUSAE', 'x_edges.csv', _csv(PAIRS, 'id_1,id_2'), PAIRS),
   ('Twitch', 'x_edges.csv', _csv(PAIRS, 'numeric_id_1,numeric_id_2'), PAIRS),
-  ('LastFM friends', 'user_friends.dat', _lines(PAIRS, '\t', 'userID\tfriendID'),
-   PAIRS),
-  ('MovieLens as edges', 'ratings.csv', _csv(
-    [(a, b, 3.5 + a % 2, 1_400_000_000 + a) for a, b in PAIRS],
-    'userId,movieId,rating,timestamp',
-  ), [(f'user:{a}', f'movie:{b}', 3.5 + a % 2) for a, b in PAIRS]),
-  ('a timed graph', 'x.csv', _csv(
-    [(a, b, 1990 + a) for a, b in PAIRS], 'source,target,year'), PAIRS),
-  ('NetworkX edgelist', 'x.edgelist', _nx(nx.write_edgelist, PLAIN),
-   PLAIN.edges()),
+  (
+    'LastFM friends',
+    'user_friends.dat',
+    _lines(PAIRS, '\t', 'userID\tfriendID'),
+    PAIRS,
+  ),
+  (
+    'MovieLens as edges',
+    'ratings.csv',
+    _csv(
+      [(a, b, 3.5 + a % 2, 1_400_000_000 + a) for a, b in PAIRS],
+      'userId,movieId,rating,timestamp',
+    ),
+    [(f'user:{a}', f'movie:{b}', 3.5 + a % 2) for a, b in PAIRS],
+  ),
+  (
+    'a timed graph',
+    'x.csv',
+    _csv([(a, b, 1990 + a) for a, b in PAIRS], 'source,target,year'),
+    PAIRS,
+  ),
+  (
+    'NetworkX edgelist',
+    'x.edgelist',
+    _nx(nx.write_edgelist, PLAIN),
+    PLAIN.edges(),
+  ),
   (
     'NetworkX attributes',
     'x.edgelist',
     _nx(nx.write_edgelist, KARATE),
     KARATE.edges(data='weight'),
   ),
-  ('NetworkX adjlist', 'x.adjlist', _nx(nx.write_adjlist, PLAIN),
-   PLAIN.edges()),
-  ('NetworkX adjlist, any name', 'karate.txt', _nx(nx.write_adjlist, PLAIN),
-   PLAIN.edges()),
-  ('pandas', 'x.csv', pd.DataFrame(PEOPLE, columns=['from', 'to']).to_csv(),
-   PEOPLE),
+  (
+    'NetworkX adjlist',
+    'x.adjlist',
+    _nx(nx.write_adjlist, PLAIN),
+    PLAIN.edges(),
+  ),
+  (
+    'NetworkX adjlist, any name',
+    'karate.txt',
+    _nx(nx.write_adjlist, PLAIN),
+    PLAIN.edges(),
+  ),
+  (
+    'pandas',
+    'x.csv',
+    pd.DataFrame(PEOPLE, columns=['from', 'to']).to_csv(),
+    PEOPLE,
+  ),
   ('arrows', 'x.txt', _lines([(a, '->', b) for a, b in PAIRS], ' '), PAIRS),
-  ('points', 'x.txt', _lines([(*x, .25 + x[0]) for x in PAIRS], ' '),
-   [(*x, .25 + x[0]) for x in PAIRS]),
-  ('hashtags', 'x.tsv', _lines(_named(PAIRS, '#', 'u')),
-   _named(PAIRS, '#', 'u')),
+  (
+    'points',
+    'x.txt',
+    _lines([(*x, 0.25 + x[0]) for x in PAIRS], ' '),
+    [(*x, 0.25 + x[0]) for x in PAIRS],
+  ),
+  (
+    'hashtags',
+    'x.tsv',
+    _lines(_named(PAIRS, '#', 'u')),
+    _named(PAIRS, '#', 'u'),
+  ),
   ('semicolons', 'x.csv', _csv(PEOPLE, 'source,target', ';'), PEOPLE),
-  ('Parquet', 'x.parquet', pa.table({
-    'src': [x for x, _ in PEOPLE], 'dst': [y for _, y in PEOPLE]}), PEOPLE),
-]  # fmt: skip
+  (
+    'Parquet',
+    'x.parquet',
+    pa.table({'src': [x for x, _ in PEOPLE], 'dst': [y for _, y in PEOPLE]}),
+    PEOPLE,
+  ),
+]
 
 REFUSED = [
   ('three integers', 'x.txt', _lines(WEIGHTED, ' '), 'source,target,weight'),
-  ('OpenKE, no count', 'x.txt', _lines(_htr(NUMBERED)), 'source,target,relation'),
-  ('a count that is wrong', 'train2id.txt',
-   _lines(_htr(NUMBERED), ' ', '7'), 'first line says 7'),
+  (
+    'OpenKE, no count',
+    'x.txt',
+    _lines(_htr(NUMBERED)),
+    'source,target,relation',
+  ),
+  (
+    'a count that is wrong',
+    'train2id.txt',
+    _lines(_htr(NUMBERED), ' ', '7'),
+    'first line says 7',
+  ),
   ('dates', 'x.txt', _lines([(*x, '2020-01-02') for x in PEOPLE]), 'times'),
   ('seconds', 'x.txt', _lines([(*x, 1_400_000_000) for x in PEOPLE]), 'times'),
-  ('years', 'x.txt', _lines(
-    [(*x, 1990 + i) for i, x in enumerate(PEOPLE)]), 'times'),
-  ('years under weight', 'x.csv', _csv(
-    [(*x, 1990 + i) for i, x in enumerate(PEOPLE)], 'source,target,weight'),
-   'times'),
-  ('a number under no known name', 'x.csv',
-   _csv(WEIGHTED, 'source,target,days'), 'days of .* a weight or not'),
+  (
+    'years',
+    'x.txt',
+    _lines([(*x, 1990 + i) for i, x in enumerate(PEOPLE)]),
+    'times',
+  ),
+  (
+    'years under weight',
+    'x.csv',
+    _csv(
+      [(*x, 1990 + i) for i, x in enumerate(PEOPLE)], 'source,target,weight'
+    ),
+    'times',
+  ),
+  (
+    'a number under no known name',
+    'x.csv',
+    _csv(WEIGHTED, 'source,target,days'),
+    'days of .* a weight or not',
+  ),
   ('two kinds', 'x.csv', _csv(PAIRS, 'person_no,firm_no'), 'the same numbers'),
-  ('unknown names', 'x.csv', _csv(
-    [(1, 2, 3)] * 3, 'one,knows,other'), 'data.columns=source:'),
+  (
+    'unknown names',
+    'x.csv',
+    _csv([(1, 2, 3)] * 3, 'one,knows,other'),
+    'data.columns=source:',
+  ),
   ('four columns', 'x.txt', _lines([(*x, 1, 2) for x in PAIRS]), 'say what'),
-  ('more relations than nodes', 'x.csv', _csv(
-    [(a, i, b) for i, (a, b) in enumerate(PAIRS)], 'head,relation,tail'),
-   'relations between'),
-  ('labels of 0 and 1', 'x.csv', _csv(
-    [(*x, i % 2) for i, x in enumerate(PAIRS)], 'source,target,label'),
-   'may be a relation or not'),
-  ('NetworkX multiline', 'x.txt', _nx(nx.write_multiline_adjlist, PLAIN),
-   'multiline adjacency list'),
-  ('comments between edges', 'x.txt', 'a b\n' * 9 + '# new\nb c\n',
-   'data.comments=#'),
+  (
+    'more relations than nodes',
+    'x.csv',
+    _csv([(a, i, b) for i, (a, b) in enumerate(PAIRS)], 'head,relation,tail'),
+    'relations between',
+  ),
+  (
+    'labels of 0 and 1',
+    'x.csv',
+    _csv([(*x, i % 2) for i, x in enumerate(PAIRS)], 'source,target,label'),
+    'may be a relation or not',
+  ),
+  (
+    'NetworkX multiline',
+    'x.txt',
+    _nx(nx.write_multiline_adjlist, PLAIN),
+    'multiline adjacency list',
+  ),
+  (
+    'comments between edges',
+    'x.txt',
+    'a b\n' * 9 + '# new\nb c\n',
+    'data.comments=#',
+  ),
   ('GraphML', 'x.graphml', '<graphml/>', 'networkx'),
-]  # fmt: skip
+]
 
 
 def _found(graph):
@@ -287,3 +380,118 @@ def test_layouts_of_several_readings_are_refused(name, text, message, read):
   with pytest.raises(errors.UserError, match=message) as caught:
     read(text, name, source='edges')
   assert '\n' not in str(caught.value)
+
+
+# Whatever is written is read as it was, or refused.
+
+_LETTERS = st.characters(
+  exclude_categories=['C', 'Z'], exclude_characters='"\\#%{}\',;|:\t '
+)
+_TEXT = st.text(_LETTERS, min_size=1, max_size=6)
+_NAMES = st.one_of(
+  st.integers(0, 99).map(str),
+  st.integers(0, 30).map(lambda x: f'n{x}'),
+  _TEXT,
+  _TEXT.map(lambda x: f'#{x}'),
+  _TEXT.map(lambda x: f'{x} {x}'),
+)
+_WEIGHTS = st.one_of(st.integers(1, 9), st.floats(0.125, 64, width=16))
+_EDGES = st.lists(st.tuples(_NAMES, _NAMES, _WEIGHTS), min_size=1, max_size=30)
+_FEW = settings(
+  max_examples=20,
+  deadline=None,
+  suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+_HEADERS = st.sampled_from(
+  ['source,target', 'src,dst', 'from,to', 'head,tail', 'node1,node2', 'u,v', '']
+)
+
+
+def _sums(edges, directed=True):
+  """Weights by pair of nodes."""
+  sums = {}
+  for a, b, weight in edges:
+    if a != b:
+      sums[a, b] = sums.get((a, b), 0) + weight
+  return sums
+
+
+def _same(graph, edges, with_weights):
+  """Whether a directed graph has these edges."""
+  keys = list(graph.keys())
+  sources = np.repeat(np.arange(graph.num_nodes), np.diff(graph.offsets))
+  pairs = [
+    (keys[a], keys[b]) for a, b in zip(sources, graph.neighbors, strict=True)
+  ]
+  sums = _sums(edges)
+  assert {*pairs} == {*sums}
+  assert graph.relations is None
+  if with_weights and graph.weights is not None:
+    read_sums = dict(zip(pairs, graph.weights.tolist(), strict=True))
+    assert read_sums == pytest.approx(sums, rel=1e-5)
+
+
+def _whole(name):
+  """What a name is called that is a whole number."""
+  head, point, zeros = name.partition('.')
+  is_whole = point and zeros.strip('0') == '' and head.isdecimal()
+  return head if is_whole and zeros else name
+
+
+@_FEW
+@given(_EDGES, _HEADERS, st.sampled_from([',', '\t', ';', '|']), st.booleans())
+def test_what_pandas_writes_is_read_or_refused(
+  read, edges, header, sign, with_weights
+):
+  names = header.split(',') if header else ['1', '2']
+  names += ['weight'] * with_weights
+  cells = [[str(y).isdecimal() for y in x[: len(names)]] for x in edges]
+  is_like_header = any(map(all, zip(*cells[1:], strict=True)))
+  hypothesis.assume(header or any(cells[0]) or not is_like_header)
+  frame = pd.DataFrame([x[: len(names)] for x in edges], columns=names)
+  text = frame.to_csv(index=False, header=bool(header), sep=sign)
+  try:
+    graph = read(text, 'edges.csv', directed=True)
+  except errors.UserError as error:
+    assert '\n' not in str(error)
+    return
+  _same(graph, [(_whole(a), _whole(b), w) for a, b, w in edges], with_weights)
+
+
+@_FEW
+@given(_EDGES, st.booleans())
+def test_what_networkx_writes_is_read_or_refused(read, edges, with_weights):
+  graph = nx.DiGraph()
+  for a, b, weight in edges:
+    graph.add_edge(a, b, **({'weight': weight} if with_weights else {}))
+  file = io.BytesIO()
+  nx.write_edgelist(graph, file)
+  rows = [(a, b, x.get('weight', 1)) for a, b, x in graph.edges(data=True)]
+  try:
+    found = read(file.getvalue().decode(), 'x.edgelist', directed=True)
+  except errors.UserError as error:
+    assert '\n' not in str(error)
+    return
+  _same(found, [(_whole(a), _whole(b), w) for a, b, w in rows], with_weights)
+
+
+@_FEW
+@given(st.lists(st.tuples(*[st.integers(0, 20)] * 2), min_size=2, max_size=30))
+def test_a_value_has_one_name_wherever_it_is(read, edges):
+  if all(a == b for a, b in edges):
+    return
+  frame = pd.DataFrame(edges, columns=['source', 'target'])
+  networkx = nx.MultiDiGraph(edges)
+  graphs = [
+    read(frame.to_csv(index=False), 'x.csv', directed=True),
+    read(frame.astype(float).to_csv(index=False), 'x.csv', directed=True),
+    read(pa.Table.from_pandas(frame), 'x.parquet', directed=True),
+    files.from_table(frame, directed=True),
+    files.from_table(frame.astype(float), directed=True),
+    files.from_table(pa.Table.from_pandas(frame), directed=True),
+    files.from_table(np.array(edges), directed=True),
+    files.from_networkx(networkx),
+    files.from_networkx(nx.MultiDiGraph([tuple(map(float, x)) for x in edges])),
+  ]
+  for graph in graphs:
+    _same(graph, [(str(a), str(b), 1) for a, b in edges], False)
