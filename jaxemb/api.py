@@ -22,6 +22,7 @@ _KINDS = str, bytes, Iterable  # of sentences, of which bytes are refused
 def train(
   data: str | os.PathLike | Iterable[str | Sequence[str]] | Any,
   *,
+  config: str = '',
   dim: int = 100,
   window: int = 5,
   negatives: int = 5,
@@ -32,17 +33,19 @@ def train(
   seed: int = 1,
   workdir: str | os.PathLike | None = None,
   settings: Mapping[str, Any] = types.MappingProxyType({}),
-) -> 'embeddings.Embeddings':
-  """Trains word vectors on sentences, files or what a config names.
+) -> 'embeddings.Embeddings | predictor.ClickModel':
+  """Trains word vectors on sentences, or another kind on files and tables.
 
   `data` is sentences, each a string or a list of tokens, which are read once; a
-  path, as in `config.data.path`; or a config, which replaces the arguments up
-  to `seed`. The model, 'skipgram' or 'cbow', has vectors of size `dim`, up to
-  `window` words on each side of a center and `negatives` for each positive.
-  Words rarer than `min_count` are dropped; `sample` is the threshold of
-  frequent-word subsampling, 0 = off. `workdir` is the folder of the run, in
-  which a second call resumes; None = a temporary one. `settings` are any
-  others, such as `{'optimizer.name': 'adagrad'}`.
+  path, as in `config.data.path`; a table of pandas, polars or Arrow, or a list
+  of dicts; or a config. `config` names the config to start from, which a table
+  needs: 'rec:bpr', 'ctr', 'graph', ... With either config the arguments up to
+  `seed` are its own unless they are given. The model, 'skipgram' or 'cbow', has
+  vectors of size `dim`, up to `window` words on each side of a center and
+  `negatives` for each positive. Words rarer than `min_count` are dropped;
+  `sample` is the threshold of frequent-word subsampling, 0 = off. `workdir` is
+  the folder of the run, in which a second call resumes; None = a temporary one.
+  `settings` are any others, such as `{'optimizer.name': 'adagrad'}`.
 
   Raises a `UserError` for unusable data or settings, or after a signal.
   """
@@ -61,49 +64,85 @@ def train(
     'seed': seed,
   }
   with tempfile.TemporaryDirectory(prefix='jaxemb-') as temporary:
-    config, values, cache = _configure(data, arguments, temporary)
-    config = config_lib.check(config, {**values, **settings})
+    start, values, cache = _configure(
+      data, arguments, folder=temporary, name=config
+    )
+    start = config_lib.check(start, {**values, **settings})
     folder = workdir or os.path.join(temporary, 'run')
-    code = lifecycle.run(config, folder, text_cache=cache)
+    code = lifecycle.run(start, folder, text_cache=cache)
     if code == lifecycle.STOPPED:
       raise errors.UserError(
         'training was stopped by a signal; '
         + ('call again to resume' if workdir else 'give a workdir to resume')
       )
+    if config and embeddings.model_folder(folder):
+      return load(folder)
     return embeddings.load_vectors(folder).in_memory()
 
 
 def _configure(
-  data: Any, arguments: Mapping[str, Any], folder: str
+  data: Any, arguments: Mapping[str, Any], folder: str, name: str
 ) -> tuple[Any, Mapping[str, Any], pathlib.Path | None]:
   """A config, values to set in it, and the cache of what is in the folder.
 
-  Writes sentences to the folder; None = the usual cache.
+  Writes sentences and tables to the folder; None = the usual cache.
   """
   import ml_collections
 
   from jaxemb import config as config_lib
 
-  config = config_lib.default()
+  defaults = config_lib.flat(config_lib.default())
+  given = {k: x for k, x in arguments.items() if x != defaults[k]}
   if isinstance(data, ml_collections.ConfigDict):
-    defaults = config_lib.flat(config)
-    for key, value in arguments.items():
-      if value != defaults[key]:
-        raise errors.UserError(
-          f'{key.split(".")[-1]}={value!r} is not used with a config; set '
-          f'config.{key} there, or settings={{{key!r}: {value!r}}}'
-        )
+    for key, value in given.items():
+      raise errors.UserError(
+        f'{key.split(".")[-1]}={value!r} is not used with a config; set '
+        f'config.{key} there, or settings={{{key!r}: {value!r}}}'
+      )
     return data, {}, None
-  values, cache = {**arguments, 'eval.paths': 'none'}, None
+  config = config_lib.load(name) if name else config_lib.default()
+  values = given if name else {**arguments, 'eval.paths': 'none'}
   if isinstance(data, str | os.PathLike):
     config.data.path = os.fspath(data)
-  else:
-    config.data.path = os.path.join(folder, 'text.txt')
-    has_tokens = _write_sentences(data, config.data.path)
-    config.data.tokens = 'whitespace' if has_tokens else 'words'
-    config.data.lowercase = not has_tokens
-    cache = pathlib.Path(folder, 'cache')
+    return config, values, None
+  cache = pathlib.Path(folder, 'cache')
+  if _is_table(data):
+    if not name:
+      raise errors.UserError(
+        'a table has columns and no sentences; give config, such as '
+        "config='rec', 'ctr' or 'graph', or a column of it as sentences"
+      )
+    config.data.path = os.path.join(folder, 'table.parquet')
+    _write_table(data, config.data.path)
+    return config, values, cache
+  config.data.path = os.path.join(folder, 'text.txt')
+  has_tokens = _write_sentences(data, config.data.path)
+  config.data.tokens = 'whitespace' if has_tokens else 'words'
+  config.data.lowercase = not has_tokens
   return config, values, cache
+
+
+def _is_table(data: Any) -> bool:
+  """Whether it is a table of pandas, polars or Arrow, or a list of dicts."""
+  if isinstance(data, list):
+    return bool(data) and isinstance(data[0], Mapping)
+  return hasattr(data, 'column_names') or hasattr(data, 'columns')
+
+
+def _write_table(data: Any, path: str) -> None:
+  """Writes a table as Parquet; raises a `UserError` if it is none."""
+  import pyarrow as pa
+  from pyarrow import parquet
+
+  from jaxemb.io import columns
+
+  try:
+    parquet.write_table(columns.of(data), path)
+  except (pa.ArrowException, NotImplementedError) as error:
+    raise errors.UserError(
+      f'the table cannot be written: {errors.one_line(error)}; give columns of '
+      'names, numbers or lists of them'
+    ) from error
 
 
 def load(

@@ -107,3 +107,37 @@ def test_a_stopped_run_says_how_to_resume(monkeypatch):
     jaxemb.train(_TEXT)
   with pytest.raises(errors.UserError, match='call again to resume'):
     jaxemb.train(_TEXT, workdir=pathlib.Path(os.devnull))
+
+
+_REC = {'dim': 8, 'epochs': 2, 'config': 'rec:item2vec'}
+_REC['settings'] = {'train.threads': 1, 'data.columns': 'rating:stars>=3'}
+
+
+def _table():
+  rng = np.random.default_rng(0)
+  rows = rng.integers(0, 60, (900, 2)).tolist()
+  return [
+    {'user': a, 'item': b if a else None, 'stars': (a + b) % 5} for a, b in rows
+  ]
+
+
+def test_a_table_is_as_the_same_table_in_a_file(tmp_path):
+  import pyarrow as pa
+
+  pd = pytest.importorskip('pandas')
+  frame = pd.DataFrame(_table())  # whose items are floats
+  path = tmp_path / 'ratings.csv'
+  frame.to_csv(path, index=False)
+  expected = jaxemb.train(path, **_REC)
+  assert set(expected.index_to_key) <= {str(i) for i in range(60)}
+  for data in frame, pa.table(frame), _table():
+    found = jaxemb.train(data, **_REC)
+    assert found.index_to_key == expected.index_to_key
+    assert np.array_equal(found.vectors, expected.vectors)
+
+
+def test_a_table_alone_is_no_text():
+  with pytest.raises(
+    errors.UserError, match="give config, such as config='rec"
+  ):
+    jaxemb.train(_table())
