@@ -54,7 +54,7 @@ from jaxemb.text import tokenize, wiki
 
 MAX_HELD_WORDS = 1 << 22  # words of a table in memory, some 200 MB
 
-_FORMAT = 9
+_FORMAT = 10
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
 
 # Bytes of input that make starting processes worth it.
@@ -64,7 +64,7 @@ _MANY_BYTES = 64 << 20
 class Settings(NamedTuple):
   """Settings that the ids depend on, named as in `config.data`."""
 
-  tokens: str  # 'words' or 'whitespace', see `tokenize`
+  tokens: str  # 'words', 'words+emoji' or 'whitespace', see `tokenize`
   lowercase: bool
   min_count: int
   max_vocab: int  # 0 = no limit
@@ -293,6 +293,7 @@ class _Encoder:
       'out_of_vocabulary_words': totals['read_words'] - totals['num_words'],
       'problems': [*dict.fromkeys(problems)],  # several may have the same
       'overlong_words': totals['overlong_words'],
+      'emoji': totals['emoji'],
       'invalid_utf8_bytes': totals['invalid_utf8_bytes']
       + sum(x.replaced_bytes for x in reports),
       'lost_bytes': sum(x.lost_bytes for x in reports),
@@ -405,7 +406,7 @@ class _Encoder:
   def write_piece(self, file: int, piece: sources.Piece) -> _Piece:
     """Writes the words and ids of a piece to disk."""
     s = self.settings
-    ids, words, invalid_bytes, overlong_words = tokenize.tokenize(
+    ids, words, invalid_bytes, overlong_words, emoji = tokenize.tokenize(
       piece.text,
       definition=s.tokens,
       lowercase=s.lowercase,
@@ -416,6 +417,7 @@ class _Encoder:
       'read_words': int(words.counts.sum()),
       'invalid_utf8_bytes': invalid_bytes,
       'overlong_words': overlong_words,
+      'emoji': emoji,
     }
     order = np.argsort(words.hashes)
     # The new index of each word; the last one maps END to itself.

@@ -1,13 +1,21 @@
 """Tokenizer: one compiled pass from UTF-8 text to words, counts and ids.
 
-Two definitions of a word (`config.data.tokens`):
+Three definitions of a word (`config.data.tokens`):
 
-  'words'       a run of letters, digits and marks of any script; everything
-                else separates. "don't" is two words, "naïve" one.
-  'whitespace'  a run without white space, for text that is already tokenized.
+  'words'        a letter or digit of any script, and the letters, digits, marks
+                 and format signs behind it; everything else separates. "don't"
+                 is two words, "naïve" one, as is Persian with its joiners.
+  'words+emoji'  the same, and each emoji with its modifiers is a word.
+  'whitespace'   a run without white space, for text that is already tokenized.
 
-A table over code points holds definition and lower-casing: 0 separates, any
-other entry is the UTF-8 to write. A line end closes a sentence, which training
+'words' follows UAX 29 but for apostrophes and signs in numbers, which separate:
+format signs are part of the word around them (WB4), marks need a letter before
+them, and Hebrew gershayim and the dot of Catalan's "l·l" join letters (WB6). Of
+format signs only those are written that spelling depends on, so that a word
+with and without a soft hyphen or a direction mark is the same.
+
+A table over code points holds definition and lower-casing: what a code point
+does and the UTF-8 to write. A line end closes a sentence, which training
 windows never cross, and is written as `END`. All loops over bytes are compiled
 with numba and release the interpreter lock.
 
@@ -37,6 +45,48 @@ HASH_BITS = 62  # ranges of hashes fit int64
 
 # Unicode has no letters, digits, marks or white space elsewhere.
 _ASSIGNED = (range(0x40000), range(0xE0000, 0xE0200))
+
+# What a code point does: 32 bits above its UTF-8 in `code_points`.
+LETTER = 0  # belongs to a word, as digits do
+MARK = 1  # belongs to the word before it, if there is one
+JOINER = 2  # belongs to the word on both sides of it
+MIDDLE_DOT = 3  # as a joiner between two l, and separates otherwise
+IGNORED = 4  # vanishes
+SEPARATOR = 5
+LINE_END = 6
+EMOJI = 7  # a word of its own, or dropped and counted
+
+_LINE_ENDS = '\n\r\x85\u2028\u2029'
+_ZWJ = 0x200D
+# And the vowel separator of Mongolian, and gershayim.
+_JOINERS = '\u200c\u200d\u180e\u05f4'
+# Punctuation that stands within words: Armenian, Hebrew, letters of Africa.
+_MARKS = '\u055a\u055b\u055c\u055e\u05f3\ua789\ua78a'
+# Format signs that are seen: signs over numbers, joiners of hieroglyphs.
+# Those of tags spell flags, such as that of Wales.
+_VISIBLE_FORMATS = (
+  range(0x600, 0x606), range(0x6DD, 0x6DE), range(0x70F, 0x710),
+  range(0x890, 0x892), range(0x8E2, 0x8E3), range(0x110BD, 0x110CE),
+  range(0x13430, 0x13440), range(0xE0020, 0xE0080),
+)  # fmt: skip
+_FLAGS = 0x1F1E6, 0x1F1FF  # two of these letters are a flag
+_SKIN_TONES = 0x1F3FB, 0x1F3FF
+# Unicode's Extended_Pictographic and these two, from the arrows on: signs such
+# as (c) before them are rarely meant as emoji.
+_EMOJI = (
+  '2194-2199 21A9-21AA 231A-231B 2328 2388 23CF 23E9-23F3 23F8-23FA 24C2 '
+  '25AA-25AB 25B6 25C0 25FB-25FE 2600-2605 2607-2612 2614-2685 2690-2705 '
+  '2708-2712 2714 2716 271D 2721 2728 2733-2734 2744 2747 274C 274E 2753-2755 '
+  '2757 2763-2767 2795-2797 27A1 27B0 27BF 2934-2935 2B05-2B07 2B1B-2B1C 2B50 '
+  '2B55 3030 303D 3297 3299 1F000-1F0FF 1F10D-1F10F 1F12F 1F16C-1F171 '
+  '1F17E-1F17F 1F18E 1F191-1F19A 1F1AD-1F20F 1F21A 1F22F 1F232-1F23A '
+  '1F23C-1F23F 1F249-1F53D 1F546-1F64F 1F680-1F6FF 1F774-1F77F 1F7D5-1F7FF '
+  '1F80C-1F80F 1F848-1F84F 1F85A-1F85F 1F888-1F88F 1F8AE-1F8FF 1F90C-1F93A '
+  '1F93C-1F945 1F947-1FAFF 1FC00-1FFFD'
+)
+
+# A longer word is not written to its end. A joiner fits behind the longest one.
+_MAX_WRITTEN_BYTES = MAX_WORD_BYTES + 4
 
 _FNV_BASIS = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
@@ -166,7 +216,7 @@ def _place(hashes, slots):
 def _grown(table: _Table) -> _Table:
   """Returns a copy with room for twice the words and text, and a long word."""
   words, n = table.words(), table.size[0]
-  out = _empty(2 * len(table.hashes), 2 * len(table.arena) + MAX_WORD_BYTES + 1)
+  out = _empty(2 * len(table.hashes), 2 * len(table.arena) + _MAX_WRITTEN_BYTES)
   out.hashes[:n], out.counts[:n], out.starts[: n + 1] = words[:3]
   out.arena[: len(words.arena)] = words.arena
   out.size[0] = n
@@ -197,32 +247,58 @@ def add_up(parts: Iterable[Words]) -> Words:
 
 @functools.cache
 def code_points(definition: str, lowercase: bool) -> np.ndarray:
-  """Returns a table of what to write for each code point.
+  """Returns a table of what each code point does and what to write for it.
 
-  It is [num_code_points + 1] uint32: 0 separates words, other entries are UTF-8
-  with the first byte lowest. The last one, [-1], is of U+FFFD, which replaces
-  an invalid byte.
+  It is [num_code_points + 1] int64: `LETTER` to `EMOJI` above 32 bits of UTF-8
+  with the first byte lowest, 0 for what is not written. The last one, [-1], is
+  of U+FFFD, which replaces an invalid byte.
   """
-  table = np.zeros(sys.maxunicode + 2, np.uint32)
+  table = np.full(sys.maxunicode + 2, SEPARATOR << 32, np.int64)
+  kind_of = _kind_of_word
   if definition == 'whitespace':
+    kind_of = _kind_of_token
     rest = ''.join(map(chr, range(0x40000, sys.maxunicode + 1))).encode()
     table[0x40000:-1] = np.frombuffer(rest, '<u4')
   for point in itertools.chain(*_ASSIGNED):
     char = chr(point)
-    if definition == 'whitespace':
-      inside = not (char.isspace() or point < 32)
-    else:
-      # Marks carry vowels in Indic scripts and accents in decomposed text.
-      inside = char.isalnum() or unicodedata.category(char)[0] == 'M'
-    if inside:
+    kind, utf8 = kind_of(char), b''
+    if kind <= MIDDLE_DOT:
       lower = char.lower() if lowercase else char
       # A few capitals, such as 'İ', have a lower case of two code points.
       out = lower if len(lower) == 1 else char
-      table[point] = int.from_bytes(
-        out.encode(errors='surrogatepass'), 'little'
-      )
+      utf8 = out.encode(errors='surrogatepass')
+    table[point] = kind << 32 | int.from_bytes(utf8, 'little')
+  if definition != 'whitespace':
+    for first, _, last in (x.partition('-') for x in _EMOJI.split()):
+      table[int(first, 16) : int(last or first, 16) + 1] = EMOJI << 32
   table[-1] = table[0xFFFD]
   return table
+
+
+def _kind_of_token(char: str) -> int:
+  """Returns what a character does where white space separates."""
+  if char in _LINE_ENDS:
+    return LINE_END
+  return SEPARATOR if char.isspace() or char < ' ' else LETTER
+
+
+def _kind_of_word(char: str) -> int:
+  """Returns what a character does in words, as far as it is no emoji."""
+  if char.isalnum():
+    return LETTER
+  if char in _LINE_ENDS:
+    return LINE_END
+  if char in _JOINERS:
+    return JOINER
+  if char == '\xb7':
+    return MIDDLE_DOT
+  category = unicodedata.category(char)
+  # Marks carry vowels in Indic scripts and accents in decomposed text.
+  if category[0] == 'M' or char in _MARKS:
+    return MARK
+  if category != 'Cf' or char == '\u200b':  # the space of zero width
+    return SEPARATOR
+  return MARK if any(ord(char) in x for x in _VISIBLE_FORMATS) else IGNORED
 
 
 @numba.njit(nogil=True)
@@ -244,73 +320,186 @@ def _decode(text, i):
   return point, length
 
 
+@numba.njit(nogil=True)
+def _copy_emoji(text, i, points, to):
+  """Copies the emoji at `i`; returns its number of bytes, and of those copied.
+
+  As in UAX 29, marks, skin tones and tags belong to it, and other emoji behind
+  a joiner; two letters of a flag are one.
+  """
+  point, length = _decode(text, i)
+  is_half = _FLAGS[0] <= point <= _FLAGS[1]
+  end, is_joined = i + length, False
+  while end < len(text) and text[end] >= 0x80:
+    point, length = _decode(text, end)
+    kind = points[point] >> 32
+    is_emoji = kind == EMOJI
+    is_tone = _SKIN_TONES[0] <= point <= _SKIN_TONES[1]
+    is_flag = _FLAGS[0] <= point <= _FLAGS[1]
+    if is_emoji and not (is_tone or is_joined or (is_half and is_flag)):
+      break
+    if point == _ZWJ:
+      # Belongs to it only before another emoji.
+      after = np.int64(-1)
+      if end + length < len(text) and text[end + length] >= 0x80:
+        after, _ = _decode(text, end + length)
+      if points[after] >> 32 != EMOJI:
+        break
+    elif not (is_emoji or kind == MARK):
+      break
+    is_joined, is_half = point == _ZWJ, is_half and not is_emoji
+    end += length
+  length = min(end - i, _MAX_WRITTEN_BYTES)
+  for j in range(length):
+    to[j] = text[i + j]
+  return end - i, length
+
+
+@numba.njit(nogil=True)
+def _is_between_l(text, i):
+  """Whether the same l is on both sides of a middle dot."""
+  before, after = text[i - 1], text[min(i + 2, len(text) - 1)]
+  return i > 0 and before == after and before | 32 == ord('l')
+
+
+@numba.njit(nogil=True)
+def _is_written(char, i, length, signs):
+  """Whether a mark, joiner or ignored sign at `i` is part of a word.
+
+  `signs` are positions behind the last mark and joiner, and the length of the
+  word before that joiner, which goes if the joiner ends the word.
+  """
+  kind, point, step = char
+  if length == 0:
+    return False
+  if kind == MARK or point == _ZWJ and i == signs[0]:
+    # Behind a virama a joiner makes a letter, also at the end of a word.
+    signs[0] = i + step
+    return True
+  if kind == JOINER and i != signs[1]:
+    signs[1], signs[2] = i + step, length
+    return True
+  # Of several joiners in a row the first stays.
+  signs[0] += step * (i == signs[0])
+  signs[1] += step * (i == signs[1])
+  return False
+
+
+@numba.njit(nogil=True)
+def _hash(word):
+  h = _FNV_BASIS
+  for byte in word:
+    h = (h ^ np.uint64(byte)) * _FNV_PRIME
+  return h
+
+
+@numba.njit(nogil=True)
+def _insert(table, slot, hashed, length):
+  """Adds the word at the end of the arena."""
+  slots, hashes, counts, starts, _, size = table
+  entry = size[0]
+  slots[slot], hashes[entry], counts[entry] = entry, hashed, 0
+  starts[entry + 1], size[0] = starts[entry] + length, entry + 1
+
+
+@numba.njit(nogil=True)
+def _room(table):
+  """Returns where the next word goes, and whether there is room for one."""
+  _, hashes, _, starts, arena, size = table
+  first = starts[size[0]]
+  is_room = first + _MAX_WRITTEN_BYTES <= len(arena) and size[0] < len(hashes)
+  return first, is_room
+
+
 @numba.njit(nogil=True, cache=True)
-def _read(text, i, points, table, ids, n, dropped):
+def _read(text, i, points, table, ids, n, dropped, has_emoji):
   """Writes ids at `ids[n:]` from position `i` on, while the table has room.
 
-  Returns the position reached, which is between words, and the new n.
+  Returns the position reached, between words, and the new n. Counts what is
+  `dropped`: invalid bytes, overlong words, emoji.
   """
-  slots, hashes, counts, starts, arena, size = table
+  slots, hashes, counts, _, arena, _ = table
   # A word is written to the end of the arena, where it stays if it is new.
-  length, h, first = 0, _FNV_BASIS, starts[size[0]]
-  has_room = size[0] < len(hashes) and first + MAX_WORD_BYTES < len(arena)
+  length, h, signs = 0, _FNV_BASIS, np.full(3, -1)
+  first, has_room = _room(table)
   while has_room and i <= len(text):
     # The end of the text ends a word like white space.
-    point, step = np.int64(32), 1
-    if i < len(text):
-      point = np.int64(text[i])
-      if point >= 0x80:
-        point, step = _decode(text, i)
-    out = np.int64(points[point])
-    if out == 0:
-      if length > MAX_WORD_BYTES:
-        dropped[1] += 1
-      elif length > 0:
-        hashed = _finished(h)
-        slot = _find(slots, hashes, hashed)
-        entry = np.int64(slots[slot])
-        if entry < 0:
-          entry = size[0]
-          slots[slot], hashes[entry], counts[entry] = entry, hashed, 0
-          first += length
-          starts[entry + 1], size[0] = first, entry + 1
-          has_room = size[0] < len(hashes)
-          has_room &= first + MAX_WORD_BYTES < len(arena)
-        counts[entry] += 1
-        ids[n] = entry
-        n += 1
-      length, h = 0, _FNV_BASIS
-      # Also at the start, as the line may begin in the piece before.
-      if point == 10 and (n == 0 or ids[n - 1] != END):
-        ids[n] = END
-        n += 1
-    while out != 0:
-      if length <= MAX_WORD_BYTES:
-        arena[first + length] = out & 0xFF
-        length += 1
-        h = (h ^ np.uint64(out & 0xFF)) * _FNV_PRIME
-      out >>= 8
-    dropped[0] += point < 0
+    point, step = np.int64(text[i]) if i < len(text) else 32, 1
+    if point >= 0x80:
+      point, step = _decode(text, i)
+      dropped[0] += point < 0
+    kind, out = points[point] >> 32, points[point] & 0xFFFFFFFF
+    # Letters and digits of ASCII, in a quicker way than below.
+    if 0 < points[point] < 0x80 and length < _MAX_WRITTEN_BYTES:
+      arena[first + length] = out
+      length, i = length + 1, i + step
+      h = (h ^ np.uint64(out)) * _FNV_PRIME
+      continue
+    if kind == MIDDLE_DOT:
+      kind = JOINER if _is_between_l(text, i) else SEPARATOR
+    if kind < SEPARATOR:
+      if kind != LETTER:
+        out *= _is_written((kind, point, step), i, length, signs=signs)
+      while out != 0:
+        if length < _MAX_WRITTEN_BYTES:
+          arena[first + length] = out & 0xFF
+          length += 1
+          h = (h ^ np.uint64(out & 0xFF)) * _FNV_PRIME
+        out >>= 8
+      i += step
+      continue
+    if i == signs[1] and length > 0:
+      length, h = signs[2], _hash(arena[first : first + signs[2]])
+    if kind == EMOJI and length > 0:
+      step = 0  # the word before it ends first
+    elif kind == EMOJI:
+      step, length = _copy_emoji(text, i, points, to=arena[first:])
+      h, length = _hash(arena[first : first + length]), length * has_emoji
+      dropped[2] += not has_emoji
+    dropped[1] += length > MAX_WORD_BYTES
+    if 0 < length <= MAX_WORD_BYTES:
+      slot = _find(slots, hashes, _finished(h))
+      if slots[slot] < 0:
+        _insert(table, slot, _finished(h), length=length)
+        first, has_room = _room(table)
+      counts[slots[slot]] += 1
+      ids[n] = slots[slot]
+      n += 1
+    length, h = 0, _FNV_BASIS
+    # At the start, too: the line may begin in the piece before.
+    if kind == LINE_END and (n == 0 or ids[n - 1] != END):
+      ids[n] = END
+      n += 1
     i += step
   return i, n
 
 
 def tokenize(
   text: bytes, definition: str, lowercase: bool, ends_line: bool = True
-) -> tuple[np.ndarray, Words, int, int]:
+) -> tuple[np.ndarray, Words, int, int, int]:
   """Counts the words of UTF-8 text and writes it as ids, in one pass.
 
   Returns [num_ids] int32, indices into the words of the text, with `END` after
-  each sentence; these words; the number of invalid bytes, read as U+FFFD; and
-  the number of words longer than `MAX_WORD_BYTES`, which are dropped. The end
-  of the text ends a sentence only if `ends_line`.
+  each sentence; these words; the number of invalid bytes, read as U+FFFD; the
+  number of words longer than `MAX_WORD_BYTES`, which are dropped; and that of
+  emoji that are dropped. The end of the text ends a sentence only if
+  `ends_line`.
   """
   data = np.frombuffer(text, np.uint8)
-  points = code_points(definition, lowercase)
-  ids, dropped = np.empty(len(data) + 2, np.int32), np.zeros(2, np.int64)
+  points = code_points(definition.removesuffix('+emoji'), lowercase)
+  ids, dropped = np.empty(len(data) + 2, np.int32), np.zeros(3, np.int64)
   table, i, n = _empty(1 << 15, 1 << 18), 0, 0
   while i <= len(data):
-    i, n = _read(data, i, points, table=table, ids=ids, n=n, dropped=dropped)
+    i, n = _read(
+      data,
+      i,
+      points,
+      table=table,
+      ids=ids,
+      n=n,
+      dropped=dropped,
+      has_emoji=definition.endswith('+emoji'),
+    )
     if i <= len(data):
       table = _grown(table)
   if ends_line and (n == 0 or ids[n - 1] != END):

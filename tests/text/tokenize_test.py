@@ -3,11 +3,14 @@
 import collections
 import itertools
 import random
+import re
 import sys
 import unicodedata
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from jaxemb.text import tokenize
 
@@ -23,6 +26,10 @@ _POOLS = [
   '_-\'".,;:!?()[]/\\@#%&*+=<>|~^`$\0\x01\x1c\x1f\x7f',
   'äÖßéÉñÇøÅæŒſ',
   'ΣσςΑΩώЖжЯёЁ',
+  'l\xb75\u0387\u05f4\u055b\u055e\u05f3צהո\xad\u2060\u200c',
+  'में\u094d\u200d\u200c\u0dca\u0d9aمی\u0640\u064e\u200c\u200d\u180eᠠ',
+  '\xad\u2060\u200e\u202b\u2069\ufeff\u061c\u200b\u06dd\u0601١',
+  '❤☺🏽👩\u200d💻\ufe0f\u20e3🇩🇪🇫\U000e0067\U000e007f',
   'İıẞ\u212a\u212b\u023a\u01c5\u01c4\u2160\u24b6',
   '\u0301\u0308\u0345\u20dd\ufe0f\u093f\u0902\u094d\u0e31\u05b0\u064b',
   'हिन्दीதமிழ்ไทยעבריתعربي١٢٣',
@@ -55,10 +62,73 @@ def _chars(data):
       i += 1
 
 
-def _is_inside(char, definition):
-  if definition == 'whitespace':
-    return not char.isspace() and char >= ' '
-  return char.isalnum() or unicodedata.category(char).startswith('M')
+def _is_mark(char):
+  return unicodedata.category(char)[0] == 'M' or (
+    char in '\u055a\u055b\u055c\u055e\u05f3\ua789\ua78a'
+    # Format signs that are seen.
+    or re.match('[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2]', char)
+    or re.match('[\U000110bd\U000110cd\U00013430-\U00013438]', char)
+    or re.match('[\U000e0020-\U000e007f]', char)
+  )
+
+
+def _class(char, before=' ', after=' '):
+  """One letter for what a character of 'words' does."""
+  if re.match('[\n\r\x85\u2028\u2029]', char):
+    return 'N'
+  if re.match('[\U0001f1e6-\U0001f1ff]', char):
+    return 'F'
+  if re.match('[\U0001f3fb-\U0001f3ff]', char):
+    return 'T'
+  if tokenize.code_points('words', False)[ord(char)] >> 32 == tokenize.EMOJI:
+    return 'E'
+  if char.isalnum():
+    return 'L'
+  if char in '\u200c\u180e\u05f4':
+    return 'J'
+  if char == '\u200d':
+    return 'Z'
+  if char == '\xb7':
+    return 'J' if before == after and before in 'lL' else 'S'
+  if _is_mark(char):
+    return 'M'
+  is_format = unicodedata.category(char) == 'Cf' and char != '\u200b'
+  return 'X' if is_format else 'S'
+
+
+_ITEMS = re.compile(
+  '(?P<emoji>(?:FM*F|[EFT])[MT]*(?:Z[EFT][MT]*)*)|(?P<word>L[LMJZX]*)|(N)'
+)
+
+
+def _words_and_emoji(chars):
+  """Yields (text, kind): kind is 'word', 'emoji' or None at a line end."""
+  text = ''.join(chars)
+  signs = ''.join(map(_class, text, ' ' + text[:-1], text[1:] + ' '))
+  for item in _ITEMS.finditer(signs):
+    start, end = item.span()
+    if item.lastgroup != 'word':
+      yield text[start:end], item.lastgroup
+      continue
+    inside = [i for i in range(start, end) if signs[i] != 'X']
+    run = ''.join(signs[i] for i in inside)
+    # Joiners stay before something, the first of several; behind a mark ZWJ is
+    # a letter's part.
+    run = re.match('L(?:L|MZ*|[JZ]+(?=[LM]))*', run)[0]
+    word = ''
+    for part in re.finditer('L|MZ*|([JZ])[JZ]*', run):
+      stop = part.start() + 1 if part[1] else part.end()
+      word += ''.join(text[i] for i in inside[part.start() : stop])
+    yield word, 'word'
+
+
+def _tokens(chars):
+  """Yields (text, kind) as `_words_and_emoji`, between white space."""
+  for part in re.split('([\n\r\x85\u2028\u2029])', ''.join(chars)):
+    if re.fullmatch('[\n\r\x85\u2028\u2029]', part):
+      yield part, None
+    else:
+      yield from ((x, 'word') for x in re.split(r'[\s\x00-\x1f]', part) if x)
 
 
 def _lower(char):
@@ -68,31 +138,24 @@ def _lower(char):
 
 def _expected(data, definition, lowercase, ends_line=True):
   """Words as bytes, with `_END` behind each sentence, and the counters."""
-  out, word = [], ''
-  num_invalid = num_overlong = 0
-
-  def end():
-    if not out or out[-1] is not _END:
+  out, num_overlong, num_emoji = [], 0, 0
+  chars = [*_chars(data)]
+  split = _tokens if definition == 'whitespace' else _words_and_emoji
+  for text, kind in split([char for char, _ in chars]):
+    if kind == 'emoji' and '+emoji' not in definition:
+      num_emoji += 1
+    elif kind:
+      lower = ''.join(map(_lower, text)) if lowercase else text
+      encoded = (lower if kind == 'word' else text).encode()
+      num_overlong += len(encoded) > 255
+      out += [encoded] * (len(encoded) <= 255)
+    elif not out or out[-1] is not _END:
       out.append(_END)
-
-  for char, is_valid in [*_chars(data), (None, True)]:
-    num_invalid += not is_valid
-    if char is not None and _is_inside(char, definition):
-      word += _lower(char) if lowercase else char
-      continue
-    if word:
-      encoded = word.encode()
-      if len(encoded) > 255:
-        num_overlong += 1
-      else:
-        out.append(encoded)
-      word = ''
-    if char == '\n':
-      end()
-  if ends_line:
-    end()
+  if ends_line and (not out or out[-1] is not _END):
+    out.append(_END)
   num_words = sum(item is not _END for item in out)
-  return out, (num_words, num_invalid, num_overlong)
+  num_invalid = sum(not is_valid for _, is_valid in chars)
+  return out, (num_words, num_invalid, num_overlong, num_emoji)
 
 
 def _entries(words):
@@ -135,7 +198,7 @@ def _random_text(rng, num_parts):
   return b''.join(parts)
 
 
-@pytest.mark.parametrize('definition', ['words', 'whitespace'])
+@pytest.mark.parametrize('definition', ['words', 'words+emoji', 'whitespace'])
 @pytest.mark.parametrize('lowercase', [False, True])
 def test_random_text_as_in_plain_python(definition, lowercase):
   rng = random.Random(f'{definition} {lowercase}')
@@ -146,21 +209,104 @@ def test_random_text_as_in_plain_python(definition, lowercase):
     assert _words(text, definition, lowercase, ends_line) == expected, text
 
 
+_SIGNS = st.text(st.sampled_from(
+  'aélL5 \n\r\u2028.\xb7\u05f4\u05d4\u0301\u094d\u200c\u200d\u180e'
+  '\xad\u2060\u200b😀❤\ufe0f🏽🇩👩\U000e0067'
+))  # fmt: skip
+
+
+@hypothesis.given(_SIGNS, st.sampled_from(['words', 'words+emoji']))
+@hypothesis.settings(max_examples=800, deadline=None)
+def test_signs_within_words_as_in_plain_python(text, definition):
+  data = text.encode()
+  assert _words(data, definition) == _expected(data, definition, False)
+
+
+@hypothesis.given(st.text(), st.booleans())
+@hypothesis.settings(deadline=None)
+def test_what_vanishes_makes_no_difference(text, lowercase):
+  text = ''.join(x for x in text if _class(x) not in 'FTE')
+  signs = '\xad\u2060\u200e\u202c\ufeff'
+  strewn = ''.join(x + signs[i % 5] for i, x in enumerate(text, len(text)))
+  expected = _words(text.encode('utf-8', 'replace'), 'words', lowercase)
+  assert _words(strewn.encode('utf-8', 'replace'), 'words', lowercase) == (
+    expected
+  )
+
+
+@pytest.mark.parametrize(
+  'text, expected',
+  [
+    # Persian, Sinhala, and Malayalam with a joiner that makes a letter.
+    ('می\u200cخواهم', 'می\u200cخواهم'),
+    ('ශ්\u200dරී ලංකා', 'ශ්\u200dරී ලංකා'),
+    ('അവന്\u200d', 'അവന്\u200d'),
+    # A joiner that joins nothing, or twice; marks and joiners without a word.
+    ('کتاب\u200c\u200cها\u200c \u200cها', 'کتاب\u200cها ها'),
+    ('\u0301 \u200d \ufe0f \u20e3 a', 'a'),
+    ('co\xadop\u2060er\u200eation\ufeff', 'cooperation'),
+    ('zero\u200bspace', 'zero space'),
+    ('\u202bשלום\u202c', 'שלום'),
+    ('צה״ל ״צבא״ ג׳ירף', 'צה״ל צבא ג׳ירף'),
+    ('col·lecció L·L · 3·5 l·L N·m', 'col·lecció L·L 3 5 l L N m'),
+    ('ինչո՞ւ', 'ինչո՞ւ'),
+    ("don't l’été e-mail", 'don t l été e mail'),
+    ('3.14 snake_case', '3 14 snake case'),
+    ('good😀bad', 'good bad'),
+  ],
+)  # fmt: skip
+def test_words_of_unicode(text, expected):
+  words, _ = _words(text.encode())
+  assert [x.decode() for x in words[:-1]] == expected.split()
+
+
+def test_emoji_are_words_or_counted():
+  emoji = [
+    '😀',
+    '❤️',
+    '❤',
+    '👩🏽‍💻',
+    '👩‍👩‍👧',
+    '🇫🇷',
+    '🏴\U000e0067\U000e0062\U000e007f',
+  ]
+  text = f'so😀good ❤️❤\u200d 👩🏽‍💻👩‍👩‍👧🇫🇷{emoji[-1]}© 1️⃣'
+  words, counts = _words(text.encode(), 'words+emoji')
+  words = [x.decode() for x in words[:-1]]
+  assert words == ['so', emoji[0], 'good', *emoji[1:], '1️⃣']
+  assert counts == (10, 0, 0, 0)
+  words, counts = _words(text.encode())
+  assert words == [b'so', b'good', '1️⃣'.encode(), _END]
+  assert counts == (3, 0, 0, 7)
+
+
 @pytest.mark.parametrize('definition', ['words', 'whitespace'])
 @pytest.mark.parametrize('lowercase', [False, True])
 def test_every_kind_of_character(definition, lowercase):
   points = [*range(0x30000), *range(0x30000, sys.maxunicode + 1, 61)]
   points += range(0xE0000, 0xE0200)
-  expected = []
-  for point in points:
-    char = chr(point)
-    out = _lower(char) if lowercase else char
-    encoded = out.encode(errors='surrogatepass')
-    inside = _is_inside(char, definition)
-    expected.append(int.from_bytes(encoded, 'little') if inside else 0)
+  kinds = {
+    'L': tokenize.LETTER, 'M': tokenize.MARK, 'J': tokenize.JOINER,
+    'Z': tokenize.JOINER, 'X': tokenize.IGNORED,
+    'D': tokenize.MIDDLE_DOT, 'S': tokenize.SEPARATOR, 'N': tokenize.LINE_END,
+  }  # fmt: skip
   table = tokenize.code_points(definition, lowercase)
-  wrong = np.flatnonzero(table[points] != expected)
-  assert not len(wrong), [hex(points[i]) for i in wrong[:10]]
+  wrong = []
+  for point, entry in zip(points, table[points].tolist(), strict=True):
+    char = chr(point)
+    kind = _class(char)
+    if definition == 'whitespace' and kind != 'N':
+      kind = 'S' if char.isspace() or char < ' ' else 'L'
+    elif definition == 'words' and entry >> 32 == tokenize.EMOJI:
+      wrong += [hex(point)] if char.isalnum() else []
+      continue
+    out = _lower(char) if lowercase else char
+    utf8 = out.encode(errors='surrogatepass') if kind in 'LMJZ' else b''
+    if char == '\xb7' and definition == 'words':
+      kind, utf8 = 'D', char.encode()
+    if entry != kinds.get(kind, -1) << 32 | int.from_bytes(utf8, 'little'):
+      wrong.append(hex(point))
+  assert not wrong
 
 
 @pytest.mark.parametrize('definition', ['words', 'whitespace'])
@@ -189,7 +335,8 @@ def test_invalid_utf8_is_replaced_and_counted(definition):
     (b'\na', True, '|a|'),  # the line may have begun in the piece before
     (b'a\n\n \n.\n\nb\n', True, 'a|b|'),
     (b'a\r\nb\r\n\r\n', True, 'a|b|'),
-    ('a\rb\x0cc\u2028d\x85e'.encode(), True, 'abcde|'),
+    ('a\rb\x0cc\u2028d\x85e\u2029f'.encode(), True, 'a|bc|d|e|f|'),
+    (b'a\r\rb\r\n', False, 'a|b|'),
     (b'...', True, '|'),  # the line of the piece before ends here
     (b'...', False, ''),
   ],
