@@ -67,7 +67,11 @@ def train(
     start, values, cache = _configure(
       data, arguments, folder=temporary, name=config
     )
-    start = config_lib.check(start, {**values, **settings})
+    values = {**values, **settings}
+    for key, value in values.items():
+      if hasattr(value, 'item'):  # a number of NumPy
+        values[key] = value.item()
+    start = config_lib.check(start, values)
     folder = workdir or os.path.join(temporary, 'run')
     code = lifecycle.run(start, folder, text_cache=cache)
     if code == lifecycle.STOPPED:
@@ -177,7 +181,8 @@ def _write_sentences(
   # space keeps a first sentence such as '<doc>' from passing for a format.
   with open(path, 'w', encoding='utf-8', errors='replace') as file:
     file.write('\N{NO-BREAK SPACE}')
-    for sentence in sentences if isinstance(sentences, Iterable) else ():
+    every = sentences if isinstance(sentences, Iterable) else ()
+    for number, sentence in enumerate(every, 1):
       kind = next((x for x in _KINDS if isinstance(sentence, x)), None)
       kinds.add(kind)
       if kind is Iterable:
@@ -188,7 +193,12 @@ def _write_sentences(
               f'token {token!r} is empty or has white space; tokens are words'
             )
         sentence = ' '.join(sentence)
-      file.write(' '.join(str(sentence).splitlines()) + '\n')
+      line = ' '.join(str(sentence).splitlines())
+      if '\0' in line:
+        raise errors.UserError(
+          f'sentence {number:,} has a NUL character, {line[:60]!r}; remove it'
+        )
+      file.write(line + '\n')
   if kinds not in ({str}, {Iterable}):
     raise errors.UserError(
       'sentences must be all strings or all lists of tokens, and at least one'

@@ -1,8 +1,12 @@
 """Trained vectors and queries, with the names and answers of gensim.
 
-`Embeddings` has the methods and arguments of gensim's `KeyedVectors`. Vectors
-stay as they are stored, perhaps in a memory-mapped file; only their lengths are
-cached, no normalized copy.
+`Embeddings` has the queries of gensim's `KeyedVectors`, except `wmdistance`,
+`get_vecattr` and `indexer=`. It cannot be changed: `add_vector` and its like
+are not there. An integer is a name here, that of a node, item or token; `row`
+takes numbers of rows.
+
+Vectors stay as they are stored, perhaps in a memory-mapped file; only their
+lengths are cached, no normalized copy.
 """
 
 import dataclasses
@@ -10,7 +14,7 @@ import functools
 import numbers
 import pathlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +25,26 @@ from jaxemb.evaluation import benchmarks, contexts, geometry, multivectors
 from jaxemb.evaluation import words as words_lib
 from jaxemb.storage import atomic, bucket, export, word2vec_format
 
-# A word, a row or a [dim] vector; in sums perhaps with a weight.
-Key = str | int | np.ndarray
+Word = str | int  # 7 is the word '7'
+# A word or a [dim] vector; in sums perhaps with a weight.
+Key = Word | np.ndarray
 Weighted = Key | tuple[Key, float]
 Ranked = list[tuple[str, float]] | np.ndarray
+_REQUIRED = object()
+_UNCHANGED = (
+  'vectors cannot be changed; make another Embeddings(words, vectors)'
+)
+_INSTEAD = {  # of what gensim has, and had
+  'add_vector': _UNCHANGED,
+  'add_vectors': _UNCHANGED,
+  'set_vecattr': _UNCHANGED,
+  'get_vecattr': 'counts are counts[get_index(word)]',
+  'wmdistance': "gensim's takes files of save_word2vec_format",
+  'load_word2vec_format': 'jaxemb.load reads files',
+  'index2word': 'words are index_to_key',
+  'vocab': 'rows of words are key_to_index',
+  'wv': 'these are the vectors',
+}
 _GROUP_ROWS = 1 << 17  # of Parquet, which are in memory at once
 
 
@@ -85,16 +105,30 @@ class Embeddings:
 
   def __contains__(self, word: object) -> bool:
     words = self.sense_table.index if self.sense_table else ()
-    return isinstance(word, str) and (self._row(word) >= 0 or word in words)
+    name = _name(word)
+    return isinstance(name, str) and (self._row(name) >= 0 or name in words)
+
+  def __getattr__(self, name: str) -> Any:
+    """Raises an `AttributeError` that says what stands for gensim's `name`."""
+    line = f'{type(self).__name__!r} object has no attribute {name!r}'
+    if hint := _INSTEAD.get(name):
+      line += f'; {hint}'
+    raise AttributeError(line)
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self.index_to_key)
 
   def __repr__(self) -> str:
     return f'Embeddings({len(self):,} words x {self.vector_size})'
 
   def __getitem__(self, words: Key | Sequence[Key]) -> np.ndarray:
     """[dim] vector of a word, or [words, dim] vectors of a list."""
-    if isinstance(words, (str, numbers.Integral)):
+    if isinstance(words, (str, numbers.Real)):
       return self.get_vector(words)
-    return np.stack([self.get_vector(word) for word in words])
+    if isinstance(words, slice):
+      raise TypeError('rows are in `vectors`, and `row` takes their numbers')
+    rows = [self.get_vector(word) for word in words]
+    return np.array(rows, np.float32).reshape(-1, self.vector_size)
 
   def _row(self, word):
     """Returns -1 if unknown; white space is looked up as underscores, too."""
@@ -106,17 +140,34 @@ class Embeddings:
         row = self.key_to_index.get(name, -1)
     return row
 
-  def get_index(self, word: str | int) -> int:
-    """Returns the row of a word; a row number stands for itself."""
-    row = self._row(word) if isinstance(word, str) else word
-    if row == -1 and self.sense_table and word in self.sense_table.index:
-      name, _ = max(self.senses(word), key=lambda sense: sense[1])
-      row = self.key_to_index[name]
-    if not isinstance(row, numbers.Integral) or not 0 <= row < len(self):
+  def get_index(self, word: Word, default: Any = _REQUIRED) -> Any:
+    """Returns the row of a word; of an unknown one, `default` if given."""
+    name, row = _name(word), -1
+    if isinstance(name, str):
+      row = self._row(name)
+      if row == -1 and self.sense_table and name in self.sense_table.index:
+        best, _ = max(self.senses(name), key=lambda sense: sense[1])
+        row = self.key_to_index[best]
+    if row >= 0:
+      return row
+    if default is _REQUIRED:
       raise errors.UnknownWordError(word, self.index_to_key)
-    return int(row)
+    return default
 
-  def get_vector(self, word: str | int, norm: bool = False) -> np.ndarray:
+  def has_index_for(self, word: Word) -> bool:
+    """Returns whether a word has a vector, as `in` does."""
+    return word in self
+
+  def row(self, number: int) -> np.ndarray:
+    """Returns a row by its number from 0 on, [dim] float32, read-only.
+
+    The word of that row is `index_to_key[number]`. Raises an `IndexError`.
+    """
+    if not 0 <= number < len(self):
+      raise IndexError(f'there is no row {number} among {len(self):,}')
+    return self.get_vector(self.index_to_key[number])
+
+  def get_vector(self, word: Word, norm: bool = False) -> np.ndarray:
     """Returns a word's vector, [dim] float32, read-only; length 1 if `norm`."""
     row = self.get_index(word)
     vector = self.vectors[row]
@@ -129,10 +180,105 @@ class Embeddings:
     """Returns a copy of all vectors at length 1, [vocab, dim] float32."""
     return geometry.unit(self.vectors, self.norms)
 
-  def similarity(self, w1: str, w2: str) -> float:
+  def similarity(self, w1: Word, w2: Word) -> float:
     """Returns the cosine of two words."""
     first, second = (geometry.unit_vector(self.get_vector(w)) for w in (w1, w2))
     return float(np.dot(first, second))
+
+  def distance(self, w1: Word, w2: Word) -> float:
+    """Returns 1 minus the cosine of two words."""
+    return 1 - self.similarity(w1, w2)
+
+  def distances(
+    self, word_or_vector: Key, other_words: Sequence[Word] = ()
+  ) -> np.ndarray:
+    """Returns 1 minus the cosines with others, or with all rows, float32."""
+    target = geometry.unit_vector(self._direction(word_or_vector))
+    if len(other_words):
+      return 1 - geometry.unit(self[other_words]) @ target
+    return 1 - self._cosines(target, None)
+
+  @staticmethod
+  def cosine_similarities(
+    vector_1: np.ndarray, vectors_all: np.ndarray
+  ) -> np.ndarray:
+    """Returns cosines of a [dim] vector with each of [n, dim] vectors."""
+    return geometry.unit(vectors_all) @ geometry.unit_vector(vector_1)
+
+  def get_mean_vector(
+    self,
+    keys: Sequence[Key],
+    weights: Sequence[float] | None = None,
+    pre_normalize: bool = True,
+    post_normalize: bool = False,
+    ignore_missing: bool = True,
+  ) -> np.ndarray:
+    """Returns the mean of words and vectors, [dim] float32; warns of unknown.
+
+    It is divided by the sum of absolute weights. Raises a `ValueError` if no
+    word is known, and a `KeyError` for an unknown one that is not ignored.
+    """
+    weights = np.ones(len(keys)) if weights is None else np.asarray(weights)
+    if len(weights) != len(keys):
+      raise ValueError(f'{len(weights)} weights do not fit {len(keys)} keys')
+    is_known = [isinstance(x, np.ndarray) or x in self for x in keys]
+    if not ignore_missing and not all(is_known):
+      raise errors.UnknownWordError(
+        keys[is_known.index(False)], self.index_to_key
+      )
+    weights = weights[is_known]
+    if not np.any(weights):
+      raise ValueError('none of the words has a vector and a weight')
+    _warn_of_unknown(keys, is_known)
+    rows = [
+      x if isinstance(x, np.ndarray) else self.get_vector(x, pre_normalize)
+      for x, known in zip(keys, is_known, strict=True)
+      if known
+    ]
+    mean = weights @ np.stack(rows) / np.abs(weights).sum()
+    return np.float32(geometry.unit_vector(mean) if post_normalize else mean)
+
+  def n_similarity(self, ws1: Sequence[Word], ws2: Sequence[Word]) -> float:
+    """Returns the cosine of the means of two groups of words."""
+    means = (
+      geometry.unit_vector(self.get_mean_vector(words, pre_normalize=False))
+      for words in (ws1, ws2)
+    )
+    return float(np.dot(*means))
+
+  def closer_than(self, key1: Word, key2: Word) -> list[str]:
+    """Returns the words that are nearer to `key1` than `key2` is, by row."""
+    distances = self.distances(key1)
+    distances[self.get_index(key1)] = np.inf
+    rows = np.flatnonzero(distances < distances[self.get_index(key2)])
+    return [self.index_to_key[row] for row in rows.tolist()]
+
+  def rank(self, key1: Word, key2: Word) -> int:
+    """Returns the rank of `key2`, from 1 on, by its distance from `key1`."""
+    return len(self.closer_than(key1, key2)) + 1
+
+  def most_similar_to_given(
+    self, key1: Word, keys_list: Sequence[Word]
+  ) -> Word:
+    """Returns the one of some words that is nearest to `key1`."""
+    return keys_list[int(self.distances(key1, keys_list).argmin())]
+
+  def relative_cosine_similarity(
+    self, wa: Word, wb: Word, topn: int = 10
+  ) -> float:
+    """Returns the cosine of two words over the sum of the `topn` nearest."""
+    near = self.most_similar(wa, topn=topn)
+    return self.similarity(wa, wb) / sum(cosine for _, cosine in near)
+
+  def vectors_for_all(self, keys: Iterable[Word]) -> 'Embeddings':
+    """Returns the vectors of different words, in order; warns of unknown."""
+    keys = list(dict.fromkeys(map(_name, keys)))
+    is_known = [key in self for key in keys]
+    _warn_of_unknown(keys, is_known)
+    words = [x for x, known in zip(keys, is_known, strict=True) if known]
+    rows = [self.get_index(x) for x in words]
+    counts = None if self.counts is None else self.counts[rows]
+    return Embeddings(words, self[words], counts)
 
   def edge_scores(self, edges: Sequence[tuple[str, ...]]) -> np.ndarray:
     """Returns the scores that rank held-out edges, [n] float32.
@@ -167,6 +313,7 @@ class Embeddings:
     """Applies operators of relations to vectors of nodes, [n, dim] float32."""
     names = self.relations.names if self.relations else ()
     index = {name: i for i, name in enumerate(names)}
+    relations = [*map(_name, relations)]
     if unknown := [x for x in relations if x not in index]:
       raise errors.UserError(
         f'there is no operator of a relation {unknown[0]!r}, but '
@@ -184,21 +331,23 @@ class Embeddings:
     positive: Weighted | Sequence[Weighted] = (),
     negative: Weighted | Sequence[Weighted] = (),
     topn: int | None = 10,
+    clip_start: int = 0,
+    clip_end: int | None = None,
     restrict_vocab: int | None = None,
     sense: int | None = None,
     min_prior: float = 0.0,
   ) -> Ranked:
     """Finds the words nearest to a sum of words minus others (3CosAdd).
 
-    Arguments are words, rows or [dim] vectors, alone or in lists, perhaps as
-    (word, weight); default weights are 1 and -1. Only the first
-    `restrict_vocab` words are searched. A word with several senses occurs once,
-    as the nearest sense of at least `min_prior`; `sense` selects a sense of a
-    single word.
+    Arguments are words or [dim] vectors, alone or in lists, perhaps as (word,
+    weight); default weights are 1 and -1. Only words from `clip_start` to
+    `clip_end` are searched, or the first `restrict_vocab`. A word with several
+    senses occurs once, as the nearest sense of at least `min_prior`; `sense`
+    selects a sense of a single word.
 
     Returns (word, cosine) by falling cosine, without the arguments; with `topn`
     None, float32 cosines of the rows searched. Raises a `ValueError` without
-    arguments, and a `UserError` if the sum is zero.
+    arguments, and a `UserError` if the sum is zero or a vector does not fit.
     """
     positive, negative = _as_list(positive), _as_list(negative)
     if sense is not None:
@@ -220,9 +369,15 @@ class Embeddings:
         f'the sum of {words or "the vectors"} is a vector of zeros, which has '
         'no neighbors; give other words, or train longer'
       )
-    scores = self._cosines(geometry.unit_vector(target), restrict_vocab)
+    if restrict_vocab is not None:
+      clip_start, clip_end = 0, restrict_vocab
+    scores = self._cosines(geometry.unit_vector(target), clip_end)
     return self._rank(
-      scores, query=[key for key, _ in items], topn=topn, min_prior=min_prior
+      scores,
+      query=[key for key, _ in items],
+      topn=topn,
+      min_prior=min_prior,
+      start=self._num_rows(clip_start),
     )
 
   def most_similar_cosmul(
@@ -249,6 +404,17 @@ class Embeddings:
     scores = product(positive) / (product(negative) + np.float32(1e-6))
     return self._rank(scores, positive + negative, topn)
 
+  def similar_by_word(
+    self,
+    word: Word,
+    topn: int | None = 10,
+    restrict_vocab: int | None = None,
+  ) -> Ranked:
+    """Finds the words nearest to a word; see `most_similar`."""
+    return self.most_similar([word], topn=topn, restrict_vocab=restrict_vocab)
+
+  similar_by_key = similar_by_word
+
   def similar_by_vector(
     self,
     vector: np.ndarray,
@@ -257,7 +423,7 @@ class Embeddings:
   ) -> Ranked:
     """Finds the words nearest to a [dim] vector; see `most_similar`."""
     return self.most_similar(
-      [np.asarray(vector)],
+      [np.asarray(vector, np.float32)],
       negative=(),
       topn=topn,
       restrict_vocab=restrict_vocab,
@@ -265,11 +431,11 @@ class Embeddings:
 
   def analogy(self, a: str, b: str, c: str, topn: int | None = 10) -> Ranked:
     """Finds words d such that a is to b as c is to d (3CosAdd)."""
-    return self.most_similar([b, c], [a], topn)
+    return self.most_similar([b, c], [a], topn=topn)
 
   def senses(self, word: str) -> list[tuple[str, float]]:
     """Returns (name of the row, prior) of every sense of a word."""
-    table = self.sense_table
+    table, word = self.sense_table, _name(word)
     if table is None:
       return [(self.index_to_key[self.get_index(word)], 1.0)]
     if word in table.index:
@@ -322,12 +488,11 @@ class Embeddings:
 
     Raises a `ValueError` if no word is known.
     """
-    known = [word for word in words if word in self]
-    if not known:
+    is_known = [word in self for word in words]
+    if not any(is_known):
       raise ValueError('none of the words has a vector')
-    if len(known) < len(words):
-      unknown = ', '.join(word for word in words if word not in self)
-      warnings.warn(f'left out, without vectors: {unknown}', stacklevel=2)
+    _warn_of_unknown(words, is_known)
+    known = [x for x, known in zip(words, is_known, strict=True) if known]
     directions = np.stack([self.get_vector(word, norm=True) for word in known])
     cosines = directions @ directions.mean(axis=0)
     return min(zip(cosines.tolist(), known, strict=True))[1]
@@ -518,14 +683,28 @@ class Embeddings:
 
   def _direction(self, key: Key) -> np.ndarray:
     """Returns a word's vector at length 1; a vector as it is."""
-    is_vector = isinstance(key, np.ndarray)
-    return key if is_vector else self.get_vector(key, norm=True)
+    if not isinstance(key, np.ndarray):
+      return self.get_vector(key, norm=True)
+    problem = ''
+    if key.shape != (self.vector_size,):
+      problem = f'a vector of shape {key.shape} was given'
+    elif not np.isfinite(key).all():
+      problem = 'a vector was given that is not finite'
+    if problem:
+      raise errors.UserError(
+        f'{problem}; give one of {self.vector_size} finite numbers'
+      )
+    return key
+
+  def _num_rows(self, num_words: int | None) -> int | None:
+    """Returns how many rows the first words have; None = all."""
+    if num_words is None or self.sense_table is None:
+      return num_words
+    return int(self.sense_table.starts[: num_words + 1][-1])
 
   def _cosines(self, target: np.ndarray, num_words: int | None) -> np.ndarray:
     """Returns products of unit vectors and the target, float32 by row."""
-    limit, senses = num_words, self.sense_table
-    if limit is not None and senses is not None:
-      limit = int(senses.starts[: limit + 1][-1])
+    limit = self._num_rows(num_words)
     products = np.dot(self.vectors[:limit], target)
     return products / geometry.divisors(self.norms[:limit])
 
@@ -535,12 +714,14 @@ class Embeddings:
     query: list[Key],
     topn: int | None,
     min_prior: float = 0.0,
+    start: int = 0,
   ) -> Ranked:
     if topn is None:
-      return scores
+      return scores[start:]
     rows = {self.get_index(x) for x in query if not isinstance(x, np.ndarray)}
     # A word that was never trained has no neighbors.
     known = np.where(self.norms[: len(scores)] > 0, scores, -np.inf)
+    known[:start] = -np.inf
     best = geometry.nearest(
       known,
       excluded=rows,
@@ -551,16 +732,41 @@ class Embeddings:
     return [(self.index_to_key[i], float(scores[i])) for i in best.tolist()]
 
 
+def _name(word: object) -> object:
+  """Returns the name that a number is, such as '7' of 7 or 7.0."""
+  is_number = isinstance(word, numbers.Real) and not isinstance(word, bool)
+  return str(int(word)) if is_number and float(word).is_integer() else word
+
+
+def _warn_of_unknown(words: Sequence[Key], is_known: Sequence[bool]) -> None:
+  pairs = zip(words, is_known, strict=True)
+  if unknown := [str(word) for word, known in pairs if not known]:
+    line = f'left out, without vectors: {", ".join(unknown)}'
+    warnings.warn(line, stacklevel=3)
+
+
 def _as_list(items: object) -> list:
-  """Returns a list of a single item or of several, perhaps with weights."""
+  """Returns a list of a single item or of several, perhaps with weights.
+
+  Raises a `ValueError` for two numbers, of which the second might be a weight.
+  """
   is_weighted = (
     isinstance(items, tuple)
     and len(items) == 2
     and isinstance(items[1], numbers.Real)
     and not isinstance(items[0], tuple)
   )
-  is_vector = isinstance(items, np.ndarray) and items.ndim == 1
-  if isinstance(items, (str, numbers.Integral)) or is_weighted or is_vector:
+  if is_weighted and isinstance(items[0], numbers.Real):
+    raise ValueError(
+      f'{items} may be two words, [{items[0]}, {items[1]}], or one with its '
+      f'weight, [({items[0]}, {items[1]})]; give one of these lists'
+    )
+  is_vector = (
+    isinstance(items, np.ndarray)
+    and items.ndim == 1
+    and items.dtype.kind == 'f'
+  )
+  if isinstance(items, (str, bytes, numbers.Real)) or is_weighted or is_vector:
     return [items]
   return [] if items is None else list(items)
 

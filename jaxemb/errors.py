@@ -5,6 +5,7 @@ Every command prints a `UserError` as one line on stderr and exits with its code
 """
 
 import difflib
+import numbers
 from collections.abc import Sequence
 
 _MAX_COMPARED_WORDS = 200_000
@@ -38,6 +39,8 @@ class UnknownWordError(KeyError):
     # Searched only when shown, as many callers just catch the error.
     word = self.args[0]
     message = f'no vector for {word!r} among {len(self._known):,} words'
+    if isinstance(word, numbers.Integral):
+      return f'{message}; rows by number are `vectors.row(number)`'
     near = _near_spellings(word, self._known) if isinstance(word, str) else []
     return f'{message}; near: {", ".join(near)}' if near else message
 

@@ -1,6 +1,8 @@
 """Queries equal gensim's; every form of stored vectors loads the same."""
 
+import copy
 import gzip
+import pickle
 
 import numpy as np
 import pytest
@@ -37,8 +39,8 @@ def keyed():
     ('most_similar', {'negative': ['w7'], 'topn': 1000}),
     ('most_similar', {'positive': [('w3', 0.3), 'w5', ('w9', -2.0)]}),
     ('most_similar', {'positive': [_VECTORS[0] * 3], 'restrict_vocab': 50}),
-    ('most_similar', {'positive': [3, 'w5'], 'topn': 0}),
-    ('most_similar', {'positive': [3, 'w5', 'w150'], 'restrict_vocab': 10}),
+    ('most_similar', {'positive': ['w3', 'w5'], 'topn': 0}),
+    ('most_similar', {'positive': ['w3', 'w5', 'w150'], 'restrict_vocab': 10}),
     ('most_similar', {'positive': 'w1', 'topn': None, 'restrict_vocab': 70}),
     ('most_similar_cosmul', {'positive': ['w3', 'w5'], 'negative': ['w7']}),
     ('most_similar_cosmul', {'positive': 'w3', 'topn': 4}),
@@ -46,13 +48,39 @@ def keyed():
     ('get_vector', {'key': 'w3', 'norm': True}),
     ('get_normed_vectors', {}),
     ('similarity', {'w1': 'w3', 'w2': 'w5'}),
+    ('most_similar', {'positive': 'w1', 'clip_start': 7, 'clip_end': 70}),
+    ('most_similar', {'positive': 'w1', 'topn': None, 'clip_start': 70}),
+    ('similar_by_word', {'word': 'w3', 'topn': 4}),
+    ('similar_by_key', {'key': 'w3', 'restrict_vocab': 30}),
+    ('distance', {'w1': 'w3', 'w2': 'w5'}),
+    ('distances', {'word_or_vector': 'w3'}),
+    ('distances', {'word_or_vector': _VECTORS[3], 'other_words': ['w5', 'w7']}),
+    ('n_similarity', {'ws1': ['w3', 'w5'], 'ws2': ['w7']}),
+    ('closer_than', {'key1': 'w3', 'key2': 'w5'}),
+    ('rank', {'key1': 'w3', 'key2': 'w5'}),
+    ('most_similar_to_given', {'key1': 'w3', 'keys_list': ['w5', 'w7', 'w9']}),
+    ('relative_cosine_similarity', {'wa': 'w3', 'wb': 'w5'}),
+    ('get_mean_vector', {'keys': ['w3', _VECTORS[9], 'w7']}),
+    (
+      'get_mean_vector',
+      {'keys': ['w3', 'w5'], 'weights': [2, -1], 'post_normalize': True},
+    ),
+    (
+      'cosine_similarities',
+      {'vector_1': _VECTORS[3], 'vectors_all': _VECTORS[:9]},
+    ),
+    ('get_index', {'key': 'none', 'default': -7}),
+    ('has_index_for', {'key': 'w3'}),
+    ('has_index_for', {'key': 'none'}),
   ],
 )
 def test_queries_equal_gensim(ours, keyed, method, args):
   expected = getattr(keyed, method)(**args)
-  if 'key' in args:
-    args = {'word': args['key'], 'norm': True}
+  args = {'word' if k == 'key' else k: x for k, x in args.items()}
   found = getattr(ours, method)(**args)
+  if method in ('closer_than', 'most_similar_to_given'):
+    assert found == expected
+    return
   if isinstance(found, list):
     assert [word for word, _ in found] == [word for word, _ in expected]
     found, expected = ([x for _, x in result] for result in (found, expected))
@@ -73,6 +101,12 @@ def test_groups_equal_gensim(ours, keyed):
 def test_lookup(ours):
   assert len(ours) == 200 and ours.vector_size == 16
   assert 'w3' in ours and 'x' not in ours and 3 not in ours
+  assert list(ours) == _NAMES
+  np.testing.assert_array_equal(ours.row(3), _VECTORS[3])
+  for number in (-1, 200):
+    with pytest.raises(IndexError, match=f'no row {number}'):
+      ours.row(number)
+  assert ours[[]].shape == (0, 16)
   np.testing.assert_array_equal(ours[['w3', 'w1']], _VECTORS[[3, 1]])
   with pytest.raises(ValueError, match='read-only'):
     ours['w3'][0] = 1
@@ -83,6 +117,64 @@ def test_lookup(ours):
   assert not ours.get_vector('w5', norm=True).any()
   halves = jaxemb.Embeddings(['a'], np.array([[100, 120]], np.int8))
   np.testing.assert_allclose(halves.norms, [24400**0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize('kind', [int, float, np.int64, np.float32, str])
+def test_integers_are_names(kind):
+  rng = np.random.default_rng(0)
+  names = [str(x) for x in rng.permutation(50)] + ['7.5', 'x']
+  vectors = rng.normal(size=(52, 4)).astype(np.float32)
+  found = jaxemb.Embeddings(names, vectors)
+  for name in map(str, range(50)):
+    key = kind(name)
+    assert key in found and found.get_index(key) == names.index(name)
+    np.testing.assert_array_equal(found[key], found[name])
+    assert found.most_similar(key) == found.most_similar(name)
+    assert found.most_similar([(key, 2)]) == found.most_similar(name)
+    assert found.similarity(key, kind(3)) == found.similarity(name, '3')
+    scores = (
+      found.edge_scores([(x, y)]) for x, y in ((key, kind(1)), (name, '1'))
+    )
+    np.testing.assert_array_equal(*scores)
+  keys = np.array([kind(1), kind(2)])
+  if keys.dtype.kind != 'f':  # which would be a vector
+    assert found.most_similar(keys) == found.most_similar(['1', '2'])
+  np.testing.assert_array_equal(found[keys], found[['1', '2']])
+  assert 50 not in found and kind(1) in found
+  with pytest.raises(KeyError, match='row'):
+    found.most_similar(50)
+  with pytest.raises(ValueError, match='may be two words'):
+    found.most_similar((1, 2))
+
+
+def test_vectors_that_do_not_fit_are_refused(ours):
+  for bad in (np.full(16, np.nan), np.full(16, np.inf), np.ones(15)):
+    for method in (ours.similar_by_vector, ours.distances):
+      with pytest.raises(errors.UserError, match='give one of 16 finite'):
+        method(bad.astype(np.float32))
+
+
+def test_vectors_for_some_words(ours):
+  with pytest.warns(UserWarning, match='without vectors: none'):
+    some = ours.vectors_for_all(['w5', 'none', 'w3', 'w5'])
+  assert some.index_to_key == ['w5', 'w3']
+  np.testing.assert_array_equal(some.vectors, _VECTORS[[5, 3]])
+  with pytest.warns(UserWarning, match='without vectors: none'):
+    mean = ours.get_mean_vector(['w5', 'none'], pre_normalize=False)
+  np.testing.assert_array_equal(mean, _VECTORS[5])
+  with pytest.raises(KeyError, match='none'):
+    ours.get_mean_vector(['w5', 'none'], ignore_missing=False)
+  with pytest.raises(ValueError, match='none of the words'):
+    ours.n_similarity(['none'], ['w3'])
+
+
+def test_what_is_saved_is_packed_as_it_is_named(ours, tmp_path):
+  path = tmp_path / 'v.txt.zip'
+  ours.save_word2vec_format(path, write_header=False)
+  assert path.read_bytes().startswith(b'PK')
+  np.testing.assert_array_equal(jaxemb.load(path).vectors, _VECTORS)
+  with pytest.raises(ValueError, match='needs its header'):
+    ours.save_word2vec_format(path, binary=True, write_header=False)
 
 
 def test_names_with_white_space_are_found_as_exports_spell_them():
@@ -281,3 +373,13 @@ def test_load_says_what_is_wrong(tmp_path):
   for words in (['a', 'a'], ['a']):
     with pytest.raises(ValueError, match='do not fit'):
       jaxemb.Embeddings(words, np.ones((2, 2), np.float32))
+
+
+def test_what_gensim_has_and_is_not_there_says_what_is(ours):
+  for name, hint in (('vocab', 'key_to_index'), ('add_vector', 'another')):
+    with pytest.raises(AttributeError, match=hint):
+      getattr(ours, name)
+  assert not hasattr(ours, 'anything')
+  assert len(copy.deepcopy(pickle.loads(pickle.dumps(ours)))) == 200
+  with pytest.raises(KeyError, match="b'w3'"):
+    ours.most_similar(b'w3')

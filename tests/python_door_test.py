@@ -141,3 +141,21 @@ def test_a_table_alone_is_no_text():
     errors.UserError, match="give config, such as config='rec"
   ):
     jaxemb.train(_table())
+
+
+def test_numbers_of_numpy_are_settings(vectors):
+  numbers = {k: np.array(x)[()] for k, x in _SMALL.items() if k != 'settings'}
+  assert all(isinstance(x, np.generic) for x in numbers.values())
+  settings = {k: np.int64(x) for k, x in _SMALL['settings'].items()}
+  other = jaxemb.train(_TEXT, **numbers, settings=settings)
+  np.testing.assert_array_equal(other.vectors, vectors.vectors)
+
+
+@pytest.mark.parametrize('sentences, message', [
+  (['a b', 'c nu\0l'], 'sentence 2 has a NUL'),
+  ([['a', 'b'], ['nu\0l']], 'sentence 2 has a NUL'),
+  (['word word word'] * 9, "one word alone, 'word'"),
+])  # fmt: skip
+def test_sentences_that_are_no_text_are_named(sentences, message):
+  with pytest.raises(errors.UserError, match=message):
+    jaxemb.train(sentences, **_SMALL)

@@ -120,7 +120,7 @@ def neighbours(
     if start < stop:
       row = min(rows[start:stop], key=times_shown)
       num_shown[category_of.get(words[row])] += 1
-      near = vectors.most_similar(row, topn=_NUM_NEIGHBOURS)
+      near = vectors.most_similar(words[row], topn=_NUM_NEIGHBOURS)
       shown.append((words[row], row + 1, int(vectors.counts[row]), near))
   return shown
 
@@ -195,7 +195,7 @@ def ambiguous_words(
 
   def near(row: int) -> list[str]:
     best = vectors.most_similar(
-      row,
+      vectors.index_to_key[row],
       topn=_NUM_SENSE_NEIGHBOURS,
       restrict_vocab=_MAX_SEARCHED_FOR_SENSES,
       min_prior=geometry.MIN_PRIOR,

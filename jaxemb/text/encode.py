@@ -565,11 +565,16 @@ def _too_few(
       f'words of the text are whole sentences, such as {longest[:20]!r}: '
       f'{segment}'
     )
+  if len(words) == num_different == 1:
+    return (
+      f'the text has one word alone, {words[0].decode()!r}, and two are needed '
+      'to learn from contexts; give more text'
+    )
   kept = f'only one word ({words[0].decode()!r})' if words else 'no word'
   return (
-    f'{kept} occurs {settings.min_count} times: {num_different:,} different '
-    f'words, the most frequent {most:,} times, and two are needed to learn '
-    'from contexts; lower --config.data.min_count or give more text'
+    f'{kept} occurs {settings.min_count} times or more: {num_different:,} '
+    f'different words, the most frequent {most:,} times, and two are needed to '
+    'learn from contexts; lower --config.data.min_count or give more text'
   )
 
 
