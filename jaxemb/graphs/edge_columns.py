@@ -68,6 +68,8 @@ def assign(
   `declared` is `data.columns`; `form` one of `tables.FORMS` whose columns have
   names, '' = text. Raises a `UserError` where the columns cannot be told.
   """
+  if len(rows) > 1 and all(len(x) == 1 + len(rows[0]) for x in rows[1:]):
+    rows = [['', *rows[0]], *rows[1:]]  # a header as R writes it
   first = rows[0]
   has_header = bool(form) or is_header(rows)
   if len(first) < 2:
@@ -97,7 +99,12 @@ def is_header(rows: Rows) -> bool:
     short = [x for row in rows[1:] for x in row if len(x) == 1]
     if any(x.isalpha() for x in short):
       return False
-  return roles.is_header(ROLES, rows)
+  names = {x for row in rows[1:] for x in row}
+  kinds = [roles.simplified(x) for x in rows[0] if x not in names]
+  num = sum(
+    _kind(x) in _KINDS or bool(re.search('.(id|name)$', x)) for x in kinds
+  )
+  return num > 1 or roles.is_header(ROLES, rows)
 
 
 def _by_names(where, rows, declared, form):
@@ -169,6 +176,10 @@ def _pair(names: Sequence[str]) -> tuple[str, ...]:
   for name in names:
     if name.replace('1', '2', 1) != name and name.replace('1', '2', 1) in names:
       return name, name.replace('1', '2', 1)
+    for a, b in ('a', 'b'), ('x', 'y'):
+      other = name.removesuffix(a) + b
+      if len(name) > 3 and name.endswith(a) and other in names:
+        return name, other
     for a, b in _STEMS:
       other = b + name.removeprefix(a)
       if name.startswith(a) and len(name) > len(a) and other in names:
@@ -217,6 +228,8 @@ def _by_content(where, rows):
       'an adjacency list, a node and its neighbors, give '
       f'--config.data.columns={ADJACENCY}'
     )
+  if len(first) == 4 and all(x[3:] == ['.'] for x in rows):  # N-Triples
+    return ['source', 'relation', 'target', '-']
   if len(first) > 3:
     raise errors.UserError(
       f'{where} has {len(first)} columns and no header; say what they are, '
@@ -252,7 +265,10 @@ def _third(where, rows):
     ['source', 'target', 'relation'],
   )
   # A relation has few values, which no node has.
-  few = [4 * len(sets[i]) <= len(sets[j]) for i, j in ((1, 2), (2, 1))]
+  sizes = [len(x) for x in sets]
+  few = [4 * sizes[i] <= min(sizes[0], sizes[3 - i]) for i in (1, 2)]
+  if 4 * sizes[0] <= min(sizes[1:]) and sets[1] & sets[2]:
+    return ['relation', 'source', 'target']
   _refuse_times(where, columns[2])
   apart = [not sets[1] & (sets[0] | sets[2]), not sets[2] & (sets[0] | sets[1])]
   if not is_number[2]:
@@ -266,7 +282,7 @@ def _third(where, rows):
   if not all(float(x).is_integer() for x in columns[2]):
     return with_weights
   if all(is_number):
-    return None
+    return with_weights if sets[2] == {'1'} else None
   if is_number[0] and few[0] and sets[0] & sets[2]:
     return middle
   return None if few[0] and not sets[0] & sets[1] else with_weights

@@ -120,11 +120,13 @@ def _plan(path, settings):
       f'{path} has edges that lead both ways, as its first line says, once; '
       'leave out config.data.directed'
     )
-  prefixes, num_rows = None, None
-  if re.match(r'%\s*bip\b', title):
+  is_matrix = title.startswith('%%MatrixMarket') and len(head.rows) > 1
+  konect = re.match(r'%\s*(sym|asym|bip)\b', title)
+  prefixes, num_rows, declared = None, None, settings['columns']
+  if konect and konect[1] == 'bip':
     prefixes = 'left:', 'right:'
-  sizes, declared = head.rows[0], settings['columns']
-  if title.startswith('%%MatrixMarket') and len(head.rows) > 1:
+  sizes = head.rows[0]
+  if is_matrix:
     if sizes[:1] != sizes[1:2]:
       prefixes = 'row:', 'column:'
     head = head.below_first()
@@ -133,7 +135,7 @@ def _plan(path, settings):
       num_rows, head = int(sizes[0]), head.below_first()
       if len(head.rows[0]) == 3 and all(map(str.isdecimal, head.rows[0])):
         declared = declared or 'source,target,relation'
-  if published.is_named(path, published.KONECT):
+  if konect or is_matrix or published.is_named(path, published.KONECT):
     declared = declared or _KONECT.get(len(head.rows[0]), '')
   plan = (
     _of_networkx(path, head)

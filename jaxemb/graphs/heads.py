@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jaxemb import errors
+from jaxemb.graphs import edge_columns
 from jaxemb.io import tables
 
 _LINES = 5_000
@@ -83,6 +84,10 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
   if not rows:
     raise errors.UserError(f'{path} has no line with {what}; give another file')
   _refuse_comments(path, delimiter, rows)
+  if rows[0][0][:1] in marks and edge_columns.is_header(
+    [[rows[0][0][1:], *rows[0][1:]], *rows[1:]]
+  ):
+    rows[0][0] = rows[0][0][1:]
   body = [x for x in lines[skip:] if x.strip()]
   return Head(rows, body, delimiter, skip_lines=skip, comments=lines[:skip])
 
@@ -111,7 +116,13 @@ def _begins_row(path, line, rows):
   ]
   if not is_name:  # `# FromNodeId ToNodeId`, or a token #
     return alike.count(mark) > 1
-  if len(alike) > 1 or re.match('%[0-9A-F]{2}', line) or len(rows) == 1:
+  is_header = edge_columns.is_header([line[1:].split(), *rows[1:]])
+  if (
+    is_header
+    or len(alike) > 1
+    or re.match('%[0-9A-F]{2}', line)
+    or len(rows) == 1
+  ):
     return True
   raise errors.UserError(
     f'the first line of {path} may be a comment or not, {line.strip()[:60]!r}; '
@@ -123,6 +134,11 @@ def _refuse_comments(path, delimiter, rows):
   """Raises a `UserError` for what looks like comments between rows."""
   if delimiter != ' ':
     return
+  if any(x[:1] == '"' for row in rows for x in row):
+    raise errors.UserError(
+      f'{path} has names in quotes between white space; write commas or tabs '
+      'between columns'
+    )
   cells = [x for row in rows for x in row if x in ('#', '%')]
   first = [row for row in rows if row[0] in ('#', '%')]
   if first and len(cells) == len(first):

@@ -174,6 +174,11 @@ def _mat(path) -> Mapping[str, Any]:
 def _json(path) -> Mapping[str, Any]:
   """The arrays of Wiki-CS, which has lists by node, of neighbors and others."""
   fields = json.loads(path.read_text('utf-8'))
+  if isinstance(fields, dict) and 'nodes' in fields:
+    raise ValueError(
+      'it is of NetworkX: graph.save(files.from_networkx(networkx.'
+      'node_link_graph(FIELDS)), FOLDER) of jaxemb.graphs, and give FOLDER'
+    )
   if not isinstance(fields, dict) or not {'links', 'labels'} <= fields.keys():
     raise ValueError('it has no `links` and `labels`, as Wiki-CS has')
   links = fields['links']

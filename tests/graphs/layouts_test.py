@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 
 import hypothesis
 import networkx as nx
@@ -254,6 +255,62 @@ READ = [
     pa.table({'src': [x for x, _ in PEOPLE], 'dst': [y for _, y in PEOPLE]}),
     PEOPLE,
   ),
+  (
+    'Matrix Market, integers',
+    'x.mtx',
+    _lines(
+      [(12, 12, len(PAIRS)), *WEIGHTED],
+      ' ',
+      '%%MatrixMarket matrix coordinate integer general',
+    ),
+    WEIGHTED,
+  ),
+  (
+    'KONECT under another name',
+    'moreno.txt',
+    _lines(WEIGHTED, ' ', '% asym positive'),
+    WEIGHTED,
+  ),
+  (
+    'N-Triples',
+    'x.nt',
+    _lines([(f'<{a}>', r, f'<{b}>', '.') for a, r, b in KG], ' '),
+    [(f'<{a}>', r, f'<{b}>') for a, r, b in KG],
+  ),
+  ('LINE', 'x.txt', _lines([(*x, 1) for x in PAIRS], ' '), PAIRS),
+  (
+    'a comment that is a header',
+    'x.tsv',
+    _lines(WEIGHTED, '\t', '#source\ttarget\tweight'),
+    WEIGHTED,
+  ),
+  (
+    'R, write.csv',
+    'x.csv',
+    pd.DataFrame(PEOPLE, columns=['from', 'to']).to_csv(quoting=2),
+    PEOPLE,
+  ),
+  (
+    'R, write.table with tabs',
+    'x.tsv',
+    'from\tto\n' + _lines([(i, *x) for i, x in enumerate(PEOPLE)]),
+    PEOPLE,
+  ),
+  (
+    'names of two kinds',
+    'x.csv',
+    _csv(PEOPLE, 'authorName,paperName'),
+    _named(PAIRS, 'author:u', 'paper:u'),
+  ),
+  ('relation first', 'x.tsv', _lines([(r, a, b) for a, r, b in KG]), KG),
+  (
+    'JSON lines',
+    'x.jsonl',
+    ''.join(
+      json.dumps({'head': a, 'relation': r, 'tail': b}) + '\n' for a, r, b in KG
+    ),
+    KG,
+  ),
 ]
 
 REFUSED = [
@@ -323,6 +380,19 @@ REFUSED = [
     'x.txt',
     'a b\n' * 9 + '# new\nb c\n',
     'data.comments=#',
+  ),
+  ('R, write.table', 'x.txt', '"from" "to"\n"1" "a" "b"\n', 'in quotes'),
+  (
+    'NetworkX node-link',
+    'x.json',
+    json.dumps(nx.node_link_data(PLAIN, edges='edges')),
+    'node_link_graph',
+  ),
+  (
+    'MovieLens without a header',
+    'u.data',
+    _lines([(*x, 3, 881250949) for x in PAIRS]),
+    'say what',
   ),
   ('GraphML', 'x.graphml', '<graphml/>', 'networkx'),
 ]
