@@ -9,7 +9,6 @@ columns could only be guessed, but for users, items and times.
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,25 +27,23 @@ _RATED = re.compile(r'.+:\d+(\.\d+)?')
 Rows = Sequence[Sequence[str]]
 
 
-class Sample(NamedTuple):
-  """How a file begins."""
+def sample(file: pathlib.Path) -> tables.Head:
+  """Reads the first rows of a file, but for comments at its head.
 
-  rows: Rows
-  layout: tables.Layout
-
-
-def sample(file: pathlib.Path) -> Sample:
-  """Reads the first rows of a text file, but for comments at its head."""
+  Raises a `UserError` if there is none.
+  """
   head = tables.head(file, num_rows=_NUM_ROWS)
   rows, layout = [x for x in head.rows if any(x)], head.layout
+  if not rows:
+    raise errors.UserError(f'{file} has no line `user item item ...`')
   # A line alone has no tab, but spaces: both are white space.
   is_mixed = layout.delimiter == '\t' and any(
     len(x) == 1 and ' ' in x[0] for x in rows
   )
-  if is_mixed or all(len(x) == 1 for x in rows):
+  if layout.delimiter and (is_mixed or all(len(x) == 1 for x in rows)):
     rows = [' '.join(x).split() for x in rows]
     layout = layout._replace(delimiter=' ', quote='', escapes=False)
-  return Sample(rows, layout)
+  return head._replace(rows=rows, layout=layout)
 
 
 def columns(file: pathlib.Path, rows: Rows, sign: str) -> str:
@@ -79,6 +76,12 @@ def columns(file: pathlib.Path, rows: Rows, sign: str) -> str:
     return TIMED
   if any(kinds):
     raise errors.UserError(_refusal(file, by_column, kinds=kinds))
+  if len(rows) >= max(_ENOUGH_ROWS, 2 * len({*by_column[0]})):
+    raise errors.UserError(
+      f'{file} has {width} columns and no header, and lines of the same user '
+      'again and again; say what columns are, such as --config.data.columns='
+      f"'{PAIRS},rating>=4' (in quotes), or give {LISTS} if they are lists"
+    )
   return LISTS
 
 
@@ -155,6 +158,14 @@ def _numeric(values: Sequence[str]) -> str:
   return 'numbers'
 
 
+def kind_of(values: Sequence[str]) -> str:
+  """Whether a column has 'ratings' or 'labels', or ''."""
+  values = [x for x in values if x]
+  kind = _numeric(values) if len(values) >= _ENOUGH_ROWS else ''
+  is_any = kind in ('ratings', 'labels') and len({*values}) > 1
+  return kind if is_any and len({*values}) <= _MOST_RATINGS else ''
+
+
 def _amount(values: Sequence[str], others: Sequence[str]) -> str:
   """The kind of numbers of a column where items have another; or ''."""
   kind, other = _numeric(values), _numeric(others)
@@ -176,7 +187,7 @@ def _what(values: Sequence[str], items: Sequence[str]) -> str:
   if _numeric(values) and num_items < num == len(values):
     if (np.diff(np.array(values, np.float64)) > 0).all():
       return 'rising numbers'
-  return '' if {*values} & {*items} else 'other values'
+  return '' if {*values} & {*items} else 'values of another kind'
 
 
 def _refusal(file, by_column, kinds):
@@ -196,7 +207,7 @@ def _suggested(by_column, kinds):
   for values, kind in zip(by_column, kinds, strict=True):
     name = {
       'times': 'time', 'labels': 'label', 'numbers': 'count', '': '',
-      'other values': '',
+      'values of another kind': '',
     }.get(kind, '-')  # fmt: skip
     if kind == 'ratings':
       name = f'rating>={0.8 * max(map(float, values)):g}'

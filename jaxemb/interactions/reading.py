@@ -7,7 +7,6 @@ known by its name, or plain from the first rows; else it is refused.
 
 import functools
 import itertools
-import logging
 import pathlib
 import re
 from collections.abc import Sequence
@@ -19,8 +18,6 @@ from jaxemb import errors
 from jaxemb.interactions import contents
 from jaxemb.io import columns as columns_lib
 from jaxemb.io import inputs, keys, roles, tables
-
-_LOG = logging.getLogger('jaxemb')
 
 ROLES = (
   roles.Role(
@@ -47,7 +44,10 @@ ROLES = (
   roles.Role('items', ('items item_list item_ids item_id_list',)),
   roles.Role(
     'rating',
-    ('rating ratings stars star_rating score overall book_rating preference',),
+    (
+      'rating ratings stars star_rating score overall book_rating preference '
+      'grade mark points evaluation value vote',
+    ),
     takes_minimum=True,
   ),
   roles.Role(
@@ -79,9 +79,11 @@ _SIGNS = {' ': 'white space', '\t': 'tabs', ',': 'commas', ';': 'semicolons'}
 _MANY_USERS = 20
 # What datasets of interactions have beside these.
 _OTHERS = re.compile(
-  r'(user|item|entity|relation|org|tag|movie|genome|link|artist)s?'
-  r'([_.-].*|s?\.(csv|dat|txt|tsv))|u\.(user|item|info|genre|occupation)'
-  r'|.*\.(np[yz]|pkl|json|user|item|kg|link|net)|meta\..*',
+  r'(users?|items?|entit(y|ies)|relations?|orgs?|tags|movies|books|artists|links'
+  r'|category|genome|bx-(books|users))([_-](list|friends|info|features|propert'
+  r'|profiles|tree|tagged|scores|tags).*)?\.\w+|meta[._].*|allbut\.pl'
+  r'|u\.(user|item|info|genre|occupation)|u[1-5ab]\.(base|test)'
+  r'|.*\.(np[yz]|pkl|user|item|kg|link|net)',
   re.IGNORECASE,
 )
 
@@ -111,9 +113,8 @@ class _Plan(NamedTuple):
   columns: roles.Columns
   keys: Sequence[str]  # of columns in the reader's tables
   row: Sequence[str]  # the first one
-  layout: tables.Layout | None = None
+  layout: tables.Layout
   list_sign: str = ''  # within a cell: ' ' or ','
-  is_known: bool = True  # by a header or the setting
 
 
 def is_other(path: pathlib.Path) -> bool:
@@ -134,13 +135,14 @@ def read(path: str, declared: str = '') -> Read:
   pairs = _Pairs()
   for file, plan in plans.items():
     pairs.read(file, plan)
-  if not len(pairs.items):
+  if not pairs.num:
     raise errors.UserError(
       f'{path} has no line `user item item ...` or row with a user and an item '
       'that counts; set config.data.path to files of such lines'
     )
   first = plans[files[0]]
-  pairs.check(path, is_known=first.is_known, is_declared=bool(declared))
+  if not declared:
+    pairs.check(path)
   shown = roles.Input.of(files, _form(first), first.columns, row=first.row)
   return Read(pairs.items_of(), pairs.dropped, [shown])
 
@@ -154,10 +156,8 @@ def _refuse_empty(path, files):
 
 
 def _form(plan):
-  form = plan.form
-  if plan.layout:
-    sign = plan.layout.delimiter
-    form = f'{_SIGNS.get(sign, sign)} between columns'
+  sign, form = plan.layout.delimiter, plan.form
+  form = f'{_SIGNS.get(sign, sign)} between columns' if sign else form
   return form + ', lists of items' * ('items' in plan.columns.by_role)
 
 
@@ -185,41 +185,35 @@ def _named(plan):
 
 def _plan(file: pathlib.Path, declared: str) -> _Plan:
   """How a file is read; raises a `UserError` where that is not plain."""
-  form = tables.guess(file)
-  if form in ('parquet', 'jsonl'):
-    names, *rows = getattr(
-      tables, {'parquet': 'parquet_head', 'jsonl': 'json_head'}[form]
-    )(file)
-    columns = _assigned(file, names, declared, has_header=True)
-    row = rows[0] if rows else ()
-    sign = _list_sign(columns, rows)
-    return _Plan(form, columns, keys=names, row=row, list_sign=sign)
-  sample = contents.sample(file)
-  rows = [x for x in sample.rows if x]
-  if not rows:
-    raise errors.UserError(f'{file} has no line with an interaction')
-  if declared.replace(' ', '') == contents.LISTS:
-    return _lists(file, sample, has_header=roles.is_header(ROLES, rows))
-  if roles.is_header(ROLES, rows):
-    columns = _assigned(file, rows[0], declared, has_header=True)
-    rows = rows[1:]
-  else:
+  head = contents.sample(file)
+  rows, layout = head.rows, head.layout
+  has_header = head.has_names or roles.is_header(ROLES, rows)
+  if not has_header:
     _refuse_header(file, rows[0])
-    declared = declared or contents.columns(
-      file, rows, sign=sample.layout.delimiter
+    declared = declared or contents.columns(file, rows, layout.delimiter)
+  names, rows = rows[0], rows[has_header:]
+  is_list = declared.replace(' ', '') == contents.LISTS and not head.has_names
+  if is_list:
+    columns = roles.Columns(
+      ('1', '2 ...'), {'user': (0,), 'items': (1,)}, has_header=has_header
     )
-    if declared == contents.LISTS:
-      return _lists(file, sample)._replace(is_known=False)
-    columns = _assigned(file, rows[0], declared, has_header=False)
-  names = [str(i) for i in range(len(columns.names))]
+    has_cells = layout.delimiter != ' ' and all(len(x) < 3 for x in rows)
+    layout = layout._replace(is_ragged=not has_cells)
+  else:
+    columns = _assigned(file, names, declared, has_header=has_header)
+    _refuse_amounts(file, columns, rows, declared=declared)
+  keys_ = columns.names
+  if layout.delimiter:
+    keys_ = [str(i) for i in range(len(keys_))]
+  row = rows[0] if rows else ()
+  if layout.is_ragged:
+    row = *row[:1], ' '.join(row[1:])
   return _Plan(
-    form,
+    head.form,
     columns,
-    keys=names,
-    row=rows[0] if rows else (),
-    layout=sample.layout._replace(
-      columns=names, skips_first=columns.has_header
-    ),
+    keys=keys_,
+    row=row,
+    layout=layout._replace(columns=keys_, skips_first=has_header),
     list_sign=_list_sign(columns, rows),
   )
 
@@ -266,32 +260,17 @@ def _list_sign(columns, rows):
   return ',' if any(',' in x for x in cells) else ' '
 
 
-def _lists(file, sample, has_header=False):
-  """The plan of lines `user item item ...`."""
-  rows = sample.rows[has_header:]
-  columns = roles.Columns(
-    ('1', '2 ...'), {'user': (0,), 'items': (1,)}, has_header=has_header
-  )
-  layout = sample.layout
-  if layout.delimiter != ' ' and all(len(x) < 3 for x in rows):
-    sign = ',' if any(',' in x[1] for x in rows if len(x) > 1) else ' '
-    return _Plan(
-      'lists',
-      columns,
-      keys=('0', '1'),
-      row=rows[0],
-      layout=layout._replace(columns=('0', '1'), skips_first=has_header),
-      list_sign=sign,
-    )
-  return _Plan(
-    'lists',
-    columns,
-    keys=('0', '1'),
-    row=(rows[0][0], ' '.join(rows[0][1:])),
-    layout=layout._replace(
-      columns=('0', '1'), skips_first=has_header, is_ragged=True
-    ),
-  )
+def _refuse_amounts(file, columns, rows, declared):
+  """Raises a `UserError` for a column without a role that looks like one."""
+  for i, role in enumerate(columns.roles()):
+    kind = contents.kind_of([x[i] for x in rows if len(x) > i])
+    if role == '-' and kind and columns.has_header and not declared:
+      name = columns.names[i]
+      raise errors.UserError(
+        f'{file} has {kind} in the column {name}; say from which one on an '
+        f"item counts, such as --config.data.columns='rating:{name}>=4' (in "
+        f'quotes), or -:{name} if all of them do'
+      )
 
 
 # Rows, block by block.
@@ -315,7 +294,7 @@ def _block(plan, table):
     table = table.select(is_kept)
   times = _times(table, names['time']) if 'time' in names else None
   users = table.text(names['user'])
-  if plan.layout and plan.layout.is_ragged:
+  if plan.layout.is_ragged:
     items = table.text(names['items'])
     # A user alone stands for its own items.
     is_pair = users.starts != items.starts
@@ -437,10 +416,10 @@ class _Pairs:
     self._found, self._times = [], []
     self.dropped = {'invalid_utf8_bytes': 0, 'unreadable_rows': 0}
 
-  @functools.cached_property
-  def items(self) -> np.ndarray:
-    """[n] int32 numbers of items."""
-    return self._columns[1]
+  @property
+  def num(self) -> int:
+    """How many pairs there are."""
+    return self._columns.shape[1]
 
   @functools.cached_property
   def _columns(self):
@@ -451,7 +430,7 @@ class _Pairs:
     reader = tables.Reader(
       str(file),
       form=plan.form,
-      layouts=plan.layout and {file: plan.layout},
+      layouts={file: plan.layout} if plan.layout.delimiter else None,
       remedy='give --config.data.columns, or another file',
     )
     then = functools.partial(_block, plan)
@@ -469,23 +448,18 @@ class _Pairs:
     self.dropped['unreadable_rows'] += reader.num_bad
     self.dropped['invalid_utf8_bytes'] += reader.num_invalid_bytes
 
-  def check(self, path: str, is_known: bool, is_declared: bool) -> None:
-    """Refuses an item that every user has, or warns where it was declared."""
+  def check(self, path: str) -> None:
+    """Raises a `UserError` for an item that every user has."""
     users, items = self._columns
     num_users = self._users.num
-    if is_declared or num_users < _MANY_USERS:
+    if num_users < _MANY_USERS:
       return
-    counts = np.bincount(items)
-    for item in np.flatnonzero(counts >= num_users):
+    for item in np.flatnonzero(np.bincount(items) >= num_users):
       if len(np.unique(users[items == item])) == num_users:
-        message = f'{path}: every user has the item {self._item_names[item]!r}'
-        if is_known:
-          _LOG.warning('%s', message)
-          continue
         raise errors.UserError(
-          f'{message}, as if it were none; give --config.data.columns='
-          f'{contents.LISTS} if lines are lists of items, or what columns are, '
-          "such as 'user,item,rating>=4' (in quotes)"
+          f'{path}: every user has the item {self._item_names[item]!r}, as if '
+          'it were none; say what columns are, such as --config.data.columns='
+          f"'user,item,rating>=4' (in quotes), or {contents.LISTS} for lists"
         )
 
   def items_of(self) -> ItemsOf:

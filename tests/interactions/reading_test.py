@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 from jaxemb import errors
 from jaxemb.interactions import reading
+from jaxemb.io import inputs
 
 # Of 30 users, most with three to five of 40 items; and the ratings of these.
 _RNG = np.random.default_rng(0)
@@ -55,6 +56,20 @@ def _pairs(found, least=0):
 
 _ALL = {*_PAIRS}
 _LIKED = {x for x, r in zip(_PAIRS, _RATINGS, strict=True) if r >= 4}
+FOLDERS = {
+  'ratings.csv': 'ratings.csv movies.csv tags.csv links.csv genome-scores.csv '
+  'genome-tags.csv README.txt',
+  'ratings.dat': 'ratings.dat movies.dat users.dat README',
+  'u.data': 'u.data u.item u.user u.info u.genre u1.base u1.test allbut.pl '
+  'mku.sh README',
+  'user_artists.dat': 'user_artists.dat artists.dat tags.dat user_friends.dat '
+  'user_taggedartists.dat user_taggedartists-timestamps.dat readme.txt',
+  'ml.inter': 'ml.inter ml.item ml.user',
+  'BX-Book-Ratings.csv': 'BX-Book-Ratings.csv BX-Books.csv BX-Users.csv',
+  'out.x': 'out.x meta.x README.x',
+  'train.txt': 'train.txt test.txt item_list.txt user_list.txt s_adj_mat.npz',
+  'events.csv': 'events.csv category_tree.csv item_properties_part1.csv',
+}
 _COUNTED = {x for x, y in zip(_PAIRS, _ROWS, strict=True) if y['c'] >= 60}
 
 # Name: text, setting without which it is refused, pairs.
@@ -108,7 +123,7 @@ LAYOUTS = {
     '',
   ),
   'tags (hetrec)': (
-    _lines('{u}\t{i}\t{r}\t{t}', 'userID\tartistID\ttagID\ttimestamp\n'),
+    _lines('{u}\t{i}\t{c}\t{t}', 'userID\tartistID\ttagID\ttimestamp\n'),
     '',
   ),
   'Retailrocket': (
@@ -119,7 +134,7 @@ LAYOUTS = {
   ),
   'Diginetica': (
     _lines(
-      '{r};{u};{i};{t};2016-05-09',
+      '{c};{u};{i};{t};2016-05-09',
       'sessionId;userId;itemId;timeframe;eventdate\n',
     ),
     '',
@@ -209,6 +224,12 @@ def test_published_layouts_are_read_or_refused_with_the_setting(name, tmp_path):
     (_lines('{r}:\n{u},{r},2005-09-06'), 'times such as 2005-09-06'),
     (_lines('{u},{i}', 'a,b\n'), 'known as user or item; give .*user:COLUMN'),
     (_lines('{u},{i},{i}', 'user,item,movie\n'), 'may be the item'),
+    (
+      ''.join(f'{u} {i} {(3 * i + u) % 40}\n' for u, i in _PAIRS),
+      'the same user again and again',
+    ),
+    (_lines('{u},{i},{r}', 'user,item,x\n'), 'ratings in the column x; .*-:x'),
+    (_lines('{u},7', 'user,item\n'), "every user has the item '7'"),
   ],
 )
 def test_what_is_no_item_is_refused_as_what_it_is(text, message, tmp_path):
@@ -257,6 +278,14 @@ def test_what_was_read_is_shown(tmp_path):
     'time': 'timestamp',
   }  # fmt: skip
   assert shown.first['user'] == '0' and 'commas' in shown.form
+
+
+@pytest.mark.parametrize('name', FOLDERS)
+def test_published_folders_have_one_file_of_interactions(name, tmp_path):
+  for x in FOLDERS[name].split():
+    (tmp_path / x).write_text('x')
+  found = inputs.find(str(tmp_path), is_other=reading.is_other)
+  assert [x.name for x in found.train] == [name]
 
 
 def test_files_of_other_columns_are_refused(tmp_path):
