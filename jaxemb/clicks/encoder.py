@@ -58,7 +58,8 @@ class Encoder:
     """
     table = tables.Table.of(table)
     raw = columns.read(table, self.schema, self.settings, has_labels=has_labels)
-    ids = np.full((table.num_rows, self.fields.num_columns), examples.PADDING)
+    shape = table.num_rows, self.fields.num_columns
+    ids = np.full(shape, examples.PADDING, np.int32)
     unknown = {}
     for field, known, (hashes, cells) in zip(
       self.fields.ids, self._keys, raw.hashes, strict=True

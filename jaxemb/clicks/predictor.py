@@ -27,10 +27,12 @@ from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
 from jaxemb.io import tables as formats
 from jaxemb.models import columns
+from jaxemb.runtime import resources
 from jaxemb.storage import atomic
 
 _LOG = logging.getLogger('jaxemb')
 _EXAMPLES = 8192  # at once
+_MIN_ROWS = 1 << 17  # from a file, or the last rows of each take too much
 
 
 def unknown_line(unknown: Mapping[str, int]) -> str:
@@ -111,7 +113,9 @@ class ClickModel:
   @functools.cached_property
   def _arrays(self):
     """All arrays, on the device."""
-    return jax.device_put((self.params, self.tables, self.moments))
+    arrays = jax.device_put((self.params, self.tables, self.moments))
+    resources.use_huge_pages(arrays[1])
+    return arrays
 
   def scores(self, rows: encoder_lib.Rows, without: str = '') -> np.ndarray:
     """Returns [n] float32 probabilities of encoded rows.
@@ -165,11 +169,26 @@ class ClickModel:
 
     Adds the number of unknown categories, by field, to `unknown`.
     """
+    waiting, num_rows = [], 0
     for table, rows, num_unknown in self._encoded(data):
       for name, num in num_unknown.items():
         if unknown is not None:
           unknown[name] = unknown.get(name, 0) + num
-      yield self.scores(rows), table
+      waiting.append((table, rows))
+      num_rows += len(rows)
+      if num_rows >= _MIN_ROWS:
+        yield from self._scored(waiting)
+        waiting, num_rows = [], 0
+    yield from self._scored(waiting)
+
+  def _scored(self, waiting):
+    """Yields scores of tables, and these."""
+    if not waiting:
+      return
+    sources, rows = zip(*waiting, strict=True)
+    joined = encoder_lib.Rows(*map(np.concatenate, zip(*rows, strict=True)))
+    ends = np.cumsum([len(x) for x in rows])[:-1]
+    yield from zip(np.split(self.scores(joined), ends), sources, strict=True)
 
   def _encoded(self, data):
     """Yields tables with their encoded rows and unknown categories."""

@@ -104,10 +104,10 @@ def _float_names(column):
 
 def flags(text: keys.Text) -> keys.Text:
   """Returns strings, of which True and TRUE are as Arrow names them: true."""
-  data, num = text.data, _num_flags(*text)
-  if num:
-    data = data.copy()
-    _lower_flags(data, text.starts, text.stops)
+  if not _has_flags(*text):
+    return text
+  data = text.data.copy()
+  _lower_flags(data, text.starts, text.stops)
   return text._replace(data=data)
 
 
@@ -127,11 +127,12 @@ def _is_flag(data, start, stop):
 
 
 @numba.njit(nogil=True, cache=True)
-def _num_flags(data, starts, stops):
-  num = 0
+def _has_flags(data, starts, stops):
   for i in range(len(starts)):
-    num += _is_flag(data, starts[i], stops[i])
-  return num
+    if data[min(starts[i], len(data) - 1)] in (70, 84):
+      if _is_flag(data, starts[i], stops[i]):
+        return True
+  return False
 
 
 @numba.njit(nogil=True, cache=True)
