@@ -93,14 +93,16 @@ def assign(
 
 def is_header(rows: Rows) -> bool:
   """Whether the first of some rows is a header."""
-  if len(rows) < 2 or any(map(tables.is_number, rows[0])):
+  first, below = rows[0], {x for row in rows[1:] for x in row}
+  has_index = first[0] == ''
+  if below and first[has_index:] == [*map(str, range(len(first) - has_index))]:
+    return has_index or not any(map(tables.is_number, below))  # of pandas
+  if not below or any(map(tables.is_number, first)):
     return False
-  if all(len(x) == 1 and x.isalpha() for x in rows[0]):  # of letters, u v
-    short = [x for row in rows[1:] for x in row if len(x) == 1]
-    if any(x.isalpha() for x in short):
+  if all(len(roles.simplified(x)) == 1 for x in first):  # of letters, u v
+    if any(len(x) == 1 and x.isalpha() for x in below):
       return False
-  names = {x for row in rows[1:] for x in row}
-  kinds = [roles.simplified(x) for x in rows[0] if x not in names]
+  kinds = [roles.simplified(x) for x in first if x not in below]
   num = sum(
     _kind(x) in _KINDS or bool(re.search('.(id|name)$', x)) for x in kinds
   )

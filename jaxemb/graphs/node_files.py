@@ -24,6 +24,7 @@ _LOG = logging.getLogger('jaxemb')
 _NODES = 'newid', 'node', 'nodeid', 'id', 'vertex', 'key', 'name'
 _LABELS = ('label', 'labels', 'class', 'group', 'category', 'community', 'y')
 _LABELS += ('target', 'mltarget', 'pagetype', 'mature')  # Rozemberczki's
+_MISSING = '', 'nan', 'null', '<na>'
 _LISTED = re.compile(r'\d+([,;]\d+)+')  # several labels, in one cell
 _SPLIT_KEYS = {
   'train': ('train_mask', 'train_masks', 'idx_train', 'tr'),
@@ -78,9 +79,11 @@ def _read_labels(graph, settings, counted, inputs):
     node = number(name)
     num_unknown += node is None
     for cell in cells if node is not None else ():
-      num_missing += not cell
-      is_list = _LISTED.fullmatch(cell)
-      labels[node] += re.split('[,;]', cell) if is_list else [cell] * bool(cell)
+      if cell.lower() in _MISSING:
+        num_missing += 1
+      else:
+        is_list = _LISTED.fullmatch(cell)
+        labels[node] += re.split('[,;]', cell) if is_list else [cell]
   if not any(labels):
     raise _none_known(path, 'labels', num_unknown)
   counted['labels_of_unknown_nodes'] = num_unknown
@@ -265,10 +268,18 @@ def _is_header(head, number, has_labels):
   names = [roles.simplified(x) for x in first]
   if number(first[0]) is not None:
     return False
-  if names[0] in _NODES or ({*_NODES, ''} & {*names} and {*_LABELS} & {*names}):
+  if names[0] in (*_NODES, '') or (
+    {*_NODES, ''} & {*names} and {*_LABELS} & {*names}
+  ):
     return True
   is_text = not any(map(tables.is_number, first))
-  return has_labels and len(first) > 2 and is_text and head.delimiter != ' '
+  if not has_labels:  # names above numbers
+    columns = zip(first, zip(*head.rows[1:], strict=False), strict=False)
+    return any(
+      not tables.is_number(x) and all(map(tables.is_number, below))
+      for x, below in columns
+    )
+  return len(first) > 2 and is_text and head.delimiter != ' '
 
 
 def _named(path, header, column, has_labels):

@@ -311,6 +311,18 @@ READ = [
     ),
     KG,
   ),
+  (
+    'pandas, columns without names',
+    'x.csv',
+    pd.DataFrame(PEOPLE).to_csv(),
+    PEOPLE,
+  ),
+  (
+    'pandas, neither index nor names',
+    'x.csv',
+    pd.DataFrame(PEOPLE).to_csv(index=False),
+    PEOPLE,
+  ),
 ]
 
 REFUSED = [
