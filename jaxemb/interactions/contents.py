@@ -53,6 +53,12 @@ def columns(file: pathlib.Path, rows: Rows, sign: str) -> str:
   none fits, or several do.
   """
   widths = {len(x) for x in rows}
+  if sign != ' ' and 2 * sum(' ' in x[0] for x in rows) >= len(rows):
+    raise errors.UserError(
+      f'{file} has {rows[0][0][:60]!r} before the first {sign!r}: give '
+      f'--config.data.columns={PAIRS} if that is the name of a user, or write '
+      'the same sign between all names'
+    )
   if widths == {2}:
     return _of_pairs(file, rows, sign)
   if len(widths) > 1:
@@ -152,7 +158,8 @@ def _numeric(values: Sequence[str]) -> str:
   distinct = np.unique(numbers)
   is_half = (2 * numbers == np.floor(2 * numbers)).all()
   if is_half and numbers.min() >= -10 and numbers.max() <= 10:
-    return 'labels' if {*distinct} <= {0, 1} else 'ratings'
+    is_flag = any({*distinct} <= x for x in ({0, 1}, {-1, 1}))
+    return 'labels' if is_flag else 'ratings'
   if any(map(_DECIMAL.fullmatch, values)):
     return 'decimals'
   return 'numbers'
@@ -180,19 +187,25 @@ def _what(values: Sequence[str], items: Sequence[str]) -> str:
     return 'one value'
   if kind:
     return kind
+  if len(values) > 2 and not {*values} & {*items}:
+    kind = 'values of another kind'
   if len(values) < _ENOUGH_ROWS:
-    return ''
+    return kind
   if num <= _MOST_RATINGS and 4 * num <= num_items:
     return 'few values'
   if _numeric(values) and num_items < num == len(values):
     if (np.diff(np.array(values, np.float64)) > 0).all():
       return 'rising numbers'
-  return '' if {*values} & {*items} else 'values of another kind'
+  return kind
 
 
 def _refusal(file, by_column, kinds):
   """Why columns are refused, with the setting to give."""
-  i = max((i for i, x in enumerate(kinds) if x), key=lambda i: i >= 2)
+  first = _amount(by_column[0], by_column[1])
+  is_sorted = [*by_column[0]] == sorted(by_column[0])
+  if first == 'times' or (first in ('ratings', 'labels') and not is_sorted):
+    kinds = [first, *kinds[1:]]
+  i = next(i for i, x in enumerate(kinds) if x)
   return (
     f'{file} has {len(kinds)} columns and no header, and {kinds[i]} such as '
     f'{by_column[i][0]} in column {i + 1}; say what they are, such as '
@@ -210,7 +223,7 @@ def _suggested(by_column, kinds):
       'values of another kind': '',
     }.get(kind, '-')  # fmt: skip
     if kind == 'ratings':
-      name = f'rating>={0.8 * max(map(float, values)):g}'
+      name = f'rating>={1.6 * max(map(float, values)) // 1 / 2:g}'
     names.append(name)
   for role in 'user', 'item':
     empty = '' if '' in names else '-'

@@ -5,6 +5,7 @@ or a user and several items. What a column is for is declared by `data.columns`,
 known by its name, or plain from the first rows; else it is refused.
 """
 
+import contextlib
 import functools
 import itertools
 import pathlib
@@ -109,6 +110,7 @@ class Read(NamedTuple):
 class _Plan(NamedTuple):
   """How a file is read."""
 
+  file: pathlib.Path
   form: str
   columns: roles.Columns
   keys: Sequence[str]  # of columns in the reader's tables
@@ -128,6 +130,8 @@ def read(path: str, declared: str = '') -> Read:
   Raises a `UserError` for files that cannot be read, that may mean several
   things, or in which nobody has an item.
   """
+  import pyarrow as pa
+
   files = inputs.find(path, 'file of interactions', is_other=is_other).train
   _refuse_empty(path, files)
   plans = {x: _plan(x, declared) for x in files}
@@ -143,7 +147,10 @@ def read(path: str, declared: str = '') -> Read:
   first = plans[files[0]]
   if not declared:
     pairs.check(path)
-  shown = roles.Input.of(files, _form(first), first.columns, row=first.row)
+  row = columns_lib.names(pa.array(first.row, pa.large_string()))
+  shown = roles.Input.of(
+    files, _form(first), first.columns, row=row.strings().to_pylist()
+  )
   return Read(pairs.items_of(), pairs.dropped, [shown])
 
 
@@ -201,6 +208,9 @@ def _plan(file: pathlib.Path, declared: str) -> _Plan:
     layout = layout._replace(is_ragged=not has_cells)
   else:
     columns = _assigned(file, names, declared, has_header=has_header)
+    is_ragged = any(len(x) > 2 for x in rows) and bool(layout.delimiter)
+    is_ragged &= columns.roles() == ['user', 'items']
+    layout = layout._replace(is_ragged=is_ragged)
     _refuse_amounts(file, columns, rows, declared=declared)
   keys_ = columns.names
   if layout.delimiter:
@@ -209,6 +219,7 @@ def _plan(file: pathlib.Path, declared: str) -> _Plan:
   if layout.is_ragged:
     row = *row[:1], ' '.join(row[1:])
   return _Plan(
+    file,
     head.form,
     columns,
     keys=keys_,
@@ -292,7 +303,9 @@ def _block(plan, table):
   is_kept, dropped = _kept(plan, table, names)
   if not is_kept.all():
     table = table.select(is_kept)
-  times = _times(table, names['time']) if 'time' in names else None
+  times = None
+  if 'time' in names:
+    times = _times(table.columns[names['time']], plan.file)
   users = table.text(names['user'])
   if plan.layout.is_ragged:
     items = table.text(names['items'])
@@ -323,7 +336,7 @@ def _kept(plan, table, names):
   for role in _AMOUNTS:
     if role not in names:
       continue
-    values = _amounts(table.columns[names[role]], role)
+    values = _amounts(table.columns[names[role]], role, plan.file)
     least = plan.columns.minimum.get(role)
     is_high = values > 0 if least is None else values >= least
     is_missing = np.isnan(values)
@@ -336,7 +349,7 @@ def _kept(plan, table, names):
   return is_kept, dropped
 
 
-def _amounts(column, role):
+def _amounts(column, role, file):
   """[rows] float64, NaN for missing ones."""
   import pyarrow as pa
 
@@ -348,15 +361,17 @@ def _amounts(column, role):
   try:
     return columns_lib.numbers(pa.array(strings, pa.large_string()))
   except (ValueError, pa.ArrowInvalid) as error:
-    raise ValueError(f'{role}: {error}') from error
+    raise errors.UserError(
+      f'{file} has a {role} that is no number: {errors.one_line(error)}; mend '
+      f'the file, or give --config.data.columns={role}:-'
+    ) from error
 
 
-def _times(table, name):
+def _times(column, file):
   """[rows] float64, seconds or what else orders rows; NaN for missing ones."""
   import pyarrow as pa
   import pyarrow.compute as pc
 
-  column = table.columns[name]
   if not isinstance(column, keys.Text):
     column = columns_lib.plain(column)
     if pa.types.is_temporal(column.type):
@@ -366,17 +381,13 @@ def _times(table, name):
   except (ValueError, pa.ArrowInvalid):
     strings = columns_lib.names(column).strings()
     strings = pc.if_else(pc.equal(strings, ''), None, strings)
-  try:
-    stamps = pc.cast(strings, pa.timestamp('us', 'UTC'))
-  except pa.ArrowInvalid:
-    try:
-      stamps = pc.cast(strings, pa.timestamp('us'))
-    except pa.ArrowInvalid as error:
-      raise ValueError(
-        f'a time is neither a number nor a date such as 2024-01-31 ({error}); '
-        'give --config.data.columns=time:-'
-      ) from error
-  return columns_lib.numbers(pc.cast(stamps, pa.int64()))
+  for kind in pa.timestamp('us', 'UTC'), pa.timestamp('us'):
+    with contextlib.suppress(pa.ArrowInvalid):
+      return columns_lib.numbers(pc.cast(pc.cast(strings, kind), pa.int64()))
+  raise errors.UserError(
+    f'{file} has a time, {strings[0]}, that is neither a number nor a date as '
+    '2024-01-31; give --config.data.columns=time:-, or mend the file'
+  )
 
 
 def _flat(users, column, sign):

@@ -1,8 +1,12 @@
 """Tables and lists of interactions: layouts as published, and refusals."""
 
+import bz2
 import csv
+import gzip
+import io
 import itertools
 import re
+import zipfile
 
 import hypothesis
 import numpy as np
@@ -159,6 +163,11 @@ LAYOUTS = {
     ''.join(f'u{u}\t{",".join(map(str, x))}\n' for u, x in _BY_USER),
     '',
   ),
+  'lists with a header': (
+    'user items\n'
+    + ''.join(f'{u} {" ".join(map(str, x))}\n' for u, x in _BY_USER),
+    '',
+  ),
   'RecBole sessions': (
     'user_id:token\titem_id_list:token_seq\n'
     + ''.join(f'{u}\t{" ".join(map(str, x))}\n' for u, x in _BY_USER),
@@ -180,6 +189,53 @@ def test_published_layouts_are_read_or_refused_with_the_setting(name, tmp_path):
   assert found.dropped['unreadable_rows'] == 0
   if setting:
     assert found.dropped['low_ratings'] == len(_PAIRS) - len(_LIKED)
+
+
+def _zipped(data):
+  file = io.BytesIO()
+  with zipfile.ZipFile(file, 'w') as archive:
+    archive.writestr('folder/ratings.txt', data)
+  return file.getvalue()
+
+
+WRITTEN = {
+  'zip': ('x.zip', _zipped),
+  'gzip': ('X.CSV.GZ', gzip.compress),
+  'bzip2 without a suffix': ('x', bz2.compress),
+  'line ends': ('x.csv', lambda x: x.replace(b'\n', b'\r\n')),
+  'byte order mark': ('x.tsv', lambda x: b'\xef\xbb\xbf' + x),
+  'no last line end': ('x.dat', bytes.rstrip),
+}
+
+
+@pytest.mark.parametrize('how', WRITTEN)
+@pytest.mark.parametrize('name', LAYOUTS)
+def test_how_a_file_is_written_does_not_matter(name, how, tmp_path):
+  text, setting = LAYOUTS[name]
+  file, written = WRITTEN[how]
+  path = tmp_path / file
+  path.write_bytes(written(text.encode()))
+  if how == 'byte order mark' and text.startswith('%'):
+    return  # of a comment, which nobody writes so
+  found = reading.read(str(path), setting)
+  assert _pairs(found) == (_LIKED if setting else _ALL)
+
+
+@pytest.mark.parametrize('name', LAYOUTS)
+def test_a_layout_that_lost_its_header_or_order_is_right_or_refused(
+  name, tmp_path
+):
+  text, _ = LAYOUTS[name]
+  head, *rest = text.splitlines(keepends=True)
+  rest = [x for x in rest if x[0] != '%']
+  np.random.default_rng(1).shuffle(rest)
+  for lines in rest, [head, *rest], rest[:7]:
+    try:
+      found = _read(tmp_path, ''.join(lines))
+    except errors.UserError:
+      continue
+    pairs = _pairs(found)
+    assert pairs == _ALL if head in lines else pairs <= _ALL
 
 
 @pytest.mark.parametrize(
@@ -229,6 +285,13 @@ def test_published_layouts_are_read_or_refused_with_the_setting(name, tmp_path):
       'the same user again and again',
     ),
     (_lines('{u},{i},{r}', 'user,item,x\n'), 'ratings in the column x; .*-:x'),
+    (
+      ''.join(f'u{u}: {", ".join(map(str, x))}\n' for u, x in _BY_USER),
+      'write the same sign between all names',
+    ),
+    (_lines('{r} {a} {b}'), "ratings .* in column 1.*'rating>=4,user,item'"),
+    (_lines('{u},{i},1/{r}/2014', 'user,item,date\n'), 'columns=time:-'),
+    (_lines('{u},{i},much', 'user,item,plays\n'), 'columns=count:-'),
     (_lines('{u},7', 'user,item\n'), "every user has the item '7'"),
   ],
 )
