@@ -79,7 +79,7 @@ def read(
 
 def _names(column, name):
   try:
-    return columns_lib.flags(columns_lib.names(column))
+    return columns_lib.values(column)
   except NotImplementedError as error:
     raise errors.UserError(
       f'column {name} has values of type {column.type}, which are no '

@@ -93,9 +93,8 @@ def encode(
     if fraction:
       fractions[name] = fraction
     elif text:
-      readers[name] = schema_lib.reader(
-        text, readers['train'].form, declared=declared
-      )
+      form = schema_lib.form_of_others(readers['train'].form)
+      readers[name] = schema_lib.reader(text, form, declared=declared)
   if sum(x for x, _ in fractions.values()) >= 1:
     raise errors.UserError(
       'config.data.valid and config.data.test leave no row for training'

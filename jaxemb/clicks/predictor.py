@@ -25,7 +25,7 @@ from jaxemb.clicks import metrics
 from jaxemb.clicks import models as clicks
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
-from jaxemb.io import tables as formats
+from jaxemb.io import tables
 from jaxemb.models import columns
 from jaxemb.runtime import resources
 from jaxemb.storage import atomic
@@ -164,7 +164,7 @@ class ClickModel:
 
   def predicted(
     self, data: Any, unknown: dict[str, int] | None = None
-  ) -> Iterator[tuple[np.ndarray, formats.Table]]:
+  ) -> Iterator[tuple[np.ndarray, tables.Table]]:
     """Yields probabilities [n] of some rows after others, and their tables.
 
     Adds the number of unknown categories, by field, to `unknown`.
@@ -194,14 +194,14 @@ class ClickModel:
     """Yields tables with their encoded rows and unknown categories."""
 
     def encoded(table):
-      table = formats.Table.of(table)
+      table = tables.Table.of(table)
       return table, *self.encoder.encode(table, has_labels=False)
 
     if isinstance(data, str | os.PathLike):
-      settings, path = self.encoder.settings, os.fspath(data)
+      settings = self.encoder.settings
       reader = schema_lib.reader(
-        path=path,
-        form=settings['format'],
+        path=os.fspath(data),
+        form=schema_lib.form_of_others(settings['format']),
         needed=self.encoder.schema.columns,
         max_bad=0.0,
         features=settings['features'],

@@ -83,6 +83,11 @@ KNOWN_FORMS = {
 }
 
 
+def form_of_others(form: str) -> str:
+  """Returns the form of files beside those of a form; '' = it tells itself."""
+  return '' if form in tables.WITH_NAMES else form
+
+
 def reader(
   path: str, form: str = '', declared: str = '', **options: Any
 ) -> tables.Reader:

@@ -17,6 +17,9 @@ from jaxemb.io import keys
 
 # What stands for a value that is missing, in lower case.
 MISSING = '', '?', 'na', 'n/a', 'nan', 'none', 'null', '\\n', '<na>'
+# Those that pandas reads as missing wherever they are, and booleans.
+_NONE = 'NA', 'N/A', 'n/a', 'NaN', 'nan', 'NULL', 'null', 'None', '<NA>'
+_FLAGS = 'True', 'TRUE', 'False', 'FALSE'
 _CURRENCIES = '$\u20ac\u00a3\u00a5'
 _SIGNS = rf'^\s*[{_CURRENCIES}]?\s*|\s*[%{_CURRENCIES}]?\s*$|[\u00a0\u202f]'
 _TENS = 10.0 ** np.arange(20)
@@ -102,45 +105,48 @@ def _float_names(column):
   return pc.if_else(pa.array(np.isnan(numbers)), None, others)
 
 
-def flags(text: keys.Text) -> keys.Text:
-  """Returns strings, of which True and TRUE are as Arrow names them: true."""
-  if not _has_flags(*text):
+def values(column: Any) -> keys.Text:
+  """Returns `names` of values: what programs write for missing ones is ''.
+
+  True and TRUE are as Arrow has them, true.
+  """
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  text = names(column)
+  rows = np.empty(len(text.starts), np.int64)
+  rows = rows[: _candidates(*text, rows)]
+  if not len(rows):
     return text
-  data = text.data.copy()
-  _lower_flags(data, text.starts, text.stops)
-  return text._replace(data=data)
+  strings = text.strings(rows)
+  is_flag = pc.is_in(strings, pa.array(_FLAGS, strings.type))
+  is_none = pc.is_in(strings, pa.array(_NONE, strings.type))
+  stops, data = text.stops.copy(), text.data
+  no_values = rows[is_none.to_numpy(zero_copy_only=False)]
+  stops[no_values] = text.starts[no_values]
+  rows = rows[is_flag.to_numpy(zero_copy_only=False)]
+  if len(rows):
+    data = data.copy()
+    for i in range(5):  # in small letters
+      positions = text.starts[rows] + i
+      data[positions[positions < stops[rows]]] |= 32
+  return keys.Text(data, text.starts, stops)
 
 
 @numba.njit(nogil=True, cache=True)
-def _is_flag(data, start, stop):
-  """Whether it is True or False, or in capitals."""
-  if not (4 <= stop - start <= 5) or (data[start] not in (70, 84)):
-    return False
-  word = b'TRUE' if data[start] == 84 else b'FALSE'
-  if len(word) != stop - start:
-    return False
-  small = data[start + 1] & 32
-  for i in range(1, len(word)):
-    if data[start + i] != word[i] | small:
-      return False
-  return True
-
-
-@numba.njit(nogil=True, cache=True)
-def _has_flags(data, starts, stops):
+def _candidates(data, starts, stops, out):
+  """Lists strings that may be of `_FLAGS` or `_NONE`; returns how many."""
+  num = 0
   for i in range(len(starts)):
-    if data[min(starts[i], len(data) - 1)] in (70, 84):
-      if _is_flag(data, starts[i], stops[i]):
-        return True
-  return False
-
-
-@numba.njit(nogil=True, cache=True)
-def _lower_flags(data, starts, stops):
-  for i in range(len(starts)):
-    if _is_flag(data, starts[i], stops[i]):
-      for j in range(starts[i], stops[i]):
-        data[j] |= 32
+    size = stops[i] - starts[i]
+    if 2 <= size <= 5:
+      first = data[starts[i]]
+      if (
+        first == 70 or first == 78 or first == 84 or first == 110 or first == 60
+      ):
+        out[num] = i
+        num += 1
+  return num
 
 
 def numbers(column: Any, decimal: str = '') -> np.ndarray:
@@ -265,9 +271,8 @@ def of(data: Any) -> Any:
   if isinstance(data, pa.Table):
     return data
   if hasattr(data, 'iloc') and hasattr(data, 'columns'):  # pandas
-    data = {
-      str(k): x for k, (_, x) in zip(data.columns, data.items(), strict=True)
-    }
+    columns = [_array(x) for _, x in data.items()]
+    return pa.Table.from_arrays(columns, [str(x) for x in data.columns])
   elif hasattr(data, '__arrow_c_stream__'):
     return pa.table(data)
   elif isinstance(data, np.ndarray) and data.dtype.names:

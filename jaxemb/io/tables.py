@@ -31,7 +31,8 @@ from jaxemb.io import inputs, keys, libsvm, text_files
 from jaxemb.runtime import resources
 from jaxemb.storage import packed
 
-FORMS = 'csv', 'tsv', 'parquet', 'jsonl', 'libsvm', 'libffm'
+WITH_NAMES = 'csv', 'tsv', 'parquet', 'jsonl'
+FORMS = *WITH_NAMES, 'libsvm', 'libffm'
 
 _BLOCK_BYTES = 1 << 22
 _HEAD_BYTES = 1 << 20
@@ -522,6 +523,11 @@ class Table(NamedTuple):
     if isinstance(data, cls):
       return data
     table = columns_lib.of(data)
+    if len({*table.column_names}) < table.num_columns:
+      raise errors.UserError(
+        f'the columns {", ".join(table.column_names)[:200]} have a name twice; '
+        'rename one'
+      )
     return cls(dict(zip(table.column_names, table.columns, strict=True)))
 
   @property

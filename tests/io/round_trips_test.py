@@ -115,13 +115,14 @@ def _json(path, values):
 def test_a_value_has_one_name(values, tmp_path_factory):
   folder = tmp_path_factory.mktemp('values')
   frame = pd.DataFrame({'x': pd.Series(values)})
+  frame.assign(y=1).to_csv(folder / 'pandas.csv', index=False)
   arrow = pa.table({'x': values})
   parquet.write_table(arrow, folder / 'x.parquet')
   frame.to_parquet(folder / 'pandas.parquet')
   _json(folder / 'x.jsonl', values)
   read = {
     x: [row[0] for row in _texts(folder / x)]
-    for x in ('x.parquet', 'pandas.parquet', 'x.jsonl')
+    for x in ('x.parquet', 'pandas.parquet', 'x.jsonl', 'pandas.csv')
   }
   given = {'arrow': arrow, 'pandas': frame, 'lists': {'x': values}}
   given['strings'] = frame.astype('string')
@@ -129,10 +130,11 @@ def test_a_value_has_one_name(values, tmp_path_factory):
   if isinstance(next(x for x in values if x is not None), (int, float)):
     given['numpy'] = {'x': np.array(values, object)}
   for name, data in given.items():
-    text = columns.names(columns.of(data)['x'])
-    read[name] = columns.flags(text).strings().to_pylist()
+    read[name] = columns.of(data)['x']
   for name in read:
-    text = columns.names(pa.array(read[name], pa.large_string()))
-    read[name] = columns.flags(text).strings().to_pylist()
+    text = read[name]
+    if isinstance(text, list):
+      text = pa.array(text, pa.large_string())
+    read[name] = columns.values(text).strings().to_pylist()
   for name, texts in read.items():
     assert texts == read['arrow'], name
