@@ -42,8 +42,9 @@ _SCRIPTS = (
   ('koi8_r', '\u0430', '\u044f', 0.8),
   ('gb18030', '\u4e00', '\u9fff', 0.7),
 )
+_LINE_ENDS = b'\n', b'\r'
 # White space other than line ends, at which a long line may be cut.
-SPACES = b' ', b'\t', b'\r', b'\v', b'\f'
+_SPACES = b' ', b'\t', b'\v', b'\f'
 
 
 @dataclasses.dataclass
@@ -354,7 +355,7 @@ def _cut_stream(blocks: Iterable[bytes], piece_bytes: int) -> Iterator[Piece]:
     data += block
     while len(data) > piece_bytes:
       text = bytes(memoryview(data)[: _cut(data, piece_bytes)])
-      yield Piece(text, text.endswith(b'\n'), next(numbers))
+      yield Piece(text, text.endswith(_LINE_ENDS), next(numbers))
       del data[: len(text)]
   if data:
     yield Piece(bytes(data), True, next(numbers))
@@ -389,7 +390,7 @@ def _ranges(
       if not number:
         data = data.removeprefix(_BOM)
       if data:
-        yield Piece(data, is_last or data.endswith(b'\n'), number)
+        yield Piece(data, is_last or data.endswith(_LINE_ENDS), number)
 
 
 def _cut(data: bytes | bytearray, limit: int) -> int:
@@ -398,11 +399,29 @@ def _cut(data: bytes | bytearray, limit: int) -> int:
   After the last line end, else the last white space, else the last whole UTF-8
   character.
   """
-  if end := data.rfind(b'\n', 0, limit) + 1:
+  if end := max(data.rfind(sign, 0, limit) for sign in _LINE_ENDS) + 1:
     return end
-  if end := max(data.rfind(space, 0, limit) for space in SPACES) + 1:
+  if end := max(data.rfind(space, 0, limit) for space in _SPACES) + 1:
     return end
   end = limit
   while end > limit - 3 and 0x80 <= data[end] < 0xC0:
     end -= 1
   return end
+
+
+def at_lines(blocks: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
+  """Yields the same bytes in blocks that end with a line, or in a longer one.
+
+  Lines of more than `max_bytes` are cut at white space.
+  """
+  rest = b''
+  for block in blocks:
+    data = rest + block
+    end = max(data.rfind(sign) for sign in _LINE_ENDS) + 1
+    if not end and len(data) > max_bytes:
+      end = max(data.rfind(space) for space in _SPACES) + 1 or len(data)
+    rest = data[end:]
+    if end:
+      yield data[:end]
+  if rest:
+    yield rest

@@ -47,6 +47,7 @@ from jaxemb import errors
 from jaxemb.data import base
 from jaxemb.data import blocks as blocks_lib
 from jaxemb.io import cache as cache_lib
+from jaxemb.io import roles
 from jaxemb.io import text_files as sources
 from jaxemb.runtime import resources
 from jaxemb.storage import atomic, checksums, word2vec_format
@@ -55,6 +56,7 @@ from jaxemb.text import tokenize, wiki
 MAX_HELD_WORDS = 1 << 22  # words of a table in memory, some 200 MB
 
 _FORMAT = 10
+_SHOWN_CHARS = 60  # of the first line of a text
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
 
 # Bytes of input that make starting processes worth it.
@@ -70,6 +72,7 @@ class Settings(NamedTuple):
   max_vocab: int  # 0 = no limit
   counts: str  # a file of `word count` lines instead of counting, or ''
   encoding: str = sources.UTF_8  # of the text
+  columns: str = ''  # which key of JSON objects is the text; '' = by its name
 
 
 class Encoded(NamedTuple):
@@ -250,6 +253,7 @@ class _Encoder:
       'num_vocab_words': len(words.counts),
       'num_words': totals['num_words'],
       'text_bytes': totals['text_bytes'],
+      'inputs': [x._asdict() for x in self.inputs()],
       'dropped': self.dropped(totals)
       | {'words_below_vocabulary': num_different - len(words.counts)},
     }
@@ -282,6 +286,28 @@ class _Encoder:
       num_overlong=sum(x.counters['overlong_words'] for x in pieces),
     )
     raise errors.UserError(message)
+
+  def inputs(self) -> list[roles.Input]:
+    """Returns the files of each form and the first line of one of them."""
+    # The process that reads the first piece of a file knows its first line.
+    gathered = _gather(self.readers, [x.first for x in self.reports])
+    firsts = zip(*gathered, strict=True)
+    by_form = {}
+    for source, report, lines in zip(
+      self.files, self.reports, firsts, strict=True
+    ):
+      key = report.form, *report.columns.items()
+      first = next(filter(None, lines), '')
+      by_form.setdefault(key, []).append((str(source.path), first))
+    return [
+      roles.Input(
+        files=tuple(path for path, _ in files),
+        form=form,
+        columns=dict(columns) or {'text': 'all'},
+        first={'text': next((x for _, x in files if x), '')},
+      )
+      for (form, *columns), files in by_form.items()
+    ]
 
   def dropped(self, totals: collections.Counter) -> dict[str, Any]:
     """Returns what was left out of the corpus, counted over all processes."""
@@ -353,6 +379,7 @@ class _Encoder:
     total_bytes = sum(source.size_bytes for source in files)
     # Two pieces in flight for each thread, over all the files being read.
     depth = max(1, 2 * threads // len(files) - 1)
+    extractor = functools.partial(wiki.extractor, columns=self.settings.columns)
 
     def read_source(file: int) -> list[_Piece]:
       texts = sources.pieces(
@@ -364,16 +391,16 @@ class _Encoder:
         ),
         encoding=self.settings.encoding,
         extractor=functools.partial(
-          wiki.extractor,
+          extractor,
+          path=str(files[file].path),
           pool=strippers if total_bytes > _MANY_BYTES else None,
         ),
       )
       jobs = ((file, text) for text in texts)
-      return list(
-        sources.map_ahead(
-          tokenizers, function=self.write_piece, items=jobs, depth=depth
-        )
+      tokenized = sources.map_ahead(
+        tokenizers, function=self.write_piece, items=jobs, depth=depth
       )
+      return list(tokenized)
 
     with (
       futures.ThreadPoolExecutor(threads) as file_readers,
@@ -412,6 +439,8 @@ class _Encoder:
       lowercase=s.lowercase,
       ends_line=piece.ends_line,
     )
+    if not piece.number:
+      self.reports[file].first = _first_line(piece.text)
     counters = {
       'text_bytes': len(piece.text),
       'read_words': int(words.counts.sum()),
@@ -529,6 +558,13 @@ class _Encoder:
     blocks = blocks_lib.Blocks(firsts, sizes, numbers)
     np.savez(self.folder / 'blocks.npz', **blocks._asdict())
     return digests, totals
+
+
+def _first_line(text: bytes) -> str:
+  """Returns the first line with text, shortened."""
+  lines = text[:4096].decode(errors='replace').splitlines()
+  line = next(filter(str.strip, lines), '').strip()
+  return line if len(line) <= _SHOWN_CHARS else f'{line[:_SHOWN_CHARS]}...'
 
 
 def _too_few(

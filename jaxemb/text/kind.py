@@ -10,7 +10,8 @@ from jaxemb.run import kind
 
 _MIN_TOY_WORDS = 20_000
 _OPTIONAL = frozenset((
-  'data.min_count', 'train.init_from', 'eval.paths', 'eval.restrict_vocab',
+  'data.columns', 'data.min_count', 'train.init_from', 'eval.paths',
+  'eval.restrict_vocab',
 ))  # fmt: skip
 
 
@@ -25,6 +26,8 @@ class Text(kind.Kind):
   help = {
     'data.path': "file, folder or glob; 'wikipedia:LANGUAGE' "
     "(simple, en, de, ...) to download; '' or 'toywiki:WORDS' = embedded",
+    'data.columns': 'the key of JSON objects that is the text, such as '
+    'text:reviewText',
     'data.min_count': 'words that are rarer are dropped',
   }
   smaller = 'lower --config.model.dim or --config.data.max_vocab'

@@ -5,7 +5,7 @@ import functools
 from jaxemb import errors
 from jaxemb.data import base
 from jaxemb.data import blocks as blocks_lib
-from jaxemb.io import download
+from jaxemb.io import download, roles
 from jaxemb.runtime import resources
 from jaxemb.text import encode
 from jaxemb.text.toywiki import toywiki
@@ -20,6 +20,11 @@ _CENTER_BYTES = 6  # of a `windows.Batch`
 
 class TextSource(blocks_lib.BlockSource):
   """An encoded corpus as a `data.base.Source`; progress is in its words."""
+
+  @property
+  def inputs(self) -> list[roles.Input]:
+    """Returns the files as they were understood, for log and report."""
+    return [roles.Input(**x) for x in self.corpus.manifest['inputs']]
 
   def describe(self) -> list[str]:
     """Returns lines about the corpus for the log."""

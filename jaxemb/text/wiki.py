@@ -9,8 +9,8 @@ first tags are removed with their contents, then one pass with a stack handles
 all brackets (templates, tables and links nest to any depth; unbalanced ones do
 little harm), then inline markup, then lines.
 
-WikiExtractor writes <doc> elements or JSON lines. Its <doc> files are plain
-text but for the few lines around each article, which are removed in bulk.
+WikiExtractor writes <doc> elements, which are plain text but for the few lines
+around each article; these are removed in bulk. Its JSON is read as any other.
 """
 
 import collections
@@ -18,13 +18,14 @@ import dataclasses
 import functools
 import html
 import itertools
-import json
 import re
 from collections.abc import Iterable, Iterator
 from concurrent import futures
 from typing import NamedTuple
 
+from jaxemb import errors
 from jaxemb.io import text_files
+from jaxemb.text import json_text
 
 # Prefixes of links that show no text, in English and by namespace.
 HIDDEN = frozenset(('file', 'image', 'category'))
@@ -60,6 +61,10 @@ _MARKUP = {ord(c): f'&#{ord(c)};' for c in "[]{}|'<>*#:=!_/"}
 _BRACKETS = re.compile(
   r'(\[\[|\]\]|\{\{+|\}\}+(?:[ \t]*\{\|)?|\n[ \t:*#]*\{\||\n[ \t]*\|\}+)'
 )
+# Templates that stand for a sign within a word, or for nothing.
+_SIGNS = {
+  'shy': '', 'wbr': '', 'wj': '', "'": "'", 'zwnj': '\u200c', 'zwj': '\u200d',
+}  # fmt: skip
 _MAX_DEPTH = 99  # of links: joining their labels could take quadratic time
 _EXTERNAL = re.compile(
   r'\[(?:[a-z]+:)?//[^][\s<>"]*'
@@ -86,8 +91,6 @@ _HOLLOW = re.compile(r'\([\s,;:]*\)')
 
 _MAX_LINE_BYTES = 1 << 23
 _MAX_WAITING_BATCHES = 16
-_MAX_RECORD_BYTES = 1 << 28
-_JSON_HEAD = re.compile(rb'\{\s*(?=")[^\n]*?"text"\s*:\s*"')
 # At a line start; looking for "<" first is faster than for ^.
 _OPEN_DOC = re.compile(rb'<(?<![^\n]<)doc [^\n]*\n')
 _CLOSE_DOC = re.compile(rb'<(?<![^\n]<)/doc>\r?(?:\n|\Z)')
@@ -111,6 +114,9 @@ class ReadReport(text_files.ReadReport):
   """Counts and problems of reading one file; complete when it ends."""
 
   pages: int = 0  # articles or documents used; 0 for plain text
+  form: str = 'plain text'
+  columns: dict[str, str] = dataclasses.field(default_factory=dict)
+  first: str = ''  # line, shortened
   redirects: int = 0  # skipped pages
   other_namespace_pages: int = 0  # skipped pages that are not articles
   damages: int = 0  # damaged places of a dump
@@ -209,6 +215,8 @@ def _hide(text: str) -> str:
     out.append(text[end : tag.start()])
     end = tag.end()
     name = (tag[2] or '!--').lower()
+    if name not in ('!--', 'nowiki'):
+      out.append(' ')  # what is around it is not one word
     if tag[1] or tag[0].endswith('/>') or name in unclosed:
       continue
     if not (closing := _CLOSING[name].search(text, end)):
@@ -246,11 +254,19 @@ def _unbracket(text: str, hidden: frozenset[str]) -> str:
   num_open = collections.Counter()
 
   def close(kind: str) -> None:
-    """Drops the innermost open `kind` with all brackets opened inside it."""
-    closed = None if num_open[kind] else kind
+    """Drops the innermost open `kind` with all brackets opened inside it.
+
+    A template leaves a space, as many stand for one or for a dash.
+    """
+    if not num_open[kind]:
+      return
+    closed = ''
     while closed != kind:
-      closed = frames.pop()[0]
+      closed, inside = frames.pop()
       num_open[closed] -= 1
+    if kind == '{{':
+      name = inside[0].partition('|')[0].strip().lower()
+      frames[-1][1].append(_SIGNS.get(name, ' '))
 
   for token, after in zip(parts[1::2], parts[2::2], strict=True):
     if token == '[[':
@@ -334,24 +350,35 @@ def plain_batch(texts: Iterable[str], hidden: frozenset[str]) -> bytes:
 
 
 def extractor(
-  head: bytes, pool: futures.Executor | None = None
+  head: bytes,
+  pool: futures.Executor | None = None,
+  path: str = '',
+  columns: str = '',
 ) -> text_files.Extract | None:
   """Returns what makes plain text of a file's blocks, by its first bytes.
 
-  None stands for plain text. The `pool` strips wikitext in parallel.
+  None stands for plain text. The `pool` strips wikitext in parallel. Raises a
+  `UserError` for JSON in which `columns`, `data.columns`, leaves open what is
+  the text.
   """
+  if extract := json_text.extractor(head, path, columns):
+    return extract
+  if columns:
+    raise errors.UserError(
+      f'{path} is not JSON: config.data.columns={columns} names a key of JSON '
+      'objects; leave it out'
+    )
   head = head.lstrip()
   if head.startswith((b'<mediawiki', b'<page>')) or (
     head.startswith((b'<?xml', b'<!--')) and b'<mediawiki' in head
   ):
     return functools.partial(_dump, pool=pool)
-  if head.startswith(b'<doc '):
-    return docs
-  return json_lines if _JSON_HEAD.match(head) else None
+  return docs if head.startswith(b'<doc ') else None
 
 
 def _dump(blocks, report, pool):
   """The articles of a dump as plain paragraphs."""
+  report.form = 'MediaWiki dump'
   batches = _articles(blocks, report)
   if not pool:
     return itertools.starmap(plain_batch, batches)
@@ -385,8 +412,9 @@ def _articles(
 
 def docs(blocks: Iterable[bytes], report: ReadReport) -> Iterator[bytes]:
   """The text of <doc> elements, without their tags and with plain < > " &."""
+  report.form = 'WikiExtractor'
   before = b''  # the end of a line that was too long
-  for block in _at_lines(blocks, _MAX_LINE_BYTES):
+  for block in text_files.at_lines(blocks, _MAX_LINE_BYTES):
     data, num_docs = _OPEN_DOC.subn(b'', before + block)
     data = _unescape(_CLOSE_DOC.sub(b'', data))
     report.pages += num_docs
@@ -394,47 +422,5 @@ def docs(blocks: Iterable[bytes], report: ReadReport) -> Iterator[bytes]:
     before = b'' if block.endswith(b'\n') else b' '
 
 
-def json_lines(blocks: Iterable[bytes], report: ReadReport) -> Iterator[bytes]:
-  """The "text" of one JSON object per line; lines without it are lost."""
-  num_bad = 0
-  for block in _at_lines(blocks, _MAX_RECORD_BYTES):
-    texts = []
-    for line in filter(bytes.strip, block.split(b'\n')):
-      try:
-        record = json.loads(line)
-      except (ValueError, RecursionError):
-        record = None
-      if isinstance(record, dict) and isinstance(record.get('text'), str):
-        text = record['text'].encode(errors='replace')
-        # WikiExtractor escapes in JSON too; others mean what they write.
-        texts.append(_unescape(text) if 'title' in record else text)
-      else:
-        num_bad += 1
-        report.lost_bytes += len(line)
-    report.pages += len(texts)
-    yield b''.join(text + b'\n' for text in texts)
-  if num_bad:
-    report.problems.append(
-      f'{num_bad} lines skipped: no JSON object with a "text"'
-    )
-
-
 def _unescape(data: bytes) -> bytes:
   return _ENTITY.sub(lambda match: _CHARS[match[1]], data)
-
-
-def _at_lines(blocks: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
-  """The same bytes in blocks that end at a line end, or in a longer line."""
-  rest = b''
-  for block in blocks:
-    data = rest + block
-    end = data.rfind(b'\n') + 1
-    if not end and len(data) > max_bytes:
-      end = max(data.rfind(space) for space in text_files.SPACES) + 1 or len(
-        data
-      )
-    rest = data[end:]
-    if end:
-      yield data[:end]
-  if rest:
-    yield rest
