@@ -425,3 +425,46 @@ def test_lists_are_read_or_refused(tmp_path_factory, lines):
     assert reading.read(str(path)).items_of == expected
   except errors.UserError:
     pass
+
+
+_ANY = st.text(
+  st.characters(codec='utf-8', exclude_categories=['C']), min_size=1, max_size=8
+)
+_COLUMNS = [
+  st.booleans(),
+  st.integers(-5, 10**12),
+  st.none() | st.integers(0, 1000),  # floats in pandas
+  st.none() | _ANY,
+  st.floats(-1e5, 1e5, width=32).map(lambda x: round(x, 3)),
+]
+
+
+@st.composite
+def _frames(draw):
+  columns = {x: draw(st.sampled_from(_COLUMNS)) for x in ('user', 'item')}
+  columns['rating'] = st.integers(0, 5)
+  num = draw(st.integers(1, 15))
+  return {k: [draw(x) for _ in range(num)] for k, x in columns.items()}
+
+
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(_frames())
+def test_all_programs_write_the_same_interactions(tmp_path_factory, columns):
+  pd = pytest.importorskip('pandas')
+  frame, folder = pd.DataFrame(columns), tmp_path_factory.mktemp('written')
+
+  def found(name):
+    try:
+      return reading.read(str(folder / name), 'rating:rating>=3').items_of
+    except errors.UserError:
+      return None
+
+  frame.to_parquet(folder / 'a.parquet')
+  frame.to_csv(folder / 'a.csv', index=False)
+  frame.to_csv(folder / 'index.csv.gz')
+  frame.to_csv(folder / 'a.tsv', index=False, sep='\t')
+  frame.to_csv(folder / 'a.txt', index=False, sep=';')
+  frame.to_json(folder / 'a.jsonl', orient='records', lines=True)
+  expected = found('a.parquet')
+  for name in 'a.csv', 'index.csv.gz', 'a.tsv', 'a.txt', 'a.jsonl':
+    assert found(name) == expected
