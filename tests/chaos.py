@@ -172,7 +172,8 @@ KINDS = {
   'edges': Kind('graph:line', (*_EDGES, 'train.epochs=4'), _MESHES),
   'relations': Kind(
     'graph:relations',
-    (*_EDGES, 'train.epochs=2', 'data.partitions=3'),
+    (*_EDGES, 'train.epochs=2', 'data.partitions=3',
+     'data.columns=source,target'),
     (_ONE, _TWO),
   ),
   # Which keep nothing in the cache.

@@ -285,12 +285,8 @@ def _is_header(head, number, has_labels):
 def _named(path, header, column, has_labels):
   """`roles.Columns` of the node, and of its label or its features."""
   names = [roles.simplified(x) for x in header]
-  wanted = [x for x in (column, roles.simplified(column)) if x]
-  found = [
-    i
-    for i, x in enumerate(names)
-    if (x in wanted or header[i] in wanted if column else x in _LABELS)
-  ]
+  wanted = [roles.simplified(column)] if column else _LABELS
+  found = [i for i, x in enumerate(names) if has_labels and x in wanted]
   if has_labels and len(header) == 2 and not (found or column):
     found = [1]
   if has_labels and len(found) != 1:
@@ -298,13 +294,11 @@ def _named(path, header, column, has_labels):
       f'{path} has the columns {", ".join(header)[:80]}; say which one has the '
       'labels by --config.data.label_column'
     )
-  others = [i for i in range(len(header)) if i not in found or not has_labels]
-  node = min(others, key=lambda i: _rank(names[i]))
-  rest = 'feature' if not has_labels else '-'
-  named = [rest if x or not has_labels else '-' for x in header]
-  named[node] = 'node'
-  if has_labels:
-    named[found[0]] = 'label'
+  named = ['-' if has_labels else 'feature'] * len(header)
+  for i in found:
+    named[i] = 'label'
+  others = [i for i in range(len(header)) if i not in found]
+  named[min(others, key=lambda i: _rank(names[i]))] = 'node'
   return _columns(header, named, has_header=True)
 
 
@@ -313,10 +307,8 @@ def _columns(names, named, has_header):
   for i, role in enumerate(named):
     if role != '-':
       by_role[role] = (*by_role.get(role, ()), i)
-  shown = (
-    tuple(names) if has_header else tuple(str(i + 1) for i in range(len(names)))
-  )
-  return roles.Columns(shown, by_role, has_header=has_header)
+  shown = names if has_header else map(str, range(1, 1 + len(names)))
+  return roles.Columns(tuple(shown), by_role, has_header=has_header)
 
 
 def _rank(column):
