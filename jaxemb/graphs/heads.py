@@ -76,7 +76,7 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
   ).most_common(1)[0][0]
   skip = 0
   while skip < len(lines) and lines[skip][:1] in {'', *marks}:
-    is_row = len(rows[skip]) == width > 1
+    is_row = len(rows[skip]) == width > 1 or lines[skip].endswith('}')
     if lines[skip].strip() and is_row and _begins_row(path, lines[skip], rows):
       break
     skip += 1
@@ -105,7 +105,7 @@ def lines(path: pathlib.Path) -> Iterator[str]:
 
 def _is_name(line):
   """Whether a line begins with # or % as a name does, not a comment."""
-  return bool(re.match(r'[#%]\w', line))
+  return bool(re.match(r'[#%]\S', line))
 
 
 def _begins_row(path, line, rows):
