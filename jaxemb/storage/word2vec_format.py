@@ -398,13 +398,7 @@ def _read_text(file: BinaryIO, num_rows: int | None, dim: int) -> _Rows:
     line = line.rstrip()
     if not line:
       continue
-    try:
-      word, *numbers = line.rsplit(b' ', dim)
-      row = [*map(float, numbers)]
-    except ValueError:
-      row = ()
-    if len(row) < dim:  # tabs, or several spaces, between numbers
-      word, row = _spaced_row(line, dim)
+    word, numbers, row = _row(line, dim)
     if len(words) == num_rows:
       raise ValueError(
         f'line {number} follows the {num_rows:,} vectors that its first line '
@@ -427,15 +421,21 @@ def _read_text(file: BinaryIO, num_rows: int | None, dim: int) -> _Rows:
   return _Rows(words, values)
 
 
-def _spaced_row(line: bytes, dim: int) -> tuple[bytes, Sequence[float]]:
-  """Returns word and numbers behind tabs or any spaces; () = not so many."""
-  for sign in b'\t', None:
+def _row(
+  line: bytes, dim: int
+) -> tuple[bytes, Sequence[bytes], Sequence[float]]:
+  """Returns a word and its numbers, as they are and as floats; () = too few."""
+  last = b'\t' if line.rfind(b'\t') > line.rfind(b' ') else b' '
+  for sign in last, None:  # None = any spaces
     word, *numbers = line.rsplit(sign, dim)
     if sign is None and len(numbers) == dim - 1 and line[:1].isspace():
       word, numbers = b'', [word, *numbers]
-    if len(numbers) == dim and all(map(_is_number, numbers)):
-      return word, [*map(float, numbers)]
-  return word, ()
+    if len(numbers) == dim:
+      try:
+        return word, numbers, [*map(float, numbers)]
+      except ValueError:
+        continue
+  return word, numbers, ()
 
 
 def _is_of_vector(word: bytes, numbers: Sequence[bytes]) -> bool:
@@ -477,9 +477,7 @@ def _read_binary(file: BinaryIO, num_rows: int, dim: int) -> _Rows:
     if space < 0 or stop > len(data):
       return _Rows(words, values)
     word = data[position:space]
-    if not has_ends:
-      word = word.lstrip(b'\r\n')
-    if b'\n' in word or b'\0' in word:
+    if b'\n' in word or (b'\0' in word and not has_ends):
       raise ValueError(
         f'vector {len(words) + 1} has no word before it: {dim} numbers, as its '
         'first line says, are not those of a row', 'correct its first line',

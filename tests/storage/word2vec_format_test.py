@@ -201,8 +201,9 @@ def _folder():
 @hypothesis.given(vocabulary=_VOCABULARY)
 def test_what_gensim_writes_is_read_or_refused(is_binary, vocabulary):
   words, vectors = vocabulary
-  # In binary a word ends at its first space.
-  hypothesis.assume(not is_binary or not any(' ' in x for x in words))
+  if is_binary:  # a word ends at its first space, and one number may be text
+    hypothesis.assume(not any(' ' in x for x in words))
+    hypothesis.assume(vectors.shape[1] > 1)
   keyed = models.KeyedVectors(vectors.shape[1])
   keyed.add_vectors(words, vectors)
   keyed.expandos['count'] = np.arange(len(words), 0, -1)
@@ -242,8 +243,8 @@ def test_text_by_hand_is_read_or_refused(
   vocabulary, has_header, signs, end, has_bom, encoding, pack, is_whole
 ):
   words, vectors = vocabulary
-  if signs == '  ':
-    hypothesis.assume(all(x == x.strip(' ') for x in words))
+  if signs in ('  ', ' \t'):
+    hypothesis.assume(all(x == x.strip(' \t\r\v\f') for x in words))
   rows = np.round(vectors) if is_whole else vectors
   numbers = [[str(int(y) if is_whole else y) for y in x] for x in rows]
   lines = [signs.join([x, *row]) for x, row in zip(words, numbers, strict=True)]
@@ -271,7 +272,9 @@ def test_a_wrong_header_is_refused(
 ):
   words, vectors = vocabulary
   hypothesis.assume(more_rows or more_numbers)
-  words = [f'w{i}' for i in range(len(words))]
+  # Two binary rows might be one of twice the width.
+  hypothesis.assume(not (is_binary and more_rows and more_numbers))
+  words = [f'word{i}' for i in range(len(words))]
   num, dim = len(words) + more_rows, vectors.shape[1] + more_numbers
   with _folder() as folder:
     path = pathlib.Path(folder, 'v.vec')
