@@ -303,12 +303,13 @@ def _block(plan, table):
   is_kept, dropped = _kept(plan, table, names)
   if not is_kept.all():
     table = table.select(is_kept)
-  times = None
+  times, is_ragged = None, plan.layout.is_ragged
   if 'time' in names:
     times = _times(table.columns[names['time']], plan.file)
-  users = columns_lib.flags(table.text(names['user']))
-  if plan.layout.is_ragged:
-    items = columns_lib.flags(table.text(names['items']))
+  users = table.columns[names['user']]
+  users = (columns_lib.names if is_ragged else columns_lib.values)(users)
+  if is_ragged:
+    items = table.text(names['items'])
     # A user alone stands for its own items.
     is_pair = users.starts != items.starts
   elif 'items' in names:
@@ -317,7 +318,7 @@ def _block(plan, table):
     )
     times = times if times is None else times[owners]
   else:
-    items = columns_lib.flags(table.text(names['item']))
+    items = columns_lib.values(table.columns[names['item']])
     is_pair = np.ones(len(users.starts), bool)
   is_named = (users.stops > users.starts) & (
     (items.stops > items.starts) | ~is_pair
@@ -402,7 +403,7 @@ def _flat(users, column, sign):
     pattern = r'\s*,\s*' if sign == ',' else r'\s+'
     column = pc.split_pattern_regex(strings, pattern)
   owners = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
-  items = columns_lib.flags(columns_lib.names(pc.list_flatten(column)))
+  items = columns_lib.names(pc.list_flatten(column))
   is_item = items.stops > items.starts
   owners, items = owners[is_item], items.select(is_item)
   alone = np.setdiff1d(np.arange(len(users.starts)), owners)

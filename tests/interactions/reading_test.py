@@ -390,7 +390,11 @@ _NAME = st.text(
   st.characters(codec='utf-8', exclude_categories=['Cc', 'Cs', 'Z', 'C']),
   min_size=1,
   max_size=8,
-).filter(lambda x: not re.fullmatch(r'[\d.+\-eE]*|(?i:true|false)', x))
+).filter(
+  lambda x: (
+    not re.fullmatch(r'[\d.+\-eE]*|(?i:true|false|null|nan|none|n.?a|<na>)', x)
+  )
+)
 
 
 @hypothesis.given(
