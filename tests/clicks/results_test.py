@@ -196,7 +196,7 @@ def test_lines_of_features_need_no_label_to_be_predicted(kind, line, tmp_path):
   assert found.std() > 1e-3  # or a shift of features would not show
   np.testing.assert_array_equal(model.predict(str(bare)), found)
   # What is trained on has labels.
-  with pytest.raises(errors.UserError, match="the label ''"):
+  with pytest.raises(errors.UserError, match='no row with a label'):
     _run(tmp_path / 'none', data__path=str(bare), **more)
 
 
