@@ -6,6 +6,7 @@ are for training and how often each category occurs in them.
 
 import contextlib
 import functools
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
@@ -22,6 +23,7 @@ from jaxemb.io import keys, roles, tables
 from jaxemb.runtime import resources
 
 _ROWS = 1 << 16  # that a thread holds at once
+_HEAD_BLOCKS = 4  # by which columns are told apart
 _ENDINGS = 'ids', 'numbers', 'labels'
 _RAW = 'raw_'  # how names of files begin that are removed in the end
 
@@ -81,15 +83,18 @@ class RawLog:
 
   def _look(self, name, reader):
     """Shows the first rows of a reader; those of the first are the schema."""
+    import pyarrow as pa
+
     declared = self.settings['columns']
     look = schema_lib.reader(
       reader.path, reader.form, declared=declared, max_bad=1.0
     )
     look.features = self.features
     with contextlib.closing(look.tables(lambda *_: None)) as pieces:
-      head = next(pieces, None)
-    if head is None:
+      pieces = [*itertools.islice(pieces, _HEAD_BLOCKS)]
+    if not pieces:
       return
+    head = pa.concat_tables(pieces, promote_options='permissive')
     if self.schema is not None:
       self.inputs.append(schema_lib.shown(reader, head, self.schema))
       return

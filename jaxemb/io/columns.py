@@ -6,7 +6,7 @@ programs write the same ids so where one is missing), and '' is a missing value.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numba
@@ -108,19 +108,28 @@ def _float_names(column):
 def values(column: Any) -> keys.Text:
   """Returns `names` of values: what programs write for missing ones is ''.
 
-  True and TRUE are as Arrow has them, true.
+  Flags are as `flags` has them.
+  """
+  if isinstance(column, keys.Text) and column.are_values():
+    return column
+  return flags(names(column), _NONE)
+
+
+def flags(text: keys.Text, missing: Sequence[str] = ()) -> keys.Text:
+  """Returns strings, of which True and TRUE are as Arrow has them: true.
+
+  Those that are `missing` are ''.
   """
   import pyarrow as pa
   import pyarrow.compute as pc
 
-  text = names(column)
   rows = np.empty(len(text.starts), np.int64)
   rows = rows[: _candidates(*text, rows)]
   if not len(rows):
     return text
   strings = text.strings(rows)
   is_flag = pc.is_in(strings, pa.array(_FLAGS, strings.type))
-  is_none = pc.is_in(strings, pa.array(_NONE, strings.type))
+  is_none = pc.is_in(strings, pa.array(missing, strings.type))
   stops, data = text.stops.copy(), text.data
   no_values = rows[is_none.to_numpy(zero_copy_only=False)]
   stops[no_values] = text.starts[no_values]

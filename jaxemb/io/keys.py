@@ -75,9 +75,15 @@ def _may_differ(data, starts, stops):
   Hardly any is so, and looking takes a third of hashing.
   """
   for i in range(len(starts)):
-    stop = stops[i]
-    if stop > starts[i] and (data[starts[i]] == 32 or data[stop - 1] == 32):
+    start, stop = starts[i], stops[i]
+    if start == stop:
+      continue
+    first = data[start]
+    if first == 32 or data[stop - 1] == 32:
       return True
+    if (first > 57 or first == 45) and stop - start <= 5:  # words
+      if first in (70, 78, 84, 110, 60):
+        return True
     if stop >= starts[i] + 3:
       if data[stop - 1] == 48 and (
         data[stop - 2] == 46 or (data[stop - 2] == 48 and data[stop - 3] <= 48)
@@ -221,6 +227,10 @@ class Text(NamedTuple):
   def select(self, rows: Any) -> 'Text':
     """Returns some of the strings, by index or mask."""
     return Text(self.data, self.starts[rows], self.stops[rows])
+
+  def are_values(self) -> bool:
+    """Whether all strings are names, and none is a missing value or a flag."""
+    return not _may_differ(*self)
 
   def names(self) -> 'Text':
     """Returns the strings without spaces around, whole numbers as integers.

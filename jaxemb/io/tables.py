@@ -35,6 +35,7 @@ WITH_NAMES = 'csv', 'tsv', 'parquet', 'jsonl'
 FORMS = *WITH_NAMES, 'libsvm', 'libffm'
 
 _BLOCK_BYTES = 1 << 22
+_ROWS_BYTES = 1 << 20  # of text in columns, which the core's cache holds
 _HEAD_BYTES = 1 << 20
 _PARQUET_ROWS = 1 << 16
 _SUFFIXES = {
@@ -345,6 +346,7 @@ def cells(
   """Returns cells of the first rows that are not empty."""
   if sign == '::':
     text, sign = text.replace('::', _PAIR), _PAIR
+  text = re.sub('\r(?!\n)', ' ', text)  # which would end lines here
   if sign == ' ':
     lines = itertools.islice(filter(str.strip, io.StringIO(text)), num_rows)
     return [x.split() for x in lines]
@@ -694,10 +696,11 @@ def blocks(
   Raises a `UserError` at the end if more than 1 % of all bytes are not UTF-8.
   """
   rest, is_last = b'', False
+  block_bytes = _ROWS_BYTES if layout else _BLOCK_BYTES
   letters = text_files.Letters(file)
   with _reading(file), packed.File(file) as stream:
     while not is_last:
-      text = bytearray(len(rest) + _BLOCK_BYTES)
+      text = bytearray(len(rest) + block_bytes)
       text[: len(rest)] = rest
       size = len(rest)
       with memoryview(text) as room:
