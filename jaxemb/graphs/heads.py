@@ -105,7 +105,7 @@ def lines(path: pathlib.Path) -> Iterator[str]:
 
 def _is_name(line):
   """Whether a line begins with # or % as a name does, not a comment."""
-  return bool(re.match(r'[#%]\S', line))
+  return bool(re.match(r'#\S|%[^\s%]', line))
 
 
 def _begins_row(path, line, rows):
