@@ -133,7 +133,7 @@ _SETTINGS = (
   _set('data.max_vocab=1', 'config.data.max_vocab=1 leaves one word'),
   _set('data.encoding=klingon', 'unknown encoding'),
   _set('data.encoding=ascii', 'not ASCII', 'latin.txt'),
-  _set('data.tokens=letters', "choose 'words' or 'whitespace'"),
+  _set('data.tokens=letters', "'words+emoji' or 'whitespace'"),
   _set('data.min_count=0', 'at least 1'),
   _set('data.sample=2', 'at most 1'),
   _set('data.sample=nan', 'at least 0'),

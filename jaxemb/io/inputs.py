@@ -102,6 +102,19 @@ def resolve(
   return settings
 
 
+def split_of(name: str) -> str:
+  """Returns the split that the name of a file or folder tells, or ''."""
+  words = {*re.split(r'[^a-z]+', name.lower())}
+  found = [split for split, names in _SPLITS.items() if words & names]
+  return found[0] if len(found) == 1 else ''
+
+
+def without_split(name: str) -> str:
+  """Returns a name with * for its split and for numbers."""
+  words = '|'.join(sorted(set().union(*_SPLITS.values())))
+  return re.sub(rf'\d+|(?<![a-z])({words})(?![a-z])', '*', name.lower())
+
+
 def are_parts(files: Sequence[pathlib.Path]) -> bool:
   """Whether names are those of the parts of one input."""
   keys = {
@@ -135,20 +148,13 @@ def _sorted(paths):
   return sorted(paths, key=key)
 
 
-def _split(path):
-  """The split that a name tells, or ''."""
-  words = {*re.split(r'[^a-z]+', path.name.lower())}
-  found = [split for split, names in _SPLITS.items() if words & names]
-  return found[0] if len(found) == 1 else ''
-
-
 def _divided(name, paths, is_other, is_folder):
   """The `Files` of what a folder or a glob has."""
   unused = [x for x in paths if is_other(x)]
   paths = [x for x in paths if x not in unused]
   by_split = {}
   for path in paths:
-    by_split.setdefault(_split(path), []).append(path)
+    by_split.setdefault(split_of(path.name), []).append(path)
   rest = by_split.pop('', [])
   if len(paths) > 1 and by_split and (rest or 'train' not in by_split):
     _refuse(name, paths)

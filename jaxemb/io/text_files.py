@@ -19,11 +19,12 @@ import hashlib
 import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jaxemb import errors
 from jaxemb.data import base
+from jaxemb.io import inputs
 from jaxemb.storage import packed
 
 BLOCK_BYTES = 1 << 20  # of reading and of batches of pages
@@ -109,6 +110,36 @@ def find(path: str) -> list[Source]:
       f'{path} holds no text ({what}): set config.data.path to where it is'
     )
   return sources
+
+
+def without_splits(
+  path: str, sources: Sequence[Source]
+) -> tuple[list[Source], list[Source]]:
+  """Returns the files of a folder to train on, and those that it holds out.
+
+  Files and folders called valid or test are held out where there are others
+  with the same name but for `train`. Files of a glob all belong to the text.
+  """
+  if not os.path.isdir(os.path.expanduser(path)):
+    return list(sources), []
+  splits = collections.defaultdict(set)  # of files and folders side by side
+
+  def levels(source: Source) -> Iterator[tuple[tuple, str]]:
+    for level in (source.path, *source.path.parents):
+      if split := inputs.split_of(level.name):
+        yield (level.parent, inputs.without_split(level.name)), split
+
+  for source in sources:
+    for key, split in levels(source):
+      splits[key].add(split)
+  used, held_out = [], []
+  for source in sources:
+    is_held_out = any(
+      split != 'train' and 'train' in splits[key]
+      for key, split in levels(source)
+    )
+    (held_out if is_held_out else used).append(source)
+  return used, held_out
 
 
 def _files(path: str) -> Iterator[str]:

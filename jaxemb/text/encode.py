@@ -115,7 +115,7 @@ def encode(
   done, total): bytes of 'reading', pieces of 'encoding'. Raises a `UserError`
   for input that cannot be used.
   """
-  files = sources.find(path)
+  files, held_out = sources.without_splits(path, sources.find(path))
   counts = os.path.expanduser(settings.counts)
   encoding = codecs.lookup(settings.encoding).name
   settings = settings._replace(counts=counts, encoding=encoding)
@@ -124,7 +124,8 @@ def encode(
   inputs = [source.path for source in files]
   if os.path.isfile(counts):
     inputs.append(pathlib.Path(counts))
-  identity = [settings, _FORMAT, cache_lib.identity_of(inputs)]
+  unused = [str(x.path) for x in held_out]
+  identity = [settings, _FORMAT, cache_lib.identity_of(inputs), unused]
   if readers.num_processes > 1:
     # Processes that read the same parts may share a cache, but not a folder.
     identity += [num_parts, readers.process, *readers.local_parts]
@@ -143,6 +144,7 @@ def encode(
       progress=progress,
       num_parts=num_parts,
       readers=readers,
+      unused=unused,
     ).run()
     # Opened before the move: another job may replace it at any moment.
     encoded = _open(temporary)
@@ -223,6 +225,7 @@ class _Encoder:
   progress: Callable[[str, int, int], None]
   num_parts: int
   readers: base.Readers
+  unused: list[str]  # files of the folder that it holds out
 
   def __post_init__(self):
     self.reports = [wiki.ReadReport() for _ in self.files]
@@ -313,6 +316,12 @@ class _Encoder:
     """Returns what was left out of the corpus, counted over all processes."""
     reports = self.reports
     problems = [problem for report in reports for problem in report.problems]
+    if self.unused:
+      names = self.unused[:6] + ['...'] * (len(self.unused) > 6)
+      problems.append(
+        f'not used: {", ".join(names)}, held out beside train; a glob as '
+        'config.data.path takes all files of a folder'
+      )
     problems = itertools.chain(*_gather(self.readers, problems))
     # Every process reads files that cannot be divided: not summed over them.
     return {

@@ -313,3 +313,28 @@ def test_genuine_files(shared_data, tmp_path):
 def test_text_in_utf_8_is_guessed_even_if_it_is_cut():
   assert sources.guess_encoding('größe'.encode()[:-2]) == 'utf-8'
   assert sources.guess_encoding('größere Dinge'.encode('cp1252')) == 'cp1252'
+
+
+@pytest.mark.parametrize(
+  'names, held_out',
+  [
+    ('train.txt valid.txt test.txt', 'test.txt valid.txt'),
+    ('wiki.train.tokens wiki.test.tokens x.txt', 'wiki.test.tokens'),
+    ('train/pos/1.txt test/pos/2.txt', 'test/pos/2.txt'),
+    ('train-0.txt train-1.txt dev-0.txt', 'dev-0.txt'),
+    ('a/train.txt b/test.txt', ''),
+    ('test.txt valid.txt', ''),
+    ('trains.txt tests.txt latest.txt', ''),
+    ('train.txt contest.txt exam-test.txt', ''),
+  ],
+)
+def test_a_folder_holds_out_its_test_set(tmp_path, names, held_out):
+  root = tmp_path / 'test'  # whatever is above the folder
+  for name in names.split():
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    _write(root / name, b'text')
+  found = sources.find(str(root))
+  used, unused = sources.without_splits(str(root), found)
+  assert sorted(used + unused) == found
+  assert [str(x.path.relative_to(root)) for x in unused] == held_out.split()
+  assert sources.without_splits(f'{root}/**', found) == (found, [])
