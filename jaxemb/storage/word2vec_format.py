@@ -252,7 +252,7 @@ def read(path: pathlib.Path | str, encoding: str = 'utf-8') -> Vectors:
   try:
     codec = codecs.lookup(encoding).name
     is_wide = codec.startswith(('utf-16', 'utf-32'))
-    b''.decode(encoding)  # of text
+    ' '.encode(encoding)  # which no codec of bytes does
     rows = _read_file(path, wide=codec if is_wide else '')
   except LookupError as error:
     raise errors.UserError(
@@ -289,7 +289,7 @@ def _named(rows: _Rows, path: pathlib.Path, encoding: str) -> Vectors:
     if '\ufffd' in name:
       num_invalid += name.encode(encoding, 'replace') != word
     index.setdefault(name, row)
-  if num_invalid > rows.max_invalid * max(len(raw), 100):
+  if num_invalid > rows.max_invalid * len(raw):
     raise errors.UserError(
       f'{num_invalid:,} of {len(raw):,} words of {path} are not in {encoding}: '
       "load it with its encoding, such as encoding='cp1252', or convert it"
@@ -348,7 +348,7 @@ def _read_file(path: pathlib.Path, wide: str) -> _Rows:
     if dim < 2 or not _num_numbers(first):
       raise ValueError(
         'it is no word2vec file: expected a first line `vocab dim` (text or '
-        'binary), or a word and its numbers'
+        'binary), or a word and its numbers, such as `the 0.1 -0.2`'
       )
   if num_rows == 0 or not 0 < dim <= _MAX_DIM:
     raise ValueError(f'it holds no vectors: its header says {num_rows} x {dim}')

@@ -79,17 +79,18 @@ def test_text_of_numbers_that_are_not_finite():
 
 @every_form
 def test_invalid_and_repeated_words_are_counted(tmp_path, is_binary):
-  rows = np.arange(8, dtype='<f4').reshape(4, 2)
+  rows = np.arange(200, dtype='<f4').reshape(100, 2)
+  names = [b'a\xff', b'b', b'b', b'c', *(b'%d' % i for i in range(96))]
   lines = [
     name + b' ' + (row.tobytes() if is_binary else b'%d %d' % tuple(row))
-    for name, row in zip([b'a\xff', b'b', b'b', b'c'], rows, strict=True)
+    for name, row in zip(names, rows, strict=True)
   ]
   path = tmp_path / 'v'
-  path.write_bytes(b'4 2\n' + b''.join(x + b'\n' for x in lines))
+  path.write_bytes(b'100 2\n' + b''.join(x + b'\n' for x in lines))
   with pytest.warns(UserWarning, match='v: ') as warned:
     loaded = w2v.read(path)
-  assert loaded.words == ['a\ufffd', 'b', 'c']
-  np.testing.assert_array_equal(loaded.vectors, rows[[0, 1, 3]])
+  assert loaded.words[:3] == ['a\ufffd', 'b', 'c'] and len(loaded.words) == 99
+  np.testing.assert_array_equal(loaded.vectors[:3], rows[[0, 1, 3]])
   texts = [str(x.message).split(': ')[1] for x in warned]
   assert [x[:7] for x in texts] == ['1 words', '1 repea']
 
@@ -304,8 +305,11 @@ def test_words_in_another_encoding(tmp_path):
   w2v.write(path, words, vectors, is_binary=True)
   path.write_bytes(path.read_bytes().replace('öß'.encode(), b'\xf6\xdf'))
   assert w2v.read(path, 'cp1252').words == words
-  with pytest.raises(errors.UserError, match='no encoding'):
-    w2v.read(path, 'none')
+  for encoding in 'none', 'rot13':
+    with pytest.raises(errors.UserError, match='no encoding'):
+      w2v.read(path, encoding)
+  with pytest.raises(errors.UserError, match='1 of 2 words'):
+    w2v.read(path)
 
 
 def test_empty_words_are_left_out_and_counted(tmp_path):
