@@ -11,6 +11,7 @@ from jaxemb.graphs import edge_columns
 from jaxemb.io import tables
 
 _LINES = 5_000
+_BLOCK_BYTES = 1 << 22  # nodes are numbered in the order of blocks
 
 
 class Head(NamedTuple):
@@ -42,6 +43,7 @@ class Head(NamedTuple):
       delimiter=self.delimiter,
       skip_lines=self.skip_lines,
       comment=self.comment,
+      block_bytes=_BLOCK_BYTES,
       **options,
     )
 

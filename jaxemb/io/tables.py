@@ -71,6 +71,7 @@ class Layout(NamedTuple):
   skips_first: bool = False  # a header
   comment: str = ''  # what lines begin with that are none; '' = all are
   is_ragged: bool = False  # a line is a key, and as many values as it pleases
+  block_bytes: int = _ROWS_BYTES  # that are read at once
 
 
 class KnownForm(NamedTuple):
@@ -696,7 +697,7 @@ def blocks(
   Raises a `UserError` at the end if more than 1 % of all bytes are not UTF-8.
   """
   rest, is_last = b'', False
-  block_bytes = _ROWS_BYTES if layout else _BLOCK_BYTES
+  block_bytes = layout.block_bytes if layout else _BLOCK_BYTES
   letters = text_files.Letters(file)
   with _reading(file), packed.File(file) as stream:
     while not is_last:
