@@ -7,9 +7,9 @@ r"""Vectors of items from interactions: who visited, bought or liked what.
   jaxemb train --config=rec --config.data.path=train.txt \
     --config.data.valid=0.1
 
-Files have lines `user item item ...`. Without one, embedded sets are used, of
-users who like two of a hundred groups of items: of what is held out, 20
-recommended items can have all.
+Files are tables of users and items, or lines `user item item ...`. Without one,
+embedded sets are used, of users who like two of a hundred groups of items: of
+what is held out, 20 recommended items can have all.
 """
 
 import ml_collections

@@ -65,7 +65,7 @@ class Columns(NamedTuple):
     for role, columns in self.by_role.items():
       text = _some([self.names[i] for i in columns])
       if role in self.minimum:
-        text += f'>={self.minimum[role]:g}'
+        text += f' >= {self.minimum[role]:g}'
       shown[role] = text
     return shown
 

@@ -337,7 +337,7 @@ def test_what_was_read_is_shown(tmp_path):
   text, _ = LAYOUTS['MovieLens 25M']
   (shown,) = _read(tmp_path, text, 'rating:rating>=4').inputs
   assert shown.columns == {
-    'user': 'userId', 'item': 'movieId', 'rating': 'rating>=4',
+    'user': 'userId', 'item': 'movieId', 'rating': 'rating >= 4',
     'time': 'timestamp',
   }  # fmt: skip
   assert shown.first['user'] == '0' and 'commas' in shown.form

@@ -63,7 +63,7 @@ def test_a_setting_that_does_not_fit_is_refused(declared, message):
 def test_minima_are_of_their_columns():
   columns = _assigned('rating:rating>=3.5')
   assert columns.minimum == {'rating': 3.5} and columns.index('rating') == 2
-  assert columns.named()['rating'] == 'rating>=3.5'
+  assert columns.named()['rating'] == 'rating >= 3.5'
   columns = _assigned('user,item,rating >= 4', '1 2 3'.split())
   assert columns.minimum == {'rating': 4} and columns.index('tag') is None
 
@@ -123,7 +123,7 @@ def test_what_was_read_is_shown():
   row = ['7', 'The Item', '4.5', 'a', 'b']
   shown = roles.Input.of(['a.csv', 'b.csv'], 'csv', columns, row)
   assert shown.line() == (
-    'a.csv b.csv (csv, header): user=userId, item=movieId, rating=rating>=4; '
+    'a.csv b.csv (csv, header): user=userId, item=movieId, rating=rating >= 4; '
     'not used: tag a tag b; first row: user=7, item=The Item, rating=4.5'
   )
 
