@@ -21,7 +21,9 @@ MISSING = '', '?', 'na', 'n/a', 'nan', 'none', 'null', '\\n', '<na>'
 _NONE = 'NA', 'N/A', 'n/a', 'NaN', 'nan', 'NULL', 'null', 'None', '<NA>'
 _FLAGS = 'True', 'TRUE', 'False', 'FALSE'
 _CURRENCIES = '$\u20ac\u00a3\u00a5'
-_SIGNS = rf'^\s*[{_CURRENCIES}]?\s*|\s*[%{_CURRENCIES}]?\s*$|[\u00a0\u202f]'
+_SIGNS = (
+  rf'^\s*[{_CURRENCIES}]?\s*|\s*[%{_CURRENCIES}]?\s*$|[\x{{00a0}}\x{{202f}}]'
+)
 _TENS = 10.0 ** np.arange(20)
 
 

@@ -1,6 +1,7 @@
 """Logs of every form: read, encoded, cut into batches, and refused."""
 
 import collections
+import json
 import lzma
 import math
 
@@ -275,6 +276,56 @@ def test_lines_are_cut_as_csv_says(tmp_path):
   assert source.train.numbers[:, 0].tolist() == [1.5, 0, -2000, 0, 0]
   assert source.train.labels.tolist() == [1, 0, 1, 0, 1]
   assert source.dropped['missing_numbers'] == 3
+
+
+def _signed(sign):
+  return lambda rows: _text(rows, HEADER[:4], sign)
+
+
+_AS_OTHERS_WRITE = {
+  'semicolons': _signed(';'),
+  'pipes': _signed('|'),
+  'colons': _signed('::'),
+  'tabs': _signed('\t'),
+  'Excel': lambda rows: 'sep=;\n' + _text(rows, HEADER[:4], ';'),
+  'pandas': lambda rows: _text(
+    [(i, *x) for i, x in enumerate(rows)], ('', *HEADER[:4])
+  ),
+  'pandas again': lambda rows: _text(
+    [(i, *x) for i, x in enumerate(rows)], ('Unnamed: 0', *HEADER[:4])
+  ),
+  'R': lambda rows: _text(
+    [(i + 1, *x) for i, x in enumerate(rows)], HEADER[:4]
+  ),
+  'JSON lines': lambda rows: ''.join(
+    json.dumps(dict(zip(HEADER, x, strict=False)) | {'more': {'a': 1}}) + '\n'
+    for x in rows
+  ),
+  'missing labels': lambda rows: (
+    _text(rows, HEADER[:4]) + ',c1,s,2\nnan,c1,,\n'
+  ),
+}
+
+
+@pytest.mark.parametrize('form', _AS_OTHERS_WRITE)
+def test_logs_as_others_write_them(form, tmp_path):
+  rows = [x[:4] for x in _rows()]
+  plain = _write(tmp_path / 'plain.csv', _text(rows, HEADER[:4]))
+  path = _write(tmp_path / 'log.csv', _AS_OTHERS_WRITE[form](rows))
+  found, expected = _source(path, tmp_path), _source(plain, tmp_path)
+  for x, y in zip(found.train, expected.train, strict=True):
+    np.testing.assert_array_equal(x, y)
+  num_missing = 2 * (form == 'missing labels')
+  assert found.dropped['missing_labels'] == num_missing
+
+
+def test_decimal_commas_need_a_setting(tmp_path):
+  rows = [(i % 2, 'a', f'1.{i:03d},5') for i in range(300)]
+  path = _write(tmp_path / 'log.csv', _text(rows, ('y', 'c', 'price'), ';'))
+  with pytest.raises(errors.UserError, match='config.data.decimal=,'):
+    _source(path, tmp_path)
+  source = _source(path, tmp_path, decimal=',', numbers='none')
+  assert source.train.numbers[:2, 0].tolist() == [1000.5, 1001.5]
 
 
 def test_the_fingerprint_is_of_what_is_trained_on(tmp_path):
