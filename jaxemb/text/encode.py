@@ -602,7 +602,7 @@ def _too_few(
     why = f' ({problem})' if problem else ': only punctuation or markup'
     return (
       f'the text has no word{why}; set config.data.path to text, or '
-      '--config.data.tokens=whitespace if signs are words'
+      '--config.data.tokens=words+emoji or whitespace if signs are words'
     )
   longest = max(read_words, key=len, default=b'').decode()
   if sum('\u0e00' <= c <= '\u9fff' for c in longest) > 8:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from jaxemb import errors
 from jaxemb.io import roles, text_files
 
 ROLES = (
@@ -41,6 +42,12 @@ def extractor(
     return None
   found = _keys(head.decode(errors='ignore'))
   names = [x for x in found if declared or found[x]]
+  if not names:
+    raise errors.UserError(
+      f'{path} has no text in its first objects, with {" ".join(found)[:80]}: '
+      'write an object per line, and name the key of its text as '
+      'config.data.columns=text:KEY'
+    )
   columns = roles.assign(str(path), ROLES, names, declared=declared)
   roles.require(str(path), ROLES, columns)
   key = names[columns.index('text')]
