@@ -591,6 +591,7 @@ def test_click_models_beside_peers(run, clicks, tmp_path):
   assert given['deep/layers/layer_0/kernel'].shape == (2 * 4 + 1, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('optimizer', ['adagrad', 'adam'])
 @pytest.mark.parametrize('norm', [False, True])
 def test_steps_are_those_of_torch(run, clicks, optimizer, norm):
