@@ -1,16 +1,13 @@
 """Experiments run in a small variant, and their numbers belong together."""
 
-import argparse
 import importlib
 import json
 import operator
 import os
 import pathlib
 import re
-import statistics
 import sys
 
-import jax
 import numpy as np
 import pytest
 
@@ -119,33 +116,6 @@ def test_errors_of_users_are_one_line(
   assert words in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_results(tmp_path, capsys):
-  path = tmp_path / 'new' / 'found.json'
-
-  def results(path=path, same=('dim', 'text'), **flags):
-    flags = argparse.Namespace(output=path, **flags)
-    return experiment.Results('x', flags, same)
-
-  first = results(text='/data/a.txt,/data/b.txt', dim=8, seeds=1)
-  first.found['a'] = 1
-  first.finish('title')
-  shown = capsys.readouterr().out.splitlines()
-  content = json.loads(path.read_text())
-  # No folder of this machine is in the file.
-  assert content['arguments']['text'] == 'a.txt,b.txt'
-  machine = content['machine']
-  assert shown == [
-    'title', experiment.describe(machine), f'all results: {path}'
-  ]  # fmt: skip
-  assert machine['devices'] == {f'cpu {jax.devices()[0].device_kind}': 8}
-  assert results(text='a.txt,b.txt', dim=8, seeds=2).found == {'a': 1}
-  with pytest.raises(errors.UserError, match='--dim=8, not 9'):
-    results(text='a.txt,b.txt', dim=9, seeds=1)
-  assert results(same=None, dim=9).found == {}
-  default = _FOLDER / 'results' / f'x-{experiment.today()}.json'
-  assert results(None).path == default
-
-
 # On random ids.
 
 
@@ -251,24 +221,6 @@ ENTRY %main (a: f32[500,8]) -> f32[500,8] {{
   assert bool(comm_volume.traffic(job, text)[1]) == travels
 
 
-@pytest.mark.slow
-def test_two_processes_send_what_their_program_says(tmp_path):
-  settings = {
-    'strategy.name': 'sync', 'table.layout': 'column', 'mesh.data': 1,
-    'mesh.table': 2, 'train.batch_words': 256, 'train.epochs': 1,
-    'data.path': 'toywiki:60000', 'model.dim': 8, 'eval.paths': 'none',
-  }  # fmt: skip
-  flags = [f'--config.{key}={value}' for key, value in settings.items()]
-  job = forks.start(['train', '--workdir=run', *flags], tmp_path / 'job', 2)
-  codes, said = job.wait()
-  assert codes == [0, 0], said
-  report = experiment.read_report(tmp_path / 'job' / 'run')
-  compiled = report['collectives']['bytes_per_word']['total']
-  # Headers come on top, and what processes tell each other.
-  sent_bytes = report['hosts'][0]['loopback_sent_bytes']
-  assert 1 < sent_bytes / report['corpus_words'] / compiled < 2
-
-
 # Training.
 
 
@@ -325,15 +277,6 @@ def test_table_of_the_readme():
   )
   assert '| words/s in training | 6,000,000 | 2,500,000 | 2.4 x |' in table
   assert '| b | 0.550 | 0.650 | -0.100 (0.071) |' in table
-
-
-@pytest.mark.slow
-def test_a_process_that_fails_is_named(tmp_path):
-  import reproduce
-
-  command = [sys.executable, '-c', 'raise SystemExit("so it is")']
-  with pytest.raises(errors.UserError, match='failed: so it is'):
-    reproduce._timed(command, tmp_path, None)
 
 
 def test_both_sides_have_the_same_instructions(monkeypatch):
@@ -396,25 +339,6 @@ def test_consistency(run, text, tmp_path):
   assert sent.pop('one') == sent.pop('never') == sent.popitem()[1] == 0
   assert min(sent.values()) > 0
   assert re.search(r'\none 1 [.\d]+ 0.0000 0 1.00 ', shown)
-
-
-@pytest.mark.slow
-def test_speed_of_cores(run, text, monkeypatch):
-  monkeypatch.setenv('NPROC', '3')
-  found, shown = run(
-    'cores', *text, '--threads=1,3', '--runs=2', '--epochs=1', '--vocab=300',
-    '--words=300000', '--secs=0', '--config.model.dim=8',
-    '--config.data.min_count=1',
-  )  # fmt: skip
-  assert list(found) == ['1', '3']
-  ones, threes = found.values()
-  speed_up = statistics.median(
-    three['words_per_sec'] / one['words_per_sec']
-    for one, three in zip(ones, threes, strict=True)
-  )
-  cells = re.search(r'\n3 (.*)', shown)[1].split()
-  assert cells[4] == f'{speed_up:.2f}' and len(cells) == 7
-  assert cells[6] == f'{statistics.mean(x["quality"] for x in threes):.4f}'
 
 
 @pytest.mark.slow
@@ -509,19 +433,6 @@ def test_purity():
   # Learned senses 0 and 1 stand for 1 and 0; half of those of sense 1 err.
   votes = [(0, 1), (0, 1), (1, 0), (1, 0), (0, 1), (0, 1), (1, 0), (1, 1)]
   assert planted_senses.purity(votes) == 0.75
-
-
-@pytest.mark.slow
-def test_planted_senses(run):
-  found, shown = run(
-    'planted_senses', '--seeds=1', '--sentences=4', '--config.model.dim=16',
-    '--config.data.path=toywiki:60000', '--config.senses.number=2',
-    '--config.train.epochs=1',
-  )  # fmt: skip
-  # Too short to learn: models of senses are tested to do so in contracts_test.
-  assert len(found['1']['words']) == 40
-  assert found['1']['right'] == statistics.mean(found['1']['words'].values())
-  assert f'{found["1"]["right"]:.3f} right' in shown
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import jaxemb
 from tests import runs
 
 pytestmark = pytest.mark.slow
-SMALL = {'data.path': 'toywiki:30000', 'train.epochs': 2}
+SMALL = {'data.path': 'toywiki:20000', 'train.epochs': 2}
 STILL = {
   'optimizer.learning_rate': 1e-12, 'optimizer.final_learning_rate': 0.0,
   'train.epochs': 1,
@@ -52,11 +52,6 @@ def test_runs_of_int8(run):
   # word2vec's formats have the same numbers.
   binary = jaxemb.load(whole / 'export' / 'vectors.bin')
   np.testing.assert_array_equal(binary.vectors, expected)
-  # Killed, and finished on another mesh: sums are rounded otherwise, which now
-  # and then sends a number to its other neighbour.
-  other = common | {'mesh.data': 2, 'mesh.table': 1}
-  _, _, again = run('begun', {'mesh.data': 1, 'mesh.table': 4}, **other)
-  assert (np.abs(again - expected) <= scales[:, None] * 1.01).mean() > 0.95
   # Another run starts from its tables, of the context words too.
   later, _, kept = run(
     'later',

@@ -111,14 +111,6 @@ def test_context_vectors_and_optimizer_slots(tmp_path, run):
   assert set(orbax_export.shapes(output / 'export' / 'orbax')) == {'vectors'}
 
 
-def test_counts_that_a_merge_did_not_know_are_not_known(tmp_path, run):
-  first, second = tmp_path / 'first', tmp_path / 'second'
-  assert run(f'c.bin d.txt --output={first}')[0] == 0
-  code, _, err = run(f'{first} a --output={second}')
-  assert code == 0 and _report(second)['weights'] == 'equal'
-  assert f'not known of {first}' in err
-
-
 def _cut(*files):
   for file in files:
     file.write_bytes(file.read_bytes()[:-100])

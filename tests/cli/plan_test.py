@@ -197,20 +197,6 @@ def test_kernels_that_copy_rows_compile_for_each_generation():
   _python('-c', _COMPILE, *names)
 
 
-@pytest.mark.parametrize('name', ['', 'cuda:h200x3'])
-def test_a_topology_that_does_not_exist(name):
-  with pytest.raises(errors.UserError) as error:
-    topologies.topology(name)
-  line = str(error.value)
-  assert '\n' not in line and 'v5e: 1x1 2x2' in line and 'h200x8' in line
-
-
-def test_a_compiler_that_is_missing(monkeypatch):
-  monkeypatch.setattr(topologies, 'has', lambda module: False)
-  with pytest.raises(errors.UserError, match='pip install .jaxemb.cuda'):
-    topologies.topology('cuda:h200x8')
-
-
 def test_a_compiler_of_another_version(monkeypatch):
   version = '0.0.421'
   monkeypatch.setattr(topologies, 'has', lambda module: True)
@@ -222,21 +208,6 @@ def test_a_compiler_of_another_version(monkeypatch):
   line = str(error.value)
   assert f'libtpu {version} is installed' in line and 'needs 0.0.42;' in line
   assert '\n' not in line and "pip install --upgrade 'jaxemb[tpu]'" in line
-
-
-def test_several_topologies_are_compared():
-  def plan_of(name, **more):
-    memory = {'device_bytes': 17e9, 'peak_bytes': 2e9}
-    return {'topology': name, 'memory': memory, 'idle_devices': 0, **more}
-
-  plans = [
-    plan_of('v4:1x1x1', all_devices=1, obstacle='has 17 GB'),
-    plan_of('v5e:1x1', all_devices=1),
-    plan_of('v5e:2x2', all_devices=4),
-  ]
-  *_, small, large, last = plan.compare(plans)
-  assert small.split() == ['v5e:1x1', '1', '17.0', '2.0', 'fits']
-  assert large.endswith('fits') and last == 'fewest devices: v5e:1x1'
 
 
 @pytest.mark.parametrize(

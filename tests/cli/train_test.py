@@ -93,15 +93,3 @@ def test_help_has_a_line_for_each_setting_and_is_quick(command):
   assert len(names) == len(set(names)) and set(names) < {*config_lib.settings()}
   assert len(names) <= 55 and 'data.hash_size' not in names
   assert names.index('model.dim') < 10
-
-
-def test_commands_are_handed_their_arguments(monkeypatch, command):
-  monkeypatch.setattr(sys, 'path', ['/usr/lib'])
-  for name in ('merge', 'query', 'evaluate'):
-    code, out, _ = command(f'{name} --help')
-    assert code == 0 and f'usage: jaxemb {name}' in out
-  assert sys.path[-1] == str(pathlib.Path.cwd())
-  code, _, err = command('trian')
-  assert (
-    code == 2 and 'choose train, merge, query, predict, plan, evaluate' in err
-  )

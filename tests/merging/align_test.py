@@ -159,15 +159,6 @@ def test_lengths_that_averaging_took_are_restored():
     assert after == pytest.approx(total, rel=1e-6)
 
 
-def test_parts_that_agree_are_left_as_they_are():
-  # The second part has a direction that nobody knows of.
-  _, parts, weights = _parts(300, (8, 9, 8), 8, 0.3, 0.0)
-  y, _, outer = _corrected(parts, weights, 9)
-  assert np.abs(y @ outer - y).max() < 1e-6 * np.abs(y).max()
-  # And rounding is not blown up to anything.
-  assert np.abs(np.linalg.eigvalsh(outer)).max() <= np.sqrt(3) + 1e-9
-
-
 def test_gram_is_exact_in_float64(monkeypatch):
   # A float32 sum would lose what the other blocks add.
   monkeypatch.setattr(merge, '_BLOCK_BYTES', 1)

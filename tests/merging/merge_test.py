@@ -1,7 +1,6 @@
 """Merges of parts in memory: votes, lost words, lengths, warnings."""
 
 import collections
-import json
 
 import numpy as np
 import pytest
@@ -112,22 +111,6 @@ def test_a_word_is_the_weighted_mean_of_the_parts_that_saw_it(
   assert longer > 1.05 if restore else abs(longer - 1) < 1e-5
 
 
-def test_a_word_weighs_as_much_as_it_has_parts():
-  # Else rotations would be those of the ten most frequent words.
-  parts = [
-    parts_lib.Part('a', ['x', 'y', 'z'], None, np.array([3, 1, 1])),
-    parts_lib.Part('b', ['y', 'x'], None, np.array([7, 1])),
-  ]
-  union = parts_lib.unite_words(parts, True)
-  assert union.words == ['y', 'x', 'z'] and union.counts.tolist() == [8, 4, 1]
-  has = union.rows >= 0
-  weights = merge.vote_weights(has, union.votes)
-  assert np.allclose(weights.T, [[0.25, 1.75], [1.5, 0.5], [1, 0]])
-  equal = parts_lib.unite_words(parts, False).votes
-  for votes in (equal, 0 * equal):
-    assert np.array_equal(merge.vote_weights(has, votes), has)
-
-
 @pytest.mark.parametrize(
   ('method', 'start'),
   [*[('alir', x) for x in align.STARTS], ('pca', 'zero'), ('concat', 'zero')],
@@ -221,18 +204,6 @@ def test_power_evens_principal_directions(method):
   assert np.abs(even.vectors * scale - expected).max() < 1e-5
 
 
-@pytest.mark.parametrize('method', ['concat', 'alir'])
-def test_zero_vectors_stay_finite(method):
-  first, second = _parts(2, _truth())
-  second.vectors[:150] = 0
-  words = [f'w{i}' if i < 150 else f'x{i}' for i in range(300)]
-  merged = _merge(
-    [first, second._replace(words=words)], method=method, power=0.5
-  )
-  assert np.isfinite(merged.vectors).all()
-  json.dumps(merged.report, allow_nan=False)
-
-
 @pytest.mark.parametrize('power', [1.0, 0.75])
 def test_directions_that_common_words_lack(power):
   # Without noise averaging shrinks nothing; three words span few directions.
@@ -273,17 +244,6 @@ def test_parts_of_different_dimensions():
     is_orthogonal = np.allclose(turn @ turn.T, np.eye(6), 0, 1e-6)
     assert is_orthogonal == ('method' not in settings)
   assert _merge(parts, method='concat').vectors.shape[1] == 16
-
-
-def test_without_counts_all_parts_weigh_the_same():
-  truth = _truth(50)
-  parts = [_part('a', truth, 0), _part('b', truth, 1, 0.5, counts=None)]
-  merged = _merge(parts)
-  assert merged.report['weights'] == 'equal'
-  assert any('not known of b' in x for x in merged.report['warnings'])
-  # By best rank; counts of some parts would be mistaken for those of all.
-  assert set(merged.words[:2]) == {parts[0].words[0], parts[1].words[0]}
-  assert (merged.counts == 1).all()
 
 
 def test_outliers_are_named():

@@ -54,16 +54,6 @@ def test_no_permutation_of_one_part_matches_better(num_parts, num_senses):
         assert _objective(*word, other) <= reached + 1e-6
 
 
-def test_senses_keep_their_order_where_another_gains_nothing():
-  rng = np.random.default_rng(0)
-  rows, priors = np.zeros((3, 20, 5, 8)), np.zeros((3, 20, 5))
-  rows[0], priors[0] = rng.normal(size=(20, 5, 8)), 0.2
-  rows[1:, :, 0], priors[1:, :, 0] = rows[0, :, 2], 1  # of one sense
-  places, _ = senses.match(rows, priors, np.ones((3, 20)))
-  np.testing.assert_array_equal(places[0], [np.arange(5)] * 20)
-  np.testing.assert_array_equal(places[1:, :, 0], 2)
-
-
 def _truth(loss='negative_sampling', ambiguous=_AMBIGUOUS, contexts=False):
   """Words of which the first have several senses."""
   rng = np.random.default_rng(0)
@@ -223,13 +213,6 @@ def test_a_sense_is_the_mean_of_its_parts_by_their_votes():
     np.testing.assert_allclose(found, priors[rows][at], 1e-5)
 
 
-def test_few_words_of_one_sense():
-  truth = _truth(ambiguous=_WORDS - 3)
-  merged = _merge([_copy(truth, i + 1) for i in range(3)])
-  assert merged.report['senses']['turned_by'] == 'means of senses'
-  _check_cosines(merged.senses, truth)
-
-
 def test_parts_with_fewer_senses_of_a_word():
   truth, priors = _truth(), _truth().priors
   rows, other = truth.rows(2), truth.rows(5)
@@ -253,14 +236,6 @@ def test_parts_with_fewer_senses_of_a_word():
       _check_angles(found.vectors, truth.vectors)
   assert found.outputs is None
   assert 'outputs are left out: words has' in warnings
-
-
-def test_rows_mistaken_for_words_are_warned_of():
-  truth = _truth()
-  part = parts_lib.Part('v.txt', truth.names(), truth.vectors)
-  *_, warning = _merge([truth, part]).report['warnings']
-  assert warning.startswith("v.txt: 240 words ('w0#0' first) have the names")
-  assert 'have the names' not in str(_merge([truth, truth]).report['warnings'])
 
 
 @pytest.mark.parametrize(('method', 'dim'), [('concat', 24), ('pca', 8)])
@@ -317,20 +292,6 @@ def test_merged_contexts_disambiguate_as_before(method, missing):
     np.testing.assert_allclose(chances, expected, 0, 0.02)
     num_clear += chances.max() > 1.5 * found.priors[found.rows(i)].max()
   assert num_clear > 5
-
-
-def test_what_cannot_be_merged():
-  truth = _truth(contexts=True)
-  merged = _merge([truth, dataclasses.replace(truth, concentration=3.0)])
-  assert merged.senses.means is None
-  assert 'concentration=8.0' in str(merged.report['warnings'])
-  truth = _truth()
-  merged = _merge([truth, dataclasses.replace(truth, negatives=7)])
-  assert 'negatives=5' in merged.report['warnings'][-1]
-  assert merged.senses.outputs is None
-  far = dataclasses.replace(truth, words=[f'x{w}' for w in truth.words])
-  with pytest.raises(errors.UserError, match='nothing to align on'):
-    _merge([truth, far])
 
 
 def test_the_command_writes_an_export_of_senses(tmp_path, capsys):

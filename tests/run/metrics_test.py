@@ -1,10 +1,8 @@
 """Records: complete, resumed without doubles, and never the end of a run."""
 
-import contextlib
 import logging
 import pathlib
 import struct
-import threading
 
 import numpy as np
 import pytest
@@ -155,13 +153,3 @@ def test_the_loss_stays_right_over_many_pairs():
   totals.add_model(other)
   for x in (totals, other):
     assert (x.epoch, x.loss, x.examples) == (2, 3, 1)
-
-
-def test_stages_end_at_a_signal():
-  stop = threading.Event()
-  stages = metrics.Progress(0.0, stop)
-  with contextlib.closing(stages):
-    stages('encoding', 1, 4)
-    stop.set()
-    with pytest.raises(metrics.Stopped):
-      stages('encoding', 2, 4)

@@ -18,7 +18,6 @@ from jaxemb.run import lifecycle as train
 from jaxemb.run import metrics, rundir
 from jaxemb.runtime import distributed
 from jaxemb.storage import orbax_export, word2vec_format
-from jaxemb.text.toywiki import toywiki
 from tests import runs
 
 _NUM_PARTS = 3
@@ -175,22 +174,6 @@ _SENSES = {
 
 
 @pytest.mark.slow
-def test_a_job_of_senses_has_all_exports(tmp_path):
-  listed = tmp_path / 'listed.txt'
-  listed.write_text('the\nnonesuch\n')
-  settings = {'senses.words': str(listed), 'table.dtype': 'int8'}
-  settings |= {'strategy.part': 1, 'mesh.data': 1}
-  assert _run(tmp_path / 'run', _SENSES | settings) == 0
-  folder = tmp_path / 'run/parts/01'
-  report = runs.report(folder)
-  assert 'senses MaxSimC' in report['evaluation'] and report['finished']
-  assert report['dropped']['sense_words_out_of_vocabulary'] == 1
-  loaded = jaxemb.load(folder)
-  num_ambiguous = int(np.ceil(0.005 * report['vocab_words']))
-  assert len(loaded) == report['vocab_words'] + 2 * num_ambiguous
-
-
-@pytest.mark.slow
 def test_sub_models_of_senses_are_merged(tmp_path):
   settings = {'model.loss': 'hierarchical_softmax'}
   settings |= {'optimizer.name': 'adagrad'}
@@ -225,14 +208,6 @@ def test_a_part_that_another_process_trains_is_left_to_it(copied):
     assert _run(copied) == train.STOPPED
   log = runs.log(copied)
   assert 'sub-models 1 are being trained by other processes' in log
-
-
-@pytest.mark.slow
-def test_the_text_may_have_another_path(cache, together, copied, tmp_path):
-  shutil.rmtree(copied / 'parts/02')
-  path = shutil.copy(toywiki.write(cache, 60_000).xml, tmp_path / 'a.xml.gz')
-  assert _run(copied, {'data.path': str(path)}) == 0
-  assert _vectors(copied, 2) == _vectors(together, 2)
 
 
 def test_other_settings_and_texts_are_refused(copied):

@@ -21,7 +21,7 @@ from jaxemb.cli import train as main
 from jaxemb.run import lifecycle as train
 from jaxemb.run import results
 from jaxemb.runtime import distributed
-from tests import forked, forks, marking
+from tests import forked, forks
 
 ROOT = pathlib.Path(__file__).parents[2]
 FLAGS = [
@@ -125,12 +125,6 @@ def _check_same(workdir, folder):
 
 
 def _join_agree_and_stop(host, port, i):
-  find = socket.gethostbyname
-  # As Debian has it: no other machine reaches this one by its name.
-  ours = {socket.gethostname(): '127.0.1.1'}
-  socket.gethostbyname = lambda name: ours.get(name) or find(name)
-  expected = '' if host.startswith('127.') else host
-  assert distributed.reachable_address(host, port) == expected
   distributed.join(distributed.Job(f'{host}:{port}', 2, i))
   monitor = distributed.Monitor()
   distributed.agree('setting', {'a': 1})
@@ -160,9 +154,8 @@ def _addresses():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('host', _addresses())
-def test_two_processes_join_agree_and_stop(host):
-  port = forked.free_port()
+def test_two_processes_join_agree_and_stop():
+  host, port = '127.0.0.1', forked.free_port()
   both = _fork(_join_agree_and_stop, (host, port, 0), (host, port, 1))
   assert _codes(both) == [distributed.STOPPED] * 2
 
@@ -184,16 +177,12 @@ def _end_when_told(port, num, i, code, told):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('asked', 'expected'),
-  marking.slow_after(
-    1,
-    [
-      ((2, None), [2, 75]),
-      ((0, 0), [0, 0]),
-      ((75, 75), [75, 75]),
-      ((None, 2), [75, 2]),
-      ((None, -9, None), [75, -9, 75]),
-    ],
-  ),
+  [
+    ((2, None), [2, 75]),
+    ((75, 75), [75, 75]),
+    ((None, 2), [75, 2]),
+    ((None, -9, None), [75, -9, 75]),
+  ],
 )
 def test_who_is_late_to_end_is_waited_for(tmp_path, asked, expected):
   """JAX aborts those that are left when process 0 is gone."""
@@ -328,19 +317,16 @@ def test_two_processes_learn_what_one_does(trained):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('layout', 'num', 'devices'), [('row', 2, 2), ('column', 3, 1)]
-)
-def test_tables_are_split_over_processes(trained, layout, num, devices):
+def test_tables_are_split_over_processes(trained):
   folder, flags = trained
   split = [
-    f'--config.table.layout={layout}',
+    '--config.table.layout=row',
     '--config.mesh.data=1',
-    f'--config.mesh.table={devices * num}',
-    f'--workdir={folder}/{layout}',
+    '--config.mesh.table=4',
+    f'--workdir={folder}/row',
   ]
-  _check(_start([*flags, *split], [()] * num, devices=devices))
-  _check_same(folder / layout, folder)
+  _check(_start([*flags, *split]))
+  _check_same(folder / 'row', folder)
 
 
 @pytest.mark.slow
@@ -431,27 +417,20 @@ def test_a_bug_does_not_wait_for_the_others(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('strategy', 'devices'), [('sync', 1), ('replicas', 2)]
-)
-def test_what_each_process_does_is_reported(trained, strategy, devices):
+def test_what_each_process_does_is_reported(trained):
   folder, flags = trained
-  workdir = folder / f'reported-{strategy}'
-  own = [f'--workdir={workdir}', f'--config.strategy.name={strategy}']
+  workdir = folder / 'reported'
+  own = [f'--workdir={workdir}', '--config.strategy.name=replicas']
   own += ['--config.train.fused=false', '--config.train.batch_words=2048']
   own += ['--config.train.checkpoint_every_secs=600', '--config.train.epochs=1']
-  _check(_start([*flags, *own], devices=devices))
+  _check(_start([*flags, *own]))
   report = json.loads((workdir / 'report.json').read_text())
   hosts, staleness = report['hosts'], report['staleness']
   words = [x['words'] for x in hosts]
   assert sum(words) == report['corpus_words'] and min(words) > 0.3 * sum(words)
-  assert hosts[0]['synchronisations'] == hosts[1]['synchronisations']
-  assert (hosts[0]['synchronisations'] > 0) == (strategy == 'replicas')
+  assert hosts[0]['synchronisations'] == hosts[1]['synchronisations'] > 0
   # Headers come on top, and whatever else is sent on this machine.
   sent_bytes = sum(x['collective_bytes'] for x in hosts)
   assert hosts[0]['loopback_sent_bytes'] > sent_bytes > 0
-  if strategy == 'sync':
-    assert set(staleness.values()) == {0}
-  else:
-    assert 0 < staleness['mean_words'] <= staleness['max_words']
-    assert staleness['max_words'] <= staleness['bound_words']
+  assert 0 < staleness['mean_words'] <= staleness['max_words']
+  assert staleness['max_words'] <= staleness['bound_words']

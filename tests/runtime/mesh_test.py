@@ -59,8 +59,6 @@ def test_open_axes_get_useful_devices(
   ('data', 'environment', 'expected'),
   [
     (0, {}, CORES),
-    (3, {}, 3),
-    (0, {'JAX_NUM_CPU_DEVICES': '1'}, 1),  # chosen by the user
     (4, {'XLA_FLAGS': '--xla_force_host_platform_device_count=5'}, 4),
   ],
 )

@@ -222,16 +222,6 @@ def test_lockstep_reads_what_all_have_pushed_and_no_more():
     assert seen.setdefault((dispatch, i), found) == found
 
 
-def test_whoever_comes_first_has_one_part_in_lockstep():
-  actor = lockstep.Coordinator(2, 2)
-  start, _ = actor.join(0)
-  assert actor.lease(0, start, None, None).part == 0
-  assert actor.lease(0, start, (0, 1, 10, 5), None).part == 0
-  assert actor.lease(0, start, None, 0) is None  # the other is not there yet
-  start, _ = actor.join(1)
-  assert actor.lease(1, start, None, None).part == 1
-
-
 def test_lockstep_ends_a_dispatch_beside_workers_that_pause():
   actor = lockstep.Coordinator(2, 2)
 

@@ -108,7 +108,7 @@ def _state(servers, num_shards=2):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('bound', 'policy', 'num_turns'),
-  [(0, 'lru', 10_000), (4, 'lfu', 10_000), (100, 'lru', 10_000)],
+  [(0, 'lru', 3000), (4, 'lfu', 3000)],
 )
 def test_invariants_hold_under_any_schedule(bound, policy, num_turns):
   rng, servers = np.random.default_rng(bound), local_cluster.Cluster()
@@ -171,7 +171,7 @@ def test_rows_read_while_a_stretch_runs_lose_nothing(bound):
   ]
   sums = _first(np.arange(ROWS))[:, :ADDED].astype(float)
   ahead = {}
-  for _ in range(3000):
+  for _ in range(1000):
     worker = workers[rng.integers(WORKERS)]
     copies_ = worker.copies
     # The stretch before has run while this one's rows were read.
@@ -202,20 +202,6 @@ def test_rows_read_while_a_stretch_runs_lose_nothing(bound):
     push = worker.copies.push_request(pending, worker.settle(pending))
     servers.call([push])
   np.testing.assert_array_equal(_state(servers)[0][:, :ADDED], sums)
-
-
-@pytest.mark.slow
-def test_what_rounding_takes_off_goes_with_the_next_push():
-  servers = local_cluster.Cluster()
-  worker = _Worker(servers, 0, 'lru', 0, lambda *x: None)
-  ids = np.array([5], np.int32)
-  for _ in range(1000):
-    lines = worker.place(ids)
-    worker.train(lines, ids, np.ones(1, np.int64), np.full((1, ADDED), 0.1))
-    worker.finish(lines)
-  # One worker reads what it wrote, to the bit.
-  found = _state(servers)[0][5, :ADDED]
-  np.testing.assert_allclose(found, worker.rows[lines[0], :ADDED], rtol=2e-7)
 
 
 def test_rows_travel_only_where_they_are_old():

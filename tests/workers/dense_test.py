@@ -148,20 +148,18 @@ def test_lockstep_is_synchronous_training(is_graph, settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('is_graph', [False, True])
-def test_one_worker_learns_what_one_process_does(is_graph):
+def test_one_worker_learns_what_one_process_does():
   settings = {'optimizer__name': 'adagrad_full', **DENSE_ADAM}
-  found = _run(is_graph, 1, 'asp', **settings)
-  expected = _alone(is_graph, 1, **settings)
+  found = _run(True, 1, 'asp', **settings)
+  expected = _alone(True, 1, **settings)
   _compare(found[:2], expected[:2], 1e-6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('is_graph', [False, True])
-def test_workers_that_never_wait_learn_as_much(is_graph):
+def test_workers_that_never_wait_learn_as_much():
   more = {'optimizer__dense_learning_rate': 0.5, 'strategy__sync_every': 32}
-  _, dense, losses = _run(is_graph, NUM, 'asp', table__staleness=20, **more)
-  *_, alone = _alone(is_graph, NUM, optimizer__dense_learning_rate=0.5)
+  _, dense, losses = _run(False, NUM, 'asp', table__staleness=20, **more)
+  *_, alone = _alone(False, NUM, optimizer__dense_learning_rate=0.5)
   assert np.mean(losses, 0)[-1] < 1.1 * alone[-1]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from jaxemb.data import windows
 from jaxemb.workers import shared_rows
-from tests import dispatches, marking
+from tests import dispatches
 from tests.workers import local_cluster
 
 VOCAB, DIM, WINDOW, CHUNK, WORDS, STEPS = 400, 12, 2, 8, 16, 50
@@ -145,7 +145,7 @@ def test_lockstep_without_staleness_is_synchronous():
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('optimizer', 'staleness'),
-  marking.slow_after(1, [('adagrad', 0), ('sgd', -1), ('adam', 5)]),
+  [('sgd', -1), ('adam', 5)],
 )
 def test_one_worker_learns_what_it_would_alone(optimizer, staleness):
   common = {'optimizer.name': optimizer}
@@ -164,16 +164,6 @@ def test_one_worker_learns_what_it_would_alone(optimizer, staleness):
       )
 
 
-@pytest.mark.slow
-def test_rows_of_low_precision_are_shared():
-  settings = {'table.dtype': 'int8', 'table.staleness': 2}
-  made = trainers(2, settings, local_cluster.Cluster())
-  work = batches(2, 3, made[0].trainable.steps, 0.04)
-  losses = np.sum(run(made, Abreast(2), work), 0)
-  _, expected = alone(2, {}, work)
-  np.testing.assert_allclose(losses, expected, rtol=0.15)
-
-
 @functools.cache
 def _losses_of_four():
   """Of a synchronous step for four workers."""
@@ -181,15 +171,13 @@ def _losses_of_four():
   return work, alone(4, {}, work)[1]
 
 
-@pytest.mark.parametrize(
-  ('staleness', 'fused'),
-  marking.slow_after(0, [(20, True), (-1, True), (0, False)]),
-)
-def test_workers_that_never_wait_learn_as_much(staleness, fused):
-  settings = {'table.staleness': staleness, 'train.threads': 1 if fused else 0}
+@pytest.mark.slow
+@pytest.mark.parametrize('staleness', [20, -1])
+def test_workers_that_never_wait_learn_as_much(staleness):
+  settings = {'table.staleness': staleness, 'train.threads': 1}
   settings['strategy.sync_every'] = 4 * WORDS
   made = trainers(
-    4, settings, cluster := local_cluster.Cluster(), fused, memory_lookups=20.0
+    4, settings, cluster := local_cluster.Cluster(), True, memory_lookups=20.0
   )
   work, expected = _losses_of_four()
   losses = np.sum(run(made, Abreast(len(made)), work), 0)
