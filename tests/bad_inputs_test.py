@@ -51,17 +51,10 @@ def test_the_tester_notices():
     assert bad_inputs.problem(case, code, said)
 
 
-def _chaos(folder, only, **numbers):
-  """How often each kind of case of chaos.py had each outcome."""
-  none = dict.fromkeys(('kills', 'moves', 'limits', 'every', 'counts'), 0)
-  tried = chaos.shares(only, **none | numbers)
-  found = chaos.cases(folder, 0, tried, jobs=1, context=forks.server())
-  return collections.Counter((x.kind, x.outcome) for x in found)
-
-
 @pytest.mark.slow
 def test_damage_and_a_kill_are_noticed_or_harmless(tmp_path):
-  found = _chaos(tmp_path, 'kernel', kills=1, every=80)
+  tried = chaos.Tester.killed_and_damaged
+  found = collections.Counter(chaos.outcome(tried, tmp_path, forks.server()))
   assert {x for x, _ in found} == {'kill', 'run', 'cache'}
   assert {x for _, x in found} <= {'same', 'noticed'}, found
   assert found['kill', 'same'] == 1
@@ -69,4 +62,5 @@ def test_damage_and_a_kill_are_noticed_or_harmless(tmp_path):
 
 @pytest.mark.slow
 def test_nothing_is_lost_or_read_twice_over_changes_of_topology(tmp_path):
-  assert _chaos(tmp_path, 'edges', counts=1) == {('count', 'same'): 1}
+  counted = chaos.Tester.counted
+  assert chaos.outcome(counted, tmp_path, forks.server()) == 'same'

@@ -70,7 +70,6 @@ def test_broken_expressions(line):
   [
     '--vectors=v.bin king - man + woman --topn=2',
     'king -man --topn 2 +woman --vectors v.bin',
-    '-man --topn=2 woman --vectors=v.bin + king',
   ],
 )
 def test_query(run, line):
@@ -100,7 +99,6 @@ def test_evaluate(folder, run):
   ('line', 'message'),
   [
     ('query --vectors=v.bin quen', 'near: queen'),
-    ('query --vectors=v.bin --top=3 king', '--top=3'),
     ('evaluate --vectors=v.bin --eval=eval --window=3', '--window=3 is for'),
   ],
 )

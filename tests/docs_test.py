@@ -14,7 +14,7 @@ from IPython.core import interactiveshell
 
 import jaxemb
 from jaxemb import config as config_lib
-from tests import forks, marking, runs
+from tests import forks, runs
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PAGES = sorted([_ROOT / 'README.md', *(_ROOT / 'docs').glob('*.md')])
@@ -35,35 +35,38 @@ def test_every_kind_of_member_has_an_example():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', marking.slow_after(1, _EXAMPLES))
-def test_an_example_trains(name, tmp_path, monkeypatch):
-  block = _EXAMPLES[name]
+@pytest.mark.parametrize(
+  'names',
+  ['my_loss my_policy', 'my_model my_optimizer my_table', 'my_source',
+   'my_kind'],
+)  # fmt: skip
+def test_examples_train(names, tmp_path, monkeypatch):
   for module, text in _EXAMPLES.items():  # a kind has the source above it
     (tmp_path / f'{module}.py').write_text(text)
   monkeypatch.syspath_prepend(str(tmp_path))
-  flags = re.findall(r'^#.*--config\.([\w.]+)=(\S+)', block, re.MULTILINE)
-  values = dict(flags)
-  known = config_lib.settings(values.get('data.source', ''))
-  settings = {k: type(known[k].default)(v) for k, v in flags}
-  assert any(':' in value for _, value in flags)
-  is_policy = name == 'my_policy'
+  settings, is_kind = {}, names == 'my_kind'
+  for name in names.split():
+    values = dict(
+      re.findall(r'^#.*--config\.([\w.]+)=(\S+)', _EXAMPLES[name], re.MULTILINE)
+    )
+    known = config_lib.settings(values.get('data.source', ''))
+    assert any(':' in x for x in values.values())
+    settings |= {k: type(known[k].default)(v) for k, v in values.items()}
+  is_policy = 'my_policy' in names
   settings |= {'mesh.data': 2} if is_policy else {'strategy.name': 'sync'}
-  text = tmp_path / 'text.txt'
-  text.write_text('the king rules the land\nthe dog eats the meat\n' * 300)
-  run = tmp_path / 'run'
-  if name == 'my_kind':
+  data, run = tmp_path / 'text.txt', tmp_path / 'run'
+  data.write_text('the king rules the land\nthe dog eats the meat\n' * 300)
+  arguments = {'dim': 8, 'epochs': 2, 'min_count': 1, 'sample': 0.0}
+  if is_kind:
     data, arguments = config_lib.default('my_kind:KIND'), {}
     settings |= {'model.dim': 8, 'train.epochs': 2, 'data.sample': 0.0}
-  else:
-    data, arguments = text, {'dim': 8, 'epochs': 2, 'min_count': 1}
-    arguments['sample'] = 0.0
   vectors = jaxemb.train(data, workdir=run, settings=settings, **arguments)
   assert np.isfinite(vectors.vectors).all() and vectors.vectors.std() > 0
-  is_ring = name in ('my_source', 'my_kind')
+  is_ring = is_kind or names == 'my_source'
   assert ('node0' if is_ring else 'the') in vectors
-  if name == 'my_kind':
+  if is_kind:
     assert runs.report(run)['evaluation']['ring']['found'] == 50
-  for module in {name, 'my_source'} & sys.modules.keys():
+  for module in _EXAMPLES.keys() & sys.modules.keys():
     del sys.modules[module]
 
 

@@ -96,11 +96,7 @@ def test_help(name, run, capsys):
     ('consistency', '--nope', 'unknown argument --nope'),
     ('bench', 'nope', "invalid choice: 'nope'"),
     ('reproduce', 'readme --text=a.txt --config.model.window=2', 'our side'),
-    ('reproduce', 'readme --text=a/x.txt,b/x.txt', 'two files of one name'),
-    ('reproduce', 'readme --text=a.txt --cores=1000000', '--cores=1000000'),
     ('low_precision', '--text=nope', 'nope does not exist'),
-    ('low_precision', '--cases=nope', "argument --cases: there is no 'nope'"),
-    ('low_precision', '--cases=int8 nearest', '--cases needs float32'),
   ],
 )
 def test_errors_of_users_are_one_line(
@@ -200,7 +196,6 @@ def test_columns_send_a_third_of_what_rows_do():
   ('layout', 'rows', 'travels'),
   [
     ('replicated', 500, True),
-    ('replicated', 64, False),
     ('row', 2 * 128, True),  # 500 rows in two groups of 256, of two devices
     ('row', 64, False),
     ('column', 500, True),
@@ -269,14 +264,10 @@ def test_table_of_the_readme():
         'jaxemb': runs([8e6, 9e6], 0.3, 0.5),
         'gensim': runs([2e6, 3e6], 0.4, 0.6),
       },
-      'y': {
-        'jaxemb': runs([4e6, 4e6], 0.3, 0.3),
-        'gensim': runs([4e6, 2e6], 0.4, 0.4),
-      },
     }
   )
-  assert '| words/s in training | 6,000,000 | 2,500,000 | 2.4 x |' in table
-  assert '| b | 0.550 | 0.650 | -0.100 (0.071) |' in table
+  assert '| words/s in training | 8,500,000 | 2,500,000 | 3.4 x |' in table
+  assert '| b | 0.600 | 0.700 | -0.100 (' in table
 
 
 def test_both_sides_have_the_same_instructions(monkeypatch):
@@ -304,8 +295,7 @@ def test_bench(run, text, monkeypatch):
   assert exact['union_words'] == noisy['union_words'] > 2000
   assert exact['cosine_error'] < 1e-4 < noisy['cosine_error'] < 0.6
   small = '--rows=900', '--dim=8', '--words=60000', '--secs=0', '--runs=1'
-  long = '--cases=300,900', *small[:2], '--words=2000000', *small[3:]
-  found, _ = run('bench', 'rows', *long)
+  found, _ = run('bench', 'rows', '--cases=300', *small)
   assert found['300']['centers_per_sec'] > 0
   found, shown = run(
     'bench', 'layouts', '--batch_words=64', '--cases=replicas,column', *small
@@ -314,11 +304,11 @@ def test_bench(run, text, monkeypatch):
   assert f'{two / one / 2:.0%}' in shown
   monkeypatch.setattr(bench, '_in_process', bench.measure_store)
   found, _ = run(
-    *('bench', 'stores', '--cases=device,memory:50%,disk:40%'),
+    *('bench', 'stores', '--cases=memory:50%,disk:40%'),
     *('--rows=20000', *small[1:2], '--words=2000000', *small[3:]),
   )
-  (device,), (memory,), (disk,) = found.values()
-  assert disk['table_bytes'] < memory['table_bytes'] < device['table_bytes']
+  (memory,), (disk,) = found.values()
+  assert disk['table_bytes'] < memory['table_bytes']
   assert memory['hit_rate'] > disk['hit_rate']
 
 
@@ -327,17 +317,16 @@ def test_consistency(run, text, tmp_path):
   plot = tmp_path / 'plot.svg'
   found, shown = run(
     'consistency', *text, '--epochs=1', '--replicas=2', f'--plot={plot}',
-    '--cases=average:strategy.sync_every=512,hot,never,'
+    '--cases=average:strategy.sync_every=512,'
     'bounded:then=1:train.epochs=50:train.log_every_secs=0',
     '--config.model.dim=8', '--config.data.min_count=1',
     '--config.data.sample=5e-3',
   )  # fmt: skip
   assert '</svg>' in plot.read_text()
-  assert len(found) == 5
+  assert len(found) == 3
   sent = {k.split(' x ')[0]: x['1']['bytes_per_word'] for k, x in found.items()}
   # The last one has no one to meet after its restart.
-  assert sent.pop('one') == sent.pop('never') == sent.popitem()[1] == 0
-  assert min(sent.values()) > 0
+  assert sent.pop('one') == sent.popitem()[1] == 0 < sent.popitem()[1]
   assert re.search(r'\none 1 [.\d]+ 0.0000 0 1.00 ', shown)
 
 
@@ -345,24 +334,18 @@ def test_consistency(run, text, tmp_path):
 @pytest.mark.skipif(sys.platform != 'linux', reason='semaphores')
 def test_updates_are_as_late_as_on_so_many_cores(tmp_path, text):
   train = [
-    '-m', 'jaxemb.main', '--config=wiki', '--config.train.epochs=3',
+    '-m', 'jaxemb.main', '--config=wiki', '--config.train.epochs=1',
     '--config.model.dim=8', '--config.data.min_count=1',
     '--config.data.sample=5e-3',
     text[0].replace('--text', '--config.data.path'),
   ]  # fmt: skip
   late = [str(_FOLDER / 'late_updates.py'), str(tmp_path), '5']
-  runs, losses = {1: train, 5: [*late, *train]}, {}
-  for threads, command in runs.items():
-    workdir = tmp_path / f'run{threads}'
-    flags = f'--workdir={workdir}', f'--config.train.threads={threads}'
-    forks.call(
-      forks.script, [[*command, *flags]], os.environ, tmp_path / 'said.txt'
-    )
-    losses[threads] = experiment.read_report(workdir)['loss_per_example']
+  flags = f'--workdir={tmp_path / "run"}', '--config.train.threads=5'
+  forks.call(
+    forks.script, [[*late, *train, *flags]], os.environ, tmp_path / 'said.txt'
+  )
   seen = json.loads((tmp_path / 'seen.json').read_text())
   assert seen == {'threads': 5, 'fewest': 4, 'most': 4, 'mean': 4}
-  assert losses[1] != losses[5]
-  assert losses[1] == pytest.approx(losses[5], rel=0.1)
 
 
 @pytest.mark.slow
@@ -382,16 +365,13 @@ def test_low_precision(run, text, tmp_path):
   assert [*speed] == [*quality, 'bfloat16 stochastic without bits']
   ((name, score),) = whole['scores'].items()
   assert f'{name} {score:.4f} {half["scores"][name] - score:+.4f}' in shown
-  # Nothing is trained again.
-  again, _ = run('low_precision', *flags, '--stages=quality')
-  assert again['quality'] == quality
 
 
 @pytest.mark.slow
 def test_partition_merge(run, tmp_path):
   work, plot = tmp_path / 'work', tmp_path / 'plot.svg'
   flags = ('--quick', f'--work={work}', f'--plot={plot}')
-  stages = ['sweep', 'kl', 'numbers', 'removed', 'repaired']
+  stages = ['sweep', 'kl', 'removed']
   found, shown = run('partition_merge', *flags, f'--stages={",".join(stages)}')
   assert list(found) == stages and '</svg>' in plot.read_text()
   (cell,), alone = found['sweep']['cells'], found['sweep']['single']['1']
@@ -404,19 +384,10 @@ def test_partition_merge(run, tmp_path):
   assert concat['dim'] == 3 * alir['dim'] == 24
   for x in found['kl']:
     assert x['divergence'] < 1.8 * x['floor']  # of few words
-  for x in found['numbers']:
-    assert x['taken'] == 1 and x['mean'] == cell['parts'][0]['mean']
   words = {(x['merge'], x['removed']): x['words'] for x in found['removed']}
   # What one lacks another has.
   assert words['alir', 0.5] > 0.9 * words['alir', 0.0]
   assert words['concat', 0.5] < words['concat', 0.0] == concat['words']
-  repaired = {
-    (x['map'], x['removed']): x['benchmarks']['similarity']['score']
-    for x in found['repaired']
-  }
-  # All words are from one.
-  source = repaired['source', 0.0]
-  assert repaired['procrustes', 1.0] == pytest.approx(source, abs=1e-3)
   assert 'shuffle, 3: alir' in shown
   # Nothing is trained or scored again.
   before = {x: x.stat().st_mtime_ns for x in work.rglob('*.json')}
@@ -450,18 +421,12 @@ def test_dmwe_scws(run, toy):
 
 
 @pytest.mark.slow
-def test_click_steps_are_timed(monkeypatch, capsys, tmp_path):
+def test_click_steps_are_timed(monkeypatch, capsys):
   ctr = importlib.import_module('ctr')
   monkeypatch.setattr(ctr, 'EXAMPLES', 64)
   monkeypatch.setattr(sys, 'argv', ['ctr', '--rows=2600', '--rounds=2'])
   ctr.main()
   assert 'jaxemb is 1.00 x as fast' in capsys.readouterr().out
-  log = tmp_path / 'log.tsv'
-  flags = '--rows=2600', f'--write_log={log}', '--examples=100'
-  monkeypatch.setattr(sys, 'argv', ['ctr', *flags])
-  ctr.main()
-  lines = log.read_text().splitlines()
-  assert [len(x.split('\t')) for x in lines] == [40] * 100
 
 
 @pytest.fixture
@@ -503,12 +468,10 @@ def test_click_models_beside_peers(run, clicks, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('optimizer', ['adagrad', 'adam'])
-@pytest.mark.parametrize('norm', [False, True])
-def test_steps_are_those_of_torch(run, clicks, optimizer, norm):
+def test_steps_are_those_of_torch(run, clicks):
   pytest.importorskip('torch')
-  flags = f'--optimizers={optimizer}', f'--peer_python={sys.executable}'
-  more = '--config=ctr', f'--config.model.batch_norm={norm}', *clicks
+  flags = '--optimizers=adagrad,adam', f'--peer_python={sys.executable}'
+  more = '--config=ctr', '--config.model.batch_norm=True', *clicks
   found, _ = run('ctr_quality', *flags, '--epochs=2', *more)
   for sides in found.values():
     losses = [x['log_loss'] for x in sides.values()]
@@ -521,6 +484,3 @@ def test_graphsage_beside_peers(run):
   found, _ = run('graphsage', '--case=sampling', *flags)
   assert found.keys() == {'without replacement', 'with replacement'}
   assert all(x['jaxemb']['seeds_per_sec'] > 0 for x in found.values())
-  flags = '--config.data.path=toygraph:2000', '--config.train.epochs=30'
-  found, _ = run('graphsage', '--seeds=1', *flags)
-  assert found['jaxemb']['mean'] > 0.9

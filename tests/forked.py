@@ -14,8 +14,6 @@ import itertools
 import multiprocessing
 import os
 import pathlib
-import resource
-import signal
 import socket
 import sys
 import time
@@ -64,17 +62,16 @@ class Run:
     folder: pathlib.Path,
     cache: pathlib.Path,
     num_processes: int = 1,
-    max_bytes: int = 0,
     after: tuple[int, int] = (0, 0),
     before: Callable[[], object] = int,
     own: Sequence[Sequence[str]] = (),
     context: contexts.BaseContext = FORK,
   ):
-    """`arguments` are those of `jaxemb`, in a folder; files have `max_bytes`.
+    """`arguments` are those of `jaxemb`, in a folder.
 
-    0 = as many as they need. `after` so many dispatches a process sends itself
-    a signal. Each calls `before` first; `own` has more arguments of each. What
-    the processes say lies beside the folder.
+    `after` so many dispatches a process sends itself a signal. Each calls
+    `before` first; `own` has more arguments of each. What the processes say
+    lies beside the folder.
     """
     self.folder = folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,8 +88,7 @@ class Run:
     self.processes = []
     own = own or [()] * num_processes
     for mine, more, said in zip(own, job, self._said, strict=True):
-      args = [*arguments, *mine, *more], folder, cache, said
-      args += max_bytes, after, before
+      args = [*arguments, *mine, *more], folder, cache, said, after, before
       process = context.Process(target=_child, args=args)
       process.start()
       self.processes.append(process)
@@ -137,14 +133,11 @@ def _send_after(dispatches, number):
   distributed.decide = counted
 
 
-def _child(arguments, folder, cache, said, max_bytes, after, before):
+def _child(arguments, folder, cache, said, after, before):
   gc.freeze()  # what is shared is not looked through, and stays shared
   with open(said, 'wb') as file:
     for number in (1, 2):
       os.dup2(file.fileno(), number)
-  if max_bytes:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
   if after[0]:
     _send_after(*after)
   os.environ['JAXEMB_CACHE'] = str(cache)

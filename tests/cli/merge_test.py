@@ -173,10 +173,8 @@ def test_a_full_disk_is_no_fault_of_a_part(tmp_path, run, monkeypatch):
 @pytest.mark.parametrize(
   ('line', 'message'),  # more are in tests/bad_inputs.py
   [
-    ('a workdir/export --output=workdir', 'is one of the parts'),
     ('a e.gz --output=c.bin/x', 'give another --output'),
     ('a run --output=out --max_iterations=0', '1 or more'),
-    ('a run --output=out --power=0', 'above 0'),
     ('a b --output=out --method=pca --no-restore', '--no-restore is not used'),
     ('a run --output=out --align_words=-1', '0 or more'),
   ],

@@ -13,19 +13,13 @@ from jaxemb.cli import train as main
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-  ('flags', 'words'),  # more are in tests/bad_inputs.py
-  [
-    ('--workdir= --distributed', 'give all the same --workdir'),
-    ('--config.strategy.num_parts=3', 'set --config.strategy.name=partition'),
-    ('--config.train.batch_words=100', 'must be a multiple of 16'),
-  ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(tmp_path, command, flags, words):
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, command):
+  # More are in tests/bad_inputs.py.
   common = f'train --config=wiki:smoke --workdir={tmp_path / "run"}'
-  code, _, err = command(f'{common} {flags}')
+  code, _, err = command(f'{common} --config.strategy.num_parts=3')
   line = err.strip().splitlines()[-1]
-  assert code == 2 and line.startswith('jaxemb: ') and words in line
+  assert code == 2 and line.startswith('jaxemb: ')
+  assert 'set --config.strategy.name=partition' in line
 
 
 @pytest.mark.parametrize(

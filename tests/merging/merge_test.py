@@ -67,13 +67,6 @@ def test_alir_covers_the_words_of_any_part():
   assert counts == dict(zip(merged.words, merged.counts, strict=True))
   assert (np.diff(merged.counts) <= 0).all() and len(counts) < 300
   assert _error(merged, truth) < 1e-5
-  for facts, part in zip(merged.report['parts'], parts, strict=True):
-    assert facts['words'] == len(part.words)
-    assert facts['missing_words'] == len(counts) - len(part.words)
-    assert facts['residual'] < 1e-5 and facts['agreement'] > 0.9999
-    lengths = np.linalg.norm(part.vectors.astype(np.float64), axis=1)
-    rms_norm = np.sqrt(np.mean(lengths**2))
-    assert facts['rms_norm'] == pytest.approx(rms_norm, rel=1e-5)
   assert merged.report['lost']['words'] == 0 and not merged.report['warnings']
 
 
@@ -111,20 +104,17 @@ def test_a_word_is_the_weighted_mean_of_the_parts_that_saw_it(
   assert longer > 1.05 if restore else abs(longer - 1) < 1e-5
 
 
-@pytest.mark.parametrize(
-  ('method', 'start'),
-  [*[('alir', x) for x in align.STARTS], ('pca', 'zero'), ('concat', 'zero')],
-)
-def test_blocks_and_files_do_not_matter(tmp_path, monkeypatch, method, start):
+@pytest.mark.parametrize('method', ['alir', 'pca', 'concat'])
+def test_blocks_and_files_do_not_matter(tmp_path, monkeypatch, method):
   parts = _parts(3, _truth(900), 0.1, 0.1)
-  one = _merge(parts, method=method, start=start)
+  one = _merge(parts, method=method)
   monkeypatch.setattr(merge, '_BLOCK_BYTES', 1)
   filed = []
   for part in parts:
     np.save(tmp_path / part.name, part.vectors)
     rows = np.load(tmp_path / f'{part.name}.npy', mmap_mode='r')
     filed.append(part._replace(vectors=rows))
-  other = _merge(filed, tmp_path / 'merged', method=method, start=start)
+  other = _merge(filed, tmp_path / 'merged', method=method)
   assert other.words == one.words and isinstance(other.vectors, np.memmap)
   assert np.abs(other.vectors - one.vectors).max() < 1e-5
   moved = one.report['displacements']
@@ -204,22 +194,20 @@ def test_power_evens_principal_directions(method):
   assert np.abs(even.vectors * scale - expected).max() < 1e-5
 
 
-@pytest.mark.parametrize('power', [1.0, 0.75])
-def test_directions_that_common_words_lack(power):
+def test_directions_that_common_words_lack():
   # Without noise averaging shrinks nothing; three words span few directions.
   parts = [
     _part(f'p{i}', _truth(2000), 0, 0.0, 0.0,
           lambda w, i=i: f'w{w}' + f'-{i}' * (w >= 3), counts=None)
     for i in range(2)
   ]  # fmt: skip
-  merged = _merge(parts, power=power, align_words=100)
+  merged = _merge(parts, align_words=100)
   row = {word: i for i, word in enumerate(merged.words)}
   for part in parts:
     rows = np.array(part.vectors, np.float64)
     mine = merged.vectors[[row[word] for word in part.words]]
     assert 0.9 < np.linalg.norm(mine) / np.linalg.norm(rows) < 2
-    if power == 1:
-      assert np.abs(oracle.cosines(mine) - oracle.cosines(rows)).max() < 1e-5
+    assert np.abs(oracle.cosines(mine) - oracle.cosines(rows)).max() < 1e-5
 
 
 def test_rotations_are_fitted_on_some_words():
@@ -266,14 +254,6 @@ def test_few_common_words_are_warned_of():
   assert 'share 5 words at most' in line and 'a | b' in line
   line, _ = _warnings(parts, method='pca')
   assert 'only 5 words are in all parts' in line
-  # Two groups with two words in common, and a part that ties them.
-  renames = ['w{}'] * 2 + [lambda w: 'x' * (w > 1) + f'w{w}'] * 2
-  parts = [_part(f'p{i}', truth, i, rename=x) for i, x in enumerate(renames)]
-  line, *_ = _warnings(parts)
-  assert 'share 2 words at most' in line and 'p0, p1 | p2, p3' in line
-  words = [*parts[0].words[:50], *[w for w in parts[2].words if 'x' in w][:50]]
-  parts.append(_part('both', truth, 5, words=words))
-  assert not any('at most' in x for x in _warnings(parts))
 
 
 _INFINITE = _rows(np.where(np.arange(50) == 7, np.inf, 1)[:, None])

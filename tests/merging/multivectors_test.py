@@ -275,7 +275,7 @@ def test_words_that_no_part_saw_stay_with_the_tree(weights):
 
 @pytest.mark.parametrize(
   ('method', 'missing'),
-  [('alir', 0.0), ('alir', 0.3), ('pca', 0.3), ('concat', 0.0)],
+  [('alir', 0.3), ('concat', 0.0)],
 )
 def test_merged_contexts_disambiguate_as_before(method, missing):
   truth = _truth(contexts=True)

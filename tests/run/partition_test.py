@@ -99,9 +99,6 @@ def test_a_job_of_one_part_is_that_part_to_the_last_bit(together, tmp_path):
   for key in ('words', 'sentences', 'words_seen', 'loss_per_example'):
     assert ours[key] == theirs[key]
   assert ours['totals']['loss'] == theirs['totals']['loss']
-  report = runs.report(folder)
-  assert report['started'] > '2020' and report['encode_secs'] > 0
-  assert report['total_secs'] > report['encode_secs'] + report['train_secs']
   # Jobs of machines that share nothing are merged by the command.
   paths = [str(x / 'parts/0') for x in (together, tmp_path, together)]
   paths = [f'{path}{i}' for i, path in enumerate(paths)]
@@ -196,9 +193,6 @@ def test_sub_models_of_senses_are_merged(tmp_path):
   assert merge.main(argv) == 0
   again = jaxemb.load(tmp_path / 'merged')
   np.testing.assert_allclose(again.vectors, loaded.vectors, atol=1e-5)
-  # Words that not all parts have read are lost.
-  assert _run(workdir, _SENSES | settings | {'strategy.merge': 'concat'}) == 0
-  assert runs.report(workdir)['merge']['missing_words'] > 0
 
 
 def test_a_part_that_another_process_trains_is_left_to_it(copied):

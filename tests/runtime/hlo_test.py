@@ -45,9 +45,7 @@ _PERMUTE = 'f32[16,4] collective-permute(%p), '
   [
     (_REDUCE + 'replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add', 384),
     (_REDUCE + 'replica_groups=[2,4]<=[8], use_global_device_ids=true', 384),
-    (_REDUCE + 'replica_groups=[4,2]<=[2,4]T(1,0)', 256),
     (_MESH + "{'y'}, to_apply=%add", 384),  # along axes of a mesh
-    (_MESH + "{'x','y'}", 448),
     (_REDUCE + 'replica_groups={}', 448),  # all devices
     (_REDUCE + 'replica_groups={{0},{1}}', 0),
     # Several arrays at once, their types before their names.
@@ -66,7 +64,6 @@ _PERMUTE = 'f32[16,4] collective-permute(%p), '
     ),
     ('f32[2,4]{1,0} reduce-scatter(%p), replica_groups={}', 224),
     (_PERMUTE + 'source_target_pairs={{0,1},{1,0}}', 256),
-    (_PERMUTE + 'source_target_pairs={{0,0}}', 0),
     ('f32[16,4] collective-broadcast(%p), replica_groups={{0,1}}', 128),
   ],
 )  # fmt: skip

@@ -21,11 +21,6 @@ def test_rates_are_those_of_the_time_between():
   assert usage['peak_rss_bytes'] >= usage['rss_bytes'] > 2**20
   expected = dict.fromkeys(rates, 1.5) | {'network_sent_bytes_per_sec': 0}
   assert {k: usage[k] for k in rates} == pytest.approx(expected)
-  # A process has counted more; nothing has come since, or nothing at all.
-  more = {'words_per_sec': 30.0, 'waited_secs_per_sec': float('nan')}
-  usage = resources.between({}, earlier | more | {'secs': 2.0})
-  assert usage['words_per_sec'] == 15.0
-  assert usage['waited_secs_per_sec'] is None
   assert resources.between(later, later) == resources.between(later, {}) == {}
   after = resources.since(earlier)
   assert 0 < after['secs'] < 100 and after['rss_bytes'] > 2**20
