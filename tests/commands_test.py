@@ -93,17 +93,3 @@ def test_evaluate(folder, run):
   row = next(line for line in out.splitlines() if line.startswith('pairs '))
   for part in (f'{result["score"]:.4f}', '24 / 29', '1 malformed'):
     assert part in row
-
-
-@pytest.mark.parametrize(
-  ('line', 'message'),
-  [
-    ('query --vectors=v.bin quen', 'near: queen'),
-    ('evaluate --vectors=v.bin --eval=eval --window=3', '--window=3 is for'),
-  ],
-)
-def test_unusable_input_exits_with_2(run, line, message):
-  code, out, err = run(line)
-  *usage, error = err.splitlines()
-  assert code == 2 and out == '' and message in error
-  assert not usage or usage[0].startswith('usage: ')

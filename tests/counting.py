@@ -1,8 +1,6 @@
 """A model that learns how often each word was read, and nothing else.
 
-  --config.model.name=tests.counting:make       words, nodes, items
-  --config.model.name=tests.counting:clicks     categories
-  --config.strategy.policy=tests.counting:Sums  replicas that count together
+  --config.model.name=tests.counting:make
 
 Its loss is minus the sum of the rows of what a step is made of: each center of
 a window, each end of an edge, user, item or category. With SGD and a learning
@@ -17,9 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxemb.clicks import models as click_models
 from jaxemb.data import windows
 from jaxemb.models import base, skipgram
 from jaxemb.tables import spec as spec_lib
@@ -31,7 +27,6 @@ SETTINGS = (
   'optimizer.final_learning_rate=1',
   'optimizer.max_duplicates=0',
 )
-OF_CLICKS = SETTINGS[:3]
 _NAME = skipgram.INPUT
 
 
@@ -68,52 +63,3 @@ def make(spec: base.WindowSpec, corpus: base.Corpus, loss_of: Any) -> Counts:
     _NAME, spec.vocab, spec.dim, 0.0, lookups_per_center=corpus.centers
   )
   return Counts(table, hasattr(corpus.source, 'user_frequencies'))
-
-
-@dataclasses.dataclass(frozen=True)
-class Sums:
-  """A policy by which what replicas learned adds up, all of it each time."""
-
-  lookups_per_center: dict[str, np.ndarray]
-  num_replicas: int
-  every_steps: int
-
-  chunk_rows = 1024
-
-  @property
-  def _num_chunks(self):
-    vocab = max(len(x) for x in self.lookups_per_center.values())
-    return -(-vocab // self.chunk_rows)
-
-  def due(self, number: jax.Array) -> jax.Array:
-    """All rows."""
-    return jnp.int32(self._num_chunks)
-
-  def weights(self, name, start, num, learning_rate):
-    """1, of all rows."""
-    return jnp.ones(num)
-
-  def staleness_steps(self) -> np.ndarray:
-    """Those between two synchronisations."""
-    return np.full(self._num_chunks, self.every_steps)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Clicks(click_models.ClickModel):
-  """Logistic regression whose weights count."""
-
-  is_mean = False
-
-  def loss(self, params, rows, ids, batch, key):
-    """Minus the sum of the weights."""
-    (name,) = ids
-    is_known = ids[name] < self.spec.fields.vocab
-    total = jnp.where(is_known[..., None], rows[name], 0).sum()
-    return -total, base.Aux(batch.weights.sum())
-
-
-def clicks(spec: click_models.ClickSpec, corpus: base.Corpus) -> Clicks:
-  """Counts of the categories of a log."""
-  made = click_models.of_terms(spec, ('first',), corpus.centers)
-  return Clicks(made.spec, made.terms, made.tables)

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import operator
 import os
 import pathlib
 import re
@@ -139,48 +138,7 @@ def test_device_hour(run, tmp_path):
   assert list((tmp_path / 'trace').rglob('*.xplane.pb'))
 
 
-@pytest.mark.slow
-def test_what_fails_on_a_device_ends_nothing_else(run, monkeypatch, tmp_path):
-  import device_hour
-
-  def fail(*args):
-    raise FloatingPointError('training\ndiverged')
-
-  # A file, where there is to be a folder.
-  (tmp_path / 'trace').touch()
-  monkeypatch.setattr(device_hour, 'agreement', fail)
-  chips = iter([fail, lambda device: None, lambda device: None])
-  monkeypatch.setattr(device_hour, '_memory_gbps', lambda x: next(chips)(x))
-  found, shown = run('device_hour', '--quick', f'--trace={tmp_path / "trace"}')
-  line = 'FloatingPointError: training diverged'
-  assert found['agreement'] == {'obstacle': line}
-  assert f'not measured: {line}' in shown
-  assert found['rates'][0]['obstacle'] == line
-  assert found['rates'][1]['words_per_sec'] > 0
-  assert found['trace']['obstacle']
-
-
 # What the network carries.
-
-
-@pytest.mark.slow
-def test_compiled_programs_send_what_sizes_say(run):
-  found, shown = run('comm_volume', '--quick')
-  keys = operator.itemgetter('layout', 'data', 'table', 'dim')
-  found = {keys(p): p for p in found['points']}
-  for p in found.values():
-    formula = p['formula_bytes_per_word']
-    assert p['bytes_per_word'] == pytest.approx(formula, rel=1e-12)
-    assert (p['bytes_per_word'] == 0) == (p['devices'] == 1)
-    assert p['travels_with_vocabulary_axis'] == []
-  row, narrow = found['row', 1, 4, 8], found['column', 1, 4, 8]
-  # Six contexts, five negatives: (2 + 30) rows of 8, 36 products of 4 servers.
-  for p, per_center in ((row, 32 * 8 * 4), (narrow, 36 * 4 * 4)):
-    expected = per_center * p['kept_fraction']
-    assert p['published_bytes_per_word'] == pytest.approx(expected)
-  assert found['column', 1, 4, 24]['bytes_per_word'] == narrow['bytes_per_word']
-  ratio = narrow['bytes_per_word'] / row['bytes_per_word']
-  assert re.search(rf'\ncolumn 1 x 4 8 .* {ratio:.3f} 0 ', shown)
 
 
 def test_columns_send_a_third_of_what_rows_do():

@@ -132,10 +132,6 @@ _BAD_PARTS = {
   'nan.bin': (_with_nan, "'w7'"),
   'cut.bin': (lambda path: (_write(path), _cut(path)), 'is cut'),
   'wordless': (lambda path: _foreign(path, []), 'put a vocab.txt'),
-  'two_arrays': (
-    lambda path: _foreign(path, a=_vectors(6), b=_vectors(7)),
-    'one array of 60 rows',
-  ),
   'checkpoints': (_checkpoints, 'give the folder of the run'),
   'damaged': (
     lambda path: (_foreign(path), _cut(*(path / 'd').glob('*'))),

@@ -14,7 +14,6 @@ import sys
 
 import pytest
 
-from jaxemb import errors
 from jaxemb.cli import plan
 from jaxemb.cli import train as main
 from jaxemb.run import plan as run_plan
@@ -192,36 +191,6 @@ for name in sys.argv[1:]:
 @pytest.mark.slow
 def test_kernels_that_copy_rows_compile_for_each_generation():
   _python('-c', _COMPILE, 'v4:1x1x1', 'v5e:1x1', 'tpu7x:1x1x1')
-
-
-def test_a_compiler_of_another_version(monkeypatch):
-  version = '0.0.421'
-  monkeypatch.setattr(topologies, 'has', lambda module: True)
-  monkeypatch.setattr(importlib.metadata, 'version', lambda name: version)
-  wanted = ['numpy>=1; extra == "tpu"', 'libtpu==0.0.42.*; extra == "tpu"']
-  monkeypatch.setattr(importlib.metadata, 'requires', lambda name: wanted)
-  with pytest.raises(errors.UserError) as error:
-    topologies.topology('v5e:1x1')
-  line = str(error.value)
-  assert f'libtpu {version} is installed' in line and 'needs 0.0.42;' in line
-  assert '\n' not in line and "pip install --upgrade 'jaxemb[tpu]'" in line
-
-
-@pytest.mark.parametrize(
-  ('setting', 'message'),
-  [
-    ('table.store=memory', 'without it and config.table.store all rows'),
-    ('strategy.name=workers', '--config.strategy.name=sync'),
-    ('data.source=graph', '--vocab is of words'),
-  ],
-)
-def test_what_is_not_planned_is_refused(monkeypatch, setting, message):
-  where = topologies.Topology('v5e:1x1', 'v5e', ())
-  monkeypatch.setattr(topologies, 'topology', lambda name: where)
-  config, *_ = main.parse([f'--config.{setting}'])
-  with pytest.raises(errors.UserError, match=message) as error:
-    plan.prepare('v5e:1x1', config, 1000)
-  assert '\n' not in str(error.value)
 
 
 @needs_libtpu

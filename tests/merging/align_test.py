@@ -120,18 +120,6 @@ def test_all_starts_reach_the_same_point(start):
   np.testing.assert_allclose(oracle.cosines(y), oracle.cosines(best), 0, 1e-4)
 
 
-def test_fewer_common_words_than_dimensions_stay_finite():
-  _, parts, _ = _parts(100, (8, 8), 8, 0.0, 0.0)
-  has = np.zeros((100, 2))
-  has[:52, 0] = has[48:, 1] = 1
-  y, _, moved, _ = _merged(_masked(parts, has > 0), has, 8, 'zero', 20)
-  assert np.isfinite(y).all()
-  # What nothing is said about stays where it is, instead of jumping about.
-  assert moved[-1] < 1e-3
-  for m, own in zip(parts, (np.s_[:48], np.s_[52:]), strict=True):
-    np.testing.assert_allclose(y[own] @ y[own].T, m[own] @ m[own].T, 0, 1e-4)
-
-
 def _corrected(parts, weights, dim):
   """Y, the rotations, and the matrix that restores lengths."""
   job = _side_by_side(parts, weights)

@@ -1,12 +1,10 @@
 """Merges of parts in memory: votes, lost words, lengths, warnings."""
 
-import collections
-
 import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb.merging import align, merge
+from jaxemb.merging import merge
 from jaxemb.merging import multivectors as senses
 from jaxemb.merging import parts as parts_lib
 from tests import oracle
@@ -56,18 +54,6 @@ def _error(merged, truth):
   """Largest error of the cosines of merged vectors."""
   found, wanted = merged.vectors, truth[_ids(merged.words)]
   return np.abs(oracle.cosines(found) - oracle.cosines(wanted)).max()
-
-
-def test_alir_covers_the_words_of_any_part():
-  truth = _truth()
-  parts = _parts(3, truth, 0.5)
-  merged, counts = _merge(parts), collections.Counter()
-  for part in parts:
-    counts.update(dict(zip(part.words, part.counts.tolist(), strict=True)))
-  assert counts == dict(zip(merged.words, merged.counts, strict=True))
-  assert (np.diff(merged.counts) <= 0).all() and len(counts) < 300
-  assert _error(merged, truth) < 1e-5
-  assert merged.report['lost']['words'] == 0 and not merged.report['warnings']
 
 
 @pytest.mark.parametrize('weights', ['counts', 'equal'])
@@ -210,16 +196,6 @@ def test_directions_that_common_words_lack():
     assert np.abs(oracle.cosines(mine) - oracle.cosines(rows)).max() < 1e-5
 
 
-def test_rotations_are_fitted_on_some_words():
-  has = np.ones((3, 1000), bool)
-  has[2, :900] = has[1, :50] = False
-  chosen = align.fit_words(has, 200, (8, 8, 4))
-  assert (has[:, chosen].sum(0) > 1).all()
-  # Evenly, and twenty words for each dimension of the last part.
-  assert np.all(np.diff(chosen) <= 5) and len(chosen) <= 200 + 80
-  assert has[2, chosen].sum() == 80
-
-
 def test_parts_of_different_dimensions():
   truth = _truth(300, 6)
   wide = np.pad(truth, ((0, 0), (0, 4)))
@@ -246,16 +222,6 @@ def test_outliers_are_named():
   assert not _warnings(parts, normalize=True)
 
 
-def test_few_common_words_are_warned_of():
-  truth = _truth(100)
-  shifted = _part('b', truth, 1, rename=lambda w: f'w{w + 45}')
-  parts = [_part('a', truth[:50], 0), shifted]
-  line, *_ = _warnings(parts)
-  assert 'share 5 words at most' in line and 'a | b' in line
-  line, _ = _warnings(parts, method='pca')
-  assert 'only 5 words are in all parts' in line
-
-
 _INFINITE = _rows(np.where(np.arange(50) == 7, np.inf, 1)[:, None])
 
 
@@ -263,12 +229,10 @@ _INFINITE = _rows(np.where(np.arange(50) == 7, np.inf, 1)[:, None])
   ('changes', 'message'),
   [
     ({'vectors': _rows(np.zeros((50, _DIM)))}, 'is empty: all its 50 vectors'),
-    ({'vectors': _rows(np.full((50, _DIM), 1e30))}, '50 of 50 rows of vectors'),
     (
       {'trainable': {'context_vectors': _INFINITE}},
       "1 of 50 rows of context_vectors are not finite.*'w7'",
     ),
-    ({'counts': np.zeros(50)}, 'all its counts are 0'),
   ],
 )
 def test_bad_parts_are_named(changes, message):

@@ -12,7 +12,6 @@ from jaxemb.evaluation import multivectors
 from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import multivectors as senses
 from jaxemb.merging import parts as parts_lib
-from jaxemb.storage import word2vec_format
 from tests import oracle, runs
 
 _DIM, _WORDS, _AMBIGUOUS, _SENSES = 8, 400, 60, 4
@@ -112,12 +111,6 @@ def _part(name, made, seen=None):
   return parts_lib.Part(name, made.names(), made.vectors, counts, senses=made)
 
 
-def _single(truth):
-  """A part with one vector for each word."""
-  rows = truth.mean_vectors()
-  return parts_lib.Part('words', truth.words, rows, truth.counts)
-
-
 def _merge(tables, folder=None, **settings):
   parts = [
     x if isinstance(x, parts_lib.Part) else _part(f'p{i}', x)
@@ -213,31 +206,6 @@ def test_a_sense_is_the_mean_of_its_parts_by_their_votes():
     np.testing.assert_allclose(found, priors[rows][at], 1e-5)
 
 
-def test_parts_with_fewer_senses_of_a_word():
-  truth, priors = _truth(), _truth().priors
-  rows, other = truth.rows(2), truth.rows(5)
-  left = np.arange(len(priors)) != rows.start
-  priors[rows.start] = 0
-  priors[rows] /= priors[rows].sum()
-  starts = truth.starts - (truth.starts > rows.start)
-  fewer = dataclasses.replace(
-    truth, vectors=truth.vectors[left], priors=priors[left], starts=starts
-  )
-  # A part with one vector per word does not tell how frequent senses are.
-  for more in ([], [_single(truth)]):
-    merged = _merge([truth, fewer, *more])
-    found, warnings = merged.senses, str(merged.report['warnings'])
-    assert f'{_AMBIGUOUS if more else 1} words have fewer senses' in warnings
-    assert found.names() == truth.names()
-    expected = (truth.priors[rows] + priors[rows]) / 2
-    np.testing.assert_allclose(found.priors[rows], expected, 1e-5)
-    np.testing.assert_allclose(found.priors[other], truth.priors[other], 1e-5)
-    if not more:
-      _check_angles(found.vectors, truth.vectors)
-  assert found.outputs is None
-  assert 'outputs are left out: words has' in warnings
-
-
 @pytest.mark.parametrize(('method', 'dim'), [('concat', 24), ('pca', 8)])
 def test_concat_and_pca_match_senses_too(method, dim):
   truth = _truth()
@@ -247,16 +215,9 @@ def test_concat_and_pca_match_senses_too(method, dim):
   assert set(merged.senses.words) == common
   assert merged.vectors.shape[1] == dim and merged.senses.outputs is None
   _check_cosines(merged.senses, truth)
-  # Priors of senses that are kept sum to one.
-  merged = _merge([truth, _single(truth)], method=method)
-  assert merged.words == truth.words and np.all(merged.senses.priors == 1)
-  lost = (_SENSES - 1) * _AMBIGUOUS
-  assert merged.report['senses']['lost_senses'] == lost
-  assert f'{lost} senses' in merged.report['warnings'][-1]
 
 
-@pytest.mark.parametrize('weights', ['counts', 'equal'])
-def test_words_that_no_part_saw_stay_with_the_tree(weights):
+def test_words_that_no_part_saw_stay_with_the_tree():
   truth = _truth('hierarchical_softmax')
   copies = [_copy(truth, i + 1) for i in range(2)]
   seen = np.array([truth.counts, truth.counts // 3])
@@ -264,7 +225,7 @@ def test_words_that_no_part_saw_stay_with_the_tree(weights):
   seen[0, 5] = 0
   copies[0].vectors[copies[0].rows(5)] = 100  # noise: the part never saw it
   parts = [_part(f'p{i}', copies[i], seen[i]) for i in range(2)]
-  found = _merge(parts, weights=weights).senses
+  found = _merge(parts).senses
   assert found.words == truth.words
   np.testing.assert_array_equal(found.counts, truth.counts)
   assert found.outputs.shape == (_WORDS - 1, _DIM)
@@ -312,9 +273,3 @@ def test_the_command_writes_an_export_of_senses(tmp_path, capsys):
   assert 'cannot be disambiguated' in capsys.readouterr().err
   with pytest.raises(errors.UserError, match='cannot disambiguate'):
     embeddings.load_vectors(again).disambiguate('w70 w3 w80', 1)
-  # Words with one vector, into the same folder: no file of senses is left.
-  words = [tmp_path / f'{i}.txt' for i in range(2)]
-  for path in words:
-    word2vec_format.write(path, truth.words, truth.mean_vectors(), False)
-  assert merge.main([*map(str, words), f'--output={again}']) == 0
-  assert embeddings.load_vectors(again).sense_table is None

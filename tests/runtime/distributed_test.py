@@ -246,21 +246,6 @@ def test_addresses_where_names_mean_loopback(monkeypatch):
     assert distributed.reachable_address(name, 9) == others[0]
 
 
-def _join_and_end(port, i):
-  distributed.join(distributed.Job(f'127.0.0.1:{port}', 2, i))
-  if i:
-    distributed.leave(3)
-  distributed.WAIT_SECS = 2
-  distributed.Monitor()
-
-
-@pytest.mark.slow
-def test_who_ends_before_it_connects_is_not_waited_for_for_ever():
-  port = forked.free_port()
-  codes = _codes(_fork(_join_and_end, (port, 0), (port, 1)))
-  assert codes == [distributed.STOPPED, 3]
-
-
 def _join_alone(port):
   distributed.WAIT_SECS = 1
   distributed.join(distributed.Job(f'127.0.0.1:{port}', 2, 0))

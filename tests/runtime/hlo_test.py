@@ -103,7 +103,6 @@ def test_an_asynchronous_pair_is_one(line):
   [
     '(%p), replica_groups=@mesh<x=8>{x}',
     '(%nowhere), replica_groups={{0,1}}',
-    '(), replica_groups={{0,1}}',
   ],
 )
 def test_what_cannot_be_read_is_no_number(operands):

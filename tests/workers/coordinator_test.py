@@ -106,16 +106,6 @@ def test_every_dispatch_is_trained_once_whoever_ends(pace):
   assert repeats
 
 
-def test_parts_are_read_abreast():
-  rng = np.random.default_rng(0)
-  world = _World('asp', [20] * 8, 2, rng)
-  world.join(*range(2))
-  for _ in range(150):
-    world.turn(int(rng.integers(2)))
-    far = [x.done for x in world.actor.parts]
-    assert max(far) - min(far) <= 20
-
-
 @pytest.mark.parametrize('pace', ['asp', 'ssp', 'bsp'])
 def test_a_run_goes_on_from_a_pause(pace):
   rng = np.random.default_rng(0)
@@ -220,31 +210,6 @@ def test_lockstep_reads_what_all_have_pushed_and_no_more():
   seen = {}
   for _, dispatch, i, found in log:
     assert seen.setdefault((dispatch, i), found) == found
-
-
-def test_lockstep_ends_a_dispatch_beside_workers_that_pause():
-  actor = lockstep.Coordinator(2, 2)
-
-  async def calls():
-    for worker in range(2):
-      actor.join(worker)
-      made = actor.lease(worker, 1, None, None).part, 1, 10, 5
-      actor.lease(worker, 1, made, None)
-    first = (actor.begin(i, 1, (0, 0), 3, 1.0) for i in range(2))
-    assert await asyncio.gather(*first) == [(3, 2.0)] * 2
-    actor.has_read(0, 1)
-    actor.has_read(1, 1)
-    assert not actor.pause()
-    pausing = asyncio.ensure_future(actor.paused(0, 1))  # had one round
-    await asyncio.sleep(0)
-    await actor.end(1, 1)
-    assert await actor.begin(1, 1, (0, 1), 3, 1.0) == (3, 1.0)
-    actor.has_read(1, 1)
-    await actor.end(1, 1)
-    actor.go_on(0.5, False)
-    assert await pausing == 0.5
-
-  asyncio.run(asyncio.wait_for(calls(), 60))
 
 
 def test_a_process_that_was_replaced_is_told():

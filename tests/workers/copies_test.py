@@ -204,20 +204,6 @@ def test_rows_read_while_a_stretch_runs_lose_nothing(bound):
   np.testing.assert_array_equal(_state(servers)[0][:, :ADDED], sums)
 
 
-def test_rows_travel_only_where_they_are_old():
-  servers = local_cluster.Cluster()
-  one, two = (_Worker(servers, i, 'lru', 1, lambda *x: None) for i in range(2))
-  ids, once = np.arange(4, dtype=np.int32), np.ones(4, np.int64)
-  lines = two.place(ids)
-  for updates, num_read in ((1, 0), (1, 4), (1, 0), (2, 4)):
-    lines = one.place(ids)
-    one.train(lines, ids, updates * once, np.ones((4, ADDED)))
-    one.push(one.copies.all())
-    lines = two.cache.cache_row_of[ids]
-    newer = two.commit(lines, ids, two.read(lines, ids))
-    assert len(newer.at) == num_read
-
-
 def test_a_shard_that_came_back_is_read_anew_and_loses_updates(tmp_path):
   servers = local_cluster.Cluster()
   worker = _Worker(servers, 0, 'lru', 0, lambda *x: None, 1)

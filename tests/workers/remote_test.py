@@ -189,21 +189,6 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     remote.Cluster()
 
 
-def test_a_cluster_that_is_not_there_is_one_line(
-  cluster, monkeypatch, tmp_path
-):
-  import ray
-
-  monkeypatch.setattr(ray, 'is_initialized', lambda: False)
-
-  def refuse(*unused, **others):
-    raise ConnectionError('nobody\nis there')
-
-  monkeypatch.setattr(ray, 'init', refuse)
-  with pytest.raises(errors.UserError, match='Ray at here:1: nobody is there'):
-    _table(remote.Cluster(address='here:1'), tmp_path, 'x')
-
-
 def test_who_is_stopped_while_ray_starts_may_be_started_again(
   cluster, monkeypatch, tmp_path
 ):
