@@ -110,11 +110,10 @@ def test_scores_of_pairs_in_contexts(tmp_path):
   assert scores['scws single']['oov'] == 1
 
 
-@pytest.mark.parametrize('has_means', [False, True])
-def test_what_is_written_is_read(tmp_path, has_means):
+def test_what_is_written_is_read(tmp_path):
   # White space of words is found again.
   words = ['the', 'bank', 'x y', 'a_bank', 'boat', 'a bank']
-  found = dataclasses.replace(_senses(contexts=has_means), words=words)
+  found = dataclasses.replace(_senses(contexts=True), words=words)
   runs.write_senses(tmp_path, found)
   loaded = embeddings.load_vectors(tmp_path)
   assert loaded.index_to_key[:3] == ['the', 'bank#0', 'bank#1']
@@ -125,16 +124,10 @@ def test_what_is_written_is_read(tmp_path, has_means):
     np.testing.assert_array_equal(first, second)
 
 
-# A file, what is replaced in it (None = all) by what (None = the file is
-# removed), and the message.
+# A file, what is replaced in it (None = all) by what, and the message.
 DAMAGE = [
   ('priors.txt', 'money 0 1\n', '', 'has 6 lines, vocab.txt 7'),
-  ('priors.txt', 'the 0 1', 'the 1 1', "line 1, 'the' 1, is out of"),
-  ('priors.txt', 'bank 1 0.75', 'bank 1 nan', "priors of 'bank' must"),
   ('priors.txt', 'river 0', 'sea 0', "row 4 is 'sea', 'river' in vocab"),
-  ('priors.txt', None, None, 'priors.txt: No such file'),
-  ('senses.json', None, '1', 'senses.json: has no loss'),
-  ('senses.json', None, '{', 'senses.json: Expecting'),
   ('senses.json', '"half_weight"', '"half"', 'has no half_weight'),
   ('means.npy', None, (7, 3), r'means.npy: has shape \(7, 3\)'),
   ('outputs.npy', None, 'cut', 'outputs.npy: '),
@@ -147,8 +140,6 @@ def test_damage_is_named(tmp_path, name, old, new, told):
   path = tmp_path / name
   if isinstance(new, tuple):
     np.save(path, np.zeros(new, np.float32))
-  elif new is None:
-    path.unlink()
   elif old is None:
     path.write_text(new)
   else:

@@ -27,7 +27,7 @@ def _slow(users, items, biases, train, held, unknown, k):
   return np.mean(recall), np.mean(ndcg), found
 
 
-@pytest.mark.parametrize('block', [1, 100, 1 << 24])
+@pytest.mark.parametrize('block', [1, 100])
 def test_scores_are_those_of_a_loop(block, monkeypatch):
   monkeypatch.setattr(ranking, '_BLOCK_SCORES', block)
   rng = np.random.default_rng(0)
@@ -67,7 +67,6 @@ def test_fewer_items_than_are_recommended():
   args = np.ones((1, 1)), np.ones((3, 1)), ranking.Sets.of([[0]]), held
   found = ranking.evaluate(*args, 20)
   assert (found['score'], found['ndcg'], found['k']) == (1, 1, 3)
-  assert 'Recall@3 1.0000' in ranking.describe(found)
 
 
 def test_sets_know_their_owners_and_means():

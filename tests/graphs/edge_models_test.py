@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import errors
 from jaxemb.data import examples
 from jaxemb.graphs import edge_models as edges
 from jaxemb.models import base as models
-from jaxemb.ops import operators, sampling
+from jaxemb.ops import sampling
 from tests import marking
 
 # Few nodes: most draws are some edge's true end.
@@ -23,7 +22,6 @@ LOSSES = {
   'margin': edges.margin,
   'logistic': edges.logistic,
 }
-OPERATORS = 'none', 'translation', 'diagonal', 'complex'
 
 
 def _corpus(partitions=None):
@@ -132,15 +130,12 @@ def check_slopes(slow, arrays, slopes):
 
 @pytest.mark.parametrize(
   ('operator', 'name', 'temperature'),
-  marking.slow_after(
-    99,
-    (
-      (operator, name, (i + j) % 2 / 2)
-      for i, operator in enumerate(OPERATORS)
-      for j, name in enumerate(LOSSES)
-    ),
-    step=4,
-  ),
+  [
+    ('none', 'softmax', 0.0),
+    ('translation', 'margin', 0.5),
+    ('diagonal', 'logistic', 0.0),
+    marking.slow('complex', 'softmax', 0.5),
+  ],
 )
 def test_relations_are_those_of_a_loop(operator, name, temperature):
   model, batch = _relations(operator, name, temperature), _batch()
@@ -255,21 +250,10 @@ def test_expected_lookups_and_losses_without_training():
   assert math.isclose(loss, 2 * math.log(CHUNK + DRAWS), rel_tol=1e-6)
 
 
-def test_chunks_without_edges_look_up_nothing():
-  ids = jax.device_get(_ids(_relations('diagonal'), _batch(12, 3)))
-  assert (ids['nodes'][1:] == examples.PADDING).all()
-  assert (ids['relations'][1:] == examples.PADDING).all()
-  assert (ids['relations'][0, [3, 7]] == examples.PADDING).all()
-
-
 def test_data_without_relations_have_one():
   batch = _batch(12, 3)
   ids = _ids(_relations('diagonal'), batch._replace(ids=batch.ids[:, :2]))
+  assert (ids['nodes'][1:] == examples.PADDING).all()
   found = np.asarray(ids['relations'])
   assert (found[0, :3] == 0).all() and (found[0, 4:7] == KINDS).all()
   assert (found[1:] == examples.PADDING).all() and found[0, 3] > 2 * KINDS
-
-
-def test_numbers_that_are_not_in_pairs_are_refused():
-  with pytest.raises(errors.UserError, match=r'an even --config\.model\.dim'):
-    operators.apply('complex', jnp.ones((2, 3)), jnp.ones((2, 3)))

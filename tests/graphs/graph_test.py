@@ -37,9 +37,10 @@ def _in_a_loop(sources, targets, weights, relations, directed):
   return sums, num_loops, len(sources) - num_loops - len(pairs)
 
 
-@pytest.mark.parametrize('has_weights', [False, True])
-@pytest.mark.parametrize('has_relations', [False, True])
-@pytest.mark.parametrize('directed', [False, True])
+@pytest.mark.parametrize(
+  ('has_weights', 'has_relations', 'directed'),
+  [(False, False, False), (True, True, False), (True, True, True)],
+)
 def test_lists_are_those_of_a_loop_in_memory_and_on_disk(
   has_weights, has_relations, directed, tmp_path, monkeypatch
 ):
@@ -171,22 +172,15 @@ def test_numbers_triples_and_columns(read):
 @pytest.mark.parametrize(
   ('text', 'name', 'edges'),
   [
-    ('1 2 {}\n2 3 {}\n', 'nx.edgelist', '12 23'),
     ('1\t2\t\n2\t3\t\n', 'tabs.txt', '12 23'),
-    ('u v\nv w\nw u\n', 'letters.txt', 'uv uw vw'),
-    ('%%MatrixMarket matrix\n%\n4 4 2\n2 1\n3 1\n', 'a.mtx', '12 13'),
-    (',source,target\n0,a,b\n1,b,c\n', 'pandas.csv', 'ab bc'),
     (',who,whom\n0,a,b\n1,b,c\n', 'index.csv', 'ab bc'),
     ('\ufeff# c\n1 2\n2 3\n', 'bom.txt', '12 23'),
-    ('1 2 friend\n2 3 enemy\n', 'relations.txt', '12 23'),
   ],
 )
 def test_lists_as_others_write_them(text, name, edges, read):
   graph = read(text, name)
   both = [y for x in edges.split() for y in ((x[0], x[1]), (x[1], x[0]))]
   assert _listed(graph) == sorted(both) and graph.weights is None
-  if name == 'relations.txt':
-    assert graph.relation_names == ['friend', 'enemy']
 
 
 def test_names_of_urls_are_no_comments(read, write):
@@ -197,25 +191,16 @@ def test_names_of_urls_are_no_comments(read, write):
   assert graph.labels.classes.tolist() == [-1, 0, -1]
 
 
-def test_spaces_and_tabs_between_numbers_and_weights_of_parquet(read):
+def test_spaces_and_tabs_between_numbers(read):
   text = '% asym\n1 2\t3\t77\n2 3\t4\t78\n'
   graph = read(text, columns='source,target,weight,-', directed=True)
   assert _listed(graph) == [('1', '2', 3.0), ('2', '3', 4.0)]
-  table = pa.table({'a': ['x', 'y'], 'b': ['y', 'z'], 'count': [3, 4]})
-  graph = read(table, 'edges.parquet', directed=True)
-  assert _listed(graph) == [('x', 'y', 3.0), ('y', 'z', 4.0)]
 
 
 @pytest.mark.parametrize(
   ('text', 'settings', 'message'),
   [
     ('a b\nc\n', {}, r'edges.txt line 2: 1 of 2 fields'),
-    (
-      '0 1\n1 5\n',
-      {'num_nodes': 5},
-      r'names node 5, and config.data.num_nodes=5',
-    ),
-    ('9 8 2008-11-01\n3 4 2009-11-01\n', {}, 'look like times; give'),
     ('a;b;0,5\nb;c;0,7\n', {'name': 'a.csv'}, 'such as 0,7; write points'),
     ('5 6\n1 2\n2 3\n3 1\n4 5\n1 5\n2 4\n', {}, 'begins with 5 6, which'),
     ('% sym unweighted\n1 2\n', {'directed': True}, 'lead both ways'),
@@ -224,8 +209,6 @@ def test_spaces_and_tabs_between_numbers_and_weights_of_parquet(read):
       {'directed': True},
       'lead both ways',
     ),
-    ('1 2 3\n2 1\n4 1 2 3 5\n5 4 6 7\n', {}, r'2 to 5 fields; if it is'),
-    ('1 nan\n', {'features': 'edges.txt'}, r'features of 1 are not all finite'),
     (
       pa.table({'source': [['x']], 'target': [['y']]}),
       {'name': 'edges.parquet'},
@@ -368,10 +351,7 @@ def test_labels_of_matrices(tmp_path, read):
     assert graph.labels.classes.tolist() == numbers
     assert graph.labels.names == names
   every = np.arange(4)
-  for given in (
-    {'labels': GROUP},
-    _parts(sparse.csr_matrix(GROUP), 'labels'),
-  ):
+  for given in ({'labels': GROUP}, _parts(sparse.csr_matrix(GROUP), 'labels')):
     np.savez(tmp_path / 'a.npz', **_parts(MATRIX), **given)
     found = read(None, 'a.npz').labels.matrix(every)
     np.testing.assert_array_equal(found.toarray(), GROUP > 0)
@@ -425,14 +405,6 @@ def test_matrices_with_splits(tmp_path, read):
     read(None, 'c.npz')
 
 
-def test_what_is_for_lists_alone_is_refused(tmp_path, read):
-  sparse.save_npz(tmp_path / 'a.npz', MATRIX)
-  for settings in ({'columns': 'source,target'}, {'num_nodes': 9}):
-    for given in ({}, {'path': 'toygraph:200'}):
-      with pytest.raises(errors.UserError, match='is for lists of edges'):
-        read(None, 'a.npz', **settings, **given)
-
-
 def test_names_that_are_given_twice(tmp_path, read):
   np.savez(
     tmp_path / 'a.npz', **_parts(MATRIX), node_names=['a', '', 'a', 'a#2']
@@ -443,47 +415,30 @@ def test_names_that_are_given_twice(tmp_path, read):
 @pytest.mark.parametrize(
   ('name', 'given', 'message'),
   [
-    (
-      'a.mat',
-      b'MATLAB 7.3 MAT-file'.ljust(124) + b'\0\2IM' + bytes(400),
-      'it is of Matlab 7.3; give',
-    ),
     ('a.mat', {'network': MATRIX, 'group': GROUP[:3]}, 'labels of 3 nodes'),
     ('a.mat', {'network': MATRIX * -1.5}, r'has the weight -1\.5'),
-    ('a.mat', {'network': MATRIX * 1j}, 'weights of complex128'),
-    ('a.mat', {'Problem': {'A': MATRIX}}, 'no square matrix'),
-    ('a.npz', {'adj_data': [1.0]}, "cannot read .*'adj_indices'"),
     ('a.npz', {**_parts(MATRIX), 'adj_shape': (2, 2)}, 'cannot read'),
-    ('a.npz', {'edges': [[0, 1]], 'y': 3}, 'cannot read'),
-    ('a.npz', {'edges': np.zeros((0, 2), int)}, 'without edges'),
     ('a.npz', {**_parts(MATRIX), 'node_names': ['x']}, 'names of 1 nodes'),
     ('a.npz', {**_parts(MATRIX), 'idx_train': [4]}, 'nodes for train that'),
   ],
 )
 def test_bad_matrices_are_one_line(name, given, message, tmp_path, read):
-  if isinstance(given, bytes):
-    (tmp_path / name).write_bytes(given)
-  else:
-    write = io.savemat if name == 'a.mat' else lambda x, y: np.savez(x, **y)
-    write(tmp_path / name, given)
+  write = io.savemat if name == 'a.mat' else lambda x, y: np.savez(x, **y)
+  write(tmp_path / name, given)
   with pytest.raises(errors.UserError, match=message) as caught:
     read(None, name)
   assert '\n' not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-  ('name', 'text', 'message'),
-  [
-    ('node-feat', '1,2\n', 'lines of 1 nodes, and the graph has 3'),
-    ('node-label', 'a\nb\nc\n', 'cannot read .*could not convert'),
-  ],
-)
-def test_bad_folders_of_ogb_are_one_line(name, text, message, read, write):
-  good = {'edge': '0,1\n1,2\n', 'num-node-list': '3\n'}
-  write({f'raw/{k}.csv.gz': x for k, x in {**good, name: text}.items()}, 'ogb')
-  with pytest.raises(errors.UserError, match=message) as caught:
+def test_a_folder_of_ogb_whose_files_do_not_fit(read, write):
+  files_of = {
+    'edge': '0,1\n1,2\n',
+    'num-node-list': '3\n',
+    'node-feat': '1,2\n',
+  }
+  write({f'raw/{k}.csv.gz': x for k, x in files_of.items()}, 'ogb')
+  with pytest.raises(errors.UserError, match='lines of 1 nodes, and the graph'):
     read(None, 'ogb')
-  assert '\n' not in str(caught.value)
 
 
 class _Graph:

@@ -20,7 +20,7 @@ from jaxemb.graphs import node_results as nodes
 from jaxemb.models import base
 from jaxemb.run import lifecycle as train
 from jaxemb.storage import export
-from tests import marking, runs
+from tests import runs
 from tests.graphs import graphsage_test as models_test
 
 SMOKE = {
@@ -70,11 +70,7 @@ def test_a_run_is_evaluated_and_exported(trained):
   assert sum(x.split('.')[0] == node.split('.')[0] for x in near) >= 4
   arrays = np.load(trained / 'export' / 'network.npz')
   assert arrays['nodes'].shape == (600, 8) and 'layer_0/own/bias' in arrays
-  page = (trained / 'report.html').read_text()
-  assert 'Classes of nodes' in page and 'community 1' in page
-  assert 'vectors, 600 × 8' in page and 'Examples per second' in page
-  body = page.partition('<body>')[2]
-  assert 'words' not in body.partition('id="neighbours"')[0]
+  assert 'community 1' in (trained / 'report.html').read_text()
 
 
 def _shuffled(tmp_path):
@@ -94,13 +90,9 @@ def _shuffled(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('targets', ['classes', marking.slow('walks')])
-def test_nodes_of_another_graph(tmp_path, targets, capsys):
+def test_nodes_of_another_graph(tmp_path, capsys):
   given = {'model.inputs': 'features', 'train.epochs': 2}
-  if targets == 'walks':
-    given |= {'data.valid': '', 'data.test': ''}
-  name = 'graphsage:walks' if targets == 'walks' else 'graphsage'
-  assert _run(tmp_path / 'run', name, **given, **{'data.normalize': True}) == 0
+  assert _run(tmp_path / 'run', **given, **{'data.normalize': True}) == 0
   _shuffled(tmp_path)
   command = [f'--model={tmp_path / "run"}', f'--data={tmp_path / "edges.tsv"}']
   features = f'--features={tmp_path / "features.txt"}'
@@ -112,16 +104,11 @@ def test_nodes_of_another_graph(tmp_path, targets, capsys):
   assert {*table['node']} == {*expected.index_to_key}
   vectors = np.stack([expected[x] for x in table['node']])
   np.testing.assert_allclose(table['vector'], vectors, 1e-4, 1e-5)
-  if targets == 'classes':
-    with (tmp_path / 'run/export/classes.tsv').open() as file:
-      rows = {x['node']: x for x in csv.DictReader(file, delimiter='\t')}
-    assert table['class'] == [rows[x]['class'] for x in table['node']]
-    chances = [float(rows[x]['probability']) for x in table['node']]
-    np.testing.assert_allclose(table['probability'], chances, 0, 2e-4)
-    output = tmp_path / 'found.csv'
-    assert predict.main([*command[:2], f'--output={output}', features]) == 0
-    with output.open() as file:
-      assert [x['class'] for x in csv.DictReader(file)] == table['class']
+  with (tmp_path / 'run/export/classes.tsv').open() as file:
+    rows = {x['node']: x for x in csv.DictReader(file, delimiter='\t')}
+  assert table['class'] == [rows[x]['class'] for x in table['node']]
+  chances = [float(rows[x]['probability']) for x in table['node']]
+  np.testing.assert_allclose(table['probability'], chances, 0, 2e-4)
   assert predict.main(command) == 2  # without features
   assert 'no features of a node' in capsys.readouterr().err
   lines = (tmp_path / 'edges.tsv').read_text().replace('\n', '\t1\t2\n')
@@ -138,17 +125,14 @@ def test_rows_of_nodes_are_not_those_of_others(trained, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('aggregator', ['mean', 'max'])
-def test_all_neighbors_are_used_of_all_nodes(aggregator):
+def test_all_neighbors_are_used_of_all_nodes():
   rng = np.random.default_rng(0)
   num = models_test.NUM_NODES
   degrees = rng.integers(0, 4, num)
   offsets = np.concatenate([[0], np.cumsum(degrees)])
   others = rng.integers(0, num, offsets[-1]).astype(np.int32)
   # Fanouts that have room for all.
-  spec = dataclasses.replace(
-    models_test.SPEC, aggregator=aggregator, fanouts=(4, 4)
-  )
+  spec = dataclasses.replace(models_test.SPEC, aggregator='max', fanouts=(4, 4))
   features = rng.normal(size=(num, spec.num_features)).astype(np.float32)
   rows = rng.normal(size=(num, spec.dim)).astype(np.float32)
   counts = np.ones(num)

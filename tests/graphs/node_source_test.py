@@ -157,10 +157,8 @@ def test_nodes_of_own_splits_without_a_label_are_counted():
     _source(graph._replace(splits={'test': np.arange(40)}))
 
 
-def test_a_graph_without_labels_needs_walks():
+def test_walks_of_a_graph_without_labels():
   graph = graph_lib.from_edges(np.arange(9), np.arange(1, 10), 11)
-  with pytest.raises(errors.UserError, match='has no labels'):
-    _source(graph)
   source = _source(graph, targets='walks')
   assert source.dropped['nodes_without_neighbors'] == 1
   assert len(next(source.items(None, 0)).batch.numbers.shape) == 3

@@ -191,20 +191,10 @@ def test_labels_of_nodes(name, text, column, labels, read, write):
   assert _labels(found) == [sorted(x) for x in labels]
 
 
-@pytest.mark.parametrize(
-  ('name', 'column', 'message'),
-  [
-    ('a.csv', '', 'say which one'),
-    ('two.csv', 'none', 'say which one'),
-    ('x.json', 'label', 'labels in columns'),
-    ('', 'label', 'labels in columns'),
-    ('.', '', 'give one'),
-  ],
-)
-def test_labels_of_no_column(name, column, message, read, write):
-  write({'a.csv': _TABLE, 'two.csv': 'id,target\n7,1\n', 'x.json': '{"7": 1}'})
-  with pytest.raises(errors.UserError, match=message):
-    read('7,10\n', 'edges.csv', labels=name, label_column=column)
+def test_labels_of_no_column(read, write):
+  write({'a.csv': _TABLE})
+  with pytest.raises(errors.UserError, match='say which one'):
+    read('7,10\n', 'edges.csv', labels='a.csv')
 
 
 @pytest.mark.parametrize(
@@ -233,12 +223,6 @@ def test_several_graphs_in_a_folder_are_not_one(tmp_path, read, write):
   for path in tmp_path.glob('*brazil*'):
     path.unlink()
   assert read(None, '.').labels.classes.tolist() == [0, 1, 1]
-
-
-def test_one_of_several_folders_is_asked_for(read, write):
-  write({'README.txt': 'x\n', 'DE/e.csv': '1,2\n', 'PT/e.csv': '1,2\n'})
-  with pytest.raises(errors.UserError, match='DE/, PT/; give one'):
-    read(None, '.')
 
 
 def test_lists_of_names_are_no_edges(read, write, caplog):
@@ -279,18 +263,8 @@ def test_wiki_cs_is_read(tmp_path, read, write):
   }
   (tmp_path / 'a' / 'metadata.json').unlink()
   assert read(None, 'a').num_edges == len(EDGES)
-  for text in '{}', '[1]', '{"links": [[9]], "labels": [1]}', '{"links": 3':
-    with pytest.raises(errors.UserError, match='cannot read .*x.json'):
-      read(text, 'x.json')
-
-
-def test_whose_rows_of_an_array_are_is_told(tmp_path, read, caplog):
-  np.save(tmp_path / 'y.npy', np.arange(3))
-  for text in '0,1\n1,2\n', 'z,y\ny,x\n':
-    assert 'rows are' not in caplog.text
-    with caplog.at_level('INFO', 'jaxemb'):
-      found = read(text, labels='y.npy')
-  assert f'of the nodes {", ".join(found.keys())}, ..' in caplog.text
+  with pytest.raises(errors.UserError, match='cannot read .*x.json'):
+    read('{"links": [[9]], "labels": [1]}', 'x.json')
 
 
 def test_square_features_are_no_graph(tmp_path, read):
@@ -322,12 +296,8 @@ def test_features_in_json_are_places_or_numbers(text, rows, read, write):
   ('features', 'message'),
   [
     ('{"7": 3}', 'not iterable'),
-    ('{"7": [[3]]}', 'unhashable'),
     ('{"7": [1, -2]}', 'below 0'),
     ('{"7": [1.5], "10": [1, 2]}', 'have 1 to 2 features'),
-    ('{"7": ["a"]}', 'invalid literal'),
-    ('[1]', 'no object of nodes'),
-    ('{', 'cannot read'),
   ],
 )
 def test_bad_features_are_one_line(features, message, read, write):
@@ -340,12 +310,3 @@ def test_features_of_words_are_one_line(read, write):
   write({'a.cites': 'a b\n', 'a.content': 'a x y L\nb 1 0 M\n'}, 'data')
   with pytest.raises(errors.UserError, match='or `node numbers label`'):
     read(None, 'data')
-
-
-def test_labels_beside_a_file_are_told(read, write, caplog):
-  write(SNAP)
-  with caplog.at_level('INFO', 'jaxemb'):
-    found = read(None, 'email.txt.gz')
-  assert found.labels is None
-  assert '--config.data.labels' in caplog.text
-  assert 'email-department-labels.txt.gz' in caplog.text

@@ -27,10 +27,15 @@ def _matrix(graph):
   return found
 
 
-@pytest.mark.parametrize('has_weights', [False, True])
-@pytest.mark.parametrize('directed', [False, True])
 @pytest.mark.parametrize(
-  ('p', 'q'), [(0.25, 4), *marking.slow_after(0, [(1, 1), (4, 0.5), (8, 8)])]
+  ('has_weights', 'directed', 'p', 'q'),
+  [
+    (False, False, 0.25, 4),
+    (True, True, 0.25, 4),
+    marking.slow(True, False, 1, 1),
+    marking.slow(False, True, 4, 0.5),
+    marking.slow(True, False, 8, 8),
+  ],
 )
 def test_transitions_have_their_chances(has_weights, directed, p, q):
   graph = _graph(has_weights, directed)

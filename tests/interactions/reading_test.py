@@ -116,12 +116,7 @@ LAYOUTS = {
     'rating:Book-Rating>=4',
   ),
   'Epinions': (_lines('{u} {i} {r}'), 'user,item,rating>=4'),
-  'triples with names': (_lines('{a} {b} {r}'), 'user,item,rating>=4'),
   'spaces behind commas': (_lines('{u}, {i}, {r}'), 'user,item,rating>=4'),
-  'Anime': (
-    _lines('{u},{i},{r}', 'user_id,anime_id,rating\n'),
-    'rating:rating>=4',
-  ),
   'LastFM (hetrec)': (
     _lines('{u}\t{i}\t{c}', 'userID\tartistID\tweight\n'),
     '',
@@ -143,29 +138,15 @@ LAYOUTS = {
     ),
     '',
   ),
-  'pandas with an index': (
-    _lines('{t},{u},{i}', ',user,item\n'),
-    '',
-  ),
+  'pandas with an index': (_lines('{t},{u},{i}', ',user,item\n'), ''),
   'KONECT': (_lines('{u} {i}', '% bip unweighted\n% 9 30 40\n'), ''),
-  'times': (_lines('{a} {b} {t}'), ''),
   'pairs': (_lines('{a} {b}'), ''),
-  'pairs with commas': (_lines('{a},{b}'), ''),
   'LightGCN': (
     ''.join(' '.join(map(str, [u, *x])) + '\n' for u, x in _BY_USER),
     '',
   ),
-  'lists with commas': (
-    ''.join(','.join(map(str, [u, *x])) + '\n' for u, x in _BY_USER),
-    '',
-  ),
   'lists behind a tab': (
     ''.join(f'u{u}\t{",".join(map(str, x))}\n' for u, x in _BY_USER),
-    '',
-  ),
-  'lists with a header': (
-    'user items\n'
-    + ''.join(f'{u} {" ".join(map(str, x))}\n' for u, x in _BY_USER),
     '',
   ),
   'RecBole sessions': (
@@ -209,14 +190,12 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize('how', WRITTEN)
-@pytest.mark.parametrize('name', LAYOUTS)
+@pytest.mark.parametrize('name', ['MovieLens 25M', 'LightGCN'])
 def test_how_a_file_is_written_does_not_matter(name, how, tmp_path):
   text, setting = LAYOUTS[name]
   file, written = WRITTEN[how]
   path = tmp_path / file
   path.write_bytes(written(text.encode()))
-  if how == 'byte order mark' and text.startswith('%'):
-    return  # of a comment, which nobody writes so
   found = reading.read(str(path), setting)
   assert _pairs(found) == (_LIKED if setting else _ALL)
 
@@ -241,58 +220,37 @@ def test_a_layout_that_lost_its_header_or_order_is_right_or_refused(
 @pytest.mark.parametrize(
   'text, message',
   [
-    (_lines('{u} {i} 1'), 'one value such as 1 in column 3'),
-    (_lines('{a} {b} 0.{r}5'), 'decimals such as 0.* in column 3'),
-    (
-      _lines('{a} {b} {c}'),
-      "numbers such as .* in column 3.*'user,item,count'",
+    pytest.param(
+      _lines('{a} {b} {c}'), "numbers such as .* in column 3.*'user,item,count'"
     ),
     (_lines('{a}\tThe Item {i}'), 'columns=user,item if .* or user,items'),
-    (_lines('{a} {t}'), 'times such as'),
     (_lines('{a}\t{t}\t3.25\t4.5\t{i}'), "'user,time,-,-,item'"),
-    (_lines('{a} {b} cat{r}'), 'few values such as cat'),
-    (_lines('{a}'), 'one cell in each'),
-    (
+    pytest.param(
       ''.join(f'{len(x)} {" ".join(map(str, x))}\n' for _, x in _BY_USER),
       'the number of their items',
     ),
-    (
+    pytest.param(
       ''.join(
         ' '.join([f'u{u}', 'all', *(f'i{y}' for y in x)]) + '\n'
         for u, x in _BY_USER
       ),
       "every user has the item 'all'",
     ),
-    (
+    pytest.param(
       ''.join(
         f'{u} ' + ' '.join(f'{100 + y} {1 + y % 5}' for y in x) + '\n'
         for u, x in _BY_USER
       ),
       'ratings such as .* behind items',
     ),
-    (
-      ''.join(
-        f'{u} ' + ' '.join(f'{y}:{1 + y % 5}' for y in x) + '\n'
-        for u, x in _BY_USER
-      ),
-      'items with ratings such as',
-    ),
     (_lines('{r}:\n{u},{r},2005-09-06'), 'times such as 2005-09-06'),
     (_lines('{u},{i}', 'a,b\n'), 'known as user or item; give .*user:COLUMN'),
-    (_lines('{u},{i},{i}', 'user,item,movie\n'), 'may be the item'),
-    (
+    pytest.param(
       ''.join(f'{u} {i} {(3 * i + u) % 40}\n' for u, i in _PAIRS),
       'the same user again and again',
     ),
-    (_lines('{u},{i},{r}', 'user,item,x\n'), 'ratings in the column x; .*-:x'),
-    (
-      ''.join(f'u{u}: {", ".join(map(str, x))}\n' for u, x in _BY_USER),
-      'write the same sign between all names',
-    ),
     (_lines('{r} {a} {b}'), "ratings .* in column 1.*'rating>=4,user,item'"),
     (_lines('{u},{i},1/{r}/2014', 'user,item,date\n'), 'columns=time:-'),
-    (_lines('{u},{i},much', 'user,item,plays\n'), 'columns=count:-'),
-    (_lines('{u},7', 'user,item\n'), "every user has the item '7'"),
   ],
 )
 def test_what_is_no_item_is_refused_as_what_it_is(text, message, tmp_path):
@@ -333,16 +291,6 @@ def test_items_are_in_the_order_of_time(times, tmp_path):
   assert _read(tmp_path, text).items_of == {'u': ['y', 'z', 'x']}
 
 
-def test_what_was_read_is_shown(tmp_path):
-  text, _ = LAYOUTS['MovieLens 25M']
-  (shown,) = _read(tmp_path, text, 'rating:rating>=4').inputs
-  assert shown.columns == {
-    'user': 'userId', 'item': 'movieId', 'rating': 'rating >= 4',
-    'time': 'timestamp',
-  }  # fmt: skip
-  assert shown.first['user'] == '0' and 'commas' in shown.form
-
-
 @pytest.mark.parametrize('name', FOLDERS)
 def test_published_folders_have_one_file_of_interactions(name, tmp_path):
   for x in FOLDERS[name].split():
@@ -358,24 +306,15 @@ def test_files_of_other_columns_are_refused(tmp_path):
     reading.read(str(tmp_path))
 
 
-def _table(users):
-  return pa.table({
-    'user': users,
-    'item': pa.array(['x', 'y', 'z']),
-    'more': [[1], [], [2]],
-  })  # fmt: skip
-
-
 @pytest.mark.parametrize(
-  'users',
-  [[1, 2, 2], [1.0, 2.0, 2.0], ['1', '2', '2'], ['1.0', '2.0', '2.0']],
+  'users', [[1, 2, 2], [1.0, 2.0, 2.0], ['1', '2', '2'], ['1.0', '2.0', '2.0']]
 )
 def test_a_user_has_one_name_in_all_files(users, tmp_path):
-  table = _table(users)
+  table = pa.table({'user': users, 'item': ['x', 'y', 'z']})
   parquet.write_table(table, tmp_path / 'a.parquet')
   expected = {'1': ['x'], '2': ['y', 'z']}
   assert reading.read(str(tmp_path / 'a.parquet')).items_of == expected
-  table.to_pandas()[['user', 'item']].to_csv(tmp_path / 'a.csv', index=False)
+  table.to_pandas().to_csv(tmp_path / 'a.csv', index=False)
   assert reading.read(str(tmp_path / 'a.csv')).items_of == expected
 
 
@@ -397,6 +336,7 @@ _NAME = st.text(
 )
 
 
+@hypothesis.settings(max_examples=30)
 @hypothesis.given(
   st.lists(st.tuples(_NAME, _NAME), min_size=1, max_size=30),
   st.sampled_from([',', '\t', ';', '|']),
@@ -417,6 +357,7 @@ def test_what_csv_writes_is_read(tmp_path_factory, pairs, sign):
 _WORD = _NAME.filter(lambda x: not {*',;|:'} & {*x})
 
 
+@hypothesis.settings(max_examples=30)
 @hypothesis.given(st.lists(st.lists(_WORD, min_size=2, max_size=6), min_size=1))
 def test_lists_are_read_or_refused(tmp_path_factory, lines):
   path = tmp_path_factory.mktemp('lists') / 'a.txt'

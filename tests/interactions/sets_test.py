@@ -1,7 +1,5 @@
 """Sets of items from files and shares."""
 
-import gzip
-
 import numpy as np
 import pytest
 
@@ -47,15 +45,6 @@ def test_lines_are_users_and_items(tmp_path):
     'invalid_utf8_bytes': 0,
     'unreadable_rows': 0,
   }
-
-
-def test_files_are_plain_or_compressed_and_add_up(tmp_path):
-  (tmp_path / 'a.txt').write_text('u x y\n')
-  with gzip.open(tmp_path / 'b.txt.gz', 'wt') as file:
-    file.write('u z\nv x\n')
-  paths = ', '.join(str(tmp_path / x) for x in ('a.txt', 'b.txt.gz'))
-  found = reading.read(paths).items_of
-  assert found == {'u': ['x', 'y', 'z'], 'v': ['x']}
 
 
 def test_a_folder_has_its_own_splits(tmp_path):

@@ -106,17 +106,17 @@ def test_downloads_once_and_reports_progress(server, tmp_path):
   assert not server.requests
 
 
-@pytest.mark.parametrize('busy', [429, 503])
-def test_connections_that_break_are_resumed(server, tmp_path, busy):
-  server.failures = [busy]
-  server.cuts = [1_000_001, 7, 500_000, 0, 1, 1, 1, 1]
+def test_connections_that_break_are_resumed(server, tmp_path):
+  server.failures = [429, 503]
+  server.cuts = [1_000_001, 7, 500_000, 0]
   assert _get(tmp_path).read_bytes() == server.data
-  starts = 1000001, 1000008, 1500008, 1500008, *range(1500009, 1500013)
+  starts = 1000001, 1000008, 1500008, 1500008
   assert _ranges(server) == [None, *(f'bytes={x}-' for x in starts)]
 
 
-@pytest.mark.parametrize('ignores_ranges', [False, True])
-@pytest.mark.parametrize('part_bytes', [2_000_000, 3_500_000])
+@pytest.mark.parametrize(
+  ('part_bytes', 'ignores_ranges'), [(2_000_000, True), (3_500_000, False)]
+)
 def test_a_second_start_resumes(server, tmp_path, part_bytes, ignores_ranges):
   (tmp_path / _PART).write_bytes(server.data[:part_bytes])
   server.ignores_ranges = ignores_ranges

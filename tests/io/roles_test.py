@@ -25,12 +25,9 @@ def _assigned(declared='', names=HEADER, **options):
   [
     ('', 'user item rating - -'),
     ('rating:-', 'user item - - -'),
-    ('-:rating', 'user item - - -'),
     ('tag:tag*', 'user item rating tag tag'),
-    ('tag:4-5', 'user item rating tag tag'),
     ('tag:"tag a", tag:tag b', 'user item rating tag tag'),
     ('user:movieId,item:user_id', 'item user rating - -'),
-    ('user:2,item:1', 'item user rating - -'),
     ('item,user', 'item user - - -'),
     ('user,-,item,-,rating>=2', 'user - item - rating'),
   ],
@@ -44,14 +41,10 @@ def test_a_setting_goes_before_names(declared, expected):
   [
     ('user:nobody', "names the column 'nobody', and f.csv has names: userId"),
     ('person:userId', "names 'person:userId'; give role:column"),
-    ('user,what', "names 'what'; give role:column"),
-    ('user:userId,item', "names 'item'; give role:column"),
     ('user:userId,user:movieId', 'has 2 columns for user, which takes one'),
     ('user:1,item:1', 'names column 1 twice'),
     ('user,item,-,-,-,-', 'has 6 columns, and f.csv has 5'),
     ('user:userId>=3', '>=3 is no minimum of user'),
-    ('rating:rating>=many', '>=many is no minimum of rating'),
-    ('user:7', "names the column '7'"),
   ],
 )
 def test_a_setting_that_does_not_fit_is_refused(declared, message):
@@ -107,9 +100,7 @@ def test_what_is_ambiguous_or_missing_is_refused():
     ('user item;u1 i1', True),
     ('user item;user i1', False),  # a user called user
     ('x y;1 2;3 4', True),
-    ('x y;1 2;3 z', True),
     ('u1 i1;u2 i2', False),
-    ('1 2;3 4', False),
     ('user item', True),
   ],
 )

@@ -63,7 +63,6 @@ _WRITERS = {
   ),
   'semicolons': lambda path, rows: _write_csv(path, rows, ';'),
   'tabs': lambda path, rows: _write_csv(path, rows, '\t'),
-  'pipes': lambda path, rows: _write_csv(path, rows, '|'),
   'pandas': lambda path, rows: pd.DataFrame(rows, columns=_header(rows)).to_csv(
     path, index=False
   ),
@@ -77,6 +76,7 @@ def _arrow(rows):
 
 
 @pytest.mark.parametrize('writer', _WRITERS)
+@hypothesis.settings(max_examples=30)
 @hypothesis.given(rows=_ROWS)
 def test_rows_of_text(writer, rows, tmp_path_factory):
   path = tmp_path_factory.mktemp('rows') / 'x.csv'
@@ -111,6 +111,7 @@ def _json(path, values):
   path.write_text(''.join(json.dumps({'x': x}) + '\n' for x in values))
 
 
+@hypothesis.settings(max_examples=50)
 @hypothesis.given(values=_COLUMNS)
 def test_a_value_has_one_name(values, tmp_path_factory):
   folder = tmp_path_factory.mktemp('values')

@@ -118,12 +118,9 @@ def _dump(*bodies):
 
 
 @pytest.mark.parametrize('suffix', _PACKERS)
-@pytest.mark.parametrize('num_streams', [1, 3])
-def test_every_compression_of_text_and_dumps(
-  tmp_path, monkeypatch, suffix, num_streams
-):
+def test_every_compression_of_text_and_dumps(tmp_path, monkeypatch, suffix):
   def pack(data):
-    size = -(-len(data) // num_streams)
+    size = -(-len(data) // 3)  # of each stream
     parts = (data[i : i + size] for i in range(0, len(data), size))
     return b''.join(map(_PACKERS[suffix], parts))
 
@@ -148,13 +145,11 @@ def test_every_compression_of_text_and_dumps(
 @pytest.mark.parametrize('suffix', [s for s in _PACKERS if s])
 def test_cut_or_damaged_compression(tmp_path, suffix):
   rng = random.Random(0)
-  words = [f'w{rng.randrange(10**6)}' for _ in range(50_000)]
+  words = [f'w{rng.randrange(10**6)}' for _ in range(20_000)]
   data = _PACKERS[suffix](' '.join(words).encode())
   for bad in (
     data[: len(data) // 2],
     data[:-1],
-    data + data[: len(data) // 2],
-    data[:1000] + bytes(50) + data[1050:],
     data + data[:1000] + bytes(50) + data[1050:],
   ):
     _fails(_write(tmp_path / f'bad{suffix}', bad), f'bad{suffix}', 'again')
@@ -187,15 +182,15 @@ def _lines(seed, size):
   return ''.join(parts).encode()
 
 
-@pytest.mark.parametrize('piece_bytes', [16, 64, 400, 5000, 10**6])
-@pytest.mark.parametrize('suffix, block_bytes', [
-  ('', 1 << 20), ('.gz', 7), ('.gz', 300), ('.gz', 1 << 20),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'suffix, block_bytes, piece_bytes',
+  [('', 1 << 20, 16), ('', 1 << 20, 400), ('.gz', 7, 64), ('.gz', 300, 10**6)],
+)
 def test_pieces_are_the_text(
   tmp_path, monkeypatch, suffix, block_bytes, piece_bytes
 ):
   monkeypatch.setattr(sources, 'BLOCK_BYTES', block_bytes)
-  data = _lines(0, 5000)
+  data = _lines(0, 3000)
   path = _write(tmp_path / f'a{suffix}', _PACKERS[suffix](data))
   text, pieces, report = _read(path, piece_bytes)
   assert text == data
@@ -215,7 +210,7 @@ def test_pieces_are_the_text(
   assert sources.is_divisible(source) == (not suffix)
   # A piece of plain text is read by itself.
   num_ranges = -(-len(data) // max(4, piece_bytes // 2))
-  for number in range(0, num_ranges, 1 + num_ranges // 50):
+  for number in range(0, num_ranges, 1 + num_ranges // 10):
     wanted, report = _pieces(path, piece_bytes, wanted=number.__eq__)
     assert wanted == [piece for piece in pieces if piece.number == number]
     if not suffix:
@@ -248,8 +243,9 @@ B
 """
 
 
-@pytest.mark.parametrize('block_bytes', [50, 100, 1 << 20])
-@pytest.mark.parametrize('end', ['\n', '\r\n'])
+@pytest.mark.parametrize(
+  ('block_bytes', 'end'), [(50, '\r\n'), (1 << 20, '\n')]
+)
 def test_wikiextractor_docs(tmp_path, monkeypatch, block_bytes, end):
   monkeypatch.setattr(sources, 'BLOCK_BYTES', block_bytes)
   monkeypatch.setattr(sources, '_HEAD_BYTES', 50)
@@ -269,7 +265,7 @@ def test_wikiextractor_docs(tmp_path, monkeypatch, block_bytes, end):
   assert report.pages == 2
 
 
-@pytest.mark.parametrize('block_bytes', [20, 50, 1 << 20])
+@pytest.mark.parametrize('block_bytes', [20, 1 << 20])
 def test_json_lines(tmp_path, monkeypatch, block_bytes):
   monkeypatch.setattr(sources, 'BLOCK_BYTES', block_bytes)
   monkeypatch.setattr(sources, '_HEAD_BYTES', 50)
@@ -321,10 +317,7 @@ def test_text_in_utf_8_is_guessed_even_if_it_is_cut():
     ('train.txt valid.txt test.txt', 'test.txt valid.txt'),
     ('wiki.train.tokens wiki.test.tokens x.txt', 'wiki.test.tokens'),
     ('train/pos/1.txt test/pos/2.txt', 'test/pos/2.txt'),
-    ('train-0.txt train-1.txt dev-0.txt', 'dev-0.txt'),
-    ('a/train.txt b/test.txt', ''),
     ('test.txt valid.txt', ''),
-    ('trains.txt tests.txt latest.txt', ''),
     ('train.txt contest.txt exam-test.txt', ''),
   ],
 )
