@@ -1,6 +1,5 @@
 """Lists of edges as others publish or write them: read right or refused."""
 
-import csv
 import io
 import json
 
@@ -44,21 +43,6 @@ def _lines(rows, sign='\t', header=''):
   return '\n'.join([*([header] * bool(header)), *lines, ''])
 
 
-def _csv(rows, header, sign=','):
-  file = io.StringIO()
-  writer = csv.writer(file, delimiter=sign)
-  writer.writerows([header.split(','), *rows])
-  return file.getvalue()
-
-
-def _wide(rows, header, *columns):
-  """A table with columns by place, others of constants."""
-  rows = [
-    [x if isinstance(x, str) else row[x] for x in columns] for row in rows
-  ]
-  return _csv(rows, header)
-
-
 def _nx(write, graph):
   file = io.BytesIO()
   write(graph, file)
@@ -67,274 +51,119 @@ def _nx(write, graph):
 
 KARATE = nx.karate_club_graph()
 PLAIN = nx.Graph(KARATE.edges())
+FRAME = pd.DataFrame(PEOPLE, columns=['from', 'to'])
 
-# Name, file, text, and what it is: triples, or pairs with a weight or None.
+COUNT = str(len(PAIRS))
+POINTS = [(*x, 0.25 + x[0]) for x in PAIRS]
+YEARS = [(*x, 1990 + i) for i, x in enumerate(PEOPLE)]
+TIMED = [(*x, 1_400_000_000 + i) for i, x in enumerate(WEIGHTED)]
+INDEXED = [(i, *x) for i, x in enumerate(PEOPLE)]
+SIDES = _named(PAIRS, 'left:', 'right:')
+AUTHORS = _named(PAIRS, 'author:u', 'paper:u')
+TAGS = _named(PAIRS, '#', 'u')
+PROTEINS = _named(WEIGHTED, '9606.P', '9606.P', '')
+RATED = [(f'user:{a}', f'movie:{b}', 3.5 + a % 2) for a, b in PAIRS]
+MOVIELENS = [(*x, 3.5 + x[0] % 2, 1_400_000_000 + x[0]) for x in PAIRS]
+RATINGS = 'userId,movieId,rating,timestamp'
+GROUPED = _named(NUMBERED, 'Person:', '', 'Movie:')
+URIS = [(f'<{a}>', r, f'<{b}>') for a, r, b in KG]
+CSKG = 'id node1 relation node2 node1;label node2;label relation;label source'
+CSKG_ROWS = [('e', a, r, b, 'l', 'm', 'n', 'CN') for a, r, b in KG]
+PRIME = 'relation,display_relation,x_index,x_id,x_type,x_name,x_source,' + (
+  'y_index,y_id,y_type,y_name,y_source'
+)
+PRIME_ROWS = [
+  (r, 'is', a, 9, 'gene', 'G', 'NCBI', b, 8, 'drug', 'D', 'DB')
+  for a, r, b in NUMBERED
+]
+GEPHI = 'Source,Target,Type,Id,Label,timeset,Weight'
+GEPHI_ROWS = [(a, b, 'Undirected', 3, '', '', w) for a, b, w in WEIGHTED]
+MATRIX = f'%%MatrixMarket matrix coordinate pattern general\n12 12 {COUNT}'
+RECBOLE = 'head_id:token\trelation_id:token\ttail_id:token'
+NEO4J = ':START_ID(Person),:TYPE,:END_ID(Movie)'
+JSON = [
+  json.dumps({'head': a, 'relation': r, 'tail': b}) + '\n' for a, r, b in KG
+]
+
+# Name, file, sign between cells, header, and rows: triples, or pairs with a
+# weight or without. Behind them what they are, if that is something else.
+LISTS = [
+  ('FB15k-237, PyKEEN', 'train.txt', '\t', '', KG),
+  ('WN18RR', 'train.txt', '\t', '', WORDNET),
+  ('KB2E', 'train.txt', '\t', '', _htr(KG), KG),
+  ('PyTorch-BigGraph', 'train.tsv', ' ', '', KG),
+  ('OpenKE', 'train2id.txt', ' ', COUNT, _htr(NUMBERED), NUMBERED),
+  ('OpenKE, other name', 'x.txt', '\t', COUNT, _htr(NUMBERED), NUMBERED),
+  ('RecBole', 'ml.kg', '\t', RECBOLE, KG),
+  ('OGB, pandas', 'x.csv', ',', 'head,relation,tail', NUMBERED),
+  ('CSKG', 'x.tsv', '\t', CSKG.replace(' ', '\t'), CSKG_ROWS, KG),
+  ('PrimeKG', 'kg.csv', ',', PRIME, PRIME_ROWS, NUMBERED),
+  ('Neo4j', 'x.csv', ',', NEO4J, NUMBERED, GROUPED),
+  ('Gephi', 'x.csv', ',', GEPHI, GEPHI_ROWS, WEIGHTED),
+  ('STRING', 'x.txt', ' ', 'protein1 protein2 combined_score', PROTEINS),
+  ('KONECT', 'out.x', ' ', '% asym positive', TIMED, WEIGHTED),
+  ('KONECT, bipartite', 'out.x', ' ', '% bip unweighted', PAIRS, SIDES),
+  ('Matrix Market', 'x.mtx', ' ', MATRIX, PAIRS),
+  ('LastFM friends', 'user_friends.dat', '\t', 'userID\tfriendID', PAIRS),
+  ('MovieLens', 'x.csv', ',', RATINGS, MOVIELENS, RATED),
+  ('a timed graph', 'x.csv', ',', 'source,target,year', YEARS, PEOPLE),
+  ('points', 'x.txt', ' ', '', POINTS),
+  ('hashtags', 'x.tsv', '\t', '', TAGS),
+  ('semicolons', 'x.csv', ';', 'source;target', PEOPLE),
+  ('N-Triples', 'x.nt', ' ', '', [(*x, '.') for x in URIS], URIS),
+  ('LINE', 'x.txt', ' ', '', [(*x, 1) for x in PAIRS], PAIRS),
+  ('a header behind #', 'x.tsv', '\t', '#source\ttarget\tweight', WEIGHTED),
+  ('R, write.table', 'x.tsv', '\t', 'from\tto', INDEXED, PEOPLE),
+  ('two kinds', 'x.csv', ',', 'authorName,paperName', PEOPLE, AUTHORS),
+  ('relation first', 'x.tsv', '\t', '', [(r, a, b) for a, r, b in KG], KG),
+]
+# Name, file, text, and what it is.
 READ = [
-  ('FB15k-237, PyKEEN', 'train.txt', _lines(KG), KG),
-  ('WN18RR', 'train.txt', _lines(WORDNET), WORDNET),
-  ('KB2E', 'train.txt', _lines(_htr(KG)), KG),
-  ('PyTorch-BigGraph', 'train.tsv', _lines(KG, ' '), KG),
+  *((x[0], x[1], _lines(x[4], x[2], x[3]), x[-1]) for x in LISTS),
+  ('edgelist', 'x.edgelist', _nx(nx.write_edgelist, PLAIN), PLAIN.edges()),
   (
-    'OpenKE',
-    'train2id.txt',
-    _lines(_htr(NUMBERED), ' ', str(len(PAIRS))),
-    NUMBERED,
-  ),
-  (
-    'OpenKE under another name',
-    'triples.txt',
-    _lines(_htr(NUMBERED), '\t', str(len(PAIRS))),
-    NUMBERED,
-  ),
-  (
-    'RecBole .kg',
-    'ml.kg',
-    _lines(KG, '\t', 'head_id:token\trelation_id:token\ttail_id:token'),
-    KG,
-  ),
-  ('OGB, pandas', 'x.csv', _csv(NUMBERED, 'head,relation,tail'), NUMBERED),
-  (
-    'CSKG',
-    'cskg.tsv',
-    '\t'.join(
-      'id node1 relation node2 node1;label node2;label relation;label source '
-      'sentence'.split()
-    )
-    + '\n'
-    + _lines([('e', a, r, b, 'l', 'm', 'n', 'CN', '') for a, r, b in KG]),
-    KG,
-  ),
-  (
-    'PrimeKG',
-    'kg.csv',
-    _wide(
-      NUMBERED,
-      'relation,display_relation,x_index,x_id,x_type,x_name,x_source,y_index,'
-      'y_id,y_type,y_name,y_source',
-      *(1, 'shown', 0, '9', 'gene', 'G', 'NCBI', 2, '8', 'drug', 'D', 'DB'),
-    ),
-    NUMBERED,
-  ),
-  (
-    'Neo4j, two groups',
-    'rels.csv',
-    _csv(NUMBERED, ':START_ID(Person),:TYPE,:END_ID(Movie)'),
-    _named(NUMBERED, 'Person:', '', 'Movie:'),
-  ),
-  (
-    'Gephi',
-    'gephi.csv',
-    _wide(
-      WEIGHTED,
-      'Source,Target,Type,Id,Label,timeset,Weight',
-      *(0, 1, 'Undirected', '3', '', '', 2),
-    ),
-    WEIGHTED,
-  ),
-  (
-    'STRING',
-    'links.txt',
-    _lines(
-      _named(WEIGHTED, '9606.P', '9606.P', ''),
-      ' ',
-      'protein1 protein2 combined_score',
-    ),
-    _named(WEIGHTED, '9606.P', '9606.P', ''),
-  ),
-  (
-    'KONECT',
-    'out.moreno',
-    _lines(
-      [(*x, 1_400_000_000 + i) for i, x in enumerate(WEIGHTED)],
-      ' ',
-      '% asym positive',
-    ),
-    WEIGHTED,
-  ),
-  (
-    'KONECT, bipartite',
-    'out.people',
-    _lines(PAIRS, ' ', '% bip unweighted'),
-    _named(PAIRS, 'left:', 'right:'),
-  ),
-  (
-    'Matrix Market',
-    'x.mtx',
-    _lines(
-      [(12, 12, len(PAIRS)), *PAIRS],
-      ' ',
-      '%%MatrixMarket matrix coordinate pattern general',
-    ),
-    PAIRS,
-  ),
-  (
-    'LastFM friends',
-    'user_friends.dat',
-    _lines(PAIRS, '\t', 'userID\tfriendID'),
-    PAIRS,
-  ),
-  (
-    'MovieLens as edges',
-    'ratings.csv',
-    _csv(
-      [(a, b, 3.5 + a % 2, 1_400_000_000 + a) for a, b in PAIRS],
-      'userId,movieId,rating,timestamp',
-    ),
-    [(f'user:{a}', f'movie:{b}', 3.5 + a % 2) for a, b in PAIRS],
-  ),
-  (
-    'a timed graph',
-    'x.csv',
-    _csv([(a, b, 1990 + a) for a, b in PAIRS], 'source,target,year'),
-    PAIRS,
-  ),
-  (
-    'NetworkX edgelist',
-    'x.edgelist',
-    _nx(nx.write_edgelist, PLAIN),
-    PLAIN.edges(),
-  ),
-  (
-    'NetworkX attributes',
+    'edgelist with attributes',
     'x.edgelist',
     _nx(nx.write_edgelist, KARATE),
     KARATE.edges(data='weight'),
   ),
-  (
-    'NetworkX adjlist',
-    'x.adjlist',
-    _nx(nx.write_adjlist, PLAIN),
-    PLAIN.edges(),
-  ),
-  (
-    'pandas',
-    'x.csv',
-    pd.DataFrame(PEOPLE, columns=['from', 'to']).to_csv(),
-    PEOPLE,
-  ),
-  (
-    'points',
-    'x.txt',
-    _lines([(*x, 0.25 + x[0]) for x in PAIRS], ' '),
-    [(*x, 0.25 + x[0]) for x in PAIRS],
-  ),
-  (
-    'hashtags',
-    'x.tsv',
-    _lines(_named(PAIRS, '#', 'u')),
-    _named(PAIRS, '#', 'u'),
-  ),
-  ('semicolons', 'x.csv', _csv(PEOPLE, 'source,target', ';'), PEOPLE),
-  (
-    'N-Triples',
-    'x.nt',
-    _lines([(f'<{a}>', r, f'<{b}>', '.') for a, r, b in KG], ' '),
-    [(f'<{a}>', r, f'<{b}>') for a, r, b in KG],
-  ),
-  ('LINE', 'x.txt', _lines([(*x, 1) for x in PAIRS], ' '), PAIRS),
-  (
-    'a comment that is a header',
-    'x.tsv',
-    _lines(WEIGHTED, '\t', '#source\ttarget\tweight'),
-    WEIGHTED,
-  ),
-  (
-    'R, write.csv',
-    'x.csv',
-    pd.DataFrame(PEOPLE, columns=['from', 'to']).to_csv(quoting=2),
-    PEOPLE,
-  ),
-  (
-    'R, write.table with tabs',
-    'x.tsv',
-    'from\tto\n' + _lines([(i, *x) for i, x in enumerate(PEOPLE)]),
-    PEOPLE,
-  ),
-  (
-    'names of two kinds',
-    'x.csv',
-    _csv(PEOPLE, 'authorName,paperName'),
-    _named(PAIRS, 'author:u', 'paper:u'),
-  ),
-  ('relation first', 'x.tsv', _lines([(r, a, b) for a, r, b in KG]), KG),
-  (
-    'JSON lines',
-    'x.jsonl',
-    ''.join(
-      json.dumps({'head': a, 'relation': r, 'tail': b}) + '\n' for a, r, b in KG
-    ),
-    KG,
-  ),
-  (
-    'pandas, columns without names',
-    'x.csv',
-    pd.DataFrame(PEOPLE).to_csv(),
-    PEOPLE,
-  ),
+  ('adjlist', 'x.adjlist', _nx(nx.write_adjlist, PLAIN), PLAIN.edges()),
+  ('pandas', 'x.csv', FRAME.to_csv(), PEOPLE),
+  ('pandas without names', 'x.csv', pd.DataFrame(PEOPLE).to_csv(), PEOPLE),
+  ('R, write.csv', 'x.csv', FRAME.to_csv(quoting=2), PEOPLE),
+  ('JSON lines', 'x.jsonl', ''.join(JSON), KG),
 ]
 
 REFUSED = [
   ('three integers', 'x.txt', _lines(WEIGHTED, ' '), 'source,target,weight'),
-  (
-    'OpenKE, no count',
-    'x.txt',
-    _lines(_htr(NUMBERED)),
-    'source,target,relation',
-  ),
-  (
-    'a count that is wrong',
-    'train2id.txt',
-    _lines(_htr(NUMBERED), ' ', '7'),
-    'first line says 7',
-  ),
-  (
-    'years',
-    'x.txt',
-    _lines([(*x, 1990 + i) for i, x in enumerate(PEOPLE)]),
-    'times',
-  ),
-  (
-    'years under weight',
-    'x.csv',
-    _csv(
-      [(*x, 1990 + i) for i, x in enumerate(PEOPLE)], 'source,target,weight'
-    ),
-    'times',
-  ),
-  (
-    'a number under no known name',
-    'x.csv',
-    _csv(WEIGHTED, 'source,target,days'),
-    'days of .* a weight or not',
-  ),
-  ('two kinds', 'x.csv', _csv(PAIRS, 'person_no,firm_no'), 'the same numbers'),
-  (
-    'unknown names',
-    'x.csv',
-    _csv([(1, 2, 3)] * 3, 'one,knows,other'),
-    'data.columns=source:',
-  ),
+  ('no count', 'x.txt', _lines(_htr(NUMBERED)), 'source,target,relation'),
+  ('wrong count', 'train2id.txt', _lines(_htr(NUMBERED), ' ', '7'), 'says 7'),
+  ('years', 'x.txt', _lines(YEARS), 'times'),
+  ('of weight', 'x.csv', _lines(YEARS, ',', 'source,target,weight'), 'times'),
+  ('days', 'x.csv', _lines(WEIGHTED, ',', 'source,target,days'), 'weight or n'),
+  ('kinds', 'x.csv', _lines(PAIRS, ',', 'person_no,firm_no'), 'same numbers'),
+  ('names', 'x.csv', 'one,knows,other\n1,2,3\n', 'data.columns=source:'),
   (
     'more relations than nodes',
     'x.csv',
-    _csv([(a, i, b) for i, (a, b) in enumerate(PAIRS)], 'head,relation,tail'),
+    _lines([(a, 9 * a + b, b) for a, b in PAIRS], ',', 'head,relation,tail'),
     'relations between',
   ),
   (
     'labels of 0 and 1',
     'x.csv',
-    _csv([(*x, i % 2) for i, x in enumerate(PAIRS)], 'source,target,label'),
+    _lines([(*x, x[0] % 2) for x in PAIRS], ',', 'source,target,label'),
     'may be a relation or not',
   ),
   (
-    'NetworkX multiline',
+    'multiline',
     'x.txt',
     _nx(nx.write_multiline_adjlist, PLAIN),
     'multiline adjacency list',
   ),
   ('R, write.table', 'x.txt', '"from" "to"\n"1" "a" "b"\n', 'in quotes'),
   (
-    'NetworkX node-link',
+    'node-link',
     'x.json',
     json.dumps(nx.node_link_data(PLAIN, edges='edges')),
     'node_link_graph',

@@ -29,11 +29,12 @@ def _names(files):
     ('wiki.train.tokens wiki.dev.tokens', 'wiki.train.tokens',
      'wiki.dev.tokens', ''),
     ('part-2.csv part-10.csv', 'part-2.csv part-10.csv', '', ''),
-    pytest.param('train-00000-of-00002.parquet train-00001-of-00002.parquet '
-     'test-00000-of-00001.parquet', 'train-00000-of-00002.parquet train-00001-of-00002.parquet', '', 'test-00000-of-00001.parquet'),
-    pytest.param('part-00000-0f3ae5b2-0c1d-4e2f-8a9b-0123456789ab-c000.csv '
-     'part-00001-0f3ae5b2-0c1d-4e2f-8a9b-0123456789ab-c000.csv', 'part-00000-0f3ae5b2-0c1d-4e2f-8a9b-0123456789ab-c000.csv '
-     'part-00001-0f3ae5b2-0c1d-4e2f-8a9b-0123456789ab-c000.csv', '', ''),
+    ('train-00000-of-00002.parquet train-00001-of-00002.parquet '
+     'test-00000-of-00001.parquet',
+     'train-00000-of-00002.parquet train-00001-of-00002.parquet', '',
+     'test-00000-of-00001.parquet'),
+    ('part-0-0f3ae5b2-0c1d-c0.csv part-1-0f3ae5b2-0c1d-c0.csv',
+     'part-0-0f3ae5b2-0c1d-c0.csv part-1-0f3ae5b2-0c1d-c0.csv', '', ''),
     ('train/part-0 train/part-1 test/part-0', 'part-0 part-1', '', 'part-0'),
     ('only/train.txt only/valid.txt', 'train.txt', 'valid.txt', ''),
     ('train.txt test.txt names.map', 'train.txt', '', 'test.txt'),
