@@ -90,34 +90,6 @@ def test_the_text_is_cut_alike_on_every_mesh(
 
 
 @pytest.mark.parametrize(
-  ('platform', 'settings', 'fixed', 'batch_words', 'max_duplicates'),
-  [
-    ('cpu', {}, {}, 16_384, 0),
-    ('cpu', {}, {'chunk': 12}, 16_392, 0),
-    ('cpu', {'train.fused': False}, {}, 256, 16),
-    ('gpu', {}, {}, 8192, 8),
-    ('tpu', {'train.batch_words': 1024}, {}, 1024, 16),
-    ('cpu', {'train.batch_words': 65_536}, {'fused': False}, 65_536, 8),
-    ('gpu', {'optimizer.max_duplicates': 12.0}, {}, 8192, 12),
-    ('cpu', {'optimizer.name': 'adam'}, {}, 256, -1),
-  ],
-)
-def test_steps_suit_the_device(
-  platform, settings, fixed, batch_words, max_duplicates
-):
-  config = _config(settings)
-  resolved, tuning = config_lib.resolve(config, platform, (1, 1), **fixed)
-  assert resolved.train.batch_words == batch_words
-  assert resolved.optimizer.max_duplicates == max_duplicates
-  assert resolved.optimizer.learning_rate > 0 == config.optimizer.learning_rate
-  on_cpu = platform == 'cpu'
-  assert tuning.deduplicates == (platform != 'cpu')
-  assert tuning.loss_every_steps == (64 if on_cpu else 1)
-  assert tuning.steps_per_loop == (1 if on_cpu else 16)
-  config_lib.check(resolved)
-
-
-@pytest.mark.parametrize(
   ('expected', 'settings', 'platform', 'shape'),
   [
     (True, {'model.name': 'cbow'}, 'cpu', (1, 1)),
@@ -261,17 +233,3 @@ def test_members_that_cannot_be_used_are_one_line(
     kinds.bind('optimizer.name', name, args, available)
   assert f'config.optimizer.name={name}' in str(caught.value)
   assert words in str(caught.value) and '\n' not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-  ('source', 'model', 'advice'),
-  [
-    ('clicks', 'fm', 'remove it or set --config.model.name=dlrm'),
-    ('nodes', 'graphsage', 'remove it'),
-  ],
-)
-def test_only_models_of_the_source_are_advised(source, model, advice):
-  given = {'data.source': source, 'model.name': model}
-  with pytest.raises(errors.UserError) as caught:
-    _config({**given, 'model.lower_hidden': '8'})
-  assert str(caught.value).rpartition('; ')[2] == advice

@@ -33,26 +33,21 @@ def keyed():
 @pytest.mark.parametrize(
   ('method', 'args'),
   [
-    ('most_similar', {'positive': 'w3'}),
     ('most_similar', {'positive': ['w3', 'w5'], 'negative': ['w7']}),
     ('most_similar', {'positive': ['w3'], 'negative': 'w7', 'topn': 3}),
-    ('most_similar', {'negative': ['w7'], 'topn': 1000}),
     ('most_similar', {'positive': [('w3', 0.3), 'w5', ('w9', -2.0)]}),
     ('most_similar', {'positive': [_VECTORS[0] * 3], 'restrict_vocab': 50}),
     ('most_similar', {'positive': ['w3', 'w5'], 'topn': 0}),
     ('most_similar', {'positive': ['w3', 'w5', 'w150'], 'restrict_vocab': 10}),
     ('most_similar', {'positive': 'w1', 'topn': None, 'restrict_vocab': 70}),
     ('most_similar_cosmul', {'positive': ['w3', 'w5'], 'negative': ['w7']}),
-    ('most_similar_cosmul', {'positive': 'w3', 'topn': 4}),
     ('similar_by_vector', {'vector': _VECTORS[4] + 1, 'restrict_vocab': 90}),
     ('get_vector', {'key': 'w3', 'norm': True}),
     ('get_normed_vectors', {}),
     ('similarity', {'w1': 'w3', 'w2': 'w5'}),
     ('most_similar', {'positive': 'w1', 'clip_start': 7, 'clip_end': 70}),
     ('most_similar', {'positive': 'w1', 'topn': None, 'clip_start': 70}),
-    ('similar_by_word', {'word': 'w3', 'topn': 4}),
     ('similar_by_key', {'key': 'w3', 'restrict_vocab': 30}),
-    ('distance', {'w1': 'w3', 'w2': 'w5'}),
     ('distances', {'word_or_vector': 'w3'}),
     ('distances', {'word_or_vector': _VECTORS[3], 'other_words': ['w5', 'w7']}),
     ('n_similarity', {'ws1': ['w3', 'w5'], 'ws2': ['w7']}),
@@ -70,7 +65,6 @@ def keyed():
       {'vector_1': _VECTORS[3], 'vectors_all': _VECTORS[:9]},
     ),
     ('get_index', {'key': 'none', 'default': -7}),
-    ('has_index_for', {'key': 'w3'}),
     ('has_index_for', {'key': 'none'}),
   ],
 )
@@ -119,7 +113,7 @@ def test_lookup(ours):
   np.testing.assert_allclose(halves.norms, [24400**0.5], rtol=1e-6)
 
 
-@pytest.mark.parametrize('kind', [int, float, np.int64, np.float32, str])
+@pytest.mark.parametrize('kind', [int, np.float32, str])
 def test_integers_are_names(kind):
   rng = np.random.default_rng(0)
   names = [str(x) for x in rng.permutation(50)] + ['7.5', 'x']
@@ -269,9 +263,10 @@ def test_edges_are_scored_by_operators_of_relations(tmp_path):
     made.related('a', 'in')
 
 
-@pytest.mark.parametrize('limit', [1000, 120])
-@pytest.mark.parametrize('dummy', [False, True])
-@pytest.mark.parametrize('insensitive', [False, True])
+@pytest.mark.parametrize(
+  ('limit', 'dummy', 'insensitive'),
+  [(1000, False, True), (120, False, True), (120, True, False)],
+)
 def test_evaluations_equal_gensim(
   asked, monkeypatch, limit, dummy, insensitive
 ):
@@ -318,15 +313,6 @@ def test_evaluations_equal_gensim(
   assert result['semantic']['total'] == result['total'] - 110
 
 
-def test_evaluations_name_the_wrong_file(ours, tmp_path):
-  path = tmp_path / 'asked.txt'
-  path.write_text('a b 3\n')
-  with pytest.raises(errors.UserError, match='fewer than two'):
-    ours.evaluate_word_pairs(path)
-  with pytest.raises(errors.UserError, match='no benchmark of analogies'):
-    ours.evaluate_word_analogies(path)
-
-
 def test_load_every_form(tmp_path):
   counts, folder = np.arange(200)[::-1], tmp_path / 'export'
   export.write(folder, _NAMES, export.Encoded(_VECTORS), counts)
@@ -364,15 +350,6 @@ def test_save_and_load(ours, tmp_path):
     assert loaded.index_to_key == words
     np.testing.assert_array_equal(loaded.vectors, vectors.vectors)
   assert loaded.counts.tolist() == [7, 3]
-
-
-def test_load_says_what_is_wrong(tmp_path):
-  (tmp_path / 'twice').write_text('3 1\na 1\na 2\nb 3\n')
-  with pytest.warns(UserWarning, match='1 repeated'):
-    assert jaxemb.load(tmp_path / 'twice').index_to_key == ['a', 'b']
-  for words in (['a', 'a'], ['a']):
-    with pytest.raises(ValueError, match='do not fit'):
-      jaxemb.Embeddings(words, np.ones((2, 2), np.float32))
 
 
 def test_what_gensim_has_and_is_not_there_says_what_is(ours):

@@ -1,7 +1,5 @@
 """`jaxemb.train(...)` as a user of Python meets it."""
 
-import os
-import pathlib
 import tempfile
 
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 import jaxemb
 from jaxemb import config as config_lib
 from jaxemb import errors
-from jaxemb.run import lifecycle as train
 
 _TEXT = ['The king rules the land.', 'the dog eats the meat'] * 300
 _SMALL = {'dim': 8, 'epochs': 2, 'min_count': 1, 'sample': 0.0}
@@ -87,6 +84,10 @@ def test_progress_is_shown_and_nothing_is_left(tmp_path, monkeypatch, capfd):
   [
     (['a b', ['a', 'b']], {}, 'all strings or all lists'),
     ([['a', 'b c']], {}, "'b c'"),
+    (['a b', 'c nu\0l'], {}, 'sentence 2 has a NUL'),
+    ([['a', 'b'], ['nu\0l']], {}, 'sentence 2 has a NUL'),
+    (['word word'] * 9, _SMALL, "one word alone, 'word'"),
+    ([{'user': 1, 'item': 2}], {}, "give config, such as config='rec"),
     (['a b'], {'min_count': 5}, 'no word occurs 5 times'),
     (config_lib.default(), {'dim': 5}, 'set config.model.dim there'),
     (_TEXT, {'settings': {'data.lowercase': 1}}, 'must be of type bool'),
@@ -99,14 +100,6 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, data, more, words):
     jaxemb.train(data, **more)
   assert words in str(caught.value) and '\n' not in str(caught.value)
   assert not any(tmp_path.iterdir())
-
-
-def test_a_stopped_run_says_how_to_resume(monkeypatch):
-  monkeypatch.setattr(train, 'run', lambda *args, **more: train.STOPPED)
-  with pytest.raises(errors.UserError, match='give a workdir to resume'):
-    jaxemb.train(_TEXT)
-  with pytest.raises(errors.UserError, match='call again to resume'):
-    jaxemb.train(_TEXT, workdir=pathlib.Path(os.devnull))
 
 
 _REC = {'dim': 8, 'epochs': 2, 'config': 'rec:item2vec'}
@@ -136,26 +129,9 @@ def test_a_table_is_as_the_same_table_in_a_file(tmp_path):
     assert np.array_equal(found.vectors, expected.vectors)
 
 
-def test_a_table_alone_is_no_text():
-  with pytest.raises(
-    errors.UserError, match="give config, such as config='rec"
-  ):
-    jaxemb.train(_table())
-
-
 def test_numbers_of_numpy_are_settings(vectors):
   numbers = {k: np.array(x)[()] for k, x in _SMALL.items() if k != 'settings'}
   assert all(isinstance(x, np.generic) for x in numbers.values())
   settings = {k: np.int64(x) for k, x in _SMALL['settings'].items()}
   other = jaxemb.train(_TEXT, **numbers, settings=settings)
   np.testing.assert_array_equal(other.vectors, vectors.vectors)
-
-
-@pytest.mark.parametrize('sentences, message', [
-  (['a b', 'c nu\0l'], 'sentence 2 has a NUL'),
-  ([['a', 'b'], ['nu\0l']], 'sentence 2 has a NUL'),
-  (['word word word'] * 9, "one word alone, 'word'"),
-])  # fmt: skip
-def test_sentences_that_are_no_text_are_named(sentences, message):
-  with pytest.raises(errors.UserError, match=message):
-    jaxemb.train(sentences, **_SMALL)

@@ -136,13 +136,6 @@ def test_curves_and_calibration_are_drawn_from_what_was_measured(tmp_path):
   assert dict(data['calibration']) == _BINS
 
 
-def test_many_evaluations_are_thinned_and_the_last_one_stays(tmp_path):
-  page = _write(tmp_path, num_evaluations=1002)
-  curves = {title: points for title, _, points in _data(page)['curves']}
-  epochs = [x for x, _ in curves['Validation AUC']]
-  assert len(epochs) <= 300 and epochs == sorted(epochs) and epochs[-1] == 1002
-
-
 @pytest.mark.filterwarnings('error')
 def test_nothing_known(tmp_path):
   vectors, keys = np.ones((1, 1), 'f'), _Keys(1, [('a', 0, 1)])

@@ -1,6 +1,5 @@
 """Whole runs on clicks: evaluated, ended early, resumed, used."""
 
-import importlib
 import json
 
 import jax
@@ -144,16 +143,6 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(
   assert each[0] == each[1] and len(each[0]) == 3
 
 
-@pytest.mark.slow
-def test_other_meshes_learn_the_same(trained, tmp_path):
-  settings = {'mesh__data': 2, 'table__layout': 'row', 'mesh__table': 2}
-  assert _run(tmp_path, model__batch_norm=True, **settings) == 0
-  found, expected = (
-    runs.report(x)['evaluation']['test']['auc'] for x in (tmp_path, trained)
-  )
-  assert found == pytest.approx(expected, abs=0.01)
-
-
 def test_a_model_that_diverges_is_refused(tmp_path):
   settings = {'optimizer__name': 'sgd', 'optimizer__learning_rate': 1e6}
   with pytest.raises(errors.UserError, match='dense_learning_rate'):
@@ -195,15 +184,3 @@ def test_lines_of_features_need_no_label_to_be_predicted(kind, line, tmp_path):
   found = model.predict(str(path))
   assert found.std() > 1e-3  # or a shift of features would not show
   np.testing.assert_array_equal(model.predict(str(bare)), found)
-  # What is trained on has labels.
-  with pytest.raises(errors.UserError, match='no row with a label'):
-    _run(tmp_path / 'none', data__path=str(bare), **more)
-
-
-@pytest.mark.parametrize('command', ['query', 'evaluate'])
-def test_commands_of_vectors_refuse_models_of_clicks(command, trained, capsys):
-  flags = {'query': ['word'], 'evaluate': ['--eval=none']}[command]
-  module = importlib.import_module(f'jaxemb.cli.{command}')
-  assert module.main([f'--vectors={trained}', *flags]) == 2
-  err = capsys.readouterr().err.strip()
-  assert 'has a model of clicks, not vectors' in err and '\n' not in err

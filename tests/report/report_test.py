@@ -125,14 +125,6 @@ def test_nothing_known(tmp_path):
     assert line in page, line
 
 
-def test_numbers():
-  for name, value, text in (
-    ('short', 999_950, '1 M'), ('short', 0.025, '0.025'), ('fixed', None, '–'),
-    ('duration', 99.96, '1 min 40 s'), ('duration', 3599.9, '1 h 0 min'),
-  ):  # fmt: skip
-    assert pages.FILTERS[name](value) == text
-
-
 _PROBE = """<script>
 const input = document.querySelector('.find input');
 input.value = 'AAAC';

@@ -1,17 +1,13 @@
 """Folders in buckets: one in the memory of the process stands for them."""
 
-import contextlib
 import json
 import tempfile
-import time
 
 import fsspec
 import pytest
 
 import jaxemb
-from jaxemb import config as config_lib
 from jaxemb import errors
-from jaxemb.run import lifecycle
 from jaxemb.storage import bucket
 
 URL = 'memory://bucket/run'
@@ -110,20 +106,3 @@ def test_a_run_in_a_bucket_is_resumed_and_loaded(files):
   assert len(files.cat('/bucket/run/log.txt').splitlines()) > lines
   found = jaxemb.load(URL)
   assert (found.vectors == vectors).all()
-
-
-def test_a_run_begins_when_its_folder_was_fetched(monkeypatch, tmp_path):
-  fetched, started = [], []
-
-  def opened(*unused):
-    fetched.append(time.time())
-    return contextlib.nullcontext(tmp_path)
-
-  def run_in(start):
-    started.append(start.started)
-    return 0
-
-  monkeypatch.setattr(bucket, 'opened', opened)
-  monkeypatch.setattr(lifecycle, '_run_in', run_in)
-  assert lifecycle.run(config_lib.default(), URL) == 0
-  assert started >= fetched

@@ -55,7 +55,7 @@ def test_every_form_holds_the_same(tmp_path, monkeypatch):
   assert len(paths) == 2 and all((folder / x).exists() for x in paths)
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16', 'int8'])
+@pytest.mark.parametrize('dtype', ['bfloat16', 'int8'])
 def test_rows_read_on_demand_are_written_as_those_in_memory(
   tmp_path, dtype, monkeypatch
 ):
@@ -140,7 +140,7 @@ def test_a_table_in_a_file_is_never_in_memory_as_a_whole(tmp_path):
   assert int(done.stdout) < 64e6
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16', 'int8'])
+@pytest.mark.parametrize('dtype', ['bfloat16', 'int8'])
 def test_rows_keep_their_precision(tmp_path, dtype):
   rows = spec_lib.encode_rows(_VECTORS, dtype)
   export.write(tmp_path, _WORDS, rows, _COUNTS, is_minimal=True)

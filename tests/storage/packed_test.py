@@ -14,7 +14,7 @@ import zstandard
 from jaxemb import errors
 from jaxemb.storage import packed
 
-_DATA = np.random.default_rng(0).bytes(1000) + b'a line of words\n' * 200_000
+_DATA = np.random.default_rng(0).bytes(1000) + b'a line of words\n' * 70_000
 
 
 def _zip(members):
@@ -46,7 +46,7 @@ _PACKERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize('name', ['v.txt', 'v', 'v.CSV.GZ', 'v.zip'])
+@pytest.mark.parametrize('name', ['v', 'v.CSV.GZ'])
 @pytest.mark.parametrize('packing', _PACKERS)
 def test_is_recognised_by_its_first_bytes(tmp_path, packing, name):
   path = tmp_path / name

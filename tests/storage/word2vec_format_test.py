@@ -199,6 +199,7 @@ def _folder():
 
 
 @every_form
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(vocabulary=_VOCABULARY)
 def test_what_gensim_writes_is_read_or_refused(is_binary, vocabulary):
   words, vectors = vocabulary
@@ -217,6 +218,7 @@ def test_what_gensim_writes_is_read_or_refused(is_binary, vocabulary):
 
 
 @every_form
+@hypothesis.settings(max_examples=50)
 @hypothesis.given(
   vocabulary=_VOCABULARY,
   suffix=st.sampled_from(['', '.gz', '.bz2', '.xz', '.zst', '.zip']),
@@ -263,6 +265,7 @@ def test_text_by_hand_is_read_or_refused(
 
 
 @every_form
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(
   vocabulary=_VOCABULARY,
   more_rows=st.integers(-3, 3),

@@ -416,22 +416,6 @@ def test_words_are_counted_in_bounded_memory(
   assert max(held) <= 150
 
 
-def test_too_few_words_are_refused_with_the_facts(tmp_path, monkeypatch):
-  path = tmp_path / 'a.txt'
-  path.write_text('\n'.join(f'w{i} v{i} x' for i in range(12)))
-  monkeypatch.setattr(encode, 'MAX_HELD_WORDS', 10)
-  monkeypatch.setattr(encode, 'piece_bytes', lambda total_bytes: 40)
-
-  def read(*readers):
-    return _fails(_encode, path, tmp_path, *readers, min_count=12)
-
-  for message in (read(), *_together('two', read)[0]):
-    assert (
-      "only one word ('x') occurs 12 times or more: 25 different wo" in message
-    )
-    assert 'most frequent 12 times' in message
-
-
 # Blocks.
 
 

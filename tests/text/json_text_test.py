@@ -37,7 +37,7 @@ def _written(records, form):
   'lines', 'carriage returns', 'over lines', 'array', 'indented array',
 ])  # fmt: skip
 @hypothesis.given(_RECORDS, _KEYS, st.data())
-@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.settings(max_examples=30, deadline=None)
 def test_every_form_has_the_same_text(form, records, key, data):
   texts = data.draw(st.lists(
     st.text(st.characters(codec='utf-8')),

@@ -123,9 +123,7 @@ def test_an_epoch_reads_every_block_once(monkeypatch, num_parts):
   assert [x.done_after for x in (items[half - 1], items[-1])] == [3000, 6000]
 
 
-@pytest.mark.parametrize(
-  'size', [*range(1, 20), 200, 1024, 4095, 65537, 3 * 10**9]
-)
+@pytest.mark.parametrize('size', [*range(1, 6), 17, 1024, 4095, 3 * 10**9])
 def test_permutation_is_a_bijection(size):
   key, num = np.uint64(size * 7919 % 2**32), min(size, 65537)
   image = [hashing.permuted(i, size, key) for i in range(num)]
@@ -148,7 +146,7 @@ def test_words_survive_at_the_rates_of_word2vec():
   assert abs((kept - counts * keep).sum()) <= 4 * np.sqrt((error**2).sum())
 
 
-@pytest.mark.parametrize('window', [1, 2, 5, 10, 255])
+@pytest.mark.parametrize('window', [1, 5, 255])
 def test_reach_is_uniform(window):
   corpus = corpora.encoded(np.zeros(16 * blocks_lib.BLOCK_WORDS, np.int32))
   spec = corpora.spec(window=window, epochs=2)
