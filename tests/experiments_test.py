@@ -88,29 +88,6 @@ def test_help(name, run, capsys):
   assert '--output' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-  ('name', 'flags', 'words'),
-  [
-    ('dmwe_scws', '--scws=nope', 'file or folder at nope'),
-    ('consistency', '--nope', 'unknown argument --nope'),
-    ('bench', 'nope', "invalid choice: 'nope'"),
-    ('reproduce', 'readme --text=a.txt --config.model.window=2', 'our side'),
-    ('low_precision', '--text=nope', 'nope does not exist'),
-  ],
-)
-def test_errors_of_users_are_one_line(
-  name, flags, words, run, monkeypatch, capsys
-):
-  def call(command, cache=None):
-    code = jaxemb_main.main(command[3:])
-    raise errors.UserError(capsys.readouterr().err.strip() or code)
-
-  monkeypatch.setattr(experiment, 'call', call)
-  with pytest.raises(SystemExit, match='2'):
-    run(name, *re.split(' (?=--)', flags))
-  assert words in capsys.readouterr().err.splitlines()[-1]
-
-
 # On random ids.
 
 
@@ -199,33 +176,6 @@ def test_reproduce_readme(run, text, monkeypatch):
   assert re.search(rf'words/s in training .* {ratio:.1f} x', shown)
   scores = [x['quality']['pairs'] for x in (ours, theirs)]
   assert f'| pairs | {scores[0]:.3f} | {scores[1]:.3f} |' in shown
-
-
-def test_table_of_the_readme():
-  import reproduce
-
-  def runs(rates, *scores):
-    return [
-      {
-        'words_per_sec': rate,
-        'process_secs': 1.0,
-        'process_cpu_secs': 2.0,
-        'peak_rss_bytes': 1e9,
-        'quality': {'a': x, 'b': x + 0.2},
-      }
-      for rate, x in zip(rates, scores, strict=True)
-    ]
-
-  table = reproduce.table(
-    {
-      'x': {
-        'jaxemb': runs([8e6, 9e6], 0.3, 0.5),
-        'gensim': runs([2e6, 3e6], 0.4, 0.6),
-      },
-    }
-  )
-  assert '| words/s in training | 8,500,000 | 2,500,000 | 3.4 x |' in table
-  assert '| b | 0.600 | 0.700 | -0.100 (' in table
 
 
 def test_both_sides_have_the_same_instructions(monkeypatch):
@@ -376,15 +326,6 @@ def test_dmwe_scws(run, toy):
   assert set(alone) == {'single'} < set(mixture)
   assert f'{mixture["AvgSimC"]:.4f}' in shown
   assert run('dmwe_scws', *flags)[0] == found
-
-
-@pytest.mark.slow
-def test_click_steps_are_timed(monkeypatch, capsys):
-  ctr = importlib.import_module('ctr')
-  monkeypatch.setattr(ctr, 'EXAMPLES', 64)
-  monkeypatch.setattr(sys, 'argv', ['ctr', '--rows=2600', '--rounds=2'])
-  ctr.main()
-  assert 'jaxemb is 1.00 x as fast' in capsys.readouterr().out
 
 
 @pytest.fixture

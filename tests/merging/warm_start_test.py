@@ -87,8 +87,6 @@ def test_what_does_not_fit_is_refused(merged, tmp_path):
   bad = np.full((3, _DIM), np.nan, np.float32)
   word2vec_format.write(tmp_path / 'bad.bin', _WORDS[:3], bad, True)
   for path, dim, words, message in (
-    (merged[0], 8, _WORDS, '--config.model.dim=6'),
-    ('nowhere.bin', _DIM, _WORDS, 'nowhere.bin'),
     (merged[0], _DIM, ['x', 'unseen'], 'none of the 2 words'),
     (tmp_path / 'bad.bin', _DIM, _WORDS, '3 of 3 rows of vectors are not fini'),
   ):

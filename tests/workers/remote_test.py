@@ -93,7 +93,7 @@ def test_kills_at_random_lose_what_is_said_and_no_more(
   # Lines are ids: every row has one.
   workers = [copies.Copies(x, ROWS, WIDTH, 2) for x in tables]
   rows, pushed = np.zeros((3, ROWS, WIDTH), np.float32), 0
-  for step in range(80):
+  for step in range(60):
     number = rng.integers(3)
     worker, own = workers[number], rows[number]
     if step % 20 == 10:
