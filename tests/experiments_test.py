@@ -203,7 +203,8 @@ def test_bench(run, text, monkeypatch):
   assert exact['union_words'] == noisy['union_words'] > 2000
   assert exact['cosine_error'] < 1e-4 < noisy['cosine_error'] < 0.6
   small = '--rows=900', '--dim=8', '--words=60000', '--secs=0', '--runs=1'
-  found, _ = run('bench', 'rows', '--cases=300', *small)
+  long = '--cases=300,900', *small[:2], '--words=2000000', *small[3:]
+  found, _ = run('bench', 'rows', *long)
   assert found['300']['centers_per_sec'] > 0
   found, shown = run(
     'bench', 'layouts', '--batch_words=64', '--cases=replicas,column', *small
@@ -212,11 +213,11 @@ def test_bench(run, text, monkeypatch):
   assert f'{two / one / 2:.0%}' in shown
   monkeypatch.setattr(bench, '_in_process', bench.measure_store)
   found, _ = run(
-    *('bench', 'stores', '--cases=memory:50%,disk:40%'),
+    *('bench', 'stores', '--cases=device,memory:50%,disk:40%'),
     *('--rows=20000', *small[1:2], '--words=2000000', *small[3:]),
   )
-  (memory,), (disk,) = found.values()
-  assert disk['table_bytes'] < memory['table_bytes']
+  (device,), (memory,), (disk,) = found.values()
+  assert disk['table_bytes'] < memory['table_bytes'] < device['table_bytes']
   assert memory['hit_rate'] > disk['hit_rate']
 
 
