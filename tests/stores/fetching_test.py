@@ -24,7 +24,6 @@ CASES = {
   'adam-cbow': (
     {'optimizer.name': 'adam', 'model.name': 'cbow'}, False, 'disk',
   ),
-  'tree': ({'model.loss': 'hierarchical_softmax'}, False, 'memory'),
   'int8': ({'table.dtype': 'int8', 'table.rounding': 'nearest'}, False, 'disk'),
   'bfloat16': (
     {'table.dtype': 'bfloat16', 'table.rounding': 'nearest'}, True, 'memory',
@@ -36,10 +35,8 @@ def _trainer(settings, fused, **more):
   settings = {
     'model.dim': 12, 'model.window': 2, 'data.sample': 0.0, 'train.threads': 1,
     'train.batch_words': WORDS, 'optimizer.learning_rate': 0.1,
-    'strategy.name': 'sync', **settings, **more,
+    'strategy.name': 'sync', 'model.shared_negatives': 4, **settings, **more,
   }  # fmt: skip
-  if 'model.loss' not in settings:
-    settings['model.shared_negatives'] = 4
   steps = windows.Steps(WORDS, 1, 2, 8)
   if not fused:
     settings.pop('train.threads')
@@ -114,10 +111,7 @@ def _as_elsewhere(store):
         ('lru', 'adam-cbow'),
         ('lfu', 'bfloat16'),
         ('lfu', 'int8'),
-        ('lru', 'tree'),
-        ('lfu', 'kernel-adagrad'),
         ('elsewhere', 'sgd'),
-        ('elsewhere', 'kernel-adagrad'),
       ],
     ),
   ],

@@ -148,12 +148,8 @@ def _assert_close(found, expected, tolerance):
   ('is_graph', 'shape', 'layout', 'more'),
   [
     (False, (2, 2), 'row', STEADY | {'optimizer__decay': 0.01}),
-    (False, (2, 1), 'replicated', {'model__name': 'dcn_v2',
-                                   'optimizer__name': 'adagrad'}),
-    (False, (2, 2), 'column', {'model__name': 'dlrm',
-                               'optimizer__name': 'sgd'}),
-    (False, (2, 2), 'row', STEADY | {'model__name': 'wide_deep',
-                                     'model__batch_norm': True}),
+    (False, (2, 2), 'column', STEADY | {'model__name': 'wide_deep',
+                                        'model__batch_norm': True}),
     (False, (2, 1), 'replicated', STEADY | {'model__name': 'wide_deep',
                                             'model__dropout': 0.3}),
     (True, (2, 2), 'row', {'model__dropout': 0.3}),
@@ -167,28 +163,20 @@ def test_meshes_and_layouts_agree(is_graph, shape, layout, more):
   _assert_close(found, _trained(is_graph, **more), 1e-3)
 
 
-@pytest.mark.parametrize('dtype', ['bfloat16', 'int8'])
-def test_low_precision_rows_learn(dtype):
+def test_low_precision_rows_learn():
   # With 1e-8 rows that hardly have gradients move by whole steps of int8.
   settings = {'num_dispatches': 20, 'optimizer__epsilon': 1e-6}
-  rows, _, losses = _trained(False, table__dtype=dtype, **settings)
+  rows, _, losses = _trained(False, table__dtype='int8', **settings)
   whole = _trained(False, **settings)[2]
   assert whole[-1] < 0.95 * whole[0]
   assert losses[-1] == pytest.approx(whole[-1], 0.1)
   assert np.isfinite(rows['vectors']).all()
 
 
-@pytest.mark.parametrize(
-  ('is_graph', 'optimizer', 'store', 'size'),
-  [
-    (False, 'adam_full', 'memory', '90%'),
-    (False, 'adagrad_full', 'disk', '90%'),
-    (True, 'adam_full', 'memory', '95%'),
-  ],
-)
-def test_stores_change_no_more_than_rounding(is_graph, optimizer, store, size):
-  more = {'optimizer__name': optimizer, 'parts': 1}
-  kept = {'table__store': store, 'table__device_bytes': size}
+@pytest.mark.parametrize(('is_graph', 'size'), [(False, '90%'), (True, '95%')])
+def test_stores_change_no_more_than_rounding(is_graph, size):
+  more = {'optimizer__name': 'adam_full', 'parts': 1}
+  kept = {'table__store': 'memory', 'table__device_bytes': size}
   found = _trained(is_graph, **kept, **more)
   _assert_close(found[:2], _trained(is_graph, **more)[:2], 1e-5)
 
@@ -200,12 +188,6 @@ def test_replicas_learn(is_graph):
     more |= {'strategy__policy': 'hot', 'strategy__hot_every': EXAMPLES}
   losses = _trained(is_graph, (2, 1), num_dispatches=30, **more)[2]
   assert losses[-1] < (0.6 if is_graph else 0.95) * losses[0]
-
-
-def test_all_rows_may_be_updated():
-  rows, *_ = _trained(False, optimizer__rows='all', optimizer__decay=0.1)
-  other, *_ = _trained(False, optimizer__decay=0.1)
-  assert np.abs(rows['vectors'] - other['vectors']).max() > 1e-4
 
 
 @pytest.mark.parametrize(

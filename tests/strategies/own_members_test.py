@@ -21,7 +21,7 @@ from jaxemb.runtime import mesh
 from jaxemb.strategies import base, policies, replicas
 from jaxemb.tables import replicated, row_optimizers, row_sharded
 from jaxemb.tables import spec as spec_lib
-from tests import counting, dispatches, marking, oracle
+from tests import counting, dispatches, oracle
 
 VOCAB, DIM, PARTS, PART_EXAMPLES, MAX_STEPS = 50, 4, 4, 8, 6
 RATE, DENSE_RATE, MOMENTUM = 0.2, 0.3, 0.9
@@ -167,9 +167,7 @@ def _loops():
   ('shape', 'steps_per_loop', 'layout'),
   [
     ((1, 1), 4, _Counting),  # the last three of eight steps are padding
-    marking.slow((2, 2), 1, _Counting),
     ((2, 2), 4, row_sharded.RowSharded),
-    marking.slow((1, 2), 1, _Counting),
   ],
 )
 def test_dense_parameters_learn_as_in_a_loop(shape, steps_per_loop, layout):

@@ -35,13 +35,7 @@ def _sent(mesh=(2, 1), layout='', settings=None, **fixed):
 @pytest.mark.parametrize(
   ('layout', 'mesh'),
   marking.slow_after(
-    1,
-    [
-      ('row', (2, 2)),
-      ('replicated', (2, 2)),
-      ('column', (2, 2)),
-      ('row', (1, 4)),
-    ],
+    1, [('row', (2, 2)), ('replicated', (2, 2)), ('column', (2, 2))]
   ),
 )
 def test_layouts_send_what_the_formula_says(layout, mesh):
@@ -62,17 +56,13 @@ def test_column_layout_sends_scores():
   assert sent['total'] == SCORES_BYTES / 2
 
 
-@pytest.mark.parametrize(
-  ('settings', 'size'),
-  [({}, 4), marking.slow(BFLOAT16, 2)],
-)
-def test_replicas_send_what_is_due(settings, size):
-  made, sent = _sent(settings=settings, sync_words=128, sync_lookups=0.5)
+def test_replicas_send_what_is_due():
+  made, sent = _sent(settings=BFLOAT16, sync_words=128, sync_lookups=0.5)
   loop = made.strategy.loop
   assert loop.steps == 2  # of 64 centers each, between synchronisations
   # 3000 rows are 3 chunks, of which the frequent ones are due more often.
   assert 1 < loop.inner < 3
-  expected = loop.inner * 1024 * DIM * size * 2 / loop.steps
+  expected = loop.inner * 1024 * DIM * 2 * 2 / loop.steps
   assert sent['total'] == pytest.approx(expected)
 
 
@@ -80,11 +70,11 @@ def test_replicas_send_what_is_due(settings, size):
 def test_row_layout_sends_rows_as_they_are_stored_or_exchanged():
   sent = {
     x: _sent((1, 2), 'row', {'table.dtype': x})[1]['all-to-all']
-    for x in ('float32', 'bfloat16', 'int8')
+    for x in ('float32', 'int8')
   }
-  saved = sent['float32'] - sent['bfloat16']
-  # int8 with its scale of four bytes, of what four times six are.
-  assert sent['float32'] - sent['int8'] == saved * (24 - 10) / 12
-  # Rows and gradients; the rest are ids and how often each was looked up.
+  # Half of rows and gradients; the rest are ids and how often each was looked
+  # up.
   rows = sent['float32'] - _sent((1, 2), 'row', BFLOAT16)[1]['all-to-all']
+  # int8 with its scale of four bytes, of what four times six are.
+  assert sent['float32'] - sent['int8'] == rows * (24 - 10) / 24
   assert 0 < sent['float32'] - 2 * rows < 2 * rows

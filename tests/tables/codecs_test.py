@@ -102,10 +102,8 @@ def _expected(spec):
     marking.slow('replicated', (1, 1), 'float16', 'stochastic'),
     ('replicated', (8, 1), 'int8', 'stochastic'),
     marking.slow('replicated_merging', (1, 1), 'bfloat16', 'nearest'),
-    marking.slow('row_by_two', (2, 2), 'bfloat16', 'stochastic'),
     marking.slow('row', (1, 8), 'int8', 'stochastic'),
     ('column', (2, 2), 'bfloat16', 'stochastic'),
-    marking.slow('column', (1, 8), 'int8', 'stochastic'),
   ],
 )
 def test_each_row_is_read_summed_and_rounded_once(layout, shape, dtype, rounds):
@@ -117,15 +115,13 @@ def test_each_row_is_read_summed_and_rounded_once(layout, shape, dtype, rounds):
   np.testing.assert_array_equal(found[is_row], expected_found[is_row])
 
 
-@pytest.mark.parametrize(
-  ('layout', 'optimizer'),
-  [('replicated_merging', 'adagrad'), marking.slow('replicated', 'adam')],
-)
-def test_optimizers_see_what_they_see_of_float32(optimizer, layout):
+def test_optimizers_see_what_they_see_of_float32():
   """What is sent is rounded, and nothing on the way."""
   half, single = _spec('float16', 'nearest'), _spec('float32', 'nearest')
-  kept, _ = _trained(layout, (1, 1), half, optimizer=optimizer)
-  whole, _ = _trained('replicated_merging', (1, 1), single, optimizer=optimizer)
+  kept, whole = (
+    _trained('replicated_merging', (1, 1), x, optimizer='adagrad')[0]
+    for x in (half, single)
+  )
   found = kept.view(np.float16).astype(np.float32)
   # Numbers may have been larger on the way.
   largest = np.abs(whole).max(1, keepdims=True).astype(np.float16)
@@ -181,11 +177,7 @@ def test_int8_clips_the_few_numbers_beyond_the_spread():
 
 @pytest.mark.parametrize(
   ('layout', 'shape'),
-  [
-    ('row', (1, 2)),
-    marking.slow('replicated', (2, 1)),
-    marking.slow('column', (2, 1)),
-  ],
+  [('row', (1, 2)), marking.slow('replicated', (2, 1))],
 )
 def test_what_travels_in_few_bits_is_summed_in_many(layout, shape):
   # Each gradient has no more bits than bfloat16 keeps; their sums have.

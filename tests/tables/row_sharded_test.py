@@ -67,9 +67,7 @@ def _num_rounds(places, num_table, capacity):
   return rounds
 
 
-@pytest.mark.parametrize(
-  'shape', [(2, 2), marking.slow((1, 1)), marking.slow((1, 4))]
-)
+@pytest.mark.parametrize('shape', [(2, 2), marking.slow((1, 4))])
 # One row at a time, some, and all that a device can want.
 @pytest.mark.parametrize('capacity', [1, 3, NUM])
 @pytest.mark.parametrize('kind', KINDS)
