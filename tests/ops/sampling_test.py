@@ -42,10 +42,7 @@ def _p_value(found, chance):
 
 WEIGHTS = {
   'one': np.array([3.0]),
-  'two': np.array([1.0, 3.0]),
   'zipf': _zipf(70_000),
-  'equal': np.full(1000, 0.1),
-  'integers': np.arange(1, 100),
   'one_huge': np.append(np.ones(999), 1e12),
   'zeros': np.where(np.arange(5000) % 7, 0.0, 1.1),
   'all_on_last': np.append(np.zeros(4999), 5.0),
@@ -119,8 +116,8 @@ def test_rows_are_uniform_and_independent():
 
 @pytest.mark.slow
 def test_no_row_is_another_one_moved_by_columns():
-  # A single hash of 32 bits for the row makes about fifty pairs of them.
-  num = 1 << 19
+  # A single hash of 32 bits for the row makes a dozen pairs of them.
+  num = 1 << 18
   rows = _rows(KEY, jnp.arange(num), jnp.arange(4), 1.0)
   unit = np.asarray((rows + 1) * 2**23).astype(np.uint64)
   pairs = [unit[:, i] << np.uint64(24) | unit[:, i + 1] for i in range(3)]

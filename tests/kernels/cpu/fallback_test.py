@@ -8,6 +8,7 @@ from tests import runs
 
 _SETTINGS = {'train.epochs': 2, 'mesh.data': 1}
 _LINE = 'steps are not fused'
+pytestmark = pytest.mark.slow
 
 
 def _lines(workdir):
@@ -32,7 +33,6 @@ def test_a_kernel_is_used_without_a_word(tmp_path, by_xla):
   assert runs.vectors(tmp_path) != runs.vectors(by_xla)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('stage', ['compiled', 'registered'])
 def test_xla_trains_where_a_kernel_cannot_be(
   stage, tmp_path, by_xla, monkeypatch

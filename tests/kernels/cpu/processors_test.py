@@ -16,17 +16,11 @@ _FOLDER = pathlib.Path(__file__).parent
 @pytest.mark.skipif(
   platform.machine() not in ('x86_64', 'AMD64'), reason='names of x86'
 )
-@pytest.mark.parametrize(
-  ('lanes', 'model', 'given'),
-  [
-    (8, 'skipgram', {'NUMBA_CPU_NAME': 'haswell'}),
-    (4, 'cbow-tree', {'NUMBA_CPU_NAME': 'x86-64',
-                      'NUMBA_CPU_FEATURES': '+sse4.2'}),
-  ],
-)  # fmt: skip
-def test_kernels_of_other_processors(lanes, model, given, tmp_path):
-  environment = compiling.environment() | given
-  environment['NUMBA_CACHE_DIR'] = str(tmp_path)
+def test_kernels_of_other_processors(tmp_path):
+  environment = compiling.environment() | {
+    'NUMBA_CPU_NAME': 'haswell',
+    'NUMBA_CACHE_DIR': str(tmp_path),
+  }
 
   def run(*command):
     return subprocess.run(
@@ -38,10 +32,10 @@ def test_kernels_of_other_processors(lanes, model, given, tmp_path):
     )
 
   found = run('-c', 'from jaxemb.kernels.cpu import tiles; print(tiles.LANES)')
-  assert found.stdout == f'{lanes}\n', found.stderr
+  assert found.stdout == '8\n', found.stderr
   files = [str(_FOLDER / x) for x in ('rows_test.py', 'step_test.py')]
   # All kernels are made of the same tiles; one takes seconds to compile.
   cases = 'plain]', 'three_columns]', 'hundred_columns]'
-  names = ' or '.join(['any_size', *(f'{model}-{x}' for x in cases)])
+  names = ' or '.join(['any_size', *(f'skipgram-{x}' for x in cases)])
   done = run('-m', 'pytest', '-n0', '-m', '', '-k', names, *files)
   assert done.returncode == 0, done.stdout

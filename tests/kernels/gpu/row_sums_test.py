@@ -23,9 +23,7 @@ def _lookups(num, vocab, longest=0):
 @pytest.mark.parametrize(
   ('num', 'dim', 'longest', 'is_given'),
   # Runs in a tile, in two, and in more than are read at once.
-  marking.slow_after(
-    1, [(70, 300, 20, True), (1, 5, 0, False), (600, 40, 500, False)]
-  ),
+  [(70, 300, 20, True), marking.slow(600, 40, 500, False)],
 )
 def test_sums_are_those_of_a_loop(num, dim, longest, is_given):
   vocab, rng = 50, np.random.default_rng(0)

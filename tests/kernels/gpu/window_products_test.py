@@ -8,7 +8,7 @@ import pytest
 from jaxemb.kernels.gpu import window_products
 from jaxemb.runtime import mesh
 from jaxemb.strategies import base
-from tests import dispatches, marking
+from tests import dispatches
 
 
 @pytest.mark.slow
@@ -16,7 +16,6 @@ from tests import dispatches, marking
   ('settings', 'is_taken'),
   [
     ({'model.name': 'cbow', 'optimizer.name': 'adagrad'}, True),
-    *marking.slow_after(0, [({'model.name': 'skipgram'}, True)]),
     ({'model.loss': 'hierarchical_softmax'}, False),
     ({'table.dtype': 'bfloat16'}, False),
     ({'model.shared_negatives': 120}, False),

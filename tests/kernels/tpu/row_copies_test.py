@@ -11,12 +11,17 @@ from jaxemb.kernels.tpu import row_copies, sorted_sums
 from jaxemb.tables import row_access
 from tests import marking
 
+
 # Blocks of 2048 rows of up to 128 numbers, and of 1024 rows of 300.
-SIZES = [(50, 8, 1), (3000, 8, 2048), (1500, 128, 2049), (1300, 300, 2500)]
-
-
-@pytest.mark.parametrize(('vocab', 'dim', 'num'), marking.slow_after(2, SIZES))
-@pytest.mark.parametrize('dtype', marking.slow_after(1, [np.float32, np.int32]))
+@pytest.mark.parametrize(
+  ('vocab', 'dim', 'num', 'dtype'),
+  [
+    (50, 8, 1, np.float32),
+    (3000, 8, 2048, np.int32),
+    marking.slow(1500, 128, 2049, np.float32),
+    marking.slow(1300, 300, 2500, np.float32),
+  ],
+)
 def test_rows_are_read_and_written_as_by_a_loop(vocab, dim, num, dtype):
   rng = np.random.default_rng(num)
   table, rows = (
@@ -39,10 +44,8 @@ def test_rows_are_read_and_written_as_by_a_loop(vocab, dim, num, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('num', 'dim'), marking.slow_after(1, [(5, 64), (3000, 100), (1100, 300)])
-)
-def test_running_sums_are_those_of_a_loop(num, dim):
+def test_running_sums_are_those_of_a_loop():
+  num, dim = 3000, 100
   rng = np.random.default_rng(num)
   # Of some ids there are more than a block.
   ids = np.sort(np.minimum(rng.zipf(1.2, num), 40)).astype(np.int32)
