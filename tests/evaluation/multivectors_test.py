@@ -181,14 +181,9 @@ def test_queries(folder, capsys):
   words = loaded.of_words()
   assert words.index_to_key == WORDS and words.vectors.shape == (6, 4)
   chances = found.posterior(1, [0, 2])
-  flag = f'--vectors={folder}'
-  for argv, told in (
-    (['--senses', 'bank'], '\nbank#1  0.7500  '),
-    (['--sense=0', 'bank', '--topn=1'], f'{nearest[0][0]}  '),
-    (['--position=2', 'the', 'money', 'bank'], f'bank#0  {chances[0]:.4f}'),
-  ):
-    assert query.main([flag, *argv]) == 0
-    assert told in '\n' + capsys.readouterr().out
+  command = [f'--vectors={folder}', '--position=2', 'the', 'money', 'bank']
+  assert query.main(command) == 0
+  assert f'bank#0  {chances[0]:.4f}' in capsys.readouterr().out
 
 
 def _crowd():
@@ -224,19 +219,13 @@ def test_neighbours_are_other_words_each_once(tmp_path, capsys):
   assert names(vector, topn=3) == ['money#1', 'boat', 'bank#1']
   assert names(vector, topn=2, min_prior=0.02) == ['boat', 'money#0']
   assert loaded.most_similar_cosmul('bank', topn=1)[0][0] == 'money#0'
-  # The commands leave rare senses out, as the report does.
-  flag = f'--vectors={tmp_path}'
-  for argv in (['--senses', 'bank'], ['--position=1', 'the', 'bank']):
-    assert query.main([flag, '--topn=3', *argv]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [x.split()[2:] for x in lines] == [everything[:3]] * 2
-  assert query.main([flag, '--topn=9', '--sense=1', 'bank']) == 0
+  # The command leaves rare senses out, as the report does.
+  command = [f'--vectors={tmp_path}', '--topn=9', '--sense=1', 'bank']
+  assert query.main(command) == 0
   out = capsys.readouterr().out
   assert 'money#0' in out and 'money#1' not in out
   shown = report.ambiguous_words(loaded)
   assert str(shown).count('money') == 1 + 4  # near the senses of two others
-  assert {word: count for word, count, _ in shown}['bank'] == 20
-  assert report.ambiguous_words(loaded.of_words()) == []
 
 
 def test_a_text_is_taken_as_training_takes_it(folder, capsys):

@@ -111,10 +111,6 @@ def test_nodes_of_another_graph(tmp_path, capsys):
   np.testing.assert_allclose(table['probability'], chances, 0, 2e-4)
   assert predict.main(command) == 2  # without features
   assert 'no features of a node' in capsys.readouterr().err
-  lines = (tmp_path / 'edges.tsv').read_text().replace('\n', '\t1\t2\n')
-  (tmp_path / 'more.tsv').write_text(lines)
-  more = [f'--data={tmp_path / "more.tsv"}', '--columns=source,target,-,-']
-  assert predict.main([command[0], *more, command[2], features]) == 0
 
 
 @pytest.mark.slow

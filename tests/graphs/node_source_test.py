@@ -87,9 +87,8 @@ def test_parts_have_close_nodes():
     _source(graph, 1, 8, local=True)
 
 
-@pytest.mark.parametrize('targets', ['classes', 'walks'])
-def test_lookups_are_expected_rightly(targets):
-  source = _source(targets=targets)
+def test_lookups_are_expected_rightly():
+  source = _source(targets='walks')
   counts, num = np.zeros(400), 0
   for epoch in range(60):
     places = range(source.units_per_epoch)
@@ -155,10 +154,3 @@ def test_nodes_of_own_splits_without_a_label_are_counted():
   assert source.dropped['split_nodes_without_label'] == 10
   with pytest.raises(errors.UserError, match='no labelled nodes to learn from'):
     _source(graph._replace(splits={'test': np.arange(40)}))
-
-
-def test_walks_of_a_graph_without_labels():
-  graph = graph_lib.from_edges(np.arange(9), np.arange(1, 10), 11)
-  source = _source(graph, targets='walks')
-  assert source.dropped['nodes_without_neighbors'] == 1
-  assert len(next(source.items(None, 0)).batch.numbers.shape) == 3

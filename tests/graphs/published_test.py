@@ -191,12 +191,6 @@ def test_labels_of_nodes(name, text, column, labels, read, write):
   assert _labels(found) == [sorted(x) for x in labels]
 
 
-def test_labels_of_no_column(read, write):
-  write({'a.csv': _TABLE})
-  with pytest.raises(errors.UserError, match='say which one'):
-    read('7,10\n', 'edges.csv', labels='a.csv')
-
-
 @pytest.mark.parametrize(
   ('name', 'text', 'message'),
   [
@@ -292,17 +286,9 @@ def test_features_in_json_are_places_or_numbers(text, rows, read, write):
   assert read(None, 'data').features.tolist() == rows
 
 
-@pytest.mark.parametrize(
-  ('features', 'message'),
-  [
-    ('{"7": 3}', 'not iterable'),
-    ('{"7": [1, -2]}', 'below 0'),
-    ('{"7": [1.5], "10": [1, 2]}', 'have 1 to 2 features'),
-  ],
-)
-def test_bad_features_are_one_line(features, message, read, write):
-  write({**MUSAE, 'musae_x_features.json': features}, 'data')
-  with pytest.raises(errors.UserError, match=message):
+def test_features_in_json_that_are_no_lists_are_one_line(read, write):
+  write({**MUSAE, 'musae_x_features.json': '{"7": 3}'}, 'data')
+  with pytest.raises(errors.UserError, match='not iterable'):
     read(None, 'data')
 
 

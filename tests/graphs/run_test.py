@@ -8,7 +8,6 @@ import pytest
 import jaxemb
 from jaxemb import config as config_lib
 from jaxemb.run import lifecycle as train
-from tests import marking
 
 SMALL = {
   'data.path': 'toygraph:400',
@@ -27,25 +26,12 @@ def _run(workdir, variant='', **settings):
   return json.loads((workdir / 'report.json').read_text())
 
 
-# With the kernel on its own, and with all that walks have beside it.
-KINDS = {
-  'kernel': {'train.epochs': 4},
-  'partition': {
-    'strategy.name': 'partition', 'strategy.num_parts': 2,
-    'strategy.rate': 0.7, 'optimizer.name': 'adagrad', 'data.p': 0.5,
-  },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize('kind', ['kernel', marking.slow('partition')])
-def test_communities_are_found(kind, tmp_path):
-  scores = _run(tmp_path, **KINDS[kind])['evaluation']
+def test_communities_are_found(tmp_path):
+  scores = _run(tmp_path, **{'train.epochs': 4})['evaluation']
   assert scores['labels']['macro_f1'] > 0.98
   assert scores['clusters']['score'] > 0.95
   edges = scores['test edges']
   assert edges['auc'] > 0.75 and edges['found'] > 500
-  page = (tmp_path / 'report.html').read_text()
-  assert 'community 0' in page
   vectors = jaxemb.load(tmp_path)
   node = vectors.index_to_key[0]
   community = node.split('.')[0]

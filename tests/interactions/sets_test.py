@@ -1,6 +1,5 @@
 """Sets of items from files and shares."""
 
-import numpy as np
 import pytest
 
 from jaxemb.interactions import reading, sets
@@ -101,14 +100,3 @@ def test_the_fingerprint_is_of_what_is_learned(tmp_path):
     for x in ('a x y\nb y\n', 'a x y\nb x\n', 'a p y\nb y\n', 'a x y\nb y\n')
   ]
   assert len(set(found)) == 3 and found[0] == found[3]
-
-
-def test_embedded_sets_hold_out_what_users_like():
-  train, *held = sets.planted()
-  assert train == sets.planted()[0]
-  for part in held:
-    for user, items in list(part.items())[:50]:
-      assert not set(items) & set(train[user])
-      groups = {x.partition('.')[0] for x in items}
-      in_groups = [x.partition('.')[0] in groups for x in train[user]]
-      assert np.mean(in_groups) > 0.6

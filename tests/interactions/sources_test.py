@@ -161,7 +161,6 @@ def test_planted_groups_are_learned(variant, tmp_path):
     scores = found['evaluation'][split]
     assert LEAST[variant] < scores['score'] / BEST_RECALL < 1.02
     assert scores['ndcg'] > 0.6 and scores['total'] == 30_000
-  assert 'Recall@20' in (tmp_path / 'report.html').read_text()
   vectors = jaxemb.load(tmp_path)
   item = vectors.index_to_key[0]
   near = [x for x, _ in vectors.most_similar(item, topn=5)]

@@ -146,7 +146,6 @@ def test_failures_are_one_line_with_the_remedy(server, tmp_path, monkeypatch):
   (tmp_path / 'file').write_text('')
   _fails(tmp_path / 'file', 'cannot be written')
   _fails(tmp_path, "no Wikipedia 'English'", name='English')
-  _fails(tmp_path, '404', 'zh_min_nanwiki-latest', name='zh-min-nan')
   by_hand = 'by hand', 'config.data.path', str(tmp_path / _NAME)
   by_hand += (f'{server.url}/simplewiki/latest/{_NAME}',)
   with monkeypatch.context() as patch:
@@ -161,10 +160,6 @@ def test_failures_are_one_line_with_the_remedy(server, tmp_path, monkeypatch):
   _fails(tmp_path, '404', *by_hand)
   server.files[_SUMS] = b'<html>moved</html>'
   _fails(tmp_path, 'names no such file', *by_hand)
-  del server.files[_SUMS]
-  _fails(tmp_path, '404', *by_hand)
-  monkeypatch.setattr(download, 'BASE_URL', 'http://127.0.0.1:9')
-  _fails(tmp_path, 'by hand', f'enwiki-latest-{_KIND}', name='en')
 
 
 def test_processes_that_want_the_same_download_once(server, tmp_path):

@@ -80,15 +80,6 @@ def test_files_that_are_named_are_one_input(tmp_path):
     inputs.find(f'{folder}/x', 'list')
 
 
-def test_a_glob_has_splits_too(tmp_path):
-  folder = _folder(tmp_path, 'train.csv test.csv notes.txt')
-  found = inputs.find(f'{folder}/*.csv')
-  assert _names(found.train) == 'train.csv'
-  assert _names(found.splits['test']) == 'test.csv'
-  with pytest.raises(errors.UserError, match='notes.txt'):
-    inputs.find(f'{folder}/*')
-
-
 def test_settings_go_before_splits_of_a_folder(tmp_path, caplog):
   folder = _folder(tmp_path, 'train.csv test.csv valid.csv')
   settings = {'path': folder, 'valid': '0.1', 'test': ''}

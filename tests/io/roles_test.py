@@ -109,16 +109,6 @@ def test_headers_are_told_from_rows(rows, expected):
   assert roles.is_header(ROLES, rows) is expected
 
 
-def test_what_was_read_is_shown():
-  columns = _assigned('rating:rating>=4')
-  row = ['7', 'The Item', '4.5', 'a', 'b']
-  shown = roles.Input.of(['a.csv', 'b.csv'], 'csv', columns, row)
-  assert shown.line() == (
-    'a.csv b.csv (csv, header): user=userId, item=movieId, rating=rating >= 4; '
-    'not used: tag a tag b; first row: user=7, item=The Item, rating=4.5'
-  )
-
-
 _NAMES = st.lists(
   st.text(st.characters(codec='utf-8', exclude_characters='\ufeff'), min_size=1)
   .map(str.strip)
