@@ -243,7 +243,7 @@ _HEADERS = st.sampled_from(
 )
 
 
-def _sums(edges, directed=True):
+def _sums(edges):
   """Weights by pair of nodes."""
   sums = {}
   for a, b, weight in edges:
@@ -256,9 +256,8 @@ def _same(graph, edges, with_weights):
   """Whether a directed graph has these edges."""
   keys = list(graph.keys())
   sources = np.repeat(np.arange(graph.num_nodes), np.diff(graph.offsets))
-  pairs = [
-    (keys[a], keys[b]) for a, b in zip(sources, graph.neighbors, strict=True)
-  ]
+  ends = zip(sources, graph.neighbors, strict=True)
+  pairs = [(keys[a], keys[b]) for a, b in ends]
   sums = _sums(edges)
   assert {*pairs} == {*sums}
   assert graph.relations is None

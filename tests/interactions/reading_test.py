@@ -49,7 +49,7 @@ def _read(tmp_path, text, declared='', name='ratings.txt'):
   return reading.read(str(path), declared)
 
 
-def _pairs(found, least=0):
+def _pairs(found):
   """Users and items by number, whatever their names."""
   return {
     (int(re.sub(r'\D', '', u)), int(re.sub(r'\D', '', x)) % 1000)

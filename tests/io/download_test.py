@@ -106,11 +106,12 @@ def test_downloads_once_and_reports_progress(server, tmp_path):
   assert not server.requests
 
 
-def test_connections_that_break_are_resumed(server, tmp_path):
-  server.failures = [429, 503]
-  server.cuts = [1_000_001, 7, 500_000, 0]
+@pytest.mark.parametrize('busy', [429, 503])
+def test_connections_that_break_are_resumed(server, tmp_path, busy):
+  server.failures = [busy]
+  server.cuts = [1_000_001, 7, 500_000, 0, 1, 1, 1, 1]
   assert _get(tmp_path).read_bytes() == server.data
-  starts = 1000001, 1000008, 1500008, 1500008
+  starts = 1000001, 1000008, 1500008, 1500008, *range(1500009, 1500013)
   assert _ranges(server) == [None, *(f'bytes={x}-' for x in starts)]
 
 
@@ -146,6 +147,7 @@ def test_failures_are_one_line_with_the_remedy(server, tmp_path, monkeypatch):
   (tmp_path / 'file').write_text('')
   _fails(tmp_path / 'file', 'cannot be written')
   _fails(tmp_path, "no Wikipedia 'English'", name='English')
+  _fails(tmp_path, '404', 'zh_min_nanwiki-latest', name='zh-min-nan')
   by_hand = 'by hand', 'config.data.path', str(tmp_path / _NAME)
   by_hand += (f'{server.url}/simplewiki/latest/{_NAME}',)
   with monkeypatch.context() as patch:
