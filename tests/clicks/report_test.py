@@ -7,7 +7,6 @@ import math
 import re
 
 import numpy as np
-import pytest
 
 from jaxemb.clicks import report
 from jaxemb.report import pages
@@ -134,18 +133,6 @@ def test_curves_and_calibration_are_drawn_from_what_was_measured(tmp_path):
   assert curves['Validation AUC'] == expected
   assert curves['Validation loss'] == [[i, 0.4375] for i in (1, 2, 3)]
   assert dict(data['calibration']) == _BINS
-
-
-@pytest.mark.filterwarnings('error')
-def test_nothing_known(tmp_path):
-  vectors, keys = np.ones((1, 1), 'f'), _Keys(1, [('a', 0, 1)])
-  page = report.page(vectors, keys, np.ones(1), ranges=keys.ranges)
-  pages.write(tmp_path, page, {}, metrics=[])
-  text = _text((tmp_path / 'report.html').read_text())
-  for line in ('No measurements were logged', 'The model was not evaluated',
-               'no rows for validation or test', 'Importances are not known',
-               'no vectors to compare', 'Nothing was dropped'):  # fmt: skip
-    assert line in text, line
 
 
 def test_one_class_has_no_auc_but_a_page(tmp_path):

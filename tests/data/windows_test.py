@@ -14,7 +14,6 @@ SIZES = {
   'plain': (24, 4, 2),
   'window_over_chunk': (12, 2, 5),
   'chunk_over_window': (32, 16, 1),
-  'one_chunk': (6, 6, 3),
   'chunk_of_one': (5, 1, 4),
   'one_center': (1, 1, 1),
   'unrolled': (12, 4, 10),
