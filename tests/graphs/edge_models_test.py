@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxemb import errors
 from jaxemb.data import examples
 from jaxemb.graphs import edge_models as edges
 from jaxemb.models import base as models
-from jaxemb.ops import sampling
+from jaxemb.ops import operators, sampling
 from tests import marking
 
 # Few nodes: most draws are some edge's true end.
@@ -257,3 +258,8 @@ def test_data_without_relations_have_one():
   found = np.asarray(ids['relations'])
   assert (found[0, :3] == 0).all() and (found[0, 4:7] == KINDS).all()
   assert (found[1:] == examples.PADDING).all() and found[0, 3] > 2 * KINDS
+
+
+def test_numbers_that_are_not_in_pairs_are_refused():
+  with pytest.raises(errors.UserError, match=r'an even --config\.model\.dim'):
+    operators.apply('complex', jnp.ones((2, 3)), jnp.ones((2, 3)))

@@ -285,6 +285,24 @@ def test_comments_are_counted_and_other_files_named(read, write):
     read(None, 'lists')
 
 
+def test_a_few_bad_lines_are_counted(read):
+  graph = read('a b\n' * 200 + 'c\n')
+  assert graph.counted['unreadable_edges'] == 1
+
+
+def test_columns_are_for_lists_alone(tmp_path, read):
+  sparse.save_npz(tmp_path / 'a.npz', MATRIX)
+  with pytest.raises(errors.UserError, match='is for lists of edges'):
+    read(None, 'a.npz', columns='source,target')
+
+
+def test_a_folder_of_ogb_whose_files_do_not_fit(read, write):
+  texts = {'edge': '0,1\n1,2\n', 'num-node-list': '3\n', 'node-feat': '1,2\n'}
+  write({f'raw/{k}.csv.gz': x for k, x in texts.items()}, 'ogb')
+  with pytest.raises(errors.UserError, match='lines of 1 nodes, and the graph'):
+    read(None, 'ogb')
+
+
 def test_matrices_of_scipy_and_folders(tmp_path, read, write):
   dense = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
   matrix = sparse.csr_matrix(dense)
@@ -411,6 +429,7 @@ def test_names_that_are_given_twice(tmp_path, read):
   [
     ('a.mat', {'network': MATRIX, 'group': GROUP[:3]}, 'labels of 3 nodes'),
     ('a.mat', {'network': MATRIX * -1.5}, r'has the weight -1\.5'),
+    ('a.mat', {'network': MATRIX * 1j}, 'weights of complex128'),
     ('a.npz', {**_parts(MATRIX), 'adj_shape': (2, 2)}, 'cannot read'),
     ('a.npz', {**_parts(MATRIX), 'node_names': ['x']}, 'names of 1 nodes'),
     ('a.npz', {**_parts(MATRIX), 'idx_train': [4]}, 'nodes for train that'),
