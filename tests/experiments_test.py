@@ -243,7 +243,7 @@ def test_consistency(run, text, tmp_path):
 @pytest.mark.skipif(sys.platform != 'linux', reason='semaphores')
 def test_updates_are_as_late_as_on_so_many_cores(tmp_path, text):
   train = [
-    '-m', 'jaxemb.main', '--config=wiki', '--config.train.epochs=1',
+    '-m', 'jaxemb.main', '--config=wiki', '--config.train.epochs=3',
     '--config.model.dim=8', '--config.data.min_count=1',
     '--config.data.sample=5e-3',
     text[0].replace('--text', '--config.data.path'),
