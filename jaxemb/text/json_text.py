@@ -20,7 +20,7 @@ ROLES = (
   roles.Role('text', ('text reviewText content body',), is_required=True),
 )
 
-_START = re.compile(rb'\s*(\[\s*)?\{\s*"')
+_START = re.compile(rb'\s*(\[\s*)?(?:\{\s*\}[\s,]*)*\{\s*"')
 _LINE = re.compile(rb'\s*\{[^\r\n]*(?:\}\s*[\r\n]|\Z)')  # of one whole object
 _KEY = re.compile(r'[{,]?\s*("(?:[^"\\]|\\.)*")\s*:\s*')
 _BETWEEN = re.compile(r'[\s,\[\]]*')
@@ -38,9 +38,16 @@ def extractor(
   `declared` is `data.columns`. Raises a `UserError` if it names no key of the
   objects, or if it is empty and not exactly one has a known name.
   """
-  if not (start := _START.match(head)):
+  is_named = '.json' in pathlib.Path(path).name.lower()
+  start = _START.match(head)
+  if not start and is_named and re.match(rb'\s*[\["{]', head):
+    raise errors.UserError(
+      f'{path} is JSON without objects: write an object per line, such as '
+      '{"text": "..."}'
+    )
+  found = _keys(head.decode(errors='ignore')) if start else {}
+  if not (found or (start and is_named)):
     return None
-  found = _keys(head.decode(errors='ignore'))
   names = [x for x in found if declared or found[x]]
   if not names:
     raise errors.UserError(

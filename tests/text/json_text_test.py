@@ -100,3 +100,17 @@ def test_what_is_damaged_is_lost_and_counted():
 def test_other_text_is_no_json():
   for head in (b'[Intro] words', b'{} words', b'[[link]]', b'{words} "x"'):
     assert json_text.extractor(head, 'x.txt', '') is None
+  assert json_text.extractor(b'{"a" and "b"} are', 'x.txt', '') is None
+
+
+@pytest.mark.parametrize(
+  'head', [b'["a b", "c"]', b'"a"\n"b"\n', b'{}\n', b'[]']
+)
+def test_json_without_objects_is_refused(head):
+  with pytest.raises(errors.UserError, match='without objects'):
+    json_text.extractor(head, 'x.jsonl.gz', '')
+
+
+def test_empty_objects_may_come_first():
+  assert _read(b'{}\n{"text": "a b"}\n')[0] == 'a b\n'
+  assert _read(b'[{}, {"text": "a b"}]')[0] == 'a b\n'
