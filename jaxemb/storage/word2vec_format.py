@@ -289,19 +289,27 @@ def _named(rows: _Rows, path: pathlib.Path, encoding: str) -> Vectors:
     if '\ufffd' in name:
       num_invalid += name.encode(encoding, 'replace') != word
     index.setdefault(name, row)
+  if not index:
+    raise errors.UserError(
+      f'none of the {len(raw):,} rows of {path} begins with a word; write one '
+      'before its numbers, without spaces before it'
+    )
   if num_invalid > rows.max_invalid * len(raw):
     raise errors.UserError(
       f'{num_invalid:,} of {len(raw):,} words of {path} are not in {encoding}: '
       "load it with its encoding, such as encoding='cp1252', or convert it"
     )
+  vectors = np.frombuffer(rows.values, '<f4').reshape(len(raw), -1)
+  is_finite = np.isfinite(vectors.max(1)) & np.isfinite(vectors.min(1))
+  num_infinite = len(raw) - int(is_finite.sum())
   for num, what in (
     (num_invalid, f'words that are not in {encoding}, with letters replaced'),
     (num_empty, 'empty words, left out'),
     (len(raw) - num_empty - len(index), 'repeated words, the first kept'),
+    (num_infinite, 'vectors that are not finite, kept'),
   ):
     if num:
       warnings.warn(f'{path}: {num:,} {what}', stacklevel=3)
-  vectors = np.frombuffer(rows.values, '<f4').reshape(len(raw), -1)
   if len(index) < len(raw):
     vectors = vectors[list(index.values())]
   return Vectors(list(index), vectors)

@@ -350,3 +350,13 @@ def test_damaged_vocab_file(tmp_path, line):
   path.write_bytes(text.encode(errors='surrogateescape'))
   with pytest.raises(errors.UserError, match='vocab.txt, line 3: expected'):
     w2v.read_vocab(path)
+
+
+def test_rows_without_words_or_finite_numbers(tmp_path):
+  path = tmp_path / 'vectors.txt'
+  path.write_text(' 7 1.5 2\n 8 3.5 4\n')
+  with pytest.raises(errors.UserError, match='none of the 2 rows'):
+    w2v.read(path)
+  path.write_text('a 1 2\nb nan 2\nc 1 1e60\n')
+  with pytest.warns(UserWarning, match='2 vectors that are not finite'):
+    assert w2v.read(path).words == ['a', 'b', 'c']
