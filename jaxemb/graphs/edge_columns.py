@@ -94,6 +94,8 @@ def assign(
 def is_header(rows: Rows) -> bool:
   """Whether the first of some rows is a header."""
   first, below = rows[0], {x for row in rows[1:] for x in row}
+  if not below:  # one row, of no edge if it is `source target`
+    return [*_pair([*map(roles.simplified, first)])] in _STEMS
   has_index = first[0] == ''
   if below and first[has_index:] == [*map(str, range(len(first) - has_index))]:
     return has_index or not any(map(tables.is_number, below))  # of pandas

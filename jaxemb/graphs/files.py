@@ -8,6 +8,7 @@ files know of nodes.
           and others are downloaded
 """
 
+import csv
 import functools
 import pathlib
 import re
@@ -114,12 +115,17 @@ def from_table(
 
   settings = dict.fromkeys(('labels', 'label_column', 'features'), '')
   settings |= {'columns': columns, 'directed': directed, 'num_nodes': 0}
+  is_array = isinstance(table, np.ndarray) and table.dtype.names is None
+  if is_array and table.ndim != 2:
+    raise errors.UserError(
+      f'an array of shape {table.shape} has no edges; give one of [n, 2 or 3]'
+    )
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'edges.parquet')
-    if isinstance(table, np.ndarray) and table.dtype.names is None:
-      path = path.with_suffix('.tsv')
-      lines = ('\t'.join(map(str, x)) for x in table.tolist())
-      path.write_text('\n'.join([*lines, '']), 'utf-8')
+    if is_array:
+      path, settings['comments'] = path.with_suffix('.tsv'), 'none'
+      with path.open('w', encoding='utf-8', newline='') as file:
+        csv.writer(file, 'excel-tab').writerows(table.tolist())
     else:
       parquet.write_table(columns_lib.of(table), path)
     settings['path'] = str(path)
@@ -132,7 +138,8 @@ def from_networkx(
 ) -> graph_lib.Graph:
   """Of a NetworkX graph, with weights of edges and labels of nodes by name.
 
-  A list is several labels. Raises a `UserError` if there are none of a name.
+  A list is several labels; None and NaN are none. Raises a `UserError` if there
+  are none of a name, or if weights are no numbers.
 
   To train on it, `graph.save` it and give the folder as `config.data.path`.
   """
@@ -141,10 +148,16 @@ def from_networkx(
   numbers = {x: i for i, x in enumerate(nodes)}
   edges = [(numbers[a], numbers[b], x) for a, b, x in graph.edges(data=True)]
   ends = np.array([x[:2] for x in edges], np.int64).reshape(-1, 2)
-  weights = np.array([x[2].get(weight, 1) for x in edges], np.float32)
+  try:
+    weights = np.array([x[2].get(weight, 1) for x in edges], np.float32)
+  except (TypeError, ValueError) as error:
+    raise errors.UserError(
+      f'the attribute {weight!r} of edges has other values than numbers '
+      f'({errors.one_line(error)}); give another as weight='
+    ) from error
   values = (x.get(label) for x in nodes.values())
   lists = (x if isinstance(x, list | tuple) else [x] for x in values)
-  labels = [[str(y) for y in x if y is not None] for x in lists]
+  labels = [[_name(y) for y in x if y is not None and y == y] for x in lists]
   if label != 'label' and not any(labels):
     raise errors.UserError(
       f'no node has the attribute {label!r}; give one that has labels'

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 _SETTINGS = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
 _HELP = {
-  'data.columns': 'of a list of edges, in their order: source, target, weight, '
-  "relation, and - for others; source,targets: an adjacency list; '' = by "
-  'header or contents',
+  'data.columns': 'of a list of edges, role:column,.., or roles in their '
+  'order: source, target, weight, relation, time (not used), - for others; '
+  "source,targets: an adjacency list; '' = by header or contents",
   'data.path': "edges, a folder as published, .npz, .mat, ...; '' = an "
   'embedded graph',
   'data.valid': 'edges held out for validation: a file or a fraction; '

@@ -17,6 +17,7 @@ from jaxemb import errors
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import heads, published
 from jaxemb.graphs import labels as labels_lib
+from jaxemb.io import columns as columns_lib
 from jaxemb.io import roles, tables
 
 _LOG = logging.getLogger('jaxemb')
@@ -24,7 +25,7 @@ _LOG = logging.getLogger('jaxemb')
 _NODES = 'newid', 'node', 'nodeid', 'id', 'vertex', 'key', 'name'
 _LABELS = ('label', 'labels', 'class', 'group', 'category', 'community', 'y')
 _LABELS += ('target', 'mltarget', 'pagetype', 'mature')  # Rozemberczki's
-_MISSING = '', 'nan', 'null', '<na>'
+_MISSING = 'nan', 'null', '<na>'  # in any case, beside what pandas writes
 _LISTED = re.compile(r'\d+([,;]\d+)+')  # several labels, in one cell
 _SPLIT_KEYS = {
   'train': ('train_mask', 'train_masks', 'idx_train', 'tr'),
@@ -79,11 +80,13 @@ def _read_labels(graph, settings, counted, inputs):
     node = number(name)
     num_unknown += node is None
     for cell in cells if node is not None else ():
-      if cell.lower() in _MISSING:
+      if not cell or cell.lower() in _MISSING:
         num_missing += 1
       else:
         is_list = _LISTED.fullmatch(cell)
         labels[node] += re.split('[,;]', cell) if is_list else [cell]
+  if num_missing and not any(labels):
+    raise errors.UserError(f'{path} has no labels but {num_missing:,} missing')
   if not any(labels):
     raise _none_known(path, 'labels', num_unknown)
   counted['labels_of_unknown_nodes'] = num_unknown
@@ -136,7 +139,9 @@ def _read_features(graph, settings, counted, inputs):
   features = np.zeros((num_nodes, values.shape[1]), np.float32)
   features[nodes[is_known]] = values[is_known]
   counted['features_of_unknown_nodes'] = int((~is_known).sum())
-  counted['nodes_without_features'] = num_nodes - len({*nodes[is_known]})
+  num_described = len({*nodes[is_known]})
+  counted['repeated_features'] = int(is_known.sum()) - num_described
+  counted['nodes_without_features'] = num_nodes - num_described
   return features
 
 
@@ -203,8 +208,9 @@ def _read_rows(
   """Read labels of nodes, one a row, or features, and log how."""
   file = _one_file(path)
   head = heads.read(file, 'a node', settings['comments'])
-  column = settings['label_column'] if has_labels else ''
-  has_header = bool(column) or _is_header(head, number, has_labels)
+  column = settings['label_column']
+  has_header = has_labels and bool(column)
+  has_header = has_header or _is_header(head, number, has_labels)
   first, widths = head.rows[0], {len(x) for x in head.rows}
   if max(widths) < 2:
     raise errors.UserError(
@@ -217,6 +223,8 @@ def _read_rows(
     width = 2 if has_labels else len(first)
     names = ('label',) if has_labels else ('feature',) * (width - 1)
     columns = _columns(first[:width], ('node', *names), has_header=False)
+    if is_ragged:
+      columns = columns._replace(names=('1', '2 ...'))
   return _all_rows(file, head, columns, is_ragged=is_ragged)
 
 
@@ -241,6 +249,7 @@ def _all_rows(file, head, columns, is_ragged=False):
       is_value = node.starts != label.starts
       cells = {k: x.select(is_value) for k, x in cells.items()}
     for name, x in cells.items():
+      x = columns_lib.values(x) if name.startswith('label') else x
       texts[name] += x.strings().to_pylist()
   by_role: dict[str, list[list[str]]] = {}
   for name, x in texts.items():
@@ -286,7 +295,9 @@ def _named(path, header, column, has_labels):
   """`roles.Columns` of the node, and of its label or its features."""
   names = [roles.simplified(x) for x in header]
   wanted = [roles.simplified(column)] if column else _LABELS
-  found = [i for i, x in enumerate(names) if has_labels and x in wanted]
+  if not has_labels:  # a label among features would give itself away
+    wanted = {roles.simplified(column), 'label', 'labels', 'class'} - {''}
+  found = [i for i, x in enumerate(names) if x in wanted]
   if has_labels and len(header) == 2 and not (found or column):
     found = [1]
   if has_labels and len(found) != 1:
@@ -296,9 +307,13 @@ def _named(path, header, column, has_labels):
     )
   named = ['-' if has_labels else 'feature'] * len(header)
   for i in found:
-    named[i] = 'label'
+    named[i] = 'label' if has_labels else '-'
   others = [i for i in range(len(header)) if i not in found]
   named[min(others, key=lambda i: _rank(names[i]))] = 'node'
+  if not {*named} & {'label', 'feature'}:
+    raise errors.UserError(
+      f'{path} has no features but {", ".join(header)[:80]}; give numbers'
+    )
   return _columns(header, named, has_header=True)
 
 

@@ -208,6 +208,7 @@ def test_spaces_and_tabs_between_numbers(read):
       {'directed': True},
       'lead both ways',
     ),
+    ('source,target\n', {}, 'no line with an edge'),
     (
       pa.table({'source': [['x']], 'target': [['y']]}),
       {'name': 'edges.parquet'},
@@ -234,6 +235,29 @@ def test_labels_and_features_of_files(read, write):
   assert graph.features.tolist() == [[3, 4], [0, 0], [1, 2]]
   assert graph.counted['labels_of_unknown_nodes'] == 1
   assert graph.counted['nodes_without_features'] == 1
+
+
+def test_labels_are_no_features_and_missing_ones_are_dropped(read, write):
+  write(
+    {
+      'all.csv': 'id,label,v,x\n1,NA,0,5\n2,True,1,6\n3,None,0,7\n3,,0,8\n',
+      'few.csv': 'id,label\n1,2\n',
+    }
+  )
+  graph = read('1 2\n2 3\n', labels='all.csv', features='all.csv')
+  assert graph.features.tolist() == [[0, 5], [1, 6], [0, 8]]
+  assert graph.counted['repeated_features'] == 1
+  assert graph.labels.names == ['true']
+  assert graph.counted['missing_labels'] == 3
+  graph = read(
+    '1 2\n2 3\n', labels='all.csv', features='all.csv', label_column='v'
+  )
+  assert graph.features.tolist() == [[5], [6], [8]]
+  with pytest.raises(errors.UserError, match='has no features but id, label'):
+    read('1 2\n2 3\n', features='few.csv')
+  write({'few.csv': 'id,label\n1,\n'})
+  with pytest.raises(errors.UserError, match='no labels but 1 missing'):
+    read('1 2\n2 3\n', labels='few.csv')
 
 
 @pytest.mark.parametrize(

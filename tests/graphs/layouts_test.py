@@ -330,3 +330,16 @@ def test_a_value_has_one_name_wherever_it_is(read, edges):
   ]
   for graph in graphs:
     _same(graph, [(str(a), str(b), 1) for a, b in edges], False)
+
+
+def test_objects_of_python_that_are_no_graph_or_have_any_names():
+  graph = files.from_table(np.array([['#a', 'b\tc'], ['"d"', '#a']]))
+  assert {*graph.names} == {'#a', 'b\tc', '"d"'}
+  with pytest.raises(errors.UserError, match=r'shape \(2,\) has no edges'):
+    files.from_table(np.array([0, 1]))
+  edges = nx.Graph([(1, 2, {'weight': 'x'})])
+  edges.nodes[1]['label'], edges.nodes[2]['label'] = float('nan'), 1.0
+  with pytest.raises(errors.UserError, match="'weight' of edges has other"):
+    files.from_networkx(edges)
+  graph = files.from_networkx(edges, weight='none')
+  assert graph.labels.names == ['1']
