@@ -70,9 +70,7 @@ def _read_labels(graph, settings, counted, inputs):
     cells_by_name = _FORMS[form][0](path)
   else:
     rows = _read_rows(path, settings, number, has_labels=True)
-    cells_by_name = (
-      (x, [y]) for x, y in zip(rows.nodes, rows.labels, strict=True)
-    )
+    cells_by_name = rows.label_cells()
     inputs[-1], counted['unreadable_labels'] = rows.shown, rows.num_bad
   labels: list[list[str]] = [[] for _ in range(graph.num_nodes)]
   num_unknown = num_missing = 0
@@ -197,6 +195,10 @@ class _Rows(NamedTuple):
   features: list[list[str]]  # by column
   num_bad: int
   shown: roles.Input
+
+  def label_cells(self):
+    """Return each node's name and a list of its label."""
+    return [(x, [y]) for x, y in zip(self.nodes, self.labels, strict=True)]
 
 
 def _read_rows(
@@ -443,16 +445,13 @@ def _json_labels(path):
     yield name, [*map(str, x)]
 
 
-def _content_labels(path):
-  rows = _described(path)
-  for name, label in zip(rows.nodes, rows.labels, strict=True):
-    yield name, [label]
-
-
 # By names of files, how their labels are read, and their features.
 _FORMS = {
   published.COMMUNITIES: (_members, None),
-  published.CONTENT: (_content_labels, _described_features),
+  published.CONTENT: (
+    lambda path: _described(path).label_cells(),
+    _described_features,
+  ),
   r'.*\.json': (_json_labels, _json_features),
 }
 
