@@ -146,7 +146,7 @@ def _by_names(where, rows, declared, form):
   by_role = dict(columns.by_role)
   texts = {k: _cells(rows[1:], i) for k, (i,) in by_role.items()}
   kinds = {x.strip().lower() for x in texts.get('relation', ())}
-  if kinds and kinds <= {'directed', 'undirected'}:  # as Gephi writes it
+  if kinds and kinds <= {'', 'directed', 'undirected'}:  # as Gephi writes it
     del by_role['relation']
   elif names[by_role.get('relation', (0,))[0]] == 'label' and all(
     map(tables.is_number, kinds)

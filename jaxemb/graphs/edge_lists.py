@@ -184,7 +184,9 @@ def _of_networkx(path, head):
   if not (some and all(re.fullmatch(r'.*\W\{.*\}\s*', x) for x in some)):
     return None
   names = ['source', 'target']
-  names += ['weight'] * any("'weight':" in x for x in head.lines)
+  names += ['weight'] * any(
+    re.search('[\'"]weight["\']:', x) for x in head.lines
+  )
   columns = roles.Columns(
     tuple(names), {x: (i,) for i, x in enumerate(names)}, has_header=False
   )
@@ -246,6 +248,10 @@ def _block(table, prefixes, as_integers):
   source, target = texts['source'], texts['target']
   is_good = (source.stops > source.starts) & (target.stops > target.starts)
   bad, weights = _wrong(source, ~is_good, 'a node has no name'), None
+  if relation := texts.get('relation'):
+    is_wrong = is_good & (relation.stops == relation.starts)
+    bad += _wrong(source, is_wrong, 'a relation has no name')
+    is_good &= ~is_wrong
   if 'weight' in texts:
     weights = _floats(texts['weight'])
     is_weight = np.isfinite(weights) & (weights > 0)

@@ -34,7 +34,7 @@ from jaxemb.io import download, tables
 
 _SPLITS = 'train', 'valid', 'test'
 _CACHED_BY = 'columns', 'comments', 'directed', 'num_nodes'
-_FORMAT = 7  # of graphs in the cache
+_FORMAT = 8  # of graphs in the cache
 
 Progress = Callable[[str, int, int], None]
 

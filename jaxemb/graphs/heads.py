@@ -1,8 +1,8 @@
 """The beginning of a file of lines about edges or nodes."""
 
-import collections
 import pathlib
 import re
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ class Head(NamedTuple):
 def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
   """Read the head of a file of text or Parquet.
 
-  `comments` is `data.comments`: what lines of comments begin with, 'none', or
+  `comments` is `data.comments`: the sign that comments begin with, 'none', or
   '' = lines with # or % in the head alone, if they are not as all others.
   Raises a `UserError` where no line has `what`, or comments cannot be told.
   """
@@ -62,6 +62,10 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
     x.decode('utf-8-sig', 'replace') for x in block.splitlines()[:_LINES]
   ]
   marks = {'': '#%', 'none': ''}.get(comments, comments)
+  if comments == marks and not re.fullmatch(r'[!-/:-@\[-`{-~]?', comments):
+    raise errors.UserError(
+      f'config.data.comments={comments} is not one sign, such as #, nor none'
+    )
   body = [x for x in lines if x.strip() and x[0] not in marks]
   body = body or [x for x in lines if _is_name(x)]
   if not body:
@@ -73,9 +77,7 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
     rows = [_cells(x, delimiter) for x in body]
     return Head(rows, body, delimiter, comment=marks)
   rows = [_cells(x, delimiter) for x in lines]
-  width = collections.Counter(
-    len(_cells(x, delimiter)) for x in body
-  ).most_common(1)[0][0]
+  width = statistics.mode(len(_cells(x, delimiter)) for x in body)
   skip = 0
   while skip < len(lines) and lines[skip][:1] in {'', *marks}:
     is_row = len(rows[skip]) == width > 1 or lines[skip].endswith('}')

@@ -209,6 +209,8 @@ def test_spaces_and_tabs_between_numbers(read):
       'lead both ways',
     ),
     ('source,target\n', {}, 'no line with an edge'),
+    ('1 2\n', {'comments': '//'}, 'comments=// is not one sign'),
+    ('1 2\n', {'comments': '§'}, 'comments=§ is not one sign'),
     (
       pa.table({'source': [['x']], 'target': [['y']]}),
       {'name': 'edges.parquet'},

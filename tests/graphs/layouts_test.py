@@ -343,3 +343,20 @@ def test_objects_of_python_that_are_no_graph_or_have_any_names():
     files.from_networkx(edges)
   graph = files.from_networkx(edges, weight='none')
   assert graph.labels.names == ['1']
+
+
+def test_edges_without_a_relation_are_no_edges_of_one_without_name(read):
+  rows = [(f'a{i}', 'r', f'b{i % 7}') for i in range(200)]
+  text = 'head,relation,tail\n' + _lines(rows, ',')
+  graph = read(text + 'a1,,b2\n')
+  assert graph.relation_names == ['r']
+  assert graph.counted['unreadable_edges'] == 1
+  with pytest.raises(errors.UserError, match='a relation has no name'):
+    read(text + 'a1,,b2\n' * 9)
+  graph = read('Source,Target,Label\na,b,\nb,c,\n')
+  assert graph.relation_names is None and graph.num_nodes == 3
+
+
+def test_attributes_of_edges_are_in_any_quotes(read):
+  graph = read('0 1 {"weight": 3}\n1 2 {"weight": 4}\n')
+  assert sorted({*graph.weights.tolist()}) == [3, 4]
