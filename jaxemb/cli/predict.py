@@ -98,7 +98,7 @@ def _predict_clicks(
       f'--model={flags.model} has vectors, and no model of clicks; give a run '
       'that was trained with --config=ctr'
     )
-  _refuse_overwriting(output, 'data', inputs.find(flags.data).train)
+  _refuse_overwriting(output, 'data', inputs.together(flags.data))
   unknown: dict[str, int] = {}
 
   def predicted():

@@ -132,7 +132,7 @@ def read(path: str, declared: str = '') -> Read:
   """
   import pyarrow as pa
 
-  files = inputs.find(path, 'file of interactions', is_other=is_other).train
+  files = inputs.together(path, 'file of interactions', is_other=is_other)
   _refuse_empty(path, files)
   plans = {x: _plan(x, declared) for x in files}
   _check_alike(plans)

@@ -309,6 +309,6 @@ def _array(values):
 
   try:
     return pa.array(values, from_pandas=True)
-  except (pa.ArrowInvalid, pa.ArrowTypeError):
+  except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
     texts = [None if x is None or x != x else str(x) for x in values]
     return pa.array(texts, pa.large_string())

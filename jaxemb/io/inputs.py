@@ -74,6 +74,25 @@ def find(
   return found
 
 
+def together(
+  path: str,
+  what: str = 'file of rows',
+  is_other: Callable[[pathlib.Path], bool] = lambda path: False,
+) -> list[pathlib.Path]:
+  """Returns the files of a path that holds nothing out.
+
+  Raises a `UserError` as `find` does, or if names of files tell of splits.
+  """
+  found = find(path, what, is_other=is_other)
+  if found.splits:
+    files = [x for split in found.splits.values() for x in split]
+    raise errors.UserError(
+      f'{path} has several splits, with {_listed(files)} among them; give the '
+      'files that are meant'
+    )
+  return found.train
+
+
 def resolve(
   settings: Mapping[str, Any],
   what: str = 'file of rows',

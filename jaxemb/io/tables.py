@@ -123,7 +123,7 @@ class Reader:
     there are no files.
     """
     self.path, self._needed = path, needed
-    self.files = list(layouts) if layouts else inputs.find(path).train
+    self.files = list(layouts) if layouts else inputs.together(path)
     self._max_bad, self._known_forms = max_bad, known_forms
     self._layouts, self._has_header = layouts or {}, has_header
     self.form = form or guess(self.files[0], known_forms)

@@ -89,3 +89,10 @@ def test_settings_go_before_splits_of_a_folder(tmp_path, caplog):
     'path': f'{folder}/train.csv', 'valid': '0.1', 'test': f'{folder}/test.csv'
   }  # fmt: skip
   assert 'config.data.test=test.csv; not used: valid.csv' in caplog.text
+
+
+def test_what_holds_nothing_out_has_no_splits(tmp_path):
+  folder = _folder(tmp_path, 'train.csv test.csv')
+  with pytest.raises(errors.UserError, match='several splits, with test.csv'):
+    inputs.together(folder)
+  assert _names(inputs.together(f'{folder}/test.csv')) == 'test.csv'

@@ -6,7 +6,7 @@ import pytest
 from pyarrow import csv
 
 from jaxemb import errors
-from jaxemb.io import tables
+from jaxemb.io import columns, tables
 
 
 @pytest.mark.parametrize('between', [',', '\t'])
@@ -58,3 +58,8 @@ def test_json_is_told_from_names_in_brackets(tmp_path):
     path.write_text(f'{first}\n')
     with pytest.raises(errors.UserError, match='is JSON'):
       tables.first_line(path)
+
+
+def test_integers_of_any_size_are_names():
+  users = columns.of({'user': [10**30, 7, None]})['user']
+  assert users.to_pylist() == [str(10**30), '7', None]
