@@ -284,6 +284,7 @@ def _signed(sign):
 _AS_OTHERS_WRITE = {
   'semicolons': _signed(';'),
   'colons': _signed('::'),
+  'pipes': _signed('|'),
   'tabs': _signed('\t'),
   'Excel': lambda rows: 'sep=;\n' + _text(rows, HEADER[:4], ';'),
   'pandas': lambda rows: _text(
