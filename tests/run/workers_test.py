@@ -117,7 +117,7 @@ def test_a_run_outlives_its_processes_and_goes_on_with_others(tmp_path):
 def test_lockstep_is_one_process(tmp_path):
   common = {
     'optimizer.max_duplicates': 0.0, 'optimizer.learning_rate': 0.01,
-    'train.epochs': 1, 'train.fused': False, 'data.path': 'toywiki:10000',
+    'train.epochs': 1, 'train.fused': False, 'data.path': 'toywiki:20000',
     'train.batch_words': 32,  # two chunks: the text is cut for two workers
   }  # fmt: skip
   workers = {'strategy.pace': 'bsp', 'strategy.sync_every': 0, **common}
