@@ -158,7 +158,7 @@ def make(
   if form == 'criteo' and not by_role:
     by_role = {'category': _CRITEO_CATEGORIES, 'number': _CRITEO_NUMBERS}
   elif not by_role:
-    unused = _unused(declared, names)
+    unused = {names[i] for i in chosen.unused}
     by_role, left_out = _guess(
       head.select([x for x in names if x != label and x not in unused]),
       form,
@@ -174,23 +174,6 @@ def make(
     lists=tuple(by_role.get('list', ())),
   )
   return schema, left_out
-
-
-def _unused(declared, names):
-  """Names of columns that are declared as not used."""
-  entries = [x for x in declared.split(',') if x.strip().startswith('-:')]
-  if not entries:
-    return ()
-  role = roles.Role('unused', takes_many=True)
-  entries = [x.replace('-:', 'unused:', 1) for x in entries]
-  found = roles.assign(
-    '',
-    [role],
-    names=names,
-    declared=','.join(entries),
-    has_header=_has_names(names),
-  )
-  return [names[i] for i in found.by_role['unused']]
 
 
 def _check(column, name, role):

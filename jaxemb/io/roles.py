@@ -49,6 +49,7 @@ class Columns(NamedTuple):
   by_role: Mapping[str, tuple[int, ...]]  # from 0 on
   minimum: Mapping[str, float] = {}  # by role
   has_header: bool = True
+  unused: tuple[int, ...] = ()  # those declared so, from 0 on
 
   def roles(self) -> list[str]:
     """Returns the role of each column, or '-'."""
@@ -187,7 +188,13 @@ def assign(
   columns = {
     x.name: tuple(found[x.name]) for x in roles if found.get(x.name, ())
   }
-  return Columns(tuple(header), columns, minimum, has_header=has_header)
+  return Columns(
+    tuple(header),
+    columns,
+    minimum,
+    has_header=has_header,
+    unused=tuple(sorted(taken)),
+  )
 
 
 def require(where: str, roles: Sequence[Role], columns: Columns) -> Columns:

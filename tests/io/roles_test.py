@@ -127,3 +127,10 @@ def test_any_column_can_be_named(names, data):
   quoted = [f'"{x}"' for x in entries]
   columns = _assigned(','.join(quoted), names)
   assert [columns.index('user'), columns.index('item')] == order[:2]
+
+
+def test_unused_columns_are_known_however_they_are_written():
+  role = roles.Role('label')
+  for declared in '"-:b,c",label:a', '- : 2,label:a', 'label,-':
+    columns = roles.assign('f', [role], ['a', 'b,c'], declared=declared)
+    assert columns.unused == (1,) and columns.roles() == ['label', '-']
