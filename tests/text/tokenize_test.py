@@ -63,12 +63,15 @@ def _chars(data):
 
 
 def _is_mark(char):
-  return unicodedata.category(char)[0] == 'M' or (
-    char in '\u055a\u055b\u055c\u055e\u05f3\ua789\ua78a'
-    # Format signs that are seen.
-    or re.match('[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2]', char)
-    or re.match('[\U000110bd\U000110cd\U00013430-\U00013438]', char)
-    or re.match('[\U000e0020-\U000e007f]', char)
+  category = unicodedata.category(char)
+  if category == 'Cf':  # format signs that are seen; a newer Python has more
+    return bool(
+      re.match('[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2]', char)
+      or re.match('[\U000110bd\U000110cd\U00013430-\U0001343f]', char)
+      or re.match('[\U000e0020-\U000e007f]', char)
+    )
+  return (
+    category[0] == 'M' or char in '\u055a\u055b\u055c\u055e\u05f3\ua789\ua78a'
   )
 
 
