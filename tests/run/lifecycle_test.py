@@ -5,6 +5,7 @@ import json
 import pathlib
 import shutil
 import signal
+import types
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import train as main
 from jaxemb.data import base
-from jaxemb.run import build, loop, metrics, rundir
+from jaxemb.run import build, loop, metrics, rundir, vectors
 from jaxemb.run import lifecycle as train
 from jaxemb.runtime import distributed, hlo, resources
 from jaxemb.storage import checkpoint, orbax_export
@@ -328,3 +329,9 @@ def test_what_fails_waits_for_the_loss_of_another_process(
   with pytest.raises(ValueError, match='Gloo'):
     train.run(config_lib.load('wiki', {}), tmp_path)
   assert waited
+
+
+def test_keys_are_not_read_for_no_benchmarks():
+  # A click log has tens of millions of keys, which took minutes.
+  source = types.SimpleNamespace(eval_paths=list)
+  assert vectors.source_benchmarks(config_lib.default(), source) == []
