@@ -69,24 +69,30 @@ class Parts(NamedTuple):
     Raises a `UserError` with the number of devices or hosts that would have
     room.
     """
-    strategy, mesh, dtype = self.strategy, self.mesh, self.config.table.dtype
-    if strategy.store:
+    if self.strategy.store:
       self._check_store()
-    state = strategy.init.eval_shape(jax.random.key(0))
-    whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
-    held = mesh_lib.num_bytes(state) // strategy.batch_sharding.num_devices
+    state = self.strategy.init.eval_shape(jax.random.key(0))
+    num_devices = self.strategy.batch_sharding.num_devices
+    held = mesh_lib.num_bytes(state) // num_devices
     vectors = sum(x.vector_bytes for x in state.tables.values())
     _LOG.info(
-      f'tables: {held / 1e6:.1f} MB per device ({vectors / 1e6:.1f} MB {dtype} '
-      'vectors of all tables)'
+      f'tables: {held / 1e6:.1f} MB per device ({vectors / 1e6:.1f} MB '
+      f'{self.config.table.dtype} vectors of all tables)'
     )
+
+    def size(tree):
+      return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
     # Of replicas there are several copies, each on one device.
-    copy, smaller = min(whole, held * mesh.shape['table']), self.kind.smaller
-    layers = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state[1:]))
-    if 2 * layers > held:  # which each device has whole
+    copy = min(size(state), held * self.mesh.shape['table'])
+    smaller = self.kind.smaller
+    if 2 * size(state[1:]) > held:  # layers, which each device has whole
       copy, smaller = 0, 'lower --config.model.hidden or --config.model.dim'
     budget.check_state(
-      list(mesh.devices.flat), held_bytes=held, copy_bytes=copy, smaller=smaller
+      list(self.mesh.devices.flat),
+      held_bytes=held,
+      copy_bytes=copy,
+      smaller=smaller,
     )
 
   def _check_store(self) -> None:
@@ -94,19 +100,21 @@ class Parts(NamedTuple):
 
     Raises a `UserError` if the machine has less.
     """
-    config, store = self.config, self.strategy.store
-    kind, num_workers = config.table.store, 0
-    step_centers = config.train.batch_words
-    resident_bytes, shared_bytes = store.store_bytes, 0
-    if kind == 'disk':
+    config, store, smaller = self.config, self.strategy.store, self.kind.smaller
+    where, num_workers = config.table.store, 0
+    step_centers, shared_bytes = config.train.batch_words, 0
+    resident_bytes = store.store_bytes
+    if where == 'disk':
       resident_bytes = min(resident_bytes, stores.MAPPED_BYTES)
+    elif where == 'memory':
+      smaller = f'give --config.table.store=disk, or {smaller}'
+    else:
+      shared_bytes = remote.OBJECT_STORE_BYTES
     if config.strategy.name == 'workers':
       num_workers = config.strategy.num_workers
       step_centers = self.tuning.part_words
       # The coordinator has those of now and of pushes on the way.
-      shared_bytes = (num_workers + 3) * store.dense_bytes
-    if kind == 'remote':
-      shared_bytes += remote.OBJECT_STORE_BYTES
+      shared_bytes += (num_workers + 3) * store.dense_bytes
     needed = budget.Store(
       table_bytes=store.store_bytes,
       resident_bytes=resident_bytes,
@@ -114,10 +122,7 @@ class Parts(NamedTuple):
       num_workers=num_workers,
       shared_bytes=shared_bytes,
     )
-    if kind != 'remote' or not os.environ.get('RAY_ADDRESS'):
-      smaller = self.kind.smaller
-      if kind == 'memory':
-        smaller = f'give --config.table.store=disk, or {smaller}'
+    if where != 'remote' or not os.environ.get('RAY_ADDRESS'):
       needed.check(smaller)
     _LOG.info(needed.describe())
 
@@ -126,7 +131,7 @@ def make_source(
   setup: devices.Setup,
   readers: data_base.Readers,
   cache: pathlib.Path,
-  progress: Callable[[str, int, int], None],
+  progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> data_base.Source:
   """The data that resolved settings name; `progress` as of `parts`."""
   config, tuning, _, kind = setup
@@ -217,7 +222,7 @@ def parts(
   if compiling and compiling.poll() is None:
     # Meanwhile this process compiles what reads batches.
     next(source.items(None, 0), None)
-  made = trainer.make(
+  trainable, strategy = trainer.make(
     setup,
     corpus_of(source),
     source.steps,
@@ -227,12 +232,12 @@ def parts(
   )
   if benchmark_sets is None:
     benchmark_sets = kind.source_benchmarks(config, source)
-  of_kind = kind.fingerprints(made.trainable.model)
+  of_kind = kind.fingerprints(trainable.model)
   return Parts(
     *setup,
     source=source,
-    trainable=made.trainable,
-    strategy=made.strategy,
+    trainable=trainable,
+    strategy=strategy,
     benchmarks=benchmark_sets,
     dropped={**source.dropped, **kind.dropped(config, source)},
     fingerprints={'the data': source.fingerprint, **of_kind},

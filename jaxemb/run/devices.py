@@ -57,18 +57,25 @@ def choose(
   data, table = mesh_lib.start(
     wanted,
     splits_tables=config.table.layout != 'replicated',
-    uses_cores=_uses_cores(config, fixed),
+    uses_cores=_uses_cores(config, fixed.get('fused', True)),
     is_resumed=is_resumed,
     absent=absent,
   )
-  devices = absent or jax.devices()
-  platform, s = devices[0].platform, config.strategy
+  devices, s = absent or jax.devices(), config.strategy
+  platform = devices[0].platform
+  # A run goes on with the steps that it began with: on other devices only the
+  # limit of duplicates is another one.
+  train, optimizer = config.train, config.optimizer
+  train.batch_words = train.batch_words or begun.get('train.batch_words', 0)
+  first_rate = begun.get('optimizer.learning_rate', 0.0)
+  optimizer.learning_rate = optimizer.learning_rate or first_rate
+  if 'tuning.parts' in begun:
+    fixed = {'parts': begun['tuning.parts']} | fixed
   if s.name == 'partition':
     if not wanted.data and platform != 'cpu':
       data = len(devices)  # they do not slow each other down
     data, table = min(data, s.num_parts if s.part < 0 else 1), 1
-  fixed = _as_begun(config, begun) | fixed
-  if s.name != 'partition' and 'parts' in fixed:
+  elif 'parts' in fixed:
     # The data axis has to divide the parts; devices of the table axis share
     # the centers of their parts, whatever their number.
     num_devices, data = data * table, math.gcd(data, fixed['parts'])
@@ -82,9 +89,7 @@ def choose(
   resolved, tuning = config_lib.resolve(
     config, platform, shape, cores=cores, **fixed
   )
-  return Setup(
-    config=resolved, tuning=tuning, mesh=mesh, kind=kinds.of(resolved)
-  )
+  return Setup(resolved, tuning, mesh, kind=kinds.of(resolved))
 
 
 def _wanted(
@@ -109,40 +114,14 @@ def _wanted(
   return shape, False
 
 
-def _uses_cores(
-  config: ml_collections.ConfigDict, fixed: Mapping[str, Any]
-) -> bool:
-  """Whether several devices of a CPU are worth their cores.
-
-  The threads of a kernel are worth more than replicas.
-  """
-  if config.table.layout != 'replicated':
-    return True
+def _uses_cores(config: ml_collections.ConfigDict, may_fuse: bool) -> bool:
+  """Whether several devices of a CPU are worth their cores."""
   name = config.strategy.name
-  has_threads = (
-    name == 'replicas'
-    and fixed.get('fused', True)
-    and config_lib.can_fuse(config, 'cpu', (1, 1))
-  )
-  return name != 'sync' and not has_threads
-
-
-def _as_begun(
-  config: ml_collections.ConfigDict, begun: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Has a run go on with the steps that it began with.
-
-  On other devices, or without a kernel, only the limit of duplicates is another
-  one. Returns fields of the tuning.
-  """
-  train, optimizer = config.train, config.optimizer
-  if not train.batch_words:
-    train.batch_words = begun.get('train.batch_words', 0)
-  if not optimizer.learning_rate:
-    optimizer.learning_rate = begun.get('optimizer.learning_rate', 0.0)
-  if 'tuning.parts' in begun:
-    return {'parts': begun['tuning.parts']}
-  return {}
+  if config.table.layout != 'replicated' or name == 'sync':
+    return config.table.layout != 'replicated'
+  # The threads of a kernel are worth more than replicas.
+  has_threads = may_fuse and config_lib.can_fuse(config, 'cpu', (1, 1))
+  return name != 'replicas' or not has_threads
 
 
 def _check_layout(
@@ -155,15 +134,15 @@ def _check_layout(
       f'config.mesh.table={num_table} must divide {row_sharded.NUM_CLASSES} '
       'with config.table.layout=row'
     )
-  if layout != 'column':
-    return
   width = -(-dim // num_table)
-  if dim % num_table:
+  if layout == 'column' and dim % num_table:
     _LOG.info(
       f'{dim} columns are filled up to {width * num_table} for {num_table} '
       'devices'
     )
-  if platform == 'tpu' and dim < LANES * num_table > LANES:
+  if (
+    layout == 'column' and platform == 'tpu' and dim < LANES * num_table > LANES
+  ):
     is_narrow = width < mesh_lib.LEAST_TPU_WIDTH
     _LOG.warning(
       f'{width} columns a device are read and written as {LANES}'

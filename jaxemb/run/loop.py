@@ -1,4 +1,4 @@
-"""The training loop: dispatch, count, save, evaluate, stop.
+"""The training loop: dispatch, count, evaluate, save, stop.
 
 A dispatch is one compiled program of many steps over one batch of the source.
 Batches are pure functions of the position, which a checkpoint holds with state
@@ -14,7 +14,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,11 +41,8 @@ class Session(NamedTuple):
   stop: threading.Event  # set when the run is to save and end
 
 
-class Hook(Protocol):
-  """Runs between dispatches, in all processes alike.
-
-  What has a body here is optional.
-  """
+class Hook:
+  """Runs between dispatches, in all processes alike."""
 
   def begin(self, totals: metrics.Totals) -> None:
     """Called before the first dispatch of a start, with what was done."""
@@ -55,6 +52,7 @@ class Hook(Protocol):
 
   def due(self, item: data_base.Item) -> bool:
     """Whether to run after an item; depends on nothing else."""
+    return False
 
   def run(self, state: Any, totals: metrics.Totals) -> None:
     """Reads the state, which the next dispatch donates."""
@@ -68,19 +66,16 @@ class Hook(Protocol):
     return False
 
 
-class Meter(Protocol):
-  """Counts dispatches, as `metrics.Meter`; what has a body is optional."""
+class Meter:
+  """Counts dispatches otherwise than `metrics.Meter`, which has these too."""
 
   def start(self) -> None:
     """Starts the clock, before the first dispatch of a start."""
 
   def count(
-    self,
-    item: data_base.Item,
-    learning_rates: tuple[float, float],
-    step_metrics: strategy_base.DispatchMetrics,
+    self, item: data_base.Item, learning_rates: Sequence[float], measured: Any
   ) -> None:
-    """Counts a dispatch, waiting for it to end."""
+    """Counts `DispatchMetrics`, waiting for the dispatch to end."""
 
   def count_store(self, counts: Mapping[str, float]) -> None:
     """Counts rows and seconds of a store, by name."""
@@ -90,13 +85,6 @@ class Meter(Protocol):
 
   def close(self) -> None:
     """Called at the end of a start, also after errors."""
-
-
-def open_checkpoints(workdir: pathlib.Path) -> checkpoint.Checkpoints:
-  """The checkpoints of a run, to be used in a `with` statement."""
-  return checkpoint.Checkpoints(
-    workdir / 'checkpoints', checkpoint.TO_KEEP, metrics.LOG.error
-  )
 
 
 class Trained(NamedTuple):
@@ -111,7 +99,7 @@ def train(
   checkpoints: checkpoint.Checkpoints | None,
   parts: build.Parts,
   session: Session,
-  make_meter: Callable[[metrics.Totals], Meter],
+  make_meter: Callable[[metrics.Totals], Meter | metrics.Meter],
   hooks: Sequence[Hook] = (),
   stream: Sequence[int] = (),
   program: jax.stages.Compiled | None = None,
@@ -134,40 +122,32 @@ def train(
     hook.begin(totals)
   if restored and any(hook.has_ended() for hook in hooks):
     return Trained(state, totals, program)
-  training = _Training(
+  start = _Start(
     checkpoints, parts, session, totals=totals, hooks=hooks, stream=stream
   )
-  items = data_base.prefetch(training.items(), items_ahead)
+  items = data_base.prefetch(start.items(), items_ahead)
   closing = contextlib.closing
-  with closing(items), closing(make_meter(totals)) as training.meter:
+  with closing(items), closing(make_meter(totals)) as start.meter:
     if state is None:  # while the first batch is made
       state = parts.new_state(init_key(parts.config.seed))
-    state = training.place(state)
+    state = start.place(state)
     for item, following in _with_next(items):
       if item.batch is None:
-        state = training.pause(state, item)
+        state = start.pause(state, item)
         continue
-      args = training.constants, item.batch, training.schedule(item)
-      if program is None:  # compiled before its use, to time it apart
-        start = time.monotonic()
-        program = compile_dispatch(parts, state, args)
-        totals.compile_secs += (secs := time.monotonic() - start)
-        start_secs = time.time() - session.started
-        metrics.LOG.info(
-          f'compiled in {secs:.1f} s; first step {start_secs:.1f} s after start'
-        )
-      training.begin(item, following, program)
-      state, step_metrics = program(state, *args)
-      uncounted = item._replace(batch=None), args[2], step_metrics
-      training.uncounted.append(uncounted)
-      ends = training.end(state, item, following)
-      if ends is not None:
-        return Trained(state, totals, program) if ends else None
-  return Trained(state, totals, program)
+      arguments = start.constants, item.batch, start.schedule(item)
+      program = program or start.compile(state, arguments)
+      start.prepare(item, following, program)
+      state, step_metrics = program(state, *arguments)
+      dispatched = item._replace(batch=None), arguments[2], step_metrics
+      start.uncounted.append(dispatched)
+      if start.finish(state, item, following):
+        break
+  return None if start.has_stopped else Trained(state, totals, program)
 
 
-class _Training:
-  """One start of `train`, between its dispatches."""
+class _Start:
+  """One start of `train`: what surrounds a dispatch."""
 
   def __init__(
     self,
@@ -184,10 +164,10 @@ class _Training:
     self.totals, self.constants = totals, parts.strategy.constants()
     self.uncounted: collections.deque = collections.deque()
     self._dispatches, self._secs_before = 0, totals.total_secs
-    self._last_save = 0.0
+    self._last_save, self.has_stopped = 0.0, False
 
   def items(self) -> Iterator[data_base.Item]:
-    """Returns the items that are left, with their batches on the devices."""
+    """Yields the items that are left, with their batches on the devices."""
     source, sharding = self._parts.source, self._parts.strategy.batch_sharding
     for item in source.items(self.totals.position, self.totals.done):
       batch = item.batch
@@ -207,44 +187,48 @@ class _Training:
 
   def schedule(self, item: data_base.Item) -> strategy_base.Schedule:
     """Returns the schedule of an item, with the factors of all hooks."""
-    now = self._planned(item)
+    now = schedule(self._parts.config, item, self._total, *self._stream)
     factor = np.float32(math.prod(hook.rate_factor() for hook in self._hooks))
     return now._replace(
       first_learning_rate=factor * now.first_learning_rate,
       last_learning_rate=factor * now.last_learning_rate,
     )
 
-  def _planned(self, item):
-    return schedule(self._parts.config, item, self._total, *self._stream)
+  def compile(
+    self, state: Any, arguments: Sequence[Any]
+  ) -> jax.stages.Compiled:
+    """Compiles a dispatch before its use, to time it apart."""
+    start = time.monotonic()
+    program = compile_dispatch(self._parts, state, arguments)
+    self.totals.compile_secs += (secs := time.monotonic() - start)
+    start_secs = time.time() - self._session.started
+    metrics.LOG.info(
+      f'compiled in {secs:.1f} s; first step {start_secs:.1f} s after start'
+    )
+    return program
 
-  def begin(
+  def prepare(
     self,
     item: data_base.Item,
     following: data_base.Item | None,
     program: jax.stages.Compiled,
   ) -> None:
-    """Prepares a dispatch: the meter, and rows of the one that follows."""
-    totals, session = self.totals, self._session
+    """Prepares a dispatch: the meter, hooks, rows of the one that follows."""
     if not self._dispatches:
       loop = self._parts.strategy.loop
-      totals.collectives = hlo.traffic(program.as_text(), loop)
-      totals.started = totals.started or session.started
-      totals.encode_secs += session.encode_secs
+      self.totals.collectives = hlo.traffic(program.as_text(), loop)
+      self.totals.begin(self._session)
       self.meter.start()
     self._dispatches += 1
     for hook in self._hooks:
       hook.before(item)
     if self._store and following and following.batch is not None:
-      self._store.expect(following.batch, self._planned(following))
+      self._store.expect(following.batch, self.schedule(following))
 
-  def end(
+  def finish(
     self, state: Any, item: data_base.Item, following: data_base.Item | None
-  ) -> bool | None:
-    """Counts, evaluates and saves after a dispatch.
-
-    Returns True if training ends here, early or not, False if it saved because
-    it is to stop, and None if it goes on.
-    """
+  ) -> bool:
+    """Counts, evaluates and saves after a dispatch; whether the loop ends."""
     due = [hook for hook in self._hooks if hook.due(item)]
     is_last = item.done_after == self._total
     decision = self._decide()
@@ -266,11 +250,10 @@ class _Training:
       self._last_save = time.monotonic()
     if has_ended:
       log_early_stop()
-      return True
-    if decision == distributed.STOP and not is_last:
+    elif decision == distributed.STOP and not is_last:
       log_stop(self._checkpoints)
-      return False
-    return None
+      self.has_stopped = True
+    return has_ended or self.has_stopped
 
   def _decide(self):
     if not self._checkpoints:
@@ -306,14 +289,72 @@ class _Training:
     return state
 
 
+def _with_next(items):
+  """Yields items with the one behind each, None after the last or a pause."""
+  item = next(items, None)
+  while item is not None:
+    is_pause = item.batch is None  # nothing follows until its hooks have run
+    following = None if is_pause else next(items, None)
+    yield item, following
+    item = next(items, None) if is_pause else following
+
+
 def compile_dispatch(
-  parts: build.Parts, state: Any, args: Sequence[Any]
+  parts: build.Parts, state: Any, arguments: Sequence[Any]
 ) -> jax.stages.Compiled:
   """Compiles a dispatch and checks that it fits the devices."""
-  program = parts.strategy.step.lower(state, *args).compile()
+  program = parts.strategy.step.lower(state, *arguments).compile()
   smaller = f'lower --config.train.batch_{parts.kind.unit}'
   budget.check_step(program, list(parts.mesh.devices.flat), smaller)
   return program
+
+
+def init_key(seed: int) -> jax.Array:
+  """The key of the state before training."""
+  # The implementation is named: a user's JAX settings cannot change a seed.
+  key = jax.random.key(seed, impl='threefry2x32')
+  return jax.random.fold_in(key, _TABLES)
+
+
+def _learning_rate(config: ml_collections.ConfigDict, progress: float) -> float:
+  """Returns the learning rate after a fraction of all training."""
+  first = config.optimizer.learning_rate
+  return first + (config.optimizer.final_learning_rate - first) * progress
+
+
+def schedule(
+  config: ml_collections.ConfigDict,
+  item: data_base.Item,
+  total: int,
+  *stream: int,
+) -> strategy_base.Schedule:
+  """Linear decay over `total` units of training, and a key for the dispatch."""
+  progress = item.done_before / total, item.done_after / total
+  rates = [_learning_rate(config, x) for x in progress]
+  # NumPy's: a JAX operation would wait for the running dispatch.
+  key = np.random.SeedSequence((config.seed, _DISPATCHES, item.index, *stream))
+  return strategy_base.Schedule(
+    *map(np.float32, rates),
+    key.generate_state(2, np.uint32),
+    *map(np.float32, progress),
+    parts_before=np.int32(item.part),
+  )
+
+
+@jax.jit
+def _all_finite(state: Any) -> jax.Array:
+  finite = [rounding.is_finite(x) for x in jax.tree.leaves(state)]
+  return jnp.stack(finite).all()
+
+
+# Checkpoints.
+
+
+def open_checkpoints(workdir: pathlib.Path) -> checkpoint.Checkpoints:
+  """The checkpoints of a run, to be used in a `with` statement."""
+  return checkpoint.Checkpoints(
+    workdir / 'checkpoints', checkpoint.TO_KEEP, metrics.LOG.error
+  )
 
 
 def save(
@@ -346,54 +387,6 @@ def log_stop(checkpoints: checkpoint.Checkpoints) -> None:
   )
 
 
-def _with_next(items):
-  """Yields items with the one behind each, None after the last or a pause."""
-  item = next(items, None)
-  while item is not None:
-    is_pause = item.batch is None  # nothing follows until its hooks have run
-    following = None if is_pause else next(items, None)
-    yield item, following
-    item = next(items, None) if is_pause else following
-
-
-def init_key(seed: int) -> jax.Array:
-  """The key of the state before training."""
-  # The implementation is named: a user's JAX settings cannot change a seed.
-  key = jax.random.key(seed, impl='threefry2x32')
-  return jax.random.fold_in(key, _TABLES)
-
-
-def learning_rate(config: ml_collections.ConfigDict, progress: float) -> float:
-  """After a share of all training."""
-  first = config.optimizer.learning_rate
-  return first + (config.optimizer.final_learning_rate - first) * progress
-
-
-def schedule(
-  config: ml_collections.ConfigDict,
-  item: data_base.Item,
-  total: int,
-  *stream: int,
-) -> strategy_base.Schedule:
-  """Linear decay over `total` units of training, and a key for the dispatch."""
-  progress = item.done_before / total, item.done_after / total
-  rates = [learning_rate(config, x) for x in progress]
-  # NumPy's: a JAX operation would wait for the running dispatch.
-  key = np.random.SeedSequence((config.seed, _DISPATCHES, item.index, *stream))
-  return strategy_base.Schedule(
-    *map(np.float32, rates),
-    key.generate_state(2, np.uint32),
-    *map(np.float32, progress),
-    parts_before=np.int32(item.part),
-  )
-
-
-@jax.jit
-def _all_finite(state: Any) -> jax.Array:
-  finite = [rounding.is_finite(x) for x in jax.tree.leaves(state)]
-  return jnp.stack(finite).all()
-
-
 def restore(
   checkpoints: checkpoint.Checkpoints, parts: build.Parts
 ) -> tuple[Any, metrics.Totals] | None:
@@ -401,13 +394,13 @@ def restore(
 
   Raises a `UserError` if something that the run depends on has changed.
   """
-  convert, strategy = None, parts.strategy
-  key = init_key(parts.config.seed)
+  strategy, key = parts.strategy, init_key(parts.config.seed)
+  store, convert = strategy.store, None
 
   def like(record):
     nonlocal convert
     saved, convert = record['copies'], None
-    if bool(strategy.store) != ('store' in record):
+    if bool(store) != ('store' in record):
       raise errors.UserError(
         'config.table.store: tables of this run are '
         + ('in a store' if 'store' in record else 'on the device')
@@ -415,8 +408,8 @@ def restore(
         'with, or another --workdir'
       )
     shapes = strategy.init.eval_shape(key)
-    if strategy.store:
-      return strategy.store.rest(shapes)
+    if store:
+      return store.rest(shapes)
     if saved == strategy.num_replicas:
       return shapes
     if strategy.from_replicas is None:
@@ -428,13 +421,11 @@ def restore(
       f'{saved or 1}'
     )
     progress = record['totals']['done'] / parts.total_units
-    rate = learning_rate(parts.config, progress)
+    rate = _learning_rate(parts.config, progress)
     shapes, convert = strategy.from_replicas(saved, rate)
     return shapes
 
-  load = None
-  if strategy.store:
-    load = functools.partial(strategy.store.load, key)
+  load = functools.partial(store.load, key) if store else None
   restored = checkpoints.restore(like, load)
   if restored is None:
     return None

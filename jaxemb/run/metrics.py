@@ -125,10 +125,10 @@ class Writer:
   def write(self, record: dict[str, Any]) -> None:
     """Appends a record."""
     values = [
-      summary_pb2.Summary.Value(tag=key, simple_value=record[key])
-      for key in record
+      summary_pb2.Summary.Value(tag=key, simple_value=value)
+      for key, value in record.items()
       if key.endswith('_per_sec') or key in ('loss', 'learning_rate', 'epoch')
-      if record[key] is not None
+      if value is not None
     ]
     try:
       with open(self._path, 'a', encoding='utf-8') as file:
@@ -183,6 +183,11 @@ class Totals:
   loss: float = 0.0  # sum in nats
   examples: float = 0.0  # on which it was measured
 
+  def begin(self, session: Any) -> None:
+    """Counts the time before the first dispatch of a `loop.Session`."""
+    self.started = self.started or session.started
+    self.encode_secs += session.encode_secs
+
   def add(
     self,
     item: Any,
@@ -202,35 +207,37 @@ class Totals:
       bad_step = max(bad_step, 0)
     if bad_step >= 0:
       first, last = learning_rates
-      share = bad_step / max(num_steps, 1)
-      raise self.diverged(first + (last - first) * share, bad_step)
-    self.steps += num_steps
+      fraction = bad_step / max(num_steps, 1)
+      raise self.diverged(first + (last - first) * fraction, bad_step)
     self.done, self.position = item.done_after, item.position
     # Of samples epochs differ in length: the middle is in the right one.
     middle = (item.done_before + item.done_after) / 2
-    epoch = int(middle / units_per_epoch)
     self._add(
-      epoch, loss, examples, counters=step_metrics.counters | steps.sums
+      Totals(
+        steps=num_steps,
+        counters=step_metrics.counters | steps.sums,
+        epoch=int(middle / units_per_epoch),
+        loss=loss,
+        examples=examples,
+      )
     )
 
   def add_model(self, other: 'Totals') -> None:
-    """Adds what a sub-model has counted, and its share of training time."""
+    """Adds what a sub-model has counted, and its part of training time."""
     self.done += other.done
-    self.steps += other.steps
     self.train_secs += other.train_secs
     self.compile_secs += other.compile_secs
     self.collectives = self.collectives or other.collectives
-    self._add(other.epoch, other.loss, other.examples, counters=other.counters)
+    self._add(other)
 
-  def _add(
-    self, epoch: int, loss: float, examples: float, counters: Mapping[str, Any]
-  ) -> None:
-    if epoch > self.epoch:
-      self.epoch, self.loss, self.examples = epoch, 0.0, 0.0
-    if epoch == self.epoch:
-      self.loss += loss
-      self.examples += examples
-    self.count(counters)
+  def _add(self, other: 'Totals') -> None:
+    self.steps += other.steps
+    if other.epoch > self.epoch:
+      self.epoch, self.loss, self.examples = other.epoch, 0.0, 0.0
+    if other.epoch == self.epoch:
+      self.loss += other.loss
+      self.examples += other.examples
+    self.count(other.counters)
 
   def count(self, counters: Mapping[str, Any]) -> None:
     """Adds numbers by name."""
@@ -268,20 +275,20 @@ class Meter:
     epochs: int,
     log_every_secs: float,
     untrained_loss: float = float('inf'),
-    gather: Callable[[dict, bool], list[dict]] = lambda own, is_last: [own],
+    gather: Callable[[dict, bool], list[dict]] = lambda usage, is_last: [usage],
     num_devices: int = 1,
     every_steps: int = 0,  # between synchronisations
   ):
     """Continues from `totals`, which is changed in place.
 
-    Records go to `workdir`, if any; `gather` makes what all processes have used
-    of what this one has, and whether it is the last. For
+    Records go to `workdir`, if any; `gather` returns what all processes have
+    used, of what this one has and whether it is the last record. For
     `untrained_loss` see `Totals.add`.
     """
     self.totals, self.total = totals, round(units_per_epoch * epochs)
     self._units_per_epoch, self._every_secs = units_per_epoch, log_every_secs
     self._untrained_loss, self._gather = untrained_loss, gather
-    self._devices = num_devices
+    self._num_devices = num_devices
     self._every_steps, self._has_ended = every_steps, False
     self._writer = Writer(workdir, totals.steps) if workdir else None
     self._progress = Progress(log_every_secs)
@@ -292,8 +299,7 @@ class Meter:
     self.resume()
     self._clock -= secs_ago
     self._first, self._seen = resources.sample(), []
-    self._rate = f'{self.totals.unit}_per_sec'
-    self._own = collections.defaultdict(float)  # of this process
+    self._usage = collections.defaultdict(float)  # of this process
     self._begin_record(self._clock)
 
   def resume(self) -> None:
@@ -303,7 +309,7 @@ class Meter:
   def _begin_record(self, now: float) -> None:
     self._last, self._last_done = now, self.totals.done
     self._loss = self._examples = 0.0  # since then
-    self._store: dict[str, float] = {}
+    self._store: collections.Counter = collections.Counter()
 
   def count(
     self, item: Any, learning_rates: tuple[float, float], step_metrics: Any
@@ -316,7 +322,7 @@ class Meter:
     """
     t, per_epoch = self.totals, self._units_per_epoch
     t.add(item, per_epoch, learning_rates, step_metrics, self._untrained_loss)
-    self._count_own(item, int(step_metrics.num_steps))
+    self._count_usage(item, int(step_metrics.num_steps))
     now = time.monotonic()
     t.train_secs += now - self._clock
     self._clock = now
@@ -328,39 +334,34 @@ class Meter:
     if is_due or is_far or t.done == self.total:
       self._record(now, float(learning_rates[1]))
 
-  def _count_own(self, item: Any, num_steps: int) -> None:
-    own, every_steps = self._own, self._every_steps
-    synchronisations, steps = 0, self.totals.steps
-    if every_steps:
-      synchronisations = steps // every_steps
-      synchronisations -= (steps - num_steps) // every_steps
+  def _count_usage(self, item: Any, num_steps: int) -> None:
+    usage, steps, every = self._usage, self.totals.steps, self._every_steps
+    num = steps // every - (steps - num_steps) // every if every else 0
+    usage['synchronisations_per_sec'] += num
     sent = self.totals.collectives.get('bytes_per_step_per_device', {})
+    sent_bytes = num_steps * self._num_devices * sent.get('total', 0)
+    usage['collective_bytes_per_sec'] += sent_bytes
     done = item.done_after - item.done_before if item.own is None else item.own
-    own['collective_bytes_per_sec'] += (
-      num_steps * self._devices * sent.get('total', 0)
-    )
-    own['synchronisations_per_sec'] += synchronisations
-    own[self._rate] += done
+    usage[f'{self.totals.unit}_per_sec'] += done
 
   def count_store(self, counts: Mapping[str, float]) -> None:
     """Counts rows and seconds of `stores.fetching`, by name."""
     self.totals.count(counts)
-    for name, value in counts.items():
-      self._store[name] = self._store.get(name, 0) + value
+    self._store.update(counts)
 
   def _record(self, now: float, learning_rate: float) -> None:
-    t, own = self.totals, resources.since(self._first) | self._own
+    t, usage = self.totals, resources.since(self._first) | self._usage
     # Batches without words may follow the last one.
     is_last = t.done == self.total and not self._has_ended
     self._has_ended |= is_last
-    before, self._seen = self._seen, self._gather(own, is_last)
+    before, self._seen = self._seen, self._gather(usage, is_last)
     before = before or [{}] * len(self._seen)
     rate = (t.done - self._last_done) / max(now - self._last, 1e-9)
     record = {
       'step': t.steps,
       'epoch': t.done / self._units_per_epoch,
       t.unit: t.done,
-      self._rate: rate,
+      f'{t.unit}_per_sec': rate,
       'loss': self._loss / self._examples if self._examples else None,
       'learning_rate': learning_rate,
       'elapsed_secs': t.train_secs,
@@ -368,7 +369,7 @@ class Meter:
       'hosts': list(map(resources.between, before, self._seen)),
     }
     if self._store:
-      record['store'] = self._store
+      record['store'] = dict(self._store)
     if self._writer:
       self._writer.write(record)
     loss = 'n/a' if record['loss'] is None else f'{record["loss"]:.4f}'

@@ -1,7 +1,6 @@
 """What trains: a model, its tables and the strategy that settings name."""
 
 import dataclasses
-import functools
 import logging
 import math
 import pathlib
@@ -66,21 +65,18 @@ def make(
   """
   config, tuning, mesh, kind = setup
   # All devices share tables, or each replica has its own.
-  is_sync = setup.is_alone or config.strategy.name in ('sync', 'workers')
-  axes = spec_lib.Axes(*mesh.devices.shape) if is_sync else spec_lib.Axes()
+  is_shared = setup.is_alone or config.strategy.name in ('sync', 'workers')
+  axes = spec_lib.Axes(*mesh.devices.shape) if is_shared else spec_lib.Axes()
   splitting = None  # the axis over which columns are split
   if config.table.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
     splitting = wire.Axis(mesh_lib.TABLE, config.table.exchange_dtype)
-  model = kind.make_model(
-    corpus,
-    kind_lib.Context(
-      config=config,
-      tuning=tuning,
-      row_ops=columns.RowOps(splitting),
-      axes=tuple(axes.names(with_table=splitting is None)),
-    ),
+  context = kind_lib.Context(
+    config=config,
+    tuning=tuning,
+    row_ops=columns.RowOps(splitting),
+    axes=tuple(axes.names(with_table=splitting is None)),
   )
-  fused = None
+  model, fused = kind.make_model(corpus, context), None
   if tuning.fused:
     fused = native.make(
       type(model),
@@ -99,15 +95,15 @@ def make(
     steps_per_loop=tuning.steps_per_loop,
     # A loop whose length is not known is slow on an accelerator.
     may_be_compact=tuning.steps_per_loop == 1
-    and (mesh.size == 1 or not is_sync),
+    and (mesh.size == 1 or not is_shared),
     fused=fused,
     gradients=window_products.Gradients() if multiplies else None,
   )
   if num_cache_rows:
-    step = _in_store(
+    stepping = _in_store(
       setup, trainable, num_cache_rows, folder=folder, cluster=cluster
     )
-    return Trainer(trainable, fetching.fetching(step, mesh))
+    return Trainer(trainable, fetching.fetching(stepping, mesh))
   return Trainer(trainable, _strategy(setup, trainable))
 
 
@@ -118,18 +114,16 @@ def _strategy(
   config, mesh = setup.config, setup.mesh
   if config.strategy.name == 'partition':  # of one sub-model
     first = mesh.devices.flat[:1].tolist()
-    alone = mesh_lib.make(mesh_lib.Shape(1, 1), devices=first)
-    return strategy_base.sync(trainable, alone)
-  if config.strategy.name != 'replicas':
-    # Devices that hold other columns of the same rows take the same examples.
-    splits_columns = config.table.layout == 'column'
-    return strategy_base.sync(trainable, mesh, not splits_columns)
-  many = _replicas(setup, trainable)
-  if not setup.is_alone:
-    return many
-  # Others may have trained with it.
-  strategy = strategy_base.sync(trainable, mesh)
-  return strategy._replace(from_replicas=replicas.single(many))
+    mesh = mesh_lib.make(mesh_lib.Shape(1, 1), devices=first)
+  elif config.strategy.name == 'replicas':
+    many = _replicas(setup, trainable)
+    if not setup.is_alone:
+      return many
+    # Others may have trained with it.
+    strategy = strategy_base.sync(trainable, mesh)
+    return strategy._replace(from_replicas=replicas.single(many))
+  # Devices that hold other columns of the same rows take the same examples.
+  return strategy_base.sync(trainable, mesh, config.table.layout != 'column')
 
 
 def _replicas(
@@ -188,22 +182,29 @@ def _tables(
   The latter is {} where all rows are on the device.
   """
   config, tuning = setup.config, setup.tuning
-  if config.table.store or config.strategy.name == 'replicas':
-    _check_lookups(config.model.name, specs)
-  row_kernel = None
+  row_kernel, needs_lookups = None, config.strategy.name == 'replicas'
+  for name, spec in specs.items():
+    if spec.lookups_per_center is None and (
+      needs_lookups or config.table.store
+    ):
+      raise errors.UserError(
+        f'config.model.name={config.model.name}: the TableSpec of {name!r} has '
+        'no lookups_per_center, which replicas and tables in a store need; '
+        'give it, or set --config.strategy.name=sync without a store'
+      )
   if tuning.row_threads:
     row_kernel = updates.make(config.optimizer, tuning.row_threads)
-  is_workers = config.strategy.name == 'workers'
   device_centers = config.train.batch_words / setup.mesh.size
+  if config.strategy.name == 'workers':
+    device_centers = tuning.part_words
   available = {
     'axes': axes,
     'kernels': _row_kernels(tuning),
     'deduplicates': tuning.deduplicates,
-    'device_centers': tuning.part_words if is_workers else device_centers,
+    'device_centers': device_centers,
     'row_kernel': row_kernel,
   }
-  make_one = functools.partial(_make_one, config, available=available)
-  tables = {name: make_one(spec) for name, spec in specs.items()}
+  tables = {k: _table(config, x, available) for k, x in specs.items()}
   if not config.table.store:
     return tables, {}
   num_rows = _num_cache_rows(setup, tables)
@@ -212,19 +213,9 @@ def _tables(
     small = dataclasses.replace(
       specs[name], vocab=num + 1, lookups_per_center=None
     )
-    tables[name] = cached.Cached(tables[name].spec, make_one(small))
+    cache = _table(config, small, available)
+    tables[name] = cached.Cached(tables[name].spec, cache)
   return tables, num_rows
-
-
-def _check_lookups(model: str, specs: Mapping[str, spec_lib.TableSpec]) -> None:
-  """Raises a `UserError` if lookups of a table are unknown."""
-  for name, spec in specs.items():
-    if spec.lookups_per_center is None:
-      raise errors.UserError(
-        f'config.model.name={model}: the TableSpec of {name!r} has no '
-        'lookups_per_center, which replicas and tables in a store need; give '
-        'it, or set --config.strategy.name=sync without a store'
-      )
 
 
 def _row_kernels(tuning: config_lib.Tuning) -> row_access.Kernels:
@@ -241,20 +232,20 @@ def _row_kernels(tuning: config_lib.Tuning) -> row_access.Kernels:
   return row_access.XLA
 
 
-def _make_one(
+def _table(
   config: ml_collections.ConfigDict,
   spec: spec_lib.TableSpec,
   available: Mapping[str, Any],
 ) -> spec_lib.Table:
   """A table with its optimizer, in the layout that the settings name."""
   o, t, layout = config.optimizer, config.table, config.table.layout
-  kernels = available['kernels']
+  kernels, axes = available['kernels'], available['axes']
   if not row_sums.can_sum(spec.dim):
     kernels = kernels._replace(sums=None, sums_of_sorted=None)
-    available = {**available, 'kernels': kernels}
   if spec.row_optimizer is None:
-    args = {**o, 'copies': kernels.copies}
-    optimizer = kinds.bind('optimizer.name', o.name, args=(), available=args)()
+    optimizer = kinds.bind(
+      'optimizer.name', o.name, (), {**o, 'copies': kernels.copies}
+    )()
     precision = {k: t[k] for k in ('dtype', 'rounding', 'exchange_dtype')}
     spec = dataclasses.replace(spec, **precision)
     optimizer = optimizer._replace(decay=o.decay, updates_all=o.rows == 'all')
@@ -262,14 +253,13 @@ def _make_one(
     optimizer = spec.row_optimizer(o.learning_rate, o.final_learning_rate)
     if layout == 'column':
       # Whole on every device of the table axis, all of which see all of it.
-      axes = dataclasses.replace(available['axes'], num_table=1)
-      layout, available = 'replicated', {**available, 'axes': axes}
+      layout, axes = 'replicated', dataclasses.replace(axes, num_table=1)
+  chosen = {'kernels': kernels, 'axes': axes}
   if kernels.sums and optimizer.change and spec.dtype == 'float32':
     if not optimizer.updates_all:
-      row_kernel = row_sums.RowKernel(optimizer)
-      available = {**available, 'row_kernel': row_kernel}
-  available = {'spec': spec, 'optimizer': optimizer, **available}
-  return kinds.bind('table.layout', name=layout, args=(), available=available)()
+      chosen['row_kernel'] = row_sums.RowKernel(optimizer)
+  chosen |= {'spec': spec, 'optimizer': optimizer}
+  return kinds.bind('table.layout', layout, (), {**available, **chosen})()
 
 
 def _num_cache_rows(
@@ -293,24 +283,26 @@ def _num_cache_rows(
       for k, x in tables.items()
     }
 
-  if is_workers and not config.table.device_bytes:
-    # A tenth of the rows, or room for a round and as many others.
-    in_round = looked_up(max(tuning.part_words, tuning.sync_words))
-    share = max(2 * in_round[k] / vocabs[k] for k in tables)
-    room_bytes = max(room_bytes, map_bytes + min(1.0, share) * all_bytes)
-  if is_workers and all_bytes + map_bytes <= room_bytes:
-    return vocabs
-  if all_bytes <= room_bytes and not is_workers:
+  centers = config.train.batch_words
+  if is_workers:
+    centers = tuning.part_words
+    if not config.table.device_bytes:
+      # A tenth of the rows, or room for a round and as many others.
+      in_round = looked_up(max(centers, tuning.sync_words))
+      fraction = max(2 * in_round[k] / vocabs[k] for k in tables)
+      room_bytes = max(room_bytes, map_bytes + min(1.0, fraction) * all_bytes)
+    if all_bytes + map_bytes <= room_bytes:
+      return vocabs
+  elif all_bytes <= room_bytes:
     _LOG.info(f'all {all_bytes / 1e6:.1f} MB of tables fit on the device')
     return {}
-  share = (room_bytes - map_bytes) / all_bytes
-  centers = tuning.part_words if is_workers else config.train.batch_words
+  fraction = (room_bytes - map_bytes) / all_bytes
   num_rows, needed = {}, looked_up(centers)
   for name, vocab in vocabs.items():
     # The last one is never used (`stores.cached`). A small table beside a large
     # one, such as that of relations, is whole.
     is_small = vocab <= max(vocabs.values()) / 100
-    num_rows[name] = num = vocab if is_small else int(vocab * share) - 1
+    num_rows[name] = num = vocab if is_small else int(vocab * fraction) - 1
     if needed[name] > 0.95 * num < 0.95 * vocab:
       least = map_bytes + all_bytes * needed[name] / 0.9 / vocab
       unit = setup.kind.unit
@@ -338,7 +330,13 @@ def _in_store(
   folder = folder or pathlib.Path(tempfile.gettempdir())
   if config.table.store == 'remote' and not cluster:
     cluster = remote.Cluster()
-  make_shared = functools.partial(_make_shared, config, cluster, folder)
+
+  def make_shared(name, num_rows, num_bytes, make, *more):
+    every_secs = config.train.checkpoint_every_secs
+    where = folder, every_secs
+    shards = config.table.shards
+    return cluster.table(name, shards, num_rows, num_bytes, make, *where, *more)
+
   lends = False
   if config.strategy.name == 'workers':
     is_lockstep = config.strategy.pace == 'bsp'
@@ -370,22 +368,6 @@ def _in_store(
     rows=rows,
     most_steps=most_steps,
     **({'lend': ffi.lend} if lends else {}),
-  )
-
-
-def _make_shared(config, cluster, folder, name, *args):
-  """Makes a table on actors of Ray, as `remote.Cluster.table` takes it."""
-  num_rows, num_bytes, make_rows, *more = args
-  every_secs = config.train.checkpoint_every_secs
-  return cluster.table(
-    name,
-    config.table.shards,
-    num_rows,
-    num_bytes,
-    make_rows,
-    folder,
-    every_secs,
-    *more,
   )
 
 
