@@ -38,41 +38,44 @@ def check(
 
   Raises a `UserError` for the first setting that cannot be honoured.
   """
-  given = schema.flat(config) | dict(values)
-  source = given.get('data.source', '')
+  settings = schema.flat(config) | dict(values)
+  source = settings.get('data.source', '')
   if ':' in source:  # whose settings the config may not have
-    given = {x.name: x.default for x in kinds.own(source).settings} | given
+    of_source = {x.name: x.default for x in kinds.own(source).settings}
+    settings = of_source | settings
   members = kinds.members()
-  for name, value in given.items():
+  for name, value in settings.items():
     kinds.find(name, source).check(value, members.get(name))
-  check_complete(given)
-  _apply_policy(given)
-  _apply_store(given)
+  check_complete(settings)
+  _apply_policy(settings)
+  _apply_store(settings)
   checked = default(source if ':' in source else '')
-  checked.update_from_flattened_dict(given)
+  checked.update_from_flattened_dict(settings)
   kind = kinds.of(checked)
-  conflicts = (_unfit, _unused, _core_conflicts)
-  for conflict in conflicts:
-    for message in conflict(checked, kind):
+  for conflicts in (
+    _unfit(checked, kind),
+    _unused(checked, kind),
+    _core_conflicts(checked, kind),
+    kind.check(checked),
+  ):
+    for message in conflicts:
       raise errors.UserError(message)
-  for message in kind.check(checked):
-    raise errors.UserError(message)
   return checked
 
 
-def check_complete(given: Mapping[str, Any]) -> None:
+def check_complete(settings: Mapping[str, Any]) -> None:
   """Raises a `UserError` if a setting is missing, of flat ones."""
-  for name in kinds.settings(given.get('data.source', '')):
-    if name not in given:
+  for name in kinds.settings(settings.get('data.source', '')):
+    if name not in settings:
       raise errors.UserError(
         f'config.{name} is missing; start the config from '
         'jaxemb.config.default()'
       )
 
 
-def _apply_policy(given: dict[str, Any]) -> None:
+def _apply_policy(settings: dict[str, Any]) -> None:
   """Replaces a policy that is a strategy by that strategy."""
-  policy, name = given['strategy.policy'], given['strategy.name']
+  policy, name = settings['strategy.policy'], settings['strategy.name']
   strategy = _POLICY_STRATEGIES.get(policy)
   if not strategy:
     return
@@ -81,29 +84,29 @@ def _apply_policy(given: dict[str, Any]) -> None:
       f'config.strategy.policy={policy} is config.strategy.name={strategy}, '
       f'not {name}; remove one of them'
     )
-  if given['strategy.sync_every']:
+  if every := settings['strategy.sync_every']:
     raise errors.UserError(
-      f'config.strategy.sync_every={given["strategy.sync_every"]} is not '
-      f'used when config.strategy.policy is {policy}; remove it'
+      f'config.strategy.sync_every={every} is not used when '
+      f'config.strategy.policy is {policy}; remove it'
     )
-  given['strategy.policy'] = kinds.find('strategy.policy').default
-  given['strategy.name'] = strategy
+  settings['strategy.policy'] = kinds.find('strategy.policy').default
+  settings['strategy.name'] = strategy
   num_parts = kinds.find('strategy.num_parts').default
-  if policy == 'never' and given['strategy.num_parts'] == num_parts:
-    given['strategy.num_parts'] = given['mesh.data'] or num_parts
+  if policy == 'never' and settings['strategy.num_parts'] == num_parts:
+    settings['strategy.num_parts'] = settings['mesh.data'] or num_parts
 
 
-def _apply_store(given: dict[str, Any]) -> None:
+def _apply_store(settings: dict[str, Any]) -> None:
   """Chooses a store where the strategy or the room for rows needs one."""
-  if given['strategy.name'] == 'workers':
-    if given['table.store'] not in ('', 'remote'):
+  if settings['strategy.name'] == 'workers':
+    if settings['table.store'] not in ('', 'remote'):
       raise errors.UserError(
-        f'config.table.store={given["table.store"]} is of one process, and '
+        f'config.table.store={settings["table.store"]} is of one process, and '
         'workers share their tables; remove it'
       )
-    given['table.store'] = 'remote'
-  if given['table.device_bytes'] and not given['table.store']:
-    given['table.store'] = 'memory'
+    settings['table.store'] = 'remote'
+  if settings['table.device_bytes'] and not settings['table.store']:
+    settings['table.store'] = 'memory'
 
 
 def is_used(setting: schema.Setting, config: Any, kind: Any) -> bool:
@@ -112,15 +115,14 @@ def is_used(setting: schema.Setting, config: Any, kind: Any) -> bool:
     return True
   if setting.optional:
     return setting.name in kind.used(config)
-  owners = [x for x in kinds.built_in() if setting in x.settings]
-  return not owners or kind in owners
+  return setting in kind.settings or setting in kinds.CORE
 
 
 def _unused(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
   """Settings that were changed and that nothing would read."""
-  given = schema.flat(config)
+  settings = schema.flat(config)
   for setting in kinds.settings(config.data.source).values():
-    value = given[setting.name]
+    value = settings[setting.name]
     if value == setting.default:
       continue
     what = f'config.{setting.name}={value}'
@@ -128,9 +130,9 @@ def _unused(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
       yield f'{what} is {_users(setting, kind)}'
     condition = kind.only_with.get(setting.name, setting.only_with)
     other, _, users = condition.partition('=')
-    if not other or ':' in given[other]:
+    if not other or ':' in settings[other]:
       continue  # what members of the user's own read is not known
-    if given[other] not in (users := users.split('|')):
+    if settings[other] not in (users := users.split('|')):
       names = kind.members(other)
       fitting = [x for x in users if names is None or x in names]
       change = ''.join(f' or set --config.{other}={x}' for x in fitting[:1])
@@ -149,10 +151,10 @@ def _users(setting: schema.Setting, kind: Any) -> str:
   ]
   same = [x for x in users if x.source == kind.source]
   if same and kind not in same:
-    names = ' or '.join(same[0].models)
+    names = list(same[0].models)
     return (
-      f'only used when config.model.name is {names}; remove it or set '
-      f'--config.model.name={next(iter(same[0].models))}'
+      f'only used when config.model.name is {" or ".join(names)}; remove it or '
+      f'set --config.model.name={names[0]}'
     )
   names = ' or '.join(dict.fromkeys(x.source for x in users if x is not kind))
   return (
@@ -165,36 +167,32 @@ def _unfit(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
   """Models, losses and strategies that the kind of data does not have."""
   if kind.uses_all:
     return
-  for what in ('model', 'loss'):
-    setting = 'model.name' if what == 'model' else 'model.loss'
-    value, names = config.model[setting[6:]], kind.members(setting)
+  for what, value in (('name', config.model.name), ('loss', config.model.loss)):
+    setting = f'model.{what}'
     # A loss may be at its default, which nothing reads.
-    is_read = what == 'model' or setting in kind.used(config)
-    if ':' not in value and value not in names and is_read:
-      misfit = _misfit(setting, what, value=value, kind=kind)
-      yield f'config.{setting}={value} {misfit}'
+    is_read = what == 'name' or setting in kind.used(config)
+    if ':' in value or value in kind.members(setting) or not is_read:
+      continue
+    what = 'model' if what == 'name' else what
+    owners = [x for x in kinds.built_in() if value in x.members(setting)]
+    sources = list(dict.fromkeys(x.source for x in owners))
+    misfit = (
+      f'is no {what} of {kind.source}, and does not learn from {kind.source}; '
+      f'choose {" or ".join(kind.members(setting))}, or start from '
+      f'--config={kind.start}'
+    )
+    if 1 <= len(sources) <= 2:  # more have what learns from windows
+      misfit = (
+        f'is a {what} of {" or ".join(sources)}; set '
+        f'--config.data.source={sources[0]}, or start from '
+        f'--config={owners[0].start}'
+      )
+    yield f'config.{setting}={value} {misfit}'
   strategy = config.strategy.name
   if why := kind.undivided.get(strategy):
     yield (
       f'config.strategy.name={strategy} does not {why}; choose sync or replicas'
     )
-
-
-def _misfit(setting: str, what: str, value: str, kind: Any) -> str:
-  """Says whose model or loss it is that a kind of data does not have."""
-  others = [x for x in kinds.built_in() if value in x.members(setting)]
-  sources = list(dict.fromkeys(x.source for x in others))
-  if 1 <= len(sources) <= 2:  # more have what learns from windows
-    return (
-      f'is a {what} of {" or ".join(sources)}; set '
-      f'--config.data.source={sources[0]}, or start from '
-      f'--config={others[0].start}'
-    )
-  return (
-    f'is no {what} of {kind.source}, and does not learn from {kind.source}; '
-    f'choose {" or ".join(kind.members(setting))}, or start from '
-    f'--config={kind.start}'
-  )
 
 
 def _core_conflicts(

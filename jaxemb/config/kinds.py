@@ -10,6 +10,7 @@ import inspect
 import pathlib
 import pkgutil
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jaxemb import errors
@@ -27,6 +28,7 @@ _MODULES = (
 _SOURCE_ALONE = 'jaxemb.run.kind:SourceAlone'
 
 CORE = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
+_OPTIMIZERS = 'sgd', 'adagrad', 'adam', 'adagrad_full', 'adam_full'
 # What names in the core's settings stand for.
 _CORE_MEMBERS = {
   'table.layout': {
@@ -35,8 +37,7 @@ _CORE_MEMBERS = {
     'column': 'jaxemb.tables.replicated:SplitColumns',
   },
   'optimizer.name': {
-    x: f'jaxemb.tables.row_optimizers:{x}'
-    for x in ('sgd', 'adagrad', 'adam', 'adagrad_full', 'adam_full')
+    x: f'jaxemb.tables.row_optimizers:{x}' for x in _OPTIMIZERS
   },
   'strategy.policy': {
     x: f'jaxemb.strategies.policies:{x}' for x in ('bounded', 'average', 'hot')
@@ -54,15 +55,12 @@ def built_in() -> tuple[Any, ...]:
 @functools.cache
 def members() -> dict[str, dict[str, str]]:
   """What names in the settings stand for: dotted paths, by setting and name."""
-  by_setting = {
-    'data.source': {x.source: x.factory for x in built_in()},
-    'model.name': {},
-    'model.loss': {},
+  all_kinds = built_in()
+  return _CORE_MEMBERS | {
+    'data.source': {x.source: x.factory for x in all_kinds},
+    'model.name': {k: x for kind in all_kinds for k, x in kind.models.items()},
+    'model.loss': {k: x for kind in all_kinds for k, x in kind.losses.items()},
   }
-  for kind in built_in():
-    by_setting['model.name'] |= kind.models
-    by_setting['model.loss'] |= kind.losses
-  return _CORE_MEMBERS | by_setting
 
 
 def of(config: Mapping[str, Any]) -> Any:
@@ -71,35 +69,24 @@ def of(config: Mapping[str, Any]) -> Any:
   Raises a `UserError` if a user's own cannot be imported.
   """
   source, model = config['data']['source'], config['model']['name']
-  kinds = [x for x in built_in() if x.source == source]
-  if kinds:
-    return next((x for x in kinds if model in x.models), kinds[0])
-  return own(source)
+  kinds = [x for x in built_in() if x.source == source] or [own(source)]
+  return next((x for x in kinds if model in x.models), kinds[0])
 
 
 @functools.cache
 def own(source: str) -> Any:
   """The kind of a user's dotted path, to a kind or to what makes a source."""
-  found = member('data.source', source)
-  if hasattr(found, 'factory'):
-    return found
+  named = member('data.source', source)
+  if hasattr(named, 'factory'):
+    return named
   return pkgutil.resolve_name(_SOURCE_ALONE)(source)
 
 
 def settings(source: str = '') -> dict[str, schema.Setting]:
   """All settings by name, with those of a user's own kind if it is named."""
-  by_name = dict(_built_in_settings())
-  if ':' in source:
-    by_name |= {x.name: x for x in own(source).settings}
-  return by_name
-
-
-@functools.cache
-def _built_in_settings() -> dict[str, schema.Setting]:
-  by_name = {x.name: x for x in CORE}
-  for kind in built_in():
-    by_name |= {x.name: x for x in kind.settings}
-  return by_name
+  more = own(source).settings if ':' in source else ()
+  of_kinds = (x for kind in built_in() for x in kind.settings)
+  return {x.name: x for x in (*CORE, *of_kinds, *more)}
 
 
 def find(name: str, source: str = '') -> schema.Setting:
@@ -142,7 +129,10 @@ def member(setting: str, name: str) -> Any:
 
 
 def bind(
-  setting: str, name: str, args: Sequence[Any], available: Mapping[str, Any]
+  setting: str,
+  name: str,
+  args: Sequence[Any] = (),
+  available: Mapping[str, Any] = MappingProxyType({}),
 ) -> functools.partial:
   """A member with arguments, and those of `available` that it has names for.
 

@@ -6,7 +6,7 @@ decides is recorded with the run.
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 
@@ -68,17 +68,19 @@ class Tuning:
   memory_lookups: float  # after which a row has forgotten the last one
 
 
-@dataclasses.dataclass(frozen=True)
-class _Given:
+class _Given(NamedTuple):
   """What decisions depend on: settings, the kind of data and hardware."""
 
   config: ml_collections.ConfigDict  # what is decided is set here
   kind: Any
   platform: str
-  num_data: int  # devices along the data axis
-  num_table: int  # and along the table axis
+  mesh: tuple[int, int]  # devices along the data axis and the table axis
   cores: int  # that each device has for itself
   may_fuse: bool  # whether kernels for CPUs are there
+  has_kernel: bool  # whether there is one for the steps
+  is_workers: bool
+  is_lockstep: bool  # workers take each step together
+  num_replicas: int  # that learn at once and do not see each other's updates
 
   @property
   def on_cpu(self) -> bool:
@@ -86,32 +88,35 @@ class _Given:
 
   @property
   def num_devices(self) -> int:
-    return self.num_data * self.num_table
-
-  @property
-  def is_workers(self) -> bool:
-    return self.config.strategy.name == 'workers'
-
-  @property
-  def is_lockstep(self) -> bool:
-    """Whether workers take each step together."""
-    return self.is_workers and self.config.strategy.pace == 'bsp'
-
-  @property
-  def num_replicas(self) -> int:
-    """How many learn at the same time and do not see each other's updates."""
-    num_workers = self.config.strategy.num_workers
-    return num_workers if self.is_workers else self.num_devices
-
-  @property
-  def has_kernel(self) -> bool:
-    """Whether there is a kernel for the steps."""
-    mesh = self.num_data, self.num_table
-    return can_fuse(self.config, self.platform, mesh) and not self.is_lockstep
+    return math.prod(self.mesh)
 
   @property
   def fused(self) -> bool:
     return self.may_fuse and self.has_kernel
+
+
+def _given(
+  config: ml_collections.ConfigDict,
+  platform: str,
+  mesh: tuple[int, int],
+  cores: int,
+  may_fuse: bool,
+) -> _Given:
+  s = config.strategy
+  is_workers = s.name == 'workers'
+  is_lockstep = is_workers and s.pace == 'bsp'
+  return _Given(
+    config=config,
+    kind=kinds.of(config),
+    platform=platform,
+    mesh=mesh,
+    cores=cores,
+    may_fuse=may_fuse,
+    has_kernel=can_fuse(config, platform, mesh) and not is_lockstep,
+    is_workers=is_workers,
+    is_lockstep=is_lockstep,
+    num_replicas=s.num_workers if is_workers else math.prod(mesh),
+  )
 
 
 def can_fuse(
@@ -160,17 +165,9 @@ def resolve(
   """
   config = config.copy_and_resolve_references()
   config.mesh.data, config.mesh.table = mesh
-  kind, may_fuse = kinds.of(config), fixed.pop('fused', True)
-  given = _Given(
-    config=config,
-    kind=kind,
-    platform=platform,
-    num_data=mesh[0],
-    num_table=mesh[1],
-    cores=cores,
-    may_fuse=may_fuse,
-  )
-  s, t = config.strategy, config.train
+  may_fuse = fixed.pop('fused', True)
+  given = _given(config, platform, mesh, cores=cores, may_fuse=may_fuse)
+  s, t, kind = config.strategy, config.train, given.kind
   if s.name == 'partition':
     s.rate = s.rate or 1 / s.num_parts
   if kind.unit == 'examples':
@@ -237,7 +234,7 @@ def _learning_rate(given: _Given) -> float:
   return rate
 
 
-def _all_threads(given: _Given) -> int:
+def _usual_threads(given: _Given) -> int:
   """Threads of a kernel where settings do not say: cores of a process."""
   # A sub-model has the same bits wherever it is trained.
   is_one = given.config.strategy.name in ('partition', 'workers')
@@ -248,9 +245,10 @@ def _threads(given: _Given) -> int:
   """Threads of the kernel that takes the steps."""
   if not given.fused:
     return 1
-  threads = given.config.train.threads or _all_threads(given)
-  is_stored = given.config.table.store
-  return min(threads, _MAX_STORE_THREADS) if is_stored else threads
+  threads = given.config.train.threads or _usual_threads(given)
+  return min(
+    threads, _MAX_STORE_THREADS if given.config.table.store else threads
+  )
 
 
 def _num_parts(given: _Given, chunk: int) -> int:
@@ -262,7 +260,7 @@ def _num_parts(given: _Given, chunk: int) -> int:
   replicas have parts of their own, as have workers in lockstep; other workers
   take turns at the parts, and later there may be more workers.
   """
-  s, num_data = given.config.strategy, given.num_data
+  s, num_data = given.config.strategy, given.mesh[0]
   if given.is_workers:
     return s.num_workers * (1 if s.pace == 'bsp' else 4)
   if s.name == 'partition' or (s.name == 'sync' and given.fused):
@@ -275,19 +273,14 @@ def _num_parts(given: _Given, chunk: int) -> int:
 
 def _device_choices(given: _Given) -> dict[str, Any]:
   """Fields of `Tuning` that follow from the kind of device."""
-  config, on_cpu, mesh = (
-    given.config,
-    given.on_cpu,
-    (given.num_data, given.num_table),
-  )
+  config, on_cpu = given.config, given.on_cpu
   updates_by_kernel = (
     given.may_fuse
-    and _has_kernels(config, given.platform, mesh)
+    and _has_kernels(config, given.platform, given.mesh)
     and config.optimizer.name in given.kind.row_kernels
     and config.table.dtype == 'float32'
     and config.optimizer.rows == 'looked_up'
   )
-  sums_by_kernel = given.platform == 'gpu' and given.may_fuse
   return {
     # A GPU's atomic additions come in another order in every run. A TPU would
     # move an array of the size of the vocabulary in every step to count with,
@@ -295,10 +288,12 @@ def _device_choices(given: _Given) -> dict[str, Any]:
     'deduplicates': not on_cpu or config.table.layout == 'row',
     'loss_every_steps': 64 if on_cpu else 1,  # logarithms take time on a CPU
     'steps_per_loop': 1 if on_cpu else 16,
-    'row_threads': _all_threads(given) if updates_by_kernel else 0,
+    'row_threads': _usual_threads(given) if updates_by_kernel else 0,
     'tokens_once': given.platform == 'tpu',  # which has a price for each row
     'row_copies': False,  # these never ran
-    'row_sums': sums_by_kernel and config.train.fused,
+    'row_sums': given.platform == 'gpu'
+    and given.may_fuse
+    and config.train.fused,
   }
 
 
@@ -340,7 +335,7 @@ def _exchange_choices(given: _Given) -> dict[str, float]:
 
 def _batch_multiple(given: _Given, chunk: int, parts: int) -> int:
   """Centers that a step must be a multiple of: whole chunks on each device."""
-  s, num_table = given.config.strategy, given.num_table
+  s, (num_data, num_table) = given.config.strategy, given.mesh
   if given.is_lockstep:
     if parts != s.num_workers:
       raise errors.UserError(
@@ -353,7 +348,7 @@ def _batch_multiple(given: _Given, chunk: int, parts: int) -> int:
   if s.name == 'sync':
     # Devices of the table axis deal parts to each other, then split them.
     splits = 1 if given.config.table.layout == 'column' else num_table
-    per_device = parts // given.num_data
+    per_device = parts // num_data
     return chunk * parts * (splits // math.gcd(splits, per_device))
   return chunk
 
@@ -366,10 +361,11 @@ def _resolve_batch(given: _Given, chosen: dict[str, Any]) -> None:
     t.batch_words = -(-_usual_batch_words(given, chosen) // multiple) * multiple
   if not t.batch_words % multiple:
     return
-  if given.config.strategy.name == 'replicas' and given.num_table > 1:
+  num_table = given.mesh[1]
+  if given.config.strategy.name == 'replicas' and num_table > 1:
     raise errors.UserError(
       f'a step of {t.batch_words} centers, as the run was begun, cannot be '
-      f'divided among {given.num_table} replicas in chunks of {chunk}; '
+      f'divided among {num_table} replicas in chunks of {chunk}; '
       'give another number, --config.mesh.data'
     )
   what = 'centers' if unit == 'words' else 'examples'

@@ -165,7 +165,6 @@ def _replicas(
     return kinds.bind(
       'strategy.policy',
       name=config.strategy.policy,
-      args=(),
       available={**available, 'num_replicas': num_replicas},
     )()
 
@@ -243,9 +242,8 @@ def _table(
   if not row_sums.can_sum(spec.dim):
     kernels = kernels._replace(sums=None, sums_of_sorted=None)
   if spec.row_optimizer is None:
-    optimizer = kinds.bind(
-      'optimizer.name', o.name, (), {**o, 'copies': kernels.copies}
-    )()
+    named = {**o, 'copies': kernels.copies}
+    optimizer = kinds.bind('optimizer.name', o.name, available=named)()
     precision = {k: t[k] for k in ('dtype', 'rounding', 'exchange_dtype')}
     spec = dataclasses.replace(spec, **precision)
     optimizer = optimizer._replace(decay=o.decay, updates_all=o.rows == 'all')
@@ -259,7 +257,8 @@ def _table(
     if not optimizer.updates_all:
       chosen['row_kernel'] = row_sums.RowKernel(optimizer)
   chosen |= {'spec': spec, 'optimizer': optimizer}
-  return kinds.bind('table.layout', layout, (), {**available, **chosen})()
+  chosen = {**available, **chosen}
+  return kinds.bind('table.layout', layout, available=chosen)()
 
 
 def _num_cache_rows(
