@@ -227,6 +227,7 @@ _COMMANDS = (
 )
 _CLICKS = (
   _clicks('absent.csv', 'there is no file'),
+  _clicks("''", 'separates nothing', "data.separator=''"),
   _clicks("'no*.csv'", 'there is no file'),
   _clicks('empty.csv', 'has no rows'),
   _clicks('empty', 'no file'),
@@ -388,7 +389,7 @@ _INTERACTIONS = (
   _sets('ratings.txt', "columns='user,item,-,time'"),
   _sets('triples.txt', "columns='user,item,rating>=4'"),
   _sets('stars.csv', "columns='rating:stars>=4'"),
-  _sets('titles.tsv', 'if that is the name of an item'),
+  _sets('titles.tsv', 'behind a tab'),
   _sets('sets.txt', 'has 2 columns for user', 'data.columns=user:1,user:2'),
   _sets('sets.txt', 'names the column', 'data.columns=user:name'),
   _sets('sets_folder', 'neither parts of one input'),

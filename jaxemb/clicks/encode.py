@@ -41,6 +41,7 @@ _USED = (
   'test',
   'min_count',
   'columns',
+  'decimal',
   *(
     x.name.removeprefix('data.')
     for x in kind.Clicks.settings

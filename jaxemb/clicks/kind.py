@@ -31,7 +31,11 @@ class Clicks(kind.Kind):
     'data.numeric': 'data.columns=number:COLUMN,number:COLUMN, ...',
     'data.multi': 'data.columns=list:COLUMN,list:COLUMN, ...',
   }
-  uses = kind.HELD_OUT | kind.DENSE | {'data.min_count', 'data.columns'}
+  uses = (
+    kind.HELD_OUT
+    | kind.DENSE
+    | {'data.min_count', 'data.columns', 'data.decimal'}
+  )
   models = {x: f'jaxemb.clicks.models:{x}' for x in _MODELS}
   losses = {}
   only_with = {
@@ -66,6 +70,8 @@ class Clicks(kind.Kind):
         f'config.data.path={path} must be toyclicks:ROWS, 1000 rows or more '
         f'and at most {_MAX_TOY_ROWS:,}'
       )
+    if not config.data.separator:
+      yield "config.data.separator='' separates nothing; give a sign such as |"
     if config.eval.monitor == 'score':
       yield 'config.eval.monitor=score is of nodes; give auc or log_loss'
     for key in ('hidden', 'lower_hidden'):

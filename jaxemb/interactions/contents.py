@@ -13,16 +13,27 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.io import columns as columns_lib
 from jaxemb.io import tables
 
 PAIRS, TIMED, LISTS = 'user,item', 'user,item,time', 'user,items'
+# What labels are written as.
+FLAGS = {'true': 1, 'yes': 1, 't': 1, 'y': 1} | {
+  'false': 0, 'no': 0, 'f': 0, 'n': 0
+}  # fmt: skip
 _NUM_ROWS = 2000
-_ENOUGH_ROWS = 20  # to say what a column has
+_ENOUGH_ROWS = 20  # to tell by their number
 _MOST_RATINGS = 11  # different ones
+_MOST_GRADE = 100
 _DATE = re.compile(r'\d{4}-\d\d-\d\d([ T]\d\d:\d\d.*)?')
 _SECONDS = (6e8, 4e9), (6e11, 4e12)  # since 1970, or milliseconds
 _DECIMAL = re.compile(r'-?\d*\.\d*[1-9]\d*')
-_RATED = re.compile(r'.+:\d+(\.\d+)?')
+_COMMAS = re.compile(r'-?\d+,\d+')
+# Names of columns of numbers that grade nothing.
+_NO_GRADE = re.compile(
+  r'[a-z]I[dD]s?$|(?i:(^|[\W_])(ids?|key|code|index|idx|no|nr|num|number|rank'
+  r'|position|price|age|year|month|week|day|hour|row|fold|split)$|^unnamed|^$)'
+)
 
 Rows = Sequence[Sequence[str]]
 
@@ -53,91 +64,90 @@ def columns(file: pathlib.Path, rows: Rows, sign: str) -> str:
   none fits, or several do.
   """
   widths = {len(x) for x in rows}
-  if sign != ' ' and 2 * sum(' ' in x[0] for x in rows) >= len(rows):
-    raise errors.UserError(
-      f'{file} has {rows[0][0][:60]!r} before the first {sign!r}: give '
-      f'--config.data.columns={PAIRS} if that is the name of a user, or write '
-      'the same sign between all names'
-    )
-  if widths == {2}:
-    return _of_pairs(file, rows, sign)
-  if len(widths) > 1:
-    if len(rows) > 2 and all(x[0] == str(len(x) - 1) for x in rows):
-      raise errors.UserError(
-        f'{file} has lines that begin with the number of their items, as '
-        "CiteULike's do; put users there (awk '{$1 = NR; print}')"
-      )
-    _refuse_amounts(file, rows)
-    return LISTS
-  (width,) = widths
-  if width < 2:
+  if max(widths) < 2:
     raise errors.UserError(
       f'{file} has no line `user item item ...`: one cell in each, such as '
       f'{rows[0][0][:60]!r}; give a file of users and their items'
     )
-  by_column = [list(x) for x in zip(*rows, strict=True)]
-  kinds = ['', _amount(by_column[1], by_column[2])]
-  kinds += [_what(x, by_column[1]) for x in by_column[2:]]
-  if kinds == ['', '', 'times']:
-    return TIMED
-  if any(kinds):
-    raise errors.UserError(_refusal(file, by_column, kinds=kinds))
-  if len(rows) >= max(_ENOUGH_ROWS, 2 * len({*by_column[0]})):
+  first = rows[0][0]
+  if sign != ' ' and 2 * sum(' ' in x[0] for x in rows) >= len(rows):
+    raise _refusal(file, f'{first[:60]!r} before the first {sign!r}', PAIRS)
+  if widths == {2}:
+    return _of_pairs(file, [x[1] for x in rows], sign)
+  if len(widths) == 1:
+    return _of_table(file, [list(x) for x in zip(*rows, strict=True)])
+  if len(rows) > 2 and all(x[0] == str(len(x) - 1) for x in rows):
     raise errors.UserError(
-      f'{file} has {width} columns and no header, and lines of the same user '
-      'again and again; say what columns are, such as --config.data.columns='
-      f"'{PAIRS},rating>=4' (in quotes), or give {LISTS} if they are lists"
+      f'{file} has lines that begin with the number of their items, as '
+      "CiteULike's do; put users there (awk '{$1 = NR; print}')"
     )
+  _refuse_amounts(file, [x[1:] for x in rows])
   return LISTS
 
 
-def _of_pairs(file, rows, sign):
-  """Of rows with two cells."""
-  items = [x[1] for x in rows]
-  if kind := _numeric(items):
-    if kind in ('decimals', 'times'):
-      raise errors.UserError(
-        f'{file} has {kind} such as {items[0]} where items would be; give '
-        f'--config.data.columns={PAIRS} if they are items, or another file'
-      )
-  num_lists = sum(bool(re.search(r'[^,\s],[^,\s]', x)) for x in items)
-  if sign != ',' and num_lists:
+def _refusal(file, what, suggested):
+  """The error for a file without a header that has `what`."""
+  return errors.UserError(
+    f'{file} has no header, and {what}; say what its columns are, such as '
+    f"--config.data.columns='{suggested}' (in quotes), or {LISTS} if each line "
+    'is a user and items'
+  )
+
+
+def _of_pairs(file, items, sign):
+  """Returns the columns of rows with a user and one more cell."""
+  kind = _numeric(items)
+  if kind in ('decimals', 'times'):
+    raise _refusal(
+      file, f'{kind} such as {items[0]} where items would be', PAIRS
+    )
+  if sign != ',' and any(re.search(r'[^,\s],[^,\s]', x) for x in items):
     return LISTS
   if sign == '\t' and any(' ' in x or ',' in x for x in items):
-    raise errors.UserError(
-      f'{file} has {max(items, key=len)[:60]!r} behind a tab: give '
-      f'--config.data.columns={PAIRS} if that is the name of an item, or '
-      f'{LISTS} if it is several items'
-    )
+    what = f'{max(items, key=len)[:60]!r} behind a tab'
+    raise _refusal(file, f'{what}, which may be a name or several', PAIRS)
   return PAIRS
 
 
-def _refuse_amounts(file, rows):
+def _of_table(file, by_column):
+  """Returns the columns of rows with as many cells each, three or more."""
+  users, items, *others = by_column
+  kinds = ['', _amount(items, others[0]), *(_unlike(x, items) for x in others)]
+  if kinds == ['', '', 'times']:
+    return TIMED
+  if any(kinds):
+    is_sorted = users == sorted(users)
+    first = _amount(users, items)
+    if first == 'times' or (first in ('ratings', 'labels') and not is_sorted):
+      kinds[0] = first
+    i = next(i for i, x in enumerate(kinds) if x)
+    what = f'{kinds[i]} such as {by_column[i][0]} in column {i + 1}'
+    raise _refusal(file, what, _suggested(by_column, kinds))
+  if len(users) >= max(_ENOUGH_ROWS, 2 * len({*users})):
+    what = 'lines of the same user again and again'
+    raise _refusal(file, what, f'{PAIRS},rating>=4')
+  return LISTS
+
+
+def _refuse_amounts(file, lists):
   """Raises a `UserError` for lists with what is no item in them."""
-  items = [y for x in rows for y in x[1:]]
+  items = [y for x in lists for y in x]
   kinds = {
     'decimals': [x for x in items if _DECIMAL.fullmatch(x)],
     'times': [x for x in items if _is_time(x)],
-    'items with ratings': [x for x in items if _RATED.fullmatch(x)],
+    'items with ratings': [x for x in items if re.fullmatch(r'.+:[\d.]+', x)],
   }
-  for kind, found in kinds.items():
-    share = len(found) / max(1, len(items))
+  for kind, alike in kinds.items():
+    share = len(alike) / max(1, len(items))
     if share > 0.05 and (kind != 'times' or share < 0.9):
-      raise errors.UserError(
-        f'{file} has {kind} such as {found[0]} where items would be; give '
-        f'--config.data.columns={LISTS} if they are items, or lines of users '
-        'and items alone'
-      )
-  for first in (2, 3):  # ratings behind items, or in the third column
-    step = 2 if first == 2 else 1
-    second = [y for x in rows for y in x[1 : None if step == 2 else 2 : step]]
-    third = [y for x in rows for y in x[2 : None if step == 2 else 3 : step]]
-    if len(third) >= _ENOUGH_ROWS and (kind := _amount(third, second)):
-      raise errors.UserError(
-        f'{file} has {kind} such as {third[0]} behind items; give '
-        f'--config.data.columns={LISTS} if they are items, or say what columns '
-        f"are, such as '{PAIRS},rating>=4' (in quotes)"
-      )
+      what = f'{kind} such as {alike[0]} where items would be'
+      raise _refusal(file, what, f'{PAIRS},-')
+  for step, last in (2, None), (1, 2):  # behind each item, or the first
+    before = [y for x in lists for y in x[0 : last and 1 : step]]
+    behind = [y for x in lists for y in x[1:last:step]]
+    if len(behind) >= _ENOUGH_ROWS and (kind := _amount(behind, before)):
+      what = f'{kind} such as {behind[0]} behind items'
+      raise _refusal(file, what, f'{PAIRS},rating>=4')
 
 
 def _is_time(text):
@@ -155,22 +165,36 @@ def _numeric(values: Sequence[str]) -> str:
   if not all(map(tables.is_number, values)):
     return ''
   numbers = np.array(values, np.float64)
-  distinct = np.unique(numbers)
   is_half = (2 * numbers == np.floor(2 * numbers)).all()
   if is_half and numbers.min() >= -10 and numbers.max() <= 10:
-    is_flag = any({*distinct} <= x for x in ({0, 1}, {-1, 1}))
+    is_flag = any({*numbers} <= x for x in ({0, 1}, {-1, 1}))
     return 'labels' if is_flag else 'ratings'
-  if any(map(_DECIMAL.fullmatch, values)):
-    return 'decimals'
-  return 'numbers'
+  is_decimal = any(map(_DECIMAL.fullmatch, values))
+  return 'decimals' if is_decimal else 'numbers'
 
 
-def kind_of(values: Sequence[str]) -> str:
-  """Whether a column has 'ratings' or 'labels', or ''."""
-  values = [x for x in values if x]
-  kind = _numeric(values) if len(values) >= _ENOUGH_ROWS else ''
-  is_any = kind in ('ratings', 'labels') and len({*values}) > 1
-  return kind if is_any and len({*values}) <= _MOST_RATINGS else ''
+def _are_flags(values):
+  words = {x.lower() for x in values}
+  return len(words) > 1 and words <= {*FLAGS}
+
+
+def grade(name: str, values: Sequence[str]) -> str:
+  """Returns 'rating' or 'label' if a column of an unknown name may be one.
+
+  One of numbers up to 100, or of words such as yes and no, that differ.
+  """
+  values = [x for x in values if x.lower() not in columns_lib.MISSING]
+  if _NO_GRADE.search(name) or len({*values}) < 2:
+    return ''
+  if _are_flags(values):
+    return 'label'
+  if all(map(_COMMAS.fullmatch, values)):
+    values = [x.replace(',', '.') for x in values]
+  kind = _numeric(values)
+  if kind in ('numbers', 'decimals'):
+    numbers = np.abs(np.array(values, np.float64))
+    return 'rating' if numbers.max() <= _MOST_GRADE else ''
+  return {'ratings': 'rating', 'labels': 'label'}.get(kind, '')
 
 
 def _amount(values: Sequence[str], others: Sequence[str]) -> str:
@@ -179,54 +203,45 @@ def _amount(values: Sequence[str], others: Sequence[str]) -> str:
   return kind if kind != other and (kind != 'numbers' or not other) else ''
 
 
-def _what(values: Sequence[str], items: Sequence[str]) -> str:
-  """What a column has that is not as another, of items; or ''."""
+def _unlike(values: Sequence[str], items: Sequence[str]) -> str:
+  """What a column has that one of items has not; or ''."""
   num, num_items = len({*values}), len({*items})
-  kind = _amount(values, items)
-  if num == 1 and len(values) >= _ENOUGH_ROWS and kind != 'times':
+  if _are_flags(values):
+    return 'labels'
+  kind, is_enough = _amount(values, items), len(values) >= _ENOUGH_ROWS
+  if num == 1 and is_enough and kind != 'times':
     return 'one value'
   if kind:
     return kind
-  if len(values) > 2 and not {*values} & {*items}:
-    kind = 'values of another kind'
-  if len(values) < _ENOUGH_ROWS:
-    return kind
-  if num <= _MOST_RATINGS and 4 * num <= num_items:
-    return 'few values'
-  if _numeric(values) and num_items < num == len(values):
-    if (np.diff(np.array(values, np.float64)) > 0).all():
-      return 'rising numbers'
-  return kind
-
-
-def _refusal(file, by_column, kinds):
-  """Why columns are refused, with the setting to give."""
-  first = _amount(by_column[0], by_column[1])
-  is_sorted = [*by_column[0]] == sorted(by_column[0])
-  if first == 'times' or (first in ('ratings', 'labels') and not is_sorted):
-    kinds = [first, *kinds[1:]]
-  i = next(i for i, x in enumerate(kinds) if x)
-  return (
-    f'{file} has {len(kinds)} columns and no header, and {kinds[i]} such as '
-    f'{by_column[i][0]} in column {i + 1}; say what they are, such as '
-    f"--config.data.columns='{_suggested(by_column, kinds)}' (in quotes), or "
-    f'{LISTS} if each line is a user and several items'
-  )
+  if is_enough:
+    if num <= _MOST_RATINGS and 4 * num <= num_items:
+      return 'few values'
+    if _numeric(values) and num_items < num == len(values):
+      if (np.diff(np.array(values, np.float64)) > 0).all():
+        return 'rising numbers'
+  is_apart = len(values) > 2 and not {*values} & {*items}
+  return 'values of another kind' if is_apart else ''
 
 
 def _suggested(by_column, kinds):
   """A likely `data.columns`."""
+  roles = {'times': 'time', 'labels': 'label', 'numbers': 'count'}
   names = []
   for values, kind in zip(by_column, kinds, strict=True):
-    name = {
-      'times': 'time', 'labels': 'label', 'numbers': 'count', '': '',
-      'values of another kind': '',
-    }.get(kind, '-')  # fmt: skip
     if kind == 'ratings':
-      name = f'rating>={1.6 * max(map(float, values)) // 1 / 2:g}'
-    names.append(name)
+      names.append(f'rating>={threshold(values)}')
+    else:
+      is_free = kind in ('', 'values of another kind')
+      names.append('' if is_free else roles.get(kind, '-'))
   for role in 'user', 'item':
-    empty = '' if '' in names else '-'
-    if empty in names:
-      names[names.index(empty)] = role
+    free = '' if '' in names else '-'
+    if free in names:
+      names[names.index(free)] = role
   return ','.join(x or '-' for x in names)
+
+
+def threshold(ratings: Sequence[str]) -> str:
+  """Returns four fifths of the highest of some ratings, to a half."""
+  numbers = [x.replace(',', '.') for x in ratings]
+  highest = max(map(float, filter(tables.is_number, numbers)), default=5)
+  return f'{1.6 * highest // 1 / 2:g}'

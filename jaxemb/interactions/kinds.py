@@ -21,7 +21,7 @@ _HELP = {
   "lists; '' = by known names, or plain",
   'data.min_count': 'items that are rarer are dropped',
 }
-_OPTIONAL = kind.HELD_OUT | {'data.min_count', 'data.columns'}
+_OPTIONAL = kind.HELD_OUT | {'data.min_count', 'data.columns', 'data.decimal'}
 
 
 class Pairs(kind.Kind):

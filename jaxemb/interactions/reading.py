@@ -5,6 +5,7 @@ or a user and several items. What a column is for is declared by `data.columns`,
 known by its name, or plain from the first rows; else it is refused.
 """
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -74,7 +75,6 @@ ROLES = (
   ),
 )
 _AMOUNTS = 'rating', 'count', 'label'
-_FLAGS = {'true': '1', 'yes': '1', 'false': '0', 'no': '0'}
 _SIGNS = {' ': 'white space', '\t': 'tabs', ',': 'commas', ';': 'semicolons'}
 # An item that every one of so many users has tells nothing, and is none.
 _MANY_USERS = 20
@@ -95,16 +95,8 @@ class Read(NamedTuple):
   """What files have."""
 
   items_of: ItemsOf  # as often as they are listed, by time where it is known
-  dropped: dict[str, int]
+  dropped: collections.Counter[str]
   inputs: list[roles.Input]
-
-  def with_split(self, split: 'Read') -> 'Read':
-    """The same, with what was read and dropped of held-out files."""
-    names = dict.fromkeys((*self.dropped, *split.dropped))
-    dropped = {
-      x: self.dropped.get(x, 0) + split.dropped.get(x, 0) for x in names
-    }
-    return self._replace(dropped=dropped, inputs=self.inputs + split.inputs)
 
 
 class _Plan(NamedTuple):
@@ -116,7 +108,27 @@ class _Plan(NamedTuple):
   keys: Sequence[str]  # of columns in the reader's tables
   row: Sequence[str]  # the first one
   layout: tables.Layout
-  list_sign: str = ''  # within a cell: ' ' or ','
+  list_sign: str  # between the items of a cell: ' ' or ','
+  decimal: str  # `data.decimal`
+
+  def described(self) -> str:
+    """Returns what has to be alike in all files; a list may have one item."""
+    if not self.columns.has_header:
+      names = (x.removesuffix('s') for x in self.columns.by_role)
+      return ', '.join(names) + ' without a header'
+    return ', '.join(f'{k}={v}' for k, v in self.columns.named().items())
+
+  def shown(self, files: Sequence[pathlib.Path]) -> roles.Input:
+    """Returns what log and report show of files."""
+    import pyarrow as pa
+
+    sign, form = self.layout.delimiter, self.form
+    if sign:
+      form = f'{_SIGNS.get(sign, sign)} between columns'
+    form += ', lists of items' * ('items' in self.columns.by_role)
+    row = columns_lib.names(pa.array(self.row, pa.large_string()))
+    row = row.strings().to_pylist()
+    return roles.Input.of(files, form, self.columns, row=row)
 
 
 def is_other(path: pathlib.Path) -> bool:
@@ -124,100 +136,71 @@ def is_other(path: pathlib.Path) -> bool:
   return bool(_OTHERS.fullmatch(path.name))
 
 
-def read(path: str, declared: str = '') -> Read:
-  """Reads files of interactions; `declared` is `data.columns`.
+def read(path: str, declared: str = '', decimal: str = '') -> Read:
+  """Reads files of interactions, by `data.columns` and `data.decimal`.
 
   Raises a `UserError` for files that cannot be read, that may mean several
   things, or in which nobody has an item.
   """
-  import pyarrow as pa
-
   files = inputs.together(path, 'file of interactions', is_other=is_other)
-  _refuse_empty(path, files)
-  plans = {x: _plan(x, declared) for x in files}
-  _check_alike(plans)
-  pairs = _Pairs()
-  for file, plan in plans.items():
-    pairs.read(file, plan)
-  if not pairs.num:
-    raise errors.UserError(
-      f'{path} has no line `user item item ...` or row with a user and an item '
-      'that counts; set config.data.path to files of such lines'
-    )
-  first = plans[files[0]]
-  if not declared:
-    pairs.check(path)
-  row = columns_lib.names(pa.array(first.row, pa.large_string()))
-  shown = roles.Input.of(
-    files, _form(first), first.columns, row=row.strings().to_pylist()
-  )
-  return Read(pairs.items_of(), pairs.dropped, [shown])
-
-
-def _refuse_empty(path, files):
   if not any(x.stat().st_size for x in files):
     raise errors.UserError(
       f'{path} has only empty files; set config.data.path to files of '
       'interactions'
     )
-
-
-def _form(plan):
-  sign, form = plan.layout.delimiter, plan.form
-  form = f'{_SIGNS.get(sign, sign)} between columns' if sign else form
-  return form + ', lists of items' * ('items' in plan.columns.by_role)
-
-
-def _check_alike(plans):
-  """Raises a `UserError` for files that have other columns."""
-  (first, plan), *others = plans.items()
-  for file, other in others:
-    if _named(plan) != _named(other):
+  plans = [_plan(x, declared, decimal) for x in files]
+  for plan in plans:
+    if plan.described() != plans[0].described():
       raise errors.UserError(
-        f'{file} has {_named(other)}, and {first} before it {_named(plan)}; '
-        'give files of one kind'
+        f'{plan.file} has {plan.described()}, and {files[0]} before it '
+        f'{plans[0].described()}; give files of one kind'
       )
-
-
-def _named(plan):
-  """Roles, and names of columns in headers; a list may have one item."""
-  if not plan.columns.has_header:
-    found = (x.removesuffix('s') for x in plan.columns.by_role)
-    return ', '.join(found) + ' without a header'
-  return ', '.join(f'{k}={v}' for k, v in plan.columns.named().items())
+  pairs = _Pairs()
+  for plan in plans:
+    pairs.read(plan)
+  if not pairs.num:
+    raise errors.UserError(
+      f'{path} has no line `user item item ...` or row with a user and an item '
+      'that counts; set config.data.path to files of such lines'
+    )
+  if not declared:
+    pairs.check(path)
+  return Read(pairs.items_of(), pairs.dropped, [plans[0].shown(files)])
 
 
 # What the columns of a file are.
 
 
-def _plan(file: pathlib.Path, declared: str) -> _Plan:
+def _plan(file, declared, decimal):
   """How a file is read; raises a `UserError` where that is not plain."""
   head = contents.sample(file)
   rows, layout = head.rows, head.layout
   has_header = head.has_names or roles.is_header(ROLES, rows)
   if not has_header:
-    _refuse_header(file, rows[0])
+    words = [x for x in re.split(r'[^\w-]+', ' '.join(rows[0])) if x]
+    if roles.is_header(ROLES, [words]):
+      raise errors.UserError(
+        f'{file} begins with {" ".join(rows[0])[:80]!r}, which is a header, '
+        'and what is between its columns is not between those of all rows; '
+        'mend the file'
+      )
     declared = declared or contents.columns(file, rows, layout.delimiter)
-  names, rows = rows[0], rows[has_header:]
-  is_list = declared.replace(' ', '') == contents.LISTS and not head.has_names
-  if is_list:
-    columns = roles.Columns(
-      ('1', '2 ...'), {'user': (0,), 'items': (1,)}, has_header=has_header
-    )
-    has_cells = layout.delimiter != ' ' and all(len(x) < 3 for x in rows)
-    layout = layout._replace(is_ragged=not has_cells)
-  else:
-    columns = _assigned(file, names, declared, has_header=has_header)
-    is_ragged = any(len(x) > 2 for x in rows) and bool(layout.delimiter)
-    is_ragged &= columns.roles() == ['user', 'items']
-    layout = layout._replace(is_ragged=is_ragged)
-    _refuse_amounts(file, columns, rows, declared=declared)
-  keys_ = columns.names
+  names, rows = rows[0], [x for x in rows[has_header:] if x != rows[0]]
+  if declared.replace(' ', '') == contents.LISTS:
+    names = names[:2]
+  columns = roles.assign(
+    str(file), ROLES, names, declared=declared, has_header=has_header
+  )
+  columns = _checked(file, columns, rows, declared=declared)
+  keys_, row = columns.names, rows[0] if rows else ()
   if layout.delimiter:
     keys_ = [str(i) for i in range(len(keys_))]
-  row = rows[0] if rows else ()
-  if layout.is_ragged:
+  if columns.roles() == ['user', 'items'] and layout.delimiter:
+    is_ragged = layout.delimiter == ' ' or any(len(x) > 2 for x in rows)
+    layout = layout._replace(is_ragged=is_ragged)
     row = *row[:1], ' '.join(row[1:])
+  index = columns.index('items')
+  cells = [x[index] for x in rows if index is not None and len(x) > index]
   return _Plan(
     file,
     head.form,
@@ -225,63 +208,36 @@ def _plan(file: pathlib.Path, declared: str) -> _Plan:
     keys=keys_,
     row=row,
     layout=layout._replace(columns=keys_, skips_first=has_header),
-    list_sign=_list_sign(columns, rows),
+    list_sign=',' if any(',' in x for x in cells) else ' ',
+    decimal=decimal,
   )
 
 
-def _refuse_header(file, row):
-  """Raises a `UserError` for a header that is not cut into its names."""
-  words = [x for x in re.split(r'[^\w-]+', ' '.join(row)) if x]
-  if roles.is_header(ROLES, [words]):
-    raise errors.UserError(
-      f'{file} begins with {" ".join(row)[:80]!r}, which is a header, and what '
-      'is between its columns is not between those of all rows; mend the file'
-    )
-
-
-def _assigned(file, names, declared, has_header):
-  columns = roles.assign(
-    str(file), ROLES, names, declared=declared, has_header=has_header
-  )
-  by_role = columns.by_role
-  if 'item' in by_role and 'items' in by_role:
-    columns = columns._replace(
-      by_role={k: x for k, x in by_role.items() if k != 'items'}
-    )
+def _checked(file, columns, rows, declared):
+  """The columns; raises a `UserError` where it is open which rows count."""
+  by_role = dict(columns.by_role)
+  if 'item' in by_role:
+    by_role.pop('items', None)
   wanted = [x for x in ROLES if x.name == 'user']
   if 'items' not in by_role:
     wanted.append(roles.Role('item', is_required=True))
-  roles.require(str(file), wanted, columns)
-  if 'rating' in by_role and 'rating' not in columns.minimum:
-    name = columns.names[by_role['rating'][0]]
-    raise errors.UserError(
-      f'{file} has ratings, in the column {name}; say from which one on an '
-      f"item counts as liked, such as --config.data.columns='rating:{name}>=4' "
-      '(in quotes), or rating:- if all of them do'
-    )
-  return columns
-
-
-def _list_sign(columns, rows):
-  """What is between the items of a cell: a comma or white space."""
-  index = columns.index('items')
-  if index is None:
-    return ''
-  cells = [x[index] for x in rows if len(x) > index]
-  return ',' if any(',' in x for x in cells) else ' '
-
-
-def _refuse_amounts(file, columns, rows, declared):
-  """Raises a `UserError` for a column without a role that looks like one."""
+  columns = roles.require(str(file), wanted, columns._replace(by_role=by_role))
   for i, role in enumerate(columns.roles()):
-    kind = contents.kind_of([x[i] for x in rows if len(x) > i])
-    if role == '-' and kind and columns.has_header and not declared:
+    values = [x[i] for x in rows if len(x) > i]
+    if role == '-' and columns.has_header and not declared:
+      is_graded = {*by_role} & {*_AMOUNTS}
+      role = '' if is_graded else contents.grade(columns.names[i], values)
+    elif role != 'rating' or role in columns.minimum:
+      role = ''
+    if role:
       name = columns.names[i]
+      least = f'>={contents.threshold(values)}' * (role == 'rating')
       raise errors.UserError(
-        f'{file} has {kind} in the column {name}; say from which one on an '
-        f"item counts, such as --config.data.columns='rating:{name}>=4' (in "
-        f'quotes), or -:{name} if all of them do'
+        f'{file} has {role}s, in the column {name}; say which items count as '
+        f"liked, such as --config.data.columns='{role}:{name}{least}' (in "
+        f"quotes), or '-:{name}' if all rows do"
       )
+  return columns
 
 
 # Rows, block by block.
@@ -296,6 +252,15 @@ class _Block(NamedTuple):
   times: np.ndarray | None  # [n] float64
   dropped: dict[str, int]
 
+  def select(self, rows: np.ndarray) -> '_Block':
+    """Returns the rows of a mask."""
+    return self._replace(
+      users=self.users.select(rows),
+      items=self.items.select(rows),
+      is_pair=self.is_pair[rows],
+      times=None if self.times is None else self.times[rows],
+    )
+
 
 def _block(plan, table):
   """The users and items of a table, in the order of its rows."""
@@ -303,32 +268,29 @@ def _block(plan, table):
   is_kept, dropped = _kept(plan, table, names)
   if not is_kept.all():
     table = table.select(is_kept)
-  times, is_ragged = None, plan.layout.is_ragged
-  if 'time' in names:
-    times = _times(table.columns[names['time']], plan.file)
-  users = table.columns[names['user']]
-  users = (columns_lib.names if is_ragged else columns_lib.values)(users)
-  if is_ragged:
-    items = table.text(names['items'])
+  columns = {role: table.columns[x] for role, x in names.items()}
+  users, times = columns_lib.values(columns['user']), None
+  if 'time' in columns:
+    times = _times(columns['time'], plan.file)
+  if plan.layout.is_ragged:
+    items = columns_lib.values(columns['items'])
     # A user alone stands for its own items.
-    is_pair = users.starts != items.starts
-  elif 'items' in names:
-    users, items, is_pair, owners = _flat(
-      users, table.columns[names['items']], plan.list_sign
-    )
+    is_pair = columns['user'].starts != columns['items'].starts
+  elif 'items' in columns:
+    owners, items, is_pair = _flat(columns['items'], plan.list_sign)
+    users = users.select(owners)
     times = times if times is None else times[owners]
   else:
-    items = columns_lib.values(table.columns[names['item']])
-    is_pair = np.ones(len(users.starts), bool)
+    items = columns_lib.values(columns['item'])
+    is_pair = np.ones(len(items.starts), bool)
+  block = _Block(users, items, is_pair, times=times, dropped=dropped)
   is_named = (users.stops > users.starts) & (
     (items.stops > items.starts) | ~is_pair
   )
   if num := int(np.sum(~is_named)):
     dropped['rows_without_names'] = num
-    users, items = users.select(is_named), items.select(is_named)
-    is_pair = is_pair[is_named]
-    times = times if times is None else times[is_named]
-  return _Block(users, items, is_pair, times=times, dropped=dropped)
+    block = block.select(is_named)
+  return block
 
 
 def _kept(plan, table, names):
@@ -337,34 +299,32 @@ def _kept(plan, table, names):
   for role in _AMOUNTS:
     if role not in names:
       continue
-    values = _amounts(table.columns[names[role]], role, plan.file)
+    values = _amounts(plan, table.columns[names[role]], role)
     least = plan.columns.minimum.get(role)
     is_high = values > 0 if least is None else values >= least
     is_missing = np.isnan(values)
-    counted = {
-      f'missing_{role}s': is_kept & is_missing,
-      f'low_{role}s': is_kept & ~is_high & ~is_missing,
-    }
-    dropped |= {k: int(x.sum()) for k, x in counted.items()}
+    dropped[f'missing_{role}s'] = int(np.sum(is_kept & is_missing))
+    dropped[f'low_{role}s'] = int(np.sum(is_kept & ~is_high & ~is_missing))
     is_kept &= is_high
   return is_kept, dropped
 
 
-def _amounts(column, role, file):
+def _amounts(plan, column, role):
   """[rows] float64, NaN for missing ones."""
   import pyarrow as pa
 
   try:
-    return columns_lib.numbers(column)
+    return columns_lib.numbers(column, plan.decimal)
   except (ValueError, pa.ArrowInvalid):
-    strings = columns_lib.names(column).strings().to_pylist()
-  strings = [_FLAGS.get(x.lower(), x) for x in strings]
+    texts = columns_lib.values(column).strings().to_pylist()
+  texts = [str(contents.FLAGS.get(x.lower(), x)) for x in texts]
   try:
-    return columns_lib.numbers(pa.array(strings, pa.large_string()))
+    return columns_lib.numbers(pa.array(texts, pa.large_string()), plan.decimal)
   except (ValueError, pa.ArrowInvalid) as error:
     raise errors.UserError(
-      f'{file} has a {role} that is no number: {errors.one_line(error)}; mend '
-      f'the file, or give --config.data.columns={role}:-'
+      f'{plan.file} has a {role} that is no number: {errors.one_line(error)}; '
+      'give --config.data.decimal, a comma or a point, if that is before '
+      'fractions, or write numbers, or yes and no'
     ) from error
 
 
@@ -391,8 +351,11 @@ def _times(column, file):
   )
 
 
-def _flat(users, column, sign):
-  """Users and items of rows with lists; a row without items is its user's."""
+def _flat(column, sign):
+  """Rows and items of a column of lists, and which rows have any.
+
+  A row without items is there once, with an item that does not count.
+  """
   import pyarrow.compute as pc
 
   if not isinstance(column, keys.Text):
@@ -405,18 +368,15 @@ def _flat(users, column, sign):
   owners = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
   items = columns_lib.names(pc.list_flatten(column))
   is_item = items.stops > items.starts
-  owners, items = owners[is_item], items.select(is_item)
-  alone = np.setdiff1d(np.arange(len(users.starts)), owners)
+  owners, items = owners[is_item], columns_lib.values(items.select(is_item))
+  alone = np.setdiff1d(np.arange(len(column)), owners)
   order = np.argsort(np.append(owners, alone), kind='stable')
-  owners = np.append(owners, alone)[order]
-  is_pair = order < len(items.starts)
-  none = np.zeros(len(alone), items.starts.dtype)
-  items = keys.Text(
-    items.data,
-    np.append(items.starts, none)[order],
-    np.append(items.stops, none)[order],
+  starts, stops = (
+    np.append(x, np.zeros_like(x, shape=len(alone)))[order]
+    for x in (items.starts, items.stops)
   )
-  return users.select(owners), items, is_pair, owners
+  owners, is_pair = np.append(owners, alone)[order], order < len(items.starts)
+  return owners, keys.Text(items.data, starts, stops), is_pair
 
 
 class _Pairs:
@@ -425,8 +385,8 @@ class _Pairs:
   def __init__(self):
     self._users, self._items = keys.Keys(), keys.Keys()
     self._user_names, self._item_names = [], []
-    self._found, self._times = [], []
-    self.dropped = {'invalid_utf8_bytes': 0, 'unreadable_rows': 0}
+    self._blocks, self._times = [np.zeros((2, 0), np.int32)], []
+    self.dropped = collections.Counter(invalid_utf8_bytes=0, unreadable_rows=0)
 
   @property
   def num(self) -> int:
@@ -435,14 +395,14 @@ class _Pairs:
 
   @functools.cached_property
   def _columns(self):
-    return np.concatenate([np.zeros((2, 0), np.int32), *self._found], 1)
+    return np.concatenate(self._blocks, 1)
 
-  def read(self, file: pathlib.Path, plan: _Plan) -> None:
-    """Adds a file's."""
+  def read(self, plan: _Plan) -> None:
+    """Adds those of a file."""
     reader = tables.Reader(
-      str(file),
+      str(plan.file),
       form=plan.form,
-      layouts={file: plan.layout} if plan.layout.delimiter else None,
+      layouts={plan.file: plan.layout} if plan.layout.delimiter else None,
       remedy='give --config.data.columns, or another file',
     )
     then = functools.partial(_block, plan)
@@ -452,11 +412,10 @@ class _Pairs:
       items = block.items.select(block.is_pair)
       numbers, new_items = self._items.add(items.hashes())
       self._item_names += items.strings(new_items).to_pylist()
-      self._found.append(np.stack([users[block.is_pair], numbers]))
+      self._blocks.append(np.stack([users[block.is_pair], numbers]))
       if block.times is not None:
         self._times.append(block.times[block.is_pair])
-      for name, num in block.dropped.items():
-        self.dropped[name] = self.dropped.get(name, 0) + num
+      self.dropped.update(block.dropped)
     self.dropped['unreadable_rows'] += reader.num_bad
     self.dropped['invalid_utf8_bytes'] += reader.num_invalid_bytes
 

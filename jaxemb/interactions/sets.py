@@ -94,49 +94,41 @@ def make(settings: Mapping[str, Any], seed: int) -> Interactions:
   Without a path they are the embedded ones. Raises a `UserError` for input that
   cannot be used.
   """
-  found = reading.Read({}, {}, [])
-  if settings['path']:
-    settings = inputs.resolve(
-      settings, 'file of interactions', is_other=reading.is_other
-    )
-    found = reading.read(settings['path'], settings['columns'])
-    items_of, held = found.items_of, {}
-    for name in filter(settings.get, _SPLITS):
-      held[name], of_split = _held(name, settings, items_of, seed=seed)
-      found = found.with_split(of_split)
-  elif splits := list(filter(settings.get, _SPLITS)):
-    raise errors.UserError(
-      f'config.data.{splits[0]}={settings[splits[0]]} is not used with the '
-      'embedded interactions, which have their own; remove it or set '
-      'config.data.path'
-    )
-  else:
+  if not settings['path']:
+    if splits := list(filter(settings.get, _SPLITS)):
+      raise errors.UserError(
+        f'config.data.{splits[0]}={settings[splits[0]]} is not used with the '
+        'embedded interactions, which have their own; remove it or set '
+        'config.data.path'
+      )
     items_of, *others = planted()
     held = dict(zip(_SPLITS, others, strict=True))
-  encoded = encode(items_of, held, settings['min_count'])
+    return encode(items_of, held, settings['min_count'])
+  settings = inputs.resolve(
+    settings, 'file of interactions', is_other=reading.is_other
+  )
+  how = settings['columns'], settings['decimal']
+  data, held = reading.read(settings['path'], *how), {}
+  for name in filter(settings.get, _SPLITS):
+    text = settings[name]
+    refusal = (
+      f'config.data.{name}={text} must be a file, or a share of each set '
+      'between 0 and 1'
+    )
+    if share := data_base.held_out(text, refusal):
+      key = seed, _SPLIT_STREAM + _SPLITS.index(name)
+      held[name] = _hold_out(data.items_of, *share, key)
+      continue
+    try:
+      held[name], dropped, shown = reading.read(text, *how)
+    except errors.UserError as error:
+      raise errors.UserError(f'config.data.{name}: {error}') from error
+    data.dropped.update(dropped)
+    data.inputs.extend(shown)
+  encoded = encode(data.items_of, held, settings['min_count'])
   return encoded._replace(
-    dropped=encoded.dropped | found.dropped, inputs=found.inputs
+    dropped={**encoded.dropped, **data.dropped}, inputs=data.inputs
   )
-
-
-def _held(name, settings, items_of, seed):
-  """The items that a split holds out, and what was read for it.
-
-  A share is taken out of `items_of`.
-  """
-  text = settings[name]
-  refusal = (
-    f'config.data.{name}={text} must be a file, or a share of each set between '
-    '0 and 1'
-  )
-  if share := data_base.held_out(text, refusal):
-    key = seed, _SPLIT_STREAM + _SPLITS.index(name)
-    return _hold_out(items_of, *share, key), reading.Read({}, {}, [])
-  try:
-    found = reading.read(text, settings['columns'])
-  except errors.UserError as error:
-    raise errors.UserError(f'config.data.{name}: {error}') from error
-  return found.items_of, found
 
 
 def encode(

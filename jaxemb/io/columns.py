@@ -207,19 +207,24 @@ def is_missing(strings: Any) -> Any:
 
 
 def _decimal_points(strings, decimal):
-  """Returns numbers with points alone; what is written otherwise stays."""
+  """Returns numbers with points alone; raises a `ValueError` for others.
+
+  What has a point elsewhere, such as 3.45 beside 3.456, is not read by half.
+  """
+  import pyarrow as pa
   import pyarrow.compute as pc
 
   thousands = {',': "[.']", '.': "[,']"}[decimal]
   bare = pc.replace_substring_regex(strings, _SIGNS, '')
   form = (
-    rf'^[+-]?(\d+|\d{{1,3}}({thousands}\d{{2,3}})*{thousands}\d{{3}})'
+    rf'^[+-]?(\d*|\d{{1,3}}({thousands}\d{{2,3}})*{thousands}\d{{3}})'
     rf'([{decimal}]\d*)?([eE][+-]?\d+)?$'
   )
-  is_number = pc.match_substring_regex(bare, form)
+  is_number = pc.fill_null(pc.match_substring_regex(bare, form), True)
+  if others := strings.filter(pc.invert(is_number)).slice(0, 1).to_pylist():
+    raise pa.ArrowInvalid(f'{others[0]!r} is no number with {decimal!r}')
   bare = pc.replace_substring_regex(bare, thousands, '')
-  bare = pc.replace_substring(bare, decimal, '.')
-  return pc.if_else(is_number, bare, strings)
+  return pc.replace_substring(bare, decimal, '.')
 
 
 def likely_decimals(strings: Any) -> list[str]:

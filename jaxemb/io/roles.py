@@ -6,18 +6,19 @@ column gets a role by its contents here: a kind that does so shows it.
 """
 
 import collections
-import csv
 import dataclasses
 import fnmatch
-import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxemb import errors
+from jaxemb.io import tables
 
-_ENTRY = re.compile(r'(.*?)(?:>=\s*(\S+))?', re.DOTALL)
+# An entry of the setting, whose name may be in quotes.
+_QUOTED = re.compile(r'\s*([^,:"]*:)?\s*"((?:[^"]|"")*)"([^,"]*)(?:,|$)')
+_MINIMUM = re.compile(r'(.*?)(?:>=\s*(\S+))?', re.DOTALL)
 _SHOWN_COLUMNS, _SHOWN_CHARS = 12, 40
 
 
@@ -144,24 +145,18 @@ def is_header(roles: Sequence[Role], rows: Sequence[Sequence[str]]) -> bool:
   It is if it has known names of several roles, which are no values below; or a
   cell that is no number above nothing but numbers.
   """
-  first, *rest = rows
+  first = rows[0]
+  rest = [x for x in rows if x != first]  # a header may be repeated
   values = {x.strip() for row in rest for x in row}
   names = [simplified(x) for x in first if x.strip() not in values]
   matched = sum(any(x & {*names} for x in role.known()) for role in roles)
   if matched > 1 or (matched and len(first) == 1):
     return True
   return bool(rest) and any(
-    not _is_number(x)
-    and all(len(row) > i and _is_number(row[i]) for row in rest)
+    not tables.is_number(x)
+    and all(len(row) > i and tables.is_number(row[i]) for row in rest)
     for i, x in enumerate(first)
   )
-
-
-def _is_number(text):
-  try:
-    return math.isfinite(float(text))
-  except ValueError:
-    return False
 
 
 def assign(
@@ -218,9 +213,17 @@ def _is_positional(declared):
 
 
 def _entries(declared: str) -> list[str]:
-  """Splits a setting at commas; names with commas are quoted."""
-  row = next(csv.reader([declared], skipinitialspace=True), [])
-  return [x.strip() for x in row if x.strip()]
+  """Splits a setting at commas, but for those in quotes."""
+  entries = []
+  while declared:
+    if quoted := _QUOTED.match(declared):
+      role, name, minimum = quoted.groups(default='')
+      entry, declared = role + name, declared[quoted.end() :]
+      entry = entry.replace('""', '"') + minimum
+    else:
+      entry, _, declared = declared.partition(',')
+    entries += [entry.strip()] * bool(entry.strip())
+  return entries
 
 
 def _declared(where, roles, header, declared, has_header):
@@ -237,7 +240,7 @@ def _declared(where, roles, header, declared, has_header):
   for i, entry in enumerate(entries):
     role, colon, column = entry.partition(':')
     text = role if is_positional else column
-    text, least = (x and x.strip() for x in _ENTRY.fullmatch(text).groups())
+    text, least = (x and x.strip() for x in _MINIMUM.fullmatch(text).groups())
     role = text if is_positional else role.strip()
     if role not in ('-', *by_name) or (not is_positional and not colon):
       raise errors.UserError(
@@ -258,7 +261,7 @@ def _declared(where, roles, header, declared, has_header):
 
 
 def _minimum(declared, role, text):
-  if role is None or not role.takes_minimum or not _is_number(text):
+  if role is None or not role.takes_minimum or not tables.is_number(text):
     raise errors.UserError(
       f'config.data.columns={declared}: >={text} is no minimum of '
       f'{role.name if role else "-"}; a rating has one, such as '

@@ -219,9 +219,16 @@ class Reader:
       known = self._known_forms.get(self.form)
       if file.stat().st_size:
         layout = layout or self._csv_layout(file)
+      header = b''
       for data, read_bytes in self._blocks(file, layout):
+        if layout.skips_first:
+          lines = bytes(data[:_HEAD_BYTES]).removeprefix(codecs.BOM_UTF8)
+          lines = lines.split(b'\n')[layout.skip_lines :]
+          header = next(filter(bytes.strip, lines), b'')
         yield (
-          functools.partial(_parse, data, layout, known and known.tidy),
+          functools.partial(
+            _parse, data, layout, known and known.tidy, header=header
+          ),
           read_bytes,
         )
         layout = layout._replace(skips_first=False, skip_lines=0)
@@ -601,9 +608,16 @@ def _json(text, names, columns):
   return _Block(table, bad, number + 1)
 
 
-def _parse(text, layout, tidy):
-  """Returns the `_Block` of some lines."""
-  sign = layout.delimiter
+def _parse(text, layout, tidy, header):
+  """Returns the `_Block` of some lines, but for those that are the `header`."""
+  sign, repeated = layout.delimiter, []
+  if header and text.count(header) > layout.skips_first:
+    lines = bytes(text).removeprefix(codecs.BOM_UTF8).split(b'\n')
+    same = [i for i, x in enumerate(lines) if x == header]
+    repeated = same[layout.skips_first :]
+    for i in repeated:
+      lines[i] = b''
+    text = bytearray(b'\n'.join(lines))
   if sign == '::':
     text, sign = text.replace(b'::', _PAIR.encode()), _PAIR
   data = np.frombuffer(text, np.uint8)
@@ -634,6 +648,7 @@ def _parse(text, layout, tidy):
     for line, cells in bad[:, :num_bad].T
   ]
   table = Table.of(tidy(table.arrow())) if tidy else table
+  whys += [(i, 'it repeats the header') for i in repeated]
   return _Block(table, whys, num_lines, num_comments=num_comments)
 
 

@@ -200,7 +200,7 @@ def test_a_layout_that_lost_its_header_or_order_is_right_or_refused(
   'text, message',
   [
     (_lines('{a} {b} {c}'), "numbers such as .*'user,item,count'"),
-    (_lines('{a}\tThe Item {i}'), 'columns=user,item if .* or user,items'),
+    (_lines('{a}\tThe Item {i}'), "'The Item .* behind a tab, .*'user,item'"),
     (_lines('{a}\t{t}\t3.25\t4.5\t{i}'), "'user,time,-,-,item'"),
     (_SIZES, 'the number of their items'),
     (_lists('u{} all i{}', ' i'), "every user has the item 'all'"),
@@ -210,6 +210,11 @@ def test_a_layout_that_lost_its_header_or_order_is_right_or_refused(
     (_lines('{u} {i} {i}'), 'the same user again and again'),
     (_lines('{r} {a} {b}'), "ratings .* in column 1.*'rating>=4,user,item'"),
     (_lines('{u},{i},1/{r}/2014', 'user,item,date\n'), 'columns=time:-'),
+    ('user,item,bought\nu,i,True\nv,j,False\n', "'label:bought'.*'-:bought'"),
+    ('user,item,liked\nu,i,Y\nu,j,perhaps\n', 'write numbers, or yes and no'),
+    ('user,item,fun\nu,i,35\nu,j,100\n', "'rating:fun>=80'"),
+    ('user,item,fun\nu,i,"2,5"\nu,j,"4,5"\n', "'rating:fun>=3.5'"),
+    ('user,item\nu,i\nv,j\nuser,item\n', 'line 4: it repeats the header'),
   ],
 )
 def test_what_is_no_item_is_refused_as_what_it_is(text, message, tmp_path):
@@ -236,7 +241,8 @@ def test_the_setting_says_what_columns_are(
 
 
 def test_labels_are_what_was_liked(tmp_path):
-  for no, yes in ('0', '1'), ('false', 'True'), ('no', 'yes'), ('-1', '1'):
+  words = ('false', 'True'), ('no', 'yes'), ('N', 'Y')
+  for no, yes in ('0', '1'), ('-1', '1'), *words:
     text = f'user,item,label\nu1,i1,{yes}\nu1,i2,{no}\nu2,i2,{yes}\nu3,i3,\n'
     found = _read(tmp_path, text)
     assert found.items_of == {'u1': ['i1'], 'u2': ['i2']}
@@ -248,6 +254,35 @@ def test_items_are_in_the_order_of_time(times, tmp_path):
   rows = zip('xyz', times.split(), strict=True)
   text = 'user,item,timestamp\n' + ''.join(f'u,{x},{t}\n' for x, t in rows)
   assert _read(tmp_path, text).items_of == {'u': ['y', 'z', 'x']}
+
+
+def test_decimal_commas_need_a_setting(tmp_path):
+  text = 'user;item;rating\nu;i;2,5\nu;j;4,5\n'
+  with pytest.raises(errors.UserError, match='give --config.data.decimal'):
+    _read(tmp_path, text, 'rating:rating>=4')
+  for more, expected in ('', {'u': ['j']}), ('u;k;3.45\n', None):
+    (tmp_path / 'a.csv').write_text(text + more)
+    try:
+      read = reading.read(str(tmp_path / 'a.csv'), 'rating:rating>=4', ',')
+      assert read.items_of == expected
+    except errors.UserError as error:
+      assert expected is None and "'3.45' is no number with ','" in str(error)
+
+
+def test_what_is_missing_is_no_name_in_pairs_and_lists(tmp_path):
+  pairs = 'user,item\nu,True\nu,NA\nNA,i\n'
+  for text in pairs, 'user\titems\nu\tTrue,NA\nNA\ti\n', 'u True NA\nNA i\n':
+    read = _read(tmp_path, text)
+    assert read.items_of == {'u': ['true']}
+    assert read.dropped['rows_without_names'] == 2
+
+
+def test_headers_of_files_put_together_are_counted(tmp_path):
+  header = 'user,item,rating\n'
+  lines = ''.join(f'u{i % 300},i{i % 70},{i % 5}\n' for i in range(3000))
+  read = _read(tmp_path, header + lines + header + lines, 'rating:rating>=3')
+  assert read.dropped['unreadable_rows'] == 1
+  assert 'user' not in read.items_of
 
 
 @pytest.mark.parametrize('name', FOLDERS)

@@ -4,7 +4,8 @@ import pytest
 
 from jaxemb.interactions import reading, sets
 
-SETTINGS = {'path': '', 'columns': '', 'valid': '', 'test': '', 'min_count': 1}
+SETTINGS = dict.fromkeys(('path', 'columns', 'decimal', 'valid', 'test'), '')
+SETTINGS |= {'min_count': 1}
 
 
 def _made(tmp_path, text, settings=(), **others):

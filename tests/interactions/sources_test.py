@@ -14,8 +14,8 @@ from jaxemb.interactions import sources
 from jaxemb.run import lifecycle as train
 
 SPLITS = {
-  'columns': 'user,items', 'valid': '', 'test': '', 'min_count': 1,
-  'sample': 0.0,
+  'columns': 'user,items', 'decimal': '', 'valid': '', 'test': '',
+  'min_count': 1, 'sample': 0.0,
 }  # fmt: skip
 TEXT = {i: [f'i{j}' for j in range(1 + i % 7)] for i in range(50)}
 NUM = sum(map(len, TEXT.values()))

@@ -26,7 +26,8 @@ def _assigned(declared='', names=HEADER, **options):
     ('', 'user item rating - -'),
     ('rating:-', 'user item - - -'),
     ('tag:tag*', 'user item rating tag tag'),
-    ('tag:"tag a", tag:tag b', 'user item rating tag tag'),
+    ('tag:"tag a", "tag:tag b"', 'user item rating tag tag'),
+    ('rating:"rating">=2', 'user item rating - -'),
     ('user:movieId,item:user_id', 'item user rating - -'),
     ('item,user', 'item user - - -'),
     ('user,-,item,-,rating>=2', 'user - item - rating'),
@@ -131,6 +132,7 @@ def test_any_column_can_be_named(names, data):
 
 def test_unused_columns_are_known_however_they_are_written():
   role = roles.Role('label')
-  for declared in '"-:b,c",label:a', '- : 2,label:a', 'label,-':
+  for declared in '"-:b,c",label:a', '-:"b,c",label:a', '- : 2,label:a':
     columns = roles.assign('f', [role], ['a', 'b,c'], declared=declared)
     assert columns.unused == (1,) and columns.roles() == ['label', '-']
+  assert roles.assign('f', [role], 'ab', declared='label,-').unused == (1,)
