@@ -194,7 +194,7 @@ _COMMANDS = (
   Case(
     'train --coordinator=[::1]:9 --num_processes=2 --process_id=0 '
     '--workdir=bad',
-    'one of IPv4',
+    'IPv4 address',
   ),
   Case('train --num_processes=2', 'need --coordinator'),
   Case('train --workdir=text.txt', 'as the folder of a run'),

@@ -30,7 +30,6 @@ from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.stores import cache as cache_lib
 from jaxemb.stores import cached, fetching
 from jaxemb.stores import local as stores
-from jaxemb.stores import rows as rows_lib
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import replicas
 from jaxemb.tables import row_access
@@ -354,7 +353,7 @@ def _in_store(
       'disk': lambda name, *args: stores.Disk(*args, folder=folder),
       'remote': make_shared,
     }
-    rows = rows_lib.OwnedRows(trainable, make_stores[config.table.store])
+    rows = cached.OwnedRows(trainable, make_stores[config.table.store])
     most_steps = _MOST_STEPS  # for which rows are fetched at once
     if config.table.store != 'remote' and cached.are_in_memory():
       # Beside which rows move: in short stretches a row is needed soon again.

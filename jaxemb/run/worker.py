@@ -262,7 +262,7 @@ def _train(
     waits = config.strategy.pace == 'ssp'
     pace = shared_rows.Pace(worker.ask, waits)
     make_dense = dense_lib.Exchange
-  store.rows.join(pace)
+  store.rows.pace = pace
   dense = make_dense(pace, store.rows.weights, tuning.part_words)
   if trainable.has_dense or (dense.shares_steps and trainable.model.is_mean):
     store.share(dense)

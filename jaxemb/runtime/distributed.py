@@ -101,12 +101,14 @@ def join(job: Job) -> None:
     raise errors.UserError(
       f'cannot join the processes of {name}: {errors.one_line(error)}; {hint}'
     ) from error
-  host, _, port = jax_distributed.global_state.coordinator_address.rpartition(
-    ':'
-  )
+  host, _, port = state.coordinator_address.rpartition(':')
   if address := reachable_address(host, int(port)):
+    make = xla_bridge._jax.make_gloo_tcp_collectives
     xla_bridge.register_backend_factory(
-      'cpu', lambda: _cpu_client(address), priority=0, fail_quietly=False
+      'cpu',
+      lambda: xla_bridge.make_cpu_client(make(state.client, address)),
+      priority=0,
+      fail_quietly=False,
     )
 
 
@@ -115,29 +117,25 @@ def _options(job: Job) -> dict[str, Any]:
 
   Raises a `UserError` for a job that nobody can join.
   """
-  index, num = job.process_id, job.num_processes
-  if not 0 <= index < num:
-    raise errors.UserError(
-      f'--process_id={index} must be less than --num_processes={num}, and 0 '
-      'or more'
-    )
   host, _, port = job.coordinator.rpartition(':')
-  if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+  if not 0 <= job.process_id < job.num_processes:
     raise errors.UserError(
-      f'--coordinator={job.coordinator} must be HOST:PORT, with a port from '
-      '1 to 65,535'
+      f'--process_id={job.process_id} must be less than --num_processes='
+      f'{job.num_processes}, and 0 or more'
     )
-  if ':' in host:
+  if (
+    not host or ':' in host or not port.isdecimal() or not 0 < int(port) < 2**16
+  ):
     raise errors.UserError(
-      f'--coordinator={job.coordinator} is an IPv6 address; give one of '
-      'IPv4, or a name that has one'
+      f'--coordinator={job.coordinator} must be HOST:PORT, with a name or an '
+      'IPv4 address and a port from 1 to 65,535'
     )
-  if index:
+  if job.process_id:
     _wait_for(host, int(port))
   return {
     'coordinator_address': job.coordinator,
-    'num_processes': num,
-    'process_id': index,
+    'num_processes': job.num_processes,
+    'process_id': job.process_id,
     # By default JAX listens on all addresses of the machine.
     'coordinator_bind_address': f'{bind_host(host)}:{port}',
   }
@@ -157,19 +155,12 @@ def reachable_address(host: str, port: int) -> str:
   if bind_host(host) == '0.0.0.0':  # this may be the machine that it names
     host = _OUTSIDE
   try:
-    routes = socket.getaddrinfo(host.strip('[]'), port, type=socket.SOCK_DGRAM)
-    with socket.socket(*routes[0][:3]) as probe:
-      probe.connect(routes[0][4])  # sends nothing: it chooses a route
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+      probe.connect((host, port))  # sends nothing: it chooses a route
       address = probe.getsockname()[0]
   except OSError:  # reported by whoever connects
     return ''
-  return '' if address.startswith('127.') or address == '::1' else address
-
-
-def _cpu_client(address: str) -> Any:
-  client = jax_distributed.global_state.client
-  make = xla_bridge._jax.make_gloo_tcp_collectives
-  return xla_bridge.make_cpu_client(make(client, address))
+  return '' if address.startswith('127.') else address
 
 
 def bind_host(host: str) -> str:
@@ -322,7 +313,7 @@ class Monitor:
 
   Process 0 has a connection to each of the others, which breaks when a process
   or its machine dies. JAX aborts (SIGABRT, and pages of log) whoever misses
-  process 0: that one goes last. Where it is killed, JAX may be faster.
+  process 0: that one exits last. Where it is killed, JAX may be faster.
   """
 
   def __init__(self):
@@ -381,15 +372,17 @@ class Monitor:
         elif peer not in done:
           done[peer] = message
           if message not in (_DONE, _BYE):
-            self._lost(peer)
+            self._lost(peer, running)
         elif not message and done[peer] == _DONE:
-          self._lost(peer)  # unless this one is done by now
+          self._lost(peer, running)  # unless this one is done by now
         if len(done) == len(self._peers):
           self._are_done.set()
           if not is_first():
             return
 
-  def _lost(self, peer: connection.Connection) -> None:
+  def _lost(
+    self, peer: connection.Connection, running: Iterable[connection.Connection]
+  ) -> None:
     """Ends this process, unless it is about to end with a reason of its own."""
     # The other may have failed for a reason that this one is about to report;
     # but without process 0, JAX is about to abort.
@@ -398,7 +391,7 @@ class Monitor:
     _say(_LOST.format(f'process {self._peers[peer]}'))
     if is_first():
       self._send(_FAILED)
-      time.sleep(_GRACE_SECS / 2)  # the others end first
+      _wait_for_ends(running)
     # The main thread may wait for the lost one for ever.
     os._exit(STOPPED)
 
@@ -450,6 +443,14 @@ class Monitor:
     self._is_closing.set()
     if code == 0:
       jax.distributed.shutdown()
+
+
+def _wait_for_ends(peers: Iterable[connection.Connection]) -> None:
+  """Returns once all peers have ended, or do not within `_GRACE_SECS`."""
+  deadline, running = time.monotonic() + _GRACE_SECS, set(peers)
+  while running and (secs := deadline - time.monotonic()) > 0:
+    ready = connection.wait(running, secs)
+    running -= {peer for peer in ready if not _received(peer)}
 
 
 def _say(line: str) -> None:

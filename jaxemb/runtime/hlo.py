@@ -34,6 +34,7 @@ _CALLED = re.compile(
   r'\b(?:calls|to_apply|body|condition|\w+_computations?)='
   r'(?:\{([^}]*)\}|(%?[\w.\-]+))'
 )
+_NAME = re.compile(r'%([\w.\-]+)')
 _TRIPS = re.compile(r'known_trip_count\W+n\W+(\d+)')
 _ARRAY = re.compile(r'\b(pred|[a-z]+(\d+)\w*)\[([\d,<=]*)\]')
 _GROUPS = re.compile(r'replica_groups=(\{(?:\{[\d,]*\},?)*\}|\[[\d,]+\]|.)')
@@ -55,12 +56,12 @@ class Instruction(NamedTuple):
   @property
   def sizes(self) -> list[tuple[int, ...]]:
     """Of each array of the result."""
-    return [x for x, _ in arrays(self.shape)]
+    return [x for x, _ in _arrays(self.shape)]
 
   @property
   def names(self) -> list[str]:
     """Of operands."""
-    return re.findall(r'%([\w.\-]+)', self.inside)
+    return _NAME.findall(self.inside)
 
   @property
   def kind(self) -> str:
@@ -116,7 +117,7 @@ def parse(text: str) -> Program:
     elif match := _LINE.match(line):
       root, name, shape, opcode, rest = match.groups()
       inside, _, attributes = rest.partition('), ')
-      operands = (current.get(x) for x in re.findall(r'%([\w.\-]+)', inside))
+      operands = (current.get(x) for x in _NAME.findall(inside))
       called = ','.join(''.join(x) for x in _CALLED.findall(attributes))
       current[name] = Instruction(
         shape=re.sub(r'\{[^}]*\}', '', shape).strip(),
@@ -163,28 +164,29 @@ def _length(
   if known := _TRIPS.search(loop.attributes):
     return int(known[1])
   called = dict(re.findall(r'(condition|body)=%?([\w.\-]+)', loop.attributes))
-  condition, body = (
-    program.computations.get(called.get(k, ''), {})
-    for k in ('condition', 'body')
-  )
-  end, step = _root(condition), _root(body)
-  start = around.get(loop.names[0]) if loop.names else None
-  if not (end and step and start) or 'direction=LT' not in end.attributes:
-    return None
-  *counters, limit = end.names
-  counter = condition.get(counters[0]) if counters else None
-  index = counter and re.search(r'index=(\d+)', counter.attributes)
-  if not index or {start.opcode, step.opcode} != {'tuple'}:
-    return None
-  change = body.get(step.names[int(index[1])])
-  is_by_one = change and change.opcode == 'add'
-  is_by_one = is_by_one and 1 in [_constant(body, x) for x in change.names]
-  is_from_zero = _constant(around, start.names[int(index[1])]) == 0
-  return _constant(condition, limit) if is_by_one and is_from_zero else None
-
-
-def _root(computation: Mapping[str, Instruction]) -> Instruction | None:
-  return next((x for x in computation.values() if x.is_root), None)
+  try:
+    condition, body = (
+      program.computations[called[x]] for x in ('condition', 'body')
+    )
+    compared, results = (
+      next(x for x in instructions.values() if x.is_root)
+      for instructions in (condition, body)
+    )
+    start = around[loop.names[0]]
+    counter, limit = compared.names
+    index = re.search(r'index=(\d+)', condition[counter].attributes)
+    index = int(index[1])
+    change = body[results.names[index]]
+    counts = (
+      'direction=LT' in compared.attributes
+      and start.opcode == results.opcode == 'tuple'
+      and _constant(around, start.names[index]) == 0
+      and change.opcode == 'add'
+      and 1 in [_constant(body, x) for x in change.names]
+    )
+    return _constant(condition, limit) if counts else None
+  except (IndexError, KeyError, StopIteration, TypeError, ValueError):
+    return None  # a loop of another form
 
 
 def _constant(around: Mapping[str, Instruction], name: str) -> int | None:
@@ -209,38 +211,37 @@ def copied_arrays(text: str) -> set[tuple[int, ...]]:
 
 def collectives(text: str) -> list[Collective]:
   """Returns the collectives of a program, given its text."""
-  program, collectives = parse(text), []
-  for x, loops, is_in_branch in executed(program, program.entry):
-    if not x.kind:
-      continue
-    # A ragged one also takes where to write, offsets and sizes.
-    sent = x.operands[:1] if x.kind == 'ragged-all-to-all' else x.operands
-    size = sum(map(_num_bytes, sent or ['']))
-    times = _SENT[x.kind](_group_size(x, program.num_devices))
-    shapes = tuple(z for y in (*x.operands, x.shape) for z, _ in arrays(y))
-    collectives.append(
-      Collective(
-        kind=x.kind,
-        shapes=shapes,
-        sent_bytes=times * size,
-        loops=loops,
-        is_in_branch=is_in_branch,
-      )
+  program = parse(text)
+  return [
+    Collective(
+      kind=x.kind,
+      shapes=tuple(z for y in (*x.operands, x.shape) for z, _ in _arrays(y)),
+      sent_bytes=_sent_bytes(x, program.num_devices),
+      loops=loops,
+      is_in_branch=is_in_branch,
     )
-  return collectives
+    for x, loops, is_in_branch in executed(program, program.entry)
+    if x.kind
+  ]
 
 
-def arrays(shape: str) -> list[tuple[tuple[int, ...], float]]:
+def _sent_bytes(x: Instruction, num_devices: int) -> float:
+  """What one device sends in one execution; nan = unreadable."""
+  # A ragged one also takes where to write, offsets and sizes.
+  sent = x.operands[:1] if x.kind == 'ragged-all-to-all' else x.operands
+  num_bytes = 0.0
+  for shape in sent or ['']:
+    sizes = [math.prod(y) * z for y, z in _arrays(shape)]
+    num_bytes += sum(sizes) if sizes else math.nan
+  return num_bytes * _SENT[x.kind](_group_size(x, num_devices))
+
+
+def _arrays(shape: str) -> list[tuple[tuple[int, ...], float]]:
   """The sizes of each array of a shape, and the bytes of a number of it."""
   return [
     (tuple(map(int, re.findall(r'\d+', axes))), int(bits or 8) / 8)
     for _, bits, axes in _ARRAY.findall(shape)
   ]
-
-
-def _num_bytes(shape: str) -> float:
-  sizes = [math.prod(x) * y for x, y in arrays(shape)]
-  return sum(sizes) if sizes else math.nan
 
 
 def traffic(text: str, loop: Loop) -> dict[str, Any]:

@@ -4,8 +4,8 @@ Which rows a step looks up is a function of its batch and key alone. A dispatch
 is cut into stretches of steps; while one runs, a thread finds the rows of the
 next one, gives them cache rows on the device (`stores.cache`) and reads those
 that are new, or newer elsewhere: from stores that this process has for itself
-(`stores.rows`), or from tables that workers share (`workers.shared_rows`). The
-steps are those of synchronous training, on cache rows in place of ids: with
+(`stores.cached`), or from tables that workers share (`workers.shared_rows`).
+The steps are those of synchronous training, on cache rows in place of ids: with
 stores of their own tables learn what they would with all rows on the device.
 
   device  | swap n | steps n ............. | swap n+1 | steps n+1 ......
@@ -15,15 +15,15 @@ Where a thread can copy rows to cache rows that the steps do not use (`beside`),
 and there are some, swaps have nothing to do, and stretches follow each other.
 """
 
+import collections
 import dataclasses
-import functools
 import logging
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,18 +33,152 @@ from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.runtime import hlo
 from jaxemb.stores import cache as cache_lib
-from jaxemb.stores import cached, lookahead
-from jaxemb.stores import rows as rows_lib
+from jaxemb.stores import cached
 from jaxemb.strategies import base
 from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
 MOST_STEPS = 64  # whose ids are computed at once, and of a stretch
+_LOOK_AHEAD = 16  # steps
 
 
-def _done(value):
+class Block(NamedTuple):
+  """Steps of a dispatch, whose ids were computed at once."""
+
+  batch: Any
+  schedule: base.Schedule
+  first: int  # step
+  # Ids as on the device, [steps, ...] by table, count and examples.
+  computed: Any
+  count: int = 0  # steps of the dispatch
+  ids: Mapping[str, np.ndarray] = {}  # [steps, n] int32, on the host
+  examples: np.ndarray | None = None  # [steps] float32
+
+  def on_host(self, names: Iterable[str]) -> 'Block':
+    """Waits for the ids and returns them on the host, too."""
+    ids, count, examples = jax.device_get(self.computed)
+    count = int(count)
+    num = max(0, count - self.first)
+    return self._replace(
+      computed=self.computed[0],
+      count=count,
+      ids={k: ids[k].reshape(len(ids[k]), -1)[:num] for k in names},
+      examples=examples,
+    )
+
+  @property
+  def stop(self) -> int:
+    """The step behind the last."""
+    return self.first + len(next(iter(self.ids.values())))
+
+
+class Stretch(NamedTuple):
+  """Steps that run at once, and the rows that they need."""
+
+  block: Block
+  first: int  # step
+  num_steps: int
+  caches: Sequence[cache_lib.Cache]
+  moves: list[cache_lib.Moves]  # of each cache
+  # By table, `Cached.views`, if rows may move beside steps; and what waits
+  # until the stretch before the one that runs has ended.
+  views: Mapping[str, list[np.ndarray]]
+  wait: Callable[[], Any]
+
+  @property
+  def stop(self) -> int:
+    """The step behind the last."""
+    return self.first + self.num_steps
+
+  @property
+  def lookups(self) -> dict[str, np.ndarray]:
+    """By table, [num_steps, n] int32 ids, with repetitions."""
+    return {k: x[self._slice] for k, x in self.block.ids.items()}
+
+  @property
+  def examples(self) -> float:
+    """Of all its steps, if they are shared."""
+    return float(self.block.examples[self._slice].sum())
+
+  @property
+  def _slice(self):
+    return slice(self.first - self.block.first, self.stop - self.block.first)
+
+  @property
+  def has_late(self) -> bool:
+    """Whether rows move between the stretch before and this one."""
+    return any(
+      len(cache_rows)
+      for moves in self.moves
+      for cache_rows, _ in (*moves.out.values(), *moves.into.values())
+    )
+
+
+class _Upcoming:
+  """The steps to come, in order; caches foresee those whose ids are known."""
+
+  def __init__(
+    self,
+    compute_ids: Callable[..., Any],
+    names: Iterable[str],
+    caches: Sequence[cache_lib.Cache],
+  ):
+    """`compute_ids` has (constants, batch, schedule, first step)."""
+    self._compute_ids, self._names, self._caches = compute_ids, names, caches
+    # Batches, schedules and first steps whose ids are not asked for.
+    self._batches: collections.deque = collections.deque()
+    self._computing: Block | None = None
+    self._blocks: collections.deque[Block] = collections.deque()
+    self.first = 0  # step of the next stretch
+    self.last_batch: Any = None
+
+  def append(self, batch: Any, schedule: base.Schedule) -> None:
+    """Adds a dispatch, unless it was the last that was added."""
+    if batch is not self.last_batch:
+      self._batches.append((batch, schedule, 0))
+      self.last_batch = batch
+
+  @property
+  def block(self) -> Block:
+    """The block of the next stretch, after `look`."""
+    return self._blocks[0]
+
+  def look(self, constants: Any) -> None:
+    """Has caches foresee as many steps as are known, or enough."""
+    self._compute_next(constants)
+    while self._computing and (
+      not self._blocks or self._blocks[-1].stop - self.first < _LOOK_AHEAD
+    ):
+      block, self._computing = self._computing.on_host(self._names), None
+      self._blocks.append(block)
+      for cache in self._caches:
+        ids = (block.ids[name] for name in cache.names)
+        cache.foresee(list(zip(*ids, strict=True)))
+      if block.stop < block.count:
+        self._batches.appendleft((block.batch, block.schedule, block.stop))
+      self._compute_next(constants)
+
+  def _compute_next(self, constants):
+    """Has ids of the next steps computed, while others are used."""
+    if self._computing is None and self._batches:
+      batch, schedule, first = self._batches.popleft()
+      computed = self._compute_ids(constants, batch, schedule, np.int32(first))
+      self._computing = Block(
+        batch=batch, schedule=schedule, first=first, computed=computed
+      )
+
+  def advance(self, num_steps: int) -> None:
+    """Goes on behind a stretch of so many steps."""
+    block, self.first = self.block, self.first + num_steps
+    if self.first == block.stop:
+      self._blocks.popleft()
+      if self.first == block.count:
+        self.first = 0
+
+
+def _at_time(when: float) -> futures.Future:
   future = futures.Future()
-  future.set_result(value)
+  future.set_result(when)
   return future
 
 
@@ -59,7 +193,7 @@ def expected_rows(lookups: np.ndarray) -> float:
   return float(-np.expm1(-lookups).sum())
 
 
-def _share(num_parts: int, schedule: base.Schedule) -> data_base.Share:
+def _all_examples(num_parts: int, schedule: base.Schedule) -> data_base.Share:
   """All examples of the parts in a batch."""
   return data_base.Share(
     before=schedule.parts_before,
@@ -81,7 +215,7 @@ class Fetching:
     self,
     trainable: base.Trainable,
     caches: list[cache_lib.Cache],
-    rows: rows_lib.Rows,
+    rows: cached.Rows,
     most_steps: int = 8,
     lend: Callable[[int], None] = lambda cores: None,
   ):
@@ -103,12 +237,18 @@ class Fetching:
       jax.jit(self._steps, donate_argnums=0),
     )
     self._compute_ids, self._run = self._programs
+    self._no_metrics = jax.jit(lambda: self.trainable.no_metrics())
+    self._finish = jax.jit(
+      lambda measured, batch, count: base.over_devices(
+        self.trainable, metrics=measured, batch=batch, num_steps=count, axes=()
+      )
+    )
     self._begin(caches)
 
   def _begin(self, caches):
     """Begins with no rows on the device."""
     self.caches = caches
-    self._ahead = lookahead.Steps(
+    self._ahead = _Upcoming(
       lambda *args: self._compute_ids(*args), list(self.tables), caches
     )
     self._expected: tuple[Any, base.Schedule] | None = None
@@ -117,7 +257,7 @@ class Fetching:
     self._next: futures.Future | None = None
     self._is_flushed = True
     # When the last two stretches ended.
-    self._ended = [_done(0.0), _done(0.0)]
+    self._ended = [_at_time(0.0), _at_time(0.0)]
 
   def share(self, dense: Any) -> None:
     """Exchanges dense parameters by a `workers.dense.Exchange` from now on.
@@ -126,8 +266,7 @@ class Fetching:
     """
     self._dense = dense
     if dense.shares_steps:
-      more = {'dense': base.gathered}
-      self.trainable = dataclasses.replace(self.trainable, **more)
+      self.trainable = dataclasses.replace(self.trainable, dense=base.gathered)
 
   @property
   def _shares_steps(self):
@@ -141,38 +280,42 @@ class Fetching:
     With the steps of the dispatch, and [size] examples of each, if these are
     shared.
     """
-    given = self.trainable.with_arrays(constants)
-    num_steps = given.steps.num_steps(batch)
-    count, share = jnp.max(num_steps), _share(len(num_steps), schedule)
+    trainable = self.trainable.with_arrays(constants)
+    num_steps = trainable.steps.num_steps(batch)
+    count = jnp.max(num_steps)
+    examples = _all_examples(len(num_steps), schedule)
     stop = jnp.minimum(count, first + self.size)
     span = schedule.last_progress - schedule.first_progress
     advance = span / jnp.maximum(count, 1).astype(jnp.float32)
 
-    def examples_of(step, ids):
-      # Of the loss, XLA keeps what they need.
-      params = jax.eval_shape(given.model.init, jax.random.key(0))
-      params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
-      tables = self.tables.items()
-      rows = {k: jnp.zeros((*ids[k].shape, x.spec.dim)) for k, x in tables}
-      _, aux = given.model.loss(params, rows, ids, batch=step, key=schedule.key)
-      return aux.examples
-
     def ids_of(i):
       progress = schedule.first_progress + advance * i.astype(jnp.float32)
-      step = given.steps.step(batch, i, share, progress)
-      ids = given.model.ids(step, schedule.key)
-      num = examples_of(step, ids) if self._shares_steps else jnp.float32(0)
+      step = trainable.steps.step(batch, i, examples, progress)
+      ids, num = trainable.model.ids(step, schedule.key), jnp.float32(0)
+      if self._shares_steps:
+        num = self._num_examples(trainable.model, step, ids, key=schedule.key)
       return ids, num
 
-    def put(i, made):
-      return jax.tree.map(lambda x, y: x.at[i - first].set(y), made, ids_of(i))
+    def put(i, computed):
+      return jax.tree.map(
+        lambda x, y: x.at[i - first].set(y), computed, ids_of(i)
+      )
 
-    made = jax.tree.map(
+    empty = jax.tree.map(
       lambda x: jnp.zeros((self.size, *x.shape), x.dtype),
       jax.eval_shape(ids_of, first),
     )
-    ids, examples = jax.lax.fori_loop(first, stop, put, made)
-    return ids, count, examples
+    ids, num_examples = jax.lax.fori_loop(first, stop, put, empty)
+    return ids, count, num_examples
+
+  def _num_examples(self, model, step, ids, key):
+    """Examples of a step: of the loss, XLA keeps what they need."""
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
+    tables = self.tables.items()
+    rows = {k: jnp.zeros((*ids[k].shape, x.spec.dim)) for k, x in tables}
+    _, aux = model.loss(params, rows, ids, batch=step, key=key)
+    return aux.examples
 
   def _steps(
     self, state, measured, constants, batch, schedule, ids, cache_rows, at,
@@ -183,18 +326,19 @@ class Fetching:
     first, stop, count, first_ids = at
 
     def ids_of(i):
-      own = jax.tree.map(lambda x: x[i - first_ids], ids)
+      step_ids = jax.tree.map(lambda x: x[i - first_ids], ids)
       rows = {
-        k: x[i - first].reshape(own[k].shape) for k, x in cache_rows.items()
+        k: x[i - first].reshape(step_ids[k].shape)
+        for k, x in cache_rows.items()
       }
-      return own, rows
+      return step_ids, rows
 
     num_parts = len(trainable.steps.num_steps(batch))
     return base.training_steps(
       trainable,
       batch,
       schedule,
-      devices=base.Devices(_share(num_parts, schedule)),
+      devices=base.Devices(_all_examples(num_parts, schedule)),
       carry=(state, measured),
       first=first,
       stop=stop,
@@ -202,19 +346,6 @@ class Fetching:
       ids_of=ids_of,
       examples=examples if self._shares_steps else None,
     )
-
-  @functools.cached_property
-  def _finish(self):
-    def finish(measured, batch, count):
-      return base.over_devices(
-        self.trainable, metrics=measured, batch=batch, num_steps=count, axes=()
-      )
-
-    return jax.jit(finish)
-
-  @functools.cached_property
-  def _no_metrics(self):
-    return jax.jit(self.trainable.no_metrics)
 
   # As a compiled function.
 
@@ -331,7 +462,7 @@ class Fetching:
       self._lend(1)
       waited += time.monotonic() - before
 
-    stretch = lookahead.Stretch(
+    stretch = Stretch(
       block,
       first,
       num_steps,

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxemb.stores import lookahead
+from jaxemb.stores import fetching
 from jaxemb.strategies import base as strategy_base
 from jaxemb.workers import coordinator, dense, shared_rows
 
@@ -140,7 +140,7 @@ class Pace(shared_rows.Pace):
     """See the base."""
     self._index, self._round = index, -1
 
-  def begin(self, stretch: lookahead.Stretch) -> tuple[int, float]:
+  def begin(self, stretch: fetching.Stretch) -> tuple[int, float]:
     """See the base; of all workers, who have pushed the round before."""
     self._round += 1
     number = self._index, self._round
@@ -166,7 +166,7 @@ class Rows(shared_rows.SharedRows):
   adds_up = True
 
   def fetch(
-    self, stretch: lookahead.Stretch
+    self, stretch: fetching.Stretch
   ) -> tuple[int, dict[str, shared_rows.Used], None]:
     """Reads nothing ahead."""
     return self._flushes, self._used(stretch), None

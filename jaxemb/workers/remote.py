@@ -1,8 +1,8 @@
-"""Tables on other processes or machines: shards as actors of Ray.
+"""Tables on other processes or machines: the client of shards on Ray.
 
-Ray starts, places and restarts them. A shard that dies comes back from its last
-snapshot, and reports how many updates it has lost; a call that it may have
-missed is made again, and done once.
+Ray starts, places and restarts the actors that have the shards. A shard that
+dies comes back from its last snapshot, and reports how many updates it has
+lost; a call that it may have missed is made again, and done once.
 
 With RAY_ADDRESS set, shards are on the cluster that it names; snapshots are
 then to be in a folder that all its machines have. Otherwise Ray is started on
@@ -10,6 +10,7 @@ this machine for as long as the tables are used.
 """
 
 import collections
+import dataclasses
 import json
 import logging
 import os
@@ -22,8 +23,9 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,9 +38,148 @@ WAIT_SECS = 60  # for a shard that is being restarted
 CALL_SECS = 60  # for an answer of a shard that runs, or is suspended
 _FILE_BYTES_PER_SEC = 2e7  # that a shard may read or write before
 _RETRY_SECS, _DROP_SECS = 0.5, 5.0
-_LEAST_SAVE_SECS = 5.0  # between two snapshots of a shard
+_ANSWER_BYTES = 1 << 26  # of all shards, when whole tables are read
 # Of messages on one machine; taken as it is used.
 OBJECT_STORE_BYTES = 1 << 30
+
+
+class Request(NamedTuple):
+  """A call of shards of a table."""
+
+  table: str
+  method: str  # of `shards.Shard`
+  args: Mapping[int, tuple]  # by shard
+  indices: Mapping[int, np.ndarray] = {}  # by shard, of the ids that it has
+
+
+# Requests, done in this order, -> the results of each, by shard
+Call = Callable[[Sequence[Request]], list[dict[int, Any]]]
+
+
+@dataclasses.dataclass
+class Sharded:
+  """A table over several shards, of which each has every n-th row.
+
+  A `stores.local.Store`, and with clocks what copies on workers are read from.
+  Every call goes to all shards that have some of its rows, once.
+  """
+
+  name: str
+  num_shards: int
+  num_rows: int
+  num_bytes: int
+  make: Callable[[np.ndarray], np.ndarray]  # ids -> their first records
+  call: Call
+  client: str  # unique
+  close: Callable[[], None]  # as of `stores.local.Store`
+  _calls: int = dataclasses.field(default=0, init=False)
+
+  def _split(self, method, ids, *arrays):
+    """Returns a call with ids [n] and arrays [n, ...], split by shard."""
+    shard = ids % self.num_shards
+    indices = {i: np.flatnonzero(shard == i) for i in range(self.num_shards)}
+    # Of no ids, from a shard that returns as many rows.
+    indices = {i: x for i, x in indices.items() if len(x)} or {0: np.arange(0)}
+    args = {i: tuple(y[x] for y in (ids, *arrays)) for i, x in indices.items()}
+    return Request(self.name, method, args, indices=indices)
+
+  def _ask(self, method, args):
+    """Results by shard."""
+    return self.call([Request(self.name, method, args)])[0]
+
+  def newer_request(
+    self, ids: np.ndarray, clocks: np.ndarray, bound: int
+  ) -> Request:
+    """Asks for those of ids [n] with more than `bound` updates since clocks.
+
+    All of `NEVER`.
+    """
+    request = self._split('newer', ids, clocks)
+    args = {i: (*x, bound) for i, x in request.args.items()}
+    return request._replace(args=args)
+
+  def newer(
+    self, request: Request, results: Mapping[int, shards.Newer]
+  ) -> shards.Newer:
+    """Joins the results; makes the records of rows that nobody changed."""
+    of_shards = list(results.values())
+    is_known, known, clocks = (
+      np.concatenate([getattr(x, name) for x in of_shards])
+      for name in ('is_known', 'records', 'clocks')
+    )
+    indices = [request.indices[i][x.at] for i, x in results.items()]
+    records = known
+    if not is_known.all():
+      records = np.empty((len(clocks), self.num_bytes), np.uint8)
+      records[is_known] = known
+      ids = [request.args[i][0][x.at] for i, x in results.items()]
+      records[~is_known] = self.make(np.concatenate(ids)[~is_known])
+    return shards.Newer(
+      at=np.concatenate(indices),
+      clocks=clocks,
+      is_known=is_known,
+      records=records,
+      missed=sum(x.missed for x in of_shards),
+      most_missed=max(x.most_missed for x in of_shards),
+    )
+
+  def add_request(
+    self,
+    ids: np.ndarray,
+    deltas: np.ndarray,
+    updates: np.ndarray,
+    first_at: np.ndarray,
+    first: np.ndarray,
+  ) -> Request:
+    """See `shards.Shard.add`."""
+    number_of = np.full(len(ids), -1)
+    number_of[first_at] = np.arange(len(first_at))
+    request = self._split('add', ids, deltas, updates, number_of)
+    self._calls += 1
+    args = {}
+    for i, (*arrays, numbers) in request.args.items():
+      new = np.flatnonzero(numbers >= 0)
+      args[i] = self.client, self._calls, *arrays, new, first[numbers[new]]
+    return request._replace(args=args)
+
+  def check(self) -> None:
+    """Asks every shard for something."""
+    self._ask('num_known', {i: () for i in range(self.num_shards)})
+
+  def read(self, ids: np.ndarray) -> np.ndarray:
+    """See `stores.local.Store`."""
+    records = np.empty((len(ids), self.num_bytes), np.uint8)
+    size = max(1, _ANSWER_BYTES // self.num_bytes)
+    for i in range(0, len(ids), size):
+      some = ids[i : i + size]
+      request = self.newer_request(some, np.full(len(some), shards.NEVER), 0)
+      newer = self.newer(request, self.call([request])[0])
+      records[i + newer.at] = newer.records
+    return records
+
+  def write(self, ids: np.ndarray, records: np.ndarray) -> None:
+    """See `stores.local.Store`."""
+    self.call([self._split('write', ids, records)])
+
+  def snapshot(self, path: pathlib.Path) -> int:
+    """See `stores.local.Store`; a folder with a file of each shard."""
+    path.mkdir(parents=True, exist_ok=True)
+    numbers = range(self.num_shards)
+    sums = self._ask('snapshot', {i: (path / str(i),) for i in numbers})
+    data = json.dumps([sums[i] for i in numbers]).encode()
+    with atomic.write(path / 'checksums') as file:
+      file.write(data)
+    return zlib.crc32(data)
+
+  def restore(self, path: pathlib.Path, checksum: int) -> None:
+    """See `stores.local.Store`; of as many shards."""
+    data = (path / 'checksums').read_bytes()
+    if zlib.crc32(data) != checksum:
+      raise ValueError(f'{path} is damaged')
+    sums = json.loads(data)
+    if len(sums) != self.num_shards:
+      raise ValueError(f'{path} is of {len(sums)} shards')
+    self._ask('restore', {i: (path / str(i), x) for i, x in enumerate(sums)})
 
 
 def _ray() -> Any:
@@ -51,94 +192,8 @@ def _ray() -> Any:
   return ray
 
 
-class _SavedShard:
-  """A shard with snapshots, from which it goes on in another process."""
-
-  def __init__(self, folder: pathlib.Path, snapshot_secs: float, *args: Any):
-    """The folder is this shard's; `args` are those of `shards.Shard`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    self._folder, self._every_secs = folder, snapshot_secs
-    self._shard = shards.Shard(*args)
-    # Starts, epoch, updates, and updates lost, for the next start. The page
-    # outlives the process.
-    path = folder / 'counts'
-    mode = 'r+' if path.exists() else 'w+'
-    self._counts = np.memmap(path, np.int64, mode, shape=(4,))
-    if self._latest.exists():
-      saved = json.loads(self._latest.read_text())
-      self._shard.restore(folder / saved['rows'], saved['checksum'])
-      self._shard.done = saved['done']
-    self._lost = self._counts[3] + self._counts[2] - self._shard.updates
-    self._shard.epoch = int(self._counts[1]) + 1
-    self._counts[0] += 1
-    self._number, self._saved, self._save_secs = 0, time.monotonic(), 0.0
-    self._count()
-
-  @property
-  def _latest(self):
-    return self._folder / 'latest.json'
-
-  def _count(self):
-    shard, lost = self._shard, self._lost + self._shard.lost
-    self._counts[1:4] = shard.epoch, shard.updates, lost
-
-  def call(self, method: str, args: tuple) -> tuple[int, int, str, Any]:
-    """Returns starts, updates lost, a problem, and what a method returns."""
-    answer = getattr(self._shard, method)(*args)
-    self._count()
-    # Snapshots take a twentieth of the time, if they are to be that frequent.
-    every_secs = min(20 * self._save_secs, self._every_secs)
-    every_secs = max(_LEAST_SAVE_SECS, every_secs)
-    is_old, problem = time.monotonic() - self._saved > every_secs, ''
-    if is_old or method == 'restore':
-      try:
-        self._save()
-      except OSError as error:  # the snapshot before it stays
-        problem, self._saved = str(error), time.monotonic()
-    return int(self._counts[0]), int(self._counts[3]), problem, answer
-
-  def _save(self):
-    start = time.monotonic()
-    path = self._folder / f'rows-{self._counts[0]}-{self._number % 2}'
-    checksum = self._shard.snapshot(path)
-    state = {'rows': path.name, 'checksum': checksum, 'done': self._shard.done}
-    with atomic.write(self._latest) as file:
-      file.write(json.dumps(state).encode())
-    for old in self._folder.glob('rows-*'):
-      if old != path:
-        old.unlink()
-    self._number, self._saved = self._number + 1, time.monotonic()
-    self._save_secs = self._saved - start
-
-
-class Actor:
-  """A process with a shard of every table; Ray restarts it if it ends."""
-
-  def __init__(self, folder: pathlib.Path, snapshot_secs: float):
-    """The folder is for its snapshots."""
-    self._args = folder, snapshot_secs
-    self._shards: dict[str, _SavedShard] = {}
-
-  def call(
-    self, calls: Sequence[tuple[str, tuple, str, tuple]]
-  ) -> list[tuple[int, int, str, Any]]:
-    """Calls shards, each by (table, sizes, method, arguments)."""
-    answers = []
-    for name, sizes, method, args in calls:
-      if name not in self._shards:
-        folder, secs = self._args
-        self._shards[name] = _SavedShard(folder / name, secs, *sizes)
-      answers.append(self._shards[name].call(method, args))
-    return answers
-
-  def drop(self, name: str) -> None:
-    """Removes the shard of a table."""
-    self._shards.pop(name, None)
-    shutil.rmtree(self._args[0] / name, ignore_errors=True)
-
-
 class _Calls:
-  """`shards.Call` of actors, which may be restarted meanwhile."""
+  """A `Call` of actors, which may be restarted meanwhile."""
 
   def __init__(self, actors: list[Any]):
     self.actors = actors
@@ -147,11 +202,9 @@ class _Calls:
     # By table and number, starts and lost updates as far as is known.
     self._known: dict[tuple[str, int], tuple[int, int]] = {}
 
-  def __call__(
-    self, requests: Sequence[shards.Request]
-  ) -> list[dict[int, Any]]:
+  def __call__(self, requests: Sequence[Request]) -> list[dict[int, Any]]:
     start = time.monotonic()
-    answers = [dict.fromkeys(x.args) for x in requests]
+    results = [dict.fromkeys(x.args) for x in requests]
     waiting: dict[int, list[tuple[int, tuple]]] = {}  # by number of the shard
     for k, request in enumerate(requests):
       for i, args in request.args.items():
@@ -161,9 +214,9 @@ class _Calls:
     deadline, late = start + WAIT_SECS, collections.Counter()
     while True:
       num_late = late.total()
-      why = self._send(waiting, answers, late)
+      why = self._send(waiting, results, late)
       if not waiting:
-        return answers
+        return results
       now = time.monotonic()
       if late.total() > num_late:
         deadline = now + WAIT_SECS
@@ -176,24 +229,22 @@ class _Calls:
         ) from why
       time.sleep(_RETRY_SECS)
 
-  @property
-  def _limit_secs(self):
-    """For an answer of a shard, which may have to write or read its rows."""
-    sizes = self.sizes.values()
-    shard_bytes = sum(rows * size // n for n, rows, size, _ in sizes)
-    return CALL_SECS + shard_bytes / _FILE_BYTES_PER_SEC
-
-  def _send(self, waiting, answers, late):
+  def _send(self, waiting, results, late):
     """Makes the calls that wait; returns why some of them still do."""
     ray, why = _ray(), None
     refs = {
       i: self.actors[i].call.remote([call for _, call in calls])
       for i, calls in waiting.items()
     }
-    until = time.monotonic() + self._limit_secs
+    # A shard may have to write or read its rows before it answers.
+    shard_bytes = sum(
+      num_rows * num_bytes // num_shards
+      for num_shards, num_rows, num_bytes, _ in self.sizes.values()
+    )
+    until = time.monotonic() + CALL_SECS + shard_bytes / _FILE_BYTES_PER_SEC
     for i, ref in refs.items():
       try:
-        results = ray.get(ref, timeout=max(0.0, until - time.monotonic()))
+        answers = ray.get(ref, timeout=max(0.0, until - time.monotonic()))
       except ray.exceptions.GetTimeoutError as error:
         # Asked again: a call that was done is not done twice.
         why = error
@@ -204,24 +255,23 @@ class _Calls:
         continue
       except ray.exceptions.RayTaskError as error:
         raise error.cause from None
-      for (k, call), (starts, lost, problem, answer) in zip(
-        waiting.pop(i), results, strict=True
-      ):
-        answers[k][i] = answer
-        self._note((call[0], i), starts, lost)
-        if problem:
-          _LOG.warning(
-            f'shard {i} of table {call[0]} has no new snapshot: {problem}; '
-            'the one before it stays: free space in --workdir'
-          )
+      for (k, call), answer in zip(waiting.pop(i), answers, strict=True):
+        results[k][i] = answer.value
+        self._note(call[0], i, answer)
     return why
 
-  def _note(self, key, starts, lost):
+  def _note(self, table, i, answer):
+    """Logs what a shard has lost, and why it was not saved."""
+    if answer.problem:
+      _LOG.warning(
+        f'shard {i} of table {table} has no new snapshot: {answer.problem}; '
+        'the one before it stays: free space in --workdir'
+      )
     # A client that comes later reports what was lost since the first start.
-    before = self._known.setdefault(key, (1, 0))
-    self._known[key] = starts, lost
-    (table, i), more = key, lost - before[1]
-    if starts != before[0]:
+    starts, lost = self._known.get((table, i), (1, 0))
+    self._known[table, i] = answer.starts, answer.lost
+    more = answer.lost - lost
+    if answer.starts != starts:
       _LOG.warning(
         f'shard {i} of table {table} ended and came back from its last '
         f'snapshot: {more:,} updates of rows since then are lost'
@@ -250,13 +300,13 @@ class Cluster:
       os.environ.setdefault('RAY_AUTH_MODE', 'token')
       os.environ.setdefault('RAY_AUTH_TOKEN', secrets.token_hex(32))
     self._ray = _ray()
-    self._is_ours = False
+    self._has_started = False
 
   def _start(self):
     if self._ray.is_initialized():
       return
-    self._is_ours, address, options = True, self._address, {}
-    if address == 'local':
+    self._has_started, options = True, {}
+    if self._address == 'local':
       # Nothing is sent from a machine that is only used by itself.
       os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
       options = {
@@ -271,7 +321,7 @@ class Cluster:
         # Of a fork that goes on as another program at once.
         warnings.simplefilter('ignore', RuntimeWarning)
         self._ray.init(
-          address,
+          self._address,
           log_to_driver=False,
           logging_level=logging.ERROR,
           **options,
@@ -282,7 +332,7 @@ class Cluster:
       ) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
       raise errors.UserError(
-        f'cannot use Ray at {address}: {errors.one_line(error)}; correct '
+        f'cannot use Ray at {self._address}: {errors.one_line(error)}; correct '
         'RAY_ADDRESS, or remove it to start Ray on this machine'
       ) from error
     finally:
@@ -292,7 +342,7 @@ class Cluster:
   @property
   def is_own(self) -> bool:
     """Whether Ray was started here, on this machine."""
-    return self._is_ours and self._address == 'local'
+    return self._has_started and self._address == 'local'
 
   def start(self, kind: type, *args: Any, **options: Any) -> Any:
     """An actor of a class, with `options` of Ray."""
@@ -301,7 +351,7 @@ class Cluster:
 
   def close(self) -> None:
     """Ends Ray if this has started it."""
-    if self._is_ours:
+    if self._has_started:
       self._ray.shutdown()
 
   def num_cpus(self) -> tuple[int, int]:
@@ -317,20 +367,14 @@ class Cluster:
     """
     problems = self._ray.exceptions
     try:
-      return self.get(ref, secs)
-    except (problems.RayActorError, problems.GetTimeoutError) as error:
-      why = errors.one_line(error, 100)
-      raise errors.LostError(
-        f'the coordinator of the workers has ended or is suspended ({why}); '
-        'run the same command to resume'
-      ) from error
-
-  def get(self, ref: Any, secs: float | None = None) -> Any:
-    """Returns what a call of an actor returns, or raises its error."""
-    try:
       return self._ray.get(ref, timeout=secs)
-    except self._ray.exceptions.RayTaskError as error:
+    except problems.RayTaskError as error:
       raise error.cause from None
+    except (problems.RayActorError, problems.GetTimeoutError) as error:
+      raise errors.LostError(
+        'the coordinator of the workers has ended or is suspended '
+        f'({errors.one_line(error, 100)}); run the same command to resume'
+      ) from error
 
   def ended(self, refs: Sequence[Any], secs: float) -> list[Any]:
     """Returns the calls that have ended within so many seconds."""
@@ -347,10 +391,12 @@ class Cluster:
     Raises the call's error if it is a `UserError`.
     """
     try:
-      self.get(ref)
-    except errors.UserError:
-      raise
-    except Exception as error:  # of the actor's process, or its end
+      self._ray.get(ref)
+    except self._ray.exceptions.RayTaskError as error:
+      if isinstance(error.cause, errors.UserError):
+        raise error.cause from None
+      return errors.one_line(error.cause, 100)
+    except Exception as error:  # the actor's process has ended
       return errors.one_line(error, 100)
     return None
 
@@ -365,53 +411,53 @@ class Cluster:
     snapshot_secs: float,
     num_added: int = 0,
     client: str = '',
-  ) -> shards.Sharded:
+  ) -> Sharded:
     """A table, whose shards are started if they are not there.
 
     All tables have as many. The folder is for snapshots; other arguments are
-    as of `shards.Sharded` and `shards.Shard`. Closing the last table ends the
-    shards, and Ray if this started it.
+    as of `Sharded` and `shards.Shard`. Closing the last table ends the shards,
+    and Ray if this started it.
     """
     self._start()
+    folder = folder.absolute() / self.namespace
     if self._calls is None:
-      self._calls = _Calls(
-        [self._shard(i, folder, snapshot_secs) for i in range(num_shards)]
-      )
-    calls = self._calls
-    calls.sizes[name] = num_shards, num_rows, num_bytes, num_added
-
-    def close():
-      calls.sizes.pop(name)
-      if calls.sizes:
-        dropped = [x.drop.remote(name) for x in calls.actors]
-        # An actor that does not answer is killed with the last table.
-        num = len(dropped)
-        self._ray.wait(dropped, num_returns=num, timeout=_DROP_SECS)
-        return
-      for one in calls.actors:
-        self._ray.kill(one)
-      shutil.rmtree(self._folder(folder), ignore_errors=True)
-      self._calls = None
-      self.close()
-
-    return shards.Sharded(
+      # Started unless they are there.
+      options = {'max_restarts': -1, 'num_cpus': 0, 'get_if_exists': True}
+      options['namespace'] = self.namespace
+      self._calls = _Calls([
+        self.start(
+          shards.Actor,
+          folder / str(i),
+          snapshot_secs,
+          name=f'shards-{i}',
+          **options,
+        )
+        for i in range(num_shards)
+      ])  # fmt: skip
+    self._calls.sizes[name] = num_shards, num_rows, num_bytes, num_added
+    return Sharded(
       name=name,
       num_shards=num_shards,
       num_rows=num_rows,
       num_bytes=num_bytes,
       make=make,
-      call=calls,
+      call=self._calls,
       client=client or uuid.uuid4().hex,
-      close=close,
+      close=lambda: self._close(name, folder),
     )
 
-  def _folder(self, folder):
-    return folder.absolute() / self.namespace
-
-  def _shard(self, i, folder, snapshot_secs):
-    """The actor of shards of a number; started unless it is there."""
-    options = {'max_restarts': -1, 'num_cpus': 0, 'namespace': self.namespace}
-    options |= {'name': f'shards-{i}', 'get_if_exists': True}
-    return self.start(
-      Actor, self._folder(folder) / str(i), snapshot_secs, **options
-    )
+  def _close(self, name, folder):
+    """Removes a table, with the shards if it was the last."""
+    calls = self._calls
+    calls.sizes.pop(name)
+    if calls.sizes:
+      dropped = [x.drop.remote(name) for x in calls.actors]
+      # An actor that does not answer is killed with the last table.
+      num = len(dropped)
+      self._ray.wait(dropped, num_returns=num, timeout=_DROP_SECS)
+      return
+    for actor in calls.actors:
+      self._ray.kill(actor)
+    shutil.rmtree(folder, ignore_errors=True)
+    self._calls = None
+    self.close()

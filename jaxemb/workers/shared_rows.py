@@ -1,17 +1,36 @@
 """Rows that workers share, between a worker's device and the shards.
 
-The device has copies of some rows of tables that lie in shards
-(`workers.shards`), each as stale as `workers.copies` allows. Between two
-stretches of steps, what was read meanwhile comes to the device, and rows that
-have had too many updates, or are evicted, are taken from it, to be pushed
-beside the next stretch.
+The protocol of HET (Miao et al. 2022). A worker's device has copies of some
+rows of tables that lie in shards (`workers.shards`), in lines, which are the
+rows of its cache. Of each line this module knows the clock of its row when it
+was read, the updates of this worker that were not pushed, and the row without
+these (`base`); the rows themselves are on the device. An update is a lookup of
+a row in a step, as the clocks of HET's released code count.
 
-An update is a lookup of a row in a step, as the clocks of HET's released code
-count. Workers that meet seldom learn much of a row from its old value, each by
+  read    Before a stretch of steps, rows without a line are read, and those
+          with one if others pushed more than `bound` updates since. This may
+          be while the stretch before runs: what others push meanwhile comes on
+          top of the bound.
+  push    After it, rows with more than `bound` updates go to the shards,
+          as the difference to their base; and so do all that leave their
+          lines, before they can be read again. With a bound of 0 every row
+          that was used is pushed.
+  flush   Before a checkpoint, an evaluation or an export, all are pushed.
+
+    own clock = clock when read + own pushes since;  own updates <= bound
+    clock of the shard - own clock = pushes of others since <= bound
+
+A row is pushed before it is read: what was read holds the worker's updates, or
+it still has them beside it. So nothing is added twice, unlike in HET's released
+code, and a worker always reads what it wrote. What rounding takes off a
+difference goes with the next one.
+
+Workers that exchange seldom learn much of a row from its old value, each by
 itself, and the sum of that overshoots. A push is weighted as by the policy
 `policies.Bounded`, from 1, the sum, to 1 / n, the mean of n workers, which DMWE
-always has. Here tau does not grow as the learning rate falls: what a worker
-pushes reaches the others two rounds later, which sums close to 1 do not bear.
+always has; the worker's copy goes back by the rest. Here tau does not grow as
+the learning rate falls: what a worker pushes reaches the others two rounds
+later, which sums close to 1 do not bear.
 
 What a shard has of a row is float32, whatever the device's dtype: the row, and
 the state of its optimizer. Adagrad's squares add up over workers, so that all
@@ -24,13 +43,248 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numba
 import numpy as np
 
-from jaxemb.stores import cached, lookahead
-from jaxemb.stores import rows as rows_lib
+from jaxemb.stores import cached, fetching
 from jaxemb.strategies import policies
 from jaxemb.tables import spec as spec_lib
-from jaxemb.workers import copies, shards
+from jaxemb.workers import remote, shards
+
+
+def num_updates(clocks: np.ndarray) -> np.ndarray:
+  """[n] int64, updates that clocks [n] count; of `NEVER`, none."""
+  return np.maximum(clocks, 0) % shards.EPOCH
+
+
+class Pending(NamedTuple):
+  """Updates of this worker that are to be pushed."""
+
+  lines: np.ndarray  # [n]
+  ids: np.ndarray  # [n]
+  updates: np.ndarray  # [n] int64
+  # [m, width] float32, rows that nobody had changed, and which of n they are
+  first: np.ndarray
+  first_at: np.ndarray
+
+
+@numba.njit(nogil=True, cache=True)
+def _settle(rows, base, lines, weights, num_weighted, num_added):
+  """Moves the base of lines [n] to where their rows have been pushed.
+
+  Of the first columns of rows [n, width] a weighted part is pushed, and the row
+  becomes that; others add up; the last are pushed as they are.
+  Returns what is pushed, [n, width].
+  """
+  deltas = np.empty((len(lines), rows.shape[1]), np.float32)
+  for i in range(len(lines)):
+    row, old = rows[i], base[lines[i]]
+    for k in range(num_weighted):
+      deltas[i, k] = weights[i] * (row[k] - old[k])
+      old[k] += deltas[i, k]
+      row[k] = old[k]
+    for k in range(num_weighted, num_added):
+      deltas[i, k] = row[k] - old[k]
+      old[k] = row[k]
+    for k in range(num_added, rows.shape[1]):
+      deltas[i, k] = row[k]
+  return deltas
+
+
+@numba.njit(nogil=True, cache=True)
+def _merge(rows, base, lines, has_updates, new, num_added):
+  """Writes rows that were read into lines [n], and adds pending updates.
+
+  Columns that do not add up stay as they are where updates are pending.
+  """
+  for i in range(len(lines)):
+    row, old = rows[i], base[lines[i]]
+    for k in range(rows.shape[1]):
+      if not has_updates[i]:
+        row[k] = new[i, k]
+      elif k < num_added:
+        row[k] += new[i, k] - old[k]
+      old[k] = new[i, k]
+
+
+class Copies:
+  """The lines of one table on one worker; one thread at a time uses it."""
+
+  def __init__(
+    self, table: remote.Sharded, capacity: int, num_added: int, bound: int
+  ):
+    """`num_added` is as of `shards`; the bound is in updates of a row."""
+    self.table, self._num_added, self.bound = table, num_added, bound
+    self._ids = np.full(capacity, -1, np.int64)
+    self._clocks = np.full(capacity, shards.NEVER, np.int64)
+    self._updates = np.zeros(capacity, np.int64)
+    self._base = np.zeros((capacity, table.num_bytes // 4), np.float32)
+
+  def read_request(self, lines: np.ndarray, ids: np.ndarray) -> remote.Request:
+    """Asks for the rows of ids [n] that differ, which have or get lines [n]."""
+    has_line = self._ids[lines] == ids
+    clocks = np.where(has_line, self._clocks[lines], shards.NEVER)
+    return self.table.newer_request(ids, clocks, self.bound)
+
+  def commit(
+    self,
+    lines: np.ndarray,
+    ids: np.ndarray,
+    newer: shards.Newer,
+    rows: np.ndarray,
+  ) -> None:
+    """Notes rows that were read into lines [n], whose old rows were settled.
+
+    Those of ids [n] are `newer`. `rows` [n, width] float32, what the device has
+    in the lines, become what it is to have.
+    """
+    has_updates = (self._ids[lines] == ids) & (self._updates[lines] > 0)
+    self._ids[lines], self._clocks[lines] = ids, newer.clocks
+    _merge(
+      rows,
+      self._base,
+      lines=lines,
+      has_updates=has_updates,
+      new=newer.records.view(np.float32),
+      num_added=self._num_added,
+    )
+
+  def rebase(self, lines: np.ndarray, errors: np.ndarray) -> None:
+    """Adds rounding errors of lines [n] that were written to their base."""
+    self._base[lines] += errors
+
+  def begin(self, lines: np.ndarray, updates: np.ndarray) -> None:
+    """Steps that update lines [n], each so often, begin."""
+    self._updates[lines] += updates
+
+  def num_updates(self) -> int:
+    """Updates that were not pushed."""
+    return int(np.sum(self._updates))
+
+  def due(self, lines: np.ndarray) -> Pending:
+    """Takes the updates to push of lines [n], when their steps are done."""
+    return self._take(lines[self._updates[lines] > max(self.bound, 0)])
+
+  def all(self) -> Pending:
+    """Takes all updates that were not pushed."""
+    return self._take(np.flatnonzero(self._updates))
+
+  def leave(self, lines: np.ndarray) -> Pending:
+    """Takes the updates of lines [n] that other rows are to get."""
+    pending = self._take(lines[self._updates[lines] > 0])
+    self._ids[lines] = -1
+    return pending
+
+  def _take(self, lines):
+    updates = self._updates[lines]
+    self._updates[lines] = 0
+    first_at = np.flatnonzero(num_updates(self._clocks[lines]) == 0)
+    return Pending(
+      lines=lines,
+      ids=self._ids[lines],
+      updates=updates,
+      first=self._base[lines[first_at]],
+      first_at=first_at,
+    )
+
+  def settle(
+    self,
+    pending: Pending,
+    rows: np.ndarray,
+    weights: np.ndarray | None = None,
+    num_weighted: int = 0,
+  ) -> np.ndarray:
+    """Returns [n, width] float32 to push before anything else is read.
+
+    `rows` [n, width] float32 are those of the lines. Of the first
+    `num_weighted` numbers a part is pushed, by weights [n] float32, and the
+    rows become that.
+    """
+    lines = pending.lines
+    self._clocks[lines] += pending.updates
+    if weights is None:
+      weights = np.ones(len(lines), np.float32)
+    return _settle(
+      rows,
+      self._base,
+      lines=lines,
+      weights=weights,
+      num_weighted=num_weighted,
+      num_added=self._num_added,
+    )
+
+  def push_request(
+    self, pending: Pending, deltas: np.ndarray
+  ) -> remote.Request:
+    """Pushes the deltas of `settle`."""
+    return self.table.add_request(
+      pending.ids,
+      deltas.view(np.uint8),
+      pending.updates,
+      first_at=pending.first_at,
+      first=pending.first.view(np.uint8),
+    )
+
+
+class FloatRows:
+  """Records of float32 numbers, with optimizer state, sums over steps first."""
+
+  dtype = 'float32'
+
+  def __init__(self, table: cached.Cached):
+    self.table, self.dim = table, table.spec.dim
+    sums = table.optimizer.sums
+    self._names = sorted(table.state_names, key=lambda k: (k not in sums, k))
+    opt_state = table.form.opt_state
+    self._shapes = [getattr(opt_state, k).shape[1:] for k in self._names]
+    sizes = [int(np.prod(x)) for x in self._shapes]
+    self._stops = (self.dim + np.cumsum([0, *sizes])).tolist()
+    self.num_bytes = 4 * self._stops[-1]
+    self.num_added = self._stops[sum(k in sums for k in self._names)]
+
+  def encode(self, block: spec_lib.RowBlock) -> np.ndarray:
+    """[n, num_bytes] uint8, the records of rows."""
+    return self._join(block).view(np.uint8)
+
+  def decode(self, records: np.ndarray) -> spec_lib.RowBlock:
+    """Returns the rows of records, in the table's dtype."""
+    return self._split(records.view(np.float32))
+
+  def _join(self, block):
+    rows, opt_state = block.rows, block.opt_state
+    state = [opt_state[k].reshape(len(rows), -1) for k in self._names]
+    return np.concatenate([rows, *state], 1, dtype=np.float32)
+
+  def _split(self, floats):
+    rows, *state = np.split(floats, self._stops[:-1], 1)
+    opt_state = {
+      k: x.reshape(len(floats), *shape)
+      for k, x, shape in zip(self._names, state, self._shapes, strict=True)
+    }
+    encoded = spec_lib.encode_rows(rows, self.table.spec.dtype)
+    return spec_lib.RowBlock(encoded, opt_state)
+
+  def read(self, state: spec_lib.TableState, lines: np.ndarray) -> np.ndarray:
+    """[n, width] float32, what the device has in lines [n], n > 0."""
+    return self._join(self.table.row_block(self.table.take(state, lines)))
+
+  def write(
+    self, state: spec_lib.TableState, lines: np.ndarray, floats: np.ndarray
+  ) -> tuple[spec_lib.TableState, np.ndarray | None]:
+    """Writes [n, width] into lines [n]; returns what rounding added."""
+    block = self._split(floats)
+    arrays = self.table.arrays_of(block)
+    if cached.are_in_memory():
+      for view, new in zip(self.table.views(state), arrays, strict=True):
+        new = np.ascontiguousarray(new).reshape(len(lines), -1)
+        view[lines] = new.view(np.uint8)
+    else:
+      state = self.table.put(state, lines, arrays)
+    if self.table.spec.dtype == 'float32':
+      return state, None
+    errors = np.zeros_like(floats)
+    errors[:, : self.dim] = block.rows - floats[:, : self.dim]
+    return state, errors
 
 
 class Pace:
@@ -53,7 +307,7 @@ class Pace:
   def start(self, index: int) -> None:
     """Begins a dispatch, the `index`-th of its part of the data."""
 
-  def begin(self, stretch: lookahead.Stretch) -> tuple[int, float]:
+  def begin(self, stretch: fetching.Stretch) -> tuple[int, float]:
     """Returns when the worker may begin a round.
 
     The steps of the dispatch over which the learning rate falls, and the
@@ -64,70 +318,6 @@ class Pace:
     return stretch.block.count, stretch.examples
 
 
-class FloatRows:
-  """Records of float32 numbers, with optimizer state, sums over steps first."""
-
-  dtype = 'float32'
-
-  def __init__(self, table: cached.Cached):
-    self.table, self.dim = table, table.spec.dim
-    sums = table.optimizer.sums
-    self._names = sorted(table.state_names, key=lambda k: (k not in sums, k))
-    opt_state = table.form.opt_state
-    self._shapes = [getattr(opt_state, k).shape[1:] for k in self._names]
-    sizes = [int(np.prod(x)) for x in self._shapes]
-    self._stops = (self.dim + np.cumsum([0, *sizes])).tolist()
-    self.width = self._stops[-1]
-    self.num_bytes = 4 * self.width
-    self.num_added = self._stops[sum(k in sums for k in self._names)]
-
-  def encode(self, block: spec_lib.RowBlock) -> np.ndarray:
-    """[n, num_bytes] uint8, the records of rows."""
-    return self._join(block.rows, block.opt_state).view(np.uint8)
-
-  def decode(self, records: np.ndarray) -> spec_lib.RowBlock:
-    """Returns the rows of records, in the table's dtype."""
-    rows, opt_state = self._split(records.view(np.float32))
-    encoded = spec_lib.encode_rows(rows, self.table.spec.dtype)
-    return spec_lib.RowBlock(encoded, opt_state)
-
-  def _join(self, rows, opt_state):
-    parts = [opt_state[k].reshape(len(rows), -1) for k in self._names]
-    return np.concatenate([rows, *parts], 1, dtype=np.float32)
-
-  def _split(self, floats):
-    rows, *parts = np.split(floats, self._stops[:-1], 1)
-    parts = [
-      x.reshape(len(floats), *shape)
-      for x, shape in zip(parts, self._shapes, strict=True)
-    ]
-    return rows, dict(zip(self._names, parts, strict=True))
-
-  def read(self, state: spec_lib.TableState, lines: np.ndarray) -> np.ndarray:
-    """[n, width] float32, what the device has in lines [n], n > 0."""
-    block = self.table.row_block(self.table.take(state, lines))
-    return self._join(block.rows, block.opt_state)
-
-  def write(
-    self, state: spec_lib.TableState, lines: np.ndarray, floats: np.ndarray
-  ) -> tuple[spec_lib.TableState, np.ndarray | None]:
-    """Writes [n, width] into lines [n]; returns what rounding added."""
-    rows, opt_state = self._split(floats)
-    encoded = spec_lib.encode_rows(rows, self.table.spec.dtype)
-    arrays = self.table.arrays_of(spec_lib.RowBlock(encoded, opt_state))
-    if cached.are_in_memory():
-      for view, new in zip(self.table.views(state), arrays, strict=True):
-        new = np.ascontiguousarray(new).reshape(len(lines), -1)
-        view[lines] = new.view(np.uint8)
-    else:
-      state = self.table.put(state, lines, arrays)
-    if self.table.spec.dtype == 'float32':
-      return state, None
-    errors = np.zeros_like(floats)
-    errors[:, : self.dim] = encoded.decode() - rows
-    return state, errors
-
-
 class Used(NamedTuple):
   """Rows of a table that a stretch uses."""
 
@@ -136,7 +326,7 @@ class Used(NamedTuple):
   updates: np.ndarray  # [n]
 
 
-class SharedRows(rows_lib.Rows):
+class SharedRows(cached.Rows):
   """See the module."""
 
   adds_up = False  # whether pushes have no weights
@@ -156,14 +346,14 @@ class SharedRows(rows_lib.Rows):
   def __init__(
     self,
     trainable: Any,
-    make_table: Callable[..., shards.Sharded],
+    make_table: Callable[..., remote.Sharded],
     staleness: int,
     num_workers: int,
     memory_lookups: float,
   ):
     """`make_table` makes a table, as of `remote.Cluster.table`.
 
-    Its arguments are those of `rows.Rows`, and how many numbers add up.
+    Its arguments are those of `cached.Rows`, and how many numbers add up.
     `staleness` is in updates of a row; for `memory_lookups` see
     `policies.Bounded`.
     """
@@ -181,31 +371,27 @@ class SharedRows(rows_lib.Rows):
     self.most_missed = 0  # since it was last set to 0
     # Flushes so far: what was read before the last one lacks what it pushed.
     self._flushes = 0
-    self._copies, self._last = {}, {}
+    self._copies, self._last_lines = {}, {}
     # What was taken from the device, to be pushed when something is read.
-    self._pushes: list[tuple[str, copies.Pending, np.ndarray]] = []
+    self._pushes: list[tuple[str, Pending, np.ndarray]] = []
 
   def init(self, keys: Mapping[str, jax.Array]) -> None:
     """See the base; where others have begun, with their rows."""
     super().init(keys)
     for name, table in self.tables.items():
-      self._copies[name] = copies.Copies(
+      self._copies[name] = Copies(
         self.stores[name],
         table.num_rows,
         self.layouts[name].num_added,
         bound=self._staleness,
       )
-      self._last[name] = np.zeros(0, np.int64)
+      self._last_lines[name] = np.zeros(0, np.int64)
 
   @property
   def copy_bytes(self) -> int:
     """See the base."""
     tables = self.tables.items()  # an id, a clock and updates of each row
     return sum(x.num_rows * (24 + self.layouts[k].num_bytes) for k, x in tables)
-
-  def join(self, pace: Pace) -> None:
-    """Takes turns with other workers from now on, as the pace says."""
-    self.pace = pace
 
   def weights(self, lookups: np.ndarray) -> np.ndarray:
     """Returns [n] float32, the weights of pushes of rows with lookups [n]."""
@@ -221,7 +407,7 @@ class SharedRows(rows_lib.Rows):
   # Between stretches.
 
   def fetch(
-    self, stretch: lookahead.Stretch
+    self, stretch: fetching.Stretch
   ) -> tuple[int, dict[str, Used], dict[str, shards.Newer] | None]:
     """See the base."""
     flushes, used = self._flushes, self._used(stretch)
@@ -245,35 +431,34 @@ class SharedRows(rows_lib.Rows):
       k: self._copies[k].read_request(x.lines, x.ids) for k, x in used.items()
     }
     call = next(iter(self.stores.values())).call
-    answers = call([*requests, *reads.values()])[len(requests) :]
-    self._count_pushes(pushes)
-    newer = {}
-    for (name, request), answer in zip(reads.items(), answers, strict=True):
-      ids = used[name].ids
-      newer[name] = new = self.stores[name].newer(request, answer)
-      self.most_missed = max(self.most_missed, new.most_missed)
+    results = call([*requests, *reads.values()])[len(requests) :]
+    for name, pending, _ in pushes:
+      num, size = len(pending.ids), self.layouts[name].num_bytes
       self.counts.add(
-        rows_checked=len(ids),
-        rows_fetched=len(new.at),
+        rows_pushed=num,
+        updates_pushed=int(np.sum(pending.updates)),
+        bytes_sent=num * (16 + size) + len(pending.first_at) * size,
+      )
+    newer = {}
+    for (name, request), result in zip(reads.items(), results, strict=True):
+      newer[name] = new = self.stores[name].newer(request, result)
+      self.most_missed = max(self.most_missed, new.most_missed)
+      num, num_read = len(used[name].ids), len(new.at)
+      self.counts.add(
+        rows_checked=num,
+        rows_fetched=num_read,
         # An id and a clock for each; where a row was, and its clock, too.
-        bytes_sent=16 * len(ids),
-        bytes_received=len(new.at) * (17 + self.layouts[name].num_bytes),
+        bytes_sent=16 * num,
+        bytes_received=num_read * (17 + self.layouts[name].num_bytes),
         updates_missed=new.missed,
       )
     return newer
 
-  def _count_pushes(self, pushes):
-    for name, pending, _ in pushes:
-      num, num_first = len(pending.ids), len(pending.first_at)
-      size = self.layouts[name].num_bytes
-      self.counts.add(
-        rows_pushed=num,
-        updates_pushed=int(np.sum(pending.updates)),
-        bytes_sent=num * (16 + size) + num_first * size,
-      )
-
   def swap(
-    self, tables: Mapping[str, Any], stretch: lookahead.Stretch, fetched: tuple
+    self,
+    tables: Mapping[str, Any],
+    stretch: fetching.Stretch,
+    fetched: tuple,
   ) -> tuple[Mapping[str, Any], int, float]:
     """See the base."""
     start, waited = time.monotonic(), self.pace.waited_secs
@@ -285,7 +470,7 @@ class SharedRows(rows_lib.Rows):
     begun = self._round(tables, stretch, fetched)
     for name, used in fetched[1].items():
       self._copies[name].begin(used.lines, used.updates)
-      self._last[name] = used.lines
+      self._last_lines[name] = used.lines
     secs = time.monotonic() - start - (self.pace.waited_secs - waited)
     self.counts.add(fetch_secs=secs, fetch_waited_secs=secs)
     return tables, *begun
@@ -314,7 +499,7 @@ class SharedRows(rows_lib.Rows):
       self._copies[name].rebase(lines, errors)
 
   def _settle_due(self, tables):
-    for name, lines in self._last.items():
+    for name, lines in self._last_lines.items():
       self._settle(name, tables, self._copies[name].due(lines))
 
   def _settle(self, name, tables, pending, stays=True):
@@ -322,9 +507,9 @@ class SharedRows(rows_lib.Rows):
     layout, lines = self.layouts[name], pending.lines
     if not len(lines):
       return
-    rows = layout.read(tables[name], lines)
-    weights = None if self.adds_up else self.weights(pending.updates)
-    num_weighted = 0 if self.adds_up else layout.dim
+    rows, weights, num_weighted = layout.read(tables[name], lines), None, 0
+    if not self.adds_up:
+      weights, num_weighted = self.weights(pending.updates), layout.dim
     deltas = self._copies[name].settle(
       pending, rows, weights, num_weighted=num_weighted
     )
@@ -339,8 +524,8 @@ class SharedRows(rows_lib.Rows):
   ) -> Mapping[str, Any]:
     """See the base."""
     tables = dict(tables)
-    for name, rows in self._copies.items():
-      self._settle(name, tables, rows.all())
+    for name, copies in self._copies.items():
+      self._settle(name, tables, copies.all())
     self._exchange({})
     self._flushes += 1
     return tables

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import socket
+import threading
 import time
 from multiprocessing import connection
 
@@ -231,6 +232,26 @@ def test_who_is_lost_while_the_first_writes_is_noticed(tmp_path):
   other.kill()
   first.join(20)
   assert first.exitcode == distributed.STOPPED
+
+
+def test_process_0_ends_when_the_others_have(monkeypatch):
+  """Of a lost process; not after so many seconds."""
+  monitor, told = distributed.Monitor(), []
+  (first, lost), (second, other) = connection.Pipe(), connection.Pipe()
+  monitor._peers = {first: 1, second: 2}
+  lost.close()
+
+  def end():
+    told.append(other.recv_bytes())
+    other.close()
+
+  monkeypatch.setattr(distributed, '_GRACE_SECS', 60)
+  monkeypatch.setattr(distributed.os, '_exit', told.append)
+  threading.Thread(target=end).start()
+  start = time.monotonic()
+  monitor._lost(first, {second})
+  assert told == [distributed._FAILED, distributed.STOPPED]
+  assert time.monotonic() - start < 20
 
 
 def test_addresses_where_names_mean_loopback(monkeypatch):

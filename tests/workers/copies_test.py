@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxemb.stores import cache as cache_lib
-from jaxemb.workers import copies, shards
+from jaxemb.workers import shards, shared_rows
 from tests.workers import local_cluster
 
 ROWS, WIDTH, ADDED, WORKERS = 60, 3, 2, 3
@@ -32,7 +32,7 @@ class _Worker:
     self.table = _table(servers, num_shards)
     capacity = 24
     self.cache = cache_lib.Cache(('x',), ROWS, capacity, policy)
-    self.copies = copies.Copies(self.table, capacity, ADDED, bound)
+    self.copies = shared_rows.Copies(self.table, capacity, ADDED, bound)
     self.rows = np.zeros((capacity, WIDTH), np.float32)
     self.used = np.zeros(0, np.int64), np.zeros(0, np.int64)
     self.number = number
@@ -61,7 +61,7 @@ class _Worker:
     lines = self.cache.cache_row_of[ids]
     self.push(self.copies.leave(moves.out['x'][0]))
     newer = self.commit(lines, ids, self.read(lines, ids))
-    self.seen[ids[newer.at]] = shards.num_updates(newer.clocks)
+    self.seen[ids[newer.at]] = shared_rows.num_updates(newer.clocks)
     self.pushed[ids[newer.at]] = 0
     return lines
 
@@ -101,7 +101,7 @@ def _state(servers, num_shards=2):
   found = reader.newer(request, reader.call([request])[0])
   order = np.argsort(found.at)
   rows = found.records.view(np.float32)[order]
-  return rows, shards.num_updates(found.clocks[order])
+  return rows, shared_rows.num_updates(found.clocks[order])
 
 
 # What is read and pushed does not depend on what a policy evicts.
@@ -135,7 +135,7 @@ def test_invariants_hold_under_any_schedule(bound, policy, num_turns):
       # I1: a clock counts all that was pushed.
       np.testing.assert_array_equal(clocks, pushed)
       # I6: a copy's clock has risen by this worker's own pushes alone.
-      own = shards.num_updates(worker.copies._clocks[lines])
+      own = shared_rows.num_updates(worker.copies._clocks[lines])
       np.testing.assert_array_equal(own, (worker.seen + worker.pushed)[ids])
       # I3: what others have pushed since.
       missed = clocks[ids] - own

@@ -77,7 +77,7 @@ def _train(number, made, actor, pace, work):
     pace, make = lockstep.Pace(ask), lockstep.Exchange
   else:
     pace, make = shared_rows.Pace(ask), dense.Exchange
-  store.rows.join(pace)
+  store.rows.pace = pace
   size = made.trainable.steps.part_examples
   exchange = make(pace, store.rows.weights, size)
   store.share(exchange)

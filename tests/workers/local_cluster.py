@@ -2,7 +2,7 @@
 
 import threading
 
-from jaxemb.workers import shards
+from jaxemb.workers import remote, shards
 
 
 class Cluster:
@@ -22,10 +22,10 @@ class Cluster:
       self.num_clients += 1
       client = str(self.num_clients)
     args = name, num, rows, num_bytes, make, self.call, client, list
-    return shards.Sharded(*args)
+    return remote.Sharded(*args)
 
   def call(self, requests):
-    """See `shards.Call`."""
+    """See `remote.Call`."""
     with self.lock:
       return [
         {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb.workers import copies, remote, shards
+from jaxemb.workers import remote, shared_rows
 
 ROWS, WIDTH = 301, 4
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ def _clocks(table):
   ids = np.arange(ROWS)
   found = _newer(table, table.newer_request(ids, ids - ROWS, 0))
   clocks = np.empty(ROWS, np.int64)
-  clocks[found.at] = shards.num_updates(found.clocks)
+  clocks[found.at] = shared_rows.num_updates(found.clocks)
   return clocks
 
 
@@ -91,7 +91,7 @@ def test_kills_at_random_lose_what_is_said_and_no_more(
     for i in range(3)
   ]
   # Lines are ids: every row has one.
-  workers = [copies.Copies(x, ROWS, WIDTH, 2) for x in tables]
+  workers = [shared_rows.Copies(x, ROWS, WIDTH, 2) for x in tables]
   rows, pushed = np.zeros((3, ROWS, WIDTH), np.float32), 0
   for step in range(60):
     number = rng.integers(3)

@@ -97,7 +97,7 @@ def run(made, pace, work):
   """All workers side by side; their losses."""
   with futures.ThreadPoolExecutor(len(made)) as pool:
     for trainer in made:
-      trainer.strategy.store.rows.join(pace)
+      trainer.strategy.store.rows.pace = pace
     args = made, range(len(made)), [work] * len(made)
     return list(pool.map(train, *args))
 
