@@ -44,7 +44,7 @@ def zipf_counts(num_words: int) -> np.ndarray:
 
 def _zipf_text(num_words: int, setup: devices.Setup) -> plan.Data:
   """Returns a text of so many different words, of which no word is read."""
-  config, tuning, _, _ = setup
+  config, tuning = setup.config, setup.tuning
   counts = zipf_counts(num_words)
   chances = subsampling.center_probabilities(counts, config.data.sample)
   steps = windows.Steps(
@@ -66,27 +66,12 @@ def prepare(
 
   Raises a `UserError` for what cannot be planned.
   """
-  read = plan.read
-  if num_words:
-    if config.data.source != 'text':
-      raise errors.UserError(
-        '--vocab is of words; others are planned from their data'
-      )
-    read = functools.partial(_zipf_text, num_words)
+  if num_words and config.data.source != 'text':
+    raise errors.UserError(
+      '--vocab is of words; others are planned from their data'
+    )
+  read = functools.partial(_zipf_text, num_words) if num_words else plan.read
   return plan.prepare(topologies.topology(name), config, read)
-
-
-def _warnings(found: Mapping[str, Any]) -> Iterator[str]:
-  if found['layout'] == 'row' and found['mesh']['table'] == 1:
-    yield (
-      'warning: no devices share the rows, and to prepare their exchange takes '
-      'time; --config.table.layout=replicated is faster'
-    )
-  if found['idle_devices']:
-    yield (
-      f'warning: {found["idle_devices"]} devices are idle; give '
-      '--config.mesh.data or --config.table.layout=row'
-    )
 
 
 def describe(found: Mapping[str, Any]) -> Iterator[str]:
@@ -112,7 +97,16 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
     if k != 'total' and sent[k]
   ]  # fmt: skip
   yield f'collectives of a device: {", ".join(kinds) or "none"}'
-  yield from _warnings(found)
+  if found['layout'] == 'row' and mesh['table'] == 1:
+    yield (
+      'warning: no devices share the rows, and to prepare their exchange takes '
+      'time; --config.table.layout=replicated is faster'
+    )
+  if found['idle_devices']:
+    yield (
+      f'warning: {found["idle_devices"]} devices are idle; give '
+      '--config.mesh.data or --config.table.layout=row'
+    )
 
 
 def attempt(

@@ -19,10 +19,11 @@ those of `config.data`. The output has a line for each node: `node`, `class` and
 """
 
 import argparse
+import itertools
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxemb import errors
@@ -43,28 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> None:
-  flags = _parser().parse_args(argv)
-  output = pathlib.Path(flags.output).expanduser()
-  if output.suffix not in ('.csv', '.parquet'):
-    raise errors.UserError(
-      f'--output={flags.output} must end in .csv or .parquet'
-    )
-  if not output.parent.is_dir():
-    raise errors.UserError(f'there is no folder {output.parent}; make it first')
-  keep = [x.strip() for x in flags.keep.split(',') if x.strip()]
-  folders = pathlib.Path(flags.model), pathlib.Path(flags.model, 'export')
-  if any((x / 'network.json').is_file() for x in folders):
-    return _predict_nodes(flags, output, keep)
-  for name in _OF_NODES:
-    if value := getattr(flags, name):
-      raise errors.UserError(
-        f'--{name}={value} is of nodes, and --model={flags.model} is no run of '
-        'GraphSAGE; remove it'
-      )
-  return _predict_clicks(flags, output, keep)
-
-
-def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog='jaxemb predict',
     description='Writes probabilities of clicks, or classes of nodes.',
@@ -78,13 +57,38 @@ def _parser() -> argparse.ArgumentParser:
   for name, (kind, help_text) in _OF_NODES.items():
     help_text = f'{help_text}, as config.data.{name}'
     add(f'--{name}', type=kind, default=kind(), help=help_text)
-  return parser
+  flags = parser.parse_args(argv)
+  output = pathlib.Path(flags.output).expanduser()
+  if output.suffix not in ('.csv', '.parquet'):
+    raise errors.UserError(
+      f'--output={flags.output} must end in .csv or .parquet'
+    )
+  if not output.parent.is_dir():
+    raise errors.UserError(f'there is no folder {output.parent}; make it first')
+  keep = [x.strip() for x in flags.keep.split(',') if x.strip()]
+  folders = pathlib.Path(flags.model), pathlib.Path(flags.model, 'export')
+  is_of_nodes = any((x / 'network.json').is_file() for x in folders)
+  predict = _predict_nodes if is_of_nodes else _predict_clicks
+  counts: dict[str, int] = {}
+  tables = predict(flags, output, keep, counts=counts)
+  num, lines = _write(output, tables, flags.data), []
+  if is_of_nodes:
+    lines = [f'{name}: {num:,}' for name, num in counts.items() if num]
+  elif counts:
+    from jaxemb.clicks import predictor
+
+    lines = [predictor.unknown_line(counts)]
+  what = 'nodes' if is_of_nodes else 'rows'
+  print(f'{num:,} {what} in {output}', *lines, sep='\n', file=sys.stderr)
 
 
 def _predict_clicks(
-  flags: argparse.Namespace, output: pathlib.Path, keep: Sequence[str]
-) -> None:
-  """Writes probabilities of rows, some megabytes at a time."""
+  flags: argparse.Namespace,
+  output: pathlib.Path,
+  keep: Sequence[str],
+  counts: dict[str, int],
+) -> Iterator[Any]:
+  """Yields probabilities of rows, some megabytes at a time."""
   # JAX and Arrow only once the arguments are right.
   import pyarrow as pa
 
@@ -92,6 +96,12 @@ def _predict_clicks(
   from jaxemb.clicks import predictor
   from jaxemb.io import inputs
 
+  for name in _OF_NODES:
+    if value := getattr(flags, name):
+      raise errors.UserError(
+        f'--{name}={value} is of nodes, and --model={flags.model} is no run of '
+        'GraphSAGE; remove it'
+      )
   model = api.load(flags.model)
   if not isinstance(model, predictor.ClickModel):
     raise errors.UserError(
@@ -99,61 +109,24 @@ def _predict_clicks(
       'that was trained with --config=ctr'
     )
   _refuse_overwriting(output, 'data', inputs.together(flags.data))
-  unknown: dict[str, int] = {}
-
-  def predicted():
-    for chances, table in model.predicted(flags.data, unknown):
-      for name in keep:
-        if name not in table.columns:
-          raise errors.UserError(
-            f'--keep={flags.keep}: there is no column {name}; there are '
-            f'{", ".join([*table.columns][:30])}'
-          )
-      columns = *table.arrow(keep).columns, chances
-      yield pa.table(columns, [*keep, 'prediction'])
-
-  num_rows = _write(output, predicted(), flags.data)
-  print(f'{num_rows:,} rows in {output}', file=sys.stderr)
-  if unknown:
-    print(predictor.unknown_line(unknown), file=sys.stderr)
-
-
-def _write(output: pathlib.Path, tables: Iterable[Any], data: str) -> int:
-  """Writes Arrow tables made of some data; returns the number of rows."""
-  from pyarrow import csv, parquet
-
-  make = csv.CSVWriter if output.suffix == '.csv' else parquet.ParquetWriter
-  num_rows, writer = 0, None
-  try:
-    with atomic.write(output) as file:
-      for table in tables:
-        writer = writer or make(file, table.schema)
-        writer.write_table(table)
-        num_rows += len(table)
-      if writer is None:
-        raise errors.UserError(f'{data} has no rows')
-      writer.close()
-  except OSError as error:
-    raise errors.UserError(
-      f'cannot write {output}: {errors.one_line(error)}; free space there'
-    ) from error
-  return num_rows
-
-
-def _refuse_overwriting(
-  output: pathlib.Path, flag: str, files: Sequence[pathlib.Path]
-) -> None:
-  """Refuses an output that would replace a file that is read."""
-  if output.exists() and any(x.samefile(output) for x in files):
-    raise errors.UserError(
-      f'--output={output} is a file of --{flag}; give another name'
-    )
+  for chances, table in model.predicted(flags.data, counts):
+    for name in keep:
+      if name not in table.columns:
+        raise errors.UserError(
+          f'--keep={flags.keep}: there is no column {name}; there are '
+          f'{", ".join([*table.columns][:30])}'
+        )
+    columns = *table.arrow(keep).columns, chances
+    yield pa.table(columns, [*keep, 'prediction'])
 
 
 def _predict_nodes(
-  flags: argparse.Namespace, output: pathlib.Path, keep: Sequence[str]
-) -> None:
-  """Writes classes or vectors of all nodes of a graph."""
+  flags: argparse.Namespace,
+  output: pathlib.Path,
+  keep: Sequence[str],
+  counts: dict[str, int],
+) -> Iterator[Any]:
+  """Yields classes or vectors of all nodes of a graph."""
   import pyarrow as pa
 
   from jaxemb.graphs import files, inference
@@ -175,26 +148,53 @@ def _predict_nodes(
   settings |= {k: getattr(flags, k) for k in _OF_NODES}
   with tempfile.TemporaryDirectory() as cache:
     graph = files.read(settings, pathlib.Path(cache), lambda *_: None)
-    found = model.infer(graph)
+    counts |= graph.counted
+    inferred = model.infer(graph)
     columns = {'node': pa.array(list(graph.keys()))}
     if model.classes:
       classes, chances = zip(
-        *inference.likeliest(found.outputs, model.classes, model.spec.has_many),
+        *inference.likeliest(
+          inferred.outputs, model.classes, model.spec.has_many
+        ),
         strict=True,
       )
       if not model.spec.has_many:
         chances = [float(x) for x in chances]
       columns |= {'class': pa.array(classes), 'probability': pa.array(chances)}
-    if keep or not model.classes:
-      flat, num = found.vectors.ravel(), found.vectors.shape[1]
-      if output.suffix == '.csv':
-        numbers = found.vectors.T
-        columns |= {f'vector_{i}': pa.array(x) for i, x in enumerate(numbers)}
-      else:
-        vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat), num)
-        columns['vector'] = vectors
-  num_nodes = _write(output, [pa.table(columns)], flags.data)
-  print(f'{num_nodes:,} nodes in {output}', file=sys.stderr)
-  for name, num in graph.counted.items():
-    if num:
-      print(f'{name}: {num:,}', file=sys.stderr)
+    vectors = inferred.vectors
+    if (keep or not model.classes) and output.suffix == '.csv':
+      columns |= {f'vector_{i}': pa.array(x) for i, x in enumerate(vectors.T)}
+    elif keep or not model.classes:
+      flat, dim = pa.array(vectors.ravel()), vectors.shape[1]
+      columns['vector'] = pa.FixedSizeListArray.from_arrays(flat, dim)
+  yield pa.table(columns)
+
+
+def _refuse_overwriting(
+  output: pathlib.Path, flag: str, files: Sequence[pathlib.Path]
+) -> None:
+  """Refuses an output that would replace a file that is read."""
+  if output.exists() and any(x.samefile(output) for x in files):
+    raise errors.UserError(
+      f'--output={output} is a file of --{flag}; give another name'
+    )
+
+
+def _write(output: pathlib.Path, tables: Iterator[Any], data: str) -> int:
+  """Writes Arrow tables made of some data; returns the number of rows."""
+  from pyarrow import csv, parquet
+
+  first, num_rows = next(tables, None), 0
+  if first is None:
+    raise errors.UserError(f'{data} has no rows')
+  make = csv.CSVWriter if output.suffix == '.csv' else parquet.ParquetWriter
+  try:
+    with atomic.write(output) as file, make(file, first.schema) as writer:
+      for table in itertools.chain([first], tables):
+        writer.write_table(table)
+        num_rows += len(table)
+  except OSError as error:
+    raise errors.UserError(
+      f'cannot write {output}: {errors.one_line(error)}; free space there'
+    ) from error
+  return num_rows

@@ -57,7 +57,14 @@ def _run(argv: Sequence[str] | None) -> None:
   else:
     raise errors.UserError('--senses is of one word; give one word')
   if len(chances) == 1:
-    print(f'{word!r} has one sense: {_why_one(vectors)}', file=sys.stderr)
+    why = 'these vectors were trained without; --config=mixture learns several'
+    if vectors.sense_table is not None:
+      why = (
+        'several are learned for the most frequent words '
+        '(--config.senses.top_ratio) and those of a file '
+        '(--config.senses.words)'
+      )
+    print(f'{word!r} has one sense: {why}', file=sys.stderr)
   for sense, (name, _) in enumerate(vectors.senses(word)):
     near = ' '.join(neighbor for neighbor, _ in nearest(word, sense=sense))
     print(f'{name}  {chances[sense]:.4f}  {near}')
@@ -85,22 +92,11 @@ def _parse(
   only.add_argument('--sense', type=int, help='which sense of the word')
   only.add_argument('--position', type=int, help='of a word in a sentence')
   flags, terms = parser.parse_known_args(argv)
-  unknown = [term for term in terms if term.startswith('--')]
-  if unknown:
+  if unknown := [term for term in terms if term.startswith('--')]:
     parser.error(f'unrecognized arguments: {" ".join(unknown)}')
   if flags.topn < 1:
     parser.error('--topn must be 1 or more')
   return flags, terms
-
-
-def _why_one(vectors: embeddings.Embeddings) -> str:
-  if vectors.sense_table is None:
-    return 'these vectors were trained without; --config=mixture learns several'
-  return (
-    'several are learned for the most frequent words (a tenth in '
-    '--config=mixture: --config.senses.top_ratio) and for words of a file '
-    '(--config.senses.words)'
-  )
 
 
 def split_expression(
@@ -113,10 +109,8 @@ def split_expression(
   # The name of a node may have white space, in quotes or not.
   terms = [y for x in terms for y in ([x] if x in known else x.split())]
   whole = ' '.join(terms)
-  if whole in known and not all(x in known for x in terms):
+  if whole in known and (len(terms) == 1 or not all(x in known for x in terms)):
     return [whole], []
-  if len(terms) == 1 and terms[0] in known:
-    return terms, []
   words, sign = {'+': [], '-': []}, ''
   for term in terms:
     if term in words:
