@@ -30,7 +30,7 @@ from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.io import cache as cache_lib
 from jaxemb.io import columns as columns_lib
-from jaxemb.io import download, tables
+from jaxemb.io import download, inputs
 
 _SPLITS = 'train', 'valid', 'test'
 _CACHED_BY = 'columns', 'comments', 'directed', 'num_nodes'
@@ -67,7 +67,7 @@ def read(
     file = pathlib.Path(settings['path']).expanduser()
     is_list = file.suffix not in ('.npz', '.mat', '.json')
     if is_list:
-      paths = tables.find(settings['path'], 'list of edges')
+      paths = inputs.together(settings['path'], 'list of edges')
       plans = edge_lists.planned(paths, settings)
       graph = _built(
         edge_lists.listed, plans, settings, cache=cache, progress=progress

@@ -70,7 +70,7 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
   body = body or [x for x in lines if _is_name(x)]
   if not body:
     raise errors.UserError(f'{path} has no line with {what}; give another file')
-  delimiter, *_ = tables.dialect('\n'.join(body))
+  delimiter = tables.dialect('\n'.join(body))[0].delimiter
   if delimiter not in body[0]:
     delimiter = ' '
   if comments:

@@ -18,6 +18,7 @@ from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import heads, published
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.io import columns as columns_lib
+from jaxemb.io import inputs as inputs_lib
 from jaxemb.io import roles, tables
 
 _LOG = logging.getLogger('jaxemb')
@@ -265,7 +266,7 @@ def _all_rows(file, head, columns, is_ragged=False):
 
 def _one_file(path):
   """The file of a path, or a `UserError` if there are several."""
-  file, *more = tables.find(path, 'file with a line for each node')
+  file, *more = inputs_lib.together(path, 'file with a line for each node')
   if more:
     raise errors.UserError(
       f'{path} has {1 + len(more)} files; give one, with a line for each node'

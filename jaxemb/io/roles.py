@@ -5,7 +5,6 @@ to them; what it leaves open is matched against the known names of each role. No
 column gets a role by its contents here: a kind that does so shows it.
 """
 
-import collections
 import dataclasses
 import fnmatch
 import pathlib
@@ -54,8 +53,8 @@ class Columns(NamedTuple):
 
   def roles(self) -> list[str]:
     """Returns the role of each column, or '-'."""
-    found = {i: role for role, x in self.by_role.items() for i in x}
-    return [found.get(i, '-') for i in range(len(self.names))]
+    by_column = {i: role for role, x in self.by_role.items() for i in x}
+    return [by_column.get(i, '-') for i in range(len(self.names))]
 
   def index(self, role: str) -> int | None:
     """Returns the column of a role that takes one, or None."""
@@ -175,21 +174,79 @@ def assign(
   header = [x.strip('\ufeff') for x in names]
   if not has_header:
     header = [str(i + 1) for i in range(len(names))]
-  found, minimum, taken = _declared(
+  columns, minimum = _declared(
     where, roles, header, declared=declared, has_header=has_header
   )
-  if has_header and not _is_positional(declared):
-    _match(where, roles, header, found=found, taken=taken)
-  columns = {
-    x.name: tuple(found[x.name]) for x in roles if found.get(x.name, ())
-  }
+  settled = {role for role, x in columns.items() if x is not None}
+  columns = {role: x or [] for role, x in columns.items()}
+  unused = tuple(sorted({*columns.pop('-')}))
+  for role in roles:
+    if (num := len(columns[role.name])) > 1 and not role.takes_many:
+      raise _refusal(
+        declared, f'has {num} columns for {role.name}, which takes one'
+      )
+  used = [x for y in columns.values() for x in y]
+  if len({*used}) < len(used):
+    twice = next(i for i in used if used.count(i) > 1)
+    raise _refusal(declared, f'names column {twice + 1} twice')
+  if has_header:
+    _match(
+      where,
+      [x for x in roles if x.name not in settled],
+      header,
+      columns=columns,
+      used={*used, *unused},
+    )
   return Columns(
-    tuple(header),
-    columns,
-    minimum,
+    names=tuple(header),
+    by_role={k: tuple(x) for k, x in columns.items() if x},
+    minimum=minimum,
     has_header=has_header,
-    unused=tuple(sorted(taken)),
+    unused=unused,
   )
+
+
+def _refusal(declared, problem):
+  return errors.UserError(f'config.data.columns={declared} {problem}')
+
+
+def _declared(where, roles, header, declared, has_header):
+  """Columns by role, None where the setting leaves a role open; and minima."""
+  entries = _entries(declared)
+  is_positional = bool(entries) and not any(':' in x for x in entries)
+  columns = dict.fromkeys(['-', *(x.name for x in roles)])
+  if is_positional:  # says all
+    columns = {x: [] for x in columns}
+    if len(entries) > len(header):
+      raise _refusal(
+        declared,
+        f'has {len(entries)} columns, and {where} has {len(header)}: '
+        f'{_some(header)}',
+      )
+  minimum, takes_minimum = {}, {x.name for x in roles if x.takes_minimum}
+  for i, entry in enumerate(entries):
+    role, colon, name = entry.partition(':')
+    name, least = _MINIMUM.fullmatch(role if is_positional else name).groups()
+    role, name = (name if is_positional else role).strip(), name.strip()
+    if role not in columns or bool(colon) == is_positional:
+      raise _refusal(
+        declared,
+        f'names {entry!r}; give role:column, or roles in order of columns: '
+        f'{", ".join(x.name for x in roles)}, or - for others',
+      )
+    if least is not None:
+      if role not in takes_minimum or not tables.is_number(least):
+        raise _refusal(
+          declared,
+          f'has >={least}, which is no minimum of {role}; a rating has one, '
+          'such as rating:stars>=4',
+        )
+      minimum[role] = float(least)
+    chosen = [i]
+    if not is_positional:
+      chosen = _chosen(where, header, name, has_header=has_header)
+    columns[role] = [*(columns[role] or ()), *chosen]
+  return columns, minimum
 
 
 def require(where: str, roles: Sequence[Role], columns: Columns) -> Columns:
@@ -207,11 +264,6 @@ def require(where: str, roles: Sequence[Role], columns: Columns) -> Columns:
   return columns
 
 
-def _is_positional(declared):
-  entries = _entries(declared)
-  return bool(entries) and not any(':' in x for x in entries)
-
-
 def _entries(declared: str) -> list[str]:
   """Splits a setting at commas, but for those in quotes."""
   entries = []
@@ -226,65 +278,6 @@ def _entries(declared: str) -> list[str]:
   return entries
 
 
-def _declared(where, roles, header, declared, has_header):
-  """Columns by role, minima by role, and columns that no role may take."""
-  by_name = {x.name: x for x in roles}
-  found, minimum = collections.defaultdict(list), {}
-  unused: set[int] = set()
-  entries, is_positional = _entries(declared), _is_positional(declared)
-  if is_positional and len(entries) > len(header):
-    raise errors.UserError(
-      f'config.data.columns={declared} has {len(entries)} columns, and {where} '
-      f'has {len(header)}: {_some(header)}'
-    )
-  for i, entry in enumerate(entries):
-    role, colon, column = entry.partition(':')
-    text = role if is_positional else column
-    text, least = (x and x.strip() for x in _MINIMUM.fullmatch(text).groups())
-    role = text if is_positional else role.strip()
-    if role not in ('-', *by_name) or (not is_positional and not colon):
-      raise errors.UserError(
-        f'config.data.columns={declared} names {entry!r}; give role:column, or '
-        f'roles in order of columns: {", ".join(by_name)}, or - for others'
-      )
-    columns = [i]
-    if not is_positional:
-      columns = _chosen(where, header, text, has_header=has_header)
-    if least is not None:
-      minimum[role] = _minimum(declared, by_name.get(role), least)
-    if role == '-':
-      unused.update(columns)
-    else:
-      found[role] += columns
-  _check(declared, by_name, found)
-  return found, minimum, unused
-
-
-def _minimum(declared, role, text):
-  if role is None or not role.takes_minimum or not tables.is_number(text):
-    raise errors.UserError(
-      f'config.data.columns={declared}: >={text} is no minimum of '
-      f'{role.name if role else "-"}; a rating has one, such as '
-      'rating:stars>=4'
-    )
-  return float(text)
-
-
-def _check(declared, by_name, found):
-  """Raises a `UserError` where a role has too many columns, or a column."""
-  for role, columns in found.items():
-    if len(columns) > 1 and not by_name[role].takes_many:
-      raise errors.UserError(
-        f'config.data.columns={declared} has {len(columns)} columns for '
-        f'{role}, which takes one'
-      )
-  counted = collections.Counter(x for y in found.values() for x in y)
-  if twice := [i for i, num in counted.items() if num > 1]:
-    raise errors.UserError(
-      f'config.data.columns={declared} names column {twice[0] + 1} twice'
-    )
-
-
 def _chosen(where, header, column, has_header):
   """Numbers of the columns that an entry means: name, glob or number."""
   if column == '-':
@@ -294,11 +287,11 @@ def _chosen(where, header, column, has_header):
   if has_header:
     name = simplified(column)
     alike = [i for i, x in enumerate(header) if simplified(x) == name]
-    chosen = alike or [
+    matched = [
       i for i, x in enumerate(header) if fnmatch.fnmatchcase(x, column)
     ]
-    if len(alike) == 1 or (chosen and not alike):
-      return chosen
+    if len(alike) == 1 or (matched and not alike):
+      return alike or matched
   if match := re.fullmatch(r'(\d+)(?:-(\d+))?', column):
     first, last = int(match[1]), int(match[2] or match[1])
     if 0 < first <= last <= len(header):
@@ -310,23 +303,20 @@ def _chosen(where, header, column, has_header):
   )
 
 
-def _match(where, roles, header, found, taken):
-  """Gives columns to roles that the setting leaves open, by known names."""
-  used = taken.union(*found.values())
+def _match(where, roles, header, columns, used):
+  """Gives columns that are not `used` to roles, by known names."""
   names = [simplified(x) for x in header]
   for role in roles:
-    if role.name in found:
-      continue
     for group in role.known():
-      columns = [i for i, x in enumerate(names) if x in group and i not in used]
-      if len(columns) > 1 and not role.takes_many:
-        shown = [header[i] for i in columns]
+      known = [i for i, x in enumerate(names) if x in group and i not in used]
+      if len(known) > 1 and not role.takes_many:
+        shown = [header[i] for i in known]
         raise errors.UserError(
           f'{where} has several columns that may be the {role.name}, '
           f'{" and ".join(shown)}; give '
           f'--config.data.columns={role.name}:{shown[0]}'
         )
-      if columns:
-        found[role.name] = columns
-        used.update(columns)
+      if known:
+        columns[role.name] = known
+        used.update(known)
         break

@@ -11,7 +11,6 @@ import codecs
 import contextlib
 import csv
 import functools
-import glob
 import io
 import itertools
 import json
@@ -38,19 +37,10 @@ _BLOCK_BYTES = 1 << 22
 _ROWS_BYTES = 1 << 20  # of text in columns, which the core's cache holds
 _HEAD_BYTES = 1 << 20
 _PARQUET_ROWS = 1 << 16
-_SUFFIXES = {
-  '.csv': 'csv',
-  '.tsv': 'tsv',
-  '.parquet': 'parquet',
-  '.pq': 'parquet',
-  '.jsonl': 'jsonl',
-  '.ndjson': 'jsonl',
-  '.libsvm': 'libsvm',
-  '.svm': 'libsvm',
-  '.libfm': 'libsvm',
-  '.libffm': 'libffm',
+_SUFFIXES = {f'.{x}': x for x in FORMS} | {
+  '.pq': 'parquet', '.ndjson': 'jsonl', '.svm': 'libsvm', '.libfm': 'libsvm',
   '.ffm': 'libffm',
-}
+}  # fmt: skip
 # How it begins; names of nodes may begin with brackets, too.
 _JSON = re.compile(r'\s*(\{\s*("|$)|\[\s*(["{]|\[\s*["\d-]|$))')
 _HEAD_ROWS = 20
@@ -63,7 +53,7 @@ _INDEX = re.compile(r'|Unnamed: 0(\.\d+)?|__index_level_\d+__')
 class Layout(NamedTuple):
   """How lines are cut into columns; rows of Parquet have their names alone."""
 
-  columns: Sequence[str]
+  columns: Sequence[str] = ()
   delimiter: str = ','  # ' ' = runs of white space; '' = of Parquet
   quote: str = '"'  # '' = none
   escapes: bool = False  # a backslash before a quote within quotes
@@ -93,10 +83,6 @@ class Head(NamedTuple):
   has_names: bool = False  # the first row is one of names, without doubt
 
 
-def _has_header(rows):
-  return True
-
-
 class Reader:
   """Reads files of one form; counts rows that cannot be read."""
 
@@ -110,7 +96,7 @@ class Reader:
     known_forms: Mapping[str, KnownForm] = types.MappingProxyType({}),
     layouts: Mapping[pathlib.Path, Layout] | None = None,
     remedy: str = '',
-    has_header: Callable[[Sequence[Sequence[str]]], bool] = _has_header,
+    has_header: Callable[[Sequence[Sequence[str]]], bool] = lambda rows: True,
   ):
     """Finds the files of a path, folder, glob, or several with commas.
 
@@ -158,13 +144,9 @@ class Reader:
       for file in self.files:
         self._file, self._line, before = file, 1, self.read_bytes
         with futures.ThreadPoolExecutor(threads) as pool:
-          results = text_files.map_ahead(
-            pool,
-            function=parsed,
-            items=self._jobs(file),
-            depth=threads + 1,
-          )
-          for result, num, block, read_bytes in results:
+          for result, num, block, read_bytes in text_files.map_ahead(
+            pool, parsed, self._jobs(file), depth=threads + 1
+          ):
             self.num_rows += num + len(block.bad)
             self.num_comments += block.num_comments
             for line, why in block.bad:
@@ -197,51 +179,43 @@ class Reader:
 
   def _jobs(self, file):
     """Yields functions that parse a block of a file, and where it ends."""
-    layout = self._layouts.get(file)
-    is_json = self.form == 'jsonl'
+    layout, form = self._layouts.get(file), self.form
     if layout and not layout.delimiter:
-      is_json = guess(file) == 'jsonl'
-    if self.form == 'parquet' or (layout and not (layout.delimiter or is_json)):
+      form = guess(file)
+    if form == 'parquet':
       yield from _parquet(file, layout)
-    elif is_json:
+      return
+    is_json, is_sparse = form == 'jsonl', form in ('libsvm', 'libffm')
+    if is_json:
       names = json_head(file)[0] if self.size_bytes else []
-      columns = layout.columns if layout else names
-      for data, read_bytes in self._blocks(file):
-        yield functools.partial(_json, data, names, columns), read_bytes
-    elif self.form in ('libsvm', 'libffm'):
-      has_fields = self.form == 'libffm'
-      for data, read_bytes in self._blocks(file):
-        if not self.features:
-          self.features = [*libsvm.features_of(data, has_fields)]
-        features = libsvm.Features(*self.features)
-        yield functools.partial(_sparse, features, data), read_bytes
-    else:
-      known = self._known_forms.get(self.form)
-      if file.stat().st_size:
-        layout = layout or self._csv_layout(file)
-      header = b''
-      for data, read_bytes in self._blocks(file, layout):
+      parse = functools.partial(
+        _json, names=names, columns=layout.columns if layout else names
+      )
+      layout = None
+    elif not (is_sparse or layout) and file.stat().st_size:
+      layout = self._csv_layout(file)
+    header, known = b'', self._known_forms.get(form)
+    for data, read_bytes, num_invalid in blocks(file, layout):
+      self.num_invalid_bytes += num_invalid
+      if is_sparse:
+        self.features = self.features or libsvm.features_of(
+          data, form == 'libffm'
+        )
+        parse = functools.partial(_sparse, libsvm.Features(*self.features))
+      elif not is_json:
         if layout.skips_first:
           lines = bytes(data[:_HEAD_BYTES]).removeprefix(codecs.BOM_UTF8)
           lines = lines.split(b'\n')[layout.skip_lines :]
           header = next(filter(bytes.strip, lines), b'')
-        yield (
-          functools.partial(
-            _parse, data, layout, known and known.tidy, header=header
-          ),
-          read_bytes,
+        parse = functools.partial(
+          _parse, layout=layout, tidy=known and known.tidy, header=header
         )
         layout = layout._replace(skips_first=False, skip_lines=0)
-
-  def _blocks(self, file, layout=None):
-    for data, read_bytes, num_invalid in blocks(file, layout):
-      self.num_invalid_bytes += num_invalid
-      yield data, read_bytes
+      yield functools.partial(parse, data), read_bytes
 
   def _csv_layout(self, file):
-    known = self._known_forms.get(self.form)
-    if known:
-      first, names = first_line(file), known.columns
+    if known := self._known_forms.get(self.form):
+      first, names = _first_line(file), known.columns
       has_header = first.startswith(names[0])
       layout = Layout(names, known.delimiter, known.quote)
       num = first.count(known.delimiter) + 1
@@ -261,58 +235,41 @@ class Reader:
     return layout._replace(columns=names, skips_first=has_header)
 
 
-def find(path: str, what: str = 'file of rows') -> list[pathlib.Path]:
-  """Returns the files of a path, folder, glob, or several, with commas.
-
-  Raises a `UserError`, which asks for `what`, where there are none.
-  """
-  all_files = []
-  for name in filter(None, map(str.strip, path.split(','))):
-    expanded = pathlib.Path(name).expanduser()
-    if expanded.is_dir():
-      files = [
-        x for x in expanded.iterdir() if not x.name.startswith(('.', '_'))
-      ]
-    elif expanded.exists():
-      files = [expanded]
-    else:
-      files = map(pathlib.Path, glob.glob(str(expanded), recursive=True))
-    files = sorted(x for x in files if x.is_file())
-    if not files:
-      is_other = expanded.exists() and not expanded.is_dir()
-      problem = f'{name} is not a regular file' if is_other else ''
-      problem = problem or f'there is no file {name}'
-      raise errors.UserError(f'{problem}; give a {what}')
-    all_files += files
-  return all_files
-
-
 def guess(
   file: pathlib.Path,
   known_forms: Mapping[str, KnownForm] = types.MappingProxyType({}),
 ) -> str:
-  """Returns the form of a file by its name, or by its first line."""
-  names = [x.lower() for x in file.suffixes]
-  names = [x for x in names if x not in packed.SUFFIXES]
-  form = _SUFFIXES.get(names[-1] if names else '', '')
+  """Returns the form of a file by its name, or by its first line.
+
+  Raises a `UserError` for what is no text in UTF-8, and for JSON that is not of
+  lines with an object each.
+  """
+  suffixes = [x.lower() for x in file.suffixes]
+  suffixes = [x for x in suffixes if x not in packed.SUFFIXES]
+  form = _SUFFIXES.get(suffixes[-1] if suffixes else '', '')
   if form == 'parquet':
     return form
   with _reading(file), file.open('rb') as stream:
     if stream.read(4) == b'PAR1':
       return 'parquet'
-  first = _first(file).strip()
+  first = _first_line(file).strip()
   for name, known in known_forms.items():
     if known.matches(first):
       return name
-  if _is_json_row(first):
-    return 'jsonl'
-  _refuse_json(file, first)
+  with contextlib.suppress(ValueError):
+    if isinstance(json.loads(first), dict):
+      return 'jsonl'
+  if _JSON.match(first):
+    raise errors.UserError(
+      f'{file} is JSON, and lines with a sign between columns are read; write '
+      'such lines (pandas: to_csv), or Parquet; of clicks also lines with an '
+      'object each'
+    )
   if form and form != 'jsonl':
     return form
-  if re.fullmatch(r'\S+( +\d+:[^: ]+)+', first):
-    return 'libsvm'
-  if re.fullmatch(r'\S+( +\d+:\d+:[^: ]+)+', first):
-    return 'libffm'
+  for form, feature in ('libsvm', r'\d+:[^: ]+'), ('libffm', r'\d+:\d+:[^: ]+'):
+    if re.fullmatch(rf'\S+( +{feature})+', first):
+      return form
   return 'tsv' if '\t' in first else 'csv'
 
 
@@ -327,21 +284,19 @@ def head(
   form = form or guess(file)
   if form in ('parquet', 'jsonl'):
     rows = parquet_head(file) if form == 'parquet' else json_head(file)
-    return Head(form, rows, Layout((), delimiter=''), has_names=True)
+    return Head(form, rows, Layout(delimiter=''), has_names=True)
   text = _head(file)
   text = text[: text.rfind('\n') + 1] or text  # whole lines
-  layout, skipped = Layout(()), re.match(r'"?sep=(.)"?\r?\n', text)
-  if comments := re.match(r'(?:(?:[%#] |%%).*\n)+(?=[^%\n])', text):
-    layout = layout._replace(skip_lines=comments[0].count('\n'))
+  comments = re.match(r'(?:(?:[%#] |%%).*\n)+(?=[^%\n])', text)
+  if of_excel := re.match(r'"?sep=(.)"?\r?\n', text):
+    layout = Layout(delimiter=of_excel[1], skip_lines=1)
+    rows = cells(text[of_excel.end() :], of_excel[1])
+    return Head(form, rows, layout)
+  if comments:
     text = text[comments.end() :]
-  if skipped:  # of Excel
-    sign = skipped[1]
-    layout = layout._replace(delimiter=sign, skip_lines=1)
-    text = text[skipped.end() :]
-    return Head(form, cells(text, sign), layout)
-  sign, quote, escapes, rows, _ = dialect(text, num_rows)
-  layout = layout._replace(delimiter=sign, quote=quote, escapes=escapes)
-  return Head(form, rows, layout)
+  layout, rows = dialect(text, num_rows)
+  skip_lines = comments[0].count('\n') if comments else 0
+  return Head(form, rows, layout._replace(skip_lines=skip_lines))
 
 
 def cells(
@@ -374,26 +329,16 @@ def cells(
   return rows
 
 
-class Dialect(NamedTuple):
-  """How the first rows are cut, and what comes of it."""
+def dialect(
+  text: str, num_rows: int = _HEAD_ROWS
+) -> tuple[Layout, list[list[str]]]:
+  """Returns the layout of a text, without columns, and its first rows.
 
-  sign: str
-  quote: str
-  escapes: bool
-  rows: list[list[str]]
-  share: float = 0.0  # of rows with as many cells as most have
-
-
-def dialect(text: str, num_rows: int = _HEAD_ROWS) -> Dialect:
-  """Returns the `Dialect` of a text.
-
-  Of which all rows have as many cells, or nearly all; ' ' is for runs of white
-  space.
+  It is the one with which all rows have as many cells, or nearly all.
   """
-  fitting = {}
-  for sign in '\t', '::', ';', ',', '|':
-    if sign not in text:
-      continue
+  # By sign, the fraction of rows with as many cells as most have.
+  fitting: dict[str, tuple[float, Layout, list[list[str]]]] = {}
+  for sign in filter(text.__contains__, ('\t', '::', ';', ',', '|')):
     has_escapes = re.search(rf'\\"(?!["\r\n]|$|{re.escape(sign)})', text)
     for quote, escapes in ('"', bool(has_escapes)), ('"', False), ('', False):
       if sign == '::' and quote:
@@ -401,45 +346,29 @@ def dialect(text: str, num_rows: int = _HEAD_ROWS) -> Dialect:
       rows = cells(text, sign, quote, escapes=escapes, num_rows=num_rows)
       sizes = [len(x) for x in rows]
       share = max(map(sizes.count, sizes)) / len(sizes) if rows else 0
-      if (
-        rows and sizes[0] > 1 and share > getattr(fitting.get(sign), 'share', 0)
-      ):
-        fitting[sign] = Dialect(sign, quote, escapes, rows=rows, share=share)
-  if {';', ','} <= {*fitting} and _has_lists(fitting[';'].rows):
-    del fitting[';']
-  usual = Dialect(',', '"', False, rows=cells(text, ',', num_rows=num_rows))
-  best = max([usual, *fitting.values()], key=lambda x: x.share)
-  best = next((x for x in fitting.values() if x.share == best.share), best)
+      if rows and sizes[0] > 1 and share > fitting.get(sign, (0,))[0]:
+        layout = Layout(delimiter=sign, quote=quote, escapes=escapes)
+        fitting[sign] = share, layout, rows
+  if {';', ','} <= {*fitting}:
+    with_commas = [y for x in fitting[';'][2] for y in x if ',' in y]
+    if not all(re.fullmatch(r'"?-?\d+,\d+"?', x) for x in with_commas):
+      del fitting[';']  # which is within cells, and commas are between them
+  usual = 0.0, Layout(), cells(text, ',', num_rows=num_rows)
+  share, layout, rows = max([*fitting.values(), usual], key=lambda x: x[0])
   lines = cells(text, ' ', num_rows=num_rows)
   sizes = {len(x) for x in lines}
   if len(sizes) == 1 and sizes != {1}:
     # KONECT has both spaces and tabs between numbers.
-    is_mixed = best.sign == '\t' and any(' ' in y for x in best.rows for y in x)
+    is_mixed = layout.delimiter == '\t' and any(
+      ' ' in y for x in rows for y in x
+    )
     is_mixed = is_mixed and all(is_number(y) for x in lines for y in x)
-    if not best.share or is_mixed:
-      return Dialect(' ', '', False, rows=lines)
-  return best
+    if not share or is_mixed:
+      return Layout(delimiter=' ', quote=''), lines
+  return layout, rows
 
 
-def _has_lists(rows):
-  """Whether semicolons are within cells, and commas between them."""
-  cells = [y for x in rows for y in x if ',' in y]
-  return bool(cells) and not all(
-    re.fullmatch(r'"?-?\d+,\d+"?', x) for x in cells
-  )
-
-
-def first_line(file: pathlib.Path) -> str:
-  """Reads the first line of a file, plain or packed.
-
-  Raises a `UserError` for what is no text in UTF-8.
-  """
-  first = _first(file)
-  _refuse_json(file, first)
-  return first
-
-
-def _first(file):
+def _first_line(file):
   first, *others = _head(file).split('\n', 1)
   if '\r' in first.rstrip('\r') and not others:
     raise errors.UserError(
@@ -447,21 +376,6 @@ def _first(file):
       "(tr '\\r' '\\n')"
     )
   return first.strip('\r')
-
-
-def _refuse_json(file, first):
-  if _JSON.match(first):
-    raise errors.UserError(
-      f'{file} is JSON, and lines with a sign between columns are read; write '
-      'such lines (pandas: to_csv), or Parquet; of clicks also lines with an '
-      'object each'
-    )
-
-
-def _is_json_row(line):
-  with contextlib.suppress(ValueError):
-    return isinstance(json.loads(line), dict)
-  return False
 
 
 def _head(file):
@@ -479,10 +393,9 @@ def _head(file):
     )
   # A letter may be cut at the end.
   text = codecs.getincrementaldecoder('utf-8-sig')('replace').decode(data)
-  num_bad = text.count('\ufffd')
   num_high = len(text) - len(text.encode('ascii', 'ignore'))
   encoding = 'UTF-16' if is_utf16 else text_files.guess_encoding(data)
-  if encoding != text_files.UTF_8 and 2 * num_bad > num_high:
+  if encoding != text_files.UTF_8 and 2 * text.count('\ufffd') > num_high:
     raise errors.UserError(
       f'{file} is no text in UTF-8; convert it first (iconv -f {encoding} -t '
       'UTF-8)'

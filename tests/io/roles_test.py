@@ -45,7 +45,7 @@ def test_a_setting_goes_before_names(declared, expected):
     ('user:userId,user:movieId', 'has 2 columns for user, which takes one'),
     ('user:1,item:1', 'names column 1 twice'),
     ('user,item,-,-,-,-', 'has 6 columns, and f.csv has 5'),
-    ('user:userId>=3', '>=3 is no minimum of user'),
+    ('user:userId>=3', '>=3, which is no minimum of user'),
   ],
 )
 def test_a_setting_that_does_not_fit_is_refused(declared, message):
