@@ -208,7 +208,7 @@ def _scores(path, source) -> dict:
   keys, vectors, *_ = word2vec_format.read(path)
   places = {x: i for i, x in enumerate(keys)}
   vectors = np.asarray(vectors)[[places[x] for x in source.keys]]
-  labels = source.graph.labels.matrix(source.nodes)
+  labels = source.graph.labels.matrix(source.corpus.nodes)
   return nodes.evaluate(vectors, labels)['labels']
 
 

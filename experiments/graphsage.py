@@ -222,8 +222,8 @@ def _sampling(args, folder):
       start, used = time.perf_counter(), time.process_time()
       for j in range(args.repeats):
         key = np.uint64(i * args.repeats + j)
-        more = nodes, places, key, _FANOUTS[::-1], replaces, threads
-        neighbors.sample(*graph, *more)
+        trees = neighbors.Trees(*graph, _FANOUTS[::-1], replaces, threads)
+        trees.sample(nodes, places, key)
       used = time.process_time() - used, time.perf_counter() - start
       secs['jaxemb'].append([x / args.repeats for x in used[::-1]])
       if peer:

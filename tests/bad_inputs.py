@@ -377,8 +377,8 @@ _NODES = (
   _nodes("''", 'must be a number of nodes', 'data.valid=last:0.1'),
   _nodes('edges.tsv', 'is of clicks', 'eval.monitor=auc'),
   _nodes('edges.tsv', 'is a model of edges', 'model.name=line'),
-  _nodes('edges.tsv', 'needs a table', 'table.dtype=int8'),
-  _nodes('edges.tsv', 'exchanges rows', 'strategy.name=replicas'),
+  _nodes('edges.tsv', 'rows of a table', 'table.dtype=int8'),
+  _nodes('edges.tsv', 'rows of a table', 'strategy.name=replicas'),
   _nodes('edges.tsv', 'only used when', 'model.temperature=.5'),
   _nodes('edges.tsv', 'positive numbers', 'model.hidden=-4'),
 )  # fmt: skip
@@ -550,7 +550,7 @@ _OTHERS = (
   Case('merge run ab.bin --output=merged --tolerance=-1', '--tolerance must'),
   Case('merge run ab.bin --output=merged --weights=some', 'invalid choice'),
   Case('merge run ab.bin --output=second', 'is the folder of a run'),
-  Case('merge run ctr --output=merged', 'ctr'),
+  Case('merge run ctr --output=merged', 'ctr is a click model'),
   Case('merge run empty --output=merged', 'empty'),
 )  # fmt: skip
 # Settings that differ from those of the folder's run, or data that does.

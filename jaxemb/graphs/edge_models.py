@@ -57,11 +57,12 @@ def logistic(positives: jax.Array, negatives: jax.Array) -> jax.Array:
   return sampling.logistic_loss(positives, 1.0) + others
 
 
-def _weights(batch: examples.StepBatch) -> jax.Array:
-  """[E], those of edges, where the data have them."""
+def _weights(batch, chunk):
+  """[E / c, c], those of edges, where the data have them."""
+  weights = batch.weights
   if batch.numbers.shape[1]:
-    return batch.weights * batch.numbers[:, 0]
-  return batch.weights
+    weights = weights * batch.numbers[:, 0]
+  return weights.reshape(-1, chunk)
 
 
 @jax.tree_util.register_dataclass
@@ -95,10 +96,10 @@ class Line(base.Model):
     positions = batch.draw_positions(s.chunk, s.shared_negatives)
     draws = sampling.draw(self.noise, key, positions)
     draws = examples.where_used(draws, sources)
-    others = jnp.concatenate([targets, draws], 1)
     if self.contexts_table:
+      others = jnp.concatenate([targets, draws], 1)
       return {NODES: sources, CONTEXTS: others}
-    return {NODES: jnp.concatenate([sources, others], 1)}
+    return {NODES: jnp.concatenate([sources, targets, draws], 1)}
 
   def loss(self, params, rows, ids, batch, key):
     """Summed over edges."""
@@ -113,7 +114,7 @@ class Line(base.Model):
     counts = counts * np.float32(s.negatives / s.shared_negatives)
     loss = self.loss_of(positives, 1.0)
     loss += jnp.sum(counts * self.loss_of(negatives, 0.0), -1)
-    loss = jnp.sum(_weights(batch).reshape(-1, s.chunk) * loss)
+    loss = jnp.sum(_weights(batch, s.chunk) * loss)
     return loss, base.Aux(jnp.sum(batch.weights))
 
 
@@ -173,65 +174,53 @@ class Relations(base.Model):
 
   def _draw(self, key, positions, ends):
     """[E / c, N], each from the partition of one of the ends [E / c, c]."""
-    if self.starts.shape[0] == 2:
+    num = len(self.starts) - 1
+    if num == 1:
       return sampling.draw_uniform(self.spec.vocab, key, positions)
-    columns_of_ends = np.arange(positions.shape[1]) % self.spec.chunk
-    partitions = (
-      jnp.searchsorted(self.starts, ends[:, columns_of_ends], side='right') - 1
-    )
-    partitions = jnp.clip(partitions, 0, self.starts.shape[0] - 2)
+    ends = ends[:, np.arange(positions.shape[1]) % self.spec.chunk]
+    partitions = jnp.searchsorted(self.starts, ends, side='right') - 1
+    partitions = jnp.clip(partitions, 0, num - 1)
     # Partitions differ by a node at most: a draw beyond the end is its last.
-    size = -(-self.spec.vocab // (self.starts.shape[0] - 1))
-    draws = sampling.draw_uniform(size, key, positions)
-    return jnp.minimum(
-      self.starts[partitions] + draws, self.starts[partitions + 1] - 1
-    )
+    draws = sampling.draw_uniform(-(-self.spec.vocab // num), key, positions)
+    lasts = self.starts[partitions + 1] - 1
+    return jnp.minimum(self.starts[partitions] + draws, lasts)
 
   def loss(self, params, rows, ids, batch, key):
     """Summed over edges, and both of their ends."""
     s, c = self.spec, self.spec.chunk
+    aux, weights = base.Aux(jnp.sum(batch.weights)), _weights(batch, c)
     if self.kernel:
-      weights = _weights(batch).reshape(-1, c)
-      loss = self.kernel(rows[NODES], ids[NODES], weights, s.vocab)
-      return loss, base.Aux(jnp.sum(batch.weights))
+      return self.kernel(rows[NODES], ids[NODES], weights, s.vocab), aux
     sides = jnp.split(rows[NODES], 2, 1)  # [E / c, c + N, d] each
     sides_ids = jnp.split(ids[NODES], 2, 1)
     stay = [x[:, :c] for x in sides]
-    if self.contexts_table:
-      relations = jnp.split(rows[RELATIONS], 2, 1)
-      stay = [
-        operators.apply(self.operator, x, y)
-        for x, y in zip(stay, relations, strict=True)
-      ]
     # Both factors are of a size: what spares the larger one only costs.
     dot = functools.partial(s.row_ops.dot, is_narrow=True)
-    scores = [dot(stay[0], sides[1])]
     if self.contexts_table:
-      scores.append(dot(stay[1], sides[0]))
+      relations = jnp.split(rows[RELATIONS], 2, 1)
+      stay = [self.operate(*x) for x in zip(stay, relations, strict=True)]
+      scores = [dot(stay[0], sides[1]), dot(stay[1], sides[0])]
     else:
-      # Those among the chunk's own nodes are there already.
+      # Those among the chunk's own nodes are in the first product.
+      scores = [dot(stay[0], sides[1])]
       drawn = s.row_ops.dot(stay[1], sides[0][:, c:])
       in_chunk = scores[0][:, :, :c].transpose(0, 2, 1)
       scores.append(jnp.concatenate([in_chunk, drawn], 2))
     total = 0.0
     for i in (0, 1):
-      others, others_ids = sides[1 - i], sides_ids[1 - i]
+      others, others_ids, negative = sides[1 - i], sides_ids[1 - i], scores[i]
       positive = columns.sums(stay[i] * others[:, :c], s.row_ops)
-      negative = scores[i]
       if self.is_cosine:
         stay_lengths = columns.inverse_lengths(stay[i], s.row_ops)
         stay_lengths /= self.temperature
         other_lengths = columns.inverse_lengths(others, s.row_ops)
         positive *= stay_lengths * other_lengths[:, :c]
         negative *= stay_lengths[..., None] * other_lengths[:, None]
-      others_ids = jnp.where(others_ids == examples.PADDING, -1, others_ids)
-      counts = (others_ids[:, None] != others_ids[:, :c, None]) & (
-        others_ids >= 0
-      )[:, None]
-      negative = jnp.where(counts, negative, _NEVER)
+      is_node = others_ids != examples.PADDING
+      is_other = others_ids[:, None] != others_ids[:, :c, None]
+      negative = jnp.where(is_other & is_node[:, None], negative, _NEVER)
       total += self.loss_of(positive, negative)
-    total = jnp.sum(_weights(batch).reshape(-1, c) * total)
-    return total, base.Aux(jnp.sum(batch.weights))
+    return jnp.sum(weights * total), aux
 
 
 def line(
@@ -245,15 +234,11 @@ def line(
   draws = spec.shared_negatives / spec.chunk * degrees / degrees.sum()
   ends = corpus.centers / 2  # of undirected edges either is first
   scale = 0.5 / spec.dim
-  each = [(NODES, ends, scale), (CONTEXTS, ends + draws, 0.0)]
+  tables = [(NODES, ends, scale), (CONTEXTS, ends + draws, 0.0)]
   if order == 1:
-    each = [(NODES, 2 * ends + draws, scale)]
-  return Line(
-    sampling.alias_table(degrees),
-    spec,
-    tables=spec_lib.describe(spec.dim, *each),
-    loss_of=loss_of,
-  )
+    tables = [(NODES, 2 * ends + draws, scale)]
+  tables = spec_lib.describe(spec.dim, *tables)
+  return Line(sampling.alias_table(degrees), spec, tables, loss_of=loss_of)
 
 
 def relations(
@@ -269,20 +254,18 @@ def relations(
   `make_kernel` makes the `Relations.kernel`, if that can be used.
   """
   draws = 2 * spec.shared_negatives / spec.chunk / spec.vocab
-  each = [(NODES, corpus.centers + draws, _INIT_SCALE)]
+  tables = [(NODES, corpus.centers + draws, _INIT_SCALE)]
   if operator != 'none':
     # Operators of both directions.
     both = np.tile(corpus.source.relation_frequencies, 2)
-    each.append((RELATIONS, both, 0.0))
+    tables.append((RELATIONS, both, 0.0))
   starts = getattr(corpus.source, 'partitions', None)
-  if starts is None:
-    starts = np.array([0, spec.vocab])
   is_plain = operator == 'none' and not temperature
   has_kernel = make_kernel and is_plain and loss_of is sampling.softmax_loss
   return Relations(
-    np.asarray(starts, np.int32),
+    np.asarray([0, spec.vocab] if starts is None else starts, np.int32),
     spec,
-    tables=spec_lib.describe(spec.dim, *each),
+    tables=spec_lib.describe(spec.dim, *tables),
     loss_of=loss_of,
     operator=operator,
     temperature=temperature,

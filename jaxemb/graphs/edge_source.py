@@ -67,13 +67,10 @@ class Edges:
   def __init__(self, spec: base.SourceSpec):
     self.spec, self.num_parts, self.epochs = spec, spec.num_parts, spec.epochs
     graph, self.held, dropped = edge_splits.split(spec)
-    self.graph = graph
-    self.inputs = graph.inputs
-    lists = np.diff(graph.offsets)
-    degrees = lists
+    self.graph, self.inputs = graph, graph.inputs
+    degrees = np.diff(graph.offsets)
     if graph.directed:
-      ends = np.bincount(graph.neighbors, minlength=graph.num_nodes)
-      degrees = degrees + ends
+      degrees += np.bincount(graph.neighbors, minlength=graph.num_nodes)
     # Nodes without an edge come last, and are left out.
     order = np.argsort(-degrees, kind='stable')
     order = order[: np.count_nonzero(degrees)].astype(np.int32)
@@ -84,73 +81,61 @@ class Edges:
         'that have edges; lower it'
       )
     # In each partition, frequent nodes come first.
-    parts = [order[i::num] for i in range(num)]
-    self._nodes = order = np.concatenate(parts)
+    partitions = [order[i::num] for i in range(num)]
+    self._nodes = order = np.concatenate(partitions)
     # [partitions + 1] int64, the first id of each; None = there is one.
-    starts = np.cumsum([0, *map(len, parts)])
+    starts = np.cumsum([0, *map(len, partitions)])
     self.partitions = starts if num > 1 else None
     self._ids_of = np.full(graph.num_nodes, -1, np.int32)
     self._ids_of[order] = np.arange(len(order), dtype=np.int32)
     self.keys = graph_lib.Chosen(graph.names, order)
     self.counts = degrees[order]
-    self._make_columns(lists, starts)
-    self.units_per_epoch = num = len(self._columns[0])
+    self._make_columns(starts)
+    self.units_per_epoch = len(self._columns[0])
     # [keys] float64, how often an edge has each as an end.
-    self.frequencies = self.counts / num
-    self.num_relations = 1
+    self.frequencies = self.counts / self.units_per_epoch
+    names, counts = graph.relation_names, np.array([self.units_per_epoch])
     if graph.relations is not None:
-      counts = np.bincount(graph.relations)
-      self.num_relations = max(len(counts), len(graph.relation_names or ()))
-      counts = np.bincount(graph.relations, minlength=self.num_relations)
-      self.relation_frequencies = counts / counts.sum()
-    else:
-      self.relation_frequencies = np.ones(1)
-    relations = graph.relation_names or map(str, range(self.num_relations))
-    relations = list(relations)
+      counts = np.bincount(graph.relations, minlength=len(names or ()))
+    self.num_relations = len(counts)
+    self.relation_frequencies = counts / counts.sum()
     # Of models with operators.
-    self.context_keys = relations + [f'{x} (inverse)' for x in relations]
-    digest = graph_lib.fingerprint(graph)
-    self.fingerprint = f'{digest} {spec.settings["partitions"]} partitions'
-    self.dropped = {
-      **graph.counted,
-      **dropped,
-      'isolated_nodes': graph.num_nodes - len(self.keys),
-    }
-    self.step_examples = spec.part_words * spec.num_parts
+    names = list(names or map(str, range(len(counts))))
+    self.context_keys = names + [f'{x} (inverse)' for x in names]
+    self.fingerprint = f'{graph_lib.fingerprint(graph)} {num} partitions'
+    isolated = {'isolated_nodes': graph.num_nodes - len(self.keys)}
+    self.dropped = {**graph.counted, **dropped, **isolated}
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
 
-  def _make_columns(self, lists: np.ndarray, starts: np.ndarray) -> None:
+  def _make_columns(self, starts: np.ndarray) -> None:
     """Columns of edges [n], by bucket, and where buckets begin."""
-    graph = self.graph
-    sources = np.repeat(self._ids_of, lists)
-    targets = self._ids_of[graph.neighbors]
-    columns = [sources, targets]
-    self._num_ids = 2 + (graph.relations is not None)
+    graph, num = self.graph, len(starts) - 1
+    sources = np.repeat(self._ids_of, np.diff(graph.offsets))
+    columns = [sources, targets := self._ids_of[graph.neighbors]]
     if graph.relations is not None:
       columns.append(np.asarray(graph.relations, np.int32))
+    self._num_ids = len(columns)
     if graph.weights is not None:
       weights = np.asarray(graph.weights, np.float32)
       columns.append(weights / np.float32(weights.mean()))
     if not graph.directed:  # each is in two lists
       is_first = sources < targets
       columns = [x[is_first] for x in columns]
-    self._order = bucket_order(len(starts) - 1)
-    places = {x: i for i, x in enumerate(self._order)}
-    back = bucket_order(len(starts) - 1, is_back=True)
+    self._order = bucket_order(num)
+    numbers = {x: i for i, x in enumerate(self._order)}
+    back = [numbers[x] for x in bucket_order(num, is_back=True)]
     # Numbers of buckets, in even epochs and in odd ones.
-    self._orders = list(range(len(places))), [places[x] for x in back]
+    self._orders = list(range(len(numbers))), back
     self._starts = np.array([0, len(columns[0])])
-    if len(self._order) > 1:
-      places = np.zeros((len(starts) - 1,) * 2, np.int32)
-      for i, (a, b) in enumerate(self._order):
-        places[a, b] = places[b, a] = i
-      partitions_of = (
-        np.searchsorted(starts, x, 'right') - 1 for x in columns[:2]
-      )
-      buckets = places[tuple(partitions_of)]
+    if num > 1:
+      bucket_of = np.zeros((num, num), np.int32)
+      for (a, b), i in numbers.items():
+        bucket_of[a, b] = bucket_of[b, a] = i
+      ends = (np.searchsorted(starts, x, 'right') - 1 for x in columns[:2])
+      buckets = bucket_of[tuple(ends)]
       order = np.argsort(buckets, kind='stable')
       columns = [x[order] for x in columns]
-      sizes = np.bincount(buckets, minlength=len(self._order))
+      sizes = np.bincount(buckets, minlength=len(numbers))
       self._starts = np.concatenate([[0], np.cumsum(sizes)])
     self._columns = columns
 
@@ -181,15 +166,15 @@ class Edges:
   def items(
     self, position: Sequence[int] | None, done: int
   ) -> Iterator[base.Item]:
-    """Batches from a position, [epoch, next place], to the last epoch's end."""
-    num, step_examples = self.units_per_epoch, self.step_examples
-    bucket = functools.lru_cache(1)(self._bucket)
-    yield from examples.items(
-      self.spec,
+    """Batches from [epoch, next place] to the last epoch's end."""
+    num, spec = self.units_per_epoch, self.spec
+    read = functools.lru_cache(1)(self._bucket)
+    return examples.items(
+      spec,
       num=num,
-      most_steps=max(1, min(_DISPATCH, num) // step_examples),
+      most_steps=min(_DISPATCH, num) // (spec.part_words * spec.num_parts) or 1,
       widths=(self._num_ids, len(self._columns) - self._num_ids),
-      fill=functools.partial(self._fill, bucket),
+      fill=functools.partial(self._fill, read),
       position=position,
       done=done,
       ends_of=lambda epoch: self._buckets(epoch)[1],
@@ -203,9 +188,9 @@ class Edges:
   def _fill(self, read, epoch, places, ids, numbers, labels):
     """Copies edges of a bucket at some places of an epoch's order."""
     order, ends = self._buckets(epoch)
-    at = np.searchsorted(ends, places.start, 'right')
-    bucket_ids, bucket_numbers = read(epoch, order[at])
-    first = places.start - ends[at] + len(bucket_ids)
+    number = np.searchsorted(ends, places.start, 'right')
+    bucket_ids, bucket_numbers = read(epoch, order[number])
+    first = places.start - ends[number] + len(bucket_ids)
     rows = slice(first, first + len(places))
     ids[:], numbers[:], labels[:] = bucket_ids[rows], bucket_numbers[rows], 1
 
@@ -214,16 +199,17 @@ class Edges:
     rng = np.random.default_rng((self.spec.seed, epoch, bucket))
     start, stop = self._starts[bucket : bucket + 2]
     order = rng.permutation(np.arange(start, stop, dtype=np.uint32))
-    num = self._num_ids
-    ids = np.empty((len(order), num), np.int32)
-    for i in range(num):
-      ids[:, i] = self._columns[i][order]
+    ids = np.empty((len(order), self._num_ids), np.int32)
+    numbers = np.empty(
+      (len(order), len(self._columns) - self._num_ids), np.float32
+    )
+    for i, column in enumerate(self._columns):
+      out = ids[:, i] if i < self._num_ids else numbers[:, i - self._num_ids]
+      out[:] = column[order]
     if not self.graph.directed:
       is_turned = rng.integers(0, 2, len(ids), bool)
       ids[is_turned, :2] = ids[is_turned, 1::-1]
-    numbers = [x[order] for x in self._columns[num:]]
-    numbers = np.stack(numbers, 1) if numbers else np.zeros((len(ids), 0))
-    return ids, numbers.astype(np.float32)
+    return ids, numbers
 
   def evaluate(
     self,
@@ -243,10 +229,12 @@ class Edges:
       scores |= nodes.evaluate(vectors, labels)
     score = self._scorer(vectors, contexts, is_cosine, operate=operate)
     for name, held in self.held.items():
-      edges = self._turns(*self._of(held))
+      sources, targets, relations = self._ids(held)
+      back = targets, sources, relations + self.num_relations
+      edges = np.stack([sources, targets, relations], 1), np.stack(back, 1)
       scores[f'{name} edges'] = links.evaluate(
         score,
-        edges,
+        np.concatenate(edges).astype(np.int64),
         self._known,
         negatives=self.spec.settings['candidates'],
         degrees=self.counts,
@@ -259,7 +247,7 @@ class Edges:
     """The `score` of `links.evaluate`, for both directions of all relations."""
     num = self.num_relations
     has_operator = operate is not None and contexts is not None
-    # Of those that are given, by direction.
+    # Of those that are known, by direction.
     ends = [links.Vectors(vectors, is_cosine)] * 2
     if has_operator:
       contexts = np.asarray(contexts)
@@ -282,7 +270,7 @@ class Edges:
 
     return score
 
-  def _of(self, held: edge_splits.Held) -> tuple[np.ndarray, ...]:
+  def _ids(self, held: edge_splits.Held) -> tuple[np.ndarray, ...]:
     """Sources, targets and relations [n] of edges between known nodes."""
     edges = self._ids_of[held.edges]
     is_known = (edges >= 0).all(1)
@@ -291,36 +279,18 @@ class Edges:
       relations = np.zeros(len(edges), np.int64)
     return *edges[is_known].T, relations[is_known]
 
-  def _turns(self, sources, targets, relations):
-    """[2 n, 3], of edges: target of a source, and source of a target."""
-    back = relations + self.num_relations
-    return np.concatenate([
-      np.stack([sources, targets, relations], 1),
-      np.stack([targets, sources, back], 1),
-    ]).astype(np.int64)  # fmt: skip
-
   def _known(self, wanted):
     """For keys of `_scorer` [n], the other ends of edges, held out or not."""
-    sources, targets, *others = self._columns
-    if self.graph.relations is None:
-      others = [np.zeros(len(sources), np.int32)]
-    every = [(sources, targets, others[0]), *map(self._of, self.held.values())]
-    return links.ends_of(
-      wanted,
-      (x for edges in every for x in self._ways(*edges)),
-      num_keys=2 * self.num_relations * len(self.keys),
-    )
+    num = self.num_relations
+    trained = (*self._columns[: self._num_ids], 0)[:3]
 
-  def _ways(self, sources, targets, relations):
-    """Yields keys of `_scorer` [n] and other ends of edges, both ways."""
-    ways = [(sources, targets, 0), (targets, sources, self.num_relations)]
-    if not self.graph.directed:
-      ways += [(targets, sources, 0), (sources, targets, self.num_relations)]
-    for near, far, back in ways:
-      yield (
-        near.astype(np.int64) * 2 * self.num_relations + relations + back,
-        far,
-      )
+    def pairs():
+      for *both, relations in (trained, *map(self._ids, self.held.values())):
+        for near, far in (both, both[::-1])[: 2 - self.graph.directed]:
+          for first, end, shift in ((near, far, 0), (far, near, num)):
+            yield first.astype(np.int64) * 2 * num + relations + shift, end
+
+    return links.ends_of(wanted, pairs(), 2 * num * len(self.keys))
 
   @functools.cached_property
   def categories(self) -> dict[str, list[str]]:

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from jaxemb import errors
 from jaxemb.graphs import graph as graph_lib
@@ -32,23 +33,26 @@ _ROWS = 1 << 15  # of a product
 _SETTINGS = 'directed', 'normalize'  # under `config.data`
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _messages(spec, i, params, arrays):
-  return graphsage.layers_of(spec, params)[i].messages(arrays)
+@jax.jit
+def _messages(layer, inputs):
+  """[nodes, m], what neighbors pass on to be aggregated."""
+  if 'pool' in layer:
+    return jax.nn.relu(graphsage.product(layer['pool'], inputs))
+  return graphsage.product(layer['neighbors'], inputs)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _outputs(spec, i, params, arrays, aggregated):
-  rows = graphsage.layers_of(spec, params)[i].outputs(arrays, aggregated)
-  is_last = i == len(spec.sizes) - 1
+@functools.partial(jax.jit, static_argnums=0)
+def _outputs(is_last, layer, inputs, aggregated):
+  """[nodes, size], what a layer makes of nodes and their neighbors."""
+  if 'pool' in layer:
+    inner = {'rows': aggregated}
+    aggregated = graphsage.product(layer['neighbors'], inner)
+  rows = graphsage.product(layer['own'], inputs) + aggregated
   return rows if is_last else jax.nn.relu(rows)
 
 
 def _by_rows(function, num, folder):
-  """[num, d] float32, of a function of some rows (a slice) at once.
-
-  It is in memory, or in an unnamed file of a folder.
-  """
+  """[num, d] float32 of a function of slices, in memory or a folder's file."""
   whole = None
   for start in range(0, num, _ROWS):
     rows = slice(start, min(start + _ROWS, num))
@@ -87,15 +91,13 @@ class Inferred(NamedTuple):
 
 def open_saved(folder: pathlib.Path) -> Inferred:
   """Maps what `Inferred.save` has written."""
-  vectors, outputs = (
-    np.load(folder / x, mmap_mode='r') for x in (VECTORS, OUTPUTS)
-  )
 
   def copy_network(file):
     with (folder / NETWORK).open('rb') as saved:
       shutil.copyfileobj(saved, file)
 
-  return Inferred(vectors, outputs, copy_network)
+  arrays = (np.load(folder / x, mmap_mode='r') for x in (VECTORS, OUTPUTS))
+  return Inferred(*arrays, copy_network)
 
 
 def _write_network(params, tables, file):
@@ -103,9 +105,7 @@ def _write_network(params, tables, file):
 
   As `np.savez`, of rows that need not be in memory all at once.
   """
-  arrays = dict(tables)
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    arrays['/'.join(str(x.key) for x in path)] = np.asarray(leaf)
+  arrays = {**tables, **traverse_util.flatten_dict(params, sep='/')}
   with zipfile.ZipFile(file, 'w') as archive:
     for name, array in arrays.items():
       with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
@@ -116,59 +116,46 @@ def infer(
   model: graphsage.GraphSage,
   params: Any,
   tables: Mapping[str, Any],
-  offsets: np.ndarray,
-  others: np.ndarray,
+  graph: graph_lib.Graph,
   folder: pathlib.Path | None = None,
 ) -> Inferred:
-  """Applies a network to a graph [nodes + 1], [edges], with all neighbors.
+  """Applies a network to a graph, with all neighbors.
 
-  Tables [nodes, dim] may be read on demand. What it finds is in memory, or in
+  Tables [nodes, dim] may be read on demand. The results are in memory, or in
   unnamed files of a folder; a `UserError` if they have no room there.
   """
-  spec, arrays, vectors = model.spec, {}, None
+  spec, num, inputs = model.spec, graph.num_nodes, {}
+  params = jax.tree.map(np.asarray, params)
   if spec.num_features:
-    arrays['features'] = np.asarray(model.features)
+    inputs['features'] = np.asarray(model.features)
   if spec.dim:
-    arrays['rows'] = tables[graphsage.NODES]
-  for i in range(len(spec.sizes)):
-    vectors = arrays.get('rows')
-    outputs = _layer(
-      spec,
-      i,
-      params,
-      arrays=arrays,
-      offsets=offsets,
-      others=others,
-      folder=folder,
+    inputs['rows'] = tables[graphsage.NODES]
+
+  def read(rows):
+    return {name: np.asarray(x[rows]) for name, x in inputs.items()}
+
+  def send(rows):
+    return _messages(layer, read(rows))
+
+  def receive(rows):
+    aggregated = neighbors.aggregated(
+      graph.offsets[rows.start : rows.stop + 1],
+      graph.neighbors,
+      messages,
+      is_max=spec.aggregator == 'max',
+      num_threads=resources.usable_cores(),
     )
-    arrays = {'rows': outputs}
+    return _outputs(is_last, layer, read(rows), aggregated=aggregated)
+
+  for i in range(len(spec.sizes)):
+    layer, is_last = params[f'layer_{i}'], i == len(spec.sizes) - 1
+    messages = _by_rows(send, num, folder)
+    vectors, outputs = inputs.get('rows'), _by_rows(receive, num, folder)
+    inputs = {'rows': outputs}
   if spec.from_walks or len(spec.sizes) == 1:
     vectors = outputs
   write_network = functools.partial(_write_network, params, tables)
   return Inferred(vectors, outputs, write_network)
-
-
-def _layer(spec, i, params, arrays, offsets, others, folder):
-  """[nodes, d], what layer i makes of arrays of all nodes."""
-
-  def some(rows):
-    return {name: np.asarray(x[rows]) for name, x in arrays.items()}
-
-  def outputs(rows):
-    aggregated = neighbors.aggregated(
-      offsets[rows.start : rows.stop + 1],
-      neighbors=others,
-      values=messages,
-      is_max=spec.aggregator == 'max',
-      num_threads=resources.usable_cores(),
-    )
-    return _outputs(spec, i, params, arrays=some(rows), aggregated=aggregated)
-
-  num = len(offsets) - 1
-  messages = _by_rows(
-    lambda rows: _messages(spec, i, params, arrays=some(rows)), num, folder
-  )
-  return _by_rows(outputs, num, folder)
 
 
 class NodeModel(NamedTuple):
@@ -201,13 +188,7 @@ class NodeModel(NamedTuple):
     if self.settings['normalize']:
       features = node_source.normalized(features)
     model = graphsage.GraphSage(spec, (), features)
-    return infer(
-      model,
-      self.params,
-      tables={},
-      offsets=graph.offsets,
-      others=graph.neighbors,
-    )
+    return infer(model, self.params, tables={}, graph=graph)
 
 
 def load(path: pathlib.Path | str) -> NodeModel | None:
@@ -221,28 +202,20 @@ def load(path: pathlib.Path | str) -> NodeModel | None:
     return None
   try:
     record = json.loads((folder / _RECORD).read_text())
-    fields, params = record['network'], {}
+    fields = dict(record['network'])
     fields['sizes'] = tuple(fields['sizes'])
-    fanouts = tuple(fields.pop('tree'))
-    spec = graphsage.SageSpec(fanouts=fanouts, **fields)
+    fields['fanouts'] = tuple(fields.pop('tree'))
     with np.load(folder / NETWORK) as arrays:
-      for name in arrays.files:
-        *parts, last = name.split('/')
-        if parts:  # tables have one
-          place = params
-          for part in parts:
-            place = place.setdefault(part, {})
-          place[last] = arrays[name]
+      params = {k: arrays[k] for k in arrays.files if '/' in k}  # no tables
     return NodeModel(
-      spec=spec,
-      params=params,
+      spec=graphsage.SageSpec(**fields),
+      params=traverse_util.unflatten_dict(params, sep='/'),
       classes=record['classes'],
       settings=record['settings'],
     )
   except (
-    *(OSError, EOFError, ValueError, KeyError, TypeError),
-    *(AttributeError, zipfile.BadZipFile),
-  ) as error:
+    OSError, EOFError, ValueError, LookupError, TypeError, zipfile.BadZipFile
+  ) as error:  # fmt: skip
     raise errors.UserError(
       f'{folder} has no usable network: {errors.one_line(error)}; export again'
     ) from error
@@ -254,7 +227,7 @@ def save(
   spec: graphsage.SageSpec,
   source: node_source.NodeSource,
 ) -> None:
-  """Write what `load` reads."""
+  """Writes what `load` reads."""
   fields = dataclasses.asdict(spec)
   fields['tree'] = fields.pop('fanouts')
   del fields['row_ops']

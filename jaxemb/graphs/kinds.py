@@ -86,28 +86,26 @@ class Nodes(kind.Kind):
 
   def used(self, config: ml_collections.ConfigDict) -> frozenset[str]:
     """See `kind.Kind`."""
-    if config.data.targets == 'walks':
-      return self.uses | _OF_WALKS
-    return self.uses
+    from_walks = config.data.targets == 'walks'
+    return self.uses | (_OF_WALKS if from_walks else frozenset())
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
     """See `kind.Kind`."""
     if config.eval.monitor == 'auc':
       yield 'config.eval.monitor=auc is of clicks; give score or log_loss'
     if config.model.inputs == 'features':
-      defaults = {'layout': 'replicated', 'dtype': 'float32', 'store': ''}
-      for key, value in defaults.items():
-        if config.table[key] != value:
+      table, strategy = config.table, config.strategy.name
+      for name, value, is_usable in (
+        ('table.layout', table.layout, table.layout == 'replicated'),
+        ('table.dtype', table.dtype, table.dtype == 'float32'),
+        ('table.store', table.store, not table.store),
+        ('strategy.name', strategy, strategy != 'replicas'),
+      ):
+        if not is_usable:
           yield (
-            f'config.table.{key}={config.table[key]} needs a table, and nodes '
-            'have none; set --config.model.inputs=rows or both'
+            f'config.{name}={value} is for rows of a table, and nodes have '
+            'none; set --config.model.inputs=rows or both, or leave it out'
           )
-      if config.strategy.name == 'replicas':
-        yield (
-          'config.strategy.name=replicas exchanges rows, and nodes have none; '
-          'set --config.model.inputs=rows or both, or '
-          '--config.strategy.name=sync'
-        )
     schema.sizes('model.hidden', config.model.hidden)
 
   def chunk(self, config: ml_collections.ConfigDict) -> int:
@@ -188,15 +186,14 @@ class Edges(kind.Kind):
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
     """See `kind.Kind`."""
-    losses = {
+    names = {
       'line': ('negative_sampling',),
       'relations': ('softmax', 'margin', 'logistic'),
-    }
-    model, loss = config.model.name, config.model.loss
-    names = losses.get(model, (loss,))
-    if ':' not in loss and loss not in names:
+    }.get(config.model.name)
+    loss = config.model.loss
+    if names and ':' not in loss and loss not in names:
       yield (
-        f'config.model.loss={loss} is no loss of {model}; choose '
+        f'config.model.loss={loss} is no loss of {config.model.name}; choose '
         f'{" or ".join(names)}'
       )
 
@@ -211,18 +208,29 @@ class Edges(kind.Kind):
     from jaxemb.kernels.cpu import updates
 
     config, threads = context.config, context.tuning.row_threads
-    _check_relations(config, corpus.source.graph)
-    m, make_kernel = config.model, None
-    if threads:
-      make_kernel = functools.partial(updates.edge_softmax, threads)
-    loss_of = kind.bound_loss(config, least=m.margin)
+    m, graph = config.model, corpus.source.graph
+    is_asked = m.name == 'relations' and graph.relations is None
+    if is_asked and graph.inputs and not config.data.columns:
+      shown = graph.inputs[0]
+      if m.operator != 'none' or 'source' in shown.columns:
+        raise errors.UserError(
+          f'no relation was found in {shown.line()}; give '
+          '--config.data.columns=source,relation,target, or source,target if '
+          'there is none, or --config.model.name=line'
+        )
     return kind.bind_model(
       config,
-      (kind.window_spec(corpus, context), corpus, loss_of),
+      (
+        kind.window_spec(corpus, context),
+        corpus,
+        kind.bound_loss(config, least=m.margin),
+      ),
       temperature=m.temperature,
       operator=m.operator,
       order=m.order,
-      make_kernel=make_kernel,
+      make_kernel=functools.partial(updates.edge_softmax, threads)
+      if threads
+      else None,
     )
 
   def collect(
@@ -252,21 +260,7 @@ class Edges(kind.Kind):
     from jaxemb.run import vectors
 
     operate = getattr(parts.trainable.model, 'operate', None)
-    options = {'operate': operate} if operate else {}
-    return vectors.evaluate(parts, model, **options)
-
-
-def _check_relations(config, graph):
-  """Raises a `UserError` for edges without the relations asked for."""
-  is_asked = config.model.name == 'relations' and graph.relations is None
-  if is_asked and graph.inputs and not config.data.columns:
-    shown = graph.inputs[0]
-    if config.model.operator != 'none' or 'source' in shown.columns:
-      raise errors.UserError(
-        f'no relation was found in {shown.line()}; give --config.data.columns='
-        'source,relation,target, or source,target if there is none, or '
-        '--config.model.name=line'
-      )
+    return vectors.evaluate(parts, model, operate=operate)
 
 
 KINDS = Walks(), Nodes(), Edges()

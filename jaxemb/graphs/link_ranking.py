@@ -3,7 +3,7 @@
 An edge (u, v) is held out. Of all nodes, but u and those to which it is known
 to have an edge, v has the rank 1 + (how many score higher) + (ties) / 2, and
 
-  MRR = mean of 1 / rank        Hits@k = share of ranks up to k
+  MRR = mean of 1 / rank        Hits@k = fraction of ranks up to k
 
 (filtered, Bordes et al. 2013). For a large graph the other nodes are drawn. AUC
 is the chance that an edge scores higher than another u with one of these other
@@ -47,28 +47,36 @@ def evaluate(
   and `score` then have node * `num_relations` + relation in place of the node
   at whose edges they look.
   """
-  num = len(edges)
+  num, rng = len(edges), np.random.default_rng(0)
+  counts = {'found': num, 'total': num if num_total is None else num_total}
   if not num:
-    return {'score': float('nan'), 'found': 0, 'total': num_total or 0}
-  rng = np.random.default_rng(0)
+    return {'score': float('nan'), **counts}
   if num > _MAX_EDGES:
     edges = edges[np.sort(rng.choice(num, _MAX_EDGES, replace=False))]
-  every = edges[:, 0] * num_relations + edges[:, 2:].sum(1)
-  known_ends = known(np.unique(every))
+  keys = edges[:, 0] * num_relations + edges[:, 2:].sum(1)
+  known_ends = known(np.unique(keys))
   num_nodes = len(known_ends) // num_relations
   weights = degrees if negatives == 'degree' else np.ones(num_nodes)
   draw = functools.partial(_draw, rng, np.cumsum(weights, dtype=np.float64))
-  rank = _rank_among_all if negatives == 'all' else _rank_among_drawn
-  width = num_nodes if negatives == 'all' else _NUM_DRAWN
-  size = max(1, _BLOCK_SCORES // width)
+  is_all = negatives == 'all'
+  rank = _rank_among_all if is_all else _rank_among_drawn
+  size = max(1, _BLOCK_SCORES // (num_nodes if is_all else _NUM_DRAWN))
   blocks = []
   for start in range(0, len(edges), size):
     some = slice(start, start + size)
-    first, second = edges[some, :2].T
-    keys = every[some]
-    near = known_ends.select(keys)
-    blocks.append(rank(score, keys, first, second=second, near=near, draw=draw))
+    near = known_ends.select(keys[some])
+    score_of = functools.partial(score, keys[some])
+    blocks.append(rank(score_of, *edges[some, :2].T, near=near, draw=draw))
   ranks, positives, others = map(np.concatenate, zip(*blocks, strict=True))
+  return {
+    **_summary(ranks, positives, others),
+    'negatives': negatives,
+    'ranked_edges': len(edges),
+    **counts,
+  }
+
+
+def _summary(ranks, positives, others):
   labels = np.repeat([1, 0], [len(positives), len(others)])
   mrr = float(np.mean(1 / ranks))
   return {
@@ -77,47 +85,40 @@ def evaluate(
     'mean_rank': float(np.mean(ranks)),
     **{f'hits@{k}': float(np.mean(ranks <= k)) for k in _HITS},
     'auc': ranking.auc(labels, np.concatenate([positives, others])),
-    'negatives': negatives,
-    'ranked_edges': len(edges),
-    'found': num,
-    'total': num if num_total is None else num_total,
   }
 
 
 def _draw(rng, sums, shape):
-  """Nodes by their weights, whose running `sums` [nodes] are given."""
+  """Nodes by their weights, whose running sums are [nodes]."""
   nodes = np.searchsorted(sums, rng.random(shape) * sums[-1], 'right')
   return np.minimum(nodes, len(sums) - 1)
 
 
-def _rank_among_all(score, keys, first, second, near, draw):
+def _rank_among_all(score, first, second, near, draw):
   """Ranks and scores of edges [n], and scores of drawn other nodes."""
-  scores, rows = score(keys, None), np.arange(len(first))
+  scores, rows = score(None), np.arange(len(first))
   positives = scores[rows, second]
   scores[near.owners(), near.ids] = -np.inf
   scores[rows, second] = scores[rows, first] = -np.inf
-  drawn = scores[rows, draw(len(first))]
-  return _ranks(scores, positives), positives, drawn[drawn > -np.inf]
+  return _ranked(scores, positives, scores[rows, draw(len(first))])
 
 
-def _rank_among_drawn(score, keys, first, second, near, draw):
+def _rank_among_drawn(score, first, second, near, draw):
   """As `_rank_among_all`, but among 1000 drawn nodes for each edge."""
   drawn = draw((len(first), _NUM_DRAWN))
-  positives = score(keys, second[:, None])[:, 0]
-  scores = score(keys, drawn)
+  positives, scores = score(second[:, None])[:, 0], score(drawn)
   num_nodes = 1 + max(drawn.max(), near.ids.max(initial=0))
-  codes = near.owners() * num_nodes + near.ids
   rows = np.arange(len(first))[:, None]
+  codes = near.owners() * num_nodes + near.ids
   scores[np.isin(rows * num_nodes + drawn, codes)] = -np.inf
   scores[drawn == first[:, None]] = -np.inf
-  others = scores[:, 0]
-  return _ranks(scores, positives), positives, others[others > -np.inf]
+  return _ranked(scores, positives, scores[:, 0])
 
 
-def _ranks(scores, positives):
+def _ranked(scores, positives, others):
   higher = (scores > positives[:, None]).sum(1)
   ties = (scores == positives[:, None]).sum(1)
-  return 1 + higher + ties / 2
+  return 1 + higher + ties / 2, positives, others[others > -np.inf]
 
 
 def ends_of(
@@ -131,14 +132,13 @@ def ends_of(
   """
   is_wanted = np.zeros(num_keys, bool)
   is_wanted[wanted] = True
-  kept = []
+  chosen = []
   for keys, ends in pairs:
     rows = np.flatnonzero(is_wanted[keys] & (keys >= 0) & (ends >= 0))
-    kept.append((keys[rows], ends[rows]))
-  keys, ends = map(np.concatenate, zip(*kept, strict=True))
-  starts = np.zeros(num_keys + 1, np.int64)
-  np.cumsum(np.bincount(keys, minlength=num_keys), out=starts[1:])
-  order = np.argsort(keys, kind='stable')
+    chosen.append((keys[rows], ends[rows]))
+  keys, ends = map(np.concatenate, zip(*chosen, strict=True))
+  sizes, order = np.bincount(keys, minlength=num_keys), np.argsort(keys)
+  starts = np.concatenate([[0], np.cumsum(sizes)])
   return ranking.Sets(starts, ends[order].astype(np.int32))
 
 
@@ -169,7 +169,7 @@ class Vectors:
   def products(
     self, firsts: np.ndarray, others: np.ndarray | None
   ) -> np.ndarray:
-    """Of vectors given [m, d]: [m, nodes] with all, or [m, k] with others."""
+    """Of vectors [m, d]: [m, nodes] with all, or [m, k] with others [m, k]."""
     if others is None:
       scores = np.empty((len(firsts), len(self._rows)), np.float32)
       for some, rows in self._blocks():
@@ -178,11 +178,10 @@ class Vectors:
     scores = np.empty(others.shape, np.float32)
     size = max(1, _BLOCK_NUMBERS // max(1, others[:1].size * firsts.shape[1]))
     for i in range(0, len(firsts), size):
-      seconds = self.take(others[i : i + size].ravel())
+      some = slice(i, i + size)
+      seconds = self.take(others[some].ravel())
       seconds = seconds.reshape(-1, others.shape[1], firsts.shape[1])
-      scores[i : i + size] = np.einsum(
-        'md,mkd->mk', firsts[i : i + size], seconds
-      )
+      scores[some] = np.einsum('md,mkd->mk', firsts[some], seconds)
     return scores
 
 

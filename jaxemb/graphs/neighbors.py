@@ -19,6 +19,7 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent import futures
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -153,14 +154,10 @@ def walk(
   return out
 
 
-@numba.njit(nogil=True, cache=True)
 def uniform(places: np.ndarray, key: np.uint64) -> np.ndarray:
   """[n] float64 in 0..1, functions of the key and int64 places [n]."""
-  out = np.empty(len(places))
-  for i in range(len(places)):
-    bits = hashing.hashed(key ^ hashing.hashed(np.uint64(places[i])))
-    out[i] = (bits >> np.uint64(11)) * 2.0**-53
-  return out
+  bits = hashing.hashed_all(key ^ hashing.hashed_all(places.astype(np.uint64)))
+  return (bits >> np.uint64(11)) * 2.0**-53
 
 
 def on_threads(
@@ -177,31 +174,59 @@ def _pool(num_threads):
   return futures.ThreadPoolExecutor(num_threads, 'neighbors')
 
 
-def sample(
-  offsets: np.ndarray,
-  neighbors: np.ndarray,
-  nodes: np.ndarray,
-  places: np.ndarray,
-  key: np.uint64,
-  fanouts: Sequence[int],
-  replaces: bool = False,
-  num_threads: int = 1,
+class Trees(NamedTuple):
+  """Samples trees from a graph."""
+
+  offsets: np.ndarray  # [nodes + 1] int64
+  neighbors: np.ndarray  # [edges] int32
+  fanouts: Sequence[int]  # of the node, of its neighbors, and so on
+  replaces: bool = False
+  num_threads: int = 1
+
+  @property
+  def size(self) -> int:
+    """Nodes of a tree."""
+    return tree_sizes(self.fanouts)[-1]
+
+  def sample(
+    self, nodes: np.ndarray, places: np.ndarray, key: np.uint64
+  ) -> np.ndarray:
+    """[n, size] int32, a tree of each of the nodes [n].
+
+    `places` [n] int64 tell apart trees of the same `key`.
+    """
+    out = np.empty((len(nodes), self.size), np.int32)
+    out[:, 0] = nodes
+    fanouts = np.array(self.fanouts, np.int64)
+
+    def work(some):
+      _grow(*self[:2], places[some], key, fanouts, self.replaces, out[some])
+
+    on_threads(work, len(nodes), _TREES, num_threads=self.num_threads)
+    return out
+
+  def expected_lookups(self, chances: np.ndarray) -> np.ndarray:
+    """[nodes] float64, how often a tree has each node.
+
+    Its first node is each one with `chances` [nodes].
+    """
+    degrees = np.diff(self.offsets)
+    expected = np.asarray(chances, np.float64)
+    total = expected.copy()
+    for fanout in self.fanouts:
+      num = fanout if self.replaces else np.minimum(degrees, fanout)
+      expected = spread(self.offsets, self.neighbors, expected * num)
+      total += expected
+    return total
+
+
+def spread(
+  offsets: np.ndarray, neighbors: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
-  """[n, size] int32, a tree of each of the nodes [n].
-
-  `offsets` [nodes + 1] int64 and `neighbors` [edges] int32 are the graph;
-  `places` [n] int64 tell apart trees of the same `key`.
-  """
-  out = np.empty((len(nodes), tree_sizes(fanouts)[-1]), np.int32)
-  out[:, 0] = nodes
-  by_depth = np.array(fanouts, np.int64)
-
-  def work(piece):
-    some, rows = places[piece], out[piece]
-    _grow(offsets, neighbors, some, key, by_depth, replaces, rows)
-
-  on_threads(work, num=len(nodes), size=_TREES, num_threads=num_threads)
-  return out
+  """[nodes] float64, values of nodes that their neighbors share evenly."""
+  degrees = np.diff(offsets)
+  per_neighbor = np.repeat(values / np.maximum(degrees, 1), degrees)
+  return np.bincount(neighbors, per_neighbor, len(degrees))
 
 
 def aggregated(
@@ -217,31 +242,8 @@ def aggregated(
   """
   out = np.empty((len(offsets) - 1, values.shape[1]), np.float32)
 
-  def work(piece):
-    _aggregate(offsets, neighbors, values, is_max, piece.start, out[piece])
+  def work(some):
+    _aggregate(offsets, neighbors, values, is_max, some.start, out[some])
 
   on_threads(work, num=len(out), size=_ROWS, num_threads=num_threads)
   return out
-
-
-def expected_lookups(
-  offsets: np.ndarray,
-  neighbors: np.ndarray,
-  chances: np.ndarray,
-  fanouts: Sequence[int],
-  replaces: bool,
-) -> np.ndarray:
-  """[nodes] float64, how often a tree has each node.
-
-  Its first node is each one with `chances` [nodes].
-  """
-  degrees = np.diff(offsets)
-  expected = np.asarray(chances, np.float64)
-  total = expected.copy()
-  for fanout in fanouts:
-    num = np.full(len(degrees), fanout) if replaces else degrees
-    per_neighbor = expected * np.minimum(num, fanout) / np.maximum(degrees, 1)
-    per_neighbor = np.repeat(per_neighbor, degrees)
-    expected = np.bincount(neighbors, per_neighbor, len(degrees))
-    total += expected
-  return total

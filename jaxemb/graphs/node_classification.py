@@ -45,24 +45,20 @@ def evaluate(
     rows = np.sort(rng.choice(num, _MAX_NODES, replace=False))
   total = num if num_total is None else num_total
   count = {'found': num, 'total': total, 'used': len(rows)}
+  if num < 4:
+    return {'labels': {'score': float('nan'), **count, 'found': 0}}
   vectors, labels = vectors[rows], labels[rows]
   # Classes that no node has tell nothing.
   labels = labels[:, labels.getnnz(0) > 0].toarray()
-  if num < 4:
-    return {'labels': {'score': float('nan'), **count, 'found': 0}}
-  f1_scores = classify(vectors, labels, share)
+  f1_scores = _classify(vectors, labels, share)
   scores = {'labels': {'score': f1_scores['macro_f1'], **f1_scores, **count}}
   if (labels.sum(1) == 1).all():
-    classes = labels.argmax(1)
-    num_classes = len(np.unique(classes))
-    clusters = geometry.cluster(geometry.unit(vectors), num_classes)
-    scores['clusters'] = {'score': nmi(clusters, classes), **count}
+    clusters = geometry.cluster(geometry.unit(vectors), labels.shape[1])
+    scores['clusters'] = {'score': nmi(clusters, labels.argmax(1)), **count}
   return scores
 
 
-def classify(
-  vectors: np.ndarray, labels: np.ndarray, share: float
-) -> dict[str, float]:
+def _classify(vectors, labels, share):
   """Micro and macro F1 and their deviations, as `evaluate` has them."""
   scores = []
   for split in range(_NUM_SPLITS):
@@ -71,14 +67,9 @@ def classify(
     weights = fit(vectors[train], labels[train])
     chances = vectors[test] @ weights[:-1] + weights[-1]
     scores.append(f1(labels[test], top(chances, labels[test].sum(1))))
-  means, deviations = np.mean(scores, 0), np.std(scores, 0)
-  return {
-    'micro_f1': float(means[0]),
-    'macro_f1': float(means[1]),
-    'micro_f1_deviation': float(deviations[0]),
-    'macro_f1_deviation': float(deviations[1]),
-    'share': share,
-  }
+  names = 'micro_f1', 'macro_f1', 'micro_f1_deviation', 'macro_f1_deviation'
+  values = np.concatenate([np.mean(scores, 0), np.std(scores, 0)]).tolist()
+  return {**dict(zip(names, values, strict=True)), 'share': share}
 
 
 @jax.jit
@@ -115,7 +106,6 @@ def fit(vectors: np.ndarray, labels: np.ndarray) -> np.ndarray:
   shares = (labels.sum(0) + 1) / (len(labels) + 2)
   spread = np.append(np.maximum(spread, 0), len(vectors))[:, None]
   scales = 1 / np.sqrt(penalty + 0.5 * shares * (1 - shares) * spread)
-
   on_device = jax.device_put((inputs, signs))
 
   def loss(flat):
@@ -123,8 +113,8 @@ def fit(vectors: np.ndarray, labels: np.ndarray) -> np.ndarray:
     losses, grads = jax.device_get(_losses(weights, *on_device))
     value = losses.sum(dtype=np.float64)
     value += 0.5 * np.sum(penalty * weights**2, dtype=np.float64)
-    grads = grads + penalty * weights
-    return value, (grads * scales).astype(np.float64).ravel()
+    grads = (grads + penalty * weights) * scales
+    return value, grads.astype(np.float64).ravel()
 
   start = np.zeros(shape)
   start[-1] = np.log(shares / (1 - shares)) / scales[-1]

@@ -38,14 +38,13 @@ def collect(
 
   Rows in a store are read on demand, until the state changes.
   """
-  model, graph = parts.trainable.model, parts.source.graph
+  model = parts.trainable.model
   rows_of = vectors_lib.rows_of(parts, state)
   return inference.infer(
     model,
     vectors_lib.dense_params(parts, state),
     {name: rows_of(name).rows for name in model.specs()},
-    offsets=graph.offsets,
-    others=graph.neighbors,
+    graph=parts.source.graph,
     folder=workdir if parts.strategy.store else None,
   )
 
@@ -53,7 +52,7 @@ def collect(
 def score_classes(
   labels: labels_lib.Labels, outputs: np.ndarray, nodes: np.ndarray
 ) -> dict[str, Any]:
-  """Score outputs [all nodes, classes] at some nodes [n].
+  """Scores outputs [all nodes, classes] at some nodes [n].
 
   `score` is the accuracy; or, where nodes have several classes, the micro F1 of
   those with a chance above one half.
@@ -72,15 +71,15 @@ def score_classes(
       losses = np.logaddexp.reduce(scores, 1)
       loss += (losses - scores[np.arange(len(some)), classes]).sum()
       hits += np.sum(scores.argmax(1) == classes)
+  if labels.has_many:
+    loss /= num_classes
+    micro = float(2 * hits.sum() / max(1, sizes.sum()))
+    macro = float(np.mean(2 * hits / np.maximum(1, sizes)))
+    scores = {'score': micro, 'micro_f1': micro, 'macro_f1': macro}
+  else:
+    scores = dict.fromkeys(('score', 'accuracy'), float(hits / num))
   counts = {'kind': 'classes', 'found': num, 'total': num}
-  if not labels.has_many:
-    accuracy = float(hits / num)
-    scores = {'score': accuracy, 'accuracy': accuracy}
-    return {**scores, 'log_loss': float(loss / num), **counts}
-  micro = float(2 * hits.sum() / max(1, sizes.sum()))
-  macro = float(np.mean(2 * hits / np.maximum(1, sizes)))
-  scores = {'score': micro, 'micro_f1': micro, 'macro_f1': macro}
-  return {**scores, 'log_loss': float(loss / (num * num_classes)), **counts}
+  return {**scores, 'log_loss': float(loss / num), **counts}
 
 
 def can_evaluate(parts: build.Parts) -> bool:
@@ -89,11 +88,9 @@ def can_evaluate(parts: build.Parts) -> bool:
 
 
 def evaluate(
-  parts: build.Parts,
-  model: inference.Inferred,
-  is_last: bool = True,
+  parts: build.Parts, model: inference.Inferred, is_last: bool = True
 ) -> dict[str, dict[str, Any]]:
-  """Score classes of nodes held out, or vectors learned from walks, by name.
+  """Scores classes of nodes held out, or vectors learned from walks, by name.
 
   While training goes on, only the nodes for validation are scored.
   """
@@ -115,35 +112,33 @@ def evaluate(
 
 
 def summarize(scores: Mapping[str, Mapping[str, Any]]) -> str:
-  """Return scores of the nodes for validation in a few words."""
+  """Scores of the nodes for validation in a few words."""
   return _line(scores['validation'])
 
 
 def describe(
   parts: build.Parts, scores: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-  """Return a line for the scores of each split, or of the vectors."""
+  """A line for the scores of each split, or of the vectors."""
   return [f'{name}: {_line(x)}' for name, x in scores.items()]
+
+
+def _line(scores):
+  if 'log_loss' not in scores:  # of vectors
+    return f'{scores["score"]:.4f}'
+  names = 'accuracy', 'micro_f1', 'macro_f1'
+  shown = [
+    f'{x.replace("_f1", " F1")} {scores[x]:.4f}' for x in names if x in scores
+  ]
+  loss = f'log loss {scores["log_loss"]:.4f} of {scores["total"]:,} nodes'
+  return ', '.join([*shown, loss])
 
 
 def report_values(
   parts: build.Parts, model: Any, scores: dict[str, Any]
 ) -> dict[str, Any]:
-  """Return further values of the report."""
+  """Further values of the report."""
   return {'examples_counted': 'nodes to learn from, times epochs'}
-
-
-def _line(scores: Mapping[str, Any]) -> str:
-  """Return an evaluation in a few words."""
-  if 'log_loss' not in scores:  # of vectors
-    return f'{scores["score"]:.4f}'
-  loss = f'log loss {scores["log_loss"]:.4f} of {scores["total"]:,} nodes'
-  if 'accuracy' in scores:
-    return f'accuracy {scores["accuracy"]:.4f}, {loss}'
-  return (
-    f'micro F1 {scores["micro_f1"]:.4f}, macro F1 {scores["macro_f1"]:.4f}, '
-    f'{loss}'
-  )
 
 
 def check_data(config: Any, source: node_source.NodeSource) -> None:
@@ -157,11 +152,9 @@ def check_data(config: Any, source: node_source.NodeSource) -> None:
 
 
 def export(
-  folder: pathlib.Path,
-  parts: build.Parts,
-  model: inference.Inferred,
+  folder: pathlib.Path, parts: build.Parts, model: inference.Inferred
 ) -> dict[str, int]:
-  """Write vectors, the network and classes; returns what is dropped."""
+  """Writes vectors, the network and classes; returns what is dropped."""
   source = parts.source
   dropped = vectors_lib.write_export(folder, _export(source, model.vectors))
   inference.save(folder, model, parts.trainable.model.spec, source=source)
@@ -171,7 +164,7 @@ def export(
 
 
 def page(parts: build.Parts, model: inference.Inferred) -> pages.Page:
-  """Return the page of vectors, with a map of nodes by class."""
+  """The page of vectors, with a map of nodes by class."""
   labels = parts.source.labels
   keys = [parts.source.keys[i] for i in labels.nodes]
   vectors = _export(parts.source, model.vectors)
@@ -203,19 +196,18 @@ def _export(source, vectors):
 
 def _write_classes(path, source, outputs):
   """Lines of node, class, probability, its label, and what it was used for."""
-  labels, held, names = source.labels, {}, source.labels.class_names
+  labels, used, names = source.labels, {}, source.labels.class_names
   for name, nodes in source.splits.items():
-    held |= dict.fromkeys(nodes.tolist(), name)
+    used |= dict.fromkeys(nodes.tolist(), name)
   with atomic.write(path) as file:
     text = io.TextIOWrapper(file, 'utf-8', newline='')
     writer = csv.writer(text, delimiter='\t', lineterminator='\n')
     writer.writerow(['node', 'class', 'probability', 'label', 'used'])
-    for i in range(len(outputs)):
-      if not i % _ROWS:
-        some = outputs[i : i + _ROWS]
-        likeliest = inference.likeliest(some, names, labels.has_many)
-        truth = labels.matrix(np.arange(i, i + len(some)))
-      row, known = likeliest[i % _ROWS], truth[i % _ROWS].indices
-      known = ','.join(names[x] for x in known)
-      writer.writerow([source.keys[i], *row, known, held.get(i, '')])
+    for start in range(0, len(outputs), _ROWS):
+      some = outputs[start : start + _ROWS]
+      likeliest = inference.likeliest(some, names, labels.has_many)
+      truth = labels.matrix(np.arange(start, start + len(some)))
+      for i, row in enumerate(likeliest, start):
+        known = ','.join(names[x] for x in truth[i - start].indices)
+        writer.writerow([source.keys[i], *row, known, used.get(i, '')])
     text.detach()

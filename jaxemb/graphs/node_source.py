@@ -5,17 +5,28 @@ short walk from it, and a node n drawn by degree^0.75. All are trees
 (`neighbors`), sampled ahead of the device.
 
 The order of an epoch is a keyed permutation, of all nodes or of those of each
-part of the graph (`partitions`), and all draws are hashes of the place in it:
-(epoch, next place) is the reader's whole state.
+part of the graph, and all draws are hashes of the position in it: (epoch, next
+position) is the reader's whole state.
+
+Parts of a graph have few edges between them, and each worker gets one: it needs
+few rows, over and over, and a cache has room for more of them. Nodes are
+assigned one after the other, in several passes: each goes to the part that has
+most of its neighbors, times the fraction of the part that is still free,
+
+  argmax_p |N(v) in p| (1 - load_p / capacity)
+
+(linear deterministic greedy, Stanton and Kliot 2012; Nishimura and Ugander 2013
+show that repeated passes come close to METIS).
 """
 
 from collections.abc import Iterator, Sequence
 
+import numba
 import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base, examples
-from jaxemb.graphs import files, neighbors, partitions
+from jaxemb.graphs import files, neighbors
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.ops import hashing
@@ -25,6 +36,8 @@ _STEPS, _IDS = 32, 1 << 22  # of a dispatch, at most
 _TREES, _WALKS, _DRAWS = 1, 2, 3  # streams of random numbers
 _POWER = 0.75  # of degrees, to draw nodes
 _MOST_THREADS = 8
+_PASSES = 10  # over the nodes, to divide them
+_SPARE = 1.05  # capacity of a part, by its even fraction
 
 
 def _number(text: str, name: str, num: int) -> int:
@@ -53,13 +66,13 @@ def split(
   """
   order = np.random.default_rng((seed, 1)).permutation(labels.nodes)
   num_valid = _number(valid, 'valid', len(order))
-  num_test = _number(test, 'test', len(order))
-  kept = np.zeros(0, np.int64)
+  num_held = num_valid + _number(test, 'test', len(order))
+  chosen = np.zeros(0, np.int64)
   if per_class:
     classes = labels.first(order)
-    kept = [np.flatnonzero(classes == x) for x in range(labels.num_classes)]
-    kept = np.sort(np.concatenate([x[:per_class] for x in kept]))
-  rest, num_held = np.delete(order, kept), num_valid + num_test
+    chosen = [np.flatnonzero(classes == x) for x in range(labels.num_classes)]
+    chosen = np.sort(np.concatenate([x[:per_class] for x in chosen]))
+  rest = np.delete(order, chosen)
   if num_held + (not per_class) > len(rest):
     raise errors.UserError(
       f'config.data.valid={valid} and config.data.test={test} need '
@@ -68,7 +81,7 @@ def split(
       '--config.data.valid=0.1 --config.data.test=0.2'
     )
   return {
-    'train': order[kept] if per_class else rest[num_held:],
+    'train': order[chosen] if per_class else rest[num_held:],
     'valid': rest[:num_valid],
     'test': rest[num_valid:num_held],
   }
@@ -97,7 +110,13 @@ def check_features(features: np.ndarray | None) -> None:
       )
 
 
-def read_fanouts(text: str) -> tuple[int, ...]:
+def normalized(features: np.ndarray) -> np.ndarray:
+  """[nodes, d] features divided by the sum of each row's sizes."""
+  sums = np.abs(features).sum(1, keepdims=True)
+  return features / np.maximum(sums, 1e-12)
+
+
+def _read_fanouts(text: str) -> tuple[int, ...]:
   """Parses numbers by layer, that of the inputs first; or a `UserError`.
 
   The result begins with that of the node.
@@ -111,6 +130,28 @@ def read_fanouts(text: str) -> tuple[int, ...]:
   return tuple(int(x) for x in reversed(numbers))
 
 
+@numba.njit(nogil=True, cache=True)
+def _divide(offsets, neighbors, order, costs, capacity, part, loads):
+  """Assigns each node to a part, once more if it has one."""
+  counts = np.zeros(len(loads), np.int64)
+  for node in order:
+    cost = costs[node]
+    if part[node] >= 0:
+      loads[part[node]] -= cost
+    counts[:] = 0
+    for edge in range(offsets[node], offsets[node + 1]):
+      if part[neighbors[edge]] >= 0:
+        counts[part[neighbors[edge]]] += 1
+    best = loads.argmin()
+    highest = counts[best] * (1 - loads[best] / capacity)
+    for i in range(len(loads)):
+      score = counts[i] * (1 - loads[i] / capacity)
+      if score > highest and loads[i] + cost <= capacity:
+        best, highest = i, score
+    part[node] = best
+    loads[best] += cost
+
+
 class NodeSource:
   """Nodes of a graph as a `data.base.Source`; progress is in nodes."""
 
@@ -118,14 +159,21 @@ class NodeSource:
 
   def __init__(self, graph: graph_lib.Graph, spec: base.SourceSpec):
     self.graph, self.spec, settings = graph, spec, spec.settings
-    self.inputs = graph.inputs
-    self.fanouts = read_fanouts(settings['fanouts'])
-    self.from_walks = settings['targets'] == 'walks'
-    self.replaces = settings['replacement']
+    self.inputs, self.keys = graph.inputs, graph.keys()
     self.num_parts, self.epochs = spec.num_parts, spec.epochs
-    num_nodes = graph.num_nodes
-    degrees = np.diff(graph.offsets)
-    self.labels = graph.labels or labels_lib.Labels(np.full(num_nodes, -1))
+    self.fanouts = _read_fanouts(settings['fanouts'])
+    self.trees = neighbors.Trees(
+      graph.offsets,
+      graph.neighbors,
+      self.fanouts,
+      replaces=settings['replacement'],
+      num_threads=min(_MOST_THREADS, resources.usable_cores()),
+    )
+    self.from_walks = settings['targets'] == 'walks'
+    self.labels = graph.labels
+    if self.labels is None:
+      self.labels = labels_lib.Labels(np.full(graph.num_nodes, -1))
+    self.counts = degrees = np.diff(graph.offsets)
     self.dropped = dict(graph.counted)
     # Labelled nodes, int32, without splits that have none.
     self.splits = {
@@ -135,6 +183,7 @@ class NodeSource:
       self.valid = self.test = None
       self.starts = np.flatnonzero(degrees).astype(np.int32)
       self._sums = np.cumsum(degrees**_POWER)
+      self.dropped['nodes_without_neighbors'] = int((degrees == 0).sum())
     else:
       self.valid, self.test = map(self.splits.get, ('valid', 'test'))
       self.starts = self.splits['train']
@@ -142,8 +191,6 @@ class NodeSource:
     self._bounds = np.zeros(0, np.int64)  # of the starts of each part
     if settings['local']:
       self._sort_by_part()
-    self.keys = graph.keys()
-    self.counts = degrees
     self.frequencies = self._lookups()
     self.features = graph.features
     check_features(self.features)
@@ -151,99 +198,86 @@ class NodeSource:
       self.features = normalized(self.features)
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
     self.fingerprint = graph_lib.fingerprint(graph)
-    if self.from_walks:
-      self.dropped['nodes_without_neighbors'] = int((degrees == 0).sum())
-    self._threads = min(_MOST_THREADS, resources.usable_cores())
 
   def _split(self):
-    settings = self.spec.settings
-    if not len(self.labels.nodes):
+    settings, labels = self.spec.settings, self.labels
+    splits = dict(self.graph.splits)
+    if not len(labels.nodes):
       if not self.from_walks:
         raise errors.UserError(
           'the graph has no labels to learn; give it labels, or set '
           '--config.data.targets=walks'
         )
       return {}
-    if splits := dict(self.graph.splits):
-      if not self.labels.has_many:  # of several labels, a node may have none
-        classes = self.labels.classes
-        total = sum(map(len, splits.values()))
-        splits = {k: x[classes[x] >= 0] for k, x in splits.items()}
-        num = total - sum(map(len, splits.values()))
-        self.dropped['split_nodes_without_label'] = num
-      if not len(splits.get('train', ())) and not self.from_walks:
-        raise errors.UserError(
-          'the splits of the graph have no labelled nodes to learn from; give '
-          'them train_mask or idx_train, or remove all of them'
-        )
-      return splits
-    return split(
-      self.labels,
-      valid=settings['valid'],
-      test=settings['test'],
-      per_class=settings['train_per_class'],
-      seed=self.spec.seed,
-    )
+    if not splits:
+      return split(
+        labels,
+        valid=settings['valid'],
+        test=settings['test'],
+        per_class=settings['train_per_class'],
+        seed=self.spec.seed,
+      )
+    if not labels.has_many:  # of several labels, a node may have none
+      kept = {k: x[labels.classes[x] >= 0] for k, x in splits.items()}
+      self.dropped['split_nodes_without_label'] = sum(
+        len(splits[k]) - len(x) for k, x in kept.items()
+      )
+      splits = kept
+    if not len(splits.get('train', ())) and not self.from_walks:
+      raise errors.UserError(
+        'the splits of the graph have no labelled nodes to learn from; give '
+        'them train_mask or idx_train, or remove all of them'
+      )
+    return splits
 
   def _sort_by_part(self):
-    """Has the starts of a part of the graph side by side."""
+    """Sorts the starts by the part of the graph that they are in."""
     if self.num_parts == 1:
       raise errors.UserError(
         'config.data.local=true needs several workers or replicas, as each '
         'has a part of the graph; remove it, or set '
         '--config.strategy.name=workers'
       )
-    num, size = len(self.starts), self.spec.part_words
-    num_nodes = self.graph.num_nodes
+    graph, num, num_parts = self.graph, len(self.starts), self.num_parts
+    num_nodes, size = graph.num_nodes, self.spec.part_words
     # As many starts in each part, and, as far as it goes, as many nodes.
     costs = np.bincount(self.starts, minlength=num_nodes) + num / num_nodes
-    part = partitions.close(
-      self.graph.offsets,
-      self.graph.neighbors,
-      costs,
-      num_parts=self.num_parts,
-      seed=self.spec.seed,
-    )
+    part, loads = np.full(num_nodes, -1, np.int32), np.zeros(num_parts)
+    capacity = max(_SPARE * costs.sum() / num_parts, 1e-9)
+    rng = np.random.default_rng((self.spec.seed, num_parts))
+    order, lists = rng.permutation(num_nodes), (graph.offsets, graph.neighbors)
+    for _ in range(_PASSES):
+      _divide(*lists, order, costs, capacity, part, loads)
     self.starts = self.starts[np.argsort(part[self.starts], kind='stable')]
     # An epoch's last step may have too few nodes for all parts.
-    whole, left = divmod(num, self.num_parts * size)
-    more = np.clip(left - size * np.arange(self.num_parts), 0, size)
+    whole, left = divmod(num, num_parts * size)
+    more = np.clip(left - size * np.arange(num_parts), 0, size)
     self._bounds = np.concatenate([[0], np.cumsum(whole * size + more)])
 
   def _ordered(self, places, key):
     """[n] nodes at some places, of a step and a part, of an epoch's order."""
-    if not len(self._bounds):
-      num = len(self.starts)
-      return self.starts[hashing.order(places.start, places.stop, num, key)]
-    size = self.spec.part_words
-    step, in_step = divmod(places.start, self.num_parts * size)
-    part, offset = divmod(in_step, size)
-    first, stop = self._bounds[part : part + 2]
-    start = step * size + offset
-    rows = hashing.order(start, start + len(places), stop - first, key)
-    return self.starts[first + rows]
+    start, first, stop = places.start, 0, len(self.starts)
+    if len(self._bounds):
+      size = self.spec.part_words
+      step, in_step = divmod(places.start, self.num_parts * size)
+      part, offset = divmod(in_step, size)
+      start, (first, stop) = step * size + offset, self._bounds[part : part + 2]
+    end, num = start + len(places), stop - first
+    return self.starts[first + hashing.order(start, end, num, key)]
 
   def _lookups(self):
     """[nodes] float64, how often an example has each node."""
-    offsets, others = self.graph.offsets, self.graph.neighbors
-    degrees = np.diff(offsets)
-    chances = np.bincount(self.starts, minlength=len(degrees))
+    lists = self.graph.offsets, self.graph.neighbors
+    chances = np.bincount(self.starts, minlength=self.graph.num_nodes)
     chances = chances / len(self.starts)
     if self.from_walks:
       expected, max_steps = chances, self.spec.window
       for _ in range(max_steps):
-        per_neighbor = np.repeat(expected / np.maximum(degrees, 1), degrees)
-        expected = np.bincount(others, per_neighbor, len(degrees))
+        expected = neighbors.spread(*lists, expected)
         chances = chances + expected / max_steps
       drawn = np.diff(self._sums, prepend=0)
       chances = chances + drawn / drawn.sum()
-    return neighbors.expected_lookups(
-      offsets,
-      neighbors=others,
-      chances=chances,
-      fanouts=self.fanouts,
-      replaces=self.replaces,
-    )
+    return self.trees.expected_lookups(chances)
 
   def eval_paths(self) -> list[str]:
     """None: a graph has its own splits."""
@@ -251,21 +285,19 @@ class NodeSource:
 
   def describe(self) -> list[str]:
     """What was read, for the log."""
-    num, labels = len(self.counts), self.labels
-    held = [
-      f'{len(nodes):,} {name}'
+    held = ''.join(
+      f', {len(nodes):,} {name}'
       for name, nodes in (
         ('to learn from', self.splits.get('train')),
         ('for validation', self.valid),
         ('for the test', self.test),
       )
       if nodes is not None
-    ]
+    )
     features = 0 if self.features is None else self.features.shape[1]
     lines = [
-      f'graph: {num:,} nodes, {self.graph.num_edges:,} edges, '
-      f'{features:,} features, {labels.num_classes} classes'
-      + (f', {", ".join(held)}' if held else '')
+      f'graph: {len(self.counts):,} nodes, {self.graph.num_edges:,} edges, '
+      f'{features:,} features, {self.labels.num_classes} classes{held}'
     ]
     if len(self._bounds):
       lines.append('each part of a step has nodes of a part of the graph')
@@ -280,19 +312,15 @@ class NodeSource:
   def items(
     self, position: Sequence[int] | None, done: int
   ) -> Iterator[base.Item]:
-    """Batches from a position, [epoch, next place], to the last epoch's end."""
-    size = neighbors.tree_sizes(self.fanouts)[-1] * (
-      3 if self.from_walks else 1
-    )
-    step_ids = self.spec.part_words * self.num_parts * size
-    most_steps = min(_STEPS, max(1, _IDS // step_ids))
+    """Batches from [epoch, next place] to the last epoch's end."""
+    width = self.trees.size * (3 if self.from_walks else 1)
+    step_ids = self.spec.part_words * self.num_parts * width
     has_numbers = self.labels.has_many and not self.from_walks
-    widths = size, self.labels.num_classes * has_numbers
     yield from examples.items(
       self.spec,
       num=len(self.starts),
-      most_steps=most_steps,
-      widths=widths,
+      most_steps=min(_STEPS, max(1, _IDS // step_ids)),
+      widths=(width, self.labels.num_classes * has_numbers),
       fill=self._fill,
       position=position,
       done=done,
@@ -309,39 +337,22 @@ class NodeSource:
 
   def sample(self, epoch: int, places: range) -> tuple[np.ndarray, np.ndarray]:
     """Nodes [n] at places of an epoch's order, and their trees [n, size]."""
-    seed = self.spec.seed
-    nodes = self._ordered(places, hashing.part_key(seed, epoch, 0))
-    offsets, others = self.graph.offsets, self.graph.neighbors
-    every = np.arange(places.start, places.stop)
-    roots = nodes[:, None]
+    order, trees, walks, draws = (
+      hashing.part_key(self.spec.seed, epoch, x)
+      for x in (0, _TREES, _WALKS, _DRAWS)
+    )
+    nodes = self._ordered(places, order)
+    roots, every = nodes[:, None], np.arange(places.start, places.stop)
     if self.from_walks:
-      walks, draws = (
-        hashing.part_key(seed, epoch, x) for x in (_WALKS, _DRAWS)
-      )
-      most_steps = self.spec.window
-      ends = neighbors.walk(offsets, others, nodes, every, walks, most_steps)
+      lists = self.graph.offsets, self.graph.neighbors
+      ends = neighbors.walk(*lists, nodes, every, walks, self.spec.window)
       drawn = neighbors.uniform(every, draws) * self._sums[-1]
       drawn = np.searchsorted(self._sums, drawn, 'right').astype(np.int32)
       roots = np.stack([nodes, ends, drawn], 1)
     num_trees = roots.shape[1]
-    places = (num_trees * every[:, None] + np.arange(num_trees)).reshape(-1)
-    ids = neighbors.sample(
-      offsets,
-      others,
-      nodes=roots.reshape(-1),
-      places=places,
-      key=hashing.part_key(seed, epoch, _TREES),
-      fanouts=self.fanouts,
-      replaces=self.replaces,
-      num_threads=self._threads,
-    )
+    places = num_trees * every[:, None] + np.arange(num_trees)
+    ids = self.trees.sample(roots.reshape(-1), places.reshape(-1), trees)
     return nodes, ids.reshape(len(nodes), -1)
-
-
-def normalized(features: np.ndarray) -> np.ndarray:
-  """[nodes, d] features divided by the sum of each row's sizes."""
-  sums = np.abs(features).sum(1, keepdims=True)
-  return features / np.maximum(sums, 1e-12)
 
 
 def make(spec: base.SourceSpec) -> NodeSource:
@@ -349,5 +360,4 @@ def make(spec: base.SourceSpec) -> NodeSource:
 
   Raises a `UserError` for input that cannot be used.
   """
-  graph = files.read(spec.settings, spec.cache, spec.progress)
-  return NodeSource(graph, spec)
+  return NodeSource(files.read(spec.settings, spec.cache, spec.progress), spec)

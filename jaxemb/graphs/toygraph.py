@@ -33,21 +33,19 @@ def is_named(path: str) -> bool:
 
 
 def make(path: str = '') -> graph_lib.Graph:
-  """The graph of '' or 'toygraph:NODES'. Raises a `UserError` for others."""
+  """The graph of '' or 'toygraph:NODES', of whole communities.
+
+  Their numbers are labels. Raises a `UserError` for other paths.
+  """
   size = path.removeprefix(_NAME).removeprefix(':') or str(_DEFAULT_NODES)
-  is_size = size.isdecimal() and int(size) <= _MOST_NODES
-  if not is_size or int(size) < 2 * _COMMUNITY_NODES:
+  num_nodes = int(size) if size.isdecimal() else 0
+  if not 2 * _COMMUNITY_NODES <= num_nodes <= _MOST_NODES:
     raise errors.UserError(
       f'config.data.path={path} must be {_NAME}:NODES, '
       f'{2 * _COMMUNITY_NODES} nodes or more and at most {_MOST_NODES:,}'
     )
-  budget.check_synthetic(path, int(size) * _NODE_BYTES)
-  return planted(int(size))
-
-
-def planted(num_nodes: int = _DEFAULT_NODES, seed: int = 0) -> graph_lib.Graph:
-  """Make a graph of whole communities; their numbers are labels."""
-  rng = np.random.default_rng((seed, num_nodes))
+  budget.check_synthetic(path, num_nodes * _NODE_BYTES)
+  rng = np.random.default_rng((0, num_nodes))
   num_communities = -(-num_nodes // _COMMUNITY_NODES)
   num_nodes = num_communities * _COMMUNITY_NODES
   # Numbers of nodes tell nothing.

@@ -5,11 +5,11 @@ node. Its blocks are walked whenever they are read, so that all that trains on
 text trains on walks: windows, subsampling and sub-models are those of text.
 
 Ids are nodes by falling count. Counts come from walking once over the corpus,
-or, where that is long and no walk ends early, over a part of its blocks.
+or, where that is long and no walk ends early, over some of its blocks.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,33 +32,28 @@ _WALK_STREAM = 0x3A1C  # of random numbers
 class Corpus:
   """Walks in blocks, as an encoded text."""
 
-  def __init__(
-    self,
-    graph: graph_lib.Graph,
-    settings: Mapping[str, Any],
-    seed: int,
-    progress: Callable[[str, int, int], None],
-  ):
+  def __init__(self, graph: graph_lib.Graph, spec: base.SourceSpec):
     """Makes the walks that settings under `config.data` name, and counts."""
-    length, num = settings['walk_length'], settings['walks']
+    settings = {k: spec.settings[k] for k in ('walks', 'walk_length', 'p', 'q')}
+    num, length, return_bias, in_out_bias = settings.values()
     self.walker = walks.Walker.of(
       graph,
       length=length,
-      return_bias=settings['p'],
-      in_out_bias=settings['q'],
-      key=int(hashing.part_key(seed, _WALK_STREAM, 0)),
+      return_bias=return_bias,
+      in_out_bias=in_out_bias,
+      key=int(hashing.part_key(spec.seed, _WALK_STREAM, 0)),
       num_threads=resources.reading_threads(),
     )
-    num_walks = num * len(self.walker.starts)
+    starts = self.walker.starts
+    num_walks = num * len(starts)
     # [blocks + 1], the first walk of each.
     size = max(1, blocks_lib.BLOCK_WORDS // length)
     self._bounds = np.append(np.arange(0, num_walks, size), num_walks)
     words = np.diff(self._bounds) * length
     # Walks end early where no edge leads on.
     self.is_sampled = not graph.directed and words.sum() > _COUNTED_STEPS
-    counts = self._visits(words, progress)
+    counts = self._visits(words, spec.progress)
     # Every pass begins a walk at each.
-    starts = self.walker.starts
     counts[starts] = np.maximum(counts[starts], num)
     # [vocab], the node of each id, by falling count.
     self.nodes = np.argsort(-counts, kind='stable')[: np.count_nonzero(counts)]
@@ -71,14 +66,13 @@ class Corpus:
     first_ids = np.concatenate([[0], ids])
     self.blocks = blocks_lib.Blocks(first_ids, words, np.arange(len(words)))
     self.num_words = int(words.sum())  # nodes of all walks
-    names = 'walks', 'walk_length', 'p', 'q'
-    shown = {k: settings[k] for k in names}
-    self.manifest = {'fingerprint': f'{graph_lib.fingerprint(graph)} {shown}'}
+    self.manifest = {
+      'fingerprint': f'{graph_lib.fingerprint(graph)} {settings}'
+    }
 
   def block(self, number: int) -> np.ndarray:
     """[n] int32, the ids of a block."""
-    (ids,) = self.read(np.array([number]))
-    return ids
+    return next(self.read(np.array([number])))
 
   def read(self, numbers: np.ndarray) -> Iterator[np.ndarray]:
     """The ids of several blocks, walked together."""
@@ -93,14 +87,14 @@ class Corpus:
     return np.split(self.walker.walks(np.concatenate(every)), stops[:-1])
 
   def _visits(self, words, progress):
-    """[nodes] int64 visits; of a part of the blocks, extrapolated, if sampled.
+    """[nodes] int64 visits; of some of the blocks, extrapolated, if sampled.
 
     Sets `words` [blocks] of the blocks that are walked to their nodes.
     """
     blocks = np.arange(len(words))
     if self.is_sampled:
       blocks = blocks[:: -(-int(words.sum()) // _COUNTED_STEPS)]
-    counts = np.zeros(len(self.walker.offsets) - 1, np.int64)
+    counts = np.zeros(len(self.walker.lists.offsets) - 1, np.int64)
     for i in range(0, len(blocks), _READ_BLOCKS):
       some = blocks[i : i + _READ_BLOCKS]
       for number, walked in zip(some, self._walked(some), strict=True):
@@ -118,33 +112,28 @@ class Walks(blocks_lib.BlockSource):
 
   def __init__(self, spec: base.SourceSpec):
     graph, self.held, dropped = edge_splits.split(spec)
+    super().__init__(Corpus(graph, spec), spec)
     self.graph, self.inputs = graph, graph.inputs
-    corpus = Corpus(graph, spec.settings, spec.seed, progress=spec.progress)
-    super().__init__(corpus, spec)
-    self.nodes = corpus.nodes
-    self.max_degree = int(np.diff(graph.offsets).max())
-    self.dropped = {
-      **graph.counted,
-      **dropped,
-      'isolated_nodes': int((corpus.ids_of < 0).sum()),
-    }
+    isolated = int((self.corpus.ids_of < 0).sum())
+    self.dropped = {**graph.counted, **dropped, 'isolated_nodes': isolated}
 
   def describe(self) -> list[str]:
     """What was read, for the log."""
-    graph, corpus = self.graph, self.corpus
-    held = ''.join(
+    graph, corpus, settings = self.graph, self.corpus, self.spec.settings
+    labels, held = '', ''.join(
       f', {len(x.edges):,} held out for {name}' for name, x in self.held.items()
-    )
-    settings, labels = self.spec.settings, graph.labels
-    labelled = labels and (
-      f', {len(labels.nodes):,} with labels of {labels.num_classes:,} classes'
-    )
+    )  # fmt: skip
+    if graph.labels is not None:
+      labels = (
+        f', {len(graph.labels.nodes):,} with labels of '
+        f'{graph.labels.num_classes:,} classes'
+      )
     exact = 'estimated' if corpus.is_sampled else 'exact'
     return [
       f'graph: {graph.num_nodes:,} nodes, {graph.num_edges:,} '
       f'{"" if graph.directed else "un"}directed edges'
       f'{" with weights" * (graph.weights is not None)}, at most '
-      f'{self.max_degree:,} of a node{labelled or ""}{held}',
+      f'{np.diff(graph.offsets).max():,} of a node{labels}{held}',
       f'walks: {settings["walks"]} of {settings["walk_length"]} nodes from '
       f'each of {len(corpus.walker.starts):,}, in all {corpus.num_words:,}; '
       f'counts of {len(self.keys):,} nodes are {exact}',
@@ -154,24 +143,22 @@ class Walks(blocks_lib.BlockSource):
     self, vectors: np.ndarray, contexts: np.ndarray | None, is_cosine: bool
   ) -> dict[str, dict[str, Any]]:
     """What vectors [vocab, d] tell of labels and of edges held out."""
-    graph, scores = self.graph, {}
+    graph, corpus, scores = self.graph, self.corpus, {}
     if graph.labels is not None:
-      labels = graph.labels.matrix(self.nodes)
+      labels = graph.labels.matrix(corpus.nodes)
       total = len(graph.labels.nodes)
       scores |= nodes.evaluate(vectors, labels, num_total=total)
+    ways = 1 if graph.directed else 2
     for name, held in self.held.items():
-      edges = self.corpus.ids_of[held.edges]
+      edges = corpus.ids_of[held.edges]
       edges = edges[(edges >= 0).all(1)]
-      if not graph.directed:
-        edges = np.concatenate([edges, edges[:, ::-1]])
       scores[f'{name} edges'] = links.evaluate(
         links.products(vectors, vectors, is_cosine=True),
-        edges,
+        np.concatenate([edges, edges[:, ::-1]][:ways]),
         self._known,
         negatives=self.spec.settings['candidates'],
-        degrees=np.diff(graph.offsets)[self.nodes],
-        num_total=(len(held.edges) + held.num_unknown)
-        * (1 if graph.directed else 2),
+        degrees=np.diff(graph.offsets)[corpus.nodes],
+        num_total=(len(held.edges) + held.num_unknown) * ways,
       )
     return scores
 
@@ -179,15 +166,16 @@ class Walks(blocks_lib.BlockSource):
   def categories(self) -> dict[str, list[str]]:
     """Names of nodes by their first label, for a map."""
     labels = self.graph.labels
-    return labels.keys_by_class(self.keys, self.nodes) if labels else {}
+    return labels.keys_by_class(self.keys, self.corpus.nodes) if labels else {}
 
   def _known(self, wanted):
     """The second ends of all edges of ids [n], held out or not.
 
-    Of the others nothing: lists of all edges would be as large as the graph.
+    Of other ids nothing: lists of all edges would be as large as the graph.
     """
     graph, ids_of = self.graph, self.corpus.ids_of
-    owners, places = labels_lib.entries(graph.offsets, self.nodes[wanted])
+    nodes_of = self.corpus.nodes[wanted]
+    owners, places = labels_lib.entries(graph.offsets, nodes_of)
     pairs = [(wanted[owners], ids_of[graph.neighbors[places]])]
     for held in self.held.values():
       first, second = ids_of[held.edges.T]

@@ -36,15 +36,21 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _JIT = {'nogil': True, 'cache': True}
 
 
-class Walker(NamedTuple):
-  """Makes walks of a graph."""
+class Lists(NamedTuple):
+  """Neighbors of all nodes, and how they are drawn by weight."""
 
   offsets: np.ndarray  # [nodes + 1] int64
   neighbors: np.ndarray  # [edges] int32
-  # Of the weights: a neighbor stays with a chance, or becomes another place of
-  # its node. Empty = all weights are the same.
+  # A drawn neighbor stays with a chance, or becomes another one of its node.
+  # Empty = all weights are the same.
   stays: np.ndarray  # [edges] float32
   others: np.ndarray  # [edges] int32
+
+
+class Walker(NamedTuple):
+  """Makes walks of a graph."""
+
+  lists: Lists
   starts: np.ndarray  # [n] int32, the nodes that walks begin at
   length: int  # nodes of a walk
   return_bias: float  # p
@@ -67,11 +73,15 @@ class Walker(NamedTuple):
     stays, others = np.zeros(0, np.float32), np.zeros(0, np.int32)
     if graph.weights is not None:
       stays, others = _aliases(offsets, np.asarray(graph.weights))
-    starts = np.flatnonzero(np.diff(offsets)).astype(np.int32)
     return cls(
-      offsets, neighbors, stays, others, starts, length,
-      return_bias, in_out_bias, np.uint64(key), num_threads,
-    )  # fmt: skip
+      lists=Lists(offsets, neighbors, stays=stays, others=others),
+      starts=np.flatnonzero(np.diff(offsets)).astype(np.int32),
+      length=length,
+      return_bias=return_bias,
+      in_out_bias=in_out_bias,
+      key=np.uint64(key),
+      num_threads=num_threads,
+    )
 
   def walks(self, numbers: np.ndarray) -> np.ndarray:
     """[n, length] int32 nodes of walks int64 [n].
@@ -80,13 +90,12 @@ class Walker(NamedTuple):
     """
     out = np.empty((len(numbers), self.length), np.int32)
     biases = self.return_bias, self.in_out_bias
-    is_biased = biases != (1, 1)
+    stop = self.length if biases == (1, 1) else min(2, self.length)
 
     def walk(some):
-      stop = min(2, self.length) if is_biased else self.length
-      _walk(*self[:5], self.key, numbers[some], out[some], stop)
-      if is_biased:
-        _walk_biased(*self[:4], *biases, self.key, numbers[some], out[some])
+      _walk(self.lists, self.starts, self.key, numbers[some], out[some], stop)
+      if biases != (1, 1):
+        _walk_biased(self.lists, biases, self.key, numbers[some], out[some])
 
     size = max(_MIN_WALKS, -(-len(numbers) // self.num_threads))
     neighbors_lib.on_threads(
@@ -98,23 +107,8 @@ class Walker(NamedTuple):
 def with_ends(walks: np.ndarray) -> np.ndarray:
   """[m] int32, nodes of walks [n, length] with `blocks.END` after each."""
   around = (0, 0), (0, 1)
-  is_there = np.pad(walks >= 0, around, constant_values=True)
-  return np.pad(walks, around, constant_values=blocks.END)[is_there]
-
-
-@numba.njit(**_JIT)
-def _start(number, starts, key):
-  """The first node of a walk: each pass is a permutation."""
-  num = len(starts)
-  pass_number, place = divmod(number, num)
-  pass_key = np.uint64(hashing.hashed(key ^ np.uint64(pass_number)))
-  return starts[hashing.permuted(place, num, pass_key)]
-
-
-@numba.njit(**_JIT)
-def _own_key(number, key):
-  """Of the draws of a walk."""
-  return hashing.hashed(key ^ hashing.hashed(np.uint64(number)))
+  is_node = np.pad(walks >= 0, around, constant_values=True)
+  return np.pad(walks, around, constant_values=blocks.END)[is_node]
 
 
 @numba.njit(**_JIT)
@@ -145,25 +139,39 @@ def _has(neighbors, start, stop, node):
 
 
 @numba.njit(**_JIT)
-def _ask(array, place):
-  """For an entry of an array, that is read soon."""
+def _prefetch(array, place):
   start, offset = np.uint64(array.ctypes.data), np.uint64(place)
   memory.prefetch_to_read(start + np.uint64(array.itemsize) * offset)
 
 
 @numba.njit(**_JIT)
-def _walk(offsets, neighbors, stays, others, starts, key, numbers, out, stop):
+def _drawn(lists, first, place, draw):
+  """Where a place of a node's list leads, by the low half of a draw."""
+  at = first + place
+  if np.float32(draw & _LOW) >= lists.stays[at] * np.float32(2**32):
+    at = first + lists.others[at]
+  return at
+
+
+@numba.njit(**_JIT)
+def _walk(lists, starts, key, numbers, out, stop):
   """DeepWalk's, before place `stop`."""
+  offsets, neighbors, stays, others = lists
   has_weights = len(stays) > 0
-  own_keys = np.empty(_TOGETHER, np.uint64)
+  keys = np.empty(_TOGETHER, np.uint64)
   first, chosen = np.empty((2, _TOGETHER), np.int64)  # -1 = the walk has ended
   for start in range(0, len(numbers), _TOGETHER):
     num = min(_TOGETHER, len(numbers) - start)
     nodes = out[start : start + num]
     for j in range(num):
-      own_keys[j] = _own_key(numbers[start + j], key)
-      nodes[j, 0] = _start(numbers[start + j], starts, key)
-    # What a loop over the walks reads, the loop before has asked for.
+      keys[j] = hashing.hashed(
+        key ^ hashing.hashed(np.uint64(numbers[start + j]))
+      )
+      # Each pass is a permutation.
+      number, place = divmod(numbers[start + j], len(starts))
+      pass_key = np.uint64(hashing.hashed(key ^ np.uint64(number)))
+      nodes[j, 0] = starts[hashing.permuted(place, len(starts), pass_key)]
+    # Each loop over the walks prefetches what the next one reads.
     for step in range(1, stop):
       for j in range(num):
         node = nodes[j, step - 1]
@@ -173,53 +181,46 @@ def _walk(offsets, neighbors, stays, others, starts, key, numbers, out, stop):
           size = offsets[node + 1] - first[j]
           if size:
             # Sizes are below 2^31: the upper half of a product.
-            draw = hashing.hashed(own_keys[j] + np.uint64(step)) >> np.uint64(
-              32
-            )
-            place = (draw * np.uint64(size)) >> np.uint64(32)
-            at = first[j] + np.int64(place)
+            draw = hashing.hashed(keys[j] + np.uint64(step)) >> _HALF
+            at = first[j] + np.int64((draw * np.uint64(size)) >> _HALF)
             chosen[j] = at
             if has_weights:
-              _ask(stays, at)
-              _ask(others, at)
+              _prefetch(stays, at)
+              _prefetch(others, at)
             else:
-              _ask(neighbors, at)
+              _prefetch(neighbors, at)
       if has_weights:
         for j in range(num):
-          at = chosen[j]
-          if at >= 0:
-            draw = hashing.hashed(own_keys[j] + np.uint64(step)) & _LOW
-            if np.float32(draw) >= stays[at] * np.float32(2**32):
-              at = first[j] + others[at]
-              chosen[j] = at
-            _ask(neighbors, at)
+          if chosen[j] >= 0:
+            draw = hashing.hashed(keys[j] + np.uint64(step))
+            chosen[j] = _drawn(lists, first[j], chosen[j] - first[j], draw)
+            _prefetch(neighbors, chosen[j])
       for j in range(num):
         node = neighbors[chosen[j]] if chosen[j] >= 0 else -1
         nodes[j, step] = node
-        _ask(offsets, max(node, 0))
+        _prefetch(offsets, max(node, 0))
 
 
 @numba.njit(**_JIT)
-def _chances(return_bias, in_out_bias, has_weights):
+def _chances(biases, has_weights):
   """Chances that a draw of a neighbor stays: going back, near and far.
 
   The largest bias rejects many. Where going back has it, what that has beyond
   the others is drawn apart, as some `more` places behind those of neighbors.
   """
-  back, far = 1 / return_bias, 1 / in_out_bias
+  back, far = 1 / biases[0], 1 / biases[1]
   largest = max(1.0, far, back if has_weights else 0.0)
   more = max(0.0, back / largest - 1)
   return back / largest, 1 / largest, far / largest, more
 
 
 @numba.njit(inline='always', **_JIT)
-def _look_up(
-  offsets, neighbors, stays, others, nodes, step, first, sizes, left
-):
+def _find_lists(lists, nodes, step, first, sizes, left):
   """Finds the lists of nodes that walks are at, to be drawn from.
 
   Walks without a choice go on; returns how many are `left`.
   """
+  offsets, neighbors, stays, others = lists
   for j in range(len(nodes)):
     node = nodes[j, step - 1]
     sizes[j] = 0
@@ -229,14 +230,14 @@ def _look_up(
       # To be drawn from, and then looked through.
       last = min(sizes[j], _SEARCHED) - 1
       for i in range(0, last, _LINE):
-        _ask(neighbors, first[j] + i)
-      _ask(neighbors, first[j] + last)
+        _prefetch(neighbors, first[j] + i)
+      _prefetch(neighbors, first[j] + last)
   if len(stays):
     for j in range(len(nodes)):
       last = min(sizes[j], _SEARCHED) - 1
       for i in range(0, last + _LINE, _LINE):
-        _ask(stays, first[j] + min(i, last))
-        _ask(others, first[j] + min(i, last))
+        _prefetch(stays, first[j] + min(i, last))
+        _prefetch(others, first[j] + min(i, last))
   num_left = 0
   for j in range(len(nodes)):
     if sizes[j] < 2:
@@ -247,58 +248,48 @@ def _look_up(
 
 
 @numba.njit(**_JIT)
-def _walk_biased(
-  offsets, neighbors, stays, others, return_bias, in_out_bias, key, numbers,
-  out,
-):  # fmt: skip
-  """node2vec's, whose first two nodes are there."""
+def _walk_biased(lists, biases, key, numbers, out):
+  """node2vec's, whose first two nodes are known."""
   for start in range(0, len(numbers), _TOGETHER):
     some, nodes = numbers[start:][:_TOGETHER], out[start:][:_TOGETHER]
-    _walk_together(
-      offsets, neighbors, stays, others, return_bias, in_out_bias, key, some,
-      nodes,
-    )  # fmt: skip
+    _walk_together(lists, biases, key, some, nodes)
 
 
 @numba.njit(**_JIT)
-def _walk_together(
-  offsets, neighbors, stays, others, return_bias, in_out_bias, key, numbers,
-  nodes,
-):  # fmt: skip
+def _walk_together(lists, biases, key, numbers, nodes):
   """The same of at most `_TOGETHER` walks."""
-  has_weights = len(stays) > 0
-  back, near, far, more = _chances(return_bias, in_out_bias, has_weights)
+  neighbors, has_weights = lists.neighbors, len(lists.stays) > 0
+  back, near, far, more = _chances(biases, has_weights)
   surely, at_most = min(near, far), max(near, far)
-  own_keys = np.array([_own_key(x, key) for x in numbers])
+  keys = np.array(
+    [hashing.hashed(key ^ hashing.hashed(np.uint64(x))) for x in numbers]
+  )
   first, first_before = np.zeros((2, _TOGETHER), np.int64)
   sizes, sizes_before = np.zeros((2, _TOGETHER), np.int64)
   left, asked = np.empty((2, _TOGETHER), np.int64)  # walks without a next node
   drawn, chances = np.empty(_TOGETHER, np.int32), np.empty(_TOGETHER)
   for step in range(1, nodes.shape[1]):
     first_before[:], sizes_before[:] = first, sizes
-    num_left = _look_up(
-      offsets, neighbors, stays, others, nodes, step, first, sizes, left
-    )
+    num_left = _find_lists(lists, nodes, step, first, sizes, left)
     # All walks draw, then all look at what they drew, without branches that
     # nobody can foresee: so reads of memory wait together.
     trial = np.uint64(step)
     while num_left and step > 1:
       for i in range(num_left):
         j = left[i]
-        draw = hashing.hashed(own_keys[j] + trial)
+        draw = hashing.hashed(keys[j] + trial)
         place = np.int64((draw >> _HALF) * 2.0**-32 * (sizes[j] + more))
         at = first[j] + min(place, sizes[j] - 1)
         if has_weights:
-          if np.float32(draw & _LOW) >= stays[at] * np.float32(2**32):
-            at = first[j] + others[at]
+          at = _drawn(lists, first[j], at - first[j], draw)
           draw = hashing.hashed(draw)
         drawn[i] = neighbors[at]
         chances[i] = (draw & _LOW) * 2.0**-32
         if place >= sizes[j]:  # back, if an edge leads there
           last = nodes[j, step - 2]
-          is_there = _has(neighbors, first[j], first[j] + sizes[j], last)
-          drawn[i] = last if is_there else -1
-          chances[i] = 0.0 if is_there else 1.0
+          is_edge = _has(neighbors, first[j], first[j] + sizes[j], last)
+          drawn[i] = last if is_edge else -1
+          chances[i] = 0.0 if is_edge else 1.0
       num_drawn, num_left, num_asked = num_left, 0, 0
       for i in range(num_drawn):
         j, node, chance = left[i], drawn[i], chances[i]
@@ -324,10 +315,8 @@ def _aliases(offsets, weights):
   """Chances [edges] float32, other places [edges] int32 within each node."""
   stays = np.ones(len(weights), np.float32)
   others = np.empty(len(weights), np.int32)
-  most = 0
-  for node in range(len(offsets) - 1):
-    most = max(most, offsets[node + 1] - offsets[node])
-  small, large = np.empty(most, np.int64), np.empty(most, np.int64)
+  most = np.diff(offsets).max()
+  small, large = np.empty((2, most), np.int64)
   left = np.empty(most, np.float64)
   for node in range(len(offsets) - 1):
     first, num = offsets[node], offsets[node + 1] - offsets[node]

@@ -18,16 +18,9 @@ def _of(node):
 
 
 def _sample(nodes, places, replaces=False, fanouts=FANOUTS, num_threads=1):
-  return neighbors.sample(
-    OFFSETS,
-    NEIGHBORS,
-    nodes=np.asarray(nodes, np.int32),
-    places=np.asarray(places),
-    key=KEY,
-    fanouts=fanouts,
-    replaces=replaces,
-    num_threads=num_threads,
-  )
+  lists = OFFSETS, NEIGHBORS
+  trees = neighbors.Trees(*lists, fanouts, replaces, num_threads)
+  return trees.sample(np.asarray(nodes, np.int32), np.asarray(places), KEY)
 
 
 @pytest.mark.parametrize('replaces', [False, True])
@@ -86,9 +79,8 @@ def test_expected_lookups_are_those_of_samples(replaces):
   found = _sample(nodes, np.arange(num), replaces)
   found = found[found != examples.PADDING]
   chances = np.array([0.5, 0, 0, 0, 0.5, 0])
-  expected = neighbors.expected_lookups(
-    OFFSETS, NEIGHBORS, chances=chances, fanouts=FANOUTS, replaces=replaces
-  )
+  trees = neighbors.Trees(OFFSETS, NEIGHBORS, FANOUTS, replaces)
+  expected = trees.expected_lookups(chances)
   found = np.bincount(found, minlength=6) / num
   np.testing.assert_allclose(found, expected, atol=0.03)
 

@@ -14,6 +14,7 @@ from pyarrow import parquet
 import jaxemb
 from jaxemb import config as config_lib
 from jaxemb.cli import predict
+from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import graphsage, inference, neighbors, toygraph
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.graphs import node_results as nodes
@@ -136,11 +137,11 @@ def test_all_neighbors_are_used_of_all_nodes():
   corpus = base.Corpus([], counts, counts, source)
   model = graphsage.make(spec, corpus)
   params = model.init(jax.random.key(0))
-  args = model, params, {graphsage.NODES: rows}, offsets, others
-  found = inference.infer(*args)
+  graph = graph_lib.Graph(offsets, others)
+  found = inference.infer(model, params, {graphsage.NODES: rows}, graph)
   every = np.arange(num, dtype=np.int32)
-  args = offsets, others, every, every.astype(int), np.uint64(1), spec.fanouts
-  ids = neighbors.sample(*args)
+  trees = neighbors.Trees(offsets, others, spec.fanouts)
+  ids = trees.sample(every, every.astype(int), np.uint64(1))
   places = np.where(ids < num, ids, 0)
   batch = models_test._batch(spec)._replace(
     ids=ids, positions=every.astype(np.uint32)
@@ -157,13 +158,13 @@ def test_rows_of_a_store_are_read_in_blocks(tmp_path):
   rng = np.random.default_rng(0)
   rows = rng.normal(size=(num, dim)).astype(np.float32)
   others = rng.integers(0, num, 2 * num, dtype=np.int32)
-  offsets = np.arange(num + 1) * 2
+  graph = graph_lib.Graph(np.arange(num + 1) * 2, others)
   spec = dataclasses.replace(
     models_test.SPEC, dim=dim, num_features=0, num_nodes=num
   )
   model = graphsage.GraphSage(spec, (), None)
   args = model, model.init(jax.random.key(0))
-  whole = inference.infer(*args, {graphsage.NODES: rows}, offsets, others)
+  whole = inference.infer(*args, {graphsage.NODES: rows}, graph)
   read = []
 
   def some(ids):
@@ -172,9 +173,7 @@ def test_rows_of_a_store_are_read_in_blocks(tmp_path):
 
   table = export.OnDemand(some, rows.shape, rows.dtype)
   tracemalloc.start()
-  found = inference.infer(
-    *args, {graphsage.NODES: table}, offsets, others, tmp_path
-  )
+  found = inference.infer(*args, {graphsage.NODES: table}, graph, tmp_path)
   found.save(tmp_path / 'best')
   _, peak_bytes = tracemalloc.get_traced_memory()
   tracemalloc.stop()

@@ -124,14 +124,16 @@ def test_blocks_are_walks_and_counts_are_visits(make, monkeypatch):
   np.testing.assert_array_equal(visits, source.counts)
   assert (np.diff(source.counts) <= 0).all()
   pairs = np.stack([ids[:-1], ids[1:]], 1)
-  pairs = source.nodes[pairs[(pairs >= 0).all(1)]]
+  pairs = source.corpus.nodes[pairs[(pairs >= 0).all(1)]]
   assert edge_splits.has_edges(graph, pairs).all()
   names = graph.keys()
-  assert all(names[source.nodes[i]] == x for i, x in enumerate(source.keys))
+  assert all(
+    names[source.corpus.nodes[i]] == x for i, x in enumerate(source.keys)
+  )
   # Of a part of the blocks.
   monkeypatch.setattr(walk_source, '_COUNTED_STEPS', corpus.num_words // 2)
   estimated = make(path='toygraph:200', walks=60)
-  order = estimated.corpus.ids_of[source.nodes]
+  order = estimated.corpus.ids_of[source.corpus.nodes]
   both = np.stack([source.counts, estimated.counts[order]])
   assert np.corrcoef(both)[0, 1] > 0.8
   assert abs(both.sum(1) - corpus.num_words).max() < 0.05 * corpus.num_words
@@ -177,7 +179,7 @@ def test_edges_that_are_held_out_are_not_walked(make, tmp_path):
   wanted = np.array([0, 3, 17, len(source.keys) - 1])
   known = source._known(wanted)
   for id_ in wanted:
-    node = source.nodes[id_]
+    node = source.corpus.nodes[id_]
     near = whole.neighbors[whole.offsets[node] : whole.offsets[node + 1]]
     ids = source.corpus.ids_of[near]
     mine = known.ids[known.starts[id_] : known.starts[id_ + 1]]

@@ -67,9 +67,8 @@ def _graph():
 
 def _graph_corpus():
   offsets, others, features = _graph()
-  lookups = neighbors.expected_lookups(
-    offsets, others, np.full(NODES, 1 / NODES), FANOUTS, False
-  )
+  trees = neighbors.Trees(offsets, others, FANOUTS)
+  lookups = trees.expected_lookups(np.full(NODES, 1 / NODES))
   names = [str(i) for i in range(NODES)]
   source = types.SimpleNamespace(
     fanouts=FANOUTS,
@@ -99,8 +98,8 @@ def batch(is_graph, num_parts, size, num, seed, num_trees=1):
   rng = np.random.default_rng(seed)
   offsets, others, _ = _graph()
   roots = rng.integers(0, NODES, num_parts * size * num_trees).astype(np.int32)
-  args = roots, np.arange(len(roots)), np.uint64(seed), FANOUTS
-  ids = neighbors.sample(offsets, others, *args)
+  trees = neighbors.Trees(offsets, others, FANOUTS)
+  ids = trees.sample(roots, np.arange(len(roots)), np.uint64(seed))
   ids = ids.reshape(num_parts, size, -1)
   labels = (ids[..., 0] % CLASSES).astype(np.float32)
   each = np.full(num_parts, num // num_parts)
