@@ -112,11 +112,11 @@ class SideBySide(NamedTuple):
     for first in range(0, num_words, step):
       self.progress(what, first, num_words)
       block = np.s_[:, first : first + step]
-      pairs = zip(self.tables, rows[block], strict=True)
-      read = [parts_lib.take(table, ids) for table, ids in pairs]
-      if self.normalize:
-        read = [geometry.unit(x) for x in read]
-      yield read, weights[block]
+      read = list(map(parts_lib.take, self.tables, rows[block]))
+      yield (
+        [geometry.unit(x) for x in read] if self.normalize else read,
+        (weights[block]),
+      )
     self.progress(what, num_words, num_words)
 
   def gram(
@@ -153,29 +153,30 @@ class SideBySide(NamedTuple):
     Of rotations [sum D_i, d], outer [d, dim]; adds `align.agreement` to `fit`.
     """
     rotations, outer = (x.astype(np.float32) for x in (rotations, outer))
-    turns = [rotations[part] for part in align.slices(self.dims)]
+    by_part = [rotations[part] for part in align.slices(self.dims)]
 
     def average(rows, weights):
       votes = weights.sum(0)
-      shares = (weights / np.where(votes > 0, votes, 1)).astype(np.float32)
-      rotated = list(map(np.matmul, rows, turns))
-      mean = sum(map(np.multiply, rotated, shares))
+      fractions = weights / np.where(votes > 0, votes, 1)
+      fractions = fractions.astype(np.float32)
+      rotated = list(map(np.matmul, rows, by_part))
+      mean = sum(map(np.multiply, rotated, fractions))
       if fit is not None:
-        fit[:] += align.agreement(rotated, shares[..., 0], mean)
+        fit[:] += align.agreement(rotated, fractions[..., 0], mean)
       return mean @ outer
 
     return self._write(name, outer.shape[1], average)
 
   def write_concatenated(self, name: str, power: float) -> np.ndarray:
     """[words, sum D_i] float32, all parts, each with its spectral power."""
-    moments = self.moments() if power != 1 else []
-    matrices = [align.spectral_power(x, power) for x in moments]
-    matrices = [x.astype(np.float32) for x in matrices]
+    matrices = []
+    if power != 1:
+      matrices = [align.spectral_power(x, power) for x in self.moments()]
+      matrices = [x.astype(np.float32) for x in matrices]
 
     def concatenate(rows, _):
-      if matrices:
-        rows = list(map(np.matmul, rows, matrices))
-      return np.concatenate(rows, 1)
+      rows = map(np.matmul, rows, matrices) if matrices else rows
+      return np.concatenate(list(rows), 1)
 
     return self._write(name, sum(self.dims), concatenate)
 
@@ -210,7 +211,6 @@ def merge_rows(
   """
   is_alir, has = spec.method == 'alir', union.rows >= 0
   warnings = check_words(parts, has, spec.method)
-  report = dataclasses.asdict(spec) | _of_weights(parts, spec, warnings)
   dim = _dim([part.dim for part in parts], spec)
   ids = np.flatnonzero(has.any(0) if is_alir else has.all(0))
   job = SideBySide(
@@ -231,12 +231,22 @@ def merge_rows(
       'vectors', rotations, outer, fit=fit if is_alir else None
     )
   if is_alir and not spec.normalize:
-    trainable = _merge_trainable(
-      parts, job, rotations, outer=outer, warnings=warnings
-    )
-  of_parts = _of_parts(parts, has, fit, num_words=len(ids))
+    trainable, missing = _merge_trainable(parts, job, rotations, outer=outer)
+    if missing:
+      warnings.append(f'left out, as not all parts have it: {_few(missing)}')
+  part_reports = _report_parts(parts, has, fit, num_words=len(ids))
+  lost = _report_lost(union, ids, spec.method, warnings=warnings)
   if is_alir:
-    warnings += _outliers(of_parts, spec.normalize)
+    warnings += _outliers(part_reports, spec.normalize)
+  report = _used_settings(parts, spec, warnings) | {
+    'words': len(ids),
+    'union_words': len(union.words),
+    'lost': lost,
+    'parts': part_reports,
+    'dim': dim,
+    'displacements': displacements,
+    'warnings': warnings,
+  }
   return Merged(
     words=[union.words[i] for i in ids.tolist()],
     counts=union.counts[ids],
@@ -245,102 +255,76 @@ def merge_rows(
     ids=ids,
     rotations=rotations,
     outer=outer,
-    report=report
-    | {
-      'words': len(ids),
-      'union_words': len(union.words),
-      'lost': _of_lost_words(union, ids, spec.method, warnings=warnings),
-      'parts': of_parts,
-      'dim': dim,
-      'displacements': displacements,
-      'warnings': warnings,
-    },
+    report=report,
   )
 
 
-def _of_weights(
-  parts: Sequence[parts_lib.Part], spec: Spec, warnings: list[str]
-) -> dict[str, Any]:
-  """Returns how parts are weighted, where this is not what `spec` says."""
-  unknown = [part.name for part in parts if part.counts is None]
+def _used_settings(parts, spec, warnings):
+  """Settings as they were used; warns where these are not those of `spec`."""
+  used = dataclasses.asdict(spec)
   if spec.method != 'alir':
-    return dict.fromkeys(ALIR_ONLY)
-  if spec.weights != 'counts' or not unknown:
-    return {}
-  warnings.append(
-    f'all parts weigh the same: word counts are not known of {_few(unknown)}'
-  )
-  return {'weights': 'equal'}
+    return used | dict.fromkeys(ALIR_ONLY)
+  unknown = [part.name for part in parts if part.counts is None]
+  if spec.weights == 'counts' and unknown:
+    used['weights'] = 'equal'
+    warnings.append(
+      f'all parts weigh the same: word counts are not known of {_few(unknown)}'
+    )
+  return used
 
 
-def _merge_trainable(
-  parts: Sequence[parts_lib.Part],
-  job: SideBySide,
-  rotations: np.ndarray,
-  outer: np.ndarray,
-  warnings: list[str],
-) -> dict[str, np.ndarray]:
-  """Returns the tables beside the vectors that all parts have."""
+def _merge_trainable(parts, job, rotations, outer):
+  """Tables beside the vectors that all parts have, and names of the others."""
   names = {name for part in parts for name in part.trainable}
   common = names.intersection(*(part.trainable for part in parts))
-  if names != common:
-    missing = _few(sorted(names - common))
-    warnings.append(f'left out, as not all parts have it: {missing}')
   trainable = {}
   for name in sorted(common):
     tables = job._replace(tables=[part.trainable[name] for part in parts])
     if tables.dims != job.dims:  # one number per row, which nothing rotates
-      turns = np.ones((len(parts), 1)), np.eye(1)
+      matrices = np.ones((len(parts), 1)), np.eye(1)
     elif name.startswith('optimizer/context_vectors/'):
-      turns = rotations, outer
+      matrices = rotations, outer
     else:
       # Context vectors and gradients: inner products with vectors stay.
-      turns = rotations, np.linalg.inv(outer).T
-    trainable[name] = tables.write_averages(name, *turns)
-  return trainable
+      matrices = rotations, np.linalg.inv(outer).T
+    trainable[name] = tables.write_averages(name, *matrices)
+  return trainable, sorted(names - common)
 
 
-def _of_parts(
-  parts: Sequence[parts_lib.Part],
-  has: np.ndarray,
-  fit: np.ndarray,
-  num_words: int,
-) -> list[dict[str, Any]]:
-  """Returns the report of each part, with `align.agreement` in `fit`."""
+def _report_parts(parts, has, fit, num_words):
+  """The report of each part, with `align.agreement` in `fit`."""
   return [
     {
       'name': part.name,
-      'words': int(mine.sum()),
+      'words': num,
       'dim': part.dim,
-      'missing_words': max(num_words - int(mine.sum()), 0),
+      'missing_words': max(num_words - num, 0),
       'rms_norm': part.rms_norm,
       'residual': float(np.sqrt(residual / square)) if square else None,
       'agreement': float(cosines / words) if square else None,
     }
-    for part, mine, (square, residual, cosines, words) in zip(
-      parts, has, fit.T, strict=True
+    for part, num, (square, residual, cosines, words) in zip(
+      parts, has.sum(1).tolist(), fit.T, strict=True
     )
   ]
 
 
-def _of_lost_words(
-  union: parts_lib.Union, ids: np.ndarray, method: str, warnings: list[str]
-) -> dict[str, Any]:
-  """Returns the report of words that the result, of words `ids`, lacks."""
+def _report_lost(union, ids, method, warnings):
+  """The report of words that the result, of words `ids`, lacks."""
   ids = np.setdiff1d(np.arange(len(union.words)), ids)
-  lost = {
-    'words': len(ids),
-    'share_of_occurrences': union.counts[ids].sum() / union.counts.sum(),
-    'examples': [union.words[i] for i in ids[:_EXAMPLES]],
-  }
+  fraction = union.counts[ids].sum() / union.counts.sum()
+  examples = [union.words[i] for i in ids[:_EXAMPLES]]
   if len(ids):
     warnings.append(
-      f'{method} covers only words that are in all parts: '
-      f'{lost["words"]:,} words ({lost["share_of_occurrences"]:.2%} of all '
-      f'occurrences) are lost, {", ".join(lost["examples"])} first; '
-      '--method=alir keeps them'
+      f'{method} covers only words that are in all parts: {len(ids):,} words '
+      f'({fraction:.2%} of all occurrences) are lost, {", ".join(examples)} '
+      'first; --method=alir keeps them'
     )
-  return lost
+  return {
+    'words': len(ids),
+    'share_of_occurrences': fraction,
+    'examples': examples,
+  }
 
 
 def solve(
@@ -369,8 +353,8 @@ def solve(
     if spec.power != 1 and len(words) < job.rows.shape[1]:
       gram = job.gram()  # all words, which have other principal directions
   if spec.power != 1:
-    turns = rotations @ outer
-    outer = outer @ align.spectral_power(turns.T @ gram @ turns, spec.power)
+    whole = rotations @ outer
+    outer = outer @ align.spectral_power(whole.T @ gram @ whole, spec.power)
   return rotations, outer, moved
 
 
@@ -420,24 +404,23 @@ def check_words(
 ) -> list[str]:
   """Warnings if parts [n, words] bool share few words; UserError if none."""
   dims, common = [part.dim for part in parts], int(has.all(0).sum())
-  if method != 'alir' and not common:
-    raise errors.UserError(
-      f'no word is in all {len(parts)} parts, and {method} covers only such '
-      'words; give --method=alir, which covers the words of any part'
-    )
-  if method == 'pca' and common < sum(dims):
+  if method != 'alir':
+    if not common:
+      raise errors.UserError(
+        f'no word is in all {len(parts)} parts, and {method} covers only such '
+        'words; give --method=alir, which covers the words of any part'
+      )
+    if method == 'concat' or common >= sum(dims):
+      return []
     return [
       f'only {common:,} words are in all parts, fewer than their {sum(dims):,} '
       'dimensions in all: the result fits these words and says little about '
       'others'
     ]
-  if method != 'alir':
-    return []
 
   def listed(groups):
-    names = ([parts[i].name for i in np.flatnonzero(groups == x)]
-             for x in np.unique(groups)[:3])  # fmt: skip
-    return ' | '.join(map(_few, names))
+    members = (np.flatnonzero(groups == x) for x in np.unique(groups)[:3])
+    return ' | '.join(_few([parts[i].name for i in x]) for x in members)
 
   groups, _ = tied(has, np.ones(1))
   if groups.any():
@@ -457,22 +440,21 @@ def check_words(
   ]
 
 
-def _outliers(facts: Sequence[dict[str, Any]], normalize: bool) -> list[str]:
+def _outliers(part_reports, normalize):
   """Warnings of parts that disagree with the others, or are much longer."""
   warnings = []
-  agreements = [(x['agreement'] or 0.0, x['name']) for x in facts]
-  median = float(np.median([value for value, _ in agreements]))
+  agreements = {x['name']: x['agreement'] or 0.0 for x in part_reports}
+  median = float(np.median(list(agreements.values())))
   limit = max(_LOW_AGREEMENT, _LOW_RELATIVE_AGREEMENT * median)
-  low = [f'{name} ({value:.2f})' for value, name in agreements if value < limit]
+  low = [f'{k} ({x:.2f})' for k, x in agreements.items() if x < limit]
   if low:
     warnings.append(
       f'drifted apart from the other parts: {_few(low)} (mean cosine of its '
       f'vectors with those of the others, median {median:.2f}); merge without '
       'them and compare'
     )
-  (least, short), *_, (most, long) = sorted(
-    (x['rms_norm'], x['name']) for x in facts
-  )
+  lengths = sorted((x['rms_norm'], x['name']) for x in part_reports)
+  (least, short), (most, long) = lengths[0], lengths[-1]
   if not normalize and most / least > _LENGTH_RATIO:
     warnings.append(
       f'vectors of {long} are {most / least:.1f} times as long as those of '

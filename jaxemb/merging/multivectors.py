@@ -64,9 +64,7 @@ def merge(
   """
   started = time.monotonic()
   if any(part.senses is not None for part in parts):
-    merged = _Merge(
-      parts=parts, spec=spec, folder=folder, progress=progress
-    ).run()
+    merged = _Merge(parts, spec, folder, progress=progress).run()
   else:
     union = parts_lib.unite_words(parts, spec.weights == 'counts')
     merged = merge_lib.merge_rows(
@@ -91,7 +89,7 @@ def line(merge_report: Mapping[str, Any]) -> str:
   )
 
 
-def _table(part: parts_lib.Part) -> multivectors.MultiVectors:
+def _table(part):
   """Returns the senses of a part; words with one vector have one sense."""
   num = len(part.words)
   return part.senses or multivectors.MultiVectors(
@@ -118,6 +116,7 @@ class _Merge:
       lost, and their words.
     job: means of the senses of words, side by side.
     is_one_vocabulary: whether all parts have the same words and counts.
+    warnings: a line each.
   """
 
   def __init__(
@@ -142,19 +141,16 @@ class _Merge:
     if self.is_one_vocabulary:  # in the order of the text, with its counts
       order, counts = np.argsort(words.rows.max(0)), np.asarray(first.counts)
       rows, votes = words.rows[:, order], words.votes[:, order]
-      words = parts_lib.Union(
-        words=first.words, counts=counts, rows=rows, votes=votes
-      )
+      words = parts_lib.Union(first.words, counts, rows=rows, votes=votes)
     self.words = words
     self.sizes = _pick([np.diff(x.starts) for x in self.tables], words.rows)
     sizes = self.sizes.max(0)
     self.starts = np.append(0, np.cumsum(sizes))
     self.owners = np.repeat(np.arange(len(sizes)), sizes)
-    weights = merge_lib.vote_weights(words.rows >= 0, words.votes)
     self.job = merge_lib.SideBySide(
       tables=[x.vectors for x in by_word],
       rows=words.rows,
-      weights=weights,
+      weights=merge_lib.vote_weights(words.rows >= 0, words.votes),
       normalize=False,
       folder=folder,
       progress=progress,
@@ -162,27 +158,25 @@ class _Merge:
 
   def run(self) -> merge_lib.Merged:
     """Returns the merged senses."""
-    words, job, spec = self.words, self.job, self.spec
+    words, job = self.words, self.job
     rotations, fitted_on = self._rotations()
     rows, report = self._match(rotations)
     priors = _pick([x.priors for x in self.tables], rows)
     names = multivectors.row_names(words.words, self.starts)
     votes = words.votes[:, self.owners] * priors
-    union = parts_lib.Union(
-      words=names, counts=votes.sum(0), rows=rows, votes=votes
-    )
+    union = parts_lib.Union(names, votes.sum(0), rows=rows, votes=votes)
     merged = merge_lib.merge_rows(
-      self.parts, union, spec, folder=job.folder, progress=job.progress
+      self.parts, union, self.spec, folder=job.folder, progress=job.progress
     )
-    kept, warnings = merged.ids, merged.report['warnings']
+    kept, num_lost = merged.ids, len(names) - len(merged.ids)
+    self.warnings = merged.report['warnings']
     rows, priors, owners = rows[:, kept], priors[:, kept], self.owners[kept]
     senses = self._senses(owners, priors, merged.vectors)
     # A word's only sense has no mean context.
     votes = ((self.sizes > 1) * words.votes)[:, owners] * priors
-    senses = self._with_contexts(senses, rows, votes, warnings=warnings)
-    senses = self._with_outputs(senses, merged, warnings)
-    num_lost = len(names) - len(kept)
-    warnings += self._warnings(num_lost)
+    senses = self._with_contexts(senses, rows, votes)
+    senses = self._with_outputs(senses, merged)
+    self._warn(num_lost)
     report |= {
       'turned_by': fitted_on,
       'outputs': senses.outputs is not None,
@@ -196,7 +190,7 @@ class _Merge:
       senses=senses,
     )
 
-  def _rotations(self) -> tuple[list[np.ndarray], str]:
+  def _rotations(self):
     """Returns [D_i, dim] float32 of each part, and what they were fitted on."""
     job, dims, has = self.job, self.job.dims, self.words.rows >= 0
     merge_lib.check_words(self.parts, has, 'alir')
@@ -216,9 +210,7 @@ class _Merge:
     fitted_on = 'words of one sense' if by_single else 'means of senses'
     return [rotations[part] for part in align.slices(dims)], fitted_on
 
-  def _match(
-    self, rotations: Sequence[np.ndarray]
-  ) -> tuple[np.ndarray, dict[str, Any]]:
+  def _match(self, rotations):
     """Returns [n, rows] int, rows of the parts (-1 = none), and a report."""
     words, owners, progress = self.words, self.owners, self.job.progress
     sizes, priors = self.sizes.max(0), [x.priors for x in self.tables]
@@ -228,16 +220,16 @@ class _Merge:
     has = senses < self.sizes[:, owners]
     all_rows = np.where(has, all_rows + senses, -1)
     is_open = (sizes > 1) & ((self.sizes > 0).sum(0) > 1)
-    done, num_open, cosines = 0, int(is_open.sum()), [np.zeros((2, 0))]
+    done, num_open, cosines = 0, int(is_open.sum()), []
     for size in np.unique(sizes[is_open]).tolist():
       chosen = np.flatnonzero(is_open & (sizes == size))
-      each = len(self.parts) * size
-      each_bytes = 8 * each * (3 * each + 2 * rotations[0].shape[1])
-      num_blocks = -(-len(chosen) * each_bytes // _BLOCK_BYTES)
+      num = len(self.parts) * size
+      word_bytes = 8 * num * (3 * num + 2 * rotations[0].shape[1])
+      num_blocks = -(-len(chosen) * word_bytes // _BLOCK_BYTES)
       for block in np.array_split(chosen, min(num_blocks, len(chosen))):
         progress('matching senses', done, num_open)
-        merged_rows = self.starts[block][:, None] + np.arange(size)
-        rows = all_rows[:, merged_rows]
+        block_rows = self.starts[block][:, None] + np.arange(size)
+        rows = all_rows[:, block_rows]
         vectors = [
           parts_lib.take(part.vectors, part_rows) @ rotation
           for part, part_rows, rotation in zip(
@@ -249,7 +241,7 @@ class _Merge:
         )
         matched = np.empty_like(rows)
         np.put_along_axis(matched, places, rows, 2)
-        all_rows[:, merged_rows] = matched
+        all_rows[:, block_rows] = matched
         done += len(block)
         cosines.append(block_cosines)
     progress('matching senses', done, done)
@@ -263,9 +255,7 @@ class _Merge:
       'cosine_in_order': means[1],
     }
 
-  def _senses(
-    self, owners: np.ndarray, priors: np.ndarray, vectors: np.ndarray
-  ) -> multivectors.MultiVectors:
+  def _senses(self, owners, priors, vectors):
     """Returns the senses of words [rows] with priors of parts [n, rows]."""
     ids, starts, sizes = np.unique(
       owners, return_index=True, return_counts=True
@@ -286,36 +276,24 @@ class _Merge:
       window=max(x.window for x in self.tables),
     )
 
-  def _with_contexts(
-    self,
-    senses: multivectors.MultiVectors,
-    rows: np.ndarray,
-    votes: np.ndarray,
-    warnings: list[str],
-  ) -> multivectors.MultiVectors:
+  def _with_contexts(self, senses, rows, votes):
     """Adds mean contexts, merged from rows [n, rows] of the parts by votes."""
     settings, tables = ('concentration', 'half_weight'), self.tables
     if obstacle := self._obstacle('means', *settings):
       if any(x.means is not None for x in tables):
-        warnings.append(
+        self.warnings.append(
           'mean contexts are left out, and senses are disambiguated by '
           f'likelihoods, if at all: {obstacle}'
         )
       return senses
     more = {name: getattr(tables[0], name) for name in settings}
     senses = dataclasses.replace(senses, **more)
-    maps = self._context_maps(senses)
-    tables = [x.means for x in tables]
+    maps, tables = self._context_maps(senses), [x.means for x in tables]
     job = self.job._replace(tables=tables, rows=rows, weights=votes)
     means = job.write_averages('means', maps, np.eye(maps.shape[1]))
     return dataclasses.replace(senses, means=means)
 
-  def _with_outputs(
-    self,
-    senses: multivectors.MultiVectors,
-    merged: merge_lib.Merged,
-    warnings: list[str],
-  ) -> multivectors.MultiVectors:
+  def _with_outputs(self, senses, merged):
     """Adds outputs, rotated inversely."""
     words, first = self.words, self.tables[0]
     is_tree = first.loss == 'hierarchical_softmax'
@@ -331,7 +309,7 @@ class _Merge:
     if obstacle:
       ending = '; sentences cannot be disambiguated'
       ending = '' if senses.can_disambiguate else ending
-      warnings.append(f'outputs are left out: {obstacle}{ending}')
+      self.warnings.append(f'outputs are left out: {obstacle}{ending}')
       return senses
     ids, votes = words.rows, words.votes
     if is_tree:  # a part votes on a node with the counts of the words below it
@@ -350,20 +328,19 @@ class _Merge:
       senses, outputs=outputs, loss=first.loss, negatives=first.negatives
     )
 
-  def _context_maps(self, merged: multivectors.MultiVectors) -> np.ndarray:
+  def _context_maps(self, merged):
     """Returns [sum D_i, dim] float64 B_i; words weigh as in contexts."""
     words = self.words
     ids = np.array([merged.index.get(name, -1) for name in words.words])
     chosen = np.flatnonzero(ids >= 0)[:_FIT_WORDS]
     frequencies = words.counts / words.counts.sum()
     weights = merged.half_weight / (merged.half_weight + frequencies)
-    shares = words.votes / words.votes.sum(0)
+    fractions = words.votes / words.votes.sum(0)
+    fractions = np.append(fractions, np.ones((1, len(ids))), 0)
     job = self.job._replace(
       tables=[*self.job.tables, parts_lib.Means(merged.vectors, merged)],
       rows=np.append(words.rows, ids[None], 0),
-      weights=np.append(shares, np.ones((1, len(ids))), 0)
-      * frequencies
-      * weights,
+      weights=fractions * frequencies * weights,
       normalize=True,
     )
     # For every word, the parts and the result have weights that sum to 2.
@@ -387,31 +364,31 @@ class _Merge:
           )
     return ''
 
-  def _warnings(self, num_lost: int) -> list[str]:
-    warnings = []
+  def _warn(self, num_lost: int) -> None:
+    """Adds warnings of senses that some parts lack, or name as words."""
     has_fewer = (self.sizes > 0) & (self.sizes < self.sizes.max(0))
     if num_fewer := int(has_fewer.any(0).sum()):
-      warnings.append(
+      self.warnings.append(
         f'{num_fewer:,} words have fewer senses in some part than in another: '
         'the further senses come from those that have them'
       )
     if num_lost:
-      warnings.append(
+      self.warnings.append(
         f'{num_lost:,} senses that not all parts have are lost, and the priors '
         'of the others are scaled; --method=alir keeps them'
       )
-    with_senses = [part for part in self.parts if part.senses]
-    rows = {x for part in with_senses for x in part.words}
-    rows -= {x for part in with_senses for x in part.senses.words}
+    names = set()
     for part in self.parts:
-      same = [] if part.senses else [x for x in part.words if x in rows]
+      if part.senses:
+        names |= {*part.words} - {*part.senses.words}
+    for part in self.parts:
+      same = [] if part.senses else [x for x in part.words if x in names]
       if same:
-        warnings.append(
+        self.warnings.append(
           f'{part.name}: {len(same):,} words ({same[0]!r} first) have the '
           'names of senses, and remain separate words; give the folder that '
           'they were exported to, whose priors.txt assigns them'
         )
-    return warnings
 
 
 def match(

@@ -37,8 +37,8 @@ class Part(NamedTuple):
   # [words] int64, how often the part saw each word; None = unknown. Rows of
   # count 0 are ignored.
   counts: np.ndarray | None = None
-  # Further rows of the same words: 'context_vectors' and the slots of row
-  # optimizers, 'optimizer/vectors/<slot>', 'optimizer/context_vectors/<slot>'.
+  # Further rows of the same words: 'context_vectors' and the state of row
+  # optimizers, 'optimizer/vectors/<name>', 'optimizer/context_vectors/<name>'.
   trainable: Mapping[str, np.ndarray] = {}
   senses: multivectors.MultiVectors | None = None  # if words have several
   rms_norm: float = 0.0  # root mean square length, see `check`
@@ -55,11 +55,9 @@ class Part(NamedTuple):
     counts = self.counts
     if counts is not None:  # the same for all senses of a word
       counts = counts[senses.starts[:-1]]
+    vectors = Means(self.vectors, senses)
     return self._replace(
-      words=senses.words,
-      counts=counts,
-      vectors=Means(self.vectors, senses),
-      senses=None,
+      words=senses.words, counts=counts, vectors=vectors, senses=None
     )
 
 
@@ -133,9 +131,9 @@ def open_all(
   for i, path in enumerate(paths):
     try:
       parts.append(open_part(path, scratch / str(i), trainable))
+    except DiskError:
+      raise
     except errors.UserError as error:
-      if isinstance(error, DiskError):
-        raise
       if not skip_bad:
         raise errors.UserError(
           f'{error}; or go on without it: --skip-bad'
@@ -157,11 +155,16 @@ def open_part(
   """Opens one part in any of the forms above, and reads all rows once.
 
   Rows that cannot be read in place go to the folder `scratch`; None = memory.
-  Context vectors and optimizer slots are opened too if `trainable`; None = if
+  Context vectors and optimizer state are opened too if `trainable`; None = if
   there are any. UserError if it cannot be read, is empty or not finite, or
   lacks context vectors.
   """
   path = pathlib.Path(path)
+  if any((x / 'model.json').is_file() for x in (path, path / 'export')):
+    raise errors.UserError(
+      f'{path} is a click model, which has no vectors of words; give runs of '
+      'embeddings, such as those of --config=wiki, rec or graph'
+    )
   if _is_orbax(path) and not trainable:
     return check(_open_orbax(path, scratch))
   words, vectors, counts, folder = export.read(path)
@@ -191,29 +194,18 @@ def open_part(
   rows = vectors.base  # of a file that holds what is read
   if not isinstance(rows, np.memmap) or rows.dtype != np.float32:
     rows = write_rows([vectors], vectors.shape, folder=scratch, name='vectors')
-  return check(
-    Part(
-      name=str(path),
-      words=words,
-      vectors=rows,
-      counts=counts,
-      trainable=more,
-      senses=senses,
-    )
-  )
+  part = Part(name=str(path), words=words, vectors=rows, counts=counts)
+  return check(part._replace(trainable=more, senses=senses))
 
 
-def _open_trainable(
-  folder: pathlib.Path, num_words: int, scratch: pathlib.Path | None
-) -> dict[str, np.ndarray]:
+def _open_trainable(folder, num_words, scratch):
   """All of orbax/ but the vectors, by path; {} without context vectors."""
   from flax import traverse_util
 
   from jaxemb.storage import orbax_export
 
-  folder, shapes = folder / 'orbax', {}
-  if folder.is_dir():
-    shapes = orbax_export.shapes(folder)
+  folder = folder / 'orbax'
+  shapes = orbax_export.shapes(folder) if folder.is_dir() else {}
   if 'context_vectors' not in shapes:
     return {}
   if shapes['vectors'][0] != num_words:
@@ -221,14 +213,14 @@ def _open_trainable(
       f'{folder} has not the {num_words:,} rows of vocab.txt; export again'
     )
   tree = orbax_export.read(folder, shapes.keys() - {'vectors'})
-  found = {}
-  for path, array in traverse_util.flatten_dict(tree, sep='/').items():
+  arrays = traverse_util.flatten_dict(tree, sep='/')
+  for path, array in arrays.items():
     rows = array.reshape(num_words, -1)
-    found[path] = write_rows([rows], rows.shape, folder=scratch, name=path)
-  return found
+    arrays[path] = write_rows([rows], rows.shape, folder=scratch, name=path)
+  return arrays
 
 
-def _is_orbax(path: pathlib.Path) -> bool:
+def _is_orbax(path):
   """Whether orbax wrote a folder that is neither a run nor an export."""
   if (path / 'export').is_dir() or (path / 'vectors.npy').exists():
     return False
@@ -236,7 +228,7 @@ def _is_orbax(path: pathlib.Path) -> bool:
   return any((folder / name).exists() for folder in inside for name in _ORBAX)
 
 
-def _open_orbax(path: pathlib.Path, scratch: pathlib.Path | None) -> Part:
+def _open_orbax(path, scratch):
   """A checkpoint of another program, with vocab.txt in it or around it."""
   import jax
 
@@ -250,13 +242,13 @@ def _open_orbax(path: pathlib.Path, scratch: pathlib.Path | None) -> Part:
       'the run'
     )
   around = [path, *path.absolute().parents[:3]]
-  file = next((x for x in around if (x / 'vocab.txt').exists()), None)
-  if file is None:
+  files = [x / 'vocab.txt' for x in around if (x / 'vocab.txt').exists()]
+  if not files:
     raise errors.UserError(
       f'{path} is a checkpoint without words: put a vocab.txt (`word count` '
       'lines, in order of the rows) into that folder'
     )
-  words, counts = word2vec_format.read_vocab(file / 'vocab.txt')
+  words, counts = word2vec_format.read_vocab(files[0])
   if (folder / 'default').is_dir():
     folder = folder / 'default'
   arrays = jax.tree.leaves(orbax_export.read(folder))
@@ -264,7 +256,7 @@ def _open_orbax(path: pathlib.Path, scratch: pathlib.Path | None) -> Part:
   if len(fitting) != 1:
     raise errors.UserError(
       f'{path}: expected one array of {len(words):,} rows, the words in '
-      f'{file}/vocab.txt, found {len(fitting)}; save that array alone'
+      f'{files[0]}, found {len(fitting)}; save that array alone'
     )
   rows = write_rows(fitting, fitting[0].shape, folder=scratch, name='vectors')
   return Part(name=str(path), words=words, vectors=rows, counts=counts)
@@ -289,13 +281,11 @@ def check(part: Part) -> Part:
       )
     square = squares.sum(dtype=np.float64)
   num_rows, dim = part.vectors.shape
-  if part.counts is not None and not np.any(part.counts):
-    raise errors.UserError(f'{part.name} is empty: all its counts are 0')
-  if not square:
-    raise errors.UserError(
-      f'{part.name} is empty: all its {num_rows:,} vectors of {dim:,} numbers '
-      'are zero'
+  if not square or (part.counts is not None and not np.any(part.counts)):
+    values = (
+      f'{num_rows:,} vectors of {dim:,} numbers' if not square else 'counts'
     )
+    raise errors.UserError(f'{part.name} is empty: all its {values} are 0')
   return part._replace(rms_norm=float(np.sqrt(square / num_rows)))
 
 

@@ -47,22 +47,21 @@ def begin(
   ):
     if title not in stored or name not in trainable.tables:
       continue
-    opt_state = {
-      field: f'optimizer/{title}/{field}'
-      for field in trainable.tables[name].state_names
-      if f'optimizer/{title}/{field}' in stored
+    titles = {
+      x: f'optimizer/{title}/{x}' for x in trainable.tables[name].state_names
     }
-    used += [title, *opt_state.values()]
+    titles = {x: path for x, path in titles.items() if path in stored}
+    used += [title, *titles.values()]
     for start in range(0, len(ids), _BLOCK_ROWS):
-      here = slice(start, start + _BLOCK_ROWS)
-      vectors, *more = (
-        parts_lib.take(stored[x], rows[here])
-        for x in (title, *opt_state.values())
-      )
-      # State of one number per row are [n].
-      more = [x[:, 0] if x.shape[1] == 1 else x for x in more]
-      values = dict(zip(opt_state, more, strict=True))
-      state = strategy.import_rows(state, name, ids[here], vectors, values)
+      some = slice(start, start + _BLOCK_ROWS)
+      vectors = parts_lib.take(stored[title], rows[some])
+      values = {
+        x: parts_lib.take(stored[path], rows[some])
+        for x, path in titles.items()
+      }
+      # State of one number per row is [n].
+      values = {k: x[:, 0] if x.shape[1] == 1 else x for k, x in values.items()}
+      state = strategy.import_rows(state, name, ids[some], vectors, values)
   _LOG.info(
     f'starting from {path}: {len(ids):,} of {len(words):,} words '
     f'({len(words) - len(ids):,} start at random, {len(row_of) - len(ids):,} '
