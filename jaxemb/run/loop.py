@@ -25,7 +25,7 @@ from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.ops import rounding
 from jaxemb.run import build, metrics
-from jaxemb.runtime import budget, distributed, hlo, mesh, resources
+from jaxemb.runtime import budget, distributed, hlo, resources
 from jaxemb.storage import checkpoint
 from jaxemb.strategies import base as strategy_base
 
@@ -172,7 +172,7 @@ class _Start:
     for item in source.items(self.totals.position, self.totals.done):
       batch = item.batch
       if batch is not None:
-        batch = mesh.put_parts(batch, sharding, source.num_parts)
+        batch = put_parts(batch, sharding, source.num_parts)
       yield item._replace(batch=batch)
 
   def place(self, state: Any) -> Any:
@@ -297,6 +297,19 @@ def _with_next(items):
     following = None if is_pause else next(items, None)
     yield item, following
     item = next(items, None) if is_pause else following
+
+
+def put_parts(
+  batch: Any, sharding: jax.sharding.NamedSharding, num_parts: int
+) -> Any:
+  """Puts arrays [corpus shards of this process, ...] on the mesh.
+
+  There they are [num_parts, ...].
+  """
+  put = jax.make_array_from_process_local_data
+  return jax.tree.map(
+    lambda x: put(sharding, x, (num_parts, *x.shape[1:])), batch
+  )
 
 
 def compile_dispatch(

@@ -349,7 +349,7 @@ def _in_store(
     most_steps = _round_steps(setup, trainable)
   else:
     make_stores = {
-      'memory': lambda name, *args: stores.Memory(*args),
+      'memory': lambda name, *args: stores.Store(*args),
       'disk': lambda name, *args: stores.Disk(*args, folder=folder),
       'remote': make_shared,
     }

@@ -22,7 +22,6 @@ from jaxemb.data import base as data_base
 from jaxemb.kernels.cpu import step as native
 from jaxemb.run import build, loop, metrics, rundir
 from jaxemb.run import devices as devices_lib
-from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.runtime import resources
 from jaxemb.stores import fetching
 from jaxemb.strategies import base as strategy_base
@@ -143,7 +142,7 @@ class _Leases:
       made = ended = None
       if lease is None:
         return
-      if lease == coordinator.Coordinator.PAUSE:
+      if lease == coordinator.PAUSE:
         yield data_base.Item(
           batch=None, index=0, position=None, done_before=0, done_after=0
         )
@@ -268,7 +267,7 @@ def _train(
     store.share(dense)
   state, start = strategy.init(loop.init_key(config.seed)), time.monotonic()
   item = leases.first()
-  batch = mesh_lib.put_parts(item.batch, strategy.batch_sharding, 1)
+  batch = loop.put_parts(item.batch, strategy.batch_sharding, 1)
   schedule = loop.schedule(config, item, 1)
   args = strategy.constants(), batch, schedule
   program = loop.compile_dispatch(parts, state, args)

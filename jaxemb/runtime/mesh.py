@@ -161,16 +161,6 @@ def my_parts(mesh: jax.sharding.Mesh, num_parts: int) -> range:
   )
 
 
-def put_parts(
-  tree: Any, sharding: jax.sharding.NamedSharding, num_parts: int
-) -> Any:
-  """Puts arrays [len(my_parts), ...] on the mesh, as [num_parts, ...]."""
-  put = jax.make_array_from_process_local_data
-  return jax.tree.map(
-    lambda x: put(sharding, x, (num_parts, *x.shape[1:])), tree
-  )
-
-
 def num_bytes(state: Any) -> int:
   """Returns the bytes of arrays, or of their shapes, on all devices."""
   return sum(

@@ -38,11 +38,7 @@ _NUM_TABLES = np.array([x.bit_count() for x in range(256)])  # by these bits
 
 
 class TooSmall(Exception):
-  """A step needs more rows than the cache has."""
-
-  def __init__(self, num_rows: int):
-    super().__init__(num_rows)
-    self.num_rows = num_rows
+  """A step needs so many rows, more than the cache has."""
 
 
 Rows = dict[str, tuple[np.ndarray, np.ndarray]]  # by table: cache rows and ids

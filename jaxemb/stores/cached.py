@@ -38,6 +38,10 @@ from jaxemb.tables import spec as spec_lib
 _LEAST_ROWS = 256
 _NUMBERS_AT_ONCE = 1 << 20  # drawn: there are several copies on the way
 
+Tables = Mapping[str, Any]  # states of tables by name
+# Name of a table -> cache rows that have rows of it, and their ids
+Held = Callable[[str], tuple[np.ndarray, np.ndarray]]
+
 
 def are_in_memory() -> bool:
   """Whether the device's memory is that of the process."""
@@ -117,7 +121,7 @@ class Cached(spec_lib.Table):
     opt_state = [getattr(state.opt_state, k) for k in names]
     return jax.tree.leaves(state.vectors) + opt_state
 
-  @property
+  @functools.cached_property
   def record(self) -> stores.Record:
     """What the device has of a row, byte for byte."""
     arrays = self.arrays(self.form)
@@ -178,6 +182,26 @@ class Cached(spec_lib.Table):
     opt_state = [block.opt_state[k] for k in sorted(self.state_names)]
     return spec_lib.to_stored(block.encoded) + opt_state
 
+  # As a layout of records.
+
+  @property
+  def dtype(self) -> str:
+    """Of vectors in records."""
+    return self.spec.dtype
+
+  @property
+  def num_bytes(self) -> int:
+    """Of a record."""
+    return self.record.num_bytes
+
+  def encode(self, block: spec_lib.RowBlock) -> np.ndarray:
+    """[n, num_bytes] uint8, the records of rows."""
+    return self.record.pack(self.arrays_of(block))
+
+  def decode(self, records: np.ndarray) -> spec_lib.RowBlock:
+    """Returns the rows of records."""
+    return self.row_block(self.record.unpack(records))
+
   def _split(self, state, arrays):
     """Splits `arrays` into vectors and optimizer state by name."""
     tree, names = jax.tree.structure(state.vectors), sorted(self.state_names)
@@ -185,35 +209,26 @@ class Cached(spec_lib.Table):
     return vectors, dict(zip(names, arrays[tree.num_leaves :], strict=True))
 
 
-def _uniform_rows(
-  spec: spec_lib.TableSpec, bits: np.ndarray, ids: np.ndarray
-) -> np.ndarray:
-  """[n, dim] float32, rows of ids [n] in a new table, of the key's bits.
-
-  Without JAX, whose programs would wait for the steps.
-  """
-  columns, rows = np.arange(spec.dim), np.empty((len(ids), spec.dim), '<f4')
-  size = max(1, _NUMBERS_AT_ONCE // spec.dim)
-  for i in range(0, len(ids), size):
-    rows[i : i + size] = sampling.uniform_rows(
-      bits, ids=ids[i : i + size], columns=columns, scale=spec.init_scale
-    )
-  return rows
-
-
 def _first_rows(
   spec: spec_lib.TableSpec, key: jax.Array, dtype: str
 ) -> Callable[[np.ndarray], export.Encoded]:
   """Returns what makes the rows of ids [n] in a new table."""
   bits = np.asarray(jax.random.key_data(key)).reshape(-1)[:2]
-  init = jax.jit(codecs.Codec(spec).init)
+  init, columns = jax.jit(codecs.Codec(spec).init), np.arange(spec.dim)
 
   def make(ids):
-    if dtype != 'int8':
-      return spec_lib.encode_rows(_uniform_rows(spec, bits, ids), dtype)
-    stored = jax.device_get(init(key, _padded(ids.astype(np.int32))))
-    stored = jax.tree.map(lambda x: x[: len(ids)], stored)
-    return spec_lib.from_stored(stored, dtype)
+    if dtype == 'int8':
+      stored = jax.device_get(init(key, _padded(ids.astype(np.int32))))
+      stored = jax.tree.map(lambda x: x[: len(ids)], stored)
+      return spec_lib.from_stored(stored, dtype)
+    # Without JAX, whose programs would wait for the steps.
+    rows = np.zeros((len(ids), spec.dim), np.float32)
+    size = max(1, _NUMBERS_AT_ONCE // spec.dim)
+    for i in range(0, len(ids) if spec.init_scale else 0, size):
+      rows[i : i + size] = sampling.uniform_rows(
+        bits, ids=ids[i : i + size], columns=columns, scale=spec.init_scale
+      )
+    return spec_lib.encode_rows(rows, dtype)
 
   if spec.init_scale:
     return make
@@ -258,7 +273,8 @@ class Rows:
     """`make_store` makes the store of a table.
 
     Its arguments are its name, number of rows, bytes of a record and the
-    function that makes the first records of ids. `layouts` are as `DeviceRows`.
+    function that makes the first records of ids. `layouts` say what a record
+    is, as `Cached` does.
     """
     self.tables, self._make_store = tables, make_store
     self.layouts = layouts
@@ -289,8 +305,8 @@ class Rows:
     raise NotImplementedError
 
   def swap(
-    self, tables: Mapping[str, Any], stretch: Any, fetched: Any
-  ) -> tuple[Mapping[str, Any], int, float]:
+    self, tables: Tables, stretch: Any, fetched: Any
+  ) -> tuple[Tables, int, float]:
     """Writes evicted rows and puts fetched ones into the states of tables.
 
     Returns the states, the steps of the dispatch over which the learning rate
@@ -298,15 +314,8 @@ class Rows:
     """
     raise NotImplementedError
 
-  def flush(
-    self,
-    tables: Mapping[str, Any],
-    held: Callable[[str], tuple[np.ndarray, np.ndarray]],
-  ) -> Mapping[str, Any]:
-    """Writes what the device has; returns the states of the tables.
-
-    `held` returns cache rows of a table, and their ids.
-    """
+  def flush(self, tables: Tables, held: Held) -> Tables:
+    """Writes what the device has; returns the states of the tables."""
     raise NotImplementedError
 
   def export_rows(self, name: str, ids: np.ndarray) -> spec_lib.RowBlock:
@@ -342,33 +351,14 @@ class Rows:
       store.close()
 
 
-class DeviceRows:
-  """Records of rows as the device has them."""
-
-  def __init__(self, table: Cached):
-    self.table, self.dtype = table, table.spec.dtype
-    self.record = table.record
-    self.num_bytes = self.record.num_bytes
-
-  def encode(self, block: spec_lib.RowBlock) -> np.ndarray:
-    """[n, num_bytes] uint8, the records of rows."""
-    return self.record.pack(self.table.arrays_of(block))
-
-  def decode(self, records: np.ndarray) -> spec_lib.RowBlock:
-    """Returns the rows of records."""
-    return self.table.row_block(self.record.unpack(records))
-
-
 class OwnedRows(Rows):
   """Rows in stores that one process has for itself."""
 
   COUNTS = 'rows_fetched', 'rows_stored', 'bytes_fetched', 'bytes_stored'
 
   def __init__(self, trainable: Any, make_store: Callable[..., stores.Store]):
-    tables = trainable.tables
-    layouts = {k: DeviceRows(x) for k, x in tables.items()}
-    super().__init__(tables, make_store, layouts)
-    self._copying = futures.ThreadPoolExecutor(len(tables), 'copy')
+    super().__init__(trainable.tables, make_store, trainable.tables)
+    self._copying = futures.ThreadPoolExecutor(len(self.tables), 'copy')
     # Tables, ids and rows that have left the device, to be written.
     self._evicted: list[tuple[str, np.ndarray, list[jax.Array]]] = []
 
@@ -386,7 +376,7 @@ class OwnedRows(Rows):
     arrays = {}
     for moves in stretch.moves:
       for name, (_, new) in moves.into.items():
-        record = self.layouts[name].record
+        record = self.tables[name].record
         if not self.is_beside:
           arrays[name] = record.unpack(self.stores[name].read(new))
         num_new = len(new) + len(moves.into_beside[name][1])
@@ -406,11 +396,8 @@ class OwnedRows(Rows):
     return arrays
 
   def swap(
-    self,
-    tables: Mapping[str, Any],
-    stretch: Any,
-    fetched: dict[str, list[np.ndarray]],
-  ) -> tuple[Mapping[str, Any], int, float]:
+    self, tables: Tables, stretch: Any, fetched: Any
+  ) -> tuple[Tables, int, float]:
     """See the base."""
     if self.is_beside:
       self._swap_in_place(tables, stretch)
@@ -432,7 +419,7 @@ class OwnedRows(Rows):
     self._evicted.clear()
 
   def _write(self, name, ids, arrays):
-    self.stores[name].write(ids, self.layouts[name].record.pack(arrays))
+    self.stores[name].write(ids, self.tables[name].record.pack(arrays))
 
   def _swap_in_place(self, tables, stretch):
     start, swaps = time.monotonic(), []
@@ -447,11 +434,7 @@ class OwnedRows(Rows):
     secs = time.monotonic() - start
     self.counts.add(fetch_secs=secs, fetch_waited_secs=secs)
 
-  def flush(
-    self,
-    tables: Mapping[str, Any],
-    held: Callable[[str], tuple[np.ndarray, np.ndarray]],
-  ) -> Mapping[str, Any]:
+  def flush(self, tables: Tables, held: Held) -> Tables:
     """See the base."""
     self._write_evicted()
     for name, table in self.tables.items():

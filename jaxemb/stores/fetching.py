@@ -176,12 +176,6 @@ class _Upcoming:
         self.first = 0
 
 
-def _at_time(when: float) -> futures.Future:
-  future = futures.Future()
-  future.set_result(when)
-  return future
-
-
 def _end(array):
   """Waits for it; when it was computed, or seen to be."""
   array.block_until_ready()
@@ -257,7 +251,7 @@ class Fetching:
     self._next: futures.Future | None = None
     self._is_flushed = True
     # When the last two stretches ended.
-    self._ended = [_at_time(0.0), _at_time(0.0)]
+    self._ended = [self._clock.submit(time.monotonic)] * 2
 
   def share(self, dense: Any) -> None:
     """Exchanges dense parameters by a `workers.dense.Exchange` from now on.
@@ -423,7 +417,7 @@ class Fetching:
         num_steps = cache.num_fitting(num_steps, self.rows.is_beside)
       except cache_lib.TooSmall as error:
         raise errors.UserError(
-          f'a step looks up {error.num_rows:,} different rows, and '
+          f'a step looks up {error.args[0]:,} different rows, and '
           f'config.table.device_bytes has room for {cache.capacity:,}; raise '
           'it, or lower --config.train.batch_words, or of examples '
           '.batch_examples'

@@ -71,7 +71,10 @@ def _copy_rows(source, indices, target, new_indices):
 
 @dataclasses.dataclass
 class Store:
-  """Records of a table, by id, in an array; one thread at a time uses it."""
+  """Records of a table, by id, in memory, which it takes as rows are written.
+
+  One thread at a time uses it.
+  """
 
   num_rows: int
   num_bytes: int  # of a record
@@ -79,8 +82,8 @@ class Store:
   records: np.ndarray = dataclasses.field(init=False, repr=False)
   is_known: np.ndarray = dataclasses.field(init=False, repr=False)
 
-  def _open(self, records: np.ndarray) -> None:
-    self.records = records
+  def __post_init__(self) -> None:
+    self.records = np.zeros((self.num_rows, self.num_bytes), np.uint8)
     self.is_known = np.zeros(self.num_rows, bool)
 
   def read(self, ids: np.ndarray) -> np.ndarray:
@@ -173,12 +176,7 @@ def _take(file: BinaryIO, num_bytes: int, checksum: int) -> tuple[bytes, int]:
   return data, zlib.crc32(data, checksum)
 
 
-@dataclasses.dataclass
-class Memory(Store):
-  """In the memory of this machine, which it takes as rows are written."""
-
-  def __post_init__(self) -> None:
-    self._open(np.zeros((self.num_rows, self.num_bytes), np.uint8))
+_process = functools.cache(psutil.Process)  # takes longer than to ask it
 
 
 def _mapped_bytes() -> int:
@@ -186,15 +184,9 @@ def _mapped_bytes() -> int:
   return getattr(_process(os.getpid()).memory_info(), 'shared', 0)
 
 
-@functools.cache
-def _process(pid: int) -> psutil.Process:
-  """To make one takes longer than to ask it."""
-  return psutil.Process(pid)
-
-
 @dataclasses.dataclass
 class Disk(Store):
-  """In a file that is mapped into memory.
+  """Records in a file that is mapped into memory.
 
   The system writes pages back, and keeps those in memory that it has room for.
   """
@@ -207,7 +199,8 @@ class Disk(Store):
       self._map = mmap.mmap(file.fileno(), size)
     self._map.madvise(mmap.MADV_RANDOM)
     records = np.frombuffer(self._map, np.uint8)
-    self._open(records.reshape(self.num_rows, self.num_bytes))
+    self.records = records.reshape(self.num_rows, self.num_bytes)
+    self.is_known = np.zeros(self.num_rows, bool)
 
   def _few(self, num: int) -> Iterator[slice]:
     """Slices of `num` rows, with not too many pages mapped after each.

@@ -33,13 +33,6 @@ class Ended(NamedTuple):
   pending: int  # updates of rows that it had not pushed when it last reported
 
 
-class Joined(NamedTuple):
-  """How a process of a worker begins."""
-
-  start: int  # which process of the worker it is
-  rate_factor: float  # of its learning rates
-
-
 @dataclasses.dataclass
 class _Part:
   """A part of the data."""
@@ -81,14 +74,15 @@ class Stale(Exception):
   """A process calls that was replaced."""
 
 
+PAUSE = 'pause'
+
+
 class Coordinator:
   """An actor of Ray: calls wait here, not in the workers.
 
   A worker that gets `PAUSE` in place of a lease pushes its updates, calls
   `paused`, and leases again when that returns.
   """
-
-  PAUSE = 'pause'
 
   def __init__(
     self,
@@ -130,15 +124,18 @@ class Coordinator:
 
   # Membership.
 
-  def join(self, worker: int) -> Joined:
-    """Registers a process of a worker."""
+  def join(self, worker: int) -> tuple[int, float]:
+    """Registers a process of a worker.
+
+    Returns its number among these, and the factor of its learning rates.
+    """
     if worker in self.members:
       self.leave(worker)
     self._starts[worker] += 1
     start = self._starts[worker]
     self.members[worker] = Member(start, self.first_round())
     self.changed()
-    return Joined(start, self._rate_factor)
+    return start, self._rate_factor
 
   def first_round(self) -> Any:
     """Returns the round of a new member: that of the slowest."""
@@ -182,11 +179,11 @@ class Coordinator:
     """
     self.check(worker, start)
     if made:
-      number, position, done, units = made
+      number, *dispatch = made
       part = self.parts[number]
-      part.leased.append((position, done, units))
+      part.leased.append(dispatch)
+      part.position, part.done, _ = dispatch
       part.is_being_made = False
-      part.position, part.done = position, done
     if ended is not None:
       part = self.parts[ended]
       part.is_read, part.is_being_made = True, False
@@ -199,11 +196,11 @@ class Coordinator:
       if self.may_lease(worker, x)
     ]
     if not free or self._is_over:
-      return self.PAUSE if self.is_pausing else None
-    _, number = min(free)
+      return PAUSE if self.is_pausing else None
+    done, number = min(free)
     part = self.parts[number]
     part.owner, part.is_being_made = worker, True
-    return Lease(part=number, position=part.position, done=part.done)
+    return Lease(part=number, position=part.position, done=done)
 
   def may_lease(self, worker: int, part: _Part) -> bool:
     """Whether a worker may lease a dispatch of a free part."""

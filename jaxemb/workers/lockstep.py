@@ -9,13 +9,12 @@ share, and their sum makes a step of the optimizer. With rows that may be stale,
 this is the setting of HET (Miao et al. 2022).
 """
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxemb.stores import fetching
+from jaxemb.stores import cached, fetching
 from jaxemb.strategies import base as strategy_base
 from jaxemb.workers import coordinator, dense, shared_rows
 
@@ -183,11 +182,7 @@ class Rows(shared_rows.SharedRows):
     self._commit(tables, used, newer)
     return begun
 
-  def flush(
-    self,
-    tables: Mapping[str, Any],
-    held: Callable[[str], tuple[np.ndarray, np.ndarray]],
-  ) -> Mapping[str, Any]:
+  def flush(self, tables: cached.Tables, held: cached.Held) -> cached.Tables:
     """See the base; once all have read the rows of the round."""
     self.pace.end()
     return super().flush(tables, held)

@@ -69,7 +69,7 @@ class Shard:
     """The table has `num_rows` of `num_bytes`; see the module for the last."""
     num_here = len(range(number, num_rows, num_shards))
     # Takes memory as rows are written; clients make those that are not known.
-    self._rows = stores.Memory(num_here, _CLOCK_BYTES + num_bytes, make=None)
+    self._rows = stores.Store(num_here, _CLOCK_BYTES + num_bytes, make=None)
     self._clocks = self._rows.records[:, :_CLOCK_BYTES].view(np.int64)[:, 0]
     self._records = self._rows.records[:, _CLOCK_BYTES:]
     self._num_shards, self._num_added = num_shards, num_added

@@ -366,6 +366,7 @@ class SharedRows(cached.Rows):
     super().__init__(tables, make_store, layouts)
     self._staleness, self._num_workers = staleness, num_workers
     self._memory_lookups = memory_lookups
+    self._weights = np.zeros(0, np.float32)  # by number of lookups
     self.adds_up |= num_workers == 1
     self.pace = Pace()  # until it joins others
     self.most_missed = 0  # since it was last set to 0
@@ -395,9 +396,12 @@ class SharedRows(cached.Rows):
 
   def weights(self, lookups: np.ndarray) -> np.ndarray:
     """Returns [n] float32, the weights of pushes of rows with lookups [n]."""
-    times = lookups / self._memory_lookups
-    weights = policies.parallel_weights(times, self._num_workers, np)
-    return weights.astype(np.float32)
+    most = np.max(lookups, initial=0)
+    if most >= len(self._weights):
+      times = np.arange(2 * most + 1) / self._memory_lookups
+      weights = policies.parallel_weights(times, self._num_workers, np)
+      self._weights = weights.astype(np.float32)
+    return self._weights[lookups]
 
   def num_updates(self) -> int:
     """Updates of rows on the device that no shard has."""
@@ -455,11 +459,8 @@ class SharedRows(cached.Rows):
     return newer
 
   def swap(
-    self,
-    tables: Mapping[str, Any],
-    stretch: fetching.Stretch,
-    fetched: tuple,
-  ) -> tuple[Mapping[str, Any], int, float]:
+    self, tables: cached.Tables, stretch: fetching.Stretch, fetched: tuple
+  ) -> tuple[cached.Tables, int, float]:
     """See the base."""
     start, waited = time.monotonic(), self.pace.waited_secs
     tables = dict(tables)
@@ -517,11 +518,7 @@ class SharedRows(cached.Rows):
     if stays and num_weighted:
       self._write(name, tables, lines, rows=rows)
 
-  def flush(
-    self,
-    tables: Mapping[str, Any],
-    held: Callable[[str], tuple[np.ndarray, np.ndarray]],
-  ) -> Mapping[str, Any]:
+  def flush(self, tables: cached.Tables, held: cached.Held) -> cached.Tables:
     """See the base."""
     tables = dict(tables)
     for name, copies in self._copies.items():

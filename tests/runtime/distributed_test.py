@@ -382,23 +382,6 @@ def test_other_settings_and_folders_are_refused_and_named(trained, flag):
   assert not (folder / 'refused' / 'checkpoints').exists()
 
 
-def test_a_machine_that_dies_is_noticed_in_time():
-  """As docs/devices.md says."""
-  with connection.Listener(('127.0.0.1', 0)) as listener:
-    peer = connection.Client(listener.address)
-    with peer, listener.accept():
-      distributed._keep_alive(peer)
-      with socket.fromfd(
-        peer.fileno(), socket.AF_INET, socket.SOCK_STREAM
-      ) as used:
-        idle, interval, count = (
-          used.getsockopt(socket.IPPROTO_TCP, getattr(socket, f'TCP_{x}'))
-          for x in ('KEEPIDLE', 'KEEPINTVL', 'KEEPCNT')
-        )
-        assert used.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert idle + interval * count <= 30
-
-
 def test_a_process_is_of_one_job(monkeypatch):
   """JAX leaves a job, but keeps its devices."""
   state = distributed.jax_distributed.global_state

@@ -73,40 +73,32 @@ def test_bytes_of_one_device(instruction, sent_bytes):
   assert found.sent_bytes == sent_bytes
 
 
-@pytest.mark.parametrize(
-  ('number', 'num_bytes'), [('pred', 1), ('s4', 0.5), ('f8e4m3fn', 1)]
-)
-def test_bytes_of_numbers(number, num_bytes):
-  before = f'%x = {number}[10,<=3]{{1,0}} fusion(%p), kind=kLoop'
-  found = _one(f'{number}[20,3] all-gather(%x)', before)
-  assert found.sent_bytes == 7 * 30 * num_bytes
-  assert found.shapes == ((10, 3), (20, 3))
+def test_bytes_of_numbers():
+  for number, num_bytes in ('pred', 1), ('s4', 0.5), ('f8e4m3fn', 1):
+    before = f'%x = {number}[10,<=3]{{1,0}} fusion(%p), kind=kLoop'
+    found = _one(f'{number}[20,3] all-gather(%x)', before)
+    assert found.sent_bytes == 7 * 30 * num_bytes
+    assert found.shapes == ((10, 3), (20, 3))
 
 
-@pytest.mark.parametrize(
-  'line',
-  [
-    '%s = (f32[16,4], f32[128,4]) all-gather-start(%p), dimensions={0}',
-    '%s = ((f32[16,4]), f32[128,4], u32[]) all-gather-start(%p), '
+def test_an_asynchronous_pair_is_one():
+  for start in (
+    '(f32[16,4], f32[128,4]) all-gather-start(%p), dimensions={0}',
+    '((f32[16,4]), f32[128,4], u32[]) all-gather-start(%p), '
     'replica_groups={}, calls=%wrapped',
-    '%s = ((f32[16,4]), f32[128,4], u32[]) async-start(%p), calls=%wrapped',
-  ],
-)
-def test_an_asynchronous_pair_is_one(line):
-  line += '\n  %u = (f32[16,4], f32[128,4]) all-gather-update(%s)'
-  found = _one('f32[128,4]{1,0} all-gather-done(%u)', line)
-  assert found.kind == 'all-gather' and found.sent_bytes == 7 * 256
+    '((f32[16,4]), f32[128,4], u32[]) async-start(%p), calls=%wrapped',
+  ):
+    before = f'%s = {start}\n  %u = (f32[16,4]) all-gather-update(%s)'
+    found = _one('f32[128,4]{1,0} all-gather-done(%u)', before)
+    assert found.kind == 'all-gather' and found.sent_bytes == 7 * 256
 
 
-@pytest.mark.parametrize(
-  'operands',
-  [
+def test_what_cannot_be_read_is_no_number():
+  for operands in (
     '(%p), replica_groups=@mesh<x=8>{x}',
     '(%nowhere), replica_groups={{0,1}}',
-  ],
-)
-def test_what_cannot_be_read_is_no_number(operands):
-  assert math.isnan(_one(f'f32[16,4] all-reduce{operands}').sent_bytes)
+  ):
+    assert math.isnan(_one(f'f32[16,4] all-reduce{operands}').sent_bytes)
 
 
 def test_a_compiled_program_with_loops_and_branches():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
+from jaxemb.run import loop
 from jaxemb.runtime import mesh, resources
 
 NAMED, SPEC = jax.sharding.NamedSharding, jax.sharding.PartitionSpec
@@ -80,7 +81,7 @@ def test_arrays_go_to_the_devices_and_every_copy_counts():
   split = NAMED(devices, SPEC(None, mesh.TABLE))
   assert mesh.my_parts(devices, 8) == range(8)
   whole = np.arange(24, dtype=np.float32).reshape(8, 3)
-  placed = mesh.put_parts({'a': whole}, over, 8)['a']
+  placed = loop.put_parts({'a': whole}, over, 8)['a']
   assert placed.sharding == over
   np.testing.assert_array_equal(np.asarray(placed), whole)
   state = {

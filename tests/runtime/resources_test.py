@@ -1,8 +1,5 @@
 """Use of CPU, memory and network: samples, rates, sums over a run."""
 
-import socket
-import time
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,31 +21,6 @@ def test_rates_are_those_of_the_time_between():
   assert resources.between(later, later) == resources.between(later, {}) == {}
   after = resources.since(earlier)
   assert 0 < after['secs'] < 100 and after['rss_bytes'] > 2**20
-
-
-def test_work_memory_and_traffic_are_seen():
-  earlier = time.process_time()
-  before = resources.sample()
-  block = b'x' * 300_000_000  # more than may be freed meanwhile
-  with socket.create_server(('127.0.0.1', 0)) as server:
-    sender = socket.create_connection(server.getsockname())
-    receiver, _ = server.accept()
-    with sender, receiver:
-      for start in range(0, 1_000_000, 10_000):
-        sender.sendall(block[start : start + 10_000])
-        receiver.recv(10_000, socket.MSG_WAITALL)
-  end = time.process_time() + 0.1
-  while time.process_time() < end:
-    pass
-  usage = resources.between(before, resources.sample())
-  used = time.process_time() - earlier
-  # The system counts in hundredths of a second.
-  assert 0.08 <= usage['cores'] * usage['secs'] <= used + 0.05
-  assert usage['host_busy_cores'] > 0.05 / usage['secs']
-  assert usage['rss_bytes'] - before['rss_bytes'] > 40_000_000
-  for direction in ('received', 'sent'):
-    rate = usage[f'loopback_{direction}_bytes_per_sec']
-    assert rate * usage['secs'] >= 1_000_000
 
 
 def _usage(secs, cores, hostname='a', sent=0.0, peak_bytes=10):

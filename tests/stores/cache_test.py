@@ -82,7 +82,7 @@ def test_a_step_that_does_not_fit_is_refused():
   step = np.arange(6, dtype=np.int32), np.arange(3, 9, dtype=np.int32)
   with pytest.raises(cache_lib.TooSmall) as error:
     _admit(cache, step)
-  assert error.value.num_rows == 9
+  assert error.value.args == (9,)
   cache = cache_lib.Cache(('a', 'b'), VOCAB, 8)
   assert _admit(cache, (step[0], step[0])).num_needed == 12
 

@@ -29,7 +29,7 @@ class _World:
 
   def join(self, *workers):
     for worker in workers:
-      self.starts[worker] = self.actor.join(worker).start
+      self.starts[worker] = self.actor.join(worker)[0]
       self.given[worker] = collections.deque()
 
   def kill(self, worker):

@@ -74,8 +74,11 @@ def batches(num_parts, num, steps, rate=0.1):
   return made
 
 
-def train(trainer, part, work):
-  """All dispatches of a part; nothing is left on the device."""
+def train(trainer, part, work, exports=False):
+  """All dispatches of a part; nothing is left on the device.
+
+  If it `exports`, neither is while rows of the next dispatch are under way.
+  """
   strategy, store = trainer.strategy, trainer.strategy.store
   state, losses = strategy.init(jax.random.key(3)), []
   own = []
@@ -89,6 +92,9 @@ def train(trainer, part, work):
     args = strategy.constants(), batch, schedule
     state, metrics = strategy.step(state, *args)
     losses.append(float(metrics.steps.loss))
+    if exports:
+      state = store.flush(state)
+      assert store.rows.num_updates() == 0
   store.flush(state)
   return losses
 
@@ -144,23 +150,39 @@ def test_lockstep_without_staleness_is_synchronous():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ('optimizer', 'staleness'),
-  [('sgd', -1), ('adam', 5)],
-)
-def test_one_worker_learns_what_it_would_alone(optimizer, staleness):
-  common = {'optimizer.name': optimizer}
+  ('settings', 'cached', 'exports'),
+  [
+    ({'optimizer.name': 'sgd', 'table.staleness': -1}, '60%', False),
+    ({'optimizer.name': 'adam', 'table.staleness': 5}, '60%', False),
+    ({'table.staleness': 50}, '60%', True),
+    (
+      {'model.loss': 'hierarchical_softmax', 'model.shared_negatives': 24},
+      '100%', False,
+    ),
+    (
+      {'model.name': 'mixture', 'senses.number': 3, 'senses.top_ratio': 0.02},
+      '100%', False,
+    ),
+  ],
+)  # fmt: skip
+def test_one_worker_learns_what_it_would_alone(settings, cached, exports):
   (made,) = trainers(
-    1, {**common, 'table.staleness': staleness}, local_cluster.Cluster()
+    1,
+    {**settings, 'table.device_bytes': cached},
+    local_cluster.Cluster(),
+    shared_nodes=4,
   )
-  work = batches(1, 3, made.trainable.steps)
-  losses = run([made], Abreast(1), work)
-  expected, expected_losses = alone(1, common, work)
-  np.testing.assert_allclose(losses[0], expected_losses, rtol=1e-4)
-  for name, found in rows(made).items():
+  store, work = made.strategy.store, batches(1, 3, made.trainable.steps, 0.02)
+  losses = train(made, 0, work, exports)
+  settings.pop('table.staleness', None)
+  expected, expected_losses = alone(1, settings, work, shared_nodes=4)
+  np.testing.assert_allclose(losses, expected_losses, rtol=1e-4)
+  for name, table in made.trainable.tables.items():
+    found = store.rows.export_rows(name, np.arange(table.spec.vocab))
     np.testing.assert_allclose(found.rows, expected[name].rows, atol=1e-4)
-    for slot, values in found.opt_state.items():
+    for key, values in found.opt_state.items():
       np.testing.assert_allclose(
-        values, expected[name].opt_state[slot], rtol=1e-3, atol=1e-6
+        values, expected[name].opt_state[key], rtol=1e-3, atol=1e-6
       )
 
 
@@ -197,49 +219,3 @@ def test_workers_that_never_wait_learn_as_much(staleness):
   pushed = sum(x['updates_pushed'] for x in counts)
   clocks = [y.updates for x in cluster.shards.values() for y in x]
   assert sum(clocks) == pushed > 0
-
-
-@pytest.mark.slow
-def test_an_export_on_the_way_loses_nothing():
-  (made,) = trainers(1, {'table.staleness': 50}, local_cluster.Cluster())
-  store, strategy = made.strategy.store, made.strategy
-  work = batches(1, 3, made.trainable.steps)
-  state = strategy.init(jax.random.key(3))
-  args = [(jax.device_put(x, strategy.batch_sharding), y) for x, y in work]
-  for i, (batch, schedule) in enumerate(args):
-    if i + 1 < len(args):
-      store.expect(*args[i + 1])
-    step_args = strategy.constants(), batch, schedule
-    state, _ = strategy.step(state, *step_args)
-    # Rows of the next dispatch are under way.
-    state = store.flush(state)
-    assert store.rows.num_updates() == 0
-  expected, _ = alone(1, {}, work)
-  for name, found in rows(made).items():
-    np.testing.assert_allclose(found.rows, expected[name].rows, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'settings',
-  [
-    {'model.loss': 'hierarchical_softmax'},
-    {'model.name': 'mixture', 'senses.number': 3, 'senses.top_ratio': 0.02},
-  ],
-  ids=lambda x: '-'.join(map(str, x.values())),
-)
-def test_any_model_learns_what_it_would_alone(settings):
-  settings = {**settings, 'table.device_bytes': '100%'}
-  if 'model.loss' in settings:
-    settings['model.shared_negatives'] = 24
-  cluster = local_cluster.Cluster()
-  (made,) = trainers(1, settings, cluster, shared_nodes=4)
-  work = batches(1, 2, made.trainable.steps, 0.02)
-  losses = run([made], Abreast(1), work)
-  del settings['table.device_bytes']
-  expected, expected_losses = alone(1, settings, work, shared_nodes=4)
-  np.testing.assert_allclose(losses[0], expected_losses, rtol=1e-4)
-  for name in made.trainable.tables:
-    num = made.trainable.tables[name].spec.vocab
-    found = made.strategy.store.rows.export_rows(name, np.arange(num))
-    np.testing.assert_allclose(found.rows, expected[name].rows, atol=1e-4)
