@@ -28,24 +28,21 @@ _STEMS = [x for x in _PAIRS if len(x[0]) > 2]
 _OTHERS = (
   roles.Role(
     'relation',
-    ('relation', 'relationid', 'rel', 'relid', 'predicate', 'predicateid')
-    + ('edgetype', 'relationtype', 'reltype', 'type', 'r', 'p', 'property')
-    + ('label',),
+    tuple(
+      'relation relationid rel relid predicate predicateid edgetype '
+      'relationtype reltype type r p property label'.split()
+    ),
   ),
   roles.Role(
     'weight',
-    ('weight', 'weights', 'edgeweight', 'w', 'value', 'strength', 'count')
-    + ('counts', 'frequency', 'freq', 'score', 'combinedscore', 'rating'),
+    tuple(
+      'weight weights edgeweight w value strength count counts frequency freq '
+      'score combinedscore rating'.split()
+    ),
   ),
   roles.Role(
-    'time',
-    ('time', 'timestamp', 'datetime', 'date', 'year', 'ts', 'since'),
+    'time', tuple('time timestamp datetime date year ts since'.split())
   ),
-)
-ROLES = (
-  roles.Role('source', tuple(x for x, _ in _PAIRS), is_required=True),
-  roles.Role('target', tuple(x for _, x in _PAIRS), is_required=True),
-  *_OTHERS,
 )
 _INDEX = {'', 'unnamed0', 'indexlevel0', 'id', 'index', 'edge', 'edgeid'}
 # Nodes of two kinds that are called by numbers of their own.
@@ -60,18 +57,29 @@ _RELATIVES = set('friend follower followee contact trustee neighbor'.split())
 Rows = Sequence[Sequence[str]]  # the first rows of a file
 
 
+def _roles(source: Sequence[str], target: Sequence[str]):
+  return (
+    roles.Role('source', tuple(source), is_required=True),
+    roles.Role('target', tuple(target), is_required=True),
+    *_OTHERS,
+  )
+
+
+ROLES = _roles(*zip(*_PAIRS, strict=True))
+
+
 def assign(
   where: str, rows: Rows, declared: str, form: str = ''
 ) -> roles.Columns:
   """Return the `roles.Columns` of a table, whose first row may be a header.
 
-  `declared` is `data.columns`; `form` one of `tables.FORMS` whose columns have
-  names, '' = text. Raises a `UserError` where the columns cannot be told.
+  `declared` is `data.columns`; `form` that of a table whose columns have names,
+  '' = text. Raises a `UserError` where the columns cannot be told.
   """
-  if len(rows) > 1 and all(len(x) == 1 + len(rows[0]) for x in rows[1:]):
-    rows = [['', *rows[0]], *rows[1:]]  # a header as R writes it
+  if rows[1:] and all(len(x) == 1 + len(rows[0]) for x in rows[1:]):
+    as_of_r = [['', *rows[0]], *rows[1:]]
+    rows = as_of_r if is_header(as_of_r) else rows
   first = rows[0]
-  has_header = bool(form) or is_header(rows)
   if len(first) < 2:
     raise errors.UserError(
       f'{where} has one field in its first line, {first[0][:60]!r}, and an '
@@ -82,13 +90,13 @@ def assign(
       raise errors.UserError(
         f'{where} has numbers such as {column[0]}; write points, not commas'
       )
-  if not has_header:
-    declared = declared or ','.join(_by_content(where, rows))
-    columns = roles.assign(
-      where, ROLES, first, declared=declared, has_header=False
-    )
-    return roles.require(where, ROLES, columns)
-  return _by_names(where, rows, declared, form=form)
+  if form or is_header(rows):
+    return _by_names(where, rows, declared, form=form)
+  declared = declared or ','.join(_by_content(where, rows))
+  columns = roles.assign(
+    where, ROLES, first, declared=declared, has_header=False
+  )
+  return roles.require(where, ROLES, columns)
 
 
 def is_header(rows: Rows) -> bool:
@@ -97,75 +105,76 @@ def is_header(rows: Rows) -> bool:
   if not below:  # one row, of no edge if it is `source target`
     return [*_pair([*map(roles.simplified, first)])] in _STEMS
   has_index = first[0] == ''
-  if below and first[has_index:] == [*map(str, range(len(first) - has_index))]:
+  if first[has_index:] == [*map(str, range(len(first) - has_index))]:
     return has_index or not any(map(tables.is_number, below))  # of pandas
-  if not below or any(map(tables.is_number, first)):
+  if any(map(tables.is_number, first)):
     return False
   if all(len(roles.simplified(x)) == 1 for x in first):  # of letters, u v
     if any(len(x) == 1 and x.isalpha() for x in below):
       return False
-  kinds = [roles.simplified(x) for x in first if x not in below]
+  names = [roles.simplified(x) for x in first if x not in below]
   num = sum(
-    _kind(x) in _KINDS or bool(re.search('.(id|name)$', x)) for x in kinds
+    _kind(x) in _KINDS or bool(re.search('.(id|name)$', x)) for x in names
   )
   return num > 1 or roles.is_header(ROLES, rows)
 
 
+def _refuse(where, what, *columns):
+  """Raises a `UserError` that asks for one of some `data.columns`."""
+  choices = ' or '.join(f'--config.data.columns={x}' for x in columns)
+  raise errors.UserError(f'{where} has {what}; give {choices}')
+
+
 def _by_names(where, rows, declared, form):
   """Columns below a header: pairs of names, then what is left."""
-  names = [roles.simplified(x) for x in rows[0]]
+  header, rows = rows[0], rows[1:]
+  names = [roles.simplified(x) for x in header]
   pair = _pair(names)
-  known = (
-    roles.Role('source', pair[:1], is_required=True),
-    roles.Role('target', pair[1:], is_required=True),
-    *_OTHERS,
-  )
-  columns = roles.assign(where, known, rows[0], declared=declared)
-  taken = {i for x in columns.by_role.values() for i in x}
-  left = [i for i, x in enumerate(names) if i not in taken and x not in _INDEX]
-  missing = [x for x in ('source', 'target') if x not in columns.by_role]
-  if missing and not declared and form == 'jsonl':
-    where = f'{where} is JSON, and'
-  elif not declared and len(left) == len(missing) > 0:
-    found = dict(zip(missing, ((i,) for i in left), strict=True))
-    columns = columns._replace(by_role={**found, **columns.by_role})
-    left = []
-    ends = [_cells(rows[1:], columns.index(x)) for x in ('source', 'target')]
-    if not prefixes(rows[1:], columns) and all(map(_are_numbers, ends)):
-      named = columns.named()
-      if {*ends[0]} & {*ends[1]} and named['source'] != named['target']:
-        raise errors.UserError(
-          f'{where} has the same numbers in {named["source"]} and '
-          f'{named["target"]}: if they are the same nodes, give --config.data.'
-          f'columns=source:{named["source"]},target:{named["target"]}, else '
-          'names of their own'
-        )
-  columns = roles.require(where, known, columns)
+  known = _roles(pair[:1], pair[1:])
+  columns = roles.assign(where, known, header, declared=declared)
   if declared:
-    return columns
+    return roles.require(where, known, columns)
   by_role = dict(columns.by_role)
-  texts = {k: _cells(rows[1:], i) for k, (i,) in by_role.items()}
+  taken = {i for x in by_role.values() for i in x}
+  left = [i for i, x in enumerate(names) if i not in taken and x not in _INDEX]
+  if not pair and len(left) == 2 and form != 'jsonl':
+    by_role |= {'source': (left[0],), 'target': (left[1],)}
+    columns, left = columns._replace(by_role=by_role), []
+    _refuse_same(where, rows, columns)
+  elif not pair and form == 'jsonl':
+    where = f'{where} is JSON, and'
+  roles.require(where, known, columns)
+  texts = {k: _cells(rows, i) for k, (i,) in by_role.items()}
+  nodes = ','.join(f'{k}:{columns.named()[k]}' for k in ('source', 'target'))
   kinds = {x.strip().lower() for x in texts.get('relation', ())}
   if kinds and kinds <= {'', 'directed', 'undirected'}:  # as Gephi writes it
     del by_role['relation']
-  elif names[by_role.get('relation', (0,))[0]] == 'label' and all(
-    map(tables.is_number, kinds)
-  ):
-    raise _ambiguous(where, columns, 'label', role='relation')
-  numeric = [i for i in left if _are_numbers(_cells(rows[1:], i))]
-  if len(numeric) == 1 and not {'weight', 'relation'} & {*by_role}:
-    raise _ambiguous(where, columns, rows[0][numeric[0]], role='weight')
+  role, numeric = 'weight', [i for i in left if _are_numbers(_cells(rows, i))]
+  if 'weight' in by_role or 'relation' in by_role:
+    role, numeric = 'relation', by_role.get('relation', ())
+    if names[(*numeric, 0)[0]] != 'label' or not _are_numbers(kinds):
+      numeric = ()
+  if len(numeric) == 1:
+    name = header[numeric[0]]
+    what = f'numbers in {name}, which may be a {role} or not'
+    _refuse(where, what, f'{nodes},{role}:{name}', f'{nodes},-:{name}')
   if 'weight' in texts:
     _refuse_times(where, texts['weight'])
   return columns._replace(by_role=by_role)
 
 
-def _ambiguous(where, columns, name, role):
-  nodes = ','.join(f'{k}:{columns.named()[k]}' for k in ('source', 'target'))
-  return errors.UserError(
-    f'the column {name} of {where} has numbers, which may be a {role} or not; '
-    f'give --config.data.columns={nodes},{role}:{name} or {nodes},-:{name}'
-  )
+def _refuse_same(where, rows, columns):
+  """Raises a `UserError` for the same numbers below two unknown names."""
+  a, b = (columns.named()[x] for x in ('source', 'target'))
+  ends = [_cells(rows, columns.index(x)) for x in ('source', 'target')]
+  if prefixes(rows, columns) or not all(map(_are_numbers, ends)) or a == b:
+    return
+  if {*ends[0]} & {*ends[1]}:
+    raise errors.UserError(
+      f'{where} has the same numbers in {a} and {b}: if they are the same '
+      f'nodes, give --config.data.columns=source:{a},target:{b}, else names of '
+      'their own'
+    )
 
 
 def _cells(rows, column):
@@ -178,16 +187,17 @@ def _pair(names: Sequence[str]) -> tuple[str, ...]:
     if a in names and b in names:
       return a, b
   for name in names:
-    if name.replace('1', '2', 1) != name and name.replace('1', '2', 1) in names:
-      return name, name.replace('1', '2', 1)
-    for a, b in ('a', 'b'), ('x', 'y'):
-      other = name.removesuffix(a) + b
-      if len(name) > 3 and name.endswith(a) and other in names:
-        return name, other
-    for a, b in _STEMS:
-      other = b + name.removeprefix(a)
-      if name.startswith(a) and len(name) > len(a) and other in names:
-        return name, other
+    others = [name.replace('1', '2', 1)]
+    others += [
+      name[:-1] + b for a, b in ('ab', 'xy') if len(name) > 3 and name[-1] == a
+    ]
+    others += [
+      b + name.removeprefix(a)
+      for a, b in _STEMS
+      if name.startswith(a) and name != a
+    ]
+    if other := next((x for x in others if x != name and x in names), ''):
+      return name, other
   return ()
 
 
@@ -201,9 +211,8 @@ def prefixes(rows: Rows, columns: roles.Columns) -> tuple[str, str] | None:
   positions = [columns.index(x) for x in ('source', 'target')]
   ends = [columns.names[x] for x in positions]
   groups = [re.search(r'ID\((.+)\)$', x) for x in ends]
-  if all(groups):
-    kinds = [x[1] for x in groups]
-  else:
+  kinds = [x[1] for x in groups if x]
+  if len(kinds) < 2:
     kinds = [_kind(roles.simplified(x)) for x in ends]
     if not {*kinds} & _KINDS or {*kinds} & _RELATIVES:
       return None
@@ -227,17 +236,15 @@ def _by_content(where, rows):
   first, widths = rows[0], [len(x) for x in rows]
   num_other = sum(x != len(first) for x in widths)
   if num_other > len(rows) / 2 or (len({*widths}) > 3 and num_other > 2):
-    raise errors.UserError(
-      f'{where} has lines of {min(widths)} to {max(widths)} fields; if it is '
-      'an adjacency list, a node and its neighbors, give '
-      f'--config.data.columns={ADJACENCY}'
-    )
+    what = f'lines of {min(widths)} to {max(widths)} fields, as if a line were'
+    _refuse(where, f'{what} a node and its neighbors', ADJACENCY)
   if len(first) == 4 and all(x[3:] == ['.'] for x in rows):  # N-Triples
     return ['source', 'relation', 'target', '-']
   if len(first) > 3:
-    raise errors.UserError(
-      f'{where} has {len(first)} columns and no header; say what they are, '
-      'such as --config.data.columns=source,target,weight,-'
+    _refuse(
+      where,
+      f'{len(first)} columns and no header that could say what they are',
+      'source,target,weight,-',
     )
   if len(first) == 2:
     return ['source', 'target']
@@ -246,16 +253,16 @@ def _by_content(where, rows):
     return ['source', 'target', '-']
   if not any(re.search(r'\w', x[1]) for x in rows):  # 1 -> 2
     return ['source', '-', 'target']
-  third = _third(where, rows)
-  if third is None:
-    raise errors.UserError(
-      f'{where} has three columns, such as {" ".join(rows[0])[:80]}, and no '
-      'header: which are nodes, and is one a relation, a weight or a time? '
-      'Give --config.data.columns=source,target,weight, '
-      'source,relation,target, source,target,relation or source,target,-, or '
-      f'{ADJACENCY} of a node and its neighbors'
-    )
-  return third
+  if third := _third(where, rows):
+    return third
+  _refuse(
+    where,
+    f'three columns, such as {" ".join(rows[0])[:80]}, and no header: which '
+    'are nodes, and is one a relation, a weight or a time?',
+    'source,target,weight, source,relation,target, source,target,relation or '
+    'source,target,-',
+    f'{ADJACENCY} of a node and its neighbors',
+  )
 
 
 def _third(where, rows):
@@ -263,33 +270,30 @@ def _third(where, rows):
   columns = [[x[i] for x in rows] for i in range(3)]
   sets = [{*x} for x in columns]
   is_number = [_are_numbers(x) for x in columns]
-  with_weights = ['source', 'target', 'weight']
-  middle, last = (
-    ['source', 'relation', 'target'],
-    ['source', 'target', 'relation'],
-  )
+  weighted = ['source', 'target', 'weight']
+  middle = ['source', 'relation', 'target']
+  last = ['source', 'target', 'relation']
   # A relation has few values, which no node has.
   sizes = [len(x) for x in sets]
   few = [4 * sizes[i] <= min(sizes[0], sizes[3 - i]) for i in (1, 2)]
   if 4 * sizes[0] <= min(sizes[1:]) and sets[1] & sets[2]:
     return ['relation', 'source', 'target']
   _refuse_times(where, columns[2])
-  apart = [not sets[1] & (sets[0] | sets[2]), not sets[2] & (sets[0] | sets[1])]
   if not is_number[2]:
-    if any(few):
-      return middle if few[0] else last
-    if all(apart) or not any(apart):
-      return None
-    return middle if apart[0] else last
+    if not any(few):
+      few = [not sets[i] & (sets[0] | sets[3 - i]) for i in (1, 2)]
+      if few[0] == few[1]:
+        return None
+    return middle if few[0] else last
   if any(re.fullmatch(r'0\d+', x) for x in columns[2]):  # names of nodes
     return middle if few[0] and not is_number[1] else None
   if not all(float(x).is_integer() for x in columns[2]):
-    return with_weights
+    return weighted
   if all(is_number):
-    return with_weights if sets[2] == {'1'} else None
+    return weighted if sets[2] == {'1'} else None
   if is_number[0] and few[0] and sets[0] & sets[2]:
     return middle
-  return None if few[0] and not sets[0] & sets[1] else with_weights
+  return None if few[0] and not sets[0] & sets[1] else weighted
 
 
 def _are_numbers(texts):
@@ -302,8 +306,6 @@ def _refuse_times(where, texts):
   years = r'(19|20)\d\d(\.0)?'
   are_years = len({*texts}) > 2 and all(re.fullmatch(years, x) for x in texts)
   if texts and (are_years or all(re.fullmatch(times, x) for x in texts)):
-    raise errors.UserError(
-      f'{where} has values such as {texts[0].strip()} where weights would be, '
-      'which look like times; give --config.data.columns=source,target,-, or '
-      'source,target,weight if they are weights'
-    )
+    what = f'values such as {texts[0].strip()}, which look like times, where'
+    weights = 'source,target,weight if they are weights'
+    _refuse(where, f'{what} weights would be', 'source,target,-', weights)

@@ -10,6 +10,7 @@ on disk until their lists are made (`graph.build`).
 import ast
 import contextlib
 import functools
+import itertools
 import pathlib
 import re
 import tempfile
@@ -45,11 +46,12 @@ class Plan(NamedTuple):
   prefixes: tuple[str, str] | None = None  # of nodes of two kinds
   num_rows: int | None = None  # as the first line says
   num_comments: int = 0
-  has_attributes: bool = False  # such as {'weight': 4}, by NetworkX
+  # Rows that are no lines of columns: of Python, or as NetworkX writes them.
+  blocks: Callable[[], Iterable[tables.Table]] | None = None
 
 
 def listed(
-  plans: Mapping[pathlib.Path, Plan],
+  plans: Mapping[pathlib.Path | str, Plan],
   settings: Mapping[str, Any],
   folder: pathlib.Path,
   progress: Callable[[str, int, int], None],
@@ -76,43 +78,34 @@ def planned(
   paths: Sequence[pathlib.Path], settings: Mapping[str, Any]
 ) -> dict[pathlib.Path, Plan]:
   """Plan how to read each file; all have the same columns."""
-  plans: dict[pathlib.Path, Plan] = {}
-  for path in paths:
-    plan = plans[path] = _plan(path, settings)
-    pairs = zip(_described(plan), _described(plans[paths[0]]), strict=True)
-    for here, before in pairs:
-      if here and before and here != before:
-        raise errors.UserError(
-          f'{path} has {here}, and the files before it {before}; give files of '
-          'one kind'
-        )
+  plans = {x: _plan(x, settings) for x in paths}
+  first, *others = plans.items()
+  for path, plan in others:
+    if _columns(plan) != _columns(first[1]):
+      raise errors.UserError(
+        f'{path} has {_columns(plan)}, and {first[0]} before it '
+        f'{_columns(first[1])}; give files of one kind'
+      )
   return plans
 
 
 def shown(plans: Mapping[pathlib.Path, Plan]) -> list[roles.Input]:
   """Return what log and report show of files."""
-  (path, first), *_ = plans.items()
+  (_, first), *_ = plans.items()
   return [first.shown._replace(files=tuple(map(str, plans)))]
 
 
-def _described(plan):
-  """What is between columns of text, and which these are."""
+def _columns(plan):
+  """The columns of a file, and what is between them."""
   sign = plan.layout.delimiter
-  sign = 'white space' if sign in (' ', '\t') else sign and repr(sign)
+  sign = 'white space' if sign in (' ', '\t') else repr(sign)
   names = ', '.join(sorted({*plan.layout.columns} - {'-'}))
-  return sign and f'{sign} between its columns', f'the columns {names}'
-
-
-_KONECT = {
-  3: 'source,target,weight',
-  4: 'source,target,weight,time',
-}  # columns of out.*
+  return f'the columns {names} with {sign} between them'
 
 
 def _plan(path, settings):
   head = heads.read(path, 'an edge', settings['comments'])
   title = (*head.comments, '')[0]
-  num_comments = sum(bool(x.strip()) for x in head.comments)
   if settings['directed'] and re.match(
     r'%\s*sym\b|%%MatrixMarket.* symmetric', title
   ):
@@ -120,41 +113,60 @@ def _plan(path, settings):
       f'{path} has edges that lead both ways, as its first line says, once; '
       'leave out config.data.directed'
     )
-  is_matrix = title.startswith('%%MatrixMarket') and len(head.rows) > 1
-  konect = re.match(r'%\s*(sym|asym|bip)\b', title)
   prefixes, num_rows, declared = None, None, settings['columns']
+  sizes, below = head.rows[0], (*head.rows, ())[1]
+  is_matrix = title.startswith('%%MatrixMarket') and below
+  konect = re.match(r'%\s*(sym|asym|bip)\b', title)
   if konect and konect[1] == 'bip':
     prefixes = 'left:', 'right:'
-  sizes = head.rows[0]
-  if is_matrix:
-    if sizes[:1] != sizes[1:2]:
-      prefixes = 'row:', 'column:'
+  if is_matrix and sizes[:1] != sizes[1:2]:
+    prefixes = 'row:', 'column:'
+  # OpenKE has the number of rows.
+  if len(sizes) == 1 and sizes[0].isdecimal() and len(below) > 1:
+    num_rows = int(sizes[0])
+    if len(below) == 3 and all(map(str.isdecimal, below)):
+      declared = declared or 'source,target,relation'
+  if is_matrix or num_rows is not None:
     head = head.below_first()
-  elif len(sizes) == 1 and sizes[0].isdecimal() and len(head.rows) > 1:
-    if len(head.rows[1]) > 1:  # as OpenKE has it
-      num_rows, head = int(sizes[0]), head.below_first()
-      if len(head.rows[0]) == 3 and all(map(str.isdecimal, head.rows[0])):
-        declared = declared or 'source,target,relation'
   if konect or is_matrix or published.is_named(path, published.KONECT):
-    declared = declared or _KONECT.get(len(head.rows[0]), '')
+    known = {3: 'source,target,weight', 4: 'source,target,weight,time'}
+    declared = declared or known.get(len(head.rows[0]), '')
   plan = (
     _of_networkx(path, head)
     or _of_adjacency(path, head, declared)
     or _of_columns(path, head, declared, prefixes=prefixes)
   )
+  num_comments = sum(bool(x.strip()) for x in head.comments)
   return plan._replace(num_rows=num_rows, num_comments=num_comments)
 
 
-def _of_columns(path, head, declared, prefixes):
-  columns = edge_columns.assign(str(path), head.rows, declared, form=head.kind)
+def _of_columns(where, head, declared, prefixes=None):
+  columns = edge_columns.assign(where, head.rows, declared, form=head.form)
   has_header = columns.has_header
   prefixes = prefixes or edge_columns.prefixes(head.rows[1:], columns)
   first = list(head.rows[min(has_header, len(head.rows) - 1)])
   for role, prefix in zip(('source', 'target'), prefixes or (), strict=False):
     first[columns.index(role)] = prefix + first[columns.index(role)]
   layout = head.layout(columns.roles(), skips_first=has_header)
-  shown = roles.Input.of([path], head.form(), columns, first)
+  shown = roles.Input.of([where], head.shown(), columns, first)
   return Plan(layout, shown, prefixes)
+
+
+def of_table(table: tables.Table, declared: str) -> Plan:
+  """Plan how to read a table of Python; columns 0, 1, .. have no names."""
+  names, where = [*table.columns], 'the table'
+  columns = [table.text(x).strings(slice(20)).to_pylist() for x in names]
+  rows = [*zip(*columns, strict=True)]
+  if names == [*map(str, range(len(names)))]:
+    head = heads.Head(rows, [], '')
+  else:
+    head = heads.Head([names, *rows], [], '', form='table')
+  if not rows:
+    raise errors.UserError(f'{where} has no row with an edge; give edges')
+  plan = _of_columns(where, head, declared)
+  texts = zip(plan.layout.columns, table.columns.values(), strict=True)
+  table = tables.Table({k: x for k, x in texts if k != '-'})
+  return plan._replace(blocks=lambda: [table])
 
 
 def _of_adjacency(path, head, declared):
@@ -163,11 +175,11 @@ def _of_adjacency(path, head, declared):
   is_named |= any(re.match('# GMT ', x) for x in head.comments)
   if declared != edge_columns.ADJACENCY and (declared or not is_named):
     return None
-  by_role = {'source': (0,), 'target': (1,)}
-  columns = roles.Columns(('1', '2 ...'), by_role, has_header=False)
-  shown = roles.Input.of(
-    [path], f'adjacency list, {head.form()}', columns, head.rows[0]
+  columns = roles.Columns(
+    ('1', '2 ...'), {'source': (0,), 'target': (1,)}, has_header=False
   )
+  form = f'adjacency list, {head.shown()}'
+  shown = roles.Input.of([path], form, columns, head.rows[0])
   return Plan(head.layout(['source', 'target'], is_ragged=True), shown)
 
 
@@ -187,12 +199,22 @@ def _of_networkx(path, head):
   names += ['weight'] * any(
     re.search('[\'"]weight["\']:', x) for x in head.lines
   )
-  columns = roles.Columns(
-    tuple(names), {x: (i,) for i, x in enumerate(names)}, has_header=False
-  )
+  columns = roles.assign(
+    str(path), edge_columns.ROLES, names, declared=','.join(names)
+  )._replace(has_header=False)
   first = _attributed(path, head.lines[0])
   shown = roles.Input.of([path], 'edges by NetworkX', columns, first)
-  return Plan(head.layout(names), shown, has_attributes=True)
+
+  def of_lines():
+    lines = heads.lines(path, head)
+    while some := [
+      _attributed(path, x) for x in itertools.islice(lines, _CHUNK)
+    ]:
+      yield tables.Table.of(
+        dict(zip(names, zip(*some, strict=True), strict=False))
+      )
+
+  return Plan(head.layout(names), shown, blocks=of_lines)
 
 
 def _attributed(path, line):
@@ -203,28 +225,12 @@ def _attributed(path, line):
   text = re.sub(r'np\.\w+\(([^()]*)\)', r'\1', '{' + attributes)
   try:
     a, b = nodes
-    return a, b, str(ast.literal_eval(text.strip()).get('weight', 1))
+    return a, b, ast.literal_eval(text.strip()).get('weight', 1)
   except (ValueError, SyntaxError, AttributeError) as error:
     raise errors.UserError(
       f'{path} has the line {line.strip()[:80]!r}, which is no edge as '
       'NetworkX writes it; write names without spaces, or CSV'
     ) from error
-
-
-def _attributed_tables(path, layout):
-  import pyarrow as pa
-
-  skip = layout.skip_lines
-  for block, *_ in tables.blocks(path):
-    lines = bytes(block).decode('utf-8-sig', 'replace').split('\n')
-    edges = [_attributed(path, x) for x in lines[skip:] if x.strip()]
-    columns, skip = zip(*edges, strict=True), 0
-    yield tables.Table(
-      {
-        name: keys.Text.of(pa.array(x, pa.large_string()))
-        for name, x in zip(layout.columns, columns, strict=False)
-      }
-    )
 
 
 # Blocks of rows, which are parsed in threads.
@@ -245,27 +251,26 @@ def _block(table, prefixes, as_integers):
   May raise `_NotIntegers`.
   """
   texts = {k: table.text(k) for k in _READ if k in table.columns}
-  source, target = texts['source'], texts['target']
-  is_good = (source.stops > source.starts) & (target.stops > target.starts)
-  bad, weights = _wrong(source, ~is_good, 'a node has no name'), None
-  if relation := texts.get('relation'):
-    is_wrong = is_good & (relation.stops == relation.starts)
-    bad += _wrong(source, is_wrong, 'a relation has no name')
-    is_good &= ~is_wrong
+  has_name = {k: x.stops > x.starts for k, x in texts.items()}
+  wrong = {'a node has no name': ~(has_name['source'] & has_name['target'])}
+  weights, bad = None, []
+  if 'relation' in texts:
+    wrong['a relation has no name'] = ~has_name['relation']
   if 'weight' in texts:
     weights = _floats(texts['weight'])
-    is_weight = np.isfinite(weights) & (weights > 0)
-    is_wrong = is_good & ~is_weight
+    is_wrong = ~(np.isfinite(weights) & (weights > 0))
     shown = texts['weight'].strings(np.flatnonzero(is_wrong)[:1]).to_pylist()
-    why = f'the weight {"".join(shown)!r} is not above 0'
-    bad += _wrong(source, is_wrong, why)
-    is_good &= is_weight
-    weights = weights[is_good]
-  if not is_good.all():
+    wrong[f'the weight {"".join(shown)!r} is not above 0'] = is_wrong
+  is_good = np.ones(table.num_rows, bool)
+  for why, is_wrong in wrong.items():
+    if len(rows := np.flatnonzero(is_good & is_wrong)):
+      bad.append((_line(table, rows[0]), why, len(rows)))
+      is_good &= ~is_wrong
+  if bad:
     texts = {k: x.select(is_good) for k, x in texts.items()}
-  if prefixes:
-    for role, prefix in zip(('source', 'target'), prefixes, strict=True):
-      texts[role] = _prefixed(texts[role], prefix)
+    weights = weights if weights is None else weights[is_good]
+  for role, prefix in zip(('source', 'target'), prefixes or (), strict=False):
+    texts[role] = _prefixed(texts[role], prefix)
   names = texts['source'], texts['target']
   if as_integers:
     ends = np.empty((2, len(names[0].starts)), np.int64)
@@ -276,6 +281,14 @@ def _block(table, prefixes, as_integers):
   return _Block(texts, ends, weights=weights, bad=bad)
 
 
+def _line(table, row):
+  """The line of a row in its block."""
+  text = table.columns['source']
+  if not isinstance(text, keys.Text):  # of Parquet, JSON or Python
+    return int(row)
+  return int(np.count_nonzero(text.data[: text.starts[row]] == 10))
+
+
 def _prefixed(text, prefix):
   import pyarrow as pa
   import pyarrow.compute as pc
@@ -284,15 +297,6 @@ def _prefixed(text, prefix):
   return keys.Text.of(
     pc.binary_join_element_wise(ends[0], text.strings(), ends[1])
   )
-
-
-def _wrong(text, is_wrong, why):
-  """The line of the first wrong row, what is wrong, and of how many."""
-  rows = np.flatnonzero(is_wrong)
-  if not len(rows):
-    return []
-  line = np.count_nonzero(text.data[: text.starts[rows[0]]] == 10)
-  return [(int(line), why, len(rows))]
 
 
 @numba.njit(nogil=True, cache=True)
@@ -329,6 +333,36 @@ def _floats(text: keys.Text) -> np.ndarray:
     )
 
 
+class _Tables:
+  """Tables that are no lines of files, as `tables.Reader` has files."""
+
+  num_bad = num_comments = num_invalid_bytes = 0
+
+  def __init__(self, where: str, items: Iterable[tables.Table]):
+    self._where, self._items, self._num_rows = where, items, 0
+    self._first_bad = ''
+
+  def tables(
+    self, progress: Any, then: Callable[[tables.Table], _Block]
+  ) -> Iterator[_Block]:
+    """Yields what `then` makes of each table, and checks them at the end."""
+    for table in self._items:
+      yield then(table)
+      self._num_rows += table.num_rows
+    if 100 * self.num_bad > self._num_rows:
+      raise errors.UserError(
+        f'{self.num_bad:,} of {self._num_rows:,} rows of {self._where} cannot '
+        f'be read, the first is {self._first_bad}; mend it'
+      )
+
+  def count_bad(self, row: int, why: str, num: int) -> None:
+    """Counts rows of the last table, from one on, that are of no use."""
+    self.num_bad += num
+    self._first_bad = (
+      self._first_bad or f'row {self._num_rows + row + 1}: {why}'
+    )
+
+
 class _Edges:
   """Edges that were read into files, and their graph."""
 
@@ -352,30 +386,29 @@ class _Edges:
     self._path, first = next(iter(plans.items()))
     if first.prefixes and self._as_integers:
       raise _NotIntegers
-    self._num_comments = sum(x.num_comments for x in plans.values())
-    self._reader = tables.Reader(
-      str(self._path),
-      form='edges',
-      layouts={k: x.layout for k, x in plans.items()},
-      remedy='give --config.data.columns or .comments, or another file',
+    self._has_comments = first.layout.delimiter and not (
+      self._settings['comments'] or first.blocks
     )
+    if first.blocks:
+      items = (y for x in plans.values() for y in x.blocks())
+      self._reader = _Tables(self._path, items)
+    else:
+      self._reader = tables.Reader(
+        str(self._path),
+        form='edges',
+        layouts={k: x.layout for k, x in plans.items()},
+        remedy='give --config.data.columns or .comments, or another file',
+      )
+    self._num_comments = sum(x.num_comments for x in plans.values())
     then = functools.partial(
       _block, prefixes=first.prefixes, as_integers=self._as_integers
     )
-    if first.has_attributes:
-      blocks = (
-        then(y)
-        for path, x in plans.items()
-        for y in _attributed_tables(path, x.layout)
-      )
-    else:
-      blocks = self._reader.tables(progress, then)
     with contextlib.ExitStack() as stack:
       self._files = {
         name: stack.enter_context((self._spill / name).open('wb'))
         for name in ('ends', 'weights', 'relations')
       }
-      for block in blocks:
+      for block in self._reader.tables(progress, then):
         for line, why, num in block.bad:
           self._reader.count_bad(line, why, num=num)
         self._add(block)
@@ -428,34 +461,18 @@ class _Edges:
 
   def graph(self, folder: pathlib.Path) -> graph_lib.Graph:
     """Make the graph of what was read."""
-    numbers = None
-    if self._as_integers:
-      names, numbers, num_nodes = self._used_numbers()
-    else:
-      names = _names(self._names)
-      num_nodes = len(names)
-      if self._num_nodes and num_nodes > self._num_nodes:
-        raise errors.UserError(
-          f'edges name {num_nodes:,} nodes, and config.data.num_nodes='
-          f'{self._num_nodes}; give the right number'
-        )
-    relations = self._relation_names or None
-    if relations and len(relations) > num_nodes:
-      if not self._settings['columns']:
-        raise errors.UserError(
-          f'{self._path} has {len(relations):,} relations between '
-          f'{num_nodes:,} nodes, as if its columns were others; give '
-          '--config.data.columns, such as source,target,relation'
-        )
-    directed = self._settings['directed']
+    names, numbers, num_nodes = self._named()
+    relations, directed = self._relation_names, self._settings['directed']
+    if len(relations) > num_nodes and not self._settings['columns']:
+      raise errors.UserError(
+        f'{self._path} has {len(relations):,} relations between '
+        f'{num_nodes:,} nodes, as if its columns were others; give '
+        '--config.data.columns, such as source,target,relation'
+      )
     # A triple has a head and a tail; a walk goes either way.
     directed |= bool(relations) and learns_edges(self._settings)
-    graph = graph_lib.build(
-      functools.partial(self._chunks, numbers),
-      num_nodes,
-      directed,
-      folder=folder,
-    )
+    chunks = functools.partial(self._chunks, numbers)
+    graph = graph_lib.build(chunks, num_nodes, directed, folder=folder)
     counted = {
       **graph.counted,
       'unreadable_edges': self._reader.num_bad,
@@ -464,32 +481,44 @@ class _Edges:
     }
     counted['self_loops'] -= self._num_alone
     return graph._replace(
-      names=names, counted=counted, relation_names=relations
+      names=names, counted=counted, relation_names=relations or None
     )
 
-  def _used_numbers(self):
-    """Names of nodes or None, numbers from 0 on of those used, and how many."""
+  def _named(self):
+    """Names of nodes or None, numbers of those in files or None, how many."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ends = self._mapped('ends', np.int32).reshape(-1, 2)
+    if not self._as_integers:
+      names = pa.concat_arrays(self._names)
+      if self._has_comments:
+        is_sign = pc.match_substring_regex(names, '^' + heads.COMMENT)
+        nodes = np.flatnonzero(is_sign.to_numpy(False))
+        if len(nodes) and not np.isin(ends[:, 1], nodes).any():
+          some = names.take(nodes[:1]).to_pylist()
+          heads.refuse_comments(self._path, self._settings, some)
+      if self._num_nodes and len(names) > self._num_nodes:
+        raise errors.UserError(
+          f'edges name {len(names):,} nodes, and config.data.num_nodes='
+          f'{self._num_nodes}; give the right number'
+        )
+      return _names(names), None, len(names)
     if self._num_nodes:
       return None, None, self._num_nodes
-    is_used = np.zeros(self._largest + 1, bool)
-    for x in self._chunks(None):
-      is_used[x.sources] = is_used[x.targets] = True
-    ends = self._mapped('ends', np.int32).reshape(-1, 2)
     nodes, edges = ends[0].tolist()
     if edges == self._num - 1 > 3 and nodes >= ends[1:].max():
       raise errors.UserError(
         f'{self._path} begins with {nodes} {edges}, which seem to be the '
         'numbers of nodes and edges; remove this line'
       )
-    num_nodes = int(is_used.sum())
-    if num_nodes == len(is_used):
-      return None, None, num_nodes
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
+    is_used = np.zeros(self._largest + 1, bool)
+    for x in self._chunks(None):
+      is_used[x.sources] = is_used[x.targets] = True
+    if is_used.all():
+      return None, None, len(is_used)
     used = pc.cast(pa.array(np.flatnonzero(is_used)), pa.large_string())
-    numbers = (np.cumsum(is_used) - 1).astype(np.int32)
-    return _names([used]), numbers, num_nodes
+    return _names(used), (np.cumsum(is_used) - 1).astype(np.int32), len(used)
 
   def _mapped(self, name, kind):
     path = self._spill / name
@@ -509,24 +538,8 @@ class _Edges:
       yield graph_lib.Edges(*some.T, *cut)
 
 
-def _names(arrays):
-  """`Names` of Arrow arrays of strings."""
-  import pyarrow as pa
-
-  data, _, stops = keys.Text.of(pa.concat_arrays(arrays))
+def _names(strings):
+  """`Names` of an Arrow array of strings."""
+  data, _, stops = keys.Text.of(strings)
   offsets = np.append(0, stops)
   return graph_lib.Names(offsets, data[: offsets[-1]])
-
-
-def distinct(names: Iterable[str]) -> list[str]:
-  """The same, where a name is given again or is empty with the node's number.
-
-  Titles and people may have one name.
-  """
-  unique, seen = [], set()
-  for i, name in enumerate(names):
-    while not name or name in seen:
-      name = f'{name}#{i}'
-    seen.add(name)
-    unique.append(name)
-  return unique

@@ -8,7 +8,7 @@ files know of nodes.
           and others are downloaded
 """
 
-import csv
+import collections
 import functools
 import pathlib
 import re
@@ -29,12 +29,11 @@ from jaxemb.graphs import (
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.io import cache as cache_lib
-from jaxemb.io import columns as columns_lib
-from jaxemb.io import download, inputs
+from jaxemb.io import download, inputs, tables
 
-_SPLITS = 'train', 'valid', 'test'
+_OF_NODES = 'labels', 'features'
 _CACHED_BY = 'columns', 'comments', 'directed', 'num_nodes'
-_FORMAT = 8  # of graphs in the cache
+_FORMAT = 9  # of graphs in the cache
 
 Progress = Callable[[str, int, int], None]
 
@@ -65,8 +64,7 @@ def read(
   else:
     settings = published.find_files(settings)
     file = pathlib.Path(settings['path']).expanduser()
-    is_list = file.suffix not in ('.npz', '.mat', '.json')
-    if is_list:
+    if is_list := file.suffix not in ('.npz', '.mat', '.json'):
       paths = inputs.together(settings['path'], 'list of edges')
       plans = edge_lists.planned(paths, settings)
       graph = _built(
@@ -78,8 +76,9 @@ def read(
       if folder.is_dir():
         splits = node_files.role_splits(folder, graph.num_nodes)
         graph = graph._replace(**splits)
-  for key in ('columns', 'num_nodes'):
-    if settings[key] and not is_list:
+  for key in ('columns', 'num_nodes', 'comments'):
+    is_of_nodes = key == 'comments' and any(map(settings.get, _OF_NODES))
+    if settings[key] and not (is_list or is_of_nodes):
       raise errors.UserError(
         f'config.data.{key}={settings[key]} is for lists of edges, and '
         f'{settings["path"]} is none; remove it'
@@ -111,26 +110,20 @@ def from_table(
 
   To train on it, `graph.save` it and give the folder as `config.data.path`.
   """
-  from pyarrow import parquet
-
-  settings = dict.fromkeys(('labels', 'label_column', 'features'), '')
-  settings |= {'columns': columns, 'directed': directed, 'num_nodes': 0}
-  is_array = isinstance(table, np.ndarray) and table.dtype.names is None
-  if is_array and table.ndim != 2:
-    raise errors.UserError(
-      f'an array of shape {table.shape} has no edges; give one of [n, 2 or 3]'
-    )
-  with tempfile.TemporaryDirectory() as folder:
-    path = pathlib.Path(folder, 'edges.parquet')
-    if is_array:
-      path, settings['comments'] = path.with_suffix('.tsv'), 'none'
-      with path.open('w', encoding='utf-8', newline='') as file:
-        csv.writer(file, 'excel-tab').writerows(table.tolist())
-    else:
-      parquet.write_table(columns_lib.of(table), path)
-    settings['path'] = str(path)
-    graph = read(settings, pathlib.Path(folder), lambda *_: None)
-    return graph_lib.in_memory(graph)
+  if isinstance(table, np.ndarray) and table.dtype.names is None:
+    if table.ndim != 2:
+      raise errors.UserError(
+        f'an array of shape {table.shape} has no edges; give one of [n, 2 or 3]'
+      )
+    table = {str(i): x for i, x in enumerate(table.T)}
+  settings = {'columns': columns, 'directed': directed, 'num_nodes': 0}
+  plan = edge_lists.of_table(tables.Table.of(table), columns)
+  with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    plans = {'the table': plan}
+    graph = edge_lists.listed(plans, settings, folder, progress=lambda *_: None)
+    graph = graph_lib.in_memory(graph)
+  return graph._replace(inputs=edge_lists.shown(plans))
 
 
 def from_networkx(
@@ -139,13 +132,19 @@ def from_networkx(
   """Of a NetworkX graph, with weights of edges and labels of nodes by name.
 
   A list is several labels; None and NaN are none. Raises a `UserError` if there
-  are none of a name, or if weights are no numbers.
+  are none of a name, if weights are no numbers, or if names are not unique.
 
   To train on it, `graph.save` it and give the folder as `config.data.path`.
   """
   nodes = dict(graph.nodes(data=True))
-  names = edge_lists.distinct(map(_name, nodes))
   numbers = {x: i for i, x in enumerate(nodes)}
+  names = [_name(x) for x in nodes]
+  counted = collections.Counter(names)
+  if repeated := [x for x in names if counted[x] > 1 or not x]:
+    raise errors.UserError(
+      f'{counted[repeated[0]]} nodes are called {repeated[0]!r} as a string; '
+      'rename them (networkx.relabel_nodes)'
+    )
   edges = [(numbers[a], numbers[b], x) for a, b, x in graph.edges(data=True)]
   ends = np.array([x[:2] for x in edges], np.int64).reshape(-1, 2)
   try:
@@ -155,31 +154,38 @@ def from_networkx(
       f'the attribute {weight!r} of edges has other values than numbers '
       f'({errors.one_line(error)}); give another as weight='
     ) from error
-  values = (x.get(label) for x in nodes.values())
-  lists = (x if isinstance(x, list | tuple) else [x] for x in values)
-  labels = [[_name(y) for y in x if y is not None and y == y] for x in lists]
-  if label != 'label' and not any(labels):
+  values = [x.get(label) for x in nodes.values()]
+  lists = [x if isinstance(x, list | tuple) else [x] for x in values]
+  labels = [
+    (i, _name(y)) for i, x in enumerate(lists) for y in x if y is not None
+  ]
+  labels = [x for x in labels if x[1] != 'nan']
+  if label != 'label' and not labels:
     raise errors.UserError(
       f'no node has the attribute {label!r}; give one that has labels'
     )
-  sources, targets = ends.T
+  known = {}
+  if labels:
+    of_nodes, texts = zip(*labels, strict=True)
+    known['labels'] = labels_lib.Labels.of(
+      np.array(of_nodes), texts, len(nodes)
+    )
   return graph_lib.from_edges(
-    sources,
-    targets,
+    *ends.T,
     num_nodes=len(names),
     weights=weights,
     directed=graph.is_directed(),
     names=graph_lib.Names.of(names),
-    labels=labels_lib.Labels.of(labels) if any(labels) else None,
+    **known,
   )
 
 
-def _name(node):
-  """The name of a node, as `io.columns` has it of a file."""
-  if isinstance(node, bool | np.bool_):
-    return str(node).lower()
-  is_whole = isinstance(node, float | np.floating) and node == node // 1
-  return str(int(node)) if is_whole else str(node)
+def _name(value):
+  """The name of a node or label, as `io.columns` has it of a file."""
+  if isinstance(value, bool | np.bool_):
+    return str(value).lower()
+  is_whole = isinstance(value, float | np.floating) and value == value // 1
+  return str(int(value)) if is_whole else str(value)
 
 
 def _built(make, paths, settings, cache, progress):
@@ -204,54 +210,44 @@ def _built(make, paths, settings, cache, progress):
 
 def _ogb(paths, settings, folder, progress):
   """The graph of a folder with raw/edge.csv.gz and others beside it."""
-  import pyarrow.csv
-
-  by_name = {x.name.split('.')[0]: x for x in paths if x.parent.name == 'raw'}
+  raw = {x.name.split('.')[0]: x for x in paths if x.parent.name == 'raw'}
   for name in ('edge', 'num-node-list'):
-    if name not in by_name:
+    if name not in raw:
       raise errors.UserError(
         f'there is no raw/{name}.csv.gz in {settings["path"]}; give a folder '
         'of OGB with one kind of nodes'
       )
-
-  def table(path, kind, num=None):
-    options = pyarrow.csv.ReadOptions(autogenerate_column_names=True)
-    try:
-      rows = pyarrow.csv.read_csv(path, read_options=options)
-      rows = np.stack([x.to_numpy() for x in rows.columns], 1).astype(kind)
-    except (OSError, EOFError, ValueError) as error:
-      raise errors.UserError(
-        f'cannot read {path}: {errors.one_line(error)}; download it again'
-      ) from error
-    if num is not None:
-      node_files.check_size(path, 'lines', len(rows), num_nodes=num)
-    return rows
-
-  num = int(table(by_name['num-node-list'], np.int64).sum())
+  num = int(_numbers(raw['num-node-list']).sum())
   settings = settings | {'columns': 'source,target', 'num_nodes': num}
-  graph = edge_lists.listed(
-    edge_lists.planned([by_name['edge']], settings),
-    settings=settings,
-    folder=folder,
-    progress=progress,
-  )
+  plans = edge_lists.planned([raw['edge']], settings)
+  graph = edge_lists.listed(plans, settings, folder, progress=progress)
   known: dict[str, Any] = {}
-  if 'node-feat' in by_name:
+  if path := raw.get('node-feat'):
     progress('reading features', 0, 1)
-    known['features'] = table(by_name['node-feat'], np.float32, num)
-  if 'node-label' in by_name:
-    labels = table(by_name['node-label'], np.float64, num)
-    labels = np.nan_to_num(labels, nan=-1).astype(np.int64)
-    if labels.shape[1] > 1:  # a column for each
-      rows, classes = np.nonzero(labels > 0)
-      offsets = np.searchsorted(rows, np.arange(num + 1)).astype(np.int64)
-      known['labels'] = labels_lib.Labels(classes.astype(np.int64), offsets)
-    else:
-      known['labels'] = labels_lib.Labels(labels[:, 0])
-  splits = {x.parent: 0 for x in paths if x.parent.parent.name == 'split'}
-  if splits:
-    by_name = {x.name.split('.')[0]: x for x in min(splits).iterdir()}
-    known['splits'] = {
-      k: table(by_name[k], np.int64)[:, 0] for k in _SPLITS if k in by_name
-    }
+    known['features'] = _numbers(path, np.float32)
+    node_files.check_size(path, 'lines', len(known['features']), num_nodes=num)
+  if path := raw.get('node-label'):
+    known['labels'] = node_files.array_labels(_numbers(path), path, num)
+  splits = sorted({x.parent for x in paths if x.parent.parent.name == 'split'})
+  nodes = {
+    x.name.split('.')[0]: _numbers(x).ravel().astype(np.int64)
+    for folder in splits[:1]
+    for x in folder.iterdir()
+  }
+  known |= node_files.splits_of(splits[0], nodes, num) if splits else {}
   return graph._replace(**known)
+
+
+def _numbers(path, kind=np.float64):
+  """[rows, columns] of an OGB file."""
+  import pyarrow.csv
+
+  options = pyarrow.csv.ReadOptions(autogenerate_column_names=True)
+  try:
+    table = pyarrow.csv.read_csv(path, read_options=options)
+    columns = [x.to_numpy() for x in table.columns]
+    return np.stack(columns, 1).astype(kind)
+  except (OSError, EOFError, ValueError) as error:
+    raise errors.UserError(
+      f'cannot read {path}: {errors.one_line(error)}; download it again'
+    ) from error

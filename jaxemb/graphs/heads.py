@@ -1,16 +1,17 @@
-"""The beginning of a file of lines about edges or nodes."""
+"""The beginning of a file of rows about edges or nodes."""
 
 import pathlib
 import re
 import statistics
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jaxemb import errors
 from jaxemb.graphs import edge_columns
 from jaxemb.io import tables
 
 _LINES = 5_000
+COMMENT = r'(#|%|//)(\s|$)'  # how a line begins that may be one
 _BLOCK_BYTES = 1 << 22  # nodes are numbered in the order of blocks
 
 
@@ -23,7 +24,7 @@ class Head(NamedTuple):
   skip_lines: int = 0  # comments in the head
   comment: str = ''  # what lines begin with that are comments anywhere
   comments: Sequence[str] = ()  # those that are skipped
-  kind: str = ''  # 'parquet' or 'jsonl': the first row has names
+  form: str = ''  # of a table, whose columns have names, '' = text
 
   def below_first(self) -> 'Head':
     """Return it without the first row, such as one of sizes."""
@@ -31,9 +32,11 @@ class Head(NamedTuple):
       rows=self.rows[1:], lines=self.lines[1:], skip_lines=self.skip_lines + 1
     )
 
-  def form(self) -> str:
-    """Return what is between its columns, as it is shown."""
-    names = {'': self.kind, ' ': 'white space', '\t': 'tabs', ',': 'commas'}
+  def shown(self) -> str:
+    """Return the form, or what is between columns, for log and report."""
+    if self.form:
+      return self.form
+    names = {' ': 'white space', '\t': 'tabs', ',': 'commas'}
     return names.get(self.delimiter, f'{self.delimiter!r} between columns')
 
   def layout(self, columns: Sequence[str], **options: bool) -> tables.Layout:
@@ -55,56 +58,88 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
   '' = lines with # or % in the head alone, if they are not as all others.
   Raises a `UserError` where no line has `what`, or comments cannot be told.
   """
-  if (kind := tables.guess(path)) in ('parquet', 'jsonl'):
-    return Head(tables.head(path).rows, [], '', kind=kind)
-  block = next((bytes(x) for x, *_ in tables.blocks(path)), b'')
-  lines = [
-    x.decode('utf-8-sig', 'replace') for x in block.splitlines()[:_LINES]
-  ]
+  if (form := tables.guess(path)) in ('parquet', 'jsonl'):
+    return Head(tables.head(path).rows, [], '', form=form)
   marks = {'': '#%', 'none': ''}.get(comments, comments)
   if comments == marks and not re.fullmatch(r'[!-/:-@\[-`{-~]?', comments):
     raise errors.UserError(
       f'config.data.comments={comments} is not one sign, such as #, nor none'
     )
+  block = next((bytes(x) for x, *_ in tables.blocks(path)), b'')
+  lines = [
+    x.decode('utf-8-sig', 'replace') for x in block.splitlines()[:_LINES]
+  ]
   body = [x for x in lines if x.strip() and x[0] not in marks]
   body = body or [x for x in lines if _is_name(x)]
+  nothing = errors.UserError(
+    f'{path} has no line with {what}; give another file'
+  )
   if not body:
-    raise errors.UserError(f'{path} has no line with {what}; give another file')
-  delimiter = tables.dialect('\n'.join(body))[0].delimiter
-  if delimiter not in body[0]:
-    delimiter = ' '
-  if comments:
-    rows = [_cells(x, delimiter) for x in body]
-    return Head(rows, body, delimiter, comment=marks)
-  rows = [_cells(x, delimiter) for x in lines]
-  width = statistics.mode(len(_cells(x, delimiter)) for x in body)
+    raise nothing
+  delimiter = _delimiter(body)
   skip = 0
-  while skip < len(lines) and lines[skip][:1] in {'', *marks}:
-    is_row = len(rows[skip]) == width > 1 or lines[skip].endswith('}')
-    if lines[skip].strip() and is_row and _begins_row(path, lines[skip], rows):
-      break
-    skip += 1
-  rows = [x for x in rows[skip:] if any(x)]
-  if not rows:
-    raise errors.UserError(f'{path} has no line with {what}; give another file')
-  _refuse_comments(path, delimiter, rows)
-  if rows[0][0][:1] in marks and edge_columns.is_header(
-    [[rows[0][0][1:], *rows[0][1:]], *rows[1:]]
-  ):
-    rows[0][0] = rows[0][0][1:]
-  body = [x for x in lines[skip:] if x.strip()]
-  return Head(rows, body, delimiter, skip_lines=skip, comments=lines[:skip])
+  if not comments:
+    rows = [_cells(x, delimiter) for x in lines]
+    width = statistics.mode(len(_cells(x, delimiter)) for x in body)
+    while skip < len(lines) and lines[skip][:1] in {'', *marks}:
+      line = lines[skip]
+      is_row = len(rows[skip]) == width > 1 or line.endswith('}')
+      if line.strip() and is_row and _begins_row(path, line, rows[skip:]):
+        break
+      skip += 1
+    body = [x for x in lines[skip:] if x.strip()]
+  if not body:
+    raise nothing
+  rows = [_cells(x, delimiter) for x in body]
+  if delimiter == ' ' and any(x[:1] == '"' for row in rows for x in row):
+    raise errors.UserError(
+      f'{path} has names in quotes between white space; write commas or tabs '
+      'between columns'
+    )
+  bare = [[rows[0][0][1:], *rows[0][1:]], *rows[1:]]
+  if not comments and rows[0][0][:1] in marks and edge_columns.is_header(bare):
+    rows = bare
+  head = Head(rows, body, delimiter, skip_lines=skip, comments=lines[:skip])
+  return head._replace(comment=marks if comments else '')
 
 
-def lines(path: pathlib.Path) -> Iterator[str]:
-  """Yield lines of text, but for comments in the head."""
-  is_head = True
+def lines(path: pathlib.Path, head: Head) -> Iterator[str]:
+  """Yield the lines of a file of text that are no comments."""
+  number = 0
   for block, *_ in tables.blocks(path):
     for line in bytes(block).splitlines():
       text = line.decode('utf-8-sig', 'replace')
-      is_head &= not text.strip() or bool(re.match(r'[#%](\W|$)', text))
-      if text.strip() and not is_head:
+      is_comment = head.comment and text.startswith(head.comment)
+      if number >= head.skip_lines and text.strip() and not is_comment:
         yield text
+      number += 1
+
+
+def refuse_comments(
+  path: pathlib.Path | str, settings: Mapping[str, Any], names: Iterable[str]
+) -> None:
+  """Raises a `UserError` if one of some names looks like that of a comment."""
+  name = next((x for x in names if re.match(COMMENT, x)), None)
+  if name and not settings['comments']:
+    raise errors.UserError(
+      f'{path} has lines such as {name[:60]!r} ..., which may be '
+      f'comments; give --config.data.comments={name[0]} if they are, none if '
+      'they are not'
+    )
+
+
+def _delimiter(lines):
+  """The sign between cells; the first line may be a comment or a count."""
+  for some in lines, lines[1:]:
+    layout, rows = tables.dialect('\n'.join(some))
+    if rows and len(rows[0]) > 1:
+      return layout.delimiter
+  return ' '
+
+
+def _cells(line, delimiter):
+  rows = tables.cells(line, delimiter)
+  return rows[0] if rows else ['']
 
 
 def _is_name(line):
@@ -113,7 +148,7 @@ def _is_name(line):
 
 
 def _begins_row(path, line, rows):
-  """Whether a line that begins with # or % is a row, not a comment."""
+  """Whether the first of some lines, with # or %, is a row, not a comment."""
   mark, is_name = line[0], _is_name(line)
   alike = [
     x for row in rows for x in row if x[:1] == mark and _is_name(x) == is_name
@@ -121,38 +156,10 @@ def _begins_row(path, line, rows):
   if not is_name:  # `# FromNodeId ToNodeId`, or a token #
     return alike.count(mark) > 1
   is_header = edge_columns.is_header([line[1:].split(), *rows[1:]])
-  if (
-    is_header
-    or len(alike) > 1
-    or re.match('%[0-9A-F]{2}', line)
-    or len(rows) == 1
-  ):
+  is_encoded = bool(re.match('%[0-9A-F]{2}', line))  # of a URL
+  if is_header or is_encoded or len(alike) > 1 or len(rows) == 1:
     return True
   raise errors.UserError(
     f'the first line of {path} may be a comment or not, {line.strip()[:60]!r}; '
     f'give --config.data.comments={mark}, or none'
   )
-
-
-def _refuse_comments(path, delimiter, rows):
-  """Raises a `UserError` for what looks like comments between rows."""
-  if delimiter != ' ':
-    return
-  if any(x[:1] == '"' for row in rows for x in row):
-    raise errors.UserError(
-      f'{path} has names in quotes between white space; write commas or tabs '
-      'between columns'
-    )
-  cells = [x for row in rows for x in row if x in ('#', '%')]
-  first = [row for row in rows if row[0] in ('#', '%')]
-  if first and len(cells) == len(first):
-    raise errors.UserError(
-      f'{path} has lines such as {" ".join(first[0])[:60]!r}, which may be '
-      f'comments; give --config.data.comments={first[0][0]} if they are, none '
-      'if they are not'
-    )
-
-
-def _cells(line, delimiter):
-  rows = tables.cells(line, delimiter)
-  return rows[0] if rows else []

@@ -1,7 +1,7 @@
 """Labels of nodes: one class of each node, or several."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,20 +31,26 @@ class Labels(NamedTuple):
   names: Sequence[str] | None = None  # of classes; None = 0, 1, ..
 
   @classmethod
-  def of(cls, texts: Sequence[Iterable[str]]) -> 'Labels':
-    """Number the labels of each node: by value if all are numbers."""
-    unique = [list(dict.fromkeys(x)) for x in texts]
-    names = {x for node in unique for x in node}
+  def of(
+    cls, nodes: np.ndarray, texts: Sequence[str], num_nodes: int
+  ) -> 'Labels':
+    """Number the labels [n] of int nodes [n]: by value if all are numbers."""
+    names = {*texts}
     is_number = all(re.fullmatch(r'\d{1,18}', x) for x in names)
-    ordered = sorted(names, key=int if is_number else str)
-    numbers = {x: i for i, x in enumerate(ordered)}
-    sizes = [len(x) for x in unique]
-    if max(sizes, default=0) > 1:
-      flat = [numbers[y] for x in unique for y in x]
-      offsets = np.cumsum([0, *sizes], dtype=np.int64)
-      return cls(np.array(flat, np.int64), offsets, ordered)
-    classes = [numbers[x[0]] if x else -1 for x in unique]
-    return cls(np.array(classes, np.int64), None, ordered)
+    names = sorted(names, key=int if is_number else str)
+    numbers = {x: i for i, x in enumerate(names)}
+    classes = np.array([numbers[x] for x in texts], np.int64)
+    # Once each, in their order.
+    _, first = np.unique(nodes * len(names) + classes, return_index=True)
+    first = np.sort(first)
+    order = first[np.argsort(nodes[first], kind='stable')]
+    nodes, classes = nodes[order], classes[order]
+    sizes = np.bincount(nodes, minlength=num_nodes)
+    if sizes.max(initial=0) > 1:
+      return cls(classes, np.append(0, np.cumsum(sizes)), names)
+    of_nodes = np.full(num_nodes, -1, np.int64)
+    of_nodes[nodes] = classes
+    return cls(of_nodes, None, names)
 
   @property
   def has_many(self) -> bool:

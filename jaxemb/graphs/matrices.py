@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.graphs import edge_lists, node_files
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import node_files
 from jaxemb.io import roles
 
 _LOG = logging.getLogger('jaxemb')
@@ -130,7 +130,7 @@ def _known(path, arrays, num_nodes):
     if features.ndim != 2:
       raise ValueError(f'features have the shape {features.shape}')
   if 'node_names' in arrays:
-    names = edge_lists.distinct(map(str, arrays['node_names']))
+    names = _distinct(map(str, arrays['node_names']))
     known['names'] = graph_lib.Names.of(names)
   for kind, x in known.items():
     node_files.check_size(path, kind, len(x), num_nodes=num_nodes)
@@ -138,7 +138,9 @@ def _known(path, arrays, num_nodes):
   if labels is not None:
     names = arrays.get('class_names')
     names = names if names is None else [str(x) for x in names]
-    known['labels'] = node_files.classes(labels, path, num_nodes, names=names)
+    known['labels'] = node_files.array_labels(
+      labels, path, num_nodes, names=names
+    )
   return known | node_files.splits_of(path, arrays, num_nodes)
 
 
@@ -218,3 +220,16 @@ def _npz(path) -> Mapping[str, Any]:
   if 'edge_index' in arrays:
     arrays['edges'] = arrays['edge_index'].T
   return arrays
+
+
+def _distinct(names):
+  """The same, where a name is given again or is empty with the node's number.
+
+  Titles and people may have one name.
+  """
+  unique = {}
+  for i, name in enumerate(names):
+    while not name or name in unique:
+      name = f'{name}#{i}'
+    unique[name] = i
+  return [*unique]

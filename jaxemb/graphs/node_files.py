@@ -1,14 +1,15 @@
 """What is known of nodes: labels, features and splits, from files and arrays.
 
-Files have a row for each node, with its name and what is known of it, or, as
-.npy, a row for each in the order of their numbers; or one of the forms below.
+Files have a row for each node, with its name and what is known of it; or, as
+.npy, a row for each in the order of their numbers; or an object of JSON; or a
+line for each community.
 """
 
 import json
 import logging
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,21 +19,42 @@ from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import heads, published
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.io import columns as columns_lib
-from jaxemb.io import inputs as inputs_lib
-from jaxemb.io import roles, tables
+from jaxemb.io import inputs, roles, tables
 
 _LOG = logging.getLogger('jaxemb')
 
-_NODES = 'newid', 'node', 'nodeid', 'id', 'vertex', 'key', 'name'
-_LABELS = ('label', 'labels', 'class', 'group', 'category', 'community', 'y')
-_LABELS += ('target', 'mltarget', 'pagetype', 'mature')  # Rozemberczki's
-_MISSING = 'nan', 'null', '<na>'  # in any case, beside what pandas writes
+_NODE = roles.Role(
+  'node',
+  ('new_id', 'node', 'node_id', 'id', 'vertex', 'key', 'name'),
+  is_required=True,
+)
+_LABEL = roles.Role(
+  'label',
+  (
+    'label labels class',
+    'group category community y target ml_target page_type mature',
+  ),
+)
+_NODE_NAMES = [x for group in _NODE.known() for x in group]
+_ROLES = _NODE, _LABEL, roles.Role('feature', takes_many=True)
+# Beside what pandas writes for missing values.
+_NO_LABEL = re.compile(r'|nan|null|<na>|-\d+', re.IGNORECASE)
 _LISTED = re.compile(r'\d+([,;]\d+)+')  # several labels, in one cell
+_WHOLE = rf'.*\.(npy|json)|{published.COMMUNITIES}'  # no columns
 _SPLIT_KEYS = {
-  'train': ('train_mask', 'train_masks', 'idx_train', 'tr'),
-  'valid': ('val_mask', 'val_masks', 'idx_val', 'va'),
-  'test': ('test_mask', 'test_masks', 'idx_test', 'te'),
+  'train': ('train_mask', 'train_masks', 'idx_train', 'tr', 'train'),
+  'valid': ('val_mask', 'val_masks', 'idx_val', 'va', 'valid'),
+  'test': ('test_mask', 'test_masks', 'idx_test', 'te', 'test'),
 }
+
+
+class _Rows(NamedTuple):
+  """What a file has of nodes."""
+
+  names: Sequence[str]
+  values: Any  # [n] texts of labels, or [n, d] float32 features
+  shown: roles.Input
+  num_bad: int = 0
 
 
 def with_files(
@@ -43,120 +65,93 @@ def with_files(
   Raises a `UserError` if one cannot be used.
   """
   known: dict[str, Any] = {}
-  counted, inputs = dict(graph.counted), list(graph.inputs)
+  counted, inputs_ = dict(graph.counted), list(graph.inputs)
+  for what in 'labels', 'features':
+    if settings[what]:
+      known[what], counts, shown = _read(what, graph, settings)
+      counted |= counts
+      inputs_.append(shown)
   path, column = settings['labels'], settings['label_column']
-  is_other = path.endswith('.npy') or _form(path) is not None
-  if column and (is_other or not path):
+  if column and (not path or published.is_named(path, _WHOLE)):
     raise errors.UserError(
       f'config.data.label_column={column} is for labels in columns, and '
       f'{path or "config.data.labels"} has none; remove it, or give a file of '
       'such labels'
     )
-  if path:
-    known['labels'] = _read_labels(graph, settings, counted, inputs=inputs)
-  if settings['features']:
-    known['features'] = _read_features(graph, settings, counted, inputs=inputs)
   # Of files that were read now: the digest is another.
   digest = '' if known else graph.digest
-  known |= {'counted': counted, 'digest': digest, 'inputs': inputs}
-  return graph._replace(**known)
+  return graph._replace(**known, counted=counted, digest=digest, inputs=inputs_)
 
 
-def _read_labels(graph, settings, counted, inputs):
-  path, number = settings['labels'], numbers(graph)
-  inputs.append(_whole(path, 'labels'))
+def _read(what, graph, settings):
+  """Labels or features, counts of what was left out, and a `roles.Input`."""
+  path, num_nodes, number = settings[what], graph.num_nodes, numbers(graph)
   if path.endswith('.npy'):
-    return classes(_array(path, graph), path, graph.num_nodes)
-  if form := _form(path):
-    cells_by_name = _FORMS[form][0](path)
+    make = array_labels if what == 'labels' else _checked
+    return make(_array(path, graph), path, num_nodes), {}, _shown(path, what)
+  if published.is_named(path, published.COMMUNITIES):
+    rows = _communities(path, settings['comments'])
+  elif published.is_named(path, _WHOLE):
+    rows = _of_json(path, what)
   else:
-    rows = _read_rows(path, settings, number, has_labels=True)
-    cells_by_name = rows.label_cells()
-    inputs[-1], counted['unreadable_labels'] = rows.shown, rows.num_bad
-  labels: list[list[str]] = [[] for _ in range(graph.num_nodes)]
-  num_unknown = num_missing = 0
-  for name, cells in cells_by_name:
-    node = number(name)
-    num_unknown += node is None
-    for cell in cells if node is not None else ():
-      if not cell or cell.lower() in _MISSING:
-        num_missing += 1
-      else:
-        is_list = _LISTED.fullmatch(cell)
-        labels[node] += re.split('[,;]', cell) if is_list else [cell]
-  if num_missing and not any(labels):
-    raise errors.UserError(f'{path} has no labels but {num_missing:,} missing')
-  if not any(labels):
-    raise _none_known(path, 'labels', num_unknown)
-  counted['labels_of_unknown_nodes'] = num_unknown
-  counted['missing_labels'] = num_missing
-  return labels_lib.Labels.of(labels)
+    rows = _read_rows(path, settings, number, role=what[:-1])
+  nodes = np.array([-1 if (x := number(y)) is None else x for y in rows.names])
+  if not (is_known := nodes >= 0).any():
+    raise errors.UserError(
+      f'{path} has {what} of {len(nodes):,} nodes, none of which the graph '
+      f'has; give lines `node {what} ...` with the names that edges have'
+    )
+  nodes, values = nodes[is_known], np.asarray(rows.values)[is_known]
+  counts = {
+    f'unreadable_{what}': rows.num_bad,
+    f'{what}_of_unknown_nodes': int((~is_known).sum()),
+  }
+  if what == 'labels':
+    labels, num_missing = _numbered(path, nodes, values, num_nodes=num_nodes)
+    return labels, counts | {'missing_labels': num_missing}, rows.shown
+  if not (is_finite := np.isfinite(values).all(1)).all():
+    name = graph.keys()[nodes[is_finite.argmin()]]
+    raise errors.UserError(
+      f'{path}: features of {name} are not all finite; give numbers'
+    )
+  features = np.zeros((num_nodes, values.shape[1]), np.float32)
+  features[nodes] = values
+  num_described = len(np.unique(nodes))
+  counts['repeated_features'] = len(nodes) - num_described
+  counts['nodes_without_features'] = num_nodes - num_described
+  return features, counts, rows.shown
 
 
-def _whole(path, what):
+def _numbered(path, nodes, texts, num_nodes):
+  """`labels.Labels` of int nodes [n], but for missing ones, and how many."""
+  cells = [re.split('[,;]', x) if _LISTED.fullmatch(x) else [x] for x in texts]
+  nodes = np.repeat(nodes, [*map(len, cells)])
+  texts = [y for x in cells for y in x]
+  rows = [i for i, x in enumerate(texts) if not _NO_LABEL.fullmatch(x)]
+  num_missing = len(texts) - len(rows)
+  if {*texts} == {'1', '-1'} or (num_missing and not rows):
+    raise errors.UserError(
+      f'{path} has no labels but {num_missing:,} missing ones, which are empty '
+      'or below 0, and at most one class; call all classes by names'
+    )
+  labels = [texts[i] for i in rows]
+  return labels_lib.Labels.of(nodes[rows], labels, num_nodes), num_missing
+
+
+def _shown(path, what):
   form = pathlib.Path(path).suffix
   return roles.Input((path,), form, columns={what: 'all'}, first={})
 
 
-def _none_known(path, what, num_unknown):
-  return errors.UserError(
-    f'{path} has {what} of {num_unknown:,} nodes, none of which the graph has; '
-    f'give lines `node {what} ...` with the names that edges have'
-  )
-
-
-def _read_features(graph, settings, counted, inputs):
-  """[nodes, d] float32; zeros of nodes without any."""
-  path, number = settings['features'], numbers(graph)
-  num_nodes = graph.num_nodes
-  inputs.append(_whole(path, 'features'))
-  if path.endswith('.npy'):
-    features = _array(path, graph)
-    if features.dtype.kind not in 'biuf':
-      raise errors.UserError(f'{path} has no numbers; give numbers')
-    if features.ndim != 2 or len(features) != num_nodes:
-      raise errors.UserError(
-        f'{path} has the shape {features.shape}, and the graph has '
-        f'{num_nodes:,} nodes; give a row for each'
-      )
-    return features
-  form = _form(path)
-  if form and _FORMS[form][1]:
-    names, values = _FORMS[form][1](path)
-  else:
-    rows = _read_rows(path, settings, number)
-    names, values = rows.nodes, _floats(path, rows.features)
-    inputs[-1], counted['unreadable_features'] = rows.shown, rows.num_bad
-  nodes = np.array([-1 if (x := number(y)) is None else x for y in names])
-  if not (is_known := nodes >= 0).any():
-    raise _none_known(path, 'features', len(nodes))
-  if not (is_finite := np.isfinite(values).all(1)).all():
+def _checked(features, path, num_nodes):
+  """Raises a `UserError` for an array that has no features of all nodes."""
+  is_number = features.dtype.kind in 'biuf'
+  if features.ndim != 2 or len(features) != num_nodes or not is_number:
     raise errors.UserError(
-      f'{path}: features of {names[int(is_finite.argmin())]} are not all '
-      'finite; give numbers'
+      f'{path} has the shape {features.shape} and the type {features.dtype}, '
+      f'and the graph has {num_nodes:,} nodes; give numbers, a row for each'
     )
-  features = np.zeros((num_nodes, values.shape[1]), np.float32)
-  features[nodes[is_known]] = values[is_known]
-  counted['features_of_unknown_nodes'] = int((~is_known).sum())
-  num_described = len({*nodes[is_known]})
-  counted['repeated_features'] = int(is_known.sum()) - num_described
-  counted['nodes_without_features'] = num_nodes - num_described
   return features
-
-
-def _floats(path, columns):
-  """[n, columns] float32 of lists of texts."""
-  import pyarrow as pa
-  import pyarrow.compute as pc
-
-  try:
-    arrays = [pc.cast(pa.array(x), 'float32').to_numpy() for x in columns]
-  except pa.ArrowInvalid as error:
-    raise errors.UserError(
-      f'cannot read features of {path}: {errors.one_line(error)}; '
-      'give numbers, `node numbers` a line, or `node numbers label`'
-    ) from error
-  return np.stack(arrays, 1)
 
 
 def _array(path, graph):
@@ -175,98 +170,121 @@ def _array(path, graph):
 
 def numbers(graph: graph_lib.Graph) -> Callable[[str], int | None]:
   """Return a function from the name of a node to its number or None."""
-  if graph.names is None:
+  if graph.names is not None:
+    return {x: i for i, x in enumerate(graph.names)}.get
 
-    def number(name):
-      is_node = name.isdecimal() and int(name) < graph.num_nodes
-      return int(name) if is_node else None
+  def number(name):
+    is_number = name.isdecimal() and str(int(name)) == name
+    return int(name) if is_number and int(name) < graph.num_nodes else None
 
-    return number
-  return {x: i for i, x in enumerate(graph.names)}.get
+  return number
 
 
 # Rows of nodes.
 
 
-class _Rows(NamedTuple):
-  """What a file has of nodes."""
-
-  nodes: list[str]
-  labels: list[str]  # [n], or [] = of features
-  features: list[list[str]]  # by column
-  num_bad: int
-  shown: roles.Input
-
-  def label_cells(self):
-    """Return each node's name and a list of its label."""
-    return [(x, [y]) for x, y in zip(self.nodes, self.labels, strict=True)]
-
-
-def _read_rows(
-  path: str,
-  settings: Mapping[str, Any],
-  number: Callable[[str], int | None],
-  has_labels: bool = False,
-) -> _Rows:
-  """Read labels of nodes, one a row, or features, and log how."""
-  file = _one_file(path)
+def _read_rows(path, settings, number, role):
+  """Read the `_Rows` of nodes with a 'label', or with what is a 'feature'."""
+  file = _file(path)
   head = heads.read(file, 'a node', settings['comments'])
-  column = settings['label_column']
-  has_header = has_labels and bool(column)
-  has_header = has_header or _is_header(head, number, has_labels)
   first, widths = head.rows[0], {len(x) for x in head.rows}
-  if max(widths) < 2:
+  is_content = published.is_named(path, published.CONTENT)
+  if max(widths) < 2 + is_content:
     raise errors.UserError(
-      f'{path} has lines of 1 field(s); give a node and what is known of it'
+      f'{path} has lines of {len(first)} field(s), such as {first[0][:60]!r}; '
+      f'give lines `node {"features " * is_content}{role} ...`'
     )
-  is_ragged = has_labels and not has_header and widths != {2}
-  if has_header:
-    columns = _named(path, first, column, has_labels=has_labels)
+  column, is_ragged = settings['label_column'], False
+  if is_content:
+    has_header = first[0] == 'node_id'
+    named = ['node', *['feature'] * (len(first) - 2), 'label']
+    named = [x if x in ('node', role) else '-' for x in named]
+  elif has_header := (role == 'label' and bool(column)) or _is_header(
+    head, number, role
+  ):
+    named = _by_names(path, first, column, role=role)
   else:
-    width = 2 if has_labels else len(first)
-    names = ('label',) if has_labels else ('feature',) * (width - 1)
-    columns = _columns(first[:width], ('node', *names), has_header=False)
-    if is_ragged:
-      columns = columns._replace(names=('1', '2 ...'))
-  return _all_rows(file, head, columns, is_ragged=is_ragged)
+    is_ragged = role == 'label' and widths != {2}
+    named = ['node', *[role] * (1 if role == 'label' else len(first) - 1)]
+    if is_ragged and len(widths) == 1:
+      _refuse_columns(path, head.rows)
+  columns = roles.assign(
+    path,
+    _ROLES,
+    first[: len(named)],
+    declared=','.join(named),
+    has_header=has_header,
+  )
+  if is_ragged:
+    columns = columns._replace(names=('1', '2 ...'))
+  rows = _all_rows(file, head, columns, role=role, is_ragged=is_ragged)
+  unknown = (x for x in rows.names if number(x) is None)
+  heads.refuse_comments(path, settings, unknown)
+  if role == 'label' and not (has_header or is_ragged):
+    num_nodes, num_labels = (
+      sum(number(y) is not None for y in {*x})
+      for x in (rows.names, rows.values)
+    )
+    if num_labels > num_nodes:
+      raise errors.UserError(
+        f'{path} has {num_nodes:,} nodes of the graph in its first column, and '
+        f'{num_labels:,} in its second; write lines `node label`, or a header '
+        'such as label,node'
+      )
+  return rows
 
 
-def _all_rows(file, head, columns, is_ragged=False):
-  """Rows of columns with roles; in a ragged file, but for nodes alone."""
+def _all_rows(file, head, columns, role, is_ragged):
+  """Read the `_Rows` of columns; cells of features may be lists."""
   names = [f'{x} {i}' for i, x in enumerate(columns.roles())]
+  values_of = [x for x in names if x.startswith(role)]
+  first = head.rows[min(columns.has_header, len(head.rows) - 1)]
+  is_listed = (
+    role == 'feature'
+    and len(values_of) == 1
+    and any(
+      ',' in x
+      for row in head.rows
+      for x in row[names.index(values_of[0]) :][:1]
+    )
+  )
+  layout = head.layout(
+    names, skips_first=columns.has_header, is_ragged=is_ragged
+  )
   reader = tables.Reader(
     str(file),
     form='nodes',
-    layouts={
-      file: head.layout(
-        names, skips_first=columns.has_header, is_ragged=is_ragged
-      )
-    },
-    remedy='give as many for each node',
+    layouts={file: layout},
+    remedy=f'give {"numbers, " * (role == "feature")}as many for each node, in '
+    f'lines `node {role}s` or `node numbers label`',
   )
-  texts: dict[str, list[list[str]]] = {x: [] for x in names if x[0] != '-'}
-  for table in reader.tables(lambda *_: None, lambda table: table):
-    cells = {x: table.text(x) for x in texts}
-    if is_ragged:
-      node, label = cells.values()
-      is_value = node.starts != label.starts
-      cells = {k: x.select(is_value) for k, x in cells.items()}
-    for name, x in cells.items():
-      x = columns_lib.values(x) if name.startswith('label') else x
-      texts[name] += x.strings().to_pylist()
-  by_role: dict[str, list[list[str]]] = {}
-  for name, x in texts.items():
-    by_role.setdefault(name.split()[0], []).append(x)
-  (nodes,), (labels,) = by_role['node'], by_role.get('label', [[]])
-  first = head.rows[min(columns.has_header, len(head.rows) - 1)]
-  shown = roles.Input.of([file], head.form(), columns, first)
-  features = by_role.get('feature', [])
-  return _Rows(nodes, labels, features, num_bad=reader.num_bad, shown=shown)
+
+  def parsed(table):
+    nodes = table.text(next(x for x in names if x.startswith('node')))
+    if role == 'feature' and not is_listed:
+      values = [columns_lib.numbers(table.columns[x]) for x in values_of]
+      return nodes.strings().to_pylist(), np.stack(values, 1).astype('f4')
+    values = table.text(values_of[0])
+    if is_ragged:  # a node alone has no label
+      is_value = nodes.starts != values.starts
+      nodes, values = nodes.select(is_value), values.select(is_value)
+    values = values if is_listed else columns_lib.values(values)
+    return nodes.strings().to_pylist(), values.strings().to_numpy(False)
+
+  blocks = list(reader.tables(lambda *_: None, parsed))
+  nodes = [x for block, _ in blocks for x in block]
+  none = np.zeros((0,) if is_listed or role == 'label' else (0, len(values_of)))
+  values = np.concatenate([none, *(x for _, x in blocks)])
+  if is_listed:
+    lists = [[x for x in cell.split(',') if x] for cell in values]
+    values = _of_lists(file, lists)
+  shown = roles.Input.of([file], head.shown(), columns, first)
+  return _Rows(nodes, values, shown, num_bad=reader.num_bad)
 
 
-def _one_file(path):
+def _file(path):
   """The file of a path, or a `UserError` if there are several."""
-  file, *more = inputs_lib.together(path, 'file with a line for each node')
+  file, *more = inputs.together(path, 'file with a line for each node')
   if more:
     raise errors.UserError(
       f'{path} has {1 + len(more)} files; give one, with a line for each node'
@@ -274,148 +292,79 @@ def _one_file(path):
   return file
 
 
-def _is_header(head, number, has_labels):
+def _is_header(head, number, role):
   """Whether the first row has names of columns: the graph has no such node."""
   first = head.rows[0]
-  names = [roles.simplified(x) for x in first]
   if number(first[0]) is not None:
     return False
-  if names[0] in (*_NODES, '') or (
-    {*_NODES, ''} & {*names} and {*_LABELS} & {*names}
-  ):
+  if roles.simplified(first[0]) in ('', *_NODE_NAMES):
     return True
-  is_text = not any(map(tables.is_number, first))
-  if not has_labels:  # names above numbers
-    columns = zip(first, zip(*head.rows[1:], strict=False), strict=False)
-    return any(
-      not tables.is_number(x) and all(map(tables.is_number, below))
-      for x, below in columns
-    )
-  return len(first) > 2 and is_text and head.delimiter != ' '
+  is_table = role == 'label' and len(first) > 2 and head.delimiter != ' '
+  return roles.is_header((_NODE, _LABEL), head.rows) or (
+    is_table and not any(map(tables.is_number, first))
+  )
 
 
-def _named(path, header, column, has_labels):
-  """`roles.Columns` of the node, and of its label or its features."""
+def _by_names(path, header, column, role):
+  """The role of each column below a header: of one node, and of `role`."""
   names = [roles.simplified(x) for x in header]
-  wanted = [roles.simplified(column)] if column else _LABELS
-  if not has_labels:  # a label among features would give itself away
-    wanted = {roles.simplified(column), 'label', 'labels', 'class'} - {''}
-  found = [i for i, x in enumerate(names) if x in wanted]
-  if has_labels and len(header) == 2 and not (found or column):
-    found = [1]
-  if has_labels and len(found) != 1:
-    raise errors.UserError(
-      f'{path} has the columns {", ".join(header)[:80]}; say which one has the '
-      'labels by --config.data.label_column'
+  wanted = [{roles.simplified(column)}] if column else _LABEL.known()
+  if role == 'feature':  # a label among features would give itself away
+    wanted = [*wanted[:1], _LABEL.known()[0]]
+  labels = [i for i, x in enumerate(names) if any(x in y for y in wanted)]
+  rest = [i for i in range(len(names)) if i not in labels]
+  ranks = {x: i for i, x in enumerate(_NODE_NAMES)}  # else `..id`, or the first
+  node = min(
+    rest,
+    key=lambda i: ranks.get(names[i], 99 - names[i].endswith('id')),
+    default=None,
+  )
+  rest = [i for i in rest if i != node and not tables.is_index(header[i])]
+  is_other = role == 'feature' or (len(header) == 2 and not labels + [*column])
+  chosen = rest if is_other else labels
+  if node is None or not chosen or (role == 'label' and len(chosen) > 1):
+    remedy = (
+      'give numbers'
+      if role == 'feature'
+      else ('say which one has the labels by --config.data.label_column')
     )
-  named = ['-' if has_labels else 'feature'] * len(header)
-  for i in found:
-    named[i] = 'label' if has_labels else '-'
-  others = [i for i in range(len(header)) if i not in found]
-  named[min(others, key=lambda i: _rank(names[i]))] = 'node'
-  if not {*named} & {'label', 'feature'}:
     raise errors.UserError(
-      f'{path} has no features but {", ".join(header)[:80]}; give numbers'
+      f'{path} has no {role}s but {", ".join(header)[:80]}; {remedy}'
     )
-  return _columns(header, named, has_header=True)
+  return [
+    'node' if i == node else role if i in chosen else '-'
+    for i in range(len(header))
+  ]
 
 
-def _columns(names, named, has_header):
-  by_role: dict[str, tuple[int, ...]] = {}
-  for i, role in enumerate(named):
-    if role != '-':
-      by_role[role] = (*by_role.get(role, ()), i)
-  shown = names if has_header else map(str, range(1, 1 + len(names)))
-  return roles.Columns(tuple(shown), by_role, has_header=has_header)
-
-
-def _rank(column):
-  """The lower, the more a column looks as if it names nodes as edges do."""
-  if column in _NODES:
-    return _NODES.index(column)
-  return 90 if column.endswith('id') else 91
+def _refuse_columns(path, rows):
+  """Raises a `UserError` for columns that seem to have something else each."""
+  columns = [{*x} for x in zip(*rows, strict=True)][1:]
+  for i, values in enumerate(columns):
+    if not values & set().union(*columns[:i], *columns[i + 1 :]):
+      raise errors.UserError(
+        f'{path} has {len(rows[0])} columns and no header, such as '
+        f'{" ".join(rows[0])[:80]!r}: are all labels? Write a header, and give '
+        '--config.data.label_column, or lines `node label` for each label'
+      )
 
 
 # Other forms.
 
 
-def _members(path):
-  """Nodes with labels; a line is a community: maybe a name, and its nodes."""
+def _communities(path, comments):
+  """The `_Rows` of a file whose lines are maybe a name, and its nodes."""
+  file, names, labels = _file(path), [], []
+  head = heads.read(file, 'a node', comments)
   with_names = published.is_named(path, r'.*\.circles')
-  for number, line in enumerate(heads.lines(_one_file(path))):
+  for number, line in enumerate(heads.lines(file, head)):
     name, sep, rest = line.strip().rpartition(';')
     nodes = rest.split()
     if not sep:
       name, *nodes = nodes if with_names else [str(number), *nodes]
-    for node in nodes:
-      yield node, [name]
-
-
-def _described(path):
-  """The `_Rows` of nodes with features and, in the last column, a label."""
-  file = _one_file(path)
-  head = heads.read(file, 'a node')
-  first = head.rows[0]
-  if len(first) < 3:
-    raise errors.UserError(
-      f'{path} has a line of {len(first)} field(s), {first[0][:60]!r}, ..; '
-      'give lines `node features label`'
-    )
-  named = 'node', *['feature'] * (len(first) - 2), 'label'
-  columns = _columns(first, named, has_header=first[0] == 'node_id')
-  return _all_rows(file, head, columns)
-
-
-def _described_features(path):
-  """Names and their features; Actor has the numbers of words instead of all."""
-  rows = _described(path)
-  columns = rows.features
-  if len(columns) == 1:  # with commas
-    lists = [[y for y in x.split(',') if y] for x in columns[0]]
-    if len({*map(len, lists)}) > 1:
-      return rows.nodes, _from_places(path, lists)
-    columns = list(zip(*lists, strict=True))
-  return rows.nodes, _floats(path, columns)
-
-
-def _from_places(path, lists: Iterable[Sequence[Any]]) -> np.ndarray:
-  """[n, d] float32, ones in places that are listed."""
-  try:
-    places = [np.array(x, np.int64) for x in lists]
-    if any(x.min(initial=0) < 0 for x in places):
-      raise ValueError('there is a number below 0')
-  except (ValueError, TypeError) as error:
-    raise errors.UserError(
-      f'cannot read features of {path}: {errors.one_line(error)}; give an '
-      'object {"node": [numbers of what it has], ..}, or lines `node numbers '
-      'label`'
-    ) from error
-  size = 1 + max(int(x.max(initial=-1)) for x in places)
-  rows = np.zeros((len(places), size), np.float32)
-  for row, x in zip(rows, places, strict=True):
-    row[x] = 1
-  return rows
-
-
-def _json_features(path):
-  """Names and their features: rows of numbers, or places of ones."""
-  fields = _json(path)
-  names, lists = list(fields), list(fields.values())
-  try:
-    values = {y for x in lists for y in x}
-    sizes = {len(x) for x in lists}
-    # Places differ from each other.
-    are_flags = values <= {0, 1} and len(sizes) == 1 and max(sizes) > 2
-    if are_flags or any(isinstance(x, float) for x in values):
-      if len(sizes) > 1:
-        raise ValueError(f'nodes have {min(sizes)} to {max(sizes)} features')
-      return names, np.array(lists, np.float32)
-  except (ValueError, TypeError) as error:
-    raise errors.UserError(
-      f'cannot read features of {path}: {errors.one_line(error)}; give an '
-      'object {"node": [numbers of what it has], ..}'
-    ) from error
-  return names, _from_places(path, lists)
+    names += nodes
+    labels += [name] * len(nodes)
+  return _Rows(names, labels, _shown(path, 'labels'))
 
 
 def _json(path) -> dict[str, Any]:
@@ -431,34 +380,50 @@ def _json(path) -> dict[str, Any]:
   return fields
 
 
-def _json_labels(path):
-  """A label of each node, or several, or zeros and ones for all labels."""
-  labels = {
-    k: x if isinstance(x, list) else [] if x is None else [x]
-    for k, x in _json(path).items()
-  }
-  sizes = {len(x) for x in labels.values()}
-  are_flags = len(sizes) == 1 and sizes.pop() > 1
-  are_flags &= all(y in (0, 1) for x in labels.values() for y in x)
-  for name, x in labels.items():
-    if are_flags:
-      x = [i for i, y in enumerate(x) if y]
-    yield name, [*map(str, x)]
+def _of_json(path, what):
+  """The `_Rows` of an object of nodes.
+
+  Labels are one of each node, or several, or zeros and ones for all labels.
+  """
+  fields, shown = _json(path), _shown(path, what)
+  if what == 'features':
+    return _Rows([*fields], _of_lists(path, [*fields.values()]), shown)
+  lists = [x if isinstance(x, list) else [x] for x in fields.values()]
+  sizes = {len(x) for x in lists}
+  if len(sizes) == 1 and sizes.pop() > 1:
+    if all(y in (0, 1) for x in lists for y in x):
+      lists = [np.flatnonzero(x) for x in lists]
+  names = [k for k, x in zip(fields, lists, strict=True) for _ in x]
+  texts = ['' if y is None else str(y) for x in lists for y in x]
+  return _Rows(names, texts, shown)
 
 
-# By names of files, how their labels are read, and their features.
-_FORMS = {
-  published.COMMUNITIES: (_members, None),
-  published.CONTENT: (
-    lambda path: _described(path).label_cells(),
-    _described_features,
-  ),
-  r'.*\.json': (_json_labels, _json_features),
-}
+def _of_lists(path, lists: Sequence[Any]) -> np.ndarray:
+  """[n, d] float32 of lists of numbers, or of the places of ones.
 
-
-def _form(path):
-  return next((x for x in _FORMS if published.is_named(path, x)), None)
+  Places are whole numbers that differ from each other in each list.
+  """
+  try:
+    arrays = [np.asarray(x, float) for x in lists]
+    sizes = {len(x) for x in arrays}
+    are_places = all(
+      (x == abs(x // 1)).all() and len(x) == len(np.unique(x)) for x in arrays
+    )
+    if not are_places:
+      if len(sizes) > 1:
+        raise ValueError(f'nodes have {min(sizes)} to {max(sizes)} features')
+      return np.array(arrays, np.float32)
+  except (ValueError, TypeError) as error:
+    raise errors.UserError(
+      f'cannot read features of {path}: {errors.one_line(error)}; give an '
+      'object {"node": [numbers of what it has], ..}, or lines `node numbers '
+      'label`'
+    ) from error
+  width = 1 + max(int(x.max(initial=-1)) for x in arrays)
+  rows = np.zeros((len(arrays), width), np.float32)
+  for row, x in zip(rows, arrays, strict=True):
+    row[x.astype(int)] = 1
+  return rows
 
 
 # Arrays.
@@ -480,11 +445,8 @@ def role_splits(folder: pathlib.Path, num_nodes: int) -> dict[str, Any]:
   path = folder / 'role.json'
   if not path.is_file():
     return {}
-  nodes = _json(path)
-  arrays = {
-    k: np.array(nodes[k], np.int64) for k in ('tr', 'va', 'te') if nodes.get(k)
-  }
-  return splits_of(path, arrays, num_nodes)
+  nodes = {k: np.array(x, np.int64) for k, x in _json(path).items() if x}
+  return splits_of(path, nodes, num_nodes)
 
 
 def splits_of(
@@ -517,7 +479,7 @@ def splits_of(
   return {'splits': splits} if splits else {}
 
 
-def classes(
+def array_labels(
   array: Any,
   path: pathlib.Path | str,
   num_nodes: int,
@@ -525,9 +487,10 @@ def classes(
 ) -> labels_lib.Labels:
   """Read labels from an array with a label, or a row, for each node.
 
-  A row has a number above 0 for each label of the node. Labels below 0 and NaN
-  are unknown. With `names` labels are places in them, if there are as many.
+  A row has a number above 0 for each label of the node. Numbers below 0 and NaN
+  are no labels. With `names` labels are places in them, if there are as many.
   """
+  import pyarrow as pa
   from scipy import sparse
 
   is_matrix = array.ndim == 2 and min(array.shape) > 1
@@ -535,23 +498,24 @@ def classes(
     array = array.toarray() if sparse.issparse(array) else array
     array = np.asarray(array).reshape(-1)
   check_size(path, 'labels', array.shape[0], num_nodes=num_nodes)
-  if is_matrix and array.dtype.kind not in 'biuf':
+  if array.dtype.kind not in ('biuf' if is_matrix else 'biufUSO'):
     raise errors.UserError(
-      f'{path} has a matrix of labels that are no numbers; give numbers'
+      f'{path} has labels of type {array.dtype}; give numbers'
     )
   if is_matrix:
     rows = sparse.csr_matrix(sparse.csr_matrix(array) > 0)
     rows.sort_indices()
-    labels = [x.tolist() for x in np.split(rows.indices, rows.indptr[1:-1])]
+    nodes, classes = rows.nonzero()
+    texts = [*map(str, classes.tolist())]
   else:
     if array.dtype.kind == 'f':
-      array = np.where(np.isfinite(array), array, -1)
-      if (array == np.round(array)).all():
-        array = array.astype(np.int64)
-    is_text = array.dtype.kind in 'USO'
-    labels = [[x] if is_text or x >= 0 else [] for x in array.tolist()]
-  read_labels = labels_lib.Labels.of([[*map(str, x)] for x in labels])
-  indices = read_labels.names
-  if names and all(x.isdecimal() and int(x) < len(names) for x in indices):
-    read_labels = read_labels._replace(names=[names[int(x)] for x in indices])
-  return read_labels
+      array = np.where(np.isfinite(array), array, np.nan).astype(np.float64)
+    elif array.dtype.kind == 'O':  # cells of Matlab
+      array = np.array([str(np.squeeze(x)) for x in array])
+    nodes = np.arange(num_nodes)
+    texts = columns_lib.values(pa.array(array)).strings().to_pylist()
+  labels, _ = _numbered(path, nodes, texts, num_nodes=num_nodes)
+  used = labels.names
+  if names and all(x.isdecimal() and int(x) < len(names) for x in used):
+    labels = labels._replace(names=[names[int(x)] for x in used])
+  return labels

@@ -669,7 +669,8 @@ def _parquet(file, layout):
       if layout:
         columns = table.columns.values()
         table = Table(dict(zip(layout.columns, columns, strict=True)))
-      yield functools.partial(_Block, table), size_bytes * done // total
+      rows = functools.partial(_Block, table, num_lines=len(batch))
+      yield rows, size_bytes * done // total
 
 
 @numba.njit(nogil=True, cache=True)

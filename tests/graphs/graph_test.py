@@ -1,5 +1,6 @@
 """Lists of neighbors, against a loop; and graphs of files."""
 
+import json
 import os
 
 import numpy as np
@@ -300,12 +301,66 @@ def test_labels_of_several_columns(read, write):
   assert graph.labels.names == ['class', 'x', 'y']
 
 
+@pytest.mark.parametrize(
+  ('labels', 'message'),
+  [
+    # Labels and nodes are integers: the second column has more of these.
+    ('0 0\n1 1\n0 2\n1 3\n', '2 nodes of the graph in its first column'),
+    ('0,31,x\n1,32,x\n2,33,y\n', 'are all labels'),
+    ('0 1\n1 -1\n2 1\n', 'at most one class'),
+    ('0 2\n# the\n', 'data.comments=# if they are'),
+  ],
+)
+def test_labels_that_may_be_something_else(labels, message, read, write):
+  write({'labels.txt': labels})
+  with pytest.raises(errors.UserError, match=message):
+    read('0 1\n1 2\n2 3\n', labels='labels.txt')
+
+
+def test_numbers_below_0_are_no_labels_and_007_is_no_node(
+  read, write, tmp_path
+):
+  write({'labels.txt': '0 5\n1 -1\n2 4\n003 4\n'})
+  np.save(tmp_path / 'labels.npy', [5, -1, 4, -1])
+  for name in 'labels.txt', 'labels.npy':
+    graph = read('0 1\n1 2\n2 3\n', labels=name)
+    assert graph.labels.classes.tolist() == [1, -1, 0, -1], name
+    assert graph.labels.names == ['4', '5']
+
+
+@pytest.mark.parametrize(
+  ('name', 'text'),
+  [
+    ('x.cmty.txt', '; one\na b\nc\n'),
+    ('x.content', '; one two three\na 1 0\nb 2 0\nc 3 1\n'),
+  ],
+)
+def test_comments_of_labels_are_as_set(name, text, read, write):
+  write({name: text})
+  graph = read('a b\nb c\n', labels=name, comments=';')
+  assert graph.labels.classes.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize('form', ['parquet', 'jsonl'])
+def test_rows_without_a_name_are_counted_by_their_rows(form, read):
+  columns = {'source': ['a', 'b', 'c', ''], 'target': ['b', 'c', 'd', 'e']}
+  text = pa.table(columns)
+  if form == 'jsonl':
+    text = ''.join(json.dumps(x) + '\n' for x in text.to_pylist())
+  with pytest.raises(errors.UserError, match='line 4: a node has no name'):
+    read(text, f'edges.{form}')
+
+
 def test_comments_are_counted_and_other_files_named(read, write):
   assert read('# one\n% two\na b\nb c\n').counted['comments'] == 2
   graph = read('# one\na b\n# two\nb c\n', comments='#')
   assert graph.counted['comments'] == 2 and graph.num_edges == 2
   with pytest.raises(errors.UserError, match='data.comments=% if they are'):
     read('# one\na b\n% two\nb c\n')
+  with pytest.raises(errors.UserError, match='data.comments=# if they are'):
+    read('a b\n' * 6_000 + '# end\n')
+  with pytest.raises(errors.UserError, match="first line, '// comment'"):
+    read('// comment\na\tb\nb\tc\n')
   write({'list.tsv': 'a\tb\n' * 20, 'about': 'A graph, 2019\n'}, 'lists')
   with pytest.raises(errors.UserError, match=r'about, list.tsv; give one'):
     read(None, 'lists')
@@ -318,8 +373,9 @@ def test_a_few_bad_lines_are_counted(read):
 
 def test_columns_are_for_lists_alone(tmp_path, read):
   sparse.save_npz(tmp_path / 'a.npz', MATRIX)
-  with pytest.raises(errors.UserError, match='is for lists of edges'):
-    read(None, 'a.npz', columns='source,target')
+  for given in {'columns': 'source,target'}, {'comments': '#'}:
+    with pytest.raises(errors.UserError, match='is for lists of edges'):
+      read(None, 'a.npz', **given)
 
 
 def test_a_folder_of_ogb_whose_files_do_not_fit(read, write):

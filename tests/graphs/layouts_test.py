@@ -335,6 +335,14 @@ def test_a_value_has_one_name_wherever_it_is(read, edges):
 def test_objects_of_python_that_are_no_graph_or_have_any_names():
   graph = files.from_table(np.array([['#a', 'b\tc'], ['"d"', '#a']]))
   assert {*graph.names} == {'#a', 'b\tc', '"d"'}
+  numbered = files.from_table(pd.DataFrame([('a', 'b'), ('b', 'c')]))
+  assert list(numbered.names) == ['a', 'b', 'c']
+  for bad in (pd.DataFrame({'source': ['a', ''], 'target': ['b', 'c']}),
+              pd.DataFrame({'source': [], 'target': []})):  # fmt: skip
+    with pytest.raises(errors.UserError, match='the table'):
+      files.from_table(bad)
+  with pytest.raises(errors.UserError, match="2 nodes are called '1'"):
+    files.from_networkx(nx.Graph([(1, 2), ('1', 2)]))
   with pytest.raises(errors.UserError, match=r'shape \(2,\) has no edges'):
     files.from_table(np.array([0, 1]))
   edges = nx.Graph([(1, 2, {'weight': 'x'})])

@@ -288,7 +288,7 @@ def test_features_in_json_are_places_or_numbers(text, rows, read, write):
 
 def test_features_in_json_that_are_no_lists_are_one_line(read, write):
   write({**MUSAE, 'musae_x_features.json': '{"7": 3}'}, 'data')
-  with pytest.raises(errors.UserError, match='not iterable'):
+  with pytest.raises(errors.UserError, match='cannot read features'):
     read(None, 'data')
 
 
