@@ -122,8 +122,9 @@ def from_table(
     folder = pathlib.Path(name)
     plans = {'the table': plan}
     graph = edge_lists.listed(plans, settings, folder, progress=lambda *_: None)
-    graph = graph_lib.in_memory(graph)
-  return graph._replace(inputs=edge_lists.shown(plans))
+    arrays = graph._asdict().items()
+    copies = {k: np.array(x) for k, x in arrays if isinstance(x, np.memmap)}
+  return graph._replace(**copies, inputs=edge_lists.shown(plans))
 
 
 def from_networkx(

@@ -40,7 +40,7 @@ class Names(Sequence):
 
   @classmethod
   def of(cls, strings: Iterable[str]) -> 'Names':
-    """The same, of strings."""
+    """Encode strings."""
     coded = [x.encode() for x in strings]
     offsets = np.cumsum([0, *map(len, coded)], dtype=np.int64)
     return cls(offsets, np.frombuffer(b''.join(coded), np.uint8))
@@ -136,7 +136,6 @@ def from_edges(
   sources, targets = np.asarray(sources), np.asarray(targets)
   if num_nodes is None:
     num_nodes = 1 + int(max(sources.max(initial=0), targets.max(initial=0)))
-  _check(sources, targets, num_nodes)
   if weights is not None:
     weights = np.asarray(weights, np.float32)
     is_wrong = ~(np.isfinite(weights) & (weights > 0))
@@ -144,9 +143,7 @@ def from_edges(
       raise errors.UserError(
         f'an edge has the weight {weights[is_wrong][0]}; give weights above 0'
       )
-  edges = Edges(
-    sources=sources, targets=targets, weights=weights, relations=relations
-  )
+  edges = Edges(sources, targets, weights=weights, relations=relations)
   counted: dict[str, int] = {}
   ((degrees, *columns),) = _ranges(
     lambda: [edges],
@@ -155,34 +152,62 @@ def from_edges(
     counted=counted,
     range_edges=2 * len(sources),
   )
-  columns = dict(zip(_COLUMNS, columns, strict=True))
   graph = _graph(degrees, columns, directed, counted=counted)
   return graph._replace(**known)
 
 
-def _check(sources, targets, num_nodes):
-  for ends in sources, targets:
-    if len(ends) and not 0 <= ends.min() <= ends.max() < num_nodes:
-      wrong = ends.min() if ends.min() < 0 else ends.max()
-      raise errors.UserError(
-        f'an edge names node {wrong}, and there are {num_nodes:,} from 0 on; '
-        'give the right number of nodes, or remove the edge'
-      )
+def build(
+  chunks: Callable[[], Iterable[Edges]],
+  num_nodes: int,
+  directed: bool,
+  folder: pathlib.Path,
+) -> Graph:
+  """Return the graph of chunks of edges, whose arrays are files of a folder.
+
+  `chunks` is called several times, and gives the same ones. What is known of
+  nodes is added by `save`. Raises a `UserError` as `from_edges` does.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  files, sizes, counted = {}, [], {}
+  for degrees, *arrays in _ranges(
+    chunks, num_nodes, directed, counted=counted, range_edges=_RANGE_EDGES
+  ):
+    sizes.append(degrees)
+    for name, x in zip(_COLUMNS, arrays, strict=True):
+      if x is not None and name not in files:
+        files[name] = (folder / f'{name}.npy').open('wb'), x.dtype
+        export.put_header(*files[name], (0,))
+      if x is not None:
+        files[name][0].write(x)
+  degrees = np.concatenate(sizes)
+  columns = dict.fromkeys(_COLUMNS)
+  for name, (file, kind) in files.items():
+    file.seek(0)  # now the length is known
+    export.put_header(file, kind, (int(degrees.sum()),))
+    file.close()
+    columns[name] = np.load(folder / f'{name}.npy', mmap_mode='r')
+  return _graph(degrees, columns.values(), directed, counted=counted)
 
 
 def _graph(degrees, columns, directed, counted):
   """The graph of degrees [nodes], and neighbors, weights and relations."""
-  if not len(columns['neighbors']):
+  neighbors, weights, relations = columns
+  if not len(neighbors):
     raise errors.UserError(
       'a graph without edges has nothing to learn from; give edges between '
       'different nodes'
     )
-  offsets = np.zeros(len(degrees) + 1, np.int64)
-  np.cumsum(degrees, out=offsets[1:])
-  weights = columns['weights']
   if weights is not None and weights.min() == weights.max():
-    columns['weights'] = None
-  return Graph(offsets, **columns, directed=directed, counted=counted)
+    weights = None
+  offsets = np.append(0, np.cumsum(degrees))
+  return Graph(
+    offsets,
+    neighbors,
+    weights=weights,
+    relations=relations,
+    directed=directed,
+    counted=counted,
+  )
 
 
 # Edges are placed in the lists of their nodes, which are then sorted. The
@@ -204,6 +229,13 @@ def _ranges(
   degrees = np.zeros(num_nodes, np.int64)
   loops = num_edges = 0
   for x in chunks():
+    for ends in x.sources, x.targets:
+      if len(ends) and not 0 <= ends.min() <= ends.max() < num_nodes:
+        wrong = ends.min() if ends.min() < 0 else ends.max()
+        raise errors.UserError(
+          f'an edge names node {wrong}, and there are {num_nodes:,} from 0 on; '
+          'give the right number of nodes, or remove the edge'
+        )
     num_edges += len(x.sources)
     loops += _count(x.sources, x.targets, degrees, directed=directed)
   sums = np.cumsum(degrees)
@@ -231,11 +263,11 @@ def _ranges(
 
 def _lists(chunks, degrees, first, directed):
   """The same arrays, of nodes `first` and those after it with `degrees`."""
-  starts = np.concatenate([[0], np.cumsum(degrees)])
-  ends, num = starts[:-1].copy(), starts[-1]
-  neighbors = np.empty(num, np.int32)
+  starts = np.append(0, np.cumsum(degrees))
+  stop, ends, num = first + len(degrees), starts[:-1].copy(), starts[-1]
   no_weights, no_relations = np.zeros(0, np.float32), np.zeros(0, np.int32)
   weights, relations = no_weights, no_relations
+  neighbors = np.empty(num, np.int32)
   for x in chunks():
     if x.weights is not None and not len(weights):
       weights = np.empty(num, np.float32)
@@ -247,7 +279,7 @@ def _lists(chunks, degrees, first, directed):
       no_weights if x.weights is None else np.asarray(x.weights),
       no_relations if x.relations is None else np.asarray(x.relations),
       first,
-      first + len(degrees),
+      stop,
       directed,
       ends,
       neighbors,
@@ -255,8 +287,8 @@ def _lists(chunks, degrees, first, directed):
       relations,
     )
   num = _merge(starts, neighbors, weights, relations)
-  cut = (x[:num] if len(x) else None for x in (weights, relations))
-  return np.diff(starts), neighbors[:num], *cut
+  rest = (x[:num] if len(x) else None for x in (weights, relations))
+  return np.diff(starts), neighbors[:num], *rest
 
 
 @numba.njit(nogil=True, cache=True)
@@ -284,13 +316,13 @@ def _place(
       continue
     for _ in range(1 if directed else 2):
       if first <= a < stop:
-        at = ends[a - first]
-        ends[a - first] = at + 1
-        out[at] = b
+        position = ends[a - first]
+        ends[a - first] += 1
+        out[position] = b
         if len(weights):
-          out_weights[at] = weights[i]
+          out_weights[position] = weights[i]
         if len(relations):
-          out_relations[at] = relations[i]
+          out_relations[position] = relations[i]
       a, b = b, a
 
 
@@ -347,14 +379,12 @@ def fingerprint(graph: Graph) -> str:
 
 def _arrays(graph: Graph) -> dict[str, np.ndarray]:
   """By the name of its file, each array of a graph."""
-  arrays = {k: getattr(graph, k) for k in _PLAIN}
+  arrays, names = {k: getattr(graph, k) for k in _PLAIN}, graph.names
   if graph.labels is not None:
     arrays['labels'] = graph.labels.classes
     arrays['label_offsets'] = graph.labels.offsets
-  if graph.names is not None:
-    names = graph.names
-    if not isinstance(names, Names):
-      names = Names.of(names)
+  if names is not None:
+    names = names if isinstance(names, Names) else Names.of(names)
     arrays |= {'names': names.data, 'name_offsets': names.offsets}
   arrays |= {f'split_{k}': x for k, x in graph.splits.items()}
   return {k: x for k, x in arrays.items() if x is not None}
@@ -427,53 +457,3 @@ def load(folder: pathlib.Path | str) -> Graph:
       f'{folder} holds no whole graph ({errors.one_line(error)}); remove it, '
       'and it is made again'
     ) from error
-
-
-def in_memory(graph: Graph) -> Graph:
-  """The same graph, without files."""
-  arrays = {k: getattr(graph, k) for k in _PLAIN}
-  copies = {k: np.array(x) for k, x in arrays.items() if x is not None}
-  if isinstance(graph.names, Names):
-    names = graph.names
-    copies['names'] = Names(np.array(names.offsets), np.array(names.data))
-  return graph._replace(**copies)
-
-
-def build(
-  chunks: Callable[[], Iterable[Edges]],
-  num_nodes: int,
-  directed: bool,
-  folder: pathlib.Path,
-) -> Graph:
-  """As `from_edges`, of chunks of edges, into files of a folder.
-
-  `chunks` is called several times, and gives the same ones. What is known of
-  nodes is added by `save`.
-  """
-  folder.mkdir(parents=True, exist_ok=True)
-  files, kinds, sizes, counted = {}, {}, [], {}
-
-  def checked():
-    for x in chunks():
-      _check(x.sources, x.targets, num_nodes)
-      yield x
-
-  for degrees, *arrays in _ranges(
-    checked, num_nodes, directed, counted=counted, range_edges=_RANGE_EDGES
-  ):
-    sizes.append(degrees)
-    for name, x in zip(_COLUMNS, arrays, strict=True):
-      if x is None:
-        continue
-      if name not in files:
-        files[name], kinds[name] = (folder / f'{name}.npy').open('wb'), x.dtype
-        export.put_header(files[name], x.dtype, (0,))
-      files[name].write(x)
-  degrees = np.concatenate(sizes)
-  columns = dict.fromkeys(_COLUMNS)
-  for name, file in files.items():
-    file.seek(0)  # now the length is known
-    export.put_header(file, kinds[name], (int(degrees.sum()),))
-    file.close()
-    columns[name] = np.load(folder / f'{name}.npy', mmap_mode='r')
-  return _graph(degrees, columns, directed, counted=counted)

@@ -239,15 +239,10 @@ def _all_rows(file, head, columns, role, is_ragged):
   names = [f'{x} {i}' for i, x in enumerate(columns.roles())]
   values_of = [x for x in names if x.startswith(role)]
   first = head.rows[min(columns.has_header, len(head.rows) - 1)]
-  is_listed = (
-    role == 'feature'
-    and len(values_of) == 1
-    and any(
-      ',' in x
-      for row in head.rows
-      for x in row[names.index(values_of[0]) :][:1]
-    )
-  )
+  column = names.index(values_of[0])
+  cells = [x[column] for x in head.rows if len(x) > column]
+  is_listed = len(values_of) == 1 and any(',' in x for x in cells)
+  is_listed &= role == 'feature'
   layout = head.layout(
     names, skips_first=columns.has_header, is_ragged=is_ragged
   )
