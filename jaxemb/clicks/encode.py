@@ -1,10 +1,10 @@
 """From a log of clicks to ids and numbers, once; memory-mapped afterwards.
 
 `raw_log` reads the log and numbers each field's categories as they come. Then
-it is known which rows are for training; of these the categories are counted and
-ordered, the most frequent first, behind the id of those that are unknown, and
-the rows are written again. A missing category is one as any other; a missing
-number is 0 after its transformation. `encoder` does the same for new data.
+the rows for training are known; their categories are counted and ordered, the
+most frequent first, behind the id of unknown ones, and the rows are written
+again. A missing category is one as any other; a missing number is 0 after its
+transformation. `encoder` does the same for new data.
 """
 
 import collections
@@ -34,7 +34,7 @@ from jaxemb.runtime import resources
 from jaxemb.storage import checksums
 
 _FORMAT = 7  # of what is cached
-SPLITS = 'train', 'valid', 'test'
+_SPLITS = 'train', 'valid', 'test'
 # The settings of `config.data` that matter.
 _USED = (
   'valid',
@@ -50,15 +50,13 @@ _USED = (
 )
 
 Progress = Callable[[str, int, int], None]
-# Of a split its fraction of the rows, and whether they are the last ones.
-Fractions = Mapping[str, tuple[float, bool]]
 
 
 class Encoded(NamedTuple):
   """An encoded log."""
 
   encoder: encoder_lib.Encoder
-  splits: dict[str, encoder_lib.Rows]  # of `SPLITS`, those that there are
+  splits: dict[str, encoder_lib.Rows]  # 'train', and maybe 'valid' and 'test'
   counts: np.ndarray  # [vocab] int64, of the training rows
   folder: pathlib.Path  # with keys.arrow: a name for each id
   manifest: dict[str, Any]
@@ -78,13 +76,14 @@ def encode(
   """
   settings = {k: settings[k] for k in _USED} | {'path': path}
   settings = inputs.resolve(settings, 'log of clicks')
-  path = settings['path']
   declared = settings['columns']
   readers = {
-    'train': schema_lib.reader(path, settings['format'], declared=declared)
+    'train': schema_lib.reader(
+      settings['path'], settings['format'], declared=declared
+    )
   }
   fractions = {}
-  for name in SPLITS[1:]:
+  for name in _SPLITS[1:]:
     text = settings[name]
     fraction = data_base.held_out(
       text,
@@ -101,7 +100,6 @@ def encode(
       'config.data.valid and config.data.test leave no row for training'
     )
   files = {k: cache_lib.identity_of(x.files) for k, x in readers.items()}
-  identity = [_FORMAT, files, settings, seed]
 
   def make(folder: pathlib.Path) -> None:
     raw = raw_log.RawLog(folder, settings, progress)
@@ -109,11 +107,13 @@ def encode(
       raw.read(name, reader)
     _Writer(raw, fractions, seed).write(readers)
 
-  folder = cache_lib.folder_of(cache, 'clicks-', identity)
-  return cache_lib.opened(folder, load=open_folder, make=make)
+  folder = cache_lib.folder_of(
+    cache, 'clicks-', [_FORMAT, files, settings, seed]
+  )
+  return cache_lib.opened(folder, load=_opened, make=make)
 
 
-def open_folder(folder: pathlib.Path) -> Encoded:
+def _opened(folder):
   """Opens what `encode` has written; raises an error if it is damaged."""
   manifest = checksums.opened(folder)
   encoder = encoder_lib.load(folder)
@@ -130,64 +130,57 @@ def open_folder(folder: pathlib.Path) -> Encoded:
   )
 
 
-def _split_of(
-  rows: np.ndarray, num: int, fractions: Fractions, seed: int
-) -> np.ndarray:
-  """Returns [n] int8, which of `SPLITS` each of rows [n] of `num` is in."""
-  split = np.zeros(len(rows), np.int8)
-  key = np.uint64(hashing.hashed(np.uint64(seed)))
-  draws = hashing.hashed_all(key ^ rows.astype(np.uint64)) / 2.0**64
-  position, low, high = rows / num, 0.0, 1.0
-  for name in reversed(SPLITS[1:]):
-    if name not in fractions:
-      continue
-    fraction, is_last = fractions[name]
-    if is_last:
-      chosen, high = position >= high - fraction, high - fraction
-    else:
-      chosen, low = (draws >= low) & (draws < low + fraction), low + fraction
-    split[chosen & (split == 0)] = SPLITS.index(name)
-  return split
-
-
 class _Vocabulary(NamedTuple):
   """The ids of one field."""
 
   counts: np.ndarray  # [ids] int64, of the training rows
-  local_ids: np.ndarray  # [numbers] int, from 0, of categories as they came
+  local_ids: np.ndarray  # [categories] int, from 0, in order of their numbers
   hashes: np.ndarray  # [ids - 1] uint64 of ids from 1 on; [] if ids are hashes
   order: np.ndarray  # numbers of the categories with ids from 1 on
-  num_rare: int  # categories that share the id 0
+  num_rare: int = 0  # categories that share the id 0
 
 
 class _Writer:
-  """Writes the files of an encoded log."""
+  """Writes the files of an encoded log.
 
-  def __init__(self, raw: raw_log.RawLog, fractions: Fractions, seed: int):
+  `fractions` are of a split its fraction of the rows, and whether they are the
+  last ones.
+  """
+
+  def __init__(
+    self,
+    raw: raw_log.RawLog,
+    fractions: Mapping[str, tuple[float, bool]],
+    seed: int,
+  ):
     self.raw, self.fractions, self.seed = raw, fractions, seed
     self.folder, self.settings = raw.folder, raw.settings
 
   def write(self, readers: Mapping[str, tables.Reader]) -> None:
     """Writes all files, the manifest last."""
-    vocabularies = self._count()
-    scales, num_missing = self._scales()
+    raw = self.raw
+    counts, scales, num_missing = self._statistics()
+    with futures.ThreadPoolExecutor(resources.reading_threads()) as pool:
+      make = functools.partial(_vocabulary, settings=self.settings)
+      vocabularies = list(pool.map(make, raw.keys, counts))
+    form = readers['train'].form
     encoder = encoder_lib.Encoder(
-      schema=self.raw.schema,
-      settings=self.settings
-      | {'format': readers['train'].form, 'features': self.raw.features},
-      fields=self.raw.fields([len(x.counts) for x in vocabularies]),
+      schema=raw.schema,
+      settings=self.settings | {'format': form, 'features': raw.features},
+      fields=raw.fields([len(x.counts) for x in vocabularies]),
       hashes=tuple(x.hashes for x in vocabularies),
       scales=scales,
     )
     encoder.save(self.folder)
-    counters, content = self._rewrite(encoder, vocabularies)
-    rows, positives, unknown = counters
-    self.raw.remove()
-    self._check(rows, positives, names=('train', *self.fractions, *readers))
-    counts = np.concatenate([x.counts for x in vocabularies])
-    np.save(self.folder / 'counts.npy', counts)
+    totals, content = self._rewrite(encoder, vocabularies)
+    raw.remove()
+    self._check(totals, names=('train', *self.fractions, *readers))
+    np.save(
+      self.folder / 'counts.npy',
+      np.concatenate([x.counts for x in vocabularies]),
+    )
     self._write_names(vocabularies)
-    dropped = self._dropped(readers, vocabularies, unknown)
+    dropped = self._dropped(readers.values(), vocabularies, totals['unknown'])
     checksums.seal(
       self.folder,
       {
@@ -195,35 +188,34 @@ class _Writer:
         'fingerprint': hashlib.sha256(
           f'{content} {encoder.fields}'.encode()
         ).hexdigest(),
-        'rows': rows,
-        'positives': positives,
+        'rows': totals['rows'],
+        'positives': totals['positives'],
         'size_bytes': sum(x.size_bytes for x in readers.values()),
-        'form': readers['train'].form,
+        'form': form,
         'dropped': dropped | {'missing_numbers': num_missing},
-        'lines': self.raw.lines,
-        'inputs': [x._asdict() for x in self.raw.inputs],
+        'lines': raw.lines,
+        'inputs': [x._asdict() for x in raw.inputs],
       },
     )
 
-  def _check(self, rows, positives, names):
+  def _check(self, totals, names):
     """Refuses splits without rows, and a training split without clicks."""
     for name in names:
-      if not rows[name]:
+      if not totals['rows'][name]:
         raise errors.UserError(
           f'no row of {self.settings["path"]} is left for '
           f'{"training" if name == "train" else f"config.data.{name}"}; give '
           'more rows, or another share'
         )
     positive = self.settings['positive']
-    if positive and not positives['train']:
+    if positive and not totals['positives']['train']:
       raise errors.UserError(
         f'no row for training has the label config.data.positive={positive} in '
-        f'column {self.raw.schema.label}; give one that is there'
+        f'column {self.raw.schema.label}; give a label that occurs'
       )
 
   def _dropped(self, readers, vocabularies, unknown):
     """Counts what was left out, for the report."""
-    readers = readers.values()
     dropped = {
       'bad_rows': sum(x.num_bad for x in readers),
       'invalid_utf8_bytes': sum(x.num_invalid_bytes for x in readers),
@@ -246,42 +238,44 @@ class _Writer:
     return dropped
 
   def _blocks(self, name) -> Iterator[tuple[encoder_lib.Rows, np.ndarray]]:
-    """Yields some rows of a file after others, and the split of each row."""
+    """Yields blocks of rows of a file, and the split [n] int8 of each row."""
     for start, rows in self.raw.blocks(name):
+      split = np.full(len(rows), _SPLITS.index(name), np.int8)
       if name == 'train' and self.fractions:
-        numbers = np.arange(start, start + len(rows))
-        num = self.raw.num_rows[name]
-        yield rows, _split_of(numbers, num, self.fractions, seed=self.seed)
+        split = self._split_of(start + np.arange(len(rows)))
+      yield rows, split
+
+  def _split_of(self, rows):
+    """Returns [n] int8, which of `_SPLITS` each of rows [n] is in."""
+    split = np.zeros(len(rows), np.int8)
+    key = np.uint64(hashing.hashed(np.uint64(self.seed)))
+    draws = hashing.hashed_all(key ^ rows.astype(np.uint64)) / 2.0**64
+    position, low, high = rows / self.raw.num_rows['train'], 0.0, 1.0
+    for name in reversed(_SPLITS[1:]):
+      fraction, is_last = self.fractions.get(name, (0.0, False))
+      if is_last:
+        chosen, high = position >= high - fraction, high - fraction
       else:
-        yield rows, np.full(len(rows), SPLITS.index(name), np.int8)
+        chosen, low = (draws >= low) & (draws < low + fraction), low + fraction
+      split[chosen & (split == 0)] = _SPLITS.index(name)
+    return split
 
-  def _count(self) -> list[_Vocabulary]:
-    """Counts the categories of training rows, and gives them ids."""
-    offsets, starts = self.raw.offsets(), self._starts()
-    counts = np.zeros(offsets[-1], np.int64)
+  def _statistics(self):
+    """Returns of the training rows what an encoder is made of.
+
+    The counts of each field's categories, `Encoder.scales`, and the number of
+    missing numbers.
+    """
+    raw, kind = self.raw, self.settings['numbers']
+    counts, moments = np.zeros(raw.offsets()[-1], np.int64), []
+    num_missing = 0
     for rows, split in self._blocks('train'):
-      _count(rows.ids, split, starts, counts=counts)
-    counts = np.split(counts, offsets[1:-1])
-    with futures.ThreadPoolExecutor(resources.reading_threads()) as pool:
-      make = functools.partial(_vocabulary, settings=self.settings)
-      return list(pool.map(make, self.raw.keys, counts))
-
-  def _starts(self):
-    """Returns [columns], where the numbers of its field begin in a row."""
-    widths = [x.num_columns for x in self.raw.layout.ids]
-    return np.repeat(self.raw.offsets()[:-1], widths)
-
-  def _scales(self) -> tuple[np.ndarray, int]:
-    """Returns [numbers, 2] of an encoder, and missing numbers of training."""
-    kind, num_missing, moments = self.settings['numbers'], 0, []
-    num_numbers = 0
-    for rows, split in self._blocks('train'):
+      _count(rows.ids, split, raw.starts(), counts=counts)
       numbers = rows.numbers[split == 0]
-      num_numbers = numbers.shape[1]
       num_missing += int(np.isnan(numbers).sum())
       if kind in ('standard', 'minmax') and numbers.size:
         moments.append(_moments(numbers))
-    scales = np.tile([0.0, 1.0], (num_numbers, 1))
+    scales = np.tile([0.0, 1.0], (len(raw.layout.numbers), 1))
     if moments:
       count, mean, squares, low, high = np.stack(moments, 1)
       total = np.maximum(count.sum(0), 1)
@@ -294,69 +288,69 @@ class _Writer:
       is_usable = np.isfinite(first) & np.isfinite(size) & (size > 0)
       scales[:, 0] = np.where(np.isfinite(first), first, 0)
       scales[:, 1] = np.where(is_usable, size, 1)
-    return scales, num_missing
+    return np.split(counts, raw.offsets()[1:-1]), scales, num_missing
 
   def _rewrite(
     self, encoder: encoder_lib.Encoder, vocabularies: list[_Vocabulary]
-  ) -> tuple[list[collections.Counter], str]:
+  ) -> tuple[dict[str, collections.Counter], str]:
     """Writes the splits with their ids.
 
-    Returns rows, clicks and unknown categories by split, and a hash of all.
+    Returns rows, positives and unknown categories by split, and a hash of all.
     """
-    num_rows, positives, num_unknown = (collections.Counter() for _ in range(3))
+    totals = {
+      k: collections.Counter() for k in ('rows', 'positives', 'unknown')
+    }
     digest, num_all = hashlib.sha256(), sum(self.raw.num_rows.values())
-    ids = np.concatenate([
-      field.first_id + vocabulary.local_ids
-      for field, vocabulary in zip(
-        encoder.fields.ids, vocabularies, strict=True
-      )
-    ]).astype(np.int32)  # fmt: skip
+    fields = zip(encoder.fields.ids, vocabularies, strict=True)
+    final_ids = np.concatenate(
+      [field.first_id + x.local_ids for field, x in fields]
+    ).astype(np.int32)
     threads = resources.reading_threads()
     with futures.ThreadPoolExecutor(threads) as pool:
       for by_split, checks in text_files.map_ahead(
         pool,
-        function=functools.partial(self._translated, encoder, ids),
+        function=functools.partial(self._translated, encoder, final_ids),
         items=itertools.chain(*map(self._blocks, self.raw.num_rows)),
         depth=threads + 1,
       ):
         digest.update(checks.encode())
-        for name, (rows, num) in by_split.items():
+        for name, (rows, num_unknown) in by_split.items():
           raw_log.append(self.folder, name, rows)
-          num_rows[name] += len(rows)
-          positives[name] += int(rows.labels.sum())
-          num_unknown[name] += num
-        self.raw.progress('encoding clicks', num_rows.total(), num_all)
-    return [num_rows, positives, num_unknown], digest.hexdigest()
+          totals['rows'][name] += len(rows)
+          totals['positives'][name] += int(rows.labels.sum())
+          totals['unknown'][name] += num_unknown
+        self.raw.progress('encoding clicks', totals['rows'].total(), num_all)
+    return totals, digest.hexdigest()
 
-  def _translated(self, encoder, ids, raw_rows, split):
+  def _translated(self, encoder, final_ids, raw_rows, split):
     """Returns by split encoded rows and unknown categories; and checksums.
 
-    `ids` are those of categories, the fields' in a row.
+    `final_ids` are those of categories, the fields' in a row.
     """
     has_unknown = not self.settings['hash_size']
     unknown_ids = np.concatenate([
       np.full(x.num_columns, x.first_id if has_unknown else -1)
       for x in encoder.fields.ids
     ])  # fmt: skip
-    num_unknown = np.zeros(len(SPLITS), np.int64)
-    out = np.empty_like(raw_rows.ids)
+    num_unknown = np.zeros(len(_SPLITS), np.int64)
+    ids = np.empty_like(raw_rows.ids)
     _translate(
       raw_rows.ids,
       split,
-      starts=self._starts(),
-      final=ids,
-      firsts=unknown_ids,
-      out=out,
-      unknown=num_unknown,
+      starts=self.raw.starts(),
+      final_ids=final_ids,
+      unknown_ids=unknown_ids,
+      out=ids,
+      num_unknown=num_unknown,
     )
     numbers = encoder_lib.scaled(
       raw_rows.numbers, self.settings['numbers'], encoder.scales
     )
-    rows, by_split = encoder_lib.Rows(out, numbers, raw_rows.labels), {}
+    rows, by_split = encoder_lib.Rows(ids, numbers, raw_rows.labels), {}
     for number in np.unique(split):
       mask = split == number
       some = rows if mask.all() else encoder_lib.Rows(*(x[mask] for x in rows))
-      by_split[SPLITS[number]] = some, int(num_unknown[number])
+      by_split[_SPLITS[number]] = some, int(num_unknown[number])
     checks = [zlib.crc32(x) for some, _ in by_split.values() for x in some]
     return by_split, json.dumps([[*by_split], checks])
 
@@ -380,14 +374,14 @@ class _Writer:
 def _vocabulary(
   known: keys.Keys, counts: np.ndarray, settings: Mapping[str, Any]
 ) -> _Vocabulary:
-  """Gives ids to a field's categories, by their counts [numbers]."""
+  """Gives ids to a field's categories, by their counts [categories]."""
   hashes = known.hashes()
   if size := settings['hash_size']:
     local_ids = encoder_lib.bucket(hashes, size)
     sums = np.zeros(size, np.int64)
     np.add.at(sums, local_ids, counts)
     none = np.zeros(0, np.uint64)
-    return _Vocabulary(sums, local_ids, hashes=none, order=none, num_rare=0)
+    return _Vocabulary(sums, local_ids, hashes=none, order=none)
   order = np.flatnonzero(counts >= max(1, settings['min_count']))
   order = order[np.argsort(-counts[order], kind='stable')]
   local_ids = np.zeros(len(counts), np.int64)
@@ -427,11 +421,11 @@ def _count(ids, split, starts, counts):
 
 
 @numba.njit(nogil=True, cache=True)
-def _translate(ids, split, starts, final, firsts, out, unknown):
+def _translate(ids, split, starts, final_ids, unknown_ids, out, num_unknown):
   """Translates numbers of categories; counts those that are unknown."""
   for i in range(len(ids)):
     for j in range(ids.shape[1]):
       out[i, j] = examples.PADDING
       if ids[i, j] >= 0:
-        out[i, j] = final[starts[j] + ids[i, j]]
-        unknown[split[i]] += out[i, j] == firsts[j]
+        out[i, j] = final_ids[starts[j] + ids[i, j]]
+        num_unknown[split[i]] += out[i, j] == unknown_ids[j]

@@ -20,11 +20,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxemb.clicks import columns
+from jaxemb import errors
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
+from jaxemb.io import columns as columns_lib
 from jaxemb.io import keys, tables
 from jaxemb.storage import atomic
+
+_LABELS = {
+  **dict.fromkeys(('1', '+1', 'true', 'yes'), 1),
+  **dict.fromkeys(('0', '-1', 'false', 'no'), 0),
+}
+_NO_LABEL, _WRONG_LABEL = 2, 3
 
 
 class Rows(NamedTuple):
@@ -36,6 +43,34 @@ class Rows(NamedTuple):
 
   def __len__(self) -> int:
     return len(self.labels)
+
+
+class Values(NamedTuple):
+  """The values of a field in some rows."""
+
+  text: keys.Text
+  hashes: np.ndarray  # [values] uint64
+  # Rows and columns [values] of a list's values; None = one value in each row.
+  cells: tuple[np.ndarray, np.ndarray] | None = None
+
+  def put(
+    self, ids: np.ndarray, field: examples.IdField, values: np.ndarray
+  ) -> None:
+    """Writes an id [values] for each value into ids [n, columns]."""
+    if self.cells is None:
+      ids[:, field.first_column] = values
+    else:
+      ids[self.cells[0], field.first_column + self.cells[1]] = values
+
+
+class Columns(NamedTuple):
+  """The columns of a table that a schema names, for n rows."""
+
+  fields: list[Values]
+  numbers: np.ndarray  # [n, numbers] float64, NaN = missing
+  labels: np.ndarray  # [n] uint8
+  num_cut: int  # values of lists that are left out
+  num_unlabelled: int  # rows without a label, which are left out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,20 +92,19 @@ class Encoder:
     field. Raises a `UserError` for a column that is missing, or a wrong label.
     """
     table = tables.Table.of(table)
-    raw = columns.read(table, self.schema, self.settings, has_labels=has_labels)
-    shape = table.num_rows, self.fields.num_columns
-    ids = np.full(shape, examples.PADDING, np.int32)
-    unknown = {}
-    for field, known, (hashes, cells) in zip(
-      self.fields.ids, self._keys, raw.hashes, strict=True
+    raw = read(table, self.schema, self.settings, has_labels=has_labels)
+    shape = len(raw.labels), self.fields.num_columns
+    ids, unknown = np.full(shape, examples.PADDING, np.int32), {}
+    for field, known, values in zip(
+      self.fields.ids, self._keys, raw.fields, strict=True
     ):
       if self.settings['hash_size']:
-        local_ids = bucket(hashes, field.num_ids)
+        local_ids = bucket(values.hashes, field.num_ids)
       else:
-        local_ids = known.find(hashes, -1) + 1
-        if num_unknown := int(np.sum(local_ids == 0)):
+        local_ids = known.find(values.hashes, -1) + 1
+        if num_unknown := len(local_ids) - np.count_nonzero(local_ids):
           unknown[field.name] = num_unknown
-      put(ids, field, values=local_ids + field.first_id, cells=cells)
+      values.put(ids, field, local_ids + field.first_id)
     numbers = scaled(raw.numbers, self.settings['numbers'], self.scales)
     return Rows(ids, numbers, raw.labels), unknown
 
@@ -97,13 +131,12 @@ def load(folder: pathlib.Path) -> Encoder:
   """Reads what `Encoder.save` has written."""
   record = json.loads((folder / 'encoder.json').read_text())
   arrays = np.load(folder / 'encoder.npz')
-  schema = {
-    k: tuple(x) if isinstance(x, list) else x
-    for k, x in record['schema'].items()
-  }
+  label, *columns = (
+    record['schema'][x.name] for x in dataclasses.fields(schema_lib.Schema)
+  )
   fields = [examples.IdField(*x) for x in record['fields']]
   return Encoder(
-    schema=schema_lib.Schema(**schema),
+    schema=schema_lib.Schema(label, *map(tuple, columns)),
     settings=record['settings'],
     fields=examples.Fields(tuple(fields), tuple(record['numbers'])),
     hashes=tuple(arrays[f'hashes_{i}'] for i in range(len(fields))),
@@ -117,16 +150,6 @@ def bucket(hashes: np.ndarray, num_ids: int) -> np.ndarray:
   return ((hashes >> np.uint64(1)) % np.uint64(num_ids)).astype(np.int32)
 
 
-def put(
-  ids: np.ndarray, field: examples.IdField, values: np.ndarray, cells: Any
-) -> None:
-  """Writes a field's values; `cells` are None or of lists, (rows, columns)."""
-  if cells is None:
-    ids[:, field.first_column] = values
-  else:
-    ids[cells[0], field.first_column + cells[1]] = values
-
-
 def scaled(numbers: np.ndarray, kind: str, scales: np.ndarray) -> np.ndarray:
   """Returns float32 [n, numbers] of float64, 0 where they are missing.
 
@@ -138,3 +161,142 @@ def scaled(numbers: np.ndarray, kind: str, scales: np.ndarray) -> np.ndarray:
   else:
     numbers = (numbers - scales[:, 0]) / scales[:, 1]
   return np.where(np.isnan(numbers), 0, numbers).astype(np.float32)
+
+
+def read(
+  table: tables.Table,
+  schema: schema_lib.Schema,
+  settings: Mapping[str, Any],
+  has_labels: bool,
+) -> Columns:
+  """Reads the columns that a schema names, by the settings of `config.data`.
+
+  Raises a `UserError` for a column that is missing, or a wrong label or number.
+  """
+  names = schema.columns[not has_labels :]
+  for name in names:
+    if name not in table.columns:
+      what = ', the label,' if name == schema.label else ''
+      raise errors.UserError(
+        f'the column {name}{what} is missing; there are '
+        f'{", ".join(list(table.columns)[:30])}'
+      )
+  num_all, labels = table.num_rows, np.zeros(table.num_rows, np.uint8)
+  if has_labels:
+    column = table.columns[schema.label]
+    labels = _labels(column, schema.label, settings['positive'])
+    has_label = labels != _NO_LABEL
+    if not has_label.all():
+      table = table.of_columns(names).select(has_label)
+      labels = labels[has_label]
+  is_buckets = settings['numbers'] == 'buckets'
+  numbers = np.empty((len(labels), 0 if is_buckets else len(schema.numbers)))
+  texts, num_cut = [], 0
+  for i, name in enumerate(schema.numbers):
+    column = _numbers(table.columns[name], name, settings.get('decimal', ''))
+    if is_buckets:
+      texts.append((_buckets(column), None))
+    else:
+      numbers[:, i] = column
+  for name in schema.categories:
+    texts.append((_values(table.columns[name], name), None))
+  for name in schema.lists:
+    text, cells, num = _lists(table.columns[name], name, settings)
+    texts.append((text, cells))
+    num_cut += num
+  return Columns(
+    # Hashing frees Python for other threads.
+    fields=[Values(text, text.hashes(), cells) for text, cells in texts],
+    numbers=numbers,
+    labels=labels,
+    num_cut=num_cut,
+    num_unlabelled=num_all - len(labels),
+  )
+
+
+def _values(column, name):
+  try:
+    return columns_lib.values(column)
+  except NotImplementedError as error:
+    raise errors.UserError(
+      f'column {name} has values of type {column.type}, which are no '
+      f'categories; leave it out by --config.data.columns=-:{name}'
+    ) from error
+
+
+def _numbers(column, name, decimal):
+  try:
+    return columns_lib.numbers(column, decimal)
+  except ValueError as error:
+    raise errors.UserError(
+      f'column {name} contains values that are not numbers: '
+      f'{errors.one_line(error)}; give --config.data.columns=category:{name}, '
+      'or --config.data.decimal if they have decimal commas, commas between '
+      'thousands or signs of a currency'
+    ) from error
+
+
+def _buckets(numbers):
+  import pyarrow as pa
+
+  logs = np.floor(np.log(np.maximum(numbers, 2)) ** 2)
+  return columns_lib.names(
+    pa.array(np.where(numbers > 2, logs, np.floor(numbers)))
+  )
+
+
+def _lists(column, name, settings):
+  """Returns values of all rows, their (rows, columns), and how many are cut."""
+  import pyarrow.compute as pc
+
+  if not isinstance(column, keys.Text):
+    column = columns_lib.plain(column)
+  if isinstance(column, keys.Text) or not columns_lib.is_list(column.type):
+    text = columns_lib.names(column).strings()
+    column = pc.split_pattern(text, settings['separator'])
+  lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(
+    zero_copy_only=False
+  )
+  values = _values(column.flatten(), name)
+  values_before = np.cumsum(lengths) - lengths
+  rows = np.repeat(np.arange(len(lengths)), lengths)
+  is_value = values.stops > values.starts  # what is empty is none
+  position = np.cumsum(np.append(0, is_value))
+  columns = position[:-1] - position[values_before][rows]
+  is_used = is_value & (columns < settings['multi_values'])
+  num_cut = int(position[-1] - np.count_nonzero(is_used))
+  return values.select(is_used), (rows[is_used], columns[is_used]), num_cut
+
+
+def _labels(column, name, positive):
+  """Returns [n] uint8 labels of a column, `_NO_LABEL` where it is missing."""
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  text = _values(column, name)
+  if not positive:  # nearly always one digit
+    first = text.data[np.minimum(text.starts, len(text.data) - 1)]
+    labels = first - np.uint8(ord('0'))
+    if ((text.stops - text.starts == 1) & (labels <= 1)).all():
+      return labels
+  encoded = pc.dictionary_encode(text.strings())
+  by_value = dict.fromkeys(encoded.dictionary.to_pylist(), _WRONG_LABEL)
+  if positive:
+    by_value = dict.fromkeys(by_value, 0)
+  else:
+    by_value |= {k: v for k, v in _LABELS.items() if k in by_value}
+  is_missing = columns_lib.is_missing(encoded.dictionary)
+  by_value |= dict.fromkeys(
+    encoded.dictionary.filter(is_missing).to_pylist(), _NO_LABEL
+  )
+  if positive:
+    by_value[_values(pa.array([positive]), name).strings()[0].as_py()] = 1
+  for value, label in by_value.items():
+    if label == _WRONG_LABEL:
+      raise errors.UserError(
+        f'column {name} has the label {value!r}, and labels are 0 and 1; name '
+        'the one that counts as 1 by --config.data.positive, or the right '
+        'column by --config.data.columns=label:COLUMN'
+      )
+  labels = np.array([*by_value.values(), 0], np.uint8)
+  return labels[encoded.indices.to_numpy()]

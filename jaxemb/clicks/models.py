@@ -27,7 +27,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jaxemb.data import examples
 from jaxemb.models import base, columns, dense
@@ -40,6 +39,7 @@ _EPSILON = 1e-5  # added to variances
 _DROPOUT = np.uint32(0x27D4EB2F)  # apart from other draws
 
 Moments = tuple[jax.Array, ...]
+Params = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,180 +51,13 @@ class ClickSpec:
   hidden: tuple[int, ...]  # sizes of a perceptron's layers
   lower_hidden: tuple[int, ...]  # of the one below dot products
   cross_layers: int
-  dropout: float  # share of units that a step leaves out
+  dropout: float  # fraction of units that a step leaves out
   batch_norm: bool
   optimizer: str  # of dense parameters, of optax
   dense_rate: float  # their learning rate, by that of rows
   dense_decay: float  # L2, added to their gradients
   row_ops: columns.RowOps = columns.WHOLE_ROWS
   axes: tuple[str, ...] = ()  # of the mesh, over which a step's examples lie
-
-
-class Pass:
-  """How one pass through a network normalizes and drops out.
-
-  Without moments it trains: those of the batch are used, and kept in `seen`.
-  """
-
-  def __init__(
-    self,
-    spec: ClickSpec,
-    batch: examples.StepBatch,
-    key: jax.Array | None,
-    moments: Moments | None = None,
-  ):
-    self.spec, self.batch, self.key = spec, batch, key
-    self.seen: list[jax.Array] = []
-    self._given = None if moments is None else iter(moments)
-    self._layers = itertools.count()
-
-  def moments(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns [units] mean and variance of x [E, units] over the step."""
-    if self._given is not None:
-      return next(self._given), next(self._given)
-    weights, axes = self.batch.weights[:, None], self.spec.axes
-
-    def mean(y):
-      total, num = jnp.sum(weights * y, 0), jnp.sum(weights)
-      if axes:
-        total, num = jax.lax.psum((total, num), axes)
-      return total / jnp.maximum(num, 1)
-
-    middle = mean(x)
-    moments = middle, mean(jnp.square(x - middle[None]))
-    self.seen.extend(moments)
-    return moments
-
-  def drop(self, x: jax.Array) -> jax.Array:
-    """Applies dropout to x [E, units]."""
-    rate = self.spec.dropout
-    if not rate or self._given is not None:
-      return x
-    key = rounding.key(self.key ^ _DROPOUT, next(self._layers))
-    units = jnp.arange(x.shape[1])
-    bits = rounding.random_bits(key, self.batch.positions, units)
-    # Upper bits are the random ones; no float32 holds all 32.
-    kept = (bits >> 8).astype(jnp.float32) >= rate * 2.0**24
-    return jnp.where(kept, x / (1 - rate), 0)
-
-
-class _Norm(nnx.Module):
-  """Batch normalization (Ioffe and Szegedy 2015)."""
-
-  def __init__(self, size: int):
-    self.scale = nnx.Param(jnp.ones(size))
-    self.bias = nnx.Param(jnp.zeros(size))
-
-  def __call__(self, x, run):
-    mean, variance = run.moments(x)
-    factor = self.scale * jax.lax.rsqrt(variance + _EPSILON)
-    return (x - mean[None]) * factor[None] + self.bias[None]
-
-
-class _Layers(nnx.Module):
-  """Layers with rectified outputs."""
-
-  def __init__(self, size, spec, sizes, rngs):
-    self.num = len(sizes)
-    for i, (before, after) in enumerate(itertools.pairwise((size, *sizes))):
-      setattr(self, f'layer_{i}', _linear(before, after, rngs))
-      if spec.batch_norm:
-        setattr(self, f'norm_{i}', _Norm(after))
-
-  def __call__(self, x, run):
-    for i in range(self.num):
-      x = getattr(self, f'layer_{i}')(x)
-      if run.spec.batch_norm:
-        x = getattr(self, f'norm_{i}')(x, run)
-      x = run.drop(jax.nn.relu(x))
-    return x
-
-
-def _linear(before, after, rngs):
-  init = nnx.initializers.glorot_normal()
-  return nnx.Linear(before, after, kernel_init=init, rngs=rngs)
-
-
-class _Deep(nnx.Module):
-  def __init__(self, size, spec, rngs):
-    self.layers = _Layers(size=size, spec=spec, sizes=spec.hidden, rngs=rngs)
-    self.output = _linear((size, *spec.hidden)[-1], 1, rngs)
-
-  def __call__(self, inputs, run):
-    return self.of(inputs.flat(), run)
-
-  def of(self, x, run):
-    """[E], of x [E, size]."""
-    return self.output(self.layers(x, run))[:, 0]
-
-
-class _First(nnx.Module):
-  def __init__(self, spec):
-    self.bias = nnx.Param(jnp.zeros(()))
-    if spec.fields.numbers:
-      self.slopes = nnx.Param(jnp.zeros(len(spec.fields.numbers)))
-
-  def __call__(self, inputs, run):
-    total = self.bias + inputs.weights.sum(1)
-    if hasattr(self, 'slopes'):
-      total += inputs.numbers @ self.slopes
-    return total
-
-
-class _Cross(nnx.Module):
-  """Cross layers of vectors or matrices beside a perceptron, if it has any."""
-
-  def __init__(self, size, spec, has_matrices, rngs):
-    self.num, width = spec.cross_layers, size if has_matrices else 1
-    for i in range(self.num):
-      # The bias is added behind the product with v_0 if w is a vector.
-      layer = nnx.Linear(
-        size,
-        width,
-        use_bias=has_matrices,
-        kernel_init=nnx.initializers.glorot_normal(),
-        rngs=rngs,
-      )
-      setattr(self, f'cross_{i}', layer)
-      if not has_matrices:
-        setattr(self, f'bias_{i}', nnx.Param(jnp.zeros(size)))
-    self.layers = _Layers(size=size, spec=spec, sizes=spec.hidden, rngs=rngs)
-    deep = spec.hidden[-1] if spec.hidden else 0
-    self.output = _linear(size + deep, 1, rngs)
-
-  def __call__(self, inputs, run):
-    first = x = inputs.flat()
-    for i in range(self.num):
-      new = first * getattr(self, f'cross_{i}')(x) + x
-      bias = getattr(self, f'bias_{i}', None)
-      x = new if bias is None else new + bias[None]
-    if self.layers.num:
-      x = jnp.concatenate([x, self.layers(first, run)], 1)
-    return self.output(x)[:, 0]
-
-
-class _Dots(nnx.Module):
-  def __init__(self, spec, rngs):
-    num = len(spec.fields.ids)
-    size = 0
-    if spec.fields.numbers:
-      num, size = num + 1, spec.dim
-      sizes = (*spec.lower_hidden, spec.dim)
-      self.lower = _Layers(
-        size=len(spec.fields.numbers), spec=spec, sizes=sizes, rngs=rngs
-      )
-    self.upper = _Deep(size + num * (num - 1) // 2, spec, rngs)
-
-  def __call__(self, inputs, run):
-    vectors, parts = inputs.vectors, []
-    if hasattr(self, 'lower'):
-      lower = self.lower(inputs.numbers, run)
-      vectors = jnp.concatenate([lower[:, None], vectors], 1)
-      parts = [lower]
-    products = jnp.einsum('efd,egd->efg', vectors, vectors)
-    left, right = np.tril_indices(vectors.shape[1], -1)
-    x = jnp.concatenate([*parts, products[:, left, right]], 1)
-    return self.upper.of(x, run)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,36 +74,192 @@ class Inputs:
     return jnp.concatenate([flat, self.numbers], 1)
 
 
-class Network(nnx.Module):
-  """A sum of terms."""
+class Pass:
+  """How one pass through a network normalizes and drops out.
 
-  def __init__(self, spec: ClickSpec, terms: tuple[str, ...], rngs: nnx.Rngs):
-    size = len(spec.fields.ids) * spec.dim + len(spec.fields.numbers)
-    makers = {
-      'first': lambda: _First(spec),
-      'deep': lambda: _Deep(size, spec, rngs),
-      'cross': lambda: _Cross(
-        size=size, spec=spec, has_matrices=False, rngs=rngs
-      ),
-      'cross_matrix': lambda: _Cross(
-        size=size, spec=spec, has_matrices=True, rngs=rngs
-      ),
-      'dots': lambda: _Dots(spec, rngs),
+  Without moments it trains: it uses those of the batch, and keeps them in
+  `seen`.
+  """
+
+  def __init__(
+    self,
+    spec: ClickSpec,
+    batch: examples.StepBatch,
+    key: jax.Array | None,
+    moments: Moments | None = None,
+  ):
+    self.spec, self.batch, self.key = spec, batch, key
+    self.seen: list[jax.Array] = []
+    self._trained = None if moments is None else iter(moments)
+    self._layers = itertools.count()
+
+  def moments(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns [units] mean and variance of x [E, units] over the step."""
+    if self._trained is not None:
+      return next(self._trained), next(self._trained)
+    weights, axes = self.batch.weights[:, None], self.spec.axes
+
+    def mean(y):
+      total, num = jnp.sum(weights * y, 0), jnp.sum(weights)
+      if axes:
+        total, num = jax.lax.psum((total, num), axes)
+      return total / jnp.maximum(num, 1)
+
+    middle = mean(x)
+    moments = middle, mean(jnp.square(x - middle[None]))
+    self.seen.extend(moments)
+    return moments
+
+  def drop(self, x: jax.Array) -> jax.Array:
+    """Applies dropout to x [E, units]."""
+    rate = self.spec.dropout
+    if not rate or self._trained is not None:
+      return x
+    key = rounding.key(self.key ^ _DROPOUT, next(self._layers))
+    units = jnp.arange(x.shape[1])
+    bits = rounding.random_bits(key, self.batch.positions, units)
+    # Upper bits are the random ones; no float32 holds all 32.
+    is_kept = (bits >> 8).astype(jnp.float32) >= rate * 2.0**24
+    return jnp.where(is_kept, x / (1 - rate), 0)
+
+  def layers(self, params: Params, x: jax.Array) -> jax.Array:
+    """Applies layers with rectified outputs to x [E, size].
+
+    They have batch normalization (Ioffe and Szegedy 2015) if the spec says so.
+    """
+    for i in itertools.count():
+      if f'layer_{i}' not in params:
+        return x
+      x = _linear(params[f'layer_{i}'], x)
+      if norm := params.get(f'norm_{i}'):
+        mean, variance = self.moments(x)
+        factor = norm['scale'] * jax.lax.rsqrt(variance + _EPSILON)
+        x = (x - mean[None]) * factor[None] + norm['bias'][None]
+      x = self.drop(jax.nn.relu(x))
+
+
+def _linear(params, x):
+  x = x @ params['kernel']
+  return x + params['bias'][None] if 'bias' in params else x
+
+
+def _first(params, inputs, run):
+  total = params['bias'] + inputs.weights.sum(1)
+  if 'slopes' in params:
+    total += inputs.numbers @ params['slopes']
+  return total
+
+
+def _pairs(params, inputs, run):
+  return pairs(inputs.vectors)
+
+
+def _perceptron(params, x, run):
+  return _linear(params['output'], run.layers(params.get('layers', {}), x))[
+    :, 0
+  ]
+
+
+def _deep(params, inputs, run):
+  return _perceptron(params, inputs.flat(), run)
+
+
+def _cross(params, inputs, run):
+  """Cross layers of vectors or matrices beside a perceptron, if it has any."""
+  first = x = inputs.flat()
+  for i in range(run.spec.cross_layers):
+    x = first * _linear(params[f'cross_{i}'], x) + x
+    # The bias is added behind the product with v_0 if w is a vector.
+    if f'bias_{i}' in params:
+      x = x + params[f'bias_{i}'][None]
+  if 'layers' in params:
+    x = jnp.concatenate([x, run.layers(params['layers'], first)], 1)
+  return _linear(params['output'], x)[:, 0]
+
+
+def _dots(params, inputs, run):
+  vectors, terms = inputs.vectors, []
+  if 'lower' in params:
+    lower = run.layers(params['lower'], inputs.numbers)
+    vectors = jnp.concatenate([lower[:, None], vectors], 1)
+    terms = [lower]
+  products = jnp.einsum('efd,egd->efg', vectors, vectors)
+  left, right = np.tril_indices(vectors.shape[1], -1)
+  x = jnp.concatenate([*terms, products[:, left, right]], 1)
+  return _perceptron(params['upper'], x, run)
+
+
+_TERMS = {
+  'first': _first,
+  'pairs': _pairs,
+  'deep': _deep,
+  'cross': _cross,
+  'cross_matrix': _cross,
+  'dots': _dots,
+}
+
+
+class _Init:
+  """Makes the first parameters of terms, a pytree of dicts."""
+
+  def __init__(self, spec: ClickSpec, key: jax.Array):
+    self._spec, self._key = spec, key
+    self._draws = itertools.count()
+
+  def of_term(self, term: str) -> Params:
+    """Returns the parameters of a term; {} = none."""
+    spec = self._spec
+    num_numbers, num_vectors = len(spec.fields.numbers), len(spec.fields.ids)
+    size = num_vectors * spec.dim + num_numbers
+    if term == 'first':
+      slopes = {'slopes': jnp.zeros(num_numbers)} if num_numbers else {}
+      return {'bias': jnp.zeros(())} | slopes
+    if term == 'deep':
+      return self._perceptron(size)
+    if term in ('cross', 'cross_matrix'):
+      is_matrix, params = term == 'cross_matrix', {}
+      for i in range(spec.cross_layers):
+        width = size if is_matrix else 1
+        params[f'cross_{i}'] = self._linear(size, width, has_bias=is_matrix)
+        if not is_matrix:
+          params[f'bias_{i}'] = jnp.zeros(size)
+      return params | self._perceptron(size, num_beside=size)
+    if term == 'dots':
+      lower, size = {}, 0
+      if num_numbers:
+        sizes = (*spec.lower_hidden, spec.dim)
+        lower = {'lower': self._layers(num_numbers, sizes)}
+        num_vectors, size = num_vectors + 1, spec.dim
+      size += num_vectors * (num_vectors - 1) // 2
+      return lower | {'upper': self._perceptron(size)}
+    return {}
+
+  def _perceptron(self, size, num_beside=0):
+    """Layers, if the spec has any, and an output of them and of others."""
+    hidden = self._spec.hidden
+    params = {'layers': self._layers(size, hidden)} if hidden else {}
+    num_inputs = num_beside + (hidden[-1] if hidden else 0)
+    return params | {'output': self._linear(num_inputs or size, 1)}
+
+  def _layers(self, size, sizes):
+    params = {}
+    for i, (before, after) in enumerate(itertools.pairwise((size, *sizes))):
+      params[f'layer_{i}'] = self._linear(before, after)
+      if self._spec.batch_norm:
+        norm = {'scale': jnp.ones(after), 'bias': jnp.zeros(after)}
+        params[f'norm_{i}'] = norm
+    return params
+
+  def _linear(self, before, after, has_bias=True):
+    """A kernel as of Glorot and Bengio 2010, and biases of zero."""
+    key = jax.random.fold_in(self._key, next(self._draws))
+    params = {
+      'kernel': jax.nn.initializers.glorot_normal()(key, (before, after))
     }
-    self.terms = terms
-    for term in terms:
-      if term in makers:
-        setattr(self, term, makers[term]())
-
-  def __call__(self, inputs: Inputs, run: Pass) -> jax.Array:
-    """[E] log odds."""
-    total = 0.0
-    for term in self.terms:
-      if term == 'pairs':
-        total += pairs(inputs.vectors)
-      else:
-        total += getattr(self, term)(inputs, run)
-    return total
+    if has_bias:
+      next(self._draws)  # which flax counts
+      params['bias'] = jnp.zeros(after)
+    return params
 
 
 def pairs(vectors: jax.Array) -> jax.Array:
@@ -320,8 +309,9 @@ class ClickModel(dense.Model):
 
   def init(self, key):
     """Returns the network's first parameters, a pytree of dicts."""
-    network = Network(self.spec, self.terms, nnx.Rngs(key))
-    return nnx.to_pure_dict(nnx.state(network))
+    init = _Init(self.spec, key)
+    params = {term: init.of_term(term) for term in self.terms}
+    return {term: x for term, x in params.items() if x}
 
   def loss(self, params, rows, ids, batch, key):
     """Returns the loss summed over examples; its derivatives are means."""
@@ -347,7 +337,7 @@ class ClickModel(dense.Model):
     """Returns means and variances of a batch, by normalized layer."""
     spec = dataclasses.replace(self.spec, dropout=0.0, axes=())
     run = Pass(spec, batch, None)
-    dataclasses.replace(self, spec=spec)._logits(params, rows, batch, run=run)
+    self._logits(params, rows, batch, run=run)
     return tuple(run.seen)
 
   def _logits(self, params, rows, batch, run):
@@ -357,21 +347,25 @@ class ClickModel(dense.Model):
       by_table[table.name] = pooled(rows_of, batch.ids, spec.fields)
     weights = by_table.get(WEIGHTS)
     inputs = Inputs(
-      by_table.get(VECTORS),
-      None if weights is None else weights[..., 0],
-      batch.numbers,
+      vectors=by_table.get(VECTORS),
+      weights=None if weights is None else weights[..., 0],
+      numbers=batch.numbers,
     )
-    graph, _ = nnx.split(
-      nnx.eval_shape(lambda: Network(spec, self.terms, nnx.Rngs(0)))
+    return sum(
+      _TERMS[term](params.get(term), inputs, run) for term in self.terms
     )
-    network = nnx.merge(graph, nnx.State(params))
-    return network(inputs, run)
 
 
 def of_terms(
   spec: ClickSpec, terms: tuple[str, ...], lookups: np.ndarray | None = None
 ) -> ClickModel:
-  """Makes a sum of terms; `lookups` [vocab] are expected per example."""
+  """Makes a sum of terms; `lookups` [vocab] are expected per example.
+
+  Raises a `ValueError` for an unknown term.
+  """
+  for term in terms:
+    if term not in _TERMS:
+      raise ValueError(f'it has an unknown term {term}')
   sizes = {VECTORS: spec.dim} if set(terms) != {'first'} else {}
   sizes |= {WEIGHTS: 1} if 'first' in terms else {}
   # Of vectors so small products are nothing, and nothing else is learned from.

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.clicks import columns
 from jaxemb.clicks import encoder as encoder_lib
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
@@ -23,7 +22,7 @@ from jaxemb.io import keys, roles, tables
 from jaxemb.runtime import resources
 
 _ROWS = 1 << 16  # that a thread holds at once
-_HEAD_BLOCKS = 4  # by which columns are told apart
+_HEAD_BLOCKS = 4  # by which the roles of columns are guessed
 _ENDINGS = 'ids', 'numbers', 'labels'
 _RAW = 'raw_'  # how names of files begin that are removed in the end
 
@@ -40,7 +39,7 @@ class RawLog:
     self.folder, self.settings, self.progress = folder, settings, progress
     self.schema: schema_lib.Schema | None = None
     self.layout = examples.Fields((), ())  # without ranges of ids
-    self.features: tuple[Any, ...] | list[Any] = ()
+    self.features: Sequence[Any] = ()
     self.lines: list[str] = []  # for the log: what is left out
     self.inputs: list[roles.Input] = []
     self.num_rows: dict[str, int] = {}
@@ -52,23 +51,22 @@ class RawLog:
 
   def read(self, name: str, reader: tables.Reader) -> None:
     """Writes the rows of a reader; the first one decides on the columns."""
-    self._look(name, reader)
+    self._look(reader)
     reader.features = self.features
     num_rows = 0
-    # In threads: what takes most of the time.
-    made = reader.tables(
+    # Columns are read in threads, as that takes most of the time.
+    blocks = reader.tables(
       functools.partial(self.progress, 'reading clicks'),
-      lambda table: columns.read(
+      lambda table: encoder_lib.read(
         table, self.schema, self.settings, has_labels=True
       ),
     )
     with futures.ThreadPoolExecutor(resources.reading_threads()) as pool:
-      for raw in made:
-        self.num_cut += raw.num_cut
-        self.num_unlabelled += raw.num_unlabelled
-        rows = encoder_lib.Rows(
-          self._numbered(raw, pool), raw.numbers, raw.labels
-        )
+      for block in blocks:
+        self.num_cut += block.num_cut
+        self.num_unlabelled += block.num_unlabelled
+        ids = self._numbered(block, pool)
+        rows = encoder_lib.Rows(ids, block.numbers, block.labels)
         append(self.folder, _RAW + name, rows)
         num_rows += len(rows)
     if not num_rows:
@@ -81,78 +79,83 @@ class RawLog:
       raise errors.UserError(f'{reader.path} {problem}')
     self.num_rows[name] = num_rows
 
-  def _look(self, name, reader):
-    """Shows the first rows of a reader; those of the first are the schema."""
+  def _look(self, reader):
+    """Records a reader's first rows; those of the first make the schema."""
     import pyarrow as pa
 
-    declared = self.settings['columns']
+    settings = self.settings
     look = schema_lib.reader(
-      reader.path, reader.form, declared=declared, max_bad=1.0
+      reader.path, reader.form, declared=settings['columns'], max_bad=1.0
     )
     look.features = self.features
-    with contextlib.closing(look.tables(lambda *_: None)) as pieces:
-      pieces = [*itertools.islice(pieces, _HEAD_BLOCKS)]
-    if not pieces:
+    with contextlib.closing(look.tables(lambda *_: None)) as blocks:
+      blocks = [*itertools.islice(blocks, _HEAD_BLOCKS)]
+    if not blocks:
       return
-    head = pa.concat_tables(pieces, promote_options='permissive')
-    if self.schema is not None:
-      self.inputs.append(schema_lib.shown(reader, head, self.schema))
-      return
-    self.features = look.features
-    self.schema, left_out = schema_lib.make(self.settings, reader, head)
+    head = pa.concat_tables(blocks, promote_options='permissive')
+    if self.schema is None:
+      self.features = look.features
+      self.schema, left_out = schema_lib.make(settings, reader, head)
+      if left_out:
+        self.lines.append(
+          f'left out: {", ".join(left_out)}; --config.data.columns assigns '
+          'columns'
+        )
+      self.layout = _layout(self.schema, settings)
+      if not self.layout.ids:
+        raise errors.UserError(
+          f'{reader.path} has no column of categories, whose tables are what '
+          'is trained; name one by --config.data.columns=category:COLUMN, or '
+          'give --config.data.numbers=buckets'
+        )
+      self.keys = [keys.Keys() for _ in self.layout.ids]
+      self.strings = [[] for _ in self.layout.ids]
     self.inputs.append(schema_lib.shown(reader, head, self.schema))
-    if left_out:
-      self.lines.append(
-        f'left out: {", ".join(left_out)}; --config.data.columns says what '
-        'columns are'
-      )
-    self.layout = _layout(self.schema, self.settings)
-    if not self.layout.ids:
-      raise errors.UserError(
-        f'{reader.path} has no column of categories, whose tables are what is '
-        'trained; name one by --config.data.columns=category:COLUMN, or give '
-        '--config.data.numbers=buckets'
-      )
-    self.keys = [keys.Keys() for _ in self.layout.ids]
-    self.strings = [[] for _ in self.layout.ids]
 
-  def _numbered(self, raw, pool):
+  def _numbered(self, block, pool):
     """Returns int32 [n, columns], numbers of categories, -1 = none."""
-    ids = np.empty((len(raw.labels), self.layout.num_columns), np.int32)
+    ids = np.full((len(block.labels), self.layout.num_columns), -1, np.int32)
 
-    def number(field, known, strings, text, hashed):
-      hashes, cells = hashed
-      numbers, new = known.add(hashes)
-      if cells is not None:
-        ids[:, field.first_column :][:, : field.num_columns] = -1
-      encoder_lib.put(ids, field, values=numbers, cells=cells)
+    def number(field, known, strings, values):
+      numbers, new = known.add(values.hashes)
+      values.put(ids, field, numbers)
       if len(new) and not self.settings['hash_size']:
-        strings.append(text.strings(new))
+        strings.append(values.text.strings(new))
 
-    # A field has a table of its own.
-    jobs = self.layout.ids, self.keys, self.strings, raw.texts, raw.hashes
-    list(pool.map(number, *jobs))
+    # Each field has a hash table of its own.
+    list(
+      pool.map(number, self.layout.ids, self.keys, self.strings, block.fields)
+    )
     return ids
 
   def fields(self, num_ids: Sequence[int]) -> examples.Fields:
-    """Returns the fields, of which each has so many ids."""
-    fields, first_id = [], 0
-    for field, num in zip(self.layout.ids, num_ids, strict=True):
-      fields.append(field._replace(first_id=first_id, num_ids=num))
-      first_id += num
-    if first_id >= examples.PADDING:
+    """Returns the fields with ranges of `num_ids` ids, one after another."""
+    ends = np.cumsum([0, *num_ids]).tolist()
+    if ends[-1] >= examples.PADDING:
       raise errors.UserError(
-        f'{first_id:,} categories are too many; raise --config.data.min_count, '
+        f'{ends[-1]:,} categories are too many; raise --config.data.min_count, '
         'or give --config.data.hash_size'
       )
-    return self.layout._replace(ids=tuple(fields))
+    return self.layout._replace(
+      ids=tuple(
+        field._replace(first_id=first, num_ids=num)
+        for field, first, num in zip(
+          self.layout.ids, ends, num_ids, strict=False
+        )
+      )
+    )
 
   def offsets(self) -> np.ndarray:
-    """Returns [fields + 1], where the numbers of each field begin in a row."""
+    """Returns [fields + 1], where each field's categories begin in a row."""
     return np.cumsum([0, *(x.num for x in self.keys)])
 
+  def starts(self) -> np.ndarray:
+    """Returns [columns], the offset of each column's field."""
+    widths = [x.num_columns for x in self.layout.ids]
+    return np.repeat(self.offsets()[:-1], widths)
+
   def blocks(self, name: str) -> Iterator[tuple[int, encoder_lib.Rows]]:
-    """Yields the first row and the rows of some after others."""
+    """Yields blocks of rows of a file, and the number of each one's first."""
     num = self.num_rows[name]
     rows = mapped(
       self.folder, _RAW + name, num, fields=self.layout, dtype=np.float64
@@ -174,18 +177,16 @@ def _layout(schema, settings):
   names = *(numbers if is_buckets else ()), *schema.categories, *schema.lists
   for name in names:
     is_list = name in schema.lists
-    width = settings['multi_values'] if is_list else 1
-    fields.append(
-      examples.IdField(
-        name=name,
-        first_id=0,
-        num_ids=0,
-        first_column=column,
-        num_columns=width,
-        pooling=settings['pooling'] if is_list else '',
-      )
+    field = examples.IdField(
+      name=name,
+      first_id=0,
+      num_ids=0,
+      first_column=column,
+      num_columns=settings['multi_values'] if is_list else 1,
+      pooling=settings['pooling'] if is_list else '',
     )
-    column += width
+    fields.append(field)
+    column += field.num_columns
   return examples.Fields(tuple(fields), () if is_buckets else numbers)
 
 

@@ -1,7 +1,7 @@
 """Finds the columns of a log that are its label, categories and numbers.
 
-Published forms have known columns; of others `data.columns` says it, or the
-label is known by its name and what the rest is by the first rows.
+Published forms have known columns. Of other logs `data.columns` names them, or
+the label is known by its name and the role of the rest by the first rows.
 """
 
 import dataclasses
@@ -16,9 +16,7 @@ from jaxemb.io import columns as columns_lib
 from jaxemb.io import roles, tables
 
 _ROLES = (
-  roles.Role(
-    'label', ('label', 'click', 'clicked', 'target', 'y'), is_required=True
-  ),
+  roles.Role('label', ('label click clicked target y',), is_required=True),
   roles.Role('category', takes_many=True),
   roles.Role('number', takes_many=True),
   roles.Role('list', takes_many=True),
@@ -33,10 +31,6 @@ _ID_NAME = re.compile(
 
 _CRITEO_NUMBERS = tuple(f'I{i}' for i in range(1, 14))
 _CRITEO_CATEGORIES = tuple(f'C{i}' for i in range(1, 27))
-# What is made of Avazu's hour, YYMMDDHH, as in the benchmark; its id is of no
-# use.
-TIMES = 'hour', 'weekday', 'weekend'
-
 _AVAZU = (
   'id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,'
   'app_domain,app_category,device_id,device_ip,device_model,device_type,'
@@ -44,27 +38,29 @@ _AVAZU = (
 ).split(',')
 
 
-def _with_times(table: Any) -> Any:
-  """Replaces Avazu's hour by `TIMES`, and removes its id."""
+def _with_times(table):
+  """Makes columns of time of Avazu's hour, YYMMDDHH, as in the benchmark.
+
+  Removes its id, which is of no use.
+  """
   import pyarrow as pa
   import pyarrow.compute as pc
 
-  if 'hour' not in table.column_names:
-    return table
   times = pc.strptime(table['hour'], '%y%m%d%H', 's')
   day = pc.day_of_week(times)
-  new = pc.hour(times), day, pc.greater_equal(day, 5)
-  table = table.drop_columns(
-    [x for x in ('id', 'hour') if x in table.column_names]
-  )
-  for name, column in zip(TIMES, new, strict=True):
+  table = table.drop_columns(['id', 'hour'])
+  for name, column in (
+    ('hour', pc.hour(times)),
+    ('weekday', day),
+    ('weekend', pc.greater_equal(day, 5)),
+  ):
     column = pc.cast(pc.cast(column, pa.int64()), pa.string())
     table = table.append_column(name, column)
   return table
 
 
 # Published logs. Criteo's has no header; Avazu's has one, or is a piece of it.
-KNOWN_FORMS = {
+_KNOWN_FORMS = {
   'criteo': tables.KnownForm(
     columns=('label', *_CRITEO_NUMBERS, *_CRITEO_CATEGORIES),
     delimiter='\t',
@@ -84,7 +80,7 @@ KNOWN_FORMS = {
 
 
 def form_of_others(form: str) -> str:
-  """Returns the form of files beside those of a form; '' = it tells itself."""
+  """Returns the form of files beside those of a form; '' = to be recognised."""
   return '' if form in tables.WITH_NAMES else form
 
 
@@ -93,26 +89,21 @@ def reader(
 ) -> tables.Reader:
   """Returns the reader of a log, which may be of a known form.
 
-  `declared` is `config.data.columns`. A model's `needed` columns tell a header,
-  too.
+  `declared` is `config.data.columns`; its names, and a model's `needed`
+  columns, mark a first row as a header.
   """
-  known = set(options.get('needed') or ())
+  known = {*(options.get('needed') or ())} | {
+    entry.rpartition(':')[2].strip()
+    for entry in declared.split(',')
+    if ':' in entry
+  }
 
   def has_header(rows):
-    names = rows[0]
-    return (
-      bool(known.intersection(names))
-      or roles.is_header(_ROLES, rows)
-      or any(
-        x.rpartition(':')[2].strip() in names and not tables.is_number(x)
-        for x in declared.split(',')
-        if ':' in x
-      )
-      or len(rows) == 1
-    )
+    names = {x for x in known.intersection(rows[0]) if not tables.is_number(x)}
+    return bool(names) or roles.is_header(_ROLES, rows) or len(rows) == 1
 
   return tables.Reader(
-    path, form, known_forms=KNOWN_FORMS, has_header=has_header, **options
+    path, form, known_forms=_KNOWN_FORMS, has_header=has_header, **options
   )
 
 
@@ -127,46 +118,43 @@ class Schema:
 
   @property
   def columns(self) -> tuple[str, ...]:
-    """All that are read, the label first."""
+    """All columns that are read, the label first."""
     return (self.label, *self.numbers, *self.categories, *self.lists)
 
 
 def make(
   settings: Mapping[str, Any], reader: tables.Reader, head: Any
 ) -> tuple[Schema, list[str]]:
-  """Returns the schema of a log, and columns that are left out, and why.
+  """Returns the schema of a log, and columns that are left out, with reasons.
 
   `settings` are those of `config.data`, `head` a `pyarrow.Table` of a reader's
-  first rows. Raises a `UserError` for names that are not there, and for columns
-  that may be read in two ways.
+  first rows. Raises a `UserError` for unknown names, and for columns that may
+  be read in two ways.
   """
-  path, declared, form = settings['path'], settings['columns'], reader.form
-  names = head.column_names
+  path, names = settings['path'], head.column_names
   chosen = roles.assign(
     path,
     _ROLES,
     names=names,
-    declared=declared,
+    declared=settings['columns'],
     has_header=_has_names(names),
   )
   chosen = roles.require(path, _ROLES, chosen)
-  by_role = {
-    role: tuple(names[i] for i in x) for role, x in chosen.by_role.items()
-  }
+  by_role = {k: [names[i] for i in x] for k, x in chosen.by_role.items()}
   (label,) = by_role.pop('label')
   left_out = []
-  if form == 'criteo' and not by_role:
-    by_role = {'category': _CRITEO_CATEGORIES, 'number': _CRITEO_NUMBERS}
-  elif not by_role:
-    unused = {names[i] for i in chosen.unused}
-    by_role, left_out = _guess(
-      head.select([x for x in names if x != label and x not in unused]),
-      form,
-      settings['decimal'],
-    )
   for role, columns in by_role.items():
     for name in columns:
       _check(head[name], name, role)
+  if not by_role and reader.form == 'criteo':
+    by_role = {'category': _CRITEO_CATEGORIES, 'number': _CRITEO_NUMBERS}
+  elif not by_role:
+    unused = {label, *(names[i] for i in chosen.unused)}
+    by_role, left_out = _guess(
+      head.select([x for x in names if x not in unused]),
+      reader.form,
+      settings['decimal'],
+    )
   schema = Schema(
     label=label,
     categories=tuple(by_role.get('category', ())),
@@ -176,31 +164,51 @@ def make(
   return schema, left_out
 
 
-def _check(column, name, role):
-  """Refuses a column for a role that it cannot have."""
+def shown(reader: tables.Reader, head: Any, schema: Schema) -> roles.Input:
+  """Returns how a reader's first rows are understood, for log and report."""
+  by_role = {
+    'label': (schema.label,),
+    'category': schema.categories,
+    'number': schema.numbers,
+    'list': schema.lists,
+  }
+  names = head.column_names
+  columns = roles.named(names, by_role, has_header=_has_names(names))
+  row = [x[0].as_py() for x in head.columns]
+  row = ['' if x is None else x for x in row]
+  return roles.Input.of(reader.files, reader.form, columns, row)
+
+
+def _has_names(names):
+  """Whether columns have names, not numbers from 1 on."""
+  return names[:1] != ['1']
+
+
+def _problem(column):
+  """Returns what keeps a column from being categories or numbers, or ''."""
   import pyarrow as pa
 
   kind = column.type
-  if columns_lib.is_nested(kind) or (
-    columns_lib.is_list(kind) and role != 'list'
-  ):
+  if columns_lib.is_nested(kind):
+    return str(kind)
+  if columns_lib.is_list(kind) and pa.types.is_floating(kind.value_type):
+    values = columns_lib.plain(columns_lib.plain(column).flatten())
+    values = columns_lib.numbers(values)
+    if not np.all(np.isnan(values) | (values == np.floor(values))):
+      return 'lists of fractions'
+  return ''
+
+
+def _check(column, name, role):
+  """Refuses a column for a role that it cannot have."""
+  problem = _problem(column)
+  if columns_lib.is_list(column.type) and role != 'list':
+    problem = problem or 'lists'
+  if problem:
     raise errors.UserError(
-      f'column {name} is of type {kind}, which cannot be a {role}; leave it '
-      'out of config.data.columns'
+      f'column {name} has values of type {column.type} ({problem}), which '
+      f'cannot be a {role}; leave it out of config.data.columns'
     )
-  if role == 'list' and columns_lib.is_list(kind):
-    if pa.types.is_floating(kind.value_type) and not _is_whole(column):
-      raise errors.UserError(
-        f'column {name} has lists of numbers with fractions, which are no '
-        'categories; leave it out of config.data.columns'
-      )
-
-
-def _is_whole(column):
-  """Whether all numbers in lists are whole."""
-  values = columns_lib.plain(columns_lib.plain(column).flatten())
-  values = columns_lib.numbers(values)
-  return bool(np.all(np.isnan(values) | (values == np.floor(values))))
 
 
 def _guess(head, form, decimal):
@@ -209,25 +217,20 @@ def _guess(head, form, decimal):
 
   by_role: dict[str, list[str]] = {'category': [], 'number': [], 'list': []}
   left_out = []
-  is_guessed = form not in ('avazu', 'libsvm', 'libffm')
   for name in head.column_names:
     column, kind = head[name], head[name].type
-    if columns_lib.is_nested(kind):
-      left_out.append(f'{name} ({kind})')
+    if problem := _problem(column):
+      left_out.append(f'{name} ({problem})')
     elif columns_lib.is_list(kind):
-      if pa.types.is_floating(kind.value_type) and not _is_whole(column):
-        left_out.append(f'{name} (lists of numbers)')
-      else:
-        by_role['list'].append(name)
-    elif not is_guessed:
+      by_role['list'].append(name)
+    elif form in ('avazu', 'libsvm', 'libffm'):
       role = 'number' if pa.types.is_floating(kind) else 'category'
       by_role[role].append(name)
     elif tables.is_index(name) or _is_index(column):
       left_out.append(f'{name} (row numbers)')
     else:
       is_numeric = _is_numeric(name, column, decimal)
-      role = 'number' if is_numeric else 'category'
-      by_role[role].append(name)
+      by_role['number' if is_numeric else 'category'].append(name)
   return by_role, left_out
 
 
@@ -242,35 +245,7 @@ def _is_index(column):
   return numbers[0] in (0, 1) and bool(np.all(np.diff(numbers) == 1))
 
 
-def shown(reader: tables.Reader, head: Any, schema: Schema) -> roles.Input:
-  """Returns how a reader's first rows are understood, for log and report."""
-  names = head.column_names
-  by_role = {
-    'label': (schema.label,),
-    'category': schema.categories,
-    'number': schema.numbers,
-    'list': schema.lists,
-  }
-  columns = roles.Columns(
-    names=tuple(names),
-    by_role={
-      role: tuple(names.index(y) for y in x if y in names)
-      for role, x in by_role.items()
-      if x
-    },
-    has_header=_has_names(names),
-  )
-  row = [x[0].as_py() for x in head.columns]
-  row = ['' if x is None else x for x in row]
-  return roles.Input.of(reader.files, reader.form, columns, row)
-
-
-def _has_names(names):
-  """Whether columns have names, not numbers from 1 on."""
-  return names[:1] != ['1']
-
-
-def _is_numeric(name: str, column: Any, decimal: str) -> bool:
+def _is_numeric(name, column, decimal):
   """Whether there are only numbers, and they look like amounts, not ids.
 
   Fractions do, and whole numbers most of which occur once or twice.
@@ -281,18 +256,14 @@ def _is_numeric(name: str, column: Any, decimal: str) -> bool:
   column = columns_lib.plain(column)
   kind = column.type
   is_text = columns_lib.is_text(kind)
-  if not (
-    is_text
-    or pa.types.is_integer(kind)
-    or pa.types.is_floating(kind)
-    or pa.types.is_decimal(kind)
-  ):
+  is_number = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal
+  if not is_text and not any(x(kind) for x in is_number):
     return False
   counted = pc.value_counts(column.drop_null())
   values, counts = counted.field('values'), counted.field('counts').to_numpy()
   if is_text:
-    is_given = pc.invert(columns_lib.is_missing(values))
-    values, counts = values.filter(is_given), counts[is_given.to_numpy(False)]
+    is_value = pc.invert(columns_lib.is_missing(values))
+    values, counts = values.filter(is_value), counts[is_value.to_numpy(False)]
   try:
     numbers = columns_lib.numbers(values, decimal)
   except ValueError:
@@ -303,9 +274,9 @@ def _is_numeric(name: str, column: Any, decimal: str) -> bool:
         f'numbers, or --config.data.columns=category:{name} and other columns'
       ) from None
     return False
-  is_number = np.isfinite(numbers)
-  if (numbers != np.floor(numbers))[is_number].any():
-    return True
-  seldom = counts[counts <= 2].sum() > counts.sum() / 2
-  is_id = _ID_NAME.search(name)
-  return bool(len(numbers) >= _MIN_DISTINCT and seldom and not is_id)
+  is_fraction = np.isfinite(numbers) & (numbers != np.floor(numbers))
+  is_rare = counts[counts <= 2].sum() > counts.sum() / 2
+  return bool(
+    is_fraction.any()
+    or (len(numbers) >= _MIN_DISTINCT and is_rare and not _ID_NAME.search(name))
+  )

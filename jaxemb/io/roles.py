@@ -206,6 +206,21 @@ def assign(
   )
 
 
+def named(
+  names: Sequence[str],
+  by_role: Mapping[str, Sequence[str]],
+  has_header: bool = True,
+) -> Columns:
+  """Returns the columns of roles whose names are known; others have none."""
+  index = {name: i for i, name in enumerate(names)}
+  columns = {
+    role: tuple(index[x] for x in chosen if x in index)
+    for role, chosen in by_role.items()
+    if chosen
+  }
+  return Columns(tuple(names), columns, has_header=has_header)
+
+
 def _refusal(declared, problem):
   return errors.UserError(f'config.data.columns={declared} {problem}')
 

@@ -124,6 +124,16 @@ def test_ids_and_amounts_are_told_apart(tmp_path):
     assert not any('.' in x for x in source.keys[1:900])
 
 
+def test_two_known_names_of_labels_are_ambiguous(tmp_path):
+  rows = [(i % 2, i % 3 // 2, f's{i % 5}') for i in range(60)]
+  path = _write(tmp_path / 'a.csv', _text(rows, ('click', 'target', 'site')))
+  with pytest.raises(errors.UserError, match='columns=label:click'):
+    _source(path, tmp_path)
+  source = _source(path, tmp_path, columns='label:target')
+  np.testing.assert_array_equal(source.train.labels, [x[1] for x in rows])
+  assert [x.name for x in source.fields.ids] == ['click', 'site']
+
+
 @pytest.mark.parametrize('kind', ['xz', 'zst', 'parquet', 'tsv'])
 def test_forms_of_files_are_the_same(kind, tmp_path):
   rows = _rows()

@@ -1,6 +1,7 @@
 """Whole runs on clicks: evaluated, ended early, resumed, used."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -74,6 +75,15 @@ def test_a_trained_model_predicts_files_and_tables(trained, tmp_path):
     model.predict(table.drop_columns('ad'))
   with pytest.raises(errors.UserError, match='int is no table'):
     model.predict(3)
+
+
+def test_a_model_of_unknown_terms_is_refused(trained, tmp_path):
+  folder = shutil.copytree(trained / 'export', tmp_path / 'export')
+  path = folder / 'model.json'
+  record = json.loads(path.read_text())
+  path.write_text(json.dumps(record | {'terms': ['first', 'second']}))
+  with pytest.raises(errors.UserError, match='term second'):
+    jaxemb.load(folder)
 
 
 @pytest.mark.parametrize('end', ['csv', 'parquet'])
