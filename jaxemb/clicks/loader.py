@@ -89,8 +89,7 @@ class ClickSource:
     self.encoded, self.spec = encoded, spec
     self.encoder, self.fields = encoded.encoder, encoded.encoder.fields
     self.train = encoded.splits['train']
-    self.valid = encoded.splits.get('valid')
-    self.test = encoded.splits.get('test')
+    self.valid, self.test = map(encoded.splits.get, ('valid', 'test'))
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
     self.num_parts, self.epochs = spec.num_parts, spec.epochs
     self.units_per_epoch = len(self.train)
@@ -122,12 +121,11 @@ class ClickSource:
     self, position: Sequence[int] | None, done: int
   ) -> Iterator[base.Item]:
     """Yields batches from a position, [epoch, next row], to the end."""
-    widths = self.train.ids.shape[1], self.train.numbers.shape[1]
     yield from examples.items(
       self.spec,
       num=len(self.train),
       most_steps=_STEPS,
-      widths=widths,
+      widths=(self.train.ids.shape[1], self.train.numbers.shape[1]),
       fill=self._fill,
       position=position,
       done=done,
@@ -167,9 +165,7 @@ def make(spec: base.SourceSpec) -> ClickSource:
     settings |= {k: str(folder / f'{k}.csv') for k in ('valid', 'test')}
     if settings['numbers'] == 'log':  # the default
       settings['numbers'] = 'standard'
-  return ClickSource(
-    encode.encode(
-      path, settings, spec.seed, cache=spec.cache, progress=spec.progress
-    ),
-    spec,
+  encoded = encode.encode(
+    path, settings, spec.seed, cache=spec.cache, progress=spec.progress
   )
+  return ClickSource(encoded, spec)

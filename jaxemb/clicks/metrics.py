@@ -1,4 +1,4 @@
-"""How well probabilities of clicks fit: AUC, log loss, calibration.
+"""How well probabilities of clicks fit: AUC, log loss, calibration, fields.
 
 AUC is exact: the chance that a click has a higher score than a row without one,
 ties counting half (Hanley and McNeil 1982). That of groups is the mean over
@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxemb.clicks import encoder as encoder_lib
+from jaxemb.clicks import predictor
 from jaxemb.evaluation import ranking
 
 _NUM_BINS = 20
 _LEAST = 1e-7  # probabilities are cut there for log loss
+_MAX_ABLATED_ROWS, _MAX_ABLATED_FIELDS = 50_000, 60
 
 
 def group_auc(
@@ -66,3 +69,30 @@ def evaluate(
   if groups is not None:
     result['group_auc'], result['groups'] = group_auc(labels, scores, groups)
   return result
+
+
+def of_model(
+  model: predictor.ClickModel, rows: encoder_lib.Rows, group: str = ''
+) -> dict[str, Any]:
+  """Returns metrics of a model on rows, also by the categories of a field."""
+  groups = None
+  if group:
+    field = next(x for x in model.encoder.fields.ids if x.name == group)
+    groups = np.asarray(rows.ids[:, field.first_column])
+  return evaluate(rows.labels, model.scores(rows), groups)
+
+
+def importances(
+  model: predictor.ClickModel, rows: encoder_lib.Rows
+) -> list[tuple[str, float]]:
+  """Returns (field, AUC lost without it), the largest first.
+
+  All vectors of the field are replaced by their mean, on the first rows.
+  """
+  rows = encoder_lib.Rows(*(x[:_MAX_ABLATED_ROWS] for x in rows))
+  whole = ranking.auc(rows.labels, model.scores(rows))
+  losses = [
+    (x.name, whole - ranking.auc(rows.labels, model.scores(rows, x.name)))
+    for x in model.encoder.fields.ids[:_MAX_ABLATED_FIELDS]
+  ]
+  return sorted(losses, key=lambda x: -x[1])

@@ -3,6 +3,20 @@
 It has whole tables in order of ids, dense parameters, the moments of batch
 normalization, and the encoder that makes ids of a user's columns. A folder
 holds it as JSON and plain arrays, of which tables are memory-mapped.
+
+`write_function` makes one function of it for servers that need no jaxemb; CPUs,
+GPUs and TPUs run it, for any number of examples:
+
+    import jax, numpy as np
+    from jax import export
+    with open('serving/function', 'rb') as file:
+      function = export.deserialize(bytearray(file.read()))
+    arrays = np.load('serving/arrays.npz')
+    arrays = [arrays[f'arr_{i}'] for i in range(len(arrays.files))]
+    chances = function.call(arrays, ids, numbers)
+
+`ids` are [n, columns] int32, `numbers` [n, numbers] float32, transformed; what
+makes them of a user's columns is in encoder.json and encoder.npz beside them.
 """
 
 import dataclasses
@@ -11,8 +25,9 @@ import json
 import logging
 import os
 import pathlib
+import shutil
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -21,7 +36,6 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.clicks import encoder as encoder_lib
-from jaxemb.clicks import metrics
 from jaxemb.clicks import models as clicks
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
@@ -33,6 +47,7 @@ from jaxemb.storage import atomic
 _LOG = logging.getLogger('jaxemb')
 _EXAMPLES = 8192  # at once
 _MIN_ROWS = 1 << 17  # from a file, or the last rows of each take too much
+_PLATFORMS = 'cpu', 'cuda', 'rocm', 'tpu'
 
 
 def unknown_line(unknown: Mapping[str, int]) -> str:
@@ -137,11 +152,8 @@ class ClickModel:
         batches[-3] = np.asarray(batches[-3])
     return np.concatenate([np.zeros(0, np.float32), *batches])[: len(rows)]
 
-  def _field(self, name):
-    return next(x for x in self.encoder.fields.ids if x.name == name)
-
   def _left_out(self, name):
-    field = self._field(name)
+    field = next(x for x in self.encoder.fields.ids if x.name == name)
     first, stop = field.first_id, field.first_id + field.num_ids
     means = {
       k: x[first:stop].mean(0, keepdims=True)[None]
@@ -169,22 +181,20 @@ class ClickModel:
 
     Adds the number of unknown categories, by field, to `unknown`.
     """
-    waiting, num_rows = [], 0
+    counts = {} if unknown is None else unknown
+    waiting: list[tuple[tables.Table, encoder_lib.Rows]] = []
     for table, rows, num_unknown in self._encoded(data):
       for name, num in num_unknown.items():
-        if unknown is not None:
-          unknown[name] = unknown.get(name, 0) + num
+        counts[name] = counts.get(name, 0) + num
       waiting.append((table, rows))
-      num_rows += len(rows)
-      if num_rows >= _MIN_ROWS:
+      if sum(len(x) for _, x in waiting) >= _MIN_ROWS:
         yield from self._scored(waiting)
-        waiting, num_rows = [], 0
-    yield from self._scored(waiting)
+        waiting = []
+    if waiting:
+      yield from self._scored(waiting)
 
   def _scored(self, waiting):
     """Yields scores of tables, and these."""
-    if not waiting:
-      return
     sources, rows = zip(*waiting, strict=True)
     joined = encoder_lib.Rows(*map(np.concatenate, zip(*rows, strict=True)))
     ends = np.cumsum([len(x) for x in rows])[:-1]
@@ -209,23 +219,6 @@ class ClickModel:
       yield from reader.tables(lambda *_: None, encoded)
     else:
       yield encoded(data)
-
-  def evaluate(
-    self, rows: encoder_lib.Rows, group: str = '', without: str = ''
-  ) -> dict[str, Any]:
-    """Returns AUC, log loss and more, also by a field `group`.
-
-    See `metrics.evaluate`; `without` is that of `scores`.
-    """
-    scores, groups = self.scores(rows, without), None
-    if group:
-      groups = np.asarray(rows.ids[:, self._field(group).first_column])
-    return metrics.evaluate(rows.labels, scores, groups)
-
-  def in_memory(self) -> 'ClickModel':
-    """Returns a copy whose tables do not depend on a file."""
-    tables = {k: np.array(x) for k, x in self.tables.items()}
-    return dataclasses.replace(self, tables=tables)
 
   def save(self, folder: pathlib.Path) -> None:
     """Replaces the folder. Raises a `UserError` if it cannot be written."""
@@ -255,11 +248,10 @@ def load(folder: pathlib.Path) -> ClickModel:
   try:
     record = json.loads((folder / 'model.json').read_text())
     encoder = encoder_lib.load(folder)
-    spec = {
-      k: tuple(x) if isinstance(x, list) else x
-      for k, x in record['spec'].items()
-    }
-    spec = clicks.ClickSpec(encoder.fields, **spec)
+    spec = clicks.ClickSpec(encoder.fields, **record['spec'])
+    spec = dataclasses.replace(
+      spec, hidden=tuple(spec.hidden), lower_hidden=tuple(spec.lower_hidden)
+    )
     model = clicks.of_terms(spec, tuple(record['terms']))
     tree = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
     arrays, num = np.load(folder / 'dense.npz'), tree.num_leaves
@@ -274,13 +266,41 @@ def load(folder: pathlib.Path) -> ClickModel:
       encoder=encoder,
     )
   except (
-    *(OSError, ValueError, KeyError, TypeError, AttributeError),
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
     zipfile.BadZipFile,
   ) as error:
     raise errors.UserError(
       f'{folder} is no whole model of clicks: {errors.one_line(error)}; export '
       'it again by starting its run again'
     ) from error
+
+
+def write_function(folder: pathlib.Path, model: ClickModel) -> None:
+  """Writes `function` and `arrays.npz`."""
+  import flatbuffers  # noqa: F401, which jax.export needs
+  from jax import export
+
+  shutil.rmtree(folder, ignore_errors=True)
+  folder.mkdir(parents=True)
+  leaves, tree = jax.tree.flatten((model.params, model.tables, model.moments))
+
+  def served(arrays, ids, numbers):
+    arrays = jax.tree.unflatten(tree, arrays)
+    return chances(model.model, arrays, ids, numbers=numbers)
+
+  (num,) = export.symbolic_shape('n')
+  fields = model.encoder.fields
+  exported = export.export(jax.jit(served), platforms=_PLATFORMS)(
+    [jax.ShapeDtypeStruct(np.shape(x), jnp.float32) for x in leaves],
+    jax.ShapeDtypeStruct((num, fields.num_columns), jnp.int32),
+    jax.ShapeDtypeStruct((num, len(fields.numbers)), jnp.float32),
+  )
+  (folder / 'function').write_bytes(exported.serialize())
+  np.savez(folder / 'arrays.npz', *leaves)
 
 
 def of_training(
@@ -298,7 +318,7 @@ def of_training(
   """
   spec = dataclasses.replace(model.spec, row_ops=columns.WHOLE_ROWS, axes=())
   model = dataclasses.replace(model, spec=spec)
-  moments: Sequence[Any] = ()
+  moments = ()
   if spec.batch_norm:
     size = min(batch_examples, len(train))
     starts = np.linspace(0, len(train) - size, 16).astype(int)
@@ -317,6 +337,6 @@ def of_training(
     model=model,
     params=params,
     tables=tables,
-    moments=tuple(moments),
+    moments=moments,
     encoder=encoder,
   )

@@ -2,19 +2,22 @@
 
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxemb import errors
-from jaxemb.clicks import predictor, report, serving
+from jaxemb import embeddings, errors
+from jaxemb.clicks import metrics, predictor
+from jaxemb.evaluation import geometry
 from jaxemb.report import pages
 from jaxemb.run import build, evaluation, vectors
 from jaxemb.storage import orbax_export
 
-_MAX_ABLATED_ROWS, _MAX_ABLATED_FIELDS = 50_000, 60
+MAX_SEARCHED = 200_000  # ids of a field
+_NUM_NEIGHBORS = 8
+_MAX_FIELDS, _NUM_FREQUENT = 40, 6  # fields, ids of each
 
 
 def can_evaluate(parts: build.Parts) -> bool:
@@ -77,7 +80,7 @@ def evaluate(
     splits['test'] = parts.source.test
   group = parts.config.eval.group
   scores = {
-    name: model.evaluate(rows, group)
+    name: metrics.of_model(model, rows, group)
     for name, rows in splits.items()
     if rows is not None
   }
@@ -92,10 +95,11 @@ def report_values(
 ) -> dict[str, Any]:
   """Values of the report; takes the `bins` out of the scores."""
   source = parts.source
+  rows = source.valid if source.valid is not None else source.test
   return {
     'calibration_bins': {k: x.pop('bins') for k, x in scores.items()},
     'fields': [x.name for x in source.fields.ids],
-    'importances': importances(model, source),
+    'importances': [] if rows is None else metrics.importances(model, rows),
     'examples_counted': 'rows of the training split, times epochs',
   }
 
@@ -115,19 +119,75 @@ def export(
   }
   arrays = {k: x for k, x in arrays.items() if jax.tree.leaves(x)}
   orbax_export.write(folder / 'orbax', arrays)
-  serving.write(folder / 'serving', model)
+  predictor.write_function(folder / 'serving', model)
   return {}
 
 
 def page(parts: build.Parts, model: predictor.ClickModel) -> pages.Page:
   """Returns the page of a log, with neighbors in the largest fields."""
   source = parts.source
-  return report.page(
+  return page_of(
     model.tables[model.model.vectors_table],
     source.keys,
     source.counts,
-    ranges=[x[:3] for x in source.fields.ids],  # names, first ids, sizes
+    ranges=[x[:3] for x in source.fields.ids],
   )
+
+
+def page_of(
+  vectors: np.ndarray,
+  keys: Sequence[str],
+  counts: np.ndarray,
+  ranges: Sequence[tuple[str, int, int]],
+) -> pages.Page:
+  """Returns the page of a model; arguments are those of `field_neighbors`."""
+  values = {
+    'fields': field_neighbors(vectors, keys, counts, ranges=ranges),
+    'num_fields': len(ranges),
+    'max_searched': MAX_SEARCHED,
+  }
+  return pages.Page('clicks', 'examples', values, package='jaxemb.clicks')
+
+
+def field_neighbors(
+  vectors: np.ndarray,
+  keys: Sequence[str],
+  counts: np.ndarray,
+  ranges: Sequence[tuple[str, int, int]],
+) -> dict[str, list[tuple[str, int, embeddings.Ranked]]]:
+  """Returns by field (name, count, nearest ids) of its most frequent ids.
+
+  `vectors` [vocab, dim] float32 are rows of the model's ids, `keys` their
+  names, of which only those on the page are asked for, `counts` [vocab] int;
+  `ranges` are (name, first id, ids) of fields. Ids that no training row has are
+  left out, fields with fewer than two such ids, and those after the first 40.
+  Nothing is shown of single numbers, whose cosines are 1 or -1.
+  """
+  shown = {}
+  for field, first, num in ranges[:_MAX_FIELDS] if vectors.shape[1] > 1 else ():
+    num_searched = min(num, MAX_SEARCHED)
+    field_counts = np.asarray(counts[first : first + num])
+    ids = np.argpartition(field_counts, num - num_searched)[
+      num - num_searched :
+    ]
+    # By falling count, ties by id.
+    ids = ids[np.lexsort((ids, -field_counts[ids]))]
+    rows = np.asarray(vectors[first + ids])
+    lengths = geometry.norms(rows)
+    used = (field_counts[ids] > 0) & (lengths > 0) & np.isfinite(lengths)
+    ids, units = ids[used], geometry.unit(rows[used], lengths[used])
+    if len(ids) < 2:
+      continue
+    shown[field] = []
+    for i in range(min(len(ids), _NUM_FREQUENT)):
+      cosines = units @ units[i]
+      near = geometry.nearest(cosines, {i}, _NUM_NEIGHBORS)
+      name, *others = (
+        keys[int(first + ids[j])].removeprefix(f'{field}=') for j in (i, *near)
+      )
+      ranked = list(zip(others, cosines[near].tolist(), strict=True))
+      shown[field].append((name, int(field_counts[ids[i]]), ranked))
+  return shown
 
 
 def is_saved(folder: pathlib.Path) -> bool:
@@ -136,26 +196,6 @@ def is_saved(folder: pathlib.Path) -> bool:
 
 
 load = predictor.load
-
-
-def importances(
-  model: predictor.ClickModel, source: Any
-) -> list[tuple[str, float]]:
-  """Returns (field, AUC lost without it), the largest first.
-
-  All vectors of the field are replaced by their mean, on the first validation
-  or test rows; [] without any.
-  """
-  rows = source.valid if source.valid is not None else source.test
-  if rows is None:
-    return []
-  rows = type(rows)(*(x[:_MAX_ABLATED_ROWS] for x in rows))
-  whole = model.evaluate(rows)['auc']
-  lost = [
-    (x.name, whole - model.evaluate(rows, without=x.name)['auc'])
-    for x in source.fields.ids[:_MAX_ABLATED_FIELDS]
-  ]
-  return sorted(lost, key=lambda x: -x[1])
 
 
 def check_data(config: Any, source: Any) -> None:

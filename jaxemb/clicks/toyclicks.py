@@ -39,7 +39,7 @@ _SIZES = {
 }
 _WORDS, _MAX_WORDS = 200, 4
 _PAIRS = ('ad', 'segment'), ('place', 'hour'), ('segment', 'day')
-_THREES = (('device', 'hour', 'weather'),)
+_TRIPLE = 'device', 'hour', 'weather'
 _HIDDEN = 2
 _VERSION = 1
 _SEED = 20
@@ -53,19 +53,18 @@ class Log(NamedTuple):
   age: np.ndarray  # [n]
   price: np.ndarray  # [n], NaN = missing
   click: np.ndarray  # [n] bool
-  # [n] log odds of a click: what fields do alone, with pairs, with all.
-  first: np.ndarray
-  pairs: np.ndarray
-  all: np.ndarray
+  # [n] log odds of a click, by the fields they are made of: 'first' of what
+  # fields do alone, 'pairs', and 'all'.
+  log_odds: dict[str, np.ndarray]
 
 
 def generate(num_rows: int) -> Log:
-  """Makes a log of so many rows."""
+  """Makes a log of `num_rows` rows."""
   rng = np.random.default_rng(_SEED)
   columns, chances = {}, {}
   for name, size in _SIZES.items():
-    each = 1 / (np.arange(size) + 3.0) ** 0.8
-    chances[name] = each / each.sum()
+    weights = 1 / (np.arange(size) + 3.0) ** 0.8
+    chances[name] = weights / weights.sum()
     columns[name] = rng.choice(size, num_rows, p=chances[name])
   num_words = rng.integers(1, _MAX_WORDS + 1, num_rows)
   words = np.floor(_WORDS * rng.random((num_rows, _MAX_WORDS)) ** 2).astype(int)
@@ -86,38 +85,28 @@ def generate(num_rows: int) -> Log:
   effects = np.append(rng.normal(0, 0.4, _WORDS), 0)
   first += effects[words].sum(1) / num_words
   first += 0.25 * scaled(np.log(price)) - 0.2 * scaled(age)
+  first -= 1.2
   pairs = 0.0
-  for left, right in _PAIRS:
-    a, b = (
-      hidden(x, rng.normal(0, 1, (_SIZES[x], _HIDDEN))) for x in (left, right)
-    )
+  for names in _PAIRS:
+    a, b = (hidden(x, rng.normal(0, 1, (_SIZES[x], _HIDDEN))) for x in names)
     pairs = pairs + 0.7 * (a * b).sum(1)
-  threes = 0.0
-  for names in _THREES:
-    signs = [np.resize([-1.0, 1.0], _SIZES[x]) for x in names]
-    factors = [hidden(*x) for x in zip(names, signs, strict=True)]
-    threes = threes + np.prod(factors, 0)
-  base = -1.2 + first
-  all_effects = base + pairs + threes
-  click = rng.random(num_rows) < 1 / (1 + np.exp(-all_effects))
+  signs = (np.resize([-1.0, 1.0], _SIZES[x]) for x in _TRIPLE)
+  triples = np.prod([*map(hidden, _TRIPLE, signs)], 0)
+  log_odds = {
+    'first': first,
+    'pairs': first + pairs,
+    'all': first + pairs + triples,
+  }
+  click = rng.random(num_rows) < 1 / (1 + np.exp(-log_odds['all']))
   price[rng.random(num_rows) < 0.02] = np.nan
-  return Log(
-    columns=columns,
-    words=words,
-    age=age,
-    price=price,
-    click=click,
-    first=base,
-    pairs=base + pairs,
-    all=all_effects,
-  )
+  return Log(columns, words, age, price=price, click=click, log_odds=log_odds)
 
 
 def write(cache: pathlib.Path, num_rows: int = DEFAULT_ROWS) -> pathlib.Path:
   """Returns a folder with train.csv, valid.csv, test.csv and best.json.
 
-  best.json has the AUC on the test rows of the true log odds: 'first' of what
-  fields do alone, 'pairs', and 'all', which no model exceeds but by chance.
+  best.json has the AUC on the test rows of each of the true log odds, those of
+  'all' being what no model exceeds but by chance.
   """
   from jaxemb.evaluation import ranking
 
@@ -136,18 +125,16 @@ def write(cache: pathlib.Path, num_rows: int = DEFAULT_ROWS) -> pathlib.Path:
     for name, values in log.columns.items():
       texts = np.array([f'{name[:2]}{i:03d}' for i in range(_SIZES[name])])
       columns[name] = texts[values]
-    columns |= {'age': log.age.astype(int)}
+    columns['age'] = log.age.astype(int)
     columns['price'] = pa.array(log.price, from_pandas=True)
     table = pa.table(columns | {'query': queries})
     held = num_rows // 10
-    ends = {'test': held, 'valid': 2 * held, 'train': num_rows}
-    start = 0
-    for name, stop in ends.items():
-      csv.write_csv(table.slice(start, stop - start), new / f'{name}.csv')
-      start = stop
+    spans = {'test': (0, held), 'valid': (held, held), 'train': (2 * held,)}
+    for name, span in spans.items():
+      csv.write_csv(table.slice(*span), new / f'{name}.csv')
     best = {
-      k: ranking.auc(log.click[:held], getattr(log, k)[:held])
-      for k in ('first', 'pairs', 'all')
+      k: ranking.auc(log.click[:held], x[:held])
+      for k, x in log.log_odds.items()
     }
     (new / 'best.json').write_text(json.dumps(best))
   return folder

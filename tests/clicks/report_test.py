@@ -3,12 +3,11 @@
 import collections.abc
 import html
 import json
-import math
 import re
 
 import numpy as np
 
-from jaxemb.clicks import report
+from jaxemb.clicks import results
 from jaxemb.report import pages
 
 _HOSTILE = '<script>document.title = "hacked"</script>'
@@ -85,7 +84,7 @@ def _write(workdir, num_evaluations=3, num_rows=12):
     for i in range(1, num_evaluations + 1)
   ]  # fmt: skip
   values = _REPORT | {'evaluations': records}
-  page = report.page(*_arguments())
+  page = results.page_of(*_arguments())
   pages.write(workdir, page, values, metrics=metrics)
   return (workdir / 'report.html').read_text(encoding='utf-8')
 
@@ -135,24 +134,6 @@ def test_curves_and_calibration_are_drawn_from_what_was_measured(tmp_path):
   assert dict(data['calibration']) == _BINS
 
 
-def test_one_class_has_no_auc_but_a_page(tmp_path):
-  scores = _SCORES | {'auc': math.nan, 'group_auc': math.nan, 'groups': 0}
-  record = {'step': 1, 'epoch': 1.0, 'validation': scores}
-  values = _REPORT | {
-    'evaluation': {'validation': scores}, 'evaluations': [record],
-    'best': record, 'importances': [['site', math.nan]],
-  }  # fmt: skip
-  pages.write(tmp_path, report.page(*_arguments()), values, metrics=[])
-  page = (tmp_path / 'report.html').read_text()
-  assert 'AUC is not defined where all labels are the same' in _text(page)
-  assert 'Importances are not known' in _text(page)
-  assert 'Validation – 0.43750' in _text(page)
-  assert 'AUC' not in [title for title, _, _ in _data(page)['curves']]
-  assert not re.search(r'\b(nan|None)\b', _text(page))
-  read = json.loads((tmp_path / 'report.json').read_text())
-  assert read['evaluation']['validation']['auc'] is None
-
-
 def test_neighbours_are_those_of_a_loop_over_the_field():
   vectors, keys, counts, ranges = _arguments()
   order = np.random.default_rng(1).permutation(100)
@@ -160,7 +141,7 @@ def test_neighbours_are_those_of_a_loop_over_the_field():
   first, second = np.argsort(-counts)[:2]
   vectors[first], vectors[second], counts[7] = 0, np.inf, 0  # of no use
   bad = {first, second} | {int(i) for i in np.flatnonzero(counts == 0)}
-  shown = report.field_neighbours(vectors, keys, counts, ranges)
+  shown = results.field_neighbors(vectors, keys, counts, ranges)
   assert [*shown] == ['site', '<u>ad']
   assert keys.asked == 2 * 6 * 9  # the names on the page and no others
   wide = vectors.astype(np.float64)
@@ -186,9 +167,9 @@ def test_neighbours_are_those_of_a_loop_over_the_field():
 
 
 def test_only_the_frequent_ids_of_a_large_field_are_searched(monkeypatch):
-  monkeypatch.setattr(report, 'MAX_SEARCHED', 20)
+  monkeypatch.setattr(results, 'MAX_SEARCHED', 20)
   vectors, keys, counts, ranges = _arguments()
   counts[:100] = np.arange(100)  # the last ones are the most frequent
-  shown = report.field_neighbours(vectors, keys, counts, ranges)['site']
+  shown = results.field_neighbors(vectors, keys, counts, ranges)['site']
   assert [count for _, count, _ in shown] == [99, 98, 97, 96, 95, 94]
   assert all(int(x) >= 80 for _, _, near in shown for x, _ in near)

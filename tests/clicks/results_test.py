@@ -173,6 +173,9 @@ def test_one_class_has_no_auc(tmp_path):
   assert 'no AUC, as all labels are the same' in runs.log(tmp_path / 'run')
   found = runs.report(tmp_path / 'run')['evaluation']['validation']
   assert found['auc'] is None and found['log_loss'] > 0
+  page = (tmp_path / 'run' / 'report.html').read_text()
+  assert 'AUC is not defined where all labels are the same' in page
+  assert 'Importances are not known' in page
 
 
 @pytest.mark.slow
