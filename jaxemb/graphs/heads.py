@@ -132,7 +132,7 @@ def _delimiter(lines):
   """The sign between cells; the first line may be a comment or a count."""
   for some in lines, lines[1:]:
     layout, rows = tables.dialect('\n'.join(some))
-    if rows and len(rows[0]) > 1:
+    if layout.delimiter != ' ' and len((*rows, ())[0]) > 1:
       return layout.delimiter
   return ' '
 
