@@ -1,8 +1,6 @@
 """`python -m jaxemb.evaluate`: the command `jaxemb evaluate`."""
 
-import sys
-
 from jaxemb.cli import evaluate
 
 if __name__ == '__main__':
-  sys.exit(evaluate.main())
+  raise SystemExit(evaluate.main())

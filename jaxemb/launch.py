@@ -1,8 +1,6 @@
 """`python -m jaxemb.launch`: the command `jaxemb launch`."""
 
-import sys
-
 from jaxemb.cli import launch
 
 if __name__ == '__main__':
-  sys.exit(launch.main())
+  raise SystemExit(launch.main())

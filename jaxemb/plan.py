@@ -1,8 +1,6 @@
 """`python -m jaxemb.plan`: the command `jaxemb plan`."""
 
-import sys
-
 from jaxemb.cli import plan
 
 if __name__ == '__main__':
-  sys.exit(plan.main())
+  raise SystemExit(plan.main())

@@ -1,8 +1,6 @@
 """`python -m jaxemb.query`: the command `jaxemb query`."""
 
-import sys
-
 from jaxemb.cli import query
 
 if __name__ == '__main__':
-  sys.exit(query.main())
+  raise SystemExit(query.main())

@@ -144,14 +144,6 @@ def test_policies_that_are_strategies(name):
   if name == 'partition':
     other |= {'strategy.num_parts': 3, 'strategy.merge': 'pca'}
   assert config.to_dict() == _config(other).to_dict()
-  # Settings of replicas are not ignored, nor is another strategy.
-  other = 'partition' if name == 'sync' else 'sync'
-  for given, words in (
-    ({'strategy.sync_every': 9}, 'sync_every=9 is not used when'),
-    ({'strategy.name': other}, f'name={name}, not {other}'),
-  ):
-    with pytest.raises(errors.UserError, match=words):
-      _config(settings | given)
 
 
 def test_hot_rows_have_synchronisations_of_their_own():

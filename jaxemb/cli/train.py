@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       sys.excepthook(*sys.exc_info())
       code = 1
   # While Python ends, signals would end it with another code.
-  atexit.register(_ignore_signals)
+  atexit.register(_set_handlers, signal.SIG_IGN)
   if code and _has_others():
     from jaxemb.runtime import distributed
 
@@ -84,6 +84,15 @@ def _has_others() -> bool:
   return distributed.num_processes() > 1
 
 
+def _set_handlers(handler: Any, instead_of: Any = None) -> None:
+  """Sets the handler of signals that end a process, if they have another."""
+  for name in ('SIGTERM', 'SIGHUP'):
+    with contextlib.suppress(AttributeError, ValueError):
+      number = getattr(signal, name)  # Windows lacks one
+      if instead_of in (None, signal.getsignal(number)):
+        signal.signal(number, handler)  # in the main thread alone
+
+
 @contextlib.contextmanager
 def _stopping_early(has_run: threading.Event) -> Iterator[None]:
   """Has signals that come while there is nothing to save end with 75 as well.
@@ -98,23 +107,11 @@ def _stopping_early(has_run: threading.Event) -> Iterator[None]:
     os.write(2, b'jaxemb: stopped before training; nothing to save\n')
     os._exit(errors.LostError.exit_code)
 
-  is_main = threading.current_thread() is threading.main_thread()
-  names = ('SIGTERM', 'SIGHUP') if is_main else ()
-  numbers = [getattr(signal, x) for x in names if hasattr(signal, x)]
-  numbers = [x for x in numbers if signal.getsignal(x) is signal.SIG_DFL]
-  for number in numbers:
-    signal.signal(number, stop)
+  _set_handlers(stop, instead_of=signal.SIG_DFL)
   try:
     yield
   finally:
-    for number in numbers:
-      signal.signal(number, signal.SIG_DFL)
-
-
-def _ignore_signals() -> None:
-  for name in ('SIGTERM', 'SIGHUP'):
-    with contextlib.suppress(AttributeError, ValueError):
-      signal.signal(getattr(signal, name), signal.SIG_IGN)
+    _set_handlers(signal.SIG_DFL, instead_of=stop)
 
 
 def _run(has_run: threading.Event, argv: Sequence[str]) -> int:
@@ -164,40 +161,40 @@ def describe(config: ml_collections.ConfigDict) -> str:
 
   Settings that another one has to switch on are named together behind them.
   """
-  kind, given = kinds.of(config), config_lib.flat(config)
+  kind, values = kinds.of(config), config_lib.flat(config)
   groups: dict[str, list[str]] = {'Most used': []}
   more: dict[str, list[str]] = {}
   for x in config_lib.settings(config.data.source).values():
     if not checks.is_used(x, config, kind):
       continue
     condition = kind.only_with.get(x.name, x.only_with)
-    other, _, values = condition.partition('=')
-    if other and given[other] not in values.split('|'):
+    other, _, users = condition.partition('=')
+    if other and values[other] not in users.split('|'):
       more.setdefault(condition, []).append(x.name)
       continue
     title = x.name.partition('.')[0].capitalize()
     title = 'Most used' if x.most_used else title
     groups.setdefault(title, []).append(_line(x, kind))
+  groups['Further settings, with'] = [
+    f'  {k}: {", ".join(names)}' for k, names in more.items()
+  ]
   texts = ['\n'.join([title, *lines]) for title, lines in groups.items()]
-  lines = [f'  {k}: {", ".join(names)}' for k, names in more.items()]
-  texts.append('\n'.join(['Further settings, with', *lines]))
   return '\n\n'.join([__doc__.strip(), *texts])
 
 
 def _line(setting: config_lib.Setting, kind: kind_lib.Kind) -> str:
-  members = kind.members(setting.name)
-  notes = []
+  members, note = kind.members(setting.name), ''
   if members is not None:
-    notes = [', '.join([*setting.values, *members, 'module:attribute'])]
+    note = ', '.join([*setting.values, *members, 'module:attribute'])
   elif setting.values and isinstance(setting.default, str):
-    notes = [', '.join(setting.values)]
+    note = ', '.join(setting.values)
   elif setting.values:
     low, high = setting.values
-    notes = [f'from {low:,}' if high > 10**6 else f'{low:,} to {high:,}']
+    note = f'from {low:,}' if high > 10**6 else f'{low:,} to {high:,}'
   default = repr('') if setting.default == '' else setting.default
   text = kind.help.get(setting.name, setting.help)
   line = f'  {f"{setting.name}={default}":<36} {text}'
-  return line + (f' ({"; ".join(notes)})' if notes else '')
+  return line + (f' ({note})' if note else '')
 
 
 class _Parser(argparse.ArgumentParser):

@@ -12,6 +12,7 @@ import ml_collections
 
 from jaxemb import config as config_lib
 from jaxemb import errors
+from jaxemb.config import kinds
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import benchmarks
 from jaxemb.kernels.cpu import ahead
@@ -27,6 +28,7 @@ from jaxemb.workers import remote
 
 _LOG = logging.getLogger('jaxemb')
 _ROWS_PER_THREAD = 250  # five times as many as diverge
+_MIN_KNOWN = 0.5  # of the items of a set
 _MOST_FREE_EXAMPLES = 1 << 16  # of a step, however few there are
 
 
@@ -174,6 +176,45 @@ def _readers(setup: devices.Setup) -> data_base.Readers:
   )
 
 
+def _named_benchmarks(
+  config: ml_collections.ConfigDict,
+) -> list[benchmarks.Benchmark] | None:
+  """The sets in `config.eval.paths`, or None if it has no paths.
+
+  Raises a `UserError` for files that are no benchmarks.
+  """
+  paths = [x.strip() for x in config.eval.paths.split(',') if x.strip()]
+  if not paths:
+    return None
+  if paths == ['none']:
+    return []
+  return benchmarks.find(map(os.path.expanduser, paths))
+
+
+def source_benchmarks(
+  config: ml_collections.ConfigDict, source: data_base.Source
+) -> list[benchmarks.Benchmark]:
+  """The sets of a source of which its keys know enough to say much."""
+  # A click log has no sets and 34 million keys, which take minutes to read.
+  if not (paths := source.eval_paths()):
+    return []
+  sets = benchmarks.find(paths)
+  # Those of the embedded corpus fit it, and other texts perhaps.
+  if kinds.of(config).is_embedded(config.data.path):
+    return sets
+  known, left_out = {x.upper() for x in source.keys}, []
+  for one in sets:
+    of_all = [all(x.upper() in known for x in y) for y in one.words]
+    if sum(of_all) < _MIN_KNOWN * len(of_all):
+      left_out.append(one.name)
+  if left_out:
+    _LOG.info(
+      f'not evaluated on {", ".join(left_out)} of the embedded corpus: the '
+      'text has not even half of their words; give --config.eval.paths'
+    )
+  return [x for x in sets if x.name not in left_out]
+
+
 def corpus_of(source: data_base.Source) -> model_base.Corpus:
   """What models are made from."""
   return model_base.Corpus(
@@ -210,7 +251,7 @@ def parts(
       f'config.train.init_from={path} does not exist; give a run, a merge or a '
       "word2vec file, or ''"
     )
-  benchmark_sets = kind.benchmarks(config)
+  benchmark_sets = _named_benchmarks(config)
   source = make_source(setup, _readers(setup), cache=cache, progress=progress)
   if not config.train.threads:
     # What each thread learns of a row meanwhile adds up: with six rows two
@@ -231,7 +272,7 @@ def parts(
     cluster=cluster,
   )
   if benchmark_sets is None:
-    benchmark_sets = kind.source_benchmarks(config, source)
+    benchmark_sets = source_benchmarks(config, source)
   of_kind = kind.fingerprints(trainable.model)
   return Parts(
     *setup,

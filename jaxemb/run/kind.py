@@ -126,24 +126,7 @@ class Kind:
 
   def make_source(self, spec: 'data_base.SourceSpec') -> 'data_base.Source':
     """Reads the data; raises a `UserError` if it cannot be used."""
-    return kinds.bind('data.source', self.source, (spec,), available={})()
-
-  def benchmarks(self, config: 'ml_collections.ConfigDict') -> list[Any] | None:
-    """The sets that settings name; None: those of the source.
-
-    Raises a `UserError` for files that are no benchmarks.
-    """
-    from jaxemb.run import vectors
-
-    return vectors.benchmarks(config)
-
-  def source_benchmarks(
-    self, config: 'ml_collections.ConfigDict', source: 'data_base.Source'
-  ) -> list[Any]:
-    """The sets of the source that suit its keys."""
-    from jaxemb.run import vectors
-
-    return vectors.source_benchmarks(config, source)
+    return kinds.bind('data.source', self.source, (spec,))()
 
   def dropped(
     self, config: 'ml_collections.ConfigDict', source: 'data_base.Source'
@@ -230,13 +213,10 @@ class Kind:
     """Returns what report.html shows beside the values of the report."""
     return self._results().page(parts, model)
 
-  def is_saved(self, folder: pathlib.Path) -> bool:
-    """Whether a folder has a model that was saved as the best so far."""
-    return self._results().is_saved(folder)
-
-  def load(self, folder: pathlib.Path) -> Any:
-    """Reads what `save` of a collected model has written."""
-    return self._results().load(folder)
+  def saved(self, folder: pathlib.Path) -> Any | None:
+    """Reads what `save` of a collected model has written, if it has."""
+    results = self._results()
+    return results.load(folder) if results.is_saved(folder) else None
 
   def _results(self) -> types.ModuleType:
     return importlib.import_module(self.results)
@@ -300,12 +280,11 @@ def check_tree(corpus: 'model_base.Corpus') -> None:
 
 def bound_loss(config: 'ml_collections.ConfigDict', **available: Any) -> Any:
   """The loss that settings name, with those of `available` that it takes."""
-  bound = kinds.bind(
-    'model.loss', config.model.loss, ('scores', 'labels'), available=available
-  )
-  if not bound.keywords:
-    return bound.func
-  return functools.partial(bound.func, **bound.keywords)
+  arguments = 'scores', 'labels'
+  name = config.model.loss
+  bound = kinds.bind('model.loss', name, arguments, available=available)
+  function, more = bound.func, bound.keywords
+  return functools.partial(function, **more) if more else function
 
 
 def bind_model(

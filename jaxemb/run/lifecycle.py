@@ -1,4 +1,9 @@
-"""A run, from settings to results."""
+"""A run, from settings to results: `run` and the functions that it calls.
+
+`_run_steps` lists the steps: agree with other processes, read the data and make
+the parts (`run.build`), record settings, train (`run.loop`), write the results
+(`run.results`).
+"""
 
 import contextlib
 import functools
@@ -53,16 +58,20 @@ def run(
   `config.Tuning`. Raises a `UserError` for input or settings that cannot be
   used.
   """
-  start = _Start(
-    config=config,
-    workdir=workdir,
-    job=job,
-    text_cache=text_cache,
-    fixed=fixed,
-    started=time.time(),
-  )
+
+  def run_in(folder):
+    start = _Start(
+      config=config,
+      workdir=pathlib.Path(folder),
+      job=job,
+      text_cache=text_cache,
+      fixed=fixed,
+      started=time.time(),
+    )
+    return _run_in(start)
+
   if not bucket.is_url(workdir):
-    return _run_in(start._replace(workdir=pathlib.Path(workdir)))
+    return run_in(workdir)
   if job.coordinator or job.detects:
     raise errors.UserError(
       f'--workdir={workdir} is for one process; give a folder that all reach, '
@@ -76,10 +85,7 @@ def run(
     distributed.stopping_on_signals(monitor, ('SIGTERM', 'SIGHUP')),
     bucket.opened(workdir, every_secs) as folder,
   ):
-    code = STOPPED
-    if not stop.is_set():
-      # Copying is no part of the run.
-      code = _run_in(start._replace(workdir=folder, started=time.time()))
+    code = STOPPED if stop.is_set() else run_in(folder)
   metrics.LOG.info('copied %s to %s', folder, workdir)
   return code
 
@@ -87,11 +93,11 @@ def run(
 class _Start(NamedTuple):
   """One start of a run."""
 
-  config: ml_collections.ConfigDict  # as given
-  workdir: Any  # a path, or the URL of a folder in a bucket
+  config: ml_collections.ConfigDict  # unresolved
+  workdir: pathlib.Path
   job: distributed.Job
   text_cache: pathlib.Path | None
-  fixed: Mapping[str, Any]  # given fields of `config.Tuning`
+  fixed: Mapping[str, Any]  # fields of `config.Tuning`
   started: float  # seconds since 1970
 
 
@@ -108,10 +114,11 @@ def _run_in(start: _Start) -> int:
   if s.name == 'partition' and s.part >= 0:
     home = partition.folder(start.config, home, s.part)
   distributed.join(job)
-  monitor = distributed.Monitor()
+  monitor, is_first = distributed.Monitor(), distributed.is_first()
   with distributed.stopping_on_signals(monitor):
     try:
-      code = _run_logged(start, home, monitor)
+      with rundir.locked(home) if is_first else contextlib.nullcontext():
+        code = _run_logged(start, home, monitor)
     finally:
       monitor.close(code)
   return code
@@ -122,42 +129,42 @@ def _run_logged(
 ) -> int:
   """Runs with a log in the folder, and errors told apart."""
   is_first = distributed.is_first()
-  with rundir.locked(home) if is_first else contextlib.nullcontext():
-    with rundir.using(home):
-      home.mkdir(parents=True, exist_ok=True)
-      name = 'log' if is_first else f'log-{distributed.process_id()}'
-      log = metrics.start_log(home / f'{name}.txt', is_first)
-    try:
-      return _run_steps(start, monitor)
-    except errors.UserError as error:
-      # The caller prints it; it belongs in the log as well.
-      log.emit(logging.makeLogRecord({'msg': str(error)}))
+  with rundir.using(home):
+    home.mkdir(parents=True, exist_ok=True)
+    name = 'log' if is_first else f'log-{distributed.process_id()}'
+    log = metrics.start_log(home / f'{name}.txt', is_first)
+  try:
+    return _run_steps(start, monitor)
+  except errors.UserError as error:
+    # The caller prints it; it belongs in the log as well.
+    log.emit(logging.makeLogRecord({'msg': str(error)}))
+    raise
+  except Exception as error:
+    # Collectives fail where another process is lost or was told to stop: some
+    # with a ValueError.
+    monitor.wait_for_loss()
+    if distributed.num_processes() > 1 and monitor.stop.is_set():
+      return STOPPED
+    if not (isinstance(error, MemoryError) or _NO_MEMORY in str(error)):
       raise
-    except Exception as error:
-      # Collectives fail where another process is lost or was told to stop:
-      # some with a ValueError.
-      monitor.wait_for_loss()
-      if distributed.num_processes() > 1 and monitor.stop.is_set():
-        return STOPPED
-      if not (isinstance(error, MemoryError) or _NO_MEMORY in str(error)):
-        raise
-      kind = kinds.of(start.config)
-      line = (
-        f'out of memory; {kind.smaller}, lower '
-        f'--config.train.batch_{kind.unit}, or give --config.mesh.data=1'
-      )
-      log.emit(logging.makeLogRecord({'msg': line}))
-      raise errors.UserError(line) from error
-    finally:
-      metrics.LOG.removeHandler(log)
-      log.close()
+    kind = kinds.of(start.config)
+    line = (
+      f'out of memory; {kind.smaller}, lower --config.train.batch_{kind.unit}, '
+      'or give --config.mesh.data=1'
+    )
+    log.emit(logging.makeLogRecord({'msg': line}))
+    raise errors.UserError(line) from error
+  finally:
+    metrics.LOG.removeHandler(log)
+    log.close()
 
 
 def _run_steps(start: _Start, monitor: distributed.Monitor) -> int:
   """The steps of a run, one after the other."""
   workdir, name = start.workdir, start.config.strategy.name
   _agree_and_log(start)
-  _keep_programs(start.text_cache)
+  if not (start.text_cache or os.environ.get('JAX_COMPILATION_CACHE_DIR')):
+    rundir.keep_programs(rundir.cache_folder())
   cluster = None
   if name == 'workers':
     # What a start that was killed has left.
@@ -192,82 +199,14 @@ def _agree_and_log(start: _Start) -> None:
 
   These are those that differ from their documented defaults.
   """
-  given = config_lib.flat(start.config)
+  values = config_lib.flat(start.config)
   versions = resources.versions() | {'code': resources.code_digest()}
-  distributed.agree('setting', given)
+  distributed.agree('setting', values)
   distributed.agree('version', versions)
   distributed.agree('folder', {'--workdir': rundir.holder(start.workdir)})
-  settings = config_lib.settings(given['data.source'])
-  changed = [f'{k}={x}' for k, x in given.items() if x != settings[k].default]
+  settings = config_lib.settings(values['data.source'])
+  changed = [f'{k}={x}' for k, x in values.items() if x != settings[k].default]
   metrics.LOG.info('settings: %s', ', '.join(changed) or 'all defaults')
-
-
-def _recorded(workdir: pathlib.Path) -> dict[str, Any]:
-  """The flat settings of the run that is resumed, or {}."""
-  recorded = rundir.recorded(workdir)
-  saved = checkpoint.newest_record(workdir / 'checkpoints')
-  if saved and recorded.get('strategy.name') == 'replicas':
-    # A start that failed may have had another number of them.
-    recorded |= {'mesh.data': saved['copies'] or 1, 'mesh.table': 1}
-  return recorded
-
-
-def _keep_programs(text_cache: pathlib.Path | None) -> None:
-  """Has JAX keep compiled programs: the next start need not compile."""
-  if not (text_cache or os.environ.get('JAX_COMPILATION_CACHE_DIR')):
-    folder = str(rundir.cache_folder() / 'programs')
-    jax.config.update('jax_compilation_cache_dir', folder)
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-
-
-def _log_data(parts: build.Parts) -> None:
-  """Logs what was read and what was dropped."""
-  dropped = dict(parts.dropped)
-  problems = dropped.pop('problems', ())
-  counted = ', '.join(f'{k} {v:,}' for k, v in dropped.items() if v)
-  for x in getattr(parts.source, 'inputs', ()):
-    metrics.LOG.info('read %s', x.line())
-  for line in (*parts.source.describe(), f'dropped: {counted or "nothing"}'):
-    metrics.LOG.info('%s', line)
-  for line in problems:
-    metrics.LOG.warning('%s', line)
-
-
-def _log_step(parts: build.Parts) -> None:
-  """Logs what takes the steps and how tables are stored."""
-  config, tuning = parts.config, parts.tuning
-  platform = parts.mesh.devices.flat[0].platform.upper()
-  state = parts.strategy.init.eval_shape(jax.random.key(0))
-  model = config.model.name
-  step = f'{model}, XLA ({platform})'
-  if tuning.fused:
-    cores = resources.usable_cores()
-    step = f'{model} kernel ({platform}), {_threads(tuning.threads)}'
-    if tuning.threads > 1:
-      step += (
-        f' on {min(tuning.threads, cores)} of {cores} cores, which share the '
-        'tables: a second run will not be identical; with '
-        '--config.train.threads=1 it would be'
-      )
-  elif tuning.row_threads:
-    step += f', rows updated by a kernel, {_threads(tuning.row_threads)}'
-  elif tuning.row_sums:
-    step += ', rows summed by a kernel'
-  metrics.LOG.info(
-    f'step: {step}; tables: {config.table.dtype}, {config.table.layout}, '
-    f'{mesh.num_bytes(state) / 1e6:,.1f} MB'
-  )
-  num_sockets = len(resources.sockets())
-  if tuning.threads > 1 and num_sockets > 1:
-    if distributed.num_processes() == 1:
-      metrics.LOG.info(
-        f'this machine has {num_sockets} sockets; one table on each, and what '
-        'they learn exchanged: jaxemb launch --sockets'
-      )
-
-
-def _threads(num: int) -> str:
-  return f'{num} thread' + 's' * (num > 1)
 
 
 def _build(
@@ -298,7 +237,12 @@ def _read_and_make(
 ) -> build.Parts:
   """Chooses devices and what settings leave open, reads the data."""
   workdir = start.workdir
-  setup = devices_lib.choose(start.config, _recorded(workdir), **fixed)
+  begun = rundir.recorded(workdir)  # by the run that is resumed, or {}
+  saved = checkpoint.newest_record(workdir / 'checkpoints')
+  if saved and begun.get('strategy.name') == 'replicas':
+    # A start that failed may have had another number of them.
+    begun |= {'mesh.data': saved['copies'] or 1, 'mesh.table': 1}
+  setup = devices_lib.choose(start.config, begun, **fixed)
   rundir.check(setup.config, workdir)
   metrics.LOG.info('%s; results in %s', mesh.describe(setup.mesh), workdir)
   progress = metrics.Progress(setup.config.train.log_every_secs, stop)
@@ -323,24 +267,69 @@ def _record(workdir: pathlib.Path, parts: build.Parts) -> None:
     rundir.record(settings, parts.tuning, workdir, fingerprint=fingerprint)
 
 
+def _log_data(parts: build.Parts) -> None:
+  """Logs what was read and what was dropped."""
+  dropped = dict(parts.dropped)
+  problems = dropped.pop('problems', ())
+  counted = ', '.join(f'{k} {v:,}' for k, v in dropped.items() if v)
+  for x in getattr(parts.source, 'inputs', ()):
+    metrics.LOG.info('read %s', x.line())
+  for line in (*parts.source.describe(), f'dropped: {counted or "nothing"}'):
+    metrics.LOG.info('%s', line)
+  for line in problems:
+    metrics.LOG.warning('%s', line)
+
+
+def _log_step(parts: build.Parts) -> None:
+  """Logs what takes the steps and how tables are stored."""
+  config, tuning = parts.config, parts.tuning
+  platform = parts.mesh.devices.flat[0].platform.upper()
+  state = parts.strategy.init.eval_shape(jax.random.key(0))
+  num_threads = tuning.threads if tuning.fused else tuning.row_threads
+  threads = f'{num_threads} thread' + 's' * (num_threads > 1)
+  step = f'{config.model.name}, XLA ({platform})'
+  if tuning.fused:
+    step = f'{config.model.name} kernel ({platform}), {threads}'
+    if tuning.threads > 1:
+      cores = resources.usable_cores()
+      step += (
+        f' on {min(tuning.threads, cores)} of {cores} cores, which share the '
+        'tables: a second run will not be identical; with '
+        '--config.train.threads=1 it would be'
+      )
+  elif tuning.row_threads:
+    step += f', rows updated by a kernel, {threads}'
+  elif tuning.row_sums:
+    step += ', rows summed by a kernel'
+  metrics.LOG.info(
+    f'step: {step}; tables: {config.table.dtype}, {config.table.layout}, '
+    f'{mesh.num_bytes(state) / 1e6:,.1f} MB'
+  )
+  num_sockets = len(resources.sockets())
+  if min(tuning.threads, num_sockets) > 1 == distributed.num_processes():
+    metrics.LOG.info(
+      f'this machine has {num_sockets} sockets; one table on each, and what '
+      'they learn exchanged: jaxemb launch --sockets'
+    )
+
+
 def _train(
   workdir: pathlib.Path, parts: build.Parts, session: loop.Session
 ) -> bool:
   """Trains from the newest checkpoint, or from a new state, to the results."""
-  is_first, source = distributed.is_first(), parts.source
-  num_devices = len(parts.mesh.local_devices)
+  source = parts.source
 
   def make_meter(totals):
     with rundir.using(workdir):
       return metrics.Meter(
-        workdir=workdir if is_first else None,
+        workdir=workdir if distributed.is_first() else None,
         totals=totals,
         units_per_epoch=source.units_per_epoch,
         epochs=source.epochs,
         log_every_secs=parts.config.train.log_every_secs,
         untrained_loss=parts.trainable.model.untrained_loss,
         gather=functools.partial(distributed.latest, 'hosts'),
-        num_devices=num_devices,
+        num_devices=len(parts.mesh.local_devices),
         every_steps=getattr(parts.strategy.policy, 'every_steps', 0),
       )
 

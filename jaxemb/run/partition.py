@@ -54,48 +54,6 @@ _WORDS_COUNTED = (
 _DONE = 'part.json'
 
 
-class _Meter(loop.Meter):
-  """Counts a sub-model, and with it the run."""
-
-  def __init__(
-    self, totals: metrics.Totals, units_per_epoch: float, run: '_Runner'
-  ):
-    """Continues from `totals`, which is changed in place."""
-    self.totals, self._units_per_epoch, self._run = totals, units_per_epoch, run
-    self._compile_secs = totals.compile_secs  # of earlier starts
-
-  def start(self) -> None:
-    """Sub-models that train side by side also compiled side by side."""
-    secs = self.totals.compile_secs - self._compile_secs
-    shared = secs / self._run.parts.mesh.size
-    self.totals.compile_secs = self._compile_secs + shared
-    with self._run.lock:
-      self._run.meter.start()
-
-  def count(
-    self,
-    item: data_base.Item,
-    learning_rates: tuple[float, float],
-    step_metrics: strategy_base.DispatchMetrics,
-  ) -> None:
-    """Sub-models that train side by side share the time."""
-    loss = self._run.parts.trainable.model.untrained_loss
-    step_metrics = jax.device_get(step_metrics)  # while others count
-    with self._run.lock:
-      self.totals.add(
-        item,
-        self._units_per_epoch,
-        learning_rates,
-        step_metrics=step_metrics,
-        untrained_loss=loss,
-      )
-      run = self._run.meter.totals
-      before, units = run.train_secs, item.done_after - item.done_before
-      item = item._replace(done_before=run.done, done_after=run.done + units)
-      self._run.meter.count(item, learning_rates, step_metrics)
-      self.totals.train_secs += run.train_secs - before
-
-
 def folder(
   config: ml_collections.ConfigDict, workdir: pathlib.Path, part: int
 ) -> pathlib.Path:
@@ -153,6 +111,45 @@ def _sum(done: Iterable[metrics.Totals]) -> metrics.Totals:
   return totals
 
 
+class _Meter(loop.Meter):
+  """Counts a sub-model, and with it the run."""
+
+  def __init__(
+    self, totals: metrics.Totals, units_per_epoch: float, run: '_Runner'
+  ):
+    """Continues from `totals`, which is changed in place."""
+    self.totals, self._units_per_epoch, self._run = totals, units_per_epoch, run
+    self._compile_secs = totals.compile_secs  # of earlier starts
+
+  def start(self) -> None:
+    """Sub-models that train side by side also compiled side by side."""
+    secs = self.totals.compile_secs - self._compile_secs
+    secs /= self._run.parts.mesh.size
+    self.totals.compile_secs = self._compile_secs + secs
+    with self._run.lock:
+      self._run.meter.start()
+
+  def count(
+    self, item: data_base.Item, learning_rates: tuple, measured: Any
+  ) -> None:
+    """Sub-models that train side by side share the time."""
+    loss = self._run.parts.trainable.model.untrained_loss
+    measured = jax.device_get(measured)  # while others count
+    with self._run.lock:
+      self.totals.add(
+        item,
+        self._units_per_epoch,
+        learning_rates,
+        step_metrics=measured,
+        untrained_loss=loss,
+      )
+      run = self._run.meter.totals
+      before, units = run.train_secs, item.done_after - item.done_before
+      item = item._replace(done_before=run.done, done_after=run.done + units)
+      self._run.meter.count(item, learning_rates, measured)
+      self.totals.train_secs += run.train_secs - before
+
+
 class _Runner:
   """One start of a run."""
 
@@ -160,7 +157,7 @@ class _Runner:
     self, workdir: pathlib.Path, parts: build.Parts, session: loop.Session
   ):
     self.config, self.workdir, self.parts = parts.config, workdir, parts
-    self.session, self.key = session, loop.init_key(parts.config.seed)
+    self.session, self.source = session, parts.source
     self.folder = functools.partial(folder, parts.config, workdir)
     self.is_job = parts.config.strategy.part >= 0
     self.lock = threading.Lock()  # of the meter
@@ -195,7 +192,7 @@ class _Runner:
     self, wanted: Sequence[int], done: Sequence[Mapping[str, Any]]
   ) -> None:
     """Trains sub-models, as many at a time as devices."""
-    s, source = self.config.strategy, self.parts.source
+    s, source = self.config.strategy, self.source
     samplings = [
       partition_sampling.Sampling(
         method=s.divide,
@@ -237,7 +234,7 @@ class _Runner:
     part, path = sampling.part, self.folder(sampling.part)
     if self.session.stop.is_set():
       return
-    source = copy.copy(self.parts.source)  # the text, as this one reads it
+    source = copy.copy(self.source)  # the text, as this one reads it
     source.units_per_epoch = counts.words / source.epochs
     source.items = functools.partial(
       partition_sampling.items, source.corpus, sampling, source.spec
@@ -285,10 +282,9 @@ class _Runner:
   @functools.cached_property
   def _untrained(self) -> np.ndarray:
     """[vocab, dim], the vectors of every sub-model before training."""
-    parts = self.parts
-    state = parts.strategy.init(self.key)
-    name = parts.trainable.model.vectors_table
-    return parts.strategy.export_rows(state, name).rows
+    strategy, model = self.parts.strategy, self.parts.trainable.model
+    state = strategy.init(loop.init_key(self.config.seed))
+    return strategy.export_rows(state, model.vectors_table).rows
 
   def _write(
     self,
@@ -298,10 +294,13 @@ class _Runner:
     trained: loop.Trained,
   ) -> None:
     """Writes the results of a sub-model."""
-    parts, source, seen = self.parts, self.parts.source, counts.seen
+    parts, source, seen = self.parts, self.source, counts.seen
     state, totals, _ = trained
     export = parts.kind.collect(parts, state, path)
-    if export.multi is None:
+    if senses := export.multi:
+      # All words stay, with the counts that the Huffman tree is made of.
+      words = senses.names(), senses.by_row(seen)
+    else:
       # A word may have been read and never had another one in its window.
       has_vector = (export.rows.decode() != self._untrained).any(1) & (seen > 0)
       if not has_vector.any():
@@ -311,10 +310,6 @@ class _Runner:
         )
       words = export.keys, seen * has_vector
       export = export._replace(counts=seen).select(has_vector)
-    else:
-      # All words stay, with the counts that the Huffman tree is made of.
-      senses = export.multi
-      words = senses.names(), senses.by_row(seen)
     word2vec_format.write_vocab(path / 'vocab.txt', *words)
     if self.is_job:
       results.write(path, parts, export, totals=totals)
@@ -342,37 +337,36 @@ class _Runner:
 
   def write_merged(self, before: Sequence[Mapping[str, Any]]) -> None:
     """Merges, evaluates and reports; `before` was done before this start."""
-    done, session, export = self.read_done(), self.session, None
+    done, session = self.read_done(), self.session
     totals = _sum(x['totals'] for x in done)
     # Of earlier starts only the time of training is known.
     totals.total_secs = time.time() - session.started
     totals.total_secs += sum(x['totals'].train_secs for x in before)
-    totals.encode_secs, totals.started = session.encode_secs, session.started
+    totals.begin(session)
     more: dict[str, Any] = {
       'parts': [{k: v for k, v in x.items() if k != 'totals'} for x in done],
       'words_counted': _WORDS_COUNTED,
       'merge': None,
       **{k: sum(x[k] for x in done) for k in ('table_bytes', 'vector_bytes')},
     }
-    line = f'not merged: {len(done)} sub-models in {self.workdir}'
-    if (method := self.config.strategy.merge) != 'none':
-      export, report = self._merged()
-      num_missing = len(self.parts.source.keys) - len(export.keys)
-      more |= {
-        'merge': report | {'missing_words': num_missing},
-        'vocab_words': len(export.keys),
-        'dim': export.rows.data.shape[1],
-      }
-      line = (
-        f'merged {len(done)} sub-models ({method}) in '
-        f'{report["merge_secs"]:.1f} s: {len(export.keys):,} words, '
-        f'{num_missing:,} of the vocabulary are missing'
-      )
-    metrics.LOG.info('%s', line)
-    if export is None:
+    method = self.config.strategy.merge
+    if method == 'none':
+      metrics.LOG.info(f'not merged: {len(done)} sub-models in {self.workdir}')
       values = results.summary(self.parts, totals) | {'evaluation': {}} | more
       pages.write_json(self.workdir, values)
       return
+    export, report = self._merged()
+    num_missing = len(self.source.keys) - len(export.keys)
+    metrics.LOG.info(
+      f'merged {len(done)} sub-models ({method}) in '
+      f'{report["merge_secs"]:.1f} s: {len(export.keys):,} words, '
+      f'{num_missing:,} of the vocabulary are missing'
+    )
+    more |= {
+      'merge': report | {'missing_words': num_missing},
+      'vocab_words': len(export.keys),
+      'dim': export.rows.data.shape[1],
+    }
     results.write(self.workdir, self.parts, export, totals=totals, more=more)
 
   def _merged(self) -> tuple[vectors_lib.Export, dict[str, Any]]:
@@ -395,20 +389,20 @@ class _Runner:
       metrics.LOG.warning('%s', line)
     if line := multivectors_merge.line(report):
       metrics.LOG.info('%s', line)
-    source, multi = self.parts.source, merged.senses
+    source, senses = self.source, merged.senses
+    words = senses.words if senses else merged.words
+    vectors = np.asarray((senses or merged).vectors)
     ids = {word: i for i, word in enumerate(source.keys)}
-    has_senses = multi is not None
-    words = multi.words if has_senses else merged.words
-    places = np.array([ids[word] for word in words])  # in the text's order
-    vectors = np.asarray((multi if has_senses else merged).vectors)
-    if not has_senses:  # they are in that order
-      order = np.argsort(places)
-      places, vectors = places[order], vectors[order]
-    rows = spec_lib.encode_rows(vectors, self.config.table.dtype)
-    counts = source.counts[places]
-    if has_senses:
-      decoded = rows.decode()
-      multi = dataclasses.replace(multi, counts=counts, vectors=decoded)
-    words = [source.keys[i] for i in places]
-    export = vectors_lib.Export(words, counts, rows, multi=multi)
-    return export, report
+    rows = np.array([ids[word] for word in words])
+    if not senses:  # those of words with senses are in the text's order
+      order = np.argsort(rows)
+      rows, vectors = rows[order], vectors[order]
+    encoded, counts = (
+      spec_lib.encode_rows(vectors, self.config.table.dtype),
+      source.counts[rows],
+    )
+    if senses:
+      decoded = encoded.decode()
+      senses = dataclasses.replace(senses, counts=counts, vectors=decoded)
+    keys = [source.keys[i] for i in rows]
+    return vectors_lib.Export(keys, counts, encoded, multi=senses), report

@@ -31,6 +31,14 @@ def cache_folder() -> pathlib.Path:
   return pathlib.Path(folder).expanduser()
 
 
+def keep_programs(folder: pathlib.Path) -> None:
+  """Has JAX keep compiled programs in a cache: the next start need not."""
+  import jax  # imported here to keep --help fast
+
+  jax.config.update('jax_compilation_cache_dir', str(folder / 'programs'))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+
+
 def named(text: str, flag: str) -> pathlib.Path:
   """The folder that a flag names, or a `UserError` for what orbax cannot."""
   try:

@@ -4,8 +4,6 @@ Functions with the names of `Kind`'s methods are what those do by default.
 """
 
 import functools
-import logging
-import os
 import pathlib
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -17,17 +15,12 @@ import ml_collections
 import numpy as np
 
 from jaxemb import embeddings
-from jaxemb.config import kinds
-from jaxemb.data import base as data_base
-from jaxemb.evaluation import benchmarks as benchmarks_lib
 from jaxemb.evaluation import multivectors, ranking, words
 from jaxemb.report import pages, report
 from jaxemb.run import build
 from jaxemb.storage import export as export_lib
 from jaxemb.storage import orbax_export
 
-_LOG = logging.getLogger('jaxemb')
-_MIN_KNOWN = 0.5  # of the items of a set
 _NOTHING = types.MappingProxyType({})
 
 
@@ -80,9 +73,7 @@ class Export(NamedTuple):
     return self._replace(keys=keys, counts=counts, rows=rows, others=others)
 
 
-def check_data(
-  config: ml_collections.ConfigDict, source: data_base.Source
-) -> None:
+def check_data(config: ml_collections.ConfigDict, source: Any) -> None:
   """See `Kind`: no setting needs more data."""
 
 
@@ -160,52 +151,6 @@ def write_export(
   return dropped
 
 
-def benchmarks(
-  config: ml_collections.ConfigDict,
-) -> list[benchmarks_lib.Benchmark] | None:
-  """The sets in `config.eval.paths`, or None if it has no paths.
-
-  Raises a `UserError` for files that are no benchmarks.
-  """
-  paths = [x.strip() for x in config.eval.paths.split(',') if x.strip()]
-  if not paths:
-    return None
-  if paths == ['none']:
-    return []
-  return benchmarks_lib.find(map(os.path.expanduser, paths))
-
-
-def source_benchmarks(
-  config: ml_collections.ConfigDict, source: data_base.Source
-) -> list[benchmarks_lib.Benchmark]:
-  """The sets of a source, of which its keys know enough to say much."""
-  # A click log has no sets and 34 million keys, which take minutes to read.
-  if not (paths := source.eval_paths()):
-    return []
-  sets = benchmarks_lib.find(paths)
-  # Those of the embedded corpus fit it, and other texts perhaps.
-  is_embedded = kinds.of(config).is_embedded(config.data.path)
-  return sets if is_embedded else _known(sets, source.keys)
-
-
-def _known(
-  sets: Sequence[benchmarks_lib.Benchmark], words: Sequence[str]
-) -> list[benchmarks_lib.Benchmark]:
-  """Sets that nobody asked for, of which the text knows enough to say much."""
-  known = {x.upper() for x in words}
-  kept = []
-  for benchmark in sets:
-    of_all = [all(x.upper() in known for x in y) for y in benchmark.words]
-    if sum(of_all) >= _MIN_KNOWN * len(of_all):
-      kept.append(benchmark)
-  if left_out := [x.name for x in sets if x not in kept]:
-    _LOG.info(
-      f'not evaluated on {", ".join(left_out)} of the embedded corpus: the '
-      'text has not even half of their words; give --config.eval.paths'
-    )
-  return kept
-
-
 def evaluate(
   parts: build.Parts, export: Export, is_last: bool = True, **options: Any
 ) -> dict[str, dict[str, Any]]:
@@ -278,8 +223,3 @@ def page(parts: build.Parts, model: Export) -> pages.Page:
     parts.benchmarks,
     labels=getattr(parts.source, 'categories', None) or {},
   )
-
-
-def is_saved(folder: pathlib.Path) -> bool:
-  """See `Kind`: no evaluation saves a model."""
-  return False

@@ -12,7 +12,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
@@ -23,37 +23,30 @@ from jaxemb.kernels.cpu import step as native
 from jaxemb.run import build, loop, metrics, rundir
 from jaxemb.run import devices as devices_lib
 from jaxemb.runtime import resources
-from jaxemb.stores import fetching
-from jaxemb.strategies import base as strategy_base
 from jaxemb.workers import coordinator, lockstep, remote, shared_rows
 from jaxemb.workers import dense as dense_lib
+
+
+class Task(NamedTuple):
+  """What all workers of a run train."""
+
+  config: Mapping[str, Any]  # resolved
+  tuning: Mapping[str, Any]  # resolved, but what follows from the rest
+  workdir: pathlib.Path
+  namespace: str  # of the tables in Ray
+  cache: pathlib.Path | None  # None = the usual one of each machine
+  fingerprint: str  # of the data
 
 
 class Worker:
   """An actor of Ray."""
 
-  def __init__(
-    self,
-    number: int,
-    coordinator: Any,
-    config: Mapping[str, Any],
-    tuning: Mapping[str, Any],
-    workdir: pathlib.Path,
-    namespace: str,
-    cache: pathlib.Path | None,
-    fingerprint: str,
-  ):
-    """Settings and tuning are resolved; tables are in the namespace.
-
-    `coordinator` is its actor; the data must have the fingerprint.
-    """
-    self._number, self._coordinator = number, coordinator
-    self._config = ml_collections.ConfigDict(dict(config))
-    self._tuning, self._workdir = tuning, workdir
-    self._fingerprint = fingerprint
-    self._cluster = remote.Cluster(namespace)
-    self._has_own_cache = cache is None
-    self.cache, self._start = cache or rundir.cache_folder(), 0
+  def __init__(self, number: int, coordinator: Any, task: Task):
+    """`coordinator` is its actor."""
+    self._number, self._coordinator, self._task = number, coordinator, task
+    self._cluster = remote.Cluster(task.namespace)
+    self._start = 0
+    self.cache = task.cache or rundir.cache_folder()
     self.rate_factor = 1.0  # of learning rates, when it joined
 
   def ask(self, method: str, *args: Any) -> Any:
@@ -61,37 +54,34 @@ class Worker:
     call = getattr(self._coordinator, method).remote
     return self._cluster.ask(call(self._number, self._start, *args))
 
+  def join(self) -> None:
+    """Joins the others."""
+    call = self._coordinator.join.remote(self._number)
+    self._start, self.rate_factor = self._cluster.ask(call)
+
   def run(self) -> None:
     """Trains until no lease is left."""
     logging.getLogger('jaxemb').addHandler(logging.NullHandler())
-    if self._has_own_cache:
-      programs = str(self.cache / 'programs')
-      jax.config.update('jax_compilation_cache_dir', programs)
-      jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-    setup = devices_lib.choose(self._config, {}, **self._tuning)
+    task = self._task
+    if task.cache is None:
+      rundir.keep_programs(self.cache)
+    config = ml_collections.ConfigDict(dict(task.config))
+    setup = devices_lib.choose(config, {}, **task.tuning)
     try:
       parts = build.parts(
-        setup,
-        self.cache,
-        folder=self._workdir / 'store',
-        cluster=self._cluster,
+        setup, self.cache, folder=task.workdir / 'store', cluster=self._cluster
       )
     except native.Unavailable as error:
       raise errors.UserError(
         f'worker {self._number} has no kernel for its CPU ({error}), and '
         'others have; give --config.train.fused=false'
       ) from error
-    if parts.source.fingerprint != self._fingerprint:
+    if parts.source.fingerprint != task.fingerprint:
       raise errors.UserError(
         f'worker {self._number} reads another text at config.data.path='
         f'{parts.config.data.path}; have the same on all machines'
       )
     _train(self, setup, parts)
-
-  def join(self) -> None:
-    """Joins the others."""
-    call = self._coordinator.join.remote(self._number)
-    self._start, self.rate_factor = self._cluster.ask(call)
 
 
 class _Leases:
@@ -100,14 +90,11 @@ class _Leases:
   num_parts = 1  # in a batch
 
   def __init__(
-    self,
-    worker: Worker,
-    setup: devices_lib.Setup,
-    source: data_base.Source,
+    self, worker: Worker, setup: devices_lib.Setup, source: data_base.Source
   ):
     self._worker, self._whole, self._setup = worker, source, setup
-    self.unit, self.epochs = self._whole.unit, self._whole.epochs
-    self.units_per_epoch = self._whole.units_per_epoch
+    self.unit, self.epochs = source.unit, source.epochs
+    self.units_per_epoch = source.units_per_epoch
     self.goes_on = threading.Event()  # set at the end of a pause
     self._sources: dict[int, data_base.Source] = {}
 
@@ -119,17 +106,12 @@ class _Leases:
     """Returns a source that reads only one part of the data."""
     if part not in self._sources:
       readers = data_base.ALONE._replace(local_parts=range(part, part + 1))
-      source = copy.copy(self._whole)
-      if hasattr(source, 'spec'):
+      if hasattr(self._whole, 'spec'):
         # Not read again: it would be encoded again if it has changed.
+        source = copy.copy(self._whole)
         source.spec = source.spec._replace(readers=readers)
       else:
-        source = build.make_source(
-          self._setup,
-          readers,
-          cache=self._worker.cache,
-          progress=lambda *_: None,
-        )
+        source = build.make_source(self._setup, readers, self._worker.cache)
       self._sources[part] = source
     return self._sources[part]
 
@@ -137,11 +119,8 @@ class _Leases:
     """Yields leased dispatches; one without a batch is a pause."""
     begun: dict[int, tuple[Any, Iterator[data_base.Item]]] = {}
     made = ended = None
-    while True:
-      lease = self._worker.ask('lease', made, ended)
+    while lease := self._worker.ask('lease', made, ended):
       made = ended = None
-      if lease is None:
-        return
       if lease == coordinator.PAUSE:
         yield data_base.Item(
           batch=None, index=0, position=None, done_before=0, done_after=0
@@ -173,7 +152,7 @@ class _Member(loop.Hook, loop.Meter):
     leases: _Leases,
     pace: shared_rows.Pace,
     dense: dense_lib.Exchange,
-    store: fetching.Fetching,
+    store: Any,
     compile_secs: float,
   ):
     self._ask, self._leases = worker.ask, leases
@@ -201,19 +180,16 @@ class _Member(loop.Hook, loop.Meter):
     self._first, self._began = resources.sample(), time.time()
 
   def count(
-    self,
-    item: data_base.Item,
-    learning_rates: tuple[float, float],
-    step_metrics: strategy_base.DispatchMetrics,
+    self, item: data_base.Item, learning_rates: tuple, measured: Any
   ) -> None:
     """Reports a dispatch, once it has ended."""
-    step_metrics = jax.device_get(step_metrics)
+    measured = jax.device_get(measured)
     self._sums['words'] += item.own
     report = self._take() | {
       'pending': self._store.rows.num_updates(),
       'own': item.own,
       'rates': tuple(map(float, learning_rates)),
-      'metrics': step_metrics,
+      'metrics': measured,
       'compile_secs': self._compile_secs,
       'began': self._began,
     }
@@ -254,7 +230,7 @@ def _train(
   leases = _Leases(worker, setup, parts.source)
   parts = parts._replace(source=leases)
   strategy, trainable = parts.strategy, parts.trainable
-  store = strategy.store
+  store, has_dense = strategy.store, trainable.has_dense
   if config.strategy.pace == 'bsp':
     pace, make_dense = lockstep.Pace(worker.ask), lockstep.Exchange
   else:
@@ -263,20 +239,20 @@ def _train(
     make_dense = dense_lib.Exchange
   store.rows.pace = pace
   dense = make_dense(pace, store.rows.weights, tuning.part_words)
-  if trainable.has_dense or (dense.shares_steps and trainable.model.is_mean):
+  if has_dense or (dense.shares_steps and trainable.model.is_mean):
     store.share(dense)
   state, start = strategy.init(loop.init_key(config.seed)), time.monotonic()
   item = leases.first()
   batch = loop.put_parts(item.batch, strategy.batch_sharding, 1)
   schedule = loop.schedule(config, item, 1)
-  args = strategy.constants(), batch, schedule
-  program = loop.compile_dispatch(parts, state, args)
+  arguments = strategy.constants(), batch, schedule
+  program = loop.compile_dispatch(parts, state, arguments)
   secs = time.monotonic() - start
   worker.join()
-  if trainable.has_dense:
+  if has_dense:
     state = dense.begin(state)
   member = _Member(
-    worker, leases, pace=pace, dense=dense, store=store, compile_secs=secs
+    worker, leases, pace, dense=dense, store=store, compile_secs=secs
   )
   state = loop.train(
     None,

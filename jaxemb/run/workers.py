@@ -38,19 +38,16 @@ class _Crew:
     cluster: remote.Cluster,
     cache: pathlib.Path | None,
   ):
-    s, config = parts.config.strategy, parts.config
-    self._cluster, self._num_workers = cluster, s.num_workers
-    self._placing, self._is_lockstep = {}, s.pace == 'bsp'
-    if not cluster.is_own:  # one core each, on as many machines as there are
-      self._placing = {'num_cpus': 1, 'scheduling_strategy': 'SPREAD'}
+    self._strategy = s = parts.config.strategy
+    self._cluster, self._unit = cluster, parts.source.unit
     trainable, dense = parts.trainable, ()
     if trainable.has_dense:
       dense = trainable.optimizer(), trainable.model.dense_rate
-    if self._is_lockstep:
+    kind, limit = coordinator.Coordinator, None
+    if s.pace == 'bsp':
       kind, limit = lockstep.Coordinator, s.num_workers
-    else:
-      kind = coordinator.Coordinator
-      limit = s.rounds_ahead if s.pace == 'ssp' else None
+    elif s.pace == 'ssp':
+      limit = s.rounds_ahead
     self._coordinator = cluster.start(
       kind,
       parts.tuning.parts,
@@ -62,11 +59,16 @@ class _Crew:
     )
     tuning = dataclasses.asdict(parts.tuning)
     del tuning['part_words']  # follows from the others
-    args = config.to_dict(), tuning, workdir, cluster.namespace, cache
-    self._args = *args, parts.source.fingerprint
+    self._task = worker.Task(
+      config=parts.config.to_dict(),
+      tuning=tuning,
+      workdir=workdir,
+      namespace=cluster.namespace,
+      cache=cache,
+      fingerprint=parts.source.fingerprint,
+    )
     self.running: dict[Any, int] = {}  # calls of `run`, of which worker
-    self._failures: dict[int, int] = {}
-    self._unit = parts.source.unit
+    self.failures: dict[int, int] = {}  # since a worker last reported
     self.num_replaced = 0
 
   def ask(self, method: str, *args: Any) -> Any:
@@ -76,29 +78,29 @@ class _Crew:
 
   def start(self, number: int) -> None:
     """Starts a worker."""
-    args = worker.Worker, number, self._coordinator, *self._args
-    options = {'num_cpus': 0, **self._placing}
-    actor = self._cluster.start(*args, **options)
+    options = {'num_cpus': 0}
+    if not self._cluster.is_own:  # one core, on as many machines as there are
+      options = {'num_cpus': 1, 'scheduling_strategy': 'SPREAD'}
+    actor = self._cluster.start(
+      worker.Worker, number, self._coordinator, self._task, **options
+    )
     self.running[actor.run.remote()] = number
 
   def start_all(self) -> None:
     """Starts all workers; warns if there are too few CPUs for them."""
-    if self._placing:
+    num_workers = self._strategy.num_workers
+    if not self._cluster.is_own:
       num, free = self._cluster.num_cpus()
-      if self._num_workers > free:
+      if num_workers > free:
         metrics.LOG.warning(
-          f'{self._num_workers - free} of {self._num_workers} workers wait for '
-          f'a CPU: the cluster has {num}, of which {free} are free; lower '
+          f'{num_workers - free} of {num_workers} workers wait for a CPU: the '
+          f'cluster has {num}, of which {free} are free; lower '
           '--config.strategy.num_workers, or add machines'
           + '; in lockstep nobody trains before'
-          * self._is_lockstep
+          * (self._strategy.pace == 'bsp')
         )
-    for number in range(self._num_workers):
+    for number in range(num_workers):
       self.start(number)
-
-  def has_trained(self, number: int) -> None:
-    """A worker has reported."""
-    self._failures.pop(number, None)
 
   def watch(self, secs: float) -> bool:
     """Waits, and replaces workers that ended; whether any is left."""
@@ -107,7 +109,7 @@ class _Crew:
       why = self._cluster.why_lost(call)
       if why is None:
         continue
-      self._failures[number] = num = self._failures.get(number, 0) + 1
+      self.failures[number] = num = self.failures.get(number, 0) + 1
       ended = self.ask('leave', number)
       if num >= _MOST_FAILURES:
         raise errors.UserError(
@@ -138,14 +140,11 @@ def run(
   hook = evaluation.Evaluation(workdir, parts)
   with contextlib.closing(store), loop.open_checkpoints(workdir) as checkpoints:
     runner = _Runner(
-      workdir=workdir,
-      parts=parts,
-      session=session,
-      checkpoints=checkpoints,
-      hook=hook,
+      workdir, parts, session, hook=hook, checkpoints=checkpoints
     )
     with contextlib.closing(runner.meter):
-      if not runner.train(cluster, cache):
+      crew = _Crew(parts, workdir, cluster, cache=cache)
+      if not (runner.has_ended() or runner.train(crew)):
         return False
       results.finish(
         workdir,
@@ -153,7 +152,7 @@ def run(
         runner.state,
         totals=runner.totals,
         hook=hook,
-        more=runner.report(),
+        more={'workers': runner.report(crew.num_replaced)},
       )
   return True
 
@@ -166,19 +165,21 @@ class _Runner:
     workdir: pathlib.Path,
     parts: build.Parts,
     session: loop.Session,
-    checkpoints: checkpoint.Checkpoints,
     hook: loop.Hook,
+    checkpoints: checkpoint.Checkpoints,
   ):
-    self._hook = hook
-    self._workdir, self._parts, self._session = workdir, parts, session
+    self._parts, self._session, self._hook = parts, session, hook
     self._checkpoints, source = checkpoints, parts.source
     restored = loop.restore(checkpoints, parts)
-    self.state, self.totals = restored or (None, metrics.Totals(source.unit))
-    self._is_new, self._has_begun = restored is None, False
-    if self._is_new:
+    self._is_new = restored is None
+    if restored:
+      self.state, self.totals = restored
+    else:
       self.state = parts.new_state(loop.init_key(parts.config.seed))
+      self.totals = metrics.Totals(source.unit)
     hook.begin(self.totals)
-    self._most_missed, self._replaced = 0, 0
+    self._secs_before, self._has_begun = self.totals.total_secs, False
+    self._most_missed = 0
     self._evaluates = False  # whether an evaluation is due
     # By worker and process, the newest sample of what it has used.
     self._used: dict[int, dict[int, dict[str, Any]]] = {}
@@ -195,34 +196,24 @@ class _Runner:
   def _gather(self, *unused: Any) -> list[dict[str, Any]]:
     """Returns the usage of all workers; {} of one that has not reported."""
     num = max(self._used, default=-1) + 1
-    return [self._sum(self._used.get(i, {})) for i in range(num)]
+    return [_sum_starts(self._used.get(i, {})) for i in range(num)]
 
-  def _sum(self, used):
-    """Returns the usage of all processes of a worker, by their starts."""
-    newest = used[max(used)] if used else {}
-    sums = {'secs', 'cores', 'host_busy_cores'} & newest.keys()
-    sums |= {k for k in newest if k.endswith('_per_sec')}
-    return newest | {k: sum(x.get(k, 0.0) for x in used.values()) for k in sums}
+  def has_ended(self) -> bool:
+    """Whether an earlier start has trained to the end."""
+    is_done = self.totals.done == self._parts.total_units
+    return is_done or (not self._is_new and self._hook.has_ended())
 
-  def train(self, cluster: remote.Cluster, cache: pathlib.Path | None) -> bool:
+  def train(self, crew: _Crew) -> bool:
     """Trains to the end, or returns False."""
-    config, stop = self._parts.config, self._session.stop
-    hook = self._hook
-    has_ended = not self._is_new and hook.has_ended()
-    if self.totals.done == self._parts.total_units or has_ended:
-      return True
-    crew = _Crew(
-      parts=self._parts, workdir=self._workdir, cluster=cluster, cache=cache
-    )
+    hook, stop = self._hook, self._session.stop
     position = None if self._is_new else self.totals.position
     dense = jax.device_get(self.state[1:])
     crew.ask('restore', position, dense, hook.rate_factor())
     crew.start_all()
-    self.totals.started = self.totals.started or self._session.started
-    self.totals.encode_secs += self._session.encode_secs
-    self._secs_before = self.totals.total_secs
+    self.totals.begin(self._session)
     last_save = last_check = time.monotonic()
-    pauses, every_secs = False, config.train.checkpoint_every_secs
+    pauses = False
+    every_secs = self._parts.config.train.checkpoint_every_secs
     while crew.watch(_POLL_SECS):
       self._take(crew)
       if time.monotonic() - last_check > _CHECK_SECS:
@@ -247,7 +238,6 @@ class _Runner:
     self._evaluate(crew)
     if not crew.ask('has_ended'):
       raise AssertionError('workers ended before the data did')
-    self._replaced = crew.num_replaced
     self._save(crew)
     return True
 
@@ -259,11 +249,12 @@ class _Runner:
     """Takes what is left, once nobody trains, and evaluates if it is due."""
     self._take(crew)
     if self._parts.trainable.has_dense:
-      own = self.state[1:]
-      dense = jax.tree.map(
-        lambda x, y: jax.device_put(x, y.sharding), crew.ask('dense'), own
+      params, optimizer = jax.tree.map(
+        lambda x, y: jax.device_put(x, y.sharding),
+        crew.ask('dense'),
+        self.state[1:],
       )
-      self.state = self.state._replace(params=dense[0], optimizer=dense[1])
+      self.state = self.state._replace(params=params, optimizer=optimizer)
     if self._evaluates:
       self._hook.run(self.state, self.totals)
       self.meter.resume()
@@ -278,7 +269,7 @@ class _Runner:
     self.meter.count_store(counts)
     if 'metrics' not in report:
       return False
-    crew.has_trained(number)
+    crew.failures.pop(number, None)
     if secs := report['compile_secs']:
       # Of all at the same time.
       totals.compile_secs = max(totals.compile_secs, secs)
@@ -287,13 +278,12 @@ class _Runner:
         self.meter.start(time.time() - report['began'])
         secs = report['began'] - self._session.started
         metrics.LOG.info(f'first step {secs:.1f} s after start')
-    before = totals.done
     item = data_base.Item(
       batch=None,
       index=0,
       position=None,
-      done_before=before,
-      done_after=before + report['own'],
+      done_before=totals.done,
+      done_after=totals.done + report['own'],
     )
     self.meter.count(item, report['rates'], report['metrics'])
     return self._hook.due(item)
@@ -305,18 +295,24 @@ class _Runner:
     totals.total_secs = self._secs_before + secs
     loop.save(self._checkpoints, self._parts, self.state, totals=totals)
 
-  def report(self) -> Mapping[str, Any]:
+  def report(self, num_replaced: int) -> Mapping[str, Any]:
     """What the report has of workers."""
-    counters = self.totals.counters
+    counters, config = self.totals.counters, self._parts.config
     checked = counters.get('rows_checked', 0) - counters.get('rows_fetched', 0)
     return {
-      'workers': {
-        'pace': self._parts.config.strategy.pace,
-        'replaced': self._replaced,
-        'bound_updates': self._parts.config.table.staleness,
-        'mean_missed_updates': counters.get('updates_missed', 0)
-        / max(checked, 1),
-        'most_missed_updates': self._most_missed,
-        'dense_bytes': counters.get('dense_bytes', 0),
-      }
+      'pace': config.strategy.pace,
+      'replaced': num_replaced,
+      'bound_updates': config.table.staleness,
+      'mean_missed_updates': counters.get('updates_missed', 0)
+      / max(checked, 1),
+      'most_missed_updates': self._most_missed,
+      'dense_bytes': counters.get('dense_bytes', 0),
     }
+
+
+def _sum_starts(used: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+  """Sums the usage of all processes of a worker, by their starts."""
+  newest = used[max(used)] if used else {}
+  sums = {'secs', 'cores', 'host_busy_cores'} & newest.keys()
+  sums |= {k for k in newest if k.endswith('_per_sec')}
+  return newest | {k: sum(x.get(k, 0.0) for x in used.values()) for k in sums}

@@ -164,17 +164,3 @@ def test_a_full_disk_is_no_fault_of_a_part(tmp_path, run, monkeypatch):
   code, _, err = run(f'a c.bin workdir --skip-bad --output={tmp_path}')
   assert code == 2 and 'No space left' in err
   assert 'left out' not in err and 'skip-bad' not in err
-
-
-@pytest.mark.parametrize(
-  ('line', 'message'),  # more are in tests/bad_inputs.py
-  [
-    ('a e.gz --output=c.bin/x', 'give another --output'),
-    ('a run --output=out --max_iterations=0', '1 or more'),
-    ('a b --output=out --method=pca --no-restore', '--no-restore is not used'),
-    ('a run --output=out --align_words=-1', '0 or more'),
-  ],
-)
-def test_unusable_arguments_exit_with_2(run, line, message):
-  code, out, err = run(line)
-  assert code == 2 and out == '' and message in err.splitlines()[-1]

@@ -1,6 +1,5 @@
 """Whole runs: results, resuming after kills, signals, unusable input."""
 
-import bz2
 import json
 import pathlib
 import shutil
@@ -15,7 +14,7 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import train as main
 from jaxemb.data import base
-from jaxemb.run import build, loop, metrics, rundir, vectors
+from jaxemb.run import build, loop, metrics, rundir
 from jaxemb.run import lifecycle as train
 from jaxemb.runtime import distributed, hlo, resources
 from jaxemb.storage import checkpoint, orbax_export
@@ -243,17 +242,16 @@ def _refused(workdir: pathlib.Path, settings=()) -> str:
   return line
 
 
-def test_other_settings_and_versions_are_refused(copied):
-  assert 'model.dim (16 there, 8 now)' in _refused(copied, {'model.dim': 8})
+def test_another_version_is_refused(copied):
   for path in copied.glob('checkpoints/*/record/metadata'):
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {'format': 1}))
   assert 'another version of jaxemb' in _refused(copied, _EVALUATED)
 
 
-def _text(tmp_path: pathlib.Path, data: bytes, name: str = 'a.txt') -> dict:
-  (tmp_path / name).write_bytes(data)
-  return {'data.path': str(tmp_path / name)}
+def _text(tmp_path: pathlib.Path, data: bytes) -> dict:
+  (tmp_path / 'a.txt').write_bytes(data)
+  return {'data.path': str(tmp_path / 'a.txt')}
 
 
 def test_changed_text_is_refused_and_moved_text_is_not(copied, cache, tmp_path):
@@ -266,26 +264,10 @@ def test_changed_text_is_refused_and_moved_text_is_not(copied, cache, tmp_path):
   assert 'text is not the one that' in _refused(copied, other)
 
 
-@pytest.mark.parametrize(
-  ('data', 'name', 'words'),
-  [
-    (b'one two three\n', 'a.txt', 'no word occurs 5 times'),
-    (b'one\ntwo\nthree\n' * 99, 'a.txt', 'nothing was learned'),
-    (bz2.compress(_SENTENCE * 9999)[:-40], 'a.txt.bz2', 'a.txt.bz2'),
-  ],
-)
-def test_unusable_text_is_named(tmp_path, data, name, words):
-  settings = _text(tmp_path, data, name) | {'data.min_count': 5}
-  assert words in _refused(tmp_path / 'run', settings)
+def test_text_without_pairs_is_named(tmp_path):
+  settings = _text(tmp_path, b'one\ntwo\nthree\n' * 99) | {'data.min_count': 5}
+  assert 'nothing was learned' in _refused(tmp_path / 'run', settings)
   assert not (tmp_path / 'run' / 'export').exists()
-
-
-@pytest.mark.slow
-def test_divergence_is_reported(tmp_path):
-  settings = {'optimizer.learning_rate': 1e4, 'train.batch_words': 256}
-  line = _refused(tmp_path, settings | {'optimizer.max_duplicates': 0.0})
-  assert 'diverged at step' in line and 'learning rate' in line
-  assert not (tmp_path / 'export').exists()
 
 
 @pytest.mark.slow
@@ -334,4 +316,4 @@ def test_what_fails_waits_for_the_loss_of_another_process(
 def test_keys_are_not_read_for_no_benchmarks():
   # A click log has tens of millions of keys, which took minutes.
   source = types.SimpleNamespace(eval_paths=list)
-  assert vectors.source_benchmarks(config_lib.default(), source) == []
+  assert build.source_benchmarks(config_lib.default(), source) == []
