@@ -27,6 +27,15 @@ _MODULES = (
 # What is made of a source that is no kind of its own.
 _SOURCE_ALONE = 'jaxemb.run.kind:SourceAlone'
 
+# Settings that went, and what to give.
+_REPLACED = {
+  'optimizer.beta1': 'optimizer.name=MODULE:ATTRIBUTE, Adam of your own',
+  'optimizer.beta2': 'optimizer.name=MODULE:ATTRIBUTE, Adam of your own',
+  'strategy.divide': 'strategy.num_parts alone: sentences are drawn in every '
+  'epoch',
+  'strategy.hot_every': 'strategy.sync_every, 16 times as much',
+}
+
 CORE = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
 _OPTIMIZERS = 'sgd', 'adagrad', 'adam', 'adagrad_full', 'adam_full'
 # What names in the core's settings stand for.
@@ -105,11 +114,11 @@ def find(name: str, source: str = '') -> schema.Setting:
 
 def check_replaced(name: str) -> None:
   """Raises a `UserError` for a setting that another one has replaced."""
-  for kind in built_in():
-    if name in kind.replaced:
+  for replaced in (_REPLACED, *(x.replaced for x in built_in())):
+    if name in replaced:
       raise errors.UserError(
         f'there is no setting config.{name} any more; give '
-        f'--config.{kind.replaced[name]}'
+        f'--config.{replaced[name]}'
       )
 
 

@@ -18,6 +18,8 @@ from jaxemb.kernels.cpu import ahead
 MAX_THREADS = 64
 _SYNC_PARTS = 8  # of the corpus, whatever the mesh
 _FINAL_RATE = 'optimizer.final_learning_rate'
+# Between exchanges by policies of means.
+_USUAL_WORDS = {'average': 262_144, 'hot': 16 * 131_072}
 # More threads would have to hold back at rows that they all look up.
 _MAX_STORE_THREADS = 16
 
@@ -305,28 +307,18 @@ def _exchange_choices(given: _Given) -> dict[str, float]:
   """
   s, num_replicas = given.config.strategy, given.num_replicas
   is_pair = num_replicas <= 2 and not given.is_workers
-  if s.policy == 'hot':
-    sync_words = s.hot_every or 131_072
-    rest_words = s.sync_every or 16 * sync_words
-  else:
-    usual_words = 32_768 if is_pair else max(8192 // num_replicas, 16)
-    if s.policy == 'average':
-      usual_words = 262_144
-    if given.is_workers:
-      usual_words = 1 if given.is_lockstep else 8192
-    rest_words = sync_words = s.sync_every or usual_words
-  if rest_words < sync_words:
-    raise errors.UserError(
-      f'config.strategy.sync_every={rest_words} is less than the '
-      f'{sync_words} words between exchanges of frequent rows; raise it, or '
-      'lower --config.strategy.hot_every'
-    )
+  usual_words = 32_768 if is_pair else max(8192 // num_replicas, 16)
+  if given.is_workers:
+    usual_words = 1 if given.is_lockstep else 8192
+  elif s.policy in _USUAL_WORDS:
+    usual_words = _USUAL_WORDS[s.policy]
+  rest_words = s.sync_every or usual_words
   memory_lookups = 200.0 if is_pair else 100 / num_replicas
   if given.kind.has_dense and given.is_workers:
     # Each is one of those whose mean a step learns from.
     memory_lookups *= given.config.train.batch_words
   return {
-    'sync_words': sync_words,
+    'sync_words': rest_words / (16 if s.policy == 'hot' else 1),
     'rest_words': rest_words,
     'sync_lookups': 8.0 if is_pair else 2 / num_replicas,
     'memory_lookups': memory_lookups,

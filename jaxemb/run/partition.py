@@ -195,7 +195,6 @@ class _Runner:
     s, source = self.config.strategy, self.source
     samplings = [
       partition_sampling.Sampling(
-        method=s.divide,
         num_parts=s.num_parts,
         rate=s.rate,
         part=part,

@@ -35,6 +35,7 @@ import jax.numpy as jnp
 from jaxemb.tables import row_access
 
 OptState = Any  # a NamedTuple of arrays [vocab, ...]
+MOMENT_DECAYS = {'beta1': 0.9, 'beta2': 0.999}  # of Adam
 
 
 class RowGrads(NamedTuple):
@@ -213,10 +214,10 @@ class AdamState(NamedTuple):
 
 
 def adam(
-  beta1: float,
-  beta2: float,
   epsilon: float,
   copies: row_access.Copies | None = None,
+  beta1: float = MOMENT_DECAYS['beta1'],
+  beta2: float = MOMENT_DECAYS['beta2'],
 ) -> RowOptimizer:
   """Row-wise, lazy Adam."""
 
@@ -322,10 +323,10 @@ class FullAdamState(NamedTuple):
 
 
 def adam_full(
-  beta1: float,
-  beta2: float,
   epsilon: float,
   copies: row_access.Copies | None = None,
+  beta1: float = MOMENT_DECAYS['beta1'],
+  beta2: float = MOMENT_DECAYS['beta2'],
 ) -> RowOptimizer:
   """Lazy Adam with a second moment for every number (Kingma and Ba 2015)."""
 
