@@ -74,21 +74,25 @@ def prepare(
   return plan.prepare(topologies.topology(name), config, read)
 
 
-def describe(found: Mapping[str, Any]) -> Iterator[str]:
+def describe(planned: Mapping[str, Any]) -> Iterator[str]:
   """Yields lines that show a plan."""
-  memory, sent, mesh = found['memory'], found['collectives'], found['mesh']
+  memory, sent, mesh = (
+    planned['memory'],
+    planned['collectives'],
+    planned['mesh'],
+  )
   yield (
-    f'{found["topology"]}: {found["devices"]} device(s), mesh {mesh["data"]} x '
-    f'{mesh["table"]} (data x table), {found["layout"]} layout, '
-    f'{found["strategy"]}; {found["vocab"]:,} x {found["dim"]} '
-    f'{found["dtype"]}, {found["optimizer"]}, steps of '
-    f'{found["batch_words"]:,} {found["unit"]}'
+    f'{planned["topology"]}: {planned["devices"]} device(s), mesh '
+    f'{mesh["data"]} x {mesh["table"]} (data x table), {planned["layout"]} '
+    f'layout, {planned["strategy"]}; {planned["vocab"]:,} x {planned["dim"]} '
+    f'{planned["dtype"]}, {planned["optimizer"]}, steps of '
+    f'{planned["batch_words"]:,} {planned["unit"]}'
   )
   shown = 'tables', 'optimizer', 'scratch', 'program', 'peak'
   sizes = ', '.join(f'{x} {memory[f"{x}_bytes"] / 1e6:,.1f}' for x in shown)
   fraction = memory['peak_bytes'] / memory['device_bytes']
   yield f'memory of a device, MB: {sizes}: {fraction:.1%} of it'
-  copies = found['table_copies_by_loop_depth'].items()
+  copies = planned['table_copies_by_loop_depth'].items()
   counts = ', '.join(f'{x} in {depth} loops' for depth, x in copies)
   yield f'copies of whole tables: {counts or "none"}'
   step = sent['bytes_per_step_per_device']
@@ -97,14 +101,14 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
     if k != 'total' and sent[k]
   ]  # fmt: skip
   yield f'collectives of a device: {", ".join(kinds) or "none"}'
-  if found['layout'] == 'row' and mesh['table'] == 1:
+  if planned['layout'] == 'row' and mesh['table'] == 1:
     yield (
       'warning: no devices share the rows, and to prepare their exchange takes '
       'time; --config.table.layout=replicated is faster'
     )
-  if found['idle_devices']:
+  if planned['idle_devices']:
     yield (
-      f'warning: {found["idle_devices"]} devices are idle; give '
+      f'warning: {planned["idle_devices"]} devices are idle; give '
       '--config.mesh.data or --config.table.layout=row'
     )
 
@@ -117,13 +121,13 @@ def attempt(
   try:
     job = prepare(name, config, num_words)
     needed_bytes = job.device_bytes(job.state)
-    found = plan.examine(job)
+    planned = plan.examine(job)
   except errors.UserError as error:
-    found = {'topology': name, 'obstacle': str(error)}
-    found['memory'] = {
+    planned = {'topology': name, 'obstacle': str(error)}
+    planned['memory'] = {
       'peak_bytes': needed_bytes, 'device_bytes': where.chip.gigabytes * 1e9
     }  # fmt: skip
-  return found | {'all_devices': len(where.devices)}
+  return planned | {'all_devices': len(where.devices)}
 
 
 def compare(plans: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -175,12 +179,12 @@ def _run(argv: Sequence[str]) -> None:
   if len(names) > 1:
     for name in names:
       topologies.topology(name)  # before any of them is compiled
-    found = [attempt(name, config, num_words) for name in names]
-    lines = compare(found)
+    planned = [attempt(name, config, num_words) for name in names]
+    lines = compare(planned)
   else:
-    found = plan.examine(prepare(names[0], config, num_words))
-    lines = describe(found)
+    planned = plan.examine(prepare(names[0], config, num_words))
+    lines = describe(planned)
   print(*lines, sep='\n')
   if flags.json:
-    text = json.dumps(found, indent=2) + '\n'
+    text = json.dumps(planned, indent=2) + '\n'
     pathlib.Path(flags.json).expanduser().write_text(text, encoding='utf-8')

@@ -116,8 +116,8 @@ def _stopping_early(has_run: threading.Event) -> Iterator[None]:
 
 def _run(has_run: threading.Event, argv: Sequence[str]) -> int:
   if {'-h', '--help'} & set(argv):
-    given = [x for x in argv if x.startswith('--config')]
-    print(describe(parse(given, checks_settings=False)[0]))
+    flags = [x for x in argv if x.startswith('--config')]
+    print(describe(parse(flags, checks_settings=False)[0]))
     return 0
   config, workdir, job = parse(argv)
   _check_address_space()
@@ -232,8 +232,9 @@ def parse(
     near = difflib.get_close_matches(flag, [f'--{x}' for x in vars(known)], 1)
     hint = f'; did you mean {near[0]}?' if near else ''
     raise errors.UserError(f'argument {unknown[0]!r} is not understood{hint}')
-  given = vars(known).items()
-  values = {k.removeprefix('config.'): v for k, v in given if '.' in k}
+  values = {
+    k.removeprefix('config.'): v for k, v in vars(known).items() if '.' in k
+  }
   read = config_lib.load if checks_settings else files.read
   config = read(known.config, values)
   if (known.coordinator or known.distributed) and not known.workdir:

@@ -70,7 +70,7 @@ class Tuning:
   memory_lookups: float  # after which a row has forgotten the last one
 
 
-class _Given(NamedTuple):
+class _Facts(NamedTuple):
   """What decisions depend on: settings, the kind of data and hardware."""
 
   config: ml_collections.ConfigDict  # what is decided is set here
@@ -97,17 +97,17 @@ class _Given(NamedTuple):
     return self.may_fuse and self.has_kernel
 
 
-def _given(
+def _facts(
   config: ml_collections.ConfigDict,
   platform: str,
   mesh: tuple[int, int],
   cores: int,
   may_fuse: bool,
-) -> _Given:
+) -> _Facts:
   s = config.strategy
   is_workers = s.name == 'workers'
   is_lockstep = is_workers and s.pace == 'bsp'
-  return _Given(
+  return _Facts(
     config=config,
     kind=kinds.of(config),
     platform=platform,
@@ -162,52 +162,52 @@ def resolve(
 
   `platform` is that of the devices, 'cpu' or another; `mesh` how many there are
   along the data and the table axis; `cores` those that each has for itself;
-  `fixed` are given fields of `Tuning`. Raises a `UserError` for settings that
-  do not fit the mesh.
+  `fixed` are fields of `Tuning` that are not chosen. Raises a `UserError` for
+  settings that do not fit the mesh.
   """
   config = config.copy_and_resolve_references()
   config.mesh.data, config.mesh.table = mesh
   may_fuse = fixed.pop('fused', True)
-  given = _given(config, platform, mesh, cores=cores, may_fuse=may_fuse)
-  s, t, kind = config.strategy, config.train, given.kind
+  facts = _facts(config, platform, mesh, cores=cores, may_fuse=may_fuse)
+  s, t, kind = config.strategy, config.train, facts.kind
   if s.name == 'partition':
     s.rate = s.rate or 1 / s.num_parts
   if kind.unit == 'examples':
     t.batch_words = t.batch_words or t.batch_examples
-  _resolve_optimizer(given)
-  if t.threads > 1 and not given.has_kernel:
+  _resolve_optimizer(facts)
+  if t.threads > 1 and not facts.has_kernel:
     raise errors.UserError(
       f'config.train.threads={t.threads} is only used where a kernel takes the '
       'steps (docs/devices.md); remove it'
     )
   chunk = fixed.get('chunk', kind.chunk(config))
   chosen = {
-    **_device_choices(given),
-    'parts': _num_parts(given, chunk),
+    **_device_choices(facts),
+    'parts': _num_parts(facts, chunk),
     'chunk': chunk,
     'shared_nodes': 64,
-    'fused': given.fused,
-    'threads': _threads(given),
-    **_exchange_choices(given),
+    'fused': facts.fused,
+    'threads': _threads(facts),
+    **_exchange_choices(facts),
     **fixed,
   }
-  _resolve_batch(given, chosen)
-  _resolve_duplicates(given)
+  _resolve_batch(facts, chosen)
+  _resolve_duplicates(facts)
   # A replica has a step of its own, from its own part of the corpus.
-  is_divided = s.name == 'sync' or given.is_lockstep
+  is_divided = s.name == 'sync' or facts.is_lockstep
   part_words = t.batch_words // (chosen['parts'] if is_divided else 1)
   return config, Tuning(part_words=part_words, **chosen)
 
 
-def _resolve_optimizer(given: _Given) -> None:
+def _resolve_optimizer(facts: _Facts) -> None:
   """Chooses learning rates and epsilon."""
-  o, has_dense = given.config.optimizer, given.kind.has_dense
+  o, has_dense = facts.config.optimizer, facts.kind.has_dense
   if has_dense:
     o.learning_rate = o.learning_rate or _DENSE_LEARNING_RATES.get(o.name, 0.0)
     o.max_duplicates = max(o.max_duplicates, 0.0)
   if o.name != 'sgd':
     o.epsilon = o.epsilon or (1e-8 if has_dense else 1e-6)
-  o.learning_rate = o.learning_rate or _learning_rate(given)
+  o.learning_rate = o.learning_rate or _learning_rate(facts)
   final, default = o.final_learning_rate, kinds.find(_FINAL_RATE).default
   if final == default:
     o.final_learning_rate = min(final, o.learning_rate)
@@ -219,41 +219,41 @@ def _resolve_optimizer(given: _Given) -> None:
     )
 
 
-def _learning_rate(given: _Given) -> float:
-  o, s, m = given.config.optimizer, given.config.strategy, given.config.model
+def _learning_rate(facts: _Facts) -> float:
+  o, s, m = facts.config.optimizer, facts.config.strategy, facts.config.model
   if o.name not in _LEARNING_RATES:
     raise errors.UserError(
       f'config.optimizer.name={o.name} has no usual learning rate; set '
       '--config.optimizer.learning_rate'
     )
-  rates = (_FUSED_LEARNING_RATES if given.fused else _LEARNING_RATES)[o.name]
+  rates = (_FUSED_LEARNING_RATES if facts.fused else _LEARNING_RATES)[o.name]
   is_tree = m.loss == 'hierarchical_softmax'
   rate = rates[2 * is_tree + (m.name == 'cbow')]
   is_skipgram = m.name == 'skipgram' and not is_tree
   if s.name == 'replicas' and s.policy in ('average', 'hot') and is_skipgram:
     # A mean keeps a part of what each replica learns. More diverges.
-    rate *= min(given.num_replicas, 3) if o.name == 'sgd' else 1
+    rate *= min(facts.num_replicas, 3) if o.name == 'sgd' else 1
   return rate
 
 
-def _usual_threads(given: _Given) -> int:
+def _usual_threads(facts: _Facts) -> int:
   """Threads of a kernel where settings do not say: cores of a process."""
   # A sub-model has the same bits wherever it is trained.
-  is_one = given.config.strategy.name in ('partition', 'workers')
-  return 1 if is_one else min(given.cores, MAX_THREADS)
+  is_one = facts.config.strategy.name in ('partition', 'workers')
+  return 1 if is_one else min(facts.cores, MAX_THREADS)
 
 
-def _threads(given: _Given) -> int:
+def _threads(facts: _Facts) -> int:
   """Threads of the kernel that takes the steps."""
-  if not given.fused:
+  if not facts.fused:
     return 1
-  threads = given.config.train.threads or _usual_threads(given)
+  threads = facts.config.train.threads or _usual_threads(facts)
   return min(
-    threads, _MAX_STORE_THREADS if given.config.table.store else threads
+    threads, _MAX_STORE_THREADS if facts.config.table.store else threads
   )
 
 
-def _num_parts(given: _Given, chunk: int) -> int:
+def _num_parts(facts: _Facts, chunk: int) -> int:
   """How many parts of the corpus are read side by side.
 
   Synchronous steps take as many centers of each part. Their number depends on
@@ -262,24 +262,24 @@ def _num_parts(given: _Given, chunk: int) -> int:
   replicas have parts of their own, as have workers in lockstep; other workers
   take turns at the parts, and later there may be more workers.
   """
-  s, num_data = given.config.strategy, given.mesh[0]
-  if given.is_workers:
+  s, num_data = facts.config.strategy, facts.mesh[0]
+  if facts.is_workers:
     return s.num_workers * (1 if s.pace == 'bsp' else 4)
-  if s.name == 'partition' or (s.name == 'sync' and given.fused):
+  if s.name == 'partition' or (s.name == 'sync' and facts.fused):
     return 1
-  if s.name != 'sync' or given.kind.unit == 'examples':
+  if s.name != 'sync' or facts.kind.unit == 'examples':
     return num_data  # a step of examples is the same, however it is cut
-  num_chunks = given.config.train.batch_words // chunk  # 0 = not chosen
+  num_chunks = facts.config.train.batch_words // chunk  # 0 = not chosen
   return math.lcm(math.gcd(_SYNC_PARTS, num_chunks), num_data)
 
 
-def _device_choices(given: _Given) -> dict[str, Any]:
+def _device_choices(facts: _Facts) -> dict[str, Any]:
   """Fields of `Tuning` that follow from the kind of device."""
-  config, on_cpu = given.config, given.on_cpu
+  config, on_cpu = facts.config, facts.on_cpu
   updates_by_kernel = (
-    given.may_fuse
-    and _has_kernels(config, given.platform, given.mesh)
-    and config.optimizer.name in given.kind.row_kernels
+    facts.may_fuse
+    and _has_kernels(config, facts.platform, facts.mesh)
+    and config.optimizer.name in facts.kind.row_kernels
     and config.table.dtype == 'float32'
     and config.optimizer.rows == 'looked_up'
   )
@@ -290,33 +290,33 @@ def _device_choices(given: _Given) -> dict[str, Any]:
     'deduplicates': not on_cpu or config.table.layout == 'row',
     'loss_every_steps': 64 if on_cpu else 1,  # logarithms take time on a CPU
     'steps_per_loop': 1 if on_cpu else 16,
-    'row_threads': _usual_threads(given) if updates_by_kernel else 0,
-    'tokens_once': given.platform == 'tpu',  # which has a price for each row
+    'row_threads': _usual_threads(facts) if updates_by_kernel else 0,
+    'tokens_once': facts.platform == 'tpu',  # which has a price for each row
     'row_copies': False,  # these never ran
-    'row_sums': given.platform == 'gpu'
-    and given.may_fuse
+    'row_sums': facts.platform == 'gpu'
+    and facts.may_fuse
     and config.train.fused,
   }
 
 
-def _exchange_choices(given: _Given) -> dict[str, float]:
+def _exchange_choices(facts: _Facts) -> dict[str, float]:
   """Fields of `Tuning` that say how often replicas or workers exchange rows.
 
   Many replicas that add up what they learned overshoot: they have to exchange
   it sooner, and to average it sooner. Measured with two, four and eight.
   """
-  s, num_replicas = given.config.strategy, given.num_replicas
-  is_pair = num_replicas <= 2 and not given.is_workers
+  s, num_replicas = facts.config.strategy, facts.num_replicas
+  is_pair = num_replicas <= 2 and not facts.is_workers
   usual_words = 32_768 if is_pair else max(8192 // num_replicas, 16)
-  if given.is_workers:
-    usual_words = 1 if given.is_lockstep else 8192
+  if facts.is_workers:
+    usual_words = 1 if facts.is_lockstep else 8192
   elif s.policy in _USUAL_WORDS:
     usual_words = _USUAL_WORDS[s.policy]
   rest_words = s.sync_every or usual_words
   memory_lookups = 200.0 if is_pair else 100 / num_replicas
-  if given.kind.has_dense and given.is_workers:
+  if facts.kind.has_dense and facts.is_workers:
     # Each is one of those whose mean a step learns from.
-    memory_lookups *= given.config.train.batch_words
+    memory_lookups *= facts.config.train.batch_words
   return {
     'sync_words': rest_words / (16 if s.policy == 'hot' else 1),
     'rest_words': rest_words,
@@ -325,10 +325,10 @@ def _exchange_choices(given: _Given) -> dict[str, float]:
   }
 
 
-def _batch_multiple(given: _Given, chunk: int, parts: int) -> int:
+def _batch_multiple(facts: _Facts, chunk: int, parts: int) -> int:
   """Centers that a step must be a multiple of: whole chunks on each device."""
-  s, (num_data, num_table) = given.config.strategy, given.mesh
-  if given.is_lockstep:
+  s, (num_data, num_table) = facts.config.strategy, facts.mesh
+  if facts.is_lockstep:
     if parts != s.num_workers:
       raise errors.UserError(
         f'the text was cut for {parts} workers in lockstep; resume with '
@@ -339,22 +339,22 @@ def _batch_multiple(given: _Given, chunk: int, parts: int) -> int:
     return chunk * num_table  # which share parts
   if s.name == 'sync':
     # Devices of the table axis deal parts to each other, then split them.
-    splits = 1 if given.config.table.layout == 'column' else num_table
+    splits = 1 if facts.config.table.layout == 'column' else num_table
     per_device = parts // num_data
     return chunk * parts * (splits // math.gcd(splits, per_device))
   return chunk
 
 
-def _resolve_batch(given: _Given, chosen: dict[str, Any]) -> None:
+def _resolve_batch(facts: _Facts, chosen: dict[str, Any]) -> None:
   """Chooses the centers of a step, or refuses a number that cannot be dealt."""
-  t, unit, chunk = given.config.train, given.kind.unit, chosen['chunk']
-  multiple = _batch_multiple(given, chunk, chosen['parts'])
+  t, unit, chunk = facts.config.train, facts.kind.unit, chosen['chunk']
+  multiple = _batch_multiple(facts, chunk, chosen['parts'])
   if not t.batch_words:
-    t.batch_words = -(-_usual_batch_words(given, chosen) // multiple) * multiple
+    t.batch_words = -(-_usual_batch_words(facts, chosen) // multiple) * multiple
   if not t.batch_words % multiple:
     return
-  num_table = given.mesh[1]
-  if given.config.strategy.name == 'replicas' and num_table > 1:
+  num_table = facts.mesh[1]
+  if facts.config.strategy.name == 'replicas' and num_table > 1:
     raise errors.UserError(
       f'a step of {t.batch_words} centers, as the run was begun, cannot be '
       f'divided among {num_table} replicas in chunks of {chunk}; '
@@ -368,35 +368,35 @@ def _resolve_batch(given: _Given, chosen: dict[str, Any]) -> None:
   )
 
 
-def _usual_batch_words(given: _Given, chosen: dict[str, Any]) -> int:
+def _usual_batch_words(facts: _Facts, chosen: dict[str, Any]) -> int:
   """Centers of a step where settings do not say.
 
   They fit a core's cache; or are enough for the kernels of an accelerator; or,
   as a CPU's kernel learns from every chunk, few calls between exchanges.
   """
-  s, threads = given.config.strategy, chosen['threads']
+  s, threads = facts.config.strategy, chosen['threads']
   is_apart = s.name in ('partition', 'workers')
-  is_alone = given.num_devices == 1 and not is_apart
-  usual = 256 if given.on_cpu else 8192
+  is_alone = facts.num_devices == 1 and not is_apart
+  usual = 256 if facts.on_cpu else 8192
   if chosen['fused']:
     usual = 16_384 if is_alone else 2048
     # What threads are at is the farther apart in the text.
     usual = max(usual, 1024 * threads)
-  if given.config.table.store:
+  if facts.config.table.store:
     usual = min(usual, max(4096, 1024 * threads))
-  if given.is_lockstep:
+  if facts.is_lockstep:
     return usual * chosen['parts']
   exchanges = s.name in ('replicas', 'workers') and not is_alone
-  if given.on_cpu and exchanges:
+  if facts.on_cpu and exchanges:
     usual = min(usual, chosen['sync_words'])
   return usual
 
 
-def _resolve_duplicates(given: _Given) -> None:
+def _resolve_duplicates(facts: _Facts) -> None:
   """Chooses how many occurrences of a row count in a step."""
-  o, is_small = given.config.optimizer, given.config.train.batch_words < 4096
+  o, is_small = facts.config.optimizer, facts.config.train.batch_words < 4096
   if o.max_duplicates >= 0 or o.name in ('adagrad', 'adam'):
     return
   # Large steps of a small vocabulary diverge with 16; a chunk needs no limit.
-  limit = 0.0 if given.fused else 16.0 if is_small else 8.0
-  o.max_duplicates = given.kind.max_duplicates(limit, given.fused or is_small)
+  limit = 0.0 if facts.fused else 16.0 if is_small else 8.0
+  o.max_duplicates = facts.kind.max_duplicates(limit, facts.fused or is_small)

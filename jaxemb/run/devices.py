@@ -1,6 +1,5 @@
 """Chooses the devices of a run, and what settings leave open for them."""
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,9 +15,6 @@ from jaxemb.run import kind as kind_lib
 from jaxemb.runtime import distributed
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.tables import row_sharded
-
-_LOG = logging.getLogger('jaxemb')
-LANES = 128  # of a TPU: numbers that it reads at once
 
 
 class Setup(NamedTuple):
@@ -50,8 +46,7 @@ def choose(
 
   `begun` has the flat settings of the run that is resumed, or is {}; `absent`
   are devices to compile for that are not there (`mesh.start`); `fixed` are
-  given fields of the tuning. Raises a `UserError` for settings that do not
-  fit the devices.
+  fields of the tuning. Raises a `UserError` for settings that do not fit.
   """
   wanted, is_resumed = _wanted(config, begun)
   data, table = mesh_lib.start(
@@ -80,7 +75,11 @@ def choose(
     # the centers of their parts, whatever their number.
     num_devices, data = data * table, math.gcd(data, fixed['parts'])
     table = num_devices // data
-  _check_layout(config, platform, table)
+  if config.table.layout == 'row' and row_sharded.NUM_CLASSES % table:
+    raise errors.UserError(
+      f'config.mesh.table={table} must divide {row_sharded.NUM_CLASSES} with '
+      'config.table.layout=row'
+    )
   if platform == 'gpu' and not row_sums.compiles_for(devices[0]):
     fixed = {'row_sums': False} | fixed
   shape = mesh_lib.Shape(data, table)
@@ -122,30 +121,3 @@ def _uses_cores(config: ml_collections.ConfigDict, may_fuse: bool) -> bool:
   # The threads of a kernel are worth more than replicas.
   has_threads = may_fuse and config_lib.can_fuse(config, 'cpu', (1, 1))
   return name != 'replicas' or not has_threads
-
-
-def _check_layout(
-  config: ml_collections.ConfigDict, platform: str, num_table: int
-) -> None:
-  """Refuses or describes tables that are split over `num_table` devices."""
-  layout, dim = config.table.layout, config.model.dim
-  if layout == 'row' and row_sharded.NUM_CLASSES % num_table:
-    raise errors.UserError(
-      f'config.mesh.table={num_table} must divide {row_sharded.NUM_CLASSES} '
-      'with config.table.layout=row'
-    )
-  width = -(-dim // num_table)
-  if layout == 'column' and dim % num_table:
-    _LOG.info(
-      f'{dim} columns are filled up to {width * num_table} for {num_table} '
-      'devices'
-    )
-  if (
-    layout == 'column' and platform == 'tpu' and dim < LANES * num_table > LANES
-  ):
-    is_narrow = width < mesh_lib.LEAST_TPU_WIDTH
-    _LOG.warning(
-      f'{width} columns a device are read and written as {LANES}'
-      + ', in tables that may be copied in every step' * is_narrow
-      + ', so rows cost as much as whole ones; give --config.table.layout=row'
-    )

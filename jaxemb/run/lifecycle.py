@@ -54,7 +54,7 @@ def run(
   """Trains or resumes, and writes all results; returns 0 or `STOPPED`.
 
   The `workdir` may be in a bucket. Without a `text_cache`, the usual cache gets
-  encoded text and compiled programs; `fixed` are given fields of
+  encoded text and compiled programs; `fixed` are fields of
   `config.Tuning`. Raises a `UserError` for input or settings that cannot be
   used.
   """
@@ -305,12 +305,6 @@ def _log_step(parts: build.Parts) -> None:
     f'step: {step}; tables: {config.table.dtype}, {config.table.layout}, '
     f'{mesh.num_bytes(state) / 1e6:,.1f} MB'
   )
-  num_sockets = len(resources.sockets())
-  if min(tuning.threads, num_sockets) > 1 == distributed.num_processes():
-    metrics.LOG.info(
-      f'this machine has {num_sockets} sockets; one table on each, and what '
-      'they learn exchanged: jaxemb launch --sockets'
-    )
 
 
 def _train(

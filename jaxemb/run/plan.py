@@ -5,7 +5,7 @@ trained, and no table is made. The program says what memory it needs, which
 whole tables it copies, and what its collectives send.
 """
 
-import dataclasses
+import collections
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -41,25 +41,19 @@ def read(setup: devices_lib.Setup) -> Data:
   readers = data_base.ALONE
   if setup.config.strategy.name != 'partition':
     readers = readers._replace(local_parts=range(setup.tuning.parts))
-  source = build.make_source(
-    setup,
-    readers,
-    cache=rundir.cache_folder(),
-    progress=lambda *_: None,
-  )
+  source = build.make_source(setup, readers, rundir.cache_folder())
   batch = next(iter(source.items(None, 0))).batch
   return Data(build.corpus_of(source), source.steps, batch)
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
   """What would train."""
 
   topology: topologies.Topology
   setup: devices_lib.Setup
   trainer: trainer_lib.Trainer
   corpus: model_base.Corpus
-  state: strategy_base.TrainState  # shapes, as are the others
+  state: strategy_base.TrainState  # shapes, as are constants and batch
   constants: Any
   batch: Any
 
@@ -67,6 +61,10 @@ class Job:
     """Bytes of some of the state on each device, as numbers without padding."""
     num_devices = self.trainer.strategy.batch_sharding.num_devices
     return mesh_lib.num_bytes(tree) // num_devices
+
+  def mesh(self) -> jax.sharding.Mesh:
+    """The devices that the program runs on."""
+    return jax.tree.leaves(self.state)[0].sharding.mesh
 
 
 def prepare(
@@ -78,34 +76,28 @@ def prepare(
 
   Raises a `UserError` for what cannot be planned.
   """
-  if config.strategy.name == 'workers':
+  if config.table.store:
     raise errors.UserError(
-      'workers are not planned: they are processes, whose rows are in a store; '
-      'plan all rows on the devices with --config.strategy.name=sync'
-    )
-  if config.table.store or config.table.device_bytes:
-    raise errors.UserError(
-      'tables in a store are not planned: devices hold what '
-      'config.table.device_bytes says, and what moves depends on the data; '
-      'without it and config.table.store all rows on the devices are planned'
+      'tables in a store, such as those of workers, are not planned: devices '
+      'hold what config.table.device_bytes says, and what moves depends on the '
+      'data; plan all rows on the devices, without config.table.store, and '
+      'with --config.strategy.name=sync'
     )
   setup = devices_lib.choose(config, {}, where.devices)
   data = read_data(setup)
   trainer = trainer_lib.make(setup, data.corpus, data.steps)
-  strategy = trainer.strategy
-  state = strategy.init.eval_shape(jax.random.key(0))
-  devices = jax.tree.leaves(state)[0].sharding.mesh
-  everywhere = jax.sharding.NamedSharding(devices, jax.sharding.PartitionSpec())
-  constants = jax.eval_shape(strategy.constants)
-  return Job(
+  job = Job(
     topology=where,
     setup=setup,
     trainer=trainer,
     corpus=data.corpus,
-    state=state,
-    constants=_shapes(constants, everywhere),
-    batch=_shapes(data.batch, strategy.batch_sharding),
+    state=trainer.strategy.init.eval_shape(jax.random.key(0)),
+    constants=jax.eval_shape(trainer.strategy.constants),
+    batch=_shapes(data.batch, trainer.strategy.batch_sharding),
   )
+  everywhere = jax.sharding.PartitionSpec()
+  sharding = jax.sharding.NamedSharding(job.mesh(), everywhere)
+  return job._replace(constants=_shapes(job.constants, sharding))
 
 
 def _shapes(tree: Any, sharding: jax.sharding.Sharding) -> Any:
@@ -118,31 +110,26 @@ def compiled(job: Job) -> jax.stages.Compiled:
   """Returns the program of a dispatch, as the devices' compiler makes it."""
   zero = np.float32(0)
   schedule = strategy_base.Schedule(zero, zero, np.zeros(2, np.uint32))
-  devices = jax.tree.leaves(job.state)[0].sharding.mesh
   # Kernels ask for which device they are compiled.
-  on_devices = jax.sharding.use_abstract_mesh(devices.abstract_mesh)
+  on_devices = jax.sharding.use_abstract_mesh(job.mesh().abstract_mesh)
   with on_devices, topologies.silent_compilers():
     return job.trainer.strategy.step.lower(
       job.state, job.constants, job.batch, schedule
     ).compile()
 
 
-def table_copies(job: Job, text: str) -> dict[str, int]:
+def _table_copies(job: Job, text: str) -> dict[str, int]:
   """Counts copies of whole tables (or a device's shard), by depth of loop."""
-  sizes = set()
-  for state in job.state.tables.values():
-    leaf = jax.tree.leaves(state.vectors)[0]
-    sizes.add(math.prod(leaf.sharding.shard_shape(leaf.shape)))
-  program, counts = hlo.parse(text), {}
+  leaves = [jax.tree.leaves(x.vectors)[0] for x in job.state.tables.values()]
+  sizes = {math.prod(x.sharding.shard_shape(x.shape)) for x in leaves}
+  program, counts = hlo.parse(text), collections.Counter()
   for x, loops, _ in hlo.executed(program, program.entry):
     # The last is a move into a TPU's core in several pieces.
     is_copy = x.opcode.startswith(('copy', 'transpose'))
     is_copy |= 'ConcatBitcast' in x.attributes
     if is_copy and x.opcode != 'copy-done':
-      if any(math.prod(y) in sizes for y in x.sizes):
-        key = str(len(loops))
-        counts[key] = counts.get(key, 0) + 1
-  return counts
+      counts[str(len(loops))] += any(math.prod(y) in sizes for y in x.sizes)
+  return dict(+counts)
 
 
 def examine(job: Job) -> dict[str, Any]:
@@ -151,20 +138,19 @@ def examine(job: Job) -> dict[str, Any]:
   Raises a `UserError` if a device has too little memory.
   """
   device_bytes = job.topology.chip.gigabytes * 1e9
-  check_fits(job, job.device_bytes(job.state))
+  _check_fits(job, job.device_bytes(job.state))
   try:
     program = compiled(job)
   except jax.errors.JaxRuntimeError as error:
-    if 'RESOURCE_EXHAUSTED' not in str(error):
-      raise
-    check_fits(job, device_bytes)
+    if 'RESOURCE_EXHAUSTED' in str(error):
+      _check_fits(job, device_bytes)
     raise
   text, memory = program.as_text(), program.memory_analysis()
   # What is changed in place is an argument and not a result as well.
   arguments = memory.argument_size_in_bytes
   results = memory.output_size_in_bytes - memory.alias_size_in_bytes
   peak_bytes = arguments + results + memory.temp_size_in_bytes
-  check_fits(job, peak_bytes)
+  _check_fits(job, peak_bytes)
   (config, _, mesh, kind), tables = job.setup, job.state.tables.values()
   return {
     'topology': job.topology.name,
@@ -188,12 +174,12 @@ def examine(job: Job) -> dict[str, Any]:
       'peak_bytes': peak_bytes,
       'device_bytes': device_bytes,
     },
-    'table_copies_by_loop_depth': table_copies(job, text),
+    'table_copies_by_loop_depth': _table_copies(job, text),
     'collectives': hlo.traffic(text, job.trainer.strategy.loop),
   }
 
 
-def check_fits(job: Job, needed_bytes: float) -> None:
+def _check_fits(job: Job, needed_bytes: float) -> None:
   """Raises a `UserError` that says what would fit, if this does not."""
   chip = job.topology.chip
   room_bytes = _USABLE * chip.gigabytes * 1e9

@@ -86,7 +86,7 @@ def _store(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
   counts = {k: totals.counters.get(k, 0) for k in stored.counted}
   steps, needed = max(totals.steps, 1), max(counts['rows_needed'], 1)
   secs = max(counts['fetch_secs'], 1e-9)
-  found = counts | {
+  values = counts | {
     'kind': config.table.store,
     'store_bytes': stored.store_bytes,
     'hit_rate': 1 - counts['rows_fetched'] / needed,
@@ -94,9 +94,9 @@ def _store(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
   }
   if config.strategy.name == 'workers':
     for key in ('fetched', 'pushed'):
-      found[f'rows_{key}_per_row'] = counts[f'rows_{key}'] / needed
-    return found
-  return found | {'rows_fetched_per_step': counts['rows_fetched'] / steps}
+      values[f'rows_{key}_per_row'] = counts[f'rows_{key}'] / needed
+    return values
+  return values | {'rows_fetched_per_step': counts['rows_fetched'] / steps}
 
 
 def _staleness(

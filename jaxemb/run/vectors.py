@@ -50,12 +50,12 @@ class Export(NamedTuple):
     Of keys with several vectors all.
     """
     names, counts = self.names()
-    some = slice(num if self.multi is None else None)
-    rows = np.asarray(self.rows.decode()[some])
+    first = slice(num if self.multi is None else None)
+    rows = np.asarray(self.rows.decode()[first])
     return embeddings.Embeddings(
-      index_to_key=list(names[some]),
+      index_to_key=list(names[first]),
       vectors=rows,
-      counts=counts[some],
+      counts=counts[first],
       sense_table=self.multi,
       relations=self.relations,
     )
@@ -176,8 +176,8 @@ def evaluate(
 
 def summarize(scores: Mapping[str, Mapping[str, Any]]) -> str:
   """See `Kind`."""
-  known = (f'{k} {x["score"]:.3f}' for k, x in scores.items() if x['found'])
-  return ', '.join(known) or 'no scores'
+  scored = (f'{k} {x["score"]:.3f}' for k, x in scores.items() if x['found'])
+  return ', '.join(scored) or 'no scores'
 
 
 def describe(
