@@ -32,23 +32,23 @@ def takes_steps(model: str, loss: str, dtype: str, optimizer: str) -> bool:
 def source() -> str:
   """Returns a digest of the source of kernels, of the compiler and the CPU.
 
-  numba looks at one file to tell whether what it has compiled before is still
-  right; a kernel is made of several, of which two are not in this folder.
+  numba looks at the time of one file; a kernel is made of several, of which two
+  are not in this folder.
   """
   folder = pathlib.Path(__file__).parent
   ops = folder.parents[1] / 'ops'
   paths = *sorted(folder.glob('*.py')), ops / 'memory.py', ops / 'hashing.py'
-  texts = [x.read_bytes() for x in paths]
   names = (
     sys.version,
     *map(importlib.metadata.version, ('numba', 'llvmlite')),
     os.environ.get('NUMBA_CPU_NAME') or binding.get_host_cpu_name(),
     os.environ.get('NUMBA_CPU_FEATURES', ''),
   )
-  return hashlib.sha256(b''.join(texts) + repr(names).encode()).hexdigest()
+  texts = b''.join(x.read_bytes() for x in paths)
+  return hashlib.sha256(texts + repr(names).encode()).hexdigest()
 
 
-@functools.cache  # who asks later waits for the same process
+@functools.cache  # a later call waits for the same process
 def compiling(
   model: str, loss: str, dtype: str, cache: pathlib.Path
 ) -> subprocess.Popen | None:
@@ -60,9 +60,7 @@ def compiling(
   kernel = 'hierarchical' if loss == 'hierarchical_softmax' else model
   try:
     mark = cache / 'programs' / f'{kernel}-{dtype}-{source()[:16]}'
-    if mark.exists():
-      return None
-    return compile(kernel, dtype, mark)
+    return None if mark.exists() else compile(kernel, dtype, mark)
   except (OSError, importlib.metadata.PackageNotFoundError):
     return None  # the run itself compiles it, or says why it cannot
 
@@ -71,9 +69,9 @@ def compile(kernel: str, dtype: str, *mark: pathlib.Path) -> subprocess.Popen:
   """Starts a process that compiles a kernel for a dtype, and leaves a mark."""
   if getattr(sys, 'frozen', False) or not sys.executable:
     raise OSError('there is no Python to start')  # but this very program
-  # It finds the same modules as this one: none of the current folder's (-P).
+  # It imports the same modules as this one: none of the current folder's (-P).
   paths = {'PYTHONPATH': os.pathsep.join(filter(None, sys.path))}
-  command = [sys.executable, '-P', '-m', f'{__package__}.handlers']
+  command = sys.executable, '-P', '-m', f'{__package__}.handlers'
   silent = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)
   return subprocess.Popen(
     [*command, kernel, dtype, *mark], env=os.environ | paths, **silent

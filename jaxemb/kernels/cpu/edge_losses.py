@@ -11,7 +11,7 @@ chunk in its cache:
 Chunks know nothing of each other, so that gradients have the same bits with any
 number of threads.
 
-A call (`turns`) is given rows [k 2 m, d] float32, m = c + N, sources first; ids
+A call (`turns`) reads rows [k 2 m, d] float32, m = c + N, sources first; ids
 [k, 2 m] int32, weights [k, c] float32, and the number of nodes [1] int32, from
 which on ids are padding. It makes gradients of rows and losses [k, 16].
 """
@@ -23,13 +23,13 @@ import numpy as np
 
 from jaxemb.kernels.cpu import ffi, rows, tiles, turns
 
-_ROWS, _IDS, _WEIGHTS, _VOCAB = range(turns.GIVEN, turns.GIVEN + 4)
+_ROWS, _IDS, _WEIGHTS, _VOCAB = range(turns.READ, turns.READ + 4)
 _GRADS, _LOSSES = range(turns.RESULTS, turns.RESULTS + 2)
 _NEVER = np.float32(-1e9)  # the score of what does not count
 
 
 def num_scratch(chunk: int, draws: int, dim: int) -> int:
-  """Floats that a thread needs for a chunk; with fewer it does nothing."""
+  """Returns floats that a thread needs for a chunk; fewer do nothing."""
   left, right, drawn = (
     rows.padded.py_func(x, tiles.SIZE) for x in (chunk, chunk + draws, draws)
   )
@@ -53,7 +53,7 @@ def _exp(x):
   p = p * r + np.float32(1)
   p = p * r + np.float32(1)
   bits = np.uint32(np.int32(n) + np.int32(127)) << np.uint32(23)
-  return p * rows._as_float32(np.uint32(bits))
+  return p * rows.as_type(np.uint32(bits), np.float32)
 
 
 @numba.njit(**rows.JIT)
@@ -74,17 +74,17 @@ def _put_exps(values, num, top):
 
 
 @numba.njit(**rows.JIT)
-def _by_rows(scores, numbers, others, weights, vocab, out):
+def _by_rows(scores, ids, others, weights, vocab, out):
   """Writes slopes of softmaxes of rows [c, m] over columns; returns losses.
 
-  `numbers` [c] are ids of the true columns, the first ones of `others` [m].
+  `ids` [c] are those of the true columns, the first ones of `others` [m].
   """
   loss, num = np.float64(0), others.size
   for i in range(weights.size):
     row, slopes = scores[i], out[i]
-    own, true = numbers[i], row[i]
+    id_, true = ids[i], row[i]
     for j in range(num):
-      counts = (others[j] != own) & (others[j] < vocab)
+      counts = (others[j] != id_) & (others[j] < vocab)
       slopes[j] = row[j] if counts else _NEVER
     top = _largest(slopes, num, true)
     total = _put_exps(slopes, num, top)
@@ -99,24 +99,24 @@ def _by_rows(scores, numbers, others, weights, vocab, out):
 
 
 @numba.njit(**rows.JIT)
-def _by_columns(scores, numbers, drawn, others, weights, vocab, room, out):
+def _by_columns(scores, ids, drawn, others, weights, vocab, buffers, out):
   """Adds slopes of softmaxes of columns over rows, to [c, c]; returns losses.
 
   Column j also has the scores drawn[j], of ids `others`, which become slopes.
-  `room` are three arrays [c] and one [c, c].
+  `buffers` are [3, c] and [c, c].
   """
-  tops, totals, scales, exps = room
+  (tops, totals, scales), exps = buffers
   num, loss = weights.size, np.float64(0)
   for j in range(num):
     row, top = drawn[j], scores[j, j]
     for i in range(others.size):
-      counts = (others[i] != numbers[j]) & (others[i] < vocab)
+      counts = (others[i] != ids[j]) & (others[i] < vocab)
       row[i] = row[i] if counts else _NEVER
     tops[j], totals[j] = _largest(row, others.size, top), np.float32(0)
   for i in range(num):
-    row, to, is_known = scores[i], exps[i], numbers[i] < vocab
+    row, to, is_known = scores[i], exps[i], ids[i] < vocab
     for j in range(num):
-      counts = (numbers[j] != numbers[i]) & is_known
+      counts = (ids[j] != ids[i]) & is_known
       to[j] = row[j] if counts else _NEVER
       tops[j] = max(tops[j], to[j])
   for i in range(num):
@@ -149,61 +149,39 @@ class _Side(NamedTuple):
 
 
 @numba.njit(**rows.INLINE)
-def _take_side(place, num):
-  addresses, rest = rows.take_vector(place, num, np.uintp)
+def _take_side(address, num):
+  addresses, rest = rows.take_vector(address, num, np.uintp)
   of_grads, rest = rows.take_vector(rest, num, np.uintp)
   return _Side(addresses, of_grads), rest
-
-
-@numba.njit(**rows.JIT)
-def _point(tables, spares, first, num, side):
-  """Writes addresses of `num` rows from `first` on, then of spare rows."""
-  for k in range(2):
-    table, out = tables[k], side[k]
-    start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
-    for i in range(out.size):
-      address = start + np.uint64(first + i) * size
-      out[i] = address if i < num else np.uint64(spares[k].ctypes.data)
 
 
 @numba.njit(**rows.JIT)
 def _add_grads(slopes, others, sides, sizes, ones, dim):
   """Adds to gradients of rows, by slopes of their scores."""
   lefts, rights, drawn = sides
-  chunk, size, tile = sizes[0], sizes[1], tiles.SIZE
-  draws = size - chunk
+  chunk, size = sizes
   # What is beyond has no slope.
   slopes[chunk:] = 0
   slopes[:, size:] = 0
   others[chunk:] = 0
-  for i in range(0, lefts.rows.size, tile):
-    tiles.add_rows(
-      slopes, i, 0, 0, rights.rows, 0, size, lefts.grads, i, ones, dim
-    )
-    tiles.add_rows(
-      others, i, 0, 0, drawn.rows, 0, draws, rights.grads, i, ones, dim
-    )
-  for j in range(0, rights.rows.size, tile):
-    tiles.add_columns(
-      slopes, 0, j, 0, lefts.rows, 0, chunk, rights.grads, j, ones, dim
-    )
-  for j in range(0, drawn.rows.size, tile):
-    tiles.add_columns(
-      others, 0, j, 0, rights.rows, 0, chunk, drawn.grads, j, ones, dim
-    )
+  rows.add_rows(slopes, 0, rights.rows, 0, 0, size, lefts.grads, ones, dim)
+  rows.add_rows(
+    others, 0, drawn.rows, 0, 0, size - chunk, rights.grads, ones, dim
+  )
+  rows.add_columns(slopes, 0, lefts.rows, chunk, rights.grads, ones, dim)
+  rows.add_columns(others, 0, rights.rows, chunk, drawn.grads, ones, dim)
 
 
 def softmax(frame, first, stop, scratch, result):
   """All edges of the chunks `first` to `stop`."""
-  given = ffi.matrix(frame, ffi.ARGUMENTS, _ROWS, np.float32)
+  vectors = ffi.matrix(frame, ffi.ARGUMENTS, _ROWS, np.float32)
   ids = ffi.matrix(frame, ffi.ARGUMENTS, _IDS, np.int32)
   weights = ffi.matrix(frame, ffi.ARGUMENTS, _WEIGHTS, np.float32)
   vocab = ffi.vector(frame, ffi.ARGUMENTS, _VOCAB, np.int32)[0]
   grads = ffi.matrix(frame, ffi.RESULTS, _GRADS, np.float32)
   losses = ffi.matrix(frame, ffi.RESULTS, _LOSSES, np.float32)
-  room = ffi.matrix(frame, ffi.RESULTS, turns.SCRATCH, np.float32).shape[1]
-  scratch_stop = scratch + np.uintp(4 * room)
-  chunk, both, dim = weights.shape[1], ids.shape[1], given.shape[1]
+  scratch_stop = turns.scratch_stop(frame, scratch)
+  chunk, both, dim = weights.shape[1], ids.shape[1], vectors.shape[1]
   size, tile = both // 2, tiles.SIZE
   num_left, num_right = rows.padded(chunk, tile), rows.padded(size, tile)
   num_drawn = rows.padded(size - chunk, tile)
@@ -224,16 +202,20 @@ def softmax(frame, first, stop, scratch, result):
   for g in range(first, stop):
     start = g * both
     grads[start : start + both] = 0
-    _point((given, grads), spares, start, chunk, lefts)
-    _point((given, grads), spares, start + size, size, rights)
-    _point((given, grads), spares, start + chunk, size - chunk, drawn)
+    for side, row, num in (
+      (lefts, start, chunk),
+      (rights, start + size, size),
+      (drawn, start + chunk, size - chunk),
+    ):
+      rows.point(vectors, row, num, spares[0], side.rows)
+      rows.point(grads, row, num, spares[1], side.grads)
     rows.score(lefts.rows, rights.rows, dim, scores)
     rows.score(rights.rows, drawn.rows, dim, others)
     sources, targets = ids[g, :chunk], ids[g, size : size + chunk]
     loss = _by_rows(scores, targets, ids[g, size:], weights[g], vocab, slopes)
     loss += _by_columns(
       scores, sources, others, ids[g, chunk:size], weights[g], vocab,
-      (columns[0], columns[1], columns[2], exps), slopes,
+      ((columns[0], columns[1], columns[2]), exps), slopes,
     )  # fmt: skip
     sides = lefts, rights, drawn
     _add_grads(slopes, others, sides, (chunk, size), ones, dim)

@@ -2,9 +2,9 @@
 
 XLA calls a handler with one frame: C structs of pointers, whose layout is part
 of XLA's stable interface (xla/ffi/api/c_api.h, version 0.3, which comes with
-jaxlib). To read it takes a few offsets, and no compiler.
+jaxlib). Reading it takes a few offsets and no compiler.
 
-Functions that were compiled apart find each other by number, in a table of
+Functions that are compiled apart look each other up by number, in a table of
 addresses that has a symbol: linked together, each would be optimized once more
 for every caller.
 """
@@ -111,32 +111,32 @@ def add(typing_context, start, offset, number):
   """Adds to the word that is `offset` bytes on, atomically; returns the old."""
 
   def generate(context, builder, signature, args):
-    place = _at(context, builder, *args[:2], types.intp)
-    return builder.atomic_rmw('add', place, args[2], 'seq_cst')
+    word = _at(context, builder, *args[:2], types.intp)
+    return builder.atomic_rmw('add', word, args[2], 'seq_cst')
 
   return types.intp(types.uintp, types.intp, types.intp), generate
 
 
-def calling(num_arguments: int, returns: bool = False) -> intrinsic:
-  """An intrinsic that calls a C function, given its address and words."""
+def calling(num_arguments: int) -> intrinsic:
+  """Makes an intrinsic that calls a C function, given its address and words.
+
+  It returns a word, which has no meaning where the function returns nothing.
+  """
 
   def generate(context, builder, signature, args):
-    result = _INT if returns else ir.VoidType()
-    form = ir.FunctionType(result, [_INT] * num_arguments)
+    form = ir.FunctionType(_INT, [_INT] * num_arguments)
     function = builder.inttoptr(args[0], form.as_pointer())
-    found = builder.call(function, cgutils.unpack_tuple(builder, args[1]))
-    return found if returns else context.get_dummy_value()
+    return builder.call(function, cgutils.unpack_tuple(builder, args[1]))
 
   @intrinsic
   def call(typing_context, function, words):
     words = types.UniTuple(types.uintp, num_arguments)
-    result = types.uintp if returns else types.void
-    return result(types.uintp, words), generate
+    return types.uintp(types.uintp, words), generate
 
   return call
 
 
-_ask = calling(1, returns=True)
+_ask = calling(1)
 
 
 @numba.njit(**JIT)
@@ -178,27 +178,27 @@ def matrix(frame, buffers, number, kind):
 
 
 @numba.njit(**JIT)
-def schedule(frame, task, data, room):
+def schedule(frame, task, data, request):
   """Has a thread of XLA call a task, `void (*)(void*)`; whether one will.
 
-  `room`, an address, has 40 bytes for what it is asked with.
+  `request` is the address of 40 bytes for XLA's struct of the request.
   """
   interface = get(frame, _INTERFACE, np.uintp)
-  put(room, 0, 40, np.uintp)  # bytes
-  put(room, 8, 0, np.uintp)  # extensions
-  put(room, 16, get(frame, _CONTEXT, np.uintp), np.uintp)
-  put(room, 24, task, np.uintp)
-  put(room, 32, data, np.uintp)
-  error = _ask(get(interface, _SCHEDULE, np.uintp), (room,))
+  put(request, 0, 40, np.uintp)  # bytes
+  put(request, 8, 0, np.uintp)  # extensions
+  put(request, 16, get(frame, _CONTEXT, np.uintp), np.uintp)
+  put(request, 24, task, np.uintp)
+  put(request, 32, data, np.uintp)
+  error = _ask(get(interface, _SCHEDULE, np.uintp), (request,))
   if error:
-    put(room, 0, 24, np.uintp)
-    put(room, 16, error, np.uintp)
-    _ask(get(interface, _DESTROY_ERROR, np.uintp), (room,))
+    put(request, 0, 24, np.uintp)
+    put(request, 16, error, np.uintp)
+    _ask(get(interface, _DESTROY_ERROR, np.uintp), (request,))
   return error == 0
 
 
 def register(name: str, handler: ccallback.CFunc) -> None:
-  """Makes a compiled handler, of `SIGNATURE`, known to XLA for CPUs."""
+  """Registers a compiled handler, of `SIGNATURE`, with XLA for CPUs."""
   import jax  # takes a second; what only compiles does not need it
 
   start = ctypes.cast(handler.address, ctypes.c_void_p)

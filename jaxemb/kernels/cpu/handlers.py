@@ -1,4 +1,4 @@
-"""Kernels by name: compiled as C functions, which find each other by number.
+"""Kernels by name: compiled as C functions, which call each other by number.
 
 XLA calls the handler, which calls the task that threads take turns in, which
 calls the kernel that the call names (`turns`).
@@ -29,7 +29,7 @@ from jaxemb.kernels.cpu import (
 _DTYPES = {'float32': np.float32, 'bfloat16': np.uint16}
 _SUMS = {'fastmath': rows.JIT['fastmath']}
 # By name: signature, function and options.
-_PARTS = {
+_FUNCTIONS = {
   'task': (turns.TASK, turns.work, {}),
   'handler': (ffi.SIGNATURE, turns.handle, {}),
   'group-int32': (turns.KERNEL, row_updates.group, {}),
@@ -44,30 +44,27 @@ _PARTS = {
 }
 
 
-def _named(part):
-  """The form and the function of a part, as numba's cache names it."""
-  form, function, _ = _PARTS[part]
+def _named(name):
+  """Returns the form and the function of a name, as numba's cache has it."""
+  form, function, _ = _FUNCTIONS[name]
   # numba looks at the time of one source.
-  function.__qualname__ = f'{part}-{ahead.source()[:16]}'
+  function.__qualname__ = f'{name}-{ahead.source()[:16]}'
   return form, function
 
 
 @functools.cache
-def compiled(part: str) -> ccallback.CFunc:
-  """Returns a part of `_PARTS` with an address, compiled if it was not.
-
-  It is a key of `_PARTS`: 'task', 'handler' or a kernel ('skipgram-float32').
-  """
-  form, function = _named(part)
+def compiled(name: str) -> ccallback.CFunc:
+  """Returns one of `_FUNCTIONS` with an address, compiled if it was not."""
+  form, function = _named(name)
   # What is inlined has the options of what it is inlined in.
-  options = {'error_model': 'numpy', **_PARTS[part][2]}
+  options = {'error_model': 'numpy', **_FUNCTIONS[name][2]}
   compiled = numba.cfunc(form, cache=True, **options)(function)
-  ffi.publish(list(_PARTS).index(part), compiled)
+  ffi.publish(list(_FUNCTIONS).index(name), compiled)
   return compiled
 
 
-def _is_cached(part):
-  form, function = _named(part)
+def _is_cached(name):
+  form, function = _named(name)
   try:
     context = ccallback.CFunc._targetdescr.target_context
     return caching.FunctionCache(function).load_overload(form, context)
@@ -82,18 +79,18 @@ def load(kernel: str, dtype: str) -> int:
   its functions than those that come from the cache, which round otherwise: a
   first run would have other bits than those after it.
   """
-  part = f'{kernel}-{dtype}'
-  if not _is_cached(part):
+  name = f'{kernel}-{dtype}'
+  if not _is_cached(name):
     with contextlib.suppress(OSError):
       ahead.compile(kernel, dtype).wait()
-  compiled(part)
-  return list(_PARTS).index(part)
+  compiled(name)
+  return list(_FUNCTIONS).index(name)
 
 
 if __name__ == '__main__':
-  # Those that any kernel needs come first: who waits for the kernel has them.
-  for part in 'task', 'handler', f'{sys.argv[1]}-{sys.argv[2]}':
-    compiled(part)
+  # Those that any kernel needs come first: the run waits for the kernel alone.
+  for name in 'task', 'handler', f'{sys.argv[1]}-{sys.argv[2]}':
+    compiled(name)
   for mark in map(pathlib.Path, sys.argv[3:]):
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()

@@ -14,8 +14,8 @@ pairs:
 
 Losses cost more than all the rest, so they are those of every 64th chunk.
 
-The buffers of a call (`turns`). Given are `left` and `right` [k, c] uint8, the
-contexts on both sides of each center, at most W; then
+The buffers of a call (`turns`). Arguments that are only read are `left` and
+`right` [k, c] uint8, the contexts on both sides of each center, at most W; then
 
   numbers     [3] float32, learning rate, parameter of `rows.Table`, and K
   integers    [5] int32, `rows.Table` from `optimizer` to `is_stochastic`, and
@@ -29,7 +29,7 @@ the loss, in nats, and the number of its examples.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
@@ -38,30 +38,14 @@ from jaxemb.kernels.cpu import ffi, rows, tiles, turns
 
 _LOSS_EVERY_CHUNKS = 64
 
-
 _LEFT, _RIGHT, _NUMBERS, _INTEGERS, _BRAKES, _, _IDS = range(
-  turns.GIVEN, turns.GIVEN + 7
+  turns.READ, turns.READ + 7
 )
 _VECTORS, _STATE = turns.RESULTS, turns.RESULTS + 2
 
 
-class Call(NamedTuple):
-  """What every kernel takes of a call."""
-
-  inputs: rows.Table
-  outputs: rows.Table
-  left: np.ndarray
-  right: np.ndarray
-  negatives: np.float32
-  averages: bool  # of trees: whether they are of CBOW
-  first: int  # chunk
-  stop: int
-  scratch: int  # the address of zeros
-  scratch_stop: int  # and that of what follows them
-
-
 def num_scratch(spec: Any, longest: int) -> int:
-  """Floats that any kernel here takes; with fewer it does nothing.
+  """Returns floats that any kernel here takes; with fewer it does nothing.
 
   `spec` is a `models.base.WindowSpec`, `longest` the longest path of a tree.
   """
@@ -91,21 +75,21 @@ def _measure(scores, weights):
 
 
 @numba.njit(**rows.JIT)
-def _context_weights(left, right, window, weight, shares, columns, out):
+def _context_weights(left, right, window, weight, is_mean, columns, out):
   """Weights [c, band] of the contexts in a center's window, for out[:, :band].
 
-  Row x has the window of its tile, from x // 4 * 4 on. If it `shares`, all
+  Row x has the window of its tile, from x // 4 * 4 on. If it `is_mean`, all
   contexts of a center have the weight together. `columns` are 0, 1, ... as
   floats, because LLVM is slow at making them.
   """
   for x in range(left.size):
     before, after = -np.float32(left[x]), np.float32(right[x])
     each = weight
-    if shares:
+    if is_mean:
       each /= max(after - before, np.float32(1))
-    row, own = out[x], np.float32(window + x % tiles.SIZE)
+    row, center = out[x], np.float32(window + x % tiles.SIZE)
     for j in range(columns.size):
-      offset = columns[j] - own
+      offset = columns[j] - center
       is_near = (offset >= before) & (offset <= after) & (offset != 0)
       row[j] = each if is_near else np.float32(0)
 
@@ -173,34 +157,24 @@ def _table(frame, number, kind):
 
 
 @numba.njit(**rows.INLINE)
-def _call(frame, kind, first, stop, scratch):
-  numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
-  integers = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)
-  room = ffi.matrix(frame, ffi.RESULTS, turns.SCRATCH, np.float32)
-  return Call(
-    _table(frame, 0, kind),
-    _table(frame, 1, kind),
-    ffi.matrix(frame, ffi.ARGUMENTS, _LEFT, np.uint8),
-    ffi.matrix(frame, ffi.ARGUMENTS, _RIGHT, np.uint8),
-    numbers[2],
-    integers[4] != 0,
-    np.intp(first),
-    np.intp(stop),
-    scratch,
-    scratch + np.uintp(4 * room.shape[1]),
-  )
-
-
-@numba.njit(**rows.INLINE)
 def _ids(frame, number):
   return ffi.matrix(frame, ffi.ARGUMENTS, _IDS + number, np.int32)
 
 
 @numba.njit(**rows.INLINE)
-def _sizes(call, windows, draws):
+def _arrays(frame, kind):
+  """Both tables, `left` and `right`."""
+  left = ffi.matrix(frame, ffi.ARGUMENTS, _LEFT, np.uint8)
+  right = ffi.matrix(frame, ffi.ARGUMENTS, _RIGHT, np.uint8)
+  return _table(frame, 0, kind), _table(frame, 1, kind), left, right
+
+
+@numba.njit(**rows.INLINE)
+def _sizes(frame, chunk, windows, draws):
   """K / N, W, and padded: centers, draws, and what a tile has of a window."""
-  chunk, tile, num_draws = call.left.shape[1], tiles.SIZE, draws.shape[1]
-  factor, window = call.negatives / num_draws, (windows.shape[1] - chunk) // 2
+  numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
+  tile, num_draws = tiles.SIZE, draws.shape[1]
+  factor, window = numbers[2] / num_draws, (windows.shape[1] - chunk) // 2
   num_left, num_right = rows.padded(chunk, tile), rows.padded(num_draws, tile)
   band = rows.padded(tile + 2 * window, tile)
   return np.float32(factor), window, num_left, num_right, band
@@ -214,13 +188,13 @@ def _score_bands(centers, others, band, met, scores, dim):
   """
   tile, num_columns = tiles.SIZE, scores.shape[1]
   for g in range(0, centers.size, tile):
-    own = g // tile * num_columns
+    start = g // tile * num_columns
     for y in range(band):
-      met[own + y] = others[g + y]
+      met[start + y] = others[g + y]
     for y in range(band, num_columns):
-      met[own + y] = others[centers.size - tile + y]
+      met[start + y] = others[centers.size - tile + y]
     for y in range(0, num_columns, tile):
-      tiles.scores(centers, g, met, own + y, dim, scores, g, y)
+      tiles.scores(centers, g, met, start + y, dim, scores, g, y)
 
 
 @numba.njit(**rows.JIT)
@@ -235,26 +209,17 @@ def _add_bands(weights, band, sources, words, dim):
     )  # fmt: skip
 
 
-@numba.njit(**rows.JIT)
-def _add_draws(weights, band, sources, others, dim):
-  """Adds to rows of draws, the last ones of `others`, what all centers give."""
-  first = others.ids.size - weights.shape[1]
-  for y in range(band, weights.shape[1], tiles.SIZE):
-    tiles.add_columns(
-      weights, 0, y, 0, sources, 0, sources.size, others.targets, first + y,
-      others.rates, dim,
-    )  # fmt: skip
-
-
 @numba.njit(**rows.INLINE)
-def _skipgram(call, windows, draws):
-  inputs, outputs = call.inputs, call.outputs
-  left, right = call.left, call.right
-  factor, window, num_left, num_right, band = _sizes(call, windows, draws)
+def _skipgram(frame, kind, first, stop, scratch):
+  scratch_stop, one = turns.scratch_stop(frame, scratch), np.float32(1)
+  inputs, outputs, left, right = _arrays(frame, kind)
+  windows, draws = _ids(frame, 0), _ids(frame, 1)
   chunk, dim, tile = left.shape[1], inputs.vectors.shape[1], tiles.SIZE
+  sizes = _sizes(frame, chunk, windows, draws)
+  factor, window, num_left, num_right, band = sizes
   # What a tile has beyond the window, or the draws, has no weight.
   num_words, num_columns = num_left - tile + band, band + num_right
-  centers, scratch = rows.take_rows(call.scratch, num_left, dim)
+  centers, scratch = rows.take_rows(scratch, num_left, dim)
   others, scratch = rows.take_rows(scratch, num_words + num_right, dim)
   scores, scratch = rows.take(scratch, num_left, num_columns)
   weights, scratch = rows.take(scratch, num_left, num_columns)
@@ -262,14 +227,14 @@ def _skipgram(call, windows, draws):
   num_met = num_left // tile * num_columns
   met, scratch = rows.take_vector(scratch, num_met, np.uintp)
   columns, scratch = rows.take_vector(scratch, band, np.float32)
-  if scratch > call.scratch_stop:
+  if scratch > scratch_stop:
     return np.nan, np.nan
   for chunk_rows in (centers, others):
     rows.reset(chunk_rows)
-  rows.count(columns)
+  _count(columns)
   loss = examples = 0.0
-  for i in range(call.first, call.stop):
-    if i + 1 < call.stop:
+  for i in range(first, stop):
+    if i + 1 < stop:
       rows.prefetch(inputs.vectors, windows[i + 1, window : window + chunk])
       rows.prefetch(outputs.vectors, windows[i + 1])
       rows.prefetch(outputs.vectors, draws[i + 1])
@@ -279,7 +244,6 @@ def _skipgram(call, windows, draws):
     rows.gather(inputs, centers, centers.ids)
     rows.find(outputs, others, others.ids)
     _score_bands(centers.sources, others.sources, band, met, scores, dim)
-    one = np.float32(1)
     _context_weights(left[i], right[i], window, -one, False, columns, weights)
     _negative_weights(
       left[i], right[i], windows[i], draws[i], factor, marks, band, weights
@@ -291,40 +255,46 @@ def _skipgram(call, windows, draws):
     rows.slopes(scores.reshape(-1), weights.reshape(-1))
     rows.aim(inputs, centers, centers.ids)
     rows.aim(outputs, others, others.ids)
-    for g in range(0, num_left, tile):
-      tiles.add_rows(
-        scores, g, 0, 0, met, g // tile * num_columns, num_columns,
-        centers.targets, g, centers.rates, dim,
-      )  # fmt: skip
+    rows.add_rows(
+      scores, 0, met, 0, num_columns, num_columns, centers.targets,
+      centers.rates, dim,
+    )  # fmt: skip
     _add_bands(scores, band, centers.sources, others, dim)
-    _add_draws(scores, band, centers.sources, others, dim)
+    rows.add_columns(
+      scores, band, centers.sources, num_left, others.targets[num_words:],
+      others.rates[num_words:], dim,
+    )  # fmt: skip
     rows.descend(inputs, centers, centers.ids, 2 * i)
     rows.descend(outputs, others, others.ids, 2 * i + 1)
   return loss, examples
 
 
 @numba.njit(**rows.INLINE)
-def _cbow(call, windows, draws):
-  inputs, outputs = call.inputs, call.outputs
-  left, right = call.left, call.right
-  factor, window, num_left, num_right, band = _sizes(call, windows, draws)
+def _cbow(frame, kind, first, stop, scratch):
+  scratch_stop, one = turns.scratch_stop(frame, scratch), np.float32(1)
+  inputs, outputs, left, right = _arrays(frame, kind)
+  windows, draws = _ids(frame, 0), _ids(frame, 1)
   chunk, dim, tile = left.shape[1], inputs.vectors.shape[1], tiles.SIZE
+  sizes = _sizes(frame, chunk, windows, draws)
+  factor, window, num_left, num_right, band = sizes
   num_words, num_columns = num_left - tile + band, tile + num_right
-  words, scratch = rows.take_rows(call.scratch, num_words, dim)
+  words, scratch = rows.take_rows(scratch, num_words, dim)
   means, scratch = rows.take_rows(scratch, num_left, dim)
   others, scratch = rows.take_rows(scratch, num_left + num_right, dim)
   scores, scratch = rows.take(scratch, num_left, num_columns)
   weights, scratch = rows.take(scratch, num_left, num_columns)
-  shares, scratch = rows.take(scratch, num_left, band)
+  fractions, scratch = rows.take(scratch, num_left, band)
+  num_met = num_left // tile * num_columns
+  met, scratch = rows.take_vector(scratch, num_met, np.uintp)
   columns, scratch = rows.take_vector(scratch, band, np.float32)
-  if scratch > call.scratch_stop:
+  if scratch > scratch_stop:
     return np.nan, np.nan
   for chunk_rows in (words, means, others):
     rows.reset(chunk_rows)
-  rows.count(columns)
+  _count(columns)
   loss = examples = 0.0
-  for i in range(call.first, call.stop):
-    if i + 1 < call.stop:
+  for i in range(first, stop):
+    if i + 1 < stop:
       rows.prefetch(inputs.vectors, windows[i + 1])
       rows.prefetch(outputs.vectors, windows[i + 1, window : window + chunk])
       rows.prefetch(outputs.vectors, draws[i + 1])
@@ -333,9 +303,9 @@ def _cbow(call, windows, draws):
     rows.copy(draws[i], others.ids, num_left)
     rows.find(inputs, words, words.ids)
     rows.find(outputs, others, others.ids)
-    one = np.float32(1)
-    _context_weights(left[i], right[i], window, one, True, columns, shares)
-    _score_means(words.sources, means, others.sources, shares, scores, dim)
+    _context_weights(left[i], right[i], window, one, True, columns, fractions)
+    _average(words.sources, means, fractions, tile, band, dim)
+    _score_bands(means.sources, others.sources, tile, met, scores, dim)
     centers = others.ids[:chunk]
     _target_weights(left[i], right[i], centers, draws[i], factor, weights)
     if i % _LOSS_EVERY_CHUNKS == 0:
@@ -345,45 +315,44 @@ def _cbow(call, windows, draws):
     rows.slopes(scores.reshape(-1), weights.reshape(-1))
     rows.aim(inputs, words, words.ids)
     rows.aim(outputs, others, others.ids)
-    _add_means(scores, means, others, dim)
-    _add_draws(scores, tile, means.sources, others, dim)
-    _add_bands(shares, band, means.targets, words, dim)
+    _add_to_means(scores, others.sources, means, dim)
+    _add_bands(scores, tile, means.sources, others, dim)
+    rows.add_columns(
+      scores, tile, means.sources, num_left, others.targets[num_left:],
+      others.rates[num_left:], dim,
+    )  # fmt: skip
+    _add_bands(fractions, band, means.targets, words, dim)
     rows.descend(inputs, words, words.ids, 2 * i)
     rows.descend(outputs, others, others.ids, 2 * i + 1)
   return loss, examples
 
 
-@numba.njit(**rows.JIT)
-def _score_means(words, means, others, shares, scores, dim):
-  """Means of each center's contexts; their scores with it, then with draws."""
-  tile, num_left, band = tiles.SIZE, means.ids.size, shares.shape[1]
-  means.values[:] = 0
-  for g in range(0, num_left, tile):
-    tiles.add_rows(
-      shares, g, 0, 0, words, g, band, means.sources, g, means.rates, dim
-    )
-    for y in range(0, scores.shape[1], tile):
-      j = g if y < tile else num_left + y - tile
-      tiles.scores(means.sources, g, others, j, dim, scores, g, y)
-
-
-@numba.njit(**rows.JIT)
-def _add_means(scores, means, others, dim):
-  """Gradients of means, and what these give to the rows of centers."""
+@numba.njit(**rows.INLINE)
+def _add_to_means(scores, others, means, dim):
+  """Gradients of means: what the row of each center, then draws give."""
   tile, num_left = tiles.SIZE, means.ids.size
-  num_right = others.ids.size - num_left
+  num_right = others.size - num_left
+  for y, j, step, count in ((0, 0, tile, tile), (tile, num_left, 0, num_right)):
+    rows.add_rows(
+      scores, y, others, j, step, count, means.targets, means.rates, dim
+    )
+
+
+@numba.njit(**rows.JIT)
+def _count(out):
+  """Writes 0, 1, ... to an array [n]."""
+  for j in range(out.size):
+    out[j] = np.float32(j)
+
+
+@numba.njit(**rows.INLINE)
+def _average(words, means, fractions, step, count, dim):
+  """Means of words by fractions, as of `rows.add_rows`; without gradients."""
+  means.values[:] = 0
   means.grads[:] = 0
-  for g in range(0, num_left, tile):
-    for y, j, count in ((0, g, tile), (tile, num_left, num_right)):
-      tiles.add_rows(
-        scores, g, y, 0, others.sources, j, count, means.targets, g,
-        means.rates, dim,
-      )  # fmt: skip
-  for g in range(0, num_left, tile):
-    tiles.add_columns(
-      scores, g, 0, 0, means.sources, g, tile, others.targets, g, others.rates,
-      dim,
-    )  # fmt: skip
+  rows.add_rows(
+    fractions, 0, words, 0, step, count, means.sources, means.rates, dim
+  )
 
 
 @numba.njit(**rows.JIT)
@@ -395,31 +364,8 @@ def _find_path(word, exits, firsts, deep, nodes, codes):
       if packed < none:
         nodes[num], codes[num] = packed >> 1, packed & 1
         num += 1
+  nodes[num:] = rows.NO_ID
   return num
-
-
-@numba.njit(**rows.INLINE)
-def _average(words, before, num_words, shares, means, dim):
-  """The mean of a center's contexts, the first one of `means`."""
-  for j in range(num_words):
-    shares[0, j] = np.float32(j != before) / np.float32(num_words - 1)
-  shares[0, num_words:] = 0
-  means.values[:] = 0
-  means.grads[:] = 0
-  count = rows.padded(num_words, tiles.SIZE)
-  tiles.add_rows(
-    shares, 0, 0, 0, words, 0, count, means.sources, 0, means.rates, dim
-  )
-
-
-@numba.njit(**rows.JIT)
-def _add_contexts(shares, means, words, num_words, dim):
-  """Adds to the rows of contexts their shares of the gradient of the mean."""
-  for j in range(0, num_words, tiles.SIZE):
-    tiles.add_columns(
-      shares, 0, j, 0, means.targets, 0, tiles.SIZE, words.targets, j,
-      words.rates, dim,
-    )  # fmt: skip
 
 
 @numba.njit(**rows.JIT)
@@ -433,62 +379,70 @@ def _path_weights(codes, depth, num_used, excluded, shape, out):
 
 
 @numba.njit(**rows.JIT)
-def _add_path(slopes, lefts, nodes, dim):
-  """Adds to the rows of a path what the others give, and the other way."""
-  tile, (num_rows, num_columns) = tiles.SIZE, slopes.shape
-  for g in range(0, num_rows, tile):
-    tiles.add_rows(
-      slopes, g, 0, 0, nodes.sources, 0, num_columns, lefts.targets, g,
-      lefts.rates, dim,
-    )  # fmt: skip
-  for y in range(0, num_columns, tile):
-    tiles.add_columns(
-      slopes, 0, y, 0, lefts.sources, 0, num_rows, nodes.targets, y,
-      nodes.rates, dim,
-    )  # fmt: skip
+def _set_fractions(fractions, center, num_words):
+  """Writes those of the mean of a center's contexts, for one of four means."""
+  for j in range(num_words):
+    fractions[0, j] = np.float32(j != center) / np.float32(num_words - 1)
+  fractions[0, num_words:] = 0
 
 
 @numba.njit(**rows.INLINE)
-def _hierarchical(call, windows, exits, firsts, deep):
-  inputs, outputs, averages = call.inputs, call.outputs, call.averages
-  chunk, dim, tile = call.left.shape[1], inputs.vectors.shape[1], tiles.SIZE
+def _add_path(slopes, lefts, nodes, depth, dim):
+  """Adds to rows of a path what the others give, and the other way."""
+  rows.add_rows(
+    slopes, 0, nodes.sources, 0, 0, depth, lefts.targets, lefts.rates, dim
+  )
+  targets = nodes.targets[:depth]
+  rows.add_columns(
+    slopes, 0, lefts.sources, slopes.shape[0], targets, nodes.rates, dim
+  )
+
+
+@numba.njit(**rows.INLINE)
+def _hierarchical(frame, kind, first, stop, scratch):
+  scratch_stop = turns.scratch_stop(frame, scratch)
+  averages = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)[4] != 0
+  inputs, outputs, left, right = _arrays(frame, kind)
+  windows = _ids(frame, 0)
+  exits = ffi.vector(frame, ffi.ARGUMENTS, _IDS + 1, np.int32)
+  firsts, deep = _ids(frame, 2), _ids(frame, 3)
+  chunk, dim, tile = left.shape[1], inputs.vectors.shape[1], tiles.SIZE
   window = (windows.shape[1] - chunk) // 2
   num_left = rows.padded(2 * window + 1, tile)
   num_right = rows.padded(firsts.shape[1] + deep.shape[1], tile)
-  words, scratch = rows.take_rows(call.scratch, num_left, dim)
+  words, scratch = rows.take_rows(scratch, num_left, dim)
   means, scratch = rows.take_rows(scratch, tile, dim)
   nodes, scratch = rows.take_rows(scratch, num_right, dim)
   scores, scratch = rows.take(scratch, num_left, num_right)
   weights, scratch = rows.take(scratch, num_left, num_right)
-  shares, scratch = rows.take(scratch, tile, num_left)
+  fractions, scratch = rows.take(scratch, tile, num_left)
   codes, scratch = rows.take_vector(scratch, num_right, np.int32)
-  if scratch > call.scratch_stop:
+  if scratch > scratch_stop:
     return np.nan, np.nan
   for chunk_rows in (words, means, nodes):
     rows.reset(chunk_rows)
   loss = examples = 0.0
-  for center in range(call.first * chunk, call.stop * chunk):
+  for center in range(first * chunk, stop * chunk):
     i, x = center // chunk, center % chunk
-    before, after = np.int64(call.left[i, x]), np.int64(call.right[i, x])
+    before, after = np.int64(left[i, x]), np.int64(right[i, x])
     num_words = before + after + 1
     if num_words == 1:
       continue
-    own = windows[i, x + window - before : x + window + after + 1]
-    depth = _find_path(own[before], exits, firsts, deep, nodes.ids, codes)
-    rows.copy(own, words.ids, 0)
+    ids = windows[i, x + window - before : x + window + after + 1]
+    depth = _find_path(ids[before], exits, firsts, deep, nodes.ids, codes)
+    rows.copy(ids, words.ids, 0)
     words.ids[num_words:] = rows.NO_ID
-    nodes.ids[depth:] = rows.NO_ID
-    own = words.ids[: rows.padded(num_words, tile)]
+    ids = words.ids[: rows.padded(num_words, tile)]
     path = nodes.ids[: rows.padded(depth, tile)]
-    rows.gather(inputs, words, own)
+    rows.gather(inputs, words, ids)
     rows.find(outputs, nodes, path)
     if averages:
-      _average(words.sources, before, num_words, shares, means, dim)
-    left = means if averages else words
-    num_used = 1 if averages else num_words
+      _set_fractions(fractions, before, num_words)
+      _average(words.sources, means, fractions, 0, ids.size, dim)
+    lefts, num_used = (means, 1) if averages else (words, num_words)
     shape = rows.padded(num_used, tile), path.size
     used = scores[: shape[0], : shape[1]]
-    rows.score(left.sources, nodes.sources, dim, used)
+    rows.score(lefts.sources, nodes.sources, dim, used)
     excluded = -1 if averages else before
     _path_weights(codes, depth, num_used, excluded, shape, weights)
     if center % (_LOSS_EVERY_CHUNKS * chunk) == 0:
@@ -496,12 +450,13 @@ def _hierarchical(call, windows, exits, firsts, deep):
       loss += _measure(used, weights[: shape[0], : shape[1]])
     for g in range(shape[0]):
       rows.slopes(scores[g, : shape[1]], weights[g, : shape[1]])
-    rows.aim(inputs, words, own)
+    rows.aim(inputs, words, ids)
     rows.aim(outputs, nodes, path)
-    _add_path(used, left, nodes, dim)
+    _add_path(used, lefts, nodes, path.size, dim)
     if averages:
-      _add_contexts(shares, means, words, own.size, dim)
-    rows.descend(inputs, words, own, 2 * center)
+      targets, rates = words.targets[: ids.size], words.rates
+      rows.add_columns(fractions, 0, means.targets, tile, targets, rates, dim)
+    rows.descend(inputs, words, ids, 2 * center)
     rows.descend(outputs, nodes, path, 2 * center + 1)
   return loss, examples
 
@@ -515,8 +470,7 @@ def skipgram(kind):
   """Skip-gram with negative sampling."""
 
   def compute(frame, first, stop, scratch, result):
-    call = _call(frame, kind, first, stop, scratch)
-    loss, examples = _skipgram(call, _ids(frame, 0), _ids(frame, 1))
+    loss, examples = _skipgram(frame, kind, first, stop, scratch)
     turns.report(result, loss, examples)
 
   return compute
@@ -526,21 +480,17 @@ def cbow(kind):
   """CBOW with negative sampling."""
 
   def compute(frame, first, stop, scratch, result):
-    call = _call(frame, kind, first, stop, scratch)
-    loss, examples = _cbow(call, _ids(frame, 0), _ids(frame, 1))
+    loss, examples = _cbow(frame, kind, first, stop, scratch)
     turns.report(result, loss, examples)
 
   return compute
 
 
 def hierarchical(kind):
-  """Skip-gram or, if it `averages`, CBOW with hierarchical softmax."""
+  """Skip-gram or, if it averages, CBOW with hierarchical softmax."""
 
   def compute(frame, first, stop, scratch, result):
-    call = _call(frame, kind, first, stop, scratch)
-    exits = ffi.vector(frame, ffi.ARGUMENTS, _IDS + 1, np.int32)
-    firsts, deep = _ids(frame, 2), _ids(frame, 3)
-    loss, examples = _hierarchical(call, _ids(frame, 0), exits, firsts, deep)
+    loss, examples = _hierarchical(frame, kind, first, stop, scratch)
     turns.report(result, loss, examples)
 
   return compute

@@ -1,22 +1,22 @@
 """Updates of looked-up rows, each in one pass: summed, updated and written.
 
 XLA has a scatter for each of these, of one thread. Here one call groups the
-lookups: every thread has the ids of a class, and finds equal ones by a hash
+lookups: every thread has the ids of a class, and matches equal ones by a hash
 table of positions that fits in its cache. Another adds their gradients to the
 first in the order of the lookups, then updates these rows, class by class. So
 rows have the same bits with any number of threads, and tables that are looked
 up by the same ids share the first call, of which XLA makes one. The equations
 are those of `tables.row_optimizers`.
 
-The first call (`turns`) is given ids [n] int32 and [1] int32, the rows that
-tables have. It makes positions [n] int32, targets [n] int32 and bounds
-[threads, 3] int32: from bounds[c, 0] on lie the positions of the first lookups
-of class c's rows, from bounds[c, 1] to bounds[c, 2] those of the others, last
-ones first; targets are the first ones' positions of these.
+The first call (`turns`) reads ids [n] int32 and [1] int32, the rows that tables
+have. It makes positions [n] int32, targets [n] int32 and bounds [threads, 3]
+int32: from bounds[c, 0] on lie the positions of the first lookups of class c's
+rows, from bounds[c, 1] to bounds[c, 2] those of the others, last ones first;
+targets are the first ones' positions of these.
 
-The second is given ids, numbers float32, positions, targets and bounds. It
-changes gradients [n, dim], which hold the sums then, vectors [vocab, dim] and
-optimizer state.
+The second reads ids, numbers float32, positions, targets and bounds. It changes
+gradients [n, dim], which hold the sums then, vectors [vocab, dim] and optimizer
+state.
 """
 
 import numba
@@ -25,20 +25,20 @@ import numpy as np
 from jaxemb.kernels.cpu import ffi, rows, turns
 
 CHUNKS_PER_CLASS = 4  # so that a turn is a class (`turns`)
-_IDS, _VOCAB = range(turns.GIVEN, turns.GIVEN + 2)  # of the first call
-_NUMBERS, _GROUPS = range(turns.GIVEN + 1, turns.GIVEN + 3)  # of the second
+_IDS, _VOCAB = range(turns.READ, turns.READ + 2)  # of the first call
+_NUMBERS, _GROUPS = range(turns.READ + 1, turns.READ + 3)  # of the second
 _GRADS, _VECTORS, _STATE = range(turns.RESULTS, turns.RESULTS + 3)
 _AHEAD = 16  # rows that are asked for before they are updated
 
 
 def num_scratch(num: int) -> int:
-  """Numbers of 4 bytes that a thread has to group `num` lookups."""
-  return _num_places.py_func(num) + rows.padded.py_func(num + 1, 16)
+  """Returns numbers of 4 bytes with which a thread groups `num` lookups."""
+  return _table_size.py_func(num) + rows.padded.py_func(num + 1, 16)
 
 
 @numba.njit(**rows.JIT)
-def _num_places(num):
-  """Places of the hash table, a power of two: at least half stay empty."""
+def _table_size(num):
+  """Entries of the hash table, a power of two: at least half stay empty."""
   size = 16
   while size < 2 * num:
     size *= 2
@@ -60,43 +60,44 @@ def _spread(id_):
 
 
 @numba.njit(**rows.JIT)
-def _select(ids, vocab, own, num_classes, chosen):
-  """Writes the positions of a class's lookups; how many others lie before.
+def _select(ids, vocab, number, num_classes, chosen):
+  """Writes the positions of a class's lookups, into one more than ids.
 
-  And how many they are. `chosen` is one longer than ids.
+  Returns how many lookups of other classes lie before, and how many these are.
   """
   before = num = 0
   for i in range(ids.size):
     id_ = ids[i]
     spread = np.uint64(_spread(id_))
-    found = np.intp((spread * np.uint64(num_classes)) >> np.uint64(32))
+    class_ = np.intp((spread * np.uint64(num_classes)) >> np.uint64(32))
     is_row = 0 <= id_ < vocab
     # Without branches, of which no processor could foresee the half.
     chosen[num] = i
-    num += np.intp(is_row & (found == own))
-    before += np.intp(is_row & (found < own))
+    num += np.intp(is_row & (class_ == number))
+    before += np.intp(is_row & (class_ < number))
   return before, num
 
 
 @numba.njit(**rows.JIT)
-def _group(ids, chosen, places, positions, targets):
+def _group(ids, chosen, entries, positions, targets):
   """Writes the positions of first lookups, and of others from the end on.
 
-  `chosen` are those of all, `places` are zeros. Returns how many are first.
+  `chosen` are those of all, `entries` of the hash table are zeros. Returns how
+  many are first.
   """
-  num, stop, last = 0, chosen.size, np.uint32(places.size - 1)
+  num, stop, last = 0, chosen.size, np.uint32(entries.size - 1)
   for j in range(chosen.size):
     i = chosen[j]
     spread = _spread(ids[i])
-    place = (spread ^ (spread >> np.uint32(15))) & last
-    while places[place] and ids[places[place] - 1] != ids[i]:
-      place = (place + np.uint32(1)) & last
-    if places[place]:
+    entry = (spread ^ (spread >> np.uint32(15))) & last
+    while entries[entry] and ids[entries[entry] - 1] != ids[i]:
+      entry = (entry + np.uint32(1)) & last
+    if entries[entry]:
       stop -= 1
       positions[stop] = i
-      targets[stop] = places[place] - 1
+      targets[stop] = entries[entry] - 1
     else:
-      places[place] = i + 1
+      entries[entry] = i + 1
       positions[num] = i
       num += 1
   return num
@@ -111,16 +112,16 @@ def group(frame, first, stop, scratch, result):
   bounds = ffi.matrix(frame, ffi.RESULTS, turns.RESULTS + 2, np.int32)
   chosen = numba.carray(ffi.pointer(scratch, np.int32), ids.size + 1)
   rest = scratch + np.uintp(4 * rows.padded(ids.size + 1, 16))
-  own = first // CHUNKS_PER_CLASS
-  begin, num = _select(ids, vocab, own, bounds.shape[0], chosen)
-  places = numba.carray(ffi.pointer(rest, np.int32), _num_places(num))
-  places[:] = 0  # there may have been another class
+  number = first // CHUNKS_PER_CLASS
+  begin, num = _select(ids, vocab, number, bounds.shape[0], chosen)
+  entries = numba.carray(ffi.pointer(rest, np.int32), _table_size(num))
+  entries[:] = 0  # there may have been another class
   end = begin + num
   num_first = _group(
-    ids, chosen[:num], places, positions[begin:end], targets[begin:end]
+    ids, chosen[:num], entries, positions[begin:end], targets[begin:end]
   )
-  bounds[own, 0], bounds[own, 1] = begin, begin + num_first
-  bounds[own, 2] = end
+  bounds[number, 0], bounds[number, 1] = begin, begin + num_first
+  bounds[number, 2] = end
   turns.report(result, 0.0, 0.0)
 
 
@@ -128,7 +129,7 @@ def group(frame, first, stop, scratch, result):
 def _sum(grads, first, others, targets, squares):
   """Adds gradients of others to those of their targets, the last ones first.
 
-  `squares`, if they have room, get the sums of the mean squares of each
+  `squares`, unless they are empty, get the sums of the mean squares of each
   gradient, at the positions of first lookups.
   """
   if squares.size:
@@ -144,48 +145,49 @@ def _sum(grads, first, others, targets, squares):
 
 @numba.njit(**rows.INLINE)
 def _begin(frame, first, scratch, has_squares):
-  """Ids, sums, vectors, numbers, and the positions of sums that there are.
+  """Sums gradients; returns ids, sums, vectors, numbers, and where sums are.
 
-  Then squares, as of `_sum`.
+  These are positions; the last are squares, as of `_sum`.
   """
   ids = ffi.vector(frame, ffi.ARGUMENTS, _IDS, np.int32)
   numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
   positions = ffi.vector(frame, ffi.ARGUMENTS, _GROUPS, np.int32)
   targets = ffi.vector(frame, ffi.ARGUMENTS, _GROUPS + 1, np.int32)
   bounds = ffi.matrix(frame, ffi.ARGUMENTS, _GROUPS + 2, np.int32)
-  grads = ffi.matrix(frame, ffi.RESULTS, _GRADS, np.float32)
-  vectors = ffi.matrix(frame, ffi.RESULTS, _VECTORS, np.float32)
+  grads, vectors = _rows(frame, _GRADS), _rows(frame, _VECTORS)
   num = has_squares * ids.size
   squares = numba.carray(ffi.pointer(scratch, np.float32), num)
   begin, middle, end = bounds[first // CHUNKS_PER_CLASS]
-  own = positions[begin:middle]
-  _sum(grads, own, positions[middle:end], targets[middle:end], squares)
-  return ids, grads, vectors, numbers, own, squares
+  firsts = positions[begin:middle]
+  _sum(grads, firsts, positions[middle:end], targets[middle:end], squares)
+  return ids, grads, vectors, numbers, firsts, squares
 
 
 @numba.njit(**rows.INLINE)
-def _opt_state(frame, number):
-  return ffi.matrix(frame, ffi.RESULTS, _STATE + number, np.float32)
+def _rows(frame, number):
+  return ffi.matrix(frame, ffi.RESULTS, number, np.float32)
 
 
 @numba.njit(**rows.INLINE)
-def _ask(table, ids, own, j):
+def _ask(table, ids, firsts, j):
   """Asks for a row that comes soon."""
-  if j + _AHEAD < own.size:
-    soon = own[j + _AHEAD]
+  if j + _AHEAD < firsts.size:
+    soon = firsts[j + _AHEAD]
     rows.prefetch(table, ids[soon : soon + 1])
 
 
 def adagrad(frame, first, stop, scratch, result):
   """As of `adagrad_full`; state [vocab] has sums of mean squares."""
-  ids, grads, vectors, numbers, own, squares = _begin(frame, first, scratch, 1)
+  ids, grads, vectors, numbers, firsts, squares = _begin(
+    frame, first, scratch, 1
+  )
   sums = ffi.vector(frame, ffi.RESULTS, _STATE, np.float32)
   rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
-  for j in range(own.size):
-    _ask(vectors, ids, own, j)
-    grad, id_ = grads[own[j]], ids[own[j]]
+  for j in range(firsts.size):
+    _ask(vectors, ids, firsts, j)
+    grad, id_ = grads[firsts[j]], ids[firsts[j]]
     row = vectors[id_]
-    sums[id_] += squares[own[j]]
+    sums[id_] += squares[firsts[j]]
     scale = rate / (np.sqrt(sums[id_]) + epsilon)
     for k in range(row.size):
       row[k] -= scale * (grad[k] + decay * row[k])
@@ -194,13 +196,13 @@ def adagrad(frame, first, stop, scratch, result):
 
 def adagrad_full(frame, first, stop, scratch, result):
   """Numbers are the rate, L2 and epsilon; optimizer state sums of squares."""
-  ids, grads, vectors, numbers, own, _ = _begin(frame, first, scratch, 0)
-  sums = _opt_state(frame, 0)
+  ids, grads, vectors, numbers, firsts, _ = _begin(frame, first, scratch, 0)
+  sums = _rows(frame, _STATE)
   rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
-  for j in range(own.size):
-    _ask(vectors, ids, own, j)
-    _ask(sums, ids, own, j)
-    grad, id_ = grads[own[j]], ids[own[j]]
+  for j in range(firsts.size):
+    _ask(vectors, ids, firsts, j)
+    _ask(sums, ids, firsts, j)
+    grad, id_ = grads[firsts[j]], ids[firsts[j]]
     row, total = vectors[id_], sums[id_]
     for k in range(row.size):
       slope = grad[k] + decay * row[k]
@@ -215,17 +217,17 @@ def adam_full(frame, first, stop, scratch, result):
   Optimizer state is the two moments, and [vocab] the steps in which a row
   occurred.
   """
-  ids, grads, vectors, numbers, own, _ = _begin(frame, first, scratch, 0)
+  ids, grads, vectors, numbers, firsts, _ = _begin(frame, first, scratch, 0)
   rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
   beta1, beta2 = numbers[3], numbers[4]
-  means, squares = _opt_state(frame, 0), _opt_state(frame, 1)
+  means, squares = _rows(frame, _STATE), _rows(frame, _STATE + 1)
   steps = ffi.vector(frame, ffi.RESULTS, _STATE + 2, np.float32)
   log1, log2 = np.log(np.float64(beta1)), np.log(np.float64(beta2))
-  for j in range(own.size):
-    _ask(vectors, ids, own, j)
-    _ask(means, ids, own, j)
-    _ask(squares, ids, own, j)
-    grad, id_ = grads[own[j]], ids[own[j]]
+  for j in range(firsts.size):
+    _ask(vectors, ids, firsts, j)
+    _ask(means, ids, firsts, j)
+    _ask(squares, ids, firsts, j)
+    grad, id_ = grads[firsts[j]], ids[firsts[j]]
     row, mean, square = vectors[id_], means[id_], squares[id_]
     steps[id_] += np.float32(1)
     # expm1 keeps 1 - beta^steps exact where beta^steps is close to 1.

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
@@ -53,7 +52,7 @@ class Table(NamedTuple):
 
 
 class Rows(NamedTuple):
-  """Room for n rows of a chunk, and where rows and gradients are."""
+  """Buffers for n rows of a chunk, and where rows and gradients are."""
 
   ids: np.ndarray  # [n] int32
   values: np.ndarray  # [n, padded dim] float32, of rows that are copied
@@ -64,23 +63,13 @@ class Rows(NamedTuple):
 
 
 @intrinsic
-def _as_float32(typing_context, bits):
-  """The float32 of 32 bits."""
+def as_type(typing_context, number, kind):
+  """The number of a NumPy type, given as a class, that has the same bits."""
 
   def generate(context, builder, signature, args):
-    return builder.bitcast(args[0], ir.FloatType())
+    return builder.bitcast(args[0], context.get_value_type(kind.dtype))
 
-  return types.float32(types.uint32), generate
-
-
-@intrinsic
-def _as_uint32(typing_context, number):
-  """The bits of a float32."""
-
-  def generate(context, builder, signature, args):
-    return builder.bitcast(args[0], ir.IntType(32))
-
-  return types.uint32(types.float32), generate
+  return kind.dtype(number, kind), generate
 
 
 @numba.njit(**JIT)
@@ -90,28 +79,28 @@ def padded(number, multiple):
 
 
 @numba.njit(**ffi.JIT)
-def take(place, num_rows, num_columns):
-  """Room for float32 [num_rows, num_columns] at an address, and what is left.
+def take(address, num_rows, num_columns):
+  """Float32 [num_rows, num_columns] at an address, and the address after it.
 
   Of columns there are whole vectors if the address is aligned to them.
   """
-  rest = place + np.uintp(padded(4 * num_rows * num_columns, memory.LINE))
+  rest = address + np.uintp(padded(4 * num_rows * num_columns, memory.LINE))
   shape = num_rows, num_columns
-  return numba.carray(ffi.pointer(place, np.float32), shape), rest
+  return numba.carray(ffi.pointer(address, np.float32), shape), rest
 
 
 @numba.njit(**ffi.JIT)
-def take_vector(place, number, kind):
-  """Room for numbers [number], of at most 8 bytes each, and what is left."""
-  rest = place + np.uintp(padded(8 * number, memory.LINE))
-  return numba.carray(ffi.pointer(place, kind), number), rest
+def take_vector(address, number, kind):
+  """Numbers [number], of at most 8 bytes each, and the address after them."""
+  rest = address + np.uintp(padded(8 * number, memory.LINE))
+  return numba.carray(ffi.pointer(address, kind), number), rest
 
 
 @numba.njit(**INLINE)
-def take_rows(place, number, dim):
-  """`Rows`, and what is left."""
+def take_rows(address, number, dim):
+  """`Rows`, and the address after them."""
   size = padded(dim, tiles.LANES)
-  values, rest = take(place, number, size)
+  values, rest = take(address, number, size)
   grads, rest = take(rest, number, size)
   ids, rest = take_vector(rest, number, np.int32)
   sources, rest = take_vector(rest, number, np.uintp)
@@ -123,10 +112,20 @@ def take_rows(place, number, dim):
 @numba.njit(**JIT)
 def reset(chunk):
   """Makes `Rows` those of no table, with a rate of 1."""
-  _point(chunk.values, chunk.sources)
-  _point(chunk.grads, chunk.targets)
-  for i in range(chunk.ids.size):
+  num = chunk.ids.size
+  point(chunk.values, 0, num, chunk.values, chunk.sources)
+  point(chunk.grads, 0, num, chunk.grads, chunk.targets)
+  for i in range(num):
     chunk.ids[i], chunk.rates[i] = NO_ID, 1
+
+
+@numba.njit(**JIT)
+def point(buffer, first, num, spare, out):
+  """Writes addresses of `num` rows from `first` on, then those of `spare`."""
+  start, size = np.uint64(buffer.ctypes.data), np.uint64(buffer.strides[0])
+  for i in range(out.size):
+    address = start + np.uint64(first + i) * size
+    out[i] = address if i < num else np.uint64(spare.ctypes.data)
 
 
 @numba.njit(**JIT)
@@ -134,13 +133,6 @@ def copy(ids, out, first):
   """Copies ids [n] to out[first:]; NumPy's way takes seconds to compile."""
   for j in range(ids.size):
     out[first + j] = ids[j]
-
-
-@numba.njit(**JIT)
-def count(out):
-  """Writes 0, 1, ... to an array [n]."""
-  for j in range(out.size):
-    out[j] = np.float32(j)
 
 
 @numba.njit(**JIT)
@@ -154,33 +146,14 @@ def prefetch(table, ids):
         memory.prefetch_to_write(address + np.uint64(offset))
 
 
-def _widen(stored):
-  raise NotImplementedError
-
-
-@overload(_widen)
-def _(stored):
-  if stored == types.uint16:
-    return lambda stored: _as_float32(np.uint32(stored) << np.uint32(16))
-  return lambda stored: stored
-
-
 @numba.njit(**JIT)
-def locate(table, ids, spare, out):
+def _locate(table, ids, spare, out):
   """Addresses [n] of the table's rows of ids [n], of `spare` for padding."""
   start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
   for i in range(ids.size):
     is_known = ids[i] < table.shape[0]
     address = start + np.uint64(ids[i]) * size
     out[i] = address if is_known else np.uint64(spare.ctypes.data)
-
-
-@numba.njit(**JIT)
-def _point(buffer, out):
-  """Addresses [n] of the first rows of a buffer."""
-  start, size = np.uint64(buffer.ctypes.data), np.uint64(buffer.strides[0])
-  for i in range(out.size):
-    out[i] = start + np.uint64(i) * size
 
 
 @numba.njit(**INLINE)
@@ -203,16 +176,22 @@ def _gather(vectors, ids, values, sources):
         tiles.copy(start, sources[i], stored.size)
       else:
         for k in range(stored.size):
-          row[k] = _widen(stored[k])
+          row[k] = _widened(stored[k])
     else:
       row[:] = 0
+
+
+@numba.njit(**INLINE)
+def _widened(stored):
+  """The float32 of the bits of a bfloat16."""
+  return as_type(np.uint32(np.uint32(stored) << np.uint32(16)), np.float32)
 
 
 @numba.njit(**INLINE)
 def find(table, chunk, ids):
   """As `gather`, but of rows that nothing changes while they are used."""
   if table.vectors.itemsize == 4:
-    locate(table.vectors, ids, chunk.values[0], chunk.sources)
+    _locate(table.vectors, ids, chunk.values[0], chunk.sources)
   else:
     _gather(table.vectors, ids, chunk.values, chunk.sources)
 
@@ -227,9 +206,9 @@ def _rate(table, ids, i):
   """What plain gradient descent takes gradients of ids[i] by."""
   rate = -table.learning_rate
   if table.parameter and table.parameter < ids.size:
-    own, count = ids[i], np.float32(0)
+    id_, count = ids[i], np.float32(0)
     for j in range(ids.size):  # of numbers that LLVM counts sixteen at a time
-      count += np.float32(ids[j] == own)
+      count += np.float32(ids[j] == id_)
     rate *= min(np.float32(1), table.parameter / count)
   if ids[i] < table.brakes.size:
     rate /= np.float32(1) + table.learning_rate * table.brakes[ids[i]]
@@ -243,7 +222,7 @@ def aim(table, chunk, ids):
   That is the rows of the table, or zeros for `descend`.
   """
   if _is_direct(table):
-    locate(table.vectors, ids, chunk.grads[0], chunk.targets)
+    _locate(table.vectors, ids, chunk.grads[0], chunk.targets)
     for i in range(ids.size):
       chunk.rates[i] = _rate(table, ids, i)
   else:
@@ -251,43 +230,12 @@ def aim(table, chunk, ids):
       chunk.grads[i] = 0
 
 
-def _add_row(row, delta, scale, first, second, is_stochastic):
-  raise NotImplementedError
-
-
-@overload(_add_row)
-def _(row, delta, scale, first, second, is_stochastic):
-  if row.dtype == types.float32:
-
-    def add(row, delta, scale, first, second, is_stochastic):
-      for k in range(row.size):
-        row[k] += scale * delta[k]
-
-    return add
-
-  def add(row, delta, scale, first, second, is_stochastic):
-    for k in range(row.size):
-      whole = _as_uint32(_widen(row[k]) + scale * delta[k])
-      # As `ops.rounding`: random bits below those that stay, or to nearest.
-      column = np.uint32(np.uint32(k) * np.uint32(0x9E3779B9))
-      column ^= column >> np.uint32(15)
-      bits = np.uint32((first ^ column) * second) >> np.uint32(16)
-      if not is_stochastic:
-        bits = np.uint32(0x7FFF) + ((whole >> np.uint32(16)) & np.uint32(1))
-      # From the largest number on nothing rounds up.
-      if whole & np.uint32(0x7FFFFFFF) < np.uint32(0x7F7F0000):
-        whole += bits
-      row[k] = np.uint16(whole >> np.uint32(16))
-
-  return add
-
-
 @numba.njit(**INLINE)
 def descend(table, chunk, ids, number):
   """Changes the rows of ids [n] by gradients that `aim` had added up.
 
-  What ids that come several times mean is told in `tables.row_optimizers`;
-  stochastic rounding rounds the sum after each.
+  `tables.row_optimizers` says what ids that come several times mean; stochastic
+  rounding rounds the sum after each.
   """
   if not _is_direct(table):
     _descend(table, chunk.grads, ids, number)
@@ -312,14 +260,45 @@ def _descend(table, grads, ids, number):
       scale = -table.learning_rate / (root + table.parameter)
     else:
       scale = _rate(table, ids, i)
-    bits = np.uint32(ids[i]) * np.uint32(0x9E3779B9) + np.uint32(i)
-    bits = hashing.mix(bits + table.key0) + np.uint32(number) * np.uint32(
-      0x85EBCA6B
-    )
+    _add_row(table, table.vectors[ids[i]], grads[i], scale, ids[i], i, number)
+
+
+def _add_row(table, row, grad, scale, id_, i, number):
+  """Adds a gradient to a row; bfloat16 are rounded as by `ops.rounding`."""
+  raise NotImplementedError
+
+
+@overload(_add_row)  # so that no kernel for float32 has to compile rounding
+def _(table, row, grad, scale, id_, i, number):
+  if row.dtype == types.float32:
+
+    def add(table, row, grad, scale, id_, i, number):
+      for k in range(row.size):
+        row[k] += scale * grad[k]
+
+    return add
+
+  def add(table, row, grad, scale, id_, i, number):
+    bits = np.uint32(id_) * np.uint32(0x9E3779B9) + np.uint32(i)
+    bits = hashing.mix(bits + table.key0)
+    bits += np.uint32(number) * np.uint32(0x85EBCA6B)
     first = hashing.mix(bits ^ table.key1)
     second = hashing.mix(bits + table.key1) | np.uint32(1)
-    row = table.vectors[ids[i]]
-    _add_row(row, grads[i], scale, first, second, table.is_stochastic)
+    for k in range(row.size):
+      value = np.float32(_widened(row[k]) + scale * grad[k])
+      whole = as_type(value, np.uint32)
+      # Random bits below those that stay, or to nearest.
+      column = np.uint32(np.uint32(k) * np.uint32(0x9E3779B9))
+      column ^= column >> np.uint32(15)
+      more = np.uint32((first ^ column) * second) >> np.uint32(16)
+      if not table.is_stochastic:
+        more = np.uint32(0x7FFF) + ((whole >> np.uint32(16)) & np.uint32(1))
+      # From the largest number on nothing rounds up.
+      if whole & np.uint32(0x7FFFFFFF) < np.uint32(0x7F7F0000):
+        whole += more
+      row[k] = np.uint16(whole >> np.uint32(16))
+
+  return add
 
 
 @numba.njit(**JIT)
@@ -328,6 +307,31 @@ def score(lefts, rights, dim, out):
   for x in range(0, out.shape[0], tiles.SIZE):
     for y in range(0, out.shape[1], tiles.SIZE):
       tiles.scores(lefts, x, rights, y, dim, out, x, y)
+
+
+@numba.njit(**JIT)
+def add_rows(weights, y, sources, j, step, count, targets, rates, dim):
+  """Adds `count` sources, by weights [:, y:], to the target of each row.
+
+  They are those from j on, and `step` further on for each tile of rows.
+  """
+  for g in range(0, weights.shape[0], tiles.SIZE):
+    first = j + g // tiles.SIZE * step
+    tiles.add_rows(
+      weights, g, y, 0, sources, first, count, targets, g, rates, dim
+    )
+
+
+@numba.njit(**JIT)
+def add_columns(weights, first, sources, count, targets, rates, dim):
+  """Adds `count` sources, by weights [:, first:], to the target of each column.
+
+  Targets [n] are those of whole tiles of columns.
+  """
+  for j in range(0, targets.size, tiles.SIZE):
+    tiles.add_columns(
+      weights, 0, first + j, 0, sources, 0, count, targets, j, rates, dim
+    )
 
 
 @numba.njit(**JIT)

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,6 @@ _KERNELS = {
   hierarchical.Hierarchical: 'hierarchical',
 }
 _TABLES = skipgram.INPUT, skipgram.OUTPUT
-
 
 # Of rows that other threads look up, by how often they do meanwhile and by the
 # learning rate: measured, as are the centers of others that need none
@@ -67,27 +66,27 @@ def call(
   kernel: int | jax.Array,
   num_chunks: int,
   scratch: tuple[int, int],
-  given: Sequence[jax.Array] = (),
+  read: Sequence[jax.Array] = (),
   changed: Sequence[jax.Array] = (),
-  made: Sequence[jax.ShapeDtypeStruct] = (),
+  new: Sequence[jax.ShapeDtypeStruct] = (),
   spoiled: int = -1,
 ) -> tuple[jax.Array, list[jax.Array]]:
-  """Has threads compute all chunks of a kernel's call.
+  """Has threads compute all chunks of a kernel's call (`turns`).
 
   Takes the kernel's number and the shape of its scratch, [threads, n] float32.
   Returns [2] loss and examples, NaN if it fails, and what has changed, in
-  place, and what is made; the one `spoiled` of these is NaN then.
+  place, and what is new; the one `spoiled` of these is NaN then.
   """
   integers = [jnp.asarray(x, jnp.int32) for x in (kernel, num_chunks, spoiled)]
   shapes = [jax.ShapeDtypeStruct(x, jnp.float32) for x in ((2,), scratch)]
-  first = turns.GIVEN + len(given)
+  first = turns.READ + len(read)
   results = jax.ffi.ffi_call(
     turns.TARGET,
-    [*shapes, *changed, *made],
+    [*shapes, *changed, *new],
     input_output_aliases={
       first + i: turns.RESULTS + i for i in range(len(changed))
     },
-  )(jnp.stack(integers), *given, *changed)
+  )(jnp.stack(integers), *read, *changed)
   return results[0], results[turns.RESULTS :]
 
 
@@ -103,42 +102,25 @@ def _brakes(lookups_per_center: np.ndarray, centers: int) -> np.ndarray:
   return brakes[: size + 1]
 
 
-class _Inputs(NamedTuple):
-  """What a kernel takes of a model."""
-
-  ids: Sequence[jax.Array]
-  negatives: float = 0  # for each pair
-  averages: bool = False  # of trees
-  longest: int = 0  # path of a tree
-  chunk: int = 1  # centers of a chunk
-
-
-def _inputs(
+def _ids(
   model: model_base.Model,
   batch: windows.StepBatch,
   context: strategy_base.StepContext,
-) -> _Inputs:
-  spec = model.spec
+) -> Sequence[jax.Array]:
+  """Returns the ids that a kernel takes (`kernels`)."""
   if isinstance(model, hierarchical.Hierarchical):
     split = model.tree.split
-    return _Inputs(
-      ids=(batch.windows(), split.exits, split.firsts, split.deep),
-      averages=model.averages,
-      longest=split.firsts.shape[1] + split.deep.shape[1],
-    )
+    return batch.windows(), split.exits, split.firsts, split.deep
   if context.positions is None:
-    draws = skipgram.draw_negatives(
-      spec, model.negatives, batch=batch, key=context.key
+    return batch.windows(), skipgram.draw_negatives(
+      model.spec, model.negatives, batch=batch, key=context.key
     )
-    ids = batch.windows(), draws
-  else:
-    # Rows of an id are the same cache row in both tables.
-    inputs, outputs = (context.positions[name] for name in _TABLES)
-    num_words = outputs.shape[1] - spec.shared_negatives
-    is_cbow = isinstance(model, cbow.Cbow)
-    window_rows = inputs if is_cbow else outputs[:, :num_words]
-    ids = window_rows, outputs[:, num_words:]
-  return _Inputs(ids=ids, negatives=spec.negatives, chunk=spec.chunk)
+  # Rows of an id are the same cache row in both tables.
+  inputs, outputs = (context.positions[name] for name in _TABLES)
+  num_words = outputs.shape[1] - model.spec.shared_negatives
+  is_cbow = isinstance(model, cbow.Cbow)
+  window_rows = inputs if is_cbow else outputs[:, :num_words]
+  return window_rows, outputs[:, num_words:]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,27 +141,33 @@ class Kernel:
   ) -> tuple[strategy_base.TrainState, strategy_base.StepMetrics]:
     """As `strategies.base.training_step`."""
     state, metrics = carry
-    model, spec = trainable.model, trainable.model.spec
-    inputs = _inputs(model, batch, context)
+    model, ids = trainable.model, _ids(trainable.model, batch, context)
+    is_tree = isinstance(model, hierarchical.Hierarchical)
     tables = [state.tables[name] for name in _TABLES]
-    numbers = context.learning_rate, self.parameter, inputs.negatives
-    spec_of = [trainable.tables[name].spec for name in _TABLES]
-    key = strategy_base.rounding_key(spec_of[0], context, 0)
-    keys = jnp.zeros(2, jnp.uint32) if key is None else key
-    key0, key1 = jax.lax.bitcast_convert_type(keys, jnp.int32)
-    integers = self.optimizer, key0, key1, key is not None, inputs.averages
-    others = inputs.chunk * (self.num_threads - 1)  # centers of other threads
-    num_chunks = len(batch.chunks)
+    specs = [trainable.tables[name].spec for name in _TABLES]
+    numbers = context.learning_rate, self.parameter, model.spec.negatives
+    key = strategy_base.rounding_key(specs[0], context, 0)
+    key0, key1 = jax.lax.bitcast_convert_type(
+      jnp.zeros(2, jnp.uint32) if key is None else key, jnp.int32
+    )
+    averages = is_tree and model.averages
+    integers = self.optimizer, key0, key1, key is not None, averages
+    # Centers of other threads.
+    others = (1 if is_tree else model.spec.chunk) * (self.num_threads - 1)
+    num_chunks, path_length = (
+      len(batch.chunks),
+      sum(x.shape[1] for x in ids[2:]),
+    )
     totals, changed = call(
       self.number,
       num_chunks,
-      scratch=(self.num_threads, kernels.num_scratch(spec, inputs.longest)),
-      given=[
+      scratch=(self.num_threads, kernels.num_scratch(model.spec, path_length)),
+      read=[
         *(x.reshape(num_chunks, -1) for x in (batch.left, batch.right)),
         jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
         jnp.stack([jnp.asarray(x, jnp.int32) for x in integers]),
-        *(_brakes(x.lookups_per_center, others) for x in spec_of),
-        *inputs.ids,
+        *(_brakes(x.lookups_per_center, others) for x in specs),
+        *ids,
       ],
       changed=[
         *(x.vectors for x in tables),

@@ -18,12 +18,12 @@ from numba.extending import intrinsic
 
 SIZE = 4
 _FLAGS = ('reassoc', 'contract', 'nsz')
-_FLOAT, _INT = ir.FloatType(), ir.IntType(64)
+_FLOAT, _INT, _LANE = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _X86 = 'x86_64', 'AMD64'
 
 
 def _lanes() -> int:
-  """Floats in the longest vectors of what numba compiles for."""
+  """Returns the floats in the longest vectors of what numba compiles for."""
   name, features = numba.config.CPU_NAME, numba.config.CPU_FEATURES or ''
   if not (features or name):
     features = binding.get_host_cpu_features().flatten()
@@ -51,40 +51,45 @@ class _Array:
     self._builder, self._data = builder, array.data
     self._strides = cgutils.unpack_tuple(builder, array.strides)
 
-  def at(self, *place, kind=_FLOAT):
-    """The pointer to an element; those of a row are neighbors."""
+  def at(self, *indices, kind=_FLOAT):
+    """Returns the pointer to an element; those of a row are neighbors."""
     builder = self._builder
     start = builder.ptrtoint(self._data, _INT)
-    for index, stride in zip(place[:-1], self._strides, strict=False):
+    for index, stride in zip(indices[:-1], self._strides, strict=False):
       start = builder.add(start, builder.mul(index, stride))
     start = builder.inttoptr(start, kind.as_pointer())
-    return builder.gep(start, [place[-1]])
+    return builder.gep(start, [indices[-1]])
 
-  def below(self, pointer, number):
-    """The pointer to what is that many rows below."""
-    builder = self._builder
-    start = builder.ptrtoint(pointer, _INT)
-    start = builder.add(start, builder.mul(_INT(number), self._strides[0]))
-    return builder.inttoptr(start, pointer.type)
+  def column(self, x, y):
+    """Loads four elements of a column, from row x on."""
+    builder, top = self._builder, self.at(x, y)
+    start = builder.ptrtoint(top, _INT)
+    rows = (builder.mul(_INT(k), self._strides[0]) for k in range(SIZE))
+    pointers = (builder.inttoptr(builder.add(start, k), top.type) for k in rows)
+    return [builder.load(pointer) for pointer in pointers]
 
-  def neighbors(self, *place):
-    """Four elements of a row."""
-    start, builder = self.at(*place), self._builder
+  def neighbors(self, *indices):
+    """Loads four elements of a row."""
+    start, builder = self.at(*indices), self._builder
     return [builder.load(builder.gep(start, [_INT(k)])) for k in range(SIZE)]
 
-  def row(self, place):
-    """Pointer to the row whose address the array has at a place."""
-    address = self._builder.load(self.at(place, kind=_INT))
+  def row(self, index):
+    """Returns the pointer to the row whose address an element is."""
+    address = self._builder.load(self.at(index, kind=_INT))
     return self._builder.inttoptr(address, _FLOAT.as_pointer())
 
   def rows(self, first):
-    """Pointers to four rows."""
+    """Returns pointers to four rows."""
     add = self._builder.add
     return [self.row(add(first, _INT(k))) for k in range(SIZE)]
 
 
+def _arrays(context, builder, signature, args, numbers):
+  return [_Array(context, builder, signature.args[k], args[k]) for k in numbers]
+
+
 def _at(builder, pointer, offset, kind):
-  """A pointer, `offset` floats on, to another type."""
+  """Returns a pointer, `offset` floats on, to another type."""
   moved = builder.gep(pointer, [offset])
   return builder.bitcast(moved, kind.as_pointer())
 
@@ -97,28 +102,31 @@ def _store(builder, value, pointer, offset):
   builder.store(value, _at(builder, pointer, offset, value.type), align=4)
 
 
-def _widened(builder, given):
-  """A vector of all lanes, with zeros after what is given."""
-  if given.type == _VECTOR:
-    return given
-  zero, number = ir.Constant(_VECTOR, None), ir.IntType(32)
-  if given.type == _FLOAT:
-    return builder.insert_element(zero, given, number(0))
-  count = given.type.count
-  mask = [number(min(lane, count)) for lane in range(LANES)]
-  zero = ir.Constant(given.type, None)
-  mask = ir.Constant(ir.VectorType(number, LANES), mask)
-  return builder.shuffle_vector(given, zero, mask)
+def _lane_mask(lanes):
+  return ir.Constant(
+    ir.VectorType(_LANE, len(lanes)), [_LANE(lane) for lane in lanes]
+  )
 
 
-def _spread(builder, number, kind=_VECTOR):
-  """A vector of equal numbers."""
+def _widened(builder, value):
+  """Returns a vector of all lanes, with zeros after those of the value."""
+  if value.type == _VECTOR:
+    return value
+  if value.type == _FLOAT:
+    zero = ir.Constant(_VECTOR, None)
+    return builder.insert_element(zero, value, _LANE(0))
+  count = value.type.count
+  mask = _lane_mask([min(lane, count) for lane in range(LANES)])
+  return builder.shuffle_vector(value, ir.Constant(value.type, None), mask)
+
+
+def _spread(builder, number, kind):
+  """Returns a vector of equal numbers."""
   if kind is _FLOAT:
     return number
   empty = ir.Constant(kind, ir.Undefined)
-  one = builder.insert_element(empty, number, ir.IntType(32)(0))
-  mask = ir.Constant(ir.VectorType(ir.IntType(32), kind.count), None)
-  return builder.shuffle_vector(one, empty, mask)
+  one = builder.insert_element(empty, number, _LANE(0))
+  return builder.shuffle_vector(one, empty, _lane_mask([0] * kind.count))
 
 
 def _add_product(builder, total, left, right):
@@ -127,49 +135,42 @@ def _add_product(builder, total, left, right):
 
 
 def _sums(builder, vectors):
-  """Sums over the lanes of each vector, in as few vectors, in order.
+  """Returns sums over the lanes of each vector, in as few vectors, in order.
 
   Halves of two vectors side by side are added to their other halves, until
   nothing is left to halve.
   """
-  number, width = ir.IntType(32), LANES  # of what belongs to one sum
+  width = LANES  # of what belongs to one sum
   while width > 1 and len(vectors) > 1:
-    starts = range(0, 2 * LANES, width)
-    halves = [
-      ir.Constant(
-        ir.VectorType(number, LANES),
-        [number(x + y) for x in starts for y in range(half, half + width // 2)],
-      )
-      for half in (0, width // 2)
+    starts, half = range(0, 2 * LANES, width), width // 2
+    masks = [
+      _lane_mask([x + y for x in starts for y in range(first, first + half)])
+      for first in (0, half)
     ]
     vectors = [
       builder.fadd(
-        *(builder.shuffle_vector(a, b, half) for half in halves), flags=_FLAGS
+        *(builder.shuffle_vector(a, b, mask) for mask in masks), flags=_FLAGS
       )
       for a, b in zip(vectors[::2], vectors[1::2], strict=True)
     ]
-    width //= 2
+    width = half
   return vectors
 
 
 def _blocks(builder, num_columns, widths):
-  """Loops over columns: first columns and widths of the blocks of each.
+  """Loops over columns; yields the vectors of a block: offsets, and their type.
 
   Blocks have the first width, then, of what is left, the next, down to 1.
   """
   done = _INT(0)
   for width in widths:
+    size = min(width, LANES)
+    kind = ir.VectorType(_FLOAT, size) if width > 1 else _FLOAT
     count = builder.udiv(builder.sub(num_columns, done), _INT(width))
     with cgutils.for_range(builder, count) as loop:
-      yield builder.add(done, builder.mul(loop.index, _INT(width))), width
+      first = builder.add(done, builder.mul(loop.index, _INT(width)))
+      yield [builder.add(first, _INT(x)) for x in range(0, width, size)], kind
     done = builder.add(done, builder.mul(count, _INT(width)))
-
-
-def _vectors(builder, first, width):
-  """Offsets and type of the vectors of a block."""
-  kind = ir.VectorType(_FLOAT, min(width, LANES)) if width > 1 else _FLOAT
-  starts = range(0, width, min(width, LANES))
-  return [builder.add(first, _INT(start)) for start in starts], kind
 
 
 @intrinsic
@@ -177,30 +178,24 @@ def scores(typing_context, left, i, right, j, size, out, x, y):
   """out[x:x+4, y:y+4] = left[i:i+4] . right[j:j+4].T."""
 
   def generate(context, builder, signature, args):
-    a, b, o = (
-      _Array(context, builder, signature.args[k], args[k]) for k in (0, 2, 5)
-    )
-    first, second = a.rows(args[1]), b.rows(args[3])
+    a, b, o = _arrays(context, builder, signature, args, (0, 2, 5))
+    sides = a.rows(args[1]), b.rows(args[3])
     pairs = list(itertools.product(range(SIZE), range(SIZE)))
     zero = ir.Constant(_VECTOR, None)
     totals = [cgutils.alloca_once_value(builder, zero) for _ in pairs]
-    for at, width in _blocks(builder, args[4], (LANES, *_NARROW)):
-      (at,), kind = _vectors(builder, at, width)
+    for (offset,), kind in _blocks(builder, args[4], (LANES, *_NARROW)):
       lefts, rights = (
-        [_widened(builder, _load(builder, p, at, kind)) for p in side]
-        for side in (first, second)
+        [_widened(builder, _load(builder, p, offset, kind)) for p in side]
+        for side in sides
       )
       for total, (k, m) in zip(totals, pairs, strict=True):
         old = builder.load(total)
         builder.store(_add_product(builder, old, lefts[k], rights[m]), total)
     sums = _sums(builder, [builder.load(total) for total in totals])
     numbers = [(v, lane) for v in sums for lane in range(LANES)]
-    number = ir.IntType(32)
     for k in range(SIZE):
       row = numbers[k * SIZE : (k + 1) * SIZE]
-      mask = ir.Constant(
-        ir.VectorType(number, SIZE), [number(lane) for _, lane in row]
-      )
+      mask = _lane_mask([lane for _, lane in row])
       four = builder.shuffle_vector(row[0][0], row[0][0], mask)
       pointer = o.at(builder.add(args[6], _INT(k)), args[7])
       _store(builder, four, pointer, _INT(0))
@@ -211,22 +206,19 @@ def scores(typing_context, left, i, right, j, size, out, x, y):
 
 
 def _add(is_transposed):
-  """An intrinsic that adds weighted sums of rows to each of four rows."""
+  """Makes an intrinsic that adds weighted sums of rows to each of four rows."""
 
   @intrinsic
   def add(
     typing_context, weights, x, y, step, rows, i, count, out, j, rates, size
   ):
     def generate(context, builder, signature, args):
-      w, r, o, s = (
-        _Array(context, builder, signature.args[k], args[k])
-        for k in (0, 4, 7, 9)
-      )
+      w, r, o, s = _arrays(context, builder, signature, args, (0, 4, 7, 9))
       _, x, y, step, _, i, count, _, j, _, size = args
       targets = list(zip(o.rows(j), s.neighbors(j), strict=True))
-      for at, width in _blocks(builder, size, (*_WIDE, LANES, *_NARROW)):
-        offsets, kind = _vectors(builder, at, width)
-        zero = ir.Constant(kind, None if width > 1 else 0.0)
+      widths = *_WIDE, LANES, *_NARROW
+      for offsets, kind in _blocks(builder, size, widths):
+        zero = ir.Constant(kind, 0.0 if kind is _FLOAT else None)
         totals = [
           [cgutils.alloca_once_value(builder, zero) for _ in offsets]
           for _ in targets
@@ -235,17 +227,17 @@ def _add(is_transposed):
         with cgutils.for_range(builder, count) as loop:
           if is_transposed:
             column = builder.mul(builder.lshr(loop.index, _INT(2)), step)
-            place = builder.add(x, loop.index), builder.add(y, column)
-            factors = w.neighbors(*place)
+            factors = w.neighbors(
+              builder.add(x, loop.index), builder.add(y, column)
+            )
           else:
-            corner = w.at(x, builder.add(y, loop.index))
-            factors = [builder.load(w.below(corner, k)) for k in range(SIZE)]
+            factors = w.column(x, builder.add(y, loop.index))
           source = r.row(builder.add(i, loop.index))
-          given = [_load(builder, source, k, kind) for k in offsets]
+          values = [_load(builder, source, k, kind) for k in offsets]
           for factor, total in zip(factors, totals, strict=True):
             factor = _spread(builder, factor, kind)
-            for old, vector in zip(total, given, strict=True):
-              new = _add_product(builder, builder.load(old), factor, vector)
+            for old, value in zip(total, values, strict=True):
+              new = _add_product(builder, builder.load(old), factor, value)
               builder.store(new, old)
         # Rows may be the same: one after the other.
         for (target, rate), total in zip(targets, totals, strict=True):
@@ -275,11 +267,10 @@ def copy(typing_context, source, target, size):
   """Copies a row [size], given addresses."""
 
   def generate(context, builder, signature, args):
-    pointer = _FLOAT.as_pointer()
-    given, out = (builder.inttoptr(x, pointer) for x in args[:2])
-    for at, width in _blocks(builder, args[2], (LANES, *_NARROW)):
-      (at,), kind = _vectors(builder, at, width)
-      _store(builder, _load(builder, given, at, kind), out, at)
+    source, target = (
+      builder.inttoptr(x, _FLOAT.as_pointer()) for x in args[:2]
+    )
+    cgutils.raw_memcpy(builder, target, source, args[2], SIZE, align=SIZE)
     return context.get_dummy_value()
 
   n = types.uintp

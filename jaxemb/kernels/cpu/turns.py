@@ -1,15 +1,15 @@
-"""Calls of kernels by XLA, and threads that take turns at the chunks of one.
+"""Calls of kernels by XLA, whose chunks several threads compute.
 
 All kernels have one handler and these buffers: arguments are integers [3], the
 kernel's number, chunks, and which result a failure fills with NaN (-1 = none);
-what is given; what changes. Results are [2] loss and examples, NaN if the
-kernel fails; [threads, n] scratch; what has changed; what is made.
+what is only read; what changes. Results are [2] loss and examples, NaN if the
+kernel fails; [threads, n] scratch; what has changed; what is new.
 
 The thread that XLA calls asks XLA's pool for more of them. Each takes range
-after range of chunks by one counter, so that nobody waits for a thread that
-comes late; the call ends when no chunk is left and no thread is at work. A
-thread may still come after that: it finds a board that says so, which the last
-to leave frees.
+after range of chunks (a turn) by one counter, so that nobody waits for a thread
+that comes late; the call ends when no chunk is left and no thread is at work. A
+thread may still come after that: it reads so on the board, which the last to
+leave frees.
 
 The tables are shared without locks (Hogwild, Niu et al. 2011): of two changes
 to a row at the same moment one may be lost, and a thread learns without what
@@ -17,9 +17,9 @@ the chunks would tell it that others are at. So these are not its neighbors,
 which have the same subject and the same rare words: there are as many stretches
 of chunks as threads, and turns are taken from each of them before the next.
 
-A thread that is stopped by the system in the midst of a turn has all others
-wait. So where something else needs a core for long (`ffi.lend`), a thread waits
-between turns, but for the one that XLA calls.
+A thread that the system stops in the midst of a turn has all others wait. So
+where something else needs a core for long (`ffi.lend`), a thread waits between
+turns, but for the one that XLA calls.
 """
 
 import os
@@ -36,21 +36,21 @@ TASK_NUMBER = 0  # of `work`, as of kernels (`ffi.publish`)
 # Of kernels: (frame, first chunk, the one past the last, scratch, result), of
 # which the last two are addresses: of a thread's scratch, and of loss and
 # examples, two float64. They stay NaN if the kernel fails.
-KERNEL = types.void(*[types.uintp] * 5)
-_INTEGERS, GIVEN = 0, 1  # arguments, of which more are given
+KERNEL = types.void(types.uintp, types.intp, types.intp, *[types.uintp] * 2)
+_INTEGERS, READ = 0, 1  # arguments, of which more follow
 _TOTALS, SCRATCH, RESULTS = 0, 1, 2  # results, of which more follow
 
 _LINE = 64  # bytes of a line of the cache
 # Offsets on the board, in bytes: words that threads change; others that they
-# read; room for a call of XLA; a line for what each thread result.
+# read; a request to XLA; a line for the result of each thread.
 _NEXT, _ACTIVE, _REFERENCES, _JOINED = range(0, 32, 8)
 _FRAME, _KERNEL, _NUM_CHUNKS, _SIZE = range(_LINE, _LINE + 32, 8)
 _SCRATCH, _SCRATCH_BYTES, _STRETCHES = range(_LINE + 32, _LINE + 56, 8)
-_CALL, _FOUND = 2 * _LINE, 3 * _LINE
+_REQUEST, _FIRST_RESULT = 2 * _LINE, 3 * _LINE
 _TURNS = 64  # of each thread; in the end all wait for the longest one
 _MIN_CHUNKS = 4  # of a turn, of which only the first is not fetched ahead
 _SPINS = 1000  # before a thread that waits lets others run
-_MOST_LENT = 15  # cores: what a task is given has that many next to a board
+_MOST_LENT = 15  # cores: the task's word has that many beside a board
 _NAP = 50 if os.name == 'posix' else 1  # us or ms, of a thread that waits
 
 # Of the C library.
@@ -94,8 +94,8 @@ def _take(board):
     turn = ffi.add(board, _NEXT, 1)
     if turn >= num_turns:
       return num_chunks, num_chunks
-    place = turn % num_stretches * (num_turns // num_stretches)
-    first = size * (place + turn // num_stretches)
+    start = turn % num_stretches * (num_turns // num_stretches)
+    first = size * (start + turn // num_stretches)
     if first < num_chunks:  # stretches are equal, and the last ones shorter
       return first, min(first + size, num_chunks)
 
@@ -119,9 +119,16 @@ def _begin(board, number):
 
 @numba.njit(**ffi.JIT)
 def report(result, loss, examples):
-  """Writes what a kernel found, or what a thread did so far."""
+  """Writes what a kernel, or a thread so far, has measured."""
   ffi.put(result, 0, loss, np.float64)
   ffi.put(result, 8, examples, np.float64)
+
+
+@numba.njit(inline='always')
+def scratch_stop(frame, scratch):
+  """The address after the scratch of a thread, which is at an address."""
+  size = ffi.matrix(frame, ffi.RESULTS, SCRATCH, np.float32).shape[1]
+  return scratch + np.uintp(4 * size)
 
 
 def work(data):
@@ -134,7 +141,7 @@ def work(data):
   first, stop = _begin(board, helper)
   if first < stop:
     number = ffi.add(board, _JOINED, 1)
-    result = board + np.uintp(_FOUND + _LINE * number)
+    result = board + np.uintp(_FIRST_RESULT + _LINE * number)
     size_bytes = ffi.get(board, _SCRATCH_BYTES, np.uintp)
     scratch = ffi.get(board, _SCRATCH, np.uintp)
     scratch += np.uintp(number) * size_bytes
@@ -168,7 +175,7 @@ def share(frame, kernel, task, num_chunks, scratch):
   Returns the sums of loss and examples.
   """
   num_threads, size = scratch.shape
-  board = _allocate(_FOUND + _LINE * num_threads, 1)
+  board = _allocate(_FIRST_RESULT + _LINE * num_threads, 1)
   if not board:
     return np.nan, np.nan
   ffi.put(board, _REFERENCES, num_threads + 1, np.intp)
@@ -181,7 +188,7 @@ def share(frame, kernel, task, num_chunks, scratch):
   ffi.put(board, _SCRATCH_BYTES, 4 * size, np.uintp)
   for number in range(1, num_threads):
     data = board + np.uintp(min(number, _MOST_LENT))
-    if not ffi.schedule(frame, task, data, board + np.uintp(_CALL)):
+    if not ffi.schedule(frame, task, data, board + np.uintp(_REQUEST)):
       _leave(board)
   _start(task, (board,))
   spins = 0
@@ -191,7 +198,7 @@ def share(frame, kernel, task, num_chunks, scratch):
       _let_others_run()
   loss = examples = 0.0
   for number in range(ffi.add(board, _JOINED, 0)):
-    result = board + np.uintp(_FOUND + _LINE * number)
+    result = board + np.uintp(_FIRST_RESULT + _LINE * number)
     loss += ffi.get(result, 0, np.float64)
     examples += ffi.get(result, 8, np.float64)
   _leave(board)

@@ -34,7 +34,7 @@ class RowKernel:
     decay: float,
     learning_rate: jax.Array,
   ) -> tuple[jax.Array, row_optimizers.OptState]:
-    """Vectors [vocab, dim] and optimizer state after a step."""
+    """Returns vectors [vocab, dim] and optimizer state after a step."""
     flat, tree = jax.tree.flatten(opt_state)
     ids, grads = row_access.flatten(row_grads.ids, row_grads.grads)
     num_chunks = row_updates.CHUNKS_PER_CLASS * self.num_threads
@@ -43,8 +43,8 @@ class RowKernel:
       self.grouping,
       num_chunks,
       scratch=(self.num_threads, row_updates.num_scratch(ids.size)),
-      given=[ids, jnp.full(1, len(vectors), jnp.int32)],
-      made=[jax.ShapeDtypeStruct(x, jnp.int32) for x in shapes],
+      read=[ids, jnp.full(1, len(vectors), jnp.int32)],
+      new=[jax.ShapeDtypeStruct(x, jnp.int32) for x in shapes],
     )
     numbers = learning_rate, decay, *self.parameters
     _, (_, vectors, *flat) = step.call(
@@ -52,7 +52,7 @@ class RowKernel:
       jnp.where(jnp.isnan(totals[0]), ffi.MOST_FUNCTIONS - 1, self.number),
       num_chunks,
       scratch=(self.num_threads, ids.size if self.has_squares else 1),
-      given=[
+      read=[
         ids,
         jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
         *groups,
@@ -71,7 +71,7 @@ _PARAMETERS = {
 
 
 def make(optimizer: Mapping[str, Any], num_threads: int) -> RowKernel:
-  """The kernel of an optimizer, compiled, for float32 tables.
+  """Returns the kernel of an optimizer, compiled, for float32 tables.
 
   `optimizer` has the settings of that name. Raises `step.Unavailable`.
   """
@@ -96,7 +96,7 @@ class EdgeSoftmax:
   def __call__(
     self, rows: jax.Array, ids: jax.Array, weights: jax.Array, vocab: int
   ) -> jax.Array:
-    """Sum of the losses of edges, both of their ends.
+    """Returns the sum of the losses of edges, of both ends.
 
     Rows are [k, 2 (c + N), d] and ids as many, sources first; weights [k, c].
     """
@@ -117,9 +117,9 @@ def _edge_softmax_forward(kernel, vocab, rows, ids, weights):
     kernel.number,
     num,
     scratch=(kernel.num_threads, size),
-    given=[rows.reshape(-1, dim), ids, weights, jnp.full(1, vocab, jnp.int32)],
-    made=[jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes],
-    spoiled=0,  # few losses are looked at, but all rows used
+    read=[rows.reshape(-1, dim), ids, weights, jnp.full(1, vocab, jnp.int32)],
+    new=[jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes],
+    spoiled=0,  # few losses are checked, but all rows used
   )
   return jnp.sum(losses[:, 0]) + totals[0], grads.reshape(rows.shape)
 
@@ -132,5 +132,5 @@ _edge_softmax.defvjp(_edge_softmax_forward, _edge_softmax_backward)
 
 
 def edge_softmax(num_threads: int) -> EdgeSoftmax:
-  """The kernel, compiled. Raises `step.Unavailable`."""
+  """Returns the kernel, compiled. Raises `step.Unavailable`."""
   return EdgeSoftmax(step.load('softmax_edges', 'float32'), num_threads)

@@ -56,11 +56,11 @@ def sums(
   Sums of padding are arbitrary. `interpret`: without a GPU.
   """
   in_order = Sorted.of(row_grads, vocab)
-  found = _sums_of_sorted(in_order, vocab, interpret)
+  sums = _sums_of_sorted(in_order, vocab, interpret)
   ids = in_order.ids
   unused = vocab + jnp.arange(len(ids), dtype=jnp.int32)
   is_first = jnp.append(True, ids[1:] != ids[:-1]) & (ids < vocab)
-  return found._replace(ids=jnp.where(is_first, ids, unused))
+  return sums._replace(ids=jnp.where(is_first, ids, unused))
 
 
 def sums_of_sorted(
@@ -74,7 +74,7 @@ def sums_of_sorted(
   Ids are sorted; gradients have the `order` [n] of these.
   """
   ids, grads, squares, _, _ = row_grads
-  in_order = Sorted(ids=ids, order=order, grads=grads, squares=squares)
+  in_order = Sorted(ids, order, grads, squares=squares)
   return _sums_of_sorted(in_order, vocab, interpret)
 
 
@@ -83,14 +83,10 @@ def _sums_of_sorted(in_order, vocab, interpret):
   shapes = (num, in_order.grads.shape[1]), (num,), (num,)
   outs = [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
   has_squares = in_order.squares is not None
-  kernel = _Kernel(
-    vocab=vocab, uses_squares=has_squares, change=None, interpret=interpret
-  )
+  kernel = _Kernel(vocab, has_squares, change=None, interpret=interpret)
   grads, squares, counts = kernel(in_order, [], outs, ())
   squares = squares if has_squares else None
-  return row_optimizers.RowGrads(
-    ids=None, grads=grads, squares=squares, counts=counts
-  )
+  return row_optimizers.RowGrads(None, grads, squares, counts=counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,14 +118,14 @@ class RowKernel:
       delta, new = self.optimizer.change(old, total, rate)
       return [vector + delta, *(getattr(new, x) for x in names)]
 
-    uses_squares = self.optimizer.uses_squares
+    vocab = len(vectors)
     kernel = _Kernel(
-      vocab=len(vectors),
-      uses_squares=uses_squares,
+      vocab,
+      self.optimizer.uses_squares,
       change=change,
       interpret=self.interpret,
     )
-    in_order = Sorted.of(row_grads, len(vectors)).padded(len(vectors))
+    in_order = Sorted.of(row_grads, vocab).padded(vocab)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     vectors, *changed = kernel(in_order, arrays, shapes, (learning_rate,))
     changed = dict(zip(names, changed, strict=True))
@@ -188,7 +184,7 @@ class _Kernel:
     outs: list[jax.ShapeDtypeStruct],
     numbers: tuple[jax.Array, ...],
   ) -> list[jax.Array]:
-    """Arrays that are changed, or made."""
+    """Returns arrays that are changed, or new."""
     import jax.experimental.pallas as pl  # takes long, and few need it
     import jax.experimental.pallas.triton as plt
 
@@ -230,8 +226,8 @@ class _Kernel:
       )(*first, *aliased)
 
     first = in_order, numbers
-    made = call(self._sum_tiles, first, aliased=arrays, outs=[*outs, *parts])
-    changed, parts = made[: len(outs)], made[len(outs) :]
+    results = call(self._sum_tiles, first, aliased=arrays, outs=[*outs, *parts])
+    changed, parts = results[: len(outs)], results[len(outs) :]
     first = in_order.ids, tuple(parts), numbers
     return call(self._sum_runs, first, aliased=changed, outs=outs)
 
@@ -242,15 +238,15 @@ class _Kernel:
     before = at.id_before(ids_ref)
 
     def gradient(position):
-      place = order[position]
-      row = at.row(grads, place, True)
+      index = order[position]
+      row = at.row(grads, index, True)
       square = jnp.float32(0)
       if squares is not None:
-        square = squares[place]
+        square = squares[index]
       elif self.uses_squares:
         square = jnp.sum(row * row) / at.dim
-      count = jnp.float32(1) if counts is None else counts[place]
-      return _Sum(row, square, count)
+      count = jnp.float32(1) if counts is None else counts[index]
+      return _sum(row, square, count)
 
     def add_some(i, carry):
       start = at.index * at.tile + i * _AT_ONCE
@@ -262,8 +258,8 @@ class _Kernel:
       ends = [(x != before) & (x != y) & (x < self.vocab) for x, y in pairs]
       olds = [self._read(at, tables, *x) for x in zip(ids, ends, strict=False)]
       for j, (id_, old) in enumerate(zip(ids, olds, strict=False)):
-        total = total.where(id_ == previous).plus(added[j])
-        head = head.plus(added[j].where(id_ == before))
+        total = _plus(_where(id_ == previous, total), added[j])
+        head = _plus(head, _where(id_ == before, added[j]))
         if not self.change:
           target = jnp.where(id_ == previous, target, start + j)
         new = self._changed(old, total, numbers)
@@ -272,7 +268,7 @@ class _Kernel:
         previous = id_
       return head, total, previous, target
 
-    zeros = _Sum.zeros(at.block)
+    zeros = _sum(jnp.zeros(at.block), jnp.float32(0), jnp.float32(0))
     start = zeros, zeros, before, jnp.int32(0)
     head, total, last, _ = jax.lax.fori_loop(
       0, at.tile // _AT_ONCE, add_some, start
@@ -301,7 +297,7 @@ class _Kernel:
       goes_on = [at.id(ids_ref, x * at.tile, self.vocab) == id_ for x in tiles]
       pairs = list(zip(tiles, goes_on, strict=True))
       for part in [at.part(heads, x, y) for x, y in pairs]:
-        total = total.plus(part)
+        total = _plus(total, part)
       return goes_on[-1], first + _TILES_AT_ONCE, total
 
     start = goes_on, at.index + 1, total
@@ -321,34 +317,26 @@ class _Kernel:
 
   def _changed(self, rows, total, numbers):
     if not self.change:
-      return list(total)
-    row_grads = row_optimizers.RowGrads(None, *total)
-    return self.change(rows, row_grads, *(x[0] for x in numbers))
+      return jax.tree.leaves(total)
+    return self.change(rows, total, *(x[0] for x in numbers))
 
   def _write(self, at, tables, target, rows, where):
     for table, row in zip(tables, rows, strict=True):
       at.put_row(table, i=target, row=row, where=where)
 
 
-class _Sum(NamedTuple):
-  """Of gradients with the same id."""
+def _sum(grads, squares, counts):
+  """Returns a sum of gradients [block] with the same id, or a single one."""
+  return row_optimizers.RowGrads(None, grads, squares, counts=counts)
 
-  grads: jax.Array  # [block]
-  squares: jax.Array  # []
-  counts: jax.Array  # []
 
-  @classmethod
-  def zeros(cls, block: int) -> '_Sum':
-    """Of none."""
-    return cls(jnp.zeros(block), jnp.float32(0), jnp.float32(0))
+def _plus(total, other):
+  return jax.tree.map(jnp.add, total, other)
 
-  def where(self, condition: jax.Array) -> '_Sum':
-    """Or of none."""
-    return jax.tree.map(lambda x: jnp.where(condition, x, 0.0), self)
 
-  def plus(self, other: '_Sum') -> '_Sum':
-    """Of both."""
-    return jax.tree.map(jnp.add, self, other)
+def _where(condition, total):
+  """Returns a sum, or that of none."""
+  return jax.tree.map(lambda x: jnp.where(condition, x, 0.0), total)
 
 
 class _Place(NamedTuple):
@@ -394,11 +382,11 @@ class _Place(NamedTuple):
       at = i, self._columns
     self.triton.store(ref.at[at], row, mask=where)
 
-  def put(self, refs: Any, i: jax.Array, total: _Sum, where: Any) -> None:
+  def put(self, refs: Any, i: jax.Array, total: Any, where: Any) -> None:
     """Writes a sum."""
-    for ref, x in zip(refs, total, strict=True):
+    for ref, x in zip(refs, jax.tree.leaves(total), strict=True):
       self.put_row(ref, i, row=x, where=where)
 
-  def part(self, refs: Any, i: jax.Array, where: Any) -> _Sum:
+  def part(self, refs: Any, i: jax.Array, where: Any) -> Any:
     """Reads a sum."""
-    return _Sum(*(self.row(x, i, where) for x in refs))
+    return _sum(*(self.row(x, i, where) for x in refs))

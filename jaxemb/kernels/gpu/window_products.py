@@ -68,28 +68,27 @@ class Gradients:
     ids: Mapping[str, jax.Array],
     batch: windows.StepBatch,
   ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
-    """The loss, examples, and gradients of the rows of ids [k, w] of tables."""
+    """Returns loss, examples and gradients of the rows of ids [k, w]."""
     names = skipgram.INPUT, skipgram.OUTPUT
-    found = model.products(ids, batch)
-    vectors = [tables[x].vectors for x in names]
+    chunks = model.products(ids, batch)
     losses, *grads = products(
-      vectors,
-      ids=[ids[x] for x in names],
-      found=found,
+      [tables[x].vectors for x in names],
+      [ids[x] for x in names],
+      chunks,
       loss_of=model.loss_of,
       interpret=self.interpret,
     )
-    return losses.sum(), found.examples, dict(zip(names, grads, strict=True))
+    return losses.sum(), chunks.examples, dict(zip(names, grads, strict=True))
 
 
 def products(
   vectors: list[jax.Array],
   ids: list[jax.Array],
-  found: skipgram.Products,
+  chunks: skipgram.Products,
   loss_of: sampling.Pointwise,
   interpret: bool = False,
 ) -> list[jax.Array]:
-  """Losses [k] of chunks, and gradients [k, v, dim] and [k, w, dim] of rows.
+  """Returns losses [k] of chunks, and gradients [k, v or w, dim] of rows.
 
   Of the input and the output table: vectors [vocab, dim] float32, ids [k, v]
   and [k, w]; ids from `vocab` on have rows of zeros. `interpret`: without a
@@ -101,7 +100,7 @@ def products(
   num, dim = len(ids[0]), vectors[0].shape[1]
   columns = min(_COLUMNS, max(32, _size(dim)))
   sizes = [_size(x.shape[1]) for x in ids]
-  means = [] if found.means is None else [found.means]
+  means = [] if chunks.means is None else [chunks.means]
 
   def kernel(*refs):
     (left, right, *id_refs, weights), refs = refs[:5], refs[5:]
@@ -113,13 +112,13 @@ def products(
         (left, right), id_refs, sizes, grads, strict=True
       )
     ]
-    shape = _size(found.weights.shape[1]), sizes[1]
+    shape = _size(chunks.weights.shape[1]), sizes[1]
     losses[chunk.index] = _differentiate(
       chunk,
       sides,
       means=chunk.matrix(refs[0], (shape[0], sizes[0])) if means else None,
       weights=chunk.matrix(weights, shape),
-      loss_of=functools.partial(_loss, loss_of, found.num_positive),
+      loss_of=functools.partial(_loss, loss_of, chunks.num_positive),
     )
 
   kernel.__name__ = 'window_products'  # in traces
@@ -133,7 +132,7 @@ def products(
       num_warps=min(8, max(1, num_warps)), num_stages=1
     ),
     interpret=interpret,
-  )(*vectors, *ids, found.weights, *means)
+  )(*vectors, *ids, chunks.weights, *means)
 
 
 def _loss(loss_of, num_positive, scores):

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxemb.kernels.tpu import row_copies
 
 _TILE = 128
-_SHARE = 0.6  # of the core's memory, for the rows of a step
+_FRACTION = 0.6  # of the core's memory, for the rows of a step
 _SMALL_BYTES = 1 << 24  # of v4 and before, where XLA puts no arrays
 
 
@@ -35,11 +35,11 @@ def running_sums(
   interpret: bool = False,
   fits: bool | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """Sums of grads[order] over those with the same id so far; and rows[order].
+  """Returns sums of grads[order] over the same ids so far; and rows[order].
 
   Gradients and rows are [m, d] float32; `order` and ids are [n] int32, and ids
   are sorted, and from 0 on. Rows that have no room in the core's memory, or
-  were not given, are None; `fits` says whether they have. `interpret`: without
+  were None, are None; `fits` says whether they have. `interpret`: without
   a TPU.
   """
   import jax.experimental.pallas as pl  # takes long, and few need it
@@ -50,7 +50,7 @@ def running_sums(
   if fits is None:
     row_bytes = 4 * row_copies.LANES * -(-dim // row_copies.LANES)
     capacity = pltpu.get_tpu_info().vmem_capacity_bytes
-    fits = len(arrays) * num_rows * row_bytes < _SHARE * capacity
+    fits = len(arrays) * num_rows * row_bytes < _FRACTION * capacity
     fits &= capacity > _SMALL_BYTES
   arrays = arrays if fits else arrays[:1]
   space = pltpu.VMEM if fits else pltpu.HBM
@@ -63,7 +63,7 @@ def running_sums(
     pltpu.VMEM((1, dim), jnp.float32),
     pltpu.VMEM((1, 1), jnp.int32),
   ]
-  found = pl.pallas_call(
+  sums, *rows = pl.pallas_call(
     functools.partial(_kernel, len(arrays)),
     grid=len(ids) // block,
     in_specs=[
@@ -77,7 +77,7 @@ def running_sums(
     compiler_params=pltpu.CompilerParams(disable_bounds_checks=True),
     interpret=interpret,
   )(order, ids.reshape(-1, _TILE), *arrays)
-  return found[0], found[1] if len(found) > 1 else None
+  return sums, rows[0] if rows else None
 
 
 def _kernel(num_arrays: int, order: Any, ids: Any, *refs: Any) -> None:
@@ -105,15 +105,15 @@ def _kernel(num_arrays: int, order: Any, ids: Any, *refs: Any) -> None:
     across = jnp.broadcast_to(ids[i : i + 1], shape)
     down = across.T
     same = ((down == across) & is_earlier).astype(jnp.float32)
-    here = pl.ds(_TILE * i, _TILE)
-    found = sum(
+    tile = pl.ds(_TILE * i, _TILE)
+    total = sum(
       jnp.dot(same.astype(x.dtype), x, preferred_element_type=jnp.float32)
-      for x in _terms(rows[here])
+      for x in _terms(rows[tile])
     )
     goes_on = down[:, :1] == last_id[...]
-    found += jnp.where(goes_on, last_sum[...], 0.0)
-    sums[here] = found
-    last_sum[...] = found[-1:]
+    total += jnp.where(goes_on, last_sum[...], 0.0)
+    sums[tile] = total
+    last_sum[...] = total[-1:]
     last_id[...] = down[-1:, :1]
 
 

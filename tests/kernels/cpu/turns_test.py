@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings(
   'ignore::pytest.PytestUnraisableExceptionWarning'
 )
 
-_FREE = len(handlers._PARTS)  # the first place that no kernel has
+_FREE = len(handlers._FUNCTIONS)  # the first place that no kernel has
 _COUNTS = turns.RESULTS
 
 
@@ -105,7 +105,7 @@ def test_a_kernel_that_fails_is_seen(num_threads):
 
 def test_kernels_are_found_in_the_cache_of_numba():
   """It hashes what closures hold, which is the same for types alone."""
-  for _, function, _ in handlers._PARTS.values():
+  for _, function, _ in handlers._FUNCTIONS.values():
     for cell in function.__closure__ or ():
       assert isinstance(cell.cell_contents, type)
 
