@@ -98,6 +98,14 @@ class Trainable:
     """Returns the same with these `arrays_of` the model."""
     return dataclasses.replace(self, model=with_arrays(self.model, arrays))
 
+  def map_tables(self, method: str, state: Any) -> Any:
+    """Returns a state whose tables a method changed, `opened` or `closed`."""
+    tables = {
+      name: getattr(self.tables[name], method)(x)
+      for name, x in state.tables.items()
+    }
+    return state._replace(tables=tables)
+
   def no_metrics(self) -> StepMetrics:
     """Returns zeros: what is measured before the first step."""
     counts = {k for table in self.tables.values() for k in table.metrics}
@@ -228,9 +236,7 @@ def training_step(
   if ids is None:
     ids = model.ids(batch, context.key)
   positions = ids if context.positions is None else context.positions
-  measured = 1.0
-  if context.measure is not True:
-    measured = jnp.where(context.measure, 1.0, 0.0)
+  measured = jnp.where(context.measure, 1.0, 0.0)
   if trainable.gradients:
     rows, tables, counts = dict.fromkeys(state.tables), state.tables, {}
     value, examples, row_grads = trainable.gradients(model, tables, ids, batch)
@@ -253,16 +259,11 @@ def training_step(
   if model.is_mean:
     row_grads = jax.tree.map(lambda x: scale * x, row_grads)
   tables = _update(
-    trainable,
-    tables,
-    positions,
-    row_grads=row_grads,
-    rows=rows,
-    context=context,
+    trainable, tables, positions, gradients=(row_grads, rows), context=context
   )
-  state = TrainState(tables, state.params, state.optimizer)
+  state = state._replace(tables=tables)
   if is_dense:
-    params, optimizer = dense_step(
+    dense = dense_step(
       trainable.optimizer(),
       model.dense_rate,
       state[1:],
@@ -270,7 +271,7 @@ def training_step(
       is_step=examples > 0,
       learning_rate=context.learning_rate,
     )
-    state = TrainState(tables, params, optimizer)
+    state = TrainState(tables, *dense)
   sums = counts | {k: measured * aux.metrics[k] for k in model.metrics}
   examples = measured * aux.examples
   return state, added(
@@ -297,15 +298,16 @@ def added(
 
 def _look_up(trainable, tables, positions):
   """Returns rows, tables and counts (`Table.metrics`) of a lookup in each."""
-  rows, tables, counts = dict.fromkeys(tables), dict(tables), {}
+  lookups, counts = {}, {}
   for name, table in trainable.tables.items():
-    lookup = table.lookup(tables[name], positions[name])
-    rows[name], tables[name] = lookup.rows, lookup.state
+    lookups[name] = lookup = table.lookup(tables[name], positions[name])
     for k in table.metrics:
       counts[k] = counts.get(k, 0) + lookup.metrics[k]
+  rows = {name: x.rows for name, x in lookups.items()}
   # XLA must not fuse a gather past the scatter that follows: it would copy
   # the whole table to keep the old rows.
-  return jax.lax.optimization_barrier(rows), tables, counts
+  rows = jax.lax.optimization_barrier(rows)
+  return rows, {name: x.state for name, x in lookups.items()}, counts
 
 
 def _differentiate(model, params_and_rows, ids, batch, context):
@@ -329,19 +331,20 @@ def _differentiate(model, params_and_rows, ids, batch, context):
   return value, aux, grads
 
 
-def _update(trainable, states, positions, row_grads, rows, context):
-  """Returns the states of tables after the gradients of a step."""
-  states = dict(states)
+def _update(trainable, states, positions, gradients, context):
+  """Returns the states of tables after gradients of these rows."""
+  row_grads, rows = gradients
+  new = {}
   for i, (name, table) in enumerate(sorted(trainable.tables.items())):
     key = rounding_key(table.spec, context, i)
-    states[name] = table.update(
+    new[name] = table.update(
       states[name],
-      ids=positions[name],
-      row_grads=row_grads[name],
+      positions[name],
+      row_grads[name],
       rows=rows[name],
       step=spec_lib.Step(context.learning_rate, key),
     )
-  return states
+  return new
 
 
 def dense_step(
@@ -395,25 +398,6 @@ def _compact_or_full_step(trainable, batch, context, carry):
   return carry
 
 
-def _step_of(trainable):
-  """Returns `training_step`, or what takes its place."""
-  if trainable.fused:
-    return trainable.fused
-  if trainable.may_be_compact and trainable.model.compact is not None:
-    return _compact_or_full_step
-  return training_step
-
-
-def _change_tables(trainable, carry, method):
-  """Calls a method of each table that has it, `opened` or `closed`."""
-  state, metrics = carry
-  tables = dict(state.tables)
-  for name, table in trainable.tables.items():
-    if change := getattr(table, method, None):
-      tables[name] = change(tables[name])
-  return state._replace(tables=tables), metrics
-
-
 def training_steps(
   trainable: Trainable,
   batch: Any,
@@ -436,7 +420,9 @@ def training_steps(
   slope = (schedule.last_learning_rate - schedule.first_learning_rate) / count
   advance = (schedule.last_progress - schedule.first_progress) / count
   every, size = trainable.loss_every_steps, trainable.steps_per_loop
-  take_step = _step_of(trainable)
+  take_step = trainable.fused or training_step
+  if trainable.may_be_compact and trainable.model.compact is not None:
+    take_step = trainable.fused or _compact_or_full_step
 
   def body(i, carry):
     index = i.astype(jnp.float32)
@@ -463,13 +449,14 @@ def training_steps(
     # The length of this one is known when it is compiled.
     return jax.lax.fori_loop(0, size, lambda i, x: body(start + i, x), carry)
 
-  carry = _change_tables(trainable, carry, 'opened')
+  state, metrics = carry
+  carry = trainable.map_tables('opened', state), metrics
   if size == 1:
-    carry = jax.lax.fori_loop(first, stop, body, carry)
+    state, metrics = jax.lax.fori_loop(first, stop, body, carry)
   else:
     num_loops = (stop - first + size - 1) // size
-    carry = jax.lax.fori_loop(0, num_loops, loop, carry)
-  return _change_tables(trainable, carry, 'closed')
+    state, metrics = jax.lax.fori_loop(0, num_loops, loop, carry)
+  return trainable.map_tables('closed', state), metrics
 
 
 def over_devices(
@@ -484,22 +471,23 @@ def over_devices(
   `axes` are those over which examples are split, that of corpus shards first.
   """
   counters = dict(trainable.steps.counters(batch))
-  if axes:
-    loss, examples = jax.lax.psum((metrics.loss, metrics.examples), axes)
-    counters = jax.lax.psum(counters, axes[0])
-    # Without a sign -1, for none, is the largest number.
-    first = metrics.first_bad_step.astype(jnp.uint32)
-    first = jax.lax.pmin(first, axes).astype(jnp.int32)
-    # Devices look rows up together, and count the same.
-    sums = {
-      k: (jax.lax.psum if k in trainable.model.metrics else jax.lax.pmax)(
-        x, axes
-      )
-      for k, x in metrics.sums.items()
-    }
-    metrics = StepMetrics(
-      loss=loss, examples=examples, first_bad_step=first, sums=sums
-    )
+  if not axes:
+    return DispatchMetrics(metrics, num_steps, counters)
+  loss, examples = jax.lax.psum((metrics.loss, metrics.examples), axes)
+  # Without a sign -1, for none, is the largest number.
+  first = jax.lax.pmin(metrics.first_bad_step.astype(jnp.uint32), axes)
+  # Devices look rows up together, and count the same.
+  sums = {
+    k: (jax.lax.psum if k in trainable.model.metrics else jax.lax.pmax)(x, axes)
+    for k, x in metrics.sums.items()
+  }
+  metrics = StepMetrics(
+    loss=loss,
+    examples=examples,
+    first_bad_step=first.astype(jnp.int32),
+    sums=sums,
+  )
+  counters = jax.lax.psum(counters, axes[0])
   return DispatchMetrics(metrics, num_steps, counters)
 
 
@@ -517,37 +505,34 @@ def state_shardings(
   """Returns the shardings of a state, with layouts of tables on a TPU.
 
   `named` are its `NamedSharding`s; `fields` of the state hold tables by name.
+  A TPU would have a table whose width is no multiple of 128 column after column
+  while it is an argument, to save memory, and copy it into rows and back in
+  every dispatch, which takes more.
   """
   if not chooses_layouts(mesh):
     return named
   shapes = jax.eval_shape(init, jax.random.key(0))
   named = jax.tree.broadcast(named, shapes)
-  placed = {
+
+  def in_rows(table, shardings):
+    ndim = jax.tree.leaves(table.vectors)[0].ndim
+
+    def laid(shape, sharding):
+      width = sharding.shard_shape(shape.shape)[-1] if shape.ndim else 0
+      if shape.ndim < ndim or width < mesh_lib.LEAST_TPU_WIDTH:
+        return sharding  # its default layout is good
+      return layout.Format(layout.Layout(tuple(range(ndim))), sharding)
+
+    return jax.tree.map(laid, table, shardings)
+
+  of_fields = {
     field: {
-      k: _in_rows(x, getattr(named, field)[k])
-      for k, x in getattr(shapes, field).items()
+      name: in_rows(table, getattr(named, field)[name])
+      for name, table in getattr(shapes, field).items()
     }
     for field in fields
   }
-  return named._replace(**placed)
-
-
-def _in_rows(shapes, shardings):
-  """Returns shardings of a table's arrays with a layout: row after row.
-
-  A TPU would have a table whose width is no multiple of 128 column after column
-  while it is an argument, to save memory, and copy it into rows and back in
-  every dispatch, which takes more.
-  """
-  ndim = jax.tree.leaves(shapes.vectors)[0].ndim
-
-  def place(shape, sharding):
-    width = sharding.shard_shape(shape.shape)[-1] if shape.ndim else 0
-    if shape.ndim < ndim or width < mesh_lib.LEAST_TPU_WIDTH:
-      return sharding  # its own layout is good
-    return layout.Format(layout.Layout(tuple(range(ndim))), sharding)
-
-  return jax.tree.map(place, shapes, shardings)
+  return named._replace(**of_fields)
 
 
 def jit_step(step: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:
@@ -560,13 +545,13 @@ def jit_step(step: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:
 def laid_out(state: Any, like: Any) -> Any:
   """Returns a state in the layouts of steps, those of `init.eval_shape`."""
 
-  def place(x, like):
+  def laid(x, like):
     wanted, now = like.format.layout, x.format.layout
     if not wanted or not now or wanted.major_to_minor == now.major_to_minor:
       return x
     return jax.device_put(x, like.format)
 
-  return jax.tree.map(place, state, like)
+  return jax.tree.map(laid, state, like)
 
 
 def sync(
@@ -587,16 +572,7 @@ def sync(
     everywhere,
   )
 
-  def step(state, constants, batch, schedule):
-    return _sync_dispatch(
-      trainable.with_arrays(constants),
-      mesh,
-      state,
-      batch=batch,
-      schedule=schedule,
-      splits_examples=splits_examples,
-    )
-
+  step = functools.partial(_sync_dispatch, trainable, mesh, splits_examples)
   if mesh.size > 1:
     # What leaves a step is the same along the data axis; JAX cannot tell.
     shard_map = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
@@ -637,8 +613,11 @@ def _import_rows(tables, state, name, ids, rows, opt_state):
   return state._replace(tables=state.tables | {name: new})
 
 
-def _sync_dispatch(trainable, mesh, state, batch, schedule, splits_examples):
+def _sync_dispatch(
+  trainable, mesh, splits_examples, state, constants, batch, schedule
+):
   """Takes the steps of a dispatch on a device, with its part of the batch."""
+  trainable = trainable.with_arrays(constants)
   num_splits = mesh.shape[mesh_lib.TABLE] if splits_examples else 1
   num_steps = trainable.steps.num_steps(batch)
   count, before, device, axes = jnp.max(num_steps), 0, 0, ()

@@ -24,6 +24,7 @@ from jaxemb.tables import spec as spec_lib
 
 _AXES = synchronisation.AXES
 _EVERYWHERE = jax.sharding.PartitionSpec()
+_OVER_DATA = jax.sharding.PartitionSpec(mesh_lib.DATA)
 
 
 class ReplicaState(NamedTuple):
@@ -71,12 +72,12 @@ def synchronise(
   new_tables, synced = jax.lax.fori_loop(
     0, due, exchange, (state.tables, state.synced)
   )
-  # XLA keeps sums of nothing.
   params = state.params
-  if jax.tree.leaves(params):
-    means = jax.lax.pmean(params, _AXES)
+  if jax.tree.leaves(params):  # XLA keeps sums of nothing
     params = jax.tree.map(
-      lambda new, old: jnp.where(is_due, new, old), means, params
+      lambda mean, old: jnp.where(is_due, mean, old),
+      jax.lax.pmean(params, _AXES),
+      params,
     )
   return state._replace(
     tables=new_tables,
@@ -94,21 +95,20 @@ class _Replicas:
   mesh: jax.sharding.Mesh
   make_policy: Callable[[int], policies.Policy]  # of a number of replicas
 
-  @property
-  def num_sharing(self) -> int:
-    """The number of replicas that share corpus shards."""
-    return self.mesh.shape[mesh_lib.TABLE]
-
   @functools.cached_property
   def policy(self) -> policies.Policy:
     """The policy of as many replicas as there are devices."""
     return self.make_policy(self.mesh.size)
 
+  @property
+  def axes(self) -> tuple[str, ...]:
+    """Axes of the mesh, without that of tables if it has one device."""
+    return _AXES if self.mesh.shape[mesh_lib.TABLE] > 1 else _AXES[:1]
+
   @functools.cached_property
   def spec(self) -> ReplicaState:
     """`PartitionSpec`s of a state."""
-    axes = _AXES if self.num_sharing > 1 else _AXES[0]
-    over = jax.sharding.PartitionSpec(axes)
+    over = jax.sharding.PartitionSpec(self.axes)
     return ReplicaState(
       tables=over,
       params=over,
@@ -118,7 +118,7 @@ class _Replicas:
       num_steps=_EVERYWHERE,
     )
 
-  def named(self, spec: Any) -> Any:
+  def named(self, spec: Any = _EVERYWHERE) -> Any:
     """Returns shardings for a tree of `PartitionSpec`s."""
     named = functools.partial(jax.sharding.NamedSharding, self.mesh)
     return jax.tree.map(named, spec)
@@ -127,17 +127,16 @@ class _Replicas:
   def shardings(self) -> ReplicaState:
     """How the arrays of a state lie on the devices."""
     return base.state_shardings(
-      self.named(self.spec), self.init, self.mesh, fields=('tables', 'synced')
+      self.named(self.spec), self._init, self.mesh, fields=('tables', 'synced')
     )
 
-  def init(self, key: jax.Array) -> ReplicaState:
-    """Returns new replicas, all the same."""
+  def _init(self, key):
     return self._replicate(self.trainable.init(key))
 
   @functools.cached_property
-  def compiled_init(self) -> Any:
-    """`init` as one program."""
-    return jax.jit(self.init, out_shardings=self.shardings)
+  def init(self) -> Any:
+    """The program that makes new replicas, all the same, of a key."""
+    return jax.jit(self._init, out_shardings=self.shardings)
 
   def _replicate(self, state):
     """Returns synchronised replicas of a `TrainState`."""
@@ -159,12 +158,7 @@ class _Replicas:
     step = jax.shard_map(
       self._dispatch,
       mesh=self.mesh,
-      in_specs=(
-        self.spec,
-        _EVERYWHERE,
-        jax.sharding.PartitionSpec(mesh_lib.DATA),
-        _EVERYWHERE,
-      ),
+      in_specs=(self.spec, _EVERYWHERE, _OVER_DATA, _EVERYWHERE),
       out_specs=(self.spec, _EVERYWHERE),
       check_vma=False,
     )
@@ -180,7 +174,7 @@ class _Replicas:
     every, before = policy.every_steps, state.num_steps
     share = data_base.share(
       len(num_steps),
-      num_devices=self.num_sharing,
+      num_devices=self.mesh.shape[mesh_lib.TABLE],
       before=len(num_steps) * jax.lax.axis_index(mesh_lib.DATA),
       device=jax.lax.axis_index(mesh_lib.TABLE),
     )
@@ -220,13 +214,13 @@ class _Replicas:
       metrics,
       batch,
       num_steps=count,
-      axes=_AXES if self.num_sharing > 1 else _AXES[:1],
+      axes=self.axes,
     )
 
   def constants(self) -> Any:
     """Puts the arrays of the model and of the policy on the devices."""
     arrays = base.arrays_of(self.trainable.model), base.arrays_of(self.policy)
-    return jax.device_put(arrays, self.named(_EVERYWHERE))
+    return jax.device_put(arrays, self.named())
 
   def export_rows(
     self,
@@ -289,13 +283,12 @@ class _Replicas:
     """
     per_device = -(-num // self.mesh.size)
 
-    def stacked(x):
-      shape = per_device * self.mesh.size, *x.shape[1:]
+    def shape_of(x):
+      shape = x.shape[1:]
+      if not num:
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=self.named())
+      shape = per_device * self.mesh.size, *shape
       return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
-
-    def single(x):
-      sharding = self.named(_EVERYWHERE)
-      return jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=sharding)
 
     def start(saved):
       if not num:
@@ -326,21 +319,18 @@ class _Replicas:
           )
       return state
 
-    shapes = self.compiled_init.eval_shape(jax.random.key(0))
+    shapes = self.init.eval_shape(jax.random.key(0))
     if num:
-      shapes = shapes.map_replicas(stacked)
-    else:
-      shapes = jax.tree.map(single, shapes.trained())
-    return shapes, convert
+      return shapes.map_replicas(shape_of), convert
+    return jax.tree.map(shape_of, shapes.trained()), convert
 
 
 def _synced(table, state):
   """Returns what replicas have in common of a table, from its state."""
-  opt_state, names = (), table.state_names
-  if names:
-    fields = set(state.opt_state._fields)
-    others = dict.fromkeys(fields - set(names), ())
-    opt_state = state.opt_state._replace(**others)
+  opt_state = ()
+  if table.state_names:
+    others = set(state.opt_state._fields) - set(table.state_names)
+    opt_state = state.opt_state._replace(**dict.fromkeys(others, ()))
   return state._replace(opt_state=opt_state, scratch=())
 
 
@@ -355,14 +345,12 @@ def replicas(
   """
   all_replicas = _Replicas(trainable, mesh, make_policy)
   return base.Strategy(
-    init=all_replicas.compiled_init,
+    init=all_replicas.init,
     constants=all_replicas.constants,
     step=all_replicas.step(),
     export_rows=all_replicas.export_rows,
     import_rows=all_replicas.import_rows,
-    batch_sharding=all_replicas.named(
-      jax.sharding.PartitionSpec(mesh_lib.DATA)
-    ),
+    batch_sharding=all_replicas.named(_OVER_DATA),
     loop=hlo.Loop(
       all_replicas.policy.every_steps,
       inner=policies.mean_chunks(all_replicas.policy),

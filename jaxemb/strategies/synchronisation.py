@@ -82,10 +82,10 @@ class Synchronisation(NamedTuple):
 
   def _chunk(self, i, table):
     """Returns the first row of the i-th chunk of a table, and how many."""
-    num = min(self.policy.chunk_rows, table.spec.vocab)
+    size, vocab = self.policy.chunk_rows, table.spec.vocab
+    num = min(size, vocab)
     # The last chunk overlaps the one before.
-    start = jnp.minimum(i * self.policy.chunk_rows, table.spec.vocab - num)
-    return start, num
+    return jnp.minimum(i * size, vocab - num), num
 
   def _write(self, i, states, values, encodings):
     """Writes the i-th chunk of every table; replicas round alike."""

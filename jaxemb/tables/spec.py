@@ -87,6 +87,18 @@ class TableState(NamedTuple):
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self.vectors))
 
 
+def with_opt_state(
+  state: TableState,
+  new: Mapping[str, jax.Array],
+  put: Callable[[jax.Array, jax.Array], jax.Array],
+) -> TableState:
+  """Returns a state with arrays of optimizer state that `put` has changed."""
+  if not new:
+    return state
+  changed = {k: put(getattr(state.opt_state, k), x) for k, x in new.items()}
+  return state._replace(opt_state=state.opt_state._replace(**changed))
+
+
 class Lookup(NamedTuple):
   """The result of a lookup."""
 
@@ -120,15 +132,14 @@ def on_demand(
 ) -> RowBlock:
   """Returns all rows of a table; `read` returns those of distinct ids [n]."""
   leaves, tree = jax.tree.flatten(read(np.arange(1)))
-
-  def array(index, leaf):
-    return export.OnDemand(
-      lambda ids: jax.tree.leaves(read(ids))[index],
+  return tree.unflatten(
+    export.OnDemand(
+      lambda ids, i=i: jax.tree.leaves(read(ids))[i],
       (num_rows, *leaf.shape[1:]),
       leaf.dtype,
     )
-
-  return tree.unflatten(array(*x) for x in enumerate(leaves))
+    for i, leaf in enumerate(leaves)
+  )
 
 
 # (vectors, optimizer state, gradients, L2, learning rate) -> (vectors,
@@ -142,10 +153,6 @@ class Table(Protocol):
   spec: TableSpec
   optimizer: row_optimizers.RowOptimizer
   metrics: tuple[str, ...] = ()  # counts of a lookup, summed over steps
-  # (state) -> the form in which the steps of a dispatch hand it on, which
-  # lookups and updates take as well, and the way back; inside `shard_map`.
-  opened: Callable[[Any], Any] | None = None
-  closed: Callable[[Any], Any] | None = None
 
   @property
   def state_names(self) -> tuple[str, ...]:
@@ -155,6 +162,17 @@ class Table(Protocol):
   @property
   def partition(self) -> Any:
     """A state of `PartitionSpec`s: how its arrays lie on the mesh."""
+
+  def opened(self, state: Any) -> Any:
+    """Returns a state as the steps of a dispatch hand it on, in `shard_map`.
+
+    Lookups and updates take it as well.
+    """
+    return state
+
+  def closed(self, state: Any) -> Any:
+    """Returns the state that was `opened`."""
+    return state
 
   def init(self, key: jax.Array) -> Any:
     """Returns a new state, whose rows depend on the key, not on the mesh."""
@@ -225,12 +243,7 @@ class Table(Protocol):
 
     new = rounding.encode(rows, self.spec.dtype)
     state = state._replace(vectors=jax.tree.map(put, state.vectors, new))
-    changed = {
-      k: put(getattr(state.opt_state, k), v) for k, v in opt_state.items()
-    }
-    if not changed:
-      return state
-    return state._replace(opt_state=state.opt_state._replace(**changed))
+    return with_opt_state(state, opt_state, put)
 
   def export_rows(
     self,

@@ -203,14 +203,6 @@ def test_a_dispatch_changes_tables_in_place(case):
   assert pairs == [(str(i), str(i)) for i in range(program.num_arrays)]
 
 
-def test_no_product_contracts_the_first_axis_of_a_factor():
-  # The form that takes twice the time on a CPU.
-  lines = _compiled(Case('skipgram', 'sgd')).text.splitlines()
-  products = [line for line in lines if ' dot(' in line]
-  assert len(products) == 4  # scores, measured or not, and two gradients
-  assert all('lhs_contracting_dims={2}' in line for line in products)
-
-
 @pytest.mark.slow
 def test_an_accelerator_is_not_asked_within_its_steps():
   # Its loop over steps has a length that is known, and nothing in it chooses.

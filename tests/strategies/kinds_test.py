@@ -162,16 +162,6 @@ def test_meshes_and_layouts_agree(is_graph, shape, layout, more):
   _assert_close(found, _trained(is_graph, **more), 1e-3)
 
 
-def test_low_precision_rows_learn():
-  # With 1e-8 rows that hardly have gradients move by whole steps of int8.
-  settings = {'num_dispatches': 20, 'optimizer__epsilon': 1e-6}
-  rows, _, losses = _trained(False, table__dtype='int8', **settings)
-  whole = _trained(False, **settings)[2]
-  assert whole[-1] < 0.95 * whole[0]
-  assert losses[-1] == pytest.approx(whole[-1], 0.1)
-  assert np.isfinite(rows['vectors']).all()
-
-
 @pytest.mark.parametrize(('is_graph', 'size'), [(False, '90%'), (True, '95%')])
 def test_stores_change_no_more_than_rounding(is_graph, size):
   more = {'optimizer__name': 'adam_full', 'parts': 1}

@@ -81,13 +81,6 @@ def test_hot_rows_are_synchronised_oftener(num_hot, rest_syncs, vocab):
   assert policy.chunk_rows * (num_chunks - 1) < vocab <= len(staleness)
 
 
-def test_averages_are_of_all_rows():
-  policy = policies.average({'a': np.ones(3000), 'b': np.ones(10)}, 4, EVERY)
-  assert _check_staleness(policy, 5).tolist() == 3 * [EVERY]
-  weights = policy.weights('a', jnp.int32(7), 5, jnp.float32(0.1))
-  np.testing.assert_array_equal(weights, np.full(5, 0.25, np.float32))
-
-
 def test_a_frequent_row_after_rare_ones_is_due_in_time():
   lookups = np.full(4096, 1e-6)
   lookups[3000] = 0.5

@@ -64,17 +64,3 @@ def test_replicas_send_what_is_due():
   assert 1 < loop.inner < 3
   expected = loop.inner * 1024 * DIM * 2 * 2 / loop.steps
   assert sent['total'] == pytest.approx(expected)
-
-
-@pytest.mark.slow
-def test_row_layout_sends_rows_as_they_are_stored_or_exchanged():
-  sent = {
-    x: _sent((1, 2), 'row', {'table.dtype': x})[1]['all-to-all']
-    for x in ('float32', 'int8')
-  }
-  # Half of rows and gradients; the rest are ids and how often each was looked
-  # up.
-  rows = sent['float32'] - _sent((1, 2), 'row', BFLOAT16)[1]['all-to-all']
-  # int8 with its scale of four bytes, of what four times six are.
-  assert sent['float32'] - sent['int8'] == rows * (24 - 10) / 24
-  assert 0 < sent['float32'] - 2 * rows < 2 * rows
