@@ -97,10 +97,10 @@ class Codec:
       return block(ids)
 
     # Scales need whole rows, and XLA would hold the whole table as float32.
-    def write(i, made):
+    def write(i, rows):
       first = jnp.minimum(i * size, len(ids) - size)
       new = block(jax.lax.dynamic_slice_in_dim(ids, first, size))
-      return put(made, first, new)
+      return put(rows, first, new)
 
     empty = jax.eval_shape(lambda: jax.tree.map(repeated, block(ids[:1])))
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty)
@@ -156,13 +156,12 @@ class Codec:
     """
     (vectors, opt_state), positions = state, row_grads.ids
     dtype, shape = self.spec.dtype, row_grads.grads.shape
-    if optimizer.decay:
+    decay = optimizer.decay
+    if decay:
       if rows is None:
         rows = rounding.decode(gather(vectors, positions, copies), dtype)
         rows = jax.lax.optimization_barrier(rows)
-      row_grads = row_optimizers.decayed(
-        row_grads, rows.reshape(shape), optimizer.decay
-      )
+      row_grads = row_optimizers.decayed(row_grads, rows.reshape(shape), decay)
     deltas, opt_state = optimizer.update(
       opt_state, row_grads, step.learning_rate
     )

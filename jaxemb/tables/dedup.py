@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxemb.tables import row_access, row_optimizers
 
-_ROWS_PER_TURN = 16  # of a loop that adds rows
+_ROWS_AT_ONCE = 16  # of a loop that adds rows
 _TILE = 32  # T: the matrices of a step take 4 T bytes per id
 
 
@@ -107,28 +107,23 @@ def by_sorting(
   if kernels.sums:
     return kernels.sums(row_grads, vocab)
   are_single = row_grads.counts is None
-  ids, grads, squares, counts, rows = _flatten(row_grads, vocab)
+  row_grads = _flatten(row_grads, vocab)
+  ids = row_grads.ids
   # Numbers come along with their ids: a TPU sorts more of them in the time of
   # looking one up.
   numbers = {'order': jnp.arange(len(ids), dtype=jnp.int32)}
-  if squares is not None:
-    numbers['squares'] = squares
+  if row_grads.squares is not None:
+    numbers['squares'] = row_grads.squares
   if not are_single:
-    numbers['counts'] = counts
+    numbers['counts'] = row_grads.counts
   ids, *moved = jax.lax.sort([ids, *numbers.values()], num_keys=1)
   numbers = dict(zip(numbers, moved, strict=True))
-  row_grads = row_optimizers.RowGrads(
-    ids=ids,
-    grads=grads,
-    squares=numbers.get('squares'),
-    counts=numbers.get('counts', counts),
-    rows=rows,
-  )
+  order = numbers.pop('order')
+  row_grads = row_grads._replace(ids=ids, **numbers)
   is_last = jnp.append(ids[1:] != ids[:-1], True)
   unused = vocab + jnp.arange(len(ids), dtype=jnp.int32)
-  places = jnp.where(is_last & (ids < vocab), ids, unused)
-  sums = running_sums(row_grads, numbers['order'], kernels)
-  return sums._replace(ids=places)
+  unique = jnp.where(is_last & (ids < vocab), ids, unused)
+  return running_sums(row_grads, order, kernels)._replace(ids=unique)
 
 
 def _flatten(row_grads, vocab):
@@ -148,14 +143,14 @@ def _flatten(row_grads, vocab):
 def _add_duplicates(values, sources, targets, num):
   """Adds `num` rows of a pytree of [n, ...] to others.
 
-  `sources` [n + `_ROWS_PER_TURN`] int32 are the rows to add, n beyond the last;
+  `sources` [n + `_ROWS_AT_ONCE`] int32 are the rows to add, n beyond the last;
   `targets` [n] int32 those that each row is added to.
   """
   size = len(targets)
 
   def add(i, sums):
     rows = jax.lax.dynamic_slice_in_dim(
-      sources, i * _ROWS_PER_TURN, _ROWS_PER_TURN
+      sources, i * _ROWS_AT_ONCE, _ROWS_AT_ONCE
     )
     chosen = targets.at[rows].get(mode='fill', fill_value=size)
     return jax.tree.map(
@@ -163,7 +158,7 @@ def _add_duplicates(values, sources, targets, num):
       sums,
     )
 
-  return jax.lax.fori_loop(0, -(-num // _ROWS_PER_TURN), add, values)
+  return jax.lax.fori_loop(0, -(-num // _ROWS_AT_ONCE), add, values)
 
 
 def by_scratch(
@@ -183,8 +178,8 @@ def by_scratch(
   is_added = (targets != positions) & is_id
   # Most ids have one lookup, whose row stays where it is: a scatter of all rows
   # would copy them first. The others are listed.
-  index = jnp.where(is_added, jnp.cumsum(is_added) - 1, num + _ROWS_PER_TURN)
-  sources = jnp.full(num + _ROWS_PER_TURN, num, jnp.int32)
+  index = jnp.where(is_added, jnp.cumsum(is_added) - 1, num + _ROWS_AT_ONCE)
+  sources = jnp.full(num + _ROWS_AT_ONCE, num, jnp.int32)
   sources = sources.at[index].set(positions, mode='drop', unique_indices=True)
   counts = jnp.zeros(num, jnp.float32).at[targets].add(is_id * counts)
   grads, squares = _add_duplicates(

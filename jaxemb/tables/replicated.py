@@ -40,8 +40,8 @@ class Replicated(spec_lib.Table):
   @property
   def _sums_by_scratch(self) -> bool:
     """Whether `dedup.by_scratch` sums a row's gradients."""
-    needs_sums = self.optimizer.needs_sums or self.optimizer.decay
-    return self.spec.dtype != 'float32' or bool(needs_sums)
+    needs_sums = self.optimizer.needs_sums or bool(self.optimizer.decay)
+    return needs_sums or self.spec.dtype != 'float32'
 
   @property
   def _num_splits(self) -> int:
@@ -144,13 +144,9 @@ class Replicated(spec_lib.Table):
     ids = start + jnp.arange(len(rows))
     new = self._codec.encode(rows, ids, key, encoding)
     state = state._replace(vectors=codecs.put(state.vectors, start, new))
-    if not opt_state:
-      return state
-    changed = {
-      k: codecs.put(getattr(state.opt_state, k), start, x)
-      for k, x in opt_state.items()
-    }
-    return state._replace(opt_state=state.opt_state._replace(**changed))
+    return spec_lib.with_opt_state(
+      state, opt_state, lambda x, y: codecs.put(x, start, y)
+    )
 
   def positions(self, ids):
     return (ids,)

@@ -227,28 +227,21 @@ def adam(
 
   def update(state, row_grads, learning_rate):
     ids, grads, squares, counts, _ = row_grads
-    scratch, are_unique = state.scratch, counts is not None
-    share = jnp.ones_like(squares)
-    if not are_unique:
+    scratch = state.scratch
+    add = functools.partial(row_access.add, are_unique=counts is not None)
+    fraction = jnp.ones_like(squares)
+    if counts is None:
       # Each of n occurrences carries an n-th of what happens once per row.
       counts, scratch = _counts(scratch, row_grads)
-      share = 1.0 / counts
+      fraction = 1.0 / counts
     old_mean = row_access.gather(state.mean, ids, copies)
     old_mean = jax.lax.optimization_barrier(old_mean)
-    decay = (beta1 - 1) * share[..., None] * old_mean
+    decay = (beta1 - 1) * fraction[..., None] * old_mean
     change = decay + (1 - beta1) * grads
-    mean = row_access.add(
-      state.mean,
-      ids,
-      rows=change,
-      are_unique=are_unique,
-      copies=copies,
-    )
-    decay = (beta2 - 1) * share * row_access.gather(state.mean_square, ids)
+    mean = add(state.mean, ids, rows=change, copies=copies)
+    decay = (beta2 - 1) * fraction * row_access.gather(state.mean_square, ids)
     change = decay + (1 - beta2) * squares
-    mean_square = row_access.add(
-      state.mean_square, ids, rows=change, are_unique=are_unique
-    )
+    mean_square = add(state.mean_square, ids, rows=change)
     # Written, not added, so that a row's occurrences cannot round it away.
     steps = row_access.gather(state.num_updates, ids) + 1
     num_updates = state.num_updates.at[ids].set(steps, mode='drop')
@@ -256,14 +249,10 @@ def adam(
     unbias1 = -jnp.expm1(steps * jnp.log(beta1))
     unbias2 = -jnp.expm1(steps * jnp.log(beta2))
     root = jnp.sqrt(row_access.gather(mean_square, ids) / unbias2) + epsilon
-    scale = -learning_rate * share / (unbias1 * root)
+    scale = -learning_rate * fraction / (unbias1 * root)
     deltas = scale[..., None] * row_access.gather(mean, ids, copies)
-    return deltas, AdamState(
-      mean=mean,
-      mean_square=mean_square,
-      num_updates=num_updates,
-      scratch=scratch,
-    )
+    new = AdamState(mean, mean_square, num_updates, scratch=scratch)
+    return deltas, new
 
   return RowOptimizer(
     init=init,

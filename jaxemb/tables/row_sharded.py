@@ -1,4 +1,4 @@
-"""Row layout: every device of the table axis holds its share of the rows.
+"""Row layout: every device of the table axis holds a fraction of the rows.
 
 Rows and gradients travel along the table axis; the data axis has copies.
 
@@ -7,13 +7,13 @@ has as many of the frequent words, which have the low ids. Arrays have the shape
 [groups, classes, ...] on any mesh: row (g, c) is that of id 256 g + c with the
 bits of c reversed.
 
-The storage of a table is one range of places: device o holds those from
-o * num_rows on. A device sorts the places that it wants and requests equal ones
-once; what it wants of each holder is a stretch of the sorted list. Stretches
-travel in buffers of `capacity` rows, by an all-to-all; one that is longer than
-its buffer continues in an overflow round. Rounds are cut at the same local
-places on all devices: an update of a row then has the gradients of all devices
-at once, whatever the number of rounds. Most steps have one.
+The storage of a table is one range of offsets: device o holds those from
+o * num_rows on. A device sorts the offsets that it wants and requests equal
+ones once; what it wants of each holder is a stretch of the sorted list.
+Stretches travel in buffers of `capacity` rows, by an all-to-all; one that is
+longer than its buffer continues in an overflow round. Rounds are cut at the
+same local offsets on all devices: an update of a row then has the gradients of
+all devices at once, whatever the number of rounds. Most steps have one.
 """
 
 import dataclasses
@@ -58,17 +58,17 @@ class Route:
   """What one device wants of the others; n lookups, t holders."""
 
   def __init__(
-    self, places: jax.Array, num_rows: int, capacity: int, axes: spec_lib.Axes
+    self, offsets: jax.Array, num_rows: int, capacity: int, axes: spec_lib.Axes
   ):
-    """Sorts places [n] int32, t * num_rows for none; `capacity` > 0."""
+    """Sorts offsets [n] int32, t * num_rows for none; `capacity` > 0."""
     self.num_rows, self.capacity, self.axes = num_rows, capacity, axes
-    num = len(places)
-    numbers = places, jnp.arange(num, dtype=jnp.int32)
+    num = len(offsets)
+    numbers = offsets, jnp.arange(num, dtype=jnp.int32)
     self.in_order, self.order = jax.lax.sort(numbers, num_keys=1)
     is_first = jnp.append(True, self.in_order[1:] != self.in_order[:-1])
     index = jnp.cumsum(is_first.astype(jnp.int32)) - 1
     nothing, zeros = axes.num_table * num_rows, jnp.zeros(num, jnp.int32)
-    # The u-th distinct place, and its first and last position in the order.
+    # The u-th distinct offset, and its first and last position in the order.
     self.distinct = (zeros + nothing).at[index].set(self.in_order)
     self.first = (zeros + num - 1).at[index].min(jnp.arange(num))
     self.last = zeros.at[index].max(jnp.arange(num))
@@ -92,8 +92,8 @@ class Route:
       _, low, num_rounds, carry = x
       # The next round begins where the first buffer of any device is full.
       end = low + self.capacity
-      place = distinct.at[end].get(mode='fill', fill_value=2**31 - 1) - firsts
-      next_cut = jnp.min(jnp.minimum(place, num_rows))
+      offset = distinct.at[end].get(mode='fill', fill_value=2**31 - 1) - firsts
+      next_cut = jnp.min(jnp.minimum(offset, num_rows))
       if names := self.axes.names():
         next_cut = jax.lax.pmin(next_cut, tuple(names))
       next_low = starts(next_cut)
@@ -124,20 +124,16 @@ class Route:
   ) -> tuple[Any, jax.Array]:
     """Returns the requested rows, a pytree of [n, ...], and overflow rounds.
 
-    `held` maps own rows [...] int32, num_rows for none, to a pytree of what is
-    sent of them.
+    `held` maps local rows [...] int32, num_rows for none, to a pytree of what
+    is sent of them.
     """
 
     def body(rows, index, wanted):
-      sent = jax.tree.map(self._exchange, held(self._exchange(wanted)))
+      ids, sent = index.reshape(-1), held(self._exchange(wanted))
 
       def put(x, y):
-        return row_access.put(
-          x,
-          ids=index.reshape(-1),
-          rows=y.reshape(-1, *x.shape[1:]),
-          copies=copies,
-        )
+        y = self._exchange(y).reshape(-1, *x.shape[1:])
+        return row_access.put(x, ids, rows=y, copies=copies)
 
       return jax.tree.map(put, rows, sent)
 
@@ -145,11 +141,10 @@ class Route:
       lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(held, self.order)
     )
     rows, overflow_rounds = self._rounds(rows, body)
-
-    def take(x):
-      return row_access.gather(x, self.distinct_of, copies)
-
-    return jax.tree.map(take, rows), overflow_rounds
+    rows = jax.tree.map(
+      lambda x: row_access.gather(x, self.distinct_of, copies), rows
+    )
+    return rows, overflow_rounds
 
   def sums(
     self,
@@ -157,7 +152,7 @@ class Route:
     squares: jax.Array | None,
     kernels: row_access.Kernels = row_access.XLA,
   ) -> row_optimizers.RowGrads:
-    """Sums gradients [n, d] over the lookups of the u-th distinct place."""
+    """Sums gradients [n, d] over the lookups of the u-th distinct offset."""
     if kernels.sums_of_sorted:
       row_grads = row_optimizers.RowGrads(self.in_order, grads, squares)
       num_rows = self.axes.num_table * self.num_rows
@@ -222,66 +217,67 @@ class RowSharded(spec_lib.Table):
     return codecs.Codec(self.spec)
 
   @property
-  def _own(self) -> tuple[int, int]:
+  def _local_shape(self) -> tuple[int, int]:
     """Groups and classes of a device, each pair a row of it."""
     groups = -(-self.spec.vocab // NUM_CLASSES)
     return groups, NUM_CLASSES // self.axes.num_table
 
   @property
-  def _own_rows(self) -> int:
-    return math.prod(self._own)
+  def _local_rows(self) -> int:
+    return math.prod(self._local_shape)
 
   def _by_class(self, x: jax.Array) -> jax.Array:
-    """Reshapes [own_rows, ...] to [groups, classes, ...], and nothing else."""
-    is_of_rows = len(x) == self._own_rows
-    return x.reshape(*self._own, *x.shape[1:]) if is_of_rows else x
+    """Reshapes [local rows, ...] to [groups, classes, ...], others not."""
+    is_of_rows = len(x) == self._local_rows
+    return x.reshape(*self._local_shape, *x.shape[1:]) if is_of_rows else x
 
   def _flat(self, x: jax.Array) -> jax.Array:
-    """Reshapes [groups, classes, ...] to [own_rows, ...], and nothing else."""
+    """Reshapes [groups, classes, ...] to [local rows, ...], others not."""
     return x.reshape(-1, *x.shape[2:]) if x.ndim > 1 else x
 
   def _ids(self, groups: jax.Array, classes: jax.Array) -> jax.Array:
     """Returns ids of rows of this device."""
     if self.axes.num_table > 1:
-      classes += self._own[1] * jax.lax.axis_index(self.axes.table)
+      classes += self._local_shape[1] * jax.lax.axis_index(self.axes.table)
     return NUM_CLASSES * groups + jnp.asarray(REVERSED, jnp.int32)[classes]
 
   def _new_opt_state(self) -> row_optimizers.OptState:
-    opt_state = self.optimizer.init(self._own_rows, self.spec.dim)
+    opt_state = self.optimizer.init(self._local_rows, self.spec.dim)
     return jax.tree.map(self._by_class, opt_state)
 
   @property
   def partition(self) -> spec_lib.TableState:
     split = jax.sharding.PartitionSpec(None, self.axes.table)
     opt_state = jax.tree.map(
-      lambda x: split if x.shape[:2] == self._own else type(split)(),
+      lambda x: split if x.shape[:2] == self._local_shape else type(split)(),
       jax.eval_shape(self._new_opt_state),
     )
     return spec_lib.TableState(self._codec.partition(split, split), opt_state)
 
   def init(self, key):
-    groups, classes = map(jnp.arange, self._own)
+    groups, classes = map(jnp.arange, self._local_shape)
     ids = self._ids(groups[:, None], classes[None, :])
     return spec_lib.TableState(
       self._codec.init(key, ids), self._new_opt_state()
     )
 
   def positions(self, ids):
-    num_groups = self._own[0]
+    num_groups = self._local_shape[0]
     groups = jnp.where(ids < self.spec.vocab, ids // NUM_CLASSES, num_groups)
     return groups, jnp.asarray(REVERSED, jnp.int32)[ids % NUM_CLASSES]
 
   def _route(self, ids: jax.Array) -> Route:
     """Routes ids: rows are stored by device, then by group."""
-    ids, (_, own_classes) = ids.reshape(-1), self._own
+    ids, (_, local_classes) = ids.reshape(-1), self._local_shape
     groups, classes = self.positions(ids)
-    stored = (classes // own_classes) * self._own_rows
-    stored += groups * own_classes + classes % own_classes
-    nowhere = self.axes.num_table * self._own_rows
-    places = jnp.where(ids < self.spec.vocab, stored, nowhere)
-    capacity = min(self.capacity or ids.size, ids.size)
+    stored = (classes // local_classes) * self._local_rows
+    stored += groups * local_classes + classes % local_classes
+    nowhere = self.axes.num_table * self._local_rows
     return Route(
-      places=places, num_rows=self._own_rows, capacity=capacity, axes=self.axes
+      jnp.where(ids < self.spec.vocab, stored, nowhere),
+      self._local_rows,
+      capacity=min(self.capacity or ids.size, ids.size),
+      axes=self.axes,
     )
 
   @staticmethod
@@ -330,14 +326,14 @@ class RowSharded(spec_lib.Table):
         return self.row_kernel(
           *state, sums, self.optimizer.decay, step.learning_rate
         )
-      row_grads = dedup.by_sorting(sums, self._own_rows, self.kernels)
+      row_grads = dedup.by_sorting(sums, self._local_rows, self.kernels)
       return self._codec.learn(
         self.optimizer,
         state,
         row_grads,
         step=step,
         copies=self.kernels.copies,
-        ids_at=lambda x: self._ids(*jnp.divmod(x, self._own[1])),
+        ids_at=lambda x: self._ids(*jnp.divmod(x, self._local_shape[1])),
       )
 
     sums = route.sums(row_grads, squares, self.kernels)
@@ -348,7 +344,7 @@ class RowSharded(spec_lib.Table):
     return state if was_open else self.closed(state)
 
   def read_range(self, state, start, num):
-    all_groups = self._own[0]
+    all_groups = self._local_shape[0]
     num_groups = min(-(-num // NUM_CLASSES) + 1, all_groups)
     first = jnp.minimum(start // NUM_CLASSES, all_groups - num_groups)
 

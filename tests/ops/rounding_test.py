@@ -86,18 +86,6 @@ def test_others_go_to_a_neighbour_as_often_as_they_should(dtype):
   np.testing.assert_allclose((found == high).mean(0), share, 0, 1.5 / each)
 
 
-@pytest.mark.parametrize(
-  ('dtype', 'start', 'step', 'behind'),
-  [('int8', 3 * SCALE, SCALE, 14), ('float16', 2.0**-20, 2.0**-24, 13)],
-)
-def test_the_least_updates_that_count(dtype, start, step, behind):
-  # Of 2^-14 and 2^-13 steps, from a number that is kept.
-  bits = np.arange(2**behind, dtype=np.uint32) << (32 - behind)
-  value = np.float32(start) + np.float32(step) * np.float32(2.0**-behind)
-  ups = _stored(np.full((len(bits), 1), value), dtype, bits[:, None]) > start
-  assert ups.sum() == 1 and ups[-1]
-
-
 @every_float
 def test_nearest_is_that_of_ieee(dtype):
   grid = _grid(dtype)

@@ -115,20 +115,6 @@ def test_each_row_is_read_summed_and_rounded_once(layout, shape, dtype, rounds):
   np.testing.assert_array_equal(found[is_row], expected_found[is_row])
 
 
-def test_optimizers_see_what_they_see_of_float32():
-  """What is sent is rounded, and nothing on the way."""
-  half, single = _spec('float16', 'nearest'), _spec('float32', 'nearest')
-  kept, whole = (
-    _trained('replicated_merging', (1, 1), x, optimizer='adagrad')[0]
-    for x in (half, single)
-  )
-  found = kept.view(np.float16).astype(np.float32)
-  # Numbers may have been larger on the way.
-  largest = np.abs(whole).max(1, keepdims=True).astype(np.float16)
-  assert (np.abs(found - whole) <= STEPS * np.spacing(largest)).all()
-  assert (found != whole).any()
-
-
 @pytest.mark.slow
 def test_tables_of_int8_start_block_by_block(monkeypatch):
   spec, key = _spec('int8'), jax.random.key(1)
