@@ -13,7 +13,6 @@ import pathlib
 import shutil
 import threading
 import time
-import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -80,9 +79,8 @@ def run(
   every_secs = max(1.0, min(_PUSH_SECS, config.train.checkpoint_every_secs))
   # Signals must not interrupt the final upload.
   stop = threading.Event()
-  monitor = types.SimpleNamespace(request_stop=stop.set)
   with (
-    distributed.stopping_on_signals(monitor, ('SIGTERM', 'SIGHUP')),
+    distributed.stopping_on_signals(stop.set, ('SIGTERM', 'SIGHUP')),
     bucket.opened(workdir, every_secs) as folder,
   ):
     code = STOPPED if stop.is_set() else run_in(folder)
@@ -115,7 +113,7 @@ def _run_in(start: _Start) -> int:
     home = partition.folder(start.config, home, s.part)
   distributed.join(job)
   monitor, is_first = distributed.Monitor(), distributed.is_first()
-  with distributed.stopping_on_signals(monitor):
+  with distributed.stopping_on_signals(monitor.request_stop):
     try:
       with rundir.locked(home) if is_first else contextlib.nullcontext():
         code = _run_logged(start, home, monitor)

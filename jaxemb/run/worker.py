@@ -23,7 +23,7 @@ from jaxemb.kernels.cpu import step as native
 from jaxemb.run import build, loop, metrics, rundir
 from jaxemb.run import devices as devices_lib
 from jaxemb.runtime import resources
-from jaxemb.workers import coordinator, lockstep, remote, shared_rows
+from jaxemb.workers import coordinator, lockstep, remote
 from jaxemb.workers import dense as dense_lib
 
 
@@ -150,26 +150,25 @@ class _Member(loop.Hook, loop.Meter):
     self,
     worker: Worker,
     leases: _Leases,
-    pace: shared_rows.Pace,
     dense: dense_lib.Exchange,
     store: Any,
     compile_secs: float,
   ):
     self._ask, self._leases = worker.ask, leases
-    self._pace, self._dense, self._store = pace, dense, store
+    self._dense, self._store, self._rows = dense, store, store.rows
     self._compile_secs, self._rate = compile_secs, worker.rate_factor
     self.start()
     self._counts: collections.Counter = collections.Counter()  # to report
     self._sums: collections.Counter = collections.Counter()  # so far
 
   def before(self, item: data_base.Item) -> None:
-    self._pace.start(item.index)
+    self._rows.start(item.index)
 
   def due(self, item: data_base.Item) -> bool:
     return item.batch is None
 
   def run(self, state: Any, totals: metrics.Totals) -> None:
-    self._rate = self._pace.wait('paused')
+    self._rate = self._rows.wait('paused')
     self._leases.goes_on.set()
 
   def rate_factor(self) -> float:
@@ -186,7 +185,7 @@ class _Member(loop.Hook, loop.Meter):
     measured = jax.device_get(measured)
     self._sums['words'] += item.own
     report = self._take() | {
-      'pending': self._store.rows.num_updates(),
+      'pending': self._rows.num_updates(),
       'own': item.own,
       'rates': tuple(map(float, learning_rates)),
       'metrics': measured,
@@ -203,13 +202,13 @@ class _Member(loop.Hook, loop.Meter):
 
   def _take(self):
     """Returns the counts since the last report, and all that was used."""
-    counts, rows, dense = dict(self._counts), self._store.rows, self._dense
+    counts, rows, dense = dict(self._counts), self._rows, self._dense
     self._counts.clear()
     counts['most_missed'], rows.most_missed = rows.most_missed, 0
     counts['dense_bytes'], dense.num_bytes = dense.num_bytes, 0
     used = resources.since(self._first)
     used |= {f'{k}_per_sec': x for k, x in self._sums.items()}
-    used['waited_secs_per_sec'] = self._pace.waited_secs
+    used['waited_secs_per_sec'] = rows.waited_secs
     return {'counts': counts, 'used': used}
 
   def finish(self) -> None:
@@ -231,14 +230,10 @@ def _train(
   parts = parts._replace(source=leases)
   strategy, trainable = parts.strategy, parts.trainable
   store, has_dense = strategy.store, trainable.has_dense
-  if config.strategy.pace == 'bsp':
-    pace, make_dense = lockstep.Pace(worker.ask), lockstep.Exchange
-  else:
-    waits = config.strategy.pace == 'ssp'
-    pace = shared_rows.Pace(worker.ask, waits)
-    make_dense = dense_lib.Exchange
-  store.rows.pace = pace
-  dense = make_dense(pace, store.rows.weights, tuning.part_words)
+  pace = config.strategy.pace
+  store.rows.join(worker.ask, waits=pace == 'ssp')
+  make_dense = lockstep.Exchange if pace == 'bsp' else dense_lib.Exchange
+  dense = make_dense(store.rows, tuning.part_words)
   if has_dense or (dense.shares_steps and trainable.model.is_mean):
     store.share(dense)
   state, start = strategy.init(loop.init_key(config.seed)), time.monotonic()
@@ -251,9 +246,7 @@ def _train(
   worker.join()
   if has_dense:
     state = dense.begin(state)
-  member = _Member(
-    worker, leases, pace, dense=dense, store=store, compile_secs=secs
-  )
+  member = _Member(worker, leases, dense=dense, store=store, compile_secs=secs)
   state = loop.train(
     None,
     parts,

@@ -25,6 +25,21 @@ class _Room(NamedTuple):
   free_bytes: int
   num_devices: int  # of this process that share it
 
+  def check(self, what: str, needed_bytes: float, remedy: str) -> None:
+    """Raises a `UserError` with the numbers if there is less than needed."""
+    if needed_bytes > self.free_bytes:
+      digits = 1 if needed_bytes >= 1e8 else 3
+      needed, free = (
+        f'{x / 1e9:,.{digits}f} GB' for x in (needed_bytes, self.free_bytes)
+      )
+      raise errors.UserError(
+        f'{what} {needed} on each {self.kind}, where {free} are free; {remedy}'
+      )
+
+
+def _host() -> _Room:
+  return _Room('host', resources.available_bytes(), 1)
+
 
 def _room(devices: Sequence[jax.Device]) -> _Room:
   local = [d for d in devices if d.process_index == jax.process_index()]
@@ -33,16 +48,13 @@ def _room(devices: Sequence[jax.Device]) -> _Room:
     free_bytes = stats['bytes_limit'] - stats.get('bytes_in_use', 0)
     return _Room('device', free_bytes, 1)
   # CPU devices share the memory of the host.
-  return _Room('host', resources.available_bytes(), len(local))
+  return _host()._replace(num_devices=len(local))
 
 
 def check_synthetic(path: str, needed_bytes: int) -> None:
   """Raises a `UserError` if synthetic data does not fit into memory."""
-  if needed_bytes > (free_bytes := resources.available_bytes()):
-    raise errors.UserError(
-      f'config.data.path={path} takes {needed_bytes / 1e6:,.0f} MB of memory '
-      f'to be made, and {free_bytes / 1e6:,.0f} MB are free; give a smaller one'
-    )
+  what, remedy = f'config.data.path={path} takes', 'give a smaller one'
+  _host().check(what, needed_bytes, remedy)
 
 
 def check_state(
@@ -56,24 +68,19 @@ def check_state(
   """
   room = _room(devices)
   needed_bytes = held_bytes * room.num_devices
-  if needed_bytes <= room.free_bytes:
-    return
-  sizes = (
-    f'need {needed_bytes / 1e9:,.1f} GB on each {room.kind} and '
-    f'{room.free_bytes / 1e9:,.1f} GB are free there'
-  )
   if not copy_bytes:
-    raise errors.UserError(f'layers and tables {sizes}; {smaller}')
+    return room.check('layers and tables need', needed_bytes, smaller)
   num = math.ceil(copy_bytes / max(room.free_bytes, 1))
   num = 1 << (num - 1).bit_length()  # rows are divided by powers of two
   where = f'{num} {room.kind}{"s" if num > 1 else ""}'
   if room.kind == 'host':
     where += ' with as much memory, a process with one device on each'
-  raise errors.UserError(
-    f'the tables {sizes}; split one copy of them over {where} '
+  remedy = (
+    f'split one copy of them over {where} '
     "(--config.table.layout='row' --config.strategy.name=sync "
     f'--config.mesh.data=1 --config.mesh.table={num}), or {smaller}'
   )
+  room.check('the tables need', needed_bytes, remedy)
 
 
 def check_step(
@@ -89,13 +96,7 @@ def check_step(
   new_bytes = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
   needed_bytes = analysis.temp_size_in_bytes + max(0, new_bytes)
   room = _room(devices)
-  needed_bytes *= room.num_devices
-  if needed_bytes > room.free_bytes:
-    where = 'each device' if room.kind == 'device' else 'the host'
-    raise errors.UserError(
-      f'a step needs {needed_bytes / 1e9:,.1f} GB on {where} and '
-      f'{room.free_bytes / 1e9:,.1f} GB are free there; {smaller}'
-    )
+  room.check('a step needs', needed_bytes * room.num_devices, smaller)
 
 
 class Store(NamedTuple):
@@ -131,10 +132,5 @@ class Store(NamedTuple):
 
   def check(self, smaller: str) -> None:
     """Raises a `UserError` if the memory of this machine is too small."""
-    free_bytes = resources.available_bytes()
-    if self.needed_bytes > free_bytes:
-      raise errors.UserError(
-        f'tables of {self.table_bytes / 1e9:.1f} GB need '
-        f'{self.needed_bytes / 1e9:.1f} GB of memory, and '
-        f'{free_bytes / 1e9:.1f} GB are free; {smaller}'
-      )
+    what = f'tables of {self.table_bytes / 1e9:.1f} GB in a store need'
+    _host().check(what, self.needed_bytes, smaller)

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
@@ -493,9 +493,10 @@ def _received(peer: connection.Connection) -> bytes:
 
 @contextlib.contextmanager
 def stopping_on_signals(
-  monitor: Any, names: Iterable[str] = ('SIGTERM', 'SIGHUP', 'SIGINT')
+  request_stop: Callable[[], None],
+  names: Iterable[str] = ('SIGTERM', 'SIGHUP', 'SIGINT'),
 ) -> Iterator[None]:
-  """Has signals request a stop of a `Monitor`; a second SIGINT interrupts.
+  """Has signals request a stop; a second SIGINT interrupts.
 
   Schedulers repeat SIGTERM, and a closed terminal sends several signals: these
   never interrupt saving.
@@ -504,7 +505,7 @@ def stopping_on_signals(
   def handle(number: int, frame: Any) -> None:
     if number == signal.SIGINT:
       signal.signal(number, old[number])
-    monitor.request_stop()
+    request_stop()
 
   is_main = threading.current_thread() is threading.main_thread()
   names = names if is_main else ()  # only it may

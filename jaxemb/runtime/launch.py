@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-_STOPPED = 75  # exit code of `jaxemb train` that saved after a signal
+from jaxemb import errors
+
+_STOPPED = errors.LostError.exit_code
 _DRAIN_SECS = 2.0  # a child that outlives its process may hold its output open
 # Signals that are passed on, and as which: closing the terminal saves, too.
 _SIGNALS = {
@@ -31,21 +33,13 @@ def run(
   grace_secs: float = 10.0,
   cores: Sequence[Sequence[int]] = (),
 ) -> int:
-  """Runs processes of `command` until the last has ended.
+  """Runs processes of `command` until the last has ended; in the main thread.
 
-  Must be called in the main thread, because it handles signals.
-
-  Args:
-    arguments: of every process, before the flags that make them one job.
-    num_processes: how many.
-    devices: CPU devices of each; 0 = as many as it chooses.
-    command: the program.
-    grace_secs: from the failure of one process until the others are killed.
-    cores: the cores that each process may run on; () = all may run on all.
-
-  Returns:
-    The exit code of the process that failed first (128 + the signal that ended
-    it), else 75 if one was stopped after saving, else 0.
+  `arguments` come before the flags that make them one job. Each process has so
+  many CPU `devices` (0 = as many as it chooses) and may run on its `cores` (()
+  = on all). `grace_secs` after one has failed the others are killed. Returns
+  the exit code of the process that failed first (128 + the signal that ended
+  it), else 75 if one was stopped after saving, else 0.
   """
   with socket.create_server(('127.0.0.1', 0)) as server:
     coordinator = f'127.0.0.1:{server.getsockname()[1]}'
@@ -62,32 +56,20 @@ def run(
   job = [f'--coordinator={coordinator}', f'--num_processes={num_processes}']
   processes = []
   try:
+    usable = os.sched_getaffinity(0) if cores else ()
     for i in range(num_processes):
+      if cores:  # which a process gets from the one that starts it
+        os.sched_setaffinity(0, cores[i])
       command_line = [*command, *arguments, *job, f'--process_id={i}']
-      with _pinned(cores[i] if cores else ()):
-        processes.append(
-          _Process(i, events, args=command_line, env=environment)
-        )
+      processes.append(_Process(i, events, args=command_line, env=environment))
+    if cores:
+      os.sched_setaffinity(0, usable)
     return _wait(processes, events, grace_secs)
   finally:
     for process in processes:
       process.kill()
     for number, handler in handlers.items():
       signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _pinned(cores: Sequence[int]) -> Iterator[None]:
-  """Starts processes on these cores; () = on any."""
-  if not cores:
-    yield
-    return
-  usable = os.sched_getaffinity(0)
-  os.sched_setaffinity(0, cores)
-  try:
-    yield
-  finally:
-    os.sched_setaffinity(0, usable)
 
 
 class _Process(subprocess.Popen):
@@ -102,12 +84,10 @@ class _Process(subprocess.Popen):
       process_group=0,
       **options,
     )
+    pairs = (self.stdout, sys.stdout), (self.stderr, sys.stderr)
     self._copying = [
       _start(lambda s=source, t=target: _copy(s, t, index))
-      for source, target in (
-        (self.stdout, sys.stdout),
-        (self.stderr, sys.stderr),
-      )
+      for source, target in pairs
     ]
     _start(lambda: events.put((index, self.wait())))
 

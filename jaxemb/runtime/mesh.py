@@ -150,12 +150,9 @@ def my_parts(mesh: jax.sharding.Mesh, num_parts: int) -> range:
 
   The data axis divides `num_parts`.
   """
-  per_row, process = num_parts // mesh.shape[DATA], jax.process_index()
-  rows = [
-    i
-    for i, row in enumerate(mesh.devices)
-    if any(x.process_index == process for x in row)
-  ]
+  processes = np.vectorize(lambda x: x.process_index)(mesh.devices)
+  rows = np.flatnonzero((processes == jax.process_index()).any(1)).tolist()
+  per_row = num_parts // len(processes)
   return (
     range(per_row * rows[0], per_row * (rows[-1] + 1)) if rows else range(0)
   )

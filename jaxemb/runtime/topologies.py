@@ -29,23 +29,46 @@ class Chip(NamedTuple):
   memory_gbps: float = 0.0  # bytes
 
 
+_SMALL = tuple('1x1 2x2 4x4'.split())
 _FLAT = tuple('1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16'.split())
 _CUBES = tuple('1x1x1 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4'.split())
-_H100 = tuple(f'h100x{n}' for n in (1, 2, 4, 8))
-_H200 = tuple(f'h200x{n}' for n in (1, 2, 4, 8))
+_H100, _H200 = (
+  tuple(f'{gpu}x{n}' for n in (1, 2, 4, 8)) for gpu in ('h100', 'h200')
+)
 CHIPS = {
-  'v2': Chip(8.6, ('1x1', '2x2', '4x4')),
-  'v3': Chip(17.2, ('1x1', '2x2', '4x4')),
+  'v2': Chip(8.6, _SMALL),
+  'v3': Chip(17.2, _SMALL),
   'v4': Chip(17.2, _CUBES),
   'v5e': Chip(17.2, _FLAT),
   'v5p': Chip(102.0, _CUBES),
   'v6e': Chip(34.4, _FLAT),
   'tpu7x': Chip(103.0, _CUBES),
-  'h100': Chip(85.0, _H100, gpu_name='NVIDIA H100 80GB HBM3', memory_gbps=3350),
-  'h200': Chip(
-    151.0, _H200, gpu_name='NVIDIA H200 141GB HBM3e', memory_gbps=4800
-  ),
+  'h100': Chip(85.0, _H100, 'NVIDIA H100 80GB HBM3', memory_gbps=3350),
+  'h200': Chip(151.0, _H200, 'NVIDIA H200 141GB HBM3e', memory_gbps=4800),
 }
+
+# XLA's description of a Hopper GPU, from published figures.
+_HOPPER = """
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448 threads_per_core_limit: 2048
+  core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
+  block_dim_limit_z: 65535 thread_dim_limit_x: 1024
+  thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  memory_bandwidth: {bandwidth} l2_cache_size: 52428800
+  clock_rate_ghz: 1.98 device_memory_size: {num_bytes}
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  device_address_bits: 64 driver_version: "12.8.0"
+  runtime_version: "12.8.0" compile_time_toolkit_version: "12.8.0"
+  cuda_compute_capability {{ major: 9 }}
+  device_vendor: "NVIDIA Corporation"
+  platform_version: "Compute Capability 9.0" name: "{name}"
+}}
+platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "{name}"
+"""
 
 
 class Topology(NamedTuple):
@@ -100,7 +123,11 @@ def topology(name: str) -> Topology:
   else:
     kind, _, num = shape.rpartition('x')
     options = {'platform': 'cuda', 'topology': f'1x1x{num}'}
-    options['target_config'] = _target_config(CHIPS[kind])
+    options['target_config'] = _HOPPER.format(
+      bandwidth=round(CHIPS[kind].memory_gbps * 1e9),
+      num_bytes=round(CHIPS[kind].gigabytes * 1e9),
+      name=CHIPS[kind].gpu_name,
+    )
   # libtpu asks the cloud what it runs on, and is for one process at a time,
   # unless it is told otherwise.
   for prefix in 'TPU_MIN', 'TPU_STDERR', 'TF_CPP_MIN':
@@ -155,35 +182,3 @@ def silent_compilers() -> Iterator[None]:
     finally:
       os.dup2(saved, 2)
       os.close(saved)
-
-
-def _target_config(chip: Chip) -> str:
-  """Returns XLA's description of a Hopper GPU, from published figures."""
-  gpu = {
-    'threads_per_block_limit': 1024, 'threads_per_warp': 32,
-    'shared_memory_per_block': 49_152, 'shared_memory_per_core': 233_472,
-    'shared_memory_per_block_optin': 232_448, 'threads_per_core_limit': 2048,
-    'core_count': 132, 'fpus_per_core': 128,
-    'block_dim_limit_x': 2**31 - 1, 'block_dim_limit_y': 65_535,
-    'block_dim_limit_z': 65_535, 'thread_dim_limit_x': 1024,
-    'thread_dim_limit_y': 1024, 'thread_dim_limit_z': 64,
-    'memory_bandwidth': round(chip.memory_gbps * 1e9),
-    'l2_cache_size': 52_428_800, 'clock_rate_ghz': 1.98,
-    'device_memory_size': round(chip.gigabytes * 1e9),
-    'registers_per_core_limit': 65_536, 'registers_per_block_limit': 65_536,
-    'device_address_bits': 64,
-  }  # fmt: skip
-  lines = [f'{key}: {value}' for key, value in gpu.items()]
-  versions = 'driver_version', 'runtime_version', 'compile_time_toolkit_version'
-  lines += [f'{x}: "12.8.0"' for x in versions]
-  lines += [
-    'cuda_compute_capability { major: 9 }',
-    'device_vendor: "NVIDIA Corporation"',
-    'platform_version: "Compute Capability 9.0"',
-    f'name: "{chip.gpu_name}"',
-  ]
-  return (
-    f'gpu_device_info {{ {" ".join(lines)} }} platform_name: "CUDA" '
-    'dnn_version_info { major: 9 minor: 10 } '
-    f'device_description_str: "{chip.gpu_name}"'
-  )

@@ -67,22 +67,22 @@ class _Rows(NamedTuple):
 
 
 @numba.njit(nogil=True, cache=True)
-def _find(ids, bit, start, num, first, rows, numbers):
+def _list(ids, bit, start, num, first, rows, numbers):
   """Adds rows that a table needs in a step; returns how many there are.
 
   Those of the step begin at `start`; `first` is the number of the first of all,
   and `numbers` are those that rows of all ids had last. Nobody can tell which
   row comes the first time, so nothing branches by that.
   """
-  found, tables, earlier, _ = rows
+  row_ids, tables, earlier, _ = rows
   for id_ in ids:
     if id_ < numbers.size:
       number = np.int64(numbers[id_])
       is_new = np.int64(number < first + start)
-      found[num], earlier[num] = id_, number
-      place = is_new * num + (1 - is_new) * (number - first)
-      tables[place] = (1 - is_new) * tables[place] | bit
-      numbers[id_] = first + place
+      row_ids[num], earlier[num] = id_, number
+      at = is_new * num + (1 - is_new) * (number - first)
+      tables[at] = (1 - is_new) * tables[at] | bit
+      numbers[id_] = first + at
       num += is_new
   return num
 
@@ -93,14 +93,14 @@ def _link(step, start, num, first, taken, rows, cache_row_of, states):
 
   The first `taken` of the rows are in the cache.
   """
-  found, _, earlier, later = rows
+  row_ids, _, earlier, later = rows
   for i in range(start, num):
     later[i] = _NEVER
-    place = earlier[i] - first
-    if place >= taken:
-      later[place] = step
+    at = earlier[i] - first
+    if at >= taken:
+      later[at] = step
     else:
-      cache_row = cache_row_of[found[i]]
+      cache_row = cache_row_of[row_ids[i]]
       if cache_row < len(states):
         states[cache_row, _NEXT_USE] = step
 
@@ -170,17 +170,18 @@ def _rank(by_uses, first, last, states, ranks, ranked):
 
 
 @numba.njit(nogil=True, cache=True)
-def _pick(spare, used, at, states, out):
+def _pick(spare, states, out):
   """Writes cache rows that no step needs or used since, in order, to `out`.
 
-  They come of `spare`, from `at` on, which were last `used` then. Returns how
-  many they are, and where others begin.
+  They come of `spare` [n, 2], cache rows and when they were last used. Returns
+  how many they are, and where others begin.
   """
-  num = 0
-  while num < out.size and at < spare.size:
-    known = states[spare[at]]
-    if known[_LAST_USE] == used[at] and known[_NEXT_USE] == _NEVER:
-      out[num] = spare[at]
+  num = at = 0
+  while num < out.size and at < len(spare):
+    cache_row, used = spare[at]
+    known = states[cache_row]
+    if known[_LAST_USE] == used and known[_NEXT_USE] == _NEVER:
+      out[num] = cache_row
       num += 1
     at += 1
   return num, at
@@ -206,24 +207,23 @@ class Cache:
     self.id_of = np.full(self.capacity, -1, np.int32)
     self._states = np.zeros((self.capacity, 5), np.int32)
     self._states[:, _NEXT_USE], self._states[:, _LAST_USE] = _NEVER, -1
-    # Room for what `_use` finds.
+    # Room for what `_use` returns.
     size, kinds = self.capacity, (np.int32, np.uint8, np.int32)
     self._new = tuple(np.zeros(size, x) for x in kinds)
     size *= len(self.names)
     self._others = tuple(np.zeros(size, x) for x in kinds[:2])
     self._free = self.capacity  # cache rows from here on are in use
-    # By lru, cache rows that go next, their last uses, and how many have gone.
-    self._spare, self._spare_used = np.empty((2, 0), np.int64)
-    self._spare_at = 0
+    # By lru, cache rows that go next, and their last uses.
+    self._spare = np.empty((0, 2), np.int64)
     self._now = 0  # stretches so far
     self._numbers = np.full(self.num_rows, -1, np.int32)  # of rows, the last
-    self._foreseen = collections.deque()  # steps whose rows are to be found
+    self._foreseen = collections.deque()  # steps whose rows are not listed
     # Of other steps, which were not taken: all rows, with others before them;
     # the number of the first, counted from the beginning; where these steps
     # begin; and where each of them ends.
     self._rows = _Rows(*(np.empty(0, x) for x in (*kinds, np.int32)))
     self._first, self._start, self._ends = 0, 0, []
-    self._num_found = 0  # steps so far
+    self._num_steps = 0  # listed so far
     # Of the stretch before: the number of its first row, and how many it uses.
     self._running = _NEVER, 0
     # Kernels take memory when the first is loaded: before that is measured.
@@ -254,8 +254,8 @@ class Cache:
     """
     self._foreseen.extend(needed)
 
-  def _find_next(self):
-    """Finds the rows of a step."""
+  def _list_next(self):
+    """Lists the rows of a step."""
     tables = self._foreseen.popleft()
     # And one that may be written and does not count.
     most = 1 + min(self.num_rows, sum(map(len, tables)))
@@ -263,7 +263,7 @@ class Cache:
       self._make_room(most)
     start = num = self._stop()
     for i, ids in enumerate(tables):
-      num = _find(
+      num = _list(
         ids,
         bit=1 << i,
         start=start,
@@ -273,7 +273,7 @@ class Cache:
         numbers=self._numbers,
       )
     _link(
-      self._num_found,
+      self._num_steps,
       start,
       num,
       first=self._first,
@@ -283,7 +283,7 @@ class Cache:
       states=self._states,
     )
     self._ends.append(num)
-    self._num_found += 1
+    self._num_steps += 1
 
   def _stop(self):
     return self._ends[-1] if self._ends else self._start
@@ -311,7 +311,7 @@ class Cache:
     too, or else for one step. Raises `TooSmall`.
     """
     while self._foreseen and len(self._ends) < most + _LOOK_AHEAD:
-      self._find_next()
+      self._list_next()
     total, both = 0, self._running[1] if is_beside else 0
     start, first = self._start, self._first + self._start
     for num, stop in enumerate(self._ends[:most]):
@@ -406,22 +406,18 @@ class Cache:
     if len(picked) < num:
       more = max(num, int(_SPARE * self.capacity))
       spare = self._ranked(more, first, last)
-      # One that a step needs is evicted only if there is no other.
-      self._spare, self._spare_at = spare, 0
-      self._spare_used = self._states[spare, _LAST_USE].astype(np.int64)
+      self._spare = np.stack([spare, self._states[spare, _LAST_USE]], 1)
       picked = self._pick(num)
       if len(picked) < num:
-        self._spare_at = len(spare)
-        return spare[:num]
+        # One that a step needs is evicted only if there is no other.
+        self._spare, picked = self._spare[:0], spare[:num]
     return picked
 
   def _pick(self, num):
     out = np.empty(num, np.int64)
-    size, at = _pick(
-      self._spare, self._spare_used, self._spare_at, self._states, out
-    )
+    size, at = _pick(self._spare, self._states, out)
     if size == num:
-      self._spare_at = at
+      self._spare = self._spare[at:]
     return out[:size]
 
   def _ranked(self, num, first, last):

@@ -221,8 +221,7 @@ class Fetching:
     self.trainable, self.rows = trainable, rows
     self._lend, self._dense = lend, None
     self.tables: Mapping[str, cached.Cached] = trainable.tables
-    self.size = MOST_STEPS
-    self.most_steps = min(most_steps, self.size)
+    self.most_steps = min(most_steps, MOST_STEPS)
     self._thread = futures.ThreadPoolExecutor(1, 'fetch')
     self._clock = futures.ThreadPoolExecutor(1, 'clock')
     self._has_logged = False
@@ -269,16 +268,16 @@ class Fetching:
   # Programs.
 
   def _ids(self, constants, batch, schedule, first):
-    """Returns [size, ...] ids of the model in steps from `first` on.
+    """Returns [MOST_STEPS, ...] ids of the model in steps from `first` on.
 
-    With the steps of the dispatch, and [size] examples of each, if these are
+    With the steps of the dispatch, and examples [MOST_STEPS], if these are
     shared.
     """
     trainable = self.trainable.with_arrays(constants)
     num_steps = trainable.steps.num_steps(batch)
     count = jnp.max(num_steps)
     examples = _all_examples(len(num_steps), schedule)
-    stop = jnp.minimum(count, first + self.size)
+    stop = jnp.minimum(count, first + MOST_STEPS)
     span = schedule.last_progress - schedule.first_progress
     advance = span / jnp.maximum(count, 1).astype(jnp.float32)
 
@@ -296,7 +295,7 @@ class Fetching:
       )
 
     empty = jax.tree.map(
-      lambda x: jnp.zeros((self.size, *x.shape), x.dtype),
+      lambda x: jnp.zeros((MOST_STEPS, *x.shape), x.dtype),
       jax.eval_shape(ids_of, first),
     )
     ids, num_examples = jax.lax.fori_loop(first, stop, put, empty)
@@ -352,7 +351,7 @@ class Fetching:
     self._compute_ids = compute_ids.lower(*args).compile()
     ids, *_ = compute_ids.eval_shape(*args)
     cache_rows = {
-      k: np.zeros((self.most_steps, ids[k].size // self.size), np.int32)
+      k: np.zeros((self.most_steps, ids[k].size // MOST_STEPS), np.int32)
       for k in self.tables
     }
     self._run = run.lower(
@@ -400,15 +399,6 @@ class Fetching:
     if self._next is not None:
       futures.wait([self._next])
 
-  def _fetch(self, constants, views, ended):
-    """Fetches the next stretch, in the thread, on one core of its own."""
-    self._lend(1)
-    try:
-      self._ahead.look(constants)
-      return self._fetch_stretch(views, ended)
-    finally:
-      self._lend(-1)
-
   def _num_fitting(self, block, first):
     """Returns how many steps of a block the caches have room for at once."""
     num_steps = most = min(self.most_steps, block.stop - first)
@@ -441,11 +431,11 @@ class Fetching:
         )
     return jax.device_put(cache_rows)
 
-  def _fetch_stretch(self, views, ended):
-    """Gives cache rows to the rows of the next stretch, and reads those."""
-    start, block, first = time.monotonic(), self._ahead.block, self._ahead.first
-    num_steps = self._num_fitting(block, first)
-    moves = [x.take(num_steps, self.rows.is_beside) for x in self.caches]
+  def _fetch(self, constants, views, ended):
+    """Gives cache rows to the rows of the next stretch, and reads those.
+
+    In the thread, on one core of its own but while it waits.
+    """
     waited = 0.0
 
     def wait():
@@ -456,22 +446,30 @@ class Fetching:
       self._lend(1)
       waited += time.monotonic() - before
 
-    stretch = Stretch(
-      block,
-      first,
-      num_steps,
-      caches=self.caches,
-      moves=moves,
-      views=views,
-      wait=wait,
-    )
-    cache_rows = self._cache_rows(stretch.lookups)
-    self._ahead.advance(num_steps)
-    counts = self.rows.counts
-    counts.add(rows_needed=sum(x.num_needed for x in moves))
-    fetched = self.rows.fetch(stretch)
-    counts.add(fetch_secs=time.monotonic() - start - waited)
-    return stretch, cache_rows, fetched
+    self._lend(1)
+    try:
+      self._ahead.look(constants)
+      start, block = time.monotonic(), self._ahead.block
+      first, counts = self._ahead.first, self.rows.counts
+      num_steps = self._num_fitting(block, first)
+      moves = [x.take(num_steps, self.rows.is_beside) for x in self.caches]
+      stretch = Stretch(
+        block=block,
+        first=first,
+        num_steps=num_steps,
+        caches=self.caches,
+        moves=moves,
+        views=views,
+        wait=wait,
+      )
+      cache_rows = self._cache_rows(stretch.lookups)
+      self._ahead.advance(num_steps)
+      counts.add(rows_needed=sum(x.num_needed for x in moves))
+      fetched = self.rows.fetch(stretch)
+      counts.add(fetch_secs=time.monotonic() - start - waited)
+      return stretch, cache_rows, fetched
+    finally:
+      self._lend(-1)
 
   def _request(self, constants, tables):
     """Has the next stretch fetched, while one begins to run on these tables."""
@@ -551,9 +549,8 @@ class Fetching:
   @property
   def store_bytes(self) -> int:
     """Of all rows in the stores."""
-    vocabs = {k: x.spec.vocab for k, x in self.tables.items()}
-    layouts = self.rows.layouts.items()
-    return sum(x.num_bytes * vocabs[k] for k, x in layouts)
+    layouts, tables = self.rows.layouts, self.tables.items()
+    return sum(layouts[k].num_bytes * x.spec.vocab for k, x in tables)
 
   @property
   def dense_bytes(self) -> int:

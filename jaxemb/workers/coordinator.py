@@ -3,7 +3,7 @@
 The data is cut into parts, which are read side by side, a dispatch at a time. A
 lease gives a worker the part of which least was read, and the position where
 reading goes on; the worker returns the position behind the dispatch that it
-made, and may lease the next one before that is trained. Dispatches that a
+read, and may lease the next one before that is trained. Dispatches that a
 worker had leased and not trained when it ended are leased again.
 
 A round is a stretch of steps between two exchanges with the shards. Workers
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 
 class Lease(NamedTuple):
-  """A dispatch that a worker is to make and to train."""
+  """A dispatch that a worker is to read and to train."""
 
   part: int
   position: Any  # see `data.base.Item`
@@ -43,16 +43,16 @@ class _Part:
   num_trained: int = 0  # dispatches in this start
   is_read: bool = False  # whether it has no more dispatches
   owner: int | None = None
-  is_being_made: bool = False  # a leased dispatch
-  # Made and not trained: the position and progress behind each, and its units.
+  is_being_read: bool = False  # a leased dispatch
+  # Read and not trained: the position and progress behind each, and its units.
   leased: collections.deque = dataclasses.field(
     default_factory=collections.deque
   )
 
   @property
   def num_leased(self) -> int:
-    """Dispatches in this start that are trained, leased or being made."""
-    return self.num_trained + len(self.leased) + self.is_being_made
+    """Dispatches in this start that are trained, leased or being read."""
+    return self.num_trained + len(self.leased) + self.is_being_read
 
   @property
   def has_ended(self) -> bool:
@@ -149,7 +149,7 @@ class Coordinator:
         units += sum(num for *_, num in part.leased)
         part.is_read &= not part.leased
         part.leased.clear()
-        part.is_being_made = False
+        part.is_being_read = False
         part.position, part.done = part.trained
         part.owner = None
     self.changed()
@@ -170,23 +170,23 @@ class Coordinator:
   # The data.
 
   def lease(
-    self, worker: int, start: int, made: tuple | None, ended: int | None
+    self, worker: int, start: int, result: tuple | None, ended: int | None
   ) -> Lease | str | None:
     """Returns a worker's next dispatch, or `PAUSE`; None = all is leased.
 
-    `made` is what comes of the last lease: the part, the position and progress
+    `result` is that of the last lease: the part, the position and progress
     behind the dispatch, and its units; or the part of it has `ended`.
     """
     self.check(worker, start)
-    if made:
-      number, *dispatch = made
+    if result:
+      number, *dispatch = result
       part = self.parts[number]
       part.leased.append(dispatch)
       part.position, part.done, _ = dispatch
-      part.is_being_made = False
+      part.is_being_read = False
     if ended is not None:
       part = self.parts[ended]
-      part.is_read, part.is_being_made = True, False
+      part.is_read, part.is_being_read = True, False
       self._release(part)
     self.changed()
     free = [
@@ -199,7 +199,7 @@ class Coordinator:
       return PAUSE if self.is_pausing else None
     done, number = min(free)
     part = self.parts[number]
-    part.owner, part.is_being_made = worker, True
+    part.owner, part.is_being_read = worker, True
     return Lease(part=number, position=part.position, done=done)
 
   def may_lease(self, worker: int, part: _Part) -> bool:
@@ -223,7 +223,7 @@ class Coordinator:
     self.changed()
 
   def _release(self, part):
-    if not part.leased and not part.is_being_made:
+    if not part.leased and not part.is_being_read:
       part.owner = None
 
   # Rounds and pauses.

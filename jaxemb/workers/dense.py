@@ -11,7 +11,7 @@ In lockstep (`workers.lockstep`) a step is one of all workers, and the
 coordinator has the only optimizer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -85,15 +85,9 @@ class Exchange:
   # Whether a step is one of all: each takes a share of it.
   shares_steps = False
 
-  def __init__(
-    self,
-    pace: Any,
-    weights: Callable[[np.ndarray], np.ndarray],
-    step_centers: int,
-  ):
-    """`weights` are those of rows, as if each center looked parameters up."""
-    self._pace, self._weights = pace, weights
-    self._step_centers = step_centers
+  def __init__(self, rows: Any, step_centers: int):
+    """`rows` are `SharedRows`, with weights as if each center looked up."""
+    self._rows, self._step_centers = rows, step_centers
     self.num_bytes = 0  # sent or received since somebody counted
 
   def _put(self, new, old):
@@ -102,7 +96,7 @@ class Exchange:
 
   def begin(self, state: base.TrainState) -> base.TrainState:
     """Returns a state with the parameters of all."""
-    params, optimizer = self._pace.ask('take_dense')
+    params, optimizer = self._rows.ask('take_dense')
     return state._replace(
       params=self._put(params, state.params),
       optimizer=self._put(optimizer, state.optimizer),
@@ -120,11 +114,11 @@ class Exchange:
     Of a shared step its optimizer's state is the gradient of this share
     (`strategies.base.gathered`), of all of the step's examples.
     """
-    own = jax.device_get(state[1:])
+    learned = jax.device_get(state[1:])
     lookups = np.array([num_steps * self._step_centers])
-    (weight,) = self._weights(lookups).tolist()
-    params = self._pace.ask('push_dense', *own, weight)
-    return self._learned(state, params, sent=own)
+    (weight,) = self._rows.weights(lookups).tolist()
+    params = self._rows.ask('push_dense', *learned, weight)
+    return self._learned(state, params, sent=learned)
 
   def _learned(self, state, params, sent):
     self.num_bytes += sum(x.nbytes for x in jax.tree.leaves(sent))

@@ -22,7 +22,7 @@ from jaxemb.workers import coordinator, dense, shared_rows
 class Coordinator(coordinator.Coordinator):
   """Of workers that wait for each other in every round.
 
-  Where a worker is: (dispatch, round in it, whether it has read its rows).
+  Where a worker is: ((dispatch, round in it), whether it has read its rows).
   """
 
   def __init__(self, num_parts: int, num_workers: int, dense: Any = ()):
@@ -33,9 +33,9 @@ class Coordinator(coordinator.Coordinator):
     # By round and worker, gradients of a step that has not ended.
     self._grads: dict[Any, dict[int, Any]] = {}
 
-  def first_round(self) -> tuple[int, int, bool]:
-    """Returns the place of a new member, before all rounds."""
-    return -1, -1, False
+  def first_round(self) -> tuple[tuple[int, int], bool]:
+    """Returns the round of a new member, before all others."""
+    return (-1, -1), False
 
   def may_lease(self, worker: int, part: Any) -> bool:
     """A worker has one part, and no other before that is trained."""
@@ -57,11 +57,9 @@ class Coordinator(coordinator.Coordinator):
     has_all = len(self.members) >= min(self._num_workers, left)
     return has_all and self.members[worker].begun <= self.slowest()
 
-  def _round_of(self, worker):
-    """Returns a worker's round, and which workers are in it."""
-    *number, _ = self.members[worker].begun
-    members = self.members.items()
-    return tuple(number), [i for i, x in members if [*x.begun[:2]] == number]
+  def _workers_in(self, number):
+    """Returns the workers that are in a round."""
+    return {i for i, x in self.members.items() if x.begun[0] == number}
 
   async def begin(
     self,
@@ -76,19 +74,18 @@ class Coordinator(coordinator.Coordinator):
     The most steps of a dispatch, and the examples of all in the round.
     """
     self.check(worker, start)
-    self.members[worker].begun = *number, False
+    self.members[worker].begun = number, False
     self._work[worker] = num_steps, examples
     self.changed()
     await self.until(self.may_begin, worker, start)
     steps = [x for i, (x, _) in self._work.items() if i in self.members]
-    _, workers = self._round_of(worker)
-    return max(steps), sum(self._work[i][1] for i in workers)
+    examples = [self._work[i][1] for i in self._workers_in(number)]
+    return max(steps), sum(examples)
 
   def has_read(self, worker: int, start: int) -> None:
     """Notes that a worker has read the rows of its round."""
     self.check(worker, start)
-    *number, _ = self.members[worker].begun
-    self.members[worker].begun = *number, True
+    self.members[worker].begun = self.members[worker].begun[0], True
     self.changed()
 
   async def end(self, worker: int, start: int) -> None:
@@ -108,61 +105,45 @@ class Coordinator(coordinator.Coordinator):
     See `dense.Parameters.step`; gradients add up in the order of their workers.
     """
     self.check(worker, start)
-    number, _ = self._round_of(worker)
+    number, _ = self.members[worker].begun
     grads_of = self._grads.setdefault(number, {})
     grads_of[worker] = grads
     self.changed()
 
-    def is_whole(worker):
-      _, workers = self._round_of(worker)
+    def has_all(worker):
       has_ended = self._grads.get(number) is not grads_of
-      return has_ended or set(workers) <= grads_of.keys()
+      return has_ended or self._workers_in(number) <= grads_of.keys()
 
-    await self.until(is_whole, worker, start)
+    await self.until(has_all, worker, start)
     if self._grads.get(number) is grads_of:
       del self._grads[number]
-      ordered = [x for _, x in sorted(grads_of.items(), key=lambda x: x[0])]
+      ordered = [grads_of[i] for i in sorted(grads_of)]
       self.parameters.step(ordered, is_step, learning_rate)
       self.changed()
     return self.parameters.params
-
-
-class Pace(shared_rows.Pace):
-  """Asks the coordinator before and after every round of a worker."""
-
-  def __init__(self, ask: Any):
-    """`ask` calls a method of the coordinator."""
-    super().__init__(ask, waits=True)
-    self._index, self._round, self._num_steps = 0, 0, 0
-
-  def start(self, index: int) -> None:
-    """See the base."""
-    self._index, self._round = index, -1
-
-  def begin(self, stretch: fetching.Stretch) -> tuple[int, float]:
-    """See the base; of all workers, who have pushed the round before."""
-    self._round += 1
-    number = self._index, self._round
-    most, examples = self.wait(
-      'begin', number, stretch.block.count, stretch.examples
-    )
-    if not stretch.first:
-      self._num_steps = most
-    return self._num_steps, examples
-
-  def has_read(self) -> None:
-    """Notes that the rows of the round were read."""
-    self.ask('has_read')
-
-  def end(self) -> None:
-    """Waits until all have read the rows of the round."""
-    self.wait('end')
 
 
 class Rows(shared_rows.SharedRows):
   """Rows that all workers push before any of them reads."""
 
   adds_up = True
+  # The dispatch, the round in it, and the steps of the longest dispatch.
+  _index, _number, _num_steps = 0, -1, 0
+
+  def start(self, index: int) -> None:
+    """See the base."""
+    self._index, self._number = index, -1
+
+  def _begin_round(self, stretch):
+    """See the base; of all workers, who have pushed the round before."""
+    self._number += 1
+    number = self._index, self._number
+    most, examples = self.wait(
+      'begin', number, stretch.block.count, stretch.examples
+    )
+    if not stretch.first:
+      self._num_steps = most
+    return self._num_steps, examples
 
   def fetch(
     self, stretch: fetching.Stretch
@@ -174,17 +155,17 @@ class Rows(shared_rows.SharedRows):
     """Pushes the round before, and reads what all have pushed of it."""
     _, used, _ = fetched
     self._settle_due(tables)
-    self.pace.end()
+    self.wait('end')  # until all have read the rows of the round
     self._exchange({})
-    begun = self.pace.begin(stretch)
+    begun = self._begin_round(stretch)
     newer = self._exchange(used)
-    self.pace.has_read()
+    self.ask('has_read')
     self._commit(tables, used, newer)
     return begun
 
   def flush(self, tables: cached.Tables, held: cached.Held) -> cached.Tables:
     """See the base; once all have read the rows of the round."""
-    self.pace.end()
+    self.wait('end')
     return super().flush(tables, held)
 
 
@@ -195,7 +176,7 @@ class Exchange(dense.Exchange):
 
   def begin(self, state: strategy_base.TrainState) -> strategy_base.TrainState:
     """See the base; the optimizer's state stays with the coordinator."""
-    params, _ = self._pace.ask('take_dense')
+    params, _ = self._rows.ask('take_dense')
     return state._replace(params=self._put(params, state.params))
 
   def exchange(
@@ -207,7 +188,7 @@ class Exchange(dense.Exchange):
   ) -> strategy_base.TrainState:
     """See the base."""
     grads = jax.device_get(state.optimizer)
-    params = self._pace.wait(
+    params = self._rows.wait(
       'step_dense', grads, examples > 0, float(learning_rate)
     )
     return self._learned(state, params, sent=grads)

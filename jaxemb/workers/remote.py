@@ -103,13 +103,12 @@ class Sharded:
   ) -> shards.Newer:
     """Joins the results; makes the records of rows that nobody changed."""
     of_shards = list(results.values())
-    is_known, known, clocks = (
-      np.concatenate([getattr(x, name) for x in of_shards])
-      for name in ('is_known', 'records', 'clocks')
-    )
+    clocks = np.concatenate([x.clocks for x in of_shards])
+    is_known = np.concatenate([x.is_known for x in of_shards])
+    records = np.concatenate([x.records for x in of_shards])
     indices = [request.indices[i][x.at] for i, x in results.items()]
-    records = known
     if not is_known.all():
+      known = records
       records = np.empty((len(clocks), self.num_bytes), np.uint8)
       records[is_known] = known
       ids = [request.args[i][0][x.at] for i, x in results.items()]
@@ -123,23 +122,17 @@ class Sharded:
       most_missed=max(x.most_missed for x in of_shards),
     )
 
-  def add_request(
-    self,
-    ids: np.ndarray,
-    deltas: np.ndarray,
-    updates: np.ndarray,
-    first_at: np.ndarray,
-    first: np.ndarray,
-  ) -> Request:
+  def add_request(self, push: shards.Push) -> Request:
     """See `shards.Shard.add`."""
-    number_of = np.full(len(ids), -1)
-    number_of[first_at] = np.arange(len(first_at))
-    request = self._split('add', ids, deltas, updates, number_of)
+    number_of = np.full(len(push.ids), -1)
+    number_of[push.first_at] = np.arange(len(push.first_at))
+    request = self._split('add', *push[:3], number_of)
     self._calls += 1
     args = {}
     for i, (*arrays, numbers) in request.args.items():
       new = np.flatnonzero(numbers >= 0)
-      args[i] = self.client, self._calls, *arrays, new, first[numbers[new]]
+      some = shards.Push(*arrays, first_at=new, first=push.first[numbers[new]])
+      args[i] = self.client, self._calls, some
     return request._replace(args=args)
 
   def check(self) -> None:

@@ -44,6 +44,18 @@ class Newer(NamedTuple):
   most_missed: int = 0
 
 
+class Push(NamedTuple):
+  """Updates of rows that a worker made."""
+
+  ids: np.ndarray  # [n], which differ
+  deltas: np.ndarray  # [n, num_bytes] uint8, records of float32
+  updates: np.ndarray  # [n] int64, of each row
+  # [m, num_bytes] uint8, the records of rows that nobody had changed, to the
+  # worker's knowledge, and which of n they are
+  first_at: np.ndarray
+  first: np.ndarray
+
+
 @numba.njit(nogil=True, cache=True)
 def _add(numbers, at, deltas, num_added):
   """Adds deltas [n, width] to rows at [n]; the last columns are replaced."""
@@ -110,25 +122,16 @@ class Shard:
     self._clocks[at] += updates
     self.updates += int(np.sum(updates))
 
-  def add(
-    self,
-    client: str,
-    call: int,
-    ids: np.ndarray,
-    deltas: np.ndarray,
-    updates: np.ndarray,
-    first_at: np.ndarray,
-    first: np.ndarray,
-  ) -> None:
-    """Adds records of float32 to the rows of ids [n] that differ.
+  def add(self, client: str, call: int, push: Push) -> None:
+    """Adds updates to rows, which begin as `push.first` unless they are known.
 
-    Rows ids[first_at] begin as the records `first`, unless they are known.
     Calls of a client have rising numbers. Updates of rows that this shard had
     and has not come back with are lost, as those before them.
     """
     if call <= self.done.get(client, -1):
       return
     self.done[client] = call
+    ids, deltas, updates, first_at, first = push
     at, is_known = self._find(ids)
     is_new = ~is_known[first_at]
     self._begin(at[first_at[is_new]], first[is_new])

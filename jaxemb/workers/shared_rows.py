@@ -51,6 +51,8 @@ from jaxemb.strategies import policies
 from jaxemb.tables import spec as spec_lib
 from jaxemb.workers import remote, shards
 
+_FEW_LOOKUPS = 1 << 12  # of a row, whose weights are computed once
+
 
 def num_updates(clocks: np.ndarray) -> np.ndarray:
   """[n] int64, updates that clocks [n] count; of `NEVER`, none."""
@@ -193,8 +195,8 @@ class Copies:
     rows: np.ndarray,
     weights: np.ndarray | None = None,
     num_weighted: int = 0,
-  ) -> np.ndarray:
-    """Returns [n, width] float32 to push before anything else is read.
+  ) -> shards.Push:
+    """Returns what to push before anything else is read.
 
     `rows` [n, width] float32 are those of the lines. Of the first
     `num_weighted` numbers a part is pushed, by weights [n] float32, and the
@@ -204,7 +206,7 @@ class Copies:
     self._clocks[lines] += pending.updates
     if weights is None:
       weights = np.ones(len(lines), np.float32)
-    return _settle(
+    deltas = _settle(
       rows,
       self._base,
       lines=lines,
@@ -212,15 +214,10 @@ class Copies:
       num_weighted=num_weighted,
       num_added=self._num_added,
     )
-
-  def push_request(
-    self, pending: Pending, deltas: np.ndarray
-  ) -> remote.Request:
-    """Pushes the deltas of `settle`."""
-    return self.table.add_request(
-      pending.ids,
-      deltas.view(np.uint8),
-      pending.updates,
+    return shards.Push(
+      ids=pending.ids,
+      deltas=deltas.view(np.uint8),
+      updates=pending.updates,
       first_at=pending.first_at,
       first=pending.first.view(np.uint8),
     )
@@ -287,37 +284,6 @@ class FloatRows:
     return state, errors
 
 
-class Pace:
-  """Says when a worker may begin a round: a stretch of steps."""
-
-  def __init__(
-    self, ask: Callable[..., Any] = lambda *_: None, waits: bool = False
-  ):
-    """`ask` calls a method of the coordinator; without `waits` it decides."""
-    self.ask, self._waits = ask, waits
-    self.waited_secs = 0.0
-
-  def wait(self, *args: Any) -> Any:
-    """Asks for what may depend on other workers, and times it."""
-    start = time.monotonic()
-    answer = self.ask(*args)
-    self.waited_secs += time.monotonic() - start
-    return answer
-
-  def start(self, index: int) -> None:
-    """Begins a dispatch, the `index`-th of its part of the data."""
-
-  def begin(self, stretch: fetching.Stretch) -> tuple[int, float]:
-    """Returns when the worker may begin a round.
-
-    The steps of the dispatch over which the learning rate falls, and the
-    examples of the round.
-    """
-    if self._waits:
-      self.wait('begin')
-    return stretch.block.count, stretch.examples
-
-
 class Used(NamedTuple):
   """Rows of a table that a stretch uses."""
 
@@ -366,15 +332,17 @@ class SharedRows(cached.Rows):
     super().__init__(tables, make_store, layouts)
     self._staleness, self._num_workers = staleness, num_workers
     self._memory_lookups = memory_lookups
-    self._weights = np.zeros(0, np.float32)  # by number of lookups
+    self._weights = np.zeros(0, np.float32)  # of few lookups, by their number
+    self._weights = self.weights(np.arange(_FEW_LOOKUPS))
     self.adds_up |= num_workers == 1
-    self.pace = Pace()  # until it joins others
+    self.join(lambda *_: None, waits=False)  # until there are others
+    self.waited_secs = 0.0  # for other workers
     self.most_missed = 0  # since it was last set to 0
     # Flushes so far: what was read before the last one lacks what it pushed.
     self._flushes = 0
     self._copies, self._last_lines = {}, {}
     # What was taken from the device, to be pushed when something is read.
-    self._pushes: list[tuple[str, Pending, np.ndarray]] = []
+    self._pushes: list[tuple[str, shards.Push]] = []
 
   def init(self, keys: Mapping[str, jax.Array]) -> None:
     """See the base; where others have begun, with their rows."""
@@ -396,17 +364,41 @@ class SharedRows(cached.Rows):
 
   def weights(self, lookups: np.ndarray) -> np.ndarray:
     """Returns [n] float32, the weights of pushes of rows with lookups [n]."""
-    most = np.max(lookups, initial=0)
-    if most >= len(self._weights):
-      times = np.arange(2 * most + 1) / self._memory_lookups
-      weights = policies.parallel_weights(times, self._num_workers, np)
-      self._weights = weights.astype(np.float32)
-    return self._weights[lookups]
+    if np.max(lookups, initial=0) < len(self._weights):
+      return self._weights[lookups]
+    times = lookups / self._memory_lookups
+    weights = policies.parallel_weights(times, self._num_workers, np)
+    return weights.astype(np.float32)
 
   def num_updates(self) -> int:
     """Updates of rows on the device that no shard has."""
-    taken = sum(int(np.sum(x.updates)) for _, x, _ in self._pushes)
+    taken = sum(int(np.sum(x.updates)) for _, x in self._pushes)
     return taken + sum(x.num_updates() for x in self._copies.values())
+
+  # Rounds, which are stretches of steps.
+
+  def join(self, ask: Callable[..., Any], waits: bool) -> None:
+    """Has the coordinator say when a round may begin, if that `waits`.
+
+    `ask` calls a method of the coordinator.
+    """
+    self.ask, self._waits = ask, waits
+
+  def wait(self, *args: Any) -> Any:
+    """Asks for what may depend on other workers, and times it."""
+    start = time.monotonic()
+    answer = self.ask(*args)
+    self.waited_secs += time.monotonic() - start
+    return answer
+
+  def start(self, index: int) -> None:
+    """Begins a dispatch, the `index`-th of its part of the data."""
+
+  def _begin_round(self, stretch: fetching.Stretch) -> tuple[int, float]:
+    """Returns steps and examples as `swap` does, once a round may begin."""
+    if self._waits:
+      self.wait('begin')
+    return stretch.block.count, stretch.examples
 
   # Between stretches.
 
@@ -430,18 +422,18 @@ class SharedRows(cached.Rows):
   def _exchange(self, used: Mapping[str, Used]) -> dict[str, shards.Newer]:
     """Pushes what was settled, and reads; in one call for each shard."""
     pushes, self._pushes = self._pushes, []
-    requests = [self._copies[k].push_request(x, y) for k, x, y in pushes]
+    requests = [self.stores[k].add_request(x) for k, x in pushes]
     reads = {
       k: self._copies[k].read_request(x.lines, x.ids) for k, x in used.items()
     }
     call = next(iter(self.stores.values())).call
     results = call([*requests, *reads.values()])[len(requests) :]
-    for name, pending, _ in pushes:
-      num, size = len(pending.ids), self.layouts[name].num_bytes
+    for name, push in pushes:
+      num, size = len(push.ids), self.layouts[name].num_bytes
       self.counts.add(
         rows_pushed=num,
-        updates_pushed=int(np.sum(pending.updates)),
-        bytes_sent=num * (16 + size) + len(pending.first_at) * size,
+        updates_pushed=int(np.sum(push.updates)),
+        bytes_sent=num * (16 + size) + len(push.first_at) * size,
       )
     newer = {}
     for (name, request), result in zip(reads.items(), results, strict=True):
@@ -462,7 +454,7 @@ class SharedRows(cached.Rows):
     self, tables: cached.Tables, stretch: fetching.Stretch, fetched: tuple
   ) -> tuple[cached.Tables, int, float]:
     """See the base."""
-    start, waited = time.monotonic(), self.pace.waited_secs
+    start, waited = time.monotonic(), self.waited_secs
     tables = dict(tables)
     for moves in stretch.moves:
       for name, (lines, _) in moves.out.items():
@@ -472,7 +464,7 @@ class SharedRows(cached.Rows):
     for name, used in fetched[1].items():
       self._copies[name].begin(used.lines, used.updates)
       self._last_lines[name] = used.lines
-    secs = time.monotonic() - start - (self.pace.waited_secs - waited)
+    secs = time.monotonic() - start - (self.waited_secs - waited)
     self.counts.add(fetch_secs=secs, fetch_waited_secs=secs)
     return tables, *begun
 
@@ -483,7 +475,7 @@ class SharedRows(cached.Rows):
       newer = self._exchange(used)
     self._commit(tables, used, newer)
     self._settle_due(tables)
-    return self.pace.begin(stretch)
+    return self._begin_round(stretch)
 
   def _commit(self, tables, used, newer):
     for name, new in newer.items():
@@ -511,10 +503,10 @@ class SharedRows(cached.Rows):
     rows, weights, num_weighted = layout.read(tables[name], lines), None, 0
     if not self.adds_up:
       weights, num_weighted = self.weights(pending.updates), layout.dim
-    deltas = self._copies[name].settle(
+    push = self._copies[name].settle(
       pending, rows, weights, num_weighted=num_weighted
     )
-    self._pushes.append((name, pending, deltas))
+    self._pushes.append((name, push))
     if stays and num_weighted:
       self._write(name, tables, lines, rows=rows)
 

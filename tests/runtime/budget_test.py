@@ -38,9 +38,7 @@ def test_synthetic_data_that_does_not_fit_is_refused(monkeypatch, tmp_path):
     lambda: toygraph.make('toygraph:1000'),
     lambda: toyclicks.write(tmp_path, 3000),
   ):
-    with pytest.raises(
-      errors.UserError, match='[23] MB of memory .*, and 2 MB'
-    ):
+    with pytest.raises(errors.UserError, match='takes 0.00[23] GB .* 0.002 GB'):
       make()
 
 
@@ -52,7 +50,9 @@ def test_a_step_that_does_not_fit_is_refused(monkeypatch):
   program = types.SimpleNamespace(memory_analysis=lambda: sizes)
   devices = jax.devices()[:2]
   budget.check_step(program, devices[:1], SMALLER)
-  with pytest.raises(errors.UserError, match='a step needs 1.2 GB on the host'):
+  with pytest.raises(
+    errors.UserError, match='a step needs 1.2 GB on each host'
+  ):
     budget.check_step(program, devices, SMALLER)
 
 

@@ -85,11 +85,11 @@ def _check(job, code=0, secs=300, others=()):
   return job.said()
 
 
-def _wait_until(condition, job, secs=200):
-  deadline = time.monotonic() + secs
+def _wait_until(condition, job=None):
+  deadline = time.monotonic() + 200
   while not condition():
     assert time.monotonic() < deadline
-    assert job.is_running(), job.said()
+    assert not job or job.is_running(), job.said()
     time.sleep(0.02)
 
 
@@ -125,8 +125,8 @@ def _check_same(workdir, folder):
   np.testing.assert_allclose(ours, theirs, 1e-5, 1e-5)
 
 
-def _join_agree_and_stop(host, port, i):
-  distributed.join(distributed.Job(f'{host}:{port}', 2, i))
+def _join_agree_and_stop(port, i):
+  distributed.join(distributed.Job(f'127.0.0.1:{port}', 2, i))
   monitor = distributed.Monitor()
   distributed.agree('setting', {'a': 1})
   jax.config.update('jax_num_cpu_devices', 3)  # fails once JAX has started
@@ -147,17 +147,10 @@ def _join_agree_and_stop(host, port, i):
   distributed.leave(distributed.STOPPED)
 
 
-def _addresses():
-  """Loopback, and one at which others reach this machine, if it has any."""
-  found = [y for x in psutil.net_if_addrs().values() for y in x]
-  found = [x.address for x in found if x.family == socket.AF_INET]
-  return '127.0.0.1', *[x for x in found if not x.startswith('127.')][:1]
-
-
 @pytest.mark.slow
 def test_two_processes_join_agree_and_stop():
-  host, port = '127.0.0.1', forked.free_port()
-  both = _fork(_join_agree_and_stop, (host, port, 0), (host, port, 1))
+  port = forked.free_port()
+  both = _fork(_join_agree_and_stop, (port, 0), (port, 1))
   assert _codes(both) == [distributed.STOPPED] * 2
 
 
@@ -195,10 +188,7 @@ def test_who_is_late_to_end_is_waited_for(tmp_path, asked, expected):
       for i, code in enumerate(asked)
     ),
   )
-  deadline = time.monotonic() + 60
-  while len(list(tmp_path.iterdir())) < num:
-    assert time.monotonic() < deadline
-    time.sleep(0.02)
+  _wait_until(lambda: len(list(tmp_path.iterdir())) == num)
   last = psutil.Process(processes[-1].pid)
   last.suspend()
   (tmp_path / 'end').touch()
@@ -225,10 +215,7 @@ def test_who_is_lost_while_the_first_writes_is_noticed(tmp_path):
   """JAX would wait ten minutes for it to leave, and then abort."""
   port, told = forked.free_port(), tmp_path / 'told'
   first, other = _fork(_end_after_all, (port, 0, told), (port, 1, told))
-  deadline = time.monotonic() + 60
-  while not told.exists():
-    assert time.monotonic() < deadline
-    time.sleep(0.02)
+  _wait_until(told.exists)
   other.kill()
   first.join(20)
   assert first.exitcode == distributed.STOPPED
@@ -261,10 +248,12 @@ def test_addresses_where_names_mean_loopback(monkeypatch):
     monkeypatch.setattr(socket, 'gethostbyname', lambda name, a=address: a)
     assert distributed.bind_host('here') == bound
   assert not distributed.reachable_address('localhost', 9)
-  if others := _addresses()[1:]:
-    monkeypatch.setattr(distributed, '_OUTSIDE', others[0])
+  found = [y for x in psutil.net_if_addrs().values() for y in x]
+  found = [x.address for x in found if x.family == socket.AF_INET]
+  if outside := [x for x in found if not x.startswith('127.')][:1]:
+    monkeypatch.setattr(distributed, '_OUTSIDE', *outside)
     name = socket.gethostname()
-    assert distributed.reachable_address(name, 9) == others[0]
+    assert distributed.reachable_address(name, 9) == outside[0]
 
 
 def _join_alone(port):

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from jaxemb.strategies import base
-from jaxemb.workers import coordinator, dense, lockstep, shared_rows
+from jaxemb.workers import coordinator, dense, lockstep
 from tests import dispatches
 from tests.strategies import kinds_test
 from tests.workers import local_cluster
@@ -73,19 +73,15 @@ def _train(number, made, actor, pace, work):
   def ask(method, *args):
     return actor.ask(method, number, start, *args)
 
-  if pace == 'bsp':
-    pace, make = lockstep.Pace(ask), lockstep.Exchange
-  else:
-    pace, make = shared_rows.Pace(ask), dense.Exchange
-  store.rows.pace = pace
-  size = made.trainable.steps.part_examples
-  exchange = make(pace, store.rows.weights, size)
+  store.rows.join(ask, waits=False)
+  make = lockstep.Exchange if pace == 'bsp' else dense.Exchange
+  exchange = make(store.rows, made.trainable.steps.part_examples)
   store.share(exchange)
   state = exchange.begin(strategy.init(jax.random.key(0)))
   for i, (batch, schedule) in enumerate(work):
     batch = jax.tree.map(lambda x: x[number : number + 1], batch)
     now = schedule._replace(parts_before=np.int32(number))
-    pace.start(i)
+    store.rows.start(i)
     state, found = dispatches.run(strategy, state, batch, now)
     losses.append(found.steps.loss / found.steps.examples)
   ask('lease', None, number)

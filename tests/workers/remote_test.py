@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb.workers import remote, shared_rows
+from jaxemb.workers import remote, shards, shared_rows
 
 ROWS, WIDTH = 301, 4
 pytestmark = pytest.mark.slow
@@ -41,8 +41,8 @@ def _table(cluster, folder, name, num=3, secs=1e9, client=''):
 
 
 def _push(worker, pending, rows):
-  deltas = worker.settle(pending, rows[pending.lines])
-  worker.table.call([worker.push_request(pending, deltas)])
+  push = worker.settle(pending, rows[pending.lines])
+  worker.table.call([worker.table.add_request(push)])
 
 
 def _newer(table, request):
@@ -160,7 +160,8 @@ def test_a_shard_that_was_suspended_is_asked_again(
       raise
 
   monkeypatch.setattr(ray, 'get', get_or_resume)
-  table.call([table.add_request(ids, rows, one, ids, rows)])
+  push = shards.Push(ids, rows, one, ids, rows)
+  table.call([table.add_request(push)])
   # Both calls have come, and one was done.
   np.testing.assert_array_equal(
     table.read(ids).view(np.float32), 2 * rows.view(np.float32)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from jaxemb.data import windows
-from jaxemb.workers import shared_rows
 from tests import dispatches
 from tests.workers import local_cluster
 
@@ -17,28 +16,16 @@ VOCAB, DIM, WINDOW, CHUNK, WORDS, STEPS = 400, 12, 2, 8, 16, 50
 COUNTS = np.maximum(20_000 // np.arange(1, VOCAB + 1), 1)
 
 
-class Abreast(shared_rows.Pace):
-  """Has threads begin their stretches together, and read ahead."""
+def abreast(num):
+  """What threads ask so that they begin, and push, together."""
+  barrier = threading.Barrier(num)
 
-  def __init__(self, num):
-    super().__init__()
-    self.barrier = threading.Barrier(num)
+  def ask(method, *args):
+    if method != 'has_read':
+      barrier.wait(60)
+    return args[1:]  # of workers in lockstep, whose rounds are alike
 
-  def begin(self, stretch):
-    """See `shared_rows.Pace`."""
-    self.barrier.wait(60)
-    return super().begin(stretch)
-
-
-class Lockstep(Abreast):
-  """Has threads begin their stretches together, and push together."""
-
-  def has_read(self):
-    """See `shared_rows.Pace`."""
-
-  def end(self):
-    """See `shared_rows.Pace`."""
-    self.barrier.wait(60)
+  return ask
 
 
 def trainers(num, settings, cluster, fused=False, **fixed):
@@ -99,11 +86,12 @@ def train(trainer, part, work, exports=False):
   return losses
 
 
-def run(made, pace, work):
+def run(made, work):
   """All workers side by side; their losses."""
+  ask = abreast(len(made))
   with futures.ThreadPoolExecutor(len(made)) as pool:
     for trainer in made:
-      trainer.strategy.store.rows.pace = pace
+      trainer.strategy.store.rows.join(ask, waits=True)
     args = made, range(len(made)), [work] * len(made)
     return list(pool.map(train, *args))
 
@@ -141,7 +129,7 @@ def test_lockstep_without_staleness_is_synchronous():
   settings = {'strategy.pace': 'bsp', 'table.staleness': 0}
   made = trainers(num, {**common, **settings}, local_cluster.Cluster())
   work = batches(num, 4, made[0].trainable.steps, 0.02)
-  losses = run(made, Lockstep(num), work)
+  losses = run(made, work)
   expected, expected_losses = alone(num, common, work)
   np.testing.assert_allclose(np.sum(losses, 0), expected_losses, rtol=1e-5)
   for name, found in rows(made[0]).items():
@@ -202,7 +190,7 @@ def test_workers_that_never_wait_learn_as_much(staleness):
     4, settings, cluster := local_cluster.Cluster(), True, memory_lookups=20.0
   )
   work, expected = _losses_of_four()
-  losses = np.sum(run(made, Abreast(len(made)), work), 0)
+  losses = np.sum(run(made, work), 0)
   assert losses[-1] < (1.3 if staleness > 0 else 1.1) * expected[-1]
   counts = [x.strategy.store.take_counts() for x in made]
   for found, trainer in zip(counts, made, strict=True):

@@ -44,8 +44,7 @@ class _Worker:
 
   def push(self, pending):
     ids = pending.ids
-    push = self.copies.push_request(pending, self.settle(pending))
-    self.table.call([push])
+    self.table.call([self.table.add_request(self.settle(pending))])
     np.testing.assert_array_equal(pending.updates, self.pending[ids])
     self.pushed[ids] += pending.updates
     self.pending[ids], self.sums[ids] = 0, 0
@@ -173,22 +172,18 @@ def test_rows_read_while_a_stretch_runs_lose_nothing(bound):
   ahead = {}
   for _ in range(1000):
     worker = workers[rng.integers(WORKERS)]
-    copies_ = worker.copies
     # The stretch before has run while this one's rows were read.
     moves, newer, lines, ids = ahead.pop(worker.number, [None] * 4)
     if newer is not None:
-      leaving = copies_.leave(moves.out['x'][0])
-      gone = worker.settle(leaving)
+      gone = worker.settle(worker.copies.leave(moves.out['x'][0]))
       worker.commit(lines, ids, newer)
-      due = copies_.due(worker.lines)
-      kept = worker.settle(due)
+      kept = worker.settle(worker.copies.due(worker.lines))
       updates = rng.integers(1, 4, len(ids))
       deltas = rng.integers(-3, 4, (len(ids), ADDED))
       worker.train(lines, ids, updates, deltas)
       sums[ids] += deltas
       # Beside the steps.
-      for pending, deltas in ((leaving, gone), (due, kept)):
-        servers.call([copies_.push_request(pending, deltas)])
+      servers.call([worker.table.add_request(x) for x in (gone, kept)])
       worker.lines = lines
     else:
       worker.lines = np.zeros(0, np.int64)
@@ -198,9 +193,8 @@ def test_rows_read_while_a_stretch_runs_lose_nothing(bound):
     lines = worker.cache.cache_row_of[ids]
     ahead[worker.number] = moves, worker.read(lines, ids), lines, ids
   for worker in workers:
-    pending = worker.copies.all()
-    push = worker.copies.push_request(pending, worker.settle(pending))
-    servers.call([push])
+    push = worker.settle(worker.copies.all())
+    servers.call([worker.table.add_request(push)])
   np.testing.assert_array_equal(_state(servers)[0][:, :ADDED], sums)
 
 
@@ -238,9 +232,8 @@ def test_a_call_that_is_repeated_is_done_once():
   servers = local_cluster.Cluster()
   table, ids = _table(servers), np.array([3, 8, 9])
   deltas = np.ones((3, WIDTH), np.float32).view(np.uint8)
-  request = table.add_request(
-    ids, deltas, np.full(3, 2), first_at=np.arange(3), first=_make(ids)
-  )
+  push = shards.Push(ids, deltas, np.full(3, 2), np.arange(3), _make(ids))
+  request = table.add_request(push)
   for _ in range(2):
     servers.call([request])
   rows, clocks = _state(servers)
