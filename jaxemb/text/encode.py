@@ -40,7 +40,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
 from jaxemb import errors
@@ -56,6 +55,7 @@ from jaxemb.text import tokenize, wiki
 MAX_HELD_WORDS = 1 << 22  # words of a table in memory, some 200 MB
 
 _FORMAT = 10
+_UNKNOWN = -2  # the new id of a word outside the vocabulary
 _SHOWN_CHARS = 60  # of the first line of a text
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
 
@@ -193,8 +193,7 @@ class _Piece(NamedTuple):
   def open(self) -> tuple[tokenize.Words, np.ndarray]:
     """Returns its words, sorted by hash, and its text as their indices."""
     n = self.num_different
-    # Copy-on-write, as numba compiles again for read-only arrays.
-    data = np.asarray(np.memmap(self.path, np.uint8, 'c'))
+    data = np.asarray(np.memmap(self.path, np.uint8, 'r'))
     numbers = data[: 8 * (3 * n + 1)].view(np.int64)
     hashes, counts, starts = np.split(numbers, [n, 2 * n])
     first = len(data) - starts[-1]
@@ -421,9 +420,6 @@ class _Encoder:
       ) as strippers,
     ):
       jobs = [file_readers.submit(read_source, i) for i in range(len(files))]
-      # Compiled meanwhile, as it takes numba a second.
-      ids, new_ids = np.zeros(1, np.int32), np.zeros(1, np.int64)
-      file_readers.submit(lambda: block_starts(_map_ids(ids, new_ids), 1))
       try:
         pending = set(jobs)
         while pending:
@@ -529,7 +525,8 @@ class _Encoder:
       words, ids = piece.open()
       places = np.searchsorted(hashes[:-1], words.hashes)
       is_known = hashes[places] == words.hashes
-      ids = _map_ids(ids, np.where(is_known, order[places], -1))
+      new_ids = np.where(is_known, order[places], _UNKNOWN)
+      ids = _map_ids(ids, np.append(new_ids, tokenize.END).astype(np.int32))
       sha256 = hashlib.sha256(ids).hexdigest()
       return piece, ids, sha256, *block_starts(ids, blocks_lib.BLOCK_WORDS)
 
@@ -649,24 +646,19 @@ def _start_stripper() -> None:
   threading.Thread(target=watch, daemon=True).start()
 
 
-@numba.njit(nogil=True, cache=True)
-def _map_ids(ids, new_ids):
-  """Translates ids; drops words whose new id is -1, and repeated ENDs."""
-  out = np.empty(len(ids), np.int32)
-  n = 0
-  for i in range(len(ids)):
-    if ids[i] == tokenize.END:
-      # Also at the start: the sentence may have begun in the piece before.
-      if n == 0 or out[n - 1] != tokenize.END:
-        out[n] = tokenize.END
-        n += 1
-    else:
-      out[n] = new_ids[ids[i]]
-      n += out[n] >= 0
-  return out[:n].copy()
+def _map_ids(ids: np.ndarray, new_ids: np.ndarray) -> np.ndarray:
+  """Translates ids; drops words that have none, and repeated ENDs.
+
+  `new_ids` has END behind those of the words, which may be `_UNKNOWN`.
+  """
+  mapped = new_ids[ids]
+  mapped = mapped[mapped != _UNKNOWN]
+  is_end = mapped == tokenize.END
+  # Not the first: the sentence may have begun in the piece before.
+  is_repeated = np.append(False, is_end[1:] & is_end[:-1])[: len(mapped)]
+  return mapped[~is_repeated]
 
 
-@numba.njit(nogil=True, cache=True)
 def block_starts(
   ids: np.ndarray, block_words: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -675,29 +667,23 @@ def block_starts(
   A block has at most `block_words` words and ends with a sentence; a sentence
   longer than a block is cut.
   """
-  # Two blocks in a row have more than `block_words`.
-  starts = np.empty(2 * len(ids) // block_words + 1, np.int64)
-  sizes = np.empty_like(starts)
-  n = block = words = 0  # start and words of this block
-  sentence = sentence_words = 0  # and of this sentence
-  for i in range(len(ids)):
-    if ids[i] == tokenize.END:
-      sentence = i + 1
-      sentence_words = 0
-      continue
-    if words == block_words:
-      is_cut = sentence_words >= words  # within a sentence
-      starts[n] = block
-      sizes[n] = words if is_cut else words - sentence_words
-      block = i if is_cut else sentence
-      words -= sizes[n]
-      n += 1
-    words += 1
-    sentence_words += 1
-  if words > 0:
-    starts[n], sizes[n] = block, words
-    n += 1
-  return starts[:n], sizes[:n]
+  ends = np.flatnonzero(ids == tokenize.END)
+  words_before = ends - np.arange(len(ends))  # each END
+  num_words = len(ids) - len(ends)
+  starts, firsts, first = [], [], 0  # of blocks, in ids and in words
+  start = 0
+  while first < num_words:
+    starts.append(start)
+    firsts.append(first)
+    stop = first + block_words
+    if stop >= num_words:
+      break
+    num_ends = int(np.searchsorted(words_before, stop, 'right'))
+    sentence = int(words_before[num_ends - 1]) if num_ends else 0
+    first = sentence if sentence > first else stop
+    start = first + num_ends
+  sizes = np.diff(firsts, append=num_words)
+  return np.array(starts, np.int64), sizes[: len(starts)].astype(np.int64)
 
 
 def _open(folder: pathlib.Path) -> Encoded:

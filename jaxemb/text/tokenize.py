@@ -58,6 +58,7 @@ EMOJI = 7  # a word of its own, or dropped and counted
 
 _LINE_ENDS = '\n\r\x85\u2028\u2029'
 _ZWJ = 0x200D
+_SMALL_L = ord('l')
 # And the vowel separator of Mongolian, and gershayim.
 _JOINERS = '\u200c\u200d\u180e\u05f4'
 # Punctuation that stands within words: Armenian, Hebrew, letters of Africa.
@@ -187,30 +188,17 @@ def _empty(max_words: int, max_bytes: int) -> _Table:
   )
 
 
-# Compiled functions are few and use loops: an assignment to a slice takes numba
-# two seconds to compile. Tables grow outside of them.
-
-
-@numba.njit(nogil=True)
-def _finished(h):
-  # FNV mixes low bits badly, and the first letter of a word its high bits.
-  return np.int64(((h ^ (h >> np.uint64(32))) * _MIX) >> np.uint64(2))
-
-
-@numba.njit(nogil=True)
-def _find(slots, hashes, hashed):
-  """Returns the slot of the word with a hash, empty if it is new."""
-  slot = (hashed >> 16) & (len(slots) - 1)
-  while slots[slot] >= 0 and hashes[slots[slot]] != hashed:
-    slot = (slot + 1) & (len(slots) - 1)
-  return slot
-
-
-@numba.njit(nogil=True, cache=True)
-def _place(hashes, slots):
-  """Fills the empty slots of a table."""
-  for entry in range(len(hashes)):
-    slots[_find(slots, hashes, hashes[entry])] = entry
+def _placed(hashes: np.ndarray, num_slots: int) -> np.ndarray:
+  """Returns the slots of a table that holds words with these hashes."""
+  slots = np.full(num_slots, -1, np.int32)
+  entries = np.arange(len(hashes), dtype=np.int32)
+  places = (hashes >> 16) & (num_slots - 1)
+  while len(entries):
+    is_free = slots[places] < 0
+    slots[places[is_free]] = entries[is_free]
+    is_left = slots[places] != entries
+    entries, places = entries[is_left], (places[is_left] + 1) & (num_slots - 1)
+  return slots
 
 
 def _grown(table: _Table) -> _Table:
@@ -220,8 +208,7 @@ def _grown(table: _Table) -> _Table:
   out.hashes[:n], out.counts[:n], out.starts[: n + 1] = words[:3]
   out.arena[: len(words.arena)] = words.arena
   out.size[0] = n
-  _place(words.hashes, out.slots)
-  return out
+  return out._replace(slots=_placed(words.hashes, len(out.slots)))
 
 
 def concatenated(parts: Iterable[Words]) -> Words:
@@ -301,6 +288,10 @@ def _kind_of_word(char: str) -> int:
   return MARK if any(ord(char) in x for x in _VISIBLE_FORMATS) else IGNORED
 
 
+# Numba takes a second to compile what slices arrays or calls many functions:
+# these are few and use loops. Tables grow outside of them.
+
+
 @numba.njit(nogil=True)
 def _decode(text, i):
   """Returns a code point and its number of bytes; (-1, 1) if invalid."""
@@ -321,8 +312,8 @@ def _decode(text, i):
 
 
 @numba.njit(nogil=True)
-def _copy_emoji(text, i, points, to):
-  """Copies the emoji at `i`; returns its number of bytes, and of those copied.
+def _emoji_bytes(text, i, points):
+  """Returns the number of bytes of the emoji at `i`.
 
   As in UAX 29, marks, skin tones and tags belong to it, and other emoji behind
   a joiner; two letters of a flag are one.
@@ -349,17 +340,7 @@ def _copy_emoji(text, i, points, to):
       break
     is_joined, is_half = point == _ZWJ, is_half and not is_emoji
     end += length
-  length = min(end - i, _MAX_WRITTEN_BYTES)
-  for j in range(length):
-    to[j] = text[i + j]
-  return end - i, length
-
-
-@numba.njit(nogil=True)
-def _is_between_l(text, i):
-  """Whether the same l is on both sides of a middle dot."""
-  before, after = text[i - 1], text[min(i + 2, len(text) - 1)]
-  return i > 0 and before == after and before | 32 == ord('l')
+  return end - i
 
 
 @numba.njit(nogil=True)
@@ -370,58 +351,72 @@ def _is_written(char, i, length, signs):
   word before that joiner, which goes if the joiner ends the word.
   """
   kind, point, step = char
+  end = i + step
   if length == 0:
     return False
   if kind == MARK or point == _ZWJ and i == signs[0]:
     # Behind a virama a joiner makes a letter, also at the end of a word.
-    signs[0] = i + step
+    signs[0] = end
     return True
   if kind == JOINER and i != signs[1]:
-    signs[1], signs[2] = i + step, length
+    signs[1], signs[2] = end, length
     return True
   # Of several joiners in a row the first stays.
-  signs[0] += step * (i == signs[0])
-  signs[1] += step * (i == signs[1])
+  for j in range(2):
+    if signs[j] == i:
+      signs[j] = end
   return False
 
 
 @numba.njit(nogil=True)
-def _hash(word):
+def _is_between_l(text, i):
+  """Whether the same l is on both sides of a middle dot."""
+  is_between = 0 < i < len(text) - 2 and text[i - 1] == text[i + 2]
+  return is_between and text[i - 1] | 32 == _SMALL_L
+
+
+@numba.njit(nogil=True)
+def _append(out, arena, first, length, h):
+  """Writes a character behind a word; returns the new length and hash."""
+  while out != 0:
+    if length < _MAX_WRITTEN_BYTES:
+      arena[first + length] = out & 0xFF
+      length += 1
+      h = (h ^ np.uint64(out & 0xFF)) * _FNV_PRIME
+    out >>= 8
+  return length, h
+
+
+@numba.njit(nogil=True)
+def _hash(arena, first, stop):
   h = _FNV_BASIS
-  for byte in word:
-    h = (h ^ np.uint64(byte)) * _FNV_PRIME
+  for i in range(first, stop):
+    h = (h ^ np.uint64(arena[i])) * _FNV_PRIME
   return h
 
 
 @numba.njit(nogil=True)
-def _insert(table, slot, hashed, length):
-  """Adds the word at the end of the arena."""
-  slots, hashes, counts, starts, _, size = table
-  entry = size[0]
-  slots[slot], hashes[entry], counts[entry] = entry, hashed, 0
-  starts[entry + 1], size[0] = starts[entry] + length, entry + 1
-
-
-@numba.njit(nogil=True)
-def _room(table):
-  """Returns where the next word goes, and whether there is room for one."""
-  _, hashes, _, starts, arena, size = table
-  first = starts[size[0]]
-  is_room = first + _MAX_WRITTEN_BYTES <= len(arena) and size[0] < len(hashes)
-  return first, is_room
+def _find(slots, hashes, h):
+  """Returns the slot of a word, empty if it is new, and its mixed hash."""
+  # FNV mixes low bits badly, and the first letter of a word its high bits.
+  hashed = np.int64(((h ^ (h >> np.uint64(32))) * _MIX) >> np.uint64(2))
+  slot = (hashed >> 16) & (len(slots) - 1)
+  while slots[slot] >= 0 and hashes[slots[slot]] != hashed:
+    slot = (slot + 1) & (len(slots) - 1)
+  return slot, hashed
 
 
 @numba.njit(nogil=True, cache=True)
-def _read(text, i, points, table, ids, n, dropped, has_emoji):
+def _read(text, i, points, table, ids, n, signs, dropped, has_emoji):
   """Writes ids at `ids[n:]` from position `i` on, while the table has room.
 
   Returns the position reached, between words, and the new n. Counts what is
   `dropped`: invalid bytes, overlong words, emoji.
   """
-  slots, hashes, counts, _, arena, _ = table
+  slots, hashes, counts, starts, arena, size = table
   # A word is written to the end of the arena, where it stays if it is new.
-  length, h, signs = 0, _FNV_BASIS, np.full(3, -1)
-  first, has_room = _room(table)
+  length, h, first = np.int64(0), _FNV_BASIS, starts[size[0]]
+  has_room, max_first = True, len(arena) - _MAX_WRITTEN_BYTES
   while has_room and i <= len(text):
     # The end of the text ends a word like white space.
     point, step = np.int64(text[i]) if i < len(text) else 32, 1
@@ -439,31 +434,30 @@ def _read(text, i, points, table, ids, n, dropped, has_emoji):
       kind = JOINER if _is_between_l(text, i) else SEPARATOR
     if kind < SEPARATOR:
       if kind != LETTER:
-        out *= _is_written((kind, point, step), i, length, signs=signs)
-      while out != 0:
-        if length < _MAX_WRITTEN_BYTES:
-          arena[first + length] = out & 0xFF
-          length += 1
-          h = (h ^ np.uint64(out & 0xFF)) * _FNV_PRIME
-        out >>= 8
+        out *= _is_written((kind, point, step), i, length, signs)
+      length, h = _append(out, arena, first, length, h)
       i += step
       continue
-    if i == signs[1] and length > 0:
-      length, h = signs[2], _hash(arena[first : first + signs[2]])
+    if i == signs[1] and length > 0:  # the joiner at its end goes
+      length, h = signs[2], _hash(arena, first, first + signs[2])
     if kind == EMOJI and length > 0:
       step = 0  # the word before it ends first
     elif kind == EMOJI:
-      step, length = _copy_emoji(text, i, points, to=arena[first:])
-      h, length = _hash(arena[first : first + length]), length * has_emoji
+      step = _emoji_bytes(text, i, points)
       dropped[2] += not has_emoji
+      for j in range(i, i + step * has_emoji):
+        length, h = _append(np.int64(text[j]), arena, first, length, h)
     dropped[1] += length > MAX_WORD_BYTES
     if 0 < length <= MAX_WORD_BYTES:
-      slot = _find(slots, hashes, _finished(h))
-      if slots[slot] < 0:
-        _insert(table, slot, _finished(h), length=length)
-        first, has_room = _room(table)
-      counts[slots[slot]] += 1
-      ids[n] = slots[slot]
+      slot, hashed = _find(slots, hashes, h)
+      entry = slots[slot]
+      if entry < 0:
+        slots[slot] = entry = size[0]
+        hashes[entry], counts[entry], size[0] = hashed, 0, entry + 1
+        starts[entry + 1] = first = first + length
+        has_room = first <= max_first and size[0] < len(hashes)
+      counts[entry] += 1
+      ids[n] = entry
       n += 1
     length, h = 0, _FNV_BASIS
     # At the start, too: the line may begin in the piece before.
@@ -487,19 +481,11 @@ def tokenize(
   """
   data = np.frombuffer(text, np.uint8)
   points = code_points(definition.removesuffix('+emoji'), lowercase)
-  ids, dropped = np.empty(len(data) + 2, np.int32), np.zeros(3, np.int64)
-  table, i, n = _empty(1 << 15, 1 << 18), 0, 0
+  ids, table = np.empty(len(data) + 2, np.int32), _empty(1 << 15, 1 << 18)
+  signs, dropped = np.full(3, -1), np.zeros(3, np.int64)
+  has_emoji, i, n = definition.endswith('+emoji'), 0, 0
   while i <= len(data):
-    i, n = _read(
-      data,
-      i,
-      points,
-      table=table,
-      ids=ids,
-      n=n,
-      dropped=dropped,
-      has_emoji=definition.endswith('+emoji'),
-    )
+    i, n = _read(data, i, points, table, ids, n, signs, dropped, has_emoji)
     if i <= len(data):
       table = _grown(table)
   if ends_line and (n == 0 or ids[n - 1] != END):
