@@ -134,7 +134,7 @@ class Embeddings:
     """Returns -1 if unknown; white space is looked up as underscores, too."""
     row = self.key_to_index.get(word, -1)
     if row == -1 and word:
-      name = word2vec_format.spell([word])[0][0].decode()
+      name = word2vec_format.spell([word])[0][0]
       # Where another word has that name, two rows might be meant.
       if f'{name}_' not in self.key_to_index:
         row = self.key_to_index.get(name, -1)
@@ -221,20 +221,17 @@ class Embeddings:
     weights = np.ones(len(keys)) if weights is None else np.asarray(weights)
     if len(weights) != len(keys):
       raise ValueError(f'{len(weights)} weights do not fit {len(keys)} keys')
-    is_known = [isinstance(x, np.ndarray) or x in self for x in keys]
-    if not ignore_missing and not all(is_known):
-      raise errors.UnknownWordError(
-        keys[is_known.index(False)], self.index_to_key
-      )
-    weights = weights[is_known]
-    if not np.any(weights):
-      raise ValueError('none of the words has a vector and a weight')
-    _warn_of_unknown(keys, is_known)
+    words = [x for x in keys if not isinstance(x, np.ndarray)]
+    if ignore_missing:
+      words = self._known(words)
     rows = [
       x if isinstance(x, np.ndarray) else self.get_vector(x, pre_normalize)
-      for x, known in zip(keys, is_known, strict=True)
-      if known
+      for x in keys
+      if isinstance(x, np.ndarray) or x in words
     ]
+    weights = weights[[isinstance(x, np.ndarray) or x in words for x in keys]]
+    if not np.any(weights):
+      raise ValueError('none of the words has a vector and a weight')
     mean = weights @ np.stack(rows) / np.abs(weights).sum()
     return np.float32(geometry.unit_vector(mean) if post_normalize else mean)
 
@@ -272,13 +269,17 @@ class Embeddings:
 
   def vectors_for_all(self, keys: Iterable[Word]) -> 'Embeddings':
     """Returns the vectors of different words, in order; warns of unknown."""
-    keys = list(dict.fromkeys(map(_name, keys)))
-    is_known = [key in self for key in keys]
-    _warn_of_unknown(keys, is_known)
-    words = [x for x, known in zip(keys, is_known, strict=True) if known]
+    words = self._known(list(dict.fromkeys(map(_name, keys))))
     rows = [self.get_index(x) for x in words]
     counts = None if self.counts is None else self.counts[rows]
     return Embeddings(words, self[words], counts)
+
+  def _known(self, words: Sequence[Word]) -> list[Word]:
+    """Returns the words that have vectors; warns of others."""
+    if unknown := [str(word) for word in words if word not in self]:
+      line = f'left out, without vectors: {", ".join(unknown)}'
+      warnings.warn(line, stacklevel=3)
+    return [word for word in words if word in self]
 
   def edge_scores(self, edges: Sequence[tuple[str, ...]]) -> np.ndarray:
     """Returns the scores that rank held-out edges, [n] float32.
@@ -422,12 +423,8 @@ class Embeddings:
     restrict_vocab: int | None = None,
   ) -> Ranked:
     """Finds the words nearest to a [dim] vector; see `most_similar`."""
-    return self.most_similar(
-      [np.asarray(vector, np.float32)],
-      negative=(),
-      topn=topn,
-      restrict_vocab=restrict_vocab,
-    )
+    vector = np.asarray(vector, np.float32)
+    return self.most_similar([vector], topn=topn, restrict_vocab=restrict_vocab)
 
   def analogy(self, a: str, b: str, c: str, topn: int | None = 10) -> Ranked:
     """Finds words d such that a is to b as c is to d (3CosAdd)."""
@@ -436,13 +433,11 @@ class Embeddings:
   def senses(self, word: str) -> list[tuple[str, float]]:
     """Returns (name of the row, prior) of every sense of a word."""
     table, word = self.sense_table, _name(word)
-    if table is None:
-      return [(self.index_to_key[self.get_index(word)], 1.0)]
-    if word in table.index:
-      rows = table.rows(table.index[word])
-    else:
+    if table is None or word not in table.index:
       row = self.get_index(word)
-      rows = slice(row, row + 1)
+      prior = 1.0 if table is None else float(table.priors[row])
+      return [(self.index_to_key[row], prior)]
+    rows = table.rows(table.index[word])
     names, priors = self.index_to_key[rows], table.priors[rows].tolist()
     return list(zip(names, priors, strict=True))
 
@@ -488,11 +483,9 @@ class Embeddings:
 
     Raises a `ValueError` if no word is known.
     """
-    is_known = [word in self for word in words]
-    if not any(is_known):
+    known = self._known(words)
+    if not known:
       raise ValueError('none of the words has a vector')
-    _warn_of_unknown(words, is_known)
-    known = [x for x, known in zip(words, is_known, strict=True) if known]
     directions = np.stack([self.get_vector(word, norm=True) for word in known])
     cosines = directions @ directions.mean(axis=0)
     return min(zip(cosines.tolist(), known, strict=True))[1]
@@ -574,10 +567,7 @@ class Embeddings:
       raise ValueError(f'similarity_function is one of {", ".join(functions)}')
     measure = functions.index(similarity_function)
     benchmark, searched = self._read(
-      'analogies',
-      path=analogies,
-      limit=restrict_vocab,
-      is_upper=case_insensitive,
+      'analogies', analogies, restrict_vocab, case_insensitive
     )
     is_found, is_right = searched.solve(benchmark)
     sections = {
@@ -631,11 +621,7 @@ class Embeddings:
       raise ValueError('no counts are known: leave out fvocab')
     words = self.index_to_key
     renamed = word2vec_format.write(
-      fname,
-      words,
-      self.vectors,
-      is_binary=binary,
-      has_header=write_header,
+      fname, words, self.vectors, is_binary=binary, has_header=write_header
     )
     if fvocab is not None:
       word2vec_format.write_vocab(fvocab, words, self.counts)
@@ -685,14 +671,10 @@ class Embeddings:
     """Returns a word's vector at length 1; a vector as it is."""
     if not isinstance(key, np.ndarray):
       return self.get_vector(key, norm=True)
-    problem = ''
-    if key.shape != (self.vector_size,):
-      problem = f'a vector of shape {key.shape} was given'
-    elif not np.isfinite(key).all():
-      problem = 'a vector was given that is not finite'
-    if problem:
+    if key.shape != (self.vector_size,) or not np.isfinite(key).all():
       raise errors.UserError(
-        f'{problem}; give one of {self.vector_size} finite numbers'
+        f'a vector of shape {key.shape} was given; give one of '
+        f'{self.vector_size} finite numbers'
       )
     return key
 
@@ -722,12 +704,9 @@ class Embeddings:
     # A word that was never trained has no neighbors.
     known = np.where(self.norms[: len(scores)] > 0, scores, -np.inf)
     known[:start] = -np.inf
+    senses = self.sense_table
     best = geometry.nearest(
-      known,
-      excluded=rows,
-      num=topn,
-      senses=self.sense_table,
-      min_prior=min_prior,
+      known, excluded=rows, num=topn, senses=senses, min_prior=min_prior
     )
     return [(self.index_to_key[i], float(scores[i])) for i in best.tolist()]
 
@@ -736,13 +715,6 @@ def _name(word: object) -> object:
   """Returns the name that a number is, such as '7' of 7 or 7.0."""
   is_number = isinstance(word, numbers.Real) and not isinstance(word, bool)
   return str(int(word)) if is_number and float(word).is_integer() else word
-
-
-def _warn_of_unknown(words: Sequence[Key], is_known: Sequence[bool]) -> None:
-  pairs = zip(words, is_known, strict=True)
-  if unknown := [str(word) for word, known in pairs if not known]:
-    line = f'left out, without vectors: {", ".join(unknown)}'
-    warnings.warn(line, stacklevel=3)
 
 
 def _as_list(items: object) -> list:
@@ -790,18 +762,14 @@ def load_vectors(
       'applies it'
     )
   words, vectors, counts, folder = export.read(path, encoding)
-  senses = (
-    multivectors.read(folder, names=words, counts=counts, vectors=vectors)
-    if folder
-    else None
+  if not folder:
+    return Embeddings(words, vectors, counts)
+  senses = multivectors.read(
+    folder, names=words, counts=counts, vectors=vectors
   )
-  relations = export.read_relations(folder) if folder else None
+  relations = export.read_relations(folder)
   return Embeddings(
-    index_to_key=words,
-    vectors=vectors,
-    counts=counts,
-    sense_table=senses,
-    relations=relations,
+    words, vectors, counts, sense_table=senses, relations=relations
   )
 
 

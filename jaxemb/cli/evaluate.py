@@ -27,6 +27,8 @@ def _run(argv: Sequence[str] | None) -> None:
   )
   add = parser.add_argument
   add('--vectors', required=True, help='what jaxemb.load reads: a workdir, ...')
+  text = 'that of the words of a file (%(default)s)'
+  add('--encoding', default='utf-8', help=text)
   add('--eval', required=True, help='benchmarks, separated by commas')
   add('--json', help='file for the results in full')
   number = {'type': int, 'metavar': 'N'}
@@ -38,7 +40,7 @@ def _run(argv: Sequence[str] | None) -> None:
   for name in ('restrict_vocab', 'window'):
     if getattr(flags, name) < 0:
       parser.error(f'--{name} must be 0 or more')
-  loaded = embeddings.load_vectors(flags.vectors)
+  loaded = embeddings.load_vectors(flags.vectors, flags.encoding)
   if flags.window and loaded.sense_table is None:
     raise errors.UserError(
       f'--window={flags.window} is for words with several vectors, and '

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> None:
   flags, terms = _parse(argv)
-  vectors = embeddings.load_vectors(flags.vectors)
+  vectors = embeddings.load_vectors(flags.vectors, flags.encoding)
   nearest = functools.partial(
     vectors.most_similar, topn=flags.topn, min_prior=geometry.MIN_PRIOR
   )
@@ -78,14 +78,16 @@ def _parse(
   parser = argparse.ArgumentParser(
     prog='jaxemb query',
     description='Prints the words nearest to an expression.',
-    usage='%(prog)s --vectors=FILE [--topn=N] [--senses | --sense=K | '
-    '--position=N] WORD [+|- WORD ...]',
+    usage='%(prog)s --vectors=FILE [--encoding=NAME] [--topn=N] [--senses | '
+    '--sense=K | --position=N] WORD [+|- WORD ...]',
     allow_abbrev=False,
     add_help=False,
   )
   add = parser.add_argument
   add('--help', action='help', help='shows this')
   add('--vectors', required=True, help='what jaxemb.load reads: a workdir, ...')
+  text = 'that of the words of a file (%(default)s)'
+  add('--encoding', default='utf-8', help=text)
   add('--topn', type=int, default=10, help='number of words (%(default)s)')
   only = parser.add_mutually_exclusive_group()
   only.add_argument('--senses', action='store_true', help='all of a word')

@@ -181,7 +181,7 @@ def write(
     word2vec_format.put_counts(create('vocab.txt'), spelled, counts)
     if context_words:
       names, _ = word2vec_format.spell(context_words)
-      create(CONTEXTS).writelines(x + b'\n' for x in names)
+      word2vec_format.put_counts(create(CONTEXTS), names, None)
     for file in files:
       file.flush()
       os.fsync(file.fileno())
@@ -224,7 +224,7 @@ def put_array(file: BinaryIO, array: np.ndarray) -> None:
 
 def _put_texts(
   create: Callable[[str], BinaryIO],
-  words: Sequence[bytes],
+  words: Sequence[str],
   vectors: np.ndarray,
   counts: np.ndarray,
 ) -> None:
@@ -242,8 +242,9 @@ def _put_texts(
   text = create('vectors.txt')
   word2vec_format.put_rows(text, words, vectors, is_binary=False, seen=show)
   metadata = create('projector/metadata.tsv')
-  metadata.write(b'word\tcount\n')
-  metadata.writelines(b'%b\t%d\n' % (words[i], counts[i]) for i in rows)
+  lines = [f'{words[i]}\t{counts[i]}\n' for i in rows]
+  text = ''.join(['word\tcount\n', *lines])
+  metadata.write(text.encode('utf-8', 'backslashreplace'))
   create('projector/projector_config.pbtxt').write(_PROJECTOR_CONFIG)
 
 

@@ -14,14 +14,12 @@ words so renamed are counted.
 import array
 import codecs
 import collections
-import contextlib
-import dataclasses
 import io
 import itertools
 import pathlib
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -90,13 +88,11 @@ def write(
   Returns the number of words renamed. Raises a `UserError` if the file cannot
   be written; an earlier one stays.
   """
-  spelled, num_renamed = spell(words)
-  with contextlib.ExitStack() as stack:
-    file = stack.enter_context(atomic.write(path))
-    file = stack.enter_context(packed.packer(file, path))
+  names, num_renamed = spell(words)
+  with atomic.write(path) as file, packed.packer(file, path) as stream:
     put_rows(
-      file,
-      words=spelled,
+      stream,
+      words=names,
       vectors=vectors,
       is_binary=is_binary,
       has_header=has_header,
@@ -108,48 +104,32 @@ def write_vocab(
   path: pathlib.Path | str, words: Sequence[str], counts: np.ndarray
 ) -> None:
   """Writes `word count` lines, with words as `spell` renames them."""
-  spelled, _ = spell(words)
   with atomic.write(path) as file:
-    put_counts(file, spelled, counts)
+    put_counts(file, spell(words)[0], counts)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Spelled(Sequence):
-  """Words as the formats can hold them, made when they are asked for."""
-
-  words: Sequence[str]
-  renamed: Mapping[int, str]  # names of some, by their number
-
-  def __len__(self) -> int:
-    return len(self.words)
-
-  def __getitem__(self, index):
-    if not isinstance(index, slice):
-      return self[index : index + 1][0]
-    start, stop, _ = index.indices(len(self))
-    names = self.words[index]
-    if self.renamed:
-      pairs = zip(range(start, stop), names, strict=True)
-      names = [self.renamed.get(i, x) for i, x in pairs]
-    return [x.encode('utf-8', 'backslashreplace') for x in names]
-
-
-def spell(words: Sequence[str]) -> tuple[Spelled, int]:
-  """The words as the formats can hold them, and the number renamed."""
-  renamed = {i: x for i, x in enumerate(words) if not x or _SPACE.search(x)}
-  taken = set(words) if renamed else set()
-  for i, word in renamed.items():
-    name = _SPACE.sub('_', word) or '_'
+def spell(words: Sequence[str]) -> tuple[Sequence[str], int]:
+  """Returns words as the formats can hold them, and the number renamed."""
+  renamed = [i for i, x in enumerate(words) if not x or _SPACE.search(x)]
+  if not renamed:
+    return words, 0
+  names, taken = list(words), set(words)
+  for i in renamed:
+    name = _SPACE.sub('_', words[i]) or '_'
     while name in taken:
       name += '_'
     taken.add(name)
-    renamed[i] = name
-  return Spelled(words, renamed), len(renamed)
+    names[i] = name
+  return names, len(renamed)
+
+
+def _encoded(words: Sequence[str]) -> list[bytes]:
+  return [x.encode('utf-8', 'backslashreplace') for x in words]
 
 
 def put_rows(
   file: BinaryIO,
-  words: Sequence[bytes],
+  words: Sequence[str],
   vectors: np.ndarray,
   is_binary: bool,
   seen: Callable[[int, list[bytes]], None] = lambda start, rows: None,
@@ -165,21 +145,22 @@ def put_rows(
     block = np.asarray(vectors[start : start + _BLOCK_ROWS], '<f4')
     rows = [x.tobytes() for x in block] if is_binary else text_rows(block)
     seen(start, rows)
-    pairs = zip(words[start : start + _BLOCK_ROWS], rows, strict=True)
+    names = _encoded(words[start : start + _BLOCK_ROWS])
+    pairs = zip(names, rows, strict=True)
     file.write(b''.join(b'%b %b\n' % pair for pair in pairs))
 
 
 def put_counts(
-  file: BinaryIO, words: Sequence[bytes], counts: np.ndarray | None
+  file: BinaryIO, words: Sequence[str], counts: np.ndarray | None
 ) -> None:
   """Writes `word count` lines to an open file; of unknown counts, words."""
-  if counts is None:
-    file.writelines(word + b'\n' for word in words)
-    return
-  for start in range(0, max(len(words), len(counts)), _BLOCK_ROWS):
+  for start in range(0, len(words), _BLOCK_ROWS):
     some = slice(start, start + _BLOCK_ROWS)
-    pairs = zip(words[some], np.asarray(counts[some]).tolist(), strict=True)
-    file.writelines(b'%b %d\n' % pair for pair in pairs)
+    lines = _encoded(words[some])
+    if counts is not None:
+      pairs = zip(lines, np.asarray(counts[some]).tolist(), strict=True)
+      lines = [b'%b %d' % pair for pair in pairs]
+    file.writelines(line + b'\n' for line in lines)
 
 
 def text_rows(block: np.ndarray) -> list[bytes]:
@@ -297,7 +278,8 @@ def _named(rows: _Rows, path: pathlib.Path, encoding: str) -> Vectors:
   if num_invalid > rows.max_invalid * len(raw):
     raise errors.UserError(
       f'{num_invalid:,} of {len(raw):,} words of {path} are not in {encoding}: '
-      "load it with its encoding, such as encoding='cp1252', or convert it"
+      "give its encoding, such as encoding='cp1252' (--encoding=cp1252 on the "
+      'command line), or convert it'
     )
   vectors = np.frombuffer(rows.values, '<f4').reshape(len(raw), -1)
   is_finite = np.isfinite(vectors.max(1)) & np.isfinite(vectors.min(1))
@@ -414,7 +396,12 @@ def _read_text(file: BinaryIO, num_rows: int | None, dim: int) -> _Rows:
       )  # fmt: skip
     is_extra = b' ' in word and _NUMBER.search(word)
     if len(row) < dim or (is_extra and _is_of_vector(word, numbers)):
-      _refuse_row(line, number=number, dim=dim, has_header=num_rows is not None)
+      problem = f'line {number}: {_num_numbers(line)} numbers behind a word, '
+      if num_rows is None:
+        raise ValueError(f'{problem}not {dim}, as in other lines')
+      raise ValueError(
+        f'{problem}not {dim}, as its first line says', _HEADER_REMEDY
+      )
     num_extra += bool(is_extra)
     words.append(word)
     values.extend(row)
@@ -453,14 +440,6 @@ def _is_of_vector(word: bytes, numbers: Sequence[bytes]) -> bool:
   """
   is_whole = word.rsplit(None, 1)[-1].isdigit()
   return not is_whole or all(x.isdigit() for x in numbers)
-
-
-def _refuse_row(line: bytes, number: int, dim: int, has_header: bool) -> None:
-  num = _num_numbers(line)
-  problem = f'line {number}: {num} numbers behind a word, not {dim}'
-  if has_header:
-    raise ValueError(f'{problem}, as its first line says', _HEADER_REMEDY)
-  raise ValueError(f'{problem}, as in other lines')
 
 
 def _read_binary(file: BinaryIO, num_rows: int, dim: int) -> _Rows:

@@ -49,7 +49,7 @@ from jaxemb.io import cache as cache_lib
 from jaxemb.io import roles
 from jaxemb.io import text_files as sources
 from jaxemb.runtime import resources
-from jaxemb.storage import atomic, checksums, word2vec_format
+from jaxemb.storage import atomic, checksums, packed, word2vec_format
 from jaxemb.text import tokenize, wiki
 
 MAX_HELD_WORDS = 1 << 22  # words of a table in memory, some 200 MB
@@ -157,17 +157,15 @@ def check_same_files(process: int, sizes_bytes: list[dict[str, int]]) -> None:
   Otherwise some words would be read twice and others not at all. Raises a
   `UserError` in every process, with the first difference.
   """
-  local_files = sizes_bytes[process]
   for other, files in enumerate(sizes_bytes):
-    if different := local_files.items() ^ files.items():
+    if different := sizes_bytes[process].items() ^ files.items():
       path, _ = min(different)
-      other_state, local_state = (
-        f'has {sizes[path]:,} bytes' if path in sizes else 'is missing'
-        for sizes in (files, local_files)
+      sizes = (
+        f'{sizes_bytes[i].get(path, 0):,} bytes in process {i}'
+        for i in (other, process)
       )
       raise errors.UserError(
-        f'{path} {other_state} in process {other} and {local_state} in process '
-        f'{process}; give all processes the same text'
+        f'{path} has {" and ".join(sizes)}; give all processes the same text'
       )
 
 
@@ -204,13 +202,12 @@ class _Piece(NamedTuple):
 
   def words(self, first: int, stop: int) -> tokenize.Words:
     """Returns the words with hashes from `first` to below `stop`."""
-    hashes, counts, starts, arena = self.open()[0]
-    i, j = np.searchsorted(hashes, [first, stop])
-    return tokenize.Words(
-      hashes=hashes[i:j],
-      counts=counts[i:j],
-      starts=starts[i : j + 1],
-      arena=arena,
+    words, _ = self.open()
+    i, j = np.searchsorted(words.hashes, [first, stop])
+    return words._replace(
+      hashes=words.hashes[i:j],
+      counts=words.counts[i:j],
+      starts=words.starts[i : j + 1],
     )
 
 
@@ -237,7 +234,8 @@ class _Encoder:
     self.check_encoding(pieces)
     words, num_different = self.choose_words(pieces, known)
     with open(self.folder / 'vocab.txt', 'wb') as file:
-      word2vec_format.put_counts(file, words.texts(), words.counts)
+      names = [x.decode() for x in words.texts()]
+      word2vec_format.put_counts(file, names, words.counts)
     digests, totals = self.map(pieces, words)
     if not totals['num_words']:
       raise errors.UserError(
@@ -275,19 +273,19 @@ class _Encoder:
     else:
       words, num_different, most = known, len(known.counts), known.counts.max()
     words = words.subset(words.best(s.min_count, s.max_vocab))
-    if len(words.counts) >= 2:
+    if len(words.counts) > 1:
       return words, num_different
     problems = [x for report in self.reports for x in report.problems]
-    message = _too_few(
-      s,
-      words=words.texts(),
-      read_words=pieces[0].open()[0].texts() if pieces else [],
-      num_different=num_different,
-      most=int(most),
-      problem=next((x for x in problems if not x.endswith(': empty')), ''),
-      num_overlong=sum(x.counters['overlong_words'] for x in pieces),
+    raise errors.UserError(
+      _too_few(
+        s,
+        words=words,
+        pieces=pieces,
+        num_different=num_different,
+        most=int(most),
+        problem=next((x for x in problems if not x.endswith(': empty')), ''),
+      )
     )
-    raise errors.UserError(message)
 
   def inputs(self) -> list[roles.Input]:
     """Returns the files of each form and the first line of one of them."""
@@ -359,22 +357,14 @@ class _Encoder:
           f'{encoding}; replaced'
         )
       return
-    worst, likely = max(wrong, key=lambda i: invalid[i]), ''
-    with contextlib.suppress(errors.UserError):
-      raw = next(
-        sources.pieces(
-          self.files[worst], wiki.ReadReport(), extractor=wiki.extractor
-        )
-      )
-      likely = sources.guess_encoding(raw.text[: 1 << 16])
+    worst = max(wrong, key=lambda i: invalid[i])
+    with packed.File(self.files[worst].path) as file:
+      likely = sources.guess_encoding(file.read(1 << 16))
     percent = 100 * invalid[worst] / total[worst]
-    more = f' (and {len(wrong) - 1} more files)' if len(wrong) > 1 else ''
-    remedy = f'give --config.data.encoding={likely}'
-    if likely != sources.UTF_8:
-      remedy += f', or convert it (iconv -f {likely} -t UTF-8)'
     raise errors.UserError(
-      f'{percent:.0f} % of the bytes of {self.files[worst].path}{more} are not '
-      f'{encoding}; it looks like {likely}: {remedy}'
+      f'{percent:.0f} % of the bytes of {self.files[worst].path} are not '
+      f'{encoding} ({len(wrong)} such files); it looks like {likely}: give '
+      f'--config.data.encoding={likely}'
     )
 
   def read(self) -> list[_Piece]:
@@ -575,48 +565,37 @@ def _first_line(text: bytes) -> str:
 
 def _too_few(
   settings: Settings,
-  words: Sequence[bytes],
-  read_words: Sequence[bytes],
+  words: tokenize.Words,
+  pieces: Sequence[_Piece],
   num_different: int,
   most: int,
   problem: str,
-  num_overlong: int,
 ) -> str:
-  """Returns why there are not two `words`, and what to do.
-
-  `read_words` are some words of the text, of any count.
-  """
+  """Returns why there are not two `words`, and what to do."""
   segment = (
     'where a language has no spaces, segment it first (jieba, MeCab, ...) and '
     'give --config.data.tokens=whitespace'
   )
+  longest = max(
+    pieces[0].open()[0].texts() if pieces else [], key=len, default=b''
+  )
+  num_overlong = sum(x.counters['overlong_words'] for x in pieces)
+  if num_overlong and not (num_different or problem):
+    return f'all {num_overlong:,} words are too long to be words: {segment}'
   if not num_different:
-    if num_overlong and not problem:
-      return (
-        f'the text has no word but {num_overlong:,} that are too long to be '
-        f'words: {segment}'
-      )
     why = f' ({problem})' if problem else ': only punctuation or markup'
     return (
       f'the text has no word{why}; set config.data.path to text, or '
       '--config.data.tokens=words+emoji or whitespace if signs are words'
     )
-  longest = max(read_words, key=len, default=b'').decode()
-  if sum('\u0e00' <= c <= '\u9fff' for c in longest) > 8:
-    return (
-      f'words of the text are whole sentences, such as {longest[:20]!r}: '
-      f'{segment}'
-    )
-  if len(words) == num_different == 1:
-    return (
-      f'the text has one word alone, {words[0].decode()!r}, and two are needed '
-      'to learn from contexts; give more text'
-    )
-  kept = f'only one word ({words[0].decode()!r})' if words else 'no word'
+  if sum('\u0e00' <= c <= '\u9fff' for c in longest.decode()) > 8:
+    return f'words are whole sentences, {longest.decode()[:20]!r}: {segment}'
+  chosen = ' '.join(x.decode() for x in words.texts()) or 'no word'
   return (
-    f'{kept} occurs {settings.min_count} times or more: {num_different:,} '
-    f'different words, the most frequent {most:,} times, and two are needed to '
-    'learn from contexts; lower --config.data.min_count or give more text'
+    f'{chosen} alone occurs {settings.min_count} times or more: '
+    f'{num_different:,} different words, the most frequent {most:,} times, and '
+    'two are needed to learn from contexts; lower --config.data.min_count or '
+    'give more text'
   )
 
 

@@ -26,8 +26,8 @@ class Text(kind.Kind):
   help = {
     'data.path': "file, folder or glob; 'wikipedia:LANGUAGE' "
     "(simple, en, de, ...) to download; '' or 'toywiki:WORDS' = embedded",
-    'data.columns': 'the key of JSON objects that is the text, such as '
-    'text:reviewText',
+    'data.columns': 'the key of JSON objects, or the column of a table, with '
+    'the text, such as text:reviewText',
     'data.min_count': 'words that are rarer are dropped',
   }
   smaller = 'lower --config.model.dim or --config.data.max_vocab'

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from jaxemb import errors
 from jaxemb.io import text_files
-from jaxemb.text import json_text
+from jaxemb.text import records
 
 # Prefixes of links that show no text, in English and by namespace.
 HIDDEN = frozenset(('file', 'image', 'category'))
@@ -361,12 +361,12 @@ def extractor(
   `UserError` for JSON in which `columns`, `data.columns`, leaves open what is
   the text.
   """
-  if extract := json_text.extractor(head, path, columns):
+  if extract := records.extractor(head, path, columns):
     return extract
   if columns:
     raise errors.UserError(
-      f'{path} is not JSON: config.data.columns={columns} names a key of JSON '
-      'objects; leave it out'
+      f'{path} is neither JSON nor a table: leave out '
+      f'config.data.columns={columns}, which names a key or a column'
     )
   head = head.lstrip()
   if head.startswith((b'<mediawiki', b'<page>')) or (

@@ -15,7 +15,7 @@ import zstandard
 
 from jaxemb import errors
 from jaxemb.io import text_files as sources
-from jaxemb.text import json_text, wiki
+from jaxemb.text import records, wiki
 
 _PACKERS = {
   '': lambda data: data,
@@ -269,7 +269,7 @@ def test_wikiextractor_docs(tmp_path, monkeypatch, block_bytes, end):
 def test_json_lines(tmp_path, monkeypatch, block_bytes):
   monkeypatch.setattr(sources, 'BLOCK_BYTES', block_bytes)
   monkeypatch.setattr(sources, '_HEAD_BYTES', 50)
-  monkeypatch.setattr(json_text, '_MAX_RECORD_BYTES', 200)
+  monkeypatch.setattr(records, '_MAX_RECORD_BYTES', 200)
   lines = [
     json.dumps({'id': '1', 'title': 'A', 'text': 'A\n\nOne &lt;b&gt; ä.'}),
     '{"broken": ',

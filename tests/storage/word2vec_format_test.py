@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from jaxemb import errors
+from jaxemb.cli import query
 from jaxemb.storage import word2vec_format as w2v
 
 _WORDS = ['the', 'Ωmega', 'naïve', '日本', '12', '-', 'a\u00a0b']
@@ -225,7 +226,7 @@ def test_what_gensim_writes_is_read_or_refused(is_binary, vocabulary):
 )
 def test_what_is_written_is_read(is_binary, vocabulary, suffix):
   words, vectors = vocabulary
-  spelled = [x.decode() for x in w2v.spell(words)[0]]
+  spelled, _ = w2v.spell(words)
   with _folder() as folder:
     path = f'{folder}/v{suffix}'
     w2v.write(path, words, vectors, is_binary)
@@ -302,12 +303,15 @@ def test_spaces_in_binary_words(tmp_path):
   _assert_read(path, ['new', 'New York', 'york'], rows)
 
 
-def test_words_in_another_encoding(tmp_path):
+def test_words_in_another_encoding(tmp_path, capsys):
   path = tmp_path / 'v.bin'
   words, vectors = ['größe', 'the'], np.ones((2, 2), np.float32)
   w2v.write(path, words, vectors, is_binary=True)
   path.write_bytes(path.read_bytes().replace('öß'.encode(), b'\xf6\xdf'))
   assert w2v.read(path, 'cp1252').words == words
+  flags = [f'--vectors={path}', '--encoding=cp1252']
+  assert query.main([*flags, 'größe']) == 0
+  assert capsys.readouterr().out.startswith('the ')
   for encoding in 'none', 'rot13':
     with pytest.raises(errors.UserError, match='no encoding'):
       w2v.read(path, encoding)

@@ -37,6 +37,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from xml.sax import saxutils
 
+import numpy as np
+
 from jaxemb.io import cache as cache_lib
 from jaxemb.storage import checksums
 
@@ -50,8 +52,9 @@ _STARTS = 'b br c cl d dr f fl g gr h j k l m n p pl r s st t tr v z'.split()
 _MIDDLES, _VOWELS, _ENDS = 'bdgklmnprstv', 'aeiou', 'n l r s th nd m x'.split()
 _ZIPF_SHIFT = 100  # word frequency is 1 / (rank + shift) (Zipf-Mandelbrot)
 _BAG_SIZE = 1 << 18
+# It begins with letters, which the engine skips to.
 _A_BEFORE_VOWEL = re.compile(
-  r'\b([Aa]) (?!(?i:uni|use|eur|one\b))(?=[aeiouAEIOU])'
+  r'([Aa]) (?=[aeiouAEIOU])(?<!\w..)(?!(?i:uni|use|eur|one\b))'
 )
 _PAIRS_PER_LEVEL = 120
 _SIMILARITIES = (0.5, 3.5, 6.5, 9.0)  # by the number of shared levels
@@ -102,7 +105,7 @@ def _made_up_words(count: int, taken: set[str], draw: Draw) -> list[str]:
   shape = [_STARTS, _VOWELS, _MIDDLES, _VOWELS, _MIDDLES, _VOWELS]
   words: dict[str, None] = {}
   while len(words) < count:
-    word = ''.join(_pick(letters, draw) for letters in shape)
+    word = ''.join([x[int(draw() * len(x))] for x in shape])
     if draw() < 0.5:
       word += _pick(_MIDDLES, draw) + _pick(_VOWELS, draw)
     if draw() < 0.5:
@@ -114,31 +117,36 @@ def _made_up_words(count: int, taken: set[str], draw: Draw) -> list[str]:
 
 def _zipf_bag(words: list[str]) -> list[str]:
   """Repeats each word by its frequency; integers are alike on all machines."""
-  ranks = range(1 + _ZIPF_SHIFT, len(words) + 1 + _ZIPF_SHIFT)
-  sums = [*itertools.accumulate(10**9 // rank for rank in ranks)]
-  slots = (sums[-1] * slot // _BAG_SIZE for slot in range(_BAG_SIZE))
-  return [words[bisect.bisect(sums, slot)] for slot in slots]
+  ranks = np.arange(1, len(words) + 1) + _ZIPF_SHIFT
+  sums = np.cumsum(10**9 // ranks)
+  draws = sums[-1] * np.arange(_BAG_SIZE) // _BAG_SIZE
+  return [words[i] for i in np.searchsorted(sums, draws, 'right').tolist()]
 
 
-def _compile(lines: str, pools: Pools, words: dict[str, str]) -> list[Pattern]:
+@functools.cache
+def _lines(text: str) -> list[tuple[str, list[str]]]:
+  """Returns lines of patterns with the slots of each."""
+  return [(line, re.findall(r'{(\w+)}', line)) for line in text.splitlines()]
+
+
+def _compile(text: str, pools: Pools, words: dict[str, str]) -> list[Pattern]:
   """Returns patterns whose slots can all be filled from `words` and `pools`.
 
   A slot that occurs k times in a pattern draws from k disjoint parts of its
   pool, so that no sentence says `the wings and the wings`.
   """
-  patterns = []
-  for index, line in enumerate(lines.splitlines()):
-    slots = re.findall(r'{(\w+)}', line)
-    if not words.keys() | pools.keys() >= set(slots):
+  patterns, values = [], dict.fromkeys(pools, '%s') | words
+  for index, (line, slots) in enumerate(_lines(text)):
+    if not values.keys() >= {*slots}:
       continue
     drawn = [slot for slot in slots if slot not in words]
     chosen = []
     for position, slot in enumerate(drawn):
-      count = 1 if slot == 'z' else drawn.count(slot)
-      part = (drawn[:position].count(slot) + index) % count
-      chosen.append(pools[slot][part::count] if count > 1 else pools[slot])
-    template = line.format(**{slot: words.get(slot, '%s') for slot in slots})
-    patterns.append((template, chosen))
+      pool, count = pools[slot], 1 if slot == 'z' else drawn.count(slot)
+      if count > 1:
+        pool = pool[(drawn[:position].count(slot) + index) % count :: count]
+      chosen.append(pool)
+    patterns.append((line.format_map(values), chosen))
   return patterns
 
 
@@ -212,7 +220,7 @@ def _sentences(world: World, patterns: Iterable[Pattern], draw: Draw) -> str:
 
   def fill(pattern: Pattern) -> str:
     template, pools = pattern
-    return template % tuple([_pick(pool, draw) for pool in pools])
+    return template % tuple([x[int(draw() * len(x))] for x in pools])
 
   sentences = []
   for pattern in patterns:
@@ -247,9 +255,11 @@ def _mark_up(
 ) -> str:
   """Adds links, emphasis and references that leave the words as they are."""
   for word in words:
-    style = markup['styles'][bisect.bisect((0.4, 0.6, 0.7), draw())]
-    marked = style.format(word, word.capitalize())
-    text = text.replace(f' {word} ', f' {marked} ', 1)
+    style = draw()
+    if f' {word} ' in text:
+      style = markup['styles'][bisect.bisect((0.4, 0.6, 0.7), style)]
+      marked = style.format(word, word.capitalize())
+      text = text.replace(f' {word} ', f' {marked} ', 1)
   if draw() < 0.15:
     numbers = draw() * 100, 1800 + int(draw() * 200), draw() * 400
     text += markup['citation'] % numbers

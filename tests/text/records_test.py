@@ -1,5 +1,7 @@
-"""Texts of JSON in every form, against json.loads; keys that are unclear."""
+"""Texts of JSON and tables in every form; keys and columns that are unclear."""
 
+import csv
+import io
 import json
 
 import hypothesis
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jaxemb import errors
-from jaxemb.text import json_text, wiki
+from jaxemb.text import records, wiki
 
 _KEYS = st.sampled_from(['text', 'reviewText', 'Content', 'body'])
 _VALUES = st.text() | st.none() | st.integers() | st.lists(st.text())
@@ -16,9 +18,11 @@ _RECORDS = st.lists(
 )
 
 
-def _read(data, block_bytes=1 << 20, columns='', head_bytes=1 << 16):
+def _read(
+  data, block_bytes=1 << 20, columns='', head_bytes=1 << 16, path='x.json'
+):
   report = wiki.ReadReport()
-  extract = wiki.extractor(data[:head_bytes], path='x.json', columns=columns)
+  extract = wiki.extractor(data[:head_bytes], path=path, columns=columns)
   blocks = (data[i : i + block_bytes] for i in range(0, len(data), block_bytes))
   return b''.join(extract(blocks, report)).decode(), report
 
@@ -67,7 +71,7 @@ def test_every_form_has_the_same_text(form, records, key, data):
     ({'review': 'x'}, 'text:stars', "the column 'stars'"),
     ({'text': None}, '', 'config.data.columns'),
     ({'review': 'x'}, 'words:review', 'role:column'),
-    ('text', 'text:review', 'is not JSON'),
+    ('text', 'text:review', 'is neither JSON nor'),
   ],
 )
 def test_unclear_keys_are_refused(data, columns, says):
@@ -99,16 +103,80 @@ def test_what_is_damaged_is_lost_and_counted():
 
 def test_other_text_is_no_json():
   for head in (b'[Intro] words', b'{} words', b'[[link]]', b'{words} "x"'):
-    assert json_text.extractor(head, 'x.txt', '') is None
-  assert json_text.extractor(b'{"a" and "b"} are', 'x.txt', '') is None
+    assert records.extractor(head, 'x.txt', '') is None
+  for head in b'{"a" and "b"} are', b'text, he wrote\nand more, much, more\n':
+    assert records.extractor(head, 'x.txt', '') is None
+
+
+@pytest.mark.parametrize('head', [b'{}\n', b'[]', b'[1, 2]', b'{"a": {}}'])
+def test_json_without_text_is_refused(head):
+  with pytest.raises(errors.UserError, match='without text'):
+    records.extractor(head, 'x.jsonl.gz', '')
 
 
 @pytest.mark.parametrize(
-  'head', [b'["a b", "c"]', b'"a"\n"b"\n', b'{}\n', b'[]']
+  'data, path, columns',
+  [
+    ('["a b", "c\\n"]', 'x.txt', ''),
+    ('"a b"\n"c\\n"\n', 'x.jsonl', ''),
+    ('{"total": 2, "reviews": ["a b", "c\\n"], "end": {}}', 'x', ''),
+    ('{"reviews": ["a b", "c\\n"]}', 'x.json', 'text:reviews'),
+    ('{"reviews": [{"text": "a b"}, {"text": "c\\n"}]}', 'x.json', ''),
+    ('{"of":[{"id":"a]","say":"a b"},{"say":"c\\n"}]}', 'x', 'text:say'),
+  ],
 )
-def test_json_without_objects_is_refused(head):
-  with pytest.raises(errors.UserError, match='without objects'):
-    json_text.extractor(head, 'x.jsonl.gz', '')
+@pytest.mark.parametrize('block_bytes', [1, 1000])
+def test_arrays_of_texts(data, path, columns, block_bytes):
+  text, report = _read(data.encode(), block_bytes, columns=columns, path=path)
+  assert text == 'a b\nc\n\n' and not report.problems
+  assert report.pages == 2 and not report.lost_bytes
+
+
+_CELLS = st.text(
+  st.characters(codec='utf-8', exclude_characters='\0\r\n \t')
+  | st.sampled_from([*'," ab', '\n'])
+)
+
+
+@hypothesis.given(
+  st.lists(_CELLS, min_size=2), st.sampled_from(',;\t'), st.integers(1, 99)
+)
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_a_column_of_a_table(texts, sign, block_bytes):
+  texts = [f'x{x}' for x in texts]
+  file = io.StringIO()
+  rows = csv.writer(file, delimiter=sign, quoting=csv.QUOTE_ALL)
+  rows.writerows(
+    [('label', 'text'), *((i % 2, x) for i, x in enumerate(texts))]
+  )
+  data = file.getvalue().encode()
+  text, report = _read(data, block_bytes, path='x.csv')
+  assert text == ''.join(f'{x}\n' for x in texts)
+  assert report.columns == {'text': 'text'} and not report.problems
+
+
+@pytest.mark.parametrize(
+  'data, path, columns, expected',
+  [
+    ('text,label\n"good, fine",pos\nbad,neg\n', 'x.txt', '', 'good, fine|bad|'),
+    ('id,tweet\n1,a b\n2,c\n', 'x.csv', 'text:tweet', 'a b|c|'),
+    ('label\ttweet\npos\ta "b"\nneg\tc\n', 'x', 'text:tweet', 'a "b"|c|'),
+    ('1\ta b\n2\tc d\n', 'x.tsv.gz', 'text:2', 'a b|c d|'),
+    ('text\n"a, b"\n"c"\n', 'x.csv', '', 'a, b|c|'),
+    ('text,n\na b,1\nc\n', 'x.csv', 'text:1', 'a b|c|'),
+    ('id,tweet\n1,a\n2,b\n', 'x.csv', '', None),
+    ('1\ta b\n2\tc d\n', 'x.tsv', '', None),
+    ('text,body\na,b\nc,d\n', 'x.csv', '', None),
+    ('id,tweet\n1,a\n2,b\n', 'x.csv', 'text:words', None),
+  ],
+)
+def test_tables_are_read_or_refused(data, path, columns, expected):
+  if expected is None:
+    with pytest.raises(errors.UserError, match=r'config\.data\.columns'):
+      _read(data.encode(), columns=columns, path=path)
+    return
+  text, _ = _read(data.encode(), columns=columns, path=path)
+  assert text.replace('\n', '|') == expected
 
 
 def test_empty_objects_may_come_first():
