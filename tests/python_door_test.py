@@ -86,7 +86,7 @@ def test_progress_is_shown_and_nothing_is_left(tmp_path, monkeypatch, capfd):
     ([['a', 'b c']], {}, "'b c'"),
     (['a b', 'c nu\0l'], {}, 'sentence 2 has a NUL'),
     ([['a', 'b'], ['nu\0l']], {}, 'sentence 2 has a NUL'),
-    (['word word'] * 9, _SMALL, 'word alone occurs'),
+    (['word word'] * 9, _SMALL, "only one word ('word')"),
     ([{'user': 1, 'item': 2}], {}, "give config, such as config='rec"),
     (['a b'], {'min_count': 5}, 'no word occurs 5 times'),
     (config_lib.default(), {'dim': 5}, 'set config.model.dim there'),
