@@ -41,7 +41,7 @@ class Copy:
     import fsspec  # takes long, and few need it
 
     self._url, self._folder = url, folder
-    with self._told():
+    with self._reaching():
       try:
         self._files, path = fsspec.core.url_to_fs(url)
       except (ImportError, ValueError) as error:
@@ -55,7 +55,8 @@ class Copy:
     self._known: dict[str, tuple[int, int]] = {}
 
   @contextlib.contextmanager
-  def _told(self):
+  def _reaching(self) -> Iterator[None]:
+    """Raises a `UserError` for whatever fails in the bucket."""
     try:
       yield
     except errors.UserError:
@@ -66,56 +67,51 @@ class Copy:
         'it, or give a folder'
       ) from error
 
-  def _there(self) -> dict[str, str]:
-    """Paths in the bucket by name in the folder."""
-    self._files.invalidate_cache()
-    if not self._files.exists(self._root):
-      return {}
-    start = len(self._root) + 1
-    return {x[start:]: x for x in self._files.find(self._root) if x[start:]}
-
-  def _here(self) -> dict[str, tuple[int, int]]:
+  def _local_files(self) -> dict[str, tuple[int, int]]:
     """Size and time of complete local files, by name."""
-    found = {}
+    files = {}
     for path in self._folder.rglob('*'):
       name = path.relative_to(self._folder).as_posix()
       # Files come and go while a run goes on.
       with contextlib.suppress(FileNotFoundError):
         if path.is_file() and not any(x in name for x in _UNFINISHED):
           stat = path.stat()
-          found[name] = stat.st_size, stat.st_mtime_ns
-    return found
+          files[name] = stat.st_size, stat.st_mtime_ns
+    return files
 
   def fetch(self, has_checkpoints: bool) -> None:
     """Copies what the bucket has to the folder, perhaps no checkpoints."""
-    with self._told():
-      there = self._there()
-      for name, source in there.items():
+    with self._reaching():
+      self._files.invalidate_cache()
+      paths = []
+      if self._files.exists(self._root):
+        paths = self._files.find(self._root)
+      names = {x.removeprefix(f'{self._root}/') for x in paths}
+      for name in names - {self._root}:
         folder, _, rest = name.partition('/')
         if folder.startswith('checkpoints') and not has_checkpoints:
           continue
         complete = f'checkpoints/{rest.partition("/")[0]}/{_COMPLETE}'
-        if folder == 'checkpoints' and complete not in there:
+        if folder == 'checkpoints' and complete not in names:
           continue  # the run was lost while this was copied
         target = self._folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        self._files.get_file(source, str(target))
-    self._known = self._here()
+        self._files.get_file(f'{self._root}/{name}', str(target))
+    self._known = self._local_files()
 
   def push(self) -> None:
     """Copies what has changed to the bucket, and removes what is gone."""
-    here = self._here()
-    with self._told():
-      for name in sorted(here, key=_is_last):
-        stat = here[name]
-        if self._known.get(name) == stat:
+    local = self._local_files()
+    with self._reaching():
+      for name in sorted(local, key=_is_last):
+        if self._known.get(name) == local[name]:
           continue
         target = f'{self._root}/{name}'
         with contextlib.suppress(FileNotFoundError):
           self._files.makedirs(target.rpartition('/')[0], exist_ok=True)
           self._files.put_file(str(self._folder / name), target)
-          self._known[name] = stat
-      gone = self._known.keys() - here.keys()
+          self._known[name] = local[name]
+      gone = self._known.keys() - local.keys()
       for name in sorted(gone, key=_is_last, reverse=True):
         with contextlib.suppress(FileNotFoundError):
           self._files.rm_file(f'{self._root}/{name}')
@@ -144,8 +140,15 @@ def opened(
       yield folder
       return
     ended = threading.Event()
-    args = copy, every_secs, ended
-    thread = threading.Thread(target=_push_now_and_then, args=args, daemon=True)
+
+    def push_now_and_then() -> None:
+      while not ended.wait(every_secs):
+        try:
+          copy.push()
+        except errors.UserError as error:
+          _LOG.warning(f'{error}; trying again')
+
+    thread = threading.Thread(target=push_now_and_then, daemon=True)
     thread.start()
     try:
       yield folder
@@ -160,11 +163,3 @@ def opened(
   finally:
     if folder:
       shutil.rmtree(folder, ignore_errors=True)
-
-
-def _push_now_and_then(copy, every_secs, ended):
-  while not ended.wait(every_secs):
-    try:
-      copy.push()
-    except errors.UserError as error:
-      _LOG.warning(f'{error}; trying again')

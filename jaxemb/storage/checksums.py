@@ -42,27 +42,21 @@ def opened(folder: pathlib.Path) -> dict[str, Any]:
   checksum = manifest.pop('checksum')
   if checksum != zlib.crc32(json.dumps(manifest).encode()):
     raise ValueError(f'{folder / MANIFEST} has changed')
-  known, found = manifest.pop('checksums'), _of_files(folder)
-  for name in known.keys() | found.keys():
-    if known.get(name) != found.get(name):
-      raise ValueError(f'{folder / name} has changed')
+  if manifest.pop('checksums') != _of_files(folder):
+    raise ValueError(f'files of {folder} have changed')
   return manifest
 
 
 def _of_files(folder: pathlib.Path) -> dict[str, list[int]]:
   """CRC-32s of the files in a folder, by their names."""
-  files = {
-    x.name: x
-    for x in folder.iterdir()
-    if x.is_file() and x.name != MANIFEST and x.name[0] != '.'
-  }
   with futures.ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count())) as pool:
     jobs = {
-      name: [
+      path.name: [
         pool.submit(_of_stretch, path, start)
         for start in range(0, path.stat().st_size, _STRETCH_BYTES)
       ]
-      for name, path in files.items()
+      for path in folder.iterdir()
+      if path.is_file() and path.name != MANIFEST and path.name[0] != '.'
     }
     return {name: [x.result() for x in of] for name, of in jobs.items()}
 

@@ -591,9 +591,10 @@ def _too_few(
   if sum('\u0e00' <= c <= '\u9fff' for c in longest.decode()) > 8:
     return f'words are whole sentences, {longest.decode()[:20]!r}: {segment}'
   chosen = [f'only one word ({x.decode()!r})' for x in words.texts()]
+  subject = chosen[0] if chosen else 'no word'
   return (
-    f'{" ".join(chosen) or "no word"} occurs {settings.min_count} times or more: '
-    f'{num_different:,} different words, the most frequent {most:,} times, and '
+    f'{subject} occurs {settings.min_count} times or more: {num_different:,} '
+    f'different words, the most frequent {most:,} times, and '
     'two are needed to learn from contexts; lower --config.data.min_count or '
     'give more text'
   )
