@@ -83,7 +83,11 @@ def _run(argv: Sequence[str] | None) -> None:
   with temporary as name:
     scratch = pathlib.Path(name)
     parts, skipped = parts_lib.open_all(
-      flags.parts, scratch, flags.trainable, skip_bad=flags.skip_bad
+      flags.parts,
+      scratch,
+      flags.trainable,
+      skip_bad=flags.skip_bad,
+      encoding=flags.encoding,
     )
     read_secs = time.monotonic() - started
     merged = senses.merge(
@@ -125,6 +129,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   add = parser.add_argument
   add('parts', nargs='+', metavar='PART', help=_PART)
   add('--output', required=True, help='folder for export/ and merge.json')
+  text = 'that of the words of files (%(default)s)'
+  add('--encoding', default='utf-8', help=text)
   for name, text in _HELP.items():
     default = getattr(merging.Spec, name, False)
     form = {'type': type(default), 'choices': merging.CHOICES.get(name)}

@@ -121,7 +121,11 @@ def write_rows(
 
 
 def open_all(
-  paths: Sequence[str], scratch: pathlib.Path, trainable: bool, skip_bad: bool
+  paths: Sequence[str],
+  scratch: pathlib.Path,
+  trainable: bool,
+  skip_bad: bool,
+  encoding: str = 'utf-8',
 ) -> tuple[list[Part], list[dict[str, str]]]:
   """Opens parts; also returns {'name', 'reason'} of those left out.
 
@@ -130,7 +134,8 @@ def open_all(
   parts, skipped = [], []
   for i, path in enumerate(paths):
     try:
-      parts.append(open_part(path, scratch / str(i), trainable))
+      part = open_part(path, scratch / str(i), trainable, encoding=encoding)
+      parts.append(part)
     except DiskError:
       raise
     except errors.UserError as error:
@@ -151,13 +156,14 @@ def open_part(
   path: pathlib.Path | str,
   scratch: pathlib.Path | None = None,
   trainable: bool | None = False,
+  encoding: str = 'utf-8',
 ) -> Part:
   """Opens one part in any of the forms above, and reads all rows once.
 
   Rows that cannot be read in place go to the folder `scratch`; None = memory.
   Context vectors and optimizer state are opened too if `trainable`; None = if
-  there are any. UserError if it cannot be read, is empty or not finite, or
-  lacks context vectors.
+  there are any. `encoding` is that of words in a file. UserError if it cannot
+  be read, is empty or not finite, or lacks context vectors.
   """
   path = pathlib.Path(path)
   if any((x / 'model.json').is_file() for x in (path, path / 'export')):
@@ -167,7 +173,7 @@ def open_part(
     )
   if _is_orbax(path) and not trainable:
     return check(_open_orbax(path, scratch))
-  words, vectors, counts, folder = export.read(path)
+  words, vectors, counts, folder = export.read(path, encoding)
   more, senses = {}, None
   if folder:
     senses = multivectors.read(

@@ -51,7 +51,10 @@ def permuted(index: int, size: int, key: np.uint64) -> int:
 def order(first: int, stop: int, size: int, key: np.uint64) -> np.ndarray:
   """Returns [n] int64, entries `first`.. of a permutation of 0..size-1."""
   positions = range(first, max(first, min(stop, size)))
-  return np.array([permuted(i, size, key) for i in positions])
+  out = np.empty(len(positions), np.int64)  # a list takes long to compile
+  for i in range(len(out)):
+    out[i] = permuted(first + i, size, key)
+  return out
 
 
 @numba.njit(nogil=True, cache=True)

@@ -60,19 +60,14 @@ class Alias(NamedTuple):
 
 
 @numba.njit(nogil=True, cache=True)
-def _build(scaled, alias):
-  """Vose's algorithm; `scaled` (mean 1) becomes the keep probabilities."""
-  # Both work lists share one array: small from the left, large from the right.
-  n = large = len(scaled)
-  work, small = np.empty(n, np.int64), 0
-  for i in range(n):
-    if scaled[i] < 1.0:
-      work[small] = i
-      small += 1
-    else:
-      large -= 1
-      work[large] = i
-  while small > 0 and large < n:
+def _build(scaled, alias, work, small):
+  """Vose's algorithm; `scaled` (mean 1) becomes the keep probabilities.
+
+  `work` has the numbers of the entries below 1, `small` of them, and behind
+  them the others. Returns where those begin and end that are left over.
+  """
+  large = small
+  while small > 0 and large < len(work):
     small -= 1
     s, g = work[small], work[large]
     alias[s] = g
@@ -81,9 +76,7 @@ def _build(scaled, alias):
       large += 1
       work[small] = g
       small += 1
-  # What is left differs from 1 by rounding only.
-  scaled[work[:small]] = 1.0
-  scaled[work[large:]] = 1.0
+  return small, large
 
 
 def alias_table(weights: np.ndarray) -> Alias:
@@ -92,7 +85,12 @@ def alias_table(weights: np.ndarray) -> Alias:
   scaled = np.pad(scaled, (0, -len(scaled) % _ENTRIES))  # which are never drawn
   scaled = scaled * (len(scaled) / scaled.sum())
   alias = np.arange(len(scaled), dtype=np.int32)
-  _build(scaled, alias)
+  is_small = scaled < 1
+  small, large = np.flatnonzero(is_small), np.flatnonzero(~is_small)[::-1]
+  work = np.concatenate([small, large])
+  stop, start = _build(scaled, alias, work, len(small))
+  # What is left differs from 1 by rounding only.
+  scaled[work[:stop]] = scaled[work[start:]] = 1.0
   pairs = np.stack([scaled.astype(np.float32).view(np.int32), alias], 1)
   return Alias(pairs.reshape(-1, 2 * _ENTRIES))
 

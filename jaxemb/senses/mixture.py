@@ -41,7 +41,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.evaluation import multivectors
 from jaxemb.models import base, skipgram, targets
-from jaxemb.senses import averages as averages_lib
+from jaxemb.tables import row_optimizers
 from jaxemb.tables import spec as spec_lib
 
 PRIORS = 'priors'
@@ -363,11 +363,47 @@ def tables(
     vocab=rows.num_ambiguous,
     dim=rows.num_senses + 1,
     init_scale=0.0,
-    row_optimizer=functools.partial(averages_lib.optimizer, momentum),
+    row_optimizer=functools.partial(averaging, momentum),
     # So high that replicas always average running averages, never add them.
     lookups_per_center=1e6 * lookups[rows.are_ambiguous()],
   )
   return (*specs, priors)
+
+
+def averaging(
+  momentum: float, learning_rate: float, final_learning_rate: float
+) -> row_optimizers.RowOptimizer:
+  """Returns the optimizer of rows that are running averages of examples.
+
+  With every example x a row moves to m row + (1 - m) x. A step has n of them,
+  of which it knows the sum of (row - x), as the gradient, and n, as the
+  gradient of the last column, which itself stays. All examples of a step count
+  alike:
+
+    row <- m^n row + (1 - m^n) mean(x)
+
+  m starts as `momentum` and rises to 1 in proportion as the learning rate falls
+  to the final one; where that equals the first, m is constant.
+  """
+  span = learning_rate - final_learning_rate
+
+  def init(vocab, dim):
+    return row_optimizers.ScratchState(jnp.zeros(vocab, jnp.float32))
+
+  def update(state, row_grads, learning_rate):
+    num, scratch = row_grads.grads[..., -1], state.scratch
+    if row_grads.counts is None:
+      num, scratch = row_optimizers.totals(scratch, row_grads.ids, num)
+    left = 1.0
+    if span:
+      left = jnp.clip((learning_rate - final_learning_rate) / span, 0, 1)
+    factor = (1 - (1 - momentum) * left) ** num
+    scale = (factor - 1) / jnp.maximum(num, 1.0)
+    deltas = scale[..., None] * row_grads.grads
+    deltas = deltas.at[..., -1].set(0.0)
+    return deltas, row_optimizers.ScratchState(scratch)
+
+  return row_optimizers.RowOptimizer(init, update, uses_squares=False)
 
 
 def log_priors(priors: jax.Array) -> jax.Array:

@@ -29,20 +29,13 @@ def write(path: pathlib.Path | str) -> Iterator[BinaryIO]:
   `UserError` if the file system refuses (full, read-only).
   """
   path = pathlib.Path(path)
-  temporary = temporary_of(path)
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
+  with _temporary(path, 'choose another folder') as temporary:
     remove_leftovers(path.parent, path.name)
     with temporary.open('wb') as file:
       yield file
       file.flush()
       os.fsync(file.fileno())
     os.replace(temporary, path)
-  except OSError as error:
-    raise _unwritable(path, error) from error
-  finally:
-    with contextlib.suppress(OSError):
-      temporary.unlink()
 
 
 @contextlib.contextmanager
@@ -55,10 +48,8 @@ def folder(
   in the meantime, that stays. Raises a `UserError`, which ends with the remedy,
   if the file system refuses.
   """
-  temporary = temporary_of(path)
-  try:
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+  with _temporary(path, remedy) as temporary:
+    temporary.mkdir()
     remove_leftovers(path.parent)
     yield temporary
     shutil.rmtree(path, ignore_errors=True)
@@ -67,10 +58,27 @@ def folder(
     except OSError:
       if not path.exists():
         raise
+
+
+@contextlib.contextmanager
+def _temporary(path: pathlib.Path, remedy: str) -> Iterator[pathlib.Path]:
+  """Yields the path of a temporary file or folder, which is removed again."""
+  temporary = temporary_of(path)
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove(temporary)
+    yield temporary
   except OSError as error:
-    raise _unwritable(path, error, remedy) from error
+    raise errors.UserError(
+      f'cannot write {path}: {error.strerror or error}; free space or {remedy}'
+    ) from error
   finally:
-    shutil.rmtree(temporary, ignore_errors=True)
+    _remove(temporary)
+
+
+def _remove(path: pathlib.Path) -> None:
+  with contextlib.suppress(OSError):
+    path.unlink() if path.is_file() else shutil.rmtree(path)
 
 
 @functools.cache
@@ -101,10 +109,10 @@ def remove_leftovers(folder: pathlib.Path, name: str = '') -> None:
     writer, _, pid = left.name.split('.tmp-', 1)[1].rpartition('-')
     if not (writer and pid.isdecimal()):
       continue  # of another program
-    with contextlib.suppress(OSError):  # another process has
+    with contextlib.suppress(OSError):  # another process has removed it
       is_dead = writer == machine() and not psutil.pid_exists(int(pid))
       if is_dead or time.time() - left.stat().st_mtime > _LEFTOVER_SECS:
-        left.unlink() if left.is_file() else shutil.rmtree(left)
+        _remove(left)
 
 
 def unnamed(folder: pathlib.Path, size: int, content: str) -> BinaryIO:
@@ -129,11 +137,3 @@ def unnamed(folder: pathlib.Path, size: int, content: str) -> BinaryIO:
       'free; give another --workdir'
     ) from error
   return file
-
-
-def _unwritable(
-  path: pathlib.Path, error: OSError, remedy: str = 'choose another folder'
-) -> errors.UserError:
-  return errors.UserError(
-    f'cannot write {path}: {error.strerror or error}; free space or {remedy}'
-  )

@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as st_numpy
 
 from jaxemb import errors
 from jaxemb.cli import query
+from jaxemb.merging import parts
 from jaxemb.storage import word2vec_format as w2v
 
 _WORDS = ['the', 'Ωmega', 'naïve', '日本', '12', '-', 'a\u00a0b']
@@ -312,6 +313,10 @@ def test_words_in_another_encoding(tmp_path, capsys):
   flags = [f'--vectors={path}', '--encoding=cp1252']
   assert query.main([*flags, 'größe']) == 0
   assert capsys.readouterr().out.startswith('the ')
+  [part, _], _ = parts.open_all(
+    [path, path], tmp_path, False, skip_bad=False, encoding='cp1252'
+  )
+  assert part.words == words
   for encoding in 'none', 'rot13':
     with pytest.raises(errors.UserError, match='no encoding'):
       w2v.read(path, encoding)

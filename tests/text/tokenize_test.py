@@ -225,18 +225,6 @@ def test_signs_within_words_as_in_plain_python(text, definition):
   assert _words(data, definition) == _expected(data, definition, False)
 
 
-@hypothesis.given(st.text(), st.booleans())
-@hypothesis.settings(deadline=None)
-def test_what_vanishes_makes_no_difference(text, lowercase):
-  text = ''.join(x for x in text if _class(x) not in 'FTE')
-  signs = '\xad\u2060\u200e\u202c\ufeff'
-  strewn = ''.join(x + signs[i % 5] for i, x in enumerate(text, len(text)))
-  expected = _words(text.encode('utf-8', 'replace'), 'words', lowercase)
-  assert _words(strewn.encode('utf-8', 'replace'), 'words', lowercase) == (
-    expected
-  )
-
-
 @pytest.mark.parametrize(
   'text, expected',
   [
