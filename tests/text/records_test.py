@@ -102,7 +102,7 @@ def test_what_is_damaged_is_lost_and_counted():
 
 
 def test_other_text_is_no_json():
-  for head in (b'[Intro] words', b'{} words', b'[[link]]', b'{words} "x"'):
+  for head in (b'["Intro", words]', b'{} words', b'[[link]]', b'{words} "x"'):
     assert records.extractor(head, 'x.txt', '') is None
   for head in b'{"a" and "b"} are', b'text, he wrote\nand more, much, more\n':
     assert records.extractor(head, 'x.txt', '') is None
