@@ -406,10 +406,7 @@ class Embeddings:
     return self._rank(scores, positive + negative, topn)
 
   def similar_by_word(
-    self,
-    word: Word,
-    topn: int | None = 10,
-    restrict_vocab: int | None = None,
+    self, word: Word, topn: int | None = 10, restrict_vocab: int | None = None
   ) -> Ranked:
     """Finds the words nearest to a word; see `most_similar`."""
     return self.most_similar([word], topn=topn, restrict_vocab=restrict_vocab)

@@ -92,10 +92,7 @@ class Checkpoints:
   """The checkpoints of one run; a context manager that waits for saves."""
 
   def __init__(
-    self,
-    folder: pathlib.Path,
-    max_to_keep: int,
-    report: Callable[[str], None],
+    self, folder: pathlib.Path, max_to_keep: int, report: Callable[[str], None]
   ):
     """Opens or creates the folder; `report` gets a line for each problem."""
     self._folder = folder.absolute()
