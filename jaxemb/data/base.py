@@ -168,16 +168,16 @@ class Source(Protocol):
 
 
 def prefetch(items: Iterator[Any], depth: int = 2) -> Iterator[Any]:
-  """Makes items, none of which is None, in a thread, `depth` ahead of use.
+  """Computes items, none of them None, in a thread, `depth` ahead of use.
 
   It begins at once; close the generator, even if it was not used.
   """
-  made = _made_ahead(items, depth)
-  next(made)
-  return made
+  ahead = _computed_ahead(items, depth)
+  next(ahead)
+  return ahead
 
 
-def _made_ahead(items: Iterator[Any], depth: int) -> Iterator[Any]:
+def _computed_ahead(items: Iterator[Any], depth: int) -> Iterator[Any]:
   pool = futures.ThreadPoolExecutor(1, 'prefetch')
   try:
     waiting = collections.deque(

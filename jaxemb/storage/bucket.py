@@ -158,8 +158,9 @@ def opened(
       try:
         copy.push()
       except errors.UserError as error:
-        kept, folder = folder, None
-        raise errors.UserError(f'{error}; all is in {kept}') from error
+        message = f'{error}; all is in {folder}'
+        folder = None  # which stays
+        raise errors.UserError(message) from error
   finally:
     if folder:
       shutil.rmtree(folder, ignore_errors=True)
