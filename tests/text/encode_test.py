@@ -6,7 +6,6 @@ import itertools
 import os
 import random
 import re
-import resource
 import threading
 from concurrent import futures
 
@@ -355,27 +354,6 @@ def test_failures_leave_earlier_results_alone_and_nothing_behind(tmp_path):
   assert _files(first.folder) == files
   assert os.listdir(cache / 'corpora') == [first.folder.name]
   assert 'JAXEMB_CACHE' in _fails(_encode, folder, paths[0] / 'x')
-
-
-def test_full_disk(tmp_path, monkeypatch):
-  path = tmp_path / 'a.txt'
-  path.write_text('a b c ' * 2000)
-  first = _encode(path, tmp_path / 'cache')
-  files = _files(first.folder)
-  path.write_text('a b d ' * 200_000)
-  # Pieces are small, the ids together are not.
-  monkeypatch.setattr(encode, 'piece_bytes', lambda total_bytes: 10_000)
-  # The system refuses to write more, as on a full disk.
-  limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limit[1]))
-  try:
-    message = _fails(_encode, path, tmp_path / 'cache')
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-  assert 'cannot write' in message and str(tmp_path / 'cache') in message
-  assert 'JAXEMB_CACHE' in message and 'None' not in message
-  assert _files(first.folder) == files
-  assert os.listdir(tmp_path / 'cache/corpora') == [first.folder.name]
 
 
 # Bounded memory.
