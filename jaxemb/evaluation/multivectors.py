@@ -26,7 +26,6 @@ import pathlib
 import re
 import unicodedata
 from collections.abc import Container, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -72,7 +71,7 @@ class MultiVectors:
 
   @property
   def can_disambiguate(self) -> bool:
-    """Returns whether contexts change the posterior."""
+    """Whether contexts change the posterior."""
     return self.outputs is not None or self.means is not None
 
   def rows(self, word: int) -> slice:
@@ -105,13 +104,12 @@ class MultiVectors:
   def _paths(self) -> huffman.Paths:
     return huffman.tree_paths(self.counts)
 
-  def log_likelihoods(self, word: int, context: Sequence[int]) -> np.ndarray:
+  def _log_likelihoods(self, word, context):
     """Returns log P(o | word, k) of ids o, [senses, context] float64.
 
     Negatives contribute their expectation, the same for every o.
     """
     vectors = self.vectors[self.rows(word)].astype(np.float64)
-    context = np.asarray(context, np.int64)
     if self.loss == 'negative_sampling':
       scores = vectors @ self.outputs[context].T
       chances = self.counts.astype(np.float64) ** 0.75
@@ -132,12 +130,13 @@ class MultiVectors:
     """
     priors = self.priors[self.rows(word)].astype(np.float64)
     logs = np.log(np.maximum(priors, 1e-30))
+    context = np.asarray(context, np.int64)
     if len(context) and len(logs) > 1:
       if self.means is not None:
         distances = self._mean(context) - self.means[self.rows(word)]
         logs = logs - self.concentration * np.sum(distances**2, 1)
       elif self.outputs is not None:
-        logs = logs + self.log_likelihoods(word, context).sum(1)
+        logs = logs + self._log_likelihoods(word, context).sum(1)
       else:
         raise errors.UserError(
           'these vectors have no outputs.npy and cannot disambiguate senses; '
@@ -146,9 +145,8 @@ class MultiVectors:
     chances = np.exp(logs - logs.max())
     return chances / chances.sum()
 
-  def _mean(self, context: Sequence[int]) -> np.ndarray:
+  def _mean(self, context):
     """Returns x, the weighted mean of unit vectors, [dim] float64."""
-    context = np.asarray(context, np.int64)
     frequencies = self.counts[context] / self.counts.sum()
     weights = self.half_weight / (self.half_weight + frequencies)
     return weights @ self.directions[context] / weights.sum()
@@ -234,7 +232,10 @@ def read(
   if not (folder / FILES[0]).exists():
     return None
   with export.reading(folder / FILES[0]) as path:
-    facts = _parse_facts(path.read_text(encoding='utf-8'))
+    facts = json.loads(path.read_text(encoding='utf-8'))
+    if not isinstance(facts, dict) or not facts.keys() >= {*_FACTS}:
+      missing = {*_FACTS}.difference(facts if isinstance(facts, dict) else ())
+      raise ValueError(f'has no {", ".join(sorted(missing))}')
   with export.reading(folder / 'priors.txt') as path:
     words, starts, priors = _parse_priors(path.read_text(encoding='utf-8'))
     if len(priors) != len(names):
@@ -259,16 +260,8 @@ def read(
     priors=priors,
     outputs=outputs,
     means=means,
-    **facts,
+    **{key: facts[key] for key in _FACTS},
   )
-
-
-def _parse_facts(text: str) -> dict[str, Any]:
-  facts = json.loads(text)
-  for key in _FACTS:
-    if not isinstance(facts, dict) or key not in facts:
-      raise ValueError(f'has no {key}')
-  return {key: facts[key] for key in _FACTS}
 
 
 def _parse_priors(text: str) -> tuple[list[str], np.ndarray, np.ndarray]:

@@ -61,11 +61,10 @@ class Searched:
     self, benchmark: benchmarks.Benchmark
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns [items] bool, whether all words are known, and their rows."""
-
-    def row(word: str) -> int:
-      return self._rows.get(self._fold(word), -1)
-
-    rows = np.array([[row(x) for x in words] for words in benchmark.words])
+    rows = np.array([
+      [self._rows.get(self._fold(x), -1) for x in words]
+      for words in benchmark.words
+    ])  # fmt: skip
     is_found = (rows >= 0).all(axis=1)
     return is_found, rows[is_found]
 
@@ -202,8 +201,7 @@ def _categories(
   if len(rows):
     units = geometry.unit(searched.vectors[rows], searched.norms[rows])
     clusters = geometry.cluster(units, len(names))
-    table = np.zeros((len(names), len(names)), np.int64)
-    np.add.at(table, (clusters, labels), 1)
+    table = scipy.stats.contingency.crosstab(clusters, labels).count
     purity = float(table.max(axis=1).sum() / len(labels))
   return {
     'score': purity,
@@ -224,11 +222,10 @@ _MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
 
 def format_table(results: dict[str, dict]) -> str:
   """Returns lines of text for the results of `evaluate`."""
-  first = next(iter(results.values()))
   limits = (
-    f'vocabulary limit {first["restrict_vocab"]:,}: {first["vocab"]:,} words '
-    'searched, compared in upper case'
-  )
+    'vocabulary limit {restrict_vocab:,}: {vocab:,} words searched, compared '
+    'in upper case'
+  ).format_map(next(iter(results.values())))
   if not any(result['found'] for result in results.values()):
     return f'{limits}; they have no item of {", ".join(results)}'
   lines = [limits]
@@ -250,7 +247,7 @@ def format_table(results: dict[str, dict]) -> str:
   return '\n'.join(lines)
 
 
-def _line(name: str, result: dict[str, Any], second: str) -> str:
+def _line(name, result, second):
   first, other = (
     '' if not x else 'none' if result[x] is None else f'{result[x]:.4f}'
     for x in ('score', second)
@@ -259,7 +256,7 @@ def _line(name: str, result: dict[str, Any], second: str) -> str:
   return f'{name:<32} {first:>8} {other:>8}   {coverage}'
 
 
-def _notes(result: dict[str, Any]) -> str:
+def _notes(result):
   notes = [f'{result[k]:,} {v}' for k, v in _NOTES.items() if result.get(k)]
   if result['layout'] == 'scws':
     notes.append('contexts not used')

@@ -19,7 +19,7 @@ from jaxemb.ops import wire
 _LEAST_LENGTH = 1e-6
 
 
-def _turned(x: jax.Array) -> jax.Array:
+def _transposed(x: jax.Array) -> jax.Array:
   """Returns [k, c, w] -> [k, w, c], in memory."""
   # The barriers keep XLA from folding the transpose into the product again.
   x = jax.lax.optimization_barrier(x)
@@ -46,7 +46,7 @@ def _dot_backward(columns, is_narrow, factors, slopes):
   slopes = jax.lax.optimization_barrier(slopes)
   return (
     jnp.einsum('kcw,kwd->kcd', slopes, right),
-    jnp.einsum('kwc,kcd->kwd', _turned(slopes), left),
+    jnp.einsum('kwc,kcd->kwd', _transposed(slopes), left),
   )
 
 
@@ -60,7 +60,7 @@ def weighted_sums(weights: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def _weighted_sums_backward(weights, slopes):
-  return None, jnp.einsum('kwc,kcd->kwd', _turned(weights), slopes)
+  return None, jnp.einsum('kwc,kcd->kwd', _transposed(weights), slopes)
 
 
 weighted_sums.defvjp(

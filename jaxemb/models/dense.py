@@ -37,10 +37,10 @@ def optimizer(name: str, decay: float) -> Any:
     'adagrad': lambda: _adagrad(1e-10),
     'adam': lambda: optax.adam(1.0),
   }
-  made = make[name]()
+  transform = make[name]()
   if decay:
-    made = optax.chain(optax.add_decayed_weights(decay), made)
-  return made
+    transform = optax.chain(optax.add_decayed_weights(decay), transform)
+  return transform
 
 
 def _adagrad(epsilon):

@@ -53,7 +53,7 @@ class Hierarchical(skipgram.WindowModel):
       examples, mask = batch.num_contexts(), batch.mask()
     loss = targets.window_loss(
       self.spec.row_ops,
-      found=ids[targets.TARGETS],
+      targets=ids[targets.TARGETS],
       compact_rest=self.tree.compact_rest,
       token_rows=token_rows,
       target_rows=rows[skipgram.OUTPUT],

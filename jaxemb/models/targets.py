@@ -107,17 +107,17 @@ class Tree:
     shared = jnp.where(
       jnp.any(signs != 0, 1), jnp.arange(num_shared)[None], none // 2
     )
-    # Slot j of a group holds node j - start of the last center to start by j.
+    # Position j of a group has node j - start of the last center to start by j.
     lengths = jnp.sum(deep < none, 1).reshape(-1, group)
     stops = jnp.cumsum(lengths, 1)
     starts = stops - lengths
-    slots = jnp.arange(group * depth)[None]
-    owners = jnp.sum(slots[..., None] >= stops[:, None, :], 2)
-    taken = jnp.minimum(owners, group - 1)
-    levels = slots - jnp.take_along_axis(starts, taken, 1)
+    positions = jnp.arange(group * depth)[None]
+    owners = jnp.sum(positions[..., None] >= stops[:, None, :], 2)
+    center = jnp.minimum(owners, group - 1)
+    levels = positions - jnp.take_along_axis(starts, center, 1)
     levels = jnp.clip(levels, 0, depth - 1)
     packed = jnp.take_along_axis(
-      deep.reshape(-1, group * depth), taken * depth + levels, 1
+      deep.reshape(-1, group * depth), center * depth + levels, 1
     )
     packed = jnp.where(owners < group, packed, none)
     ids = jnp.concatenate([shared, (packed >> 1).reshape(len(shared), -1)], 1)
@@ -183,12 +183,13 @@ class Sampled:
     signs = jnp.where(is_drawn, -signs, signs)
     # Of each center: itself, and the negatives of its chunk.
     places = jnp.arange(ids.size).reshape(ids.shape)
-    own, drawn = places[:, : spec.chunk, None], places[:, None, spec.chunk :]
+    centers = places[:, : spec.chunk, None]
+    drawn = places[:, None, spec.chunk :]
     drawn_signs = signs[:, :, spec.chunk :]
     drawn = jnp.broadcast_to(drawn, drawn_signs.shape)
-    each = (own, drawn), (jnp.ones(own.shape), drawn_signs)
     places, place_signs = (
-      jnp.concatenate(x, 2).reshape(own.size, -1) for x in each
+      jnp.concatenate(x, 2).reshape(centers.size, -1)
+      for x in ((centers, drawn), (jnp.ones(centers.shape), drawn_signs))
     )
     return Targets(ids=ids, signs=signs, places=places, place_signs=place_signs)
 
@@ -203,21 +204,20 @@ def sampled(spec: base.WindowSpec, corpus: base.Corpus) -> Sampled:
 def _groups(x: jax.Array, group: int, halo: int) -> jax.Array:
   """Cuts [k, c + 2 W, d] into windows of groups, [k c / g, g + 2 W, d]."""
   num_chunks, width, dim = x.shape
-  num, wanted = (width - halo) // group, group + halo
+  num, size = (width - halo) // group, group + halo
   # Blocks of g tokens rather than a slice for each group, the derivative of
   # which is a sum of as many arrays.
   x = jnp.pad(x, [(0, 0), (0, -width % group), (0, 0)])
   blocks = x.reshape(num_chunks, -1, group, dim)
   pieces = [
-    blocks[:, i : i + num, : wanted - i * group]
-    for i in range(-(-wanted // group))
+    blocks[:, i : i + num, : size - i * group] for i in range(-(-size // group))
   ]
-  return jnp.concatenate(pieces, 2).reshape(num_chunks * num, wanted, dim)
+  return jnp.concatenate(pieces, 2).reshape(num_chunks * num, size, dim)
 
 
 def window_loss(
   row_ops: columns.RowOps,
-  found: Targets,
+  targets: Targets,
   compact_rest: int,
   token_rows: jax.Array,
   target_rows: jax.Array,
@@ -225,20 +225,20 @@ def window_loss(
 ) -> jax.Array:
   """Returns -log P(center | token), summed over the pairs of all chunks.
 
-  Takes token rows [k, c + 2 W, d], the target rows of `found.ids`, and the mask
-  [k, c, c + 2 W] float32, 1 for tokens that are contexts of a center; W is 0
-  where tokens are the centers' own.
+  Takes token rows [k, c + 2 W, d], the rows of `targets.ids`, and the mask [k,
+  c, c + 2 W] float32, 1 for tokens that are contexts of a center; W is 0 where
+  each center has one token.
   """
   chunk, width = mask.shape[1:]
-  num_shared, turned = found.signs.shape[-1], mask.transpose(0, 2, 1)
-  counts = jnp.einsum('kwc,kcn->kwn', turned, jnp.abs(found.signs))
-  positives = jnp.maximum(found.signs, 0)
-  positives = jnp.einsum('kwc,kcn->kwn', turned, positives)
+  num_shared, by_token = targets.signs.shape[-1], mask.transpose(0, 2, 1)
+  counts = jnp.einsum('kwc,kcn->kwn', by_token, jnp.abs(targets.signs))
+  positives = jnp.maximum(targets.signs, 0)
+  positives = jnp.einsum('kwc,kcn->kwn', by_token, positives)
   scores = row_ops.dot(token_rows, target_rows[:, :num_shared])
   loss = jnp.sum(sampling.logistic_loss(scores, positives, counts))
-  if found.rest_owners is None:
+  if targets.rest_owners is None:
     return loss
-  num_groups, most = found.rest_owners.shape
+  num_groups, most = targets.rest_owners.shape
   group, halo = len(mask) * chunk // num_groups, width - chunk
   near = jnp.stack(
     [
@@ -254,16 +254,16 @@ def window_loss(
     # A target has the pairs of its one center: a gather takes a fifth of the
     # time of a product with an array of ones and zeros.
     rows, rest = args
-    owners = found.rest_owners[:, :num, None]
+    owners = targets.rest_owners[:, :num, None]
     counts = jnp.take_along_axis(near, owners, 1).transpose(0, 2, 1)
-    positives = counts * found.rest_positives[:, None, :num]
+    positives = counts * targets.rest_positives[:, None, :num]
     scores = row_ops.dot(rows, rest[:, :num])
     return jnp.sum(sampling.logistic_loss(scores, positives, counts))
 
   # Devices that share the columns of rows have to take the same branch.
   is_whole = row_ops.columns is not None or compact_rest >= most
   sizes = [most] if is_whole else [compact_rest, most]
-  has_more = jnp.any(found.rest_owners[:, compact_rest:] < group)
+  has_more = jnp.any(targets.rest_owners[:, compact_rest:] < group)
   args = (
     _groups(token_rows, group, halo),
     target_rows[:, num_shared:].reshape(num_groups, most, -1),

@@ -64,7 +64,7 @@ class WordMap(NamedTuple):
   is_clustered: bool  # groups are clusters rather than categories
   num_groups_omitted: int
   num_words_omitted: int
-  explained_variance: float  # share that the two axes explain
+  explained_variance: float  # fraction that the two axes explain
 
 
 def _finite(vectors: embeddings.Embeddings) -> embeddings.Embeddings:
@@ -107,7 +107,7 @@ def neighbours(
   rows, words = _content_rows(vectors), vectors.index_to_key
   if not rows:
     return []
-  category_of = {w: name for name, own in categories.items() for w in own}
+  category_of = {w: name for name, x in categories.items() for w in x}
   num_shown = collections.Counter()  # by category
 
   def times_shown(row: int) -> float:
@@ -141,8 +141,8 @@ def word_map(
       members[name] = rows
   names = sorted(members, key=lambda name: -len(members[name]))[:_MAX_GROUPS]
   # The most frequent words of every category in turn.
-  turns = itertools.zip_longest(*(members[name] for name in names))
-  known = [row for turn in turns for row in turn if row is not None]
+  by_rank = itertools.zip_longest(*(members[name] for name in names))
+  known = [row for rows in by_rank for row in rows if row is not None]
   rows = sorted((known or _content_rows(vectors))[:_MAX_MAP_WORDS])
   if len(rows) < 3:
     return None

@@ -206,7 +206,7 @@ class Mixture(skipgram.WindowModel):
     )
     loss = targets.window_loss(
       self.spec.row_ops,
-      found=ids[targets.TARGETS],
+      targets=ids[targets.TARGETS],
       compact_rest=self.outputs.compact_rest,
       token_rows=tokens,
       target_rows=rows[skipgram.OUTPUT],
