@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.data import examples
-from jaxemb.models import base, columns, dense
+from jaxemb.models import base, columns
 from jaxemb.ops import rounding, sampling
 from jaxemb.tables import spec as spec_lib
 
@@ -293,7 +293,7 @@ def pooled(
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ClickModel(dense.Model):
+class ClickModel(base.ExampleModel):
   """The log odds of a label, as a sum of terms."""
 
   spec: ClickSpec = base.static()

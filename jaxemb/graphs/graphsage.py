@@ -36,7 +36,7 @@ import numpy as np
 from jaxemb.data import examples
 from jaxemb.graphs import neighbors
 from jaxemb.kernels.gpu import row_sums
-from jaxemb.models import base, columns, dense
+from jaxemb.models import base, columns
 from jaxemb.ops import rounding, sampling
 from jaxemb.tables import dedup, row_access, row_optimizers
 from jaxemb.tables import spec as spec_lib
@@ -207,7 +207,7 @@ class _Level:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class GraphSage(dense.Model):
+class GraphSage(base.ExampleModel):
   """Classes or vectors of nodes."""
 
   spec: SageSpec = base.static()

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.data import base as data_base
@@ -120,3 +121,52 @@ class Model(Protocol):
   def fits(self, batch: Any) -> jax.Array:
     """Returns bool, whether the compact variant is large enough for a step."""
     raise NotImplementedError
+
+
+class ExampleModel(Model):
+  """What models of examples share: rows and dense parameters of a `spec`."""
+
+  spec: Any  # with `optimizer`, `dense_rate` and `dense_decay` of settings
+  is_mean = True
+
+  @property
+  def dense_rate(self) -> float:
+    """See `Model`."""
+    return self.spec.dense_rate
+
+  def ids(self, batch, key):
+    """Returns [E, columns], the same ids for all tables."""
+    return {table.name: batch.ids for table in self.tables}
+
+  def optimizer(self):
+    """Returns an optimizer at a learning rate of 1, which steps multiply.
+
+    L2 is added to gradients.
+    """
+    import optax
+
+    name, decay = self.spec.optimizer, self.spec.dense_decay
+    optimizer = _adagrad() if name == 'adagrad' else getattr(optax, name)(1.0)
+    if decay:
+      optimizer = optax.chain(optax.add_decayed_weights(decay), optimizer)
+    return optimizer
+
+
+def _adagrad():
+  """Makes Adagrad, with 1e-10 added to the root, as for rows and in torch.
+
+  In `optax.adagrad` it is within the root, where 1e-10 counts like 1e-5 here:
+  more than many slopes of a mean over thousands of examples.
+  """
+  import optax
+
+  def init(params):
+    return jax.tree.map(jnp.zeros_like, params)
+
+  def update(grads, sums, params=None):
+    del params
+    sums = jax.tree.map(lambda s, g: s + jnp.square(g), sums, grads)
+    updates = jax.tree.map(lambda s, g: -g / (jnp.sqrt(s) + 1e-10), sums, grads)
+    return updates, sums
+
+  return optax.GradientTransformation(init, update)
