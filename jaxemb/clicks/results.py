@@ -126,23 +126,14 @@ def export(
 def page(parts: build.Parts, model: predictor.ClickModel) -> pages.Page:
   """Returns the page of a log, with neighbors in the largest fields."""
   source = parts.source
-  return page_of(
-    model.tables[model.model.vectors_table],
-    source.keys,
-    source.counts,
-    ranges=[x[:3] for x in source.fields.ids],
-  )
-
-
-def page_of(
-  vectors: np.ndarray,
-  keys: Sequence[str],
-  counts: np.ndarray,
-  ranges: Sequence[tuple[str, int, int]],
-) -> pages.Page:
-  """Returns the page of a model; arguments are those of `field_neighbors`."""
+  ranges = [x[:3] for x in source.fields.ids]
   values = {
-    'fields': field_neighbors(vectors, keys, counts, ranges=ranges),
+    'fields': field_neighbors(
+      model.tables[model.model.vectors_table],
+      source.keys,
+      source.counts,
+      ranges=ranges,
+    ),
     'num_fields': len(ranges),
     'max_searched': MAX_SEARCHED,
   }

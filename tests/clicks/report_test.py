@@ -4,6 +4,7 @@ import collections.abc
 import html
 import json
 import re
+import types
 
 import numpy as np
 
@@ -84,7 +85,14 @@ def _write(workdir, num_evaluations=3, num_rows=12):
     for i in range(1, num_evaluations + 1)
   ]  # fmt: skip
   values = _REPORT | {'evaluations': records}
-  page = results.page_of(*_arguments())
+  vectors, keys, counts, ranges = _arguments()
+  fields = types.SimpleNamespace(ids=ranges)
+  source = types.SimpleNamespace(keys=keys, counts=counts, fields=fields)
+  model = types.SimpleNamespace(vectors_table='vectors')
+  page = results.page(
+    types.SimpleNamespace(source=source),
+    types.SimpleNamespace(tables={'vectors': vectors}, model=model),
+  )
   pages.write(workdir, page, values, metrics=metrics)
   return (workdir / 'report.html').read_text(encoding='utf-8')
 
