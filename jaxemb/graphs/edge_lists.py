@@ -127,29 +127,46 @@ def _plan(path, settings):
     if len(below) == 3 and all(map(str.isdecimal, below)):
       declared = declared or 'source,target,relation'
   if is_matrix or num_rows is not None:
-    head = head.below_first()
+    head = head._replace(
+      rows=head.rows[1:], lines=head.lines[1:], skip_lines=head.skip_lines + 1
+    )
   if konect or is_matrix or published.is_named(path, published.KONECT):
     known = {3: 'source,target,weight', 4: 'source,target,weight,time'}
     declared = declared or known.get(len(head.rows[0]), '')
-  plan = (
-    _of_networkx(path, head)
-    or _of_adjacency(path, head, declared)
-    or _of_columns(path, head, declared, prefixes=prefixes)
+  plan = _of_networkx(path, head) or _of_columns(
+    path, head, declared, prefixes=prefixes
   )
   num_comments = sum(bool(x.strip()) for x in head.comments)
   return plan._replace(num_rows=num_rows, num_comments=num_comments)
 
 
 def _of_columns(where, head, declared, prefixes=None):
-  columns = edge_columns.assign(where, head.rows, declared, form=head.form)
+  is_ragged = _is_adjacency(where, head, declared)
+  if is_ragged:
+    columns = roles.Columns(
+      ('1', '2 ...'), {'source': (0,), 'target': (1,)}, has_header=False
+    )
+  else:
+    columns = edge_columns.assign(where, head.rows, declared, form=head.form)
+    prefixes = prefixes or edge_columns.prefixes(head.rows[1:], columns)
   has_header = columns.has_header
-  prefixes = prefixes or edge_columns.prefixes(head.rows[1:], columns)
   first = list(head.rows[min(has_header, len(head.rows) - 1)])
   for role, prefix in zip(('source', 'target'), prefixes or (), strict=False):
     first[columns.index(role)] = prefix + first[columns.index(role)]
-  layout = head.layout(columns.roles(), skips_first=has_header)
-  shown = roles.Input.of([where], head.shown(), columns, first)
-  return Plan(layout, shown, prefixes)
+  layout = head.layout(
+    columns.roles(), skips_first=has_header, is_ragged=is_ragged
+  )
+  form = 'adjacency list, ' * is_ragged + head.shown()
+  return Plan(layout, roles.Input.of([where], form, columns, first), prefixes)
+
+
+def _is_adjacency(where, head, declared):
+  """Whether it is a list of neighbors, by the setting, its name or NetworkX."""
+  name = re.sub('[_-]', '', pathlib.Path(where).name.lower())
+  is_named = 'adjlist' in name or any(
+    re.match('# GMT ', x) for x in head.comments
+  )
+  return declared == edge_columns.ADJACENCY or (is_named and not declared)
 
 
 def of_table(table: tables.Table, declared: str) -> Plan:
@@ -167,20 +184,6 @@ def of_table(table: tables.Table, declared: str) -> Plan:
   texts = zip(plan.layout.columns, table.columns.values(), strict=True)
   table = tables.Table({k: x for k, x in texts if k != '-'})
   return plan._replace(blocks=lambda: [table])
-
-
-def _of_adjacency(path, head, declared):
-  """Of an adjacency list, by the setting, its name or NetworkX's comments."""
-  is_named = 'adjlist' in re.sub('[_-]', '', path.name.lower())
-  is_named |= any(re.match('# GMT ', x) for x in head.comments)
-  if declared != edge_columns.ADJACENCY and (declared or not is_named):
-    return None
-  columns = roles.Columns(
-    ('1', '2 ...'), {'source': (0,), 'target': (1,)}, has_header=False
-  )
-  form = f'adjacency list, {head.shown()}'
-  shown = roles.Input.of([path], form, columns, head.rows[0])
-  return Plan(head.layout(['source', 'target'], is_ragged=True), shown)
 
 
 # Edges with attributes, as NetworkX writes them: 0 1 {'weight': 4}

@@ -26,12 +26,6 @@ class Head(NamedTuple):
   comments: Sequence[str] = ()  # those that are skipped
   form: str = ''  # of a table, whose columns have names, '' = text
 
-  def below_first(self) -> 'Head':
-    """Return it without the first row, such as one of sizes."""
-    return self._replace(
-      rows=self.rows[1:], lines=self.lines[1:], skip_lines=self.skip_lines + 1
-    )
-
   def shown(self) -> str:
     """Return the form, or what is between columns, for log and report."""
     if self.form:

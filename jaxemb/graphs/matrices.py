@@ -149,28 +149,24 @@ def _mat(path) -> Mapping[str, Any]:
   from scipy import io, sparse
 
   arrays = {k.lower(): x for k, x in io.loadmat(path).items() if k[0] != '_'}
-  features, labels = (
-    next((x for x in names if x in arrays), '')
-    for names in (_FEATURES, _LABELS)
-  )
+  of_nodes = {*_FEATURES, *_LABELS} & {*arrays}
   square = [
     k
     for k, x in arrays.items()
     if (sparse.issparse(x) or x.dtype.kind in 'biufc')
     and x.ndim == 2
     and x.shape[0] == x.shape[1]
-    and k not in (features, labels)
+    and k not in of_nodes
   ]
-  if 'network' in square:
-    square = ['network']
-  if len(square) > 1:
+  graph, *others = ['network'] if 'network' in square else square or ['']
+  if others:
     raise ValueError(
       f'{", ".join(square)} may all be the graph; call one `network`'
     )
-  used = {'adj': (*square, '')[0], 'features': features, 'labels': labels}
-  if unused := [x for x in arrays if x not in used.values()]:
+  if unused := sorted({*arrays} - of_nodes - {graph}):
     _LOG.info('%s: not used: %s', path, ', '.join(unused))
-  return {role: arrays[name] for role, name in used.items() if name}
+  used = {k: arrays[k] for k in of_nodes}
+  return used | ({'adj': arrays[graph]} if graph else {})
 
 
 def _json(path) -> Mapping[str, Any]:

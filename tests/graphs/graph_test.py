@@ -146,13 +146,6 @@ def test_a_graph_whose_cache_or_file_has_changed_is_read_again(read, tmp_path):
   assert _listed(read(None))[:2] == [('a', 'b'), ('a', 'c')]
 
 
-def test_names_of_edges_are_no_nodes(read):
-  graph = read('edge_id,a,b,how\n5,7,8,x\n6,8,9,y\n', name='edges.csv')
-  assert graph.keys()[:] == ['7', '8', '9'] and graph.num_edges == 2
-  assert graph.weights is None
-  assert 'not used: edge_id how' in graph.inputs[0].line()
-
-
 def test_numbers_triples_and_columns(read):
   graph = read('5 7\n7   1000000\n')
   assert graph.keys()[:] == ['5', '7', '1000000'] and graph.num_edges == 2
@@ -170,32 +163,12 @@ def test_numbers_triples_and_columns(read):
   assert counted['isolated_nodes'] == 7 and counted['self_loops'] == 1
 
 
-@pytest.mark.parametrize(
-  ('text', 'name', 'edges'),
-  [
-    ('1\t2\t\n2\t3\t\n', 'tabs.txt', '12 23'),
-    (',who,whom\n0,a,b\n1,b,c\n', 'index.csv', 'ab bc'),
-    ('\ufeff# c\n1 2\n2 3\n', 'bom.txt', '12 23'),
-  ],
-)
-def test_lists_as_others_write_them(text, name, edges, read):
-  graph = read(text, name)
-  both = [y for x in edges.split() for y in ((x[0], x[1]), (x[1], x[0]))]
-  assert _listed(graph) == sorted(both) and graph.weights is None
-
-
 def test_names_of_urls_are_no_comments(read, write):
   write({'labels': '% c\n%C3\tx\n'})
   text = '% c\n%%\na\t%C3\n%C3\tb\n'
   graph = read(text, labels='labels', directed=True)
   assert _listed(graph) == [('%C3', 'b'), ('a', '%C3')]
   assert graph.labels.classes.tolist() == [-1, 0, -1]
-
-
-def test_spaces_and_tabs_between_numbers(read):
-  text = '% asym\n1 2\t3\t77\n2 3\t4\t78\n'
-  graph = read(text, columns='source,target,weight,-', directed=True)
-  assert _listed(graph) == [('1', '2', 3.0), ('2', '3', 4.0)]
 
 
 @pytest.mark.parametrize(
@@ -264,21 +237,6 @@ def test_labels_are_no_features_and_missing_ones_are_dropped(read, write):
 
 
 @pytest.mark.parametrize(
-  'text',
-  [
-    'year,label,name\n1990,x,b\n1991,y,a\n',
-    'label;id\nx;b\ny;a\n;c\n',
-    '% c\na y\nb x\n',
-  ],
-)
-def test_columns_of_files_of_labels(text, read, write):
-  write({'labels.csv': text})
-  graph = read('a b\nb c\n', labels='labels.csv')
-  assert graph.labels.classes.tolist() == [1, 0, -1]
-  assert graph.labels.names == ['x', 'y']
-
-
-@pytest.mark.parametrize(
   ('text', 'name', 'settings'),
   [
     ('# as DeepWalk has it\na b c\nb a\nc a\nd', 'x_adjlist.txt', {}),
@@ -293,12 +251,6 @@ def test_adjacency_lists_are_edges(text, name, settings, read):
   assert sorted(graph.keys()) == list('abcd')
   assert graph.counted['self_loops'] == graph.counted['unreadable_edges'] == 0
   assert graph.counted['isolated_nodes'] == 1
-
-
-def test_labels_of_several_columns(read, write):
-  write({'labels': 'a y x\nb class y\n'})  # several, without a header
-  graph = read('a b\nb c\n', labels='labels')
-  assert graph.labels.names == ['class', 'x', 'y']
 
 
 @pytest.mark.parametrize(
@@ -364,11 +316,6 @@ def test_comments_are_counted_and_other_files_named(read, write):
   write({'list.tsv': 'a\tb\n' * 20, 'about': 'A graph, 2019\n'}, 'lists')
   with pytest.raises(errors.UserError, match=r'about, list.tsv; give one'):
     read(None, 'lists')
-
-
-def test_a_few_bad_lines_are_counted(read):
-  graph = read('a b\n' * 200 + 'c\n')
-  assert graph.counted['unreadable_edges'] == 1
 
 
 def test_columns_are_for_lists_alone(tmp_path, read):

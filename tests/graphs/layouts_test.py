@@ -116,7 +116,12 @@ LISTS = [
   ('R, write.table', 'x.tsv', '\t', 'from\tto', INDEXED, PEOPLE),
   ('two kinds', 'x.csv', ',', 'authorName,paperName', PEOPLE, AUTHORS),
   ('relation first', 'x.tsv', '\t', '', [(r, a, b) for a, r, b in KG], KG),
-]
+  ('ids of edges', 'x.csv', ',', 'edge_id,a,b', INDEXED, PEOPLE),
+  ('a tab at the end', 'x.txt', '\t', '', [(*x, '') for x in PEOPLE], PEOPLE),
+  ('a byte order mark', 'x.txt', ' ', '\ufeff# c', PAIRS),
+  ('KONECT, mixed', 'out.x', ' ', '% asym', [(a, f'{b}\t{w}', 7) for a, b, w
+   in WEIGHTED], WEIGHTED),
+]  # fmt: skip
 # Name, file, text, and what it is.
 READ = [
   *((x[0], x[1], _lines(x[4], x[2], x[3]), x[-1]) for x in LISTS),
@@ -356,6 +361,7 @@ def test_objects_of_python_that_are_no_graph_or_have_any_names():
 def test_edges_without_a_relation_are_no_edges_of_one_without_name(read):
   rows = [(f'a{i}', 'r', f'b{i % 7}') for i in range(200)]
   text = 'head,relation,tail\n' + _lines(rows, ',')
+  assert read('a b\n' * 200 + 'c\n').counted['unreadable_edges'] == 1
   graph = read(text + 'a1,,b2\n')
   assert graph.relation_names == ['r']
   assert graph.counted['unreadable_edges'] == 1

@@ -161,13 +161,6 @@ def test_a_folder_of_graphsaint_has_splits(tmp_path, read, write):
     read(None, '.')
 
 
-def test_a_column_of_labels_by_its_name(read, write):
-  write(TWITCH, 'data')
-  assert read(None, 'data', label_column='days').labels.names == ['5']
-  with pytest.raises(errors.UserError, match='label_column'):
-    read(None, 'data', label_column='none')
-
-
 _TABLE = 'airport,country,activity\n7,C1,x\n10,C2,y\n'
 
 
@@ -175,10 +168,17 @@ _TABLE = 'airport,country,activity\n7,C1,x\n10,C2,y\n'
   ('name', 'text', 'column', 'labels'),
   [
     ('a.csv', _TABLE, 'activity', [['x'], ['y']]),
+    ('a.csv', _TABLE, 'none', 'label_column'),
+    ('a.csv', _TABLE, '', 'label_column'),
     (  # numbers that other columns have are no nodes
       'a.csv', 'views,numeric_id,lang\n10,7,E\n7,10,D\n', 'lang', [['E'], ['D']]
     ),
     ('a.csv', ',label\n7,x\n10,\n', '', [['x'], []]),
+    ('a.csv', 'year,label,name\n1990,x,7\n1991,y,10\n', '', [['x'], ['y']]),
+    ('a.csv', 'label;id\nx;7\ny;10\n;11\n', '', [['x'], ['y']]),
+    ('a.csv', 'party,name\nx,7\ny,10\n', '', [['x'], ['y']]),
+    ('a.txt', '% c\n10 y\n7 x\n', '', [['x'], ['y']]),
+    ('a.txt', '7 y x\n10 class y\n', '', [['x', 'y'], ['class', 'y']]),
     ('g.json', '{"7": ["Pop", "Jazz"], "10": ["Pop"]}', '',
      [['Pop', 'Jazz'], ['Pop']]),
     ('g.json', '{"7": [3, 0], "10": null}', '', [['3', '0'], []]),
@@ -187,6 +187,10 @@ _TABLE = 'airport,country,activity\n7,C1,x\n10,C2,y\n'
 )  # fmt: skip
 def test_labels_of_nodes(name, text, column, labels, read, write):
   write({name: text})
+  if isinstance(labels, str):
+    with pytest.raises(errors.UserError, match=labels):
+      read('7,10\n', 'edges.csv', labels=name, label_column=column)
+    return
   found = read('7,10\n', 'edges.csv', labels=name, label_column=column)
   assert _labels(found) == [sorted(x) for x in labels]
 
@@ -286,13 +290,15 @@ def test_features_in_json_are_places_or_numbers(text, rows, read, write):
   assert read(None, 'data').features.tolist() == rows
 
 
-def test_features_in_json_that_are_no_lists_are_one_line(read, write):
-  write({**MUSAE, 'musae_x_features.json': '{"7": 3}'}, 'data')
-  with pytest.raises(errors.UserError, match='cannot read features'):
-    read(None, 'data')
-
-
-def test_features_of_words_are_one_line(read, write):
-  write({'a.cites': 'a b\n', 'a.content': 'a x y L\nb 1 0 M\n'}, 'data')
-  with pytest.raises(errors.UserError, match='or `node numbers label`'):
-    read(None, 'data')
+@pytest.mark.parametrize(
+  ('name', 'text', 'message'),
+  [
+    ('x_features.json', '{"7": 3}', 'cannot read features'),
+    ('x.content', '7 x y L\n10 1 0 M\n', 'or `node numbers label`'),
+  ],
+)
+def test_bad_features_are_one_line(name, text, message, read, write):
+  write({'x_edges.csv': '7,10\n', name: text}, 'data')
+  with pytest.raises(errors.UserError, match=message) as caught:
+    read(None, 'data', features=f'data/{name}')
+  assert '\n' not in str(caught.value)
