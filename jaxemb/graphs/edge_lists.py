@@ -79,12 +79,14 @@ def planned(
 ) -> dict[pathlib.Path, Plan]:
   """Plan how to read each file; all have the same columns."""
   plans = {x: _plan(x, settings) for x in paths}
-  first, *others = plans.items()
-  for path, plan in others:
-    if _columns(plan) != _columns(first[1]):
+  (first, plan), *others = plans.items()
+  sign, columns = _columns(plan)
+  for path, other in others:
+    other_sign, others_columns = _columns(other)
+    if others_columns != columns or (sign and other_sign not in ('', sign)):
       raise errors.UserError(
-        f'{path} has {_columns(plan)}, and {first[0]} before it '
-        f'{_columns(first[1])}; give files of one kind'
+        f'{path} has {others_columns} with {other_sign} between them, and '
+        f'{first} before it {columns} with {sign}; give files of one kind'
       )
   return plans
 
@@ -96,11 +98,10 @@ def shown(plans: Mapping[pathlib.Path, Plan]) -> list[roles.Input]:
 
 
 def _columns(plan):
-  """The columns of a file, and what is between them."""
+  """What is between columns of text, and their names."""
   sign = plan.layout.delimiter
-  sign = 'white space' if sign in (' ', '\t') else repr(sign)
-  names = ', '.join(sorted({*plan.layout.columns} - {'-'}))
-  return f'the columns {names} with {sign} between them'
+  sign = 'white space' if sign in (' ', '\t') else sign and repr(sign)
+  return sign, ', '.join(sorted({*plan.layout.columns} - {'-'}))
 
 
 def _plan(path, settings):
@@ -172,7 +173,12 @@ def _is_adjacency(where, head, declared):
 def of_table(table: tables.Table, declared: str) -> Plan:
   """Plan how to read a table of Python; columns 0, 1, .. have no names."""
   names, where = [*table.columns], 'the table'
-  columns = [table.text(x).strings(slice(20)).to_pylist() for x in names]
+  try:
+    columns = [table.text(x).strings(slice(20)).to_pylist() for x in names]
+  except ValueError as error:
+    raise errors.UserError(
+      f'{where} has {errors.one_line(error)}; give numbers or strings'
+    ) from error
   rows = [*zip(*columns, strict=True)]
   if names == [*map(str, range(len(names)))]:
     head = heads.Head(rows, [], '')

@@ -343,7 +343,8 @@ def test_objects_of_python_that_are_no_graph_or_have_any_names():
   numbered = files.from_table(pd.DataFrame([('a', 'b'), ('b', 'c')]))
   assert list(numbered.names) == ['a', 'b', 'c']
   for bad in (pd.DataFrame({'source': ['a', ''], 'target': ['b', 'c']}),
-              pd.DataFrame({'source': [], 'target': []})):  # fmt: skip
+              pd.DataFrame({'source': [], 'target': []}),
+              pd.DataFrame({'source': [['a']], 'target': ['b']})):  # fmt: skip
     with pytest.raises(errors.UserError, match='the table'):
       files.from_table(bad)
   with pytest.raises(errors.UserError, match="2 nodes are called '1'"):
