@@ -8,51 +8,18 @@ import re
 from collections.abc import Sequence
 
 from jaxemb import errors
+from jaxemb.graphs import published
 from jaxemb.io import roles, tables
 
 ADJACENCY = 'source,targets'  # `data.columns` of adjacency lists
 
-# What the two nodes of an edge are called in headers; the first pair wins.
-_PAIRS = [
-  x.split()
-  for x in (
-    'node1 node2, source target, src dst, source destination, src dest, '
-    'from to, head tail, headid tailid, h t, subject object, '
-    'subjectid objectid, s o, startid endid, start end, xindex yindex, '
-    'sourceid targetid, fromnodeid tonodeid, u v, i j, a b, x y, id1 id2, '
-    'userid friendid, follower followee, citing cited, parent child, '
-    'sender receiver, origin destination, caller callee, who whom'
-  ).split(', ')
-]
+_NAMES = published.NAMES
+# What the two nodes of an edge are called; the first pair wins.
+_PAIRS = [*zip(_NAMES['sources'], _NAMES['targets'], strict=True)]
 _STEMS = [x for x in _PAIRS if len(x[0]) > 2]
-_OTHERS = (
-  roles.Role(
-    'relation',
-    tuple(
-      'relation relationid rel relid predicate predicateid edgetype '
-      'relationtype reltype type r p property label'.split()
-    ),
-  ),
-  roles.Role(
-    'weight',
-    tuple(
-      'weight weights edgeweight w value strength count counts frequency freq '
-      'score combinedscore rating'.split()
-    ),
-  ),
-  roles.Role(
-    'time', tuple('time timestamp datetime date year ts since'.split())
-  ),
-)
-_INDEX = {'', 'unnamed0', 'indexlevel0', 'id', 'index', 'edge', 'edgeid'}
-# Nodes of two kinds that are called by numbers of their own.
-_KINDS = set(
-  'user item movie artist track song playlist album book product customer '
-  'author paper venue word document tag category business store shop query '
-  'drug gene disease protein actor group event person company left right '
-  'reviewer asin restaurant recipe game job joke business poi location'.split()
-)
-_RELATIVES = set('friend follower followee contact trustee neighbor'.split())
+_OTHERS = [roles.Role(x, _NAMES[x]) for x in ('relation', 'weight', 'time')]
+_INDEX = {'', *_NAMES['index']}
+_KINDS, _RELATIVES = {*_NAMES['kinds']}, {*_NAMES['relatives']}
 
 Rows = Sequence[Sequence[str]]  # the first rows of a file
 
@@ -65,7 +32,7 @@ def _roles(source: Sequence[str], target: Sequence[str]):
   )
 
 
-ROLES = _roles(*zip(*_PAIRS, strict=True))
+ROLES = _roles(_NAMES['sources'], _NAMES['targets'])
 
 
 def assign(
@@ -103,7 +70,7 @@ def is_header(rows: Rows) -> bool:
   """Whether the first of some rows is a header."""
   first, below = rows[0], {x for row in rows[1:] for x in row}
   if not below:  # one row, of no edge if it is `source target`
-    return [*_pair([*map(roles.simplified, first)])] in _STEMS
+    return _pair([*map(roles.simplified, first)]) in _STEMS
   has_index = first[0] == ''
   if first[has_index:] == [*map(str, range(len(first) - has_index))]:
     return has_index or not any(map(tables.is_number, below))  # of pandas

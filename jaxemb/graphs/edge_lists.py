@@ -128,8 +128,9 @@ def _plan(path, settings):
     if len(below) == 3 and all(map(str.isdecimal, below)):
       declared = declared or 'source,target,relation'
   if is_matrix or num_rows is not None:
+    layout = head.layout._replace(skip_lines=head.layout.skip_lines + 1)
     head = head._replace(
-      rows=head.rows[1:], lines=head.lines[1:], skip_lines=head.skip_lines + 1
+      rows=head.rows[1:], lines=head.lines[1:], layout=layout
     )
   if konect or is_matrix or published.is_named(path, published.KONECT):
     known = {3: 'source,target,weight', 4: 'source,target,weight,time'}
@@ -154,8 +155,8 @@ def _of_columns(where, head, declared, prefixes=None):
   first = list(head.rows[min(has_header, len(head.rows) - 1)])
   for role, prefix in zip(('source', 'target'), prefixes or (), strict=False):
     first[columns.index(role)] = prefix + first[columns.index(role)]
-  layout = head.layout(
-    columns.roles(), skips_first=has_header, is_ragged=is_ragged
+  layout = head.layout._replace(
+    columns=columns.roles(), skips_first=has_header, is_ragged=is_ragged
   )
   form = 'adjacency list, ' * is_ragged + head.shown()
   return Plan(layout, roles.Input.of([where], form, columns, first), prefixes)
@@ -180,12 +181,12 @@ def of_table(table: tables.Table, declared: str) -> Plan:
       f'{where} has {errors.one_line(error)}; give numbers or strings'
     ) from error
   rows = [*zip(*columns, strict=True)]
-  if names == [*map(str, range(len(names)))]:
-    head = heads.Head(rows, [], '')
-  else:
-    head = heads.Head([names, *rows], [], '', form='table')
   if not rows:
     raise errors.UserError(f'{where} has no row with an edge; give edges')
+  layout, form = tables.Layout(), 'table'
+  if names == [*map(str, range(len(names)))]:
+    names, form = rows[0], ''
+  head = heads.Head([names, *rows], [], layout, form=form)
   plan = _of_columns(where, head, declared)
   texts = zip(plan.layout.columns, table.columns.values(), strict=True)
   table = tables.Table({k: x for k, x in texts if k != '-'})
@@ -223,7 +224,8 @@ def _of_networkx(path, head):
         dict(zip(names, zip(*some, strict=True), strict=False))
       )
 
-  return Plan(head.layout(names), shown, blocks=of_lines)
+  layout = head.layout._replace(columns=names)
+  return Plan(layout, shown, blocks=of_lines)
 
 
 def _attributed(path, line):

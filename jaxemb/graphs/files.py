@@ -231,7 +231,7 @@ def _ogb(paths, settings, folder, progress):
     known['labels'] = node_files.array_labels(_numbers(path), path, num)
   splits = sorted({x.parent for x in paths if x.parent.parent.name == 'split'})
   nodes = {
-    x.name.split('.')[0]: _numbers(x).ravel().astype(np.int64)
+    x.name[:2]: _numbers(x).ravel().astype(np.int64)
     for folder in splits[:1]
     for x in folder.iterdir()
   }

@@ -20,9 +20,7 @@ class Head(NamedTuple):
 
   rows: Sequence[Sequence[str]]  # the first may be a header
   lines: Sequence[str]  # the same, as they are
-  delimiter: str  # as of `tables.Layout`
-  skip_lines: int = 0  # comments in the head
-  comment: str = ''  # what lines begin with that are comments anywhere
+  layout: tables.Layout  # without columns
   comments: Sequence[str] = ()  # those that are skipped
   form: str = ''  # of a table, whose columns have names, '' = text
 
@@ -30,19 +28,9 @@ class Head(NamedTuple):
     """Return the form, or what is between columns, for log and report."""
     if self.form:
       return self.form
+    sign = self.layout.delimiter
     names = {' ': 'white space', '\t': 'tabs', ',': 'commas'}
-    return names.get(self.delimiter, f'{self.delimiter!r} between columns')
-
-  def layout(self, columns: Sequence[str], **options: bool) -> tables.Layout:
-    """Return the layout of the file's columns."""
-    return tables.Layout(
-      columns,
-      delimiter=self.delimiter,
-      skip_lines=self.skip_lines,
-      comment=self.comment,
-      block_bytes=_BLOCK_BYTES,
-      **options,
-    )
+    return names.get(sign, f'{sign!r} between columns')
 
 
 def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
@@ -53,7 +41,8 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
   Raises a `UserError` where no line has `what`, or comments cannot be told.
   """
   if (form := tables.guess(path)) in ('parquet', 'jsonl'):
-    return Head(tables.head(path).rows, [], '', form=form)
+    head = tables.head(path)
+    return Head(head.rows, [], head.layout, form=form)
   marks = {'': '#%', 'none': ''}.get(comments, comments)
   if comments == marks and not re.fullmatch(r'[!-/:-@\[-`{-~]?', comments):
     raise errors.UserError(
@@ -93,18 +82,23 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
   bare = [[rows[0][0][1:], *rows[0][1:]], *rows[1:]]
   if not comments and rows[0][0][:1] in marks and edge_columns.is_header(bare):
     rows = bare
-  head = Head(rows, body, delimiter, skip_lines=skip, comments=lines[:skip])
-  return head._replace(comment=marks if comments else '')
+  layout = tables.Layout(
+    delimiter=delimiter,
+    skip_lines=skip,
+    comment=marks if comments else '',
+    block_bytes=_BLOCK_BYTES,
+  )
+  return Head(rows, body, layout, comments=lines[:skip])
 
 
 def lines(path: pathlib.Path, head: Head) -> Iterator[str]:
   """Yield the lines of a file of text that are no comments."""
-  number = 0
+  number, mark = 0, head.layout.comment
   for block, *_ in tables.blocks(path):
     for line in bytes(block).splitlines():
       text = line.decode('utf-8-sig', 'replace')
-      is_comment = head.comment and text.startswith(head.comment)
-      if number >= head.skip_lines and text.strip() and not is_comment:
+      is_row = text.strip() and not (mark and text.startswith(mark))
+      if is_row and number >= head.layout.skip_lines:
         yield text
       number += 1
 

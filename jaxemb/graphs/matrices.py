@@ -21,18 +21,12 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.graphs import graph as graph_lib
-from jaxemb.graphs import node_files
+from jaxemb.graphs import node_files, published
 from jaxemb.io import roles
 
 _LOG = logging.getLogger('jaxemb')
 
-# What features and labels are called: by Shchur, Platonov, Rozemberczki,
-# PyTorch Geometric, and in .mat.
-_FEATURES = (
-  *('attr', 'attr_matrix', 'node_features', 'attributes', 'attrb'),
-  *('features', 'fea', 'x'),
-)
-_LABELS = 'node_labels', 'target', 'group', 'label', 'labels', 'gnd', 'y'
+_FEATURES, _LABELS = (published.ARRAYS[x] for x in ('features', 'labels'))
 _OF_NODES = 'labels', 'features', 'train_masks', 'val_masks', 'test_mask'
 
 

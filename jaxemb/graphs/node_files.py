@@ -23,29 +23,15 @@ from jaxemb.io import inputs, roles, tables
 
 _LOG = logging.getLogger('jaxemb')
 
-_NODE = roles.Role(
-  'node',
-  ('new_id', 'node', 'node_id', 'id', 'vertex', 'key', 'name'),
-  is_required=True,
-)
-_LABEL = roles.Role(
-  'label',
-  (
-    'label labels class',
-    'group category community y target ml_target page_type mature',
-  ),
-)
-_NODE_NAMES = [x for group in _NODE.known() for x in group]
+_NODE_NAMES = published.NAMES['node']
+_NODE = roles.Role('node', _NODE_NAMES, is_required=True)
+_LABEL_NAMES = published.NAMES['label']  # the others may be features
+_LABEL = roles.Role('label', _LABEL_NAMES + published.NAMES['other_labels'])
 _ROLES = _NODE, _LABEL, roles.Role('feature', takes_many=True)
 # Beside what pandas writes for missing values.
 _NO_LABEL = re.compile(r'|nan|null|<na>|-\d+', re.IGNORECASE)
 _LISTED = re.compile(r'\d+([,;]\d+)+')  # several labels, in one cell
 _WHOLE = rf'.*\.(npy|json)|{published.COMMUNITIES}'  # no columns
-_SPLIT_KEYS = {
-  'train': ('train_mask', 'train_masks', 'idx_train', 'tr', 'train'),
-  'valid': ('val_mask', 'val_masks', 'idx_val', 'va', 'valid'),
-  'test': ('test_mask', 'test_masks', 'idx_test', 'te', 'test'),
-}
 
 
 class _Rows(NamedTuple):
@@ -243,8 +229,8 @@ def _all_rows(file, head, columns, role, is_ragged):
   cells = [x[column] for x in head.rows if len(x) > column]
   is_listed = len(values_of) == 1 and any(',' in x for x in cells)
   is_listed &= role == 'feature'
-  layout = head.layout(
-    names, skips_first=columns.has_header, is_ragged=is_ragged
+  layout = head.layout._replace(
+    columns=names, skips_first=columns.has_header, is_ragged=is_ragged
   )
   reader = tables.Reader(
     str(file),
@@ -294,7 +280,7 @@ def _is_header(head, number, role):
     return False
   if roles.simplified(first[0]) in ('', *_NODE_NAMES):
     return True
-  is_table = role == 'label' and len(first) > 2 and head.delimiter != ' '
+  is_table = role == 'label' and len(first) > 2 and head.layout.delimiter != ' '
   return roles.is_header((_NODE, _LABEL), head.rows) or (
     is_table and not any(map(tables.is_number, first))
   )
@@ -303,10 +289,10 @@ def _is_header(head, number, role):
 def _by_names(path, header, column, role):
   """The role of each column below a header: of one node, and of `role`."""
   names = [roles.simplified(x) for x in header]
-  wanted = [{roles.simplified(column)}] if column else _LABEL.known()
+  wanted = (roles.simplified(column),) if column else _LABEL.names
   if role == 'feature':  # a label among features would give itself away
-    wanted = [*wanted[:1], _LABEL.known()[0]]
-  labels = [i for i, x in enumerate(names) if any(x in y for y in wanted)]
+    wanted = (*wanted[: bool(column)], *_LABEL_NAMES)
+  labels = [i for i, x in enumerate(names) if x in wanted]
   rest = [i for i in range(len(names)) if i not in labels]
   ranks = {x: i for i, x in enumerate(_NODE_NAMES)}  # else `..id`, or the first
   node = min(
@@ -453,8 +439,8 @@ def splits_of(
   `UserError` for those of other nodes.
   """
   splits = {}
-  for name, keys in _SPLIT_KEYS.items():
-    for key in keys:
+  for name in 'train', 'valid', 'test':
+    for key in published.ARRAYS[name]:
       if key not in arrays:
         continue
       nodes = np.atleast_1d(np.squeeze(arrays[key]))

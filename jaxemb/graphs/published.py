@@ -26,6 +26,9 @@ _NEITHER, _NODE_NAMES = (
   _TABLE['others']['names'],
 )
 _SPLITS = _TABLE['others']['splits']
+# Names of columns and arrays by what they have.
+NAMES = {k: tuple(x.split()) for k, x in _TABLE['names'].items()}
+ARRAYS = {k: tuple(x.split()) for k, x in _TABLE['arrays'].items()}
 KONECT = _TABLE['layouts']['KONECT']['edges']
 
 
