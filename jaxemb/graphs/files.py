@@ -234,6 +234,7 @@ def _ogb(paths, settings, folder, progress):
     x.name[:2]: _numbers(x).ravel().astype(np.int64)
     for folder in splits[:1]
     for x in folder.iterdir()
+    if x.name.startswith(('train.', 'valid.', 'test.'))
   }
   known |= node_files.splits_of(splits[0], nodes, num) if splits else {}
   return graph._replace(**known)
