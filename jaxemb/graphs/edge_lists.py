@@ -197,13 +197,13 @@ def of_table(table: tables.Table, declared: str) -> Plan:
 
 
 def _of_networkx(path, head):
-  some = head.lines[:100]
-  if any(re.fullmatch(r'\S+\s+\{.*\}\s*', x) for x in some):
+  lines = head.lines[:100]
+  if any(re.fullmatch(r'\S+\s+\{.*\}\s*', x) for x in lines):
     raise errors.UserError(
       f'{path} is a multiline adjacency list; write edges instead '
       '(networkx.write_edgelist(networkx.read_multiline_adjlist(PATH), FILE))'
     )
-  if not (some and all(re.fullmatch(r'.*\W\{.*\}\s*', x) for x in some)):
+  if not (lines and all(re.fullmatch(r'.*\W\{.*\}\s*', x) for x in lines)):
     return None
   names = ['source', 'target']
   names += ['weight'] * any(
@@ -217,12 +217,9 @@ def _of_networkx(path, head):
 
   def of_lines():
     lines = heads.lines(path, head)
-    while some := [
-      _attributed(path, x) for x in itertools.islice(lines, _CHUNK)
-    ]:
-      yield tables.Table.of(
-        dict(zip(names, zip(*some, strict=True), strict=False))
-      )
+    while block := [*itertools.islice(lines, _CHUNK)]:
+      columns = zip(*(_attributed(path, x) for x in block), strict=True)
+      yield tables.Table.of(dict(zip(names, columns, strict=False)))
 
   layout = head.layout._replace(columns=names)
   return Plan(layout, shown, blocks=of_lines)

@@ -30,10 +30,10 @@ def _has(offsets, neighbors, relations, edges, edge_relations):
   out = np.zeros(len(edges), np.bool_)
   for i in range(len(edges)):
     start, stop = offsets[edges[i, 0]], offsets[edges[i, 0] + 1]
-    at = walks.lower_bound(neighbors, start, stop, node=edges[i, 1])
-    while at < stop and neighbors[at] == edges[i, 1] and not out[i]:
-      out[i] = not len(edge_relations) or relations[at] == edge_relations[i]
-      at += 1
+    j = walks.lower_bound(neighbors, start, stop, node=edges[i, 1])
+    while j < stop and neighbors[j] == edges[i, 1] and not out[i]:
+      out[i] = not len(edge_relations) or relations[j] == edge_relations[i]
+      j += 1
   return out
 
 
@@ -73,28 +73,20 @@ def hold_out(
     first, second = np.minimum(first, second), np.maximum(first, second)
   key = hashing.part_key(seed, _STREAM, stream)
   is_held = _draw(first, second, key, below=np.uint64(fraction * 2**64))
-  kept = ~is_held
-  offsets = np.zeros_like(graph.offsets)
-  np.cumsum(
-    np.bincount(sources[kept], minlength=graph.num_nodes), out=offsets[1:]
-  )
-
-  def select(x, rows):
-    return x if x is None else x[rows]
-
-  rest = graph._replace(
-    offsets=offsets,
-    neighbors=graph.neighbors[kept],
-    weights=select(graph.weights, kept),
-    relations=select(graph.relations, kept),
-    digest='',
-  )
+  sizes = np.bincount(sources[~is_held], minlength=graph.num_nodes)
+  columns = {
+    k: x[~is_held]
+    for k in ('neighbors', 'weights', 'relations')
+    if (x := getattr(graph, k)) is not None
+  }
+  offsets = np.append(0, np.cumsum(sizes))
+  rest = graph._replace(offsets=offsets, digest='', **columns)
   if not graph.directed:  # each is in two lists
     is_held &= sources < graph.neighbors
   edges = np.stack([sources[is_held], graph.neighbors[is_held]], 1)
-  relations = select(graph.relations, is_held)
+  relations = graph.relations
   if relations is not None:
-    relations = relations.astype(np.int64)
+    relations = relations[is_held].astype(np.int64)
   return rest, Held(edges.astype(np.int64), 0, 0, relations=relations)
 
 

@@ -2,7 +2,7 @@
 
 Lists of all nodes lie behind each other (CSR): those of node i are
 `neighbors[offsets[i] : offsets[i + 1]]`. An undirected edge is in the lists of
-both its nodes. Self loops are left out; edges that are given several times are
+both its nodes. Self loops are left out; edges that are listed several times are
 one edge, whose weight is their sum.
 
 They are made range by range of nodes, from edges that lie on disk: memory is

@@ -213,7 +213,7 @@ def _npz(path) -> Mapping[str, Any]:
 
 
 def _distinct(names):
-  """The same, where a name is given again or is empty with the node's number.
+  """The same, where a name is repeated or empty with the node's number.
 
   Titles and people may have one name.
   """

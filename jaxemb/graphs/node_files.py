@@ -227,8 +227,9 @@ def _all_rows(file, head, columns, role, is_ragged):
   first = head.rows[min(columns.has_header, len(head.rows) - 1)]
   column = names.index(values_of[0])
   cells = [x[column] for x in head.rows if len(x) > column]
-  is_listed = len(values_of) == 1 and any(',' in x for x in cells)
-  is_listed &= role == 'feature'
+  has_lists = len(values_of) == 1 and any(',' in x for x in cells)
+  is_listed = has_lists and role == 'feature'
+  is_text = is_listed or role == 'label'
   layout = head.layout._replace(
     columns=names, skips_first=columns.has_header, is_ragged=is_ragged
   )
@@ -242,7 +243,7 @@ def _all_rows(file, head, columns, role, is_ragged):
 
   def parsed(table):
     nodes = table.text(next(x for x in names if x.startswith('node')))
-    if role == 'feature' and not is_listed:
+    if not is_text:
       values = [columns_lib.numbers(table.columns[x]) for x in values_of]
       return nodes.strings().to_pylist(), np.stack(values, 1).astype('f4')
     values = table.text(values_of[0])
@@ -254,7 +255,7 @@ def _all_rows(file, head, columns, role, is_ragged):
 
   blocks = list(reader.tables(lambda *_: None, parsed))
   nodes = [x for block, _ in blocks for x in block]
-  none = np.zeros((0,) if is_listed or role == 'label' else (0, len(values_of)))
+  none = np.zeros((0,) if is_text else (0, len(values_of)))
   values = np.concatenate([none, *(x for _, x in blocks)])
   if is_listed:
     lists = [[x for x in cell.split(',') if x] for cell in values]
@@ -304,13 +305,9 @@ def _by_names(path, header, column, role):
   is_other = role == 'feature' or (len(header) == 2 and not labels + [*column])
   chosen = rest if is_other else labels
   if node is None or not chosen or (role == 'label' and len(chosen) > 1):
-    remedy = (
-      'give numbers'
-      if role == 'feature'
-      else ('say which one has the labels by --config.data.label_column')
-    )
     raise errors.UserError(
-      f'{path} has no {role}s but {", ".join(header)[:80]}; {remedy}'
+      f'{path} has no {role}s but {", ".join(header)[:80]}; give numbers, or '
+      'say which column has labels by --config.data.label_column'
     )
   return [
     'node' if i == node else role if i in chosen else '-'

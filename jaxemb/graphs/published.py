@@ -60,18 +60,18 @@ def find_files(settings: Mapping[str, Any]) -> dict[str, Any]:
   elif not all(is_named(x, rf'{_NEITHER}|{_NODE_NAMES}') for x in files):
     names = rf'{names}|{_NODE_NAMES}'
   known = (*labels, *features)
-  found = inputs.find(
+  of_splits = inputs.find(
     settings['path'],
     'list of edges',
     is_other=lambda x: x in known or (x.is_file() and is_named(x, names)),
   )
-  for path in found.train:
+  for path in of_splits.train:
     refuse(path)
-  if not found.train:
+  if not of_splits.train:
     raise errors.UserError(
       f'{folder} has no list of edges, but {_listed(files)}; give one of them'
     )
-  by_role = {'path': found.train, **found.splits}
+  by_role = {'path': of_splits.train, **of_splits.splits}
   by_role |= {'labels': labels, 'features': features}
   used, shown = [], []
   for role, paths in by_role.items():
@@ -87,7 +87,7 @@ def find_files(settings: Mapping[str, Any]) -> dict[str, Any]:
       shown.append(f'{role} {_listed(paths)}')
   if unused := [x for x in files if x not in used]:
     shown.append(f'not used: {_listed(unused)}')
-  if folder.is_dir() or found.splits:
+  if folder.is_dir() or of_splits.splits:
     _LOG.info('of the folder %s: %s', folder, ', '.join(shown))
   return settings
 
