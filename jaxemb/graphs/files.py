@@ -158,26 +158,24 @@ def from_networkx(
   values = [x.get(label) for x in nodes.values()]
   lists = [x if isinstance(x, list | tuple) else [x] for x in values]
   labels = [
-    (i, _name(y)) for i, x in enumerate(lists) for y in x if y is not None
+    (i, _name(y))
+    for i, x in enumerate(lists)
+    for y in x
+    if y is not None and y == y
   ]
-  labels = [x for x in labels if x[1] != 'nan']
   if label != 'label' and not labels:
     raise errors.UserError(
       f'no node has the attribute {label!r}; give one that has labels'
     )
-  known = {}
-  if labels:
-    of_nodes, texts = zip(*labels, strict=True)
-    known['labels'] = labels_lib.Labels.of(
-      np.array(of_nodes), texts, len(nodes)
-    )
+  labelled = np.array([i for i, _ in labels], np.int64)
+  texts = [x for _, x in labels]
   return graph_lib.from_edges(
     *ends.T,
     num_nodes=len(names),
     weights=weights,
     directed=graph.is_directed(),
     names=graph_lib.Names.of(names),
-    **known,
+    labels=labels_lib.Labels.of(labelled, texts, len(nodes)) if texts else None,
   )
 
 
