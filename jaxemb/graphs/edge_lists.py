@@ -394,9 +394,7 @@ class _Edges:
     self._path, first = next(iter(plans.items()))
     if first.prefixes and self._as_integers:
       raise _NotIntegers
-    self._has_comments = first.layout.delimiter and not (
-      self._settings['comments'] or first.blocks
-    )
+    self._may_have_comments = first.layout.delimiter and not first.blocks
     if first.blocks:
       items = (y for x in plans.values() for y in x.blocks())
       self._reader = _Tables(self._path, items)
@@ -500,7 +498,7 @@ class _Edges:
     ends = self._mapped('ends', np.int32).reshape(-1, 2)
     if not self._as_integers:
       names = pa.concat_arrays(self._names)
-      if self._has_comments:
+      if self._may_have_comments and not self._settings['comments']:
         is_sign = pc.match_substring_regex(names, '^' + heads.COMMENT)
         nodes = np.flatnonzero(is_sign.to_numpy(False))
         if len(nodes) and not np.isin(ends[:, 1], nodes).any():
