@@ -190,7 +190,8 @@ def of_table(table: tables.Table, declared: str) -> Plan:
   plan = _of_columns(where, head, declared)
   texts = zip(plan.layout.columns, table.columns.values(), strict=True)
   table = tables.Table({k: x for k, x in texts if k != '-'})
-  return plan._replace(blocks=lambda: [table])
+  shown = plan.shown._replace(form='table')
+  return plan._replace(shown=shown, blocks=lambda: [table])
 
 
 # Edges with attributes, as NetworkX writes them: 0 1 {'weight': 4}
