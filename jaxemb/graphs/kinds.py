@@ -16,7 +16,6 @@ if TYPE_CHECKING:
   from jaxemb.run import build
 
 
-_SETTINGS = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
 _HELP = {
   'data.columns': 'of a list of edges, role:column,.., or roles in their '
   'order: source, target, weight, relation, time (not used), - for others; '
@@ -33,16 +32,21 @@ _OF_WALKS = frozenset((
 ))  # fmt: skip
 
 
-class Walks(kind.Kind):
+class _Graphs(kind.Kind):
+  embedded = 'toygraph:'
+  settings = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
+  help = _HELP
+  unit = 'examples'
+
+
+class Walks(_Graphs):
   """Random walks, and node vectors by skip-gram (DeepWalk, node2vec)."""
 
   source = 'graph'
-  embedded = 'toygraph:'
   factory = 'jaxemb.graphs.walk_source:Walks'
   start = 'graph'
-  settings = _SETTINGS
   uses = kind.WINDOWS | _LISTS | {'train.init_from'}
-  help = _HELP
+  unit = 'words'
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
     """See `kind.Kind`."""
@@ -57,14 +61,12 @@ class Walks(kind.Kind):
     return 2.0 if is_small_step else limit
 
 
-class Nodes(kind.Kind):
+class Nodes(_Graphs):
   """Nodes that aggregate what their neighbors have (GraphSAGE)."""
 
   source = 'nodes'
-  embedded = 'toygraph:'
   factory = 'jaxemb.graphs.node_source:make'
   start = 'graphsage'
-  settings = _SETTINGS
   uses = _LISTS | kind.DENSE | {'optimizer.max_duplicates'}
   models = {'graphsage': 'jaxemb.graphs.graphsage:make'}
   losses = {}
@@ -78,7 +80,6 @@ class Nodes(kind.Kind):
     'eval.monitor': 'metric by which evaluations are compared, the best of '
     'which is exported: score (accuracy or micro F1) or log_loss',
   }
-  unit = 'examples'
   has_dense = monitors = True
   row_kernels = frozenset(('adagrad_full', 'adam_full'))
   undivided = {'partition': 'train models with dense parameters'}
@@ -156,14 +157,12 @@ class Nodes(kind.Kind):
     return kind.bind_model(config, (spec, corpus))
 
 
-class Edges(kind.Kind):
+class Edges(_Graphs):
   """Edges, with or without relations (LINE, PyTorch-BigGraph)."""
 
   source = 'edges'
-  embedded = 'toygraph:'
   factory = 'jaxemb.graphs.edge_source:Edges'
   start = 'graph:relations'
-  settings = _SETTINGS
   uses = kind.PAIRS | _LISTS | {'model.negatives'}
   models = {
     'line': 'jaxemb.graphs.edge_models:line',
@@ -179,8 +178,6 @@ class Edges(kind.Kind):
     'model.shared_negatives': '',
     'model.temperature': 'model.name=relations',
   }
-  help = _HELP
-  unit = 'examples'
   row_kernels = frozenset(('adagrad', 'adagrad_full', 'adam_full'))
   undivided = {x: 'divide edges' for x in ('partition', 'workers')}
 
@@ -218,19 +215,15 @@ class Edges(kind.Kind):
           '--config.data.columns=source,relation,target, or source,target if '
           'there is none, or --config.model.name=line'
         )
+    loss_of = kind.bound_loss(config, least=m.margin)
+    make_kernel = functools.partial(updates.edge_softmax, threads)
     return kind.bind_model(
       config,
-      (
-        kind.window_spec(corpus, context),
-        corpus,
-        kind.bound_loss(config, least=m.margin),
-      ),
+      (kind.window_spec(corpus, context), corpus, loss_of),
       temperature=m.temperature,
       operator=m.operator,
       order=m.order,
-      make_kernel=functools.partial(updates.edge_softmax, threads)
-      if threads
-      else None,
+      make_kernel=make_kernel if threads else None,
     )
 
   def collect(

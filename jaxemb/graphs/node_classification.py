@@ -2,7 +2,7 @@
 
 Classification is as DeepWalk (Perozzi et al. 2014) and node2vec have it: one
 logistic regression for each label, one against the rest, with an L2 penalty
-(C = 1), on the vectors as they are, of a random share of the labelled nodes. Of
+(C = 1), on the vectors as they are, of a random half of the labelled nodes. Of
 each other node, which has k labels, the k most likely ones are predicted. Micro
 F1 is of all predictions, macro F1 the mean over labels, both averaged over ten
 splits.
@@ -21,18 +21,16 @@ import numpy as np
 from jaxemb.evaluation import geometry
 
 _NUM_SPLITS = 10
+_TRAIN_FRACTION = 0.5  # of the labelled nodes
 _MAX_NODES = 20_000  # more are drawn from
 
 
 def evaluate(
-  vectors: np.ndarray,
-  labels: Any,
-  share: float = 0.5,
-  num_total: int | None = None,
+  vectors: np.ndarray, labels: Any, num_total: int | None = None
 ) -> dict[str, dict[str, Any]]:
   """Scores of vectors [n, d] by bool labels [n, classes], an array or sparse.
 
-  A classifier learns from a `share` of the nodes that have labels. `num_total`
+  A classifier learns from half of the nodes that have labels. `num_total`
   counts also labelled nodes without a vector.
   """
   from scipy import sparse
@@ -50,7 +48,7 @@ def evaluate(
   vectors, labels = vectors[rows], labels[rows]
   # Classes that no node has tell nothing.
   labels = labels[:, labels.getnnz(0) > 0].toarray()
-  f1_scores = _classify(vectors, labels, share)
+  f1_scores = _classify(vectors, labels)
   scores = {'labels': {'score': f1_scores['macro_f1'], **f1_scores, **count}}
   if (labels.sum(1) == 1).all():
     clusters = geometry.cluster(geometry.unit(vectors), labels.shape[1])
@@ -58,18 +56,19 @@ def evaluate(
   return scores
 
 
-def _classify(vectors, labels, share):
+def _classify(vectors, labels):
   """Micro and macro F1 and their deviations, as `evaluate` has them."""
   scores = []
   for split in range(_NUM_SPLITS):
     order = np.random.default_rng((1, split)).permutation(len(vectors))
-    train, test = np.split(order, [max(1, int(share * len(order)))])
+    num_train = max(1, int(_TRAIN_FRACTION * len(order)))
+    train, test = np.split(order, [num_train])
     weights = fit(vectors[train], labels[train])
     chances = vectors[test] @ weights[:-1] + weights[-1]
     scores.append(f1(labels[test], top(chances, labels[test].sum(1))))
   names = 'micro_f1', 'macro_f1', 'micro_f1_deviation', 'macro_f1_deviation'
   values = np.concatenate([np.mean(scores, 0), np.std(scores, 0)]).tolist()
-  return {**dict(zip(names, values, strict=True)), 'share': share}
+  return {**dict(zip(names, values, strict=True)), 'share': _TRAIN_FRACTION}
 
 
 @jax.jit
@@ -103,9 +102,9 @@ def fit(vectors: np.ndarray, labels: np.ndarray) -> np.ndarray:
   shape = inputs.shape[1], signs.shape[1]
   penalty = np.ones((shape[0], 1), np.float32)
   penalty[-1] = 0
-  shares = (labels.sum(0) + 1) / (len(labels) + 2)
+  fractions = (labels.sum(0) + 1) / (len(labels) + 2)
   spread = np.append(np.maximum(spread, 0), len(vectors))[:, None]
-  scales = 1 / np.sqrt(penalty + 0.5 * shares * (1 - shares) * spread)
+  scales = 1 / np.sqrt(penalty + 0.5 * fractions * (1 - fractions) * spread)
   on_device = jax.device_put((inputs, signs))
 
   def loss(flat):
@@ -117,7 +116,7 @@ def fit(vectors: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return value, grads.astype(np.float64).ravel()
 
   start = np.zeros(shape)
-  start[-1] = np.log(shares / (1 - shares)) / scales[-1]
+  start[-1] = np.log(fractions / (1 - fractions)) / scales[-1]
   minimum = optimize.minimize(
     loss, start.ravel(), jac=True, method='L-BFGS-B',
     options={'maxiter': 300, 'maxcor': 20, 'ftol': 1e-7},

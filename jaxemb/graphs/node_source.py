@@ -55,38 +55,6 @@ def _number(text: str, name: str, num: int) -> int:
   return round(fraction[0] * num)
 
 
-def split(
-  labels: labels_lib.Labels, valid: str, test: str, per_class: int, seed: int
-) -> dict[str, np.ndarray]:
-  """Draws nodes to train on, then some for validation and some for the test.
-
-  `per_class` nodes of each class are trained on, 0 = all that are left; a node
-  of several classes counts as one of its first. Raises a `UserError` if there
-  are too few.
-  """
-  order = np.random.default_rng((seed, 1)).permutation(labels.nodes)
-  num_valid = _number(valid, 'valid', len(order))
-  num_held = num_valid + _number(test, 'test', len(order))
-  chosen = np.zeros(0, np.int64)
-  if per_class:
-    classes = labels.first(order)
-    chosen = [np.flatnonzero(classes == x) for x in range(labels.num_classes)]
-    chosen = np.sort(np.concatenate([x[:per_class] for x in chosen]))
-  rest = np.delete(order, chosen)
-  if num_held + (not per_class) > len(rest):
-    raise errors.UserError(
-      f'config.data.valid={valid} and config.data.test={test} need '
-      f'{num_held:,} of {len(rest):,} labelled nodes that are not '
-      'trained on; lower them, or --config.data.train_per_class, such as '
-      '--config.data.valid=0.1 --config.data.test=0.2'
-    )
-  return {
-    'train': order[chosen] if per_class else rest[num_held:],
-    'valid': rest[:num_valid],
-    'test': rest[num_valid:num_held],
-  }
-
-
 def check_features(features: np.ndarray | None) -> None:
   """Raises a `UserError` for features that are no numbers.
 
@@ -200,8 +168,8 @@ class NodeSource:
     self.fingerprint = graph_lib.fingerprint(graph)
 
   def _split(self):
-    settings, labels = self.spec.settings, self.labels
-    splits = dict(self.graph.splits)
+    """Nodes [n] of each split: that of the graph, or a random one."""
+    labels, splits = self.labels, dict(self.graph.splits)
     if not len(labels.nodes):
       if not self.from_walks:
         raise errors.UserError(
@@ -210,25 +178,52 @@ class NodeSource:
         )
       return {}
     if not splits:
-      return split(
-        labels,
-        valid=settings['valid'],
-        test=settings['test'],
-        per_class=settings['train_per_class'],
-        seed=self.spec.seed,
-      )
+      return self._draw_splits()
     if not labels.has_many:  # of several labels, a node may have none
-      kept = {k: x[labels.classes[x] >= 0] for k, x in splits.items()}
+      labelled = {k: x[labels.classes[x] >= 0] for k, x in splits.items()}
       self.dropped['split_nodes_without_label'] = sum(
-        len(splits[k]) - len(x) for k, x in kept.items()
+        len(splits[k]) - len(x) for k, x in labelled.items()
       )
-      splits = kept
+      splits = labelled
     if not len(splits.get('train', ())) and not self.from_walks:
       raise errors.UserError(
         'the splits of the graph have no labelled nodes to learn from; give '
         'them train_mask or idx_train, or remove all of them'
       )
     return splits
+
+  def _draw_splits(self):
+    """Draws nodes to train on, then some for validation and some for the test.
+
+    `train_per_class` nodes of each class are trained on, 0 = all that are left;
+    a node of several classes counts as one of its first.
+    """
+    settings, labels, chosen = self.spec.settings, self.labels, []
+    rng = np.random.default_rng((self.spec.seed, 1))
+    order = rng.permutation(labels.nodes)
+    num_valid, num_test = (
+      _number(settings[x], x, len(order)) for x in ('valid', 'test')
+    )
+    if num := settings['train_per_class']:
+      classes = labels.first(order)
+      chosen = [
+        np.flatnonzero(classes == x)[:num] for x in range(labels.num_classes)
+      ]
+      chosen = np.sort(np.concatenate(chosen))
+    rest, num_held = np.delete(order, chosen), num_valid + num_test
+    if num_held + (not num) > len(rest):
+      raise errors.UserError(
+        f'config.data.valid={settings["valid"]} and '
+        f'config.data.test={settings["test"]} need {num_held:,} of '
+        f'{len(rest):,} labelled nodes that are not trained on; lower them, or '
+        '--config.data.train_per_class, such as --config.data.valid=0.1 '
+        '--config.data.test=0.2'
+      )
+    return {
+      'train': order[chosen] if num else rest[num_held:],
+      'valid': rest[:num_valid],
+      'test': rest[num_valid:num_held],
+    }
 
   def _sort_by_part(self):
     """Sorts the starts by the part of the graph that they are in."""

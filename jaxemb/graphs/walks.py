@@ -145,15 +145,6 @@ def _prefetch(array, place):
 
 
 @numba.njit(**_JIT)
-def _drawn(lists, first, place, draw):
-  """Where a place of a node's list leads, by the low half of a draw."""
-  at = first + place
-  if np.float32(draw & _LOW) >= lists.stays[at] * np.float32(2**32):
-    at = first + lists.others[at]
-  return at
-
-
-@numba.njit(**_JIT)
 def _walk(lists, starts, key, numbers, out, stop):
   """DeepWalk's, before place `stop`."""
   offsets, neighbors, stays, others = lists
@@ -191,10 +182,13 @@ def _walk(lists, starts, key, numbers, out, stop):
               _prefetch(neighbors, at)
       if has_weights:
         for j in range(num):
-          if chosen[j] >= 0:
-            draw = hashing.hashed(keys[j] + np.uint64(step))
-            chosen[j] = _drawn(lists, first[j], chosen[j] - first[j], draw)
-            _prefetch(neighbors, chosen[j])
+          at = chosen[j]
+          if at >= 0:
+            draw = hashing.hashed(keys[j] + np.uint64(step)) & _LOW
+            if np.float32(draw) >= stays[at] * np.float32(2**32):
+              at = first[j] + others[at]
+              chosen[j] = at
+            _prefetch(neighbors, at)
       for j in range(num):
         node = neighbors[chosen[j]] if chosen[j] >= 0 else -1
         nodes[j, step] = node
@@ -258,7 +252,8 @@ def _walk_biased(lists, biases, key, numbers, out):
 @numba.njit(**_JIT)
 def _walk_together(lists, biases, key, numbers, nodes):
   """The same of at most `_TOGETHER` walks."""
-  neighbors, has_weights = lists.neighbors, len(lists.stays) > 0
+  _, neighbors, stays, others = lists
+  has_weights = len(stays) > 0
   back, near, far, more = _chances(biases, has_weights)
   surely, at_most = min(near, far), max(near, far)
   keys = np.array(
@@ -281,7 +276,8 @@ def _walk_together(lists, biases, key, numbers, nodes):
         place = np.int64((draw >> _HALF) * 2.0**-32 * (sizes[j] + more))
         at = first[j] + min(place, sizes[j] - 1)
         if has_weights:
-          at = _drawn(lists, first[j], at - first[j], draw)
+          if np.float32(draw & _LOW) >= stays[at] * np.float32(2**32):
+            at = first[j] + others[at]
           draw = hashing.hashed(draw)
         drawn[i] = neighbors[at]
         chances[i] = (draw & _LOW) * 2.0**-32

@@ -201,7 +201,7 @@ def spectral_power(gram: np.ndarray, power: float) -> np.ndarray:
 
 
 def agreement(
-  rotated: Sequence[np.ndarray], shares: np.ndarray, y: np.ndarray
+  rotated: Sequence[np.ndarray], fractions: np.ndarray, y: np.ndarray
 ) -> np.ndarray:
   """[4, n] float64, how well rotated parts agree on a block of words.
 
@@ -209,14 +209,14 @@ def agreement(
   |M_i W_i - Y|^2; the cosine of M_i W_i and the mean of the other parts; and 1.
   Takes M_i W_i [b, dim] of each part, a_i / a [n, b] and Y [b, dim].
   """
-  is_shared = np.count_nonzero(shares, 0) > 1
+  is_shared = np.count_nonzero(fractions, 0) > 1
   result = np.zeros((4, len(rotated)))
-  for i, (x, share) in enumerate(zip(rotated, shares, strict=True)):
-    others = y - share[:, None] * x  # but for the length
+  for i, (x, fraction) in enumerate(zip(rotated, fractions, strict=True)):
+    others = y - fraction[:, None] * x  # but for the length
     lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(others, axis=1)
     cosines = np.vecdot(x, others) / np.where(lengths > 0, lengths, 1)
     squares, gaps = np.vecdot(x, x), np.vecdot(x - y, x - y)
-    counts = is_shared & (share > 0)
+    counts = is_shared & (fraction > 0)
     values = squares, gaps, np.clip(cosines, -1, 1), counts
     result[:, i] = [
       np.sum(value, where=counts, dtype=np.float64) for value in values

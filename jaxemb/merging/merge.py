@@ -113,10 +113,9 @@ class SideBySide(NamedTuple):
       self.progress(what, first, num_words)
       block = np.s_[:, first : first + step]
       read = list(map(parts_lib.take, self.tables, rows[block]))
-      yield (
-        [geometry.unit(x) for x in read] if self.normalize else read,
-        (weights[block]),
-      )
+      if self.normalize:
+        read = list(map(geometry.unit, read))
+      yield read, weights[block]
     self.progress(what, num_words, num_words)
 
   def gram(

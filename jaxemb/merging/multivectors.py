@@ -119,13 +119,7 @@ class _Merge:
     warnings: a line each.
   """
 
-  def __init__(
-    self,
-    parts: Sequence[parts_lib.Part],
-    spec: merge_lib.Spec,
-    folder: pathlib.Path | None,
-    progress: parts_lib.Progress,
-  ):
+  def __init__(self, parts, spec, folder, progress):
     merge_lib.check_columns([part.dim for part in parts])
     self.parts, self.spec = parts, spec
     self.tables = [_table(part) for part in parts]
@@ -168,9 +162,9 @@ class _Merge:
     merged = merge_lib.merge_rows(
       self.parts, union, self.spec, folder=job.folder, progress=job.progress
     )
-    kept, num_lost = merged.ids, len(names) - len(merged.ids)
+    ids, num_lost = merged.ids, len(names) - len(merged.ids)
     self.warnings = merged.report['warnings']
-    rows, priors, owners = rows[:, kept], priors[:, kept], self.owners[kept]
+    rows, priors, owners = rows[:, ids], priors[:, ids], self.owners[ids]
     senses = self._senses(owners, priors, merged.vectors)
     # A word's only sense has no mean context.
     votes = ((self.sizes > 1) * words.votes)[:, owners] * priors
@@ -220,6 +214,7 @@ class _Merge:
     has = senses < self.sizes[:, owners]
     all_rows = np.where(has, all_rows + senses, -1)
     is_open = (sizes > 1) & ((self.sizes > 0).sum(0) > 1)
+    tables = [part.vectors for part in self.parts]
     done, num_open, cosines = 0, int(is_open.sum()), []
     for size in np.unique(sizes[is_open]).tolist():
       chosen = np.flatnonzero(is_open & (sizes == size))
@@ -230,14 +225,10 @@ class _Merge:
         progress('matching senses', done, num_open)
         block_rows = self.starts[block][:, None] + np.arange(size)
         rows = all_rows[:, block_rows]
-        vectors = [
-          parts_lib.take(part.vectors, part_rows) @ rotation
-          for part, part_rows, rotation in zip(
-            self.parts, rows, rotations, strict=True
-          )
-        ]
+        vectors = map(parts_lib.take, tables, rows)
+        vectors = np.stack(list(map(np.matmul, vectors, rotations)))
         places, block_cosines = match(
-          np.stack(vectors), _pick(priors, rows), words.votes[:, block]
+          vectors, _pick(priors, rows), words.votes[:, block]
         )
         matched = np.empty_like(rows)
         np.put_along_axis(matched, places, rows, 2)

@@ -3,22 +3,19 @@
 import numpy as np
 import pytest
 
-from jaxemb import config as config_lib
 from jaxemb import errors
-from jaxemb.data import base, examples
+from jaxemb.data import examples
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.graphs import neighbors, node_source, toygraph
+from tests.graphs import sources
 
 
 def _source(graph=None, num_parts=2, part_words=16, **settings):
-  d = config_lib.default().data.to_dict()
-  d |= {'fanouts': '3,4', 'valid': '0.2', 'test': '60'} | settings
+  settings = {'fanouts': '3,4', 'valid': '0.2', 'test': '60'} | settings
+  spec = sources.spec(None, num_parts=num_parts, **settings)
   graph = graph or toygraph.make('toygraph:400')
-  args = 7, 2, num_parts, part_words, 3, 1, 1, d, base.ALONE, None, None
-  spec = base.SourceSpec('', *args)
-  spec = spec._replace(readers=base.Readers(range(num_parts), 0, 1, None))
-  return node_source.NodeSource(graph, spec)
+  return node_source.NodeSource(graph, spec._replace(part_words=part_words))
 
 
 def _trees(item):
@@ -51,6 +48,10 @@ def test_an_epoch_has_each_node_once_with_its_neighbors():
   found = [np.sort(_trees(x)[0], 0) for x in other.items(None, 0)]
   expected = [np.sort(_trees(x)[0], 0) for x in items]
   np.testing.assert_array_equal(np.concatenate(found), np.concatenate(expected))
+
+
+def test_reading_goes_on_where_it_stopped():
+  sources.check_resumes(lambda: _source(targets='walks'))
 
 
 def test_parts_have_close_nodes():
@@ -123,13 +124,10 @@ def test_own_splits_and_several_classes():
   toy = toygraph.make('toygraph:400')
   offsets = np.arange(401) * 2
   offsets[-1] -= 2  # the last node has none
-  classes = np.stack([toy.labels.classes, 4 + np.arange(400) % 2], 1).reshape(
-    -1
-  )
+  classes = np.stack([toy.labels.classes, 4 + np.arange(400) % 2], 1)
+  labels = labels_lib.Labels(classes.reshape(-1)[:-2], offsets)
   splits = {'train': np.arange(300), 'test': np.arange(350, 400)}
-  graph = toy._replace(
-    labels=labels_lib.Labels(classes[:-2], offsets), splits=splits
-  )
+  graph = toy._replace(labels=labels, splits=splits)
   source = _source(graph)
   assert source.valid is None and len(source.test) == 50
   assert source.labels.num_classes == 6 and source.labels.has_many
@@ -137,9 +135,8 @@ def test_own_splits_and_several_classes():
   ids, numbers = item.batch.ids, item.batch.numbers
   is_node = item.batch.labels >= 0
   found = numbers[is_node].argsort(1, kind='stable')[:, -2:]
-  expected = np.stack([toy.labels.classes, 4 + np.arange(400) % 2], 1)
-  np.testing.assert_array_equal(found, expected[ids[is_node][:, 0]])
-  one = node_source.split(toy.labels, '50', '0.1', 5, 1)
+  np.testing.assert_array_equal(found, classes[ids[is_node][:, 0]])
+  one = _source(valid='50', test='0.1', train_per_class=5).splits
   assert [len(x) for x in one.values()] == [20, 50, 40]
   assert np.bincount(toy.labels.classes[one['train']]).tolist() == [5] * 4
 

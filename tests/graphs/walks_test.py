@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from jaxemb.data import base
 from jaxemb.data import blocks as blocks_lib
 from jaxemb.graphs import edge_splits, walk_source, walks
 from jaxemb.graphs import graph as graph_lib
 from tests import marking
+from tests.graphs import sources
 
 NODES, NUM_WALKS = 12, 60_000
 
@@ -88,29 +88,25 @@ def test_walks_depend_on_nothing_but_their_number():
     assert sorted(starts) == one.starts.tolist()
 
 
-SETTINGS = {
-  'path': '', 'directed': False, 'columns': '', 'num_nodes': 0, 'labels': '',
-  'label_column': '',
-  'features': '', 'walks': 3, 'walk_length': 8, 'p': 1.0, 'q': 0.5,
-  'valid': '', 'test': '', 'sample': 0.0, 'candidates': 'all',
-}  # fmt: skip
-
-
 @pytest.fixture
 def make(tmp_path):
   """Makes a source of walks."""
 
-  def made(num_parts=1, local=None, **settings):
-    readers = base.ALONE._replace(local_parts=local or range(num_parts))
-    given = {**SETTINGS, **settings}
-    args = given['path'], 7, 2, num_parts, 8, 3, 4, 3, given, readers
-    return walk_source.Walks(base.SourceSpec(*args, tmp_path, lambda *x: None))
+  def made(**settings):
+    settings = {
+      'walks': 3,
+      'walk_length': 8,
+      'q': 0.5,
+      'sample': 0.0,
+      **settings,
+    }
+    return walk_source.Walks(sources.spec(tmp_path, **settings))
 
   return made
 
 
 def test_blocks_are_walks_and_counts_are_visits(make, monkeypatch):
-  source = make(path='toygraph:200', walks=60)
+  source = make(walks=60)
   corpus, graph = source.corpus, source.graph
   blocks = corpus.blocks
   every = [corpus.block(i) for i in range(len(blocks.words))]
@@ -132,7 +128,7 @@ def test_blocks_are_walks_and_counts_are_visits(make, monkeypatch):
   )
   # Of a part of the blocks.
   monkeypatch.setattr(walk_source, '_COUNTED_STEPS', corpus.num_words // 2)
-  estimated = make(path='toygraph:200', walks=60)
+  estimated = make(walks=60)
   order = estimated.corpus.ids_of[source.corpus.nodes]
   both = np.stack([source.counts, estimated.counts[order]])
   assert np.corrcoef(both)[0, 1] > 0.8
@@ -140,22 +136,12 @@ def test_blocks_are_walks_and_counts_are_visits(make, monkeypatch):
 
 
 def test_reading_goes_on_where_it_stopped_and_parts_are_shared(make):
-  items = list(make(2, path='toygraph:200').items(None, 0))
-  assert items[-1].done_after == 2 * 200 * 3 * 8
-  middle = items[len(items) // 2 - 1]
-  rest = make(2, path='toygraph:200').items(middle.position, middle.done_after)
-  for x, y in zip(rest, items[len(items) // 2 :], strict=True):
-    assert x[1:] == y[1:]
-    for a, b in zip(x.batch, y.batch, strict=True):
-      np.testing.assert_array_equal(a, b)
-  own = [
-    sum(
-      x.own
-      for x in make(2, range(i, i + 1), path='toygraph:200').items(None, 0)
-    )
-    for i in range(2)
-  ]
-  assert sum(own) == items[-1].done_after and min(own) > 0
+  sources.check_resumes(lambda: make(num_parts=2))
+  whole, *parts = (
+    sum(x.own for x in make(num_parts=2, parts=parts).items(None, 0))
+    for parts in (range(2), range(1), range(1, 2))
+  )
+  assert sum(parts) == whole == 2 * 200 * 3 * 8 and min(parts) > 0
 
 
 @pytest.mark.slow
@@ -169,8 +155,8 @@ def test_walks_of_a_directed_graph_end_where_no_edge_leads_on(make, tmp_path):
 
 @pytest.mark.slow
 def test_edges_that_are_held_out_are_not_walked(make, tmp_path):
-  whole = make(path='toygraph:200').graph
-  source = make(path='toygraph:200', valid='0.1', test='0.2')
+  whole = make().graph
+  source = make(valid='0.1', test='0.2')
   held = np.concatenate([x.edges for x in source.held.values()])
   num = whole.num_edges
   assert abs(len(held) / num - 0.28) < 0.05
@@ -187,9 +173,3 @@ def test_edges_that_are_held_out_are_not_walked(make, tmp_path):
   assert len(known) == len(source.keys)
   assert not edge_splits.has_edges(source.graph, held).any()
   assert edge_splits.has_edges(whole, held).all()
-  text = 'a b\nb c\nc d\n'
-  (tmp_path / 'edges').write_text(text)
-  (tmp_path / 'test').write_text('a c\nb a\na q\n')
-  source = make(path=str(tmp_path / 'edges'), test=str(tmp_path / 'test'))
-  assert source.dropped['test_edges_unknown'] == 1
-  assert source.dropped['test_edges_in_training'] == 1

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from jaxemb import errors
 from jaxemb.merging import merge
 from jaxemb.merging import multivectors as senses
 from jaxemb.merging import parts as parts_lib
@@ -220,23 +219,3 @@ def test_outliers_are_named():
   (line,) = _warnings(parts)
   assert 'long' in line and '--normalize' in line
   assert not _warnings(parts, normalize=True)
-
-
-_INFINITE = _rows(np.where(np.arange(50) == 7, np.inf, 1)[:, None])
-
-
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  [
-    ({'vectors': _rows(np.zeros((50, _DIM)))}, 'is empty: all its 50 vectors'),
-    (
-      {'trainable': {'context_vectors': _INFINITE}},
-      "1 of 50 rows of context_vectors are not finite.*'w7'",
-    ),
-  ],
-)
-def test_bad_parts_are_named(changes, message):
-  words = [f'w{i}' for i in range(50)]
-  part = parts_lib.Part('b', words, _rows(np.ones((50, _DIM))))
-  with pytest.raises(errors.UserError, match=f'^b.* {message}'):
-    parts_lib.check(part._replace(**changes))

@@ -83,17 +83,6 @@ def test_a_file_has_vectors_only(tmp_path):
   assert not np.any(made.export_rows(state, 'output').rows)
 
 
-def test_what_does_not_fit_is_refused(merged, tmp_path):
-  bad = np.full((3, _DIM), np.nan, np.float32)
-  word2vec_format.write(tmp_path / 'bad.bin', _WORDS[:3], bad, True)
-  for path, dim, words, message in (
-    (merged[0], _DIM, ['x', 'unseen'], 'none of the 2 words'),
-    (tmp_path / 'bad.bin', _DIM, _WORDS, '3 of 3 rows of vectors are not fini'),
-  ):
-    with pytest.raises(errors.UserError, match=message):
-      _started(path, words=words, **{'model.dim': dim})
-
-
 def _run(tmp_path, name, init_from='', **settings):
   """Vectors of a run, and its log; it may start from another folder."""
   settings |= {
