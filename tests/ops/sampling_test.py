@@ -59,7 +59,7 @@ def test_draws_follow_the_weights(weights):
   probability = np.ascontiguousarray(bits).view(np.float32)
   assert 0 <= alias.min() and alias.max() < len(weights)
   assert 0 <= probability.min() and probability.max() <= 1
-  # Keep probabilities are float32: an error of 2^-25 in each slot met.
+  # Keep probabilities are float32: an error of 2^-25 in each entry.
   implied = probability.astype(np.float64)
   np.add.at(implied, alias, 1 - probability.astype(np.float64))
   implied /= len(alias)
@@ -145,10 +145,10 @@ def test_value_and_slope_of_the_loss(label):
   np.testing.assert_allclose(slope, expected, 1e-5, 1e-7)
 
 
-def test_numbers_of_slots_are_the_same_from_whole_lines():
+def test_numbers_of_entries_are_the_same_from_whole_lines():
   rng = np.random.default_rng(0)
   lines = rng.integers(-(2**31), 2**31, (70, 128), dtype=np.int32)
-  slots = rng.integers(0, 70 * 64, (9, 5), dtype=np.int32)
+  entries = rng.integers(0, 70 * 64, (9, 5), dtype=np.int32)
   for function in (sampling._from_lines, sampling._from_pairs):
-    found = np.stack(jax.jit(function)(lines, slots), -1)
-    np.testing.assert_array_equal(found, lines.reshape(-1, 2)[slots])
+    found = np.stack(jax.jit(function)(lines, entries), -1)
+    np.testing.assert_array_equal(found, lines.reshape(-1, 2)[entries])

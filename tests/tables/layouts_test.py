@@ -60,7 +60,7 @@ def _ids(num_lookers, kind, seed=0):
   return ids.reshape(-1).astype(np.int32)
 
 
-def _slots_by_id(opt_state, optimizer):
+def _state_by_id(opt_state, optimizer):
   """The oracle's optimizer state of all rows, by name."""
   if 'sgd' in optimizer:
     return {}
@@ -134,7 +134,7 @@ def test_steps_equal_the_loops(layout, shape, optimizer):
   untouched = np.setdiff1d(np.arange(VOCAB), list(seen))
   assert len(untouched) > 400
   np.testing.assert_array_equal(rows[untouched], start[untouched])
-  truth = _slots_by_id(opt_state, optimizer)
+  truth = _state_by_id(opt_state, optimizer)
   assert block.opt_state.keys() == truth.keys()
   # A kernel for CPUs subtracts betas from 1 in float32.
   error = 5e-5 if '@cpu' in layout else 1e-5
