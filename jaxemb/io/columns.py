@@ -6,7 +6,7 @@ programs write the same ids so where one is missing), and '' is a missing value.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numba
@@ -20,6 +20,8 @@ MISSING = '', '?', 'na', 'n/a', 'nan', 'none', 'null', '\\n', '<na>'
 # Those that pandas reads as missing wherever they are, and booleans.
 _NONE = 'NA', 'N/A', 'n/a', 'NaN', 'nan', 'NULL', 'null', 'None', '<NA>'
 _FLAGS = 'True', 'TRUE', 'False', 'FALSE'
+# With which these begin.
+_BEGINS = np.isin(np.arange(256), [*b'FNTn<'])
 _CURRENCIES = '$\u20ac\u00a3\u00a5'
 _SIGNS = (
   rf'^\s*[{_CURRENCIES}]?\s*|\s*[%{_CURRENCIES}]?\s*$|[\x{{00a0}}\x{{202f}}]'
@@ -88,76 +90,50 @@ def names(column: Any) -> keys.Text:
 
 
 def _float_names(column):
-  """Returns strings of floats; those of integers where they are whole."""
+  """Returns strings of floats, as of integers where they are whole."""
   import pyarrow as pa
   import pyarrow.compute as pc
 
-  numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
+  numbers = column.to_numpy(zero_copy_only=False)
   is_whole = (np.floor(numbers) == numbers) & (np.abs(numbers) < 2.0**63)
-  whole = pa.array(np.where(is_whole, numbers, 0).astype(np.int64))
-  others = pc.cast(column, pa.large_string())
-  size = np.abs(numbers)
-  if len(odd := np.flatnonzero(~is_whole & ((size < 1e-4) | (size >= 1e16)))):
-    mask = np.isin(np.arange(len(numbers)), odd)  # as Python writes them
-    texts = [*map(str, column.to_numpy(zero_copy_only=False)[odd])]
-    others = pc.replace_with_mask(others, mask, pa.array(texts, others.type))
-  if is_whole.any():
-    whole = pc.cast(whole, pa.large_string())
-    others = pc.if_else(pa.array(is_whole), whole, others)
-  return pc.if_else(pa.array(np.isnan(numbers)), None, others)
+  whole = np.where(is_whole, numbers, 0).astype(np.int64)
+  names = pc.cast(pa.array(whole), pa.large_string())
+  if is_whole.all():
+    return names
+  others = [None if x != x else str(x) for x in numbers[~is_whole]]
+  return pc.replace_with_mask(names, ~is_whole, pa.array(others, names.type))
 
 
 def values(column: Any) -> keys.Text:
   """Returns `names` of values: what programs write for missing ones is ''.
 
-  Flags are as `flags` has them.
-  """
-  if isinstance(column, keys.Text) and column.are_values():
-    return column
-  return flags(names(column), _NONE)
-
-
-def flags(text: keys.Text, missing: Sequence[str] = ()) -> keys.Text:
-  """Returns strings, of which True and TRUE are as Arrow has them: true.
-
-  Those that are `missing` are ''.
+  True and TRUE are as Arrow has them: true.
   """
   import pyarrow as pa
   import pyarrow.compute as pc
 
-  rows = np.empty(len(text.starts), np.int64)
-  rows = rows[: _candidates(*text, rows)]
+  if isinstance(column, keys.Text) and column.are_values():
+    return column
+  text = data, starts, stops = names(column)
+  sizes = stops - starts
+  rows = np.flatnonzero((sizes >= 2) & (sizes <= 5))
+  rows = rows[_BEGINS[data[starts[rows]]]]
   if not len(rows):
     return text
   strings = text.strings(rows)
-  is_flag = pc.is_in(strings, pa.array(_FLAGS, strings.type))
-  is_none = pc.is_in(strings, pa.array(missing, strings.type))
-  stops, data = text.stops.copy(), text.data
-  no_values = rows[is_none.to_numpy(zero_copy_only=False)]
-  stops[no_values] = text.starts[no_values]
-  rows = rows[is_flag.to_numpy(zero_copy_only=False)]
-  if len(rows):
-    data = data.copy()
+  is_none, is_flag = (
+    pc.is_in(strings, pa.array(x, strings.type)).to_numpy(zero_copy_only=False)
+    for x in (_NONE, _FLAGS)
+  )
+  if is_none.any():
+    stops = stops.copy()
+    stops[rows[is_none]] = starts[rows[is_none]]
+  if is_flag.any():
+    data, rows = data.copy(), rows[is_flag]
     for i in range(5):  # in small letters
-      positions = text.starts[rows] + i
+      positions = starts[rows] + i
       data[positions[positions < stops[rows]]] |= 32
-  return keys.Text(data, text.starts, stops)
-
-
-@numba.njit(nogil=True, cache=True)
-def _candidates(data, starts, stops, out):
-  """Lists strings that may be of `_FLAGS` or `_NONE`; returns how many."""
-  num = 0
-  for i in range(len(starts)):
-    size = stops[i] - starts[i]
-    if 2 <= size <= 5:
-      first = data[starts[i]]
-      if (
-        first == 70 or first == 78 or first == 84 or first == 110 or first == 60
-      ):
-        out[num] = i
-        num += 1
-  return num
+  return keys.Text(data, starts, stops)
 
 
 def numbers(column: Any, decimal: str = '') -> np.ndarray:

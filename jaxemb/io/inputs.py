@@ -54,24 +54,27 @@ def find(
   of nodes. Raises a `UserError`, which asks for `what`, if there is no file, or
   if files of a folder do not belong together.
   """
-  found = Files([], {}, [])
+  all_files = Files([], {}, [])
   for name in filter(None, map(str.strip, path.split(','))):
     expanded = pathlib.Path(name).expanduser()
     if expanded.is_file():
-      found.train.append(expanded)
+      all_files.train.append(expanded)
       continue
-    if expanded.exists() and not expanded.is_dir():
+    if is_folder := expanded.is_dir():
+      paths = _visible(expanded)
+    elif expanded.exists():
       raise errors.UserError(f'{name} is not a regular file; give a {what}')
-    is_folder = expanded.is_dir()
-    paths = _visible(expanded) if is_folder else _globbed(expanded)
+    else:
+      paths = map(pathlib.Path, glob.glob(str(expanded), recursive=True))
+      paths = sorted(filter(pathlib.Path.is_file, paths), key=_order)
     files = _divided(name, paths, is_other=is_other, is_folder=is_folder)
     if not (files.train or files.splits):
       raise errors.UserError(f'there is no file {name}; give a {what}')
-    found.train.extend(files.train)
-    found.unused.extend(files.unused)
+    all_files.train.extend(files.train)
+    all_files.unused.extend(files.unused)
     for split, held in files.splits.items():
-      found.splits.setdefault(split, []).extend(held)
-  return found
+      all_files.splits.setdefault(split, []).extend(held)
+  return all_files
 
 
 def together(
@@ -83,14 +86,14 @@ def together(
 
   Raises a `UserError` as `find` does, or if names of files tell of splits.
   """
-  found = find(path, what, is_other=is_other)
-  if found.splits:
-    files = [x for split in found.splits.values() for x in split]
+  files = find(path, what, is_other=is_other)
+  if files.splits:
+    held = [x for split in files.splits.values() for x in split]
     raise errors.UserError(
-      f'{path} has several splits, with {_listed(files)} among them; give the '
+      f'{path} has several splits, with {_listed(held)} among them; give the '
       'files that are meant'
     )
-  return found.train
+  return files.train
 
 
 def resolve(
@@ -105,14 +108,12 @@ def resolve(
   """
   settings = dict(settings)
   files = find(settings['path'], what, is_other=is_other)
-  is_given = {x: bool(settings[x]) for x in files.splits}
-  unused = [
-    *files.unused,
-    *(y for x, held in files.splits.items() if is_given[x] for y in held),
-  ]
-  used = {'path': files.train} | {
-    x: held for x, held in files.splits.items() if not is_given[x]
-  }
+  used, unused = {'path': files.train}, list(files.unused)
+  for split, held in files.splits.items():
+    if settings[split]:
+      unused += held
+    else:
+      used[split] = held
   if len(used) > 1 or unused:
     lines = [f'config.data.{k}={_listed(x)}' for k, x in used.items()]
     lines += [f'not used: {_listed(unused)}'] * bool(unused)
@@ -124,8 +125,8 @@ def resolve(
 def split_of(name: str) -> str:
   """Returns the split that the name of a file or folder tells, or ''."""
   words = {*re.split(r'[^a-z]+', name.lower())}
-  found = [split for split, names in _SPLITS.items() if words & names]
-  return found[0] if len(found) == 1 else ''
+  splits = [split for split, names in _SPLITS.items() if words & names]
+  return splits[0] if len(splits) == 1 else ''
 
 
 def without_split(name: str) -> str:
@@ -149,22 +150,13 @@ def _visible(folder):
   paths = [x for x in folder.iterdir() if not _ABOUT.fullmatch(x.name)]
   if len(paths) == 1 and paths[0].is_dir():
     return _visible(paths[0])
-  return _sorted(paths)
+  return sorted(paths, key=_order)
 
 
-def _globbed(pattern):
-  paths = map(pathlib.Path, glob.glob(str(pattern), recursive=True))
-  return _sorted(x for x in paths if x.is_file())
-
-
-def _sorted(paths):
-  """Sorts by names, numbers in them by their size."""
-
-  def key(path):
-    pieces = re.split(r'(\d+)', str(path))
-    return [int(x) if i % 2 else x for i, x in enumerate(pieces)], str(path)
-
-  return sorted(paths, key=key)
+def _order(path):
+  """By names, numbers in them by their size."""
+  pieces = re.split(r'(\d+)', str(path))
+  return [int(x) if i % 2 else x for i, x in enumerate(pieces)], str(path)
 
 
 def _divided(name, paths, is_other, is_folder):

@@ -87,7 +87,7 @@ def find(path: str) -> list[Source]:
   but empty files.
   """
   expanded = os.path.expanduser(path)
-  is_there = os.path.exists(expanded)
+  is_there = os.path.lexists(expanded)
   paths = [expanded] if is_there else glob.glob(expanded, recursive=True)
   if not paths:
     what = 'matches no file' if glob.has_magic(path) else 'does not exist'
@@ -122,60 +122,55 @@ def without_splits(
   """
   if not os.path.isdir(os.path.expanduser(path)):
     return list(sources), []
-  splits = collections.defaultdict(set)  # of files and folders side by side
-
-  def levels(source: Source) -> Iterator[tuple[tuple, str]]:
-    for level in (source.path, *source.path.parents):
-      if split := inputs.split_of(level.name):
-        yield (level.parent, inputs.without_split(level.name)), split
-
-  for source in sources:
-    for key, split in levels(source):
-      splits[key].add(split)
+  # Of each file, its levels that name a split: (what they share, split).
+  levels = [
+    [
+      ((level.parent, inputs.without_split(level.name)), split)
+      for level in (source.path, *source.path.parents)
+      if (split := inputs.split_of(level.name))
+    ]
+    for source in sources
+  ]
+  trained = {key for x in levels for key, split in x if split == 'train'}
   used, held_out = [], []
-  for source in sources:
-    is_held_out = any(
-      split != 'train' and 'train' in splits[key]
-      for key, split in levels(source)
-    )
+  for source, named in zip(sources, levels, strict=True):
+    is_held_out = any(x != 'train' and key in trained for key, x in named)
     (held_out if is_held_out else used).append(source)
   return used, held_out
 
 
 def _files(path: str) -> Iterator[str]:
   """Yields regular files at or below a path, through links, once each."""
-  _check_link(path)
+
+  def is_file(path):
+    if os.path.islink(path) and not os.path.exists(path):
+      raise errors.UserError(
+        f'{path} is a link to {os.readlink(path)}, which is not there: mend or '
+        'remove the link'
+      )
+    return os.path.isfile(path)
+
+  def fail(error):
+    raise error
+
   if not os.path.isdir(path):
-    if not os.path.isfile(path):
+    if not is_file(path):
       raise errors.UserError(
         f'{path} is not a regular file: the corpus is read more than once, '
         'so write it to a file first'
       )
     yield path
     return
-
-  def fail(error: OSError) -> None:
-    raise error
-
   seen = set()
   for folder, folders, names in os.walk(path, onerror=fail, followlinks=True):
-    is_new = (real := os.path.realpath(folder)) not in seen
+    real = os.path.realpath(folder)
+    if real in seen:
+      folders.clear()
+      continue
     seen.add(real)
-    folders[:] = sorted(x for x in folders if is_new and x[0] != '.')
-    for name in names:
-      file = os.path.join(folder, name)
-      if is_new and name[0] != '.':
-        _check_link(file)
-        if os.path.isfile(file):
-          yield file
-
-
-def _check_link(path: str) -> None:
-  if os.path.islink(path) and not os.path.exists(path):
-    raise errors.UserError(
-      f'{path} is a link to {os.readlink(path)}, which is not there: mend or '
-      'remove the link'
-    )
+    folders[:] = sorted(x for x in folders if x[0] != '.')
+    visible = (os.path.join(folder, x) for x in names if x[0] != '.')
+    yield from filter(is_file, visible)
 
 
 def pieces(
