@@ -185,7 +185,9 @@ def _plan(file, declared, decimal):
         'mend the file'
       )
     declared = declared or contents.columns(file, rows, layout.delimiter)
-  names, rows = rows[0], [x for x in rows[has_header:] if x != rows[0]]
+  names = rows[0]
+  if has_header:
+    rows = [x for x in rows if x != names]
   if declared.replace(' ', '') == contents.LISTS:
     names = names[:2]
   columns = roles.assign(
@@ -232,10 +234,13 @@ def _checked(file, columns, rows, declared):
     if role:
       name = columns.names[i]
       least = f'>={contents.threshold(values)}' * (role == 'rating')
+      setting = f'{role}:{name}{least}'
+      if not columns.has_header:
+        setting = ','.join(x + least * (x == role) for x in columns.roles())
       raise errors.UserError(
         f'{file} has {role}s, in the column {name}; say which items count as '
-        f"liked, such as --config.data.columns='{role}:{name}{least}' (in "
-        f"quotes), or '-:{name}' if all rows do"
+        f"liked, such as --config.data.columns='{setting}' (in quotes), or "
+        f"'-:{name}' if all rows do"
       )
   return columns
 

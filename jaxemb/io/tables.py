@@ -626,7 +626,8 @@ def blocks(
   """
   rest, is_last = b'', False
   block_bytes = layout.block_bytes if layout else _BLOCK_BYTES
-  letters = text_files.Letters(file)
+  num_bytes = num_invalid = 0
+  likely = ''  # encoding
   with _reading(file), packed.File(file) as stream:
     while not is_last:
       text = bytearray(len(rest) + block_bytes)
@@ -649,11 +650,19 @@ def blocks(
       rest = text[stop:]
       del text[stop:]
       if text:
-        yield text, stream.read_bytes, letters.count(text)
+        num, some = text_files.invalid(text)
+        if num and not likely:
+          likely = text_files.guess_encoding(some)
+        num_bytes, num_invalid = num_bytes + len(text), num_invalid + num
+        yield text, stream.read_bytes, num
     if stream.num_ignored:
       num = f'{stream.num_ignored:,}'
       raise OSError(f'{num} bytes follow its packed data')
-  letters.check()
+  if num_invalid > text_files.MAX_INVALID * num_bytes:
+    raise errors.UserError(
+      f'{num_invalid:,} of {num_bytes:,} bytes of {file} are not UTF-8; '
+      f'convert it first (iconv -f {likely} -t UTF-8)'
+    )
 
 
 def _parquet(file, layout):

@@ -239,34 +239,15 @@ def file_sha256(path: pathlib.Path) -> str:
     return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
-class Letters:
-  """Counts the bytes of a file that are not UTF-8."""
-
-  def __init__(self, path: pathlib.Path):
-    self._path, self._likely = path, ''
-    self.num_bytes = self.num_invalid = 0
-
-  def count(self, text: bytes | bytearray) -> int:
-    """Counts those of some lines; returns their number."""
-    num = 0
-    try:
-      if not text.isascii():  # by far the quickest to tell
-        text.decode()
-    except UnicodeDecodeError as error:
-      num = len(text) - len(text.decode(errors='ignore').encode())
-      some = bytes(text[error.start : error.start + (1 << 16)])
-      self._likely = self._likely or guess_encoding(some)
-    self.num_bytes += len(text)
-    self.num_invalid += num
-    return num
-
-  def check(self) -> None:
-    """Raises a `UserError` if more than 1 % are not, at the end of a file."""
-    if self.num_invalid > MAX_INVALID * self.num_bytes:
-      raise errors.UserError(
-        f'{self.num_invalid:,} of {self.num_bytes:,} bytes of {self._path} are '
-        f'not UTF-8; convert it first (iconv -f {self._likely} -t UTF-8)'
-      )
+def invalid(text: bytes | bytearray) -> tuple[int, bytes]:
+  """Returns how many bytes are not UTF-8, and some from the first one on."""
+  try:
+    if not text.isascii():  # by far the quickest to tell
+      text.decode()
+  except UnicodeDecodeError as error:
+    num = len(text) - len(text.decode(errors='ignore').encode())
+    return num, bytes(text[error.start : error.start + (1 << 16)])
+  return 0, b''
 
 
 def guess_encoding(data: bytes) -> str:

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb.clicks import schema
 from tests.clicks import encode_test
 
 _RNG = np.random.default_rng(0)
@@ -17,7 +16,7 @@ _CRITEO = [
   ]
   for y in _LABELS
 ]
-_AVAZU = schema.KNOWN_FORMS['avazu'].columns
+_AVAZU = 'id', 'click', 'hour', *(f'C{i}' for i in range(1, 22))
 _SAMPLES = [
   [f'1{i:04}', y, f'141021{i % 24:02}', *(i % 3 for _ in _AVAZU[3:])]
   for i, y in enumerate(_LABELS)
@@ -43,7 +42,7 @@ LAYOUTS = [
   (
     'Criteo_x4',
     'train.csv',
-    _lines(_CRITEO, ',', ('label', *schema.KNOWN_FORMS['criteo'].columns[1:])),
+    _lines(_CRITEO, ',', ('label', *(f'I{i}' for i in range(39)))),
     (39, 0),
   ),
   ('Avazu', 'train', _lines(_SAMPLES, ',', _AVAZU), (24, 0)),
