@@ -99,7 +99,7 @@ def reader(
   }
 
   def has_header(rows):
-    names = {x for x in known.intersection(rows[0]) if not tables.is_number(x)}
+    names = {x for x in known.intersection(rows[0]) if not roles.is_number(x)}
     return bool(names) or roles.is_header(_ROLES, rows) or len(rows) == 1
 
   return tables.Reader(

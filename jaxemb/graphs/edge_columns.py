@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from jaxemb import errors
 from jaxemb.graphs import published
-from jaxemb.io import roles, tables
+from jaxemb.io import roles
 
 ADJACENCY = 'source,targets'  # `data.columns` of adjacency lists
 
@@ -73,8 +73,8 @@ def is_header(rows: Rows) -> bool:
     return _pair([*map(roles.simplified, first)]) in _STEMS
   has_index = first[0] == ''
   if first[has_index:] == [*map(str, range(len(first) - has_index))]:
-    return has_index or not any(map(tables.is_number, below))  # of pandas
-  if any(map(tables.is_number, first)):
+    return has_index or not any(map(roles.is_number, below))  # of pandas
+  if any(map(roles.is_number, first)):
     return False
   if all(len(roles.simplified(x)) == 1 for x in first):  # of letters, u v
     if any(len(x) == 1 and x.isalpha() for x in below):
@@ -264,7 +264,7 @@ def _third(where, rows):
 
 
 def _are_numbers(texts):
-  return bool(texts) and all(map(tables.is_number, texts))
+  return bool(texts) and all(map(roles.is_number, texts))
 
 
 def _refuse_times(where, texts):

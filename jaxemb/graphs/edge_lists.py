@@ -335,9 +335,7 @@ def _floats(text: keys.Text) -> np.ndarray:
     return pc.cast(strings, 'float32').to_numpy()
   except pa.ArrowInvalid:
     return np.array(
-      [
-        float(x) if tables.is_number(x) else np.nan for x in strings.to_pylist()
-      ],
+      [float(x) if roles.is_number(x) else np.nan for x in strings.to_pylist()],
       np.float32,
     )
 

@@ -283,7 +283,7 @@ def _is_header(head, number, role):
     return True
   is_table = role == 'label' and len(first) > 2 and head.layout.delimiter != ' '
   return roles.is_header((_NODE, _LABEL), head.rows) or (
-    is_table and not any(map(tables.is_number, first))
+    is_table and not any(map(roles.is_number, first))
   )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.io import columns as columns_lib
-from jaxemb.io import tables
+from jaxemb.io import roles, tables
 
 PAIRS, TIMED, LISTS = 'user,item', 'user,item,time', 'user,items'
 # What labels are written as.
@@ -162,7 +162,7 @@ def _numeric(values: Sequence[str]) -> str:
   """What kind of numbers all values are, 'numbers' if of no other; or ''."""
   if all(map(_is_time, values)):
     return 'times'
-  if not all(map(tables.is_number, values)):
+  if not all(map(roles.is_number, values)):
     return ''
   numbers = np.array(values, np.float64)
   is_half = (2 * numbers == np.floor(2 * numbers)).all()
@@ -243,5 +243,6 @@ def _suggested(by_column, kinds):
 def threshold(ratings: Sequence[str]) -> str:
   """Returns four fifths of the highest of some ratings, to a half."""
   numbers = [x.replace(',', '.') for x in ratings]
-  highest = max(map(float, filter(tables.is_number, numbers)), default=5)
+  numbers = [float(x) for x in numbers if re.fullmatch(r'-?\d*\.?\d+', x)]
+  highest = max(numbers, default=5)
   return f'{1.6 * highest // 1 / 2:g}'

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxemb import errors
-from jaxemb.io import tables
 
 # An entry of the setting, whose name may be in quotes.
 _QUOTED = re.compile(r'\s*([^,:"]*:)?\s*"((?:[^"]|"")*)"([^,"]*)(?:,|$)')
@@ -138,6 +137,15 @@ def simplified(name: str) -> str:
   return re.sub(r'[\W_]+', '', name) or name
 
 
+def is_number(text: str) -> bool:
+  """Whether `float` reads it."""
+  try:
+    float(text)
+  except ValueError:
+    return False
+  return True
+
+
 def is_header(roles: Sequence[Role], rows: Sequence[Sequence[str]]) -> bool:
   """Whether the first of some rows is a header.
 
@@ -152,8 +160,7 @@ def is_header(roles: Sequence[Role], rows: Sequence[Sequence[str]]) -> bool:
   if matched > 1 or (matched and len(first) == 1):
     return True
   return bool(rest) and any(
-    not tables.is_number(x)
-    and all(len(row) > i and tables.is_number(row[i]) for row in rest)
+    not is_number(x) and all(len(row) > i and is_number(row[i]) for row in rest)
     for i, x in enumerate(first)
   )
 
@@ -250,7 +257,7 @@ def _declared(where, roles, header, declared, has_header):
         f'{", ".join(x.name for x in roles)}, or - for others',
       )
     if least is not None:
-      if role not in takes_minimum or not tables.is_number(least):
+      if role not in takes_minimum or not is_number(least):
         raise _refusal(
           declared,
           f'has >={least}, which is no minimum of {role}; a rating has one, '

@@ -26,7 +26,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.io import columns as columns_lib
-from jaxemb.io import inputs, keys, libsvm, text_files
+from jaxemb.io import inputs, keys, libsvm, roles, text_files
 from jaxemb.runtime import resources
 from jaxemb.storage import packed
 
@@ -362,7 +362,7 @@ def dialect(
     is_mixed = layout.delimiter == '\t' and any(
       ' ' in y for x in rows for y in x
     )
-    is_mixed = is_mixed and all(is_number(y) for x in lines for y in x)
+    is_mixed = is_mixed and all(roles.is_number(y) for x in lines for y in x)
     if not share or is_mixed:
       return Layout(delimiter=' ', quote=''), lines
   return layout, rows
@@ -575,15 +575,6 @@ def _pairs(cells, lines):
   keys_ = np.maximum.accumulate(np.where(is_key, np.arange(len(lines)), 0))
   values = np.flatnonzero(~is_key | is_alone)
   return cells.select(keys_[values]), cells.select(values)
-
-
-def is_number(text: str) -> bool:
-  """Whether `float` reads it."""
-  try:
-    float(text)
-  except ValueError:
-    return False
-  return True
 
 
 def parquet_head(file: pathlib.Path) -> list[Sequence[str]]:
