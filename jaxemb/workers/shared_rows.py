@@ -248,7 +248,9 @@ class FloatRows:
     return self._split(records.view(np.float32))
 
   def _join(self, block):
-    rows, opt_state = block.rows, block.opt_state
+    encoded, opt_state = block
+    is_float32 = self.table.spec.dtype == 'float32'
+    rows = encoded.data if is_float32 else block.rows
     state = [opt_state[k].reshape(len(rows), -1) for k in self._names]
     return np.concatenate([rows, *state], 1, dtype=np.float32)
 
