@@ -3,7 +3,7 @@
   python experiments/partition_merge.py --text='enwiki*.bz2' \
     --eval=MEN,WS353,... --analogies=questions-words.txt --work=FOLDER
 
-The text is divided among 10, 5 and 3 sub-models, which sample it
+The text is divided in three ways among 10, 5 and 3 sub-models, which sample it
 at a rate of one over their number; they are trained by `jaxemb.main`, merged in
 several ways, and compared with a single run of the same epochs and optimizer.
 Stages, all of them unless named:
@@ -16,7 +16,7 @@ Stages, all of them unless named:
   sizes     ten sub-models of less text
 
 What was trained or scored stays in --work, so that a sweep that was stopped is
-resumed, and parts of it can be run alone (--numbers, --seeds,
+resumed, and parts of it can be run alone (--divide, --numbers, --seeds,
 --stages). Starved sub-models need Adagrad; the single run has it too.
 
 Scores are of the words that a model has, as in the paper; `recall` is the
@@ -37,6 +37,7 @@ import experiment
 import numpy as np
 import partition_runs
 
+from jaxemb import config
 from jaxemb.data import partition_sampling
 from jaxemb.evaluation import geometry
 from jaxemb.merging import align, parts
@@ -60,9 +61,10 @@ def _sweep(runs: partition_runs.Runs) -> dict[str, Any]:
   args = runs.args
   singles = {x: partition_runs.Cell('single', 1, x) for x in args.seeds}
   cells = [
-    partition_runs.Cell('shuffle', num, seed)
+    partition_runs.Cell(divide, num, seed)
     for seed in args.seeds
     for num in args.numbers
+    for divide in args.divide
   ]
   return {
     'single': {str(x): runs.single(cell) for x, cell in singles.items()},
@@ -79,10 +81,12 @@ def _divergences(runs: partition_runs.Runs) -> list[dict[str, Any]]:
   counts = corpus.counts
   whole = counts / counts.sum()
   found = []
-  for num in 3, 5, 10, 100, 1000:
+  for divide, num in itertools.product(args.divide, (3, 5, 10, 100, 1000)):
     each = []
     for part in range(0, num, max(1, num // 10)):
-      sampling = partition_sampling.Sampling(num, 1 / num, part, args.seeds[0])
+      sampling = partition_sampling.Sampling(
+        divide, num, 1 / num, part, args.seeds[0]
+      )
       seen = partition_sampling.count(corpus, sampling, 1).seen
       own = seen[seen > 0] / seen.sum()
       divergence = float(np.sum(own * np.log(own / whole[seen > 0])))
@@ -92,13 +96,13 @@ def _divergences(runs: partition_runs.Runs) -> list[dict[str, Any]]:
     divergence, floor, read = map(statistics.mean, zip(*each, strict=True))
     found.append(
       {
-        'divide': 'shuffle',
+        'divide': divide,
         'rate': 1 / num,
         'divergence': divergence,
         'floor': floor,
         'times_floor': divergence / floor,
         'read': read,
-        'published': _PAPER['divergences']['shuffle'].get(f'{1 / num:g}'),
+        'published': _PAPER['divergences'].get(divide, {}).get(f'{1 / num:g}'),
       }
     )
   return found
@@ -345,6 +349,9 @@ def main() -> None:
   add('--analogies', default='', help='analogy files, separated by commas')
   add('--work', type=pathlib.Path, help='folder for what is trained')
   experiment.add_names(parser, '--stages', STAGES)
+  experiment.add_names(
+    parser, '--divide', config.find('strategy.divide').values
+  )
   experiment.add_names(parser, '--merges', partition_runs.MERGES, ':')
   add('--numbers', type=numbers, default=[10, 5, 3], help='of sub-models')
   add('--seeds', type=numbers, default=[1, 2, 3])
@@ -359,7 +366,7 @@ def main() -> None:
     made = toywiki.write(args.work / 'toywiki', corpus_words=60_000)
     args.text, args.eval = str(made.xml), ','.join(map(str, made.eval_paths))
     args.epochs, args.dim, args.numbers, args.seeds = 2, 8, [3], [1]
-    args.merges, args.taken = ['concat', 'alir'], [1]
+    args.divide, args.merges, args.taken = ['shuffle'], ['concat', 'alir'], [1]
     args.removed, args.restrict_vocab = [0.5], 0
   if not (args.text and args.eval and args.work):
     parser.error('give --text, --eval and --work')

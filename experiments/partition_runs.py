@@ -106,6 +106,7 @@ class Runs:
       settings |= {
         'strategy.name': 'partition',
         'strategy.num_parts': cell.num_parts,
+        'strategy.divide': cell.divide,
         'strategy.merge': 'none',
       }
     experiment.train(args, workdir, settings, args.work / 'cache')

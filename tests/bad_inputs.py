@@ -169,7 +169,10 @@ _SETTINGS = (
   _set('data.source=clicks', 'is no model of clicks'),
   _set('model.dmi=3', 'did you mean --config.model.dim?'),
   _set('optimiser.learning_rate=1', '--config.optimizer.learning_rate?'),
-  _set('strategy.divide=equal', 'sentences are drawn in every epoch'),
+  _set(
+    'strategy.divide=random --config.strategy.name=partition',
+    "'shuffle' or 'sampling'",
+  ),
   _set('strategy.hot_every=9', 'strategy.sync_every, 16 times as much'),
   _set('senses.query_window=9', 'model.window, which queries follow'),
   _set(
@@ -447,7 +450,7 @@ _PLACES = (
   _set('train.threads=3 --config.train.fused=false', 'where a kernel takes'),
   _set('train.patience=2', 'only used when config.data.source is'),
   _set('train.checkpoint_every_secs=-1', 'at least 0'),
-  _set('optimizer.beta1=.8', 'Adam of your own'),
+  _set('optimizer.beta1=1 --config.optimizer.name=adam', 'at most'),
   _set('optimizer.epsilon=-1 --config.optimizer.name=adam', 'at least'),
   _set('optimizer.max_duplicates=-3', 'at least'),
   _set('senses.number=3', 'only used when config.model.name is mixture'),

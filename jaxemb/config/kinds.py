@@ -29,10 +29,6 @@ _SOURCE_ALONE = 'jaxemb.run.kind:SourceAlone'
 
 # Settings that went, and what to give.
 _REPLACED = {
-  'optimizer.beta1': 'optimizer.name=MODULE:ATTRIBUTE, Adam of your own',
-  'optimizer.beta2': 'optimizer.name=MODULE:ATTRIBUTE, Adam of your own',
-  'strategy.divide': 'strategy.num_parts alone: sentences are drawn in every '
-  'epoch',
   'strategy.hot_every': 'strategy.sync_every, 16 times as much',
 }
 

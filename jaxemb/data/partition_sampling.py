@@ -1,7 +1,11 @@
 """Samples of the sentences of a corpus, one for each of several sub-models.
 
-In every epoch every part draws each sentence with probability `rate`, and again
-a sentence that no part got, until one does (Anand et al. 2019: their shuffle).
+  equal     part k of n gets a fraction `rate` of the text, which begins at
+            k / n and continues at the start where the text ends
+  sampling  every part draws each sentence with probability `rate`, once for all
+            epochs; some sentences are in no part, some in several
+  shuffle   draws again in every epoch, and again for a sentence that no part
+            got, until one does (Anand et al. 2019)
 
 Whether a part gets a sentence is a hash of (seed, epoch, offset in the ids of
 the corpus): nothing is shuffled or stored, and reading can resume anywhere. A
@@ -34,6 +38,7 @@ _ALL = 1 << 63  # draws are 63 bits
 class Sampling:
   """How the sample of one part is drawn."""
 
+  method: str  # 'equal', 'sampling' or 'shuffle'
   num_parts: int
   rate: float  # expected fraction of the sentences
   part: int
@@ -48,20 +53,31 @@ class SampleCounts(NamedTuple):
   sentences: int
 
 
-def rule(sampling: Sampling, epoch: int) -> tuple[np.uint64, ...]:
-  """Returns the arguments of `selects` for an epoch.
+def rule(sampling: Sampling, epoch: int, num_ids: int) -> tuple[np.uint64, ...]:
+  """Returns the arguments of `selects` for an epoch over `num_ids` ids.
 
-  The draw of a sentence is a hash with `key`. Below `shared_below` a lower part
-  may have the sentence, and this part has it only if a second draw, a hash with
+  The draw of a sentence is its distance behind `first` in a circle of `circle`
+  ids or, if that is 0, a hash with `key`. Below `shared_below` a lower part may
+  have the sentence, and this part has it only if a second draw, a hash with
   `part_key`, is below `part_below`. Otherwise this part has it if the draw is
   below `below`.
   """
   s = sampling
   key = _hashed(_hashed(_STREAM) ^ s.seed % 2**64)
-  key = _hashed(key ^ _hashed(epoch + 1))
-  shared_below, below = _taken(s, s.part), _taken(s, s.part + 1)
+  first = circle = shared_below = 0
+  if s.method == 'equal':
+    first, circle = s.part * num_ids // s.num_parts, num_ids
+    below = round(s.rate * num_ids)
+    # Avoids gaps from rounding; 1 / 49 * 49 is not 1.
+    if math.isclose(s.rate * s.num_parts, 1):
+      below = (s.part + 1) * num_ids // s.num_parts - first
+  elif s.method == 'sampling':
+    shared_below = below = _ALL  # only second draws count
+  else:
+    key = _hashed(key ^ _hashed(epoch + 1))
+    shared_below, below = _taken(s, s.part), _taken(s, s.part + 1)
   part_key, part_below = _hashed(key ^ (s.part + 1)), round(s.rate * _ALL)
-  numbers = key, shared_below, part_key, part_below, below
+  numbers = first, circle, key, shared_below, part_key, part_below, below
   return tuple(map(np.uint64, numbers))
 
 
@@ -86,9 +102,12 @@ def _hashed(x: int) -> int:
 @numba.njit(nogil=True, cache=True)
 def selects(rule: tuple[np.uint64, ...], offset: int) -> bool:
   """Returns whether a part gets the sentence at an offset."""
-  key, shared_below, part_key, part_below, below = rule
+  first, circle, key, shared_below, part_key, part_below, below = rule
   x = np.uint64(offset)
-  draw = hashing.hashed(key ^ hashing.hashed(x)) >> np.uint64(1)
+  if circle:
+    draw = (x + circle - first) % circle
+  else:
+    draw = hashing.hashed(key ^ hashing.hashed(x)) >> np.uint64(1)
   if draw >= shared_below:
     return draw < below
   return (
@@ -128,16 +147,19 @@ def count(corpus: Any, sampling: Sampling, epochs: int) -> SampleCounts:
   """Counts the words and sentences that a part reads."""
   seen = np.zeros(len(corpus.counts), np.int64)
   starts, sentences = corpus.blocks.starts, 0
+  # Only 'shuffle' draws again in every epoch.
+  different = epochs if sampling.method == 'shuffle' else 1
   ids = np.empty(blocks_lib.MAX_BLOCK_IDS, np.int32)
-  for epoch in range(epochs):
-    epoch_rule = rule(sampling, epoch)
+  for epoch in range(different):
+    epoch_rule = rule(sampling, epoch, int(starts[-1]))
     for block in range(len(starts) - 1):
       n, more = _select(
         corpus.block(block), offset=starts[block], rule=epoch_rule, out=ids
       )
       _add_counts(ids[:n], seen)
       sentences += more
-  return SampleCounts(seen, int(seen.sum()), sentences)
+  seen *= epochs // different
+  return SampleCounts(seen, int(seen.sum()), sentences * epochs // different)
 
 
 def count_all(
@@ -176,7 +198,7 @@ def items(
 
   def blocks(epoch: int, key: np.uint64, first: int) -> blocks_lib.Numbered:
     """Yields the sentences of the part, by block, in the order of an epoch."""
-    epoch_rule = rule(sampling, epoch)
+    epoch_rule = rule(sampling, epoch, int(starts[-1]))
     for i in range(first, num_blocks):
       block = hashing.permuted(i, num_blocks, key)
       n, _ = _select(

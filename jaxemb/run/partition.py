@@ -195,6 +195,7 @@ class _Runner:
     s, source = self.config.strategy, self.source
     samplings = [
       partition_sampling.Sampling(
+        method=s.divide,
         num_parts=s.num_parts,
         rate=s.rate,
         part=part,

@@ -35,7 +35,6 @@ import jax.numpy as jnp
 from jaxemb.tables import row_access
 
 OptState = Any  # a NamedTuple of arrays [vocab, ...]
-MOMENT_DECAYS = {'beta1': 0.9, 'beta2': 0.999}  # of Adam
 
 
 class RowGrads(NamedTuple):
@@ -214,10 +213,10 @@ class AdamState(NamedTuple):
 
 
 def adam(
+  beta1: float,
+  beta2: float,
   epsilon: float,
   copies: row_access.Copies | None = None,
-  beta1: float = MOMENT_DECAYS['beta1'],
-  beta2: float = MOMENT_DECAYS['beta2'],
 ) -> RowOptimizer:
   """Row-wise, lazy Adam."""
 
@@ -312,10 +311,10 @@ class FullAdamState(NamedTuple):
 
 
 def adam_full(
+  beta1: float,
+  beta2: float,
   epsilon: float,
   copies: row_access.Copies | None = None,
-  beta1: float = MOMENT_DECAYS['beta1'],
-  beta2: float = MOMENT_DECAYS['beta2'],
 ) -> RowOptimizer:
   """Lazy Adam with a second moment for every number (Kingma and Ba 2015)."""
 

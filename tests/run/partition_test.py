@@ -205,7 +205,7 @@ def test_a_part_that_another_process_trains_is_left_to_it(copied):
 
 
 def test_other_settings_and_texts_are_refused(copied):
-  assert 'strategy.rate' in _refused(copied, {'strategy.rate': 0.5})
+  assert 'strategy.divide' in _refused(copied, {'strategy.divide': 'equal'})
   begun = runs.report(copied, 'config.json') | {'fingerprint': 'another'}
   (copied / 'parts/01/config.json').write_text(json.dumps(begun))
   assert 'parts/01 began' in _refused(copied)
@@ -228,7 +228,8 @@ def test_what_cannot_be_trained_or_merged_is_named(tmp_path):
   large = {'strategy.num_parts': 100, 'model.dim': 300, 'mesh.data': 1}
   assert 'strategy.merge=none' in _refused(tmp_path / 'b', large)
   assert not any(tmp_path.glob('b/parts/*/checkpoints'))
-  many = {'strategy.num_parts': 99, 'data.path': str(path)}
+  many = {'strategy.num_parts': 99, 'strategy.divide': 'equal'}
+  many |= {'data.path': str(path)}
   line = _refused(tmp_path / 'c', many)
   assert 'sub-model' in line and 'of 99 gets no sentence' in line
   fast = {'optimizer.learning_rate': 1e4, 'optimizer.max_duplicates': 0.0}

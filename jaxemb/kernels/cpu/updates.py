@@ -76,11 +76,10 @@ def make(optimizer: Mapping[str, Any], num_threads: int) -> RowKernel:
   `optimizer` has the settings of that name. Raises `step.Unavailable`.
   """
   name = optimizer['name']
-  numbers = {**row_optimizers.MOMENT_DECAYS, **optimizer}
   return RowKernel(
     grouping=step.load('group', 'int32'),
     number=step.load(name, 'float32'),
-    parameters=tuple(numbers[x] for x in _PARAMETERS[name]),
+    parameters=tuple(optimizer[x] for x in _PARAMETERS[name]),
     num_threads=num_threads,
     has_squares=name == 'adagrad',
   )
