@@ -72,7 +72,7 @@ class Settings(NamedTuple):
   max_vocab: int  # 0 = no limit
   counts: str  # a file of `word count` lines instead of counting, or ''
   encoding: str = sources.UTF_8  # of the text
-  columns: str = ''  # which key of JSON objects is the text; '' = by its name
+  columns: str = ''  # which key or column is the text; '' = by its name
 
 
 class Encoded(NamedTuple):
@@ -377,7 +377,6 @@ class _Encoder:
     total_bytes = sum(source.size_bytes for source in files)
     # Two pieces in flight for each thread, over all the files being read.
     depth = max(1, 2 * threads // len(files) - 1)
-    extractor = functools.partial(wiki.extractor, columns=self.settings.columns)
 
     def read_source(file: int) -> list[_Piece]:
       texts = sources.pieces(
@@ -389,16 +388,20 @@ class _Encoder:
         ),
         encoding=self.settings.encoding,
         extractor=functools.partial(
-          extractor,
+          wiki.extractor,
+          columns=self.settings.columns,
           path=str(files[file].path),
           pool=strippers if total_bytes > _MANY_BYTES else None,
         ),
       )
-      jobs = ((file, text) for text in texts)
-      tokenized = sources.map_ahead(
-        tokenizers, function=self.write_piece, items=jobs, depth=depth
+      return list(
+        sources.map_ahead(
+          tokenizers,
+          function=self.write_piece,
+          items=((file, text) for text in texts),
+          depth=depth,
+        )
       )
-      return list(tokenized)
 
     with (
       futures.ThreadPoolExecutor(threads) as file_readers,

@@ -416,11 +416,8 @@ def docs(blocks: Iterable[bytes], report: ReadReport) -> Iterator[bytes]:
   before = b''  # the end of a line that was too long
   for block in text_files.at_lines(blocks, _MAX_LINE_BYTES):
     data, num_docs = _OPEN_DOC.subn(b'', before + block)
-    data = _unescape(_CLOSE_DOC.sub(b'', data))
+    data = _CLOSE_DOC.sub(b'', data)
+    data = _ENTITY.sub(lambda match: _CHARS[match[1]], data)
     report.pages += num_docs
     yield data[1:] if before else data
     before = b'' if block.endswith(b'\n') else b' '
-
-
-def _unescape(data: bytes) -> bytes:
-  return _ENTITY.sub(lambda match: _CHARS[match[1]], data)
