@@ -150,6 +150,7 @@ def test_hot_rows_are_exchanged_oftener():
   settings = {'strategy.policy': 'hot', 'strategy.sync_every': 80_000}
   for given, words in (
     (settings, 80_000),
+    (settings | {'strategy.sync_every': 8192}, 8192),
     ({'strategy.policy': 'hot'}, 1 << 21),
   ):
     _, tuning = config_lib.resolve(_config(given), 'cpu', (2, 1))

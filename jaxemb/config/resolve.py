@@ -318,7 +318,7 @@ def _exchange_choices(facts: _Facts) -> dict[str, float]:
     # Each is one of those whose mean a step learns from.
     memory_lookups *= facts.config.train.batch_words
   return {
-    'sync_words': rest_words / (16 if s.policy == 'hot' else 1),
+    'sync_words': max(1, rest_words // (16 if s.policy == 'hot' else 1)),
     'rest_words': rest_words,
     'sync_lookups': 8.0 if is_pair else 2 / num_replicas,
     'memory_lookups': memory_lookups,

@@ -10,7 +10,12 @@ pytestmark = pytest.mark.slow
 
 
 def _run(lines, **kwargs):
-  code = f'import os, sys\nfrom jaxemb.runtime import process\n{lines}'
+  # A shell's job in the background ignores Ctrl-C, and so do its children.
+  code = (
+    'import os, signal, sys\n'
+    'signal.signal(signal.SIGINT, signal.default_int_handler)\n'
+    f'from jaxemb.runtime import process\n{lines}'
+  )
   code += '\nsys.exit(process.exit_code(command))'
   return subprocess.run(
     [sys.executable, '-c', code], stderr=subprocess.PIPE, text=True, **kwargs
