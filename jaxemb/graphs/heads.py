@@ -12,7 +12,6 @@ from jaxemb.io import tables
 
 _LINES = 5_000
 COMMENT = r'(#|%|//)(\s|$)'  # how a line begins that may be one
-_BLOCK_BYTES = 1 << 22  # nodes are numbered in the order of blocks
 
 
 class Head(NamedTuple):
@@ -86,7 +85,6 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
     delimiter=delimiter,
     skip_lines=skip,
     comment=marks if comments else '',
-    block_bytes=_BLOCK_BYTES,
   )
   return Head(rows, body, layout, comments=lines[:skip])
 

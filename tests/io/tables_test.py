@@ -11,7 +11,7 @@ from jaxemb.io import columns, tables
 
 @pytest.mark.parametrize('between', [',', '\t'])
 def test_lines_are_cut_as_pyarrow_does(between, tmp_path, monkeypatch):
-  monkeypatch.setattr(tables, '_ROWS_BYTES', 97)
+  monkeypatch.setattr(tables, '_BLOCK_BYTES', 97)
   rng = np.random.default_rng(1)
   cells = ['', 'x', '0', '-1.25', 'a b', '"q' + between + '"', '"a""b"', 'ä']
   lines = [[str(i % 2), *rng.choice(cells, 4)] for i in range(300)]
