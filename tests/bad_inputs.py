@@ -173,8 +173,6 @@ _SETTINGS = (
     'strategy.divide=random --config.strategy.name=partition',
     "'shuffle' or 'sampling'",
   ),
-  _set('strategy.hot_every=9', 'strategy.sync_every, 16 times as much'),
-  _set('senses.query_window=9', 'model.window, which queries follow'),
   _set(
     'table.exchange_dtype=bfloat16 --config.strategy.name=partition',
     'name is replicas or sync',

@@ -146,15 +146,13 @@ def test_policies_that_are_strategies(name):
   assert config.to_dict() == _config(other).to_dict()
 
 
-def test_hot_rows_are_exchanged_oftener():
-  settings = {'strategy.policy': 'hot', 'strategy.sync_every': 80_000}
-  for given, words in (
-    (settings, 80_000),
-    (settings | {'strategy.sync_every': 8192}, 8192),
-    ({'strategy.policy': 'hot'}, 1 << 21),
-  ):
-    _, tuning = config_lib.resolve(_config(given), 'cpu', (2, 1))
-    assert tuning.rest_words == words == 16 * tuning.sync_words
+def test_hot_rows_have_synchronisations_of_their_own():
+  settings = {'strategy.policy': 'hot', 'strategy.hot_every': 5000}
+  _, tuning = config_lib.resolve(_config(settings), 'cpu', (2, 1))
+  assert tuning.sync_words == 5000
+  config = _config(settings | {'strategy.sync_every': 4999})
+  with pytest.raises(errors.UserError, match='sync_every=4999 is less than'):
+    config_lib.resolve(config, 'cpu', (2, 1))
 
 
 @pytest.mark.parametrize(

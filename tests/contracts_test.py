@@ -129,7 +129,7 @@ def _make(member):
     sys.modules['my_policy'] = module = types.ModuleType('my_policy')
     exec(runs.examples()['my_policy'], module.__dict__)
   if policy == 'hot':
-    settings['strategy.sync_every'] = 16 * BATCH_WORDS
+    settings['strategy.hot_every'] = BATCH_WORDS
     settings['strategy.num_hot'] = VOCAB // 4
   if loss == 'tree':
     settings['model.loss'] = 'hierarchical_softmax'

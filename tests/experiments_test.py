@@ -320,7 +320,7 @@ def test_dmwe_scws(run, toy):
   flags = (
     *toy, '--dims=8', '--models=skip-gram, negatives:mixture, tree',
     '--seeds=1', '--epochs=1', '--sample=1e-3', '--config=mixture',
-    '--config.data.min_count=2',
+    '--config.data.min_count=2', '--config.senses.query_window=3',
   )  # fmt: skip
   found, shown = run('dmwe_scws', *flags)
   alone, mixture = (x['1']['scores'] for x in found.values())

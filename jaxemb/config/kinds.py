@@ -27,11 +27,6 @@ _MODULES = (
 # What is made of a source that is no kind of its own.
 _SOURCE_ALONE = 'jaxemb.run.kind:SourceAlone'
 
-# Settings that went, and what to give.
-_REPLACED = {
-  'strategy.hot_every': 'strategy.sync_every, 16 times as much',
-}
-
 CORE = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
 _OPTIMIZERS = 'sgd', 'adagrad', 'adam', 'adagrad_full', 'adam_full'
 # What names in the core's settings stand for.
@@ -110,11 +105,11 @@ def find(name: str, source: str = '') -> schema.Setting:
 
 def check_replaced(name: str) -> None:
   """Raises a `UserError` for a setting that another one has replaced."""
-  for replaced in (_REPLACED, *(x.replaced for x in built_in())):
-    if name in replaced:
+  for kind in built_in():
+    if name in kind.replaced:
       raise errors.UserError(
         f'there is no setting config.{name} any more; give '
-        f'--config.{replaced[name]}'
+        f'--config.{kind.replaced[name]}'
       )
 
 

@@ -18,8 +18,6 @@ from jaxemb.kernels.cpu import ahead
 MAX_THREADS = 64
 _SYNC_PARTS = 8  # of the corpus, whatever the mesh
 _FINAL_RATE = 'optimizer.final_learning_rate'
-# Between exchanges by policies of means.
-_USUAL_WORDS = {'average': 262_144, 'hot': 16 * 131_072}
 # More threads would have to hold back at rows that they all look up.
 _MAX_STORE_THREADS = 16
 
@@ -307,18 +305,28 @@ def _exchange_choices(facts: _Facts) -> dict[str, float]:
   """
   s, num_replicas = facts.config.strategy, facts.num_replicas
   is_pair = num_replicas <= 2 and not facts.is_workers
-  usual_words = 32_768 if is_pair else max(8192 // num_replicas, 16)
-  if facts.is_workers:
-    usual_words = 1 if facts.is_lockstep else 8192
-  elif s.policy in _USUAL_WORDS:
-    usual_words = _USUAL_WORDS[s.policy]
-  rest_words = s.sync_every or usual_words
+  if s.policy == 'hot':
+    sync_words = s.hot_every or 131_072
+    rest_words = s.sync_every or 16 * sync_words
+  else:
+    usual_words = 32_768 if is_pair else max(8192 // num_replicas, 16)
+    if s.policy == 'average':
+      usual_words = 262_144
+    if facts.is_workers:
+      usual_words = 1 if facts.is_lockstep else 8192
+    rest_words = sync_words = s.sync_every or usual_words
+  if rest_words < sync_words:
+    raise errors.UserError(
+      f'config.strategy.sync_every={rest_words} is less than the '
+      f'{sync_words} words between exchanges of frequent rows; raise it, or '
+      'lower --config.strategy.hot_every'
+    )
   memory_lookups = 200.0 if is_pair else 100 / num_replicas
   if facts.kind.has_dense and facts.is_workers:
     # Each is one of those whose mean a step learns from.
     memory_lookups *= facts.config.train.batch_words
   return {
-    'sync_words': max(1, rest_words // (16 if s.policy == 'hot' else 1)),
+    'sync_words': sync_words,
     'rest_words': rest_words,
     'sync_lookups': 8.0 if is_pair else 2 / num_replicas,
     'memory_lookups': memory_lookups,

@@ -28,7 +28,6 @@ class Senses(text_kind.Text):
   settings = text_kind.TEXT.settings + schema.read(
     pathlib.Path(__file__).with_name('settings.toml')
   )
-  replaced = {'senses.query_window': 'model.window, which queries follow'}
   models = {'mixture': 'jaxemb.senses.mixture:make'}
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
@@ -118,6 +117,8 @@ class Senses(text_kind.Text):
     senses = model.export_senses(
       lambda name: np.asarray(rows_of(name).rows), source.keys, source.counts
     )
+    window = parts.config.senses.query_window or senses.window
+    senses = dataclasses.replace(senses, window=window)
     if senses.means is not None:  # its vectors are not those of the table
       encoded = spec_lib.encode_rows(senses.vectors, encoded.dtype)
       senses = dataclasses.replace(senses, vectors=encoded.decode())

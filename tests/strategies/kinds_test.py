@@ -174,7 +174,7 @@ def test_stores_change_no_more_than_rounding(is_graph, size):
 def test_replicas_learn(is_graph):
   more = {'strategy__name': 'replicas', 'strategy__sync_every': 2 * EXAMPLES}
   if not is_graph:
-    more |= {'strategy__policy': 'hot', 'strategy__sync_every': 16 * EXAMPLES}
+    more |= {'strategy__policy': 'hot', 'strategy__hot_every': EXAMPLES}
   losses = _trained(is_graph, (2, 1), num_dispatches=30, **more)[2]
   assert losses[-1] < (0.6 if is_graph else 0.95) * losses[0]
 

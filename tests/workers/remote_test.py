@@ -176,7 +176,10 @@ def test_a_shard_that_has_ended_is_one_line(cluster, tmp_path, monkeypatch):
   table.read(np.arange(3))
   monkeypatch.setattr(remote, 'WAIT_SECS', 1)
   monkeypatch.setattr(remote, 'CALL_SECS', 1)
-  ray.kill(table.call.actors[1])
+  ray.kill(actor := table.call.actors[1])
+  with pytest.raises(ray.exceptions.RayActorError):
+    while True:  # it may still answer for a moment
+      ray.get(actor.__ray_call__.remote(lambda self: None))
   start = time.monotonic()
   with pytest.raises(errors.UserError, match='^shard 1 of the tables has not'):
     table.read(np.arange(3))
