@@ -11,6 +11,7 @@ lengths are cached, no normalized copy.
 
 import dataclasses
 import functools
+import itertools
 import numbers
 import pathlib
 import warnings
@@ -222,16 +223,15 @@ class Embeddings:
     if len(weights) != len(keys):
       raise ValueError(f'{len(weights)} weights do not fit {len(keys)} keys')
     words = [x for x in keys if not isinstance(x, np.ndarray)]
-    if ignore_missing:
-      words = self._known(words)
-    rows = [
-      x if isinstance(x, np.ndarray) else self.get_vector(x, pre_normalize)
-      for x in keys
-      if isinstance(x, np.ndarray) or x in words
-    ]
-    weights = weights[[isinstance(x, np.ndarray) or x in words for x in keys]]
+    known = set(self._known(words) if ignore_missing else words)
+    is_used = [isinstance(x, np.ndarray) or x in known for x in keys]
+    weights = weights[is_used]
     if not np.any(weights):
       raise ValueError('none of the words has a vector and a weight')
+    rows = [
+      x if isinstance(x, np.ndarray) else self.get_vector(x, pre_normalize)
+      for x in itertools.compress(keys, is_used)
+    ]
     mean = weights @ np.stack(rows) / np.abs(weights).sum()
     return np.float32(geometry.unit_vector(mean) if post_normalize else mean)
 
@@ -276,10 +276,12 @@ class Embeddings:
 
   def _known(self, words: Sequence[Word]) -> list[Word]:
     """Returns the words that have vectors; warns of others."""
-    if unknown := [str(word) for word in words if word not in self]:
+    known = [word in self for word in words]
+    if not all(known):
+      unknown = [str(word) for word in words if word not in self]
       line = f'left out, without vectors: {", ".join(unknown)}'
       warnings.warn(line, stacklevel=3)
-    return [word for word in words if word in self]
+    return list(itertools.compress(words, known))
 
   def edge_scores(self, edges: Sequence[tuple[str, ...]]) -> np.ndarray:
     """Returns the scores that rank held-out edges, [n] float32.

@@ -1,5 +1,6 @@
 """Chooses the devices of a run, and what settings leave open for them."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ from jaxemb.run import kind as kind_lib
 from jaxemb.runtime import distributed
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.tables import row_sharded
+
+_LOG = logging.getLogger('jaxemb')
+_LANES = 128  # of a TPU: numbers that it reads at once
 
 
 class Setup(NamedTuple):
@@ -79,6 +83,13 @@ def choose(
     raise errors.UserError(
       f'config.mesh.table={table} must divide {row_sharded.NUM_CLASSES} with '
       'config.table.layout=row'
+    )
+  width = -(-config.model.dim // table)
+  is_split = config.table.layout == 'column' and table > 1
+  if platform == 'tpu' and is_split and width < _LANES:
+    _LOG.warning(
+      f'{width} columns a device are read and written as {_LANES}, so rows '
+      'cost as much as whole ones; give --config.table.layout=row'
     )
   if platform == 'gpu' and not row_sums.compiles_for(devices[0]):
     fixed = {'row_sums': False} | fixed

@@ -213,10 +213,13 @@ class Kind:
     """Returns what report.html shows beside the values of the report."""
     return self._results().page(parts, model)
 
-  def saved(self, folder: pathlib.Path) -> Any | None:
-    """Reads what `save` of a collected model has written, if it has."""
-    results = self._results()
-    return results.load(folder) if results.is_saved(folder) else None
+  def is_saved(self, folder: pathlib.Path) -> bool:
+    """Whether a folder has a model that was saved as the best so far."""
+    return self._results().is_saved(folder)
+
+  def load(self, folder: pathlib.Path) -> Any:
+    """Reads what `save` of a collected model has written."""
+    return self._results().load(folder)
 
   def _results(self) -> types.ModuleType:
     return importlib.import_module(self.results)

@@ -32,11 +32,13 @@ def finish(
   values of the report.
   """
   start, kind, best = time.time(), parts.kind, hook.best()
-  model = kind.saved(hook.best_folder) if best else None
-  if model is None:
-    model = kind.collect(parts, state, workdir)
+  folder = hook.best_folder
+  has_best = best is not None and kind.is_saved(folder)
+  model = None if has_best else kind.collect(parts, state, workdir)
   if not distributed.is_first():
     return
+  if has_best:
+    model = kind.load(folder)
   if kind.monitors:
     more = {'evaluations': hook.records, 'best': best, **more}
   write(workdir, parts, model, totals=totals, more=more, start=start)

@@ -143,16 +143,19 @@ def run(
       workdir, parts, session, hook=hook, checkpoints=checkpoints
     )
     with contextlib.closing(runner.meter):
-      crew = _Crew(parts, workdir, cluster, cache=cache)
-      if not (runner.has_ended() or runner.train(crew)):
-        return False
+      num_replaced = 0
+      if not runner.has_ended():
+        crew = _Crew(parts, workdir, cluster, cache=cache)
+        if not runner.train(crew):
+          return False
+        num_replaced = crew.num_replaced
       results.finish(
         workdir,
         parts,
         runner.state,
         totals=runner.totals,
         hook=hook,
-        more={'workers': runner.report(crew.num_replaced)},
+        more={'workers': runner.report(num_replaced)},
       )
   return True
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 from jaxemb import errors
@@ -56,20 +56,31 @@ def run(
   job = [f'--coordinator={coordinator}', f'--num_processes={num_processes}']
   processes = []
   try:
-    usable = os.sched_getaffinity(0) if cores else ()
     for i in range(num_processes):
-      if cores:  # which a process gets from the one that starts it
-        os.sched_setaffinity(0, cores[i])
       command_line = [*command, *arguments, *job, f'--process_id={i}']
-      processes.append(_Process(i, events, args=command_line, env=environment))
-    if cores:
-      os.sched_setaffinity(0, usable)
+      with _on(cores[i] if cores else ()):
+        process = _Process(i, events, args=command_line, env=environment)
+      processes.append(process)
     return _wait(processes, events, grace_secs)
   finally:
     for process in processes:
       process.kill()
     for number, handler in handlers.items():
       signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _on(cores: Sequence[int]) -> Iterator[None]:
+  """Has processes that are started inside run on these cores; () = on all."""
+  if not cores:
+    yield
+    return
+  usable = os.sched_getaffinity(0)
+  os.sched_setaffinity(0, cores)
+  try:
+    yield
+  finally:
+    os.sched_setaffinity(0, usable)
 
 
 class _Process(subprocess.Popen):

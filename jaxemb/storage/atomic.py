@@ -78,7 +78,7 @@ def _temporary(path: pathlib.Path, remedy: str) -> Iterator[pathlib.Path]:
 
 def _remove(path: pathlib.Path) -> None:
   with contextlib.suppress(OSError):
-    path.unlink() if path.is_file() else shutil.rmtree(path)
+    path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
 
 
 @functools.cache

@@ -42,8 +42,10 @@ def opened(folder: pathlib.Path) -> dict[str, Any]:
   checksum = manifest.pop('checksum')
   if checksum != zlib.crc32(json.dumps(manifest).encode()):
     raise ValueError(f'{folder / MANIFEST} has changed')
-  if manifest.pop('checksums') != _of_files(folder):
-    raise ValueError(f'files of {folder} have changed')
+  sealed, found = manifest.pop('checksums'), _of_files(folder)
+  for name in sealed.keys() | found.keys():
+    if sealed.get(name) != found.get(name):
+      raise ValueError(f'{folder / name} has changed')
   return manifest
 
 

@@ -358,13 +358,15 @@ class _Encoder:
         )
       return
     worst = max(wrong, key=lambda i: invalid[i])
-    with packed.File(self.files[worst].path) as file:
-      likely = sources.guess_encoding(file.read(1 << 16))
+    path = self.files[worst].path
+    likely = _likely_encoding(path, of_invalid=encoding == 'UTF-8')
     percent = 100 * invalid[worst] / total[worst]
+    remedy = f'it looks like {likely}: give --config.data.encoding={likely}'
+    if likely.upper() == encoding:
+      remedy = 'it is damaged, or no text: remove it'
     raise errors.UserError(
-      f'{percent:.0f} % of the bytes of {self.files[worst].path} are not '
-      f'{encoding} ({len(wrong)} such files); it looks like {likely}: give '
-      f'--config.data.encoding={likely}'
+      f'{percent:.0f} % of the bytes of {path} are not {encoding} '
+      f'({len(wrong)} such files); {remedy}'
     )
 
   def read(self) -> list[_Piece]:
@@ -557,6 +559,20 @@ class _Encoder:
     blocks = blocks_lib.Blocks(firsts, sizes, numbers)
     np.savez(self.folder / 'blocks.npz', **blocks._asdict())
     return digests, totals
+
+
+def _likely_encoding(path: pathlib.Path, of_invalid: bool) -> str:
+  """Guesses from the start of a file, or from its first bytes not in UTF-8."""
+  some = b''
+  with packed.File(path) as file:
+    while block := file.read(1 << 16):
+      if not of_invalid:
+        return sources.guess_encoding(block)
+      # The last letter may end in the next block.
+      _, some = sources.invalid(block)
+      if len(some) > 3:
+        break
+  return sources.guess_encoding(some)
 
 
 def _first_line(text: bytes) -> str:
