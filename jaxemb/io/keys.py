@@ -84,12 +84,12 @@ def _may_differ(data, starts, stops):
     if (first > 57 or first == 45) and stop - start <= 5:  # words
       if first in (70, 78, 84, 110, 60):
         return True
-    if stop >= starts[i] + 3:
-      if data[stop - 1] == 48 and (
-        data[stop - 2] == 46 or (data[stop - 2] == 48 and data[stop - 3] <= 48)
-      ):
-        return True
+    if stop >= start + 3:
       if data[stop - 3] == 43:
+        return True
+      while data[stop - 1] == 48 and stop - 1 > start:
+        stop -= 1
+      if data[stop - 1] == 46 and stop < stops[i]:
         return True
   return False
 
