@@ -134,7 +134,7 @@ def check_slopes(slow, arrays, slopes):
   [
     ('none', 'softmax', 0.0),
     ('translation', 'margin', 0.5),
-    ('diagonal', 'logistic', 0.0),
+    marking.slow('diagonal', 'logistic', 0.0),
     marking.slow('complex', 'softmax', 0.5),
   ],
 )

@@ -31,7 +31,7 @@ def _matrix(graph):
   ('has_weights', 'directed', 'p', 'q'),
   [
     (False, False, 0.25, 4),
-    (True, True, 0.25, 4),
+    marking.slow(True, True, 0.25, 4),
     marking.slow(True, False, 1, 1),
     marking.slow(False, True, 4, 0.5),
     marking.slow(True, False, 8, 8),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -291,8 +292,10 @@ def _draws(model, made, is_tied=False):
   return draws, grads
 
 
-@every_loss
-@pytest.mark.parametrize('is_tied', marking.slow_after(1, [False, True]))
+@pytest.mark.parametrize(
+  ('loss', 'is_tied'),
+  marking.slow_after(1, itertools.product(['sampled', 'tree'], [False, True])),
+)
 def test_context_mixture_is_skipgram_with_drawn_senses(loss, is_tied):
   model = _context_mixture(loss)
   batch = _batch(progress=TIED_UNTIL - 0.1 if is_tied else TIED_UNTIL + 0.1)

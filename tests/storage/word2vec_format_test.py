@@ -200,9 +200,8 @@ def _folder():
   return tempfile.TemporaryDirectory(prefix='jaxemb-test-')
 
 
-@every_form
 @hypothesis.settings(max_examples=60)
-@hypothesis.given(vocabulary=_VOCABULARY)
+@hypothesis.given(is_binary=st.booleans(), vocabulary=_VOCABULARY)
 def test_what_gensim_writes_is_read_or_refused(is_binary, vocabulary):
   words, vectors = vocabulary
   if is_binary:  # a word ends at its first space, and one number may be text
@@ -219,9 +218,9 @@ def test_what_gensim_writes_is_read_or_refused(is_binary, vocabulary):
   assert is_read or not is_usual
 
 
-@every_form
 @hypothesis.settings(max_examples=50)
 @hypothesis.given(
+  is_binary=st.booleans(),
   vocabulary=_VOCABULARY,
   suffix=st.sampled_from(['', '.gz', '.bz2', '.xz', '.zst', '.zip']),
 )
@@ -266,9 +265,9 @@ def test_text_by_hand_is_read_or_refused(
   assert is_read or not is_usual or (rows.shape[1] == 1 and not has_header)
 
 
-@every_form
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(
+  is_binary=st.booleans(),
   vocabulary=_VOCABULARY,
   more_rows=st.integers(-3, 3),
   more_numbers=st.integers(-3, 3),

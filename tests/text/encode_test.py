@@ -17,7 +17,7 @@ from jaxemb.data import base
 from jaxemb.io import text_files as sources
 from jaxemb.runtime import resources
 from jaxemb.text import encode, loader, tokenize
-from tests import corpora
+from tests import corpora, marking
 
 _SETTINGS = encode.Settings('words', True, 2, 0, '')
 _END = tokenize.END
@@ -397,7 +397,7 @@ def test_words_are_counted_in_bounded_memory(
 # Blocks.
 
 
-@pytest.mark.parametrize('block_words', [1, 2, 5, 64])
+@pytest.mark.parametrize('block_words', marking.slow_after(2, [5, 1, 2, 64]))
 def test_blocks_of_random_sentences(block_words):
   rng = np.random.default_rng(block_words)
   for mean in np.repeat([0.3, 3, 10, 100, 300], 12):

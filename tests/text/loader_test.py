@@ -7,7 +7,7 @@ import scipy.stats
 from jaxemb.data import blocks as blocks_lib
 from jaxemb.ops import hashing
 from jaxemb.text import loader, tokenize
-from tests import corpora
+from tests import corpora, marking
 
 _END = tokenize.END
 
@@ -163,7 +163,7 @@ def test_reach_is_uniform(window):
   assert window == 1 or scipy.stats.chisquare(observed).pvalue > 1e-4
 
 
-@pytest.mark.parametrize('part_words', [23, 65535])
+@pytest.mark.parametrize('part_words', marking.slow_after(1, [23, 65535]))
 def test_full_batches(part_words):
   # Blocks as full as they can be, as many as a batch takes and one more.
   spec = corpora.spec(part_words=part_words)

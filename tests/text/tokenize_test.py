@@ -13,6 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jaxemb.text import tokenize
+from tests import marking
 
 _END = None
 # Where what may follow changes in UTF-8, and two letters.
@@ -273,7 +274,11 @@ def test_emoji_are_words_or_counted():
 
 @pytest.mark.parametrize(
   ('definition', 'lowercase'),
-  [('words', False), ('words', True), ('whitespace', False)],
+  [
+    ('words', True),
+    ('whitespace', False),
+    marking.slow('words', False),
+  ],
 )
 def test_every_kind_of_character(definition, lowercase):
   points = [*range(0x30000), *range(0x30000, sys.maxunicode + 1, 61)]
