@@ -1,6 +1,10 @@
-"""`python -m jaxemb.main`: the command `jaxemb train`."""
+"""`python -m jaxemb.main`: the command `jaxemb train`, or the one it names."""
 
-from jaxemb.cli import train
+import sys
+
+from jaxemb import __main__
 
 if __name__ == '__main__':
-  raise SystemExit(train.main())
+  arguments = sys.argv[1:]
+  names_command = bool(arguments) and not arguments[0].startswith('-')
+  sys.exit(__main__.main(arguments if names_command else ['train', *arguments]))
