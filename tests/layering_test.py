@@ -19,7 +19,7 @@ LAYERS = """
   errors runtime storage ops data io evaluation tables models strategies
   stores kernels workers merging config embeddings report run
   text senses interactions clicks graphs
-  api cli main query predict plan evaluate merge launch __main__ __init__
+  api cli query predict plan evaluate merge launch __main__ main __init__
 """.split()
 KINDS = {'text', 'senses', 'clicks', 'interactions', 'graphs'}
 TOGETHER = ('senses', 'text')  # senses are of words
