@@ -28,6 +28,7 @@ _MOST_GRADE = 100
 _DATE = re.compile(r'\d{4}-\d\d-\d\d([ T]\d\d:\d\d.*)?')
 _SECONDS = (6e8, 4e9), (6e11, 4e12)  # since 1970, or milliseconds
 _DECIMAL = re.compile(r'-?\d*\.\d*[1-9]\d*')
+_LIST = re.compile(r'\d+(\s*[|;,]\s*\d+|\s+\d+)+|[^|]+(\|[^|]+)+')
 _COMMAS = re.compile(r'-?\d+,\d+')
 # Names of columns of numbers that grade nothing.
 _NO_GRADE = re.compile(
@@ -103,10 +104,37 @@ def _of_pairs(file, items, sign):
     )
   if sign != ',' and any(re.search(r'[^,\s],[^,\s]', x) for x in items):
     return LISTS
-  if sign == '\t' and any(' ' in x or ',' in x for x in items):
-    what = f'{max(items, key=len)[:60]!r} behind a tab'
+  if columns_lib.list_sign(items).startswith('['):
+    return LISTS
+  is_open = sign == '\t' and any(' ' in x or ',' in x for x in items)
+  if is_open or several(items):
+    name = 'a tab' if sign == '\t' else repr(sign)
+    what = f'{max(items, key=len)[:60]!r} behind {name}'
     raise _refusal(file, f'{what}, which may be a name or several', PAIRS)
   return PAIRS
+
+
+def several(cells: Sequence[str]) -> str:
+  """Returns a cell if most seem to be lists, else ''."""
+  lists = [x for x in cells if columns_lib.are_several(x) or _LIST.fullmatch(x)]
+  return lists[0][:60] if 2 * len(lists) > len(cells) else ''
+
+
+def refuse_brackets(file: pathlib.Path, rows: Rows) -> None:
+  """Raises a `UserError` for brackets around rows, or around several cells."""
+  is_list = columns_lib.are_several
+  if all(
+    len(x) == 2 and is_list(x[1]) == x[1].endswith((']', ')', '}'))
+    for x in rows
+  ):
+    return
+  lines = [' '.join(x) for x in rows]
+  for cells in lines, [x.partition(' ')[2] for x in lines]:
+    if 2 * sum(map(is_list, cells)) > len(rows):
+      raise errors.UserError(
+        f'{file} has brackets, such as {cells[0][:60]!r}; remove them, such as '
+        'by tr -d "[](){}"'
+      )
 
 
 def _of_table(file, by_column):

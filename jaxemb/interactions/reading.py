@@ -108,7 +108,7 @@ class _Plan(NamedTuple):
   keys: Sequence[str]  # of columns in the reader's tables
   row: Sequence[str]  # the first one
   layout: tables.Layout
-  list_sign: str  # between the items of a cell: ' ' or ','
+  list_sign: str  # between the items of a cell, see `columns.list_sign`
   decimal: str  # `data.decimal`
 
   def described(self) -> str:
@@ -184,6 +184,7 @@ def _plan(file, declared, decimal):
         'and what is between its columns is not between those of all rows; '
         'mend the file'
       )
+    contents.refuse_brackets(file, rows)
     declared = declared or contents.columns(file, rows, layout.delimiter)
   names = rows[0]
   if has_header:
@@ -194,6 +195,8 @@ def _plan(file, declared, decimal):
     str(file), ROLES, names, declared=declared, has_header=has_header
   )
   columns = _checked(file, columns, rows, declared=declared)
+  if has_header and 'item' not in declared:
+    _refuse_several(file, columns, rows)
   keys_, row = columns.names, rows[0] if rows else ()
   if layout.delimiter:
     keys_ = [str(i) for i in range(len(keys_))]
@@ -210,7 +213,7 @@ def _plan(file, declared, decimal):
     keys=keys_,
     row=row,
     layout=layout._replace(columns=keys_, skips_first=has_header),
-    list_sign=',' if any(',' in x for x in cells) else ' ',
+    list_sign=columns_lib.list_sign(cells),
     decimal=decimal,
   )
 
@@ -243,6 +246,19 @@ def _checked(file, columns, rows, declared):
         f"'-:{name}' if all rows do"
       )
   return columns
+
+
+def _refuse_several(file, columns, rows):
+  """Raises a `UserError` if cells of one item seem to have several."""
+  index = columns.index('item')
+  cells = [x[index] for x in rows if index is not None and len(x) > index]
+  if cell := contents.several(cells):
+    name = columns.names[index]
+    raise errors.UserError(
+      f'{file} has cells such as {cell!r} in the column {name}; give '
+      f'--config.data.columns=items:{name} if they are lists, or item:{name} '
+      'if each is the name of one item'
+    )
 
 
 # Rows, block by block.
@@ -282,7 +298,7 @@ def _block(plan, table):
     # A user alone stands for its own items.
     is_pair = columns['user'].starts != columns['items'].starts
   elif 'items' in columns:
-    owners, items, is_pair = _flat(columns['items'], plan.list_sign)
+    owners, items, is_pair = _flat(columns['items'], plan)
     users = users.select(owners)
     times = times if times is None else times[owners]
   else:
@@ -356,7 +372,7 @@ def _times(column, file):
   )
 
 
-def _flat(column, sign):
+def _flat(column, plan):
   """Rows and items of a column of lists, and which rows have any.
 
   A row without items is there once, with an item that does not count.
@@ -366,10 +382,13 @@ def _flat(column, sign):
   if not isinstance(column, keys.Text):
     column = columns_lib.plain(column)
   if isinstance(column, keys.Text) or not columns_lib.is_list(column.type):
-    strings = columns_lib.names(column).strings()
-    strings = pc.utf8_trim(strings, ' \t\r[]')
-    pattern = r'\s*,\s*' if sign == ',' else r'\s+'
-    column = pc.split_pattern_regex(strings, pattern)
+    try:
+      column = columns_lib.split_lists(column, plan.list_sign)
+    except ValueError as error:
+      raise errors.UserError(
+        f'{plan.file} has lists of items, of which {error}; write an item per '
+        'row, or lists such as ["a", "b"]'
+      ) from error
   owners = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
   items = columns_lib.names(pc.list_flatten(column))
   is_item = items.stops > items.starts

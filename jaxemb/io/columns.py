@@ -5,8 +5,11 @@ pandas, NumPy or a list. A whole number is named as an integer (110.0 is 110:
 programs write the same ids so where one is missing), and '' is a missing value.
 """
 
+import ast
 import contextlib
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numba
@@ -27,6 +30,12 @@ _SIGNS = (
   rf'^\s*[{_CURRENCIES}]?\s*|\s*[%{_CURRENCIES}]?\s*$|[\x{{00a0}}\x{{202f}}]'
 )
 _TENS = 10.0 ** np.arange(20)
+# Lists in a cell, as JSON, Python, NumPy or PostgreSQL write them.
+_BRACKETED = re.compile(
+  r'\s*((?:frozen)?set(?=\())?[\[({](.*)[\])}]\s*', re.DOTALL
+)
+_QUOTED = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\''
+_SCALAR = re.compile(rf'\bnp\.\w+\(({_QUOTED}|[^()]*)\)', re.DOTALL)
 
 
 def plain(column: Any) -> Any:
@@ -201,6 +210,81 @@ def _decimal_points(strings, decimal):
     raise pa.ArrowInvalid(f'{others[0]!r} is no number with {decimal!r}')
   bare = pc.replace_substring_regex(bare, thousands, '')
   return pc.replace_substring(bare, decimal, '.')
+
+
+def list_sign(cells: Sequence[str], signs: str = '|;, ') -> str:
+  """Returns what is between the values of cells with several, as '|'.
+
+  Before it '[' if most cells have brackets around; '' if they have one each. Of
+  `signs` the one in most cells, white space if nearly none has another.
+  """
+  cells = [x.strip() for x in cells if x.strip().lower() not in MISSING]
+  brackets = ''
+  if 2 * sum(map(are_several, cells)) > len(cells):
+    cells = [re.sub(_QUOTED, 'x', x[1:-1], flags=re.DOTALL) for x in cells]
+    brackets, signs = '[', '|;, '
+  nums = {x: sum(x in y for y in cells) for x in signs}
+  num_spaced = nums.pop(' ', 0)
+  sign = max(nums, key=nums.get, default='')
+  if not sign or nums[sign] <= num_spaced // 10:
+    sign = ' ' if num_spaced else ','[: len(brackets)]
+  return brackets + sign
+
+
+def are_several(cell: str) -> bool:
+  """Whether a cell is a list in brackets."""
+  return bool(_BRACKETED.fullmatch(cell))
+
+
+def split_lists(column: Any, sign: str) -> Any:
+  """Returns an Arrow array of lists of strings, which may have spaces around.
+
+  `sign` is one of `list_sign`. Raises a `ValueError` for cells in brackets that
+  are no lists of values.
+  """
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  strings = pc.utf8_trim_whitespace(names(column).strings())
+  if sign[:1] != '[':
+    if sign.strip():
+      return pc.split_pattern(strings, sign)
+    return pc.split_pattern_regex(strings, r'\s+')
+  between = r'\s' if sign[1] == ' ' else re.escape(sign[1])
+  bare = rf'(?![\'"])[^{between}"()\[\]{{}}]+'
+  element = re.compile(
+    rf'\s*(?:u?({_QUOTED})|({bare})|)\s*(?:{between}|\Z)', re.DOTALL
+  )
+  lists = [_elements(x, element) for x in strings.to_pylist()]
+  return pa.array(lists, pa.large_list(pa.large_string()))
+
+
+def _elements(cell, element):
+  """Returns the values of a cell, in brackets or alone."""
+  if not (match := _BRACKETED.fullmatch(cell)):
+    return [cell]
+  is_set, inner = match.groups()
+  if is_set and inner:
+    return _elements(inner, element)
+  inner, values, position = _SCALAR.sub(r'\1', inner).strip(), [], 0
+  while position < len(inner):
+    if not (match := element.match(inner, position)):
+      raise ValueError(f'{cell[:80]!r} is no list of names or numbers')
+    quoted, bare = match.groups()
+    values.append(_unquoted(quoted) if quoted else bare)
+    position = match.end()
+  return values
+
+
+def _unquoted(text):
+  if '\\' not in text:
+    return text[1:-1]
+  with contextlib.suppress(ValueError):  # JSON
+    return json.loads(text)
+  try:
+    return ast.literal_eval(text)
+  except SyntaxError as error:
+    raise ValueError(f'{text[:80]!r} cannot be read') from error
 
 
 def likely_decimals(strings: Any) -> list[str]:

@@ -277,6 +277,45 @@ def test_files_of_other_columns_are_refused(tmp_path):
     reading.read(str(tmp_path))
 
 
+@pytest.mark.parametrize('cells', [
+  ('"[""a b"", ""c,\'d\\u00e9""]"', '[]', '"[""e""]"'),
+  ('"[\'a b\', ""c,\'dé""]"', 'set()', "['e']"),
+  ("['a b' 'c,\\'dé']", '[]', "['e']"),
+  ("\"(np.str_('a b'), 'c,\\'dé')\"", '()', '"(\'e\',)"'),
+  ("\"frozenset({'a b', 'c,\\'dé'})\"", 'frozenset()', "{'e'}"),
+  ('"{""a b"",""c,\'dé""}"', '{}', '{e}'),
+  ("a b|c,'dé", '', 'e'),
+  ("a b; c,'dé", '', 'e'),
+])  # fmt: skip
+def test_cells_of_lists_are_items(cells, tmp_path):
+  rows = ''.join(f'u{i}\t{x}\n' for i, x in enumerate(cells))
+  if '"' in cells[0]:
+    rows = rows.replace('\t', ',')
+  for header, setting in ('user{}items\n', ''), ('', 'user,items'):
+    header = header.format(',' if ',' in rows[:3] else '\t')
+    found = _read(tmp_path, header + rows, setting).items_of
+    assert found == {'u0': ['a b', "c,'dé"], 'u1': [], 'u2': ['e']}
+
+
+@pytest.mark.parametrize(
+  'text, says',
+  [
+    ('user,item\nu,"[1, 2]"\nv,"[3, 4]"\n', 'items:item if they are lists'),
+    ('user,item\nu,1|2\nv,3|4\n', 'items:item if they are lists'),
+    ('user,items\nu,"[{\'id\': 1}]"\n', 'no list of names'),
+    ('user,items\nu,"[[1, 2], [3]]"\n', 'no list of names'),
+    ('u,1|2\nv,3|4\n', 'a name or several'),
+    ('u [1, 2]\nv [3]\n', 'has brackets'),
+    ('u,[a, b, c]\nv,[d]\n', 'has brackets'),
+    ('(u, a)\n(v, b)\n', 'has brackets'),
+  ],
+)
+def test_lists_that_are_unclear_are_refused(text, says, tmp_path):
+  with pytest.raises(errors.UserError, match=says) as caught:
+    _read(tmp_path, text)
+  assert '\n' not in str(caught.value)
+
+
 def test_columns_of_lists_are_items(tmp_path):
   table = pa.table({'user': ['a', 'b', 'c'], 'items': [[3, 1], [], [2]]})
   parquet.write_table(table, tmp_path / 'a.parquet')
