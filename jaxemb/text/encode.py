@@ -54,7 +54,7 @@ from jaxemb.text import tokenize, wiki
 
 MAX_HELD_WORDS = 1 << 22  # words of a table in memory, some 200 MB
 
-_FORMAT = 10
+_FORMAT = 11
 _UNKNOWN = -2  # the new id of a word outside the vocabulary
 _SHOWN_CHARS = 60  # of the first line of a text
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
@@ -563,16 +563,17 @@ class _Encoder:
 
 def _likely_encoding(path: pathlib.Path, of_invalid: bool) -> str:
   """Guesses from the start of a file, or from its first bytes not in UTF-8."""
-  some = b''
+  decoder = codecs.getincrementaldecoder(sources.UTF_8)()
   with packed.File(path) as file:
     while block := file.read(1 << 16):
       if not of_invalid:
         return sources.guess_encoding(block)
-      # The last letter may end in the next block.
-      _, some = sources.invalid(block)
-      if len(some) > 3:
-        break
-  return sources.guess_encoding(some)
+      try:
+        decoder.decode(block)
+      except UnicodeDecodeError as error:
+        rest = error.object[error.start :] + file.read(1 << 16)
+        return sources.guess_encoding(rest)
+  return sources.UTF_8
 
 
 def _first_line(text: bytes) -> str:

@@ -282,6 +282,14 @@ def test_another_encoding_is_refused_named_and_read(tmp_path, text, encoding):
   assert 'c.txt' in problem and 'not UTF-8' in problem
 
 
+def test_an_encoding_is_guessed_where_a_file_is_not_utf_8(tmp_path):
+  path = tmp_path / 'a.txt'
+  line = 'да и мы дома были там\n'
+  path.write_bytes(9000 * line.encode() + 9000 * line.encode('cp1251'))
+  message = _fails(_encode, path, tmp_path)
+  assert '--config.data.encoding=cp1251' in message
+
+
 def test_damaged_cache_is_made_again(tmp_path):
   (tmp_path / 'a.txt').write_text('a b c ' * 99)
   folder = _encode(tmp_path / 'a.txt', tmp_path).folder
