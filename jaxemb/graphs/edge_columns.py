@@ -12,11 +12,23 @@ from jaxemb.graphs import published
 from jaxemb.io import roles
 
 ADJACENCY = 'source,targets'  # `data.columns` of adjacency lists
+MATRIX = """is a matrix, with a row and a column for each node; write edges, \
+such as by networkx.from_pandas_adjacency and to_pandas_edgelist"""
 
 _NAMES = published.NAMES
 # What the two nodes of an edge are called; the first pair wins.
 _PAIRS = [*zip(_NAMES['sources'], _NAMES['targets'], strict=True)]
 _STEMS = [x for x in _PAIRS if len(x[0]) > 2]
+# What the first and the second of two numbered names have.
+_SECONDS = ('1', '2'), ('0', '1'), ('(?<=...)a$', 'b'), ('(?<=...)x$', 'y')
+# The first and the last cell of rows in signs that are in no name.
+_SIGNS = (
+  *[(rf'\{a}[^{b}]*', rf'[^{a}]*\{b}') for a, b in ('()', '{}')],
+  (r'\[[^]]*', r'[^[]*\]'),
+  ("'.*'", "'.*'"),
+  ('.*:', '.*'),
+  (r'\d+:\d+', r'\d+'),
+)
 _OTHERS = [roles.Role(x, _NAMES[x]) for x in ('relation', 'weight', 'time')]
 _INDEX = {'', *_NAMES['index']}
 _KINDS, _RELATIVES = {*_NAMES['kinds']}, {*_NAMES['relatives']}
@@ -44,8 +56,9 @@ def assign(
   '' = text. Raises a `UserError` where the columns cannot be told.
   """
   if rows[1:] and all(len(x) == 1 + len(rows[0]) for x in rows[1:]):
-    as_of_r = [['', *rows[0]], *rows[1:]]
-    rows = as_of_r if is_header(as_of_r) else rows
+    is_end = not any(x[-1] for x in rows[1:])  # a sign at the end of lines
+    longer = [*rows[0], ''] if is_end else ['', *rows[0]]  # or as of R
+    rows = [longer, *rows[1:]] if is_header([longer, *rows[1:]]) else rows
   first = rows[0]
   if len(first) < 2:
     raise errors.UserError(
@@ -55,15 +68,24 @@ def assign(
   for column in zip(*rows[1:], strict=False):
     if all(re.fullmatch(r'\d+,\d+', x) for x in column):
       raise errors.UserError(
-        f'{where} has numbers such as {column[0]}; write points, not commas'
+        f'{where} has numbers such as {column[0]}; write points, not commas, '
+        'and a line for each edge'
       )
+  if not declared:
+    _refuse_matrix(where, rows)
   if form or is_header(rows):
-    return _by_names(where, rows, declared, form=form)
-  declared = declared or ','.join(_by_content(where, rows))
-  columns = roles.assign(
-    where, ROLES, first, declared=declared, has_header=False
-  )
-  return roles.require(where, ROLES, columns)
+    columns = _by_names(where, rows, declared, form=form)
+  else:
+    by_position = declared or ','.join(_by_content(where, rows))
+    columns = roles.assign(
+      where, ROLES, first, declared=by_position, has_header=False
+    )
+    roles.require(where, ROLES, columns)
+  if not declared:
+    _refuse_lists(where, rows, columns)
+    if not columns.has_header:
+      _refuse_names(where, rows, columns)
+  return columns
 
 
 def is_header(rows: Rows) -> bool:
@@ -80,10 +102,20 @@ def is_header(rows: Rows) -> bool:
     if any(len(x) == 1 and x.isalpha() for x in below):
       return False
   names = [roles.simplified(x) for x in first if x not in below]
+  if (pair := _pair(names)) and not (
+    {*map(_numbered, pair)} & {_numbered(roles.simplified(x)) for x in below}
+  ):
+    return True
+  known = _KINDS | _RELATIVES
   num = sum(
-    _kind(x) in _KINDS or bool(re.search('.(id|name)$', x)) for x in names
+    _kind(x) in known or bool(re.search('.(id|name)$', x)) for x in names
   )
   return num > 1 or roles.is_header(ROLES, rows)
+
+
+def _numbered(name):
+  """The name with 0 for what tells it from others of its kind, as in n7."""
+  return re.sub(r'\d+|[a-z]$', '0', name)
 
 
 def _refuse(where, what, *columns):
@@ -130,6 +162,77 @@ def _by_names(where, rows, declared, form):
   return columns._replace(by_role=by_role)
 
 
+def refuse_signs(where: str, rows: Rows, declared: str) -> None:
+  """Raises a `UserError` for signs around the nodes of all rows."""
+  for first, last in _SIGNS[: -1 if declared else None]:
+    if all(
+      re.fullmatch(first, x[0]) and re.fullmatch(last, x[-1]) for x in rows
+    ):
+      raise errors.UserError(
+        f'{where} has lines such as {" ".join(rows[0])[:60]!r}, with signs '
+        "that seem to be in no name; remove them (tr '()[]:' ' ')"
+      )
+
+
+def _refuse_matrix(where, rows):
+  """Raises a `UserError` for a row and a column for each node."""
+  first, *rest = rows
+  names, cells = first[1:], [x[0] for x in rest]
+  is_named = 1 < len(cells) <= len(names) and names[: len(cells)] == cells
+  weights = [x[1:] for x in rest] if is_named else rows
+  if is_named or len(rows) == len(first) > 3:
+    if all(roles.is_number(y or '0') for x in weights for y in x):
+      raise errors.UserError(f'{where} {MATRIX}')
+
+
+def _refuse_lists(where, rows, columns):
+  """Raises a `UserError` for cells that have several nodes."""
+  rows = rows[columns.has_header :]
+  ends = [_cells(rows, columns.index(x)) for x in ('source', 'target')]
+  for cells, others in ends, ends[::-1]:
+    nodes, lists = {*cells, *others}, []
+    for cell in cells:
+      pieces = [x for x in re.split(r'[][{}()|,;\'"\s]+', cell) if x]
+      if pieces and {*pieces} <= nodes - {cell}:
+        lists.append(cell)
+    if lists and 5 * len(lists) >= len(cells):
+      raise errors.UserError(
+        f'{where} has cells such as {lists[0][:60]!r}, as if they were lists '
+        'of nodes; write a line for each edge (pandas: str.split and explode), '
+        'or a node and its neighbors with one sign between all, and give '
+        f'--config.data.columns={ADJACENCY}'
+      )
+
+
+def _refuse_names(where, rows, columns):
+  """Raises a `UserError` for a first row that may be of unknown names.
+
+  All other nodes are of a form that its cells do not have; or its relation is
+  the only one that does not return.
+  """
+  first, rest = rows[0], rows[1:]
+  cells = {k: _cells(rest, i) for k, (i,) in columns.by_role.items()}
+  names = {k: first[i] for k, (i,) in columns.by_role.items()}
+  if len(rest) < 5 or any(
+    x in cells[k] or roles.is_number(x) for k, x in names.items()
+  ):
+    return
+  is_other = True
+  for role in 'source', 'target':
+    forms = {*map(_form, cells[role])}
+    is_other &= len(forms) == 1 and _form(names[role]) not in forms
+  relations = {*cells.get('relation', ())}
+  if is_other or 0 < 10 * len(relations) < len(rest):
+    setting = ','.join(f'{k}:{x}' for k, x in names.items())
+    what = f'{" ".join(first)[:60]!r} in its first line, as if it were a header'
+    _refuse(where, what, setting, ','.join(columns.roles()))
+
+
+def _form(cell):
+  """What kinds of signs a cell has, in their order."""
+  return re.sub(r'[^\W\d_]+', 'a', re.sub(r'\d+', '0', cell))
+
+
 def _refuse_same(where, rows, columns):
   """Raises a `UserError` for the same numbers below two unknown names."""
   a, b = (columns.named()[x] for x in ('source', 'target'))
@@ -153,19 +256,24 @@ def _pair(names: Sequence[str]) -> tuple[str, ...]:
   for a, b in _PAIRS:
     if a in names and b in names:
       return a, b
+  found = []
+  forms = [*map(_numbered, names)]
   for name in names:
-    others = [name.replace('1', '2', 1)]
-    others += [
-      name[:-1] + b for a, b in ('ab', 'xy') if len(name) > 3 and name[-1] == a
-    ]
-    others += [
-      b + name.removeprefix(a)
-      for a, b in _STEMS
-      if name.startswith(a) and name != a
-    ]
-    if other := next((x for x in others if x != name and x in names), ''):
-      return name, other
-  return ()
+    others = [x + name for x in _NAMES['related'] if len(name) > 3]
+    if not name.isdecimal() and forms.count(_numbered(name)) == 2:
+      others += [re.sub(a, b, name, count=1) for a, b in _SECONDS]
+    for a, b in _STEMS:
+      if name.startswith(a):
+        others.append(b + name.removeprefix(a))
+      if name.endswith(a):
+        others.append(name.removesuffix(a) + b)
+    found += [(name, x) for x in others if x != name and x in names]
+
+  def is_worse(pair):  # than one of numbers of nodes, or than one of nodes
+    is_type = re.search('(type|kind|class|group|label)s?$', pair[0])
+    return bool(is_type), not re.search('(id|index|idx|key)$', pair[0])
+
+  return min(found, key=is_worse, default=())
 
 
 def prefixes(rows: Rows, columns: roles.Columns) -> tuple[str, str] | None:
@@ -185,7 +293,8 @@ def prefixes(rows: Rows, columns: roles.Columns) -> tuple[str, str] | None:
       return None
   names = [_cells(rows, x) for x in positions]
   may_clash = all(map(_are_numbers, names)) or {*names[0]} & {*names[1]}
-  if kinds[0] == kinds[1] or not may_clash:
+  is_same = kinds[0].endswith(kinds[1]) or kinds[1].endswith(kinds[0])
+  if is_same or not may_clash:  # paper, citedpaper
     return None
   return f'{kinds[0]}:', f'{kinds[1]}:'
 
@@ -207,11 +316,14 @@ def _by_content(where, rows):
     _refuse(where, f'{what} a node and its neighbors', ADJACENCY)
   if len(first) == 4 and all(x[3:] == ['.'] for x in rows):  # N-Triples
     return ['source', 'relation', 'target', '-']
+  if all(x[0].startswith('/a/[') and len(x) == 5 for x in rows):  # ConceptNet
+    return ['-', 'relation', 'source', 'target', '-']
   if len(first) > 3:
+    others = ',weight' + ',-' * (len(first) - 3)
     _refuse(
       where,
       f'{len(first)} columns and no header that could say what they are',
-      'source,target,weight,-',
+      f'source,target{others}' if len(first) < 9 else 'source:1,target:2',
     )
   if len(first) == 2:
     return ['source', 'target']

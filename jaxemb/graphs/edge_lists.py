@@ -135,14 +135,14 @@ def _plan(path, settings):
   if konect or is_matrix or published.is_named(path, published.KONECT):
     known = {3: 'source,target,weight', 4: 'source,target,weight,time'}
     declared = declared or known.get(len(head.rows[0]), '')
-  plan = _of_networkx(path, head) or _of_columns(
-    path, head, declared, prefixes=prefixes
-  )
+  plan = None if declared else _of_networkx(path, head)
+  plan = plan or _of_columns(path, head, declared, prefixes=prefixes)
   num_comments = sum(bool(x.strip()) for x in head.comments)
   return plan._replace(num_rows=num_rows, num_comments=num_comments)
 
 
 def _of_columns(where, head, declared, prefixes=None):
+  edge_columns.refuse_signs(where, head.rows[1:] or head.rows, declared)
   is_ragged = _is_adjacency(where, head, declared)
   if is_ragged:
     columns = roles.Columns(
@@ -204,7 +204,8 @@ def _of_networkx(path, head):
       f'{path} is a multiline adjacency list; write edges instead '
       '(networkx.write_edgelist(networkx.read_multiline_adjlist(PATH), FILE))'
     )
-  if not (lines and all(re.fullmatch(r'.*\W\{.*\}\s*', x) for x in lines)):
+  form = r'[^\t]*(\t[^\t]*)?\W\{.*\}\s*'
+  if not (lines and all(re.fullmatch(form, x) for x in lines)):
     return None
   names = ['source', 'target']
   names += ['weight'] * any(
@@ -232,6 +233,7 @@ def _attributed(path, line):
   sign = nodes[-1]
   nodes = nodes.split() if sign.isspace() else nodes[:-1].split(sign)
   text = re.sub(r'np\.\w+\(([^()]*)\)', r'\1', '{' + attributes)
+  text = re.sub(r'\b(nan|inf|null|true|false)\b(?=\s*[,}\]])', 'None', text)
   try:
     a, b = nodes
     return a, b, ast.literal_eval(text.strip()).get('weight', 1)

@@ -119,6 +119,8 @@ LISTS = [
   ('ids of edges', 'x.csv', ',', 'edge_id,a,b', INDEXED, PEOPLE),
   ('a tab at the end', 'x.txt', '\t', '', [(*x, '') for x in PEOPLE], PEOPLE),
   ('a byte order mark', 'x.txt', ' ', '\ufeff# c', PAIRS),
+  ('ConceptNet', 'x.csv', '\t', '', [('/a/[]', r, a, b, '{"weight": 1.0}') for
+   a, r, b in KG], KG),
   ('KONECT, mixed', 'out.x', ' ', '% asym', [(a, f'{b}\t{w}', 7) for a, b, w
    in WEIGHTED], WEIGHTED),
 ]  # fmt: skip
@@ -166,6 +168,25 @@ REFUSED = [
     _nx(nx.write_multiline_adjlist, PLAIN),
     'multiline adjacency list',
   ),
+  ('matrix', 'x.csv', nx.to_pandas_adjacency(PLAIN).to_csv(), 'is a matrix'),
+  ('matrix, n0..', 'x.csv', ',n0,n1,n2\nn0,0,.5,1\nn1,2,0,3\n', 'is a matrix'),
+  ('numbers', 'x.csv', '0,1,0,2\n1,0,1,3\n0,1,0,1\n1,1,1,0\n', 'is a matrix'),
+  ('n columns', 'x.csv', 'id,x1,x2,x3\n7,1,2,3\n', 'is known as source or t'),
+  *(
+    ('several', 'x.csv', f'a,b\n0,{x}\n1,0\n2,1\n', 'lists of nodes')
+    for x in ('1|2', '"1,2"', '"[1, 2]"', '[1]', "\"{'1', '2'}\"")
+  ),
+  *(
+    ('signs', 'x.txt', x, 'signs that')
+    for x in ('(0, 1)\n(1, 2)\n', '0: 1\n1: 2\n', '0:1,2\n1:0,2\n', "'a','b'\n")
+  ),
+  ('names', 'x.csv', _lines(PEOPLE, ',', 'von,nach'), 'source:von,target:nach'),
+  (
+    'names of triples',
+    'x.csv',
+    _lines(KG * 3, ',', 'n,q,m'),
+    'source:n,target:m',
+  ),
   ('R, write.table', 'x.txt', '"from" "to"\n"1" "a" "b"\n', 'in quotes'),
   (
     'node-link',
@@ -210,6 +231,37 @@ def test_layouts_as_published(name, text, rows, read):
     rows[0][1:2] in [('likes',), ('_likes',), (0,), ('0',)]
   )
   assert graph.inputs[0].line()
+
+
+@pytest.mark.parametrize(
+  'header',
+  """source_node,target_node from_address,to_address entity1,entity2 IpSrc,IpDst
+  NodeA,NodeB protein_a,protein_b author,coauthor username,friend
+  node0,node1 paper_id,cited_paper_id
+  src_type,src_id,dst_type,dst_id source,target,""".split(),
+)
+def test_headers_of_names_that_no_node_has(header, read):
+  width = header.count(',') + 1
+  rows = [(a, b) if width < 4 else ('x', a, 'y', b) for a, b in PEOPLE]
+  if width == 3:  # a sign at the end of rows, but not of the header
+    header, rows = header[:-1], [(*x, '') for x in rows]
+  text = _lines(rows, ',', header)
+  assert _found(read(text, 'x.csv')) == _expected(PEOPLE, False)
+
+
+@pytest.mark.parametrize(
+  'header',
+  """head_entity,relation_type,tail_entity subj,pred,obj
+  Entity1,rel,Entity2""".split(),
+)
+def test_headers_of_triples(header, read):
+  graph = read(_lines(KG, ',', header), 'x.csv', source='edges')
+  assert _found(graph) == _expected(KG, True)
+
+
+def test_nodes_that_are_called_as_columns_are(read):
+  for rows in 'n1,n2\nn3,n4\n', 'gene_a,gene_b\ngene_c,gene_d\n':
+    assert read(rows, 'x.csv').num_nodes == 4
 
 
 @pytest.mark.parametrize(
@@ -375,3 +427,5 @@ def test_edges_without_a_relation_are_no_edges_of_one_without_name(read):
 def test_attributes_of_edges_are_in_any_quotes(read):
   graph = read('0 1 {"weight": 3}\n1 2 {"weight": 4}\n')
   assert sorted({*graph.weights.tolist()}) == [3, 4]
+  with pytest.raises(errors.UserError, match="weight '' is not above 0"):
+    read("0 1 {'weight': nan, 'x': None}\n")
