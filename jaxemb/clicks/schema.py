@@ -92,15 +92,12 @@ def reader(
   `declared` is `config.data.columns`; its names, and a model's `needed`
   columns, mark a first row as a header.
   """
-  known = {*(options.get('needed') or ())} | {
-    entry.rpartition(':')[2].strip()
-    for entry in declared.split(',')
-    if ':' in entry
-  }
+  names = [x.replace('"', '""') for x in options.get('needed') or ()]
+  needed = [f'-:"{x}"' for x in names]
+  declared = ','.join([declared, *needed])
 
   def has_header(rows):
-    names = {x for x in known.intersection(rows[0]) if not roles.is_number(x)}
-    return bool(names) or roles.is_header(_ROLES, rows) or len(rows) == 1
+    return len(rows) == 1 or roles.is_header(_ROLES, rows, declared)
 
   return tables.Reader(
     path, form, known_forms=_KNOWN_FORMS, has_header=has_header, **options

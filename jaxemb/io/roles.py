@@ -7,16 +7,24 @@ column gets a role by its contents here: a kind that does so shows it.
 
 import dataclasses
 import fnmatch
+import itertools
+import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxemb import errors
+from jaxemb.io import columns as columns_lib
 
 # An entry of the setting, whose name may be in quotes.
 _QUOTED = re.compile(r'\s*([^,:"]*:)?\s*"((?:[^"]|"")*)"([^,"]*)(?:,|$)')
 _MINIMUM = re.compile(r'(.*?)(?:>=\s*(\S+))?', re.DOTALL)
+# What names of columns end in, such as source_node.
+_LAST_WORDS = frozenset(
+  'id ids uuid guid name node entity key code type label address ip uri url '
+  'index number'.split()
+)
 _SHOWN_COLUMNS, _SHOWN_CHARS = 12, 40
 
 
@@ -146,23 +154,65 @@ def is_number(text: str) -> bool:
   return True
 
 
-def is_header(roles: Sequence[Role], rows: Sequence[Sequence[str]]) -> bool:
+def words(name: str) -> list[str]:
+  """Returns the words of a name, such as node and id of nodeId or NODE_ID."""
+  found = re.findall(r'[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+', name)
+  return [x.lower() for x in found]
+
+
+def is_header(
+  roles: Sequence[Role], rows: Sequence[Sequence[str]], declared: str = ''
+) -> bool:
   """Whether the first of some rows is a header.
 
-  It is if it has known names of several roles, which are no values below; or a
-  cell that is no number above nothing but numbers.
+  It is if it has a name of `declared`, which is `data.columns`; numbers from 0
+  on, as pandas calls columns, above text; known names of several roles, or of
+  all that are required; several names such as film_id; or one above nothing but
+  numbers. What stands for a missing value is neither a name nor a number.
   """
-  first = rows[0]
-  rest = [x for x in rows if x != first]  # a header may be repeated
-  values = {x.strip() for row in rest for x in row}
-  names = [simplified(x) for x in first if x.strip() not in values]
-  matched = sum(any(x & {*names} for x in role.known()) for role in roles)
-  if matched > 1 or (matched and len(first) == 1):
+  first = [x.strip() for x in rows[0]]
+  names = [simplified(x) for x in first]
+  named = {x.partition(':')[2] for x in _entries(declared) if ':' in x}
+  named = {simplified(_MINIMUM.fullmatch(x)[1]) for x in named} - {'', '-'}
+  if any(x in named and not is_number(x) for x in names):
     return True
-  return bool(rest) and any(
-    not is_number(x) and all(len(row) > i and is_number(row[i]) for row in rest)
-    for i, x in enumerate(first)
+  rest = [x for x in rows if x != rows[0]]  # a header may be repeated
+  columns = [
+    [x[i] for x in rest if len(x) > i and not _is_missing(x[i])]
+    for i in range(len(first))
+  ]
+  is_text = [bool(x) and not any(map(is_number, x)) for x in columns]
+  is_index = first[0] == '' and len(first) > 1
+  if first[is_index:] == [*map(str, range(len(first) - is_index))]:
+    return is_index or any(is_text)
+  values = {x.strip() for row in rest for x in row}
+  new = {x for x, cell in zip(names, first, strict=True) if cell not in values}
+  known = {x.name for x in roles if any(y & new for y in x.known())}
+  required = {x.name for x in roles if x.is_required}
+  is_alone = values.isdisjoint(x for x in first if x)
+  if len(known) > 1 or (known and len(first) == 1):
+    return True
+  ends = [words(x)[-1:] for x in first if len(words(x)) > 1]
+  is_plain = sum(x[0] in _LAST_WORDS for x in ends) > 1
+  if is_alone and (is_plain or (known and required <= known)):
+    return True
+  numbers = [x for x in first if is_number(x) and not _is_missing(x)]
+  may_be_names = numbers in ([], ['0']) or (
+    len(numbers) > 1
+    and all(x.isdigit() for x in numbers)
+    and all(int(y) == int(x) + 1 for x, y in itertools.pairwise(numbers))
   )
+  return may_be_names and any(
+    re.search(r'[^\W\d_]', x)
+    and not (is_number(x) or _is_missing(x))
+    and bool(column)
+    and all(map(is_number, column))
+    for x, column in zip(first, columns, strict=True)
+  )
+
+
+def _is_missing(text):
+  return text.strip().lower() in columns_lib.MISSING
 
 
 def assign(
@@ -257,7 +307,9 @@ def _declared(where, roles, header, declared, has_header):
         f'{", ".join(x.name for x in roles)}, or - for others',
       )
     if least is not None:
-      if role not in takes_minimum or not is_number(least):
+      if role not in takes_minimum or not (
+        is_number(least) and math.isfinite(float(least))
+      ):
         raise _refusal(
           declared,
           f'has >={least}, which is no minimum of {role}; a rating has one, '

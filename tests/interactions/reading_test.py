@@ -349,7 +349,8 @@ def test_what_csv_writes_is_read(tmp_path_factory, pairs, sign):
   try:
     assert reading.read(str(path)).items_of == expected
   except errors.UserError:
-    assert any(x in y for x in ',;|:' for pair in pairs for y in pair)
+    cells = {y for pair in pairs for y in pair}
+    assert any(x in y for x in ',;|:' for y in cells) or 'item' in cells
 
 
 _WORD = _NAME.filter(lambda x: not {*',;|:'} & {*x})

@@ -103,11 +103,34 @@ def test_what_is_ambiguous_or_missing_is_refused():
     ('x y;1 2;3 4', True),
     ('u1 i1;u2 i2', False),
     ('user item', True),
+    ('user film;u1 i1;u2 i2', False),  # an item has a name, too
+    ('film_id viewerName;i1 u1;i2 u2', True),
+    ('film_id user_name;i1 u1;user_name u2', False),
+    ('0 1 2;u1 i1 3;u2 i2 4', True),
+    ('0 1 2;1 2 3;1 3 1', False),
+    ('1 NA u3;0 3 u1;1 - u2', False),
+    ('? 5 u3;7 3 u1;8 3 u2', False),
+    ('5 unknown u3;7 3 u1;8 3 u2', False),
+    ('x 2001 2002;7 ? 1;8 3 3', True),
+    ('x 2001 2002;a 5 1;b 3 3', False),
+    ('x y;1 ?;3 None', True),
   ],
 )
 def test_headers_are_told_from_rows(rows, expected):
   rows = [x.split() for x in rows.split(';')]
   assert roles.is_header(ROLES, rows) is expected
+
+
+def test_a_name_that_is_declared_or_required_makes_a_header():
+  rows = [['label', 'b'], ['yes', 'c'], ['no', 'd']]
+  role = roles.Role('label', ('label',), is_required=True)
+  assert roles.is_header([role], rows)
+  assert not roles.is_header([role], [*rows, ['label', 'x']][::-1])
+  assert not roles.is_header([role], [*rows, ['no', 'b']])
+  for declared in 'user:label', 'item:"B">=3,user:x':
+    assert roles.is_header(ROLES, rows, declared)
+  for declared in 'user:1,item:2', 'user,item', 'user:-':
+    assert not roles.is_header(ROLES, rows, declared)
 
 
 _NAMES = st.lists(
