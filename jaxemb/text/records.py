@@ -5,8 +5,8 @@ One key of the objects, or one column, holds the text: the one that
 """
 
 import codecs
-import contextlib
 import csv
+import dataclasses
 import functools
 import io
 import itertools
@@ -14,7 +14,7 @@ import json
 import pathlib
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxemb import errors
 from jaxemb.io import roles, text_files
@@ -23,13 +23,14 @@ ROLES = (
   roles.Role('text', ('text reviewText content body',), is_required=True),
 )
 
+# Records of objects, or of strings in lists, which may be in one array.
 _START = re.compile(
-  rb'\s*(?:\[\s*)?(?:\{\s*\}[\s,]*)*\{\s*"'
-  rb'|\s*\[\s*"(?:[^"\\]|\\.)*"\s*(?:,\s*"|\]\s*\Z)'
+  rb'\s*(?:\[\s*){0,2}(?:\{\s*\}[\s,]*)*\{\s*"'
+  rb'|\s*(?:\[\s*){1,3}"(?:[^"\\]|\\.)*"\s*[,\]]'
 )
-_LINE = re.compile(rb'\s*[{"][^\r\n]*(?:[}"]\s*[\r\n]|\Z)')  # a whole record
-_KEY = re.compile(r'[{,]?\s*("(?:[^"\\]|\\.)*")\s*:\s*')
-_BETWEEN = re.compile(r'[\s,\[\]]*')
+_KEY = re.compile(r'\s*[{,]?\s*("(?:[^"\\]|\\.)*")\s*:\s*')
+_BETWEEN = re.compile(r'[\s,]*')
+_ARRAY = re.compile(r'\s*\[')
 # An object up to an array of records, which are what it is about.
 _WRAPPER = re.compile(
   r'\s*\{(?:\s*"[^"]*"\s*:\s*[-\w.]+\s*,)*\s*("[^"]*")\s*:\s*\[\s*(?=[{"])'
@@ -38,6 +39,7 @@ _TABLE = re.compile(r'\.(csv|tsv)(\.|$)', re.IGNORECASE)
 _MAX_RECORD_BYTES = 1 << 28
 _BATCH_CHARS = 1 << 20
 _MIN_CHARS = 1 << 12  # by which an array is not one of many objects'
+_SPACE = re.compile(r'\s')
 _ENTITY = re.compile(r'&(lt|gt|quot|amp);')
 _CHARS = {'lt': '<', 'gt': '>', 'quot': '"', 'amp': '&'}
 _DECODER = json.JSONDecoder()
@@ -54,89 +56,168 @@ def extractor(
   return _json(head, str(path), declared) or _table(head, str(path), declared)
 
 
+class _Head(NamedTuple):
+  """The first bytes of a file as JSON."""
+
+  records: list[Any]  # whole ones, one after the other
+  rest: str  # behind them
+
+  @classmethod
+  def of(cls, text: str, position: int = 0) -> '_Head':
+    """Reads records from a position on, up to one that is no JSON, or cut."""
+    records = []
+    while (position := _BETWEEN.match(text, position).end()) < len(text):
+      try:
+        record, position = _DECODER.raw_decode(text, position)
+      except (ValueError, RecursionError):
+        break
+      records.append(record)
+    return cls(records, text[position:])
+
+  def keys(self) -> dict[str, bool]:
+    """Returns the keys of the records, and whether they have text."""
+    has_text = {}
+    for record in [*self.records, _cut_record(self.rest)]:
+      for x in _objects(record):
+        for key, value in x.items():
+          has_text[key] = has_text.get(key, False) or _has_text(value)
+    return has_text
+
+
 def _json(head, path, declared):
   start = _START.match(head)
   is_named = '.json' in pathlib.Path(path).name.lower()
   if not start and not (is_named and re.match(rb'\s*[\["{]', head)):
     return None
-  text, skipped = head.decode(errors='ignore'), 0
-  keys = _keys(text)
-  wrapper = _WRAPPER.match(text)
-  if wrapper and not any(keys.values()) and _is_whole_or_long(text):
-    skipped = wrapper.end()
-    keys = _keys(text[skipped:])
-    if declared == f'text:{json.loads(wrapper[1])}' and '' in keys:
-      declared = ''
-  if not keys and start and not is_named:
+  text = head.decode(errors='ignore')
+  records, opening, array = _opened(text, declared.partition(':')[2])
+  keys = records.keys()
+  # Prose may begin with a list of strings, too.
+  is_json = {*keys} > {''} or records.rest[:1] in ('', *'["', ']'[:opening])
+  if not is_named and not (start and keys and is_json):
     return None
   names = [x for x in keys if declared or keys[x]]
   if not names:
     raise errors.UserError(
       f'{path} is JSON without text in its first records'
-      f'{", with " + " ".join(keys)[:80] if keys else ""}: write an object per '
-      'line, such as {"text": "..."}, and name another key of its text as '
-      'config.data.columns=text:KEY'
+      f'{", with " + " ".join(keys)[:80] if keys else ""}: name another key as '
+      'config.data.columns=text:KEY, or take the texts out, such as by '
+      "jq '.. | .KEY? | strings' FILE > texts.json"
     )
-  key = ''  # of strings
+  if declared == f'text:{array}':
+    declared = ''
+  key = ''  # of strings and their lists
   if names != [''] or declared:
     columns = roles.assign(path, ROLES, names, declared=declared)
     key = names[roles.require(path, ROLES, columns).index('text')]
-  if not skipped and _LINE.match(head):
+  if not opening and _is_line(text):
     return functools.partial(_lines, key=key)
-  return functools.partial(_stream, key=key, skipped=skipped)
+  parser = _Parser(path, opening, array)
+  return functools.partial(_stream, key=key, parser=parser)
 
 
-def _is_whole_or_long(head: str) -> bool:
-  with contextlib.suppress(ValueError, RecursionError):
-    _DECODER.raw_decode(head)
-    return True
-  return len(head) > _MIN_CHARS
+def _opened(text: str, declared: str) -> tuple[_Head, int, str]:
+  """Returns the records of a head, and what opens an array of all of them.
+
+  That is so many characters, 0 where there is none, and its key if it is in an
+  object, whose records have not the key that is `declared`.
+  """
+  values = _Head.of(text)
+  is_one = len(values.records) + bool(values.rest) == 1
+  if is_one and (match := _ARRAY.match(text)):
+    return _Head.of(text, match.end()), match.end(), ''
+  wrapper = _WRAPPER.match(text)
+  is_long = bool(values.records) or len(text) > _MIN_CHARS
+  if not (wrapper and is_one and is_long) or _has_strings(values):
+    return values, 0, ''
+  array, name = _Head.of(text, wrapper.end()), json.loads(wrapper[1])
+  if declared == name and '' not in array.keys():
+    return values, 0, ''
+  return array, wrapper.end(), name
 
 
-def _keys(head: str) -> dict[str, bool]:
-  """Returns the keys of the first records, and whether they have text."""
-  has_text, position = {}, 0
-  while position < len(head):
-    position = _BETWEEN.match(head, position).end()
-    try:
-      record, position = _DECODER.raw_decode(head, position)
-    except (ValueError, RecursionError):
-      record, position = _cut_record(head, position), len(head)
-    for key, value in _as_object(record).items():
-      has_text[key] = has_text.get(key, False) or isinstance(value, str)
-  return has_text
+def _has_strings(head: _Head) -> bool:
+  records = [*head.records, _cut_record(head.rest)]
+  return any(
+    isinstance(y, str) for x in records for z in _objects(x) for y in z.values()
+  )
 
 
-def _cut_record(head: str, position: int) -> dict[str, Any]:
-  """Returns the beginning of an object whose end is missing."""
-  record = {}
-  while match := _KEY.match(head, position):
+def _is_line(head: str) -> bool:
+  """Whether the first line is a record, or is not over in a head."""
+  lines = re.split(r'[\r\n]+', head.strip())
+  try:
+    json.loads(lines[0])
+  except RecursionError:
+    return False
+  except ValueError:
+    return len(lines) == 1 and not _Head.of(head).records
+  return True
+
+
+def _cut_record(text: str) -> Any:
+  """Returns the beginning of a record whose end is missing."""
+  text = text.lstrip('[ \t\r\n')
+  if text[:1] == '"':
+    return ''
+  record, position = {}, 0
+  while match := _KEY.match(text, position):
     key, position = json.loads(match[1], strict=False), match.end()
     try:
-      record[key], position = _DECODER.raw_decode(head, position)
+      record[key], position = _DECODER.raw_decode(text, position)
     except (ValueError, RecursionError):
-      record[key] = '' if head[position : position + 1] == '"' else None
+      start = re.match(r'((?:\[\s*)*)(")?', text[position:])
+      record[key] = ([''] if start[1] else '') if start[2] else None
       break
   return record
 
 
-def _as_object(record: Any) -> dict[str, Any]:
-  """Returns a record with its keys; a string has the key ''."""
+def _objects(record: Any) -> list[dict[str, Any]]:
+  """Returns the objects of a record; text without one has the key ''."""
+  if isinstance(record, list):
+    if not record or _has_text(record):
+      return [{'': record}]
+    return [y for x in record for y in _objects(x)]
   if isinstance(record, str):
-    return {'': record}
-  return record if isinstance(record, dict) else {}
+    return [{'': record}]
+  return [record] if isinstance(record, dict) else []
+
+
+def _has_text(value: Any) -> bool:
+  if isinstance(value, list):
+    return any(map(_has_text, value))
+  return isinstance(value, str)
+
+
+def _texts(value: Any) -> list[str]:
+  """Returns the lines of a value; raises `ValueError`.
+
+  Strings of a list are lines, but tokens, which have no white space, are one.
+  """
+  if isinstance(value, str):
+    return [value]
+  if not isinstance(value, list):
+    raise ValueError(value)
+  if not any(isinstance(x, list) or _SPACE.search(x) for x in value):
+    return [' '.join(value)]
+  return [y for x in value for y in _texts(x)]
 
 
 def _text(record: Any, key: str) -> bytes:
-  """Returns the text of a record with its line end; raises `ValueError`."""
-  record = _as_object(record)
-  text = record.get(key)
-  if not isinstance(text, str):
+  """Returns the lines of a record's text; raises `ValueError`."""
+  lines = []
+  for x in _objects(record):
+    try:
+      texts = _texts(x[key])
+    except (KeyError, TypeError) as error:
+      raise ValueError(key) from error
+    # WikiExtractor escapes in JSON too; others mean what they write.
+    if key == 'text' and 'title' in x:
+      texts = [_ENTITY.sub(lambda match: _CHARS[match[1]], y) for y in texts]
+    lines += texts
+  if not lines:
     raise ValueError(key)
-  # WikiExtractor escapes in JSON too; others mean what they write.
-  if key == 'text' and 'title' in record:
-    text = _ENTITY.sub(lambda match: _CHARS[match[1]], text)
-  return text.encode(errors='replace') + b'\n'
+  return '\n'.join([*lines, '']).encode(errors='replace')
 
 
 def _lines(
@@ -165,41 +246,30 @@ def _stream(
   blocks: Iterable[bytes],
   report: text_files.ReadReport,
   key: str,
-  skipped: int = 0,
+  parser: '_Parser',
 ) -> Iterator[bytes]:
   """Yields the text of records in an array or over several lines.
 
-  What follows a damaged record is lost. `skipped` characters are those of an
-  object before the array of records, the rest of which is not read.
+  What follows a damaged record is lost.
   """
   report.form, report.columns = 'JSON', {'text': key or 'all'}
   decoder = codecs.getincrementaldecoder('utf-8')('replace')
-  between = re.compile(r'[\s,]*') if skipped else _BETWEEN
-  data, least, num_bad, is_over, to_skip = '', skipped, 0, False, skipped
+  data, least, num_bad, is_over = '', parser.skipped, 0, False
   for block in itertools.chain(blocks, (b'',)):
     text = decoder.decode(block, not block)
     report.replaced_bytes += text.count('\ufffd')
-    if is_over and skipped:
-      continue
     data += text
     if is_over or (block and len(data) < least):
       continue
-    texts, position, to_skip = [], to_skip, 0
-    while (position := between.match(data, position).end()) < len(data):
-      if skipped and data[position] == ']':
-        data, is_over = '', True
-        break
-      try:
-        record, position = _DECODER.raw_decode(data, position)
-      except (ValueError, RecursionError):
-        break
+    records, data = parser.parse(data)
+    texts = []
+    for record in records:
       try:
         texts.append(_text(record, key))
       except ValueError:
         num_bad += 1
     report.pages += len(texts)
     yield b''.join(texts)
-    data = data[position:]
     # A record that is not complete is tried again when it has twice the size.
     least = 2 * len(data)
     is_over |= len(data) > _MAX_RECORD_BYTES or not block
@@ -208,6 +278,53 @@ def _stream(
     report.problems.append(f'JSON damaged after {report.pages} objects')
   if num_bad:
     report.problems.append(f'{num_bad} objects skipped: no text as "{key}"')
+  if parser.unread:
+    report.problems.append(f'not read: what is in {" ".join(parser.unread)}')
+
+
+@dataclasses.dataclass
+class _Parser:
+  """Parses records, or arrays of them, in the text of a file."""
+
+  path: str
+  skipped: int = 0  # characters up to the first record of an array
+  array: str = ''  # its key, if it is in an object
+  unread: list[str] = dataclasses.field(default_factory=list)  # other arrays
+
+  def __post_init__(self):
+    self._state = 'array' if self.skipped else 'values'
+
+  def parse(self, data: str) -> tuple[list[Any], str]:
+    """Returns records, and the text of one that is not whole."""
+    records, position, self.skipped = [], self.skipped, 0
+    while (position := _BETWEEN.match(data, position).end()) < len(data):
+      if self._state == 'end':
+        raise errors.UserError(
+          f'{self.path} has more than the one object whose {self.array} was '
+          f'read; give --config.data.columns=text:{self.array}, or take the '
+          "texts out, such as by jq '.. | .KEY? | strings' FILE > texts.json"
+        )
+      if data[position] == ']' and self._state != 'rest':
+        position += 1
+        if self.array:
+          data, position, self._state = '{"":0' + data[position:], 0, 'rest'
+        elif self._state == 'array':
+          self._state = 'between'
+      elif data[position] == '[' and self._state == 'between':
+        position, self._state = position + 1, 'array'
+      else:
+        try:
+          record, position = _DECODER.raw_decode(data, position)
+        except (ValueError, RecursionError):
+          break
+        if self._state != 'rest':
+          records.append(record)
+          continue
+        self._state = 'end'
+        self.unread = [
+          k for k, x in record.items() if x and isinstance(x, list)
+        ]
+    return records, data[position:]
 
 
 def _table(head, path, declared):

@@ -104,6 +104,8 @@ def test_what_is_damaged_is_lost_and_counted():
 def test_other_text_is_no_json():
   for head in (b'["Intro", words]', b'{} words', b'[[link]]', b'{words} "x"'):
     assert records.extractor(head, 'x.txt', '') is None
+  for head in b'["Hello", "you"] she said.\n', b'["a"]\nand more ["b"]\n':
+    assert records.extractor(head, 'x.txt', '') is None
   for head in b'{"a" and "b"} are', b'text, he wrote\nand more, much, more\n':
     assert records.extractor(head, 'x.txt', '') is None
 
@@ -130,6 +132,64 @@ def test_arrays_of_texts(data, path, columns, block_bytes):
   text, report = _read(data.encode(), block_bytes, columns=columns, path=path)
   assert text == 'a b\nc\n\n' and not report.problems
   assert report.pages == 2 and not report.lost_bytes
+
+
+_TOKENS = [['a', 'b'], ['c', 'd', 'e'], ['f']]
+_JSON_LINES = [
+  ([{'id': 1, 'tokens': x} for x in _TOKENS], 'text:tokens'),
+  ([{'text': x, 'id': 1} for x in _TOKENS], ''),
+  ([{'sentences': ['a b', 'c d e']}, {'sentences': ['f']}], 'text:sentences'),
+  ([{'of': [['a', 'b'], ['c', 'd', 'e']]}, {'of': [['f']]}], 'text:of'),
+  (_TOKENS, ''),
+  ([['a b', 'c d e'], ['f', ' ']], ''),
+  ([[{'text': 'a b'}, {'text': 'c d e'}], [{'text': 'f'}]], ''),
+]
+
+
+@pytest.mark.parametrize('records, columns', _JSON_LINES)
+@pytest.mark.parametrize('form', ['lines', 'over lines', 'array'])
+@pytest.mark.parametrize('path', ['x.txt', 'x.json'])
+def test_lists_within_records(records, columns, form, path):
+  data = _written(records, form).encode()
+  if columns:
+    with pytest.raises(errors.UserError, match='columns=text:COLUMN, of'):
+      _read(data, path=path)
+  for block_bytes in 1, 1000:
+    text, report = _read(data, block_bytes, columns=columns, path=path)
+    assert text.split('\n')[:3] == ['a b', 'c d e', 'f']
+    assert not report.problems and not report.lost_bytes
+
+
+@pytest.mark.parametrize(
+  'data, says',
+  [
+    ('{"of": [{"text": "a"}]}\n{"of": [{"text": "b"}]}\n', "jq '.. | .KEY?"),
+    ('{"id": 1, "of": [["a"]]}\n{"of": [["b"]]}\n', 'COLUMN, of of'),
+    ('{"of": ["%s"]}\n{"of": ["b"]}\n' % ('a ' * 9000), 'columns=text:of'),
+    ('{"of": [{"text": "%s"}]}\n{"a": 1}\n' % ('a ' * 9000), 'more than the'),
+  ],
+)
+def test_no_record_is_left_unread(data, says):
+  with pytest.raises(errors.UserError) as caught:
+    _read(data.encode(), 77, head_bytes=8000)
+  assert says in str(caught.value) and '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  'data',
+  [
+    '{"text": "a b"\n}\n{"text": "c"\n}\n',
+    '{"id": "1"\n,"text": "a b"}\n{"text": "c"}\n',
+    '{"text": "a b"},\n{"text": "c"}\n',
+    '{"text": "a b"}{"text": "c"}',
+    '[{"text": "a b"}]\n[{"text": "c"}]',
+    '[\n{"text": "a b"}\n]\n[{"text": "c"}\n]',
+  ],
+)
+def test_records_may_end_and_begin_anywhere(data):
+  for head_bytes in len(data), 22:
+    text, report = _read(data.encode(), 5, head_bytes=head_bytes)
+    assert text == 'a b\nc\n' and not report.problems
 
 
 _CELLS = st.text(
