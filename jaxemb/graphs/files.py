@@ -139,7 +139,7 @@ def from_networkx(
   """
   nodes = dict(graph.nodes(data=True))
   numbers = {x: i for i, x in enumerate(nodes)}
-  names = [_name(x) for x in nodes]
+  names = [node_files.name(x) for x in nodes]
   counted = collections.Counter(names)
   if repeated := [x for x in names if counted[x] > 1 or not x]:
     raise errors.UserError(
@@ -158,7 +158,7 @@ def from_networkx(
   values = [x.get(label) for x in nodes.values()]
   lists = [x if isinstance(x, list | tuple) else [x] for x in values]
   labels = [
-    (i, _name(y))
+    (i, node_files.name(y))
     for i, x in enumerate(lists)
     for y in x
     if y is not None and y == y
@@ -177,14 +177,6 @@ def from_networkx(
     names=graph_lib.Names.of(names),
     labels=labels_lib.Labels.of(labelled, texts, len(nodes)) if texts else None,
   )
-
-
-def _name(value):
-  """The name of a node or label, as `io.columns` has it of a file."""
-  if isinstance(value, bool | np.bool_):
-    return str(value).lower()
-  is_whole = isinstance(value, float | np.floating) and value == value // 1
-  return str(int(value)) if is_whole else str(value)
 
 
 def _built(make, paths, settings, cache, progress):

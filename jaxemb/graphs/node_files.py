@@ -19,7 +19,7 @@ from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import heads, published
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.io import columns as columns_lib
-from jaxemb.io import inputs, roles, tables
+from jaxemb.io import inputs, keys, roles, tables
 
 _LOG = logging.getLogger('jaxemb')
 
@@ -30,7 +30,9 @@ _LABEL = roles.Role('label', _LABEL_NAMES + published.NAMES['other_labels'])
 _ROLES = _NODE, _LABEL, roles.Role('feature', takes_many=True)
 # Beside what pandas writes for missing values.
 _NO_LABEL = re.compile(r'|nan|null|<na>|-\d+', re.IGNORECASE)
-_LISTED = re.compile(r'\d+([,;]\d+)+')  # several labels, in one cell
+# Several labels, in one cell.
+_LISTED = re.compile(r'\d+([,;]\d+)+|[^|]+(\|[^|]+)+')
+_MOST_PLACES = 1 << 22
 _WHOLE = rf'.*\.(npy|json)|{published.COMMUNITIES}'  # no columns
 
 
@@ -87,7 +89,8 @@ def _read(what, graph, settings):
       f'{path} has {what} of {len(nodes):,} nodes, none of which the graph '
       f'has; give lines `node {what} ...` with the names that edges have'
     )
-  nodes, values = nodes[is_known], np.asarray(rows.values)[is_known]
+  kind = object if what == 'labels' else None
+  nodes, values = nodes[is_known], np.asarray(rows.values, kind)[is_known]
   counts = {
     f'unreadable_{what}': rows.num_bad,
     f'{what}_of_unknown_nodes': int((~is_known).sum()),
@@ -110,7 +113,10 @@ def _read(what, graph, settings):
 
 def _numbered(path, nodes, texts, num_nodes):
   """`labels.Labels` of int nodes [n], but for missing ones, and how many."""
-  cells = [re.split('[,;]', x) if _LISTED.fullmatch(x) else [x] for x in texts]
+  cells = [
+    re.split('[|]' if '|' in x else '[,;]', x) if _LISTED.fullmatch(x) else [x]
+    for x in texts
+  ]
   nodes = np.repeat(nodes, [*map(len, cells)])
   texts = [y for x in cells for y in x]
   rows = [i for i, x in enumerate(texts) if not _NO_LABEL.fullmatch(x)]
@@ -221,15 +227,19 @@ def _read_rows(path, settings, number, role):
 
 
 def _all_rows(file, head, columns, role, is_ragged):
-  """Read the `_Rows` of columns; cells of features may be lists."""
+  """Read the `_Rows` of columns; cells may be lists."""
+  import pyarrow.compute as pc
+
   names = [f'{x} {i}' for i, x in enumerate(columns.roles())]
   values_of = [x for x in names if x.startswith(role)]
   first = head.rows[min(columns.has_header, len(head.rows) - 1)]
   column = names.index(values_of[0])
   cells = [x[column] for x in head.rows if len(x) > column]
-  has_lists = len(values_of) == 1 and any(',' in x for x in cells)
-  is_listed = has_lists and role == 'feature'
-  is_text = is_listed or role == 'label'
+  # Elsewhere a class may be called a, b, and 1,5 be 1.5.
+  is_content = published.is_named(file, published.CONTENT) and role == 'feature'
+  sign = '' if is_ragged or values_of[1:] else columns_lib.list_sign(cells, ',')
+  sign = sign if is_content or sign[:1] == '[' else ''
+  is_text = bool(sign) or role == 'label'
   layout = head.layout._replace(
     columns=names, skips_first=columns.has_header, is_ragged=is_ragged
   )
@@ -246,22 +256,37 @@ def _all_rows(file, head, columns, role, is_ragged):
     if not is_text:
       values = [columns_lib.numbers(table.columns[x]) for x in values_of]
       return nodes.strings().to_pylist(), np.stack(values, 1).astype('f4')
-    values = table.text(values_of[0])
+    values = table.columns[values_of[0]]
+    if sign:
+      values = _lists(values, sign)
+      if role == 'feature':
+        return nodes.strings().to_pylist(), values.to_pylist()
+      owners = pc.list_parent_indices(values).to_numpy(zero_copy_only=False)
+      nodes, values = nodes.select(owners), pc.list_flatten(values)
+    values = columns_lib.values(values)
     if is_ragged:  # a node alone has no label
       is_value = nodes.starts != values.starts
       nodes, values = nodes.select(is_value), values.select(is_value)
-    values = values if is_listed else columns_lib.values(values)
     return nodes.strings().to_pylist(), values.strings().to_numpy(False)
 
   blocks = list(reader.tables(lambda *_: None, parsed))
   nodes = [x for block, _ in blocks for x in block]
-  none = np.zeros((0,) if is_text else (0, len(values_of)))
-  values = np.concatenate([none, *(x for _, x in blocks)])
-  if is_listed:
-    lists = [[x for x in cell.split(',') if x] for cell in values]
-    values = _of_lists(file, lists)
+  if sign and role == 'feature':
+    values = _of_lists(file, [x for _, block in blocks for x in block])
+  else:
+    none = np.zeros((0,) if is_text else (0, len(values_of)))
+    values = np.concatenate([none, *(x for _, x in blocks)])
   shown = roles.Input.of([file], head.shown(), columns, first)
   return _Rows(nodes, values, shown, num_bad=reader.num_bad)
+
+
+def _lists(column, sign):
+  """An Arrow array of lists, of a column of these or of their texts."""
+  if not isinstance(column, keys.Text):
+    column = columns_lib.plain(column)
+  if isinstance(column, keys.Text) or not columns_lib.is_list(column.type):
+    column = columns_lib.split_lists(column, sign)
+  return column
 
 
 def _file(path):
@@ -318,13 +343,23 @@ def _by_names(path, header, column, role):
 def _refuse_columns(path, rows):
   """Raises a `UserError` for columns that seem to have something else each."""
   columns = [{*x} for x in zip(*rows, strict=True)][1:]
+  columns = [x for x in columns if x != {''}]
   for i, values in enumerate(columns):
-    if not values & set().union(*columns[:i], *columns[i + 1 :]):
+    others = columns[:i] + columns[i + 1 :]
+    if others and not values & set().union(*others):
       raise errors.UserError(
         f'{path} has {len(rows[0])} columns and no header, such as '
         f'{" ".join(rows[0])[:80]!r}: are all labels? Write a header, and give '
         '--config.data.label_column, or lines `node label` for each label'
       )
+
+
+def name(value: Any) -> str:
+  """The name of a node or label, as `io.columns` has it of a file."""
+  if isinstance(value, bool | np.bool_):
+    return str(value).lower()
+  is_whole = isinstance(value, float | np.floating) and value == value // 1
+  return str(int(value)) if is_whole else str(value)
 
 
 # Other forms.
@@ -372,33 +407,40 @@ def _of_json(path, what):
     if all(y in (0, 1) for x in lists for y in x):
       lists = [np.flatnonzero(x) for x in lists]
   names = [k for k, x in zip(fields, lists, strict=True) for _ in x]
-  texts = ['' if y is None else str(y) for x in lists for y in x]
+  texts = ['' if y is None else name(y) for x in lists for y in x]
   return _Rows(names, texts, shown)
 
 
 def _of_lists(path, lists: Sequence[Any]) -> np.ndarray:
   """[n, d] float32 of lists of numbers, or of the places of ones.
 
-  Places are whole numbers that differ from each other in each list.
+  Lists of several lengths are places, whole numbers that differ in each list;
+  those of one are numbers. Raises a `UserError` for what may be both.
   """
   try:
+    lists = [[y for y in x if y != ''] for x in lists]
     arrays = [np.asarray(x, float) for x in lists]
     sizes = {len(x) for x in arrays}
-    are_places = all(
+    has_points = any('.' in str(y) for x in lists for y in x)
+    are_places = not has_points and all(
       (x == abs(x // 1)).all() and len(x) == len(np.unique(x)) for x in arrays
     )
-    if not are_places:
-      if len(sizes) > 1:
-        raise ValueError(f'nodes have {min(sizes)} to {max(sizes)} features')
+    most = max(x.max(initial=0) for x in arrays)
+    if len(sizes) > 1 and not are_places:
+      raise ValueError(f'nodes have {min(sizes)} to {max(sizes)} features')
+    if len(sizes) == 1 and are_places and most > 1:
+      raise ValueError('they may be numbers, or places of ones')
+    if are_places and most > _MOST_PLACES:
+      raise ValueError(f'the place {most:.0f} is too large')
+    if len(sizes) == 1:
       return np.array(arrays, np.float32)
   except (ValueError, TypeError) as error:
     raise errors.UserError(
-      f'cannot read features of {path}: {errors.one_line(error)}; give an '
-      'object {"node": [numbers of what it has], ..}, or lines `node numbers '
-      'label`'
+      f'cannot read features of {path}: {errors.one_line(error)}; give as '
+      'many numbers for each node, with points, or all as .npy, or an object '
+      '{"node": [places of ones], ..}'
     ) from error
-  width = 1 + max(int(x.max(initial=-1)) for x in arrays)
-  rows = np.zeros((len(arrays), width), np.float32)
+  rows = np.zeros((len(arrays), 1 + int(most)), np.float32)
   for row, x in zip(rows, arrays, strict=True):
     row[x.astype(int)] = 1
   return rows
@@ -475,6 +517,7 @@ def array_labels(
   if not is_matrix:
     array = array.toarray() if sparse.issparse(array) else array
     array = np.asarray(array).reshape(-1)
+    array = array.astype(array.dtype.newbyteorder('='))
   check_size(path, 'labels', array.shape[0], num_nodes=num_nodes)
   if array.dtype.kind not in ('biuf' if is_matrix else 'biufUSO'):
     raise errors.UserError(

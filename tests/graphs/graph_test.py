@@ -387,7 +387,9 @@ def test_labels_of_matrices(tmp_path, read):
     graph = read(None, 'a.npz')
     assert graph.labels.classes.tolist() == numbers
     assert graph.labels.names == names
-    np.save(tmp_path / 'labels.npy', given)
+    array = np.array(given)
+    array = array.astype(array.dtype.newbyteorder('>'))
+    np.save(tmp_path / 'labels.npy', array)
     graph = read('0 1\n1 2\n2 3\n', labels='labels.npy')
     assert graph.labels.classes.tolist() == numbers
     assert graph.labels.names == names

@@ -183,6 +183,13 @@ _TABLE = 'airport,country,activity\n7,C1,x\n10,C2,y\n'
      [['Pop', 'Jazz'], ['Pop']]),
     ('g.json', '{"7": [3, 0], "10": null}', '', [['3', '0'], []]),
     ('g.json', '{"7": [0, 1], "10": [1, 0]}', '', [['1'], ['0']]),
+    ('g.json', '{"7": true, "10": 2.0}', '', [['true'], ['2']]),
+    ('a.csv', 'node,label\n7,x|y\n10,y\n', '', [['x', 'y'], ['y']]),
+    ('a.csv', 'node,label\n7,0|3\n10,"1,2"\n', '', [['0', '3'], ['1', '2']]),
+    ('a.csv', """node,label\n7,"['x', 'y']"\n10,[]\n""", '', [['x', 'y'], []]),
+    ('a.jsonl', '{"id": 7, "label": ["x"]}\n{"id": 10, "label": ["x", "y"]}\n',
+     '', [['x'], ['x', 'y']]),
+    ('a.txt', '7\tx\t\n10\ty\t\n', '', [['x'], ['y']]),
   ],
 )  # fmt: skip
 def test_labels_of_nodes(name, text, column, labels, read, write):
@@ -283,11 +290,29 @@ def test_square_features_are_no_graph(tmp_path, read):
   [
     ('{"7": [0, 1, 1], "10": [1, 1, 0]}', [[0, 1, 1], [1, 1, 0]]),
     ('{"7": [0, 1], "10": [1]}', [[1, 1], [0, 1]]),
+    ('{"7": [1.0, 2.0], "10": [3.0, 4.0]}', [[1, 2], [3, 4]]),
+    ('{"7": [1, 2], "10": [3, 4]}', 'may be numbers, or places'),
+    ('{"7": [1], "10": [3, 99999999]}', 'place 99999999 is too large'),
+    ('node,v\n7,"[1, 0, 1]"\n10,"[2, 2, 1]"\n', [[1, 0, 1], [2, 2, 1]]),
+    ('node,v\n7,"1,5"\n10,"2,7"\n', 'parse string'),
+    ('7\t1,0\n10\t0,1\n', 'parse string'),
   ],
 )
-def test_features_in_json_are_places_or_numbers(text, rows, read, write):
-  write({'x_edges.csv': '7,10\n', 'x_features.json': text}, 'data')
+def test_lists_of_features_are_places_or_numbers(text, rows, read, write):
+  name = 'x_features.' + ('json' if text[0] == '{' else 'csv')
+  write({'x_edges.csv': '7,10\n', name: text}, 'data')
+  if isinstance(rows, str):
+    with pytest.raises(errors.UserError, match=rows):
+      read(None, 'data')
+    return
   assert read(None, 'data').features.tolist() == rows
+
+
+def test_features_of_two_zeros_and_ones_are_these(read, write):
+  text = 'node_id\tfeature\tlabel\n7\t1,0\ta\n10\t0,1\tb\n'
+  files = {'out1_graph_edges.txt': 'node_id\tnode_id\n7\t10\n'}
+  write({**files, 'out1_node_feature_label.txt': text}, 'data')
+  assert read(None, 'data').features.tolist() == [[1, 0], [0, 1]]
 
 
 @pytest.mark.parametrize(
