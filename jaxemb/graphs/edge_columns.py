@@ -58,7 +58,8 @@ def assign(
   if rows[1:] and all(len(x) == 1 + len(rows[0]) for x in rows[1:]):
     is_end = not any(x[-1] for x in rows[1:])  # a sign at the end of lines
     longer = [*rows[0], ''] if is_end else ['', *rows[0]]  # or as of R
-    rows = [longer, *rows[1:]] if is_header([longer, *rows[1:]]) else rows
+    longer = [longer, *rows[1:]]
+    rows = longer if is_header(longer, declared) else rows
   first = rows[0]
   if len(first) < 2:
     raise errors.UserError(
@@ -73,7 +74,7 @@ def assign(
       )
   if not declared:
     _refuse_matrix(where, rows)
-  if form or is_header(rows):
+  if form or is_header(rows, declared):
     columns = _by_names(where, rows, declared, form=form)
   else:
     by_position = declared or ','.join(_by_content(where, rows))
@@ -88,8 +89,10 @@ def assign(
   return columns
 
 
-def is_header(rows: Rows) -> bool:
-  """Whether the first of some rows is a header."""
+def is_header(rows: Rows, declared: str = '') -> bool:
+  """Whether the first of some rows is a header, see `roles.is_header`."""
+  if ':' in declared and roles.is_header(ROLES, rows, declared):
+    return True
   first, below = rows[0], {x for row in rows[1:] for x in row}
   if not below:  # one row, of no edge if it is `source target`
     return _pair([*map(roles.simplified, first)]) in _STEMS

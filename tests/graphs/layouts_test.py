@@ -259,6 +259,14 @@ def test_headers_of_triples(header, read):
   assert _found(graph) == _expected(KG, True)
 
 
+def test_a_first_row_that_data_columns_names_is_a_header(read):
+  declared = 'source:von,target:nach'
+  graph = read(_lines(PEOPLE, ',', 'von,nach'), 'x.csv', columns=declared)
+  assert _found(graph) == _expected(PEOPLE, False)
+  graph = read(_lines(PEOPLE, ',', 'von,nach'), columns='source,target')
+  assert graph.num_edges == 1 + len(PEOPLE)
+
+
 def test_nodes_that_are_called_as_columns_are(read):
   for rows in 'n1,n2\nn3,n4\n', 'gene_a,gene_b\ngene_c,gene_d\n':
     assert read(rows, 'x.csv').num_nodes == 4
