@@ -270,6 +270,12 @@ def _is_numeric(name, column, decimal):
         f'--config.data.decimal={" or ".join(fitting)} if it is one of '
         f'numbers, or --config.data.columns=category:{name} and other columns'
       ) from None
+    if odd := columns_lib.odd_number(values, decimal):
+      raise errors.UserError(
+        f'column {name} has numbers, but for some such as {odd!r}; correct or '
+        f'empty these, or give --config.data.columns=category:{name} and other '
+        'columns'
+      ) from None
     return False
   is_fraction = np.isfinite(numbers) & (numbers != np.floor(numbers))
   is_rare = counts[counts <= 2].sum() > counts.sum() / 2

@@ -2,11 +2,13 @@
 
 The same value has the same name wherever it comes from: text of a file, Arrow,
 pandas, NumPy or a list. A whole number is named as an integer (110.0 is 110:
-programs write the same ids so where one is missing), and '' is a missing value.
+programs write the same ids so where one is missing), a flag is true or false,
+a time is as pandas writes it, and '' is a missing value.
 """
 
 import ast
 import contextlib
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,17 +20,30 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.io import keys
 
-# What stands for a value that is missing, in lower case.
-MISSING = '', '?', 'na', 'n/a', 'nan', 'none', 'null', '\\n', '<na>'
-# Those that pandas reads as missing wherever they are, and booleans.
-_NONE = 'NA', 'N/A', 'n/a', 'NaN', 'nan', 'NULL', 'null', 'None', '<NA>'
-_FLAGS = 'True', 'TRUE', 'False', 'FALSE'
-# With which these begin.
-_BEGINS = np.isin(np.arange(256), [*b'FNTn<'])
+# Those that pandas reads as missing wherever they are.
+_NONE = (
+  'NA', 'N/A', 'n/a', 'NaN', 'nan', 'NULL', 'null', 'None', '<NA>', '#N/A',
+  '#NA',
+)  # fmt: skip
+# What stands for a number that is missing, in lower case.
+MISSING = (
+  *dict.fromkeys(x.lower() for x in _NONE), '', '?', '\\n', '-nan',
+  '#n/a n/a', '1.#ind', '-1.#ind', '1.#qnan', '-1.#qnan',
+  '#div/0!', '#value!', '#ref!', '#num!', '#name?', '#null!',
+)  # fmt: skip
+# With which short strings begin that may be missing values.
+_BEGINS = np.isin(np.arange(256), [*b'Nn<#'])
 _CURRENCIES = '$\u20ac\u00a3\u00a5'
-_SIGNS = (
-  rf'^\s*[{_CURRENCIES}]?\s*|\s*[%{_CURRENCIES}]?\s*$|[\x{{00a0}}\x{{202f}}]'
+_SPACES = r'\x{00a0}\x{2009}\x{202f}'
+_SIGNS = rf'^\s*[{_CURRENCIES}]?\s*|\s*[%{_CURRENCIES}]?\s*$|[{_SPACES}]'
+# What may be between thousands.
+_THOUSANDS = {',': "[.' \u2019]", '.': "[,' \u2019]"}
+# A number with signs around it, which may be none.
+_NEARLY = (
+  r"^[^\w\s]{{0,2}}\s?(\d+|\d{{1,3}}([.,' ]\d{{3}})+)([.,]\d+){}"
+  r'\s?[^\w\s]{{0,2}}$'
 )
+_MIN_FRACTIONS = 10
 _TENS = 10.0 ** np.arange(20)
 # Lists in a cell, as JSON, Python, NumPy or PostgreSQL write them.
 _BRACKETED = re.compile(
@@ -41,13 +56,20 @@ _SCALAR = re.compile(rf'\bnp\.\w+\(({_QUOTED}|[^()]*)\)', re.DOTALL)
 def plain(column: Any) -> Any:
   """Returns one Arrow array of a column in pieces or with a dictionary."""
   import pyarrow as pa
+  import pyarrow.compute as pc
 
   if isinstance(column, pa.ChunkedArray):
     column = column.combine_chunks()
   if isinstance(column, pa.ExtensionArray):
-    column = column.storage
+    is_uuid = column.type.extension_name == 'arrow.uuid'
+    texts = [x and str(x) for x in column.to_pylist()] if is_uuid else ()
+    column = pa.array(texts, pa.large_string()) if is_uuid else column.storage
   if pa.types.is_dictionary(column.type):
+    values = plain(column.dictionary)  # of polars they cannot be decoded
+    column = pa.DictionaryArray.from_arrays(column.indices, values)
     column = column.dictionary_decode()
+  if pa.types.is_string_view(column.type):
+    column = pc.cast(column, pa.large_string())
   return column
 
 
@@ -89,7 +111,11 @@ def names(column: Any) -> keys.Text:
   kind = column.type
   if pa.types.is_floating(kind):
     column = _float_names(column)
-  elif pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
+  elif pa.types.is_timestamp(kind) or pa.types.is_time(kind):
+    column = _time_names(column)
+  elif pa.types.is_duration(kind):
+    column = _duration_names(column)
+  elif pa.types.is_fixed_size_binary(kind) or pa.types.is_binary(kind):
     column = pc.cast(column, pa.large_binary())
   elif not pa.types.is_large_binary(kind):
     column = pc.cast(column, pa.large_string())
@@ -104,45 +130,73 @@ def _float_names(column):
   import pyarrow.compute as pc
 
   numbers = column.to_numpy(zero_copy_only=False)
-  is_whole = (np.floor(numbers) == numbers) & (np.abs(numbers) < 2.0**63)
+  sizes = np.abs(numbers, dtype=np.float64)
+  is_whole = (np.floor(numbers) == numbers) & (sizes < 2.0**63)
   whole = np.where(is_whole, numbers, 0).astype(np.int64)
   names = pc.cast(pa.array(whole), pa.large_string())
   if is_whole.all():
     return names
-  others = [None if x != x else str(x) for x in numbers[~is_whole]]
-  return pc.replace_with_mask(names, ~is_whole, pa.array(others, names.type))
+  numbers, sizes = numbers[~is_whole], sizes[~is_whole]
+  # Where Arrow writes what Python does, which takes ten times as long.
+  most = {2: 0, 4: 1e6, 8: 1e10}[numbers.itemsize]
+  is_short = (sizes >= 1e-3) & (sizes < most)
+  others = pc.cast(pa.array(np.where(is_short, numbers, 0)), names.type)
+  long = [None if x != x else str(x) for x in numbers[~is_short]]
+  others = pc.replace_with_mask(others, ~is_short, pa.array(long, names.type))
+  return pc.replace_with_mask(names, ~is_whole, others)
 
 
-def values(column: Any) -> keys.Text:
-  """Returns `names` of values: what programs write for missing ones is ''.
-
-  True and TRUE are as Arrow has them: true.
-  """
+def _time_names(column):
+  """Returns strings of times, as pandas writes them."""
   import pyarrow as pa
   import pyarrow.compute as pc
 
+  column = pc.cast(column, pa.large_string())
+  for pattern, text in (
+    (r'(\.\d+?)(000)+([Z+-]|$)', r'\1\3'),
+    (r'\.000([Z+-]|$)', r'\1'),
+    ('Z$', '+00:00'),
+    (r'([+-]\d\d)(\d\d)$', r'\1:\2'),
+  ):
+    column = pc.replace_substring_regex(column, pattern, text)
+  return column
+
+
+def _duration_names(column):
+  """Returns strings of durations, such as 1 days 00:30:00, as pandas' are."""
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  micros = pc.cast(column, pa.duration('us'), safe=False)
+  micros = pc.fill_null(pc.cast(micros, pa.int64()), 0).to_numpy()
+  days, rest = np.divmod(micros, 86_400_000_000)
+  times = _time_names(pc.cast(pa.array(rest), pa.time64('us')))
+  ends = np.where(days < 0, ' days +', ' days ')
+  days = pc.cast(pa.array(days), times.type)
+  names = pc.binary_join_element_wise(days, times, pa.array(ends, times.type))
+  return pc.if_else(pc.is_null(column), None, names)
+
+
+def values(column: Any) -> keys.Text:
+  """Returns `names` of values: what programs write for missing ones is ''."""
   if isinstance(column, keys.Text) and column.are_values():
     return column
-  text = data, starts, stops = names(column)
+  data, starts, stops = text = names(column)
   sizes = stops - starts
   rows = np.flatnonzero((sizes >= 2) & (sizes <= 5))
   rows = rows[_BEGINS[data[starts[rows]]]]
-  if not len(rows):
-    return text
-  strings = text.strings(rows)
-  is_none, is_flag = (
-    pc.is_in(strings, pa.array(x, strings.type)).to_numpy(zero_copy_only=False)
-    for x in (_NONE, _FLAGS)
-  )
-  if is_none.any():
+  rows = rows[np.isin(text.select(rows).hashes(), _hashes_of_none())]
+  if len(rows):
     stops = stops.copy()
-    stops[rows[is_none]] = starts[rows[is_none]]
-  if is_flag.any():
-    data, rows = data.copy(), rows[is_flag]
-    for i in range(5):  # in small letters
-      positions = starts[rows] + i
-      data[positions[positions < stops[rows]]] |= 32
+    stops[rows] = starts[rows]
   return keys.Text(data, starts, stops)
+
+
+@functools.cache
+def _hashes_of_none():
+  import pyarrow as pa
+
+  return keys.Text.of(pa.array(_NONE)).hashes()
 
 
 def numbers(column: Any, decimal: str = '') -> np.ndarray:
@@ -175,7 +229,8 @@ def numbers(column: Any, decimal: str = '') -> np.ndarray:
     strings = column.strings(hard)
     strings = pc.if_else(is_missing(strings), None, strings)
     strings = pc.utf8_trim_whitespace(strings)
-    strings = _decimal_points(strings, decimal) if decimal else strings
+    strings = pc.replace_substring(strings, '\N{MINUS SIGN}', '-')
+    strings = _with_points(strings, decimal) if decimal else strings
     rest = pc.cast(strings, pa.float64())
     out[hard] = rest.to_numpy(zero_copy_only=False)
   out[~np.isfinite(out)] = np.nan
@@ -191,7 +246,7 @@ def is_missing(strings: Any) -> Any:
   return pc.is_in(lower, pa.array(MISSING, strings.type))
 
 
-def _decimal_points(strings, decimal):
+def _with_points(strings, decimal):
   """Returns numbers with points alone; raises a `ValueError` for others.
 
   What has a point elsewhere, such as 3.45 beside 3.456, is not read by half.
@@ -199,17 +254,28 @@ def _decimal_points(strings, decimal):
   import pyarrow as pa
   import pyarrow.compute as pc
 
-  thousands = {',': "[.']", '.': "[,']"}[decimal]
+  others = strings.filter(pc.invert(_are_numbers(strings, decimal)))
+  if len(others):
+    raise pa.ArrowInvalid(
+      f'{others[0].as_py()!r} is no number with {decimal!r}'
+    )
   bare = pc.replace_substring_regex(strings, _SIGNS, '')
-  form = (
-    rf'^[+-]?(\d*|\d{{1,3}}({thousands}\d{{2,3}})*{thousands}\d{{3}})'
-    rf'([{decimal}]\d*)?([eE][+-]?\d+)?$'
-  )
-  is_number = pc.fill_null(pc.match_substring_regex(bare, form), True)
-  if others := strings.filter(pc.invert(is_number)).slice(0, 1).to_pylist():
-    raise pa.ArrowInvalid(f'{others[0]!r} is no number with {decimal!r}')
-  bare = pc.replace_substring_regex(bare, thousands, '')
+  bare = pc.replace_substring_regex(bare, _THOUSANDS[decimal], '')
   return pc.replace_substring(bare, decimal, '.')
+
+
+def _are_numbers(strings, decimal):
+  """Returns an Arrow array, whether strings are numbers; null ones are."""
+  import pyarrow.compute as pc
+
+  form = r'\d+\.?\d*|\.\d+'
+  if decimal:
+    strings = pc.replace_substring_regex(strings, _SIGNS, '')
+    sign = _THOUSANDS[decimal]
+    form = rf'\d+|\d{{1,3}}({sign}\d{{2,3}})*{sign}\d{{3}}'
+    form = rf'({form})([{decimal}]\d*)?|[{decimal}]\d+'
+  form = rf'(?i)^[+-]?(({form})(e[+-]?\d+)?|inf(inity)?)$'
+  return pc.fill_null(pc.match_substring_regex(strings, form), True)
 
 
 def list_sign(cells: Sequence[str], signs: str = '|;, ') -> str:
@@ -289,15 +355,31 @@ def _unquoted(text):
 
 def likely_decimals(strings: Any) -> list[str]:
   """Returns the values of `decimal` with which all strings are numbers."""
-  import pyarrow as pa
   import pyarrow.compute as pc
 
-  fitting = []
-  for decimal in ',.':
-    with contextlib.suppress(pa.ArrowInvalid):
-      pc.cast(_decimal_points(strings, decimal), pa.float64())
-      fitting.append(decimal)
-  return fitting if len(strings) else []
+  if not len(strings):
+    return []
+  return [x for x in ',.' if pc.all(_are_numbers(strings, x)).as_py()]
+
+
+def odd_number(strings: Any, decimal: str) -> str:
+  """Returns a string that is no number, if most of the others nearly are.
+
+  '' = none, or they have no fractions, as ids have none.
+  """
+  import pyarrow.compute as pc
+
+  num_nearly, num_fractions = (
+    pc.sum(pc.match_substring_regex(strings, x)).as_py() or 0
+    for x in (_NEARLY.format('?'), _NEARLY.format(''))
+  )
+  if num_fractions < _MIN_FRACTIONS or num_nearly <= len(strings) / 2:
+    return ''
+  signs = dict.fromkeys([decimal, '', ',', '.'])
+  are_numbers = [_are_numbers(strings, x) for x in signs]
+  most = max(are_numbers, key=lambda x: pc.sum(x).as_py())
+  others = strings.filter(pc.invert(most))
+  return others[0].as_py() if len(others) else ''
 
 
 @numba.njit(nogil=True, cache=True)
@@ -347,33 +429,77 @@ def of(data: Any) -> Any:
   if isinstance(data, pa.Table):
     return data
   if hasattr(data, 'iloc') and hasattr(data, 'columns'):  # pandas
-    columns = [_array(x) for _, x in data.items()]
-    return pa.Table.from_arrays(columns, [str(x) for x in data.columns])
-  elif hasattr(data, '__arrow_c_stream__'):
+    if any(x is not None for x in data.index.names):  # which it writes, too
+      data = data.reset_index(allow_duplicates=True)
+    columns = [*data.items()]
+  elif hasattr(data, '__arrow_c_stream__') and not hasattr(data, 'to_frame'):
     return pa.table(data)
   elif isinstance(data, np.ndarray) and data.dtype.names:
-    data = {k: data[k] for k in data.dtype.names}
-  elif (
-    isinstance(data, (list, tuple)) and data and isinstance(data[0], Mapping)
-  ):
-    data = {
-      k: [x.get(k) for x in data]
-      for k in dict.fromkeys(y for x in data for y in x)
-    }
-  if not isinstance(data, Mapping):
+    columns = [(x, data[x]) for x in data.dtype.names]
+  elif _are_rows(data):
+    names = dict.fromkeys(y for x in data for y in x)
+    columns = [(k, [x.get(k) for x in data]) for k in names]
+  elif isinstance(data, Mapping):
+    columns = [*data.items()]
+  else:
     raise errors.UserError(
       f'{type(data).__name__} is no table; give a path, a table of pyarrow, '
       'pandas or polars, or lists by column'
     )
-  return pa.table({str(k): _array(x) for k, x in data.items()})
+  arrays = [_column(str(x), y) for x, y in columns]
+  sizes = {str(x): len(y) for (x, _), y in zip(columns, arrays, strict=True)}
+  if len({*sizes.values()}) > 1:
+    raise errors.UserError(
+      f'the columns have {", ".join(f"{v} ({k})" for k, v in sizes.items())} '
+      'values; give as many in each'
+    )
+  return pa.Table.from_arrays(arrays, [str(x) for x, _ in columns])
 
 
-def _array(values):
-  """Returns an Arrow array of a column of Python."""
+def _are_rows(data):
+  """Whether data is a list of dicts."""
+  is_list = isinstance(data, (list, tuple)) and len(data)
+  return is_list and all(isinstance(x, Mapping) for x in data)
+
+
+def _column(name, values):
+  """Returns `array` of a column; raises a `UserError` if it is none."""
   import pyarrow as pa
 
+  is_one = isinstance(values, (str, bytes)) or not hasattr(values, '__iter__')
+  if is_one or isinstance(values, (Mapping, set, frozenset)):
+    raise errors.UserError(
+      f'column {name} is {str(values)[:60]!r}, which is no list; give a list '
+      f"of values, {{'{name}': [...]}}, or a list of dicts"
+    )
   try:
-    return pa.array(values, from_pandas=True)
+    return array(values)
+  except (pa.ArrowException, NotImplementedError, TypeError) as error:
+    raise errors.UserError(
+      f'column {name} cannot be read: {errors.one_line(error)}; give names, '
+      'numbers or lists of them'
+    ) from error
+
+
+def array(values: Any) -> Any:
+  """Returns an Arrow array of a column of Python; of mixed objects, strings."""
+  import pyarrow as pa
+
+  kind = getattr(values, 'dtype', None)
+  if isinstance(kind, np.dtype) and not kind.isnative:
+    values = values.astype(kind.newbyteorder('='))
+  elif str(kind).startswith('Sparse'):
+    values = values.sparse.to_dense()
+  if getattr(values, 'ndim', 1) != 1 or not hasattr(values, '__len__'):
+    values = list(values)
+  try:
+    column = pa.array(values, from_pandas=True)
+    if not isinstance(column, pa.ExtensionArray):
+      return column
   except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-    texts = [None if x is None or x != x else str(x) for x in values]
-    return pa.array(texts, pa.large_string())
+    pass
+  values = list(values)  # of pandas' periods, too
+  if any(isinstance(x, (list, tuple, Mapping, np.ndarray)) for x in values):
+    raise TypeError('it has lists beside other values')
+  texts = [None if x is None or x != x else str(x) for x in values]
+  return pa.array(texts, pa.large_string())

@@ -18,6 +18,11 @@ _FIRST_SLOTS = 1 << 12
 _LARGE_SLOTS = 1 << 20
 _BLOCK = 32  # keys whose slots are loaded at once
 EMPTY = np.uint64(0)  # no key: hashes are made odd
+# Longest strings with such a first byte that may have another name, or none.
+_LONGEST = np.zeros(256, np.int64)
+_LONGEST[[*b'#<FNTn']] = 5
+_LONGEST[[*range(33), 0xC2]] = 1 << 40  # white space, a no-break space
+_FLAGS = tuple(np.frombuffer(x, np.uint8) for x in (b'true', b'false'))
 _JIT = {'nogil': True, 'cache': True}
 
 
@@ -72,52 +77,94 @@ def _hashes(data, starts, stops, out):
 def _may_differ(data, starts, stops):
   """Whether a string may not be its own name, as `_tidy` makes it.
 
-  Hardly any is so, and looking takes a third of hashing.
+  Or may stand for a missing value. Hardly any does, and looking takes a third
+  of hashing.
   """
   for i in range(len(starts)):
     start, stop = starts[i], stops[i]
     if start == stop:
       continue
-    first = data[start]
-    if first == 32 or data[stop - 1] == 32:
-      return True
-    if (first > 57 or first == 45) and stop - start <= 5:  # words
-      if first in (70, 78, 84, 110, 60):
-        return True
-    if stop >= start + 3:
-      if data[stop - 3] == 43:
-        return True
+    last = data[stop - 1]
+    if last == 48 and stop >= start + 3:
       while data[stop - 1] == 48 and stop - 1 > start:
         stop -= 1
-      if data[stop - 1] == 46 and stop < stops[i]:
+      if data[stop - 1] == 46 or data[stop - 1] == 58:
         return True
+      stop = stops[i]
+    size = stop - start
+    if last <= 32 or size <= _LONGEST[data[start]]:
+      return True
+    if size >= 3 and (data[stop - 3] == 43 or last == 160):
+      return True
   return False
 
 
 @numba.njit(**_JIT)
-def _tidy(data, starts, stops, new_starts, new_stops, large):
-  """Writes ranges without spaces around, and without `.0` of whole numbers.
+def _is_flag(data, start, stop):
+  """Whether a string is True, TRUE, False or FALSE."""
+  word = _FLAGS[int(stop - start == 5)]
+  if stop - start != len(word) or data[start] & 32:
+    return False
+  for i in range(len(word)):
+    if data[start + i] | 32 != word[i]:
+      return False
+    if i > 1 and (data[start + i] ^ data[start + 1]) & 32:
+      return False
+  return True
 
-  Lists strings that end as 1.5e+18 does; returns how many there are.
+
+@numba.njit(**_JIT)
+def _is_clock(data, first, stop):
+  """Whether a string ends in a time of day, as 23:59:59."""
+  return stop >= first + 8 and data[stop - 3] == data[stop - 6] == 58
+
+
+@numba.njit(**_JIT)
+def _tidy(data, starts, stops, new_starts, new_stops, listed):
+  """Writes ranges without white space around, and without `.0` at the end.
+
+  That is of whole numbers and of seconds; midnight behind a date goes too.
+  Lists strings that end as 1.5e+18 does and, from the end, flags such as TRUE;
+  returns how many there are of both.
   """
-  num_large = 0
+  num_large = num_flags = 0
   for i in range(len(starts)):
     first, stop = starts[i], stops[i]
-    while first < stop and data[first] == 32:
-      first += 1
-    while first < stop and data[stop - 1] == 32:
-      stop -= 1
+    while first < stop:
+      if 9 <= data[first] <= 13 or data[first] == 32:
+        first += 1
+      elif data[first] == 194 and data[first + 1] == 160:
+        first += 2
+      else:
+        break
+    while first < stop:
+      if 9 <= data[stop - 1] <= 13 or data[stop - 1] == 32:
+        stop -= 1
+      elif data[stop - 1] == 160 and stop > first + 1 and data[stop - 2] == 194:
+        stop -= 2
+      else:
+        break
     new_starts[i], new_stops[i] = start, stop = first, stop
     if stop < first + 3:
       continue
     if data[stop - 3] == 43 and stop > first + 4 and data[stop - 4] == 101:
-      large[num_large] = i
+      listed[num_large] = i
       num_large += 1
+    if _is_flag(data, first, stop):
+      num_flags += 1
+      listed[-num_flags] = i
     if data[stop - 1] != 48:
       continue
     point = stop - 1
     while point > first and data[point] == 48:
       point -= 1
+    if data[point] == 46 and _is_clock(data, first, point):
+      new_stops[i] = stop = point
+    if _is_clock(data, first, stop) and stop > first + 9:
+      is_midnight = data[stop - 9] in (32, 84)
+      for k in (1, 2, 4, 5, 7, 8):
+        is_midnight &= data[stop - k] == 48
+      new_stops[i] -= 9 * is_midnight
     first += data[first] == 45  # a minus
     if data[point] != 46 or point <= first:
       continue
@@ -127,7 +174,7 @@ def _tidy(data, starts, stops, new_starts, new_stops, large):
       new_stops[i] = point
       is_zero = point == start + 2 and data[point - 1] == 48
       new_starts[i] += is_zero and data[start] == 45  # -0
-  return num_large
+  return num_large, num_flags
 
 
 @numba.njit(**_JIT)
@@ -233,18 +280,24 @@ class Text(NamedTuple):
     return not _may_differ(*self)
 
   def names(self) -> 'Text':
-    """Returns the strings without spaces around, whole numbers as integers.
+    """Returns the strings without white space around, each value as one name.
 
     110.0 is 110, and 1.1e+18 has 19 digits: programs write the same ids so if
-    one is missing.
+    one is missing. TRUE is true, and 2024-01-31 00:00:00.000 the date.
     """
     if not _may_differ(*self):
       return self
     starts, stops = np.empty_like(self.starts), np.empty_like(self.stops)
-    large = np.empty(len(stops), np.int64)
-    large = large[: _tidy(*self, starts, stops, large)]
-    text = Text(self.data, starts, stops)
-    return text._with_integers(large) if len(large) else text
+    listed = np.empty(len(stops), np.int64)
+    num_large, num_flags = _tidy(*self, starts, stops, listed)
+    data = self.data
+    if num_flags:
+      data, flags = data.copy(), listed[len(listed) - num_flags :]
+      for i in range(5):
+        positions = starts[flags] + i
+        data[positions[positions < stops[flags]]] |= 32
+    text = Text(data, starts, stops)
+    return text._with_integers(listed[:num_large]) if num_large else text
 
   def _with_integers(self, rows):
     """Returns the strings, some rows as integers if they are whole numbers."""

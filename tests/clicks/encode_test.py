@@ -299,6 +299,9 @@ def test_decimal_commas_need_a_setting(tmp_path):
     _source(path, tmp_path)
   source = _source(path, tmp_path, decimal=',', numbers='none')
   assert source.train.numbers[:2, 0].tolist() == [1000.5, 1001.5]
+  path.write_text(path.read_text().replace('1.000,5', 'unknown', 1))
+  with pytest.raises(errors.UserError, match="but for some such as 'unknown'"):
+    _source(path, tmp_path, decimal=',')
 
 
 def test_the_fingerprint_is_of_what_is_trained_on(tmp_path):
