@@ -15,6 +15,7 @@ import pathlib
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import numba
@@ -23,10 +24,14 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.graphs import edge_columns, heads, published
 from jaxemb.graphs import graph as graph_lib
-from jaxemb.io import keys, roles, tables
+from jaxemb.io import columns as columns_lib
+from jaxemb.io import keys, roles, tables, text_files
+from jaxemb.runtime import resources
 
 _CHUNK = 1 << 22  # edges
-_READ = 'source', 'target', 'weight', 'relation'
+_ROWS = 1 << 17  # of a table, at once
+_NAMED = 'source', 'target', 'relation'
+_READ = *_NAMED, 'weight'
 
 
 class _NotIntegers(Exception):
@@ -174,24 +179,38 @@ def _is_adjacency(where, head, declared):
 def of_table(table: tables.Table, declared: str) -> Plan:
   """Plan how to read a table of Python; columns 0, 1, .. have no names."""
   names, where = [*table.columns], 'the table'
-  try:
-    columns = [table.text(x).strings(slice(20)).to_pylist() for x in names]
-  except ValueError as error:
-    raise errors.UserError(
-      f'{where} has {errors.one_line(error)}; give numbers or strings'
-    ) from error
-  rows = [*zip(*columns, strict=True)]
+  rows = [*zip(*map(_shown, table.columns.values()), strict=True)]
   if not rows:
     raise errors.UserError(f'{where} has no row with an edge; give edges')
-  layout, form = tables.Layout(), 'table'
-  if names == [*map(str, range(len(names)))]:
-    names, form = rows[0], ''
-  head = heads.Head([names, *rows], [], layout, form=form)
-  plan = _of_columns(where, head, declared)
-  texts = zip(plan.layout.columns, table.columns.values(), strict=True)
-  table = tables.Table({k: x for k, x in texts if k != '-'})
-  shown = plan.shown._replace(form='table')
-  return plan._replace(shown=shown, blocks=lambda: [table])
+  layout, form = tables.Layout(), ''
+  if names != [*map(str, range(len(names)))]:
+    rows, form = [names, *rows], 'table'
+  plan = _of_columns(where, heads.Head(rows, [], layout, form=form), declared)
+  roles_of = plan.layout.columns
+  columns = zip(roles_of, table.columns.values(), strict=True)
+  used = {k: x for k, x in columns if k in _READ}
+  skip = plan.layout.skips_first and not form
+
+  def blocks():
+    for i in range(skip, table.num_rows, _ROWS):
+      yield tables.Table({k: _slice(x, i, _ROWS) for k, x in used.items()})
+
+  return plan._replace(shown=plan.shown._replace(form='table'), blocks=blocks)
+
+
+def _slice(column, start, size):
+  if isinstance(column, keys.Text):
+    return column.select(slice(start, start + size))
+  return column.slice(start, size)
+
+
+def _shown(column):
+  """The first values of a column of Python, ? where they are no names."""
+  head = _slice(column, 0, 20)
+  try:
+    return columns_lib.names(head).strings().to_pylist()
+  except (ValueError, NotImplementedError):
+    return ['?'] * len(head)
 
 
 # Edges with attributes, as NetworkX writes them: 0 1 {'weight': 4}
@@ -261,16 +280,17 @@ def _block(table, prefixes, as_integers):
 
   May raise `_NotIntegers`.
   """
-  texts = {k: table.text(k) for k in _READ if k in table.columns}
+  texts = {k: table.text(k) for k in _NAMED if k in table.columns}
   has_name = {k: x.stops > x.starts for k, x in texts.items()}
   wrong = {'a node has no name': ~(has_name['source'] & has_name['target'])}
   weights, bad = None, []
   if 'relation' in texts:
     wrong['a relation has no name'] = ~has_name['relation']
-  if 'weight' in texts:
-    weights = _floats(texts['weight'])
+  if 'weight' in table.columns:
+    weights = _floats(table.columns['weight'])
     is_wrong = ~(np.isfinite(weights) & (weights > 0))
-    shown = texts['weight'].strings(np.flatnonzero(is_wrong)[:1]).to_pylist()
+    row = _slice(table.columns['weight'], int(np.argmax(is_wrong)), 1)
+    shown = columns_lib.names(row).strings().to_pylist()
     wrong[f'the weight {"".join(shown)!r} is not above 0'] = is_wrong
   is_good = np.ones(table.num_rows, bool)
   for why, is_wrong in wrong.items():
@@ -327,19 +347,14 @@ def _integers(data, starts, stops, out):
   return True
 
 
-def _floats(text: keys.Text) -> np.ndarray:
+def _floats(column: Any) -> np.ndarray:
   """[n] float32, NaN where there is no number."""
-  import pyarrow as pa
-  import pyarrow.compute as pc
-
-  strings = text.strings()
   try:
-    return pc.cast(strings, 'float32').to_numpy()
-  except pa.ArrowInvalid:
-    return np.array(
-      [float(x) if roles.is_number(x) else np.nan for x in strings.to_pylist()],
-      np.float32,
-    )
+    return columns_lib.numbers(column).astype(np.float32)
+  except ValueError:
+    texts = columns_lib.names(column).strings().to_pylist()
+    numbers = [float(x) if roles.is_number(x) else np.nan for x in texts]
+    return np.array(numbers, np.float32)
 
 
 class _Tables:
@@ -355,9 +370,19 @@ class _Tables:
     self, progress: Any, then: Callable[[tables.Table], _Block]
   ) -> Iterator[_Block]:
     """Yields what `then` makes of each table, and checks them at the end."""
-    for table in self._items:
-      yield then(table)
-      self._num_rows += table.num_rows
+    num_threads = resources.reading_threads()
+    items = ((x,) for x in self._items)
+    with futures.ThreadPoolExecutor(num_threads) as pool:
+      try:
+        for block, num_rows in text_files.map_ahead(
+          pool, lambda x: (then(x), x.num_rows), items, depth=num_threads + 1
+        ):
+          yield block
+          self._num_rows += num_rows
+      except ValueError as error:
+        raise errors.UserError(
+          f'{self._where} has {errors.one_line(error)}; give numbers or strings'
+        ) from error
     if 100 * self.num_bad > self._num_rows:
       raise errors.UserError(
         f'{self.num_bad:,} of {self._num_rows:,} rows of {self._where} cannot '

@@ -419,6 +419,22 @@ def test_objects_of_python_that_are_no_graph_or_have_any_names():
   assert graph.labels.names == ['1']
 
 
+def test_tables_of_python_have_headers_flags_and_columns_without_a_role(read):
+  with_header = np.array([['source', 'target'], ['b', 'c']])
+  assert list(files.from_table(with_header).names) == ['b', 'c']
+  flags = pd.DataFrame({'source': [True, False], 'target': ['b', 'c']})
+  flags['x'], flags['weight'] = [[1], [2]], [1.5, 2.5]
+  graph = files.from_table(flags)
+  assert graph.inputs[0].unused == ('x',)
+  again = read(flags.drop(columns='x').to_csv(index=False), 'x.csv')
+  assert _found(graph) == _found(again)
+  assert ('true', 'b', '1.5') in _found(graph)
+  assert list(read('NA,None\nNone,x\n', 'x.csv').names) == ['NA', 'None', 'x']
+  flags['weight'] = [1.5, np.nan]
+  with pytest.raises(errors.UserError, match="row 2: the weight '' is not"):
+    files.from_table(flags)
+
+
 def test_edges_without_a_relation_are_no_edges_of_one_without_name(read):
   rows = [(f'a{i}', 'r', f'b{i % 7}') for i in range(200)]
   text = 'head,relation,tail\n' + _lines(rows, ',')
