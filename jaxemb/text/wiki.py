@@ -97,6 +97,38 @@ _CLOSE_DOC = re.compile(rb'<(?<![^\n]<)/doc>\r?(?:\n|\Z)')
 _ENTITY = re.compile(rb'&(lt|gt|quot|amp);')
 _CHARS = {b'lt': b'<', b'gt': b'>', b'quot': b'"', b'amp': b'&'}
 
+_UNTIMED = "grep -vE '^(WEBVTT|[0-9]+)?.?$|-->' FILE > text.txt"
+_UNTAGGED = "sed 's/<[^>]*>//g' FILE > text.txt"
+# What else than plain text is: its lines of which more than a fraction match,
+# or its start; and the command that makes text of it.
+_MARKUP_CHARS = 1 << 12
+_CHUNK = re.compile(r'O|[BIELMSU]-\S+')
+_MARKUPS = tuple(
+  (what, re.compile(pattern, re.IGNORECASE), fraction, command)
+  for what, pattern, fraction, command in (
+    ('RTF', r'\A\{\\rtf', 0, 'pandoc -t plain FILE -o text.txt'),
+    ('LaTeX', r'\A(%.*\n\s*)*\\document(class|style)', 0,
+     'pandoc -f latex -t plain FILE -o text.txt'),
+    ('HTML', r'\A(<[?!][^>]*>\s*)*<(html|head|body)\b|\A<!doctype html', 0,
+     'pandoc -f html -t plain FILE -o text.txt'),
+    ('subtitles', r'\AWEBVTT\b', 0, _UNTIMED),
+    ('subtitles', r'^[\d:.,]+ +--> +[\d:.,]+', 0.2, _UNTIMED),
+    ('XML', r'\A<[^\0]*<w[ >]', 0,
+     """awk '/<s[ >]/ {print ""} /<w[ >]/ {gsub(/<[^>]*>/, ""); """
+     """printf "%s ", $0}' FILE > text.txt"""),
+    ('XML', r'\A<(\?xml|!doctype|!--)', 0, _UNTAGGED),
+    ('text with tags', r'</(?!s>)[a-z][\w:.-]*\s*>|<[a-z][\w:.-]*\s+[\w:.-]+=',
+     0.5, _UNTAGGED),
+    ('text with entities', r'&(#?\w{2,8});', 0.5,
+     "python3 -c 'import html, sys; "
+     "sys.stdout.writelines(map(html.unescape, sys.stdin))' < FILE > text.txt"),
+    ('text with tags', r'^\s*(\S+[_/][^\s_/]{1,8}(\s+|$)){2,}$', 0.9,
+     "sed -E 's,[_/][^_/ ]+( |$),\\1,g' FILE > text.txt"),
+    ('parsed text', r'^\s*\(\(?[a-z]+ *\([a-z]', 0.5,
+     r"sed -E 's/\([^ ()]+ ?|\)//g' FILE > text.txt"),
+  )
+)  # fmt: skip
+
 
 class Page(NamedTuple):
   """One page of a dump."""
@@ -363,17 +395,64 @@ def extractor(
   """
   if extract := records.extractor(head, path, columns):
     return extract
+  start = head.lstrip()
+  is_docs = start.startswith(b'<doc ')
+  is_dump = start.startswith((b'<mediawiki', b'<page>')) or (
+    start.startswith((b'<?xml', b'<!--')) and b'<mediawiki' in head
+  )
+  if not is_dump:
+    _refuse_markup(path, start.decode(errors='ignore'), is_docs)
   if columns:
     raise errors.UserError(
       f'{path} is neither JSON nor a table: leave out '
       f'config.data.columns={columns}, which names a key or a column'
     )
-  head = head.lstrip()
-  if head.startswith((b'<mediawiki', b'<page>')) or (
-    head.startswith((b'<?xml', b'<!--')) and b'<mediawiki' in head
-  ):
+  if is_dump:
     return functools.partial(_dump, pool=pool)
-  return docs if head.startswith(b'<doc ') else None
+  return docs if is_docs else None
+
+
+def _refuse_markup(path: str, head: str, is_docs: bool) -> None:
+  """Raises a `UserError` for text with tags, times or columns among words.
+
+  `is_docs` says that it is in <doc> elements, which may be.
+  """
+  lines = [x for x in head[:_MARKUP_CHARS].splitlines() if x.strip()]
+  problem = command = ''
+  if column := _token_column(head[:_MARKUP_CHARS]):
+    problem = 'has a token per line, with columns'
+    command = (
+      r"""awk '!/^(#|-DOCSTART)/ {printf "%s", /^$|^</ ? "\n" : $"""
+      rf"""{column} " "}}' {path} > text.txt"""
+    )
+  elif not is_docs:
+    for what, pattern, fraction, remedy in _MARKUPS:
+      matches = map(pattern.search, lines if fraction else [head])
+      if sum(map(bool, matches)) > fraction * len(lines):
+        problem, command = f'is {what}', remedy.replace('FILE', path)
+        break
+  if problem:
+    raise errors.UserError(
+      f'{path} {problem}, not plain text; convert it first ({command})'
+    )
+
+
+def _token_column(head: str) -> int:
+  """Returns the column of tokens where each has a line with its tags, or 0."""
+  text, *_ = head.strip().rpartition('\n')
+  lines = [x for x in text.splitlines() if x.strip() and x[0] not in '#<']
+  rows = [x.split() for x in lines]
+  sizes = [len(x) for x in rows]
+  most = max(sizes, key=sizes.count, default=0)
+  alike = [x for x in rows if len(x) == most]
+  if most < 2 or len(alike) < 0.9 * len(rows):
+    return 0
+  has_groups = bool(re.search(r'^\s*(#.*|<.*)?$', text, re.MULTILINE))
+  is_tabbed = sum(x.count('\t') == most - 1 for x in lines) > 0.9 * len(lines)
+  is_chunked = all(_CHUNK.fullmatch(x[-1]) for x in alike)
+  if not (is_chunked or (has_groups and is_tabbed)):
+    return 0
+  return 2 if all(x[0][:1].isdigit() for x in alike) else 1
 
 
 def _dump(blocks, report, pool):

@@ -8,6 +8,7 @@ import tracemalloc
 
 import pytest
 
+from jaxemb import errors
 from jaxemb.text import wiki
 
 
@@ -242,3 +243,49 @@ def test_genuine_dumps_come_out_clean(shared_data):
     'stateless societies, although several authors'
   )
   assert sentence in re.sub(' +', ' ', text)  # references leave spaces
+
+
+_MARKUP = {
+  'CoNLL-U': (
+    '# sent_id = 1\n# text = The king\n1\tThe\tthe\tDET\n2\tking\tking\tN\n\n',
+    '$2',
+  ),
+  'CoNLL 2003': ('-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n', '$1'),
+  'NER': ('the O\nking B-PER\n\nrules O\n', '$1'),
+  'vertical': ('<doc id="1">\n<s>\nthe\tDT\nking\tN\n</s>\n</doc>\n', '$1'),
+  'OpenSubtitles': (
+    '<?xml version="1.0"?>\n<s id="1">\n <w id="1.1">the</w>\n</s>\n', '/<w['
+  ),
+  'XML': ('<?xml version="1.0"?>\n<book><p>the\nking</p></book>\n', 'sed'),
+  'TMX': ('<tmx version="1.4"><tu><seg>the king</seg></tu></tmx>\n', 'sed'),
+  'fragments': ('<p>the king</p>\nrules\n<p>and <b>sleeps</b></p>\n', 'sed'),
+  'HTML': ('<!-- x -->\n<html>\n<body>\nthe king\n', '-f html'),
+  'HTML 5': ('<!DOCTYPE html>\n<title>x\n', '-f html'),
+  'SubRip': ('1\n00:00:01,000 --> 00:00:04,000\nthe <i>king</i>\n\n', 'grep'),
+  'WebVTT': ('WEBVTT\n\n00:01.000 --> 00:04.000\nthe king\n', 'grep'),
+  'RTF': ('{\\rtf1\\ansi the king}\n', 'pandoc'),
+  'LaTeX': ('% x\n\n\\documentclass{a}\nthe king\n', '-f latex'),
+  'entities': ('caf&eacute; king\nthe queen&#8217;s land\n', 'html.unescape'),
+  'tagged': ('the_DT king_NN rules_VBZ\nand_CC sleeps_VBZ\n', 'sed -E'),
+  'trees': ('(S (NP (DT the) (NN king)))\n(S (VP (V rules)))\n', 'sed -E'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', _MARKUP)
+def test_text_with_markup_is_refused_with_a_command(name):
+  text, command = _MARKUP[name]
+  for copies in 1, 50:
+    with pytest.raises(errors.UserError) as caught:
+      wiki.extractor((text * copies).encode(), path='a.txt')
+    message = str(caught.value)
+    assert command in message and '\n' not in message
+
+
+@pytest.mark.parametrize('text', [
+  'the <unk> king\n<unk> rules\n', '<s> the king </s>\n<s> rules </s>\n',
+  'the king<br /><br />rules\n', '(the king)\n(the (old) queen)\n',
+  'new_york is a city\nand/or not\n', 'the king\nthe queen\n', 'x --> y\n',
+  'AT&T; king & queen\nrules\n', '1 2\n\n3 4\n', 'the\tking rules\n\nland\tx\n',
+])  # fmt: skip
+def test_plain_text_may_have_such_signs(text):
+  assert wiki.extractor(text.encode(), path='a.txt') is None
