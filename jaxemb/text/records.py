@@ -37,6 +37,7 @@ _WRAPPER = re.compile(
 )
 _TABLE = re.compile(r'\.(csv|tsv)(\.|$)', re.IGNORECASE)
 _MAX_RECORD_BYTES = 1 << 28
+_MAX_BAD = 0.01  # of the rows of a table
 _BATCH_CHARS = 1 << 20
 _MIN_CHARS = 1 << 12  # by which an array is not one of many objects'
 _SPACE = re.compile(r'\s')
@@ -93,7 +94,7 @@ def _json(head, path, declared):
   records, opening, array = _opened(text, declared.partition(':')[2])
   keys = records.keys()
   # Prose may begin with a list of strings, too.
-  is_json = {*keys} > {''} or records.rest[:1] in ('', *'["', ']'[:opening])
+  is_json = any(keys) or records.rest[:1] in ('', *'["', ']'[:opening])
   if not is_named and not (start and keys and is_json):
     return None
   names = [x for x in keys if declared or keys[x]]
@@ -348,8 +349,22 @@ def _table(head, path, declared):
   columns = roles.assign(
     path, ROLES, rows[0], declared=declared, has_header=has_header
   )
+  if not (is_known or declared):
+    raise _no_header(path, rows)
   roles.require(path, ROLES, columns)
-  return functools.partial(_rows, layout=layout, columns=columns)
+  return functools.partial(_rows, layout=layout, columns=columns, path=path)
+
+
+def _no_header(path, rows):
+  """The error for a table whose first row names no text."""
+  columns = list(itertools.zip_longest(*rows, fillvalue=''))
+  longest = max(columns, key=lambda x: sum(map(len, x)))
+  number = 1 + columns.index(longest)
+  return errors.UserError(
+    f'{path} is a table whose first row, {" ".join(rows[0])[:60]!r}, has no '
+    'name known as text; give a column by its name or its number, such as '
+    f'--config.data.columns=text:{number} for that with {longest[-1][:40]!r}'
+  )
 
 
 def _has_known(cells: Iterable[str]) -> bool:
@@ -361,8 +376,13 @@ def _rows(
   report: text_files.ReadReport,
   layout: Any,
   columns: roles.Columns,
+  path: str,
 ) -> Iterator[bytes]:
-  """Yields the cells of a column, in rows of a `tables.Layout`."""
+  """Yields the cells of a column, in rows of a `tables.Layout`.
+
+  Raises a `UserError` if more than one in a hundred rows has too few cells, or
+  more than there are columns.
+  """
   report.form, report.columns = 'table', columns.named()
 
   def lines() -> Iterator[str]:
@@ -381,11 +401,12 @@ def _rows(
     escapechar='\\' if layout.escapes else None,
     skipinitialspace=True,
   )
-  column, num_short = columns.index('text'), 0
-  texts, num_chars = [], 0
+  column, num_columns = columns.index('text'), len(columns.names)
+  texts, num_chars, first_bad, num_bad = [], 0, '', 0
   for row in itertools.islice(filter(None, rows), columns.has_header, None):
-    if len(row) <= column:
-      num_short += 1
+    if len(row) <= column or any(row[num_columns:]):
+      first_bad = first_bad or f'line {rows.line_num}: {len(row)} cells'
+      num_bad += 1
       continue
     texts.append(f'{row[column]}\n')
     num_chars += len(texts[-1])
@@ -394,5 +415,11 @@ def _rows(
       yield ''.join(texts).encode(errors='replace')
       texts, num_chars = [], 0
   yield ''.join(texts).encode(errors='replace')
-  if num_short:
-    report.problems.append(f'{num_short} rows skipped: they are too short')
+  if num_bad > _MAX_BAD * (num_bad + report.pages):
+    raise errors.UserError(
+      f'{num_bad:,} of {num_bad + report.pages:,} rows of {path} have not '
+      f'{num_columns} cells, as its first row has; the first is {first_bad}; '
+      'mend the file, such as by quotes around texts'
+    )
+  if num_bad:
+    report.problems.append(f'{num_bad} rows skipped: {first_bad}')

@@ -239,6 +239,34 @@ def test_tables_are_read_or_refused(data, path, columns, expected):
   assert text.replace('\n', '|') == expected
 
 
+@pytest.mark.parametrize(
+  'bad, says',
+  [('1,the king, and more', '3 cells'), ('1', '1 cells'), ('1,a,,', '')],
+)
+def test_rows_of_another_width_are_counted_or_refused(bad, says):
+  for num in 1, 400:
+    data = 'id,text\n' + f'{bad}\n' + '2,"a, b"\n' * num
+    if says and num == 1:
+      with pytest.raises(errors.UserError, match=f'first is line 2: {says}'):
+        _read(data.encode(), path='x.csv')
+      continue
+    text, report = _read(data.encode(), path='x.csv')
+    assert report.pages == num + (not says) and len(report.problems) == bool(
+      says
+    )
+    assert text.endswith('a, b\n' * num)
+
+
+@pytest.mark.parametrize(
+  'row',
+  ['1\tthe king rules', 'the king rules\tle roi', '7\teng\tthe king rules'],
+)
+def test_a_table_without_a_header_is_refused_with_its_texts(row):
+  number = 1 + row.split('\t').index('the king rules')
+  with pytest.raises(errors.UserError, match=f"text:{number} for .*'the king"):
+    _read(f'{row}\n'.encode() * 9, path='x.tsv')
+
+
 def test_empty_objects_may_come_first():
   assert _read(b'{}\n{"text": "a b"}\n')[0] == 'a b\n'
   assert _read(b'[{}, {"text": "a b"}]')[0] == 'a b\n'
