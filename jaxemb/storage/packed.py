@@ -1,8 +1,8 @@
 """Opens packed and plain files alike; writes what a suffix asks for.
 
 gzip, bzip2, xz, zstandard and zip are recognised by their first bytes, whatever
-the name of the file. Of a zip archive its only file is read. Other archives are
-refused by name.
+the name of the file. Of a zip archive its only file is read. Other archives and
+files of other programs are refused by name.
 """
 
 import bz2
@@ -54,13 +54,37 @@ _FORMATS = {
   ),
 }
 _ZIP = r'PK(\x03\x04|\x05\x06)'
-_ARCHIVES = {  # that are not read
-  'a tar archive': r'(?s).{257}ustar',
-  'a 7z archive': r'7z\xbc\xaf\x27\x1c',
-  'a rar archive': r'Rar!\x1a\x07',
-  'packed by compress': r'\x1f\x9d',
-  'packed by lz4': r'\x04\x22M\x18',
-}
+_UNPACK = 'unpack it first, and give a file of it'
+_AS_TEXT = 'save it as plain text'
+_AS_CSV = 'save it as CSV, or read it with pandas and give the table in Python'
+_LINES = 'write what it has as lines of text, or CSV'
+_OTHERS = (  # that are not read: what they are, how they begin, what to do
+  ('a tar archive', r'(?s).{257}ustar', _UNPACK),
+  ('a 7z archive', r'7z\xbc\xaf\x27\x1c', _UNPACK),
+  ('a rar archive', r'Rar!\x1a\x07', _UNPACK),
+  ('packed by compress', r'\x1f\x9d', _UNPACK),
+  ('packed by lz4', r'\x04\x22M\x18', _UNPACK),
+  ('a PDF', r'%PDF-', 'extract its text first (pdftotext)'),
+  ('Rich Text', r'\{\\rtf\d', _AS_TEXT),
+  ('an old Excel or Word file', r'\xd0\xcf\x11\xe0', 'save it as text or CSV'),
+  ('Parquet', r'PAR1[\x00-\x1f]', _LINES),
+  ('Arrow or Feather', r'ARROW1\x00', 'write it as Parquet or CSV'),
+  ('ORC', r'ORC[\x00-\x08\x0e-\x1f\x80-\xff]', 'write it as Parquet or CSV'),
+  ('Avro', r'Obj\x01', 'write it as Parquet or CSV'),
+  ('a NumPy array', r'\x93NUMPY', _LINES),
+  ('HDF5', r'\x89HDF', _LINES),
+  ('a database of SQLite', r'SQLite format 3\x00', _LINES),
+)
+# Of programs that write zip archives, by their members, a line each.
+_OFFICE = r'(?ms)(?=.*^\[Content_Types\]\.xml$).*^'
+_DOCUMENTS = (
+  ('an Excel workbook', rf'{_OFFICE}xl/', _AS_CSV),
+  ('a Word document', rf'{_OFFICE}word/', _AS_TEXT),
+  ('a PowerPoint document', rf'{_OFFICE}ppt/', _AS_TEXT),
+  ('an e-book', r'(?ms).*^META-INF/container\.xml$', _AS_TEXT),
+  ('an OpenDocument file', r'(?s)mimetype\n.*\bcontent\.xml', _AS_CSV),
+  ('a NumPy archive', r'(.+\.npy(\n|$))+$', _LINES),
+)
 
 
 class File(io.BufferedReader):
@@ -105,11 +129,9 @@ class File(io.BufferedReader):
 
   def _check(self, path):
     head = self.peek(_HEAD_BYTES)
-    for what, begins in _ARCHIVES.items():
+    for what, begins, remedy in _OTHERS:
       if _begins(head, begins):
-        raise errors.UserError(
-          f'{path} is {what}: unpack it first, and give a file of it'
-        )
+        raise errors.UserError(f'{path} is {what}: {remedy}')
     begins = _ZIP, *(x.begins for x in _FORMATS.values())
     if self.packing and any(_begins(head, x) for x in begins):
       raise errors.UserError(f'{path} is packed twice: unpack it once')
@@ -149,6 +171,10 @@ class File(io.BufferedReader):
       # macOS and hidden files are no data.
       hidden = re.compile(r'(^|/)(\.[^/]|__MACOSX/)')
       members = [x for x in members if not hidden.search(x.filename)]
+      every = '\n'.join(x.filename for x in members)
+      for what, names, remedy in _DOCUMENTS:
+        if re.match(names, every):
+          raise errors.UserError(f'{path} is {what}: {remedy}')
       if len(members) != 1:
         names = ', '.join(x.filename for x in members[:8])
         names += ', ...' * (len(members) > 8)

@@ -38,10 +38,11 @@ _HEADER = re.compile(rb'\s*(\d+)[ \t]+(\d+)\s*')
 _SPACE = re.compile(r'[ \t-\r]')
 _CONTROLS = re.compile(rb'[\0-\x08\x0e-\x1f\x7f]')
 _NUMBER = re.compile(rb'\s[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$')
+_FRACTION = re.compile(rb'[-+]?\d*\.\d+([eE][-+]?\d+)?')
+_COMMAS = re.compile(rb'(?s).*(\s[-+]?\d+,\d+([eE][-+]?\d+)?){2}\s*')
 _NUM_HEAD_LINES = 100  # by which a file without header is understood
 _REMEDY = 'check the path, or fetch the file again if it is cut or damaged'
 _HEADER_REMEDY = 'correct that line, or the first one, `vocab dim`'
-_TEXT_REMEDY = 'write its words and vectors as word2vec text or binary'
 _OTHERS = (  # first bytes of formats that are not read, and what to do
   (
     rb'\xba\x16\x4f\x2f',
@@ -60,10 +61,6 @@ _OTHERS = (  # first bytes of formats that are not read, and what to do
     "load it with encoding='utf-16', or convert it to UTF-8 (iconv -f UTF-16 "
     '-t UTF-8)',
   ),
-  (rb'\x93NUMPY', 'it is a NumPy array, without words', _TEXT_REMEDY),
-  (rb'\x89HDF', 'it is HDF5', _TEXT_REMEDY),
-  (rb'PAR1', 'it is Parquet', _TEXT_REMEDY),
-  (rb'SQLite format 3', 'it is a database of SQLite', _TEXT_REMEDY),
 )
 
 
@@ -324,6 +321,10 @@ def _read_file(path: pathlib.Path, wide: str) -> _Rows:
     lines = iter(lambda: file.readline(_MAX_LINE_BYTES), b'')
     lines = [*itertools.islice(filter(bytes.strip, lines), _NUM_HEAD_LINES)]
   header = _HEADER.fullmatch(first)
+  if any(_COMMAS.fullmatch(x) for x in [first, *lines][:2]):
+    raise ValueError(
+      'its numbers have decimal commas', "write points (tr ',' '.')"
+    )
   if header:
     num_rows, dim = map(int, header.groups())
     is_text = bool(lines) and _is_text(lines[0], dim)
@@ -348,6 +349,11 @@ def _read_file(path: pathlib.Path, wide: str) -> _Rows:
       file.readline()
     read_rows = _read_text if is_text else _read_binary
     rows = read_rows(file, num_rows, dim)
+  num_fractions = sum(bool(_FRACTION.fullmatch(x)) for x in rows.words)
+  if not header and num_fractions > max(1, len(rows.words) / 2):
+    raise ValueError(
+      'its rows are numbers without words', 'write a word before those of each'
+    )
   if num_rows is not None and len(rows.words) < num_rows:
     raise ValueError(
       f'it holds {len(rows.words)} of the {num_rows} vectors that its first '
@@ -442,6 +448,16 @@ def _is_of_vector(word: bytes, numbers: Sequence[bytes]) -> bool:
   return not is_whole or all(x.isdigit() for x in numbers)
 
 
+def _has_end(data: bytes, size: int) -> bool:
+  """Whether a first binary row ends a line, at any space within its word."""
+  space = data.find(b' ')
+  while space >= 0 and not _CONTROLS.search(data[:space]):
+    if data[space + 1 + size :][:1] == b'\n':
+      return True
+    space = data.find(b' ', space + 1)
+  return False
+
+
 def _read_binary(file: BinaryIO, num_rows: int, dim: int) -> _Rows:
   """Reads rows that all end in a line end, or none."""
   words, values, data, position = [], bytearray(), b'', 0
@@ -455,7 +471,7 @@ def _read_binary(file: BinaryIO, num_rows: int, dim: int) -> _Rows:
     space = data.find(b' ', position, end)
     stop = space + 1 + 4 * dim
     if has_ends is None:
-      has_ends = data[stop : stop + 1] == b'\n'
+      has_ends = _has_end(data[:end], 4 * dim)
     while has_ends and space >= 0 and stop < len(data) and data[stop] != 10:
       space = data.find(b' ', space + 1, end)  # in a word with spaces
       stop = space + 1 + 4 * dim

@@ -8,8 +8,10 @@ import tarfile
 import zipfile
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import zstandard
+from pyarrow import parquet
 
 from jaxemb import errors
 from jaxemb.storage import packed
@@ -22,6 +24,12 @@ def _zip(members):
   with zipfile.ZipFile(file, 'w', zipfile.ZIP_DEFLATED) as archive:
     for name, data in members.items():
       archive.writestr(name, data)
+  return file.getvalue()
+
+
+def _parquet():
+  file = io.BytesIO()
+  parquet.write_table(pa.table({'text': ['a b']}), file)
   return file.getvalue()
 
 
@@ -60,7 +68,9 @@ def test_is_recognised_by_its_first_bytes(tmp_path, packing, name):
   assert file.closed and file._file.closed
 
 
-@pytest.mark.parametrize('data', [b'', b'BZh 1AY', b'PK', b'\x1f', b'_*M'])
+@pytest.mark.parametrize(
+  'data', [b'', b'BZh 1AY', b'PK', b'\x1f', b'_*M', b'ORCHID 1', b'PAR1 gene']
+)
 def test_what_only_begins_alike_is_plain(tmp_path, data):
   path = tmp_path / 'v.gz'
   path.write_bytes(data)
@@ -90,6 +100,17 @@ _REFUSED = [
   (_tar(b'text'), 'a tar archive'),
   (_zip({'a.gz': gzip.compress(b'text')}), 'packed twice'),
   (b'7z\xbc\xaf\x27\x1c' + bytes(100), 'a 7z archive'),
+  (
+    _zip({'[Content_Types].xml': b'', 'xl/a.xml': b''}),
+    'Excel.* save it as CSV',
+  ),
+  (_zip({'word/a.xml': b'', '[Content_Types].xml': b''}), 'a Word document'),
+  (_zip({'mimetype': b'', 'content.xml': b''}), 'an OpenDocument'),
+  (_zip({'a.npy': b'', 'b.npy': b''}), 'a NumPy archive'),
+  (_parquet(), 'Parquet'),
+  (gzip.compress(b'%PDF-1.7 '), 'a PDF: extract its text'),
+  (b'\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1', 'an old Excel or Word file'),
+  (rb'{\rtf1\ansi the king', 'Rich Text'),
 ]
 
 

@@ -145,6 +145,10 @@ def test_truncated_anywhere_is_refused(tmp_path, name):
     ('é 1 2\nß 1 2\n'.encode('latin-1'), 'its encoding, such as encoding='),
     (b'1 50000\nabcdefg', '0 of the 1 vectors'),
     (b'2 2\n' + b'x' * 300_000, 'no word before vector 1'),
+    (b'2 2\na 0,1 -2,0\nb 3,5 4,5\n', 'decimal commas'),
+    (b'a 0,1 -2,0\nb 3,5 4,5\n', 'decimal commas'),
+    (b'0.1 -0.2 .3\n-0.4 0.5 .6\n', 'numbers without words'),
+    (b'1.0e-2\t-2\t.1\n-4.000e-01\t5\t1\n.7\t1\t1\n', 'numbers without words'),
   ],
 )
 def test_damaged_files_are_named(tmp_path, content, message):
@@ -293,14 +297,14 @@ def test_a_wrong_header_is_refused(
 def test_spaces_in_binary_words(tmp_path):
   path = tmp_path / 'v.bin'
   rows = np.random.default_rng(0).normal(size=(3, 20)).astype('<f4')
-  words = [b'new', b'New York', b'york']
+  words = [b'New York', b'new', b'york']
   pairs = zip(words, map(np.ndarray.tobytes, rows), strict=True)
   lines = [b'%b %b' % x for x in pairs]
   path.write_bytes(b'3 20\n' + b''.join(lines))  # as gensim writes
   with pytest.raises(errors.UserError, match=r'v\.bin'):
     w2v.read(path)
   path.write_bytes(b'3 20\n' + b''.join(x + b'\n' for x in lines))
-  _assert_read(path, ['new', 'New York', 'york'], rows)
+  _assert_read(path, ['New York', 'new', 'york'], rows)
 
 
 def test_words_in_another_encoding(tmp_path, capsys):
