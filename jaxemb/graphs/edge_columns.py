@@ -319,6 +319,8 @@ def _by_content(where, rows):
     _refuse(where, f'{what} a node and its neighbors', ADJACENCY)
   if len(first) == 4 and all(x[3:] == ['.'] for x in rows):  # N-Triples
     return ['source', 'relation', 'target', '-']
+  if all(len(x) > 2 and x[-1] == '' for x in rows):
+    return [*_by_content(where, [x[:-1] for x in rows]), '-']
   if all(x[0].startswith('/a/[') and len(x) == 5 for x in rows):  # ConceptNet
     return ['-', 'relation', 'source', 'target', '-']
   if len(first) > 3:
@@ -331,8 +333,6 @@ def _by_content(where, rows):
   if len(first) == 2:
     return ['source', 'target']
   rows = [x for x in rows if len(x) > 2]
-  if all(x[2] == '' for x in rows):
-    return ['source', 'target', '-']
   if not any(re.search(r'\w', x[1]) for x in rows):  # 1 -> 2
     return ['source', '-', 'target']
   if third := _third(where, rows):

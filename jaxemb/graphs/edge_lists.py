@@ -122,6 +122,11 @@ def _plan(path, settings):
   prefixes, num_rows, declared = None, None, settings['columns']
   sizes, below = head.rows[0], (*head.rows, ())[1]
   is_matrix = title.startswith('%%MatrixMarket') and below
+  if is_matrix and re.search(r'\b(array|complex)\b', title):
+    raise errors.UserError(
+      f'{path} has all numbers of a matrix, or complex ones; write those that '
+      'are not 0 as real numbers (scipy.io.mmwrite of a sparse matrix)'
+    )
   konect = re.match(r'%\s*(sym|asym|bip)\b', title)
   if konect and konect[1] == 'bip':
     prefixes = 'left:', 'right:'
@@ -524,6 +529,7 @@ class _Edges:
     ends = self._mapped('ends', np.int32).reshape(-1, 2)
     if not self._as_integers:
       names = pa.concat_arrays(self._names)
+      self._refuse_sizes(ends, names)
       if self._may_have_comments and not self._settings['comments']:
         is_sign = pc.match_substring_regex(names, '^' + heads.COMMENT)
         nodes = np.flatnonzero(is_sign.to_numpy(False))
@@ -538,12 +544,7 @@ class _Edges:
       return _names(names), None, len(names)
     if self._num_nodes:
       return None, None, self._num_nodes
-    nodes, edges = ends[0].tolist()
-    if edges == self._num - 1 > 3 and nodes >= ends[1:].max():
-      raise errors.UserError(
-        f'{self._path} begins with {nodes} {edges}, which seem to be the '
-        'numbers of nodes and edges; remove this line'
-      )
+    self._refuse_sizes(ends)
     is_used = np.zeros(self._largest + 1, bool)
     for x in self._chunks(None):
       is_used[x.sources] = is_used[x.targets] = True
@@ -551,6 +552,18 @@ class _Edges:
       return None, None, len(is_used)
     used = pc.cast(pa.array(np.flatnonzero(is_used)), pa.large_string())
     return _names(used), (np.cumsum(is_used) - 1).astype(np.int32), len(used)
+
+  def _refuse_sizes(self, ends, names=None):
+    """Raises a `UserError` for a first line of counts of nodes and edges."""
+    sizes = [str(names[x]) if names else str(x) for x in ends[0].tolist()]
+    if self._num < 5 or sizes[1] != str(self._num - 1):
+      return
+    num_nodes = len(np.unique(ends[1:]))
+    if sizes[0].isdecimal() and int(sizes[0]) >= num_nodes:
+      raise errors.UserError(
+        f'{self._path} begins with {" ".join(sizes)}, which seem to be the '
+        'numbers of nodes and edges; remove this line'
+      )
 
   def _mapped(self, name, kind):
     path = self._spill / name

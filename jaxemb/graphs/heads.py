@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxemb import errors
-from jaxemb.graphs import edge_columns
+from jaxemb.graphs import edge_columns, published
 from jaxemb.io import tables
 
 _LINES = 5_000
@@ -51,6 +51,7 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
   lines = [
     x.decode('utf-8-sig', 'replace') for x in block.splitlines()[:_LINES]
   ]
+  published.refuse(path, lines[:100])
   body = [x for x in lines if x.strip() and x[0] not in marks]
   body = body or [x for x in lines if _is_name(x)]
   nothing = errors.UserError(

@@ -4,7 +4,7 @@ import logging
 import pathlib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxemb import errors
@@ -30,6 +30,13 @@ _SPLITS = _TABLE['others']['splits']
 NAMES = {k: tuple(x.split()) for k, x in _TABLE['names'].items()}
 ARRAYS = {k: tuple(x.split()) for k, x in _TABLE['arrays'].items()}
 KONECT = _TABLE['layouts']['KONECT']['edges']
+
+
+_READER = (
+  'is for NetworkX; in Python, write a folder by jaxemb.graphs: '
+  "graph.save(files.from_networkx({}(PATH), label='ATTRIBUTE'), FOLDER), and "
+  'give that'
+)
 
 
 def is_named(path: pathlib.Path | str, names: str) -> bool:
@@ -120,9 +127,17 @@ def _suggest_labels(path, settings):
     )
 
 
-def refuse(path: pathlib.Path) -> None:
-  """Raises a `UserError` for a form that is not read, and says what to do."""
+def refuse(path: pathlib.Path, lines: Sequence[str] = ()) -> None:
+  """Raises a `UserError` for a form that is not read, and says what to do.
+
+  It is told by its first `lines`, or, without these, by its name.
+  """
   paths = [*path.glob('ind.*.graph')] if path.is_dir() else [path]
+  text = '\n'.join(lines).lstrip()
   for form in _TABLE['refused']:
-    if any(is_named(x, form['names']) for x in paths):
-      raise errors.UserError(f'{path} {form["message"]}')
+    names, begins = (form.get(x, '(?!)') for x in ('names', 'begins'))
+    if any(is_named(x, names) for x in paths if not lines) or re.match(
+      begins, text, re.IGNORECASE
+    ):
+      message = form.get('message') or _READER.format(form.get('reader'))
+      raise errors.UserError(f'{path} {message}')

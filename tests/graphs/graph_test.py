@@ -176,6 +176,8 @@ def test_names_of_urls_are_no_comments(read, write):
   [
     ('a;b;0,5\nb;c;0,7\n', {'name': 'a.csv'}, 'such as 0,7; write points'),
     ('5 6\n1 2\n2 3\n3 1\n4 5\n1 5\n2 4\n', {}, 'begins with 5 6, which'),
+    ('4 5\n1 9\n9 3\n3 1\n7 9\n7 3\n', {}, 'begins with 4 5, which'),
+    ('4 5\na b\nb c\nc a\nd b\nd c\n', {}, 'begins with 4 5, which'),
     ('% sym unweighted\n1 2\n', {'directed': True}, 'lead both ways'),
     (
       '%%MatrixMarket matrix coordinate pattern symmetric\n2 2 1\n2 1\n',
