@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from jaxemb import errors
 from jaxemb.graphs import published
-from jaxemb.io import roles
+from jaxemb.io import roles, tables
 
 ADJACENCY = 'source,targets'  # `data.columns` of adjacency lists
 MATRIX = """is a matrix, with a row and a column for each node; write edges, \
@@ -55,11 +55,9 @@ def assign(
   `declared` is `data.columns`; `form` that of a table whose columns have names,
   '' = text. Raises a `UserError` where the columns cannot be told.
   """
-  if rows[1:] and all(len(x) == 1 + len(rows[0]) for x in rows[1:]):
-    is_end = not any(x[-1] for x in rows[1:])  # a sign at the end of lines
-    longer = [*rows[0], ''] if is_end else ['', *rows[0]]  # or as of R
-    longer = [longer, *rows[1:]]
-    rows = longer if is_header(longer, declared) else rows
+  if tables.has_row_names(rows):
+    as_of_r = [['', *rows[0]], *rows[1:]]
+    rows = as_of_r if is_header(as_of_r, declared) else rows
   first = rows[0]
   if len(first) < 2:
     raise errors.UserError(

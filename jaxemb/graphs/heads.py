@@ -82,6 +82,7 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
   bare = [[rows[0][0][1:], *rows[0][1:]], *rows[1:]]
   if not comments and rows[0][0][:1] in marks and edge_columns.is_header(bare):
     rows = bare
+  rows = tables.with_end(rows)
   layout = tables.Layout(
     delimiter=delimiter,
     skip_lines=skip,

@@ -188,7 +188,7 @@ def _plan(file, declared, decimal):
     declared = declared or contents.columns(file, rows, layout.delimiter)
   names = rows[0]
   if has_header:
-    rows = [x for x in rows if x != names]
+    rows = roles.below(rows)
   if declared.replace(' ', '') == contents.LISTS:
     names = names[:2]
   columns = roles.assign(

@@ -160,6 +160,12 @@ def words(name: str) -> list[str]:
   return [x.lower() for x in found]
 
 
+def below(rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+  """Returns the rows below a header, but for those that repeat it."""
+  header = [x.lower() for x in rows[0]]
+  return [x for x in rows if [y.lower() for y in x] != header]
+
+
 def is_header(
   roles: Sequence[Role], rows: Sequence[Sequence[str]], declared: str = ''
 ) -> bool:
@@ -176,7 +182,7 @@ def is_header(
   named = {simplified(_MINIMUM.fullmatch(x)[1]) for x in named} - {'', '-'}
   if any(x in named and not is_number(x) for x in names):
     return True
-  rest = [x for x in rows if x != rows[0]]  # a header may be repeated
+  rest = below(rows)
   columns = [
     [x[i] for x in rest if len(x) > i and not _is_missing(x[i])]
     for i in range(len(first))

@@ -63,3 +63,49 @@ def test_json_is_told_from_names_in_brackets(tmp_path):
 def test_integers_of_any_size_are_names():
   users = columns.of({'user': [10**30, 7, None]})['user']
   assert users.to_pylist() == [str(10**30), '7', None]
+
+
+def _read(path, **options):
+  reader = tables.Reader(str(path), max_bad=1, **options)
+  read = [y for x in reader.tables(lambda *_: None) for y in x.to_pylist()]
+  return [tuple(x.values()) for x in read], reader
+
+
+@pytest.mark.parametrize(
+  'repeated',
+  ['a,b', '"a","b"', 'A,"B"', '\ufeffa,b', '\ufeff"a",b\r', ' a , b'],
+)
+def test_repeated_headers_are_told_by_their_cells(repeated, tmp_path):
+  path = tmp_path / 'log.csv'
+  path.write_text(f'a,b\n1,2\n{repeated}\n3,4\n5\n"x\na,b",6\n')
+  rows, reader = _read(path)
+  assert rows == [('1', '2'), ('3', '4'), ('x\na,b', '6')]
+  assert reader.num_bad == 2 and 'line 3: it repeats' in reader.first_bad
+  path.write_text('a\n1\na\n')  # which may be a value
+  assert _read(path)[0] == [('1',), ('a',)]
+
+
+def test_headers_are_below_comments(tmp_path):
+  path, layout = tmp_path / 'edges', tables.Layout('ab', comment='#')
+  path.write_text('# c\na,b\n1,2\n# c\na,b\n# c\n')
+  layouts = {path: layout._replace(skips_first=True)}
+  rows, reader = _read(path, layouts=layouts)
+  assert rows == [('1', '2')] and reader.num_comments == 3
+  assert reader.num_bad == 1 and 'line 5: it repeats' in reader.first_bad
+
+
+def test_marks_of_files_that_were_put_together_vanish(tmp_path):
+  path = tmp_path / 'log.csv'
+  path.write_text('\ufeffa,b\n\uff01,2\n\ufeffx,3\n\uff01,4\n')
+  assert _read(path)[0] == [('\uff01', '2'), ('x', '3'), ('\uff01', '4')]
+
+
+@pytest.mark.parametrize('header', ['a,b', 'a,b,'])
+def test_a_delimiter_may_end_each_line(header, tmp_path):
+  path = tmp_path / 'log.csv'
+  path.write_text(f'{header}\nx,1,\nx,2,\n')
+  assert _read(path)[0] == [('x', '1'), ('x', '2')]
+  path.write_text('a,b\nx,1,2\ny,1,\n')  # as R writes names of rows
+  assert _read(path)[0] == [('x', '1', '2'), ('y', '1', '')]
+  path.write_text('a,b\nx,1,2\nx,1,\n')
+  assert not _read(path)[1].num_rows
