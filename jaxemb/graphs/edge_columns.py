@@ -192,9 +192,11 @@ def _refuse_lists(where, rows, columns):
   ends = [_cells(rows, columns.index(x)) for x in ('source', 'target')]
   for cells, others in ends, ends[::-1]:
     nodes, lists = {*cells, *others}, []
+    are_plain = not any(x[:1] in '[{' for x in others)
     for cell in cells:
       pieces = [x for x in re.split(r'[][{}()|,;\'"\s]+', cell) if x]
-      if pieces and {*pieces} <= nodes - {cell}:
+      is_list = are_plain and bool(re.fullmatch(r'\[.*\]|\{.*\}', cell))
+      if is_list or (pieces and {*pieces} <= nodes - {cell}):
         lists.append(cell)
     if lists and 5 * len(lists) >= len(cells):
       raise errors.UserError(

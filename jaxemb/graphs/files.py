@@ -9,6 +9,7 @@ files know of nodes.
 """
 
 import collections
+import contextlib
 import functools
 import pathlib
 import re
@@ -64,7 +65,7 @@ def read(
   else:
     settings = published.find_files(settings)
     file = pathlib.Path(settings['path']).expanduser()
-    if is_list := file.suffix not in ('.npz', '.mat', '.json'):
+    if is_list := _is_list(file):
       paths = inputs.together(settings['path'], 'list of edges')
       plans = edge_lists.planned(paths, settings)
       graph = _built(
@@ -84,6 +85,17 @@ def read(
         f'{settings["path"]} is none; remove it'
       )
   return node_files.with_files(graph, settings)
+
+
+def _is_list(file):
+  """Whether a file has edges, a line each, and no matrix or object of JSON."""
+  if file.suffix != '.json' or not file.is_file():
+    return file.suffix not in ('.npz', '.mat', '.json')
+  with contextlib.suppress(errors.UserError):
+    if tables.guess(file) == 'jsonl':
+      _, *rows = tables.json_head(file)
+      return len(rows) > 1 or not any(x[:1] in '[{' for y in rows for x in y)
+  return False
 
 
 def located(settings: Mapping[str, Any]) -> Mapping[str, Any]:

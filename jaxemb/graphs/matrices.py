@@ -166,13 +166,18 @@ def _mat(path) -> Mapping[str, Any]:
 def _json(path) -> Mapping[str, Any]:
   """The arrays of Wiki-CS, which has lists by node, of neighbors and others."""
   fields = json.loads(path.read_text('utf-8'))
-  if isinstance(fields, dict) and 'nodes' in fields:
-    raise ValueError(
-      'it is of NetworkX: graph.save(files.from_networkx(networkx.'
-      'node_link_graph(FIELDS)), FOLDER) of jaxemb.graphs, and give FOLDER'
-    )
-  if not isinstance(fields, dict) or not {'links', 'labels'} <= fields.keys():
-    raise ValueError('it has no `links` and `labels`, as Wiki-CS has')
+  fields = fields if isinstance(fields, dict) else {}
+  if not {'links', 'labels'} <= fields.keys():
+    readers = {'nodes': 'node_link_graph', 'elements': 'cytoscape_graph'}
+    reader = next((v for k, v in readers.items() if k in fields), '')
+    if fields and all(isinstance(x, list) for x in fields.values()):
+      reader = reader or 'from_dict_of_lists'
+    what = 'has no `links` and `labels`, as Wiki-CS has; write lines with an '
+    what += 'object for each edge (jq -c .[]), or CSV'
+    if reader:
+      what = published.READER.format(f'networkx.{reader}')
+      what = what.replace('(PATH)', '(json.load(open(PATH)))')
+    raise errors.UserError(f'{path} {what}')
   links = fields['links']
   sizes = [len(x) for x in links]
   ends = np.array([y for x in links for y in x], np.int64)

@@ -32,7 +32,7 @@ ARRAYS = {k: tuple(x.split()) for k, x in _TABLE['arrays'].items()}
 KONECT = _TABLE['layouts']['KONECT']['edges']
 
 
-_READER = (
+READER = (
   'is for NetworkX; in Python, write a folder by jaxemb.graphs: '
   "graph.save(files.from_networkx({}(PATH), label='ATTRIBUTE'), FOLDER), and "
   'give that'
@@ -139,5 +139,5 @@ def refuse(path: pathlib.Path, lines: Sequence[str] = ()) -> None:
     if any(is_named(x, names) for x in paths if not lines) or re.match(
       begins, text, re.IGNORECASE
     ):
-      message = form.get('message') or _READER.format(form.get('reader'))
+      message = form.get('message') or READER.format(form.get('reader'))
       raise errors.UserError(f'{path} {message}')

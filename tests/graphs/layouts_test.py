@@ -139,6 +139,7 @@ READ = [
   ('pandas without names', 'x.csv', pd.DataFrame(PEOPLE).to_csv(), PEOPLE),
   ('R, write.csv', 'x.csv', FRAME.to_csv(quoting=2), PEOPLE),
   ('JSON lines', 'x.jsonl', ''.join(JSON), KG),
+  ('lines in .json', 'x.json', ''.join(JSON), KG),
 ]
 
 REFUSED = [
@@ -194,6 +195,9 @@ REFUSED = [
     json.dumps(nx.node_link_data(PLAIN, edges='edges')),
     'node_link_graph',
   ),
+  ('of lists', 'x.json', json.dumps({'1': [2], '2': []}), 'from_dict_of_lists'),
+  ('objects', 'x.json', f'[{",".join(JSON)}]', 'object for each edge'),
+  ('lists', 'x.jsonl', '{"source": 1, "target": [2, 3]}\n', 'lists of nodes'),
 ]
 
 
