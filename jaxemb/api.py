@@ -16,6 +16,10 @@ if TYPE_CHECKING:
   from jaxemb import embeddings
   from jaxemb.clicks import predictor
 
+_COLUMNS = {  # of tables, by `data.source`; others have users and items
+  'clicks': ('label', 'user'),
+  **dict.fromkeys(('graph', 'nodes', 'edges'), ('source', 'target')),
+}
 _KINDS = str, bytes, Iterable  # of sentences, of which bytes are refused
 
 
@@ -37,14 +41,15 @@ def train(
   """Trains word vectors on sentences, or another kind on files and tables.
 
   `data` is sentences, each a string or a list of tokens, which are read once; a
-  path, as in `config.data.path`; a table of pandas, polars or Arrow, or a list
-  of dicts; or a config. `config` names the config to start from, which a table
-  needs: 'rec:bpr', 'ctr', 'graph', ... With either config the arguments up to
-  `seed` are its own unless they are given. The model, 'skipgram' or 'cbow', has
-  vectors of size `dim`, up to `window` words on each side of a center and
-  `negatives` for each positive. Words rarer than `min_count` are dropped;
-  `sample` is the threshold of frequent-word subsampling, 0 = off. `workdir` is
-  the folder of the run, in which a second call resumes; None = a temporary one.
+  path, as in `config.data.path`; a table of pandas, polars or Arrow, lists by
+  column, or a list of dicts; or a config. `config` names the config to start
+  from, which a table needs: 'rec:bpr', 'ctr', 'graph', ... With either config
+  the arguments up to `seed` are its own unless they are given. The model,
+  'skipgram' or 'cbow', has vectors of size `dim`, up to `window` words on each
+  side of a center and `negatives` for each positive. Words rarer than
+  `min_count` are dropped; `sample` is the threshold of frequent-word
+  subsampling, 0 = off. `workdir` is the folder of the run, in which a second
+  call resumes; None = a temporary one.
   `settings` are any others, such as `{'optimizer.name': 'adagrad'}`.
 
   Raises a `UserError` for unusable data or settings, or after a signal.
@@ -110,8 +115,9 @@ def _configure(
     config.data.path = os.fspath(data)
     return config, values, None
   cache = pathlib.Path(folder, 'cache')
+  source = config.data.source
   if _is_table(data):
-    if not name:
+    if source == 'text':
       raise errors.UserError(
         'a table has columns and no sentences; give config, such as '
         "config='rec', 'ctr' or 'graph', or a column of it as sentences"
@@ -119,6 +125,11 @@ def _configure(
     config.data.path = os.path.join(folder, 'table.parquet')
     _write_table(data, config.data.path)
     return config, values, cache
+  if source != 'text' and ':' not in source:
+    raise errors.UserError(
+      f'config={name!r} needs a path or a table, and data is of type '
+      f'{type(data).__name__}; {_remedy(data, source)}'
+    )
   config.data.path = os.path.join(folder, 'text.txt')
   has_tokens = _write_sentences(data, config.data.path)
   config.data.tokens = 'whitespace' if has_tokens else 'words'
@@ -127,10 +138,26 @@ def _configure(
 
 
 def _is_table(data: Any) -> bool:
-  """Whether it is a table of pandas, polars or Arrow, or a list of dicts."""
+  """Whether it is a table of pandas, polars or Arrow, or of lists or dicts."""
   if isinstance(data, list):
     return bool(data) and isinstance(data[0], Mapping)
-  return hasattr(data, 'column_names') or hasattr(data, 'columns')
+  if hasattr(data, 'dtype'):  # of NumPy, with fields
+    return bool(getattr(data.dtype, 'names', ()))
+  named = 'column_names', 'columns'
+  return isinstance(data, Mapping) or any(hasattr(data, x) for x in named)
+
+
+def _remedy(data: Any, source: str) -> str:
+  """Returns what to do with data that the kind of a source cannot read."""
+  if hasattr(data, 'nodes') and hasattr(data, 'edges'):
+    return (
+      'save it first, jaxemb.graphs.graph.save(jaxemb.graphs.files.'
+      "from_networkx(DATA), 'FOLDER'), and give that folder"
+    )
+  a, b = _COLUMNS.get(source, ('user', 'item'))
+  if hasattr(data, 'tocoo'):
+    return f"give x = DATA.tocoo() by column, {{'{a}': x.row, '{b}': x.col}}"
+  return f"give it by column, such as {{'{a}': [...], '{b}': [...]}}"
 
 
 def _write_table(data: Any, path: str) -> None:
@@ -184,15 +211,14 @@ def _write_sentences(
     every = sentences if isinstance(sentences, Iterable) else ()
     for number, sentence in enumerate(every, 1):
       kind = next((x for x in _KINDS if isinstance(sentence, x)), None)
+      if kind in (None, bytes):
+        raise errors.UserError(
+          f'sentence {number:,} is {str(sentence)[:60]!r}; sentences must be '
+          'all strings or all lists of tokens'
+        )
       kinds.add(kind)
       if kind is Iterable:
-        sentence = list(map(str, sentence))
-        for token in sentence:
-          if len(token.split()) != 1:
-            raise errors.UserError(
-              f'token {token!r} is empty or has white space; tokens are words'
-            )
-        sentence = ' '.join(sentence)
+        sentence = ' '.join(_tokens(sentence, number))
       line = ' '.join(str(sentence).splitlines())
       if '\0' in line:
         raise errors.UserError(
@@ -204,3 +230,18 @@ def _write_sentences(
       'sentences must be all strings or all lists of tokens, and at least one'
     )
   return kinds == {Iterable}
+
+
+def _tokens(sentence: Iterable[Any], number: int) -> list[str]:
+  """Returns the names of a sentence's tokens, which may be numbers or flags."""
+  from jaxemb.io import columns
+
+  names = []
+  for token in sentence:
+    names.append(token if type(token) is str else columns.name(token))
+    if len(names[-1].split()) != 1:
+      raise errors.UserError(
+        f'sentence {number:,} has the token {token!r}, which is missing or has '
+        'white space; tokens are words'
+      )
+  return names

@@ -711,9 +711,12 @@ class Embeddings:
 
 
 def _name(word: object) -> object:
-  """Returns the name that a number is, such as '7' of 7 or 7.0."""
-  is_number = isinstance(word, numbers.Real) and not isinstance(word, bool)
-  return str(int(word)) if is_number and float(word).is_integer() else word
+  """Returns the name of a number or flag, such as '7' of 7.0; other words."""
+  if isinstance(word, bool | np.bool_):
+    return str(word).lower()
+  if not isinstance(word, numbers.Real):
+    return word
+  return str(int(word)) if float(word).is_integer() else str(word)
 
 
 def _as_list(items: object) -> list:

@@ -2,8 +2,10 @@
 
 import tempfile
 
+import networkx as nx
 import numpy as np
 import pytest
+from scipy import sparse
 
 import jaxemb
 from jaxemb import config as config_lib
@@ -27,9 +29,12 @@ def test_strings_are_split_and_lowercased_and_tokens_are_not(vectors):
   assert vectors.counts.tolist() == sorted(vectors.counts, reverse=True)
   assert vectors.most_similar('king', topn=2)
   # A generator is read once; nothing passes for markup or a format.
-  tokens = (['<mediawiki>', *line.split()] for line in _TEXT)
+  numbers = 1, 1.0, 2.5, np.float32(2.5), True, np.bool_(True)
+  tokens = (['<mediawiki>', *numbers, *line.split()] for line in _TEXT)
   tokens = jaxemb.train(tokens, **_SMALL)
   assert {'The', 'the', 'land.', '<mediawiki>'} <= set(tokens.index_to_key)
+  assert all(x in tokens for x in (1, 1.0, 2.5, True, '1', '2.5', 'true'))
+  assert not {'1.0', 'True'} & set(tokens.index_to_key)
   docs = np.array(['<doc id="1"> a b </doc>', 'c \ud800 d'] * 20)
   of_docs = jaxemb.train(docs, **_SMALL)
   assert set(of_docs.index_to_key) == set('doc id 1 a b c d'.split())
@@ -83,11 +88,23 @@ def test_progress_is_shown_and_nothing_is_left(tmp_path, monkeypatch, capfd):
   ('data', 'more', 'words'),
   [
     (['a b', ['a', 'b']], {}, 'all strings or all lists'),
+    (['a b', None], {}, "sentence 2 is 'None'"),
+    ([b'a b'], {}, 'sentence 1 is'),
     ([['a', 'b c']], {}, "'b c'"),
+    ([['a', 'b'], ['a', None]], {}, 'sentence 2 has the token None'),
+    ([['a', float('nan')]], {}, 'the token nan'),
     (['a b', 'c nu\0l'], {}, 'sentence 2 has a NUL'),
     ([['a', 'b'], ['nu\0l']], {}, 'sentence 2 has a NUL'),
     (['word word'] * 9, _SMALL, "only one word ('word')"),
     ([{'user': 1, 'item': 2}], {}, "give config, such as config='rec"),
+    ({'a b': [1], 'c': [2]}, {}, 'a table has columns and no sentences'),
+    ([{'text': 'a b'}], {'config': 'wiki'}, 'a column of it as sentences'),
+    (nx.path_graph(9), {'config': 'graph'}, "from_networkx(DATA), 'FOLDER')"),
+    (np.ones((9, 2)), {'config': 'graph'}, "{'source': [...], 'target'"),
+    (sparse.eye(9), {'config': 'rec'}, "{'user': x.row, 'item': x.col}"),
+    ([('u', 'i')], {'config': 'rec'}, "{'user': [...], 'item': [...]}"),
+    (['a b'], {'config': 'ctr'}, "{'label': [...], 'user': [...]}"),
+    ({'user': 'u', 'item': 'i'}, {'config': 'rec'}, "column user is 'u'"),
     (['a b'], {'min_count': 5}, 'no word occurs 5 times'),
     (config_lib.default(), {'dim': 5}, 'set config.model.dim there'),
     (_TEXT, {'settings': {'data.lowercase': 1}}, 'must be of type bool'),

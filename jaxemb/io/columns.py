@@ -10,6 +10,7 @@ import ast
 import contextlib
 import functools
 import json
+import numbers as numbers_lib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +32,8 @@ MISSING = (
   '#n/a n/a', '1.#ind', '-1.#ind', '1.#qnan', '-1.#qnan',
   '#div/0!', '#value!', '#ref!', '#num!', '#name?', '#null!',
 )  # fmt: skip
+# Values of Python, NumPy and pandas that are missing.
+_NO_VALUES = 'None', 'nan', 'NaN', 'NaT', '<NA>'
 # With which short strings begin that may be missing values.
 _BEGINS = np.isin(np.arange(256), [*b'Nn<#'])
 _CURRENCIES = '$\u20ac\u00a3\u00a5'
@@ -122,6 +125,19 @@ def names(column: Any) -> keys.Text:
   if column.null_count:
     column = pc.fill_null(column, pa.scalar('', column.type))
   return keys.Text.of(column).names()
+
+
+def name(value: Any) -> str:
+  """Returns the name of a value of Python, as it has in a column; '' = none."""
+  if isinstance(value, str):
+    return value
+  text = str(value)
+  if text in _NO_VALUES:
+    return ''
+  if isinstance(value, bool | np.bool_):
+    return text.lower()
+  is_whole = isinstance(value, numbers_lib.Real) and value == value // 1
+  return str(int(value)) if is_whole and abs(value) < 2**63 else text
 
 
 def _float_names(column):
@@ -433,7 +449,9 @@ def of(data: Any) -> Any:
       data = data.reset_index(allow_duplicates=True)
     columns = [*data.items()]
   elif hasattr(data, '__arrow_c_stream__') and not hasattr(data, 'to_frame'):
-    return pa.table(data)
+    table = pa.table(data)
+    names = table.column_names  # views of polars are not written as Parquet
+    return pa.Table.from_arrays([plain(x) for x in table.columns], names)
   elif isinstance(data, np.ndarray) and data.dtype.names:
     columns = [(x, data[x]) for x in data.dtype.names]
   elif _are_rows(data):
@@ -501,5 +519,4 @@ def array(values: Any) -> Any:
   values = list(values)  # of pandas' periods, too
   if any(isinstance(x, (list, tuple, Mapping, np.ndarray)) for x in values):
     raise TypeError('it has lists beside other values')
-  texts = [None if x is None or x != x else str(x) for x in values]
-  return pa.array(texts, pa.large_string())
+  return pa.array([name(x) or None for x in values], pa.large_string())

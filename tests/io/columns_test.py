@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import csv as arrow_csv
+from pyarrow import parquet
 
 from jaxemb import errors
 from jaxemb.io import columns
@@ -84,6 +85,7 @@ def test_columns_of_polars_are_read():
   })  # fmt: skip
   for name, column in zip(frame.columns, columns.of(frame), strict=True):
     assert _values(column) == words, name
+  parquet.write_table(columns.of(frame), io.BytesIO())
 
 
 def test_columns_of_python_are_read():
