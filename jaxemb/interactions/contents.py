@@ -48,9 +48,9 @@ def sample(file: pathlib.Path) -> tables.Head:
   rows, layout = [x for x in head.rows if any(x)], head.layout
   if not rows:
     raise errors.UserError(f'{file} has no line `user item item ...`')
-  # A line alone has no tab, but spaces: both are white space.
+  # A line alone has spaces, and no tab before its end: both are white space.
   is_mixed = layout.delimiter == '\t' and any(
-    len(x) == 1 and ' ' in x[0] for x in rows
+    ' ' in x[0] and not any(x[1:]) for x in rows
   )
   if layout.delimiter and (is_mixed or all(len(x) == 1 for x in rows)):
     rows = [' '.join(x).split() for x in rows]
@@ -64,6 +64,8 @@ def columns(file: pathlib.Path, rows: Rows, sign: str) -> str:
   `sign` is between their cells, ' ' for white space. Raises a `UserError` if
   none fits, or several do.
   """
+  while all(len(x) > 2 and not x[-1].strip() for x in rows):
+    rows = [x[:-1] for x in rows]  # delimiters at the ends of lines
   widths = {len(x) for x in rows}
   if max(widths) < 2:
     raise errors.UserError(

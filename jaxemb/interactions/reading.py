@@ -175,7 +175,7 @@ def _plan(file, declared, decimal):
   """How a file is read; raises a `UserError` where that is not plain."""
   head = contents.sample(file)
   rows, layout = head.rows, head.layout
-  has_header = head.has_names or roles.is_header(ROLES, rows)
+  has_header = head.has_names or roles.is_header(ROLES, rows, declared)
   if not has_header:
     words = [x for x in re.split(r'[^\w-]+', ' '.join(rows[0])) if x]
     if roles.is_header(ROLES, [words]):
@@ -190,7 +190,7 @@ def _plan(file, declared, decimal):
   if has_header:
     rows = roles.below(rows)
   if declared.replace(' ', '') == contents.LISTS:
-    names = names[:2]
+    names = [*names, ''][:2]  # the first line may be a user alone
   columns = roles.assign(
     str(file), ROLES, names, declared=declared, has_header=has_header
   )

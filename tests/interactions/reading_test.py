@@ -316,6 +316,35 @@ def test_lists_that_are_unclear_are_refused(text, says, tmp_path):
   assert '\n' not in str(caught.value)
 
 
+@pytest.mark.parametrize('form', [
+  '{a},{b},', '{a}\t{b}\t', '{a}\t{b}\t ', '{u}::{i}::', '{a} {b}\t',
+  '{u},{i},,',
+])  # fmt: skip
+def test_delimiters_may_end_lines(form, tmp_path):
+  assert _pairs(_read(tmp_path, _lines(form))) == _ALL
+  assert _pairs(_read(tmp_path, _lines(form), 'user,item')) == _ALL
+  if form.count(',') < 3:
+    header = re.sub(
+      r'[\W\d]*$', '', form.format(u='user', a='user', b='item', i='item')
+    )
+    assert _pairs(_read(tmp_path, _lines(form, f'{header}\n'))) == _ALL
+
+
+@pytest.mark.parametrize(
+  'rows', ['u1\nu2 a b\nu3 b c\n', 'u1\nu2,a,b\nu3,b,c\n']
+)
+@pytest.mark.parametrize('setting', ['', 'user,items'])
+def test_the_first_user_may_have_no_item(rows, setting, tmp_path):
+  expected = {'u1': [], 'u2': ['a', 'b'], 'u3': ['b', 'c']}
+  assert _read(tmp_path, rows, setting).items_of == expected
+
+
+@pytest.mark.parametrize('sign', ', ')
+def test_declared_names_are_a_header(sign, tmp_path):
+  text = _lines(f'{{a}}{sign}{{b}}', f'viewer{sign}film\n')
+  assert _pairs(_read(tmp_path, text, 'user:viewer,item:film')) == _ALL
+
+
 def test_columns_of_lists_are_items(tmp_path):
   table = pa.table({'user': ['a', 'b', 'c'], 'items': [[3, 1], [], [2]]})
   parquet.write_table(table, tmp_path / 'a.parquet')
