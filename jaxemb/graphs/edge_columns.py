@@ -4,6 +4,7 @@ A header or `data.columns` says so, or else what the first rows hold: there one
 reading must be plausible, and several are a `UserError`.
 """
 
+import collections
 import re
 from collections.abc import Sequence
 
@@ -20,7 +21,7 @@ _NAMES = published.NAMES
 _PAIRS = [*zip(_NAMES['sources'], _NAMES['targets'], strict=True)]
 _STEMS = [x for x in _PAIRS if len(x[0]) > 2]
 # What the first and the second of two numbered names have.
-_SECONDS = ('1', '2'), ('0', '1'), ('(?<=...)a$', 'b'), ('(?<=...)x$', 'y')
+_SECONDS = ('1', '2'), ('0', '1'), ('(?<=..)a$', 'b'), ('(?<=..)x$', 'y')
 # The first and the last cell of rows in signs that are in no name.
 _SIGNS = (
   *[(rf'\{a}[^{b}]*', rf'[^{a}]*\{b}') for a, b in ('()', '{}')],
@@ -107,7 +108,7 @@ def is_header(rows: Rows, declared: str = '') -> bool:
     {*map(_numbered, pair)} & {_numbered(roles.simplified(x)) for x in below}
   ):
     return True
-  known = _KINDS | _RELATIVES
+  known = _KINDS | _RELATIVES | {'entity', *_NAMES['node']}
   num = sum(
     _kind(x) in known or bool(re.search('.(id|name)$', x)) for x in names
   )
@@ -210,21 +211,24 @@ def _refuse_lists(where, rows, columns):
 def _refuse_names(where, rows, columns):
   """Raises a `UserError` for a first row that may be of unknown names.
 
-  All other nodes are of a form that its cells do not have; or its relation is
-  the only one that does not return.
+  All other nodes are of a form that its cells do not have, or nearly all return
+  and its own do not; or its relation is the only one that does not.
   """
   first, rest = rows[0], rows[1:]
   cells = {k: _cells(rest, i) for k, (i,) in columns.by_role.items()}
   names = {k: first[i] for k, (i,) in columns.by_role.items()}
+  nodes = collections.Counter(cells['source'] + cells['target'])
+  relations = {*cells.get('relation', ())}
   if len(rest) < 5 or any(
-    x in cells[k] or roles.is_number(x) for k, x in names.items()
+    x in nodes or x in relations or roles.is_number(x) for x in names.values()
   ):
     return
-  is_other = True
-  for role in 'source', 'target':
-    forms = {*map(_form, cells[role])}
-    is_other &= len(forms) == 1 and _form(names[role]) not in forms
-  relations = {*cells.get('relation', ())}
+  num_once = sum(x == 1 for x in nodes.values())
+  is_other = len(rest) > 50 and num_once < len(nodes) / 50
+  if not is_other:
+    ends = [(names[x], cells[x]) for x in ('source', 'target')]
+    forms = [(_form(x), {*map(_form, below)}) for x, below in ends]
+    is_other = all(len(y) == 1 and x not in y for x, y in forms)
   if is_other or 0 < 10 * len(relations) < len(rest):
     setting = ','.join(f'{k}:{x}' for k, x in names.items())
     what = f'{" ".join(first)[:60]!r} in its first line, as if it were a header'
@@ -263,6 +267,7 @@ def _pair(names: Sequence[str]) -> tuple[str, ...]:
   forms = [*map(_numbered, names)]
   for name in names:
     others = [x + name for x in _NAMES['related'] if len(name) > 3]
+    others += [name + x for x in '12' if re.search('.[a-z]$', name)]
     if not name.isdecimal() and forms.count(_numbered(name)) == 2:
       others += [re.sub(a, b, name, count=1) for a, b in _SECONDS]
     for a, b in _STEMS:
