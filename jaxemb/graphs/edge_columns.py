@@ -197,7 +197,8 @@ def _refuse_lists(where, rows, columns):
     for cell in cells:
       pieces = [x for x in re.split(r'[][{}()|,;\'"\s]+', cell) if x]
       is_list = are_plain and bool(re.fullmatch(r'\[.*\]|\{.*\}', cell))
-      if is_list or (pieces and {*pieces} <= nodes - {cell}):
+      are_nodes = pieces and cell not in pieces and nodes.issuperset(pieces)
+      if is_list or are_nodes:
         lists.append(cell)
     if lists and 5 * len(lists) >= len(cells):
       raise errors.UserError(

@@ -143,7 +143,7 @@ def _mat(path) -> Mapping[str, Any]:
   from scipy import io, sparse
 
   arrays = {k.lower(): x for k, x in io.loadmat(path).items() if k[0] != '_'}
-  of_nodes = {*_FEATURES, *_LABELS} & {*arrays}
+  of_nodes = {*_FEATURES, *_LABELS}
   square = [
     k
     for k, x in arrays.items()
@@ -157,9 +157,10 @@ def _mat(path) -> Mapping[str, Any]:
     raise ValueError(
       f'{", ".join(square)} may all be the graph; call one `network`'
     )
-  if unused := sorted({*arrays} - of_nodes - {graph}):
+  firsts = [[x for x in y if x in arrays][:1] for y in (_FEATURES, _LABELS)]
+  used = {x: arrays[x] for y in firsts for x in y}
+  if unused := sorted(arrays.keys() - used.keys() - {graph}):
     _LOG.info('%s: not used: %s', path, ', '.join(unused))
-  used = {k: arrays[k] for k in of_nodes}
   return used | ({'adj': arrays[graph]} if graph else {})
 
 

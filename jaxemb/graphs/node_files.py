@@ -523,6 +523,7 @@ def array_labels(
     raise errors.UserError(
       f'{path} has labels of type {array.dtype}; give numbers'
     )
+  numbers_of = None  # places of the values of nodes
   if is_matrix:
     rows = sparse.csr_matrix(sparse.csr_matrix(array) > 0)
     rows.sort_indices()
@@ -533,9 +534,14 @@ def array_labels(
       array = np.where(np.isfinite(array), array, np.nan).astype(np.float64)
     elif array.dtype.kind == 'O':  # cells of Matlab
       array = np.array([str(np.squeeze(x)) for x in array])
-    nodes = np.arange(num_nodes)
+    if array.dtype.kind in 'biuf':
+      array, numbers_of = np.unique(array, return_inverse=True)
+    nodes = np.arange(len(array))
     texts = columns_lib.values(pa.array(array)).strings().to_pylist()
-  labels, _ = _numbered(path, nodes, texts, num_nodes=num_nodes)
+  num = num_nodes if numbers_of is None else len(array)
+  labels, _ = _numbered(path, nodes, texts, num_nodes=num)
+  if numbers_of is not None:
+    labels = labels._replace(classes=labels.classes[numbers_of])
   used = labels.names
   if names and all(x.isdecimal() and int(x) < len(names) for x in used):
     labels = labels._replace(names=[names[int(x)] for x in used])

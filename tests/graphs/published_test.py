@@ -289,9 +289,10 @@ def test_wiki_cs_is_read(tmp_path, read, write):
 
 def test_square_features_are_no_graph(tmp_path, read):
   matrix = sparse.csc_matrix((np.ones(7), np.array(EDGES).T), (6, 6))
-  given = {'A': matrix, 'fea': np.eye(6), 'gnd': np.arange(6)}
+  given = {'A': matrix, 'fea': np.eye(6), 'gnd': np.arange(6), 'y': np.eye(6)}
   io.savemat(tmp_path / 'x.mat', given)
   found = read(None, 'x.mat')
+  assert [*found.inputs[0].columns] == ['fea', 'gnd', 'adj']
   assert found.num_edges == len(EDGES)
   assert found.features.tolist() == np.eye(6).tolist()
   assert found.labels.classes.tolist() == [*range(6)]
