@@ -30,6 +30,7 @@ from jaxemb.graphs import (
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.io import cache as cache_lib
+from jaxemb.io import columns as columns_lib
 from jaxemb.io import download, inputs, tables
 
 _OF_NODES = 'labels', 'features'
@@ -151,7 +152,7 @@ def from_networkx(
   """
   nodes = dict(graph.nodes(data=True))
   numbers = {x: i for i, x in enumerate(nodes)}
-  names = [node_files.name(x) for x in nodes]
+  names = [columns_lib.name(x) for x in nodes]
   counted = collections.Counter(names)
   if repeated := [x for x in names if counted[x] > 1 or not x]:
     raise errors.UserError(
@@ -170,10 +171,10 @@ def from_networkx(
   values = [x.get(label) for x in nodes.values()]
   lists = [x if isinstance(x, list | tuple) else [x] for x in values]
   labels = [
-    (i, node_files.name(y))
+    (i, text)
     for i, x in enumerate(lists)
     for y in x
-    if y is not None and y == y
+    if (text := columns_lib.name(y))
   ]
   if label != 'label' and not labels:
     raise errors.UserError(

@@ -354,14 +354,6 @@ def _refuse_columns(path, rows):
       )
 
 
-def name(value: Any) -> str:
-  """The name of a node or label, as `io.columns` has it of a file."""
-  if isinstance(value, bool | np.bool_):
-    return str(value).lower()
-  is_whole = isinstance(value, float | np.floating) and value == value // 1
-  return str(int(value)) if is_whole else str(value)
-
-
 # Other forms.
 
 
@@ -407,7 +399,7 @@ def _of_json(path, what):
     if all(y in (0, 1) for x in lists for y in x):
       lists = [np.flatnonzero(x) for x in lists]
   names = [k for k, x in zip(fields, lists, strict=True) for _ in x]
-  texts = ['' if y is None else name(y) for x in lists for y in x]
+  texts = [columns_lib.name(y) for x in lists for y in x]
   return _Rows(names, texts, shown)
 
 

@@ -8,6 +8,7 @@ a time is as pandas writes it, and '' is a missing value.
 
 import ast
 import contextlib
+import datetime
 import functools
 import json
 import numbers as numbers_lib
@@ -36,6 +37,10 @@ MISSING = (
 _NO_VALUES = 'None', 'nan', 'NaN', 'NaT', '<NA>'
 # With which short strings begin that may be missing values.
 _BEGINS = np.isin(np.arange(256), [*b'Nn<#'])
+_TIMES = (
+  datetime.date, datetime.time, datetime.timedelta, np.datetime64,
+  np.timedelta64,
+)  # fmt: skip
 _CURRENCIES = '$\u20ac\u00a3\u00a5'
 _SPACES = r'\x{00a0}\x{2009}\x{202f}'
 _SIGNS = rf'^\s*[{_CURRENCIES}]?\s*|\s*[%{_CURRENCIES}]?\s*$|[{_SPACES}]'
@@ -136,6 +141,8 @@ def name(value: Any) -> str:
     return ''
   if isinstance(value, bool | np.bool_):
     return text.lower()
+  if isinstance(value, _TIMES):
+    return names(array([value])).strings()[0].as_py()
   is_whole = isinstance(value, numbers_lib.Real) and value == value // 1
   return str(int(value)) if is_whole and abs(value) < 2**63 else text
 
