@@ -6,6 +6,7 @@ table shows in columns that have nothing in common. It is refused, as the
 columns could only be guessed, but for users, items and times.
 """
 
+import collections
 import pathlib
 import re
 from collections.abc import Sequence
@@ -117,13 +118,33 @@ def _of_pairs(file, items, sign):
 
 
 def several(cells: Sequence[str]) -> str:
-  """Returns a cell if most seem to be lists, else ''."""
+  """Returns a cell if most seem to be lists, else ''.
+
+  Between commas and semicolons, which names have, if values change places.
+  """
   lists = [x for x in cells if columns_lib.are_several(x) or _LIST.fullmatch(x)]
+  for sign in ',;':
+    signed = [x for x in cells if sign in x]
+    places = collections.defaultdict(list)
+    for cell in signed:
+      for place, value in enumerate(cell.split(sign)):
+        places[value.strip()].append(place)
+    repeated = [x for x in places.values() if len(x) > 1]
+    if 2 * sum(len({*x}) > 1 for x in repeated) > len(repeated):
+      lists = max(lists, signed, key=len)
   return lists[0][:60] if 2 * len(lists) > len(cells) else ''
 
 
-def refuse_brackets(file: pathlib.Path, rows: Rows) -> None:
-  """Raises a `UserError` for brackets around rows, or around several cells."""
+def refuse_signs(file: pathlib.Path, rows: Rows, sign: str) -> None:
+  """Raises a `UserError` for brackets around cells, or colons behind users."""
+  items = {y for x in rows for y in x[1:]} | {''}
+  heads = [x[0].partition(':') for x in rows]
+  if all(colon and item in items for _, colon, item in heads):
+    sign = sign.replace('\t', '\\t')
+    raise errors.UserError(
+      f'{file} has colons behind users, such as {rows[0][0][:60]!r}; write '
+      f"another sign (sed 's/: */{sign}/')"
+    )
   is_list = columns_lib.are_several
   if all(
     len(x) == 2 and is_list(x[1]) == x[1].endswith((']', ')', '}'))

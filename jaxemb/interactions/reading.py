@@ -184,7 +184,7 @@ def _plan(file, declared, decimal):
         'and what is between its columns is not between those of all rows; '
         'mend the file'
       )
-    contents.refuse_brackets(file, rows)
+    contents.refuse_signs(file, rows, layout.delimiter)
     declared = declared or contents.columns(file, rows, layout.delimiter)
   names = rows[0]
   if has_header:
@@ -196,7 +196,7 @@ def _plan(file, declared, decimal):
   )
   columns = _checked(file, columns, rows, declared=declared)
   if has_header and 'item' not in declared:
-    _refuse_several(file, columns, rows)
+    _refuse_cells(file, columns, rows)
   keys_, row = columns.names, rows[0] if rows else ()
   if layout.delimiter:
     keys_ = [str(i) for i in range(len(keys_))]
@@ -248,17 +248,27 @@ def _checked(file, columns, rows, declared):
   return columns
 
 
-def _refuse_several(file, columns, rows):
-  """Raises a `UserError` if cells of one item seem to have several."""
-  index = columns.index('item')
-  cells = [x[index] for x in rows if index is not None and len(x) > index]
-  if cell := contents.several(cells):
-    name = columns.names[index]
-    raise errors.UserError(
-      f'{file} has cells such as {cell!r} in the column {name}; give '
-      f'--config.data.columns=items:{name} if they are lists, or item:{name} '
-      'if each is the name of one item'
-    )
+def _refuse_cells(file, columns, rows):
+  """Raises a `UserError` if cells have several items, or items have numbers."""
+  for role in {'item', 'items'} & {*columns.by_role}:
+    index = columns.index(role)
+    cells = [x[index] for x in rows if len(x) > index]
+    if role == 'items':
+      pieces = [y for x in cells for y in re.split(r'[\s,;|]+', x)]
+      rated = [x for x in pieces if re.fullmatch(r'.+:[\d.]+', x)]
+      cell = rated[0] if 2 * len(rated) > len(pieces) else ''
+    else:
+      cell = contents.several(cells)
+    if cell:
+      name = columns.names[index]
+      other = 'write a row per item if that has a rating'
+      if role == 'item':
+        other = f'items:{name} if they are lists'
+      raise errors.UserError(
+        f'{file} has {cell!r} in the column {name}; give '
+        f'--config.data.columns={role}:{name} if that is the name of one item, '
+        f'or {other}'
+      )
 
 
 # Rows, block by block.

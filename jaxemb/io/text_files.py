@@ -43,10 +43,6 @@ _SCRIPTS = (
   ('koi8_r', '\u0430', '\u044f', 0.8),
   ('gb18030', '\u4e00', '\u9fff', 0.7),
 )
-_OTHERS = {
-  b'%PDF-': ('a PDF', 'convert it first (pdftotext FILE text.txt)'),
-  b'PAR1': ('Parquet', 'write its texts as lines of JSON or a table'),
-}
 _LINE_ENDS = b'\n', b'\r'
 # White space other than line ends, at which a long line may be cut.
 _SPACES = b' ', b'\t', b'\v', b'\f'
@@ -352,9 +348,6 @@ def _check_text(head: bytes, path: pathlib.Path) -> None:
       f'{path} is UTF-16 or UTF-32: convert it to UTF-8 '
       '(iconv -f UTF-16 -t UTF-8), or give --config.data.encoding=utf-16'
     )
-  for start, (what, remedy) in _OTHERS.items():
-    if head.startswith(start):
-      raise errors.UserError(f'{path} is {what}, not text: {remedy}')
   if _is_text(head):
     return
   raise errors.UserError(

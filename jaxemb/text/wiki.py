@@ -106,7 +106,6 @@ _CHUNK = re.compile(r'O|[BIELMSU]-\S+')
 _MARKUPS = tuple(
   (what, re.compile(pattern, re.IGNORECASE), fraction, command)
   for what, pattern, fraction, command in (
-    ('RTF', r'\A\{\\rtf', 0, 'pandoc -t plain FILE -o text.txt'),
     ('LaTeX', r'\A(%.*\n\s*)*\\document(class|style)', 0,
      'pandoc -f latex -t plain FILE -o text.txt'),
     ('HTML', r'\A(<[?!][^>]*>\s*)*<(html|head|body)\b|\A<!doctype html', 0,

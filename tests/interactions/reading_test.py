@@ -308,6 +308,11 @@ def test_cells_of_lists_are_items(cells, tmp_path):
     ('u [1, 2]\nv [3]\n', 'has brackets'),
     ('u,[a, b, c]\nv,[d]\n', 'has brackets'),
     ('(u, a)\n(v, b)\n', 'has brackets'),
+    ('user,item\nu,"a,b,c"\nv,"c,a"\n', 'items:item if they are lists'),
+    ('user;item\nu;"c;a"\nv;"b;c"\n', 'items:item if they are lists'),
+    ('user,items\nu,a:1 b:2\nv,c:3\n', "'a:1' in .* a row per item"),
+    ('u:a,b\nv:b,c\nw:c,a\n', r"colons .* \(sed 's/: \*/,/'\)"),
+    ('u: a b\nv: b\n', r"colons .* \(sed 's/: \*/ /'\)"),
   ],
 )
 def test_lists_that_are_unclear_are_refused(text, says, tmp_path):
@@ -343,6 +348,11 @@ def test_the_first_user_may_have_no_item(rows, setting, tmp_path):
 def test_declared_names_are_a_header(sign, tmp_path):
   text = _lines(f'{{a}}{sign}{{b}}', f'viewer{sign}film\n')
   assert _pairs(_read(tmp_path, text, 'user:viewer,item:film')) == _ALL
+
+
+def test_names_may_have_commas_and_types(tmp_path):
+  text = 'user,item\nt:1,"Doe, Jo"\nt:2,"Roe, Jo"\nt:3,"Doe, Al"\n'
+  assert _read(tmp_path, text).items_of['t:1'] == ['Doe, Jo']
 
 
 def test_columns_of_lists_are_items(tmp_path):

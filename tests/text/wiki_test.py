@@ -263,7 +263,6 @@ _MARKUP = {
   'HTML 5': ('<!DOCTYPE html>\n<title>x\n', '-f html'),
   'SubRip': ('1\n00:00:01,000 --> 00:00:04,000\nthe <i>king</i>\n\n', 'grep'),
   'WebVTT': ('WEBVTT\n\n00:01.000 --> 00:04.000\nthe king\n', 'grep'),
-  'RTF': ('{\\rtf1\\ansi the king}\n', 'pandoc'),
   'LaTeX': ('% x\n\n\\documentclass{a}\nthe king\n', '-f latex'),
   'entities': ('caf&eacute; king\nthe queen&#8217;s land\n', 'html.unescape'),
   'tagged': ('the_DT king_NN rules_VBZ\nand_CC sleeps_VBZ\n', 'sed -E'),
