@@ -82,6 +82,8 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
   bare = [[rows[0][0][1:], *rows[0][1:]], *rows[1:]]
   if not comments and rows[0][0][:1] in marks and edge_columns.is_header(bare):
     rows = bare
+  if skip and (named := _named(lines[skip - 1], rows[0], delimiter)):
+    rows, body, skip = [named, *rows], [lines[skip - 1], *body], skip - 1
   rows = tables.with_end(rows)
   layout = tables.Layout(
     delimiter=delimiter,
@@ -128,6 +130,13 @@ def _delimiter(lines):
 def _cells(line, delimiter):
   rows = tables.cells(line, delimiter)
   return rows[0] if rows else ['']
+
+
+def _named(comment, row, delimiter):
+  """The names of columns that a comment has, as `numpy.savetxt` writes it."""
+  names = _cells(comment.lstrip('#% '), delimiter)
+  is_header = len(names) == len(row) > 2
+  return names if is_header and edge_columns.is_header([names, names]) else []
 
 
 def _is_name(line):

@@ -9,7 +9,7 @@ columns could only be guessed, but for users, items and times.
 import collections
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -40,12 +40,16 @@ _NO_GRADE = re.compile(
 Rows = Sequence[Sequence[str]]
 
 
-def sample(file: pathlib.Path) -> tables.Head:
+def sample(
+  file: pathlib.Path, is_header: Callable[[Rows], bool]
+) -> tables.Head:
   """Reads the first rows of a file, but for comments at its head.
+
+  A last one may be a header.
 
   Raises a `UserError` if there is none.
   """
-  head = tables.head(file, num_rows=_NUM_ROWS)
+  head = tables.head(file, num_rows=_NUM_ROWS, is_header=is_header)
   rows, layout = [x for x in head.rows if any(x)], head.layout
   if not rows:
     raise errors.UserError(f'{file} has no line `user item item ...`')

@@ -173,7 +173,7 @@ def read(path: str, declared: str = '', decimal: str = '') -> Read:
 
 def _plan(file, declared, decimal):
   """How a file is read; raises a `UserError` where that is not plain."""
-  head = contents.sample(file)
+  head = contents.sample(file, functools.partial(roles.is_header, ROLES))
   rows, layout = head.rows, head.layout
   has_header = head.has_names or roles.is_header(ROLES, rows, declared)
   if not has_header:

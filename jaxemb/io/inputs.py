@@ -55,7 +55,9 @@ def find(
   if files of a folder do not belong together.
   """
   all_files = Files([], {}, [])
-  for name in filter(None, map(str.strip, path.split(','))):
+  is_whole = pathlib.Path(path).expanduser().exists()
+  names = [path] if is_whole else map(str.strip, path.split(','))
+  for name in filter(None, names):
     expanded = pathlib.Path(name).expanduser()
     if expanded.is_file():
       all_files.train.append(expanded)

@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
+from jaxemb import errors
 from jaxemb.ops import hashing
 
 _FIRST_SLOTS = 1 << 12
+# As spreadsheets and C++ write large numbers by default.
+_ROUNDED = re.compile(r'-?\d\.?(\d{0,5}E|\d{5}e)\+(\d\d)')
 _LARGE_SLOTS = 1 << 20
 _BLOCK = 32  # keys whose slots are loaded at once
 EMPTY = np.uint64(0)  # no key: hashes are made odd
@@ -287,6 +290,7 @@ class Text(NamedTuple):
     """
     if not _may_differ(*self):
       return self
+    self._refuse_rounded()
     starts, stops = np.empty_like(self.starts), np.empty_like(self.stops)
     listed = np.empty(len(stops), np.int64)
     num_large, num_flags = _tidy(*self, starts, stops, listed)
@@ -298,6 +302,18 @@ class Text(NamedTuple):
         data[positions[positions < stops[flags]]] |= 32
     text = Text(data, starts, stops)
     return text._with_integers(listed[:num_large]) if num_large else text
+
+  def _refuse_rounded(self):
+    """Raises a `UserError` for integers without their last digits."""
+    rows = np.flatnonzero(self.stops - self.starts >= 5)
+    is_exponent = self.data[self.stops[rows] - 3] == 43  # a plus
+    for text in self.strings(rows[is_exponent]).unique().to_pylist():
+      number = _ROUNDED.fullmatch(text.strip())
+      if number and int(number[2]) > (10 if 'E' in text else 5):
+        raise errors.UserError(
+          f'names such as {text} lack digits, as if a spreadsheet had rounded '
+          'them, and different ones may be the same: export them as text'
+        )
 
   def _with_integers(self, rows):
     """Returns the strings, some rows as integers if they are whole numbers."""

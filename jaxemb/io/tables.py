@@ -43,6 +43,8 @@ _SUFFIXES = {f'.{x}': x for x in FORMS} | {
 }  # fmt: skip
 # How it begins; names of nodes may begin with brackets, too.
 _JSON = re.compile(r'\s*(\{\s*("|$)|\[\s*(["{]|\[\s*["\d-]|$))')
+# Of libsvm.
+_COMMENT = r'(?m)(^|[ \t])#.*'
 _HEAD_ROWS = 20
 _MAX_CELL = 1 << 20  # bytes of a cell in quotes
 _PAIR = '\x1f'  # stands for `::`
@@ -157,6 +159,10 @@ class Reader:
               yield result
             self._line += block.num_lines
         self.read_bytes = before + file.stat().st_size
+    except errors.UserError as error:
+      if str(self._file) in str(error):
+        raise
+      raise errors.UserError(f'{self._file}: {error}') from error
     except (ValueError, NotImplementedError) as error:  # or a column of lists
       raise errors.UserError(
         f'cannot read {self._file} as {self.form}: {errors.one_line(error)}; '
@@ -218,19 +224,34 @@ class Reader:
       layout = Layout(names, known.delimiter, known.quote)
       num = first.count(known.delimiter) + 1
     else:
-      _, rows, layout, _ = head(file, self.form)
+      _, rows, layout, has_names = head(
+        file, self.form, is_header=self._has_header
+      )
       if not rows:
         return layout._replace(columns=[''])
-      has_header = self._has_header(rows)
+      has_header = has_names or self._has_header(rows)
+      if not has_header and len(rows[0]) < max(map(len, rows[1:]), default=0):
+        self._refuse_title(file)
       num = max(map(len, rows))
       names = [str(i + 1) for i in range(num)]
-      if has_header:
+      if has_header and rows[0] != [str(i) for i in range(num)]:  # by pandas
         names = _header(file, rows)
       elif self._needed and {*self._needed} <= {*names, str(num + 1)}:
         names = [str(i + 1) for i in range(num + 1)]
     if self._needed and not has_header and num == len(names) - 1:
       names = [x for x in names if x != self._needed[0]]
     return layout._replace(columns=names, skips_first=has_header)
+
+  def _refuse_title(self, file):
+    """Raises a `UserError` for lines above the header."""
+    lines = [x for x in _head(file).splitlines() if x.strip()]
+    for i in range(1, min(_HEAD_ROWS, len(lines) - 1)):
+      _, rows = dialect('\n'.join(lines[i:]))
+      if len(rows[0]) > 1 and len(rows) > 1 and self._has_header(rows):
+        raise errors.UserError(
+          f'{file} has {lines[0][:60]!r} above its header, which is '
+          f'{lines[i][:60]!r}; remove what is above it'
+        )
 
 
 def guess(
@@ -263,8 +284,18 @@ def guess(
       'such lines (pandas: to_csv), or Parquet; of clicks also lines with an '
       'object each'
     )
+  text = _head(file) if first[:1] in '@%#' else first
+  if re.search(r'(?im)^@relation\s(.*\n)*@data\b', text):
+    raise errors.UserError(
+      f'{file} is ARFF, of Weka; write CSV (scipy.io.arff.loadarff reads it)'
+    )
+  if re.match(r'-?\d+(\.\d+)? (\S+ )?(\S+)?\|[A-Za-z]\w*(:\S+)? \S', first):
+    raise errors.UserError(
+      f"{file} is of Vowpal Wabbit; write libsvm's lines, or CSV"
+    )
   if form and form != 'jsonl':
     return form
+  first = re.sub(_COMMENT, '', text).strip().partition('\n')[0].strip()
   for form, feature in ('libsvm', r'\d+:[^: ]+'), ('libffm', r'\d+:\d+:[^: ]+'):
     if re.fullmatch(rf'\S+( +{feature})+', first):
       return form
@@ -272,11 +303,15 @@ def guess(
 
 
 def head(
-  file: pathlib.Path, form: str = '', num_rows: int = _HEAD_ROWS
+  file: pathlib.Path,
+  form: str = '',
+  num_rows: int = _HEAD_ROWS,
+  is_header: Callable[[Sequence[Sequence[str]]], bool] = lambda rows: False,
 ) -> Head:
   """Returns how a file begins, whose form is found out if it is not given.
 
-  Lines at its beginning with '% ', '# ' or '%%' are comments.
+  Lines at its beginning with '% ', '# ' or '%%' are comments, but for a last
+  one that `is_header` of the columns, as of `numpy.savetxt`.
   Raises a `UserError` for what cannot be read.
   """
   form = form or guess(file)
@@ -293,8 +328,16 @@ def head(
   if comments:
     text = text[comments.end() :]
   layout, rows = dialect(text, num_rows)
-  skip_lines = comments[0].count('\n') if comments else 0
-  return Head(form, with_end(rows), layout._replace(skip_lines=skip_lines))
+  skip_lines, has_names = 0, False
+  if comments and rows:
+    *others, last = comments[0].splitlines()
+    names = cells(last.lstrip('%# '), layout.delimiter)
+    has_names = len(names) == 1 and len(names[0]) == len(rows[0]) > 1
+    has_names = has_names and is_header(2 * names)
+    rows = [*names, *rows] if has_names else rows
+    skip_lines = len(others) + (not has_names)
+  layout = layout._replace(skip_lines=skip_lines)
+  return Head(form, with_end(rows), layout, has_names=has_names)
 
 
 def cells(
@@ -516,6 +559,8 @@ class _Block(NamedTuple):
 
 
 def _sparse(features, text):
+  if b'#' in text:
+    text = bytearray(re.sub(_COMMENT.encode(), b'', text))
   columns, bad, num_lines = features.parse(text)
   return _Block(Table(columns), bad, num_lines)
 

@@ -67,3 +67,23 @@ def test_published_logs_are_read_or_refused(name, text, fields, tmp_path):
   source = encode_test._source(path, tmp_path)
   assert source.train.labels.tolist() == _LABELS
   assert (len(source.fields.ids), source.train.numbers.shape[1]) == fields
+
+
+@pytest.mark.parametrize(
+  'first, columns, labels',
+  [
+    ('label,user,item', '', 60),
+    ('outcome,user,item', 'label:outcome', 60),
+    ('"my, y",user,item', 'label:"my, y"', 60),
+    ('0,1,2', 'label:1', 60),
+    ('# label,user,item', '', 60),
+    ('1,NA,i2', 'label:1', 61),
+    ('0,?,', 'label:1', 61),
+  ],
+)
+def test_first_rows_are_headers_or_rows(first, columns, labels, tmp_path):
+  path = tmp_path / 'log.csv'
+  path.write_text(f'{first}\n' + _rows('{y},u{i},i{i}'))
+  source = encode_test._source(path, tmp_path, columns=columns)
+  assert source.train.labels.tolist()[-60:] == _LABELS
+  assert len(source.train.labels) == labels and len(source.fields.ids) == 2

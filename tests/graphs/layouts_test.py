@@ -271,6 +271,13 @@ def test_a_first_row_that_data_columns_names_is_a_header(read):
   assert graph.num_edges == 1 + len(PEOPLE)
 
 
+def test_a_comment_may_be_the_header_of_three_columns(read):
+  for header in '# source,target,weight', '# x\n# source,target,weight':
+    graph = read(_lines([(*x, 2) for x in PEOPLE], ',', header), 'x.csv')
+    assert _found(graph) == _expected(PEOPLE, False)
+    assert 'weight=weight' in graph.inputs[0].line()
+
+
 def test_nodes_that_are_called_as_columns_are(read):
   for rows in 'n1,n2\nn3,n4\n', 'gene_a,gene_b\ngene_c,gene_d\n':
     assert read(rows, 'x.csv').num_nodes == 4

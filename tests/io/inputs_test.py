@@ -71,6 +71,12 @@ def test_other_folders_are_refused_with_the_list(names, tmp_path):
   assert first in message
 
 
+def test_names_may_have_commas(tmp_path):
+  folder = _folder(tmp_path, 'a,b.csv a')
+  assert _names(inputs.together(f'{folder}/a,b.csv')) == 'a,b.csv'
+  assert _names(inputs.together(f'{folder}/a, {folder}/a')) == 'a a'
+
+
 def test_files_that_are_named_are_one_input(tmp_path):
   folder = _folder(tmp_path, 'a.csv b.txt c.csv')
   found = inputs.find(f'{folder}/b.txt, {folder}/a.csv')

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
+from jaxemb import errors
 from jaxemb.io import keys
 
 
@@ -29,3 +31,17 @@ def test_keys_are_numbered_as_they_come():
   assert len(set(_hashes(pa.array(texts)).tolist())) == len(texts)
   whole = _hashes(pa.array(texts))
   np.testing.assert_array_equal(_hashes(pa.array(texts)[3:]), whole[3:])
+
+
+@pytest.mark.parametrize('name', ['1.23457E+18', '1E+12', ' 1.23457e+08'])
+def test_names_that_lack_digits_are_refused(name):
+  text = keys.Text.of(pa.array(['a+12', name], pa.large_string()))
+  with pytest.raises(errors.UserError, match='export them as text'):
+    text.names()
+
+
+def test_names_of_all_digits_have_them():
+  names = ['1.2345678901234567e+18', '1e+18', '1.23457E+05', 'x1.2E+18']
+  text = keys.Text.of(pa.array(names, pa.large_string())).names()
+  whole = ['1234567890123456768', '1' + 18 * '0']
+  assert text.strings().to_pylist() == [*whole, *names[2:]]

@@ -46,6 +46,8 @@ def test_a_setting_goes_before_names(declared, expected):
     ('user:1,item:1', 'names column 1 twice'),
     ('user,item,-,-,-,-', 'has 6 columns, and f.csv has 5'),
     ('user:userId>=3', '>=3, which is no minimum of user'),
+    ('rating:rating>=nan', '>=nan, which is no minimum of rating'),
+    ('rating:rating>=-inf', '>=-inf, which is no minimum of rating'),
   ],
 )
 def test_a_setting_that_does_not_fit_is_refused(declared, message):

@@ -109,3 +109,45 @@ def test_a_delimiter_may_end_each_line(header, tmp_path):
   assert _read(path)[0] == [('x', '1', '2'), ('y', '1', '')]
   path.write_text('a,b\nx,1,2\nx,1,\n')
   assert not _read(path)[1].num_rows
+
+
+def _is_header(rows):
+  return rows[0][:1] == ['y'] and rows[0] not in rows[2:]
+
+
+def test_a_comment_may_be_the_header(tmp_path):
+  path = tmp_path / 'log.csv'
+  path.write_text('# by x\n# y,c\n1,2\n')
+  rows, reader = _read(path, has_header=_is_header)
+  assert rows == [('1', '2')]
+  rows = [('1', '2'), ('3', '4')]
+  path.write_text('# x,y\n1,2\n3,4\n')
+  assert _read(path, has_header=_is_header)[0] == rows
+  path.write_text('# y\n1,2\n3,4\n')
+  assert _read(path, has_header=_is_header)[0] == rows
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    ('All clicks\n\ny,c\n1,2\n', "'All clicks' above its header, .*'y,c'"),
+    ('%\n@RELATION x\n@attribute y {0,1}\n@DATA\n1\n', 'is ARFF'),
+    ('1 |u a b |i:.5 c\n', 'Vowpal Wabbit'),
+    ('-1 2.0 x|u a\n', 'Vowpal Wabbit'),
+  ],
+)
+def test_other_forms_are_refused_by_name(text, message, tmp_path):
+  path = tmp_path / 'log'
+  path.write_text(text)
+  with pytest.raises(errors.UserError, match=message):
+    _read(path, has_header=_is_header)
+
+
+def test_lines_of_libsvm_may_have_comments(tmp_path):
+  path = tmp_path / 'log'
+  path.write_text('# x\n0 1:2 3:1 # c\n1 2:1 3:1\n')
+  rows, reader = _read(path)
+  assert reader.form == 'libsvm' and len(rows) == 2 and not reader.num_bad
+  path.write_text('0,1\nx,y\nz,y\n')  # as pandas calls columns
+  rows, reader = _read(path)
+  assert rows == [('x', 'y'), ('z', 'y')]
