@@ -31,6 +31,7 @@ _SIGNS = (
   (r'\d+:\d+', r'\d+'),
 )
 _OTHERS = [roles.Role(x, _NAMES[x]) for x in ('relation', 'weight', 'time')]
+_KNOWN = {y for x in _OTHERS for y in x.names} | {y for x in _STEMS for y in x}
 _INDEX = {'', *_NAMES['index']}
 _KINDS, _RELATIVES = {*_NAMES['kinds']}, {*_NAMES['relatives']}
 
@@ -181,8 +182,10 @@ def _refuse_matrix(where, rows):
   first, *rest = rows
   names, cells = first[1:], [x[0] for x in rest]
   is_named = 1 < len(cells) <= len(names) and names[: len(cells)] == cells
-  weights = [x[1:] for x in rest] if is_named else rows
-  if is_named or len(rows) == len(first) > 3:
+  weights = [x[1:] for x in rest] if is_named else rest
+  is_square = len(rest) in (len(first), len(first) - 1)
+  has_roles = {*map(roles.simplified, first)} & _KNOWN
+  if is_named or (is_square and len(first) > 3 and not has_roles):
     if all(roles.is_number(y or '0') for x in weights for y in x):
       raise errors.UserError(f'{where} {MATRIX}')
 
@@ -218,7 +221,8 @@ def _refuse_names(where, rows, columns):
   first, rest = rows[0], rows[1:]
   cells = {k: _cells(rest, i) for k, (i,) in columns.by_role.items()}
   names = {k: first[i] for k, (i,) in columns.by_role.items()}
-  nodes = collections.Counter(cells['source'] + cells['target'])
+  edges = zip(cells['source'], cells['target'], strict=False)
+  nodes = collections.Counter(x for edge in edges for x in {*edge})
   relations = {*cells.get('relation', ())}
   if len(rest) < 5 or any(
     x in nodes or x in relations or roles.is_number(x) for x in names.values()

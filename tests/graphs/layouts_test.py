@@ -172,6 +172,7 @@ REFUSED = [
   ('matrix', 'x.csv', nx.to_pandas_adjacency(PLAIN).to_csv(), 'is a matrix'),
   ('matrix, n0..', 'x.csv', ',n0,n1,n2\nn0,0,.5,1\nn1,2,0,3\n', 'is a matrix'),
   ('numbers', 'x.csv', '0,1,0,2\n1,0,1,3\n0,1,0,1\n1,1,1,0\n', 'is a matrix'),
+  ('no index', 'x.csv', 'A,B,C,D' + '\n0,1,0,1' * 4 + '\n', 'is a matrix'),
   ('n columns', 'x.csv', 'id,x1,x2,x3\n7,1,2,3\n', 'is known as source or t'),
   *(
     ('several', 'x.csv', f'a,b\n0,{x}\n1,0\n2,1\n', 'lists of nodes')
@@ -279,6 +280,9 @@ def test_a_comment_may_be_the_header_of_three_columns(read):
 
 
 def test_nodes_that_are_called_as_columns_are(read):
+  loops = ''.join(f'n{i},n{i}\n' for i in range(99))
+  with pytest.raises(errors.UserError, match='without edges'):
+    read(loops, 'x.csv')
   for rows in 'n1,n2\nn3,n4\n', 'gene_a,gene_b\ngene_c,gene_d\n':
     assert read(rows, 'x.csv').num_nodes == 4
 
