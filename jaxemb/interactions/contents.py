@@ -143,7 +143,8 @@ def refuse_signs(file: pathlib.Path, rows: Rows, sign: str) -> None:
   """Raises a `UserError` for brackets around cells, or colons behind users."""
   items = {y for x in rows for y in x[1:]} | {''}
   heads = [x[0].partition(':') for x in rows]
-  if all(colon and item in items for _, colon, item in heads):
+  num_items = sum(x[2] in items for x in heads)
+  if all(x[1] for x in heads) and 2 * num_items > len(rows):
     sign = sign.replace('\t', '\\t')
     raise errors.UserError(
       f'{file} has colons behind users, such as {rows[0][0][:60]!r}; write '

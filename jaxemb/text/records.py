@@ -404,7 +404,8 @@ def _rows(
   column, num_columns = columns.index('text'), len(columns.names)
   texts, num_chars, first_bad, num_bad = [], 0, '', 0
   for row in itertools.islice(filter(None, rows), columns.has_header, None):
-    if len(row) <= column or any(row[num_columns:]):
+    is_header = columns.has_header and len(row) > 1 and [*columns.names] == row
+    if is_header or len(row) <= column or any(row[num_columns:]):
       first_bad = first_bad or f'line {rows.line_num}: {len(row)} cells'
       num_bad += 1
       continue

@@ -241,7 +241,12 @@ def test_tables_are_read_or_refused(data, path, columns, expected):
 
 @pytest.mark.parametrize(
   'bad, says',
-  [('1,the king, and more', '3 cells'), ('1', '1 cells'), ('1,a,,', '')],
+  [
+    ('1,the king, and more', '3 cells'),
+    ('1', '1 cells'),
+    ('1,a,,', ''),
+    ('id,text', '2'),
+  ],
 )
 def test_rows_of_another_width_are_counted_or_refused(bad, says):
   for num in 1, 400:
