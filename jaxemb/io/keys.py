@@ -99,6 +99,8 @@ def _may_differ(data, starts, stops):
       return True
     if size >= 3 and (data[stop - 3] == 43 or last == 160):
       return True
+    if size >= 19 and data[start + 10] == 84 and data[start + 13] == 58:
+      return True
   return False
 
 
@@ -127,10 +129,10 @@ def _tidy(data, starts, stops, new_starts, new_stops, listed):
   """Writes ranges without white space around, and without `.0` at the end.
 
   That is of whole numbers and of seconds; midnight behind a date goes too.
-  Lists strings that end as 1.5e+18 does and, from the end, flags such as TRUE;
-  returns how many there are of both.
+  Lists strings that end as 1.5e+18 does and, from the end, flags such as TRUE
+  and times with a T behind the date; returns how many there are of both.
   """
-  num_large = num_flags = 0
+  num_large = num_others = 0
   for i in range(len(starts)):
     first, stop = starts[i], stops[i]
     while first < stop:
@@ -153,9 +155,10 @@ def _tidy(data, starts, stops, new_starts, new_stops, listed):
     if data[stop - 3] == 43 and stop > first + 4 and data[stop - 4] == 101:
       listed[num_large] = i
       num_large += 1
-    if _is_flag(data, first, stop):
-      num_flags += 1
-      listed[-num_flags] = i
+    is_time = stop >= first + 19 and _is_clock(data, first + 11, first + 19)
+    if _is_flag(data, first, stop) or (is_time and data[first + 10] == 84):
+      num_others += 1
+      listed[-num_others] = i
     if data[stop - 1] != 48:
       continue
     point = stop - 1
@@ -177,7 +180,7 @@ def _tidy(data, starts, stops, new_starts, new_stops, listed):
       new_stops[i] = point
       is_zero = point == start + 2 and data[point - 1] == 48
       new_starts[i] += is_zero and data[start] == 45  # -0
-  return num_large, num_flags
+  return num_large, num_others
 
 
 @numba.njit(**_JIT)
@@ -293,13 +296,16 @@ class Text(NamedTuple):
     self._refuse_rounded()
     starts, stops = np.empty_like(self.starts), np.empty_like(self.stops)
     listed = np.empty(len(stops), np.int64)
-    num_large, num_flags = _tidy(*self, starts, stops, listed)
+    num_large, num_others = _tidy(*self, starts, stops, listed)
     data = self.data
-    if num_flags:
-      data, flags = data.copy(), listed[len(listed) - num_flags :]
+    if num_others:
+      data, rows = data.copy(), listed[len(listed) - num_others :]
+      is_time = stops[rows] - starts[rows] > 5
+      data[starts[rows[is_time]] + 10] = 32
+      rows = rows[~is_time]
       for i in range(5):
-        positions = starts[flags] + i
-        data[positions[positions < stops[flags]]] |= 32
+        positions = starts[rows] + i
+        data[positions[positions < stops[rows]]] |= 32
     text = Text(data, starts, stops)
     return text._with_integers(listed[:num_large]) if num_large else text
 
