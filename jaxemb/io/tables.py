@@ -46,6 +46,7 @@ _JSON = re.compile(r'\s*(\{\s*("|$)|\[\s*(["{]|\[\s*["\d-]|$))')
 # Of libsvm.
 _COMMENT = r'(?m)(^|[ \t])#.*'
 _HEAD_ROWS = 20
+_MOST_TITLES = 6  # lines above a header that are looked at
 _MAX_CELL = 1 << 20  # bytes of a cell in quotes
 _PAIR = '\x1f'  # stands for `::`
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
@@ -230,8 +231,6 @@ class Reader:
       if not rows:
         return layout._replace(columns=[''])
       has_header = has_names or self._has_header(rows)
-      if not has_header and len(rows[0]) < max(map(len, rows[1:]), default=0):
-        self._refuse_title(file)
       num = max(map(len, rows))
       names = [str(i + 1) for i in range(num)]
       if has_header and rows[0] != [str(i) for i in range(num)]:  # by pandas
@@ -241,17 +240,6 @@ class Reader:
     if self._needed and not has_header and num == len(names) - 1:
       names = [x for x in names if x != self._needed[0]]
     return layout._replace(columns=names, skips_first=has_header)
-
-  def _refuse_title(self, file):
-    """Raises a `UserError` for lines above the header."""
-    lines = [x for x in _head(file).splitlines() if x.strip()]
-    for i in range(1, min(_HEAD_ROWS, len(lines) - 1)):
-      _, rows = dialect('\n'.join(lines[i:]))
-      if len(rows[0]) > 1 and len(rows) > 1 and self._has_header(rows):
-        raise errors.UserError(
-          f'{file} has {lines[0][:60]!r} above its header, which is '
-          f'{lines[i][:60]!r}; remove what is above it'
-        )
 
 
 def guess(
@@ -336,8 +324,24 @@ def head(
     has_names = has_names and is_header(2 * names)
     rows = [*names, *rows] if has_names else rows
     skip_lines = len(others) + (not has_names)
+  if rows and not is_header(rows):
+    _refuse_title(file, text, is_header)
   layout = layout._replace(skip_lines=skip_lines)
   return Head(form, with_end(rows), layout, has_names=has_names)
+
+
+def _refuse_title(file, text, is_header):
+  """Raises a `UserError` for lines of other cells above a header."""
+  lines = [x for x in text.splitlines()[: 2 * _HEAD_ROWS] if x.strip()]
+  for i in range(1, min(_MOST_TITLES, len(lines) - 1)):
+    layout, (names, *rows) = dialect('\n'.join(lines[i : i + _HEAD_ROWS]))
+    (title,) = cells(lines[0], layout.delimiter) or [()]
+    is_below = rows and len(title) != len(names) == len(rows[0])
+    if is_below and is_header([names, names]):
+      raise errors.UserError(
+        f'{file} has {lines[0][:60]!r} above its header, which is '
+        f'{lines[i][:60]!r}; remove what is above it'
+      )
 
 
 def cells(

@@ -132,6 +132,7 @@ def test_a_comment_may_be_the_header(tmp_path):
   [
     ('All clicks\n\ny,c\n1,2\n', "'All clicks' above its header, .*'y,c'"),
     ('%\n@RELATION x\n@attribute y {0,1}\n@DATA\n1\n', 'is ARFF'),
+    ('By x, y\n\n\ny\tc\n1\t2\n', "'By x, y' above its header, "),
     ('1 |u a b |i:.5 c\n', 'Vowpal Wabbit'),
     ('-1 2.0 x|u a\n', 'Vowpal Wabbit'),
   ],
