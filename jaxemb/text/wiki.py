@@ -118,11 +118,16 @@ _MARKUPS = tuple(
     ('XML', r'\A<(\?xml|!doctype|!--)', 0, _UNTAGGED),
     ('text with tags', r'</(?!s>)[a-z][\w:.-]*\s*>|<[a-z][\w:.-]*\s+[\w:.-]+=',
      0.5, _UNTAGGED),
+    ('text with tags', r'^\s*</?(?!s>|unk>)[a-z][^<>]*>\s*$', 0.2, _UNTAGGED),
+    ('text with times', r'\[\d+:\d\d[\d:.]*\]', 0.5,
+     r"sed -E 's/\[[0-9:.]+\]//g' FILE > text.txt"),
+    ('subtitles', r'^Dialogue:', 0.2,
+     "sed -nE 's/^Dialogue:([^,]*,){9}//p' FILE > text.txt"),
     ('text with entities', r'&(#?\w{2,8});', 0.5,
      "python3 -c 'import html, sys; "
      "sys.stdout.writelines(map(html.unescape, sys.stdin))' < FILE > text.txt"),
-    ('text with tags', r'^\s*(\S+[_/][^\s_/]{1,8}(\s+|$)){2,}$', 0.9,
-     "sed -E 's,[_/][^_/ ]+( |$),\\1,g' FILE > text.txt"),
+    ('text with tags', r'^\s*(\S+[_/|][^\s_/|]{1,8}(\s+|$)){2,}$', 0.9,
+     "sed -E 's,[_/|][^_/| ]+( |$),\\1,g' FILE > text.txt"),
     ('parsed text', r'^\s*\(\(?[a-z]+ *\([a-z]', 0.5,
      r"sed -E 's/\([^ ()]+ ?|\)//g' FILE > text.txt"),
   )

@@ -266,6 +266,12 @@ _MARKUP = {
   'LaTeX': ('% x\n\n\\documentclass{a}\nthe king\n', '-f latex'),
   'entities': ('caf&eacute; king\nthe queen&#8217;s land\n', 'html.unescape'),
   'tagged': ('the_DT king_NN rules_VBZ\nand_CC sleeps_VBZ\n', 'sed -E'),
+  'tagged by |': ('the|DT king|NN\nand|CC sleeps|VBZ\n', 'sed -E'),
+  'SGML': ('<DOC>\nthe king\n rules\n and sleeps\n</DOC>\n', 'sed'),
+  'lyrics': ('[00:01.00]the king\n[00:04.00]rules\n', 'sed -E'),
+  'SubStation': (
+    '[Events]\nDialogue: 0,0:0:1,0:0:4,D,,0,0,0,,the king\n', 'Dialogue:'
+  ),
   'trees': ('(S (NP (DT the) (NN king)))\n(S (VP (V rules)))\n', 'sed -E'),
 }  # fmt: skip
 
