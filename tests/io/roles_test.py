@@ -112,6 +112,7 @@ def test_what_is_ambiguous_or_missing_is_refused():
     ('0 1 2;1 2 3;1 3 1', False),
     ('1 NA u3;0 3 u1;1 - u2', False),
     ('? 5 u3;7 3 u1;8 3 u2', False),
+    ('null u3;7 u1;8 u2', False),
     ('5 unknown u3;7 3 u1;8 3 u2', False),
     ('x 2001 2002;7 ? 1;8 3 3', True),
     ('x 2001 2002;a 5 1;b 3 3', False),
