@@ -115,7 +115,7 @@ _MARKUPS = tuple(
     ('XML', r'\A<[^\0]*<w[ >]', 0,
      """awk '/<s[ >]/ {print ""} /<w[ >]/ {gsub(/<[^>]*>/, ""); """
      """printf "%s ", $0}' FILE > text.txt"""),
-    ('XML', r'\A<(\?xml|!doctype|!--)', 0, _UNTAGGED),
+    ('XML', r'\A<(\?xml|!doctype)', 0, _UNTAGGED),
     ('text with tags', r'</(?!s>)[a-z][\w:.-]*\s*>|<[a-z][\w:.-]*\s+[\w:.-]+=',
      0.5, _UNTAGGED),
     ('text with tags', r'^\s*</?(?!s>|unk>)[a-z][^<>]*>\s*$', 0.2, _UNTAGGED),
