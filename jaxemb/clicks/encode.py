@@ -33,7 +33,7 @@ from jaxemb.ops import hashing
 from jaxemb.runtime import resources
 from jaxemb.storage import checksums
 
-_FORMAT = 7  # of what is cached
+_FORMAT = 8  # of what is cached
 _SPLITS = 'train', 'valid', 'test'
 # The settings of `config.data` that matter.
 _USED = (

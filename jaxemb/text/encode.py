@@ -54,7 +54,7 @@ from jaxemb.text import tokenize, wiki
 
 MAX_HELD_WORDS = 1 << 22  # words of a table in memory, some 200 MB
 
-_FORMAT = 11
+_FORMAT = 12
 _UNKNOWN = -2  # the new id of a word outside the vocabulary
 _SHOWN_CHARS = 60  # of the first line of a text
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
