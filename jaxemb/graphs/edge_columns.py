@@ -34,6 +34,7 @@ _OTHERS = [roles.Role(x, _NAMES[x]) for x in ('relation', 'weight', 'time')]
 _KNOWN = {y for x in _OTHERS for y in x.names} | {y for x in _STEMS for y in x}
 _INDEX = {'', *_NAMES['index']}
 _KINDS, _RELATIVES = {*_NAMES['kinds']}, {*_NAMES['relatives']}
+_WHAT_NODES_ARE = ('entity', 'ip', 'address', *_NAMES['node'], *_KINDS)
 
 Rows = Sequence[Sequence[str]]  # the first rows of a file
 
@@ -105,15 +106,22 @@ def is_header(rows: Rows, declared: str = '') -> bool:
     if any(len(x) == 1 and x.isalpha() for x in below):
       return False
   names = [roles.simplified(x) for x in first if x not in below]
-  if (pair := _pair(names)) and not (
-    {*map(_numbered, pair)} & {_numbered(roles.simplified(x)) for x in below}
-  ):
+  if (pair := _pair(names)) and _are_names(pair, below):
     return True
   known = _KINDS | _RELATIVES | {'entity', *_NAMES['node']}
   num = sum(
     _kind(x) in known or bool(re.search('.(id|name)$', x)) for x in names
   )
   return num > 1 or roles.is_header(ROLES, rows)
+
+
+def _are_names(pair, below):
+  """Whether a pair is not of nodes that are told by numbers, as n1 and n2."""
+  numbered = {*map(_numbered, pair)}
+  if numbered & {_numbered(roles.simplified(x)) for x in below}:
+    return False
+  stems = [x[:-1] for x in pair]
+  return len(numbered) > 1 or all(x.endswith(_WHAT_NODES_ARE) for x in stems)
 
 
 def _numbered(name):
@@ -165,9 +173,9 @@ def _by_names(where, rows, declared, form):
   return columns._replace(by_role=by_role)
 
 
-def refuse_signs(where: str, rows: Rows, declared: str) -> None:
+def refuse_signs(where: str, rows: Rows, is_named: bool) -> None:
   """Raises a `UserError` for signs around the nodes of all rows."""
-  for first, last in _SIGNS[: -1 if declared else None]:
+  for first, last in _SIGNS[: -1 if is_named else None]:
     if all(
       re.fullmatch(first, x[0]) and re.fullmatch(last, x[-1]) for x in rows
     ):
@@ -198,7 +206,9 @@ def _refuse_lists(where, rows, columns):
     nodes, lists = {*cells, *others}, []
     are_plain = not any(x[:1] in '[{' for x in others)
     for cell in cells:
-      pieces = [x for x in re.split(r'[][{}()|,;\'"\s]+', cell) if x]
+      # Names may have spaces between words.
+      signs = r'[][{}()|,;\'"]+' if re.search('[a-z]', cell, re.I) else r'\D+'
+      pieces = [x for x in re.split(signs, cell) if x]
       is_list = are_plain and bool(re.fullmatch(r'\[.*\]|\{.*\}', cell))
       are_nodes = pieces and cell not in pieces and nodes.issuperset(pieces)
       if is_list or are_nodes:

@@ -152,7 +152,8 @@ def _plan(path, settings):
 
 
 def _of_columns(where, head, declared, prefixes=None):
-  edge_columns.refuse_signs(where, head.rows[1:] or head.rows, declared)
+  is_named = bool(declared) or edge_columns.is_header(head.rows)
+  edge_columns.refuse_signs(where, head.rows[1:] or head.rows, is_named)
   is_ragged = _is_adjacency(where, head, declared)
   if is_ragged:
     columns = roles.Columns(
@@ -254,8 +255,8 @@ def _of_networkx(path, head):
 def _attributed(path, line):
   """The nodes of an edge and its weight."""
   nodes, _, attributes = line.partition('{')
-  sign = nodes[-1]
-  nodes = nodes.split() if sign.isspace() else nodes[:-1].split(sign)
+  sign = nodes[-1:]
+  nodes = nodes.split() if not sign.strip() else nodes[:-1].split(sign)
   text = re.sub(r'np\.\w+\(([^()]*)\)', r'\1', '{' + attributes)
   text = re.sub(r'\b(nan|inf|null|true|false)\b(?=\s*[,}\]])', 'None', text)
   try:

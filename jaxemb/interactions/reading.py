@@ -177,8 +177,11 @@ def _plan(file, declared, decimal):
   rows, layout = head.rows, head.layout
   has_header = head.has_names or roles.is_header(ROLES, rows, declared)
   if not has_header:
-    words = [x for x in re.split(r'[^\w-]+', ' '.join(rows[0])) if x]
-    if roles.is_header(ROLES, [words]):
+    words = re.split(r'[^\w-]+', ' '.join(rows[0]))
+    words = {roles.simplified(x) for x in words if x}
+    if (
+      not declared and sum(any(words & y for y in x.known()) for x in ROLES) > 1
+    ):
       raise errors.UserError(
         f'{file} begins with {" ".join(rows[0])[:80]!r}, which is a header, '
         'and what is between its columns is not between those of all rows; '

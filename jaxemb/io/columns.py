@@ -309,7 +309,10 @@ def list_sign(cells: Sequence[str], signs: str = '|;, ') -> str:
   """
   cells = [x.strip() for x in cells if x.strip().lower() not in MISSING]
   brackets = ''
-  if 2 * sum(map(are_several, cells)) > len(cells):
+  lists = [x for x in cells if are_several(x)]
+  # (x5) may be a name, where no other cell is such as (x5, x6).
+  is_any = any(x[0] in '[{' or re.search(r'[\s,;|\'"]', x) for x in lists)
+  if is_any and 2 * len(lists) > len(cells):
     cells = [re.sub(_QUOTED, 'x', x[1:-1], flags=re.DOTALL) for x in cells]
     brackets, signs = '[', '|;, '
   nums = {x: sum(x in y for y in cells) for x in signs}
@@ -401,8 +404,12 @@ def odd_number(strings: Any, decimal: str) -> str:
   signs = dict.fromkeys([decimal, '', ',', '.'])
   are_numbers = [_are_numbers(strings, x) for x in signs]
   most = max(are_numbers, key=lambda x: pc.sum(x).as_py())
-  others = strings.filter(pc.invert(most))
-  return others[0].as_py() if len(others) else ''
+  others = strings.filter(pc.invert(most)).to_pylist()
+  # Versions and dates are no numbers that went wrong.
+  is_other = others and re.fullmatch(
+    r'\d+([.-]\d+){2,}|\d+\.\d+[a-z]', others[0]
+  )
+  return others[0] if others and not is_other else ''
 
 
 @numba.njit(nogil=True, cache=True)

@@ -138,7 +138,7 @@ def _tidy(data, starts, stops, new_starts, new_stops, listed):
     while first < stop:
       if 9 <= data[first] <= 13 or data[first] == 32:
         first += 1
-      elif data[first] == 194 and data[first + 1] == 160:
+      elif data[first] == 194 and first + 1 < stop and data[first + 1] == 160:
         first += 2
       else:
         break
@@ -166,8 +166,9 @@ def _tidy(data, starts, stops, new_starts, new_stops, listed):
       point -= 1
     if data[point] == 46 and _is_clock(data, first, point):
       new_stops[i] = stop = point
-    if _is_clock(data, first, stop) and stop > first + 9:
-      is_midnight = data[stop - 9] in (32, 84)
+    if stop == first + 19 and _is_clock(data, first, stop):
+      is_midnight = data[first + 4] == data[first + 7] == 45
+      is_midnight &= data[stop - 9] in (32, 84)
       for k in (1, 2, 4, 5, 7, 8):
         is_midnight &= data[stop - k] == 48
       new_stops[i] -= 9 * is_midnight

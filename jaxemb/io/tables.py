@@ -49,6 +49,7 @@ _HEAD_ROWS = 20
 _MOST_TITLES = 6  # lines above a header that are looked at
 _MAX_CELL = 1 << 20  # bytes of a cell in quotes
 _PAIR = '\x1f'  # stands for `::`
+_REPEATED = 'it repeats the header'
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 # Row numbers as pandas writes them: without a name, or as it reads that again.
 _INDEX = re.compile(r'|Unnamed: 0(\.\d+)?|__index_level_\d+__')
@@ -119,6 +120,7 @@ class Reader:
     forms = ', '.join([*known_forms, *FORMS])
     self._remedy = remedy or f'give --config.data.format, one of {forms}'
     self.num_rows = self.num_bad = self.num_invalid_bytes = 0
+    self._num_repeated = 0  # headers among bad rows
     self.num_comments = 0
     self.first_bad = ''
     self._file, self._line = self.files[0], 1  # where the last table begins
@@ -154,6 +156,7 @@ class Reader:
             self.num_comments += block.num_comments
             for line, why in block.bad:
               self.count_bad(line, why)
+              self._num_repeated += why == _REPEATED
             self.read_bytes = before + read_bytes
             progress(self.read_bytes, self.size_bytes)
             if num:
@@ -170,7 +173,8 @@ class Reader:
         f'{self._remedy}'
       ) from error
     num_all = self.num_rows + self.num_bad
-    if self.num_bad > self._max_bad * num_all:
+    # Files that were put together have their headers, which harm nobody.
+    if self.num_bad - self._num_repeated > self._max_bad * num_all:
       raise errors.UserError(
         f'{self.num_bad:,} of {num_all:,} rows of {self.path} cannot be read, '
         f'the first is {self.first_bad}; mend the file, or {self._remedy}'
@@ -643,7 +647,7 @@ def _parse(text, layout, tidy, header):
   if len(repeated := _equal_rows(columns, header)):
     starts = columns[0].starts[repeated]
     ends = (np.count_nonzero(data[:x] == 10) for x in starts)
-    whys += [(x, 'it repeats the header') for x in ends]
+    whys += [(x, _REPEATED) for x in ends]
     table = table.select(~np.isin(np.arange(table.num_rows), repeated))
   table = Table.of(tidy(table.arrow())) if tidy else table
   return _Block(table, sorted(whys), num_lines, num_comments=num_comments)

@@ -372,8 +372,7 @@ class _Encoder:
   def read(self) -> list[_Piece]:
     """Tokenizes the pieces of this process, in order; fills the reports.
 
-    Files are read in parallel because decompression is the slow part; a single
-    file still feeds all tokenizing threads.
+    Files are read in parallel, as unpacking is slow; one feeds all tokenizers.
     """
     files, threads = self.files, resources.reading_threads()
     total_bytes = sum(source.size_bytes for source in files)
@@ -392,6 +391,7 @@ class _Encoder:
         extractor=functools.partial(
           wiki.extractor,
           columns=self.settings.columns,
+          is_tokenized=self.settings.tokens == 'whitespace',
           path=str(files[file].path),
           pool=strippers if total_bytes > _MANY_BYTES else None,
         ),

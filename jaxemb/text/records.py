@@ -38,6 +38,7 @@ _WRAPPER = re.compile(
 _TABLE = re.compile(r'\.(csv|tsv)(\.|$)', re.IGNORECASE)
 _MAX_RECORD_BYTES = 1 << 28
 _MAX_BAD = 0.01  # of the rows of a table
+_MAX_ROW_LINES = 10_000  # of a row whose quotes are closed
 _BATCH_CHARS = 1 << 20
 _MIN_CHARS = 1 << 12  # by which an array is not one of many objects'
 _SPACE = re.compile(r'\s')
@@ -371,6 +372,27 @@ def _has_known(cells: Iterable[str]) -> bool:
   return any(roles.simplified(x) in ROLES[0].known()[0] for x in cells)
 
 
+def _reader(blocks, report, layout):
+  """A `csv.reader` of some blocks."""
+
+  def lines() -> Iterator[str]:
+    for block in text_files.at_lines(blocks, _MAX_RECORD_BYTES):
+      text = block.decode(errors='replace').replace('\0', '\ufffd')
+      report.replaced_bytes += text.count('\ufffd')
+      yield from io.StringIO(text, newline='')
+
+  csv.field_size_limit(_MAX_RECORD_BYTES)
+  return csv.reader(
+    lines(),
+    delimiter=layout.delimiter,
+    quoting=csv.QUOTE_MINIMAL if layout.quote else csv.QUOTE_NONE,
+    quotechar=layout.quote or None,
+    doublequote=not layout.escapes,
+    escapechar='\\' if layout.escapes else None,
+    skipinitialspace=True,
+  )
+
+
 def _rows(
   blocks: Iterable[bytes],
   report: text_files.ReadReport,
@@ -381,31 +403,22 @@ def _rows(
   """Yields the cells of a column, in rows of a `tables.Layout`.
 
   Raises a `UserError` if more than one in a hundred rows has too few cells, or
-  more than there are columns.
+  more than there are columns, and for a quote that is not closed.
   """
   report.form, report.columns = 'table', columns.named()
-
-  def lines() -> Iterator[str]:
-    for block in text_files.at_lines(blocks, _MAX_RECORD_BYTES):
-      text = block.decode(errors='replace').replace('\0', '\ufffd')
-      report.replaced_bytes += text.count('\ufffd')
-      yield from io.StringIO(text, newline='')
-
-  csv.field_size_limit(_MAX_RECORD_BYTES)
-  rows = csv.reader(
-    lines(),
-    delimiter=layout.delimiter,
-    quoting=csv.QUOTE_MINIMAL if layout.quote else csv.QUOTE_NONE,
-    quotechar=layout.quote or None,
-    doublequote=not layout.escapes,
-    escapechar='\\' if layout.escapes else None,
-    skipinitialspace=True,
-  )
+  rows = _reader(blocks, report, layout)
   column, num_columns = columns.index('text'), len(columns.names)
-  texts, num_chars, first_bad, num_bad = [], 0, '', 0
+  texts, num_chars, first_bad, num_bad, num_headers = [], 0, '', 0, 0
+  row, num_lines, is_open = [], 0, False
   for row in itertools.islice(filter(None, rows), columns.has_header, None):
-    is_header = columns.has_header and len(row) > 1 and [*columns.names] == row
-    if is_header or len(row) <= column or any(row[num_columns:]):
+    is_open = rows.line_num > num_lines + _MAX_ROW_LINES
+    if is_open:
+      break
+    num_lines = rows.line_num
+    if columns.has_header and len(row) > 1 and [*columns.names] == row:
+      num_headers += 1
+      continue
+    if len(row) <= column or any(row[num_columns:]):
       first_bad = first_bad or f'line {rows.line_num}: {len(row)} cells'
       num_bad += 1
       continue
@@ -416,6 +429,11 @@ def _rows(
       yield ''.join(texts).encode(errors='replace')
       texts, num_chars = [], 0
   yield ''.join(texts).encode(errors='replace')
+  if is_open or (row and row[-1].endswith('\n')):  # the end of the file
+    raise errors.UserError(
+      f'{path} has a quote that is not closed, in the row that ends in line '
+      f'{rows.line_num}; mend it'
+    )
   if num_bad > _MAX_BAD * (num_bad + report.pages):
     raise errors.UserError(
       f'{num_bad:,} of {num_bad + report.pages:,} rows of {path} have not '
@@ -424,3 +442,5 @@ def _rows(
     )
   if num_bad:
     report.problems.append(f'{num_bad} rows skipped: {first_bad}')
+  if num_headers:
+    report.problems.append(f'{num_headers} rows skipped: they are the header')

@@ -110,25 +110,26 @@ _MARKUPS = tuple(
      'pandoc -f latex -t plain FILE -o text.txt'),
     ('HTML', r'\A(<[?!][^>]*>\s*)*<(html|head|body)\b|\A<!doctype html', 0,
      'pandoc -f html -t plain FILE -o text.txt'),
-    ('subtitles', r'\AWEBVTT\b', 0, _UNTIMED),
-    ('subtitles', r'^[\d:.,]+ +--> +[\d:.,]+', 0.2, _UNTIMED),
+    ('subtitles', r'\AWEBVTT[^\n]*\n\s*\n', 0, _UNTIMED),
+    ('subtitles', r'^[\d:]*\d:\d\d[\d:.,]* +--> +\d', 0.2, _UNTIMED),
     ('XML', r'\A<[^\0]*<w[ >]', 0,
      """awk '/<s[ >]/ {print ""} /<w[ >]/ {gsub(/<[^>]*>/, ""); """
      """printf "%s ", $0}' FILE > text.txt"""),
     ('XML', r'\A<(\?xml|!doctype)', 0, _UNTAGGED),
     ('text with tags', r'</(?!s>)[a-z][\w:.-]*\s*>|<[a-z][\w:.-]*\s+[\w:.-]+=',
      0.5, _UNTAGGED),
-    ('text with tags', r'^\s*</?(?!s>|unk>)[a-z][^<>]*>\s*$', 0.2, _UNTAGGED),
-    ('text with times', r'\[\d+:\d\d[\d:.]*\]', 0.5,
+    ('text with tags', r'^\s*</(?!s>)[a-z][^<>]*>\s*$', 0.1, _UNTAGGED),
+    ('lyrics', r'^\s*\[\d+:\d\d\.\d+\]', 0.5,
      r"sed -E 's/\[[0-9:.]+\]//g' FILE > text.txt"),
-    ('subtitles', r'^Dialogue:', 0.2,
+    ('subtitles', r'^Dialogue: *\d', 0.2,
      "sed -nE 's/^Dialogue:([^,]*,){9}//p' FILE > text.txt"),
     ('text with entities', r'&(#?\w{2,8});', 0.5,
      "python3 -c 'import html, sys; "
      "sys.stdout.writelines(map(html.unescape, sys.stdin))' < FILE > text.txt"),
-    ('text with tags', r'^\s*(\S+[_/|][^\s_/|]{1,8}(\s+|$)){2,}$', 0.9,
+    ('text with tags', 
+     r'^\s*(\S+[_/|]((?-i:[A-Z]{1,5}\$?)|[.,:])(\s+|$)){2,}$', 0.9,
      "sed -E 's,[_/|][^_/| ]+( |$),\\1,g' FILE > text.txt"),
-    ('parsed text', r'^\s*\(\(?[a-z]+ *\([a-z]', 0.5,
+    ('parsed text', r'^\s*(?-i:\(\(?[A-Z]+ *\([A-Z])', 0.5,
      r"sed -E 's/\([^ ()]+ ?|\)//g' FILE > text.txt"),
   )
 )  # fmt: skip
@@ -390,12 +391,14 @@ def extractor(
   pool: futures.Executor | None = None,
   path: str = '',
   columns: str = '',
+  is_tokenized: bool = False,
 ) -> text_files.Extract | None:
   """Returns what makes plain text of a file's blocks, by its first bytes.
 
   None stands for plain text. The `pool` strips wikitext in parallel. Raises a
   `UserError` for JSON in which `columns`, `data.columns`, leaves open what is
-  the text.
+  the text, and for markup; if text `is_tokenized`, whatever is between spaces
+  is a token.
   """
   if extract := records.extractor(head, path, columns):
     return extract
@@ -404,7 +407,7 @@ def extractor(
   is_dump = start.startswith((b'<mediawiki', b'<page>')) or (
     start.startswith((b'<?xml', b'<!--')) and b'<mediawiki' in head
   )
-  if not is_dump:
+  if not (is_dump or is_tokenized):
     _refuse_markup(path, start.decode(errors='ignore'), is_docs)
   if columns:
     raise errors.UserError(
@@ -453,8 +456,11 @@ def _token_column(head: str) -> int:
     return 0
   has_groups = bool(re.search(r'^\s*(#.*|<.*)?$', text, re.MULTILINE))
   is_tabbed = sum(x.count('\t') == most - 1 for x in lines) > 0.9 * len(lines)
-  is_chunked = all(_CHUNK.fullmatch(x[-1]) for x in alike)
-  if not (is_chunked or (has_groups and is_tabbed)):
+  tags = {x[-1] for x in alike}
+  is_chunked = tags > {'O'} and all(map(_CHUNK.fullmatch, tags))
+  # Two languages side by side are no tokens.
+  is_tagged = is_tabbed and (most > 2 or all(x.isupper() for x in tags))
+  if not (is_chunked or (has_groups and is_tagged)):
     return 0
   return 2 if all(x[0][:1].isdigit() for x in alike) else 1
 

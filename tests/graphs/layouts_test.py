@@ -283,7 +283,11 @@ def test_nodes_that_are_called_as_columns_are(read):
   loops = ''.join(f'n{i},n{i}\n' for i in range(99))
   with pytest.raises(errors.UserError, match='without edges'):
     read(loops, 'x.csv')
-  for rows in 'n1,n2\nn3,n4\n', 'gene_a,gene_b\ngene_c,gene_d\n':
+  for rows in (
+    'n1,n2\nn3,n4\n', 'gene_a,gene_b\ngene_c,gene_d\n',
+    'BRCA1,BRCA2\nTP53,MDM2\n', 'HLA-A,HLA-B\nTP53,MDM2\n',
+    'ice cream,ice\ncream cake,cream\n'
+  ):  # fmt: skip
     assert read(rows, 'x.csv').num_nodes == 4
 
 

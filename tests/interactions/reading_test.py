@@ -191,7 +191,6 @@ def test_a_layout_that_lost_its_header_or_order_is_right_or_refused(
     ('user,item,liked\nu,i,Y\nu,j,perhaps\n', 'write numbers, or yes and no'),
     ('user,item,fun\nu,i,35\nu,j,100\n', "'rating:fun>=80'"),
     ('user,item,fun\nu,i,"2,5"\nu,j,"4,5"\n', "'rating:fun>=3.5'"),
-    ('user,item\nu,i\nv,j\nuser,item\n', 'line 4: it repeats the header'),
     (_lines('{u},{i}', 'All reads\nuser,item\n'), "'All reads' above its head"),
   ],
 )

@@ -245,7 +245,6 @@ def test_tables_are_read_or_refused(data, path, columns, expected):
     ('1,the king, and more', '3 cells'),
     ('1', '1 cells'),
     ('1,a,,', ''),
-    ('id,text', '2'),
   ],
 )
 def test_rows_of_another_width_are_counted_or_refused(bad, says):
@@ -260,6 +259,15 @@ def test_rows_of_another_width_are_counted_or_refused(bad, says):
       says
     )
     assert text.endswith('a, b\n' * num)
+
+
+def test_a_table_may_repeat_its_header_and_has_to_close_its_quotes():
+  data = b'id,text\n1,a b\nid,text\n2,c d\n'
+  text, report = _read(data, path='x.csv')
+  assert text == 'a b\nc d\n' and len(report.problems) == 1
+  for num in 3, 30_000:
+    with pytest.raises(errors.UserError, match='quote that is not closed'):
+      _read(data + b'3,"e f\n' + b'4,g h\n' * num, path='x.csv')
 
 
 @pytest.mark.parametrize(

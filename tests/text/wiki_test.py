@@ -291,6 +291,10 @@ def test_text_with_markup_is_refused_with_a_command(name):
   'the king<br /><br />rules\n', '(the king)\n(the (old) queen)\n',
   'new_york is a city\nand/or not\n', 'the king\nthe queen\n', 'x --> y\n',
   'AT&T; king & queen\nrules\n', '1 2\n\n3 4\n', 'the\tking rules\n\nland\tx\n',
+  'n_12 n_7\nn_7 n_3\n', 'u/3 u/9\nu/9 u/1\n', '[12:05] <bob> hi\n',
+  'a b\n<eos>\nc\n<eos>\n', 'type O\n\nblood O\n',
+  'WEBVTT is a form\n', '5 --> 7\n', '(ha (ha ha))\n',
+  'hi\tbonjour\n\nyes\toui\n',
 ])  # fmt: skip
 def test_plain_text_may_have_such_signs(text):
   assert wiki.extractor(text.encode(), path='a.txt') is None
