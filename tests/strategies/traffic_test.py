@@ -35,7 +35,7 @@ def _sent(mesh=(2, 1), layout='', settings=None, **fixed):
 @pytest.mark.parametrize(
   ('layout', 'mesh'),
   marking.slow_after(
-    1, [('row', (2, 2)), ('replicated', (2, 2)), ('column', (2, 2))]
+    0, [('row', (2, 2)), ('replicated', (2, 2)), ('column', (2, 2))]
   ),
 )
 def test_layouts_send_what_the_formula_says(layout, mesh):

@@ -74,7 +74,7 @@ def _slow(rows, ids, batch):
 @pytest.mark.parametrize(
   ('chunk', 'draws', 'dim', 'scale'),
   marking.slow_after(
-    1, [(9, 3, 17, 0.5), (6, 1, 100, 5.0), (64, 37, 50, 0.5), (4, 301, 3, 5.0)]
+    0, [(9, 3, 17, 0.5), (6, 1, 100, 5.0), (64, 37, 50, 0.5), (4, 301, 3, 5.0)]
   ),
 )
 def test_losses_and_slopes_are_those_of_a_loop(chunk, draws, dim, scale):

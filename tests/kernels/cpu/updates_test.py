@@ -12,7 +12,9 @@ from tests.tables import laying
 KEY = np.zeros(2, np.uint32)
 
 
-@pytest.mark.parametrize('optimizer', ['adagrad', marking.slow('adam_full')])
+@pytest.mark.parametrize(
+  'optimizer', marking.slow_after(0, ['adagrad', 'adam_full'])
+)
 def test_any_number_of_threads_gives_the_same_bits(optimizer):
   rng, num, found = np.random.default_rng(1), 30_000, []
   # Some ids are padding, most come many times, others never.
