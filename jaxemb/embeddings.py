@@ -276,12 +276,12 @@ class Embeddings:
 
   def _known(self, words: Sequence[Word]) -> list[Word]:
     """Returns the words that have vectors; warns of others."""
-    known = [word in self for word in words]
-    if not all(known):
-      unknown = [str(word) for word in words if word not in self]
-      line = f'left out, without vectors: {", ".join(unknown)}'
+    is_known = [word in self for word in words]
+    if not all(is_known):
+      unknown = itertools.compress(words, np.logical_not(is_known))
+      line = f'left out, without vectors: {", ".join(map(str, unknown))}'
       warnings.warn(line, stacklevel=3)
-    return list(itertools.compress(words, known))
+    return list(itertools.compress(words, is_known))
 
   def edge_scores(self, edges: Sequence[tuple[str, ...]]) -> np.ndarray:
     """Returns the scores that rank held-out edges, [n] float32.
@@ -712,11 +712,11 @@ class Embeddings:
 
 def _name(word: object) -> object:
   """Returns the name of a number or flag, such as '7' of 7.0; other words."""
-  if isinstance(word, bool | np.bool_):
-    return str(word).lower()
-  if not isinstance(word, numbers.Real):
+  if not isinstance(word, numbers.Real | np.bool_):
     return word
-  return str(int(word)) if float(word).is_integer() else str(word)
+  from jaxemb.io import columns  # which numba is loaded for
+
+  return columns.name(word)
 
 
 def _as_list(items: object) -> list:

@@ -366,3 +366,10 @@ def test_what_gensim_has_and_is_not_there_says_what_is(ours):
   assert len(copy.deepcopy(pickle.loads(pickle.dumps(ours)))) == 200
   with pytest.raises(KeyError, match="b'w3'"):
     ours.most_similar(b'w3')
+
+
+def test_a_number_has_the_name_that_columns_give_it():
+  words = ['7', 'true', '2.5', '1e+20']
+  vectors = embeddings.Embeddings(words, np.eye(4, dtype=np.float32))
+  found = [vectors.get_index(x) for x in (7.0, np.True_, 2.5, 1e20)]
+  assert found == [0, 1, 2, 3] and float('nan') not in vectors

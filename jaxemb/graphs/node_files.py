@@ -502,14 +502,12 @@ def array_labels(
   A row has a number above 0 for each label of the node. Numbers below 0 and NaN
   are no labels. With `names` labels are places in them, if there are as many.
   """
-  import pyarrow as pa
   from scipy import sparse
 
   is_matrix = array.ndim == 2 and min(array.shape) > 1
   if not is_matrix:
     array = array.toarray() if sparse.issparse(array) else array
     array = np.asarray(array).reshape(-1)
-    array = array.astype(array.dtype.newbyteorder('='))
   check_size(path, 'labels', array.shape[0], num_nodes=num_nodes)
   if array.dtype.kind not in ('biuf' if is_matrix else 'biufUSO'):
     raise errors.UserError(
@@ -529,7 +527,7 @@ def array_labels(
     if array.dtype.kind in 'biuf':
       array, numbers_of = np.unique(array, return_inverse=True)
     nodes = np.arange(len(array))
-    texts = columns_lib.values(pa.array(array)).strings().to_pylist()
+    texts = columns_lib.values(columns_lib.array(array)).strings().to_pylist()
   num = num_nodes if numbers_of is None else len(array)
   labels, _ = _numbered(path, nodes, texts, num_nodes=num)
   if numbers_of is not None:

@@ -179,9 +179,8 @@ def _plan(file, declared, decimal):
   if not has_header:
     words = re.split(r'[^\w-]+', ' '.join(rows[0]))
     words = {roles.simplified(x) for x in words if x}
-    if (
-      not declared and sum(any(words & y for y in x.known()) for x in ROLES) > 1
-    ):
+    num_known = sum(any(words & y for y in x.known()) for x in ROLES)
+    if num_known > 1 and not declared:
       raise errors.UserError(
         f'{file} begins with {" ".join(rows[0])[:80]!r}, which is a header, '
         'and what is between its columns is not between those of all rows; '

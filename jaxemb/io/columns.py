@@ -404,12 +404,11 @@ def odd_number(strings: Any, decimal: str) -> str:
   signs = dict.fromkeys([decimal, '', ',', '.'])
   are_numbers = [_are_numbers(strings, x) for x in signs]
   most = max(are_numbers, key=lambda x: pc.sum(x).as_py())
-  others = strings.filter(pc.invert(most)).to_pylist()
+  others = strings.filter(pc.invert(most))
+  odd = others[0].as_py() if len(others) else ''
   # Versions and dates are no numbers that went wrong.
-  is_other = others and re.fullmatch(
-    r'\d+([.-]\d+){2,}|\d+\.\d+[a-z]', others[0]
-  )
-  return others[0] if others and not is_other else ''
+  is_other = re.fullmatch(r'\d+([.-]\d+){2,}|\d+\.\d+[a-z]', odd)
+  return '' if is_other else odd
 
 
 @numba.njit(nogil=True, cache=True)

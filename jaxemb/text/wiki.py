@@ -126,7 +126,7 @@ _MARKUPS = tuple(
     ('text with entities', r'&(#?\w{2,8});', 0.5,
      "python3 -c 'import html, sys; "
      "sys.stdout.writelines(map(html.unescape, sys.stdin))' < FILE > text.txt"),
-    ('text with tags', 
+    ('text with tags',
      r'^\s*(\S+[_/|]((?-i:[A-Z]{1,5}\$?)|[.,:])(\s+|$)){2,}$', 0.9,
      "sed -E 's,[_/|][^_/| ]+( |$),\\1,g' FILE > text.txt"),
     ('parsed text', r'^\s*(?-i:\(\(?[A-Z]+ *\([A-Z])', 0.5,

@@ -158,8 +158,14 @@ _PRICES = [f'{x:.2f}' for x in np.arange(1.25, 20, 0.37)]
     ([f'10.0.{i}.1' for i in range(50)], ''),
     ([f'{i % 28 + 1}.12.{i + 2000}' for i in range(50)], ''),
     ([*map(str, range(50)), 'u1'], ''),
+    ([*_PRICES, '10.2.1'], ''),
     (['1.0', '1.1', '2.0.3'], ''),
   ],
 )
 def test_numbers_but_for_some_are_found(strings, odd):
   assert columns.odd_number(_text(*strings), '') == odd
+
+
+def test_names_in_brackets_are_no_lists():
+  assert columns.list_sign(['(x5)', '(x6)']) == ''
+  assert columns.list_sign(['(x5, x6)', '(x6)']) == '[,'

@@ -45,3 +45,8 @@ def test_names_of_all_digits_have_them():
   text = keys.Text.of(pa.array(names, pa.large_string())).names()
   whole = ['1234567890123456768', '1' + 18 * '0']
   assert text.strings().to_pylist() == [*whole, *names[2:]]
+
+
+def test_bytes_of_a_cut_space_are_no_space():
+  text = keys.Text.of(pa.array([b'\xc2', b'\xa0x'], pa.large_binary()))
+  assert [*(text.names().stops - text.names().starts)] == [1, 2]

@@ -298,3 +298,8 @@ def test_text_with_markup_is_refused_with_a_command(name):
 ])  # fmt: skip
 def test_plain_text_may_have_such_signs(text):
   assert wiki.extractor(text.encode(), path='a.txt') is None
+
+
+def test_tokens_between_spaces_may_have_tags():
+  data = b'the_DT king_NN\nand_CC queens_NNS\n'
+  assert wiki.extractor(data, path='a.txt', is_tokenized=True) is None
