@@ -404,6 +404,8 @@ _INTERACTIONS = (
   _sets('sets.txt', 'does not learn from', 'model.loss=negative_sampling'),
   _sets('sets.txt', 'does not divide users', 'strategy.name=partition'),
   _sets('sets.txt', 'not used with interactions', 'data.lowercase=false'),
+  _sets('sets.txt', 'must be positive numbers', 'eval.k=5,0'),
+  _sets('sets.txt', 'eval.k=9999 is more than', 'eval.k=9999,5'),
   _sets('sets.txt', 'set 64', 'train.batch_examples=50'),
   _sets('binary.txt', 'binary.txt'),
   _sets('latin_sets.txt', 'iconv -f cp1252'),

@@ -212,6 +212,7 @@ def _core_conflicts(
         f'config.table.layout={table.layout} splits tables over devices, and '
         f'a store is used by one; remove it, or {wanted}'
       )
+  schema.sizes('eval.k', config.eval.k)
   if table.device_bytes:
     schema.room_bytes(table.device_bytes, 0)
   if mesh.table > 1 and s.name != 'sync':

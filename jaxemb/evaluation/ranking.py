@@ -6,8 +6,9 @@ the k best,
 
   Recall@k = hits / n
   NDCG@k   = sum over hits g(rank) / sum_{r=1}^{min(k, n)} g(r)
+  Hits@k   = 1 if there is a hit, else 0
 
-with g(r) = 1 / log2(1 + r). Both are averaged over users. A held-out item that
+with g(r) = 1 / log2(1 + r). All are averaged over users. A held-out item that
 is in no training set cannot be recommended; it counts among the n.
 """
 
@@ -102,18 +103,17 @@ def evaluate(
   items: np.ndarray,
   train: Sets,
   held: Held,
-  k: int,
+  ks: Sequence[int],
   biases: np.ndarray | float = 0.0,
 ) -> dict[str, Any]:
   """Scores a ranking of items [items, d] by products with users [users, d].
 
-  `biases` [items] are added to the products. `found` is the number of held-out
-  interactions whose item can be recommended.
+  `biases` [items] are added to the products. `score` and `ndcg` are recall and
+  NDCG at the first of `ks`, none of which is more than there are items.
+  `found` is the number of held-out interactions whose item can be recommended.
   """
-  k = min(k, len(items))
-  gains = 1 / np.log2(np.arange(2, k + 2))
-  ideal = np.concatenate([[0], np.cumsum(gains)])
-  recall, ndcg, num_found = [], [], 0
+  gains = 1 / np.log2(np.arange(2, max(ks) + 2))
+  hits, num_found = [], 0
   size = max(1, _BLOCK_SCORES // len(items))
   for start in range(0, len(held.users), size):
     block = np.arange(start, min(start + size, len(held.users)))
@@ -126,19 +126,33 @@ def evaluate(
     is_wanted[wanted.owners(), wanted.ids] = True
     is_wanted[seen.owners(), seen.ids] = False
     num_found += int(is_wanted.sum())
-    best = _best(scores, k)
-    hits = np.take_along_axis(is_wanted, best, 1)
-    recall.append(hits.sum(1) / held.sizes[block])
-    ndcg.append(hits @ gains / ideal[np.minimum(held.sizes[block], k)])
+    best = _best(scores, max(ks))
+    hits.append(np.take_along_axis(is_wanted, best, 1))
+  scores_at = _metrics(np.concatenate(hits), held.sizes, gains=gains, ks=ks)
   return {
     'kind': 'ranking',
-    'score': float(np.concatenate(recall).mean()),
-    'ndcg': float(np.concatenate(ndcg).mean()),
-    'k': k,
+    'score': scores_at[f'recall@{ks[0]}'],
+    'ndcg': scores_at[f'ndcg@{ks[0]}'],
+    **scores_at,
+    'ks': [*ks],
     'found': num_found,
     'total': int(held.sizes.sum()),
     'users': len(held.users),
   }
+
+
+def _metrics(hits, sizes, gains, ks):
+  """Means over users, by name, of hits [users, k] by rank."""
+  ideal, values = np.concatenate([[0], np.cumsum(gains)]), {}
+  for k in ks:
+    first = hits[:, :k]
+    by_user = {
+      'recall': first.sum(1) / sizes,
+      'ndcg': first @ gains[:k] / ideal[np.minimum(sizes, k)],
+      'hits': first.any(1),
+    }
+    values |= {f'{name}@{k}': float(x.mean()) for name, x in by_user.items()}
+  return values
 
 
 def means(vectors: np.ndarray, sets: Sets) -> np.ndarray:
@@ -149,9 +163,12 @@ def means(vectors: np.ndarray, sets: Sets) -> np.ndarray:
 
 def describe(result: Mapping[str, Any]) -> str:
   """Returns the scores in one line."""
-  k = result['k']
+  shown = ', '.join(
+    f'{name}@{k} {result[f"{name.lower()}@{k}"]:.4f}'
+    for k in result['ks']
+    for name in ('Recall', 'NDCG', 'Hits')
+  )
   return (
-    f'Recall@{k} {result["score"]:.4f}, NDCG@{k} {result["ndcg"]:.4f} of '
-    f'{result["users"]:,} users; {result["found"]:,} of {result["total"]:,} '
-    'held-out items can be recommended'
+    f'{shown} of {result["users"]:,} users; {result["found"]:,} of '
+    f'{result["total"]:,} held-out items can be recommended'
   )

@@ -45,7 +45,7 @@ class Walks(_Graphs):
   source = 'graph'
   factory = 'jaxemb.graphs.walk_source:Walks'
   start = 'graph'
-  uses = kind.WINDOWS | _LISTS | {'train.init_from'}
+  uses = kind.WINDOWS | _LISTS | {'train.init_from', 'eval.k'}
   unit = 'words'
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
@@ -163,7 +163,7 @@ class Edges(_Graphs):
   source = 'edges'
   factory = 'jaxemb.graphs.edge_source:Edges'
   start = 'graph:relations'
-  uses = kind.PAIRS | _LISTS | {'model.negatives'}
+  uses = kind.PAIRS | _LISTS | {'model.negatives', 'eval.k'}
   models = {
     'line': 'jaxemb.graphs.edge_models:line',
     'relations': 'jaxemb.graphs.edge_models:relations',

@@ -1,15 +1,17 @@
 """Interactions: users and their items, as pairs or as sets."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ml_collections
 
 from jaxemb import errors
+from jaxemb.config import schema
 from jaxemb.run import kind
 
 if TYPE_CHECKING:
   from jaxemb.models import base as model_base
+  from jaxemb.run import build
 
 
 _UNDIVIDED = {x: 'divide users' for x in ('partition', 'workers')}
@@ -21,10 +23,26 @@ _HELP = {
   "lists; '' = by known names, or plain",
   'data.min_count': 'items that are rarer are dropped',
 }
-_OPTIONAL = kind.HELD_OUT | {'data.min_count', 'data.columns', 'data.decimal'}
+_OPTIONAL = kind.HELD_OUT | {
+  'data.min_count', 'data.columns', 'data.decimal', 'eval.k',
+}  # fmt: skip
 
 
-class Pairs(kind.Kind):
+class _Interactions(kind.Kind):
+  help = _HELP
+  undivided = _UNDIVIDED
+
+  def evaluate(
+    self, parts: 'build.Parts', model: Any, is_last: bool = True
+  ) -> dict[str, dict[str, Any]]:
+    """See `kind.Kind`."""
+    from jaxemb.run import vectors
+
+    ks = schema.sizes('eval.k', parts.config.eval.k)
+    return vectors.evaluate(parts, model, ks=ks)
+
+
+class Pairs(_Interactions):
   """Pairs of user and item, and factorizations of their matrix."""
 
   source = 'interactions'
@@ -37,9 +55,7 @@ class Pairs(kind.Kind):
     'softmax': 'jaxemb.interactions.factorization:softmax',
   }
   only_with = {'model.shared_negatives': ''}
-  help = _HELP
   unit = 'examples'
-  undivided = _UNDIVIDED
 
   def chunk(self, config: ml_collections.ConfigDict) -> int:
     """See `kind.Kind`."""
@@ -57,7 +73,7 @@ class Pairs(kind.Kind):
     )
 
 
-class Sets(kind.Kind):
+class Sets(_Interactions):
   """Sets of items, and skip-gram on them (Item2Vec)."""
 
   source = 'item_sets'
@@ -65,8 +81,6 @@ class Sets(kind.Kind):
   start = 'rec:item2vec'
   uses = kind.WINDOWS | _OPTIONAL
   losses = {'negative_sampling': kind.Kind.losses['negative_sampling']}
-  help = _HELP
-  undivided = _UNDIVIDED
 
   def check_trained(self, counters: Mapping[str, float]) -> None:
     """See `kind.Kind`."""

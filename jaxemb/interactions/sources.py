@@ -22,7 +22,7 @@ from jaxemb.evaluation import geometry, ranking
 from jaxemb.interactions import sets as sets_lib
 
 _DISPATCH = 1 << 16  # interactions, or one step if that has more
-_TOP = 20  # items that are recommended
+_K = 20  # items that are recommended
 
 
 class Interactions:
@@ -64,17 +64,25 @@ class Interactions:
     ]
 
   def evaluate(
-    self, vectors: np.ndarray, contexts: np.ndarray, is_cosine: bool
+    self,
+    vectors: np.ndarray,
+    contexts: np.ndarray,
+    is_cosine: bool,
+    ks: Sequence[int] = (),
   ) -> dict[str, dict[str, Any]]:
-    """Scores by split, of vectors of items [items, d] and users [users, d]."""
+    """Scores by split, of vectors of items [items, d] and users [users, d].
+
+    `ks` are lengths of lists of recommended items, 20 by default.
+    """
     vectors, contexts = np.asarray(vectors), np.asarray(contexts)
     items = geometry.unit(vectors) if is_cosine else vectors
-    return self._ranked(contexts, items)
+    return self._ranked(contexts, items, ks)
 
-  def _ranked(self, users, items, biases=0.0):
+  def _ranked(self, users, items, ks, biases=0.0):
+    ks = ks or (min(_K, len(items)),)
     return {
       name: ranking.evaluate(
-        users, items, self.data.train, held=held, k=_TOP, biases=biases
+        users, items, self.data.train, held=held, ks=ks, biases=biases
       )
       for name, held in self.data.held.items()
     }
@@ -123,7 +131,11 @@ class ItemSets(Interactions):
     self.steps = windows.Steps.of(spec)
 
   def evaluate(
-    self, vectors: np.ndarray, contexts: np.ndarray, is_cosine: bool
+    self,
+    vectors: np.ndarray,
+    contexts: np.ndarray,
+    is_cosine: bool,
+    ks: Sequence[int] = (),
   ) -> dict[str, dict[str, Any]]:
     """Scores by split: those of items beside the mean of a user's items.
 
@@ -134,7 +146,7 @@ class ItemSets(Interactions):
     vectors, contexts = np.asarray(vectors), np.asarray(contexts)
     biases = (0.75 * np.log(self.counts)).astype(np.float32)
     means = ranking.means(vectors, self.data.train)
-    return self._ranked(means, contexts, biases)
+    return self._ranked(means, contexts, ks, biases=biases)
 
   def items(
     self, position: Sequence[int] | None, done: int

@@ -14,7 +14,8 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxemb import embeddings
+from jaxemb import embeddings, errors
+from jaxemb.config import schema
 from jaxemb.evaluation import multivectors, ranking, words
 from jaxemb.report import pages, report
 from jaxemb.run import build
@@ -74,7 +75,13 @@ class Export(NamedTuple):
 
 
 def check_data(config: ml_collections.ConfigDict, source: Any) -> None:
-  """See `Kind`: no setting needs more data."""
+  """Raises a `UserError` for lists that are longer than there are keys."""
+  longest = max(schema.sizes('eval.k', config.eval.k), default=0)
+  if longest > len(source.keys):
+    raise errors.UserError(
+      f'config.eval.k={longest} is more than the {len(source.keys):,} that can '
+      'be ranked; lower it'
+    )
 
 
 def can_evaluate(parts: build.Parts) -> bool:

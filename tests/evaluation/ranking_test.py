@@ -1,4 +1,4 @@
-"""Recall and NDCG against loops over users and ranks."""
+"""Recall, NDCG and hits against loops over users and ranks."""
 
 import math
 
@@ -9,8 +9,8 @@ from jaxemb.evaluation import ranking
 
 
 def _slow(users, items, biases, train, held, unknown, k):
-  """Mean recall and NDCG, ties by item, and what can be recommended."""
-  recall, ndcg, found = [], [], 0
+  """Mean recall, NDCG and hits, ties by item, and the recommendable."""
+  recall, ndcg, any_hit, found = [], [], [], 0
   for user, wanted in held.items():
     products = (float(users[user] @ x) for x in items)
     scores = [x + b for x, b in zip(products, biases, strict=True)]
@@ -23,15 +23,16 @@ def _slow(users, items, biases, train, held, unknown, k):
     gains = [1 / math.log2(1 + rank) for rank in range(1, k + 1)]
     hits = (gains[i] for i, x in enumerate(ranked) if x in wanted)
     ndcg.append(sum(hits) / sum(gains[: min(k, num)]))
+    any_hit.append(bool(set(ranked) & wanted))
     found += len(wanted - train[user])
-  return np.mean(recall), np.mean(ndcg), found
+  return *map(np.mean, (recall, ndcg, any_hit)), found
 
 
 @pytest.mark.parametrize('block', [1, 100])
 def test_scores_are_those_of_a_loop(block, monkeypatch):
   monkeypatch.setattr(ranking, '_BLOCK_SCORES', block)
   rng = np.random.default_rng(0)
-  num_users, num_items, k = 30, 40, 5
+  num_users, num_items, ks = 30, 40, (5, 1, 40)
   users = rng.integers(-2, 3, (num_users, 3)).astype(np.float32)  # with ties
   items = rng.integers(-2, 3, (num_items, 3)).astype(np.float32)
   biases = rng.integers(-1, 2, num_items).astype(np.float32)
@@ -51,22 +52,17 @@ def test_scores_are_those_of_a_loop(block, monkeypatch):
       ranking.Sets.of(map(list, held.values())),
       np.array([len(x) + unknown[u] for u, x in held.items()]),
     ),
-    k,
+    ks,
     biases,
   )
-  args = users, items, biases, train, held, unknown, k
-  recall, ndcg, num_found = _slow(*args)
-  np.testing.assert_allclose(found['score'], recall, rtol=1e-6)
-  np.testing.assert_allclose(found['ndcg'], ndcg, rtol=1e-6)
-  assert (found['found'], found['k'], found['users']) == (num_found, k, 15)
+  args = users, items, biases, train, held, unknown
+  for k in ks:
+    *expected, num_found = _slow(*args, k)
+    at_k = [found[f'{name}@{k}'] for name in ('recall', 'ndcg', 'hits')]
+    np.testing.assert_allclose(at_k, expected, rtol=1e-6)
+  assert (found['score'], found['ndcg']) == (found['recall@5'], found['ndcg@5'])
+  assert (found['found'], found['users']) == (num_found, 15)
   assert found['total'] == sum(map(len, held.values())) + sum(unknown.values())
-
-
-def test_fewer_items_than_are_recommended():
-  held = ranking.Held(np.array([0]), ranking.Sets.of([[1]]), np.array([1]))
-  args = np.ones((1, 1)), np.ones((3, 1)), ranking.Sets.of([[0]]), held
-  found = ranking.evaluate(*args, 20)
-  assert (found['score'], found['ndcg'], found['k']) == (1, 1, 3)
 
 
 def test_sets_know_their_owners_and_means():
