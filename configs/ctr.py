@@ -34,9 +34,9 @@ def get_config(
   config.model.dim = 16
   config.optimizer.name = 'adam_full'
   # Constant, unless another final one is given.
-  rate = ml_collections.FieldReference(0.002)
-  config.optimizer.learning_rate = rate
-  config.optimizer.final_learning_rate = rate
+  config.optimizer.learning_rate = 0.002
+  final_rate = config.optimizer.get_oneway_ref('learning_rate')
+  config.optimizer.final_learning_rate = final_rate
   config.strategy.name = 'sync'
   config.train.epochs = 15
   config.eval.every_epochs = 1.0
@@ -46,7 +46,7 @@ def get_config(
     config.optimizer.dense_decay = 1e-4
     config.train.batch_examples = 512
   else:
-    rate.set(0.001)
+    config.optimizer.learning_rate = 0.001
   if variant in ('criteo', 'avazu'):
     config.train.epochs = 2
   config.data.valid = '0.1'  # the embedded log has rows of its own for it

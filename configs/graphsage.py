@@ -28,9 +28,9 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.model.dim = 64
   config.optimizer.name = 'adam_full'
   # Constant, unless another final one is given.
-  rate = ml_collections.FieldReference(0.01)
-  config.optimizer.learning_rate = rate
-  config.optimizer.final_learning_rate = rate
+  config.optimizer.learning_rate = 0.01
+  final_rate = config.optimizer.get_oneway_ref('learning_rate')
+  config.optimizer.final_learning_rate = final_rate
   config.strategy.name = 'sync'
   config.eval.monitor = 'score'
   if variant == 'walks':

@@ -280,7 +280,11 @@ _CLICKS = (
   _clicks('clicks.csv', 'needs evaluations',
           'train.patience=2 --config.data.valid=.2 '
           '--config.eval.every_epochs=0'),
-  _clicks('clicks.csv', 'is of nodes', 'eval.monitor=score'),
+  _clicks('clicks.csv', 'choose auc or log_loss', 'eval.monitor=auc,score'),
+  _clicks('clicks.csv', 'choose auc or log_loss', 'eval.monitor='),
+  _clicks('clicks.csv', 'eval.monitor needs evaluations',
+          'eval.monitor=auc,log_loss --config.train.patience=0 '
+          '--config.optimizer.plateau_factor=1 --config.eval.every_epochs=0'),
   _clicks('clicks.csv', 'is no model of clicks', 'model.name=cbow'),
   _clicks('clicks.csv', 'positive numbers', 'model.hidden=8,x'),
   _clicks('clicks.csv', 'positive numbers', 'model.hidden=8;4'),
@@ -375,7 +379,7 @@ _NODES = (
          '--config.data.test='),
   _nodes("''", 'needs labelled nodes for validation', 'data.valid='),
   _nodes("''", 'must be a number of nodes', 'data.valid=last:0.1'),
-  _nodes('edges.tsv', 'is of clicks', 'eval.monitor=auc'),
+  _nodes('edges.tsv', 'choose score or log_loss', 'eval.monitor=auc'),
   _nodes('edges.tsv', 'is a model of edges', 'model.name=line'),
   _nodes('edges.tsv', 'rows of a table', 'table.dtype=int8'),
   _nodes('edges.tsv', 'rows of a table', 'strategy.name=replicas'),

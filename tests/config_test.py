@@ -134,6 +134,19 @@ def test_threads_share_the_cores_of_a_device():
     config_lib.resolve(config, 'cpu', (1, 1))
 
 
+@pytest.mark.parametrize('name', ['ctr', 'graphsage'])
+def test_a_rate_is_constant_unless_a_final_one_is_given(name):
+  first = config_lib.load(name).optimizer.learning_rate
+  for values, expected in (
+    ({'learning_rate': 0.5}, (0.5, 0.5)),
+    ({'final_learning_rate': 0.25}, (first, 0.25)),
+    ({'final_learning_rate': 0.25, 'learning_rate': 0.5}, (0.5, 0.25)),
+  ):
+    settings = {f'optimizer.{k}': x for k, x in values.items()}
+    found = config_lib.load(name, settings).optimizer
+    assert (found.learning_rate, found.final_learning_rate) == expected
+
+
 @pytest.mark.parametrize('name', ['sync', 'partition'])
 def test_policies_that_are_strategies(name):
   policy = {'sync': 'bsp', 'partition': 'never'}[name]

@@ -50,10 +50,12 @@ class Clicks(kind.Kind):
     'embedded',
     'data.min_count': 'categories that are rarer share one id',
     'eval.monitor': 'metric by which evaluations are compared, the best of '
-    'which is exported: auc or log_loss',
+    'which is exported: auc or log_loss, or both, separated by a comma: the '
+    'second has its best model in export_<metric>',
   }
   unit = 'examples'
-  has_dense = monitors = True
+  has_dense = True
+  monitors = 'auc', 'log_loss'
   row_kernels = frozenset(('adagrad_full', 'adam_full'))
   undivided = {'partition': 'train models with dense parameters'}
   smaller = 'lower --config.model.dim or raise --config.data.min_count'
@@ -72,8 +74,6 @@ class Clicks(kind.Kind):
       )
     if not config.data.separator:
       yield "config.data.separator='' separates nothing; give a sign such as |"
-    if config.eval.monitor == 'score':
-      yield 'config.eval.monitor=score is of nodes; give auc or log_loss'
     for key in ('hidden', 'lower_hidden'):
       schema.sizes(f'model.{key}', config.model[key])
 

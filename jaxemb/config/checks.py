@@ -3,7 +3,7 @@
 No setting is accepted and then ignored: `check` refuses it instead.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -195,6 +195,16 @@ def _unfit(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
     )
 
 
+def _monitor_conflicts(monitor: str, available: Sequence[str]) -> Iterator[str]:
+  """What is wrong with a list of metrics, of those that a kind monitors."""
+  names = schema.names(monitor)
+  if available and not ({*names} <= {*available} and names):
+    yield (
+      f'config.eval.monitor={monitor} is not available; choose '
+      f'{" or ".join(available)}, or several, separated by commas'
+    )
+
+
 def _core_conflicts(
   config: ml_collections.ConfigDict, kind: Any
 ) -> Iterator[str]:
@@ -213,6 +223,7 @@ def _core_conflicts(
         f'a store is used by one; remove it, or {wanted}'
       )
   schema.sizes('eval.k', config.eval.k)
+  yield from _monitor_conflicts(config.eval.monitor, kind.monitors)
   if table.device_bytes:
     schema.room_bytes(table.device_bytes, 0)
   if mesh.table > 1 and s.name != 'sync':

@@ -68,6 +68,11 @@ def flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   return result
 
 
+def names(text: str) -> tuple[str, ...]:
+  """Splits names separated by commas, each once."""
+  return tuple(dict.fromkeys(x.strip() for x in text.split(',') if x.strip()))
+
+
 def sizes(name: str, text: str) -> tuple[int, ...]:
   """Parses positive integers separated by commas, or raises a `UserError`."""
   numbers = [x.strip() for x in text.split(',') if x.strip()]

@@ -78,9 +78,11 @@ class Nodes(_Graphs):
     "as 500; '' = none",
     'data.test': 'nodes held out for a test at the end, as data.valid',
     'eval.monitor': 'metric by which evaluations are compared, the best of '
-    'which is exported: score (accuracy or micro F1) or log_loss',
+    'which is exported: score (accuracy or micro F1) or log_loss, or both, '
+    'separated by a comma: the second has its best model in export_<metric>',
   }
-  has_dense = monitors = True
+  has_dense = True
+  monitors = 'score', 'log_loss'
   row_kernels = frozenset(('adagrad_full', 'adam_full'))
   undivided = {'partition': 'train models with dense parameters'}
   results = 'jaxemb.graphs.node_results'
@@ -92,8 +94,6 @@ class Nodes(_Graphs):
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
     """See `kind.Kind`."""
-    if config.eval.monitor == 'auc':
-      yield 'config.eval.monitor=auc is of clicks; give score or log_loss'
     if config.model.inputs == 'features':
       table, strategy = config.table, config.strategy.name
       for name, value, is_usable in (

@@ -7,10 +7,11 @@ function of evaluation.jsonl up to the step: a run that was killed repeats it.
 import json
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxemb import errors
+from jaxemb.config import schema
 from jaxemb.data import base as data_base
 from jaxemb.run import build, loop, metrics
 from jaxemb.runtime import distributed
@@ -24,35 +25,45 @@ def check(config: Any, has_validation: bool, lacking: str) -> None:
 
   `lacking` tells what the data should have for them, and what to do.
   """
-  lowers = config.optimizer.plateau_factor != 1
-  if not has_validation and (config.train.patience or lowers):
-    key = 'optimizer.plateau_factor' if lowers else 'train.patience'
-    raise errors.UserError(f'config.{key} needs {lacking}')
-  if config.train.patience and not config.eval.every_epochs:
-    raise errors.UserError(
-      'config.train.patience needs evaluations; set '
-      '--config.eval.every_epochs=1'
-    )
+  needing = {
+    'optimizer.plateau_factor': config.optimizer.plateau_factor != 1,
+    'train.patience': config.train.patience,
+    'eval.monitor': len(schema.names(config.eval.monitor)) > 1,
+  }
+  for key in (k for k, needs in needing.items() if needs):
+    if not has_validation:
+      raise errors.UserError(f'config.{key} needs {lacking}')
+    if not config.eval.every_epochs:
+      raise errors.UserError(
+        f'config.{key} needs evaluations; set --config.eval.every_epochs=1'
+      )
 
 
 class Evaluation(loop.Hook):
   """The hook of the training loop that evaluates, for all kinds of data.
 
-  Kinds that monitor a metric of held-out data (`Kind.monitors`) have the best
-  model kept, the learning rate lowered at plateaus (`optimizer.plateau_factor`)
-  and training ended early (`train.patience`). For others scores are recorded.
+  Kinds that monitor metrics of held-out data (`Kind.monitors`) have the best
+  model by each of `eval.monitor` kept; by the first of them the learning rate
+  is lowered at plateaus (`optimizer.plateau_factor`) and training ends early
+  (`train.patience`). For others scores are recorded.
   """
 
   def __init__(self, workdir: pathlib.Path, parts: build.Parts):
-    self.best_folder = workdir / _BEST
     self.records: list[dict[str, Any]] = []
     self._parts, self._kind = parts, parts.kind
     self._workdir, self._path = workdir, workdir / 'evaluation.jsonl'
     self._every_units = 0  # 0 = never
+    monitored = schema.names(parts.config.eval.monitor)
+    self.metrics = monitored if parts.kind.monitors else ()
     every_epochs = parts.config.eval.every_epochs
     if every_epochs and parts.kind.can_evaluate(parts):
       every_units = every_epochs * parts.source.units_per_epoch
       self._every_units = max(1, round(every_units))
+
+  def best_folder(self, metric: str) -> pathlib.Path:
+    """Where the best model by a monitored metric is kept."""
+    is_first = metric == self.metrics[0]
+    return self._workdir / (_BEST if is_first else f'{_BEST}_{metric}')
 
   def is_needed(self) -> bool:
     """Whether it evaluates, or has done so in an earlier start."""
@@ -87,10 +98,12 @@ class Evaluation(loop.Hook):
     line = f'epoch {epoch:.2f}: {kind.summarize(scores)}'
     if kind.monitors:
       record['validation'] = scores['validation']
-      is_best = self._is_better(record, self.best())
-      line += ', the best so far' * is_best
-      if is_best and distributed.is_first():
-        model.save(self.best_folder)
+      for metric in self.metrics:
+        if _is_better(record, self.best(metric), metric):
+          line += ', the best so far'
+          line += f' by {metric}' * (len(self.metrics) > 1)
+          if distributed.is_first():
+            model.save(self.best_folder(metric))
     else:
       record['evaluation'] = scores
     self.records.append(record)
@@ -99,39 +112,50 @@ class Evaluation(loop.Hook):
       with open(self._path, 'a') as file:
         file.write(json.dumps(record) + '\n')
 
-  def _is_better(
-    self, record: Mapping[str, Any], best: Mapping[str, Any] | None
-  ) -> bool:
-    if best is None:
-      return True
-    key = self._parts.config.eval.monitor
-    new, old = record['validation'], best['validation']
-    # Of one class alone there is no AUC; the newest is kept.
-    if not math.isfinite(old[key]) or not math.isfinite(new[key]):
-      return True
-    if new[key] == old[key]:  # as happens with a few hundred examples
-      key = 'log_loss'
-    return new[key] < old[key] if key == 'log_loss' else new[key] > old[key]
+  def best(self, metric: str) -> dict[str, Any] | None:
+    """The record of the best evaluation so far by a metric, if there is any."""
+    return _progress(self.records, metric)[0]
 
-  def _progress(self) -> tuple[dict[str, Any] | None, int, int]:
-    """The best record; how many were no better since, and at any time."""
-    best, since, ever = None, 0, 0
-    for record in self.records if self._kind.monitors else ():
-      if self._is_better(record, best):
-        best, since = record, 0
-      else:
-        since, ever = since + 1, ever + 1
-    return best, since, ever
-
-  def best(self) -> dict[str, Any] | None:
-    """The record of the best evaluation so far, where a metric is monitored."""
-    return self._progress()[0]
+  def _counts(self) -> tuple[int, int]:
+    """Evaluations no better by the first metric: since the best, and ever."""
+    if not self.metrics:
+      return 0, 0
+    return _progress(self.records, self.metrics[0])[1:]
 
   def rate_factor(self) -> float:
     """What learning rates are multiplied by."""
-    return self._parts.config.optimizer.plateau_factor ** self._progress()[2]
+    return self._parts.config.optimizer.plateau_factor ** self._counts()[1]
 
   def has_ended(self) -> bool:
     """Whether training ends here."""
     patience = self._parts.config.train.patience
-    return bool(patience) and self._progress()[1] >= patience
+    return bool(patience) and self._counts()[0] >= patience
+
+
+def _is_better(
+  record: Mapping[str, Any], best: Mapping[str, Any] | None, metric: str
+) -> bool:
+  if best is None:
+    return True
+  new, old = record['validation'], best['validation']
+  # Of one class alone there is no AUC; the newest is kept.
+  if not math.isfinite(old[metric]) or not math.isfinite(new[metric]):
+    return True
+  if new[metric] == old[metric]:  # as happens with a few hundred examples
+    metric = 'log_loss'
+  if metric == 'log_loss':
+    return new[metric] < old[metric]
+  return new[metric] > old[metric]
+
+
+def _progress(
+  records: Sequence[Mapping[str, Any]], metric: str
+) -> tuple[dict[str, Any] | None, int, int]:
+  """The best record; how many were no better since, and at any time."""
+  best, since, ever = None, 0, 0
+  for record in records:
+    if _is_better(record, best, metric):
+      best, since = record, 0
+    else:
+      since, ever = since + 1, ever + 1
+  return best, since, ever

@@ -90,9 +90,10 @@ class Kind:
   smaller: str = 'lower --config.model.dim'  # where tables have no room
   # The module whose functions evaluate, export and report a trained model.
   results: str = 'jaxemb.run.vectors'
-  # Whether evaluations of held-out data are compared, by `eval.monitor`: the
-  # best model is exported, and training may end early.
-  monitors: bool = False
+  # Metrics of held-out data by which evaluations can be compared, of which
+  # `eval.monitor` chooses: the best model is exported, and training may end
+  # early.
+  monitors: Sequence[str] = ()
   # How `data.path` begins for data that jaxemb makes itself.
   embedded: str = ''
 

@@ -26,22 +26,32 @@ def finish(
   hook: evaluation.Evaluation,
   more: Mapping[str, Any] = _NOTHING,
 ) -> None:
-  """Writes the results of the best model, or of the last one.
+  """Writes the results of the best models, or of the last one.
 
   All processes take part; the first one writes. `more` replaces or extends the
   values of the report.
   """
-  start, kind, best = time.time(), parts.kind, hook.best()
-  folder = hook.best_folder
-  has_best = best is not None and kind.is_saved(folder)
-  model = None if has_best else kind.collect(parts, state, workdir)
+  start, kind = time.time(), parts.kind
+  main = hook.metrics[0] if hook.metrics else ''
+  best = {k: hook.best(k) for k in hook.metrics}
+  saved = [k for k in best if best[k] and kind.is_saved(hook.best_folder(k))]
+  model = None if main in saved else kind.collect(parts, state, workdir)
   if not distributed.is_first():
     return
-  if has_best:
-    model = kind.load(folder)
-  if kind.monitors:
-    more = {'evaluations': hook.records, 'best': best, **more}
-  write(workdir, parts, model, totals=totals, more=more, start=start)
+  others = {k: kind.load(hook.best_folder(k)) for k in saved}
+  model = others.pop(main, model)
+  if main:
+    values = {'evaluations': hook.records, 'best': best[main], 'best_by': best}
+    more = {**values, **more}
+  write(
+    workdir,
+    parts,
+    model,
+    totals=totals,
+    more=more,
+    start=start,
+    others=others,
+  )
 
 
 def write(
@@ -51,16 +61,24 @@ def write(
   totals: metrics.Totals,
   more: Mapping[str, Any] = _NOTHING,
   start: float | None = None,
+  others: Mapping[str, Any] = _NOTHING,
 ) -> None:
   """Exports a model that was collected, evaluates it and writes the report.
 
   `more` replaces or extends the values of the report; the time since `start`
-  counts as the run's.
+  counts as the run's. `others` are the best models by further metrics, with
+  folders and scores of their own.
   """
   start, kind = start or time.time(), parts.kind
   dropped = kind.export(workdir / 'export', parts, model)
   metrics.LOG.info('results in %s', workdir / 'export')
   scores = kind.evaluate(parts, model)
+  for metric, other in others.items():
+    folder = workdir / f'export_{metric}'
+    kind.export(folder, parts, other)
+    metrics.LOG.info('the best by %s in %s', metric, folder)
+    other_scores = kind.evaluate(parts, other)
+    scores |= {f'{k} by {metric}': x for k, x in other_scores.items()}
   for line in kind.describe(parts, scores):
     metrics.LOG.info('%s', line)
   values = kind.report_values(parts, model, scores)

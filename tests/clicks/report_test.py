@@ -30,6 +30,7 @@ _REPORT = {
   'total_secs': 41.0, 'loss_per_example': 0.4321, 'devices': ['cpu:0 cpu'],
   'evaluation': {'validation': _SCORES, 'test': _SCORES | {'auc': 0.71875}},
   'best': {'step': 20, 'epoch': 2.0, 'validation': _SCORES},
+  'best_by': {'log_loss': {'epoch': 2.0}, 'auc': {'epoch': 3.0}},
   'calibration_bins': _BINS, 'fields': ['site', '<u>ad', 'rare'],
   'importances': [['<u>ad', 0.0625], ['site', 0.03125], ['rare', -0.00125]],
   'hosts': [_HOST],
@@ -40,7 +41,7 @@ _REPORT = {
   'dropped': {'bad_rows': 12_345, 'hash_collisions': 0,
               'problems': ['damaged <here>']},
   'config': {'train': {'epochs': 15},
-             'eval': {'monitor': 'log_loss', 'group': 'site'}},
+             'eval': {'monitor': 'log_loss,auc', 'group': 'site'}},
 }  # fmt: skip
 _RANGES = [('site', 0, 100), ('<u>ad', 100, 50), ('rare', 150, 10)]
 
@@ -114,6 +115,7 @@ def test_page_shows_the_values_as_text(tmp_path):
     '20 k examples, 3 epochs of at most 15 on cpu.',
     'Calibration 1.125 test, predicted / observed',
     'The model of epoch 2 was evaluated', 'the best by log loss',
+    'The best by AUC, of epoch 3, is in export_auc.',
     'Validation 0.75000 0.43750 1.125 0.28125 0.25000 1,234 0.68750 17',
     '634 0.75000 1.00000', '<u>ad 0.06250', 'site? 100 ×', '(empty) 99 ×',
     f'{_HOSTILE} 98 ×', '0 <i>a 31,234 45.6 k', 'damaged <here>',

@@ -31,7 +31,8 @@ def _run(workdir, **settings):
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('clicks') / 'run'
-  assert _run(workdir, model__batch_norm=True) == 0
+  more = {'model__batch_norm': True, 'eval__monitor': 'auc,log_loss'}
+  assert _run(workdir, **more) == 0
   return workdir
 
 
@@ -43,7 +44,9 @@ def test_a_run_is_evaluated_and_reported(trained):
   report = runs.report(trained)
   assert report['corpus_examples'] == 16_000 and report['finished']
   scores = report['evaluation']
-  assert scores.keys() == {'validation', 'test'}
+  assert [*scores] == [
+    'validation', 'test', 'validation by log_loss', 'test by log_loss',
+  ]  # fmt: skip
   for found in scores.values():
     assert found['score'] == found['auc'] > 0.57
     assert found['found'] == found['total'] == 2000
@@ -52,9 +55,20 @@ def test_a_run_is_evaluated_and_reported(trained):
   each = [json.loads(x)['validation']['auc'] for x in lines]
   assert len(each) == 3 and report['best']['validation']['auc'] == max(each)
   assert scores['validation']['auc'] == pytest.approx(max(each), abs=1e-6)
+  each = [json.loads(x)['validation']['log_loss'] for x in lines]
+  assert report['best_by']['log_loss']['validation']['log_loss'] == min(each)
   assert len(report['importances']) == 9
   page = (trained / 'report.html').read_text()
   assert '9 fields × 4' in page and '<bdi>si000</bdi>' in page
+
+
+def test_the_best_model_by_a_second_metric_predicts(trained, tmp_path):
+  path = _test_file(tmp_path)
+  chances = jaxemb.load(trained / 'export_log_loss').predict(str(path))
+  clicks = csv.read_csv(path)['click'].to_numpy()
+  expected = -np.log(np.where(clicks, chances, 1 - chances.astype(float)))
+  found = runs.report(trained)['evaluation']['test by log_loss']['log_loss']
+  assert found == pytest.approx(expected.mean(), abs=1e-6)
 
 
 def test_a_trained_model_predicts_files_and_tables(trained, tmp_path):
