@@ -1,5 +1,6 @@
 """Evaluates, exports and reports a model of clicks, as `run.kind.Kind` says."""
 
+import logging
 import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,9 @@ from jaxemb.report import pages
 from jaxemb.run import build, evaluation, vectors
 from jaxemb.storage import orbax_export
 
+_LOG = logging.getLogger('jaxemb')
 MAX_SEARCHED = 200_000  # ids of a field
+_MAX_SMALL_VOCAB = 100_000  # for which a step may update all rows
 _NUM_NEIGHBORS = 8
 _MAX_FIELDS, _NUM_FREQUENT = 40, 6  # fields, ids of each
 
@@ -190,7 +193,10 @@ load = predictor.load
 
 
 def check_data(config: Any, source: Any) -> None:
-  """Refuses settings that need rows or fields which the data lack."""
+  """Refuses settings that need rows or fields which the data lack.
+
+  The log names the config for small logs of ids, which others overfit.
+  """
   lacking = 'rows for validation; set --config.data.valid=0.1'
   evaluation.check(config, source.valid is not None, lacking)
   group = config.eval.group
@@ -199,4 +205,11 @@ def check_data(config: Any, source: Any) -> None:
     raise errors.UserError(
       f'config.eval.group={group} is no field of single categories; choose one '
       f'of {", ".join(names)}'
+    )
+  is_small = source.fields.vocab <= _MAX_SMALL_VOCAB
+  if is_small and not source.fields.numbers and not config.optimizer.decay:
+    _LOG.info(
+      'a log of %s ids alone: --config=ctr:ids has the settings for such logs, '
+      'which keep models from learning rare ids by heart',
+      f'{source.fields.vocab:,}',
     )

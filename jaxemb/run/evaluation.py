@@ -98,12 +98,12 @@ class Evaluation(loop.Hook):
     line = f'epoch {epoch:.2f}: {kind.summarize(scores)}'
     if kind.monitors:
       record['validation'] = scores['validation']
-      for metric in self.metrics:
-        if _is_better(record, self.best(metric), metric):
-          line += ', the best so far'
-          line += f' by {metric}' * (len(self.metrics) > 1)
-          if distributed.is_first():
-            model.save(self.best_folder(metric))
+      better = [x for x in self.metrics if _is_better(record, self.best(x), x)]
+      if better:
+        line += ', the best so far'
+        line += f' by {" and ".join(better)}' * (len(self.metrics) > 1)
+      for metric in better if distributed.is_first() else ():
+        model.save(self.best_folder(metric))
     else:
       record['evaluation'] = scores
     self.records.append(record)

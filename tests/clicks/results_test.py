@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ import jaxemb
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import predict
-from jaxemb.clicks import toyclicks
+from jaxemb.clicks import results, toyclicks
 from jaxemb.evaluation import ranking
 from jaxemb.run import lifecycle as train
 from tests import runs
@@ -60,6 +61,44 @@ def test_a_run_is_evaluated_and_reported(trained):
   assert len(report['importances']) == 9
   page = (trained / 'report.html').read_text()
   assert '9 fields × 4' in page and '<bdi>si000</bdi>' in page
+
+
+@pytest.mark.parametrize(
+  ('name', 'numbers', 'vocab', 'is_named'),
+  [
+    ('ctr:avazu', [], 5000, True),
+    ('ctr:avazu', ['price'], 5000, False),
+    ('ctr:avazu', [], 5_000_000, False),
+    ('ctr:ids', [], 5000, False),
+  ],
+)
+def test_the_log_names_the_config_for_few_ids_alone(
+  name, numbers, vocab, is_named, caplog
+):
+  fields = types.SimpleNamespace(ids=[], numbers=numbers, vocab=vocab)
+  source = types.SimpleNamespace(fields=fields, valid=[])
+  with caplog.at_level('INFO', 'jaxemb'):
+    results.check_data(config_lib.load(name), source)
+  assert ('5,000 ids alone: --config=ctr:ids' in caplog.text) == is_named
+
+
+@pytest.mark.parametrize(
+  ('files', 'given', 'expected'),
+  [
+    ('train', {}, ('0.1', '0.1')),
+    ('train test', {}, ('0.1', '')),
+    ('train valid test', {}, ('', '')),
+    ('train valid test', {'data.valid': '0.2'}, ('0.2', '')),
+  ],
+)
+def test_splits_of_a_folder_come_before_the_fractions_of_a_config(
+  files, given, expected, tmp_path
+):
+  for name in files.split():
+    (tmp_path / f'{name}.csv').write_text('label,user')
+  values = {'data.path': str(tmp_path)} | given
+  found = config_lib.load('ctr:avazu', values).data
+  assert (found.valid, found.test) == expected
 
 
 def test_the_best_model_by_a_second_metric_predicts(trained, tmp_path):
