@@ -395,7 +395,9 @@ def _third(where, rows):
     return weighted if sets[2] == {'1'} else None
   if is_number[0] and few[0] and sets[0] & sets[2]:
     return middle
-  return None if few[0] and not sets[0] & sets[1] else weighted
+  # Numbers that hardly return may be nodes behind a relation.
+  are_nodes = is_number[0] and not is_number[1] and 2 * sizes[2] > len(rows)
+  return None if are_nodes or (few[0] and not sets[0] & sets[1]) else weighted
 
 
 def _are_numbers(texts):

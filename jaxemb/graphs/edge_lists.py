@@ -212,7 +212,7 @@ def _slice(column, start, size):
 
 def _shown(column):
   """The first values of a column of Python, ? where they are no names."""
-  head = _slice(column, 0, 20)
+  head = _slice(column, 0, heads.LINES)
   try:
     return columns_lib.names(head).strings().to_pylist()
   except (ValueError, NotImplementedError):

@@ -10,7 +10,7 @@ from jaxemb import errors
 from jaxemb.graphs import edge_columns, published
 from jaxemb.io import tables
 
-_LINES = 5_000
+LINES = 5_000
 COMMENT = r'(#|%|//)(\s|$)'  # how a line begins that may be one
 
 
@@ -49,7 +49,7 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
     )
   block = next((bytes(x) for x, *_ in tables.blocks(path)), b'')
   lines = [
-    x.decode('utf-8-sig', 'replace') for x in block.splitlines()[:_LINES]
+    x.decode('utf-8-sig', 'replace') for x in block.splitlines()[:LINES]
   ]
   published.refuse(path, lines[:100])
   body = [x for x in lines if x.strip() and x[0] not in marks]
