@@ -217,6 +217,7 @@ class Edges:
     contexts: np.ndarray | None,
     is_cosine: bool,
     operate: Callable[..., Any] | None = None,
+    ks: Sequence[int] = (),
   ) -> dict[str, dict[str, Any]]:
     """What vectors [vocab, d] tell of labels and of edges held out.
 
@@ -228,20 +229,15 @@ class Edges:
       labels = self.graph.labels.matrix(self._nodes)
       scores |= nodes.evaluate(vectors, labels)
     score = self._scorer(vectors, contexts, is_cosine, operate=operate)
-    for name, held in self.held.items():
-      sources, targets, relations = self._ids(held)
-      back = targets, sources, relations + self.num_relations
-      edges = np.stack([sources, targets, relations], 1), np.stack(back, 1)
-      scores[f'{name} edges'] = links.evaluate(
-        score,
-        np.concatenate(edges).astype(np.int64),
-        self._known,
-        negatives=self.spec.settings['candidates'],
-        degrees=self.counts,
-        num_total=2 * (len(held.edges) + held.num_unknown),
-        num_relations=2 * self.num_relations,
-      )
-    return scores
+    return scores | links.evaluate(
+      score,
+      {k: x.ids(self._ids_of) for k, x in self.held.items()},
+      self._known,
+      degrees=self.counts,
+      num_relations=self.num_relations,
+      candidates=self.spec.settings['candidates'],
+      ks=ks,
+    )
 
   def _scorer(self, vectors, contexts, is_cosine, operate):
     """The `score` of `links.evaluate`, for both directions of all relations."""
@@ -270,27 +266,15 @@ class Edges:
 
     return score
 
-  def _ids(self, held: edge_splits.Held) -> tuple[np.ndarray, ...]:
-    """Sources, targets and relations [n] of edges between known nodes."""
-    edges = self._ids_of[held.edges]
-    is_known = (edges >= 0).all(1)
-    relations = held.relations
-    if relations is None:
-      relations = np.zeros(len(edges), np.int64)
-    return *edges[is_known].T, relations[is_known]
-
-  def _known(self, wanted):
-    """For keys of `_scorer` [n], the other ends of edges, held out or not."""
-    num = self.num_relations
-    trained = (*self._columns[: self._num_ids], 0)[:3]
-
-    def pairs():
-      for *both, relations in (trained, *map(self._ids, self.held.values())):
-        for near, far in (both, both[::-1])[: 2 - self.graph.directed]:
-          for first, end, shift in ((near, far, 0), (far, near, num)):
-            yield first.astype(np.int64) * 2 * num + relations + shift, end
-
-    return links.ends_of(wanted, pairs(), 2 * num * len(self.keys))
+  def _known(self) -> Iterator[links.Edges]:
+    """All edges, held out or not; undirected ones both ways."""
+    none = np.zeros(len(self._columns[0]), np.int32)
+    trained = (*self._columns[: self._num_ids], none)[:3]
+    held = (x.ids(self._ids_of) for x in self.held.values())
+    for sources, targets, relations in (trained, *held):
+      yield sources, targets, relations
+      if not self.graph.directed:
+        yield targets, sources, relations
 
   @functools.cached_property
   def categories(self) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """Edges held out of a graph, drawn at random or read from another list."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numba
@@ -55,10 +56,21 @@ class Held(NamedTuple):
   """Edges of a split."""
 
   edges: np.ndarray  # [n, 2] int64 nodes
-  num_unknown: int  # edges of nodes that the graph does not have
-  num_trained: int  # edges that are also in training, and stay in both
   relations: np.ndarray | None = None  # [n] int64, where edges have some
-  inputs: Sequence[Any] = ()  # of another list, as of a graph
+  # Of another list: what was read, and edges that are not among these.
+  inputs: Sequence[Any] = ()
+  num_unknown: int = 0  # edges of nodes or relations the graph does not have
+  counted: Mapping[str, int] = MappingProxyType({})
+
+  def ids(self, ids_of: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Sources, targets and relations [n] of all edges, -1 where unknown."""
+    columns = [*ids_of[self.edges.T]]
+    if self.relations is None:
+      columns.append(np.zeros(len(self.edges), np.int64))
+    else:
+      columns.append(self.relations)
+    unknown = np.full(self.num_unknown, -1)
+    return tuple(np.concatenate([x, unknown]) for x in columns)
 
 
 def hold_out(
@@ -87,7 +99,7 @@ def hold_out(
   relations = graph.relations
   if relations is not None:
     relations = relations[is_held].astype(np.int64)
-  return rest, Held(edges.astype(np.int64), 0, 0, relations=relations)
+  return rest, Held(edges.astype(np.int64), relations)
 
 
 def read_held(
@@ -109,21 +121,30 @@ def read_held(
   is_used = np.ones(len(edges), bool)
   if not other.directed:  # each is in two lists
     is_used = edges[:, 0] < edges[:, 1]
-  is_known = (nodes[edges] >= 0).all(1)
+  nodes = nodes[edges]
+  counted = {f'{name}_edges_of_unknown_nodes': is_used & (nodes < 0).any(1)}
+  is_known = (nodes >= 0).all(1)
   if relations is not None:
+    is_other = is_used & is_known & (relations < 0)
+    counted[f'{name}_edges_of_unknown_relations'] = is_other
     is_known &= relations >= 0
-  num_unknown = int((is_used & ~is_known).sum())
+  counted = {k: int(x.sum()) for k, x in counted.items()}
+  num_unknown = sum(counted.values())
   is_used &= is_known
   if not is_used.any():
     raise errors.UserError(
       f'config.data.{name}={path} has no edge between nodes that '
       'config.data.path has; give edges with the same names'
     )
-  edges = nodes[edges[is_used]]
+  edges = nodes[is_used]
   relations = relations if relations is None else relations[is_used]
   num_trained = int(has_edges(graph, edges, relations).sum())
+  counted |= {
+    f'{name}_edges_in_training': num_trained,
+    f'{name}_self_loops': other.counted.get('self_loops', 0),  # left out
+  }
   return Held(
-    edges, num_unknown, num_trained, relations=relations, inputs=other.inputs
+    edges, relations, other.inputs, num_unknown=num_unknown, counted=counted
   )
 
 
@@ -178,8 +199,7 @@ def split(
     else:
       graph, held = hold_out(graph, fraction[0], spec.seed, stream=i)
     splits[name] = held
-    dropped[f'{name}_edges_unknown'] = held.num_unknown
-    dropped[f'{name}_edges_in_training'] = held.num_trained
+    dropped |= held.counted
   if not len(graph.neighbors):
     raise errors.UserError(
       'no edge is left to learn from; hold out fewer with config.data.valid '

@@ -35,7 +35,7 @@ from jaxemb.io import download, inputs, tables
 
 _OF_NODES = 'labels', 'features'
 _CACHED_BY = 'columns', 'comments', 'directed', 'num_nodes'
-_FORMAT = 10  # of graphs in the cache
+_FORMAT = 11  # of graphs in the cache
 
 Progress = Callable[[str, int, int], None]
 

@@ -2,8 +2,9 @@
 
 Lists of all nodes lie behind each other (CSR): those of node i are
 `neighbors[offsets[i] : offsets[i + 1]]`. An undirected edge is in the lists of
-both its nodes. Self loops are left out; edges that are listed several times are
-one edge, whose weight is their sum.
+both its nodes. Self loops are left out, unless edges are directed and have
+relations; edges that are listed several times are one edge, whose weight is
+their sum.
 
 They are made range by range of nodes, from edges that lie on disk: memory is
 bounded, but for some numbers for each node. A folder holds an .npy file for
@@ -237,7 +238,8 @@ def _ranges(
           'give the right number of nodes, or remove the edge'
         )
     num_edges += len(x.sources)
-    loops += _count(x.sources, x.targets, degrees, directed=directed)
+    keeps_loops = _keeps_loops(x, directed)
+    loops += _count(x.sources, x.targets, degrees, directed, keeps_loops)
   sums = np.cumsum(degrees)
   first = listed = 0
   has_edges = np.zeros(num_nodes, bool)
@@ -281,6 +283,7 @@ def _lists(chunks, degrees, first, directed):
       first,
       stop,
       directed,
+      _keeps_loops(x, directed),
       ends,
       neighbors,
       weights,
@@ -291,11 +294,17 @@ def _lists(chunks, degrees, first, directed):
   return np.diff(starts), neighbors[:num], *rest
 
 
+def _keeps_loops(edges, directed):
+  """Whether self loops count: x may be its own relative, not its neighbor."""
+  return directed and edges.relations is not None
+
+
 @numba.njit(nogil=True, cache=True)
-def _count(sources, targets, degrees, directed):
+def _count(sources, targets, degrees, directed, keeps_loops):
+  """Adds to degrees; returns how many self loops were left out."""
   loops = 0
   for i in range(len(sources)):
-    if sources[i] == targets[i]:
+    if sources[i] == targets[i] and not keeps_loops:
       loops += 1
       continue
     degrees[sources[i]] += 1
@@ -306,13 +315,13 @@ def _count(sources, targets, degrees, directed):
 
 @numba.njit(nogil=True, cache=True)
 def _place(
-  sources, targets, weights, relations, first, stop, directed, ends,
-  out, out_weights, out_relations,
+  sources, targets, weights, relations, first, stop, directed, keeps_loops,
+  ends, out, out_weights, out_relations,
 ):  # fmt: skip
   """Appends to the lists of nodes first..stop-1, whose `ends` move on."""
   for i in range(len(sources)):
     a, b = np.int64(sources[i]), np.int64(targets[i])
-    if a == b:
+    if a == b and not keeps_loops:
       continue
     for _ in range(1 if directed else 2):
       if first <= a < stop:

@@ -48,9 +48,7 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
       f'config.data.comments={comments} is not one sign, such as #, nor none'
     )
   block = next((bytes(x) for x, *_ in tables.blocks(path)), b'')
-  lines = [
-    x.decode('utf-8-sig', 'replace') for x in block.splitlines()[:LINES]
-  ]
+  lines = [x.decode('utf-8-sig', 'replace') for x in block.splitlines()[:LINES]]
   published.refuse(path, lines[:100])
   body = [x for x in lines if x.strip() and x[0] not in marks]
   body = body or [x for x in lines if _is_name(x)]

@@ -60,6 +60,15 @@ class Walks(_Graphs):
     """
     return 2.0 if is_small_step else limit
 
+  def evaluate(
+    self, parts: 'build.Parts', model: Any, is_last: bool = True
+  ) -> dict[str, dict[str, Any]]:
+    """See `kind.Kind`."""
+    from jaxemb.run import vectors
+
+    ks = schema.sizes('eval.k', parts.config.eval.k)
+    return vectors.evaluate(parts, model, ks=ks)
+
 
 class Nodes(_Graphs):
   """Nodes that aggregate what their neighbors have (GraphSAGE)."""
@@ -253,7 +262,8 @@ class Edges(_Graphs):
     from jaxemb.run import vectors
 
     operate = getattr(parts.trainable.model, 'operate', None)
-    return vectors.evaluate(parts, model, operate=operate)
+    ks = schema.sizes('eval.k', parts.config.eval.k)
+    return vectors.evaluate(parts, model, operate=operate, ks=ks)
 
 
 KINDS = Walks(), Nodes(), Edges()

@@ -1,90 +1,146 @@
-"""Link prediction: where the true end of an edge ranks among other nodes.
+"""Link prediction: where the true end of an edge ranks among all nodes.
 
-An edge (u, v) is held out. Of all nodes, but u and those to which it is known
-to have an edge, v has the rank 1 + (how many score higher) + (ties) / 2, and
+A query (u, r, ?) asks for the targets of a node by a relation, (?, r, v) for
+the sources; an edge that is held out answers one of each. All nodes are
+candidates, also u itself, but for the other known answers: those of edges in
+training or held out. The rank of an answer is 1 + (how many score higher) +
+(how many others tie) / 2, and
 
   MRR = mean of 1 / rank        Hits@k = fraction of ranks up to k
+  AUC = mean fraction of other candidates that score lower, a tie being a half
 
-(filtered, Bordes et al. 2013). For a large graph the other nodes are drawn. AUC
-is the chance that an edge scores higher than another u with one of these other
-nodes, drawn as stated.
+(filtered, realistic ranks, as of PyKEEN and LibKGE). Means are over all edges:
+where a node or the relation has no vector, the answer ranks in the middle, as
+if all tied. `known_mrr` and `known_hits@k` are of the other edges alone.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numba
 import numpy as np
 
 from jaxemb.evaluation import geometry, ranking
 
-_BLOCK_SCORES = 1 << 23  # that are in memory at once
+_LOG = logging.getLogger('jaxemb')
+_BLOCK_SCORES = 1 << 24  # that are in memory at once
 _BLOCK_NUMBERS = 1 << 23  # of vectors
-_MAX_EDGES = 10_000  # more are drawn from
-_NUM_DRAWN = 1000  # nodes for each edge, where not all are ranked
+_MOST_DRAWN = 20_000  # queries, where candidates are drawn
+_NUM_DRAWN = 1000  # candidates of a query, where not all nodes are
+_MANY_SCORES = 1e10  # take a minute or more
 _HITS = 1, 3, 10
+
+# [m, nodes] scores of int64 queries [m] with all nodes, or [m, k] with others
+# [m, k]. With R relations u * 2R + r is (u, r, ?), v * 2R + R + r is (?, r, v).
+Score = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+# Sources, targets and relations [n] of edges; -1 = unknown.
+Edges = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def evaluate(
-  score: Callable[[np.ndarray, np.ndarray | None], np.ndarray],
-  edges: np.ndarray,
-  known: Callable[[np.ndarray], ranking.Sets],
-  negatives: str = 'all',
-  degrees: np.ndarray | None = None,
-  num_total: int | None = None,
+  score: Score,
+  held: Mapping[str, Edges],
+  known: Callable[[], Iterable[Edges]],
+  degrees: np.ndarray,
   num_relations: int = 1,
-) -> dict[str, Any]:
-  """Scores of held-out edges [n, 2] int, of their second ends.
+  candidates: str = 'all',
+  ks: Sequence[int] = (),
+) -> dict[str, dict[str, Any]]:
+  """Scores of the edges of each split, whose two ends are ranked.
 
-  `score` gives scores [m, nodes] of nodes [m] with all others, or [m, k] with
-  others [m, k]. `known` gives for each node the second ends of all its edges,
-  held out or not; those of nodes that it is not called with are not looked at.
-  `negatives` are 'all' nodes, or 1000 for each edge, drawn
-  'uniform' or by 'degree', from `degrees` [nodes]. Edges beyond 10,000 are
-  left out at random. `num_total` counts also edges of unknown nodes.
-
-  With several relations edges are [n, 3], with that in the last column; `known`
-  and `score` then have node * `num_relations` + relation in place of the node
-  at whose edges they look.
+  `known` gives all edges, held out or not, in parts. `degrees` are of all nodes
+  [nodes]. `candidates` are 'all' of them, or 1000 for each query and at most
+  20,000 queries, drawn 'uniform' or by 'degree', as the title then says. `ks`
+  are those of Hits@k, by default 1, 3 and 10.
   """
-  num, rng = len(edges), np.random.default_rng(0)
-  counts = {'found': num, 'total': num if num_total is None else num_total}
-  if not num:
-    return {'score': float('nan'), **counts}
-  if num > _MAX_EDGES:
-    edges = edges[np.sort(rng.choice(num, _MAX_EDGES, replace=False))]
-  keys = edges[:, 0] * num_relations + edges[:, 2:].sum(1)
-  known_ends = known(np.unique(keys))
-  num_nodes = len(known_ends) // num_relations
-  weights = degrees if negatives == 'degree' else np.ones(num_nodes)
-  draw = functools.partial(_draw, rng, np.cumsum(weights, dtype=np.float64))
-  is_all = negatives == 'all'
-  rank = _rank_among_all if is_all else _rank_among_drawn
-  size = max(1, _BLOCK_SCORES // (num_nodes if is_all else _NUM_DRAWN))
-  blocks = []
-  for start in range(0, len(edges), size):
-    some = slice(start, start + size)
-    near = known_ends.select(keys[some])
-    score_of = functools.partial(score, keys[some])
-    blocks.append(rank(score_of, *edges[some, :2].T, near=near, draw=draw))
-  ranks, positives, others = map(np.concatenate, zip(*blocks, strict=True))
+  num_nodes, by_title = len(degrees), {}
+  for name, edges in held.items():
+    queries, answers = _queries(edges, num_relations)
+    title, num_others, draw = f'{name} edges', num_nodes - 1, None
+    if candidates != 'all':
+      rng, num_others = np.random.default_rng(0), _NUM_DRAWN
+      weights = degrees if candidates == 'degree' else np.ones(num_nodes)
+      draw = functools.partial(_draw, rng, np.cumsum(weights, dtype=np.float64))
+      num = min(len(queries), _MOST_DRAWN)
+      rows = np.sort(rng.choice(len(queries), num, replace=False))
+      queries, answers = queries[rows], answers[rows]
+      title += f', {num:,} queries among {num_others:,} {candidates}'
+    others = np.full(len(queries), num_others, np.int64)
+    ranks, is_known = 1 + others / 2, queries >= 0
+    queries, answers = queries[is_known], answers[is_known]
+    wanted, rows = np.unique(queries, return_inverse=True)
+    near = _filters(wanted, known(), num_relations, num_nodes=num_nodes)
+    if draw is None:
+      found = _rank_among_all(
+        score, wanted, rows, answers=answers, near=near, num_nodes=num_nodes
+      )
+    else:
+      found = _rank_among_drawn(
+        score, queries, answers, near=near.select(rows), draw=draw
+      )
+    ranks[is_known], others[is_known] = found
+    counts = _counts(edges)
+    by_title[title] = _summary(ranks, others, is_known, ks=ks or _HITS) | counts
+  return by_title
+
+
+def _counts(edges):
+  is_known = np.min(edges, 0) >= 0
   return {
-    **_summary(ranks, positives, others),
-    'negatives': negatives,
-    'ranked_edges': len(edges),
-    **counts,
+    'found': int(is_known.sum()),
+    'total': len(is_known),
+    'self_loops': int((is_known & (edges[0] == edges[1])).sum()),
   }
 
 
-def _summary(ranks, positives, others):
-  labels = np.repeat([1, 0], [len(positives), len(others)])
-  mrr = float(np.mean(1 / ranks))
+def _queries(edges, num_relations):
+  """Queries [2n] of edges, -1 where one is not known, and their answers."""
+  sources, targets, relations = (np.asarray(x, np.int64) for x in edges)
+  nodes = np.concatenate([2 * sources, 2 * targets + 1])
+  queries = nodes * num_relations + np.tile(relations, 2)
+  queries[np.tile(np.min(edges, 0) < 0, 2)] = -1
+  return queries, np.concatenate([targets, sources])
+
+
+def _filters(wanted, known, num_relations, num_nodes):
+  """`ranking.Sets` of the known answers of queries [n], which rise."""
+  is_wanted = np.zeros(num_nodes, bool)
+  is_wanted[wanted // (2 * num_relations)] = True
+  rows, ids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+  for edges in known:
+    queries, answers = _queries(edges, num_relations)
+    some = (queries >= 0) & is_wanted[queries // (2 * num_relations)]
+    queries, answers = queries[some], answers[some]
+    places = np.minimum(np.searchsorted(wanted, queries), len(wanted) - 1)
+    is_same = wanted[places] == queries
+    rows.append(places[is_same])
+    ids.append(answers[is_same])
+  rows, ids = np.concatenate(rows), np.concatenate(ids)
+  sizes, order = np.bincount(rows, minlength=len(wanted)), np.argsort(rows)
+  starts = np.concatenate([[0], np.cumsum(sizes)])
+  return ranking.Sets(starts, ids[order].astype(np.int32))
+
+
+def _summary(ranks, others, is_known, ks):
+  if not len(ranks):
+    return {'kind': 'edges', 'score': float('nan')}
+
+  def means(ranks, name=''):
+    hits = {f'{name}hits@{k}': float(np.mean(ranks <= k)) for k in ks}
+    return {f'{name}mrr': float(np.mean(1 / ranks)), **hits}
+
+  every = means(ranks)
+  lower = 1 - (ranks - 1) / np.maximum(others, 1)
   return {
-    'score': mrr,
-    'mrr': mrr,
+    'kind': 'edges',
+    'score': every['mrr'],
+    **every,
     'mean_rank': float(np.mean(ranks)),
-    **{f'hits@{k}': float(np.mean(ranks <= k)) for k in _HITS},
-    'auc': ranking.auc(labels, np.concatenate([positives, others])),
+    'auc': float(np.mean(lower)),
+    'ks': [*ks],
+    **({} if is_known.all() else means(ranks[is_known], 'known_')),
   }
 
 
@@ -94,52 +150,73 @@ def _draw(rng, sums, shape):
   return np.minimum(nodes, len(sums) - 1)
 
 
-def _rank_among_all(score, first, second, near, draw):
-  """Ranks and scores of edges [n], and scores of drawn other nodes."""
-  scores, rows = score(None), np.arange(len(first))
-  positives = scores[rows, second]
-  scores[near.owners(), near.ids] = -np.inf
-  scores[rows, second] = scores[rows, first] = -np.inf
-  return _ranked(scores, positives, scores[rows, draw(len(first))])
+def _rank_among_all(score, wanted, rows, answers, near, num_nodes):
+  """Ranks of answers [n] to queries `wanted[rows]`, and numbers of others.
 
-
-def _rank_among_drawn(score, first, second, near, draw):
-  """As `_rank_among_all`, but among 1000 drawn nodes for each edge."""
-  drawn = draw((len(first), _NUM_DRAWN))
-  positives, scores = score(second[:, None])[:, 0], score(drawn)
-  num_nodes = 1 + max(drawn.max(), near.ids.max(initial=0))
-  rows = np.arange(len(first))[:, None]
-  codes = near.owners() * num_nodes + near.ids
-  scores[np.isin(rows * num_nodes + drawn, codes)] = -np.inf
-  scores[drawn == first[:, None]] = -np.inf
-  return _ranked(scores, positives, scores[:, 0])
-
-
-def _ranked(scores, positives, others):
-  higher = (scores > positives[:, None]).sum(1)
-  ties = (scores == positives[:, None]).sum(1)
-  return 1 + higher + ties / 2, positives, others[others > -np.inf]
-
-
-def ends_of(
-  wanted: np.ndarray,
-  pairs: Iterable[tuple[np.ndarray, np.ndarray]],
-  num_keys: int,
-) -> ranking.Sets:
-  """The sets of ends of `wanted` keys [n], of others nothing.
-
-  Pairs are keys and ends [m] of some edges; -1 = none.
+  Equal queries are scored once.
   """
-  is_wanted = np.zeros(num_keys, bool)
-  is_wanted[wanted] = True
-  chosen = []
-  for keys, ends in pairs:
-    rows = np.flatnonzero(is_wanted[keys] & (keys >= 0) & (ends >= 0))
-    chosen.append((keys[rows], ends[rows]))
-  keys, ends = map(np.concatenate, zip(*chosen, strict=True))
-  sizes, order = np.bincount(keys, minlength=num_keys), np.argsort(keys)
-  starts = np.concatenate([[0], np.cumsum(sizes)])
-  return ranking.Sets(starts, ends[order].astype(np.int32))
+  if len(wanted) * num_nodes > _MANY_SCORES:
+    _LOG.info(
+      'ranking %s nodes for each of %s queries, which takes long; '
+      'config.data.candidates=uniform draws some of both',
+      *(f'{num_nodes:,}', f'{len(wanted):,}'),
+    )
+  order = np.argsort(rows, kind='stable')
+  starts = np.searchsorted(rows[order], np.arange(len(wanted) + 1))
+  answers, ranks = answers[order], np.empty((2, len(order)))
+  size = max(1, _BLOCK_SCORES // num_nodes)
+  for i in range(0, len(wanted), size):
+    scores = score(wanted[i : i + size], None)
+    own, others = (x[i : i + size + 1] for x in (starts, near.starts))
+    scores = np.require(scores, np.float32, 'CW')
+    _rank(scores, own, answers, others, near.ids, ranks)
+  found = np.empty_like(ranks)
+  found[:, order] = ranks
+  return found
+
+
+def _rank_among_drawn(score, queries, answers, near, draw):
+  """As `_rank_among_all`, but among 1000 drawn nodes for each query."""
+  ranks = np.empty((2, len(queries)))
+  size = _BLOCK_SCORES // _NUM_DRAWN
+  for i in range(0, len(queries), size):
+    some = np.arange(i, min(i + size, len(queries)))
+    drawn = draw((len(some), _NUM_DRAWN))
+    nodes = np.concatenate([answers[some, None], drawn], 1)
+    sets, starts = near.select(some), np.arange(len(some) + 1)
+    num = 1 + max(drawn.max(), sets.ids.max(initial=0))
+    codes = sets.owners() * num + sets.ids
+    is_near = np.isin(starts[:-1, None] * num + nodes, codes)
+    places = np.concatenate([[0], np.cumsum(is_near.sum(1))])
+    scores = np.require(score(queries[some], nodes), np.float32, 'CW')
+    zeros, columns = np.zeros_like(some), is_near.nonzero()[1]
+    _rank(scores, starts, zeros, places, columns, ranks[:, some[0] :])
+  return ranks
+
+
+@numba.njit(nogil=True, cache=True)
+def _rank(scores, starts, answers, near_starts, near, out):
+  """Ranks answers by the scores of their row, and counts other candidates.
+
+  Row i has answers[starts[i] : starts[i + 1]]; scores of known ends, and those
+  of answers, become NaN. What has no score ranks as if all tied.
+  """
+  for i in range(len(scores)):
+    row, own = scores[i], answers[starts[i] : starts[i + 1]]
+    values = row[own]
+    row[near[near_starts[i] : near_starts[i + 1]]] = np.nan
+    row[own] = np.nan
+    num = 0
+    for x in row:
+      num += x == x  # noqa: PLR0124
+    for j, value in enumerate(values):
+      higher = ties = 0
+      for x in row:
+        higher += x > value
+        ties += x == value
+      ties = ties if value == value else num  # noqa: PLR0124
+      out[0, starts[i] + j] = 1 + higher + ties / 2
+      out[1, starts[i] + j] = num
 
 
 class Vectors:
@@ -185,9 +262,7 @@ class Vectors:
     return scores
 
 
-def products(
-  firsts: np.ndarray, seconds: np.ndarray, is_cosine: bool = False
-) -> Callable[[np.ndarray, np.ndarray | None], np.ndarray]:
-  """Scores for `evaluate`: products of vectors [nodes, d] of both ends."""
-  ends = Vectors(firsts, is_cosine), Vectors(seconds, is_cosine)
-  return lambda nodes, others: ends[1].products(ends[0].take(nodes), others)
+def cosines(vectors: np.ndarray) -> Score:
+  """Scores for `evaluate`, without relations: cosines of vectors [nodes, d]."""
+  ends = Vectors(vectors, is_cosine=True)
+  return lambda queries, others: ends.products(ends.take(queries // 2), others)

@@ -9,7 +9,7 @@ or, where that is long and no walk ends early, over some of its blocks.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from jaxemb.data import base
 from jaxemb.data import blocks as blocks_lib
 from jaxemb.graphs import edge_splits, walks
 from jaxemb.graphs import graph as graph_lib
-from jaxemb.graphs import labels as labels_lib
 from jaxemb.graphs import link_ranking as links
 from jaxemb.graphs import node_classification as nodes
 from jaxemb.ops import hashing
@@ -26,6 +25,7 @@ from jaxemb.runtime import resources
 
 _COUNTED_STEPS = 1 << 26  # at most, where counts are estimated
 _READ_BLOCKS = 32  # at once
+_READ_NODES = 1 << 16  # whose lists are looked through at once
 _WALK_STREAM = 0x3A1C  # of random numbers
 
 
@@ -111,7 +111,8 @@ class Walks(blocks_lib.BlockSource):
   """Walks as a `data.base.Source`; progress is in nodes of walks."""
 
   def __init__(self, spec: base.SourceSpec):
-    graph, self.held, dropped = edge_splits.split(spec)
+    graph, held, dropped = edge_splits.split(spec)
+    self.held = {k: x._replace(relations=None) for k, x in held.items()}
     super().__init__(Corpus(graph, spec), spec)
     self.graph, self.inputs = graph, graph.inputs
     isolated = int((self.corpus.ids_of < 0).sum())
@@ -140,7 +141,11 @@ class Walks(blocks_lib.BlockSource):
     ]
 
   def evaluate(
-    self, vectors: np.ndarray, contexts: np.ndarray | None, is_cosine: bool
+    self,
+    vectors: np.ndarray,
+    contexts: np.ndarray | None,
+    is_cosine: bool,
+    ks: Sequence[int] = (),
   ) -> dict[str, dict[str, Any]]:
     """What vectors [vocab, d] tell of labels and of edges held out."""
     graph, corpus, scores = self.graph, self.corpus, {}
@@ -148,19 +153,14 @@ class Walks(blocks_lib.BlockSource):
       labels = graph.labels.matrix(corpus.nodes)
       total = len(graph.labels.nodes)
       scores |= nodes.evaluate(vectors, labels, num_total=total)
-    ways = 1 if graph.directed else 2
-    for name, held in self.held.items():
-      edges = corpus.ids_of[held.edges]
-      edges = edges[(edges >= 0).all(1)]
-      scores[f'{name} edges'] = links.evaluate(
-        links.products(vectors, vectors, is_cosine=True),
-        np.concatenate([edges, edges[:, ::-1]][:ways]),
-        self._known,
-        negatives=self.spec.settings['candidates'],
-        degrees=np.diff(graph.offsets)[corpus.nodes],
-        num_total=(len(held.edges) + held.num_unknown) * ways,
-      )
-    return scores
+    return scores | links.evaluate(
+      links.cosines(vectors),
+      {k: x.ids(corpus.ids_of) for k, x in self.held.items()},
+      self._known,
+      degrees=np.diff(graph.offsets)[corpus.nodes],
+      candidates=self.spec.settings['candidates'],
+      ks=ks,
+    )
 
   @functools.cached_property
   def categories(self) -> dict[str, list[str]]:
@@ -168,16 +168,16 @@ class Walks(blocks_lib.BlockSource):
     labels = self.graph.labels
     return labels.keys_by_class(self.keys, self.corpus.nodes) if labels else {}
 
-  def _known(self, wanted):
-    """The second ends of all edges of ids [n], held out or not.
-
-    Of other ids nothing: lists of all edges would be as large as the graph.
-    """
+  def _known(self) -> Iterator[links.Edges]:
+    """All edges, held out or not, in parts; undirected ones both ways."""
     graph, ids_of = self.graph, self.corpus.ids_of
-    nodes_of = self.corpus.nodes[wanted]
-    owners, places = labels_lib.entries(graph.offsets, nodes_of)
-    pairs = [(wanted[owners], ids_of[graph.neighbors[places]])]
+    for first in range(0, graph.num_nodes, _READ_NODES):
+      offsets = graph.offsets[first : first + _READ_NODES + 1]
+      sources = np.repeat(ids_of[first : first + _READ_NODES], np.diff(offsets))
+      targets = ids_of[graph.neighbors[offsets[0] : offsets[-1]]]
+      yield sources, targets, np.zeros_like(sources)
     for held in self.held.values():
-      first, second = ids_of[held.edges.T]
-      pairs += [(first, second), (second, first)][: 1 if graph.directed else 2]
-    return links.ends_of(wanted, pairs, num_keys=len(self.keys))
+      sources, targets, _ = held.ids(ids_of)
+      yield sources, targets, np.zeros_like(sources)
+      if not graph.directed:
+        yield targets, sources, np.zeros_like(sources)

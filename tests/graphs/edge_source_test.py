@@ -92,6 +92,7 @@ def test_reading_goes_on_where_it_stopped(make, monkeypatch):
 
 def test_relations_weights_and_directions(make, tmp_path):
   lines = ['a likes b 1', 'b likes a 2', 'a knows b 3', 'c knows a 6']
+  lines.append('c knows c 3')
   path = tmp_path / 'edges.txt'
   path.write_text('\n'.join(lines) + '\n')
   test = tmp_path / 'test.txt'
@@ -101,7 +102,7 @@ def test_relations_weights_and_directions(make, tmp_path):
   settings = {'source': 'edges', 'columns': columns, 'test': str(test)}
   source = make(path=str(path), **settings)
   assert list(source.keys) == ['a', 'b', 'c'] and source.num_relations == 2
-  assert source.counts.tolist() == [4, 3, 1]
+  assert source.counts.tolist() == [4, 3, 3]
   found = {}
   relations = source.graph.relation_names
   for item in list(source.items(None, 0))[:1]:
@@ -113,9 +114,11 @@ def test_relations_weights_and_directions(make, tmp_path):
       name = source.keys[s], relations[r], source.keys[t]
       found[' '.join(name)] = round(3 * float(weight), 5)
   assert found == {
-    'a likes b': 1, 'b likes a': 2, 'a knows b': 3, 'c knows a': 6
+    'a likes b': 1, 'b likes a': 2, 'a knows b': 3, 'c knows a': 6,
+    'c knows c': 3,
   }  # fmt: skip
-  assert source.dropped['test_edges_unknown'] == 2
+  assert source.dropped['test_edges_of_unknown_nodes'] == 1
+  assert source.dropped['test_edges_of_unknown_relations'] == 1
   assert source.dropped['test_edges_in_training'] == 1
   assert source.context_keys == [
     *relations,
@@ -128,10 +131,12 @@ def test_relations_weights_and_directions(make, tmp_path):
   scores = source.evaluate(
     vectors, operators, False, lambda x, y: x + y
   )['test edges']  # fmt: skip
-  # Target of b: c 8, a 3. Source of a: c is known, b alone. Target of c: a
-  # alone. Source of a again, which is c: b is held out.
-  assert np.isclose(scores['mean_rank'], 5 / 4)
-  assert scores['found'] == 4 and scores['total'] == 8
+  # Target of b: c 8, a 3. Source of a: c is known, a 1, b 0. Target of c: c is
+  # known, a 5, b 2. Source of a again, c 2: b is held out, a 1. Others are in
+  # the middle of three nodes.
+  assert np.isclose(scores['mean_rank'], (2 + 2 + 1 + 1 + 4 * 2) / 8)
+  assert np.isclose(scores['known_mrr'], 3 / 4)
+  assert scores['found'] == 2 and scores['total'] == 4
 
 
 def _run(variant, workdir, settings):

@@ -28,7 +28,7 @@ def _in_a_loop(sources, targets, weights, relations, directed):
   ):
     relation = 0 if relations is None else int(relations[i])
     weight = 1.0 if weights is None else float(weights[i])
-    if a == b:
+    if a == b and (relations is None or not directed):
       num_loops += 1
       continue
     for u, v in ((a, b), (b, a))[: 1 if directed else 2]:

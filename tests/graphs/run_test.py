@@ -25,7 +25,8 @@ def test_communities_are_found(tmp_path):
   assert scores['labels']['macro_f1'] > 0.98
   assert scores['clusters']['score'] > 0.95
   edges = scores['test edges']
-  assert edges['auc'] > 0.75 and edges['found'] > 500
+  assert edges['auc'] > 0.75 and edges['found'] > 250
+  assert 'Ranks of the ends of edges' in (tmp_path / 'report.html').read_text()
   vectors = jaxemb.load(tmp_path)
   node = vectors.index_to_key[0]
   community = node.split('.')[0]
