@@ -25,7 +25,7 @@ import numpy as np
 from jaxemb.evaluation import geometry, ranking
 
 _LOG = logging.getLogger('jaxemb')
-_BLOCK_SCORES = 1 << 24  # that are in memory at once
+_BLOCK_SCORES = 1 << 23  # that are in memory at once
 _BLOCK_NUMBERS = 1 << 23  # of vectors
 _MOST_DRAWN = 20_000  # queries, where candidates are drawn
 _NUM_DRAWN = 1000  # candidates of a query, where not all nodes are
@@ -198,22 +198,21 @@ def _rank_among_drawn(score, queries, answers, near, draw):
 def _rank(scores, starts, answers, near_starts, near, out):
   """Ranks answers by the scores of their row, and counts other candidates.
 
-  Row i has answers[starts[i] : starts[i + 1]]; scores of known ends, and those
-  of answers, become NaN. What has no score ranks as if all tied.
+  Row i has answers[starts[i] : starts[i + 1]]. Scores of known ends, of which
+  answers are some, become NaN. What has no score ranks as if all tied.
   """
   for i in range(len(scores)):
     row, own = scores[i], answers[starts[i] : starts[i + 1]]
     values = row[own]
     row[near[near_starts[i] : near_starts[i + 1]]] = np.nan
-    row[own] = np.nan
     num = 0
-    for x in row:
-      num += x == x  # noqa: PLR0124
+    for k in range(len(row)):  # by place: a third of the time
+      num += row[k] == row[k]
     for j, value in enumerate(values):
       higher = ties = 0
-      for x in row:
-        higher += x > value
-        ties += x == value
+      for k in range(len(row)):
+        higher += row[k] > value
+        ties += row[k] == value
       ties = ties if value == value else num  # noqa: PLR0124
       out[0, starts[i] + j] = 1 + higher + ties / 2
       out[1, starts[i] + j] = num

@@ -145,6 +145,12 @@ READ = [
 REFUSED = [
   ('three integers', 'x.txt', _lines(WEIGHTED, ' '), 'source,target,weight'),
   ('no count', 'x.txt', _lines(_htr(NUMBERED)), 'source,target,relation'),
+  (
+    'a name between numbers',
+    'x.txt',
+    _lines([(i, 'abcdefgh'[i % 8], 90 + i) for i in range(20)]),
+    'source,relation,target',
+  ),
   ('wrong count', 'train2id.txt', _lines(_htr(NUMBERED), ' ', '7'), 'says 7'),
   ('years', 'x.txt', _lines(YEARS), 'times'),
   ('of weight', 'x.csv', _lines(YEARS, ',', 'source,target,weight'), 'times'),
