@@ -168,7 +168,13 @@ def describe(result: Mapping[str, Any]) -> str:
     for k in result['ks']
     for name in ('Recall', 'NDCG', 'Hits')
   )
-  return (
-    f'{shown} of {result["users"]:,} users; {result["found"]:,} of '
+  shown += (
+    f' of {result["users"]:,} users; {result["found"]:,} of '
     f'{result["total"]:,} held-out items can be recommended'
   )
+  if 'count_weight' in result:
+    shown += (
+      f'; scores are {result["product_weight"]:g} x product + '
+      f'{result["count_weight"]:g} x log count'
+    )
+  return shown

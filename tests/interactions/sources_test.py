@@ -134,6 +134,53 @@ def test_subsampling_leaves_what_it_says(make):
     next(make(sources.ItemSets, sample=1e-12).items(None, 0))
 
 
+def _ndcg(data, split, scores, k):
+  """Mean NDCG of scores [users, items] in float64, by a loop."""
+  total, held = 0.0, data.held[split]
+  for i, user in enumerate(held.users):
+    seen, wanted = (
+      x.ids[x.starts[j] : x.starts[j + 1]]
+      for x, j in ((data.train, user), (held.sets, i))
+    )
+    order = np.argsort(-scores[user], kind='stable')
+    best = [x for x in order if x not in seen][:k]
+    gains = [1 / np.log2(2 + rank) for rank in range(k)]
+    hits = sum(g for g, x in zip(gains, best, strict=False) if x in wanted)
+    total += hits / sum(gains[: held.sizes[i]])
+  return total / len(held.users)
+
+
+def test_weights_of_item_sets_are_the_best_of_the_validation(make):
+  source, chosen = make(sources.ItemSets, valid='0.3', test='0.2'), set()
+  data, num = source.data, len(source.keys)
+  sets = np.split(data.train.ids, data.train.starts[1:-1])
+  for seed in range(4):
+    rng = np.random.default_rng(seed)
+    vectors, contexts = rng.normal(0, 0.7, (2, num, 3))
+    source.counts = source.counts[::-1]  # they tell the truth, or the contrary
+    logs = np.log(source.counts)
+    products = np.array([vectors[x].mean(0) for x in sets]) @ contexts.T
+    ndcg = {
+      split: [
+        _ndcg(data, split, w * products + c * logs, 3)
+        for w, c in sources._WEIGHTS
+      ]
+      for split in data.held
+    }
+    best = int(np.argmax(ndcg['valid']))
+    chosen.add(best)
+    for x, scores in source.evaluate(vectors, contexts, False, ks=(3,)).items():
+      assert scores['ndcg'] == pytest.approx(ndcg[x][best], rel=1e-6)
+      weights = scores['product_weight'], scores['count_weight']
+      assert weights == sources._WEIGHTS[best]
+  assert len(chosen) > 1
+  # Without a validation split they are those of training.
+  del data.held['valid']
+  found = source.evaluate(vectors, contexts, False, ks=(3,))
+  assert found['test']['ndcg'] == pytest.approx(ndcg['test'][0], rel=1e-6)
+  assert 'where there is --config.data.valid' in source.describe()[-1]
+
+
 def _run(variant, workdir, **settings):
   values = {k.replace('__', '.'): v for k, v in settings.items()}
   config = config_lib.load(f'rec:{variant}' if variant else 'rec', values)
