@@ -107,6 +107,7 @@ def located(settings: Mapping[str, Any]) -> Mapping[str, Any]:
   path = settings['path']
   folder = pathlib.Path(path).expanduser()
   is_one = graph_lib.is_saved(folder) or (folder / 'raw').is_dir()
+  is_one |= toygraph.is_named(path)  # '' is no folder
   if is_one or not (folder.is_dir() or re.search(r'[*?[]', path)):
     return settings
   return published.find_files(settings)

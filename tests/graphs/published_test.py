@@ -7,6 +7,8 @@ import pytest
 from scipy import io, sparse
 
 from jaxemb import errors
+from jaxemb.graphs import edge_splits
+from tests.graphs import sources
 
 # Six nodes, named by numbers that differ from their places in most forms.
 EDGES = [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3), (2, 3)]
@@ -343,3 +345,10 @@ def test_bad_features_are_one_line(name, text, message, read, write):
   with pytest.raises(errors.UserError, match=message) as caught:
     read(None, 'data', features=f'data/{name}')
   assert '\n' not in str(caught.value)
+
+
+def test_no_path_is_the_embedded_graph_in_any_folder(tmp_path, monkeypatch):
+  (tmp_path / 'edges.txt').write_text('a b\n')
+  monkeypatch.chdir(tmp_path)
+  graph, *_ = edge_splits.split(sources.spec(tmp_path, path=''))
+  assert graph.num_nodes == 4000
