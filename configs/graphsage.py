@@ -32,7 +32,6 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   final_rate = config.optimizer.get_oneway_ref('learning_rate')
   config.optimizer.final_learning_rate = final_rate
   config.strategy.name = 'sync'
-  config.eval.monitor = 'score'
   if variant == 'walks':
     config.data.targets = 'walks'
     config.data.fanouts = '5,10'

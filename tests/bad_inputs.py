@@ -281,7 +281,6 @@ _CLICKS = (
           'train.patience=2 --config.data.valid=.2 '
           '--config.eval.every_epochs=0'),
   _clicks('clicks.csv', 'choose auc or log_loss', 'eval.monitor=auc,score'),
-  _clicks('clicks.csv', 'choose auc or log_loss', 'eval.monitor='),
   _clicks('clicks.csv', 'eval.monitor needs evaluations',
           'eval.monitor=auc,log_loss --config.train.patience=0 '
           '--config.optimizer.plateau_factor=1 --config.eval.every_epochs=0'),
@@ -410,6 +409,8 @@ _INTERACTIONS = (
   _sets('sets.txt', 'does not divide users', 'strategy.name=partition'),
   _sets('sets.txt', 'not used with interactions', 'data.lowercase=false'),
   _sets('sets.txt', 'must be positive numbers', 'eval.k=5,0'),
+  _sets('sets.txt', 'choose ndcg or score', 'eval.monitor=mrr'),
+  _sets('sets.txt', 'patience needs data for validation', 'train.patience=2'),
   _sets('sets.txt', 'eval.k=9999 is more than', 'eval.k=9999,5'),
   _sets('sets.txt', 'set 64', 'train.batch_examples=50'),
   _sets('binary.txt', 'binary.txt'),

@@ -34,6 +34,7 @@ class Clicks(kind.Kind):
   uses = (
     kind.HELD_OUT
     | kind.DENSE
+    | kind.MONITORED
     | {'data.min_count', 'data.columns', 'data.decimal'}
   )
   models = {x: f'jaxemb.clicks.models:{x}' for x in _MODELS}
@@ -51,7 +52,7 @@ class Clicks(kind.Kind):
     'data.min_count': 'categories that are rarer share one id',
     'eval.monitor': 'metric by which evaluations are compared, the best of '
     'which is exported: auc or log_loss, or both, separated by a comma: the '
-    'second has its best model in export_<metric>',
+    "second has its best model in export_<metric>; '' = auc",
   }
   unit = 'examples'
   has_dense = True

@@ -23,9 +23,14 @@ _NUM_NEIGHBORS = 8
 _MAX_FIELDS, _NUM_FREQUENT = 40, 6  # fields, ids of each
 
 
+def has_validation(source: Any) -> bool:
+  """Whether there are rows for validation."""
+  return source.valid is not None
+
+
 def can_evaluate(parts: build.Parts) -> bool:
   """Whether there are rows for validation."""
-  return parts.source.valid is not None
+  return has_validation(parts.source)
 
 
 def collect(
@@ -189,7 +194,9 @@ def is_saved(folder: pathlib.Path) -> bool:
   return (folder / 'model.json').exists()
 
 
-load = predictor.load
+def load(parts: build.Parts, folder: pathlib.Path) -> predictor.ClickModel:
+  """Reads what `ClickModel.save` has written."""
+  return predictor.load(folder)
 
 
 def check_data(config: Any, source: Any) -> None:
@@ -198,7 +205,7 @@ def check_data(config: Any, source: Any) -> None:
   The log names the config for small logs of ids, which others overfit.
   """
   lacking = 'rows for validation; set --config.data.valid=0.1'
-  evaluation.check(config, source.valid is not None, lacking)
+  evaluation.check(config, has_validation(source), lacking)
   group = config.eval.group
   names = [x.name for x in source.fields.ids if x.num_columns == 1]
   if group and group not in names:

@@ -198,7 +198,7 @@ def _unfit(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
 def _monitor_conflicts(monitor: str, available: Sequence[str]) -> Iterator[str]:
   """What is wrong with a list of metrics, of those that a kind monitors."""
   names = schema.names(monitor)
-  if available and not ({*names} <= {*available} and names):
+  if not {*names} <= {*available} and available:
     yield (
       f'config.eval.monitor={monitor} is not available; choose '
       f'{" or ".join(available)}, or several, separated by commas'

@@ -218,20 +218,23 @@ class Edges:
     is_cosine: bool,
     operate: Callable[..., Any] | None = None,
     ks: Sequence[int] = (),
+    is_last: bool = True,
   ) -> dict[str, dict[str, Any]]:
     """What vectors [vocab, d] tell of labels and of edges held out.
 
     Both ends of an edge are looked for. With an operator `contexts` are those
-    of relations, in both directions, else of nodes as targets.
+    of relations, in both directions, else of nodes as targets. While training
+    goes on only the validation split is scored, if there is one.
     """
     scores: dict[str, dict[str, Any]] = {}
-    if self.graph.labels is not None:
+    splits = self.held if is_last or 'valid' not in self.held else ('valid',)
+    if self.graph.labels is not None and splits is self.held:
       labels = self.graph.labels.matrix(self._nodes)
       scores |= nodes.evaluate(vectors, labels)
     score = self._scorer(vectors, contexts, is_cosine, operate=operate)
     return scores | links.evaluate(
       score,
-      {k: x.ids(self._ids_of) for k, x in self.held.items()},
+      {k: self.held[k].ids(self._ids_of) for k in splits},
       self._known,
       degrees=self.counts,
       num_relations=self.num_relations,

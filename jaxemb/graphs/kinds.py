@@ -76,7 +76,7 @@ class Nodes(_Graphs):
   source = 'nodes'
   factory = 'jaxemb.graphs.node_source:make'
   start = 'graphsage'
-  uses = _LISTS | kind.DENSE | {'optimizer.max_duplicates'}
+  uses = _LISTS | kind.DENSE | kind.MONITORED | {'optimizer.max_duplicates'}
   models = {'graphsage': 'jaxemb.graphs.graphsage:make'}
   losses = {}
   only_with = {'model.negatives': ''}
@@ -88,7 +88,8 @@ class Nodes(_Graphs):
     'data.test': 'nodes held out for a test at the end, as data.valid',
     'eval.monitor': 'metric by which evaluations are compared, the best of '
     'which is exported: score (accuracy or micro F1) or log_loss, or both, '
-    'separated by a comma: the second has its best model in export_<metric>',
+    'separated by a comma: the second has its best model in export_<metric>; '
+    "'' = score",
   }
   has_dense = True
   monitors = 'score', 'log_loss'
@@ -172,7 +173,9 @@ class Edges(_Graphs):
   source = 'edges'
   factory = 'jaxemb.graphs.edge_source:Edges'
   start = 'graph:relations'
-  uses = kind.PAIRS | _LISTS | {'model.negatives', 'eval.k'}
+  uses = kind.PAIRS | _LISTS | kind.MONITORED | {'model.negatives', 'eval.k'}
+  monitors = ('mrr',)
+  validation = 'valid edges'
   models = {
     'line': 'jaxemb.graphs.edge_models:line',
     'relations': 'jaxemb.graphs.edge_models:relations',
@@ -189,6 +192,10 @@ class Edges(_Graphs):
   }
   row_kernels = frozenset(('adagrad', 'adagrad_full', 'adam_full'))
   undivided = {x: 'divide edges' for x in ('partition', 'workers')}
+  help = _HELP | {
+    'eval.monitor': 'metric by which evaluations of data.valid while training '
+    "are compared, the best of which is exported: mrr, as is ''",
+  }
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
     """See `kind.Kind`."""
@@ -263,7 +270,7 @@ class Edges(_Graphs):
 
     operate = getattr(parts.trainable.model, 'operate', None)
     ks = schema.sizes('eval.k', parts.config.eval.k)
-    return vectors.evaluate(parts, model, operate=operate, ks=ks)
+    return vectors.evaluate(parts, model, is_last, operate=operate, ks=ks)
 
 
 KINDS = Walks(), Nodes(), Edges()

@@ -82,9 +82,14 @@ def score_classes(
   return {**scores, 'log_loss': float(loss / num), **counts}
 
 
+def has_validation(source: node_source.NodeSource) -> bool:
+  """Whether there are nodes for validation."""
+  return source.valid is not None
+
+
 def can_evaluate(parts: build.Parts) -> bool:
   """Whether there are nodes for validation."""
-  return parts.source.valid is not None
+  return has_validation(parts.source)
 
 
 def evaluate(
@@ -148,7 +153,7 @@ def check_data(config: Any, source: node_source.NodeSource) -> None:
   else:
     advice = '; set --config.data.valid=0.1, with config.data.targets=classes'
   lacking = f'labelled nodes for validation{advice}'
-  evaluation.check(config, source.valid is not None, lacking)
+  evaluation.check(config, has_validation(source), lacking)
 
 
 def export(
@@ -179,7 +184,9 @@ def is_saved(folder: pathlib.Path) -> bool:
   return (folder / inference.OUTPUTS).exists()
 
 
-load = inference.open_saved
+def load(parts: build.Parts, folder: pathlib.Path) -> inference.Inferred:
+  """Maps what `Inferred.save` has written."""
+  return inference.open_saved(folder)
 
 
 def _export(source, vectors):

@@ -23,14 +23,23 @@ _HELP = {
   "lists; '' = by known names, or plain",
   'data.min_count': 'items that are rarer are dropped',
 }
-_OPTIONAL = kind.HELD_OUT | {
-  'data.min_count', 'data.columns', 'data.decimal', 'eval.k',
-}  # fmt: skip
+_OPTIONAL = (
+  kind.HELD_OUT
+  | kind.MONITORED
+  | {'data.min_count', 'data.columns', 'data.decimal', 'eval.k'}
+)
 
 
 class _Interactions(kind.Kind):
-  help = _HELP
+  help = _HELP | {
+    'eval.monitor': 'metric by which evaluations of data.valid while training '
+    'are compared, the best of which is exported: ndcg or score (recall), at '
+    'the first of eval.k; or both, separated by a comma: the second has its '
+    "best model in export_<metric>; '' = ndcg",
+  }
   undivided = _UNDIVIDED
+  monitors = 'ndcg', 'score'
+  validation = 'valid'
 
   def evaluate(
     self, parts: 'build.Parts', model: Any, is_last: bool = True
@@ -39,7 +48,7 @@ class _Interactions(kind.Kind):
     from jaxemb.run import vectors
 
     ks = schema.sizes('eval.k', parts.config.eval.k)
-    return vectors.evaluate(parts, model, ks=ks)
+    return vectors.evaluate(parts, model, is_last, ks=ks)
 
 
 class Pairs(_Interactions):

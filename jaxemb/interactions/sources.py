@@ -40,7 +40,7 @@ class Interactions:
   def __init__(self, spec: base.SourceSpec):
     self.spec, self.num_parts, self.epochs = spec, spec.num_parts, spec.epochs
     self.data = data = sets_lib.make(spec.settings, spec.seed)
-    self.keys, self.counts = data.items, data.counts
+    self.keys, self.counts, self.held = data.items, data.counts, data.held
     self.context_keys: Sequence[str] = data.users
     self.units_per_epoch = num = len(data.train.ids)
     self.fingerprint, self.dropped = data.fingerprint(), data.dropped
@@ -60,7 +60,7 @@ class Interactions:
     """What was read, for the log."""
     held = ''.join(
       f', {x.sizes.sum():,} of {len(x.users):,} users for {name}'
-      for name, x in self.data.held.items()
+      for name, x in self.held.items()
     )
     return [
       f'interactions: {self.units_per_epoch:,} of {len(self.data.train):,} '
@@ -73,14 +73,20 @@ class Interactions:
     contexts: np.ndarray,
     is_cosine: bool,
     ks: Sequence[int] = (),
+    is_last: bool = True,
   ) -> dict[str, dict[str, Any]]:
     """Scores by split, of vectors of items [items, d] and users [users, d].
 
-    `ks` are lengths of lists of recommended items, 20 by default.
+    `ks` are lengths of lists of recommended items, 20 by default. While
+    training goes on only the validation split is scored, if there is one.
     """
     vectors, contexts = np.asarray(vectors), np.asarray(contexts)
     items = geometry.unit(vectors) if is_cosine else vectors
-    return self._ranked(contexts, items, ks, held=self.data.held)
+    return self._ranked(contexts, items, ks, held=self._splits(is_last))
+
+  def _splits(self, is_last):
+    names = self.held if is_last or 'valid' not in self.held else ('valid',)
+    return {name: self.held[name] for name in names}
 
   def _ranked(self, users, items, ks, held, biases=0.0):
     ks = ks or (min(_K, len(items)),)
@@ -140,6 +146,7 @@ class ItemSets(Interactions):
     contexts: np.ndarray,
     is_cosine: bool,
     ks: Sequence[int] = (),
+    is_last: bool = True,
   ) -> dict[str, dict[str, Any]]:
     """Scores by split: those of items beside the mean of a user's items.
 
@@ -152,13 +159,14 @@ class ItemSets(Interactions):
     vectors, contexts = np.asarray(vectors), np.asarray(contexts)
     means = ranking.means(vectors, self.data.train)
     ranked = functools.partial(self._weighted, means, contexts, ks=ks)
-    weights, held = _WEIGHTS[0], self.data.held
-    if 'valid' in held:
-      some = {'valid': _some_users(held['valid'])}
-      scores = [ranked(x, held=some)['valid']['ndcg'] for x in _WEIGHTS]
-      weights = _WEIGHTS[int(np.argmax(scores))]
+    weights = _WEIGHTS[0]
+    if 'valid' in self.held:
+      some = {'valid': _some_users(self.held['valid'])}
+      ndcg = [ranked(x, held=some)['valid']['ndcg'] for x in _WEIGHTS]
+      weights = _WEIGHTS[int(np.argmax(ndcg))]
     named = dict(zip(('product_weight', 'count_weight'), weights, strict=True))
-    return {k: x | named for k, x in ranked(weights, held=held).items()}
+    scores = ranked(weights, held=self._splits(is_last))
+    return {k: x | named for k, x in scores.items()}
 
   def _weighted(self, means, contexts, weights, ks, held):
     """Scores by split with weights of products and of log counts."""
@@ -170,7 +178,7 @@ class ItemSets(Interactions):
   def describe(self) -> list[str]:
     """What was read, for the log."""
     lines = super().describe()
-    if self.data.held and 'valid' not in self.data.held:
+    if self.held and 'valid' not in self.held:
       lines.append(
         'items are scored by product + 0.75 log count; weights are chosen '
         'where there is --config.data.valid'

@@ -124,12 +124,17 @@ def _curves(
 
 def _validation_curves(records):
   """Returns curves of the evaluations while training went on."""
-  names = {'auc': 'AUC', 'score': 'score', 'log_loss': 'loss'}
+  names = {
+    'auc': 'AUC', 'ndcg': 'NDCG', 'mrr': 'MRR', 'score': 'score',
+    'log_loss': 'loss',
+  }  # fmt: skip
   known = records[0]['validation'] if records else {}
   curves = [
     (f'Validation {name}', 'nats' if key == 'log_loss' else '', key)
     for key, name in names.items()
-    if key in known and not (key == 'score' and 'auc' in known)  # the same
+    # Where there is another one, the score is the same, or less telling.
+    if key in known
+    and not (key == 'score' and {'auc', 'ndcg', 'mrr'} & {*known})
   ]
   return _drawn(curves, records, lambda record, key: record['validation'][key])
 

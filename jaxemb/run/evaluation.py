@@ -42,10 +42,10 @@ def check(config: Any, has_validation: bool, lacking: str) -> None:
 class Evaluation(loop.Hook):
   """The hook of the training loop that evaluates, for all kinds of data.
 
-  Kinds that monitor metrics of held-out data (`Kind.monitors`) have the best
-  model by each of `eval.monitor` kept; by the first of them the learning rate
-  is lowered at plateaus (`optimizer.plateau_factor`) and training ends early
-  (`train.patience`). For others scores are recorded.
+  With a validation split, kinds that monitor metrics (`Kind.monitors`) have the
+  best model by each of `eval.monitor` kept; by the first of them the learning
+  rate is lowered at plateaus (`optimizer.plateau_factor`) and training ends
+  early (`train.patience`). Otherwise scores are recorded.
   """
 
   def __init__(self, workdir: pathlib.Path, parts: build.Parts):
@@ -53,8 +53,10 @@ class Evaluation(loop.Hook):
     self._parts, self._kind = parts, parts.kind
     self._workdir, self._path = workdir, workdir / 'evaluation.jsonl'
     self._every_units = 0  # 0 = never
-    monitored = schema.names(parts.config.eval.monitor)
-    self.metrics = monitored if parts.kind.monitors else ()
+    monitors = parts.kind.monitors
+    chosen = schema.names(parts.config.eval.monitor) or monitors[:1]
+    can_compare = monitors and parts.kind.has_validation(parts.source)
+    self.metrics = chosen if can_compare else ()
     every_epochs = parts.config.eval.every_epochs
     if every_epochs and parts.kind.can_evaluate(parts):
       every_units = every_epochs * parts.source.units_per_epoch
@@ -90,14 +92,14 @@ class Evaluation(loop.Hook):
     """Logs and records scores; keeps the best model."""
     parts, kind = self._parts, self._kind
     model = kind.collect(parts, state, self._workdir)
-    if not kind.monitors and not distributed.is_first():
+    if not self.metrics and not distributed.is_first():
       return
     scores = kind.evaluate(parts, model, is_last=False)
     epoch = totals.done / parts.source.units_per_epoch
     record = {'step': totals.steps, 'epoch': epoch}
     line = f'epoch {epoch:.2f}: {kind.summarize(scores)}'
-    if kind.monitors:
-      record['validation'] = scores['validation']
+    if self.metrics:
+      record['validation'] = scores[kind.validation]
       better = [x for x in self.metrics if _is_better(record, self.best(x), x)]
       if better:
         line += ', the best so far'
@@ -141,8 +143,8 @@ def _is_better(
   # Of one class alone there is no AUC; the newest is kept.
   if not math.isfinite(old[metric]) or not math.isfinite(new[metric]):
     return True
-  if new[metric] == old[metric]:  # as happens with a few hundred examples
-    metric = 'log_loss'
+  if new[metric] == old[metric] and 'log_loss' in new:
+    metric = 'log_loss'  # as happens with a few hundred examples
   if metric == 'log_loss':
     return new[metric] < old[metric]
   return new[metric] > old[metric]

@@ -39,8 +39,10 @@ HELD_OUT = frozenset(('data.valid', 'data.test'))
 DENSE = frozenset((
   'model.hidden', 'model.dropout', 'optimizer.decay', 'optimizer.rows',
   'optimizer.dense', 'optimizer.dense_learning_rate', 'optimizer.dense_decay',
-  'optimizer.plateau_factor', 'train.batch_examples', 'train.patience',
-  'eval.monitor',
+  'train.batch_examples',
+))  # fmt: skip
+MONITORED = frozenset((
+  'optimizer.plateau_factor', 'train.patience', 'eval.monitor',
 ))  # fmt: skip
 PAIRS = frozenset((
   'model.loss', 'model.shared_negatives', 'model.temperature',
@@ -91,9 +93,10 @@ class Kind:
   # The module whose functions evaluate, export and report a trained model.
   results: str = 'jaxemb.run.vectors'
   # Metrics of held-out data by which evaluations can be compared, of which
-  # `eval.monitor` chooses: the best model is exported, and training may end
-  # early.
+  # `eval.monitor` chooses, by default the first: the best model is exported,
+  # and training may end early.
   monitors: Sequence[str] = ()
+  validation: str = 'validation'  # the name of the scores that are compared
   # How `data.path` begins for data that jaxemb makes itself.
   embedded: str = ''
 
@@ -173,6 +176,10 @@ class Kind:
     """Whether there is something to evaluate on while training."""
     return self._results().can_evaluate(parts)
 
+  def has_validation(self, source: 'data_base.Source') -> bool:
+    """Whether the source holds out data by which evaluations are compared."""
+    return self._results().has_validation(source)
+
   def collect(
     self, parts: 'build.Parts', state: Any, workdir: pathlib.Path
   ) -> Any:
@@ -184,7 +191,8 @@ class Kind:
   ) -> dict[str, dict[str, Any]]:
     """Scores by name: `score`, `found` and `total` of benchmarks or splits.
 
-    While training, kinds that monitor a metric score 'validation' alone.
+    While training, kinds that monitor a metric score the validation alone, if
+    there is one.
     """
     return self._results().evaluate(parts, model, is_last)
 
@@ -218,9 +226,9 @@ class Kind:
     """Whether a folder has a model that was saved as the best so far."""
     return self._results().is_saved(folder)
 
-  def load(self, folder: pathlib.Path) -> Any:
+  def load(self, parts: 'build.Parts', folder: pathlib.Path) -> Any:
     """Reads what `save` of a collected model has written."""
-    return self._results().load(folder)
+    return self._results().load(parts, folder)
 
   def _results(self) -> types.ModuleType:
     return importlib.import_module(self.results)

@@ -38,7 +38,7 @@ def finish(
   model = None if main in saved else kind.collect(parts, state, workdir)
   if not distributed.is_first():
     return
-  others = {k: kind.load(hook.best_folder(k)) for k in saved}
+  others = {k: kind.load(parts, hook.best_folder(k)) for k in saved}
   model = others.pop(main, model)
   if main:
     values = {'evaluations': hook.records, 'best': best[main], 'best_by': best}

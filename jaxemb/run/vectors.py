@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 import numpy as np
+from flax import traverse_util
 
 from jaxemb import embeddings, errors
 from jaxemb.config import schema
 from jaxemb.evaluation import multivectors, ranking, words
 from jaxemb.report import pages, report
-from jaxemb.run import build
+from jaxemb.run import build, evaluation
+from jaxemb.storage import atomic, orbax_export
 from jaxemb.storage import export as export_lib
-from jaxemb.storage import orbax_export
 
 _NOTHING = types.MappingProxyType({})
 
@@ -61,6 +62,17 @@ class Export(NamedTuple):
       relations=self.relations,
     )
 
+  def save(self, folder: pathlib.Path) -> None:
+    """Writes all but keys and counts, for `load`; replaces the folder."""
+    arrays = {'rows': self.rows._asdict(), 'others': dict(self.others)}
+    leaves, _ = jax.tree.flatten_with_path(arrays)
+    with atomic.folder(folder) as new:
+      for path, array in leaves:
+        name = '.'.join(str(x.key) for x in path)
+        with (new / f'{name}.npy').open('wb') as file:
+          export_lib.put_array(file, array)
+      export_lib.write_relations(new, self.relations)
+
   def select(self, mask: np.ndarray) -> 'Export':
     """The words of a [len(keys)] mask, of a model with one vector per key."""
 
@@ -75,13 +87,20 @@ class Export(NamedTuple):
 
 
 def check_data(config: ml_collections.ConfigDict, source: Any) -> None:
-  """Raises a `UserError` for lists that are longer than there are keys."""
+  """Raises a `UserError` for settings that need more data."""
+  lacking = 'data for validation; set --config.data.valid=0.1'
+  evaluation.check(config, has_validation(source), lacking)
   longest = max(schema.sizes('eval.k', config.eval.k), default=0)
   if longest > len(source.keys):
     raise errors.UserError(
       f'config.eval.k={longest} is more than the {len(source.keys):,} that can '
       'be ranked; lower it'
     )
+
+
+def has_validation(source: Any) -> bool:
+  """See `Kind`: of sources that have what is `held` out, by split."""
+  return 'valid' in getattr(source, 'held', ())
 
 
 def can_evaluate(parts: build.Parts) -> bool:
@@ -98,7 +117,7 @@ def collect(
   Tables in a store are not copied: until the state changes, their rows are read
   from it.
   """
-  source, model = parts.source, parts.trainable.model
+  model = parts.trainable.model
   export_rows = rows_of(parts, state)
   tables = {'vectors': export_rows(model.vectors_table)}
   if model.contexts_table:
@@ -106,11 +125,16 @@ def collect(
   others = {k: x.rows for k, x in tables.items() if k != 'vectors'}
   if optimizer := {k: x.opt_state for k, x in tables.items() if x.opt_state}:
     others['optimizer'] = optimizer
+  return _collected(parts, tables['vectors'].encoded, others)
+
+
+def _collected(parts, rows, others):
+  source, model = parts.source, parts.trainable.model
   has_keys = getattr(model, 'has_contexts_of_keys', False)
   return Export(
     keys=source.keys,
     counts=source.counts,
-    rows=tables['vectors'].encoded,
+    rows=rows,
     others=others,
     context_keys=() if has_keys else getattr(source, 'context_keys', ()),
   )
@@ -158,6 +182,21 @@ def write_export(
   return dropped
 
 
+def is_saved(folder: pathlib.Path) -> bool:
+  """Whether `Export.save` has written a folder."""
+  return (folder / 'rows.data.npy').exists()
+
+
+def load(parts: build.Parts, folder: pathlib.Path) -> Export:
+  """Maps what `Export.save` has written of a model of `parts`."""
+  flat = {x.stem: export_lib.open_array(x) for x in folder.glob('*.npy')}
+  arrays = traverse_util.unflatten_dict(flat, sep='.')
+  relations = export_lib.read_relations(folder)
+  rows = export_lib.Encoded(**arrays['rows'])
+  loaded = _collected(parts, rows, arrays.get('others', {}))
+  return loaded._replace(relations=relations)
+
+
 def evaluate(
   parts: build.Parts, export: Export, is_last: bool = True, **options: Any
 ) -> dict[str, dict[str, Any]]:
@@ -166,6 +205,8 @@ def evaluate(
   `options` go to the `evaluate` of the source.
   """
   if evaluate := getattr(parts.source, 'evaluate', None):
+    if parts.kind.monitors:
+      options['is_last'] = is_last
     is_cosine = getattr(parts.trainable.model, 'is_cosine', False)
     contexts = export.others.get('context_vectors')
     rows, keys = export.rows.decode(), parts.source.keys

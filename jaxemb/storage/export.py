@@ -222,6 +222,12 @@ def put_array(file: BinaryIO, array: np.ndarray) -> None:
     file.write(block.view(np.uint8))
 
 
+def open_array(path: pathlib.Path) -> np.ndarray:
+  """Maps what `put_array` has written, bfloat16 too."""
+  array = np.load(path, mmap_mode='r')
+  return array.view(ml_dtypes.bfloat16) if array.dtype == 'V2' else array
+
+
 def _put_texts(
   create: Callable[[str], BinaryIO],
   words: Sequence[str],
@@ -286,11 +292,9 @@ def read(
 
 def _read_rows(path: pathlib.Path) -> np.ndarray:
   """[vocab, dim] float32, memory-mapped if stored as such."""
-  rows = np.load(path, mmap_mode='r')
+  rows = open_array(path)
   if np.iscomplexobj(rows):
     raise errors.UserError(f'{path} has complex numbers; give real ones')
-  if rows.dtype == np.dtype('V2'):
-    rows = rows.view(ml_dtypes.bfloat16)
   if rows.dtype != np.int8:
     return Encoded(np.asarray(rows)).decode()
   scales_path = path.with_name(SCALES)

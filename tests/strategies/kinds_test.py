@@ -33,7 +33,6 @@ CLICKS = {
 GRAPH = {
   'data.source': 'nodes',
   'data.fanouts': '2,3',
-  'eval.monitor': 'score',
   'model.name': 'graphsage',
   'model.inputs': 'both',
   'model.hidden': '8',
