@@ -224,7 +224,11 @@ def evaluate(
 
 def summarize(scores: Mapping[str, Mapping[str, Any]]) -> str:
   """See `Kind`."""
-  scored = (f'{k} {x["score"]:.3f}' for k, x in scores.items() if x['found'])
+  scored = (
+    f'{k} {x["score"]:.3f}' + f', NDCG {x["ndcg"]:.3f}' * ('ndcg' in x)
+    for k, x in scores.items()
+    if x['found']
+  )
   return ', '.join(scored) or 'no scores'
 
 
