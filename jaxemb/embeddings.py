@@ -287,15 +287,17 @@ class Embeddings:
     """Returns the scores that rank held-out edges, [n] float32.
 
     The score of a pair of nodes is their cosine. That of a source, relation and
-    target, in a run with operators, is the product of `related` and the target,
-    or their cosine if a temperature was set.
+    target, in a run with operators, is the model's: of `related` and the
+    target, by the measure and the temperature that it was trained with.
     """
     if any(len(x) == 3 for x in edges):
+      from jaxemb.models import edge_scores  # and with it JAX
+
       sources, relations, targets = zip(*edges, strict=True)
       mapped, ends = self._operated(sources, relations), self[targets]
-      if self.relations.is_cosine:
-        mapped, ends = geometry.unit(mapped), geometry.unit(ends)
-      return np.vecdot(mapped, ends)
+      score = edge_scores.of_relations(self.relations)
+      sizes = (np.asarray(score.sizes(x)) for x in (mapped, ends))
+      return score.scores(np.vecdot(mapped, ends), *sizes)
     rows = [[self.get_index(x) for x in edge] for edge in edges]
     first, second = (
       geometry.unit(self.vectors[x], self.norms[x])
@@ -306,8 +308,9 @@ class Embeddings:
   def related(self, source: str, relation: str) -> np.ndarray:
     """Applies the operator of a relation to a node's vector, [dim] float32.
 
-    The targets are near the result (`similar_by_vector`); sources are near the
-    result of 'RELATION (inverse)' for a target. Raises a `UserError` for a run
+    Targets are the nodes that score highest beside the result, as by their
+    product with it, and sources those beside the result of 'RELATION (inverse)'
+    for a target. Raises a `UserError` for a run
     without operators, or without this one.
     """
     return self._operated([source], [relation])[0]
@@ -323,11 +326,11 @@ class Embeddings:
         f'{", ".join(names[:5]) or "none"}; train graph:relations with an '
         'operator, or give one of these'
       )
-    from jaxemb.ops import operators  # and with it JAX
+    from jaxemb.models import edge_scores  # and with it JAX
 
     rows = self.relations.rows[[index[x] for x in relations]]
-    operator = self.relations.operator
-    return np.asarray(operators.apply(operator, self[sources], rows))
+    score = edge_scores.of_relations(self.relations)
+    return np.asarray(score.operate(self[sources], rows))
 
   def most_similar(
     self,

@@ -235,23 +235,29 @@ def test_edges_are_scored_by_operators_of_relations(tmp_path):
     'translation': vectors[0] + rows[1],
     'diagonal': vectors[0] * (1 + rows[1]),
     'complex': (node * (1 + turn)).view(np.float32),
+    'rotation': (node * (1 + turn) / abs(1 + turn)).view(np.float32),
   }
-  for is_cosine in (False, True):
+  for measure in ('product', 'cosine', 'distance'):
     for operator, wanted in expected.items():
-      relations = export.Relations(operator, names, rows, is_cosine)
+      relations = export.Relations(operator, measure, 0.5, names, rows)
       made = jaxemb.Embeddings(list('abc'), vectors, relations=relations)
       made.save(tmp_path)
       found = jaxemb.load(tmp_path)
       near = found.related('a', 'in (inverse)')
       np.testing.assert_allclose(near, wanted, 1e-5, 1e-6)
       score = wanted @ vectors[2]
-      if is_cosine:
-        score /= np.linalg.norm(wanted) * np.linalg.norm(vectors[2])
+      if measure == 'cosine':
+        score /= 0.5 * np.linalg.norm(wanted) * np.linalg.norm(vectors[2])
+      if measure == 'distance':
+        score = -np.sum((wanted - vectors[2]) ** 2)
       scores = found.edge_scores([('a', 'in (inverse)', 'c')] * 2)
       np.testing.assert_allclose(scores, [score] * 2, 1e-5)
   with pytest.raises(errors.UserError, match="relation 'at', but in, in .inv"):
     found.edge_scores([('a', 'at', 'b')])
   path = tmp_path / 'relations.npz'
+  # As before there were other measures.
+  np.savez(path, operator='none', names=names, rows=rows, is_cosine=True)
+  assert jaxemb.load(tmp_path).relations[:3] == ('none', 'cosine', 1.0)
   path.write_bytes(path.read_bytes()[:200])
   with pytest.raises(errors.UserError, match='relations.npz: .*; export again'):
     jaxemb.load(tmp_path)

@@ -6,24 +6,27 @@ and learns as skip-gram does, from draws that the c edges of a chunk share:
 
   -log sigmoid(v_s . u_t) - sum_{k=1..K} log sigmoid(-v_s . u_k),  u_k ~ d^0.75
 
-(Tang et al. 2015, eq. 7). `Relations` is the model of PyTorch-BigGraph (Lerer
-et al. 2019): a relation is an operator f_r on vectors,
-
-  none f(x) = x    translation x + a    diagonal x * (1 + a)
-  complex x * (1 + a), numbers 2i and 2i + 1 of which are one complex number
-
-and f_r(v_s) . v_t is to be high among f_r(v_s) . v_n for others n: the ends of
-the chunk's other edges and N nodes that it draws; likewise g_r(v_t) . v_s among
-other sources, with an operator g_r of its own. The operator is always on the
-end that stays, so that a chunk has one matrix product a side, whatever its
+(Tang et al. 2015, eq. 7). `Relations` is the model of
+PyTorch-BigGraph (Lerer et al. 2019): a relation has an operator f_r on vectors
+(`models.edge_scores`), and f_r(v_s) is to score higher with v_t than with v_n
+of others: the ends of the chunk's other edges and N nodes that it draws;
+likewise g_r(v_t) with v_s among other sources, with an operator g_r of its own
+(reciprocal relations, Lacroix et al. 2018). The operator is always on the end
+that stays, so that a chunk has one matrix product a side, whatever its
 relations are. A negative that is the true end does not count.
+
+Where relations have operators, two things make up for draws being few. Softmax
+estimates that over all nodes: from the score of a negative comes off the
+logarithm of how often it is expected among them (Bengio and Senecal 2008), by
+uniform draws 0. And an operator near the identity ranks a node as its own
+relative, which draws hardly ever are: the own node is one negative more. The
+loss may have N3 (Lacroix et al. 2018, eq. 8) of the rows of an edge.
 
 Nodes may lie in partitions, ranges of ids: then draws are from those of the
 chunk's own ends, so that a bucket of edges needs no row of another partition.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax
@@ -31,8 +34,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.data import examples
-from jaxemb.models import base, columns
-from jaxemb.ops import operators, sampling
+from jaxemb.models import base, columns, edge_scores
+from jaxemb.ops import sampling
 from jaxemb.tables import spec as spec_lib
 
 NODES, CONTEXTS, RELATIONS = 'nodes', 'contexts', 'relations'
@@ -127,8 +130,11 @@ class Relations(base.Model):
   spec: base.WindowSpec = base.static()
   tables: tuple[spec_lib.TableSpec, ...] = base.static()
   loss_of: object = base.static()  # such as `margin`
-  operator: str = base.static()
-  temperature: float = base.static()  # 0 = scores are plain products
+  score: edge_scores.EdgeScore = base.static()
+  # [2, vocab] float32, logarithm of how often each node is among negative
+  # sources and targets, over that of uniform draws; None = not corrected.
+  log_counts: jax.Array | None
+  n3: float = base.static()  # weight of N3 of the rows of an edge
   # (rows, ids, weights, vocab) -> the loss: softmax of plain products.
   kernel: Callable[..., jax.Array] | None = base.static(default=None)
 
@@ -142,17 +148,17 @@ class Relations(base.Model):
   @property
   def is_cosine(self) -> bool:
     """Whether lengths of vectors have no meaning."""
-    return self.temperature > 0
+    return self.score.measure == 'cosine'
 
   @property
   def untrained_loss(self) -> float:
     """Of an edge whose scores are all zero."""
     scores = np.zeros(self.spec.chunk + self.spec.shared_negatives, np.float32)
-    return 2 * float(jax.jit(self.loss_of)(scores[0], scores[1:]))
-
-  def operate(self, rows: np.ndarray, relations: np.ndarray) -> jax.Array:
-    """[..., d]; arguments as of `operators.apply`."""
-    return operators.apply(self.operator, rows, relations)
+    loss = float(jax.jit(self.loss_of)(scores[0], scores[1:]))
+    if self.n3 and self.contexts_table:
+      relation = np.zeros(self.spec.dim, np.float32)
+      loss += self.n3 * float(jax.jit(self.score.operator_cubes)(relation))
+    return 2 * loss
 
   def ids(self, batch: examples.StepBatch, key: jax.Array):
     """Nodes: [E / c, 2 (c + N)], sources first. Relations: [E / c, 2 c]."""
@@ -193,34 +199,60 @@ class Relations(base.Model):
       return self.kernel(rows[NODES], ids[NODES], weights, s.vocab), aux
     sides = jnp.split(rows[NODES], 2, 1)  # [E / c, c + N, d] each
     sides_ids = jnp.split(ids[NODES], 2, 1)
-    stay = [x[:, :c] for x in sides]
-    # Both factors are of a size: what spares the larger one only costs.
-    dot = functools.partial(s.row_ops.dot, is_narrow=True)
+    relations = 2 * [None]
     if self.contexts_table:
       relations = jnp.split(rows[RELATIONS], 2, 1)
-      stay = [self.operate(*x) for x in zip(stay, relations, strict=True)]
-      scores = [dot(stay[0], sides[1]), dot(stay[1], sides[0])]
-    else:
-      # Those among the chunk's own nodes are in the first product.
-      scores = [dot(stay[0], sides[1])]
-      drawn = s.row_ops.dot(stay[1], sides[0][:, c:])
-      in_chunk = scores[0][:, :, :c].transpose(0, 2, 1)
-      scores.append(jnp.concatenate([in_chunk, drawn], 2))
     total = 0.0
     for i in (0, 1):
-      others, others_ids, negative = sides[1 - i], sides_ids[1 - i], scores[i]
-      positive = columns.sums(stay[i] * others[:, :c], s.row_ops)
-      if self.is_cosine:
-        stay_lengths = columns.inverse_lengths(stay[i], s.row_ops)
-        stay_lengths /= self.temperature
-        other_lengths = columns.inverse_lengths(others, s.row_ops)
-        positive *= stay_lengths * other_lengths[:, :c]
-        negative *= stay_lengths[..., None] * other_lengths[:, None]
-      is_node = others_ids != examples.PADDING
+      own, others = sides[i][:, :c], sides[1 - i]
+      own_ids, others_ids = sides_ids[i][:, :c], sides_ids[1 - i]
+      mapped = self.score.operate(own, relations[i])
+      positives, negatives = self._scores(mapped, others)
+      if self.log_counts is not None:
+        log_counts = jnp.asarray(self.log_counts)[1 - i]
+        log_counts = log_counts.at[others_ids].get(mode='clip')
+        negatives -= log_counts[:, None]
+      is_node = others_ids[:, None] != examples.PADDING
       is_other = others_ids[:, None] != others_ids[:, :c, None]
-      negative = jnp.where(is_other & is_node[:, None], negative, _NEVER)
-      total += self.loss_of(positive, negative)
+      negatives = jnp.where(is_node & is_other, negatives, _NEVER)
+      if self.contexts_table:
+        selves = self._pairs(mapped, own)
+        selves = jnp.where(own_ids != others_ids[:, :c], selves, _NEVER)
+        negatives = jnp.concatenate([negatives, selves[..., None]], -1)
+      total += self.loss_of(positives, negatives)
+      if self.n3:
+        total += self.n3 * self._n3(own, others[:, :c], relations[i])
     return jnp.sum(weights * total), aux
+
+  def _scores(self, mapped, others):
+    """Those of edges [k, c], and of mapped vectors with others [k, c, c + N].
+
+    Arguments are [k, c, d] and [k, c + N, d]; the first c others are true.
+    """
+    s, score = self.spec, self.score
+    ends = others[:, : s.chunk]
+    # Both factors are of a size: what spares the larger one only costs.
+    products = s.row_ops.dot(mapped, others, is_narrow=True)
+    sizes = score.sizes(mapped, s.row_ops), score.sizes(others, s.row_ops)
+    positives = columns.sums(mapped * ends, s.row_ops)
+    positives = score.scores(positives, sizes[0], sizes[1][:, : s.chunk])
+    return positives, score.scores(
+      products, sizes[0][..., None], sizes[1][:, None]
+    )
+
+  def _pairs(self, mapped, others):
+    """[k, c], scores of mapped vectors [k, c, d] with others, one by one."""
+    sizes = (self.score.sizes(x, self.spec.row_ops) for x in (mapped, others))
+    products = columns.sums(mapped * others, self.spec.row_ops)
+    return self.score.scores(products, *sizes)
+
+  def _n3(self, own, ends, relations):
+    """[k, c], cubes of the rows [k, c, d] of edges."""
+    score, row_ops = self.score, self.spec.row_ops
+    total = score.cubes(own, row_ops) + score.cubes(ends, row_ops)
+    if relations is not None:
+      total += score.operator_cubes(relations, row_ops)
+    return total
 
 
 def line(
@@ -245,8 +277,8 @@ def relations(
   spec: base.WindowSpec,
   corpus: base.Corpus,
   loss_of: object,
-  operator: str,
-  temperature: float,
+  score: edge_scores.EdgeScore,
+  n3: float = 0.0,
   make_kernel: Callable[[], Callable[..., jax.Array]] | None = None,
 ) -> Relations:
   """Nodes of a corpus, and its relations if there is an operator.
@@ -255,19 +287,26 @@ def relations(
   """
   draws = 2 * spec.shared_negatives / spec.chunk / spec.vocab
   tables = [(NODES, corpus.centers + draws, _INIT_SCALE)]
-  if operator != 'none':
+  if score.operator != 'none':
     # Operators of both directions.
     both = np.tile(corpus.source.relation_frequencies, 2)
     tables.append((RELATIONS, both, 0.0))
+  log_counts = None
+  if score.operator != 'none' and loss_of is sampling.softmax_loss:
+    num, uniform = spec.chunk + spec.shared_negatives, 1 / spec.vocab
+    others = spec.chunk * corpus.source.end_frequencies
+    log_counts = np.log((others + spec.shared_negatives * uniform) / num)
+    log_counts = np.float32(log_counts - np.log(uniform))
   starts = getattr(corpus.source, 'partitions', None)
-  is_plain = operator == 'none' and not temperature
+  is_plain = score == edge_scores.PRODUCT and not n3
   has_kernel = make_kernel and is_plain and loss_of is sampling.softmax_loss
   return Relations(
     np.asarray([0, spec.vocab] if starts is None else starts, np.int32),
     spec,
     tables=spec_lib.describe(spec.dim, *tables),
     loss_of=loss_of,
-    operator=operator,
-    temperature=temperature,
+    score=score,
+    log_counts=log_counts,
+    n3=n3,
     kernel=make_kernel() if has_kernel else None,
   )

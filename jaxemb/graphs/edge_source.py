@@ -15,18 +15,18 @@ state (epoch, next place).
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base, examples
-from jaxemb.evaluation import geometry
 from jaxemb.graphs import edge_splits
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import link_ranking as links
 from jaxemb.graphs import node_classification as nodes
+from jaxemb.models import edge_scores
 
 _DISPATCH = 1 << 17  # edges, or one step if that has more
 
@@ -94,6 +94,11 @@ class Edges:
     self.units_per_epoch = len(self._columns[0])
     # [keys] float64, how often an edge has each as an end.
     self.frequencies = self.counts / self.units_per_epoch
+    # [2, keys] float64, chances that the source and the target are each.
+    ends = [np.bincount(x, minlength=len(order)) for x in self._columns[:2]]
+    if not graph.directed:
+      ends = 2 * [np.mean(ends, 0)]
+    self.end_frequencies = np.stack(ends) / self.units_per_epoch
     names, counts = graph.relation_names, np.array([self.units_per_epoch])
     if graph.relations is not None:
       counts = np.bincount(graph.relations, minlength=len(names or ()))
@@ -216,7 +221,7 @@ class Edges:
     vectors: np.ndarray,
     contexts: np.ndarray | None,
     is_cosine: bool,
-    operate: Callable[..., Any] | None = None,
+    score: edge_scores.EdgeScore = edge_scores.PRODUCT,
     ks: Sequence[int] = (),
     is_last: bool = True,
   ) -> dict[str, dict[str, Any]]:
@@ -231,9 +236,8 @@ class Edges:
     if self.graph.labels is not None and splits is self.held:
       labels = self.graph.labels.matrix(self._nodes)
       scores |= nodes.evaluate(vectors, labels)
-    score = self._scorer(vectors, contexts, is_cosine, operate=operate)
     return scores | links.evaluate(
-      score,
+      self._scorer(vectors, contexts, score),
       {k: self.held[k].ids(self._ids_of) for k in splits},
       self._known,
       degrees=self.counts,
@@ -242,32 +246,30 @@ class Edges:
       ks=ks,
     )
 
-  def _scorer(self, vectors, contexts, is_cosine, operate):
+  def _scorer(self, vectors, contexts, score):
     """The `score` of `links.evaluate`, for both directions of all relations."""
-    num = self.num_relations
-    has_operator = operate is not None and contexts is not None
     # Of those that are known, by direction.
-    ends = [links.Vectors(vectors, is_cosine)] * 2
-    if has_operator:
-      contexts = np.asarray(contexts)
-    elif contexts is not None:
-      ends[1] = links.Vectors(contexts, is_cosine=False)
+    ends = 2 * [links.Vectors(vectors, score)]
+    if contexts is not None and score.operator == 'none':
+      ends[1] = links.Vectors(contexts, score)
 
-    def score(keys, others):
-      first, relation = np.divmod(keys, 2 * num)
-      shape = (len(keys), len(vectors) if others is None else others.shape[1])
-      scores = np.empty(shape, np.float32)
+    def score_queries(queries, others):
+      nodes, relations = np.divmod(queries, 2 * self.num_relations)
+      if score.operator != 'none':
+        mapped = score.operate(ends[0].take(nodes), contexts[relations])
+        return ends[0].scores(np.asarray(mapped), others)
+      is_back = relations >= self.num_relations
+      if ends[0] is ends[1] or not is_back.any():
+        return ends[1].scores(ends[0].take(nodes), others)
+      num = len(vectors) if others is None else others.shape[1]
+      scores = np.empty((len(queries), num), np.float32)
       for i in (0, 1):
-        rows = np.flatnonzero((relation >= num) == i)
-        known_ends = ends[i].take(first[rows])
-        if has_operator:
-          known_ends = np.asarray(operate(known_ends, contexts[relation[rows]]))
-          known_ends = geometry.unit(known_ends) if is_cosine else known_ends
-        candidates = None if others is None else others[rows]
-        scores[rows] = ends[1 - i].products(known_ends, candidates)
+        rows = np.flatnonzero(is_back == i)
+        some = None if others is None else others[rows]
+        scores[rows] = ends[1 - i].scores(ends[i].take(nodes[rows]), some)
       return scores
 
-    return score
+    return score_queries
 
   def _known(self) -> Iterator[links.Edges]:
     """All edges, held out or not; undirected ones both ways."""

@@ -1,5 +1,6 @@
 """Graphs: node vectors from walks, edges and what neighbors have."""
 
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Iterator
@@ -204,6 +205,11 @@ class Edges(_Graphs):
       'relations': ('softmax', 'margin', 'logistic'),
     }.get(config.model.name)
     loss = config.model.loss
+    if config.model.temperature and config.model.score != 'product':
+      yield (
+        f'config.model.temperature={config.model.temperature:g} is of cosines, '
+        f'and config.model.score={config.model.score}; leave one of them out'
+      )
     if names and ':' not in loss and loss not in names:
       yield (
         f'config.model.loss={loss} is no loss of {config.model.name}; choose '
@@ -219,6 +225,7 @@ class Edges(_Graphs):
   ) -> 'model_base.Model':
     """See `kind.Kind`."""
     from jaxemb.kernels.cpu import updates
+    from jaxemb.models import edge_scores
 
     config, threads = context.config, context.tuning.row_threads
     m, graph = config.model, corpus.source.graph
@@ -232,12 +239,13 @@ class Edges(_Graphs):
           'there is none, or --config.model.name=line'
         )
     loss_of = kind.bound_loss(config, least=m.margin)
+    measure = 'cosine' if m.temperature else m.score
     make_kernel = functools.partial(updates.edge_softmax, threads)
     return kind.bind_model(
       config,
       (kind.window_spec(corpus, context), corpus, loss_of),
-      temperature=m.temperature,
-      operator=m.operator,
+      score=edge_scores.EdgeScore(m.operator, measure, m.temperature),
+      n3=m.n3,
       order=m.order,
       make_kernel=make_kernel if threads else None,
     )
@@ -252,13 +260,12 @@ class Edges(_Graphs):
     from jaxemb.storage import export
 
     model, collected = parts.trainable.model, vectors.collect(parts, state)
-    if not (hasattr(model, 'operate') and model.contexts_table):
+    if not (hasattr(model, 'score') and model.contexts_table):
       return collected
     relations = export.Relations(
-      operator=model.operator,
+      **dataclasses.asdict(model.score),
       names=collected.context_keys,
       rows=np.asarray(collected.others['context_vectors'], np.float32),
-      is_cosine=model.is_cosine,
     )
     return collected._replace(relations=relations)
 
@@ -268,9 +275,10 @@ class Edges(_Graphs):
     """See `kind.Kind`."""
     from jaxemb.run import vectors
 
-    operate = getattr(parts.trainable.model, 'operate', None)
+    model_score = getattr(parts.trainable.model, 'score', None)
+    options = {} if model_score is None else {'score': model_score}
     ks = schema.sizes('eval.k', parts.config.eval.k)
-    return vectors.evaluate(parts, model, is_last, operate=operate, ks=ks)
+    return vectors.evaluate(parts, model, is_last, ks=ks, **options)
 
 
 KINDS = Walks(), Nodes(), Edges()

@@ -22,7 +22,8 @@ from typing import Any
 import numba
 import numpy as np
 
-from jaxemb.evaluation import geometry, ranking
+from jaxemb.evaluation import ranking
+from jaxemb.models import edge_scores
 
 _LOG = logging.getLogger('jaxemb')
 _BLOCK_SCORES = 1 << 23  # that are in memory at once
@@ -224,8 +225,8 @@ class Vectors:
   They may be an array, or what gives rows for a slice or for ints.
   """
 
-  def __init__(self, rows: np.ndarray, is_cosine: bool):
-    self._rows, self._is_cosine = rows, is_cosine
+  def __init__(self, rows: np.ndarray, score: edge_scores.EdgeScore):
+    self._rows, self._score = rows, score
 
   def _blocks(self):
     size = max(1, _BLOCK_NUMBERS // self._rows.shape[1])
@@ -233,35 +234,35 @@ class Vectors:
       yield slice(start, start + size), self._rows[start : start + size]
 
   @functools.cached_property
-  def _divisors(self):
-    lengths = [np.linalg.norm(x, axis=1) for _, x in self._blocks()]
-    return geometry.divisors(np.concatenate(lengths))
+  def _sizes(self):
+    sizes = [np.asarray(self._score.sizes(x)) for _, x in self._blocks()]
+    return np.concatenate(sizes)
 
   def take(self, nodes: np.ndarray) -> np.ndarray:
-    """[m, d] those of nodes [m], of length 1 for cosines."""
-    rows = self._rows[nodes]
-    return geometry.unit(rows) if self._is_cosine else rows
+    """[m, d] those of nodes [m]."""
+    return self._rows[nodes]
 
-  def products(
-    self, firsts: np.ndarray, others: np.ndarray | None
-  ) -> np.ndarray:
-    """Of vectors [m, d]: [m, nodes] with all, or [m, k] with others [m, k]."""
+  def scores(self, mapped: np.ndarray, others: np.ndarray | None) -> np.ndarray:
+    """Of mapped [m, d]: [m, nodes] with all, or [m, k] with others [m, k]."""
+    sizes = np.asarray(self._score.sizes(mapped))[:, None]
     if others is None:
-      scores = np.empty((len(firsts), len(self._rows)), np.float32)
+      scores = np.empty((len(mapped), len(self._rows)), np.float32)
       for some, rows in self._blocks():
-        np.matmul(firsts, rows.T, out=scores[:, some])
-      return scores / self._divisors if self._is_cosine else scores
+        np.matmul(mapped, rows.T, out=scores[:, some])
+      return self._score.scores(scores, sizes, self._sizes)
     scores = np.empty(others.shape, np.float32)
-    size = max(1, _BLOCK_NUMBERS // max(1, others[:1].size * firsts.shape[1]))
-    for i in range(0, len(firsts), size):
+    size = max(1, _BLOCK_NUMBERS // max(1, others[:1].size * mapped.shape[1]))
+    for i in range(0, len(mapped), size):
       some = slice(i, i + size)
-      seconds = self.take(others[some].ravel())
-      seconds = seconds.reshape(-1, others.shape[1], firsts.shape[1])
-      scores[some] = np.einsum('md,mkd->mk', firsts[some], seconds)
+      ends = self.take(others[some].ravel())
+      ends = ends.reshape(-1, others.shape[1], mapped.shape[1])
+      products = np.einsum('md,mkd->mk', mapped[some], ends)
+      of_ends = np.asarray(self._score.sizes(ends))
+      scores[some] = self._score.scores(products, sizes[some], of_ends)
     return scores
 
 
 def cosines(vectors: np.ndarray) -> Score:
   """Scores for `evaluate`, without relations: cosines of vectors [nodes, d]."""
-  ends = Vectors(vectors, is_cosine=True)
-  return lambda queries, others: ends.products(ends.take(queries // 2), others)
+  ends = Vectors(vectors, edge_scores.EdgeScore('none', 'cosine', 1.0))
+  return lambda queries, others: ends.scores(ends.take(queries // 2), others)

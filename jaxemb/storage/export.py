@@ -95,9 +95,10 @@ class Relations(NamedTuple):
   """Operators of relations, those of the inverse ones behind them."""
 
   operator: str  # as `config.model.operator`
+  measure: str  # by which edges are ranked: product, cosine or distance
+  temperature: float  # of cosines
   names: Sequence[str]
   rows: np.ndarray  # [names, dim] float32
-  is_cosine: bool  # whether edges are ranked by cosines, not products
 
 
 def write_relations(folder: pathlib.Path, relations: Relations | None) -> None:
@@ -122,11 +123,18 @@ def read_relations(folder: pathlib.Path) -> Relations | None:
   if not path.exists():
     return None
   with reading(path), np.load(path) as arrays:
+    measure, temperature = 'product', 0.0
+    if 'measure' in arrays:
+      measure = str(arrays['measure'])
+      temperature = float(arrays['temperature'])
+    elif arrays['is_cosine']:  # of earlier exports, without a temperature
+      measure, temperature = 'cosine', 1.0
     return Relations(
       operator=str(arrays['operator']),
+      measure=measure,
+      temperature=temperature,
       names=arrays['names'].tolist(),
       rows=arrays['rows'],
-      is_cosine=bool(arrays['is_cosine']),
     )
 
 

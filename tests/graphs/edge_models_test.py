@@ -1,5 +1,6 @@
 """Models of edges against loops in float64, and their draws."""
 
+import itertools
 import math
 import types
 
@@ -12,7 +13,8 @@ from jaxemb import errors
 from jaxemb.data import examples
 from jaxemb.graphs import edge_models as edges
 from jaxemb.models import base as models
-from jaxemb.ops import operators, sampling
+from jaxemb.models import edge_scores
+from jaxemb.ops import sampling
 from tests import marking
 
 # Few nodes: most draws are some edge's true end.
@@ -32,7 +34,9 @@ def _corpus(partitions=None):
     degrees,
     2 * degrees / degrees.sum(),
     types.SimpleNamespace(
-      relation_frequencies=np.full(KINDS, 1 / KINDS), partitions=partitions
+      relation_frequencies=np.full(KINDS, 1 / KINDS),
+      end_frequencies=np.stack([degrees, degrees[::-1]]) / degrees.sum(),
+      partitions=partitions,
     ),
   )
 
@@ -41,9 +45,9 @@ def _spec(vocab=NODES):
   return models.WindowSpec(vocab, DIM, 1, 3, CHUNK, DRAWS)
 
 
-def _relations(operator, loss='softmax', temperature=0.0):
-  args = _corpus(), LOSSES[loss], operator, temperature
-  return edges.relations(_spec(), *args)
+def _relations(operator, loss='softmax', measure='product', n3=0.0):
+  score = edge_scores.EdgeScore(operator, measure, temperature=0.5)
+  return edges.relations(_spec(), _corpus(), LOSSES[loss], score=score, n3=n3)
 
 
 def _batch(num=12, num_edges=NUM, first=0):
@@ -70,46 +74,73 @@ def _operated(operator, x, a):
     return [p * (1 + q) for p, q in zip(x, a, strict=True)]
   found = []
   for i in range(0, DIM, 2):
-    z = complex(x[i], x[i + 1]) * (1 + complex(a[i], a[i + 1]))
+    by = 1 + complex(a[i], a[i + 1])
+    by /= abs(by) if operator == 'rotation' else 1
+    z = complex(x[i], x[i + 1]) * by
     found += [z.real, z.imag]
   return found
 
 
-def _loss(name, first, others):
+def _loss(name, first, others, num):
   if name == 'softmax':
     return math.log(sum(map(math.exp, (first, *others)))) - first
   if name == 'margin':
     return sum(max(0.0, 0.1 - first + x) for x in others)
-  num = CHUNK + DRAWS  # those that do not count are among it
   near = math.log1p(math.exp(-first))
   return near + sum(math.log1p(math.exp(x)) for x in others) / num
 
 
-def _slow(operator, name, temperature, nodes, operators, ids, batch):
+def _score(measure, query, vector):
+  if measure == 'distance':
+    return -sum((p - q) ** 2 for p, q in zip(query, vector, strict=True))
+  lengths = 1.0
+  if measure == 'cosine':
+    lengths = np.linalg.norm(query) * np.linalg.norm(vector) * 0.5
+  return float(query @ vector) / lengths
+
+
+def _n3(operator, row, is_relation=False):
+  if is_relation and operator == 'rotation':
+    return 0.0
+  shift = 1.0 if is_relation and operator != 'translation' else 0.0
+  if operator not in ('complex', 'rotation'):
+    return sum(abs(shift + x) ** 3 for x in row)
+  pairs = zip(row[::2], row[1::2], strict=True)
+  return sum(abs(shift + complex(*x)) ** 3 for x in pairs)
+
+
+def _slow(model, name, nodes, operators, ids, batch):
   """The loss, edge by edge and side by side."""
-  total = 0.0
+  total, size = 0.0, CHUNK + DRAWS
+  operator, measure = model.score.operator, model.score.measure
   for i in range(NUM):
     chunk, place = divmod(i, CHUNK)
-    row = ids['nodes'][chunk]
-    size = CHUNK + DRAWS
+    row, weight = ids['nodes'][chunk], float(batch.numbers[i, 0])
     for side in (0, 1):
       given, other = row[side * size + place], row[(1 - side) * size + place]
       which = int(batch.ids[i, 2]) + side * KINDS
       of = operators[which] if operator != 'none' else None
       query = np.array(_operated(operator, nodes[given], of))
-
-      def score(node, query=query):
-        product = float(query @ nodes[node])
-        if not temperature:
-          return product
-        lengths = np.linalg.norm(query) * np.linalg.norm(nodes[node])
-        return product / lengths / temperature
-
       candidates = row[(1 - side) * size :][:size]
-      # Neither padding nor the true end.
-      rest = [x for x in candidates if x < NODES and x != other]
-      weight = float(batch.numbers[i, 0])
-      total += weight * _loss(name, score(other), [score(x) for x in rest])
+      if operator != 'none':
+        candidates = [*candidates, given]
+      true, *scores = (
+        _score(measure, query, nodes[min(x, NODES - 1)])
+        for x in (other, *candidates)
+      )
+      if operator != 'none' and name == 'softmax':
+        degrees = np.arange(NODES, 0, -1)[:: 1 if side else -1] / 45
+        # Of four nodes and six uniform draws each is among 10 negatives.
+        counts = (4 * degrees + 6 / NODES) * NODES / 10
+        for j, x in enumerate(candidates[:-1]):
+          scores[j] -= math.log(counts[x]) if x < NODES else 0.0
+      # Neither padding nor the true end; the mean is over all places.
+      is_other = [x < NODES and x != other for x in candidates]
+      others = list(itertools.compress(scores, is_other))
+      loss = _loss(name, true, others, num=len(candidates))
+      cubes = _n3(operator, nodes[given]) + _n3(operator, nodes[other])
+      cubes += 0.0 if of is None else _n3(operator, of, True)
+      total += weight * (loss + model.n3 * cubes)
   return total
 
 
@@ -130,16 +161,18 @@ def check_slopes(slow, arrays, slopes):
 
 
 @pytest.mark.parametrize(
-  ('operator', 'name', 'temperature'),
+  ('operator', 'name', 'measure', 'n3'),
   [
-    ('none', 'softmax', 0.0),
-    ('translation', 'margin', 0.5),
-    marking.slow('diagonal', 'logistic', 0.0),
-    marking.slow('complex', 'softmax', 0.5),
+    ('none', 'softmax', 'product', 0.0),
+    ('translation', 'margin', 'cosine', 0.0),
+    ('rotation', 'softmax', 'distance', 0.2),
+    marking.slow('diagonal', 'logistic', 'product', 0.2),
+    marking.slow('complex', 'softmax', 'cosine', 0.2),
+    marking.slow('translation', 'softmax', 'distance', 0.2),
   ],
 )
-def test_relations_are_those_of_a_loop(operator, name, temperature):
-  model, batch = _relations(operator, name, temperature), _batch()
+def test_relations_are_those_of_a_loop(operator, name, measure, n3):
+  model, batch = _relations(operator, name, measure, n3=n3), _batch()
   rng = np.random.default_rng(2)
   arrays = [rng.normal(size=(NODES, DIM))]
   if operator != 'none':
@@ -159,7 +192,7 @@ def test_relations_are_those_of_a_loop(operator, name, temperature):
 
   def slow():
     tables = arrays[0], arrays[-1]
-    return _slow(operator, name, temperature, *tables, ids, batch)
+    return _slow(model, name, *tables, ids=ids, batch=batch)
 
   np.testing.assert_allclose(value, slow(), rtol=1e-5)
   assert aux.examples == NUM
@@ -225,7 +258,7 @@ def test_draws_are_uniform_or_by_degree():
 def test_draws_stay_in_the_partitions_of_the_edges():
   starts = np.array([0, 4, 7, 9])
   corpus = _corpus(starts)
-  model = edges.relations(_spec(), corpus, edges.margin, 'none', 0.0)
+  model = edges.relations(_spec(), corpus, edges.margin, edge_scores.PRODUCT)
   batch = _batch(64, 64)
   ids = np.asarray(batch.ids)
   ids = np.where(ids[:, :1] >= 4, ids[:, :1] % 4, 4 + ids[:, 1:2] % 3)
@@ -247,6 +280,8 @@ def test_expected_lookups_and_losses_without_training():
     for name, spec in model.specs().items():
       assert math.isclose(spec.lookups_per_center.sum() * 8, ids[name].size)
   assert math.isclose(model.untrained_loss, 4 * math.log(2), rel_tol=1e-6)
+  loss = _relations('complex', n3=0.5).untrained_loss  # two numbers are 1
+  assert math.isclose(loss, 2 * (math.log(11) + 0.5 * DIM / 2), rel_tol=0.1)
   loss = _relations('none').untrained_loss
   assert math.isclose(loss, 2 * math.log(CHUNK + DRAWS), rel_tol=1e-6)
 
@@ -262,4 +297,4 @@ def test_data_without_relations_have_one():
 
 def test_numbers_that_are_not_in_pairs_are_refused():
   with pytest.raises(errors.UserError, match=r'an even --config\.model\.dim'):
-    operators.apply('complex', jnp.ones((2, 3)), jnp.ones((2, 3)))
+    edge_scores.EdgeScore('complex').operate(*jnp.ones((2, 2, 3)))

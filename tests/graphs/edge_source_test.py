@@ -9,6 +9,7 @@ import jaxemb
 from jaxemb import config as config_lib
 from jaxemb.data import examples
 from jaxemb.graphs import edge_source, toygraph
+from jaxemb.models import edge_scores
 from jaxemb.run import lifecycle as train
 from tests import runs
 from tests.graphs import sources
@@ -128,9 +129,8 @@ def test_relations_weights_and_directions(make, tmp_path):
   vectors = np.array([[1.0, 0], [0, 1], [2, 2]], np.float32)
   operators = np.zeros((4, 2), np.float32)
   operators[relations.index('knows')] = 3, 0  # b + (3, 0) is nearest c, then a
-  scores = source.evaluate(
-    vectors, operators, False, lambda x, y: x + y
-  )['test edges']  # fmt: skip
+  score = edge_scores.EdgeScore('translation')
+  scores = source.evaluate(vectors, operators, False, score)['test edges']
   # Target of b: c 8, a 3. Source of a: c is known, a 1, b 0. Target of c: c is
   # known, a 5, b 2. Source of a again, c 2: b is held out, a 1. Others are in
   # the middle of three nodes.
