@@ -4,7 +4,7 @@ r"""Vectors of nodes from random walks over a graph.
   jaxemb train --config=graph:deepwalk   as Perozzi et al. 2014
   jaxemb train --config=graph:node2vec   as Grover and Leskovec 2016
   jaxemb train --config=graph:line       of edges, as Tang et al. 2015
-  jaxemb train --config=graph:relations  as Lerer et al. 2019
+  jaxemb train --config=graph:relations  knowledge graphs: ComplEx with N3
 
   jaxemb train --config=graph:deepwalk --config.data.path=edges.tsv
 
@@ -62,16 +62,23 @@ def _of_edges(name, data_path):
   if not data_path:
     config.data.test = '0.1'
   config.model.name = name
-  config.model.dim = 128
-  config.optimizer.name = 'adagrad'
   config.strategy.name = 'sync'
   config.train.batch_examples = 1024
-  config.train.epochs = 50
   if name == 'line':
+    config.model.dim = 128
     config.model.order = 1
     config.model.shared_negatives = 64
-  else:
-    config.model.loss = 'softmax'
-    # With the 63 other edges of a chunk, 100 negatives on each side.
-    config.model.shared_negatives = 37
+    config.optimizer.name = 'adagrad'
+    config.train.epochs = 50
+    return config
+  config.model.dim = 256
+  config.model.loss = 'softmax'
+  config.model.operator = 'complex'
+  config.model.n3 = 0.1
+  # With the 127 other edges of a chunk, 511 negatives on each side.
+  config.model.chunk = 128
+  config.model.shared_negatives = 384
+  config.optimizer.name = 'adagrad_full'
+  config.optimizer.learning_rate = 0.5
+  config.train.epochs = 40
   return config

@@ -30,6 +30,14 @@ from jaxemb import config as config_lib
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.run import lifecycle as train
 
+# As PyTorch-BigGraph's: products of vectors, and squares of whole rows.
+_PLAIN = {
+  'model.operator': 'none',
+  'model.n3': 0.0,
+  'optimizer.name': 'adagrad',
+  'optimizer.learning_rate': 0.1,
+}
+
 
 def random_graph(num_nodes: int, num_edges: int, folder: pathlib.Path) -> str:
   """A folder with a graph; each node in turn chooses a popular one."""
@@ -87,13 +95,12 @@ def relations(args: argparse.Namespace, folder: pathlib.Path) -> None:
 def speed(args: argparse.Namespace, folder: pathlib.Path) -> None:
   """Edges per second by loss and step, alternating."""
   path = random_graph(args.nodes, args.edges, folder / 'graph')
-  fixed = {
+  fixed = _PLAIN | {
     'data.path': path,
     'data.test': '',
     'model.dim': args.dim,
     'model.chunk': args.chunk,
     'model.shared_negatives': max(1, 101 - args.chunk),
-    'optimizer.learning_rate': 0.1,
   }
   rates: dict[str, list[tuple[float, float]]] = {}
   for i in range(args.repeats):
@@ -121,7 +128,7 @@ def speed(args: argparse.Namespace, folder: pathlib.Path) -> None:
 def disk(args: argparse.Namespace, folder: pathlib.Path) -> None:
   """Peak memory, and rows that move, of tables in files."""
   path = random_graph(args.nodes, args.edges, folder / 'graph')
-  settings = {
+  settings = _PLAIN | {
     'data.path': path,
     'data.test': '',
     'data.partitions': args.partitions,
@@ -132,7 +139,6 @@ def disk(args: argparse.Namespace, folder: pathlib.Path) -> None:
     'train.epochs': 1,
     'train.batch_examples': 8192,
     'train.checkpoint_every_secs': 1e6,
-    'optimizer.learning_rate': 0.1,
   }
   found = run(settings, folder / 'run')
   kept = ('edges_per_sec', 'peak_rss_bytes', 'table_bytes', 'store', 'hosts')

@@ -10,7 +10,7 @@ import pytest
 from jaxemb.data import examples
 from jaxemb.graphs import edge_models as edges
 from jaxemb.kernels.cpu import ffi, updates
-from jaxemb.models import base
+from jaxemb.models import base, edge_scores
 from jaxemb.ops import sampling
 from tests import marking
 
@@ -22,9 +22,9 @@ def _model(chunk, draws, dim, num_threads=0):
   source = types.SimpleNamespace(relation_frequencies=np.ones(1))
   corpus = base.Corpus([], degrees, 2 * degrees / degrees.sum(), source)
   spec = base.WindowSpec(NUM_NODES, dim, 1, 3, chunk, draws)
-  args = spec, corpus, sampling.softmax_loss, 'none', 0.0
+  args = spec, corpus, sampling.softmax_loss, edge_scores.PRODUCT
   kernel = (lambda: updates.edge_softmax(num_threads)) if num_threads else None
-  return edges.relations(*args, kernel)
+  return edges.relations(*args, make_kernel=kernel)
 
 
 def _loss(model, rows, ids, batch):
