@@ -224,11 +224,11 @@ def evaluate(
 
 def summarize(scores: Mapping[str, Mapping[str, Any]]) -> str:
   """See `Kind`."""
-  scored = (
-    f'{k} {x["score"]:.3f}' + f', NDCG {x["ndcg"]:.3f}' * ('ndcg' in x)
-    for k, x in scores.items()
-    if x['found']
-  )
+  scored = []
+  for name, x in scores.items():
+    if x['found']:
+      ndcg = f', NDCG {x["ndcg"]:.3f}' if 'ndcg' in x else ''
+      scored.append(f'{name} {x["score"]:.3f}{ndcg}')
   return ', '.join(scored) or 'no scores'
 
 
