@@ -24,6 +24,7 @@ import numba
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.graphs import features as features_lib
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.storage import checksums, export
 
@@ -83,7 +84,7 @@ class Graph(NamedTuple):
   weights: np.ndarray | None = None  # [edges] float32; None = all the same
   relations: np.ndarray | None = None  # [edges] int32
   names: Sequence[str] | None = None  # of nodes; None = 0, 1, ...
-  features: np.ndarray | None = None  # [nodes, d] float32
+  features: Any = None  # [nodes, d] numbers, an array or a CSR matrix
   labels: labels_lib.Labels | None = None
   directed: bool = False  # edges are in the list of the first node alone
   relation_names: Sequence[str] | None = None
@@ -395,11 +396,23 @@ def _arrays(graph: Graph) -> dict[str, np.ndarray]:
   if names is not None:
     names = names if isinstance(names, Names) else Names.of(names)
     arrays |= {'names': names.data, 'name_offsets': names.offsets}
+  if features_lib.is_sparse(graph.features):
+    del arrays['features']
+    arrays |= zip(_SPARSE, _parts(graph.features), strict=True)
   arrays |= {f'split_{k}': x for k, x in graph.splits.items()}
   return {k: x for k, x in arrays.items() if x is not None}
 
 
+def _parts(matrix):
+  shape = np.array(matrix.shape, np.int64)
+  return matrix.data, matrix.indices, matrix.indptr, shape
+
+
 _PLAIN = 'offsets', 'neighbors', 'weights', 'relations', 'features'
+# Of a sparse matrix of features.
+_SPARSE = tuple(
+  f'features_{x}' for x in ('values', 'columns', 'offsets', 'shape')
+)
 
 
 def save(graph: Graph, folder: pathlib.Path | str) -> Graph:
@@ -447,6 +460,11 @@ def load(folder: pathlib.Path | str) -> Graph:
       k: np.load(folder / f'{k}.npy', mmap_mode='r') for k in manifest['arrays']
     }
     fields = {k: arrays[k] for k in _PLAIN if k in arrays}
+    if _SPARSE[0] in arrays:
+      from scipy import sparse
+
+      *parts, shape = (arrays[x] for x in _SPARSE)
+      fields['features'] = sparse.csr_matrix(tuple(parts), tuple(shape))
     if 'labels' in arrays:
       fields['labels'] = labels_lib.Labels(
         arrays['labels'], arrays.get('label_offsets'), manifest['label_names']

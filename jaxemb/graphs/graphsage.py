@@ -18,7 +18,8 @@ a step; the table sums what their places learn. With a walk there are three
 trees: of u, v and an n, which `chunk` walks share.
 
 The products of layer 1 with fixed features are taken of all nodes at once where
-that is less work than of the places of a step.
+that is less work than of the places of a step, and if they are sparse
+(`features`).
 
 Dense parameters are dicts, {'layer_0': {'own': {'features', 'rows', 'bias'},
 'neighbors', 'pool'}, ..}, with what there is: W b, U, and P c.
@@ -34,6 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.data import examples
+from jaxemb.graphs import features as features_lib
 from jaxemb.graphs import neighbors
 from jaxemb.kernels.gpu import row_sums
 from jaxemb.models import base, columns
@@ -95,20 +97,19 @@ def _with_bias(linear, x):
   return x + linear['bias'].reshape(*[1] * (x.ndim - 1), -1)
 
 
-def product(linear: Any, inputs: dict[str, jax.Array]) -> jax.Array:
-  """[..., size] of inputs [..., num] by name."""
-  names = (x for x in ('features', 'rows') if x in linear)
-  return _with_bias(linear, sum(inputs[x] @ linear[x] for x in names))
+def product(
+  linear: Any, inputs: dict[str, jax.Array], added: jax.Array | float = 0.0
+) -> jax.Array:
+  """[..., size] of inputs [..., num] by name; some may be `added` already."""
+  total = sum((x @ linear[name] for name, x in inputs.items()), added)
+  return _with_bias(linear, total)
 
 
 def _drop(x, rate, key, positions):
   """[..., d] without some numbers of each row, the others larger."""
-  if not rate:
-    return x
-  bits = rounding.random_bits(key, positions, jnp.arange(x.shape[-1]))
-  # Upper bits are the random ones; no float32 holds all 32.
-  is_kept = (bits >> 8).astype(jnp.float32) >= rate * 2.0**24
-  return jnp.where(is_kept, x / (1 - rate), 0)
+  rows, columns = positions[..., None], jnp.arange(x.shape[-1])
+  columns = columns.reshape(*[1] * positions.ndim, -1)
+  return features_lib.drop(x, rate, key, rows=rows, columns=columns)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -148,9 +149,12 @@ class _Level:
     self.spec, self.rows, self.features, self.key = spec, rows, features, key
     self.is_node = ids < spec.num_nodes
     self.ids = jnp.where(self.is_node, ids, 0)
+    self.is_sparse = isinstance(features, features_lib.Sparse)
     # Whether all nodes cost less than those of the step.
-    self.is_whole = features is not None and ids.size >= len(features)
-    if self.is_whole:
+    self.is_whole = self.is_sparse or (
+      features is not None and ids.size >= len(features)
+    )
+    if self.is_whole and not self.is_sparse:
       nodes = jnp.arange(len(features))
       self.features = _drop(features, spec.dropout, key, positions=nodes)
 
@@ -160,7 +164,7 @@ class _Level:
     if 'features' in linear:
       ids, matrix = self.ids[:, places], linear['features']
       if self.is_whole:
-        rows, by_kernel = self.features @ matrix, self.spec.sums_by_kernel
+        rows, by_kernel = self._whole(matrix), self.spec.sums_by_kernel
         total += reduce(_look_up(len(rows), by_kernel, rows=rows, ids=ids))
       else:
         rate = self.spec.dropout
@@ -169,6 +173,14 @@ class _Level:
     if 'rows' in linear:
       total += reduce(self.rows[:, places]) @ linear['rows']
     return total
+
+  def _whole(self, matrix):
+    """Products of all nodes."""
+    if self.is_sparse:
+      rate = self.spec.dropout
+      features, key = self.features, self.key
+      return features_lib.product(rate, features, key=key, matrix=matrix)
+    return self.features @ matrix
 
   def apply(self, layer, depth):
     """[E, S', size], outputs of a layer at depths below `depth`."""
@@ -212,7 +224,7 @@ class GraphSage(base.ExampleModel):
 
   spec: SageSpec = base.static()
   tables: tuple[spec_lib.TableSpec, ...] = base.static()
-  features: Any  # [nodes, num] float32, or None
+  features: Any  # [nodes, num] float32, or `features.Sparse`, or None
 
   vectors_table = NODES
 
@@ -314,4 +326,5 @@ def make(spec: SageSpec, corpus: base.Corpus) -> GraphSage:
   """The model of the nodes of a `corpus`."""
   tables = [(NODES, corpus.centers, _INIT_SCALE)] if spec.dim else []
   features = corpus.source.features if spec.num_features else None
+  features = features_lib.on_device(features)
   return GraphSage(spec, spec_lib.describe(spec.dim, *tables), features)

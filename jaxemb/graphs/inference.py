@@ -12,7 +12,6 @@ import json
 import math
 import mmap
 import pathlib
-import shutil
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -22,32 +21,35 @@ import numpy as np
 from flax import traverse_util
 
 from jaxemb import errors
+from jaxemb.graphs import features as features_lib
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import graphsage, neighbors, node_source
 from jaxemb.runtime import resources
 from jaxemb.storage import atomic, export
 
-NETWORK, VECTORS, OUTPUTS = 'network.npz', 'vectors.npy', 'outputs.npy'
+NETWORK = 'network.npz'
+_SEPARATOR = '.'  # of paths of parameters, in names of files
+FIRST_BIAS = 'layer_0.own.bias.npy'
 _RECORD = 'network.json'
 _ROWS = 1 << 15  # of a product
 _SETTINGS = 'directed', 'normalize'  # under `config.data`
 
 
 @jax.jit
-def _messages(layer, inputs):
+def _messages(layer, inputs, added):
   """[nodes, m], what neighbors pass on to be aggregated."""
   if 'pool' in layer:
-    return jax.nn.relu(graphsage.product(layer['pool'], inputs))
-  return graphsage.product(layer['neighbors'], inputs)
+    return jax.nn.relu(graphsage.product(layer['pool'], inputs, added))
+  return graphsage.product(layer['neighbors'], inputs, added)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _outputs(is_last, layer, inputs, aggregated):
+def _outputs(is_last, layer, inputs, added, aggregated):
   """[nodes, size], what a layer makes of nodes and their neighbors."""
   if 'pool' in layer:
     inner = {'rows': aggregated}
     aggregated = graphsage.product(layer['neighbors'], inner)
-  rows = graphsage.product(layer['own'], inputs) + aggregated
+  rows = graphsage.product(layer['own'], inputs, added) + aggregated
   return rows if is_last else jax.nn.relu(rows)
 
 
@@ -72,90 +74,160 @@ def _empty(shape, folder):
   return np.frombuffer(mapped, np.float32).reshape(shape)
 
 
-class Inferred(NamedTuple):
-  """What a trained network makes of all nodes."""
+class Inferred:
+  """What a trained network makes of nodes, computed when it is asked for."""
 
-  vectors: np.ndarray  # [nodes, d] float32, inputs of the layer of classes
-  outputs: np.ndarray  # [nodes, classes] float32, log odds; or the vectors
-  write_network: Callable[[BinaryIO], None]  # its parameters and tables, .npz
+  def __init__(
+    self,
+    compute: Callable[[Sequence[neighbors.Block] | None], Sequence[np.ndarray]],
+    arrays: Mapping[str, Any],
+  ):
+    """`compute` returns vectors and outputs of some nodes, or of all.
+
+    `arrays` are tables by name, and parameters by path: layer_0/own/bias.
+    """
+    self._compute, self.arrays = compute, arrays
+
+  @functools.cached_property
+  def _whole(self):
+    return self._compute(None)
+
+  @property
+  def vectors(self) -> np.ndarray:
+    """[nodes, d] float32, inputs of the layer of classes."""
+    return self._whole[0]
+
+  @property
+  def outputs(self) -> np.ndarray:
+    """[nodes, classes] float32, log odds; or the vectors."""
+    return self._whole[1]
+
+  def outputs_of(self, blocks: Sequence[neighbors.Block]) -> np.ndarray:
+    """The outputs of the nodes that the last of some blocks is for."""
+    return self._compute(blocks)[1]
 
   def save(self, folder: pathlib.Path) -> None:
-    """Replaces the folder; a `UserError` if the file system refuses."""
+    """Writes parameters and tables; a `UserError` if the disk refuses.
+
+    Replaces the folder.
+    """
     with atomic.folder(folder) as new:
-      with (new / NETWORK).open('wb') as file:
-        self.write_network(file)
-      for name, array in ((VECTORS, self.vectors), (OUTPUTS, self.outputs)):
-        with (new / name).open('wb') as file:
+      for name, array in self.arrays.items():
+        path = new / f'{name.replace("/", _SEPARATOR)}.npy'
+        with path.open('wb') as file:
           export.put_array(file, array)
 
-
-def open_saved(folder: pathlib.Path) -> Inferred:
-  """Maps what `Inferred.save` has written."""
-
-  def copy_network(file):
-    with (folder / NETWORK).open('rb') as saved:
-      shutil.copyfileobj(saved, file)
-
-  arrays = (np.load(folder / x, mmap_mode='r') for x in (VECTORS, OUTPUTS))
-  return Inferred(*arrays, copy_network)
+  def write_network(self, file: BinaryIO) -> None:
+    """Writes the arrays as `np.savez`, of rows that need not be in memory."""
+    with zipfile.ZipFile(file, 'w') as archive:
+      for name, array in self.arrays.items():
+        with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
+          export.put_array(member, array)
 
 
-def _write_network(params, tables, file):
-  """Writes tables by name, and parameters by path: layer_0/own/bias.
-
-  As `np.savez`, of rows that need not be in memory all at once.
-  """
-  arrays = {**tables, **traverse_util.flatten_dict(params, sep='/')}
-  with zipfile.ZipFile(file, 'w') as archive:
-    for name, array in arrays.items():
-      with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
-        export.put_array(member, array)
+def open_saved(folder: pathlib.Path) -> tuple[Any, dict[str, np.ndarray]]:
+  """Maps the parameters and tables that `Inferred.save` has written."""
+  arrays = {
+    path.stem.replace(_SEPARATOR, '/'): np.load(path, mmap_mode='r')
+    for path in folder.glob('*.npy')
+  }
+  params = {k: x for k, x in arrays.items() if '/' in k}
+  tables = {k: x for k, x in arrays.items() if '/' not in k}
+  return traverse_util.unflatten_dict(params, sep='/'), tables
 
 
 def infer(
-  model: graphsage.GraphSage,
+  spec: graphsage.SageSpec,
   params: Any,
   tables: Mapping[str, Any],
+  features: Any,
   graph: graph_lib.Graph,
   folder: pathlib.Path | None = None,
 ) -> Inferred:
   """Applies a network to a graph, with all neighbors.
 
-  Tables [nodes, dim] may be read on demand. The results are in memory, or in
-  unnamed files of a folder; a `UserError` if they have no room there.
+  Tables [nodes, dim] may be read on demand, features [nodes, d] be sparse. The
+  results are in memory, or in unnamed files of a folder; a `UserError` if they
+  have no room there.
   """
-  spec, num, inputs = model.spec, graph.num_nodes, {}
   params = jax.tree.map(np.asarray, params)
+  inputs = {'rows': tables[graphsage.NODES]} if spec.dim else {}
   if spec.num_features:
-    inputs['features'] = np.asarray(model.features)
-  if spec.dim:
-    inputs['rows'] = tables[graphsage.NODES]
+    inputs['features'] = features
+  compute = functools.partial(_compute, spec, params, inputs, graph, folder)
+  arrays = {**tables, **traverse_util.flatten_dict(params, sep='/')}
+  return Inferred(compute, arrays)
 
-  def read(rows):
-    return {name: np.asarray(x[rows]) for name, x in inputs.items()}
 
-  def send(rows):
-    return _messages(layer, read(rows))
-
-  def receive(rows):
-    aggregated = neighbors.aggregated(
-      graph.offsets[rows.start : rows.stop + 1],
-      graph.neighbors,
-      messages,
+def _compute(spec, params, inputs, graph, folder, blocks):
+  """Vectors and outputs of the nodes of the last block, or of all."""
+  num_layers, vectors = len(spec.sizes), None
+  lists = graph.offsets, graph.neighbors
+  blocks = blocks or neighbors.blocks(*lists, num_layers)
+  nodes = blocks[0].nodes  # whose inputs are read from all
+  for i, block in enumerate(blocks):
+    layer = _Layer(
+      params[f'layer_{i}'],
+      inputs=inputs,
+      nodes=nodes,
+      block=block,
+      is_last=i == num_layers - 1,
       is_max=spec.aggregator == 'max',
+    )
+    vectors, outputs = inputs.get('rows'), layer.apply(folder)
+    inputs, nodes = {'rows': outputs}, None
+  if spec.from_walks or num_layers == 1:
+    vectors = outputs
+  return vectors, outputs
+
+
+class _Layer(NamedTuple):
+  """A layer, to be applied to the nodes of a block."""
+
+  params: Any
+  inputs: Mapping[str, Any]
+  nodes: np.ndarray | None  # which of the inputs it reads; None = all
+  block: neighbors.Block
+  is_last: bool
+  is_max: bool
+
+  def apply(self, folder: pathlib.Path | None) -> np.ndarray:
+    """[m, size] of the nodes of the block."""
+    nodes, offsets = self.nodes, self.block.offsets
+    if nodes is None:
+      num = next(iter(self.inputs.values())).shape[0]
+    else:
+      num = len(nodes)
+    messages = _by_rows(self._send, num, folder)
+    receive = functools.partial(self._receive, messages)
+    return _by_rows(receive, len(offsets) - 1, folder)
+
+  def _send(self, rows):
+    name = 'pool' if 'pool' in self.params else 'neighbors'
+    inputs, added = self._read(rows, self.params[name])
+    return _messages(self.params, inputs, added)
+
+  def _receive(self, messages, rows):
+    block = self.block
+    aggregated = neighbors.aggregated(
+      block.offsets[rows.start : rows.stop + 1],
+      block.neighbors,
+      messages,
+      is_max=self.is_max,
       num_threads=resources.usable_cores(),
     )
-    return _outputs(is_last, layer, read(rows), aggregated=aggregated)
+    own = rows if block.own is None else block.own[rows]
+    inputs, added = self._read(own, self.params['own'])
+    layer, is_last = self.params, self.is_last
+    return _outputs(is_last, layer, inputs, added=added, aggregated=aggregated)
 
-  for i in range(len(spec.sizes)):
-    layer, is_last = params[f'layer_{i}'], i == len(spec.sizes) - 1
-    messages = _by_rows(send, num, folder)
-    vectors, outputs = inputs.get('rows'), _by_rows(receive, num, folder)
-    inputs = {'rows': outputs}
-  if spec.from_walks or len(spec.sizes) == 1:
-    vectors = outputs
-  write_network = functools.partial(_write_network, params, tables)
-  return Inferred(vectors, outputs, write_network)
+  def _read(self, rows, linear):
+    """Inputs of nodes, and, of sparse features, their products instead."""
+    rows = rows if self.nodes is None else self.nodes[rows]
+    inputs = {name: x[rows] for name, x in self.inputs.items()}
+    if not features_lib.is_sparse(inputs.get('features')):
+      return {name: np.asarray(x) for name, x in inputs.items()}, 0.0
+    return inputs, inputs.pop('features') @ linear['features']
 
 
 class NodeModel(NamedTuple):
@@ -183,12 +255,8 @@ class NodeModel(NamedTuple):
         f'the graph has {width} features of a node, and the model learned from '
         f'{spec.num_features:,}; give --features, or another graph'
       )
-    node_source.check_features(features)
-    features = np.asarray(features, np.float32)
-    if self.settings['normalize']:
-      features = node_source.normalized(features)
-    model = graphsage.GraphSage(spec, (), features)
-    return infer(model, self.params, tables={}, graph=graph)
+    features = node_source.prepared(features, self.settings['normalize'])
+    return infer(spec, self.params, tables={}, features=features, graph=graph)
 
 
 def load(path: pathlib.Path | str) -> NodeModel | None:

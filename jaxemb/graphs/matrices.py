@@ -118,16 +118,17 @@ def _known(path, arrays, num_nodes):
   known: dict[str, Any] = {}
   features = _first(arrays, _FEATURES)
   if features is not None:
-    if sparse.issparse(features):
-      features = features.toarray()
-    known['features'] = features.astype(np.float32)
     if features.ndim != 2:
       raise ValueError(f'features have the shape {features.shape}')
+    known['features'] = features.astype(np.float32)
+    if sparse.issparse(features):
+      known['features'] = sparse.csr_matrix(known['features'])
   if 'node_names' in arrays:
     names = _distinct(map(str, arrays['node_names']))
     known['names'] = graph_lib.Names.of(names)
   for kind, x in known.items():
-    node_files.check_size(path, kind, len(x), num_nodes=num_nodes)
+    size = x.shape[0] if kind == 'features' else len(x)
+    node_files.check_size(path, kind, size, num_nodes=num_nodes)
   labels = _first(arrays, _LABELS)
   if labels is not None:
     names = arrays.get('class_names')

@@ -247,3 +247,43 @@ def aggregated(
 
   on_threads(work, num=len(out), size=_ROWS, num_threads=num_threads)
   return out
+
+
+class Block(NamedTuple):
+  """What a layer needs to be applied to some nodes, with all neighbors."""
+
+  nodes: np.ndarray | None  # [n] of the graph, whose inputs it has; None = all
+  own: np.ndarray | None  # [m] places in them, of its outputs; None = all
+  offsets: np.ndarray  # [m + 1] int64
+  neighbors: np.ndarray  # [edges] int32, places in the inputs too
+
+
+def blocks(
+  offsets: np.ndarray,
+  neighbors: np.ndarray,
+  num_layers: int,
+  nodes: np.ndarray | None = None,
+) -> list[Block]:
+  """Returns a block for each layer, that of the inputs first.
+
+  With `nodes` [n], rising, the last layer's outputs are theirs alone, and lower
+  layers have what it needs.
+  """
+  if nodes is None:
+    return [
+      Block(None, None, offsets=offsets, neighbors=neighbors)
+    ] * num_layers
+  found = []
+  for _ in range(num_layers):
+    degrees = np.diff(offsets)[nodes]
+    starts = np.append(0, np.cumsum(degrees))
+    places = np.arange(starts[-1]) + np.repeat(
+      offsets[nodes] - starts[:-1], degrees
+    )
+    others = neighbors[places]
+    inputs = np.union1d(nodes, others)
+    own, others = (np.searchsorted(inputs, x) for x in (nodes, others))
+    others = others.astype(np.int32)
+    found.append(Block(inputs, own, offsets=starts, neighbors=others))
+    nodes = inputs
+  return found[::-1]

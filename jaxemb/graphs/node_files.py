@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.graphs import features as features_lib
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import heads, published
 from jaxemb.graphs import labels as labels_lib
@@ -40,7 +41,7 @@ class _Rows(NamedTuple):
   """What a file has of nodes."""
 
   names: Sequence[str]
-  values: Any  # [n] texts of labels, or [n, d] float32 features
+  values: Any  # [n] texts of labels, or [n, d] float32 features, maybe sparse
   shown: roles.Input
   num_bad: int = 0
 
@@ -89,8 +90,10 @@ def _read(what, graph, settings):
       f'{path} has {what} of {len(nodes):,} nodes, none of which the graph '
       f'has; give lines `node {what} ...` with the names that edges have'
     )
-  kind = object if what == 'labels' else None
-  nodes, values = nodes[is_known], np.asarray(rows.values, kind)[is_known]
+  values = rows.values
+  if what == 'labels':
+    values = np.asarray(values, object)
+  nodes, values = nodes[is_known], values[is_known]
   counts = {
     f'unreadable_{what}': rows.num_bad,
     f'{what}_of_unknown_nodes': int((~is_known).sum()),
@@ -98,17 +101,32 @@ def _read(what, graph, settings):
   if what == 'labels':
     labels, num_missing = _numbered(path, nodes, values, num_nodes=num_nodes)
     return labels, counts | {'missing_labels': num_missing}, rows.shown
-  if not (is_finite := np.isfinite(values).all(1)).all():
-    name = graph.keys()[nodes[is_finite.argmin()]]
+  features = _by_node(nodes, values, num_nodes)
+  if (node := features_lib.first_bad(features)) is not None:
+    name = graph.keys()[node]
     raise errors.UserError(
       f'{path}: features of {name} are not all finite; give numbers'
     )
-  features = np.zeros((num_nodes, values.shape[1]), np.float32)
-  features[nodes] = values
   num_described = len(np.unique(nodes))
   counts['repeated_features'] = len(nodes) - num_described
   counts['nodes_without_features'] = num_nodes - num_described
   return features, counts, rows.shown
+
+
+def _by_node(nodes, values, num_nodes):
+  """[num_nodes, d] of rows [n, d] of some nodes; of repeated ones the last."""
+  if not features_lib.is_sparse(values):
+    features = np.zeros((num_nodes, values.shape[1]), np.float32)
+    features[nodes] = values
+    return features
+  from scipy import sparse
+
+  rows = np.full(num_nodes, -1)
+  rows[nodes] = np.arange(len(nodes))
+  described = np.flatnonzero(rows >= 0)
+  ones = np.ones(len(described), np.float32)
+  places = described, rows[described]
+  return sparse.csr_matrix((ones, places), (num_nodes, len(nodes))) @ values
 
 
 def _numbered(path, nodes, texts, num_nodes):
@@ -403,8 +421,8 @@ def _of_json(path, what):
   return _Rows(names, texts, shown)
 
 
-def _of_lists(path, lists: Sequence[Any]) -> np.ndarray:
-  """[n, d] float32 of lists of numbers, or of the places of ones.
+def _of_lists(path, lists: Sequence[Any]) -> Any:
+  """[n, d] float32 of lists of numbers, or, sparse, of the places of ones.
 
   Lists of several lengths are places, whole numbers that differ in each list;
   those of one are numbers. Raises a `UserError` for what may be both.
@@ -432,10 +450,13 @@ def _of_lists(path, lists: Sequence[Any]) -> np.ndarray:
       'many numbers for each node, with points, or all as .npy, or an object '
       '{"node": [places of ones], ..}'
     ) from error
-  rows = np.zeros((len(arrays), 1 + int(most)), np.float32)
-  for row, x in zip(rows, arrays, strict=True):
-    row[x.astype(int)] = 1
-  return rows
+  from scipy import sparse
+
+  columns = np.concatenate(arrays).astype(int)
+  offsets = np.append(0, np.cumsum([*map(len, arrays)]))
+  ones = np.ones(len(columns), np.float32)
+  shape = len(arrays), 1 + int(most)
+  return sparse.csr_matrix((ones, columns, offsets), shape)
 
 
 # Arrays.

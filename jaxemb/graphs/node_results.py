@@ -13,6 +13,7 @@ it has not seen, in the same graph or another one.
 
 import csv
 import io
+import itertools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -38,29 +39,26 @@ def collect(
 
   Rows in a store are read on demand, until the state changes.
   """
-  model = parts.trainable.model
   rows_of = vectors_lib.rows_of(parts, state)
-  return inference.infer(
-    model,
-    vectors_lib.dense_params(parts, state),
-    {name: rows_of(name).rows for name in model.specs()},
-    graph=parts.source.graph,
-    folder=workdir if parts.strategy.store else None,
-  )
+  tables = {x: rows_of(x).rows for x in parts.trainable.model.specs()}
+  params = vectors_lib.dense_params(parts, state)
+  return _inferred(parts, params, tables=tables, workdir=workdir)
 
 
 def score_classes(
   labels: labels_lib.Labels, outputs: np.ndarray, nodes: np.ndarray
 ) -> dict[str, Any]:
-  """Scores outputs [all nodes, classes] at some nodes [n].
+  """Scores outputs [n, classes] of nodes [n].
 
   `score` is the accuracy; or, where nodes have several classes, the micro F1 of
   those with a chance above one half.
   """
   num, num_classes = len(nodes), outputs.shape[1]
   loss, hits, sizes = 0.0, 0, 0  # of each class, where nodes may have several
-  for some in np.split(nodes, range(0, num, max(1, _PAIRS // num_classes))[1:]):
-    scores = outputs[some].astype(np.float64)
+  size = max(1, _PAIRS // num_classes)
+  for start in range(0, num, size):
+    some = nodes[start : start + size]
+    scores = outputs[start : start + size].astype(np.float64)
     if labels.has_many:
       truth, predicted = labels.matrix(some).toarray(), scores > 0
       loss += np.logaddexp(0, -np.where(truth, 1, -1) * scores).sum()
@@ -106,12 +104,13 @@ def evaluate(
     # All of them, as nothing has learned from any.
     matrix = labels.matrix(np.arange(len(model.vectors)))
     return node_classification.evaluate(model.vectors, matrix)
-  splits = {'validation': source.valid}
-  if is_last:
-    splits['test'] = source.test
+  if not is_last:
+    nodes, blocks = source.valid_blocks
+    outputs = model.outputs_of(blocks)
+    return {'validation': score_classes(labels, outputs, nodes)}
   return {
-    name: score_classes(labels, model.outputs, nodes)
-    for name, nodes in splits.items()
+    name: score_classes(labels, model.outputs[nodes], nodes)
+    for name, nodes in (('validation', source.valid), ('test', source.test))
     if nodes is not None
   }
 
@@ -181,12 +180,25 @@ def page(parts: build.Parts, model: inference.Inferred) -> pages.Page:
 
 def is_saved(folder: pathlib.Path) -> bool:
   """Whether `Inferred.save` has written a folder."""
-  return (folder / inference.OUTPUTS).exists()
+  return (folder / inference.FIRST_BIAS).exists()
 
 
 def load(parts: build.Parts, folder: pathlib.Path) -> inference.Inferred:
-  """Maps what `Inferred.save` has written."""
-  return inference.open_saved(folder)
+  """The model that `Inferred.save` has written into a folder of the workdir."""
+  params, tables = inference.open_saved(folder)
+  return _inferred(parts, params, tables=tables, workdir=folder.parent)
+
+
+def _inferred(parts, params, tables, workdir):
+  source = parts.source
+  return inference.infer(
+    parts.trainable.model.spec,
+    params,
+    tables,
+    features=source.features,
+    graph=source.graph,
+    folder=workdir if parts.strategy.store else None,
+  )
 
 
 def _export(source, vectors):
@@ -214,7 +226,10 @@ def _write_classes(path, source, outputs):
       some = outputs[start : start + _ROWS]
       likeliest = inference.likeliest(some, names, labels.has_many)
       truth = labels.matrix(np.arange(start, start + len(some)))
-      for i, row in enumerate(likeliest, start):
-        known = ','.join(names[x] for x in truth[i - start].indices)
+      bounds = itertools.pairwise(truth.indptr.tolist())
+      for i, (row, known) in enumerate(
+        zip(likeliest, bounds, strict=True), start
+      ):
+        known = ','.join(names[x] for x in truth.indices[slice(*known)])
         writer.writerow([source.keys[i], *row, known, used.get(i, '')])
     text.detach()

@@ -19,13 +19,16 @@ most of its neighbors, times the fraction of the part that is still free,
 show that repeated passes come close to METIS).
 """
 
+import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numba
 import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base, examples
+from jaxemb.graphs import features as features_lib
 from jaxemb.graphs import files, neighbors
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
@@ -55,33 +58,14 @@ def _number(text: str, name: str, num: int) -> int:
   return round(fraction[0] * num)
 
 
-def check_features(features: np.ndarray | None) -> None:
-  """Raises a `UserError` for features that are no numbers.
-
-  Of more than 1 GB only every n-th row is looked at.
-  """
-  if features is None:
-    return
-  if not features.shape[1]:
-    raise errors.UserError(
-      'nodes have features of no columns; give --config.data.features another '
-      'file, or set --config.model.inputs=rows'
-    )
-  every = 1 + features.nbytes // 1_000_000_000
-  for start in range(0, len(features), every << 16):
-    rows = features[start : start + (every << 16) : every]
-    if not (is_finite := np.isfinite(rows).all(1)).all():
-      row = start + every * int(is_finite.argmin())
-      raise errors.UserError(
-        f'features of node {row:,} (from 0) are not all finite; mend them, '
-        'such as by numpy.nan_to_num'
-      )
-
-
-def normalized(features: np.ndarray) -> np.ndarray:
-  """[nodes, d] features divided by the sum of each row's sizes."""
-  sums = np.abs(features).sum(1, keepdims=True)
-  return features / np.maximum(sums, 1e-12)
+def prepared(features: Any, normalizes: bool) -> Any:
+  """Features in float32, sparse if that is less work; or a `UserError`."""
+  features_lib.check(features)
+  if features is not None:
+    features = features_lib.compact(features)
+  if features is not None and normalizes:
+    features = features_lib.normalized(features)
+  return features
 
 
 def _read_fanouts(text: str) -> tuple[int, ...]:
@@ -160,12 +144,16 @@ class NodeSource:
     if settings['local']:
       self._sort_by_part()
     self.frequencies = self._lookups()
-    self.features = graph.features
-    check_features(self.features)
-    if self.features is not None and settings['normalize']:
-      self.features = normalized(self.features)
+    self.features = prepared(graph.features, settings['normalize'])
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
     self.fingerprint = graph_lib.fingerprint(graph)
+
+  @functools.cached_property
+  def valid_blocks(self) -> tuple[np.ndarray, Sequence[neighbors.Block]]:
+    """The nodes for validation, rising, and what layers need to score them."""
+    nodes, graph = np.sort(self.valid), self.graph
+    lists = graph.offsets, graph.neighbors
+    return nodes, neighbors.blocks(*lists, len(self.fanouts), nodes)
 
   def _split(self):
     """Nodes [n] of each split: that of the graph, or a random one."""

@@ -67,13 +67,18 @@ def random_bits(
   key: jax.Array, ids: jax.Array, columns: jax.Array
 ) -> jax.Array:
   """Returns [..., d] uint32 of rows and columns; upper bits are random."""
+  columns = columns.reshape(*[1] * ids.ndim, -1)
+  return bits_at(key, ids[..., None], columns)
+
+
+def bits_at(key: jax.Array, ids: jax.Array, columns: jax.Array) -> jax.Array:
+  """Returns the `random_bits` of each row with each column, as broadcast."""
   ids = ids.astype(jnp.uint32)
-  first = sampling.random_bits(key, ids)[..., None]
+  first = sampling.random_bits(key, ids)
   second = sampling.random_bits(key[::-1] ^ np.uint32(0x5BD1E995), ids)
   by_column = columns.astype(jnp.uint32) * _GOLDEN
   by_column ^= by_column >> 15
-  by_column = by_column.reshape(*[1] * ids.ndim, -1)
-  return (first ^ by_column) * (second | 1)[..., None]
+  return (first ^ by_column) * (second | 1)
 
 
 def _to_bfloat16(values: jax.Array, bits: jax.Array | None) -> jax.Array:

@@ -7,6 +7,7 @@ function of evaluation.jsonl up to the step: a run that was killed repeats it.
 import json
 import math
 import pathlib
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -90,6 +91,11 @@ class Evaluation(loop.Hook):
 
   def run(self, state: Any, totals: metrics.Totals) -> None:
     """Logs and records scores; keeps the best model."""
+    start = time.monotonic()
+    self._evaluate(state, totals)
+    totals.evaluation_secs += time.monotonic() - start
+
+  def _evaluate(self, state, totals):
     parts, kind = self._parts, self._kind
     model = kind.collect(parts, state, self._workdir)
     if not self.metrics and not distributed.is_first():

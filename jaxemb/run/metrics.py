@@ -172,6 +172,7 @@ class Totals:
   counters: dict[str, float] = dataclasses.field(default_factory=dict)
   train_secs: float = 0.0  # without compilation
   compile_secs: float = 0.0
+  evaluation_secs: float = 0.0  # while training
   # Of all starts of the run, up to the last checkpoint of each.
   encode_secs: float = 0.0
   total_secs: float = 0.0

@@ -173,6 +173,7 @@ def summary(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
     'encode_secs': totals.encode_secs,
     'train_secs': totals.train_secs,
     'compile_secs': totals.compile_secs,
+    'evaluation_secs': totals.evaluation_secs,
     'total_secs': totals.total_secs,
     'peak_rss_bytes': resources.peak_rss_bytes(),
     'table_bytes': mesh.num_bytes(state),  # with optimizer state

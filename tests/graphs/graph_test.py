@@ -86,11 +86,13 @@ def test_lists_are_those_of_a_loop_in_memory_and_on_disk(
     'labels': labels_lib.Labels(np.arange(30) % 4, names=[*'abcd']),
   }
   known |= {'splits': {'test': np.array([3, 5])}}
+  known |= {'features': sparse.random(30, 9, 0.1, 'csr', np.float32)}
   saved = graph_lib.save(built._replace(**known), tmp_path)
   assert saved.digest == graph_lib.fingerprint(graph._replace(**known))
   for field in ('offsets', 'neighbors', 'weights', 'relations'):
     np.testing.assert_array_equal(getattr(saved, field), getattr(graph, field))
   assert saved.names[:] == names and saved.splits['test'].tolist() == [3, 5]
+  assert not (saved.features != known['features']).nnz
   assert isinstance(saved.neighbors, np.memmap)
   (tmp_path / 'neighbors.npy').write_bytes(b'')
   with pytest.raises(errors.UserError, match='holds no whole graph'):

@@ -6,8 +6,10 @@ import types
 import jax
 import numpy as np
 import pytest
+from scipy import sparse
 
 from jaxemb.data import examples
+from jaxemb.graphs import features as features_lib
 from jaxemb.graphs import graphsage, neighbors
 from jaxemb.models import base
 from tests import marking
@@ -201,3 +203,26 @@ def test_dropout_is_by_node_and_right_on_average():
   error = np.std(each, 0) / 1000**0.5
   assert np.all(np.abs(np.mean(each, 0) - whole) < 5 * error + 1e-6)
   assert np.std(each, 0).min() > 0.1
+
+
+@pytest.mark.parametrize('dropout', [0.0, 0.4])
+def test_sparse_features_learn_what_dense_ones_do(dropout):
+  model, params, rows = _made(1000, dropout=dropout, dim=0)
+  # Of one feature all nodes, of another none; a node without any.
+  rng = np.random.default_rng(0)
+  matrix = rng.random((1000, FEATURES)) * (rng.random((1000, FEATURES)) < 0.1)
+  matrix[:, 1], matrix[:, 3], matrix[7] = rng.random(1000), 0, 0
+  matrix = matrix.astype(np.float32)
+  batch = _batch(model.spec)
+  batch.ids[4:, 0], batch.ids[1, 0] = np.arange(960, 964), 7
+  lists = features_lib.on_device(sparse.csr_matrix(matrix))
+
+  def loss(params, features):
+    made = dataclasses.replace(model, features=features)
+    return made.loss(params, {}, {}, batch, KEY)[0]
+
+  dense, of_lists = (
+    jax.value_and_grad(loss)(params, x) for x in (matrix, lists)
+  )
+  for x, y in zip(*map(jax.tree.leaves, (dense, of_lists)), strict=True):
+    np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from pyarrow import parquet
+from scipy import sparse
 
 import jaxemb
 from jaxemb import config as config_lib
@@ -116,7 +117,8 @@ def test_nodes_of_another_graph(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_all_neighbors_are_used_of_all_nodes():
+@pytest.mark.parametrize('is_sparse', [False, True])
+def test_all_neighbors_are_used_of_all_nodes(is_sparse):
   rng, num = np.random.default_rng(0), models_test.NUM_NODES
   offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 4, num))])
   others = rng.integers(0, num, offsets[-1]).astype(np.int32)
@@ -124,7 +126,11 @@ def test_all_neighbors_are_used_of_all_nodes():
   made = models_test._made(aggregator='max', fanouts=(4, 4))
   (model, params, rows), spec = made, made[0].spec
   graph = graph_lib.Graph(offsets, others)
-  found = inference.infer(model, params, {graphsage.NODES: rows}, graph)
+  features = model.features
+  if is_sparse:
+    features = sparse.csr_matrix(features)
+  args = spec, params, {graphsage.NODES: rows}, features, graph
+  found = inference.infer(*args)
   every = np.arange(num, dtype=np.int32)
   trees = neighbors.Trees(offsets, others, spec.fanouts)
   ids = trees.sample(every, every.astype(int), np.uint64(1))
@@ -135,6 +141,13 @@ def test_all_neighbors_are_used_of_all_nodes():
   expected = model.outputs(*args)[:, 0]
   np.testing.assert_allclose(found.outputs, expected, atol=1e-5)
   assert found.vectors.shape == (num, spec.sizes[0])
+  # Of some nodes alone, from what these need.
+  some = np.array([3, 4, 17])
+  blocks = neighbors.blocks(offsets, others, 2, some)
+  np.testing.assert_allclose(
+    found.outputs_of(blocks), found.outputs[some], atol=1e-5
+  )
+  assert len(blocks[0].nodes) < num and len(blocks[1].offsets) == 4
 
 
 @pytest.mark.slow
@@ -148,8 +161,8 @@ def test_rows_of_a_store_are_read_in_blocks(tmp_path):
     models_test.SPEC, dim=dim, num_features=0, num_nodes=num
   )
   model = graphsage.GraphSage(spec, (), None)
-  args = model, model.init(jax.random.key(0))
-  whole = inference.infer(*args, {graphsage.NODES: rows}, graph)
+  params = model.init(jax.random.key(0))
+  whole = inference.infer(spec, params, {graphsage.NODES: rows}, None, graph)
   read = []
 
   def some(ids):
@@ -158,27 +171,31 @@ def test_rows_of_a_store_are_read_in_blocks(tmp_path):
 
   table = export.OnDemand(some, rows.shape, rows.dtype)
   tracemalloc.start()
-  found = inference.infer(*args, {graphsage.NODES: table}, graph, tmp_path)
+  tables = {graphsage.NODES: table}
+  found = inference.infer(spec, params, tables, None, graph, tmp_path)
   found.save(tmp_path / 'best')
+  saved = inference.open_saved(tmp_path / 'best')
+  loaded = inference.infer(spec, *saved, None, graph, tmp_path)
+  vectors = loaded.vectors
   _, peak_bytes = tracemalloc.get_traced_memory()
   tracemalloc.stop()
   assert max(read) <= 1 << 15 and peak_bytes < rows.nbytes / 2
-  np.testing.assert_array_equal(found.outputs, whole.outputs)
-  np.testing.assert_array_equal(
-    np.load(tmp_path / 'best' / 'vectors.npy'), whole.vectors
-  )
-  with np.load(tmp_path / 'best' / 'network.npz') as saved:
+  np.testing.assert_array_equal(loaded.outputs, whole.outputs)
+  np.testing.assert_array_equal(vectors, whole.vectors)
+  with (tmp_path / 'network.npz').open('wb') as file:
+    loaded.write_network(file)
+  with np.load(tmp_path / 'network.npz') as saved:
     np.testing.assert_array_equal(saved['nodes'], rows)
-    bias = args[1]['layer_1']['own']['bias']
+    bias = params['layer_1']['own']['bias']
     np.testing.assert_array_equal(saved['layer_1/own/bias'], bias)
-  assert [x.name for x in tmp_path.iterdir()] == ['best']
+  assert {x.name for x in tmp_path.iterdir()} == {'best', 'network.npz'}
 
 
 def test_scores_are_those_of_loops():
   rng = np.random.default_rng(1)
   outputs = rng.normal(size=(50, 4)).astype(np.float32)
   single, some = rng.integers(0, 4, 50), np.arange(10, 40)
-  found = nodes.score_classes(labels_lib.Labels(single), outputs, some)
+  found = nodes.score_classes(labels_lib.Labels(single), outputs[some], some)
   chances = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
   right = [outputs[i].argmax() == single[i] for i in some]
   losses = [-np.log(chances[i, single[i]]) for i in some]
@@ -187,7 +204,7 @@ def test_scores_are_those_of_loops():
   is_class = rng.random((50, 4)) < 0.4
   offsets = np.concatenate([[0], np.cumsum(is_class.sum(1))])
   labels = labels_lib.Labels(np.nonzero(is_class)[1], offsets)
-  found = nodes.score_classes(labels, outputs, some)
+  found = nodes.score_classes(labels, outputs[some], some)
   hits = [
     [outputs[i, c] > 0 and is_class[i, c] for i in some] for c in range(4)
   ]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from jaxemb import errors
 from jaxemb.data import examples
@@ -151,3 +152,23 @@ def test_nodes_of_own_splits_without_a_label_are_counted():
   assert source.dropped['split_nodes_without_label'] == 10
   with pytest.raises(errors.UserError, match='no labelled nodes to learn from'):
     _source(graph._replace(splits={'test': np.arange(40)}))
+
+
+def test_features_are_sparse_where_few_are_there():
+  rng = np.random.default_rng(0)
+  matrix = rng.random((50, 40)) * (rng.random((50, 40)) < 0.04)
+  matrix[3] = 0
+  dense = node_source.prepared(rng.random((50, 40)), True)
+  assert isinstance(dense, np.ndarray) and dense.dtype == np.float32
+  assert node_source.prepared(sparse.csr_matrix(np.eye(3)), False).tolist() == (
+    np.eye(3).tolist()
+  )
+  expected = matrix / np.maximum(matrix.sum(1, keepdims=True), 1e-12)
+  for given in matrix, sparse.csr_matrix(matrix):
+    found = node_source.prepared(given, True)
+    assert sparse.issparse(found) and found.dtype == np.float32
+    np.testing.assert_allclose(found.toarray(), expected, rtol=1e-6)
+  matrix[20, 7] = np.nan
+  for given in matrix, sparse.csr_matrix(matrix):
+    with pytest.raises(errors.UserError, match='features of node 20 '):
+      node_source.prepared(given, True)
