@@ -74,11 +74,11 @@ def _of_edges(name, data_path):
   config.model.dim = 256
   config.model.loss = 'softmax'
   config.model.operator = 'complex'
-  config.model.n3 = 0.1
+  config.model.n3 = 0.05
   # With the 127 other edges of a chunk, 511 negatives on each side.
   config.model.chunk = 128
   config.model.shared_negatives = 384
   config.optimizer.name = 'adagrad_full'
   config.optimizer.learning_rate = 0.5
-  config.train.epochs = 40
+  config.train.epochs = 30
   return config
