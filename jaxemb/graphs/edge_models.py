@@ -251,7 +251,9 @@ class Relations(base.Model):
     score, row_ops = self.score, self.spec.row_ops
     total = score.cubes(own, row_ops) + score.cubes(ends, row_ops)
     if relations is not None:
-      total += score.operator_cubes(relations, row_ops)
+      # Without columns that are only padding, which would be 1 as well.
+      relations = columns.whole(relations, self.spec.dim, row_ops)
+      total += score.operator_cubes(relations)
     return total
 
 

@@ -102,17 +102,15 @@ class EdgeScore:
     squares = jnp.maximum((shift + x) ** 2 + y * y, _LEAST_SQUARE)
     return columns.sums(squares * jnp.sqrt(squares), row_ops)
 
-  def operator_cubes(
-    self, relations: jax.Array, row_ops: columns.RowOps = columns.WHOLE_ROWS
-  ) -> jax.Array:
-    """Returns [...], `cubes` of what relations [..., d] add or multiply by.
+  def operator_cubes(self, relations: jax.Array) -> jax.Array:
+    """Returns [...], `cubes` of what whole rows [..., d] add or multiply by.
 
     Those of rotations are all 1, and count as 0.
     """
     if self.operator == 'rotation':
       return jnp.zeros(relations.shape[:-1], relations.dtype)
     shift = 0.0 if self.operator == 'translation' else 1.0
-    return self.cubes(relations, row_ops, shift)
+    return self.cubes(relations, shift=shift)
 
 
 PRODUCT = EdgeScore()

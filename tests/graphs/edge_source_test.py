@@ -166,11 +166,13 @@ def test_meshes_layouts_and_stores_learn_the_same(tmp_path):
     'disk': {'table.store': 'disk', 'table.device_bytes': '80%'},
   }
   small = {
+    'model.dim': 22,  # of 24 columns on four devices
     'model.operator': 'complex',
     'model.temperature': 0.5,
     'model.chunk': 64,
     'model.shared_negatives': 37,
     'train.batch_examples': 256,
+    'optimizer.name': 'adagrad',
     'optimizer.learning_rate': 0.01,
     'data.partitions': 3,
   }
