@@ -96,7 +96,11 @@ def test_a_saved_model_is_the_same_when_loaded(dtype, tmp_path):
     },
     context_keys=('r',),
     relations=export.Relations(
-      operator='diagonal', names=['r'], rows=data[:1] / 2, is_cosine=True
+      operator='diagonal',
+      names=['r'],
+      rows=data[:1] / 2,
+      measure='cosine',
+      temperature=0.5,
     ),
   )
   assert not vectors.is_saved(tmp_path / 'best')
