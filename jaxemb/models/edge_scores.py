@@ -15,7 +15,6 @@ Training, ranks of held-out edges and exported models score by what is here.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,13 +49,7 @@ class EdgeScore:
       return rows * (1 + relations)
     if self.operator == 'none':
       return rows
-    if rows.shape[-1] % 2:
-      raise errors.UserError(
-        f'config.model.operator={self.operator} needs pairs of columns on '
-        'every device; give an even --config.model.dim, or another '
-        '--config.table.layout'
-      )
-    (x, y), (a, b) = (_parts(z) for z in (rows, relations))
+    (x, y), (a, b) = (self._parts(z) for z in (rows, relations))
     a = 1 + a
     if self.operator == 'rotation':
       scale = jax.lax.rsqrt(jnp.maximum(a * a + b * b, _LEAST_SQUARE))
@@ -98,7 +91,7 @@ class EdgeScore:
     """
     if self.operator not in _COMPLEX:
       return columns.sums(jnp.abs(shift + rows) ** 3, row_ops)
-    x, y = _parts(rows)
+    x, y = self._parts(rows)
     squares = jnp.maximum((shift + x) ** 2 + y * y, _LEAST_SQUARE)
     return columns.sums(squares * jnp.sqrt(squares), row_ops)
 
@@ -112,6 +105,16 @@ class EdgeScore:
     shift = 0.0 if self.operator == 'translation' else 1.0
     return self.cubes(relations, shift=shift)
 
+  def _parts(self, rows: Array) -> tuple[Array, Array]:
+    """Real and imaginary parts [..., d / 2] of complex numbers."""
+    if rows.shape[-1] % 2:
+      raise errors.UserError(
+        f'config.model.operator={self.operator} needs pairs of columns on '
+        'every device; give an even --config.model.dim, or another '
+        '--config.table.layout'
+      )
+    return rows[..., ::2], rows[..., 1::2]
+
 
 PRODUCT = EdgeScore()
 
@@ -119,8 +122,3 @@ PRODUCT = EdgeScore()
 def of_relations(relations: export.Relations) -> EdgeScore:
   """Returns how edges of an exported model score."""
   return EdgeScore(relations.operator, relations.measure, relations.temperature)
-
-
-def _parts(rows: Any) -> tuple[Any, Any]:
-  """Real and imaginary parts [..., d / 2] of complex numbers."""
-  return rows[..., ::2], rows[..., 1::2]

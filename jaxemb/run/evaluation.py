@@ -105,7 +105,9 @@ class Evaluation(loop.Hook):
     record = {'step': totals.steps, 'epoch': epoch}
     line = f'epoch {epoch:.2f}: {kind.summarize(scores)}'
     if self.metrics:
-      record['validation'] = scores[kind.validation]
+      # A name may go on with how a sample was drawn.
+      names = [x for x in scores if x.startswith(kind.validation)]
+      record['validation'] = scores[names[0]]
       better = [x for x in self.metrics if _is_better(record, self.best(x), x)]
       if better:
         line += ', the best so far'

@@ -298,3 +298,5 @@ def test_data_without_relations_have_one():
 def test_numbers_that_are_not_in_pairs_are_refused():
   with pytest.raises(errors.UserError, match=r'an even --config\.model\.dim'):
     edge_scores.EdgeScore('complex').operate(*jnp.ones((2, 2, 3)))
+  with pytest.raises(errors.UserError, match=r'an even --config\.model\.dim'):
+    edge_scores.EdgeScore('rotation').cubes(jnp.ones(3))

@@ -186,3 +186,16 @@ def test_meshes_layouts_and_stores_learn_the_same(tmp_path):
   relation, other = one.relations.names
   assert abs(one.edge_scores([(a, relation, b)])[0]) <= 1 / 0.5 + 1e-4
   assert not np.allclose(*(one.related(a, x) for x in (relation, other)))
+
+
+@pytest.mark.slow
+def test_the_best_model_is_kept_by_ranks_among_drawn_nodes(tmp_path):
+  settings = {
+    'data.candidates': 'uniform', 'data.valid': '0.2', 'eval.every_epochs': 1.0,
+  }  # fmt: skip
+  _run('line', tmp_path, settings)
+  found = runs.report(tmp_path)
+  assert found['best']['validation']['mrr'] > 0
+  assert all(
+    'among 1,000 uniform' in x for x in found['evaluation'] if 'edges' in x
+  )
