@@ -167,6 +167,15 @@ class Source(Protocol):
     """
 
 
+def scored_splits(held: Mapping[str, Any], is_last: bool) -> dict[str, Any]:
+  """What is scored of splits that are held out.
+
+  While training goes on that is the validation split alone, if there is one.
+  """
+  names = held if is_last or 'valid' not in held else ('valid',)
+  return {name: held[name] for name in names}
+
+
 def prefetch(items: Iterator[Any], depth: int = 2) -> Iterator[Any]:
   """Computes items, none of them None, in a thread, `depth` ahead of use.
 

@@ -232,13 +232,14 @@ class Edges:
     goes on only the validation split is scored, if there is one.
     """
     scores: dict[str, dict[str, Any]] = {}
-    splits = self.held if is_last or 'valid' not in self.held else ('valid',)
-    if self.graph.labels is not None and splits is self.held:
+    splits = base.scored_splits(self.held, is_last)
+    is_whole = is_last or 'valid' not in self.held
+    if self.graph.labels is not None and is_whole:
       labels = self.graph.labels.matrix(self._nodes)
       scores |= nodes.evaluate(vectors, labels)
     return scores | links.evaluate(
       self._scorer(vectors, contexts, score),
-      {k: self.held[k].ids(self._ids_of) for k in splits},
+      {k: x.ids(self._ids_of) for k, x in splits.items()},
       self._known,
       degrees=self.counts,
       num_relations=self.num_relations,

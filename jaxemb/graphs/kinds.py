@@ -273,12 +273,12 @@ class Edges(_Graphs):
     self, parts: 'build.Parts', model: Any, is_last: bool = True
   ) -> dict[str, dict[str, Any]]:
     """See `kind.Kind`."""
+    from jaxemb.models import edge_scores
     from jaxemb.run import vectors
 
-    model_score = getattr(parts.trainable.model, 'score', None)
-    options = {} if model_score is None else {'score': model_score}
+    score = getattr(parts.trainable.model, 'score', edge_scores.PRODUCT)
     ks = schema.sizes('eval.k', parts.config.eval.k)
-    return vectors.evaluate(parts, model, is_last, ks=ks, **options)
+    return vectors.evaluate(parts, model, is_last, score=score, ks=ks)
 
 
 KINDS = Walks(), Nodes(), Edges()

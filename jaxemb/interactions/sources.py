@@ -82,11 +82,9 @@ class Interactions:
     """
     vectors, contexts = np.asarray(vectors), np.asarray(contexts)
     items = geometry.unit(vectors) if is_cosine else vectors
-    return self._ranked(contexts, items, ks, held=self._splits(is_last))
-
-  def _splits(self, is_last):
-    names = self.held if is_last or 'valid' not in self.held else ('valid',)
-    return {name: self.held[name] for name in names}
+    return self._ranked(
+      contexts, items, ks, held=base.scored_splits(self.held, is_last)
+    )
 
   def _ranked(self, users, items, ks, held, biases=0.0):
     ks = ks or (min(_K, len(items)),)
@@ -165,7 +163,7 @@ class ItemSets(Interactions):
       ndcg = [ranked(x, held=some)['valid']['ndcg'] for x in _WEIGHTS]
       weights = _WEIGHTS[int(np.argmax(ndcg))]
     named = dict(zip(('product_weight', 'count_weight'), weights, strict=True))
-    scores = ranked(weights, held=self._splits(is_last))
+    scores = ranked(weights, held=base.scored_splits(self.held, is_last))
     return {k: x | named for k, x in scores.items()}
 
   def _weighted(self, means, contexts, weights, ks, held):
