@@ -66,7 +66,7 @@ class Edges:
 
   def __init__(self, spec: base.SourceSpec):
     self.spec, self.num_parts, self.epochs = spec, spec.num_parts, spec.epochs
-    graph, self.held, dropped = edge_splits.split(spec)
+    graph, self.held = edge_splits.split(spec)
     self.graph, self.inputs = graph, graph.inputs
     degrees = np.diff(graph.offsets)
     if graph.directed:
@@ -108,8 +108,12 @@ class Edges:
     names = list(names or map(str, range(len(counts))))
     self.context_keys = names + [f'{x} (inverse)' for x in names]
     self.fingerprint = f'{graph_lib.fingerprint(graph)} {num} partitions'
-    isolated = {'isolated_nodes': graph.num_nodes - len(self.keys)}
-    self.dropped = {**graph.counted, **dropped, **isolated}
+    isolated = graph.num_nodes - len(self.keys)
+    self.dropped = {**graph.counted, 'isolated_nodes': isolated}
+    self._held_ids = {}
+    for name, held in self.held.items():
+      self._held_ids[name] = ids = held.ids(self._ids_of, counts)
+      self.dropped |= held.counts(ids)
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
 
   def _make_columns(self, starts: np.ndarray) -> None:
@@ -232,14 +236,13 @@ class Edges:
     goes on only the validation split is scored, if there is one.
     """
     scores: dict[str, dict[str, Any]] = {}
-    splits = base.scored_splits(self.held, is_last)
     is_whole = is_last or 'valid' not in self.held
     if self.graph.labels is not None and is_whole:
       labels = self.graph.labels.matrix(self._nodes)
       scores |= nodes.evaluate(vectors, labels)
     return scores | links.evaluate(
       self._scorer(vectors, contexts, score),
-      {k: x.ids(self._ids_of) for k, x in splits.items()},
+      base.scored_splits(self._held_ids, is_last),
       self._known,
       degrees=self.counts,
       num_relations=self.num_relations,
@@ -276,8 +279,8 @@ class Edges:
     """All edges, held out or not; undirected ones both ways."""
     none = np.zeros(len(self._columns[0]), np.int32)
     trained = (*self._columns[: self._num_ids], none)[:3]
-    held = (x.ids(self._ids_of) for x in self.held.values())
-    for sources, targets, relations in (trained, *held):
+    for edges in (trained, *self._held_ids.values()):
+      sources, targets, relations = edges
       yield sources, targets, relations
       if not self.graph.directed:
         yield targets, sources, relations

@@ -14,6 +14,7 @@ from jaxemb.graphs import graph as graph_lib
 from jaxemb.ops import hashing
 
 _STREAM = 0x3A1D  # of random numbers
+_SPLITS = 'valid', 'test'
 
 
 @numba.njit(nogil=True, cache=True)
@@ -30,6 +31,8 @@ def _draw(first, second, key, below):
 def _has(offsets, neighbors, relations, edges, edge_relations):
   out = np.zeros(len(edges), np.bool_)
   for i in range(len(edges)):
+    if edges[i, 0] < 0:
+      continue
     start, stop = offsets[edges[i, 0]], offsets[edges[i, 0] + 1]
     j = walks.lower_bound(neighbors, start, stop, node=edges[i, 1])
     while j < stop and neighbors[j] == edges[i, 1] and not out[i]:
@@ -43,7 +46,10 @@ def has_edges(
   edges: np.ndarray,
   relations: np.ndarray | None = None,
 ) -> np.ndarray:
-  """[n] bool, whether a graph has edges [n, 2], of relations [n]."""
+  """[n] bool, whether a graph has edges [n, 2], of relations [n].
+
+  Those of unknown nodes or relations, -1, it does not have.
+  """
   none = np.zeros(0, np.int64)
   columns = (none, none)
   if relations is not None:
@@ -55,26 +61,41 @@ def has_edges(
 class Held(NamedTuple):
   """Edges of a split."""
 
-  edges: np.ndarray  # [n, 2] int64 nodes
+  name: str
+  edges: np.ndarray  # [n, 2] int64 nodes; -1 = one the graph does not have
   relations: np.ndarray | None = None  # [n] int64, where edges have some
   # Of another list: what was read, and edges that are not among these.
   inputs: Sequence[Any] = ()
-  num_unknown: int = 0  # edges of nodes or relations the graph does not have
   counted: Mapping[str, int] = MappingProxyType({})
 
-  def ids(self, ids_of: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Sources, targets and relations [n] of all edges, -1 where unknown."""
-    columns = [*ids_of[self.edges.T]]
-    if self.relations is None:
-      columns.append(np.zeros(len(self.edges), np.int64))
-    else:
-      columns.append(self.relations)
-    unknown = np.full(self.num_unknown, -1)
-    return tuple(np.concatenate([x, unknown]) for x in columns)
+  def ids(
+    self, ids_of: np.ndarray, relation_counts: Sequence[int] = (1,)
+  ) -> tuple[np.ndarray, ...]:
+    """Returns sources, targets and relations [n], -1 where not in training.
+
+    `ids_of` are of nodes, or -1; `relation_counts` of edges in training.
+    """
+    ends = np.append(ids_of, -1)[self.edges.T]
+    relations = np.zeros(len(self.edges), np.int64)
+    if self.relations is not None:
+      numbers = np.arange(len(relation_counts))
+      numbers = np.where(relation_counts, numbers, -1)
+      last = np.minimum(self.relations, len(numbers))
+      relations = np.append(numbers, -1)[last]
+    return *ends, relations
+
+  def counts(self, ids: Sequence[np.ndarray]) -> dict[str, int]:
+    """Returns what the report counts of the edges, whose `ids` are given."""
+    is_node = np.min(ids[:2], 0) >= 0
+    unknown = {f'{self.name}_edges_of_unknown_nodes': ~is_node}
+    if self.relations is not None:
+      is_unknown = is_node & (ids[2] < 0)
+      unknown[f'{self.name}_edges_of_unknown_relations'] = is_unknown
+    return {k: int(x.sum()) for k, x in unknown.items()} | self.counted
 
 
 def hold_out(
-  graph: graph_lib.Graph, fraction: float, seed: int, stream: int
+  graph: graph_lib.Graph, name: str, fraction: float, seed: int
 ) -> tuple[graph_lib.Graph, Held]:
   """Take a fraction of the edges, drawn by their nodes, out of a graph."""
   sources = np.repeat(
@@ -83,7 +104,7 @@ def hold_out(
   first, second = sources, np.asarray(graph.neighbors)
   if not graph.directed:
     first, second = np.minimum(first, second), np.maximum(first, second)
-  key = hashing.part_key(seed, _STREAM, stream)
+  key = hashing.part_key(seed, _STREAM, _SPLITS.index(name))
   is_held = _draw(first, second, key, below=np.uint64(fraction * 2**64))
   sizes = np.bincount(sources[~is_held], minlength=graph.num_nodes)
   columns = {
@@ -99,7 +120,7 @@ def hold_out(
   relations = graph.relations
   if relations is not None:
     relations = relations[is_held].astype(np.int64)
-  return rest, Held(edges.astype(np.int64), relations)
+  return rest, Held(name, edges.astype(np.int64), relations)
 
 
 def read_held(
@@ -121,31 +142,22 @@ def read_held(
   is_used = np.ones(len(edges), bool)
   if not other.directed:  # each is in two lists
     is_used = edges[:, 0] < edges[:, 1]
-  nodes = nodes[edges]
-  counted = {f'{name}_edges_of_unknown_nodes': is_used & (nodes < 0).any(1)}
-  is_known = (nodes >= 0).all(1)
+  edges = nodes[edges[is_used]]
+  is_known = (edges >= 0).all(1)
   if relations is not None:
-    is_other = is_used & is_known & (relations < 0)
-    counted[f'{name}_edges_of_unknown_relations'] = is_other
+    relations = relations[is_used]
     is_known &= relations >= 0
-  counted = {k: int(x.sum()) for k, x in counted.items()}
-  num_unknown = sum(counted.values())
-  is_used &= is_known
-  if not is_used.any():
+  if not is_known.any():
     raise errors.UserError(
       f'config.data.{name}={path} has no edge between nodes that '
       'config.data.path has; give edges with the same names'
     )
-  edges = nodes[is_used]
-  relations = relations if relations is None else relations[is_used]
-  num_trained = int(has_edges(graph, edges, relations).sum())
-  counted |= {
-    f'{name}_edges_in_training': num_trained,
+  is_trained = has_edges(graph, edges, relations)
+  counted = {
+    f'{name}_edges_in_training': int(is_trained.sum()),
     f'{name}_self_loops': other.counted.get('self_loops', 0),  # left out
   }
-  return Held(
-    edges, relations, other.inputs, num_unknown=num_unknown, counted=counted
-  )
+  return Held(name, edges, relations, inputs=other.inputs, counted=counted)
 
 
 def _relations(other, graph, name):
@@ -172,16 +184,15 @@ def _relations(other, graph, name):
 
 def split(
   spec: base.SourceSpec,
-) -> tuple[graph_lib.Graph, dict[str, Held], dict[str, int]]:
+) -> tuple[graph_lib.Graph, dict[str, Held]]:
   """Read the graph that settings name, and hold out 'valid' and 'test'.
 
-  Returns the rest, what is held out, and counts. Raises a `UserError`.
+  Returns the rest, and what is held out. Raises a `UserError`.
   """
   settings = files.located(spec.settings)
   graph = files.read(settings, spec.cache, spec.progress)
   splits: dict[str, Held] = {}
-  dropped: dict[str, int] = {}
-  for i, name in enumerate(('valid', 'test')):
+  for name in _SPLITS:
     if not (text := settings[name]):
       continue
     fraction = base.held_out(
@@ -197,13 +208,12 @@ def split(
         f'no order; give {fraction[0]}, or a list of edges'
       )
     else:
-      graph, held = hold_out(graph, fraction[0], spec.seed, stream=i)
+      graph, held = hold_out(graph, name, fraction[0], seed=spec.seed)
     splits[name] = held
-    dropped |= held.counted
   if not len(graph.neighbors):
     raise errors.UserError(
       'no edge is left to learn from; hold out fewer with config.data.valid '
       'and config.data.test'
     )
   inputs = [y for x in (graph, *splits.values()) for y in x.inputs]
-  return graph._replace(inputs=inputs), splits, dropped
+  return graph._replace(inputs=inputs), splits

@@ -132,7 +132,9 @@ def _summary(ranks, others, is_known, ks):
     hits = {f'{name}hits@{k}': float(np.mean(ranks <= k)) for k in ks}
     return {f'{name}mrr': float(np.mean(1 / ranks)), **hits}
 
-  every = means(ranks)
+  every, known = means(ranks), {}
+  if 0 < is_known.sum() < len(ranks):
+    known = means(ranks[is_known], 'known_')
   lower = 1 - (ranks - 1) / np.maximum(others, 1)
   return {
     'kind': 'edges',
@@ -141,7 +143,7 @@ def _summary(ranks, others, is_known, ks):
     'mean_rank': float(np.mean(ranks)),
     'auc': float(np.mean(lower)),
     'ks': [*ks],
-    **({} if is_known.all() else means(ranks[is_known], 'known_')),
+    **known,
   }
 
 

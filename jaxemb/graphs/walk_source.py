@@ -111,12 +111,16 @@ class Walks(blocks_lib.BlockSource):
   """Walks as a `data.base.Source`; progress is in nodes of walks."""
 
   def __init__(self, spec: base.SourceSpec):
-    graph, held, dropped = edge_splits.split(spec)
+    graph, held = edge_splits.split(spec)
     self.held = {k: x._replace(relations=None) for k, x in held.items()}
     super().__init__(Corpus(graph, spec), spec)
     self.graph, self.inputs = graph, graph.inputs
     isolated = int((self.corpus.ids_of < 0).sum())
-    self.dropped = {**graph.counted, **dropped, 'isolated_nodes': isolated}
+    self.dropped = {**graph.counted, 'isolated_nodes': isolated}
+    self._held_ids = {}
+    for name, held in self.held.items():
+      self._held_ids[name] = ids = held.ids(self.corpus.ids_of)
+      self.dropped |= held.counts(ids)
 
   def describe(self) -> list[str]:
     """What was read, for the log."""
@@ -155,7 +159,7 @@ class Walks(blocks_lib.BlockSource):
       scores |= nodes.evaluate(vectors, labels, num_total=total)
     return scores | links.evaluate(
       links.cosines(vectors),
-      {k: x.ids(corpus.ids_of) for k, x in self.held.items()},
+      self._held_ids,
       self._known,
       degrees=np.diff(graph.offsets)[corpus.nodes],
       candidates=self.spec.settings['candidates'],
@@ -176,8 +180,7 @@ class Walks(blocks_lib.BlockSource):
       sources = np.repeat(ids_of[first : first + _READ_NODES], np.diff(offsets))
       targets = ids_of[graph.neighbors[offsets[0] : offsets[-1]]]
       yield sources, targets, np.zeros_like(sources)
-    for held in self.held.values():
-      sources, targets, _ = held.ids(ids_of)
-      yield sources, targets, np.zeros_like(sources)
+    for sources, targets, relations in self._held_ids.values():
+      yield sources, targets, relations
       if not graph.directed:
-        yield targets, sources, np.zeros_like(sources)
+        yield targets, sources, relations

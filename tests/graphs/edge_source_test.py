@@ -139,6 +139,40 @@ def test_relations_weights_and_directions(make, tmp_path):
   assert scores['found'] == 2 and scores['total'] == 4
 
 
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize('has_known', [True, False])
+def test_what_a_fraction_takes_whole_is_unknown(has_known, make, tmp_path):
+  every = [(f'a{i}', 'is', f'b{i}') for i in range(20)]
+  if has_known:  # relations of one edge, and others
+    nodes = [(f'a{i}', f'a{j}') for i in range(6) for j in range(6)]
+    every += [(a, f'r{i}', b) for i, (a, b) in enumerate(nodes)]
+    every += [(a, 'to', b) for a, b in nodes]
+  path = tmp_path / 'edges.txt'
+  path.write_text(''.join(f'{" ".join(x)}\n' for x in every))
+  settings = {'columns': 'source,relation,target', 'source': 'edges'}
+  source = make(path=str(path), test='0.4', **settings)
+  names = source.keys, source.graph.relation_names, source.keys
+  trained = {
+    tuple(x[i] for x, i in zip(names, (s, r, t), strict=True))
+    for s, t, r in _edges(source.items(None, 0))
+  }
+  nodes = {x for s, _, t in trained for x in (s, t)}
+  held = [x for x in every if x not in trained]
+  held_known = [x for x in held if {x[0], x[2]} <= nodes]
+  relations = {x for _, x, _ in trained}
+  num_known = sum(x in relations for _, x, _ in held_known)
+  lost = len(held) - len(held_known), len(held_known) - num_known
+  kinds = ('nodes', 'relations')
+  counted = [source.dropped[f'test_edges_of_unknown_{x}'] for x in kinds]
+  assert tuple(counted) == lost and lost[0] and bool(lost[1]) == has_known
+  rows = np.ones((len(source.keys), 2), np.float32)
+  operators = np.ones((len(source.context_keys), 2), np.float32)
+  score = edge_scores.EdgeScore('diagonal')
+  found = source.evaluate(rows, operators, False, score)['test edges']
+  assert found['found'] == num_known and found['total'] == len(held)
+  assert ('known_mrr' in found) == has_known == bool(num_known)
+
+
 def _run(variant, workdir, settings):
   config = config_lib.load(f'graph:{variant}', SMALL | settings)
   assert train.run(config, workdir) == 0
