@@ -74,7 +74,11 @@ class Embeddings:
 
   def in_memory(self) -> 'Embeddings':
     """Returns a copy whose vectors do not depend on a file."""
-    return dataclasses.replace(self, vectors=np.array(self.vectors))
+    relations = self.relations
+    if relations and relations.targets is not None:
+      relations = relations._replace(targets=np.array(relations.targets))
+    vectors = np.array(self.vectors)
+    return dataclasses.replace(self, vectors=vectors, relations=relations)
 
   @functools.cached_property
   def key_to_index(self) -> dict[str, int]:
@@ -272,7 +276,10 @@ class Embeddings:
     words = self._known(list(dict.fromkeys(map(_name, keys))))
     rows = [self.get_index(x) for x in words]
     counts = None if self.counts is None else self.counts[rows]
-    return Embeddings(words, self[words], counts)
+    relations = self.relations
+    if relations and relations.targets is not None:
+      relations = relations._replace(targets=relations.targets[rows])
+    return Embeddings(words, self[words], counts, relations=relations)
 
   def _known(self, words: Sequence[Word]) -> list[Word]:
     """Returns the words that have vectors; warns of others."""
@@ -286,24 +293,30 @@ class Embeddings:
   def edge_scores(self, edges: Sequence[tuple[str, ...]]) -> np.ndarray:
     """Returns the scores that rank held-out edges, [n] float32.
 
-    The score of a pair of nodes is their cosine. That of a source, relation and
-    target, in a run with operators, is the model's: of `related` and the
-    target, by the measure and the temperature that it was trained with.
+    Edges are pairs of nodes; where relations have operators, a source, relation
+    and target, of which the score is that of `related` and the target. It is
+    the product, distance or cosine that the model was trained with, by vectors
+    of targets if these are others; after walks the cosine.
     """
-    if any(len(x) == 3 for x in edges):
-      from jaxemb.models import edge_scores  # and with it JAX
+    if not len(edges):
+      return np.zeros(0, np.float32)
+    from jaxemb.models import edge_scores  # and with it JAX
 
-      sources, relations, targets = zip(*edges, strict=True)
-      mapped, ends = self._operated(sources, relations), self[targets]
-      score = edge_scores.of_relations(self.relations)
-      sizes = (np.asarray(score.sizes(x)) for x in (mapped, ends))
-      return score.scores(np.vecdot(mapped, ends), *sizes)
-    rows = [[self.get_index(x) for x in edge] for edge in edges]
-    first, second = (
-      geometry.unit(self.vectors[x], self.norms[x])
-      for x in np.array(rows, np.int64).reshape(-1, 2).T
-    )
-    return np.vecdot(first, second)
+    score, targets = edge_scores.of_relations(self.relations), self.vectors
+    sources, *relations, ends = zip(*edges, strict=True)
+    if relations:
+      mapped = self._operated(sources, *relations)
+    elif score.operator == 'none':
+      mapped = self[sources]
+    else:
+      raise errors.UserError(
+        'edges of this model have relations: give (source, relation, target) '
+        f'with one of {", ".join(self.relations.names[:5])}'
+      )
+    if self.relations and self.relations.targets is not None:
+      targets = self.relations.targets
+    ends = targets[[self.get_index(x) for x in ends]]
+    return np.asarray(score.of_pairs(mapped, ends))
 
   def related(self, source: str, relation: str) -> np.ndarray:
     """Applies the operator of a relation to a node's vector, [dim] float32.

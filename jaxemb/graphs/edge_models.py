@@ -79,6 +79,7 @@ class Line(base.Model):
   loss_of: sampling.Pointwise = base.static()
 
   vectors_table, has_contexts_of_keys = NODES, True
+  score = edge_scores.PRODUCT
 
   @property
   def contexts_table(self) -> str:
@@ -216,7 +217,7 @@ class Relations(base.Model):
       is_other = others_ids[:, None] != others_ids[:, :c, None]
       negatives = jnp.where(is_node & is_other, negatives, _NEVER)
       if self.contexts_table:
-        selves = self._pairs(mapped, own)
+        selves = self.score.of_pairs(mapped, own, s.row_ops)
         selves = jnp.where(own_ids != others_ids[:, :c], selves, _NEVER)
         negatives = jnp.concatenate([negatives, selves[..., None]], -1)
       total += self.loss_of(positives, negatives)
@@ -239,12 +240,6 @@ class Relations(base.Model):
     return positives, score.scores(
       products, sizes[0][..., None], sizes[1][:, None]
     )
-
-  def _pairs(self, mapped, others):
-    """[k, c], scores of mapped vectors [k, c, d] with others, one by one."""
-    sizes = (self.score.sizes(x, self.spec.row_ops) for x in (mapped, others))
-    products = columns.sums(mapped * others, self.spec.row_ops)
-    return self.score.scores(products, *sizes)
 
   def _n3(self, own, ends, relations):
     """[k, c], cubes of the rows [k, c, d] of edges."""

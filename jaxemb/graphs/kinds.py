@@ -253,20 +253,32 @@ class Edges(_Graphs):
   def collect(
     self, parts: 'build.Parts', state: Any, workdir: pathlib.Path
   ) -> Any:
-    """See `kind.Kind`: with the operators of relations."""
+    """See `kind.Kind`: with what scores edges."""
+    return self._with_scores(parts, super().collect(parts, state, workdir))
+
+  def load(self, parts: 'build.Parts', folder: pathlib.Path) -> Any:
+    """See `kind.Kind`."""
+    return self._with_scores(parts, super().load(parts, folder))
+
+  def _with_scores(self, parts, collected):
     import numpy as np
 
-    from jaxemb.run import vectors
+    from jaxemb.models import edge_scores
     from jaxemb.storage import export
 
-    model, collected = parts.trainable.model, vectors.collect(parts, state)
-    if not (hasattr(model, 'score') and model.contexts_table):
-      return collected
+    score = getattr(parts.trainable.model, 'score', edge_scores.PRODUCT)
+    contexts = collected.others.get('context_vectors')
     relations = export.Relations(
-      **dataclasses.asdict(model.score),
-      names=collected.context_keys,
-      rows=np.asarray(collected.others['context_vectors'], np.float32),
+      **dataclasses.asdict(score),
+      names=[],
+      rows=np.zeros((0, collected.rows.data.shape[-1]), np.float32),
     )
+    if score.operator != 'none':
+      rows = np.asarray(contexts, np.float32)
+      names = collected.context_keys
+      relations = relations._replace(names=names, rows=rows)
+    elif contexts is not None:
+      relations = relations._replace(targets=contexts)
     return collected._replace(relations=relations)
 
   def evaluate(

@@ -266,5 +266,5 @@ class Vectors:
 
 def cosines(vectors: np.ndarray) -> Score:
   """Scores for `evaluate`, without relations: cosines of vectors [nodes, d]."""
-  ends = Vectors(vectors, edge_scores.EdgeScore('none', 'cosine', 1.0))
+  ends = Vectors(vectors, edge_scores.COSINE)
   return lambda queries, others: ends.scores(ends.take(queries // 2), others)

@@ -78,6 +78,16 @@ class EdgeScore:
       return 2 * products - mapped - others
     return products
 
+  def of_pairs(
+    self,
+    mapped: Array,
+    others: Array,
+    row_ops: columns.RowOps = columns.WHOLE_ROWS,
+  ) -> Array:
+    """Returns [...], scores of mapped vectors and others [..., d], by row."""
+    sizes = (self.sizes(x, row_ops) for x in (mapped, others))
+    return self.scores(columns.sums(mapped * others, row_ops), *sizes)
+
   def cubes(
     self,
     rows: jax.Array,
@@ -117,8 +127,11 @@ class EdgeScore:
 
 
 PRODUCT = EdgeScore()
+COSINE = EdgeScore(measure='cosine', temperature=1.0)
 
 
-def of_relations(relations: export.Relations) -> EdgeScore:
-  """Returns how edges of an exported model score."""
+def of_relations(relations: export.Relations | None) -> EdgeScore:
+  """Returns how edges of an exported model score, of others by cosines."""
+  if relations is None:
+    return COSINE
   return EdgeScore(relations.operator, relations.measure, relations.temperature)

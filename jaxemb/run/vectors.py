@@ -63,7 +63,7 @@ class Export(NamedTuple):
     )
 
   def save(self, folder: pathlib.Path) -> None:
-    """Writes all but keys and counts, for `load`; replaces the folder."""
+    """Writes all that was trained, for `load`; replaces the folder."""
     arrays = {'rows': self.rows._asdict(), 'others': dict(self.others)}
     leaves, _ = jax.tree.flatten_with_path(arrays)
     with atomic.folder(folder) as new:
@@ -71,7 +71,6 @@ class Export(NamedTuple):
         name = '.'.join(str(x.key) for x in path)
         with (new / f'{name}.npy').open('wb') as file:
           export_lib.put_array(file, array)
-      export_lib.write_relations(new, self.relations)
 
   def select(self, mask: np.ndarray) -> 'Export':
     """The words of a [len(keys)] mask, of a model with one vector per key."""
@@ -191,10 +190,8 @@ def load(parts: build.Parts, folder: pathlib.Path) -> Export:
   """Maps what `Export.save` has written of a model of `parts`."""
   flat = {x.stem: export_lib.open_array(x) for x in folder.glob('*.npy')}
   arrays = traverse_util.unflatten_dict(flat, sep='.')
-  relations = export_lib.read_relations(folder)
   rows = export_lib.Encoded(**arrays['rows'])
-  loaded = _collected(parts, rows, arrays.get('others', {}))
-  return loaded._replace(relations=relations)
+  return _collected(parts, rows, arrays.get('others', {}))
 
 
 def evaluate(

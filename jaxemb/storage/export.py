@@ -3,7 +3,8 @@
     vectors.npy   rows in their storage dtype         vectors.bin   word2vec
     vocab.txt     `word count` a line, by row         vectors.txt   word2vec
     projector/    for the TensorBoard projector       orbax/        all tables
-    relations.npz  operators of a model of edges
+    relations.npz  how edges score: operators of relations, if there are any
+    targets.npy   vectors of nodes as targets of edges, where these are others
 
 Row i of every file is line i of vocab.txt. vectors.npy has float32 or float16;
 bfloat16 as NumPy's `V2` (`np.load(path).view(ml_dtypes.bfloat16)` reads it); or
@@ -31,7 +32,7 @@ from jaxemb import errors
 from jaxemb.storage import atomic, word2vec_format
 
 VECTORS, SCALES, CONTEXTS = 'vectors.npy', 'scales.npy', 'context_vocab.txt'
-RELATIONS = 'relations.npz'
+RELATIONS, TARGETS = 'relations.npz', 'targets.npy'
 _MAX_PROJECTOR_WORDS = 100_000
 # At once; to read a number of a row may take the whole row.
 _BLOCK_BYTES, _BLOCK_ROWS = 1 << 22, 1 << 14
@@ -92,26 +93,34 @@ class Encoded(NamedTuple):
 
 
 class Relations(NamedTuple):
-  """Operators of relations, those of the inverse ones behind them."""
+  """How edges score; operators of relations, behind them the inverse ones."""
 
   operator: str  # as `config.model.operator`
   measure: str  # by which edges are ranked: product, cosine or distance
   temperature: float  # of cosines
   names: Sequence[str]
   rows: np.ndarray  # [names, dim] float32
+  # [nodes, dim] float32, vectors as targets; None = the same ones.
+  targets: np.ndarray | None = None
 
 
 def write_relations(folder: pathlib.Path, relations: Relations | None) -> None:
-  """Writes relations.npz beside an export, or removes that of another run.
+  """Writes relations.npz and targets.npy, or removes those of another run.
 
   Raises a `UserError` if it cannot be written.
   """
+  if relations is None or relations.targets is None:
+    (folder / TARGETS).unlink(missing_ok=True)
+  else:
+    with atomic.write(folder / TARGETS) as file:
+      put_array(file, relations.targets)
   if relations is None:
     (folder / RELATIONS).unlink(missing_ok=True)
     return
+  arrays = relations._replace(targets=None)._asdict()
+  del arrays['targets']
   with atomic.write(folder / RELATIONS) as file:
-    arrays = {k: np.asarray(x) for k, x in relations._asdict().items()}
-    np.savez(file, **arrays)
+    np.savez(file, **{k: np.asarray(x) for k, x in arrays.items()})
 
 
 def read_relations(folder: pathlib.Path) -> Relations | None:
@@ -122,6 +131,10 @@ def read_relations(folder: pathlib.Path) -> Relations | None:
   path = folder / RELATIONS
   if not path.exists():
     return None
+  targets = None
+  if (folder / TARGETS).exists():
+    with reading(folder / TARGETS):
+      targets = open_array(folder / TARGETS)
   with reading(path), np.load(path) as arrays:
     measure, temperature = 'product', 0.0
     if 'measure' in arrays:
@@ -135,6 +148,7 @@ def read_relations(folder: pathlib.Path) -> Relations | None:
       temperature=temperature,
       names=arrays['names'].tolist(),
       rows=arrays['rows'],
+      targets=targets,
     )
 
 

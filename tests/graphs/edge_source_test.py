@@ -1,16 +1,20 @@
 """Edges as a source, and whole runs on them."""
 
 import collections
+import types
 
 import numpy as np
 import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
+from jaxemb import errors
 from jaxemb.data import examples
-from jaxemb.graphs import edge_source, toygraph
+from jaxemb.graphs import edge_source, kinds, toygraph
 from jaxemb.models import edge_scores
 from jaxemb.run import lifecycle as train
+from jaxemb.run import vectors as vectors_lib
+from jaxemb.storage import export
 from tests import runs
 from tests.graphs import sources
 
@@ -171,6 +175,44 @@ def test_what_a_fraction_takes_whole_is_unknown(has_known, make, tmp_path):
   found = source.evaluate(rows, operators, False, score)['test edges']
   assert found['found'] == num_known and found['total'] == len(held)
   assert ('known_mrr' in found) == has_known == bool(num_known)
+
+
+@pytest.mark.parametrize('contexts', ['none', 'targets', 'complex'])
+@pytest.mark.parametrize('measure', ['product', 'cosine', 'distance'])
+def test_edge_scores_are_those_that_rank_edges(
+  measure, contexts, make, tmp_path
+):
+  source, rng = make(), np.random.default_rng(0)
+  num, is_known = len(source.keys), contexts == 'complex'
+  num_rows = {'none': 0, 'targets': num, 'complex': 2}[contexts]
+  rows, others = (np.float32(rng.normal(size=(x, 4))) for x in (num, num_rows))
+  others = others if num_rows else None
+  score = edge_scores.EdgeScore(
+    contexts if is_known else 'none', measure, temperature=0.5
+  )
+  model = types.SimpleNamespace(score=score)
+  collected = vectors_lib.Export(
+    source.keys,
+    source.counts,
+    rows=export.Encoded(rows),
+    others={} if others is None else {'context_vectors': others},
+    context_keys=source.context_keys,
+  )
+  parts = types.SimpleNamespace(trainable=types.SimpleNamespace(model=model))
+  collected = kinds.Edges()._with_scores(parts, collected)
+  collected.embeddings().save(tmp_path)
+  found = jaxemb.load(tmp_path)
+  pairs = [(a, b) for a in source.keys[:6] for b in source.keys[:6]]
+  relations = [source.context_keys[0]] if is_known else []
+  scores = found.edge_scores([(a, *relations, b) for a, b in pairs])
+  wanted = source._scorer(rows, others, score)(2 * np.arange(6), None)
+  np.testing.assert_allclose(scores, wanted[:, :6].ravel(), 1e-4, 1e-5)
+  some = found.vectors_for_all([source.keys[5], source.keys[2]])
+  edge = some.index_to_key[0], *relations, some.index_to_key[1]
+  np.testing.assert_allclose(some.edge_scores([edge]), wanted[5, 2], 1e-4)
+  if is_known:
+    with pytest.raises(errors.UserError, match='give .source, relation, targ'):
+      found.edge_scores(pairs)
 
 
 def _run(variant, workdir, settings):

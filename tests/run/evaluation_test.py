@@ -95,13 +95,6 @@ def test_a_saved_model_is_the_same_when_loaded(dtype, tmp_path):
       'optimizer': {'items': {'s': squares}},
     },
     context_keys=('r',),
-    relations=export.Relations(
-      operator='diagonal',
-      names=['r'],
-      rows=data[:1] / 2,
-      measure='cosine',
-      temperature=0.5,
-    ),
   )
   assert not vectors.is_saved(tmp_path / 'best')
   saved.save(tmp_path / 'best')
