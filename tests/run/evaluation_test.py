@@ -11,9 +11,10 @@ import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
+from jaxemb import errors
 from jaxemb.graphs import edge_source
 from jaxemb.interactions import sources
-from jaxemb.run import evaluation, lifecycle, metrics, vectors
+from jaxemb.run import evaluation, lifecycle, metrics, rundir, vectors
 from jaxemb.storage import export
 
 # AUC and log loss, as of a model that begins to learn rows by heart.
@@ -71,6 +72,16 @@ def test_each_metric_keeps_its_best_model(
   assert [x.name for x in saved] == ['best', f'best_{names[-1]}'][: len(names)]
   assert ''.join(x.read_text() for x in saved) == kept
   assert {*tmp_path.iterdir()} == {*saved, tmp_path / 'evaluation.jsonl'}
+
+
+def test_a_run_that_is_resumed_compares_the_same_metric(tmp_path):
+  first, second = (
+    config_lib.load('rec', {'eval.k': k}) for k in ('20', '1,20')
+  )
+  (tmp_path / 'config.json').write_text(json.dumps(first.to_dict()))
+  rundir.check(first, tmp_path)
+  with pytest.raises(errors.UserError, match=r"eval.k \('20' there, '1,20' n"):
+    rundir.check(second, tmp_path)
 
 
 def _leaves(exported):
