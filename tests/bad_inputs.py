@@ -355,6 +355,7 @@ _GRAPHS = (
   _edges('relations.tsv', 'multiple of', 'train.batch_examples=100'),
   _edges('relations.tsv', 'edges without a relation', 'data.test=edges.tsv'),
   _edges('relations.tsv', 'eval.k=99999 is more than', 'eval.k=1,99999'),
+  _edges('relations.tsv', 'choose mrr\n', 'eval.monitor=mrr,hits@10'),
 )  # fmt: skip
 _NODES = (
   _nodes('edges.tsv', 'has no features', 'data.targets=walks'),
@@ -412,6 +413,10 @@ _INTERACTIONS = (
   _sets('sets.txt', 'choose ndcg or score', 'eval.monitor=mrr'),
   _sets('sets.txt', 'patience needs data for validation', 'train.patience=2'),
   _sets('sets.txt', 'eval.k=9999 is more than', 'eval.k=9999,5'),
+  _sets(
+    'sets.txt', 'eval.k=5 needs data for a test', 'eval.k=5 --config.data.test='
+  ),
+  _sets('sets.txt', 'monitor needs data for validation', 'eval.monitor=score'),
   _sets('sets.txt', 'set 64', 'train.batch_examples=50'),
   _sets('binary.txt', 'binary.txt'),
   _sets('latin_sets.txt', 'iconv -f cp1252'),

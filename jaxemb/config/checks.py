@@ -199,9 +199,10 @@ def _monitor_conflicts(monitor: str, available: Sequence[str]) -> Iterator[str]:
   """What is wrong with a list of metrics, of those that a kind monitors."""
   names = schema.names(monitor)
   if not {*names} <= {*available} and available:
+    several = ', or several, separated by commas' * (len(available) > 1)
     yield (
       f'config.eval.monitor={monitor} is not available; choose '
-      f'{" or ".join(available)}, or several, separated by commas'
+      f'{" or ".join(available)}{several}'
     )
 
 

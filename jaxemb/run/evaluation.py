@@ -29,7 +29,7 @@ def check(config: Any, has_validation: bool, lacking: str) -> None:
   needing = {
     'optimizer.plateau_factor': config.optimizer.plateau_factor != 1,
     'train.patience': config.train.patience,
-    'eval.monitor': len(schema.names(config.eval.monitor)) > 1,
+    'eval.monitor': config.eval.monitor,
   }
   for key in (k for k, needs in needing.items() if needs):
     if not has_validation:
