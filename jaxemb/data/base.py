@@ -156,8 +156,8 @@ class Source(Protocol):
   # The contexts, in order of rows, where these are not keys.
   context_keys: Sequence[str] = ()
 
-  # Where the source holds data out: (vectors, contexts, whether their lengths
-  # count) -> scores by name.
+  # Where the source holds data out: (vectors, contexts) -> scores by name, with
+  # the options of its kind of data.
   evaluate: Callable[..., Mapping[str, Mapping[str, Any]]] | None = None
 
   def items(self, position: Any, done: int) -> Iterator[Item]:

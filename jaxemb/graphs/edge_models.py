@@ -147,11 +147,6 @@ class Relations(base.Model):
     return RELATIONS if len(self.tables) > 1 else ''
 
   @property
-  def is_cosine(self) -> bool:
-    """Whether lengths of vectors have no meaning."""
-    return self.score.measure == 'cosine'
-
-  @property
   def untrained_loss(self) -> float:
     """Of an edge whose scores are all zero."""
     scores = np.zeros(self.spec.chunk + self.spec.shared_negatives, np.float32)

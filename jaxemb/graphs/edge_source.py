@@ -224,7 +224,6 @@ class Edges:
     self,
     vectors: np.ndarray,
     contexts: np.ndarray | None,
-    is_cosine: bool,
     score: edge_scores.EdgeScore = edge_scores.PRODUCT,
     ks: Sequence[int] = (),
     is_last: bool = True,

@@ -148,7 +148,6 @@ class Walks(blocks_lib.BlockSource):
     self,
     vectors: np.ndarray,
     contexts: np.ndarray | None,
-    is_cosine: bool,
     ks: Sequence[int] = (),
   ) -> dict[str, dict[str, Any]]:
     """What vectors [vocab, d] tell of labels and of edges held out."""

@@ -42,13 +42,17 @@ class _Interactions(kind.Kind):
   validation = 'valid'
 
   def evaluate(
-    self, parts: 'build.Parts', model: Any, is_last: bool = True
+    self,
+    parts: 'build.Parts',
+    model: Any,
+    is_last: bool = True,
+    **options: Any,
   ) -> dict[str, dict[str, Any]]:
-    """See `kind.Kind`."""
+    """See `kind.Kind`; `options` go to the source."""
     from jaxemb.run import vectors
 
     ks = schema.sizes('eval.k', parts.config.eval.k)
-    return vectors.evaluate(parts, model, is_last, ks=ks)
+    return vectors.evaluate(parts, model, is_last, ks=ks, **options)
 
 
 class Pairs(_Interactions):
@@ -80,6 +84,13 @@ class Pairs(_Interactions):
       (kind.window_spec(corpus, context), corpus, kind.bound_loss(config)),
       temperature=config.model.temperature,
     )
+
+  def evaluate(
+    self, parts: 'build.Parts', model: Any, is_last: bool = True
+  ) -> dict[str, dict[str, Any]]:
+    """See `kind.Kind`."""
+    is_cosine = getattr(parts.trainable.model, 'is_cosine', False)
+    return super().evaluate(parts, model, is_last, is_cosine=is_cosine)
 
 
 class Sets(_Interactions):

@@ -71,14 +71,15 @@ class Interactions:
     self,
     vectors: np.ndarray,
     contexts: np.ndarray,
-    is_cosine: bool,
     ks: Sequence[int] = (),
     is_last: bool = True,
+    is_cosine: bool = False,
   ) -> dict[str, dict[str, Any]]:
     """Scores by split, of vectors of items [items, d] and users [users, d].
 
     `ks` are lengths of lists of recommended items, 20 by default. While
     training goes on only the validation split is scored, if there is one.
+    `is_cosine`: lengths of items have no meaning.
     """
     vectors, contexts = np.asarray(vectors), np.asarray(contexts)
     items = geometry.unit(vectors) if is_cosine else vectors
@@ -142,7 +143,6 @@ class ItemSets(Interactions):
     self,
     vectors: np.ndarray,
     contexts: np.ndarray,
-    is_cosine: bool,
     ks: Sequence[int] = (),
     is_last: bool = True,
   ) -> dict[str, dict[str, Any]]:

@@ -209,14 +209,13 @@ def evaluate(
   if evaluate := getattr(parts.source, 'evaluate', None):
     if parts.kind.monitors:
       options['is_last'] = is_last
-    is_cosine = getattr(parts.trainable.model, 'is_cosine', False)
     contexts = export.others.get('context_vectors')
     rows, keys = export.rows.decode(), parts.source.keys
     if len(export.keys) < len(keys):  # sub-models may have none of some
       ids = {x: i for i, x in enumerate(keys)}
       known, rows = rows, np.zeros((len(keys), rows.shape[1]), rows.dtype)
       rows[[ids[x] for x in export.keys]] = known
-    return dict(evaluate(rows, contexts, is_cosine, **options))
+    return dict(evaluate(rows, contexts, **options))
   if not parts.benchmarks:
     return {}
   limit = parts.config.eval.restrict_vocab

@@ -134,7 +134,7 @@ def test_relations_weights_and_directions(make, tmp_path):
   operators = np.zeros((4, 2), np.float32)
   operators[relations.index('knows')] = 3, 0  # b + (3, 0) is nearest c, then a
   score = edge_scores.EdgeScore('translation')
-  scores = source.evaluate(vectors, operators, False, score)['test edges']
+  scores = source.evaluate(vectors, operators, score)['test edges']
   # Target of b: c 8, a 3. Source of a: c is known, a 1, b 0. Target of c: c is
   # known, a 5, b 2. Source of a again, c 2: b is held out, a 1. Others are in
   # the middle of three nodes.
@@ -172,7 +172,7 @@ def test_what_a_fraction_takes_whole_is_unknown(has_known, make, tmp_path):
   rows = np.ones((len(source.keys), 2), np.float32)
   operators = np.ones((len(source.context_keys), 2), np.float32)
   score = edge_scores.EdgeScore('diagonal')
-  found = source.evaluate(rows, operators, False, score)['test edges']
+  found = source.evaluate(rows, operators, score)['test edges']
   assert found['found'] == num_known and found['total'] == len(held)
   assert ('known_mrr' in found) == has_known == bool(num_known)
 

@@ -169,14 +169,14 @@ def test_weights_of_item_sets_are_the_best_of_the_validation(make):
     }
     best = int(np.argmax(ndcg['valid']))
     chosen.add(best)
-    for x, scores in source.evaluate(vectors, contexts, False, ks=(3,)).items():
+    for x, scores in source.evaluate(vectors, contexts, ks=(3,)).items():
       assert scores['ndcg'] == pytest.approx(ndcg[x][best], rel=1e-6)
       weights = scores['product_weight'], scores['count_weight']
       assert weights == sources._WEIGHTS[best]
   assert len(chosen) > 1
   # Without a validation split they are those of training.
   del data.held['valid']
-  found = source.evaluate(vectors, contexts, False, ks=(3,))
+  found = source.evaluate(vectors, contexts, ks=(3,))
   assert found['test']['ndcg'] == pytest.approx(ndcg['test'][0], rel=1e-6)
   assert 'where there is --config.data.valid' in source.describe()[-1]
 
