@@ -176,7 +176,6 @@ class Edges(_Graphs):
   start = 'graph:relations'
   uses = kind.PAIRS | _LISTS | kind.MONITORED | {'model.negatives', 'eval.k'}
   monitors = ('mrr',)
-  validation = 'valid edges'
   models = {
     'line': 'jaxemb.graphs.edge_models:line',
     'relations': 'jaxemb.graphs.edge_models:relations',

@@ -39,7 +39,6 @@ class _Interactions(kind.Kind):
   }
   undivided = _UNDIVIDED
   monitors = 'ndcg', 'score'
-  validation = 'valid'
 
   def evaluate(
     self,

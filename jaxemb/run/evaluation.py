@@ -105,9 +105,7 @@ class Evaluation(loop.Hook):
     record = {'step': totals.steps, 'epoch': epoch}
     line = f'epoch {epoch:.2f}: {kind.summarize(scores)}'
     if self.metrics:
-      # A name may go on with how a sample was drawn.
-      names = [x for x in scores if x.startswith(kind.validation)]
-      record['validation'] = scores[names[0]]
+      (record['validation'],) = scores.values()
       better = [x for x in self.metrics if _is_better(record, self.best(x), x)]
       if better:
         line += ', the best so far'

@@ -96,7 +96,6 @@ class Kind:
   # `eval.monitor` chooses, by default the first: the best model is exported,
   # and training may end early.
   monitors: Sequence[str] = ()
-  validation: str = 'validation'  # the name of the scores that are compared
   # How `data.path` begins for data that jaxemb makes itself.
   embedded: str = ''
 

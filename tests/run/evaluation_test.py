@@ -23,7 +23,7 @@ _SCORES = [(0.5, 0.7), (0.7, 0.5), (0.7, 0.4), (0.6, 0.3), (0.8, 0.6),
 
 
 class _Kind:
-  monitors, validation = ('auc', 'log_loss'), 'validation'
+  monitors = 'auc', 'log_loss'
 
   def collect(self, parts, state, workdir):
     return types.SimpleNamespace(
