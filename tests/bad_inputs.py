@@ -355,7 +355,6 @@ _GRAPHS = (
   _edges('relations.tsv', 'multiple of', 'train.batch_examples=100'),
   _edges('relations.tsv', 'edges without a relation', 'data.test=edges.tsv'),
   _edges('relations.tsv', 'eval.k=99999 is more than', 'eval.k=1,99999'),
-  _edges('relations.tsv', 'choose mrr\n', 'eval.monitor=mrr,hits@10'),
 )  # fmt: skip
 _NODES = (
   _nodes('edges.tsv', 'has no features', 'data.targets=walks'),

@@ -196,6 +196,11 @@ def test_replicas_run_no_loops_of_padding(
   assert made.strategy == expected
 
 
+def test_the_only_metric_is_not_one_of_several():
+  with pytest.raises(errors.UserError, match='choose mrr$'):
+    config_lib.load('graph:relations', {'eval.monitor': 'mrr,hits@10'})
+
+
 def test_a_run_is_resumed_with_settings_that_may_change(tmp_path):
   config = _config({**_SYNC, 'mesh.data': 1})
   begun, tuning = config_lib.resolve(config, 'cpu', (1, 1))

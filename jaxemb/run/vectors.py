@@ -89,16 +89,16 @@ def check_data(config: ml_collections.ConfigDict, source: Any) -> None:
   """Raises a `UserError` for settings that need more data."""
   lacking = 'data for validation; set --config.data.valid=0.1'
   evaluation.check(config, has_validation(source), lacking)
-  if config.eval.k and not getattr(source, 'held', True):
-    raise errors.UserError(
-      f'config.eval.k={config.eval.k} needs data for a test; set '
-      '--config.data.test=0.1, or remove it'
-    )
   longest = max(schema.sizes('eval.k', config.eval.k), default=0)
   if longest > len(source.keys):
     raise errors.UserError(
       f'config.eval.k={longest} is more than the {len(source.keys):,} that can '
       'be ranked; lower it'
+    )
+  if config.eval.k and not getattr(source, 'held', True):
+    raise errors.UserError(
+      f'config.eval.k={config.eval.k} needs data for a test; set '
+      '--config.data.test=0.1, or remove it'
     )
 
 
