@@ -49,7 +49,7 @@ _TUNED = {
     'train.epochs': 40,
   },
   'translation': {
-    'model.temperature': 0.2,
+    'model.temperature': 0.15,
     'model.n3': 0.0,
     'model.dim': 128,
     'train.epochs': 40,

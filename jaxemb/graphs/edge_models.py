@@ -39,7 +39,8 @@ from jaxemb.ops import sampling
 from jaxemb.tables import spec as spec_lib
 
 NODES, CONTEXTS, RELATIONS = 'nodes', 'contexts', 'relations'
-_INIT_SCALE = 0.1
+# Rare nodes keep what is random in their vectors, which distances suffer from.
+_INIT_SCALES = {'product': 0.1, 'cosine': 0.1, 'distance': 0.01}
 _NEVER = -1e9  # the score of what does not count
 _POWER = 0.75  # power of degrees, by which LINE draws
 
@@ -278,7 +279,8 @@ def relations(
   `make_kernel` makes the `Relations.kernel`, if that can be used.
   """
   draws = 2 * spec.shared_negatives / spec.chunk / spec.vocab
-  tables = [(NODES, corpus.centers + draws, _INIT_SCALE)]
+  scale = _INIT_SCALES[score.measure]
+  tables = [(NODES, corpus.centers + draws, scale)]
   if score.operator != 'none':
     # Operators of both directions.
     both = np.tile(corpus.source.relation_frequencies, 2)
