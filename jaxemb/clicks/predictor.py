@@ -45,7 +45,7 @@ from jaxemb.runtime import resources
 from jaxemb.storage import atomic
 
 _LOG = logging.getLogger('jaxemb')
-_EXAMPLES = 8192  # at once
+_EXAMPLES = 4096  # at once; more leave the caches of a CPU
 _MIN_ROWS = 1 << 17  # from a file, or the last rows of each take too much
 _PLATFORMS = 'cpu', 'cuda', 'rocm', 'tpu'
 
