@@ -102,43 +102,57 @@ def evaluate(
   users: np.ndarray,
   items: np.ndarray,
   train: Sets,
-  held: Held,
+  held: Mapping[str, Held],
   ks: Sequence[int],
   biases: np.ndarray | float = 0.0,
-) -> dict[str, Any]:
+) -> dict[str, dict[str, Any]]:
   """Scores a ranking of items [items, d] by products with users [users, d].
 
+  Items are ranked once for all splits of `held`, whose scores are by name.
   `biases` [items] are added to the products. `score` and `ndcg` are recall and
   NDCG at the first of `ks`, none of which is more than there are items.
   `found` is the number of held-out interactions whose item can be recommended.
   """
-  gains = 1 / np.log2(np.arange(2, max(ks) + 2))
-  hits, num_found = [], 0
-  size = max(1, _BLOCK_SCORES // len(items))
-  for start in range(0, len(held.users), size):
-    block = np.arange(start, min(start + size, len(held.users)))
-    block_users = held.users[block]
-    scores = users[block_users] @ items.T
-    scores += biases
-    seen, wanted = train.select(block_users), held.sets.select(block)
-    scores[seen.owners(), seen.ids] = -np.inf
-    is_wanted = np.zeros(scores.shape, bool)
-    is_wanted[wanted.owners(), wanted.ids] = True
-    is_wanted[seen.owners(), seen.ids] = False
-    num_found += int(is_wanted.sum())
-    best = _best(scores, max(ks))
-    hits.append(np.take_along_axis(is_wanted, best, 1))
-  scores_at = _metrics(np.concatenate(hits), held.sizes, gains=gains, ks=ks)
-  return {
-    'kind': 'ranking',
-    'score': scores_at[f'recall@{ks[0]}'],
-    'ndcg': scores_at[f'ndcg@{ks[0]}'],
-    **scores_at,
-    'ks': [*ks],
-    'found': num_found,
-    'total': int(held.sizes.sum()),
-    'users': len(held.users),
+  if not held:
+    return {}
+  num, gains = len(items), 1 / np.log2(np.arange(2, max(ks) + 2))
+  # Pairs of a user and an item are numbers, rising by user.
+  wanted = {
+    k: np.unique(num * x.users[x.sets.owners()] + x.sets.ids)
+    for k, x in held.items()
   }
+  ranked = np.unique(np.concatenate([x.users for x in held.values()]))
+  hits: dict[str, list[np.ndarray]] = {k: [] for k in held}
+  num_found, size = dict.fromkeys(held, 0), max(1, _BLOCK_SCORES // num)
+  for start in range(0, len(ranked), size):
+    some = ranked[start : start + size]
+    scores = users[some] @ items.T
+    scores += biases
+    train_items = train.select(some)
+    owners, ids = train_items.owners(), train_items.ids
+    scores[owners, ids] = -np.inf
+    seen = num * some[owners] + ids
+    best = num * some[:, None] + _best(scores, max(ks))
+    for name, pairs in wanted.items():
+      ends = np.searchsorted(pairs, (num * some[0], num * (some[-1] + 1)))
+      pairs = np.setdiff1d(pairs[slice(*ends)], seen)
+      num_found[name] += len(pairs)
+      hits[name].append(np.isin(best, pairs))
+  results = {}
+  for name, x in held.items():
+    of_users = np.concatenate(hits[name])[np.searchsorted(ranked, x.users)]
+    scores_at = _metrics(of_users, x.sizes, gains=gains, ks=ks)
+    results[name] = {
+      'kind': 'ranking',
+      'score': scores_at[f'recall@{ks[0]}'],
+      'ndcg': scores_at[f'ndcg@{ks[0]}'],
+      **scores_at,
+      'ks': [*ks],
+      'found': num_found[name],
+      'total': int(x.sizes.sum()),
+      'users': len(x.users),
+    }
+  return results
 
 
 def _metrics(hits, sizes, gains, ks):

@@ -89,12 +89,9 @@ class Interactions:
 
   def _ranked(self, users, items, ks, held, biases=0.0):
     ks = ks or (min(_K, len(items)),)
-    return {
-      name: ranking.evaluate(
-        users, items, self.data.train, held=x, ks=ks, biases=biases
-      )
-      for name, x in held.items()
-    }
+    return ranking.evaluate(
+      users, items, self.data.train, held=held, ks=ks, biases=biases
+    )
 
   def items(
     self, position: Sequence[int] | None, done: int

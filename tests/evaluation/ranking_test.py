@@ -41,28 +41,33 @@ def test_scores_are_those_of_a_loop(block, monkeypatch):
     return set(rng.choice(num_items, size, replace=False).tolist())
 
   train = [drawn(rng.integers(1, 9)) for _ in range(num_users)]
-  held = {u: drawn(rng.integers(0, 9)) for u in range(0, num_users, 2)}
-  unknown = {u: int(rng.integers(1, 3)) for u in held}
-  found = ranking.evaluate(
-    users,
-    items,
-    ranking.Sets.of(map(list, train)),
-    ranking.Held(
-      np.array(list(held)),
-      ranking.Sets.of(map(list, held.values())),
-      np.array([len(x) + unknown[u] for u, x in held.items()]),
-    ),
-    ks,
-    biases,
-  )
-  args = users, items, biases, train, held, unknown
-  for k in ks:
-    *expected, num_found = _slow(*args, k)
-    at_k = [found[f'{name}@{k}'] for name in ('recall', 'ndcg', 'hits')]
-    np.testing.assert_allclose(at_k, expected, rtol=1e-6)
-  assert (found['score'], found['ndcg']) == (found['recall@5'], found['ndcg@5'])
-  assert (found['found'], found['users']) == (num_found, 15)
-  assert found['total'] == sum(map(len, held.values())) + sum(unknown.values())
+  splits = {
+    name: {u: drawn(rng.integers(0, 9)) for u in of_split}
+    for name, of_split in (('valid', range(28, 0, -2)), ('test', range(9, 30)))
+  }
+  unknown = [int(rng.integers(1, 3)) for _ in range(num_users)]
+  held = {
+    name: ranking.Held(
+      np.array(list(x)),
+      ranking.Sets.of(map(list, x.values())),
+      np.array([len(wanted) + unknown[u] for u, wanted in x.items()]),
+    )
+    for name, x in splits.items()
+  }
+  sets = ranking.Sets.of(map(list, train))
+  results = ranking.evaluate(users, items, sets, held, ks=ks, biases=biases)
+  assert not ranking.evaluate(users, items, sets, {}, ks=ks)
+  for name, of_split in splits.items():
+    found = results[name]
+    args = users, items, biases, train, of_split, unknown
+    for k in ks:
+      *expected, num_found = _slow(*args, k)
+      at_k = [found[f'{x}@{k}'] for x in ('recall', 'ndcg', 'hits')]
+      np.testing.assert_allclose(at_k, expected, rtol=1e-6)
+    assert found['score'] == found['recall@5']
+    assert found['ndcg'] == found['ndcg@5']
+    assert (found['found'], found['users']) == (num_found, len(of_split))
+    assert found['total'] == held[name].sizes.sum()
 
 
 def test_sets_know_their_owners_and_means():
