@@ -334,6 +334,7 @@ _GRAPHS = (
   _graph('edges.tsv', 'field(s)', 'data.labels=one_column.tsv'),
   _graph('edges.tsv', 'between 0 and 1', 'data.test=1.5'),
   _graph('edges.tsv', 'no order', 'data.test=last:0.1'),
+  _graph('edges.tsv', 'holds out no edge', 'data.valid=0.0001'),
   _graph('edges.tsv', 'no edge between nodes', 'data.test=elsewhere.tsv'),
   _graph('edges.tsv', 'there is no file', 'data.test=absent.tsv'),
   _graph('edges.tsv', 'not used with graph', 'data.min_count=2'),

@@ -209,6 +209,11 @@ def split(
       )
     else:
       graph, held = hold_out(graph, name, fraction[0], seed=spec.seed)
+      if not len(held.edges):
+        raise errors.UserError(
+          f'config.data.{name}={text} holds out no edge of the graph; give a '
+          'larger fraction'
+        )
     splits[name] = held
   if not len(graph.neighbors):
     raise errors.UserError(
