@@ -785,7 +785,7 @@ def load_vectors(
   senses = multivectors.read(
     folder, names=words, counts=counts, vectors=vectors
   )
-  relations = export.read_relations(folder)
+  relations = export.read_relations(folder, num_nodes=len(words))
   return Embeddings(
     words, vectors, counts, sense_table=senses, relations=relations
   )

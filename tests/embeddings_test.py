@@ -261,6 +261,14 @@ def test_edges_are_scored_by_operators_of_relations(tmp_path):
   path.write_bytes(path.read_bytes()[:200])
   with pytest.raises(errors.UserError, match='relations.npz: .*; export again'):
     jaxemb.load(tmp_path)
+  targets = relations._replace(operator='none', targets=vectors)
+  jaxemb.Embeddings(list('abc'), vectors, relations=targets).save(tmp_path)
+  np.save(tmp_path / 'targets.npy', vectors[:2])
+  with pytest.raises(errors.UserError, match='2 rows for the 3 nodes'):
+    jaxemb.load(tmp_path)
+  (tmp_path / 'targets.npy').unlink()
+  with pytest.raises(errors.UserError, match='targets.npy: No such file'):
+    jaxemb.load(tmp_path)
   made = jaxemb.Embeddings(list('abc'), vectors)
   made.save(tmp_path)
   loaded = jaxemb.load(tmp_path)

@@ -117,26 +117,27 @@ def write_relations(folder: pathlib.Path, relations: Relations | None) -> None:
   if relations is None:
     (folder / RELATIONS).unlink(missing_ok=True)
     return
-  arrays = relations._replace(targets=None)._asdict()
-  del arrays['targets']
+  arrays = relations._asdict()
+  arrays['has_targets'] = arrays.pop('targets') is not None
   with atomic.write(folder / RELATIONS) as file:
     np.savez(file, **{k: np.asarray(x) for k, x in arrays.items()})
 
 
-def read_relations(folder: pathlib.Path) -> Relations | None:
+def read_relations(folder: pathlib.Path, num_nodes: int) -> Relations | None:
   """What `write_relations` has written, or None.
 
-  Raises a `UserError` if it is damaged.
+  Raises a `UserError` if it is damaged, or of another number of nodes.
   """
   path = folder / RELATIONS
   if not path.exists():
     return None
-  targets = None
-  if (folder / TARGETS).exists():
-    with reading(folder / TARGETS):
-      targets = open_array(folder / TARGETS)
   with reading(path), np.load(path) as arrays:
-    measure, temperature = 'product', 0.0
+    targets, measure, temperature = None, 'product', 0.0
+    if arrays.get('has_targets', False):
+      with reading(folder / TARGETS) as file:
+        targets = open_array(file)
+        if len(targets) != num_nodes:
+          raise ValueError(f'{len(targets)} rows for the {num_nodes} nodes')
     if 'measure' in arrays:
       measure = str(arrays['measure'])
       temperature = float(arrays['temperature'])
