@@ -276,7 +276,7 @@ class Edges(_Graphs):
       rows = np.asarray(contexts, np.float32)
       names = collected.context_keys
       relations = relations._replace(names=names, rows=rows)
-    elif contexts is not None:
+    elif contexts is not None and len(contexts) == len(collected.keys):
       relations = relations._replace(targets=contexts)
     return collected._replace(relations=relations)
 

@@ -215,6 +215,20 @@ def test_edge_scores_are_those_that_rank_edges(
       found.edge_scores(pairs)
 
 
+def test_contexts_of_own_models_need_not_be_of_nodes():
+  rows = np.ones((3, 2), np.float32)
+  collected = vectors_lib.Export(
+    keys=list('abc'),
+    counts=np.ones(3, np.int64),
+    rows=export.Encoded(rows),
+    others={'context_vectors': rows[:2]},
+    context_keys=['r', 'r (inverse)'],
+  )
+  parts = types.SimpleNamespace(trainable=types.SimpleNamespace(model=None))
+  collected = kinds.Edges()._with_scores(parts, collected)
+  assert collected.relations.targets is None
+
+
 def _run(variant, workdir, settings):
   config = config_lib.load(f'graph:{variant}', SMALL | settings)
   assert train.run(config, workdir) == 0
