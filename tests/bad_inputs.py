@@ -410,6 +410,8 @@ _INTERACTIONS = (
   _sets('sets.txt', 'does not divide users', 'strategy.name=partition'),
   _sets('sets.txt', 'not used with interactions', 'data.lowercase=false'),
   _sets('sets.txt', 'must be positive numbers', 'eval.k=5,0'),
+  _sets('sets.txt', 'must be positive numbers', 'eval.k=,'),
+  _sets('sets.txt', 'has a number twice; remove one', 'eval.k=5,1,5'),
   _sets('sets.txt', 'choose ndcg or score', 'eval.monitor=mrr'),
   _sets('sets.txt', 'patience needs data for validation', 'train.patience=2'),
   _sets('sets.txt', 'eval.k=9999 is more than', 'eval.k=9999,5'),

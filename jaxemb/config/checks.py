@@ -223,7 +223,9 @@ def _core_conflicts(
         f'config.table.layout={table.layout} splits tables over devices, and '
         f'a store is used by one; remove it, or {wanted}'
       )
-  schema.sizes('eval.k', config.eval.k)
+  ks = schema.sizes('eval.k', config.eval.k)
+  if len({*ks}) < len(ks):
+    yield f'config.eval.k={config.eval.k} has a number twice; remove one'
   yield from _monitor_conflicts(config.eval.monitor, kind.monitors)
   if table.device_bytes:
     schema.room_bytes(table.device_bytes, 0)

@@ -75,7 +75,7 @@ def names(text: str) -> tuple[str, ...]:
 
 def sizes(name: str, text: str) -> tuple[int, ...]:
   """Parses positive integers separated by commas, or raises a `UserError`."""
-  numbers = [x.strip() for x in text.split(',') if x.strip()]
+  numbers = [x.strip() for x in text.split(',') if text.strip()]
   if not all(x.isdecimal() and int(x) for x in numbers):
     raise errors.UserError(
       f'config.{name}={text} must be positive numbers separated by commas'
