@@ -105,7 +105,8 @@ def relations(args: argparse.Namespace, folder: pathlib.Path) -> None:
   for operator in args.operators.split(','):
     for seed in map(int, args.seeds.split(',')):
       given = {'model.operator': operator, 'seed': seed}
-      report = run(fixed | _TUNED[operator] | given, folder / operator)
+      workdir = folder / f'{operator}-{seed}'
+      report = run(fixed | _TUNED[operator] | given, workdir)
       print(f'{operator} {seed}: {report["total_secs"]:.0f} s')
       for name, found in report['evaluation'].items():
         kept = [x for x in found if 'mrr' in x or 'hits@' in x]
