@@ -27,7 +27,7 @@ def running_sums(
 ) -> row_optimizers.RowGrads:
   """Sums over the positions with the same id up to each, itself included.
 
-  Ids [n] are sorted, as are counts [n], and perhaps squares [n]; gradients and
+  Ids [n] are sorted, as are perhaps counts [n] and squares [n]; gradients and
   rows are in the `order` [n] of these. Only by a kernel, and if there is room,
   rows are sorted as well.
   """
@@ -63,13 +63,18 @@ def _sums_apart(ids, grads, squares):
   return (_running_sums(ids, grads), _running_sums(ids, squares[:, None])[:, 0])
 
 
-def _running_counts(ids: jax.Array, counts: jax.Array) -> jax.Array:
+def _running_counts(ids: jax.Array, counts: jax.Array | None) -> jax.Array:
   """Returns running sums of counts, which float32 adds without rounding.
 
-  As one more column of the product they would be another tile of a TPU's.
+  Without counts each is 1. As one more column of the product they would be
+  another tile of a TPU's.
   """
   is_first = jnp.append(True, ids[1:] != ids[:-1])
-  totals = jnp.cumsum(counts)
+  if counts is None:
+    # XLA would compute a sum of constants itself, in seconds, and warn of it.
+    totals, counts = jnp.arange(1, len(ids) + 1, dtype=jnp.float32), 1.0
+  else:
+    totals = jnp.cumsum(counts)
   before = jax.lax.cummax(jnp.where(is_first, totals - counts, 0.0))
   return totals - before
 
@@ -119,7 +124,7 @@ def by_sorting(
   ids, *moved = jax.lax.sort([ids, *numbers.values()], num_keys=1)
   numbers = dict(zip(numbers, moved, strict=True))
   order = numbers.pop('order')
-  row_grads = row_grads._replace(ids=ids, **numbers)
+  row_grads = row_grads._replace(ids=ids, **({'counts': None} | numbers))
   is_last = jnp.append(ids[1:] != ids[:-1], True)
   unused = vocab + jnp.arange(len(ids), dtype=jnp.int32)
   unique = jnp.where(is_last & (ids < vocab), ids, unused)

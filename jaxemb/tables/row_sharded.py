@@ -158,12 +158,9 @@ class Route:
       num_rows = self.axes.num_table * self.num_rows
       sums = kernels.sums_of_sorted(row_grads, self.order, num_rows)
       return jax.tree.map(lambda x: x[self.first], sums)
-    order, counts = self.order, jnp.ones(len(self.order), jnp.float32)
-    squares = None if squares is None else squares[order]
-    row_grads = row_optimizers.RowGrads(
-      ids=self.in_order, grads=grads, squares=squares, counts=counts
-    )
-    sums = dedup.running_sums(row_grads, order, kernels)
+    squares = None if squares is None else squares[self.order]
+    row_grads = row_optimizers.RowGrads(self.in_order, grads, squares)
+    sums = dedup.running_sums(row_grads, self.order, kernels)
     return jax.tree.map(lambda x: x[self.last], sums._replace(ids=None))
 
   def send(
