@@ -23,8 +23,12 @@ _RANKS = (
 )
 
 
+class _Over(Exception):
+  """The seconds are over."""
+
+
 class _Limit(callbacks.TrainingCallback):
-  """Ends training when its seconds are over."""
+  """Ends training so many seconds after its first batch."""
 
   def __init__(self, secs: float):
     super().__init__()
@@ -34,7 +38,7 @@ class _Limit(callbacks.TrainingCallback):
     self.batches += 1
     self.start = self.start or time.monotonic()
     if time.monotonic() - self.start > self.secs:
-      raise KeyboardInterrupt
+      raise _Over
 
 
 def _main() -> None:
@@ -75,7 +79,7 @@ def _main() -> None:
       callbacks=[limit],
       use_tqdm=False,
     )
-  except KeyboardInterrupt:
+  except _Over:
     print(f'{args.secs:.0f} s: {limit.batches:,} batches of {args.batch}')
   found = evaluation.RankBasedEvaluator().evaluate(
     model,
