@@ -109,11 +109,9 @@ class Edges:
     self.context_keys = names + [f'{x} (inverse)' for x in names]
     self.fingerprint = f'{graph_lib.fingerprint(graph)} {num} partitions'
     isolated = graph.num_nodes - len(self.keys)
-    self.dropped = {**graph.counted, 'isolated_nodes': isolated}
-    self._held_ids = {}
-    for name, held in self.held.items():
-      self._held_ids[name] = ids = held.ids(self._ids_of, counts)
-      self.dropped |= held.counts(ids)
+    found = edge_splits.located(self.held, self._ids_of, counts)
+    self._held_ids, counted = found
+    self.dropped = {**graph.counted, 'isolated_nodes': isolated, **counted}
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
 
   def _make_columns(self, starts: np.ndarray) -> None:

@@ -94,6 +94,19 @@ class Held(NamedTuple):
     return {k: int(x.sum()) for k, x in unknown.items()} | self.counted
 
 
+def located(
+  splits: Mapping[str, Held],
+  ids_of: np.ndarray,
+  relation_counts: Sequence[int] = (1,),
+) -> tuple[dict[str, tuple[np.ndarray, ...]], dict[str, int]]:
+  """Returns the ids of each split's edges, and what the report counts."""
+  ids = {k: x.ids(ids_of, relation_counts) for k, x in splits.items()}
+  counted: dict[str, int] = {}
+  for name, held in splits.items():
+    counted |= held.counts(ids[name])
+  return ids, counted
+
+
 def hold_out(
   graph: graph_lib.Graph, name: str, fraction: float, seed: int
 ) -> tuple[graph_lib.Graph, Held]:

@@ -116,11 +116,9 @@ class Walks(blocks_lib.BlockSource):
     super().__init__(Corpus(graph, spec), spec)
     self.graph, self.inputs = graph, graph.inputs
     isolated = int((self.corpus.ids_of < 0).sum())
-    self.dropped = {**graph.counted, 'isolated_nodes': isolated}
-    self._held_ids = {}
-    for name, held in self.held.items():
-      self._held_ids[name] = ids = held.ids(self.corpus.ids_of)
-      self.dropped |= held.counts(ids)
+    found = edge_splits.located(self.held, self.corpus.ids_of)
+    self._held_ids, counted = found
+    self.dropped = {**graph.counted, 'isolated_nodes': isolated, **counted}
 
   def describe(self) -> list[str]:
     """What was read, for the log."""
