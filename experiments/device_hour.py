@@ -6,9 +6,8 @@
    its host; the largest difference is given in parts of what the steps changed.
 2. Rates of training on random ids, by size of the step, dim, dtype, optimizer
    and with the kernels of `kernels.tpu` (TPU), or of `kernels.gpu.row_sums`
-   and `window_products` (GPU), or without, each with its part of the
-   memory's rate: the bytes of rows that a step reads and writes, in its time,
-   over what the makers say.
+   (GPU), or without, each with its part of the memory's rate: the bytes of
+   rows that a step reads and writes, in its time, over what the makers say.
 3. A trace of a dispatch for TensorBoard or Perfetto.
 
 Each result is written as it comes. What fails is told, and the rest goes on;

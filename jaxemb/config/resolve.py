@@ -61,7 +61,7 @@ class Tuning:
   row_threads: int  # of a kernel that updates rows; 0 = XLA does
   tokens_once: bool  # not once for each window that a step has them in
   row_copies: bool  # a TPU's kernels read and write rows
-  row_sums: bool  # a GPU's kernels multiply rows, sum those of an id, update
+  row_sums: bool  # a GPU's kernel sums the gradients of an id, and updates
   sync_words: float  # of a replica between exchanges of the frequent rows
   rest_words: float  # and, with the policy hot, between those of the others
   sync_lookups: float  # of a row between two exchanges of it

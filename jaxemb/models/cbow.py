@@ -36,28 +36,20 @@ class Cbow(skipgram.SkipGram):
     inputs = batch.blocks() if self.spec.tokens_once else batch.windows()
     return {skipgram.INPUT: inputs, skipgram.OUTPUT: outputs}
 
-  def products(self, ids, batch):
-    """Returns the weights of means of contexts with outputs."""
-    means, num_contexts = mean_weights(batch)
-    has_context = (num_contexts > 0).astype(jnp.float32)
-    weights = has_context * target_weights(self.spec, ids[skipgram.OUTPUT])
-    chunk, examples = self.spec.chunk, has_context.sum()
-    return skipgram.Products(
-      weights=weights, num_positive=chunk, examples=examples, means=means
-    )
-
   def loss(self, params, rows, ids, batch, key):
     """Sums over the centers that have a context."""
-    products, tokens = self.products(ids, batch), rows[skipgram.INPUT]
+    tokens = rows[skipgram.INPUT]
     if self.spec.tokens_once:
       tokens = batch.windows_of(tokens)
-    left = columns.weighted_sums(products.means, tokens)
-    return self._weighted_loss(
+    left, num_contexts = context_means(batch, tokens)
+    has_context = (num_contexts > 0).astype(jnp.float32)
+    loss = self._weighted_loss(
       left,
       right=rows[skipgram.OUTPUT],
-      weights=products.weights,
-      num_positive=products.num_positive,
-    ), base.Aux(products.examples)
+      weights=has_context * target_weights(self.spec, ids[skipgram.OUTPUT]),
+      num_positive=self.spec.chunk,
+    )
+    return loss, base.Aux(has_context.sum())
 
 
 def make(
@@ -79,14 +71,9 @@ def context_means(
   batch: windows.StepBatch, token_rows: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """Returns means [k, c, d] of rows [k, c + 2 W, d], and counts [k, c, 1]."""
-  means, num_contexts = mean_weights(batch)
-  return columns.weighted_sums(means, token_rows), num_contexts
-
-
-def mean_weights(batch: windows.StepBatch) -> tuple[jax.Array, jax.Array]:
-  """Returns weights [k, c, c + 2 W] of contexts, and their counts [k, c, 1]."""
   num_contexts = batch.num_contexts()[..., None]
-  return batch.mask() / jnp.maximum(num_contexts, 1), num_contexts
+  means = batch.mask() / jnp.maximum(num_contexts, 1)
+  return columns.weighted_sums(means, token_rows), num_contexts
 
 
 def target_weights(spec: base.WindowSpec, ids: jax.Array) -> jax.Array:

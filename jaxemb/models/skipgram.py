@@ -18,7 +18,6 @@ times the number of the center's contexts that differ from the negative.
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,16 +30,6 @@ from jaxemb.tables import spec as spec_lib
 
 INPUT = 'input'
 OUTPUT = 'output'
-
-
-class Products(NamedTuple):
-  """What a loss of products of a chunk's rows is made of, beside the rows."""
-
-  weights: jax.Array  # [k, c, w] float32, of the loss of each score
-  num_positive: int  # of the w outputs, the first ones have label 1
-  examples: jax.Array  # float32
-  # [k, c, v] float32, of input rows, to be multiplied; None = these are c.
-  means: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,20 +76,13 @@ class SkipGram(WindowModel):
       outputs = jnp.concatenate([batch.windows(), draws], 1)
     return {INPUT: batch.centers(), OUTPUT: outputs}
 
-  def products(self, ids, batch):
-    """Returns the weights of centers with the tokens of their windows."""
-    s, mask, num_contexts = self.spec, batch.mask(), batch.num_contexts()
+  def loss(self, params, rows, ids, batch, key):
+    """Sums over pairs of a center and a token of its window."""
+    s, left = self.spec, rows[INPUT]
+    positive, num_contexts = batch.mask(), batch.num_contexts()
     draws = self._looked_up(batch, ids[OUTPUT])[0][:, -s.shared_negatives :]
     pairs = num_contexts[..., None] - batch.num_hits(draws)
-    weights = jnp.concatenate(
-      [mask, pairs * (s.negatives / s.shared_negatives)], 2
-    )
-    return Products(weights, mask.shape[2], num_contexts.sum())
-
-  def loss(self, params, rows, ids, batch, key):
-    """Sums over `Products.examples`."""
-    products, left = self.products(ids, batch), rows[INPUT]
-    positive, negative = jnp.split(products.weights, [products.num_positive], 2)
+    negative = pairs * (s.negatives / s.shared_negatives)
     first, *others = self._looked_up(batch, rows[OUTPUT])
     width, loss = first.shape[1] - negative.shape[2], 0.0
     for i, right in enumerate([first, *others]):
@@ -110,7 +92,7 @@ class SkipGram(WindowModel):
       missing = right.shape[1] - weights.shape[2]
       weights = jnp.pad(weights, ((0, 0), (0, 0), (0, missing)))
       loss += self._weighted_loss(left, right, weights, num_positive=width)
-    return loss, base.Aux(products.examples)
+    return loss, base.Aux(num_contexts.sum())
 
   def _looked_up(self, batch, outputs):
     """Returns the outputs of chunks, the first tokens with the draws.

@@ -18,7 +18,7 @@ from jaxemb.config import kinds
 from jaxemb.data import base as data_base
 from jaxemb.kernels.cpu import ffi, updates
 from jaxemb.kernels.cpu import step as native
-from jaxemb.kernels.gpu import row_sums, window_products
+from jaxemb.kernels.gpu import row_sums
 from jaxemb.kernels.tpu import row_copies, sorted_sums
 from jaxemb.models import base as model_base
 from jaxemb.models import columns
@@ -85,7 +85,6 @@ def make(
       compiling=compiling,
     )
   tables, num_cache_rows = _tables(setup, model.specs(), axes)
-  multiplies = tuning.row_sums and window_products.can_multiply(model, tables)
   trainable = strategy_base.Trainable(
     model=model,
     tables=tables,
@@ -96,7 +95,6 @@ def make(
     may_be_compact=tuning.steps_per_loop == 1
     and (mesh.size == 1 or not is_shared),
     fused=fused,
-    gradients=window_products.Gradients() if multiplies else None,
   )
   if num_cache_rows:
     stepping = _in_store(

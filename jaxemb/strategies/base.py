@@ -62,13 +62,8 @@ class Trainable:
   # Allows the model's compact variant: no device waits for another in a step.
   may_be_compact: bool = False
 
-  # Kernels that take the place of XLA's step, in all or in part.
-
-  # Arguments and result of `training_step`.
+  # A kernel in place of `training_step`, with its arguments and result.
   fused: Callable[..., tuple[TrainState, 'StepMetrics']] | None = None
-  # (model without dense parameters, states of tables, ids, batch) -> (loss,
-  # examples, gradients of rows); looks rows up itself.
-  gradients: Callable[..., tuple[jax.Array, jax.Array, Any]] | None = None
 
   # Returns an optax transformation in place of the model's.
   dense: Callable[[], Any] | None = None
@@ -237,16 +232,10 @@ def training_step(
     ids = model.ids(batch, context.key)
   positions = ids if context.positions is None else context.positions
   measured = jnp.where(context.measure, 1.0, 0.0)
-  if trainable.gradients:
-    rows, tables, counts = dict.fromkeys(state.tables), state.tables, {}
-    value, examples, row_grads = trainable.gradients(model, tables, ids, batch)
-    grads, aux = (state.params, row_grads), model_base.Aux(examples)
-    value *= measured
-  else:
-    rows, tables, counts = _look_up(trainable, state.tables, positions)
-    value, aux, grads = _differentiate(
-      model, (state.params, rows), ids, batch=batch, context=context
-    )
+  rows, tables, counts = _look_up(trainable, state.tables, positions)
+  value, aux, grads = _differentiate(
+    model, (state.params, rows), ids, batch=batch, context=context
+  )
   # The rows must have been read for the loss before a table changes in place.
   (param_grads, row_grads), value = jax.lax.optimization_barrier((grads, value))
   examples, is_dense = aux.examples, bool(jax.tree.leaves(state.params))

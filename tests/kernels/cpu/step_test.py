@@ -11,7 +11,6 @@ import pytest
 
 from jaxemb.data import windows
 from jaxemb.kernels.cpu import step
-from jaxemb.kernels.gpu import window_products
 from jaxemb.ops import huffman
 from jaxemb.strategies import base
 from tests import dispatches, marking, oracle
@@ -45,8 +44,7 @@ class Case(NamedTuple):
   lengths: tuple[int, ...] = (2, 5, 9)  # of the sentences
   words: int = 60  # in all sentences of a run
   scale: float = 0.5  # of the rows
-  # Else by XLA: 'xla', 'once' if tokens are looked up once, or with the kernel
-  # of a 'gpu', interpreted.
+  # Else by XLA: 'xla', or 'once' if tokens are looked up once.
   way: str = 'kernel'
 
 
@@ -135,11 +133,6 @@ OF_TOKENS_ONCE = {
   name: OF_XLA[name]
   for name in ('plain', 'window_over_chunk', 'half_padding', 'few_words')
 }
-OF_A_GPU = {
-  **{k: CASES[k] for k in ('plain', 'window_over_chunk', 'half_padding')},
-  'one_chunk': SAMPLED['one_chunk'],
-  'wide': Case(dim=300),
-}
 
 every_case = pytest.mark.parametrize(
   'case',
@@ -150,7 +143,6 @@ every_case = pytest.mark.parametrize(
     *_named(MODELS[2:], TREES),
     *_named(MODELS[:2], OF_XLA, 'xla'),
     *_named(MODELS[:2], OF_TOKENS_ONCE, 'once'),
-    *_named(MODELS[:2], OF_A_GPU, 'gpu'),
   ],
 )
 
@@ -185,12 +177,7 @@ def _make(case, **settings):
     shared_nodes=SHARED_NODES,
     tokens_once=case.way == 'once',
   )
-  gradients = None
-  if case.way == 'gpu':
-    gradients = window_products.Gradients(interpret=True)
-    model, tables = made.trainable.model, made.trainable.tables
-    assert window_products.can_multiply(model, tables)
-  return dataclasses.replace(made.trainable, gradients=gradients)
+  return made.trainable
 
 
 def _state(case, trainable):
