@@ -26,7 +26,8 @@ import numba
 import numpy as np
 from numba import types
 
-from jaxemb.kernels.cpu import ahead, ffi, rows, turns
+from jaxemb.kernels import ffi
+from jaxemb.kernels.cpu import ahead, rows, turns
 from jaxemb.runtime import resources
 
 _PLACE = ffi.MOST_FUNCTIONS - 1  # in the table of addresses of functions

@@ -22,7 +22,7 @@ import ml_collections
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.config import kinds
-from jaxemb.kernels.cpu import step as native
+from jaxemb.kernels import ffi
 from jaxemb.run import (
   build,
   evaluation,
@@ -219,7 +219,7 @@ def _build(
   read = functools.partial(_read_and_make, start, monitor.stop, cluster)
   try:
     parts = read(start.fixed)
-  except native.Unavailable as error:
+  except ffi.Unavailable as error:
     why = str(error)
   if whys := list(filter(None, distributed.everyone('fused', why))):
     metrics.LOG.info(f'steps are not fused, and slower: {whys[0]}')

@@ -16,8 +16,9 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.config import kinds
 from jaxemb.data import base as data_base
-from jaxemb.kernels.cpu import ffi, updates
+from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import step as native
+from jaxemb.kernels.cpu import updates
 from jaxemb.kernels.gpu import row_sums
 from jaxemb.kernels.tpu import row_copies, sorted_sums
 from jaxemb.models import base as model_base

@@ -19,7 +19,7 @@ import ml_collections
 
 from jaxemb import errors
 from jaxemb.data import base as data_base
-from jaxemb.kernels.cpu import step as native
+from jaxemb.kernels import ffi
 from jaxemb.run import build, loop, metrics, rundir
 from jaxemb.run import devices as devices_lib
 from jaxemb.runtime import resources
@@ -71,7 +71,7 @@ class Worker:
       parts = build.parts(
         setup, self.cache, folder=task.workdir / 'store', cluster=self._cluster
       )
-    except native.Unavailable as error:
+    except ffi.Unavailable as error:
       raise errors.UserError(
         f'worker {self._number} has no kernel for its CPU ({error}), and '
         'others have; give --config.train.fused=false'

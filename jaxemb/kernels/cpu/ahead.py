@@ -5,14 +5,13 @@ is needed here, that process can start before all else.
 """
 
 import functools
-import hashlib
 import importlib.metadata
 import os
 import pathlib
 import subprocess
 import sys
 
-from llvmlite import binding
+from jaxemb.kernels import sources
 
 
 def takes_steps(model: str, loss: str, dtype: str, optimizer: str) -> bool:
@@ -30,22 +29,12 @@ def takes_steps(model: str, loss: str, dtype: str, optimizer: str) -> bool:
 
 @functools.cache
 def source() -> str:
-  """Returns a digest of the source of kernels, of the compiler and the CPU.
-
-  numba looks at the time of one file; a kernel is made of several, of which two
-  are not in this folder.
-  """
+  """Returns a digest of the source of kernels, of the compiler and the CPU."""
   folder = pathlib.Path(__file__).parent
   ops = folder.parents[1] / 'ops'
-  paths = *sorted(folder.glob('*.py')), ops / 'memory.py', ops / 'hashing.py'
-  names = (
-    sys.version,
-    *map(importlib.metadata.version, ('numba', 'llvmlite')),
-    os.environ.get('NUMBA_CPU_NAME') or binding.get_host_cpu_name(),
-    os.environ.get('NUMBA_CPU_FEATURES', ''),
-  )
-  texts = b''.join(x.read_bytes() for x in paths)
-  return hashlib.sha256(texts + repr(names).encode()).hexdigest()
+  # A kernel is made of several files, of which three are not in this folder.
+  others = folder.parent / 'ffi.py', ops / 'memory.py', ops / 'hashing.py'
+  return sources.digest((*sorted(folder.glob('*.py')), *others))
 
 
 @functools.cache  # a later call waits for the same process

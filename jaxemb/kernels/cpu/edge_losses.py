@@ -21,7 +21,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from jaxemb.kernels.cpu import ffi, rows, tiles, turns
+from jaxemb.kernels import ffi
+from jaxemb.kernels.cpu import rows, tiles, turns
 
 _ROWS, _IDS, _WEIGHTS, _VOCAB = range(turns.READ, turns.READ + 4)
 _GRADS, _LOSSES = range(turns.RESULTS, turns.RESULTS + 2)

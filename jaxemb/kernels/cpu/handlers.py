@@ -16,10 +16,10 @@ import numba
 import numpy as np
 from numba.core import caching, ccallback
 
+from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import (
   ahead,
   edge_losses,
-  ffi,
   kernels,
   row_updates,
   rows,

@@ -34,7 +34,8 @@ from typing import Any
 import numba
 import numpy as np
 
-from jaxemb.kernels.cpu import ffi, rows, tiles, turns
+from jaxemb.kernels import ffi
+from jaxemb.kernels.cpu import rows, tiles, turns
 
 _LOSS_EVERY_CHUNKS = 64
 

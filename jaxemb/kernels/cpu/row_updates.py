@@ -22,7 +22,8 @@ state.
 import numba
 import numpy as np
 
-from jaxemb.kernels.cpu import ffi, rows, turns
+from jaxemb.kernels import ffi
+from jaxemb.kernels.cpu import rows, turns
 
 CHUNKS_PER_CLASS = 4  # so that a turn is a class (`turns`)
 _IDS, _VOCAB = range(turns.READ, turns.READ + 2)  # of the first call

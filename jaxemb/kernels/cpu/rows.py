@@ -12,7 +12,8 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic, overload
 
-from jaxemb.kernels.cpu import ffi, tiles
+from jaxemb.kernels import ffi
+from jaxemb.kernels.cpu import tiles
 from jaxemb.ops import hashing, memory
 
 # A sum may be rounded in any order, nothing else is assumed of numbers. Arrays

@@ -19,7 +19,8 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import windows
-from jaxemb.kernels.cpu import ffi, handlers, kernels, rows, turns
+from jaxemb.kernels import ffi
+from jaxemb.kernels.cpu import handlers, kernels, rows, turns
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, hierarchical, skipgram
 from jaxemb.strategies import base as strategy_base
@@ -39,27 +40,24 @@ _FREE_CENTERS = 240
 _LEAST_BRAKE = 0.2  # less than this changes a learning rate by a hundredth
 
 
-class Unavailable(Exception):
-  """A kernel cannot be compiled or used, for a reason of one line."""
-
-
 @functools.cache  # XLA takes a name once
 def register() -> None:
   """Registers the handler that calls kernels with XLA."""
   handlers.compiled('task')
-  ffi.register(turns.TARGET, handlers.compiled('handler'))
+  ffi.register(turns.TARGET, handlers.compiled('handler'), 'cpu')
 
 
 def load(kernel: str, dtype: str) -> int:
   """Compiles a kernel if it was not; returns its number, for `call`.
 
-  Raises `Unavailable` for whatever fails: numba, LLVM and XLA have many errors.
+  Raises `ffi.Unavailable` for whatever fails: numba, LLVM and XLA have many
+  errors.
   """
   try:
     register()
     return handlers.load(kernel, dtype)
   except Exception as error:
-    raise Unavailable(errors.one_line(error)) from error
+    raise ffi.Unavailable(errors.one_line(error)) from error
 
 
 def call(
@@ -194,7 +192,7 @@ def make(
   """Returns the kernel of a class of models, for tables of a dtype.
 
   `optimizer` has the settings of that name; `compiling` is what to wait for.
-  Raises `Unavailable`.
+  Raises `ffi.Unavailable`.
   """
   if compiling:
     compiling.wait()

@@ -28,7 +28,7 @@ import numba
 import numpy as np
 from numba import types
 
-from jaxemb.kernels.cpu import ffi
+from jaxemb.kernels import ffi
 
 TARGET = 'jaxemb_chunks'  # XLA's name of the handler
 TASK = types.void(types.uintp)  # the signature of `work`

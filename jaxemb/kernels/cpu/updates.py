@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxemb.kernels.cpu import edge_losses, ffi, row_updates, step
+from jaxemb.kernels import ffi
+from jaxemb.kernels.cpu import edge_losses, row_updates, step
 from jaxemb.tables import row_access, row_optimizers
 
 
@@ -73,7 +74,7 @@ _PARAMETERS = {
 def make(optimizer: Mapping[str, Any], num_threads: int) -> RowKernel:
   """Returns the kernel of an optimizer, compiled, for float32 tables.
 
-  `optimizer` has the settings of that name. Raises `step.Unavailable`.
+  `optimizer` has the settings of that name. Raises `ffi.Unavailable`.
   """
   name = optimizer['name']
   return RowKernel(
@@ -131,5 +132,5 @@ _edge_softmax.defvjp(_edge_softmax_forward, _edge_softmax_backward)
 
 
 def edge_softmax(num_threads: int) -> EdgeSoftmax:
-  """Returns the kernel, compiled. Raises `step.Unavailable`."""
+  """Returns the kernel, compiled. Raises `ffi.Unavailable`."""
   return EdgeSoftmax(step.load('softmax_edges', 'float32'), num_threads)

@@ -9,7 +9,8 @@ import pytest
 
 from jaxemb.data import examples
 from jaxemb.graphs import edge_models as edges
-from jaxemb.kernels.cpu import ffi, updates
+from jaxemb.kernels import ffi
+from jaxemb.kernels.cpu import updates
 from jaxemb.models import base, edge_scores
 from jaxemb.ops import sampling
 from tests import marking

@@ -3,7 +3,8 @@
 import numba
 import pytest
 
-from jaxemb.kernels.cpu import ffi, handlers, step
+from jaxemb.kernels import ffi
+from jaxemb.kernels.cpu import handlers, step
 from tests import runs
 
 _SETTINGS = {'train.epochs': 2, 'mesh.data': 1}

@@ -10,7 +10,8 @@ import numba
 import numpy as np
 import pytest
 
-from jaxemb.kernels.cpu import ahead, ffi, handlers, step, turns
+from jaxemb.kernels import ffi
+from jaxemb.kernels.cpu import ahead, handlers, step, turns
 
 # What fails in a kernel, pytest may hear of in another test.
 pytestmark = pytest.mark.filterwarnings(

@@ -26,26 +26,58 @@ _VERSION = 0, 3
 # Offsets in bytes: in XLA_FFI_CallFrame,
 _EXTENSION, _INTERFACE, _CONTEXT, _STAGE = 8, 16, 24, 32
 ARGUMENTS, RESULTS = 40, 80
-_ARRAYS = 32  # in XLA_FFI_Args and XLA_FFI_Rets,
+_ATTRIBUTES = 120
+_SIZE, _ARRAYS = 16, 32  # in XLA_FFI_Args and XLA_FFI_Rets,
+_VALUES = 40  # in XLA_FFI_Attrs,
+_NUMBERS = 16  # in XLA_FFI_Array,
 _DATA, _DIMS = 24, 40  # in XLA_FFI_Buffer,
 _KIND, _METADATA = 8, 24  # in XLA_FFI_Metadata_Extension,
 _MAJOR, _MINOR, _TRAITS = 24, 28, 32  # in XLA_FFI_Metadata,
-_DESTROY_ERROR, _SCHEDULE = 64, 136  # and in XLA_FFI_Api.
+# and in XLA_FFI_Api.
+_CREATE_ERROR, _DESTROY_ERROR, _STREAM, _SCHEDULE = 48, 64, 80, 136
 _IS_METADATA, _EXECUTE = 1, 3
+_INTERNAL = 13  # the code of an error
 
-_SYMBOL = 'jaxemb_addresses'
 _INT = ir.IntType(64)
 MOST_FUNCTIONS = 32  # compiled
-_addresses = (ctypes.c_void_p * (MOST_FUNCTIONS + 1))()
 LENT = MOST_FUNCTIONS  # `address` of it is how many cores are lent
 _lock = threading.Lock()
-binding.add_symbol(_SYMBOL, ctypes.addressof(_addresses))
+
+
+class Unavailable(Exception):
+  """A kernel cannot be compiled or used, for a reason of one line."""
+
+
+def table(symbol: str, num_words: int) -> tuple[ctypes.Array, intrinsic]:
+  """Makes a table of words that compiled functions read, by a symbol's name.
+
+  What numba keeps on disk has the name and no address of this process. The
+  intrinsic returns the word of a number.
+  """
+  words = (ctypes.c_uint64 * num_words)()
+  binding.add_symbol(symbol, ctypes.addressof(words))
+
+  def generate(context, builder, signature, args):
+    form = ir.ArrayType(_INT, num_words)
+    start = builder.module.globals.get(symbol)
+    start = start or ir.GlobalVariable(builder.module, form, symbol)
+    return builder.load(builder.gep(start, [_INT(0), args[0]]))
+
+  @intrinsic
+  def word(typing_context, number):
+    return types.uintp(types.intp), generate
+
+  return words, word
+
+
+# `address` returns the address of the function published by a number.
+_addresses, address = table('jaxemb_addresses', MOST_FUNCTIONS + 1)
 
 
 def lend(cores: int) -> None:
   """Suspends so many more threads of kernels, whose cores others need."""
   with _lock:
-    _addresses[LENT] = (_addresses[LENT] or 0) + cores
+    _addresses[LENT] += cores
 
 
 def publish(number: int, function: ccallback.CFunc) -> None:
@@ -53,19 +85,6 @@ def publish(number: int, function: ccallback.CFunc) -> None:
   if number >= MOST_FUNCTIONS:
     raise IndexError(f'{number} is not one of {MOST_FUNCTIONS} functions')
   _addresses[number] = function.address
-
-
-@intrinsic
-def address(typing_context, number):
-  """Returns the address of the function that was published by a number."""
-
-  def generate(context, builder, signature, args):
-    form = ir.ArrayType(_INT, len(_addresses))
-    table = builder.module.globals.get(_SYMBOL)
-    table = table or ir.GlobalVariable(builder.module, form, _SYMBOL)
-    return builder.load(builder.gep(table, [_INT(0), args[0]]))
-
-  return types.uintp(types.intp), generate
 
 
 @intrinsic
@@ -79,9 +98,10 @@ def pointer(typing_context, start, kind):
   return types.CPointer(kind.dtype)(types.uintp, kind), generate
 
 
-def _at(context, builder, start, offset, kind):
+def _at(context, builder, place, kind):
+  """The pointer to a number of a type, at a `place`: address, offset."""
   form = context.get_value_type(kind).as_pointer()
-  return builder.inttoptr(builder.add(start, offset), form)
+  return builder.inttoptr(builder.add(*place), form)
 
 
 @intrinsic
@@ -89,7 +109,7 @@ def get(typing_context, start, offset, kind):
   """The number of a NumPy type that is `offset` bytes after an address."""
 
   def generate(context, builder, signature, args):
-    return builder.load(_at(context, builder, *args[:2], kind.dtype))
+    return builder.load(_at(context, builder, place=args[:2], kind=kind.dtype))
 
   return kind.dtype(types.uintp, types.intp, kind), generate
 
@@ -99,7 +119,9 @@ def put(typing_context, start, offset, number, kind):
   """Writes a number of a NumPy type `offset` bytes after an address."""
 
   def generate(context, builder, signature, args):
-    builder.store(args[2], _at(context, builder, *args[:2], kind.dtype))
+    builder.store(
+      args[2], _at(context, builder, place=args[:2], kind=kind.dtype)
+    )
     return context.get_dummy_value()
 
   form = types.void(types.uintp, types.intp, kind.dtype, kind)
@@ -111,7 +133,7 @@ def add(typing_context, start, offset, number):
   """Adds to the word that is `offset` bytes on, atomically; returns the old."""
 
   def generate(context, builder, signature, args):
-    word = _at(context, builder, *args[:2], types.intp)
+    word = _at(context, builder, place=args[:2], kind=types.intp)
     return builder.atomic_rmw('add', word, args[2], 'seq_cst')
 
   return types.intp(types.uintp, types.intp, types.intp), generate
@@ -136,7 +158,25 @@ def calling(num_arguments: int) -> intrinsic:
   return call
 
 
+def room(num_bytes: int) -> intrinsic:
+  """Makes an intrinsic: the address of zeros on the stack of its caller."""
+
+  def generate(context, builder, signature, args):
+    form = ir.ArrayType(ir.IntType(8), num_bytes)
+    start = cgutils.alloca_once(builder, form)
+    start.align = 8
+    builder.store(ir.Constant(form, None), start)
+    return builder.ptrtoint(start, _INT)
+
+  @intrinsic
+  def zeros(typing_context):
+    return types.uintp(), generate
+
+  return zeros
+
+
 _ask = calling(1)
+_request_room = room(40)
 
 
 @numba.njit(**JIT)
@@ -178,6 +218,55 @@ def matrix(frame, buffers, number, kind):
 
 
 @numba.njit(**JIT)
+def num_buffers(frame, buffers):
+  """How many `ARGUMENTS` or `RESULTS` there are."""
+  return get(frame, buffers + _SIZE, np.intp)
+
+
+@numba.njit(**JIT)
+def data(frame, buffers, number):
+  """The address of the elements of an argument or result."""
+  return _buffer(frame, buffers, number)[0]
+
+
+@numba.njit(**JIT)
+def attribute(frame, number):
+  """The address of the numbers of an attribute that is an array.
+
+  Attributes are in the order of their names.
+  """
+  values = get(frame, _ATTRIBUTES + _VALUES, np.uintp)
+  return get(get(values, 8 * number, np.uintp), _NUMBERS, np.uintp)
+
+
+@numba.njit(**JIT)
+def stream(frame):
+  """The stream that a GPU's handler is to use; 0 = XLA has none."""
+  interface = get(frame, _INTERFACE, np.uintp)
+  request = _request_room()
+  put(request, 0, 32, np.uintp)  # bytes
+  put(request, 16, get(frame, _CONTEXT, np.uintp), np.uintp)
+  error = _ask(get(interface, _STREAM, np.uintp), (request,))
+  if error:
+    put(request, 0, 24, np.uintp)
+    put(request, 16, error, np.uintp)
+    _ask(get(interface, _DESTROY_ERROR, np.uintp), (request,))
+    return np.uintp(0)
+  return get(request, 24, np.uintp)
+
+
+@numba.njit(**JIT)
+def failure(frame, message):
+  """The error that a handler returns, of the address of a C string."""
+  interface = get(frame, _INTERFACE, np.uintp)
+  request = _request_room()
+  put(request, 0, 28, np.uintp)  # bytes
+  put(request, 16, message, np.uintp)
+  put(request, 24, _INTERNAL, np.int32)
+  return _ask(get(interface, _CREATE_ERROR, np.uintp), (request,))
+
+
+@numba.njit(**JIT)
 def schedule(frame, task, data, request):
   """Has a thread of XLA call a task, `void (*)(void*)`; whether one will.
 
@@ -197,12 +286,16 @@ def schedule(frame, task, data, request):
   return error == 0
 
 
-def register(name: str, handler: ccallback.CFunc) -> None:
-  """Registers a compiled handler, of `SIGNATURE`, with XLA for CPUs."""
+def register(name: str, handler: ccallback.CFunc, platform: str) -> None:
+  """Registers a compiled handler, of `SIGNATURE`, with XLA.
+
+  `platform` is 'cpu' or 'CUDA'. The caller keeps the handler: XLA has only its
+  address.
+  """
   import jax  # takes a second; what only compiles does not need it
 
   start = ctypes.cast(handler.address, ctypes.c_void_p)
   capsule = ctypes.pythonapi.PyCapsule_New
   capsule.restype = ctypes.py_object
   capsule.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
-  jax.ffi.register_ffi_target(name, capsule(start, None, None), 'cpu')
+  jax.ffi.register_ffi_target(name, capsule(start, None, None), platform)

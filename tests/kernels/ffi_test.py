@@ -5,7 +5,7 @@ import re
 
 import jax
 
-from jaxemb.kernels.cpu import ffi
+from jaxemb.kernels import ffi
 
 _POINTER = 8
 _SIZES = {'size_t': 8, 'int64_t': 8, 'int': 4, 'int32_t': 4, 'uint32_t': 4}
@@ -61,16 +61,22 @@ def test_frames_have_the_layout_that_is_read():
     'CallFrame': {
       'extension_start': ffi._EXTENSION, 'api': ffi._INTERFACE,
       'ctx': ffi._CONTEXT, 'stage': ffi._STAGE, 'args': ffi.ARGUMENTS,
-      'rets': ffi.RESULTS,
+      'rets': ffi.RESULTS, 'attrs': ffi._ATTRIBUTES,
     },
     'Api': {
       'XLA_FFI_ThreadPool_Schedule': ffi._SCHEDULE,
+      'XLA_FFI_Error_Create': ffi._CREATE_ERROR,
       'XLA_FFI_Error_Destroy': ffi._DESTROY_ERROR,
+      'XLA_FFI_Stream_Get': ffi._STREAM,
     },
     'ThreadPool_Schedule_Args': {'ctx': 16, 'task': 24, 'data': 32},
+    'Error_Create_Args': {'message': 16, 'errc': 24},
     'Error_Destroy_Args': {'error': 16},
-    'Args': {'args': ffi._ARRAYS},
-    'Rets': {'rets': ffi._ARRAYS},
+    'Stream_Get_Args': {'ctx': 16, 'stream': 24},
+    'Args': {'size': ffi._SIZE, 'args': ffi._ARRAYS},
+    'Rets': {'size': ffi._SIZE, 'rets': ffi._ARRAYS},
+    'Attrs': {'attrs': ffi._VALUES},
+    'Array': {'size': 8, 'data': ffi._NUMBERS},
     'Buffer': {'data': ffi._DATA, 'dims': ffi._DIMS},
     'Metadata_Extension': {'extension_base': 0, 'metadata': ffi._METADATA},
     'Metadata': {'traits': ffi._TRAITS},
@@ -89,3 +95,4 @@ def test_constants_are_those_of_the_header():
   assert _constant(text, 'XLA_FFI_API_MINOR') >= minor
   assert _constant(text, 'XLA_FFI_Extension_Metadata') == ffi._IS_METADATA
   assert _constant(text, 'XLA_FFI_ExecutionStage_EXECUTE') == ffi._EXECUTE
+  assert _constant(text, 'XLA_FFI_Error_Code_INTERNAL') == ffi._INTERNAL
