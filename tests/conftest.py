@@ -17,13 +17,13 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 import jaxemb.__main__ as jaxemb_command  # noqa: E402
+from jaxemb import errors  # noqa: E402
 from jaxemb.run import metrics  # noqa: E402
 from tests import compiling  # noqa: E402
 
+_DEVICE_TESTS = pathlib.Path(__file__).parent / 'device'
+
 jax.config.update('jax_num_cpu_devices', 8)
-# What runs in processes of its own is compiled as users' programs are, but for
-# experiments and where several processes train.
-jax.config.update('jax_disable_most_optimizations', True)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 # Tracing makes many objects that stay: a tenth of Python's time is looking
 # through them.
@@ -35,15 +35,20 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile('jaxemb')
 
-# JAX starts here, with these devices, whichever test comes first.
-with pytest.MonkeyPatch.context() as patch:
-  # For this process, not for those that it starts.
-  patch.setenv('XLA_FLAGS', compiling.environment()['XLA_FLAGS'])
-  jax.jit(lambda: 0)()  # flags are read once
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+  """Adds --device; 'cpu' tries the set for a GPU without one."""
+  parser.addoption(
+    '--device',
+    choices=('gpu', 'cpu'),
+    metavar='gpu',
+    help='run tests/device on a GPU in one process, and nothing else',
+  )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-  """Lets all tests and their processes share what they compiled."""
+  """Starts JAX; lets all tests and their processes share what they compiled."""
+  _start_jax(config.getoption('device'))
   cache = getattr(config, 'cache', None)
   if cache is None or os.environ.get('JAX_COMPILATION_CACHE_DIR'):
     return
@@ -55,9 +60,51 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update(name, value)
 
 
+def _start_jax(device: str | None) -> None:
+  """Starts JAX on the CPU, whatever the machine has, or on a GPU.
+
+  The processes that tests start find the same devices.
+  """
+  if device == 'gpu':
+    # Several processes take turns at the memory of the GPU.
+    os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'] = 'false'
+    try:
+      jax.devices('gpu')
+    except RuntimeError as error:
+      raise pytest.UsageError(
+        f'--device=gpu: JAX finds no GPU ({errors.one_line(error)}); install '
+        'jaxemb[cuda], or leave the option out to test on the CPU'
+      ) from error
+    return
+  os.environ['JAX_PLATFORMS'] = 'cpu'
+  jax.config.update('jax_platforms', 'cpu')
+  # What runs in processes of its own is compiled as users' programs are, but
+  # for experiments and where several processes train.
+  jax.config.update('jax_disable_most_optimizations', True)
+  with pytest.MonkeyPatch.context() as patch:
+    # For this process, not for those that it starts.
+    patch.setenv('XLA_FLAGS', compiling.environment()['XLA_FLAGS'])
+    jax.jit(lambda: 0)()  # flags are read once
+
+
+def pytest_ignore_collect(
+  collection_path: pathlib.Path, config: pytest.Config
+) -> bool | None:
+  """Leaves out the set for devices, or all others."""
+  if not config.getoption('device'):
+    return True if collection_path == _DEVICE_TESTS else None
+  is_other = collection_path.is_file() and collection_path.suffix == '.py'
+  return True if is_other and collection_path.parent != _DEVICE_TESTS else None
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-  """As many as cores; one more where slow tests wait for their processes."""
+  """As many as cores; one more where slow tests wait for their processes.
+
+  None share a device.
+  """
+  if config.getoption('device'):
+    return 0
   has_slow = 'not slow' not in config.option.markexpr
   return (os.cpu_count() or 1) + has_slow
 

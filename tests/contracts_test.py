@@ -42,6 +42,10 @@ DEVICES = {
   'gpu': {'deduplicates': True, 'steps_per_loop': 3},
   'kernel': {'fused': True},
   'kernel-bfloat16': {'fused': True},
+  # As runs take them on the device that tests have, or all by XLA.
+  'any': {'fused': None},
+  'any-bfloat16': {'fused': None},
+  'xla': {},
 }
 # Strategy, layout, optimizer, model, device. All members are met once.
 _FIRST = OPTIMIZERS[0]
@@ -161,6 +165,11 @@ def _make(member):
   rate = RATES.get(f'{model}-{optimizer}', RATES[optimizer])
   _, lowered = dispatches.lowered(*made, MAX_STEPS)
   return Made(*made, steps.traces, rate, shape[0], lowered.compile())
+
+
+def is_fused(member) -> bool:
+  """Whether a kernel takes the steps of a member."""
+  return _make(member).trainable.fused is not None
 
 
 def _planted(made, seed, num_steps=MAX_STEPS):

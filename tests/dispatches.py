@@ -28,19 +28,22 @@ def trainer(
   settings: dict[str, Any],
   shape: tuple[int, int] = (1, 1),
   steps: Any = None,
-  fused: bool = False,
+  fused: bool | None = False,
   cluster: Any = None,
   **fixed: Any,
 ) -> trainer_lib.Trainer:
   """What settings by their dotted names make; `fixed` is of the tuning.
 
-  A step is XLA's, or if `fused`, a kernel's.
+  A step is XLA's, or if `fused`, a kernel's, on the first of JAX's devices;
+  None is what runs there have.
   """
   config = config_lib.check(config_lib.default(), settings)
+  if fused is not None:
+    fixed['fused'] = fused
   config, tuning = config_lib.resolve(
-    config, 'cpu', shape, fused=fused, **fixed
+    config, jax.devices()[0].platform, shape, **fixed
   )
-  assert tuning.fused == fused
+  assert fused in (None, tuning.fused)
   words = [str(i) for i in range(len(counts))]
   frequencies = subsampling.center_probabilities(counts, config.data.sample)
   corpus = models.Corpus(words, counts, frequencies)

@@ -50,7 +50,7 @@ OPTIMIZERS = {
 }
 
 
-# Kernels of devices, interpreted.
+# Kernels of devices, interpreted where there is none.
 _COPIES = row_access.Copies(
   can_copy=lambda x: x.ndim == 2 and x.dtype.itemsize == 4,
   take=functools.partial(row_copies.take, interpret=True),
@@ -59,10 +59,6 @@ _COPIES = row_access.Copies(
 _TPU = row_access.Kernels(
   _COPIES,
   functools.partial(sorted_sums.running_sums, interpret=True, fits=True),
-)
-_GPU = row_access.Kernels(
-  sums=functools.partial(row_sums.sums, interpret=True),
-  sums_of_sorted=functools.partial(row_sums.sums_of_sorted, interpret=True),
 )
 
 
@@ -82,9 +78,14 @@ def _on(device: str, name: str) -> dict[str, Any]:
     settings = {'name': function, **constants}
     return {'row_kernel': updates.make(settings, int(device[3:]))}
   if device == 'gpu':
+    how = {'interpret': jax.devices()[0].platform != 'gpu'}
+    kernels = row_access.Kernels(
+      sums=functools.partial(row_sums.sums, **how),
+      sums_of_sorted=functools.partial(row_sums.sums_of_sorted, **how),
+    )
     changed = optimizer(name)
-    kernel = row_sums.RowKernel(changed, interpret=True)
-    return {'kernels': _GPU, 'row_kernel': kernel if changed.change else None}
+    kernel = row_sums.RowKernel(changed, **how) if changed.change else None
+    return {'kernels': kernels, 'row_kernel': kernel}
   return {'kernels': _TPU} if device else {}
 
 

@@ -1,0 +1,114 @@
+"""Steps on the device at hand: against loops in float64, and their contracts.
+
+The cases and the loops are those of the tests that run on CPUs.
+"""
+
+import jax
+import pytest
+
+from tests import contracts_test as contracts
+from tests.kernels.cpu import step_test
+from tests.strategies import sync_test
+from tests.tables import laying, layouts_test
+
+_DEVICES = jax.devices()
+_IS_GPU = _DEVICES[0].platform == 'gpu'
+_ERROR = 1e-4  # of functions such as exp, which differ between devices
+# Along the table axis, where rows or columns are split.
+_SPLIT = 1, min(2, len(_DEVICES))
+
+# Tables.
+
+
+@pytest.mark.parametrize(
+  ('layout', 'shape', 'optimizer'),
+  [
+    ('replicated_merging', (1, 1), 'adagrad_full'),
+    ('replicated_merging@gpu', (1, 1), 'sgd_limited'),
+    ('replicated_merging@gpu', (1, 1), 'adagrad'),
+    ('replicated_merging@gpu', (1, 1), 'adam_full'),
+    ('row@gpu', (1, 1), 'adagrad'),
+    ('row', _SPLIT, 'adam'),
+    ('column_merging', _SPLIT, 'adagrad'),
+  ],
+)
+def test_updates_of_tables_equal_the_loops(layout, shape, optimizer):
+  layouts_test.test_steps_equal_the_loops(layout, shape, optimizer)
+
+
+# Steps of XLA. The loops have more digits than the products of a GPU, unless
+# it is asked for all of them.
+
+
+@pytest.mark.parametrize(
+  'case',
+  [
+    *(sync_test.Case(optimizer=x, deduplicates=True) for x in laying.OPTIMIZERS
+      if x in sync_test.RATES),
+    sync_test.Case('cbow', deduplicates=True),
+    *(x._replace(shape=_SPLIT) for x in sync_test.ON_MESH),
+  ],
+  ids=lambda case: '-'.join(map(str, case)),
+)  # fmt: skip
+def test_a_dispatch_equals_the_loops(case):
+  with jax.default_matmul_precision('highest'):
+    sync_test.test_a_dispatch_equals_the_loops(case, _ERROR)
+
+
+@pytest.mark.parametrize('model', step_test.MODELS)
+@pytest.mark.parametrize('name', ['plain', 'half_padding', 'window_over_chunk'])
+def test_a_step_equals_the_loops(model, name):
+  case = step_test.CASES[name]._replace(model=model, way='xla')
+  with jax.default_matmul_precision('highest'):
+    step_test.test_a_call_is_that_of_the_loops(case, _ERROR)
+
+
+# What every table, optimizer, model and strategy promises. Strategy, layout,
+# optimizer, model, and how steps are taken.
+_MEMBERS = [
+  *(('sync', 'replicated', x, 'skipgram', 'xla') for x in contracts.OPTIMIZERS),
+  *(('sync', x, 'adagrad', 'cbow', 'any') for x in contracts.LAYOUTS[1:]),
+  *(
+    ('sync', 'replicated', optimizer, model, 'any')
+    for model in step_test.MODELS
+    for optimizer in ('sgd', 'adagrad')
+  ),
+  ('sync', 'replicated', 'sgd', 'skipgram', 'any-bfloat16'),
+  ('sync', 'replicated', 'adagrad', 'cbow-tree', 'any-bfloat16'),
+  ('sync', 'replicated', 'adagrad', 'mixture-tree', 'any'),
+  ('sync', 'replicated', 'adagrad', 'contexts', 'any'),
+  ('sync-memory', 'replicated', 'sgd', 'skipgram', 'any'),
+  ('sync-disk', 'replicated', 'adam', 'cbow', 'any'),
+  ('replicas', 'replicated', 'sgd', 'skipgram', 'any'),
+  ('replicas-hot', 'replicated', 'adagrad', 'cbow', 'any'),
+]
+_every_member = pytest.mark.parametrize('member', _MEMBERS, ids='-'.join)
+
+
+def _skip_without_devices(member):
+  """Skips members that need more devices than there are."""
+  needs_two = member[0].startswith('replicas') or member[1] != 'replicated'
+  if needs_two and len(_DEVICES) == 1:
+    pytest.skip('needs two devices')
+
+
+@_every_member
+def test_learns_the_planted_problem(member):
+  _skip_without_devices(member)
+  contracts.test_learns_the_planted_problem(member)
+
+
+@_every_member
+def test_the_same_seed_gives_the_same_bits_and_others_do_not(member):
+  _skip_without_devices(member)
+  if _IS_GPU and contracts.is_fused(member):
+    pytest.skip('the atomic additions of a GPU have no order')
+  contracts.test_the_same_seed_gives_the_same_bits_and_others_do_not(member)
+
+
+@_every_member
+def test_one_program_for_all_dispatches_changes_the_state_in_place(member):
+  _skip_without_devices(member)
+  contracts.test_one_program_for_all_dispatches_changes_the_state_in_place(
+    member
+  )
