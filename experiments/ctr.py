@@ -6,7 +6,8 @@
 Wide&Deep of 26 fields x 16 and 13 numbers with layers 256 and 128, Adagrad,
 4,096 examples a step, ids of a Zipf law: samples/s of each side, which take
 turns. The peers run in a Python that has torch and deepctr-torch: torch with
-sparse gradients, deepctr-torch as it trains by itself, with dense ones. Prints
+sparse gradients, deepctr-torch as it trains by itself, with dense ones. jaxemb
+and torch use a GPU where they find one; the examples lie in its memory. Prints
 medians of several rounds, and the ratios within each.
 
   python experiments/ctr.py --rows=33.7e6 --write_log=FILE --examples=1e6
@@ -31,10 +32,15 @@ STEPS = 16
 _REST_SECS = 1.0  # threads of whoever ran before may spin for a while
 
 
-def data(num_ids: int, seed: int = 0) -> tuple[np.ndarray, ...]:
-  """Ids [n, fields] within each field, numbers [n, numbers], labels [n]."""
+def data(
+  num_ids: int, seed: int = 0, examples: int = EXAMPLES
+) -> tuple[np.ndarray, ...]:
+  """Ids [n, fields] within each field, numbers [n, numbers], labels [n].
+
+  They are those of `STEPS` steps of so many examples.
+  """
   rng = np.random.default_rng(seed)
-  num = STEPS * EXAMPLES
+  num = STEPS * examples
   ids = rng.zipf(1.1, (num, FIELDS)) % num_ids
   numbers = rng.normal(size=(num, NUMBERS)).astype(np.float32)
   return ids, numbers, (rng.random(num) < 0.25).astype(np.float32)
@@ -54,7 +60,9 @@ def write_log(path: str, num_examples: int, num_ids: int) -> None:
         file.write('\t'.join([str(label), *map(str, some), *words]) + '\n')
 
 
-def ours(num_ids: int, optimizer: str) -> Callable[[], None]:
+def ours(
+  num_ids: int, optimizer: str, step_examples: int = EXAMPLES
+) -> Callable[[], None]:
   """Returns a function that trains for `STEPS` steps."""
   import jax
 
@@ -85,20 +93,22 @@ def ours(num_ids: int, optimizer: str) -> Callable[[], None]:
     'model.hidden': ','.join(map(str, HIDDEN)),
     'optimizer.name': optimizer,
     'optimizer.dense': 'adagrad',
-    'train.batch_examples': EXAMPLES,
+    'train.batch_examples': step_examples,
   }
   config = config_lib.check(config_lib.default(), settings)
   cores = resources.usable_cores()
-  config, tuning = config_lib.resolve(config, 'cpu', (1, 1), cores)
-  steps = examples.Steps(EXAMPLES, 1)
+  platform = jax.devices()[0].platform
+  config, tuning = config_lib.resolve(config, platform, (1, 1), cores)
+  steps = examples.Steps(step_examples, 1)
   mesh = mesh_lib.make(mesh_lib.Shape(1, 1))
   setup = devices.Setup(config, tuning, mesh, kinds.of(config))
   made = trainer.make(setup, corpus, steps)
-  ids, numbers, labels = data(num_ids)
+  ids, numbers, labels = data(num_ids, examples=step_examples)
   ids = (ids + num_ids * np.arange(FIELDS)).astype(np.int32)
   counts = np.array([STEPS], np.int32), np.array([len(labels)], np.int32)
   batch = examples.Batch(ids[None], numbers[None], labels[None], *counts)
   strategy = made.strategy
+  batch = jax.device_put(batch, strategy.batch_sharding)
   state, constants = strategy.init(jax.random.key(0)), strategy.constants()
   resources.use_huge_pages(state)
   rate = np.float32(0.01)
@@ -119,7 +129,10 @@ from torch import nn
 sys.path.insert(0, sys.argv[1])
 import ctr
 kind, num_ids = sys.argv[2], int(sys.argv[3])
-ids, numbers, labels = ctr.data(num_ids)
+size = int(sys.argv[5])
+ids, numbers, labels = ctr.data(num_ids, examples=size)
+on_gpu = kind == 'torch' and torch.cuda.is_available()
+torch.set_default_device('cuda' if on_gpu else 'cpu')
 torch.manual_seed(0)
 torch.set_num_threads(int(sys.argv[4]))
 x, y = torch.tensor(numbers), torch.tensor(labels)
@@ -129,11 +142,11 @@ if kind == 'torch':
   wide = nn.Embedding(ctr.FIELDS * num_ids, 1, sparse=True)
   with torch.no_grad():
     rows.weight.uniform_(-.01, .01); wide.weight.zero_()
-  size, layers = ctr.FIELDS * ctr.DIM + ctr.NUMBERS, []
+  width, layers = ctr.FIELDS * ctr.DIM + ctr.NUMBERS, []
   for hidden in ctr.HIDDEN:
-    layers += [nn.Linear(size, hidden), nn.ReLU()]
-    size = hidden
-  deep = nn.Sequential(*layers, nn.Linear(size, 1))
+    layers += [nn.Linear(width, hidden), nn.ReLU()]
+    width = hidden
+  deep = nn.Sequential(*layers, nn.Linear(width, 1))
   first = nn.Linear(ctr.NUMBERS, 1)
   params = [*rows.parameters(), *wide.parameters(), *deep.parameters(),
             *first.parameters()]
@@ -141,13 +154,15 @@ if kind == 'torch':
   loss_of = nn.BCEWithLogitsLoss()
   def train():
     for i in range(ctr.STEPS):
-      here = slice(i * ctr.EXAMPLES, (i + 1) * ctr.EXAMPLES)
+      here = slice(i * size, (i + 1) * size)
       some = whole[here]
       flat = torch.cat([rows(some).flatten(1), x[here]], 1)
       odds = deep(flat)[:, 0] + wide(some).sum((1, 2)) + first(x[here])[:, 0]
       optimizer.zero_grad()
       loss_of(odds, y[here]).backward()
       optimizer.step()
+    if on_gpu:
+      torch.cuda.synchronize()
 else:
   from deepctr_torch import inputs, models
   columns = [inputs.SparseFeat(f'C{i}', num_ids, ctr.DIM)
@@ -159,7 +174,7 @@ else:
   given = {f'C{i}': ids[:, i] for i in range(ctr.FIELDS)}
   given |= {f'I{i}': numbers[:, i] for i in range(ctr.NUMBERS)}
   def train():
-    model.fit(given, labels, batch_size=ctr.EXAMPLES, epochs=1, verbose=0,
+    model.fit(given, labels, batch_size=size, epochs=1, verbose=0,
               shuffle=False)
 train()
 for line in sys.stdin:
@@ -172,9 +187,16 @@ for line in sys.stdin:
 class Peer:
   """A peer in a process of its own, which trains when it is told to."""
 
-  def __init__(self, python: str, kind: str, num_ids: int, threads: int):
+  def __init__(
+    self,
+    python: str,
+    kind: str,
+    num_ids: int,
+    threads: int,
+    step_examples: int = EXAMPLES,
+  ):
     folder = str(pathlib.Path(__file__).parent)
-    args = [folder, kind, str(num_ids), str(threads)]
+    args = [folder, kind, *map(str, (num_ids, threads, step_examples))]
     self._process = subprocess.Popen(
       [python, '-c', _PEER, *args],
       stdin=subprocess.PIPE,

@@ -1,210 +1,510 @@
-"""What to measure first on a TPU or GPU, in order of worth, in ten minutes.
+"""What a GPU is worth, in order of worth, in six minutes.
 
-  python experiments/device_hour.py --trace=FOLDER
+  python experiments/device_hour.py --text=FILE --sets=FOLDER
 
-1. Agreement: the same steps from the same rows, on the device and on the CPU of
-   its host; the largest difference is given in parts of what the steps changed.
-2. Rates of training on random ids, by size of the step, dim, dtype, optimizer
-   and with the kernels of `kernels.tpu` (TPU), or of `kernels.gpu.row_sums`
-   (GPU), or without, each with its part of the memory's rate: the bytes of
-   rows that a step reads and writes, in its time, over what the makers say.
-3. A trace of a dispatch for TensorBoard or Perfetto.
+The parts, of which --parts names some:
 
-Each result is written as it comes. What fails is told, and the rest goes on;
-what there was no time for is named. On a CPU, `--quick` goes through all of it
-at tiny sizes.
+  text      a text from raw to exported vectors, by default settings: a first
+            run, with empty caches, and a later one with another seed; words/s
+            in training, seconds of the process and of its parts, and the mean
+            of MEN, WordSim-353, SimLex-999, rare words and analogies; beside it
+            the quality of a CPU
+  steps     words/s of steps by themselves, on random ids of 1 M rows x 128
+  embedded  analogies of the embedded corpus by each model, here and on a CPU
+  variants  words/s with Adagrad, bfloat16 rows, wider rows, and by XLA alone,
+            relative to SGD, float32 and 128 columns
+  kernel    registers spilled and scalar atomic additions in the machine code
+            that `text` compiled (two are of the loss); how often the host waits
+            in an epoch
+  clicks    samples/s of Wide&Deep in steps of 4,096 and 65,536 examples, beside
+            torch where it is installed
+  tests     `pytest --device=gpu`
+
+What runs on the CPU, such as evaluation, runs beside what comes next on the
+device. Rows are printed, and the file is written, as they come. A part that
+fails is reported and the rest goes on; one for which there is no time is left
+out. Without --text the embedded corpus is the text, without evaluation. On a
+CPU, --quick goes through all of it at tiny sizes.
 """
 
+import argparse
+import contextlib
+import datetime
+import functools
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from typing import Any, NamedTuple
+from unittest import mock
 
 import experiment
-import jax
-import numpy as np
-import zipf
 
 from jaxemb import errors
-from jaxemb.models import base
 
-_EFFORT = zipf.Effort(4_000_000, 5, 2.0)
-_QUICK = zipf.Effort(50_000, 2, 0.0)
-# GB/s of the memory, as makers state them, by the beginning of `device_kind`.
-_MEMORY_GBPS = {
-  'TPU v5 lite': 819, 'TPU v5e': 819, 'TPU v6 lite': 1640, 'TPU v6e': 1640,
-  'TPU v5p': 2765, 'TPU v5': 2765, 'TPU v4': 614, 'TPU7x': 3690,
-  'TPU v3': 450, 'TPU v2': 350, 'NVIDIA H100': 3350, 'NVIDIA H200': 4800,
-}  # fmt: skip
-_XLA = {'train.fused': False}
-# (settings, rows), the most telling first.
-_CASES = [
-  ({'train.batch_words': 8192, 'model.dim': 128}, 1_000_000),
-  ({'train.batch_words': 65_536, 'model.dim': 128}, 1_000_000),
-  ({'train.batch_words': 8192, 'model.dim': 128} | _XLA, 1_000_000),
-  ({'train.batch_words': 65_536, 'model.dim': 128} | _XLA, 1_000_000),
-  ({'train.batch_words': 8192, 'model.dim': 128}, 100_000),
-  ({'optimizer.name': 'adagrad', 'model.dim': 128}, 1_000_000),
-  ({'table.dtype': 'bfloat16', 'model.dim': 128}, 1_000_000),
-  ({'model.dim': 100}, 1_000_000),
-  ({'model.dim': 300}, 1_000_000),
-  ({'optimizer.name': 'adam', 'model.dim': 128}, 1_000_000),
-  ({'table.layout': 'row', 'model.dim': 128}, 1_000_000),
-]
-
-
-def _memory_gbps(device: jax.Device) -> float | None:
-  """Returns GB/s of a device's memory, if they are known."""
-  kinds = sorted(_MEMORY_GBPS, key=len, reverse=True)
-  name = next((x for x in kinds if device.device_kind.startswith(x)), None)
-  return _MEMORY_GBPS.get(name)
+_MODELS = {
+  'skip-gram': {},
+  'CBOW': {'model.name': 'cbow'},
+  'hierarchical softmax': {'model.loss': 'hierarchical_softmax'},
+  'Adagrad': {'optimizer.name': 'adagrad'},
+}
+_VARIANTS = {
+  'SGD, float32, dim 128': {},
+  'Adagrad': {'optimizer.name': 'adagrad'},
+  'bfloat16': {'table.dtype': 'bfloat16'},
+  'dim 300': {'model.dim': 300},
+  'XLA alone': {'train.fused': False},
+}
+_TPU_KERNELS = 'kernels for rows'  # which a TPU has, off by default
+_CLICKS_ROUNDS = 5
+_FIRST_ROUNDS = 2  # of clicks, which are slow
+# A floating-point addition to memory in machine code: scalar, unless it is
+# followed by how many numbers are added at once.
+_SCALAR_ADDITION = re.compile(
+  r'\b(?:RED|ATOM)G?(?:\.\w+)*\.ADD(?:\.\w+)*\.F32(?!x\d)\b'
+)
+_VECTOR_ADDITION = re.compile(r'\b(?:RED|ATOM)G?\S*F32x\d')
+_SPILL = re.compile(r'\b(?:STL|LDL)\b')  # to local memory, and back
+_REGISTERS, _LOCAL_BYTES = 4, 3  # CUfunction_attribute in cuda.h
+_KERNEL = 'train'  # its name in the machine code
 
 
-def _row_bytes(spec: base.WindowSpec) -> float:
-  """Of the rows that a center reads, reads again and writes."""
-  halo = 0 if spec.tokens_once else 2 * spec.window
-  rows = 1 + (spec.chunk + halo + spec.shared_negatives) / spec.chunk
-  return 4 * 3 * rows * spec.dim
+class _Sizes(NamedTuple):
+  """How much is measured."""
+
+  settings: Mapping[str, Any]  # of all runs
+  embedded: str  # data.path
+  rows: int  # of random ids
+  ready_words: int
+  min_secs: float
+  clicks_rows: int
+  clicks_examples: tuple[int, ...]
+  tests: tuple[str, ...]  # more arguments of pytest
 
 
-def _copies_rows(settings: Mapping[str, Any], device: jax.Device) -> bool:
-  """Whether to use a TPU's kernels, which are off by default."""
-  return device.platform == 'tpu' and settings.get('train.fused', True)
+_FULL = _Sizes(
+  settings={},
+  embedded='',
+  rows=1_000_000,
+  ready_words=4_000_000,
+  min_secs=2.0,
+  clicks_rows=1_000_000,
+  clicks_examples=(4096, 65_536),
+  tests=('--device=gpu',),
+)
+_QUICK = _Sizes(
+  settings={'model.dim': 8, 'train.epochs': 1, 'data.min_count': 1},
+  embedded='toywiki:20000',
+  rows=1000,
+  ready_words=50_000,
+  min_secs=0.0,
+  clicks_rows=2600,
+  clicks_examples=(64,),
+  tests=('--device=cpu', '-k', 'updates_of_tables'),
+)
 
 
-def agreement(
-  settings: Mapping[str, Any], num_rows: int, num_words: int
-) -> dict[str, Any]:
-  """The largest difference of rows after a dispatch, and the largest change."""
-  found = {}
-  here, cpu = jax.devices()[:1], jax.devices('cpu')[:1]
-  # The same steps; a step of the CPU's own kernel is another.
-  fixed = {'chunk': 16, 'parts': 1, 'deduplicates': True}
-  fixed |= {'loss_every_steps': 1, 'steps_per_loop': 1}
-  # How often a row counts for `optimizer.max_duplicates`.
-  fixed['tokens_once'] = here[0].platform == 'tpu'
-  for name, devices in ('device', here), ('cpu', cpu):
-    fused = name == 'device' and here[0].platform != 'cpu'
-    given = {**settings, 'train.fused': fused}
-    fixed['row_copies'] = _copies_rows(given, devices[0])
-    job = zipf.make(given, num_rows, devices=devices, **fixed)
-    corpus = zipf.corpus(job.counts, num_words)
-    state, constants = zipf.start(job)
-    tables = [('input', 'before'), ('output', 'before')]
-    rows = {x: job.strategy.export_rows(state, x[0]).rows for x in tables}
-    batch = next(zipf.full_batches(job, corpus))
-    schedule = zipf.schedule(job, 0)
-    rate = np.float32(0.03)
-    schedule = schedule._replace(
-      first_learning_rate=rate, last_learning_rate=rate
+class _Hour:
+  """What parts share: flags, folders, the rest of the time, and results."""
+
+  def __init__(self, args: argparse.Namespace, folder: pathlib.Path):
+    self.args, self.folder = args, folder
+    self.sizes = _QUICK if args.quick else _FULL
+    self.cache = folder / 'cache'
+    self.results = experiment.Results('device_hour', args)
+    self.results.found = {'rows': {}, 'failed': {}, 'left_out': []}
+    self._end = time.monotonic() + args.seconds
+    self._beside = futures.ThreadPoolExecutor(1)
+    self._waiting: list[tuple[str, futures.Future]] = []
+    self._lock = threading.Lock()  # of the results
+
+  def secs_left(self) -> float:
+    """Seconds until the limit, which may have passed."""
+    return self._end - time.monotonic()
+
+  def row(self, name: str, **values: Any) -> None:
+    """Prints numbers, and adds them to those of this name in the file."""
+    shown = ', '.join(f'{k} {_shown(x)}' for k, x in values.items())
+    with self._lock:
+      print(f'{name}: {shown}', flush=True)
+      self.results.found['rows'].setdefault(name, {}).update(values)
+      self.results.save()
+
+  def attempt(self, part: str, measure: Callable[[], None]) -> None:
+    """Measures; what goes wrong, of any kind, must not end the rest."""
+    try:
+      measure()
+    except Exception as error:
+      why = f'{type(error).__name__}: {errors.one_line(error)}'
+      with self._lock:
+        print(f'{part} failed: {why}', flush=True)
+        self.results.found['failed'][part] = why
+        self.results.save()
+
+  def beside(self, part: str, measure: Callable[[], None]) -> None:
+    """Measures on the CPU, one after another, beside what comes next."""
+    name = f'{part}, CPU'
+    future = self._beside.submit(self.attempt, name, measure)
+    self._waiting.append((name, future))
+
+  def finish(self) -> None:
+    """Waits for what runs beside, until the time is over."""
+    for name, future in self._waiting:
+      try:
+        future.result(timeout=max(1.0, self.secs_left()))
+      except futures.TimeoutError:
+        future.cancel()
+        self.results.found['left_out'].append(name)
+    self._beside.shutdown(wait=False, cancel_futures=True)
+
+  def run_on_cpu(self, *arguments: str) -> None:
+    """Runs `jaxemb` on the CPU, in a process of its own."""
+    done = subprocess.run(
+      [sys.executable, '-m', 'jaxemb', *arguments],
+      env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+      cwd=experiment.ROOT,
+      capture_output=True,
+      text=True,
+      timeout=max(1.0, self.secs_left()),
     )
-    state, _ = job.strategy.step(state, constants, batch, schedule)
-    for table in 'input', 'output':
-      after = job.strategy.export_rows(state, table).rows
-      rows[table, 'after'] = after
-    found[name] = rows
-  result = {}
-  for table in 'input', 'output':
-    here, there = (x[table, 'after'] for x in found.values())
-    change = np.abs(there - found['cpu'][table, 'before']).max()
-    result[table] = {
-      'largest_change': float(change),
-      'largest_difference': float(np.abs(here - there).max()),
-    }
-  return result
+    if done.returncode:
+      raise RuntimeError(done.stderr[-500:])
+
+  def settings(self, **more: Any) -> dict[str, Any]:
+    """Those of a run that is not evaluated unless `more` say so."""
+    return {'eval.paths': 'none', **self.sizes.settings, **more}
 
 
-def rate(
-  settings: Mapping[str, Any], num_rows: int, effort: zipf.Effort
-) -> dict[str, Any]:
-  """Speed, and the part of the memory's rate."""
-  row_copies = _copies_rows(settings, jax.devices()[0])
-  settings = {'strategy.name': 'sync', **settings}
-  job = zipf.make(settings, num_rows, row_copies=row_copies)
+def _shown(value: Any) -> str:
+  if isinstance(value, float):
+    return f'{value:,.0f}' if value >= 1000 else f'{value:.4g}'
+  return f'{value:,}' if isinstance(value, int) else str(value)
+
+
+def _flags(settings: Mapping[str, Any]) -> list[str]:
+  return [f'--config.{k}={x}' for k, x in settings.items()]
+
+
+# A text, from raw to exported vectors.
+
+
+def _text(hour: _Hour) -> None:
+  for seed, name in enumerate(('first run', 'later run'), 1):
+    workdir = hour.folder / name.replace(' ', '-')
+    settings = hour.settings(**{'data.path': hour.args.text, 'seed': seed})
+    started = time.time()
+    report = experiment.train(
+      hour.args, workdir, settings=settings, cache=hour.cache
+    )
+    total_secs = time.time() - started
+    hour.row(
+      f'text, {name}',
+      words_per_sec=report['words_per_sec'],
+      process_secs=total_secs,
+      **_process_parts(workdir, report, started=started),
+    )
+    if hour.args.sets and hour.args.text:
+      score = functools.partial(_score, hour, f'text, {name}', workdir)
+      hour.beside('text', score)
+  if hour.args.sets and hour.args.text:
+    hour.beside('text', functools.partial(_text_on_cpu, hour))
+
+
+def _process_parts(
+  workdir: pathlib.Path, report: Mapping[str, Any], started: float
+) -> dict[str, float]:
+  """Seconds of a process by what it did, from its log and its report."""
+  lines = (workdir / 'log.txt').read_text().splitlines()
+
+  def logged(text):
+    line = next(x for x in lines if re.match(rf'\S+ \S+ {text}', x))
+    written = datetime.datetime.strptime(line[:23], '%Y-%m-%d %H:%M:%S,%f')
+    return written.timestamp()
+
+  first_step = logged('compiled in ')
+  trained = first_step + report['train_secs']
+  return {
+    'import_secs': logged('settings: ') - started,
+    'encode_secs': report['encode_secs'],
+    'compile_secs': report['compile_secs'],
+    'train_secs': report['train_secs'],
+    'export_secs': logged('results in ') - trained,
+  }
+
+
+def _score(hour: _Hour, name: str, workdir: pathlib.Path) -> None:
+  """Evaluates vectors on the sets, on all words."""
+  path = workdir / 'scores.json'
+  hour.run_on_cpu(
+    'evaluate', f'--vectors={workdir}', f'--eval={hour.args.sets}',
+    '--restrict_vocab=0', f'--json={path}',
+  )  # fmt: skip
+  found = {k: x['score'] for k, x in json.loads(path.read_text()).items()}
+  five = experiment.mean_of_five(found)
+  hour.row(name, **({} if five is None else {'mean_of_five': five}), **found)
+
+
+def _text_on_cpu(hour: _Hour) -> None:
+  workdir = hour.folder / 'cpu'
+  settings = hour.settings(**{'data.path': hour.args.text})
+  hour.run_on_cpu(
+    'train', f'--config={hour.args.config}', f'--workdir={workdir}',
+    *_flags(settings), *hour.args.override,
+  )  # fmt: skip
+  rate = experiment.read_report(workdir)['words_per_sec']
+  hour.row('text, CPU', words_per_sec=rate)
+  _score(hour, 'text, CPU', workdir)
+
+
+# Steps on random ids.
+
+
+def _rate(hour: _Hour, settings: Mapping[str, Any], **fixed: Any) -> float:
+  """Words/s of steps."""
+  import zipf
+
+  dim = 8 if hour.args.quick else 128
+  settings = {'model.dim': dim, 'mesh.data': 1, **settings}
+  if hour.args.quick:
+    settings['model.dim'] = min(16, settings['model.dim'])
+  job = zipf.make(settings, hour.sizes.rows, **fixed)
   if obstacle := zipf.obstacle(job):
-    return {'obstacle': obstacle}
-  found = zipf.time_dispatches(
-    job, zipf.corpus(job.counts, effort.ready_words), effort
-  )
-  gbps, share = _memory_gbps(job.mesh.devices.flat[0]), None
-  if gbps:
-    row_bytes = _row_bytes(job.trainer.trainable.model.spec)
-    moved = row_bytes * found['centers_per_sec'] / job.mesh.size
-    share = moved / (gbps * 1e9)
-  return found | {'memory_share': share}
+    raise errors.UserError(obstacle)
+  effort = zipf.Effort(hour.sizes.ready_words, 2, hour.sizes.min_secs)
+  corpus = zipf.corpus(job.counts, effort.ready_words)
+  return zipf.time_dispatches(job, corpus, effort)['words_per_sec']
 
 
-def attempt(
-  measure: Callable[..., dict[str, Any]], *args: Any
-) -> dict[str, Any]:
-  """What is measured, or the obstacle: a device is lent once."""
-  try:
-    return measure(*args)
-  except Exception as error:  # of any kind: it must not end the rest
-    return {'obstacle': f'{type(error).__name__}: {errors.one_line(error)}'}
+def _steps(hour: _Hour) -> None:
+  rate = _rate(hour, {})
+  hour.row(f'steps on {hour.sizes.rows:,} rows', words_per_sec=rate)
+  if hour.args.trace:
+    import jax
+
+    with jax.profiler.trace(hour.args.trace):
+      _rate(hour, {})
 
 
-def trace(
-  settings: Mapping[str, Any], num_rows: int, ready_words: int, folder: str
-) -> dict[str, Any]:
-  """A trace of two dispatches in a folder."""
-  with jax.profiler.trace(folder):
-    return rate(settings, num_rows, zipf.Effort(ready_words, 1, 0.0))
+def _variants(hour: _Hour) -> None:
+  import jax
+
+  first = None
+  for name, settings in _VARIANTS.items():
+    rate = _rate(hour, settings)
+    first = first or rate
+    hour.row(f'steps, {name}', words_per_sec=rate, relative=rate / first)
+  if jax.devices()[0].platform == 'tpu':
+    rate = _rate(hour, {}, row_copies=True)
+    name = f'steps, {_TPU_KERNELS}'
+    hour.row(name, words_per_sec=rate, relative=rate / first)
 
 
-def _rows(found: list[dict[str, Any]]) -> Iterator[list[Any]]:
-  for x in found:
-    name = ' '.join(f'{k.split(".")[-1]}={v}' for k, v in x['settings'].items())
-    rates = [x.get(k) for k in ('words_per_sec', 'step_secs', 'memory_share')]
-    yield [f'{x["rows"]:,} {name}', rates[0], rates[1], rates[2]]
+# The embedded corpus.
+
+
+def _analogies(workdir: pathlib.Path) -> float:
+  found = experiment.read_report(workdir)['evaluation']['analogies']['score']
+  return 0.0 if found is None else found
+
+
+def _embedded(hour: _Hour) -> None:
+  def settings(model):
+    of_all = {'data.path': hour.sizes.embedded, 'eval.paths': ''}
+    return hour.settings(**of_all, **_MODELS[model])
+
+  def on_cpu(model, workdir):
+    flags = _flags(settings(model))
+    hour.run_on_cpu('train', '--config=wiki', f'--workdir={workdir}', *flags)
+    hour.row(f'embedded, {model}', analogies_on_cpu=_analogies(workdir))
+
+  args = argparse.Namespace(config='wiki', override=[])
+  for model in _MODELS:
+    folder = hour.folder / 'embedded' / model.replace(' ', '-')
+    hour.beside('embedded', functools.partial(on_cpu, model, folder / 'cpu'))
+    experiment.train(
+      args, folder / 'device', settings=settings(model), cache=hour.cache
+    )
+    found = _analogies(folder / 'device')
+    hour.row(f'embedded, {model}', analogies=found)
+
+
+# Machine code, and the host.
+
+
+def _kernel(hour: _Hour) -> None:
+  for path in sorted(hour.cache.rglob('*.cubin')):
+    hour.row(f'kernel {path.stem[:8]}', **_of_machine_code(path))
+  from jaxemb import api
+  from jaxemb.run import metrics
+
+  waits, count = [], metrics.Meter.count
+
+  def counted(self, *args):
+    waits.append(1)
+    return count(self, *args)
+
+  with mock.patch.object(metrics.Meter, 'count', counted):
+    with mock.patch.dict(os.environ, JAXEMB_CACHE=str(hour.cache)):
+      settings = hour.settings(**{'train.epochs': 1})
+      name = '' if hour.args.text else 'wiki'
+      api.train(hour.args.text, config=name, settings=settings)
+  hour.row('an epoch', host_waits=len(waits))
+
+
+def _of_machine_code(path: pathlib.Path) -> dict[str, Any]:
+  """Counts what is slow in a kernel; with what is not there for it, less."""
+  if program := _cuobjdump():
+    text = subprocess.run(
+      [program, '-sass', '-res-usage', path],
+      capture_output=True,
+      text=True,
+      check=True,
+    ).stdout
+    return {
+      'registers': int(re.search(r'REG:(\d+)', text)[1]),
+      'spills': len(_SPILL.findall(text)),
+      'scalar_additions': len(_SCALAR_ADDITION.findall(text)),
+      'vector_additions': len(_VECTOR_ADDITION.findall(text)),
+    }
+  import ctypes
+
+  from jaxemb.kernels.gpu import driver
+
+  cuda, number = driver.library(), ctypes.c_int()
+  kernel = driver.load(path.read_bytes(), _KERNEL, 0, ordinals=[])
+  found, device = {}, ctypes.c_int()
+  cuda.cuDeviceGet(ctypes.byref(device), 0)
+  for name, attribute in ('registers', _REGISTERS), ('spills', _LOCAL_BYTES):
+    code = cuda.cuKernelGetAttribute(
+      ctypes.byref(number), attribute, ctypes.c_void_p(kernel), device
+    )
+    if code:
+      raise RuntimeError(f'cuKernelGetAttribute: CUDA error {code}')
+    found[name] = number.value
+  return found
+
+
+def _cuobjdump() -> str | None:
+  """Where NVIDIA's reader of machine code is, if it is."""
+  packages = (pathlib.Path(x) / 'nvidia/cu13/bin' for x in sys.path if x)
+  folders = [os.environ.get('PATH', ''), *map(str, packages)]
+  return shutil.which('cuobjdump', path=os.pathsep.join(folders))
+
+
+# Clicks.
+
+
+def _clicks(hour: _Hour) -> None:
+  import ctr
+
+  num_ids = hour.sizes.clicks_rows // ctr.FIELDS
+  for size in hour.sizes.clicks_examples:
+    train = ctr.ours(num_ids, 'adagrad_full', step_examples=size)
+    sides = {'jaxemb': lambda _, train=train: _secs(train)}
+    peer = None
+    if importlib.util.find_spec('torch'):
+      threads = os.cpu_count() or 1
+      peer = ctr.Peer(
+        sys.executable, 'torch', num_ids, threads=threads, step_examples=size
+      )
+      sides['torch'] = lambda _, peer=peer: peer.secs()
+    train()
+    rounds = _FIRST_ROUNDS if hour.args.quick else _CLICKS_ROUNDS
+    found = experiment.in_turn(sides, rounds)
+    if peer:
+      peer.close()
+    examples = ctr.STEPS * size
+    hour.row(
+      f'clicks, {size:,} examples a step',
+      **{
+        f'{k}_per_sec': examples / statistics.median(x)
+        for k, x in found.items()
+      },
+    )
+
+
+def _secs(train: Callable[[], None]) -> float:
+  start = time.perf_counter()
+  train()
+  return time.perf_counter() - start
+
+
+# Tests.
+
+
+def _tests(hour: _Hour) -> None:
+  command = [
+    sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
+    *hour.sizes.tests,
+  ]  # fmt: skip
+  log, code = hour.folder / 'tests.txt', None
+  with log.open('w') as file, contextlib.suppress(subprocess.TimeoutExpired):
+    code = subprocess.run(
+      command,
+      cwd=experiment.ROOT,
+      stdout=file,
+      stderr=file,
+      timeout=max(1.0, hour.secs_left()),
+    ).returncode
+  lines = log.read_text().splitlines() or ['']
+  failed = [x for x in lines if x.startswith(('FAILED', 'ERROR'))]
+  summary = 'not finished' if code is None else lines[-1]
+  hour.row('tests', result=summary, exit_code=code, failed=failed)
+
+
+class _Part(NamedTuple):
+  measure: Callable[[_Hour], None]
+  secs: float  # that it may take on an H100: not begun with less
+
+
+_PARTS = {
+  'text': _Part(_text, 40),
+  'steps': _Part(_steps, 15),
+  'embedded': _Part(_embedded, 40),
+  'variants': _Part(_variants, 40),
+  'kernel': _Part(_kernel, 15),
+  'clicks': _Part(_clicks, 20),
+  'tests': _Part(_tests, 30),
+}
 
 
 def main() -> None:
   """Measures in order of worth until the time is over."""
   parser = experiment.parser(__doc__)
   add = parser.add_argument
-  add('--secs', type=float, default=540.0, help='begin nothing after that')
-  add('--trace', default='', help="folder for a trace; '' = none")
+  add('--text', default='', help='config.data.path')
+  add('--sets', default='', help='folders and files, separated by commas')
+  add('--config', default='wiki', help='name or file of a config')
+  add('--seconds', type=float, default=360.0, help='begin nothing after that')
+  add('--trace', default='', help="folder for a trace of steps; '' = none")
   add('--quick', action='store_true', help='tiny, for tests')
-  args = parser.parse_args()
-  effort = _QUICK if args.quick else _EFFORT
-  cases, small = _CASES, {'train.batch_words': 64, 'model.dim': 8}
-  if args.quick:
-    cases = [({**x, **small}, 1000) for x, _ in cases[:2]]
-  end = time.monotonic() + args.secs
-  results = experiment.Results('device_hour', args)
-  device = jax.devices()[0]
-  found = results.found = {
-    'device': device.device_kind, 'num_devices': len(jax.devices()),
-    'agreement': {}, 'rates': [], 'left_out': [], 'trace': {},
-  }  # fmt: skip
-  start = {'strategy.name': 'sync', 'train.batch_words': 1024, 'model.dim': 128}
-  start |= small if args.quick else {}
-  num_rows = 1000 if args.quick else 20_000
-  found['agreement'] = attempt(agreement, start, num_rows, effort.ready_words)
-  results.save()
-  for settings, num_rows in cases:
-    x = {'settings': settings, 'rows': num_rows}
-    if time.monotonic() > end:
-      found['left_out'].append(x)
-      continue
-    found['rates'].append(x | attempt(rate, settings, num_rows, effort))
-    results.save()
-  if args.trace:
-    given = *cases[0], effort.ready_words, args.trace
-    found['trace'] = attempt(trace, *given)
-  head = {'': '', 'words/s': ',.0f', 's/step': '.3g', 'of memory': '.0%'}
-  lines = [
-    f'{k}: steps changed rows by up to {x["largest_change"]:.3g}; device and '
-    f'CPU differ by up to {x["largest_difference"]:.3g}'
-    for k, x in found['agreement'].items()
-    if k != 'obstacle'
-  ]
-  parts = found['agreement'], *found['rates'], found['trace']
-  obstacles = [x['obstacle'] for x in parts if 'obstacle' in x]
-  num_left = len(found['left_out'])
-  lines += [f'not measured: {x}' for x in obstacles]
-  lines += [f'no time for {num_left} of {len(cases)} cases'] * bool(num_left)
-  results.finish(experiment.table(head, _rows(found['rates'])), *lines)
+  experiment.add_names(parser, '--parts', _PARTS)
+  args = experiment.parse(parser)
+  # Processes take turns at the memory of the device.
+  os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'] = 'false'
+  with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    hour = _Hour(args, pathlib.Path(folder))
+    for name in args.parts:
+      part = _PARTS[name]
+      if hour.secs_left() < part.secs:
+        hour.results.found['left_out'].append(name)
+        continue
+      hour.attempt(name, functools.partial(part.measure, hour))
+    hour.finish()
+    found = hour.results.found
+    left_out = ', '.join(found['left_out'])
+    lines = [f'no time for {left_out}'] * bool(left_out)
+    hour.results.finish(*lines)
 
 
 if __name__ == '__main__':

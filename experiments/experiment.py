@@ -130,13 +130,18 @@ def main(function: Callable[[], None]) -> None:
 def call(command: Sequence[str], cache: pathlib.Path | None = None) -> None:
   """Runs a command of jaxemb to its end.
 
-  `cache` is the folder of encoded texts and compiled programs; None = as usual.
+  `cache` is the folder of encoded texts, compiled programs and kernels; None =
+  as usual.
 
   Raises:
     UserError: its last line, about unusable input or diverging training.
     RuntimeError: if it fails in another way.
   """
-  environment = os.environ | ({'JAXEMB_CACHE': str(cache)} if cache else {})
+  environment = dict(os.environ)
+  if cache:
+    environment['JAXEMB_CACHE'] = str(cache)
+    environment['NUMBA_CACHE_DIR'] = str(cache / 'numba')
+    environment.pop('JAX_COMPILATION_CACHE_DIR', None)
   done = subprocess.run(
     command, env=environment, capture_output=True, text=True
   )

@@ -105,14 +105,69 @@ def test_random_corpus():
 
 
 @pytest.mark.slow
-def test_device_hour(run, tmp_path):
-  found, shown = run('device_hour', '--quick', f'--trace={tmp_path / "trace"}')
-  assert found['num_devices'] >= 1 and not found['left_out']
-  for x in found['agreement'].values():
-    assert 0 <= x['largest_difference'] < 1e-3 * x['largest_change']
-  assert all(x['words_per_sec'] > 0 for x in found['rates'])
-  assert 'differ by up to' in shown
+def test_device_hour(run, text, tmp_path):
+  sets = text[1].replace('--eval', '--sets')
+  flags = '--quick', text[0], sets, f'--trace={tmp_path / "trace"}'
+  found, shown = run('device_hour', *flags)
+  assert not found['failed'] and not found['left_out']
+  rows = found['rows']
+  first, later = rows['text, first run'], rows['text, later run']
+  parts = 'import', 'encode', 'compile', 'train', 'export'
+  for x in first, later:
+    secs = [x[f'{part}_secs'] for part in parts]
+    assert min(secs) > -0.1 and sum(secs) < x['process_secs']
+    assert -1 <= x['pairs'] <= 1
+  assert rows['text, CPU'].keys() == {'words_per_sec', 'pairs'}
+  assert {k for k in rows if k.startswith('embedded')} == {
+    f'embedded, {x}' for x in importlib.import_module('device_hour')._MODELS
+  }
+  base = rows['steps, SGD, float32, dim 128']
+  other = rows['steps, Adagrad']
+  assert base['relative'] == 1
+  ratio = other['words_per_sec'] / base['words_per_sec']
+  assert other['relative'] == pytest.approx(ratio)
+  assert rows['an epoch']['host_waits'] >= 1
+  assert rows['clicks, 64 examples a step']['jaxemb_per_sec'] > 0
+  assert rows['tests']['exit_code'] == 0 and 'passed' in shown
   assert list((tmp_path / 'trace').rglob('*.xplane.pb'))
+
+
+def test_a_part_that_fails_or_has_no_time_does_not_end_the_rest(
+  run, monkeypatch
+):
+  hour = importlib.import_module('device_hour')
+
+  def fail(_):
+    raise ValueError('no\nsuch device')
+
+  def measure(hour):
+    hour.row('steps', words_per_sec=2.0)
+
+  parts = {
+    'text': hour._Part(fail, 0),
+    'clicks': hour._Part(measure, 1e9),
+    'steps': hour._Part(measure, 0),
+  }
+  monkeypatch.setattr(hour, '_PARTS', parts)
+  found, shown = run('device_hour', '--quick')
+  assert found['failed'] == {'text': 'ValueError: no such device'}
+  assert found['left_out'] == ['clicks'] and 'no time for clicks' in shown
+  assert found['rows'] == {'steps': {'words_per_sec': 2}}
+
+
+@pytest.mark.parametrize(
+  ('line', 'is_scalar', 'is_vector'),
+  [
+    ('RED.E.ADD.F32.FTZ.RN.STRONG.GPU [R2.64], R5 ;', True, False),
+    ('ATOMG.E.ADD.F32.FTZ.RN.STRONG.GPU PT, RZ, [R2.64], R5 ;', True, False),
+    ('REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU desc[UR4][R2.64], R4 ;', False, True),
+    ('LDG.E.128.STRONG.GPU R4, desc[UR4][R2.64] ;', False, False),
+  ],
+)
+def test_additions_in_machine_code(line, is_scalar, is_vector):
+  hour = importlib.import_module('device_hour')
+  assert bool(hour._SCALAR_ADDITION.search(line)) == is_scalar
+  assert bool(hour._VECTOR_ADDITION.search(line)) == is_vector
 
 
 # What the network carries.
