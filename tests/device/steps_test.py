@@ -3,6 +3,9 @@
 The cases and the loops are those of the tests that run on CPUs.
 """
 
+import dataclasses
+import itertools
+
 import jax
 import pytest
 
@@ -52,7 +55,7 @@ def test_updates_of_tables_equal_the_loops(layout, shape, optimizer):
 )  # fmt: skip
 def test_a_dispatch_equals_the_loops(case):
   with jax.default_matmul_precision('highest'):
-    sync_test.test_a_dispatch_equals_the_loops(case, _ERROR)
+    sync_test.check_a_dispatch(case, _ERROR)
 
 
 @pytest.mark.parametrize('model', step_test.MODELS)
@@ -60,7 +63,52 @@ def test_a_dispatch_equals_the_loops(case):
 def test_a_step_equals_the_loops(model, name):
   case = step_test.CASES[name]._replace(model=model, way='xla')
   with jax.default_matmul_precision('highest'):
-    step_test.test_a_call_is_that_of_the_loops(case, _ERROR)
+    step_test.check_a_call(case, _ERROR)
+
+
+# The kernel that takes whole steps, of a GPU or of the CPU. Products of a GPU
+# have ten bits of each factor.
+_KERNEL_ERROR = 5e-3 if _IS_GPU else 1e-4
+_KERNEL_CASES = {
+  **{
+    name: step_test.CASES[name]
+    for name in ('plain', 'half_padding', 'few_words', 'limited', 'adagrad')
+  },
+  # Halves of words of memory are pairs of columns.
+  'bfloat16': step_test.CASES['bfloat16']._replace(dim=18),
+}
+_WIDE_CASES = {
+  'hundred_columns': step_test.CASES['hundred_columns'],
+  'three_hundred_columns': step_test.Case(dim=300, words=20),
+  'window_of_twelve': step_test.CASES['window_of_twelve'],
+}
+
+
+def _skip_without_kernel():
+  if not contracts.is_fused(('sync', 'replicated', 'sgd', 'skipgram', 'any')):
+    pytest.skip('this device has no kernel for whole steps')
+
+
+def _in_order(trainable):
+  """The same, but chunks are taken one after another, as by the loops."""
+  kernel = trainable.fused
+  if hasattr(kernel, 'num_blocks'):
+    kernel = dataclasses.replace(kernel, num_blocks=1)
+  return dataclasses.replace(trainable, fused=kernel)
+
+
+@pytest.mark.parametrize(
+  ('model', 'name'),
+  [
+    *itertools.product(step_test.MODELS, _KERNEL_CASES),
+    *itertools.product(('skipgram',), _WIDE_CASES),
+  ],
+)
+def test_a_step_of_the_kernel_equals_the_loops(model, name):
+  _skip_without_kernel()
+  case = (_KERNEL_CASES | _WIDE_CASES)[name]._replace(model=model)
+  equal = 0.9 if _IS_GPU else 0.98
+  step_test.check_a_call(case, _KERNEL_ERROR, equal, change=_in_order)
 
 
 # What every table, optimizer, model and strategy promises. Strategy, layout,

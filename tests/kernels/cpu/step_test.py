@@ -289,8 +289,19 @@ def _loops(case, trainable, batch, state, rate):
 
 
 @every_case
-def test_a_call_is_that_of_the_loops(case, error=3e-5):
-  trainable, batch = _make(case), dispatches.random_step(case)
+def test_a_call_is_that_of_the_loops(case):
+  check_a_call(case)
+
+
+def check_a_call(
+  case, error=3e-5, equal=0.98, change=lambda trainable: trainable
+):
+  """Compares a call with the loops.
+
+  `error` is relative to the largest change of a row, `equal` the fraction of
+  rounded numbers that are the same, `change` changes what is called.
+  """
+  trainable, batch = change(_make(case)), dispatches.random_step(case)
   state, rate = _state(case, trainable), np.float32(0.1)
   expected, opt_state, loss, examples = _loops(
     case, trainable, batch, state, float(rate)
@@ -306,14 +317,14 @@ def test_a_call_is_that_of_the_loops(case, error=3e-5):
       # Sums that lie all but in the middle may go to either side.
       spacing = 2.0**-7 * np.abs(expected[k]) + 1e-30
       assert (np.abs(found - expected[k]) <= 2 * spacing).all()
-      assert (found == expected[k]).mean() > 0.98
+      assert (found == expected[k]).mean() > equal
     else:
       np.testing.assert_allclose(found, expected[k], 1e-5, error * change)
     for word, square in opt_state[k].items():
-      of_squares = 1e-2 if case.dtype == 'bfloat16' else 1e-4
+      of_squares = 1e-2 if case.dtype == 'bfloat16' else max(1e-4, error)
       found = table.opt_state.sum_squares[word]
       np.testing.assert_allclose(found, square, of_squares, 1e-6)
-  np.testing.assert_allclose(metrics.loss, loss, 1e-5, 1e-6)
+  np.testing.assert_allclose(metrics.loss, loss, max(1e-5, error / 3), 1e-6)
   assert metrics.examples == examples and metrics.first_bad_step == -1
 
 
