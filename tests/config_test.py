@@ -1,5 +1,6 @@
 """Settings: what they accept, what they become, what may change on resuming."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -101,7 +102,18 @@ def test_the_text_is_cut_alike_on_every_mesh(
     (False, {'optimizer.name': 'adam'}, 'cpu', (1, 1)),
     (False, {'model.name': 'mixture', 'senses.number': 1}, 'cpu', (1, 1)),
     (False, {'train.fused': False}, 'cpu', (1, 1)),
-    (False, {}, 'gpu', (1, 1)),
+    (True, {}, 'gpu', (1, 1)),
+    (True, {'table.dtype': 'bfloat16'}, 'gpu', (4, 1)),
+    (True, {'model.loss': 'hierarchical_softmax'}, 'gpu', (1, 1)),
+    (True, {'strategy.name': 'partition'}, 'gpu', (1, 1)),
+    (True, {'model.dim': 512, 'model.window': 15}, 'gpu', (1, 1)),
+    (False, {'model.dim': 513}, 'gpu', (1, 1)),
+    (False, {'model.window': 16}, 'gpu', (1, 1)),
+    (False, {'table.store': 'memory'}, 'gpu', (1, 1)),
+    (False, {'strategy.name': 'workers'}, 'gpu', (1, 1)),
+    (False, _SYNC, 'gpu', (2, 1)),
+    (False, {'optimizer.name': 'adam'}, 'gpu', (1, 1)),
+    (False, {}, 'tpu', (1, 1)),
   ],
 )
 def test_a_kernel_takes_the_steps_that_it_can(
@@ -132,6 +144,57 @@ def test_threads_share_the_cores_of_a_device():
   config = _config({'train.threads': 2, 'optimizer.name': 'adam'})
   with pytest.raises(errors.UserError, match='threads=2 is only used where a'):
     config_lib.resolve(config, 'cpu', (1, 1))
+
+
+def test_blocks_of_a_gpu_have_a_limit_of_words_in_flight():
+  def choose(settings, shape=(1, 1), multiprocessors=132):
+    return config_lib.resolve(_config(settings), 'gpu', shape, multiprocessors)
+
+  tree = {'model.loss': 'hierarchical_softmax'}
+  for blocks, words, settings, shape, multiprocessors in (
+    (132, 16_896, {}, (1, 1), 132),
+    (132, 16_896, {}, (1, 1), 160),
+    (40, 16_384, {}, (1, 1), 40),
+    (160, 16_384, tree, (1, 1), 160),  # of one center each
+    (264, 33_792, {'train.threads': 264}, (1, 1), 132),
+    (132, 16_896, {'strategy.name': 'partition'}, (1, 1), 132),
+    # Between exchanges of replicas, but all blocks have a chunk.
+    (132, 2112, {}, (8, 1), 132),
+    (132, 4096, {'train.batch_words': 4096}, (1, 1), 132),
+    (1, 8192, {'model.dim': 600}, (1, 1), 132),  # by XLA
+  ):
+    config, tuning = choose(settings, shape, multiprocessors)
+    assert (tuning.threads, config.train.batch_words) == (blocks, words)
+    assert tuning.steps_per_loop == (4 if tuning.fused else 16)
+  # As on a CPU.
+  config, _ = choose({'optimizer.name': 'sgd'})
+  assert config.optimizer.learning_rate == 0.04
+  assert config.optimizer.max_duplicates == 0
+
+
+def test_without_a_kernel_of_steps_a_gpu_has_one_that_sums_rows():
+  for given, settings, sums in (
+    ({}, {}, False),
+    ({'fused': False}, {}, True),
+    ({}, {'optimizer.name': 'adam'}, True),
+    ({}, {'train.fused': False}, False),
+  ):
+    _, tuning = config_lib.resolve(_config(settings), 'gpu', (1, 1), **given)
+    assert tuning.row_sums == sums and not tuning.row_threads
+
+
+def test_steps_by_a_gpus_kernel_follow_the_size_of_the_text():
+  config, tuning = config_lib.resolve(_config({}), 'gpu', (1, 1), 132)
+  for words, expected in (
+    (1e5, 16_896), (82e6, 204_992), (1e12, 1 << 20), (400 * 16_900, 16_896),
+  ):  # fmt: skip
+    assert config_lib.fitted_batch_words(config, tuning, words) == expected
+  # Where few words share fewer blocks.
+  tuning = dataclasses.replace(tuning, threads=2)
+  assert config_lib.fitted_batch_words(config, tuning, 1e4) == 256
+  tree = _config({'model.loss': 'hierarchical_softmax'})
+  config, tuning = config_lib.resolve(tree, 'gpu', (1, 1), 132)
+  assert config_lib.fitted_batch_words(config, tuning, 1e4) % 64 == 0
 
 
 @pytest.mark.parametrize('name', ['ctr', 'graphsage'])

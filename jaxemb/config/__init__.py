@@ -3,7 +3,13 @@
 from jaxemb.config.checks import check, default
 from jaxemb.config.files import load
 from jaxemb.config.kinds import check_replaced, find, settings
-from jaxemb.config.resolve import Tuning, can_fuse, resolve
+from jaxemb.config.resolve import (
+  Tuning,
+  can_fuse,
+  fitted_batch_words,
+  resolve,
+  thread_words,
+)
 from jaxemb.config.schema import Setting, flat, room_bytes, sizes
 
 __all__ = [
@@ -14,10 +20,12 @@ __all__ = [
   'check_replaced',
   'default',
   'find',
+  'fitted_batch_words',
   'flat',
   'load',
   'resolve',
   'room_bytes',
   'settings',
   'sizes',
+  'thread_words',
 ]

@@ -16,6 +16,13 @@ from jaxemb.kernels.cpu import ahead
 
 # More threads train on rows too stale to converge (experiments/cores.py).
 MAX_THREADS = 64
+# Of a GPU's kernel, which do not see each other's updates: 132 blocks, as many
+# as an H100 has multiprocessors, are at 2,112 words.
+MOST_WORDS_IN_FLIGHT = 2112
+_MOST_GPU_DIM, _MOST_GPU_WINDOW = 512, 15  # that its kernel is made for
+# Of a step by a GPU's kernel: chunks of each block, centers, and steps of a run
+# of whose words subsampling may drop half.
+_BLOCK_CHUNKS, _MOST_STEP_WORDS, _LEAST_STEPS = 8, 1 << 20, 400
 _SYNC_PARTS = 8  # of the corpus, whatever the mesh
 _FINAL_RATE = 'optimizer.final_learning_rate'
 # More threads would have to hold back at rows that they all look up.
@@ -57,7 +64,7 @@ class Tuning:
   loss_every_steps: int  # steps between evaluations of the loss
   steps_per_loop: int  # steps without asking the host whether there are more
   fused: bool  # a kernel takes the steps, in place of XLA's operations
-  threads: int  # of each kernel, which share its tables
+  threads: int  # of each kernel, or blocks of a GPU's, which share its tables
   row_threads: int  # of a kernel that updates rows; 0 = XLA does
   tokens_once: bool  # not once for each window that a step has them in
   row_copies: bool  # a TPU's kernels read and write rows
@@ -75,8 +82,8 @@ class _Facts(NamedTuple):
   kind: Any
   platform: str
   mesh: tuple[int, int]  # devices along the data axis and the table axis
-  cores: int  # that each device has for itself
-  may_fuse: bool  # whether kernels for CPUs are there
+  cores: int  # that each device has for itself, multiprocessors of a GPU
+  may_fuse: bool  # whether kernels of whole steps are there
   has_kernel: bool  # whether there is one for the steps
   is_workers: bool
   is_lockstep: bool  # workers take each step together
@@ -134,7 +141,15 @@ def can_fuse(
     )
     # Nodes of a tree are compiled into the kernel as they are numbered.
     and not (t.store and m.loss == 'hierarchical_softmax')
+    and (platform == 'cpu' or _fits_gpu(config))
   )
+
+
+def _fits_gpu(config: ml_collections.ConfigDict) -> bool:
+  """Whether a GPU's kernel is made for tables and windows of the settings."""
+  m, has_all_rows = config.model, not config.table.store
+  is_small = m.dim <= _MOST_GPU_DIM and m.window <= _MOST_GPU_WINDOW
+  return is_small and has_all_rows and config.strategy.name != 'workers'
 
 
 def _has_kernels(
@@ -143,7 +158,7 @@ def _has_kernels(
   """Whether kernels can change the tables at all."""
   return (
     config.train.fused
-    and platform == 'cpu'
+    and platform in ('cpu', 'gpu')
     and config.table.layout == 'replicated'
     and (config.strategy.name != 'sync' or math.prod(mesh) == 1)
   )
@@ -159,7 +174,8 @@ def resolve(
   """Chooses what checked settings leave open, in a copy of them.
 
   `platform` is that of the devices, 'cpu' or another; `mesh` how many there are
-  along the data and the table axis; `cores` those that each has for itself;
+  along the data and the table axis; `cores` those that each has for itself, or
+  multiprocessors of a GPU;
   `fixed` are fields of `Tuning` that are not chosen. Raises a `UserError` for
   settings that do not fit the mesh.
   """
@@ -185,7 +201,7 @@ def resolve(
     'chunk': chunk,
     'shared_nodes': 64,
     'fused': facts.fused,
-    'threads': _threads(facts),
+    'threads': _threads(facts, chunk),
     **_exchange_choices(facts),
     **fixed,
   }
@@ -235,20 +251,43 @@ def _learning_rate(facts: _Facts) -> float:
 
 
 def _usual_threads(facts: _Facts) -> int:
-  """Threads of a kernel where settings do not say: cores of a process."""
+  """Threads of a CPU's kernel where settings do not say: cores of a process."""
   # A sub-model has the same bits wherever it is trained.
   is_one = facts.config.strategy.name in ('partition', 'workers')
   return 1 if is_one else min(facts.cores, MAX_THREADS)
 
 
-def _threads(facts: _Facts) -> int:
-  """Threads of the kernel that takes the steps."""
+def _threads(facts: _Facts, chunk: int) -> int:
+  """Threads, or blocks of a GPU, of the kernel that takes the steps."""
   if not facts.fused:
     return 1
-  threads = facts.config.train.threads or _usual_threads(facts)
+  if facts.config.train.threads:
+    threads = facts.config.train.threads
+  elif facts.on_cpu:
+    threads = _usual_threads(facts)
+  else:
+    words = thread_words(facts.config, chunk)
+    threads = max(1, min(facts.cores, MOST_WORDS_IN_FLIGHT // words))
   return min(
     threads, _MAX_STORE_THREADS if facts.config.table.store else threads
   )
+
+
+def thread_words(config: ml_collections.ConfigDict, chunk: int) -> int:
+  """Centers that a thread or block of a kernel learns from at once."""
+  return 1 if config.model.loss == 'hierarchical_softmax' else chunk
+
+
+def fitted_batch_words(
+  config: ml_collections.ConfigDict, tuning: Tuning, words: float
+) -> int:
+  """Returns the centers of a step by a GPU's kernel, of a run of some words.
+
+  A step is as long as still leaves many of them, and fills all blocks.
+  """
+  least = _BLOCK_CHUNKS * tuning.threads * thread_words(config, tuning.chunk)
+  fitting = int(min(max(words / _LEAST_STEPS, least), _MOST_STEP_WORDS))
+  return max(1, fitting // tuning.chunk) * tuning.chunk
 
 
 def _num_parts(facts: _Facts, chunk: int) -> int:
@@ -276,6 +315,7 @@ def _device_choices(facts: _Facts) -> dict[str, Any]:
   config, on_cpu = facts.config, facts.on_cpu
   updates_by_kernel = (
     facts.may_fuse
+    and on_cpu
     and _has_kernels(config, facts.platform, facts.mesh)
     and config.optimizer.name in facts.kind.row_kernels
     and config.table.dtype == 'float32'
@@ -287,13 +327,14 @@ def _device_choices(facts: _Facts) -> dict[str, Any]:
     # and sums rows of low precision by a loop, which is slow there.
     'deduplicates': not on_cpu or config.table.layout == 'row',
     'loss_every_steps': 64 if on_cpu else 1,  # logarithms take time on a CPU
-    'steps_per_loop': 1 if on_cpu else 16,
+    # A kernel's steps are long, and a few of them of padding cost the more.
+    'steps_per_loop': 1 if on_cpu else 4 if facts.fused else 16,
     'row_threads': _usual_threads(facts) if updates_by_kernel else 0,
     'tokens_once': facts.platform == 'tpu',  # which has a price for each row
     'row_copies': False,  # these never ran
     'row_sums': facts.platform == 'gpu'
-    and facts.may_fuse
-    and config.train.fused,
+    and config.train.fused
+    and not facts.fused,
   }
 
 
@@ -386,6 +427,12 @@ def _usual_batch_words(facts: _Facts, chosen: dict[str, Any]) -> int:
   is_apart = s.name in ('partition', 'workers')
   is_alone = facts.num_devices == 1 and not is_apart
   usual = 256 if facts.on_cpu else 8192
+  if chosen['fused'] and not facts.on_cpu:
+    words = threads * thread_words(facts.config, chosen['chunk'])
+    usual = _BLOCK_CHUNKS * words
+    if is_alone or s.name == 'partition':
+      return max(usual, 16_384)
+    return max(words, min(usual, int(chosen['sync_words'])))
   if chosen['fused']:
     usual = 16_384 if is_alone else 2048
     # What threads are at is the farther apart in the text.

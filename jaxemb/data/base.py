@@ -115,6 +115,8 @@ class SourceSpec(NamedTuple):
   cache: pathlib.Path  # for what is fetched or encoded
   # (stage, done, total): called now and then
   progress: Callable[[str, int, int], None]
+  # (examples of an epoch, keys) -> L', where the data decides it.
+  fit_part_words: Callable[[int, int], int] | None = None
 
 
 class Item(NamedTuple):

@@ -147,6 +147,9 @@ class BlockSource:
     spec: base.SourceSpec,
     eval_paths: Callable[[], Sequence[str]] = tuple,
   ):
+    if spec.fit_part_words:
+      fitted = spec.fit_part_words(corpus.num_words, len(corpus.words))
+      spec = spec._replace(part_words=fitted)
     self.corpus, self.spec, self.eval_paths = corpus, spec, eval_paths
     self.steps, self.num_parts = windows.Steps.of(spec), spec.num_parts
     self.units_per_epoch, self.epochs = corpus.num_words, spec.epochs

@@ -14,6 +14,7 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.config import kinds
 from jaxemb.data import base as data_base
+from jaxemb.data import windows
 from jaxemb.evaluation import benchmarks
 from jaxemb.kernels.cpu import ahead
 from jaxemb.merging import warm_start
@@ -46,6 +47,11 @@ class Parts(NamedTuple):
   dropped: Mapping[str, Any]  # of the data, counted
   # Of all that a checkpoint depends on, by the name that messages give it.
   fingerprints: Mapping[str, str]
+
+  @property
+  def setup(self) -> devices.Setup:
+    """Settings, and what devices and data make of them."""
+    return devices.Setup(self.config, self.tuning, self.mesh, kind=self.kind)
 
   @property
   def total_units(self) -> int:
@@ -134,8 +140,12 @@ def make_source(
   readers: data_base.Readers,
   cache: pathlib.Path,
   progress: Callable[[str, int, int], None] = lambda *_: None,
+  fit_part_words: Callable[[int, int], int] | None = None,
 ) -> data_base.Source:
-  """The data that resolved settings name; `progress` as of `parts`."""
+  """The data that resolved settings name.
+
+  `progress` is as of `parts`, `fit_part_words` as of `data.base.SourceSpec`.
+  """
   config, tuning, _, kind = setup
   m = config.model
   spec = data_base.SourceSpec(
@@ -151,6 +161,7 @@ def make_source(
     readers=readers,
     cache=cache,
     progress=progress,
+    fit_part_words=fit_part_words,
   )
   source = kind.make_source(spec)
   # Of all at once the next multiple, or power of two, is no mistake.
@@ -225,23 +236,61 @@ def corpus_of(source: data_base.Source) -> model_base.Corpus:
   )
 
 
+def _with_threads(setup: devices.Setup, num_keys: int) -> devices.Setup:
+  """Caps the threads, or blocks of a GPU, of a kernel for few keys."""
+  if setup.config.train.threads:
+    return setup
+  # What each thread learns of a row meanwhile adds up: with six rows two
+  # threads diverge in every second run, with fifty in every third of weighted
+  # walks.
+  most = max(1, num_keys // _ROWS_PER_THREAD)
+  threads = min(setup.tuning.threads, most)
+  return setup._replace(
+    tuning=dataclasses.replace(setup.tuning, threads=threads)
+  )
+
+
+def _fit_part_words(setup: devices.Setup) -> Callable[[int, int], int] | None:
+  """Returns `data.base.SourceSpec.fit_part_words` for a GPU's kernel.
+
+  None where steps are as long as settings say, or as replicas' exchanges allow.
+  """
+  config, is_apart = setup.config, setup.config.strategy.name == 'partition'
+  is_gpu = setup.tuning.fused and setup.platform == 'gpu'
+  if not is_gpu or not (is_apart or setup.is_alone):
+    return None
+  rate = config.strategy.rate if is_apart else 1.0  # of the data
+
+  def fit(num_words: int, num_keys: int) -> int:
+    return config_lib.fitted_batch_words(
+      config,
+      _with_threads(setup, num_keys).tuning,
+      config.train.epochs * rate * num_words,
+    )
+
+  return fit
+
+
 def parts(
   setup: devices.Setup,
   cache: pathlib.Path,
   progress: Callable[[str, int, int], None] = lambda *_: None,
   folder: pathlib.Path | None = None,
   cluster: remote.Cluster | None = None,
+  fits_steps: bool = False,
 ) -> Parts:
   """Reads the data and makes the parts that the settings name.
 
   `progress` is called with (stage, done, total); `cache` is for downloads and
   encoded texts, the `folder` for tables in files, the `cluster` for those of
-  workers. Raises a `UserError` for unusable input.
+  workers; `fits_steps`: a GPU's steps may be fitted to the size of the data.
+  Raises a `UserError` for unusable input, and `ffi.Unavailable` where there is
+  no kernel for it.
   """
   config, tuning, _, kind = setup
-  compiling = None
+  compiling, keeps_programs = None, cache == rundir.cache_folder()
   # On another core, while the text is read, if a trace of it may stay.
-  if tuning.fused and cache == rundir.cache_folder():
+  if tuning.fused and keeps_programs and setup.platform == 'cpu':
     m = config.model
     compiling = ahead.compiling(m.name, m.loss, config.table.dtype, cache=cache)
   # Wrong paths are refused before the work.
@@ -252,14 +301,21 @@ def parts(
       "word2vec file, or ''"
     )
   benchmark_sets = _named_benchmarks(config)
-  source = make_source(setup, _readers(setup), cache=cache, progress=progress)
-  if not config.train.threads:
-    # What each thread learns of a row meanwhile adds up: with six rows two
-    # threads diverge in every second run, with fifty in every third of
-    # weighted walks.
-    most = max(1, len(source.keys) // _ROWS_PER_THREAD)
-    threads = min(tuning.threads, most)
-    setup = setup._replace(tuning=dataclasses.replace(tuning, threads=threads))
+  fit = _fit_part_words(setup) if fits_steps else None
+  source = make_source(
+    setup,
+    _readers(setup),
+    cache=cache,
+    progress=progress,
+    fit_part_words=fit,
+  )
+  setup = _with_threads(setup, len(source.keys))
+  if fit and isinstance(source.steps, windows.Steps):
+    fitted = source.steps.part_words
+    config.train.batch_words = fitted * tuning.parts
+    setup = setup._replace(
+      tuning=dataclasses.replace(setup.tuning, part_words=fitted)
+    )
   if compiling and compiling.poll() is None:
     # Meanwhile this process compiles what reads batches.
     next(source.items(None, 0), None)
@@ -270,6 +326,7 @@ def parts(
     compiling=compiling,
     folder=folder,
     cluster=cluster,
+    programs=cache / 'programs' if keeps_programs else None,
   )
   if benchmark_sets is None:
     benchmark_sets = source_benchmarks(config, source)

@@ -11,7 +11,7 @@ import ml_collections
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.config import kinds
-from jaxemb.kernels.gpu import row_sums
+from jaxemb.kernels.gpu import driver, row_sums
 from jaxemb.run import kind as kind_lib
 from jaxemb.runtime import distributed
 from jaxemb.runtime import mesh as mesh_lib
@@ -28,6 +28,25 @@ class Setup(NamedTuple):
   tuning: config_lib.Tuning
   mesh: jax.sharding.Mesh
   kind: kind_lib.Kind
+
+  @property
+  def platform(self) -> str:
+    """That of the devices, such as 'cpu'."""
+    return self.mesh.devices.flat[0].platform
+
+  @property
+  def words_in_flight(self) -> int:
+    """Centers learned from at once, none of which sees the others' updates.
+
+    Of each replica or sub-model.
+    """
+    config, tuning = self.config, self.tuning
+    if tuning.fused:
+      return tuning.threads * config_lib.thread_words(config, tuning.chunk)
+    if config.strategy.name in ('partition', 'workers'):
+      return tuning.part_words
+    is_joint = config.strategy.name == 'sync'
+    return self.step_centers * (self.mesh.size if is_joint else 1)
 
   @property
   def is_alone(self) -> bool:
@@ -50,7 +69,8 @@ def choose(
 
   `begun` has the flat settings of the run that is resumed, or is {}; `absent`
   are devices to compile for that are not there (`mesh.start`); `fixed` are
-  fields of the tuning. Raises a `UserError` for settings that do not fit.
+  fields of the tuning. Raises a `UserError` for settings that do not fit, and
+  `ffi.Unavailable` for GPUs without a kernel that takes the steps.
   """
   wanted, is_resumed = _wanted(config, begun)
   data, table = mesh_lib.start(
@@ -96,6 +116,10 @@ def choose(
   shape = mesh_lib.Shape(data, table)
   cores = mesh_lib.cores_of_device(shape)
   mesh = mesh_lib.make(shape, devices=absent)
+  if platform == 'gpu' and fixed.get('fused', True):
+    if config_lib.can_fuse(config, platform, shape):
+      facts = map(driver.facts, mesh.devices.flat)
+      cores = min(x.multiprocessors for x in facts)
   resolved, tuning = config_lib.resolve(
     config, platform, shape, cores=cores, **fixed
   )

@@ -236,6 +236,7 @@ def _read_and_make(
   """Chooses devices and what settings leave open, reads the data."""
   workdir = start.workdir
   begun = rundir.recorded(workdir)  # by the run that is resumed, or {}
+  fits_steps = not (begun or start.config.train.batch_words)
   saved = checkpoint.newest_record(workdir / 'checkpoints')
   if saved and begun.get('strategy.name') == 'replicas':
     # A start that failed may have had another number of them.
@@ -251,6 +252,7 @@ def _read_and_make(
       progress=progress,
       folder=workdir / 'store',
       cluster=cluster,
+      fits_steps=fits_steps,
     )
 
 
@@ -281,12 +283,18 @@ def _log_data(parts: build.Parts) -> None:
 def _log_step(parts: build.Parts) -> None:
   """Logs what takes the steps and how tables are stored."""
   config, tuning = parts.config, parts.tuning
-  platform = parts.mesh.devices.flat[0].platform.upper()
+  platform = parts.setup.platform.upper()
   state = parts.strategy.init.eval_shape(jax.random.key(0))
   num_threads = tuning.threads if tuning.fused else tuning.row_threads
   threads = f'{num_threads} thread' + 's' * (num_threads > 1)
   step = f'{config.model.name}, XLA ({platform})'
-  if tuning.fused:
+  if tuning.fused and platform == 'GPU':
+    step = (
+      f'{config.model.name} kernel (GPU), {num_threads} '
+      f'block{"s" * (num_threads > 1)}, {parts.setup.words_in_flight:,} words '
+      f'in flight, {config.train.batch_words:,} words a step'
+    )
+  elif tuning.fused:
     step = f'{config.model.name} kernel ({platform}), {threads}'
     if tuning.threads > 1:
       cores = resources.usable_cores()

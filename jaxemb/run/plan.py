@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base as data_base
+from jaxemb.kernels import ffi
 from jaxemb.models import base as model_base
 from jaxemb.run import build, rundir
 from jaxemb.run import devices as devices_lib
@@ -83,9 +84,16 @@ def prepare(
       'data; plan all rows on the devices, without config.table.store, and '
       'with --config.strategy.name=sync'
     )
-  setup = devices_lib.choose(config, {}, where.devices)
-  data = read_data(setup)
-  trainer = trainer_lib.make(setup, data.corpus, data.steps)
+
+  def make(**fixed):
+    setup = devices_lib.choose(config, {}, where.devices, **fixed)
+    data = read_data(setup)
+    return setup, data, trainer_lib.make(setup, data.corpus, data.steps)
+
+  try:
+    setup, data, trainer = make()
+  except ffi.Unavailable:  # as a run does
+    setup, data, trainer = make(fused=False)
   job = Job(
     topology=where,
     setup=setup,

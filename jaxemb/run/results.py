@@ -84,6 +84,7 @@ def write(
   values = kind.report_values(parts, model, scores)
   totals.total_secs += time.time() - start
   values |= {'evaluation': scores, 'staleness': _staleness(parts, totals)}
+  values[f'{totals.unit}_in_flight'] = parts.setup.words_in_flight
   records = metrics.read(workdir / 'metrics.jsonl')
   values = {**summary(parts, totals), **values, **more}
   values['hosts'] = resources.summary(records)

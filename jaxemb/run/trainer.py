@@ -20,6 +20,7 @@ from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import step as native
 from jaxemb.kernels.cpu import updates
 from jaxemb.kernels.gpu import row_sums
+from jaxemb.kernels.gpu import step as gpu_step
 from jaxemb.kernels.tpu import row_copies, sorted_sums
 from jaxemb.models import base as model_base
 from jaxemb.models import columns
@@ -56,12 +57,14 @@ def make(
   compiling: subprocess.Popen | None = None,
   folder: pathlib.Path | None = None,
   cluster: remote.Cluster | None = None,
+  programs: pathlib.Path | None = None,
 ) -> Trainer:
   """The model, its tables and the strategy that resolved settings name.
 
   `compiling` is a process that compiles the kernel; the `folder` is for tables
-  in files; the `cluster` has those of workers. Raises a `UserError` for a
-  vocabulary that the model cannot have.
+  in files, `programs` one for a GPU's kernels; the `cluster` has the tables of
+  workers. Raises a `UserError` for a vocabulary that the model cannot have, and
+  `ffi.Unavailable` where there is no kernel.
   """
   config, tuning, mesh, kind = setup
   # All devices share tables, or each replica has its own.
@@ -78,13 +81,7 @@ def make(
   )
   model, fused = kind.make_model(corpus, context), None
   if tuning.fused:
-    fused = native.make(
-      type(model),
-      config.table.dtype,
-      config.optimizer.to_dict(),
-      num_threads=tuning.threads,
-      compiling=compiling,
-    )
+    fused = _kernel(setup, model, compiling=compiling, programs=programs)
   tables, num_cache_rows = _tables(setup, model.specs(), axes)
   trainable = strategy_base.Trainable(
     model=model,
@@ -103,6 +100,32 @@ def make(
     )
     return Trainer(trainable, fetching.fetching(stepping, mesh))
   return Trainer(trainable, _strategy(setup, trainable))
+
+
+def _kernel(
+  setup: devices.Setup,
+  model: model_base.Model,
+  compiling: subprocess.Popen | None,
+  programs: pathlib.Path | None,
+) -> Any:
+  """Returns a `strategies.base.Trainable.fused` of the model."""
+  config, tuning, mesh, _ = setup
+  table, optimizer = config.table, config.optimizer.to_dict()
+  if setup.platform == 'gpu':
+    return gpu_step.make(
+      gpu_step.variant(model, table.dtype, table.rounding, optimizer=optimizer),
+      optimizer,
+      tuning.threads,
+      devices=mesh.devices.flatten().tolist(),
+      folder=programs,
+    )
+  return native.make(
+    type(model),
+    table.dtype,
+    optimizer,
+    num_threads=tuning.threads,
+    compiling=compiling,
+  )
 
 
 def _strategy(

@@ -93,7 +93,7 @@ def test_programs_for_tpus_copy_no_table(topology, vocab, flags, tmp_path):
 @pytest.mark.parametrize(
   ('topology', 'vocab', 'flags'),
   [
-    ('cuda:h100x1', 1e6, []),
+    ('cuda:h100x1', 1e6, ['--config.train.fused=false']),
     marking.slow('cuda:h100x1', 1e6, ['--config.table.dtype=int8']),
     marking.slow('cuda:h200x8', 1e6, ['--config.model.dim=128', COLUMN]),
     marking.slow('cuda:h100x1', 0, ['--config=graphsage']),
@@ -104,6 +104,40 @@ def test_programs_for_gpus_copy_no_table_and_add_in_order(
 ):
   _plan(tmp_path, topology, vocab, *flags)
   assert list(tmp_path.glob('*.ptx')) and not _atomics(tmp_path)
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+  ('topology', 'has_kernel', 'flags'),
+  [
+    ('cuda:h100x1', True, []),
+    marking.slow(
+      'cuda:h100x1', True,
+      ['--config.model.name=cbow', '--config.optimizer.name=adagrad',
+       '--config.table.dtype=bfloat16', '--config.model.dim=300'],
+    ),
+    marking.slow(
+      'cuda:h100x1', True, ['--config.model.loss=hierarchical_softmax']
+    ),
+    marking.slow(
+      'cuda:h100x8', True,
+      ['--config.strategy.name=replicas', '--config.mesh.data=8'],
+    ),
+    # More negatives than a block has room for.
+    marking.slow(
+      'cuda:h100x1', False, ['--config.model.shared_negatives=1000']
+    ),
+  ],
+)  # fmt: skip
+def test_a_kernel_on_gpus_changes_tables_in_place(
+  topology, has_kernel, flags, tmp_path
+):
+  _plan(tmp_path, topology, 1e5, *flags)
+  texts = [
+    path.read_text() for path in tmp_path.glob('*after_optimizations.txt')
+  ]
+  assert texts
+  assert any('jaxemb_gpu_kernel' in x for x in texts) == has_kernel
 
 
 _SENT = """

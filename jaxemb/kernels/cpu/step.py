@@ -19,7 +19,8 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import windows
-from jaxemb.kernels import ffi
+from jaxemb.kernels import brakes, ffi
+from jaxemb.kernels import state as state_lib
 from jaxemb.kernels.cpu import handlers, kernels, rows, turns
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, hierarchical, skipgram
@@ -37,7 +38,6 @@ _TABLES = skipgram.INPUT, skipgram.OUTPUT
 # (experiments/results/step_notes.md).
 _BRAKE = 10.0
 _FREE_CENTERS = 240
-_LEAST_BRAKE = 0.2  # less than this changes a learning rate by a hundredth
 
 
 @functools.cache  # XLA takes a name once
@@ -91,13 +91,11 @@ def call(
 def _brakes(lookups_per_center: np.ndarray, centers: int) -> np.ndarray:
   """[h] float32, the `rows.Table.brakes` of a table.
 
-  Other threads are at `centers`: what they all look up all of them change, and
-  as none knows of the others, together they may go too far.
+  Other threads are at `centers`.
   """
-  scale = _BRAKE * max(0, centers - _FREE_CENTERS)
-  brakes = (scale * lookups_per_center).astype(np.float32)
-  size = np.flatnonzero(brakes > _LEAST_BRAKE).max(initial=0)
-  return brakes[: size + 1]
+  return brakes.of_rows(
+    lookups_per_center, centers, free=_FREE_CENTERS, brake=_BRAKE
+  )
 
 
 def _ids(
@@ -141,7 +139,6 @@ class Kernel:
     state, metrics = carry
     model, ids = trainable.model, _ids(trainable.model, batch, context)
     is_tree = isinstance(model, hierarchical.Hierarchical)
-    tables = [state.tables[name] for name in _TABLES]
     specs = [trainable.tables[name].spec for name in _TABLES]
     numbers = context.learning_rate, self.parameter, model.spec.negatives
     key = strategy_base.rounding_key(specs[0], context, 0)
@@ -167,17 +164,10 @@ class Kernel:
         *(_brakes(x.lookups_per_center, others) for x in specs),
         *ids,
       ],
-      changed=[
-        *(x.vectors for x in tables),
-        *(jax.tree.leaves(x.opt_state)[0] for x in tables),
-      ],
+      changed=state_lib.arrays(state, _TABLES),
     )
-    new = {}
-    for i, (name, table) in enumerate(zip(_TABLES, tables, strict=True)):
-      tree = jax.tree.structure(table.opt_state)
-      opt_state = jax.tree.unflatten(tree, [changed[2 + i]])
-      new[name] = table._replace(vectors=changed[i], opt_state=opt_state)
-    return state._replace(tables=state.tables | new), strategy_base.added(
+    state = state_lib.replaced(state, _TABLES, changed)
+    return state, strategy_base.added(
       metrics, context.index, totals[0], examples=totals[1], sums={}
     )
 

@@ -1,0 +1,241 @@
+"""Training steps on a GPU by one kernel, in place of XLA's many operations.
+
+XLA cuts batches and keeps the schedule, as in every step
+(`strategies.base.training_step`); a kernel (`windows.cu`) draws negatives,
+looks up rows, differentiates the loss and updates the tables, chunk by chunk.
+Its blocks walk stretches of the step that lie far apart, and share the tables
+without locks: what each is at the others do not know of yet.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.data import windows as windows_data
+from jaxemb.kernels import brakes, ffi
+from jaxemb.kernels import state as state_lib
+from jaxemb.kernels.gpu import driver, launch, nvrtc, windows
+from jaxemb.models import base as model_base
+from jaxemb.models import cbow, hierarchical, skipgram
+from jaxemb.strategies import base as strategy_base
+
+_MODELS = {
+  skipgram.SkipGram: 'skipgram',
+  cbow.Cbow: 'cbow',
+  hierarchical.Hierarchical: 'hierarchical',
+}
+_TABLES = skipgram.INPUT, skipgram.OUTPUT
+_ENTRY = 'train'  # the name of the kernel in its source
+_READ = 10  # arguments that are only read; loss and tables follow
+
+# As of `kernels.cpu.step`: of rows that other blocks look up.
+_BRAKE = 10.0
+_FREE_CENTERS = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+  """The fused step of a model; a `strategies.base.Trainable.fused`."""
+
+  variant: windows.Variant
+  digest: int  # of the variant, below 2^63 (`launch.Launch`)
+  parameter: float  # max_duplicates or epsilon
+  num_blocks: int
+
+  @property
+  def words_in_flight(self) -> int:
+    """Centers that blocks learn from at the same time."""
+    return self.num_blocks * self.variant.chunk
+
+  def __call__(
+    self,
+    trainable: strategy_base.Trainable,
+    batch: windows_data.StepBatch,
+    context: strategy_base.StepContext,
+    carry: tuple[strategy_base.TrainState, strategy_base.StepMetrics],
+  ) -> tuple[strategy_base.TrainState, strategy_base.StepMetrics]:
+    """As `strategies.base.training_step`."""
+    state, metrics = carry
+    specs = [trainable.tables[name].spec for name in _TABLES]
+    others = self.words_in_flight - self.variant.chunk
+    braked = [
+      brakes.of_rows(
+        x.lookups_per_center, others, free=_FREE_CENTERS, brake=_BRAKE
+      )
+      for x in specs
+    ]
+    spec = trainable.model.spec
+    numbers = (
+      context.learning_rate,
+      self.parameter,
+      spec.negatives / spec.shared_negatives,
+      0,
+    )
+    keys = [context.key, strategy_base.rounding_key(specs[0], context, 0)]
+    keys = [jnp.zeros(2, jnp.uint32) if x is None else x for x in keys]
+    more, num_entries = _constants(trainable.model)
+    arrays = state_lib.arrays(state, _TABLES)
+    totals = jnp.zeros(2, jnp.float32)
+    num_parts, length = batch.left.shape
+    num_chunks = length // self.variant.chunk
+    # Corpus shards of a replica, one after the other.
+    for part in range(num_parts):
+      first = batch.chunks[part * (len(batch.chunks) // num_parts)]
+      integers = (
+        num_chunks,
+        spec.vocab,
+        first,
+        *keys[0],
+        *keys[1],
+        *map(len, braked),
+        num_entries,
+        context.measure,
+        0,
+      )
+      totals, *arrays = self._launch(
+        num_chunks,
+        read=[
+          jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
+          jnp.stack([_integer(x) for x in integers]),
+          *(x[part] for x in (batch.tokens, batch.left, batch.right)),
+          *braked,
+          *more,
+        ],
+        changed=[totals, *arrays],
+      )
+    state = state_lib.replaced(state, _TABLES, arrays)
+    return state, strategy_base.added(
+      metrics, context.index, totals[0], examples=totals[1], sums={}
+    )
+
+  def _launch(
+    self,
+    num_chunks: int,
+    read: Sequence[jax.Array],
+    changed: Sequence[jax.Array],
+  ) -> list[jax.Array]:
+    """Returns what has changed, in place."""
+    launched = launch.Launch(
+      digest=self.digest,
+      blocks=min(self.num_blocks, num_chunks),
+      threads=self.variant.threads,
+      shared_bytes=self.variant.shared_bytes,
+    )
+    assert len(read) == _READ
+    return launch.call(
+      launched,
+      [*map(jnp.asarray, read), *changed],
+      [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in changed],
+      aliases={_READ + i: i for i in range(len(changed))},
+    )
+
+
+def _integer(number: jax.Array | int) -> jax.Array:
+  """Returns int32 with the bits of a number."""
+  number = jnp.asarray(number)
+  if number.dtype == jnp.uint32:
+    return jax.lax.bitcast_convert_type(number, jnp.int32)
+  return number.astype(jnp.int32)
+
+
+def _constants(model: model_base.Model) -> tuple[list[jax.Array], int]:
+  """Returns three arrays of a model, and the entries of its alias table."""
+  if isinstance(model, hierarchical.Hierarchical):
+    split = model.tree.split
+    return [split.exits, split.firsts, split.deep], 0
+  lines, none = model.negatives.lines, np.zeros(1, np.int32)
+  return [lines, none, none], lines.shape[0] * lines.shape[1] // 2
+
+
+def variant(
+  model: model_base.Model,
+  dtype: str,
+  rounding: str,
+  optimizer: Mapping[str, Any],
+) -> windows.Variant:
+  """Returns the kernel's form for a model and its tables.
+
+  `optimizer` has the settings of that name.
+  """
+  spec, is_adagrad = model.spec, optimizer['name'] == 'adagrad'
+  name, shapes = _MODELS[type(model)], {}
+  if name == 'hierarchical':
+    split = model.tree.split
+    shapes = {
+      'averages': model.averages,
+      'firsts': split.firsts.shape[1],
+      'deep': split.deep.shape[1],
+    }
+  else:
+    shapes['draws'] = spec.shared_negatives
+  return windows.Variant(
+    model=name,
+    dim=spec.dim,
+    chunk=1 if name == 'hierarchical' else spec.chunk,
+    window=spec.window,
+    dtype=dtype,
+    stochastic=dtype == 'bfloat16' and rounding == 'stochastic',
+    adagrad=is_adagrad,
+    limited=not is_adagrad and optimizer['max_duplicates'] > 0,
+    **shapes,
+  )
+
+
+def make(
+  chosen: windows.Variant,
+  optimizer: Mapping[str, Any],
+  num_blocks: int,
+  devices: Sequence[jax.Device],
+  folder: pathlib.Path | None = None,
+) -> Kernel:
+  """Returns the kernel, loaded on those devices that are here.
+
+  `optimizer` has the settings of that name; the `folder` keeps what is
+  compiled. Raises `ffi.Unavailable` for whatever fails.
+  """
+  try:
+    facts = [driver.facts(x) for x in devices]
+    if refusal := chosen.refusal(min(x.shared_bytes for x in facts)):
+      raise ffi.Unavailable(refusal)
+    source, macros = windows.SOURCE.read_text(), chosen.macros()
+    digest = int(nvrtc.digest(source, macros)[:16], 16) >> 1
+    launch.register()
+    here = jax.local_devices()
+    ordinals = [x.local_hardware_id for x in devices if x in here]
+    if ordinals and not launch.has(digest):
+      program = nvrtc.cubin(
+        source,
+        macros,
+        capability=_capability(facts),
+        folder=folder,
+        newest=driver.cuda_version(),
+      )
+      loaded = driver.load(
+        program, _ENTRY, chosen.shared_bytes, ordinals=ordinals
+      )
+      launch.put(digest, loaded, driver.launcher())
+  except ffi.Unavailable:
+    raise
+  except Exception as error:  # of NVIDIA's libraries, numba, LLVM and XLA
+    raise ffi.Unavailable(errors.one_line(error)) from error
+  is_sgd = optimizer['name'] == 'sgd'
+  return Kernel(
+    variant=chosen,
+    digest=digest,
+    parameter=optimizer['max_duplicates' if is_sgd else 'epsilon'],
+    num_blocks=num_blocks,
+  )
+
+
+def _capability(facts: Sequence[driver.Facts]) -> int:
+  """Returns the lowest compute capability, of one generation."""
+  capabilities = [x.capability for x in facts]
+  if len({x // 10 for x in capabilities}) > 1:
+    raise ffi.Unavailable('the GPUs are of several generations')
+  return min(capabilities)
