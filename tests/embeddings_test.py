@@ -311,7 +311,8 @@ def test_evaluations_equal_gensim(
     return
   results = ours.evaluate(benchmarks.find([folder]), limit)
   result = results['pairs']
-  assert (result['score'], result['pearson']) == (spearman[0], pearson[0])
+  expected = pytest.approx((spearman[0], pearson[0]), abs=1e-12)
+  assert (result['score'], result['pearson']) == expected
   assert 100 * result['oov'] / result['total'] == pytest.approx(theirs)
   limits = result['restrict_vocab'], result['vocab']
   assert limits == (limit, min(limit, 200))

@@ -41,6 +41,7 @@ from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
 from jaxemb.io import tables
 from jaxemb.models import columns
+from jaxemb.ops import sampling
 from jaxemb.runtime import resources
 from jaxemb.storage import atomic
 
@@ -253,7 +254,7 @@ def load(folder: pathlib.Path) -> ClickModel:
       spec, hidden=tuple(spec.hidden), lower_hidden=tuple(spec.lower_hidden)
     )
     model = clicks.of_terms(spec, tuple(record['terms']))
-    tree = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
+    tree = jax.tree.structure(jax.eval_shape(model.init, sampling.key_shape()))
     arrays, num = np.load(folder / 'dense.npz'), tree.num_leaves
     leaves = [arrays[str(i)] for i in range(len(arrays.files))]
     return ClickModel(

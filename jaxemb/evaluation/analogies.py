@@ -54,7 +54,7 @@ def solve(
     for x in (padded[:, :3], spelled[padded[:, 3]], spelled[padded])
   )
   # Scores of the expected answer and all other words, by 3CosAdd and 3CosMul.
-  best = jnp.full((*blocks[0].shape[:2], 2, 2), -jnp.inf)
+  best = np.full((*blocks[0].shape[:2], 2, 2), -np.inf, np.float32)
   size = min(_BLOCK_ROWS, len(vectors))
   for start in range(0, len(vectors), size):
     # The last block may overlap the one before, as it updates maxima.

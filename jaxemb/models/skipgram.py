@@ -18,6 +18,7 @@ times the number of the center's contexts that differ from the negative.
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +55,8 @@ class SkipGram(WindowModel):
   @property
   def untrained_loss(self) -> float:
     """Of an example and its negatives, all scores being zero."""
+    if self.loss_of is sampling.logistic_loss:  # without a program
+      return (1 + self.spec.negatives) * math.log(2)
     labels = np.array([0, 1], np.float32)
     # One program, not one for each operation.
     negative, positive = jax.jit(self.loss_of)(0 * labels, labels).tolist()

@@ -50,6 +50,14 @@ def _logistic_loss_jvp(primals, tangents):
   return logistic_loss(*primals), slope * tangents[0]
 
 
+def key_shape() -> jax.ShapeDtypeStruct:
+  """Returns what stands for any key in `eval_shape`.
+
+  To make a key takes programs, each of which a GPU compiles for a while.
+  """
+  return jax.eval_shape(lambda: jax.random.key(0))
+
+
 class Alias(NamedTuple):
   """A discrete distribution over 0..vocab-1, in n >= vocab entries."""
 

@@ -19,6 +19,7 @@ from jaxemb.evaluation import benchmarks
 from jaxemb.kernels.cpu import ahead
 from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
+from jaxemb.ops import sampling
 from jaxemb.run import devices, rundir, trainer
 from jaxemb.run import kind as kind_lib
 from jaxemb.runtime import budget, distributed
@@ -79,7 +80,7 @@ class Parts(NamedTuple):
     """
     if self.strategy.store:
       self._check_store()
-    state = self.strategy.init.eval_shape(jax.random.key(0))
+    state = self.strategy.init.eval_shape(sampling.key_shape())
     num_devices = self.strategy.batch_sharding.num_devices
     held = mesh_lib.num_bytes(state) // num_devices
     vectors = sum(x.vector_bytes for x in state.tables.values())

@@ -16,13 +16,13 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import ml_collections
 
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.config import kinds
 from jaxemb.kernels import ffi
+from jaxemb.ops import sampling
 from jaxemb.run import (
   build,
   evaluation,
@@ -284,7 +284,7 @@ def _log_step(parts: build.Parts) -> None:
   """Logs what takes the steps and how tables are stored."""
   config, tuning = parts.config, parts.tuning
   platform = parts.setup.platform.upper()
-  state = parts.strategy.init.eval_shape(jax.random.key(0))
+  state = parts.strategy.init.eval_shape(sampling.key_shape())
   num_threads = tuning.threads if tuning.fused else tuning.row_threads
   threads = f'{num_threads} thread' + 's' * (num_threads > 1)
   step = f'{config.model.name}, XLA ({platform})'

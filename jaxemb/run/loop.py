@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base as data_base
-from jaxemb.ops import rounding
+from jaxemb.ops import rounding, sampling
 from jaxemb.run import build, metrics
 from jaxemb.runtime import budget, distributed, hlo, resources
 from jaxemb.storage import checkpoint
@@ -179,7 +179,7 @@ class _Start:
     """Returns the state in the layouts and pages that training wants."""
     if strategy_base.chooses_layouts(self._parts.mesh):
       # Import and restoring choose theirs.
-      like = self._parts.strategy.init.eval_shape(jax.random.key(0))
+      like = self._parts.strategy.init.eval_shape(sampling.key_shape())
       state = strategy_base.laid_out(state, like)
     resources.use_huge_pages(state)
     self._last_save = time.monotonic()
@@ -324,6 +324,11 @@ def compile_dispatch(
 
 def init_key(seed: int) -> jax.Array:
   """The key of the state before training."""
+  return _init_key(np.int64(seed))
+
+
+@jax.jit
+def _init_key(seed: jax.Array) -> jax.Array:
   # The implementation is named: a user's JAX settings cannot change a seed.
   key = jax.random.key(seed, impl='threefry2x32')
   return jax.random.fold_in(key, _TABLES)

@@ -18,6 +18,7 @@ from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.kernels import ffi
 from jaxemb.models import base as model_base
+from jaxemb.ops import sampling
 from jaxemb.run import build, rundir
 from jaxemb.run import devices as devices_lib
 from jaxemb.run import trainer as trainer_lib
@@ -99,7 +100,7 @@ def prepare(
     setup=setup,
     trainer=trainer,
     corpus=data.corpus,
-    state=trainer.strategy.init.eval_shape(jax.random.key(0)),
+    state=trainer.strategy.init.eval_shape(sampling.key_shape()),
     constants=jax.eval_shape(trainer.strategy.constants),
     batch=_shapes(data.batch, trainer.strategy.batch_sharding),
   )

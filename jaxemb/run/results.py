@@ -8,9 +8,9 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
+from jaxemb.ops import sampling
 from jaxemb.report import pages
 from jaxemb.run import build, evaluation, metrics
 from jaxemb.runtime import distributed, mesh, resources
@@ -157,7 +157,7 @@ def summary(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
   """What every report has."""
   source, config, unit = parts.source, parts.config, totals.unit
   train_secs = max(totals.train_secs, 1e-9)
-  state = parts.strategy.init.eval_shape(jax.random.key(0))
+  state = parts.strategy.init.eval_shape(sampling.key_shape())
   sent = totals.collectives.get('bytes_per_step_per_device', {})
   device_steps = totals.steps * parts.mesh.size / max(totals.done, 1)
   started = datetime.datetime.fromtimestamp(totals.started)

@@ -24,7 +24,7 @@ from jaxemb.kernels.gpu import step as gpu_step
 from jaxemb.kernels.tpu import row_copies, sorted_sums
 from jaxemb.models import base as model_base
 from jaxemb.models import columns
-from jaxemb.ops import wire
+from jaxemb.ops import sampling, wire
 from jaxemb.run import devices
 from jaxemb.run import kind as kind_lib
 from jaxemb.runtime import distributed, resources
@@ -288,7 +288,9 @@ def _num_cache_rows(
   """By table, rows that the device has room for; {} = for all."""
   config, tuning = setup.config, setup.tuning
   is_workers = config.strategy.name == 'workers'
-  states = [jax.eval_shape(x.init, jax.random.key(0)) for x in tables.values()]
+  states = [
+    jax.eval_shape(x.init, sampling.key_shape()) for x in tables.values()
+  ]
   all_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(states))
   vocabs = {k: x.spec.vocab for k, x in tables.items()}
   map_bytes = 4 * sum(set(vocabs.values()))  # where each row is

@@ -113,7 +113,7 @@ class Cached(spec_lib.Table):
   @functools.cached_property
   def form(self) -> spec_lib.TableState:
     """The shapes of a state."""
-    return jax.eval_shape(self.cache.init, jax.random.key(0))
+    return jax.eval_shape(self.cache.init, sampling.key_shape())
 
   def arrays(self, state: spec_lib.TableState) -> list[jax.Array]:
     """[num_rows, ...], all that belongs to rows: vectors, optimizer state."""

@@ -31,6 +31,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base as data_base
+from jaxemb.ops import sampling
 from jaxemb.runtime import hlo
 from jaxemb.stores import cache as cache_lib
 from jaxemb.stores import cached
@@ -303,7 +304,7 @@ class Fetching:
 
   def _num_examples(self, model, step, ids, key):
     """Examples of a step: of the loss, XLA keeps what they need."""
-    params = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.eval_shape(model.init, sampling.key_shape())
     params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
     tables = self.tables.items()
     rows = {k: jnp.zeros((*ids[k].shape, x.spec.dim)) for k, x in tables}
@@ -555,7 +556,7 @@ class Fetching:
   @property
   def dense_bytes(self) -> int:
     """Bytes of dense parameters and their optimizer state."""
-    _, *dense = jax.eval_shape(self.trainable.init, jax.random.key(0))
+    _, *dense = jax.eval_shape(self.trainable.init, sampling.key_shape())
     return _num_bytes(dense)
 
   def rows_bytes(self, step_centers: int) -> int:
@@ -566,7 +567,7 @@ class Fetching:
     """
     device_bytes = stretch_bytes = 0
     if cached.are_in_memory():
-      state = jax.eval_shape(self.trainable.init, jax.random.key(0))
+      state = jax.eval_shape(self.trainable.init, sampling.key_shape())
       device_bytes = _num_bytes(state)
     map_bytes = sum(x.num_bytes for x in self.caches)
     for name, table in self.tables.items():

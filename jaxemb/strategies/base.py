@@ -22,7 +22,7 @@ from jax.experimental import layout
 
 from jaxemb.data import base as data_base
 from jaxemb.models import base as model_base
-from jaxemb.ops import rounding
+from jaxemb.ops import rounding, sampling
 from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.tables import spec as spec_lib
@@ -71,7 +71,7 @@ class Trainable:
   @property
   def has_dense(self) -> bool:
     """Whether the model has dense parameters."""
-    params = jax.eval_shape(self.model.init, jax.random.key(0))
+    params = jax.eval_shape(self.model.init, sampling.key_shape())
     return bool(jax.tree.leaves(params))
 
   def optimizer(self) -> Any:
@@ -500,7 +500,7 @@ def state_shardings(
   """
   if not chooses_layouts(mesh):
     return named
-  shapes = jax.eval_shape(init, jax.random.key(0))
+  shapes = jax.eval_shape(init, sampling.key_shape())
   named = jax.tree.broadcast(named, shapes)
 
   def in_rows(table, shardings):

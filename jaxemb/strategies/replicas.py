@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.data import base as data_base
+from jaxemb.ops import sampling
 from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base, policies, synchronisation
@@ -319,7 +320,7 @@ class _Replicas:
           )
       return state
 
-    shapes = self.init.eval_shape(jax.random.key(0))
+    shapes = self.init.eval_shape(sampling.key_shape())
     if num:
       return shapes.map_replicas(shape_of), convert
     return jax.tree.map(shape_of, shapes.trained()), convert

@@ -50,12 +50,11 @@ def make(spec: base.SourceSpec) -> TextSource:
   size = path.removeprefix(_EMBEDDED) if is_embedded else ''
   num_words = int(size or toywiki.DEFAULT_WORDS)
 
-  def embedded() -> toywiki.Corpus:
-    spec.progress('writing the embedded corpus', 0, 1)
-    return toywiki.write(cache, num_words)
-
+  embedded = None
   if is_embedded:
-    path = str(embedded().xml)
+    spec.progress('writing the embedded corpus', 0, 1)
+    embedded = toywiki.write(cache, num_words)
+    path = str(embedded.xml)
   elif path.startswith(_WIKIPEDIA):
     name = path.removeprefix(_WIKIPEDIA)
     progress = functools.partial(spec.progress, 'downloading')
@@ -70,9 +69,12 @@ def make(spec: base.SourceSpec) -> TextSource:
     readers=spec.readers,
   )
   _check_step(spec, corpus.num_words)
-  return TextSource(
-    corpus, spec, lambda: [str(x) for x in embedded().eval_paths]
-  )
+
+  def eval_paths() -> list[str]:
+    sets = embedded and embedded.eval_paths
+    return list(map(str, sets or toywiki.write_evaluations(cache)))
+
+  return TextSource(corpus, spec, eval_paths)
 
 
 def _check_step(spec: base.SourceSpec, num_words: int) -> None:

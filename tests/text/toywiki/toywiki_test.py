@@ -88,3 +88,12 @@ def test_reuses_what_is_intact_and_repairs_what_is_damaged(tmp_path):
   corpus.xml.write_bytes(before[0][:-1] + b'?')
   assert toywiki.write(tmp_path, 5_000) == corpus
   assert _bytes(corpus) == before
+
+
+def test_evaluation_sets_are_those_of_any_corpus(tmp_path):
+  sets = toywiki.write_evaluations(tmp_path / 'alone')
+  assert not list(tmp_path.rglob('*.gz'))
+  corpus = toywiki.write(tmp_path, 5_000)
+  for alone, beside in zip(sets, corpus.eval_paths, strict=True):
+    assert alone.name == beside.name
+    assert alone.read_bytes() == beside.read_bytes()
