@@ -237,6 +237,16 @@ def corpus_of(source: data_base.Source) -> model_base.Corpus:
   )
 
 
+def _check_first_vectors(config: ml_collections.ConfigDict) -> None:
+  """Raises a `UserError` if there is nothing at `config.train.init_from`."""
+  path = os.path.expanduser(config.train.init_from)
+  if path and not os.path.exists(path):
+    raise errors.UserError(
+      f'config.train.init_from={path} does not exist; give a run, a merge or a '
+      "word2vec file, or ''"
+    )
+
+
 def _with_threads(setup: devices.Setup, num_keys: int) -> devices.Setup:
   """Caps the threads, or blocks of a GPU, of a kernel for few keys."""
   if setup.config.train.threads:
@@ -248,6 +258,17 @@ def _with_threads(setup: devices.Setup, num_keys: int) -> devices.Setup:
   threads = min(setup.tuning.threads, most)
   return setup._replace(
     tuning=dataclasses.replace(setup.tuning, threads=threads)
+  )
+
+
+def _with_steps(setup: devices.Setup, steps: data_base.Steps) -> devices.Setup:
+  """Takes the size of steps that were fitted to the data."""
+  if not isinstance(steps, windows.Steps):
+    return setup
+  part_words, tuning = steps.part_words, setup.tuning
+  setup.config.train.batch_words = part_words * tuning.parts
+  return setup._replace(
+    tuning=dataclasses.replace(tuning, part_words=part_words)
   )
 
 
@@ -295,12 +316,7 @@ def parts(
     m = config.model
     compiling = ahead.compiling(m.name, m.loss, config.table.dtype, cache=cache)
   # Wrong paths are refused before the work.
-  path = os.path.expanduser(config.train.init_from)
-  if path and not os.path.exists(path):
-    raise errors.UserError(
-      f'config.train.init_from={path} does not exist; give a run, a merge or a '
-      "word2vec file, or ''"
-    )
+  _check_first_vectors(config)
   benchmark_sets = _named_benchmarks(config)
   fit = _fit_part_words(setup) if fits_steps else None
   source = make_source(
@@ -311,12 +327,8 @@ def parts(
     fit_part_words=fit,
   )
   setup = _with_threads(setup, len(source.keys))
-  if fit and isinstance(source.steps, windows.Steps):
-    fitted = source.steps.part_words
-    config.train.batch_words = fitted * tuning.parts
-    setup = setup._replace(
-      tuning=dataclasses.replace(setup.tuning, part_words=fitted)
-    )
+  if fit:
+    setup = _with_steps(setup, source.steps)
   if compiling and compiling.poll() is None:
     # Meanwhile this process compiles what reads batches.
     next(source.items(None, 0), None)

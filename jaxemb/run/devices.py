@@ -104,26 +104,39 @@ def choose(
       f'config.mesh.table={table} must divide {row_sharded.NUM_CLASSES} with '
       'config.table.layout=row'
     )
-  width = -(-config.model.dim // table)
-  is_split = config.table.layout == 'column' and table > 1
+  _warn_of_few_columns(config, platform, table)
+  if platform == 'gpu' and not row_sums.compiles_for(devices[0]):
+    fixed = {'row_sums': False} | fixed
+  shape = mesh_lib.Shape(data, table)
+  mesh = mesh_lib.make(shape, devices=absent)
+  cores = mesh_lib.cores_of_device(shape)
+  if fixed.get('fused', True) and config_lib.can_fuse(config, platform, shape):
+    cores = _cores(mesh, cores)
+  resolved, tuning = config_lib.resolve(
+    config, platform, shape, cores=cores, **fixed
+  )
+  return Setup(resolved, tuning, mesh, kind=kinds.of(resolved))
+
+
+def _warn_of_few_columns(
+  config: ml_collections.ConfigDict, platform: str, num_table: int
+) -> None:
+  """Logs a warning where a TPU's devices have few columns each."""
+  width = -(-config.model.dim // num_table)
+  is_split = config.table.layout == 'column' and num_table > 1
   if platform == 'tpu' and is_split and width < _LANES:
     _LOG.warning(
       f'{width} columns a device are read and written as {_LANES}, so rows '
       'cost as much as whole ones; give --config.table.layout=row'
     )
-  if platform == 'gpu' and not row_sums.compiles_for(devices[0]):
-    fixed = {'row_sums': False} | fixed
-  shape = mesh_lib.Shape(data, table)
-  cores = mesh_lib.cores_of_device(shape)
-  mesh = mesh_lib.make(shape, devices=absent)
-  if platform == 'gpu' and fixed.get('fused', True):
-    if config_lib.can_fuse(config, platform, shape):
-      facts = map(driver.facts, mesh.devices.flat)
-      cores = min(x.multiprocessors for x in facts)
-  resolved, tuning = config_lib.resolve(
-    config, platform, shape, cores=cores, **fixed
-  )
-  return Setup(resolved, tuning, mesh, kind=kinds.of(resolved))
+
+
+def _cores(mesh: jax.sharding.Mesh, cores: int) -> int:
+  """Returns those that threads of a kernel have, multiprocessors of a GPU."""
+  devices = mesh.devices.flat
+  if devices[0].platform != 'gpu':
+    return cores
+  return min(x.multiprocessors for x in map(driver.facts, devices))
 
 
 def _wanted(
