@@ -91,6 +91,23 @@ def test_the_text_is_cut_alike_on_every_mesh(
 
 
 @pytest.mark.parametrize(
+  ('expected', 'settings', 'platform'),
+  [
+    (True, {}, 'gpu'),
+    (True, _SYNC, 'gpu'),
+    (True, {'data.source': 'graph', 'model.name': 'cbow'}, 'gpu'),
+    (False, {}, 'cpu'),
+    (False, {'strategy.name': 'partition'}, 'gpu'),
+    (False, {'table.store': 'memory'}, 'gpu'),
+    (False, {'data.source': 'clicks', 'model.name': 'fm'}, 'gpu'),
+  ],
+)
+def test_gpus_make_batches_of_words(expected, settings, platform):
+  tuning = config_lib.resolve(_config(settings), platform, (1, 1))[1]
+  assert bool(tuning.device_words) == expected
+
+
+@pytest.mark.parametrize(
   ('expected', 'settings', 'platform', 'shape'),
   [
     (True, {'model.name': 'cbow'}, 'cpu', (1, 1)),

@@ -24,6 +24,9 @@ _MOST_GPU_DIM, _MOST_GPU_WINDOW = 512, 15  # that its kernel is made for
 # of whose words subsampling may drop half.
 _BLOCK_CHUNKS, _MOST_STEP_WORDS, _LEAST_STEPS = 8, 1 << 20, 400
 _SYNC_PARTS = 8  # of the corpus, whatever the mesh
+# Of a batch that is made on a GPU, where it takes 13 bytes a word. The host
+# waits once for each.
+_DEVICE_WORDS = 1 << 24
 _FINAL_RATE = 'optimizer.final_learning_rate'
 # More threads would have to hold back at rows that they all look up.
 _MAX_STORE_THREADS = 16
@@ -69,6 +72,7 @@ class Tuning:
   tokens_once: bool  # not once for each window that a step has them in
   row_copies: bool  # a TPU's kernels read and write rows
   row_sums: bool  # a GPU's kernel sums the gradients of an id, and updates
+  device_words: int  # of a batch that devices make; 0 = the host makes batches
   sync_words: float  # of a replica between exchanges of the frequent rows
   rest_words: float  # and, with the policy hot, between those of the others
   sync_lookups: float  # of a row between two exchanges of it
@@ -332,10 +336,21 @@ def _device_choices(facts: _Facts) -> dict[str, Any]:
     'row_threads': _usual_threads(facts) if updates_by_kernel else 0,
     'tokens_once': facts.platform == 'tpu',  # which has a price for each row
     'row_copies': False,  # these never ran
+    'device_words': _DEVICE_WORDS if _packs_on_device(facts) else 0,
     'row_sums': facts.platform == 'gpu'
     and config.train.fused
     and not facts.fused,
   }
+
+
+def _packs_on_device(facts: _Facts) -> bool:
+  """Whether devices make the batches; tables in a store are ahead of them."""
+  return (
+    facts.platform == 'gpu'
+    and facts.kind.unit == 'words'
+    and facts.config.strategy.name in ('sync', 'replicas')
+    and not facts.config.table.store
+  )
 
 
 def _exchange_choices(facts: _Facts) -> dict[str, float]:

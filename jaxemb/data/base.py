@@ -83,6 +83,10 @@ class Steps(Protocol):
   def counters(self, batch: Any) -> Mapping[str, jax.Array]:
     """Returns int32 counts for the report, summed over the batch."""
 
+  # Where items hold what a batch is made of: the batch -> the one that the
+  # methods above get, made once a dispatch.
+  prepare: Callable[[Any], Any] | None = None
+
 
 class Readers(NamedTuple):
   """The processes that read the data together, seen from one of them."""
@@ -117,12 +121,19 @@ class SourceSpec(NamedTuple):
   progress: Callable[[str, int, int], None]
   # (examples of an epoch, keys) -> L', where the data decides it.
   fit_part_words: Callable[[int, int], int] | None = None
+  # Units of a batch that a device makes (`data.packing`), over all parts; 0 =
+  # the host makes batches.
+  device_words: int = 0
+  # Epochs that such a batch may have: evaluations run between two.
+  batch_epochs: float = 1.0
 
 
 class Item(NamedTuple):
   """One dispatch: a batch and what the loop needs to know about it."""
 
-  batch: Any  # pytree of arrays [P, ...], one entry for each part of the data
+  # Pytree of arrays [P, ...], one entry for each part of the data. A read-only
+  # one that is that of the item before as well is copied to devices once.
+  batch: Any
   index: int  # grows over all epochs
   position: Any  # JSON-ready; where reading goes on behind this batch
   done_before: int  # units of progress, such as corpus words
@@ -157,6 +168,10 @@ class Source(Protocol):
 
   # The contexts, in order of rows, where these are not keys.
   context_keys: Sequence[str] = ()
+
+  # Where devices make batches: (bytes) -> bytes that the data, which all later
+  # items hold, take in device memory, no more than those; 0 = it is not held.
+  reside: Callable[[int], int] | None = None
 
   # Where the source holds data out: (vectors, contexts) -> scores by name, with
   # the options of its kind of data.

@@ -7,22 +7,26 @@ packed without gaps, each with a dynamic window (uniform in
 shortest_window..window, cut at the sentence).
 
 Every choice is a hash of (seed, epoch, position in the corpus): (epoch, next
-block) is the reader's whole state.
+block) is the reader's whole state. Where devices make batches
+(`data.packing`), the host only chooses their blocks.
 """
 
+import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
-from jaxemb.data import base, subsampling, windows
+from jaxemb.data import base, packing, subsampling, windows
 from jaxemb.ops import hashing
 
 END = -1  # the id after a sentence
 BLOCK_WORDS = 4096  # at most
 # A sentence may end before and after every word.
 MAX_BLOCK_IDS = 2 * BLOCK_WORDS + 1
+_MOST = np.iinfo(np.int32).max  # pairs of a batch, and ids of a part
 
 # Pairs of the number of a block in its part and its ids.
 Numbered = Iterable[tuple[int, np.ndarray]]
@@ -133,10 +137,144 @@ def make_batch(
   return batch, num_blocks, num_words
 
 
+class Chosen(NamedTuple):
+  """Blocks of a part, in the order of a batch."""
+
+  key: np.uint64  # of the part and the epoch
+  numbers: np.ndarray  # [n] int64, in the part
+  blocks: np.ndarray  # [n] int64, in the corpus
+
+
+class _OnHost:
+  """Makes batches of blocks that are chosen in each part."""
+
+  def __init__(self, corpus: Any, spec: base.SourceSpec):
+    self._corpus, self._spec = corpus, spec
+    self._keep_below = subsampling.keep_thresholds(
+      corpus.counts, spec.settings['sample']
+    )
+
+  def __call__(self, parts: Sequence[Chosen]) -> windows.Batch:
+    """Returns the batch."""
+    numbered = [
+      (x.key, zip(x.numbers, self._corpus.read(x.blocks), strict=True))
+      for x in parts
+    ]
+    return make_batch(self._spec, self._keep_below, numbered)[0]
+
+
+class _OnDevice:
+  """Makes the `packing.Blocks` of batches of `group` blocks of each part."""
+
+  def __init__(
+    self,
+    corpus: Any,
+    spec: base.SourceSpec,
+    by_part: Sequence[np.ndarray],
+    group: int,
+  ):
+    self._corpus, self._spec, self._group = corpus, spec, group
+    self._local = [by_part[i] for i in spec.readers.local_parts]
+    # Of blocks that other processes read 0.
+    self._lengths = np.diff(corpus.blocks.starts)
+    lengths = [self._lengths[x] for x in self._local]
+    # All processes compile the same program.
+    self._batch_ids, groups, words, self._part_ids = self._all_most(
+      _largest(lengths, group),
+      _largest(map(packing.num_groups, lengths), group),
+      _largest((corpus.blocks.words[x] for x in by_part), group),
+      max(map(np.sum, lengths)),
+    )
+    keep_below = subsampling.keep_thresholds(
+      corpus.counts, spec.settings['sample']
+    )
+    highest = packing.highest_kept(keep_below)
+    # Read-only, as broadcast arrays are: on devices it is always the same.
+    self._highest_kept = np.broadcast_to(
+      highest, (len(self._local), len(highest))
+    )
+    self._ids: np.ndarray | None = None  # of the whole text, if items hold it
+    self._starts: list[np.ndarray] = []  # in these, of the blocks of each part
+    self.steps = packing.Steps(
+      part_words=spec.part_words,
+      num_parts=spec.num_parts,
+      window=spec.window,
+      chunk=spec.chunk,
+      shortest_window=spec.shortest_window,
+      num_groups=groups,
+      num_words=-(-words // spec.part_words) * spec.part_words,
+    )
+
+  def _all_most(self, *numbers: int) -> list[int]:
+    """Returns the highest of the numbers of all processes."""
+    found = self._spec.readers.gather(json.dumps([*map(int, numbers)]).encode())
+    return [max(x) for x in zip(*map(json.loads, found), strict=True)]
+
+  def reside(self, room_bytes: int) -> int:
+    """See `BlockSource.reside`."""
+    ids, num_parts = getattr(self._corpus, 'ids', None), len(self._local)
+    num_bytes = 4 * self._part_ids * self._spec.num_parts
+    fits = num_bytes <= room_bytes and self._part_ids <= _MOST
+    (is_refused,) = self._all_most(ids is None or not fits)
+    if is_refused:
+      return 0
+    if num_parts == 1 and len(ids) == self._part_ids:
+      text = ids[None]  # as it is, in a file
+      self._starts = [self._corpus.blocks.starts[self._local[0]]]
+    else:
+      text = np.full((num_parts, self._part_ids), END, np.int32)
+      self._starts = [
+        _join(self._corpus.read(x), out)
+        for x, out in zip(self._local, text, strict=True)
+      ]
+    text.flags.writeable = False
+    self._ids = text
+    return num_bytes
+
+  def __call__(self, parts: Sequence[Chosen]) -> packing.Blocks:
+    """Returns the blocks that are chosen in each part."""
+    num_parts, ids = len(parts), self._ids
+    if ids is None:
+      ids = np.zeros((num_parts, self._batch_ids), np.int32)
+    starts, lengths = np.zeros((2, num_parts, self._group), np.int32)
+    positions = np.zeros((num_parts, self._group, 2), np.uint32)
+    for i, part in enumerate(parts):
+      num = len(part.blocks)
+      if self._ids is None:
+        starts[i, :num] = _join(self._corpus.read(part.blocks), ids[i])
+      else:
+        starts[i, :num] = self._starts[i][part.numbers]
+      lengths[i, :num] = self._lengths[part.blocks]
+      positions[i, :num] = packing.halves(part.numbers * MAX_BLOCK_IDS)
+    return packing.Blocks(
+      ids=ids,
+      starts=starts,
+      lengths=lengths,
+      positions=positions,
+      key=packing.halves([x.key for x in parts]),
+      highest_kept=self._highest_kept,
+    )
+
+
+def _largest(numbers: Iterable[np.ndarray], num: int) -> int:
+  """Returns the sum of so many of the highest numbers of any part."""
+  return max(int(np.sort(x)[-num:].sum()) for x in numbers)
+
+
+def _join(texts: Iterable[np.ndarray], out: np.ndarray) -> np.ndarray:
+  """Writes texts one after the other; returns [texts] int64, their starts."""
+  starts = [0]
+  for ids in texts:
+    starts.append(starts[-1] + len(ids))
+    out[starts[-2] : starts[-1]] = ids
+  return np.array(starts[:-1], np.int64)
+
+
 class BlockSource:
   """A corpus as a `data.base.Source`; progress is in words.
 
-  `corpus` is as `text.encode.Encoded`: it reads the ids of numbered blocks.
+  `corpus` is as `text.encode.Encoded`: it reads the ids of numbered blocks. One
+  that has no `ids` makes them whenever it is read.
   """
 
   unit = 'words'
@@ -159,37 +297,61 @@ class BlockSource:
     )
     self.fingerprint = corpus.manifest.get('fingerprint')
     self.dropped = corpus.manifest.get('dropped')
+    parts_of_blocks = corpus.blocks.pieces % self.num_parts
+    self._by_part = [
+      np.flatnonzero(parts_of_blocks == i) for i in range(self.num_parts)
+    ]
+    self._num_blocks = max(map(len, self._by_part))
+    self._group = group_blocks(spec.part_words)  # of each part in a batch
+    self._make: Callable[[Sequence[Chosen]], Any] = _OnHost(corpus, spec)
+    if spec.device_words:
+      self._group = self._device_group()
+      self._make = _OnDevice(corpus, spec, self._by_part, group=self._group)
+      self.steps = self._make.steps
+
+  def _device_group(self) -> int:
+    """Returns blocks per part of a batch that the device makes.
+
+    Batches of an epoch have as many, but for the last one.
+    """
+    spec, words = self.spec, self.corpus.num_words
+    num = max(words / spec.device_words, 1 / spec.batch_epochs)
+    group = -(-self._num_blocks // math.ceil(num))
+    # Pairs are counted in 32 bits.
+    block_pairs = 2 * spec.window * BLOCK_WORDS * self.num_parts
+    return max(1, min(group, _MOST // block_pairs))
+
+  def reside(self, room_bytes: int) -> int:
+    """Has items hold all ids, if these take no more bytes of device memory.
+
+    Returns what they take, or 0. Items are the same but for that. Does nothing
+    where the host makes batches, or the ids whenever a block is read.
+    """
+    if not isinstance(self._make, _OnDevice):
+      return 0
+    return self._make.reside(room_bytes)
 
   def items(
     self, position: Sequence[int] | None, done: int
   ) -> Iterator[base.Item]:
     """Yields batches from a position, [epoch, next block], to the end."""
     spec, blocks = self.spec, self.corpus.blocks
-    keep_below = subsampling.keep_thresholds(
-      self.counts, spec.settings['sample']
-    )
-    parts_of_blocks = blocks.pieces % self.num_parts
-    by_part = [
-      np.flatnonzero(parts_of_blocks == i) for i in range(self.num_parts)
-    ]
-    num_blocks = max(map(len, by_part))
-    group = group_blocks(spec.part_words)
+    num_blocks, group = self._num_blocks, self._group
     num_batches = -(-num_blocks // group)
     epoch, block = position or (0, 0)
     while epoch < self.epochs:
       index = epoch * num_batches + block // group
       stop = block + group
       parts, words, local_words = [], 0, 0
-      for part, part_blocks in enumerate(by_part):
+      for part, part_blocks in enumerate(self._by_part):
         key = hashing.part_key(spec.seed, epoch, part)
         numbers = hashing.order(block, stop, size=len(part_blocks), key=key)
         chosen = part_blocks[numbers]
         words += (num := int(blocks.words[chosen].sum()))
         if part in spec.readers.local_parts:
           local_words += num
-          texts = self.corpus.read(chosen)
-          parts.append((key, zip(numbers, texts, strict=True)))
-      batch, _, _ = make_batch(spec, keep_below, parts)
+          parts.append(Chosen(key, numbers, chosen))
+      batch = self._make(parts)
       epoch, block = (epoch, stop) if stop < num_blocks else (epoch + 1, 0)
       position = [epoch, block]
       yield base.Item(

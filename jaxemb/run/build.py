@@ -29,6 +29,7 @@ from jaxemb.strategies import base as strategy_base
 from jaxemb.workers import remote
 
 _LOG = logging.getLogger('jaxemb')
+_DATA_FRACTION = 0.5  # of the memory beside tables, which the data may take
 _ROWS_PER_THREAD = 250  # five times as many as diverge
 _MIN_KNOWN = 0.5  # of the items of a set
 _MOST_FREE_EXAMPLES = 1 << 16  # of a step, however few there are
@@ -163,6 +164,9 @@ def make_source(
     cache=cache,
     progress=progress,
     fit_part_words=fit_part_words,
+    device_words=tuning.device_words,
+    # Evaluations come after whole batches.
+    batch_epochs=config.eval.every_epochs % 1 or 1.0,
   )
   source = kind.make_source(spec)
   # Of all at once the next multiple, or power of two, is no mistake.
@@ -234,6 +238,29 @@ def corpus_of(source: data_base.Source) -> model_base.Corpus:
     counts=source.counts,
     centers=source.frequencies,
     source=source,
+  )
+
+
+def _reside(
+  setup: devices.Setup,
+  source: data_base.Source,
+  strategy: strategy_base.Strategy,
+) -> None:
+  """Has devices that make batches hold the data, if tables leave room."""
+  reside = getattr(source, 'reside', None)
+  if not setup.tuning.device_words or reside is None:
+    return
+  state = strategy.init.eval_shape(jax.random.key(0))
+  held_bytes = mesh_lib.num_bytes(state) // strategy.batch_sharding.num_devices
+  local = list(setup.mesh.devices.flat)
+  room_bytes = max(0, budget.free_bytes(local) - held_bytes)
+  num_data = setup.mesh.shape[mesh_lib.DATA]
+  num_bytes = reside(int(_DATA_FRACTION * room_bytes) * num_data)
+  _LOG.info(
+    f'batches are made on the device, which holds all {num_bytes / 1e6:,.1f} '
+    'MB of ids'
+    if num_bytes
+    else 'batches are made on the device, of ids that are sent with each'
   )
 
 
@@ -341,6 +368,7 @@ def parts(
     cluster=cluster,
     programs=cache / 'programs' if keeps_programs else None,
   )
+  _reside(setup, source, strategy)
   if benchmark_sets is None:
     benchmark_sets = source_benchmarks(config, source)
   of_kind = kind.fingerprints(trainable.model)

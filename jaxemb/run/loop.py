@@ -169,10 +169,12 @@ class _Start:
   def items(self) -> Iterator[data_base.Item]:
     """Yields the items that are left, with their batches on the devices."""
     source, sharding = self._parts.source, self._parts.strategy.batch_sharding
+    before = None
     for item in source.items(self.totals.position, self.totals.done):
       batch = item.batch
       if batch is not None:
-        batch = put_parts(batch, sharding, source.num_parts)
+        batch = put_parts(batch, sharding, source.num_parts, before=before)
+        before = item.batch, batch
       yield item._replace(batch=batch)
 
   def place(self, state: Any) -> Any:
@@ -300,16 +302,30 @@ def _with_next(items):
 
 
 def put_parts(
-  batch: Any, sharding: jax.sharding.NamedSharding, num_parts: int
+  batch: Any,
+  sharding: jax.sharding.NamedSharding,
+  num_parts: int,
+  before: tuple[Any, Any] | None = None,
 ) -> Any:
   """Puts arrays [corpus shards of this process, ...] on the mesh.
 
-  There they are [num_parts, ...].
+  There they are [num_parts, ...]. `before` is another batch, and what this made
+  of it: read-only arrays of both are taken from there.
   """
+  pairs = zip(*map(jax.tree.leaves, before), strict=True) if before else ()
+  placed = {id(x): y for x, y in pairs if _is_read_only(x)}
   put = jax.make_array_from_process_local_data
-  return jax.tree.map(
-    lambda x: put(sharding, x, (num_parts, *x.shape[1:])), batch
-  )
+
+  def place(x):
+    if id(x) in placed:
+      return placed[id(x)]
+    return put(sharding, x, (num_parts, *x.shape[1:]))
+
+  return jax.tree.map(place, batch)
+
+
+def _is_read_only(x):
+  return isinstance(x, np.ndarray) and not x.flags.writeable
 
 
 def compile_dispatch(

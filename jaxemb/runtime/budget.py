@@ -51,6 +51,12 @@ def _room(devices: Sequence[jax.Device]) -> _Room:
   return _host()._replace(num_devices=len(local))
 
 
+def free_bytes(devices: Sequence[jax.Device]) -> int:
+  """Returns the memory that each of a mesh's devices has left."""
+  room = _room(devices)
+  return room.free_bytes // max(1, room.num_devices)
+
+
 def check_synthetic(path: str, needed_bytes: int) -> None:
   """Raises a `UserError` if synthetic data does not fit into memory."""
   what, remedy = f'config.data.path={path} takes', 'give a smaller one'

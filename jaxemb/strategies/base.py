@@ -74,6 +74,11 @@ class Trainable:
     params = jax.eval_shape(self.model.init, sampling.key_shape())
     return bool(jax.tree.leaves(params))
 
+  def prepare(self, batch: Any) -> Any:
+    """Returns the batch that steps are cut from, of that of an item."""
+    make = getattr(self.steps, 'prepare', None)
+    return make(batch) if make else batch
+
   def optimizer(self) -> Any:
     """Returns the optax transformation that trains dense parameters."""
     return self.dense() if self.dense else self.model.optimizer()
@@ -607,6 +612,7 @@ def _sync_dispatch(
 ):
   """Takes the steps of a dispatch on a device, with its part of the batch."""
   trainable = trainable.with_arrays(constants)
+  batch = trainable.prepare(batch)
   num_splits = mesh.shape[mesh_lib.TABLE] if splits_examples else 1
   num_steps = trainable.steps.num_steps(batch)
   count, before, device, axes = jnp.max(num_steps), 0, 0, ()

@@ -169,6 +169,7 @@ class _Replicas:
     """Takes all steps of a replica, and synchronises among them."""
     trainable = self.trainable.with_arrays(constants[0])
     policy = base.with_arrays(self.policy, constants[1])
+    batch = trainable.prepare(batch)
     num_steps = trainable.steps.num_steps(batch)
     # Equal for all replicas; some steps are padding.
     count = jax.lax.pmax(jnp.max(num_steps), mesh_lib.DATA)

@@ -85,6 +85,8 @@ def _check_step(spec: base.SourceSpec, num_words: int) -> None:
       f'a step of {step:,} words is more than the text has, {num_words:,} in '
       'its vocabulary; lower --config.train.batch_words'
     )
+  if spec.device_words:  # the device is asked when the step is compiled
+    return
   parts = len(spec.readers.local_parts)
   needed = (
     _BATCHES * parts * _CENTER_BYTES * blocks_lib.batch_words(spec.part_words)

@@ -6,6 +6,7 @@ import shutil
 import signal
 import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -140,6 +141,32 @@ def test_killed_at_any_dispatch_it_ends_with_the_same_bits(
   assert _run(run) == 0
   assert runs.vectors(run) == runs.vectors(finished)
   assert len(metrics.read(run / 'metrics.jsonl')) == 4
+
+
+def test_batches_that_a_device_makes_train_the_same_bits(
+  finished, tmp_path, interrupting, monkeypatch
+):
+  # A batch is an epoch of this text on both sides.
+  placed = []
+  put = jax.make_array_from_process_local_data
+  monkeypatch.setattr(
+    jax,
+    'make_array_from_process_local_data',
+    lambda sharding, x, shape: placed.append(x) or put(sharding, x, shape),
+  )
+  with interrupting(1), pytest.raises(KeyboardInterrupt):
+    _run(tmp_path, _EVALUATED | runs.SAVE_ALWAYS, device_words=10**6)
+  placed.clear()
+  assert _run(tmp_path, _EVALUATED | runs.SAVE_ALWAYS, device_words=10**6) == 0
+  assert 'resuming after' in runs.log(tmp_path)
+  assert 'which holds all 0.3 MB of ids' in runs.log(tmp_path)
+  # Two arrays of the data are placed once, four more with each item.
+  assert sum(not x.flags.writeable for x in placed) == 2
+  assert sum(x.flags.writeable for x in placed) % 4 == 0
+  assert runs.vectors(tmp_path) == runs.vectors(finished)
+  report, other = runs.report(tmp_path), runs.report(finished)
+  assert report['pairs'] == other['pairs']
+  assert report['evaluation'] == other['evaluation']
 
 
 def test_sigterm_saves_and_exits_with_75(

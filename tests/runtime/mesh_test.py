@@ -84,6 +84,14 @@ def test_arrays_go_to_the_devices_and_every_copy_counts():
   placed = loop.put_parts({'a': whole}, over, 8)['a']
   assert placed.sharding == over
   np.testing.assert_array_equal(np.asarray(placed), whole)
+  # What two batches share is placed once, if nobody can change it.
+  shared, new = np.ones((8, 1)), np.zeros((8, 1))
+  shared.flags.writeable = False
+  batch, other = {'x': shared, 'y': whole}, {'x': new, 'y': whole, 'z': shared}
+  first = loop.put_parts(batch, over, 8)
+  second = loop.put_parts(other, over, 8, (batch, first))
+  assert second['z'] is first['x'] and second['y'] is not first['y']
+  assert not second['x'].any()
   state = {
     'copied': jax.device_put(np.zeros(10, np.float32), copied),
     'split': jax.device_put(np.zeros((4, 6), np.int8), split),
