@@ -299,6 +299,14 @@ def _with_steps(setup: devices.Setup, steps: data_base.Steps) -> devices.Setup:
   )
 
 
+def _fitted(
+  setup: devices.Setup, source: data_base.Source, fits_steps: bool
+) -> devices.Setup:
+  """Takes what follows from the size of the data."""
+  setup = _with_threads(setup, len(source.keys))
+  return _with_steps(setup, source.steps) if fits_steps else setup
+
+
 def _fit_part_words(setup: devices.Setup) -> Callable[[int, int], int] | None:
   """Returns `data.base.SourceSpec.fit_part_words` for a GPU's kernel.
 
@@ -353,9 +361,7 @@ def parts(
     progress=progress,
     fit_part_words=fit,
   )
-  setup = _with_threads(setup, len(source.keys))
-  if fit:
-    setup = _with_steps(setup, source.steps)
+  setup = _fitted(setup, source, fits_steps=fit is not None)
   if compiling and compiling.poll() is None:
     # Meanwhile this process compiles what reads batches.
     next(source.items(None, 0), None)
