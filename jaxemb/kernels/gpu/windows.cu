@@ -44,6 +44,8 @@ constexpr int RIGHT = padded(OUTPUTS, 16);
 constexpr int COLUMNS = padded(DIM, 16), STRIDE = COLUMNS + 8;
 constexpr int SLOPES = RIGHT + 4, TURNED = LEFT + 4;
 constexpr int UNITS = COLUMNS / 16;  // of columns, each of one warp
+// Of two warps with the same columns one has the left rows, one the right ones.
+constexpr int ROLES = WARPS >= 2 * UNITS ? 2 : 1;
 constexpr int LEFTS = LEFT / 16, RIGHTS = RIGHT / 16, WORDS = INPUT_ROWS / 16;
 constexpr int GROUP = RIGHTS < 4 ? RIGHTS : 4;  // of 16 rows, in registers
 constexpr int VECTOR = DIM % 4 == 0 ? 4 : DIM % 2 == 0 ? 2 : 1;
@@ -75,9 +77,7 @@ struct Shared {
   float right[RIGHT * STRIDE];
 #if MODEL == 1 || AVERAGES
   float means[LEFT * STRIDE];
-#if ADAGRAD
-  float changes[LEFT * STRIDE];
-#endif
+  float changes[ADAGRAD || ROLES == 2 ? LEFT * STRIDE : 1];
 #endif
   float slopes[LEFT * SLOPES];
   float turned[RIGHT * TURNED];
@@ -86,7 +86,7 @@ struct Shared {
   uint64 hits[DRAWS];  // tokens around that equal a draw
 #endif
 #if ADAGRAD
-  float squares[ROWS * WARPS];
+  float squares[ROWS * UNITS];  // of each unit of columns
   float sums[ROWS];
   float state[ROWS];
 #endif
@@ -642,9 +642,12 @@ __device__ __forceinline__ void gradients(
 #else
   float* left = shared.inputs;
 #endif
-  for (int unit = warp; unit < UNITS; unit += WARPS) {
+  const int role = ROLES == 2 ? warp / UNITS : 0;
+  for (int unit = ROLES == 2 ? warp % UNITS : warp; unit < UNITS && role < 2;
+       unit += WARPS) {
 #pragma unroll
     for (int first = 0; first < RIGHTS; first += GROUP) {
+      if (ROLES == 2 && role == 0) break;
       Tile tiles[GROUP] = {};
 #pragma unroll
       for (int m = 0; m < GROUP; ++m)
@@ -663,6 +666,7 @@ __device__ __forceinline__ void gradients(
         take(i + 8 < OUTPUTS ? INPUTS + i + 8 : -1, unit, tiles[m].high);
       }
     }
+    if (ROLES == 2 && role == 1) continue;
     Tile tiles[LEFTS] = {};
 #pragma unroll
     for (int m = 0; m < LEFTS; ++m)
@@ -673,12 +677,8 @@ __device__ __forceinline__ void gradients(
           },
           RIGHT, shared.right + 16 * unit, tiles[m]);
 #if MODEL == 1 || AVERAGES
-    // A warp alone has these columns.
-#if ADAGRAD
-    float* changes = shared.changes;  // the means are needed once more
-#else
-    float* changes = left;
-#endif
+    // A warp alone has these columns. It may be that means are needed again.
+    float* changes = ADAGRAD || ROLES == 2 ? shared.changes : left;
     __syncwarp();
 #pragma unroll
     for (int m = 0; m < LEFTS; ++m)
@@ -717,21 +717,19 @@ __device__ __forceinline__ void gradients(
 __device__ __forceinline__ void set_rates(
     const Call& call, Shared& shared, Ids& ids, float* input_state,
     float* output_state) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int lane = threadIdx.x & 31;
   gradients(shared, ids, [&](int i, int unit, const float* grad) {
     float square = 0.f;
     for (int e = 0; e < 4; ++e) square += grad[e] * grad[e];
     square += __shfl_xor_sync(FULL, square, 1);
     square += __shfl_xor_sync(FULL, square, 2);
     if (i < 0 || lane & 3) return;
-    float& sum = shared.squares[i * WARPS + warp];
-    sum = unit < WARPS ? square : sum + square;
+    shared.squares[i * UNITS + unit] = square;
   });
   __syncthreads();
   for (int i = threadIdx.x; i < ROWS; i += THREADS) {
     float sum = 0.f;
-    for (int k = 0; k < WARPS && k < UNITS; ++k)
-      sum += shared.squares[i * WARPS + k];
+    for (int k = 0; k < UNITS; ++k) sum += shared.squares[i * UNITS + k];
     shared.sums[i] = row_of(call, ids, i) < 0 ? 0.f : sum / DIM;
   }
   __syncthreads();

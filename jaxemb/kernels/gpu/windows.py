@@ -39,11 +39,16 @@ class Variant:
     return self.model == 'hierarchical'
 
   @property
+  def _units(self) -> int:
+    return -(-self.dim // _UNIT)
+
+  @property
   def warps(self) -> int:
     """Warps of a block, which have as many columns each as can be."""
-    units = -(-self.dim // _UNIT)
-    turns = -(-units // _MOST_WARPS)
-    return max(_LEAST_WARPS, -(-units // turns))
+    if 2 * self._units <= _MOST_WARPS:
+      return max(_LEAST_WARPS, 2 * self._units)
+    turns = -(-self._units // _MOST_WARPS)
+    return max(_LEAST_WARPS, -(-self._units // turns))
 
   @property
   def threads(self) -> int:
@@ -82,8 +87,9 @@ class Variant:
     left, right = _padded(left, _UNIT), _padded(outputs, _UNIT)
     rows, stride = inputs + outputs, _padded(self.dim, _UNIT) + 8
     num_rows = _padded(inputs, _UNIT) + right
-    num_rows += left * (1 + self.adagrad) if means else 0
-    floats = num_rows * stride + left * (right + 4) + right * (left + 4)
+    is_kept = self.adagrad or self.warps >= 2 * self._units
+    num_rows += left * (1 + is_kept) if means else 0
+    floats = num_rows * stride + (means and not is_kept) + left * (right + 4) + right * (left + 4)
     is_low = self.dtype == 'bfloat16'
     ids = _padded(8 * rows, 8) + 8 * self.chunk + _padded(4 * self.chunk, 8)
     ids = _padded(ids + 8 + 4 + 8 * rows * is_low, 8)
@@ -91,7 +97,7 @@ class Variant:
     if not self.is_tree:
       total += 8 * self.draws
     if self.adagrad:
-      total += 4 * rows * (self.warps + 2)
+      total += 4 * rows * (self._units + 2)
     return _padded(total, 16)
 
   def refusal(self, shared_bytes: int) -> str:
