@@ -47,29 +47,55 @@ constexpr int UNITS = COLUMNS / 16;  // of columns, each of one warp
 // Of two warps with the same columns one has the left rows, one the right ones.
 constexpr int ROLES = WARPS >= 2 * UNITS ? 2 : 1;
 constexpr int LEFTS = LEFT / 16, RIGHTS = RIGHT / 16, WORDS = INPUT_ROWS / 16;
-constexpr int GROUP = RIGHTS < 4 ? RIGHTS : 4;  // of 16 rows, in registers
-constexpr int VECTOR = DIM % 4 == 0 ? 4 : DIM % 2 == 0 ? 2 : 1;
+constexpr int GROUP = RIGHTS < 2 ? RIGHTS : 2;  // of 16 rows, in registers
+constexpr int USED_RIGHT = padded(OUTPUTS, 8);
+constexpr int TURNS = (ROWS + THREADS - 1) / THREADS;
+// Warps that compute scores; if enough are left, these prepare the next chunk.
+constexpr int TILES = LEFTS * ((OUTPUTS + 7) / 8);
+constexpr bool HAS_OTHERS = WARPS - TILES >= 4;
 constexpr uint32 FULL = 0xffffffffu;
-
-#if BFLOAT16
-typedef uint16 Stored;
-#else
-typedef float Stored;
-#endif
+constexpr int NO_NODE = 0x7ffffffe;
 
 struct __align__(16) Four { float x[4]; };
 struct __align__(8) Two { float x[2]; };
+struct __align__(16) Words { uint32 x[4]; };
 
-// What a block has in shared memory.
-struct Ids {
-  int id[ROWS];  // those of the vocabulary are below it
+// Numbers of a row that are read at once.
+#if BFLOAT16
+typedef uint16 Stored;
+constexpr int VECTOR = DIM % 8 == 0 ? 8 : 2;
+constexpr bool IS_FETCHED = false;
+#if DIM % 8 == 0
+typedef Words Loaded;
+#else
+typedef uint32 Loaded;
+#endif
+#else
+typedef float Stored;
+constexpr int VECTOR = DIM % 4 == 0 ? 4 : DIM % 2 == 0 ? 2 : 1;
+constexpr bool IS_FETCHED = VECTOR == 4;
+#if DIM % 2 == 0
+typedef Two Loaded;
+#else
+typedef float Loaded;
+#endif
+#endif
+
+// A chunk, in shared memory.
+struct Chunk {
+  int id[ROWS];  // those of the vocabulary are below it; of nodes with a code
+  int row[ROWS];  // of the tables, -1 = not needed
   float rate[ROWS];
   uint64 contexts[CHUNK];  // of each center, of the tokens around
   float share[CHUNK];  // of each context in their mean
   uint64 used;  // tokens that are a context of any
   int num_examples;
+  float slopes[LEFT * SLOPES];  // the weights of scores at first
 #if BFLOAT16
   uint32 noise[ROWS][2];
+#endif
+#if ADAGRAD
+  bool is_repeated[ROWS];
 #endif
 };
 struct Shared {
@@ -79,12 +105,8 @@ struct Shared {
   float means[LEFT * STRIDE];
   float changes[ADAGRAD || ROLES == 2 ? LEFT * STRIDE : 1];
 #endif
-  float slopes[LEFT * SLOPES];
-  float turned[RIGHT * TURNED];
-  Ids ids[2];
-#if MODEL != 2
-  uint64 hits[DRAWS];  // tokens around that equal a draw
-#endif
+  float turned[RIGHT * TURNED];  // slopes, column by column
+  Chunk chunks[2];  // this one and the next one
 #if ADAGRAD
   float squares[ROWS * UNITS];  // of each unit of columns
   float sums[ROWS];
@@ -99,47 +121,29 @@ struct Shared {
   Shared& shared = *(Shared*)memory;
 
 // Rows are read from the L2 cache: other blocks change them meanwhile.
-__device__ __forceinline__ Four load(const float* p, Four) {
-  Four v;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x[0]), "=f"(v.x[1]), "=f"(v.x[2]), "=f"(v.x[3])
-               : "l"(p));
-  return v;
-}
-__device__ __forceinline__ Two load(const float* p, Two) {
-  Two v;
+__device__ __forceinline__ void load(const void* p, Two& v) {
   asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
                : "=f"(v.x[0]), "=f"(v.x[1]) : "l"(p));
-  return v;
 }
-__device__ __forceinline__ float load(const float* p, float) {
-  float v;
+__device__ __forceinline__ void load(const void* p, float& v) {
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p));
-  return v;
 }
-__device__ __forceinline__ uint64 load(const uint64* p) {
-  uint64 v;
-  asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(v) : "l"(p));
-  return v;
-}
-__device__ __forceinline__ uint32 load(const uint32* p) {
-  uint32 v;
+__device__ __forceinline__ void load(const void* p, uint32& v) {
   asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p));
-  return v;
 }
-__device__ __forceinline__ uint16 load(const uint16* p) {
-  uint16 v;
-  asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(v) : "l"(p));
-  return v;
+__device__ __forceinline__ void load(const void* p, Words& v) {
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x[0]), "=r"(v.x[1]), "=r"(v.x[2]), "=r"(v.x[3])
+               : "l"(p));
 }
 // 16 bytes on their way to shared memory; `arrived` waits for them.
-__device__ __forceinline__ void fetch(float* to, const float* from) {
+__device__ __forceinline__ void fetch(float* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
   uint32 place = (uint32)__cvta_generic_to_shared(to);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
                :: "r"(place), "l"(from) : "memory");
 #else
-  *(Four*)to = load(from, Four());
+  load(from, *(Words*)to);
 #endif
 }
 __device__ __forceinline__ void arrived() {
@@ -171,7 +175,8 @@ __device__ __forceinline__ void add_word(uint32* p, uint32 v) {
   asm volatile("red.relaxed.gpu.global.add.noftz.bf16x2 [%0], %1;"
                :: "l"(p), "r"(v) : "memory");
 #else
-  uint32 old = load(p), seen;
+  uint32 old, seen;
+  load(p, old);
   do {
     seen = old;
     uint32 sum = 0;
@@ -203,7 +208,29 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
       "mov.b32 %0, {a, b};}" : "=r"(v) : "f"(low), "f"(high));
   return v;
 }
+// To bfloat16, two in a word.
+__device__ __forceinline__ uint32 pack_bfloat16(float low, float high) {
+  uint32 v;
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+#else
+  uint32 a = bits_of(low), b = bits_of(high);
+  a += 0x7fff + (a >> 16 & 1), b += 0x7fff + (b >> 16 & 1);
+  v = a >> 16 | (b & 0xffff0000u);
+#endif
+  return v;
+}
 #endif  // HOST
+
+__device__ __forceinline__ void store(float* to, const Two& v) { *(Two*)to = v; }
+__device__ __forceinline__ void store(float* to, float v) { *to = v; }
+// Of bfloat16.
+__device__ __forceinline__ void store(float* to, uint32 v) {
+  *(Two*)to = {{float_of(v << 16), float_of(v & 0xffff0000u)}};
+}
+__device__ __forceinline__ void store(float* to, const Words& v) {
+  for (int k = 0; k < 4; ++k) store(to + 2 * k, v.x[k]);
+}
 
 // Fragments of products of 16 x 8 by 8 x 8, in float16 before sm_80, whose
 // tensor cores have no TF32, and TF32 from then on, which ignores low bits.
@@ -293,84 +320,173 @@ __device__ __forceinline__ bool is_bit(uint64 bits, int i) {
   return bits >> i & 1;
 }
 
-// Whether a token around is read and changed, from the input or output table.
-__device__ __forceinline__ bool is_used(const Ids& ids, int row) {
-  if (IS_SKIPGRAM && row < INPUTS) return ids.contexts[row] != 0;
-  if (IS_SKIPGRAM && row < INPUTS + TARGETS)
-    return is_bit(ids.used, row - INPUTS);
-  if (!IS_SKIPGRAM && row < INPUTS) return is_bit(ids.used, row);
-  if (MODEL == 1 && row < INPUTS + TARGETS)
-    return ids.contexts[row - INPUTS] != 0;
-  return ids.used != 0;
+// What is on its way of the next chunk, and of the one behind it.
+struct Coming {
+  int id[TURNS];
+  int before, after;  // contexts of a center
+  int known;  // what ids depend on: a chunk's number, or of a tree the word
+};
+
+__device__ __forceinline__ void send_for_known(
+    const Call& call, int chunk, Coming& coming) {
+  coming.known = IS_TREE ? call.tokens[chunk + WINDOW] : call.numbers[chunk];
 }
 
-// Reads the ids of a chunk, and what follows from them alone.
-__device__ void read_ids(const Call& call, int chunk, Ids& ids) {
-  const int* tokens = call.tokens + (long long)chunk * CHUNK;
+// Sends for the ids of a chunk. The warps that have no centers begin.
+__device__ __forceinline__ void send_for_ids(
+    const Call& call, int chunk, Coming& coming) {
+  const long long first = (long long)chunk * CHUNK;
+  const int* tokens = call.tokens + first;
+  if (threadIdx.x < CHUNK) {
+    coming.before = call.left[first + threadIdx.x];
+    coming.after = call.right[first + threadIdx.x];
+  }
+#pragma unroll
+  for (int turn = 0; turn < TURNS; ++turn) {
+    const int i = THREADS - 1 - threadIdx.x + turn * THREADS, j = i - INPUTS;
+    if (i >= ROWS) break;
+    if (j < 0) {
+      coming.id[turn] = tokens[IS_SKIPGRAM ? WINDOW + i : i];
+    } else if (IS_TREE) {
+#if MODEL == 2
+      const int word = coming.known;
+      coming.id[turn] = word >= call.vocab ? NO_NODE
+          : j < FIRSTS ? call.b[(long long)call.a[word] * FIRSTS + j]
+                       : call.c[(long long)word * DEEP + j - FIRSTS];
+#endif
+    } else if (j < TARGETS) {
+      coming.id[turn] = tokens[IS_SKIPGRAM ? j : WINDOW + j];
+    } else {
+      coming.id[turn] = draw(call.a, call.entries, call.draw0, call.draw1,
+                             (uint32)coming.known * DRAWS + (j - TARGETS));
+    }
+  }
+}
+
+// Notes what has come.
+__device__ __forceinline__ void note_ids(const Coming& coming, Chunk& chunk) {
   if (threadIdx.x < 32) {
+    const int lane = threadIdx.x;
     uint64 contexts = 0;
-    if (threadIdx.x < CHUNK) {
-      long long center = (long long)chunk * CHUNK + threadIdx.x;
-      int before = call.left[center], after = call.right[center];
-      int place = WINDOW + threadIdx.x;
-      contexts = ((2ull << (before + after)) - 1) << (place - before);
+    if (lane < CHUNK) {
+      const int place = WINDOW + lane;
+      contexts = ((2ull << (coming.before + coming.after)) - 1)
+          << (place - coming.before);
       contexts &= ~(1ull << place);
-      ids.contexts[threadIdx.x] = contexts;
-      ids.share[threadIdx.x] = __fdividef(1.f, (float)__popcll(contexts));
+      chunk.contexts[lane] = contexts;
+      chunk.share[lane] = __fdividef(1.f, (float)__popcll(contexts));
     }
     int num = IS_SKIPGRAM || (IS_TREE && !MEANS) ? __popcll(contexts)
                                                  : contexts != 0;
-    uint64 used = contexts;
-    for (int lane = 1; lane < 32; lane *= 2) {
-      used |= __shfl_xor_sync(FULL, used, lane);
-      num += __shfl_xor_sync(FULL, num, lane);
+    uint32 low = (uint32)contexts, high = (uint32)(contexts >> 32);
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      low |= __shfl_xor_sync(FULL, low, step);
+      if (AROUND > 32) high |= __shfl_xor_sync(FULL, high, step);
+      num += __shfl_xor_sync(FULL, num, step);
     }
-    if (threadIdx.x == 0) ids.used = used, ids.num_examples = num;
+    if (lane == 0) {
+      chunk.used = (uint64)high << 32 | low;
+      chunk.num_examples = num;
+    }
   }
-  const uint32 number = IS_TREE ? chunk : call.numbers[chunk];
-  // The warps that have no centers to look at begin.
-  for (int i = THREADS - 1 - threadIdx.x; i < ROWS; i += THREADS) {
-    int id, row = i - INPUTS;
-    const bool is_input = i < INPUTS;
-    if (is_input) {
-      id = tokens[IS_SKIPGRAM ? WINDOW + i : i];
-    } else if (IS_TREE) {
-#if MODEL == 2
-      int word = tokens[WINDOW], packed = 2 * (call.vocab - 1);
-      if (word < call.vocab)
-        packed = row < FIRSTS
-            ? call.b[(long long)call.a[word] * FIRSTS + row]
-            : call.c[(long long)word * DEEP + row - FIRSTS];
-      // The last node's row is that of no node.
-      id = packed < 2 * (call.vocab - 1) ? packed : 0x7ffffffe;
-#endif
-    } else if (row < TARGETS) {
-      id = tokens[IS_SKIPGRAM ? row : WINDOW + row];
-    } else {
-      id = draw(call.a, call.entries, call.draw0, call.draw1,
-                number * DRAWS + (row - TARGETS));
-    }
-    ids.id[i] = id;
-    if (IS_TREE && !is_input) id >>= 1;
-    float rate = call.learning_rate;
-    const int size = is_input ? call.input_brakes_size : call.output_brakes_size;
-    if (!ADAGRAD && id < size)
-      rate /= 1.f + rate * (is_input ? call.input_brakes : call.output_brakes)[id];
-    ids.rate[i] = rate;
-#if BFLOAT16
-    uint32 bits = mix((uint32)id * 0x9E3779B9u + i + call.noise0);
-    bits += number * 0x85EBCA6Bu + is_input;
-    ids.noise[i][0] = mix(bits ^ call.noise1);
-    ids.noise[i][1] = mix(bits + call.noise1) | 1;
-#endif
+#pragma unroll
+  for (int turn = 0; turn < TURNS; ++turn) {
+    const int i = THREADS - 1 - threadIdx.x + turn * THREADS;
+    if (i < ROWS) chunk.id[i] = coming.id[turn];
   }
 }
 
-// The row of a table, or none; nodes have their code in the last bit.
-__device__ __forceinline__ int row_of(const Call& call, const Ids& ids, int i) {
-  int id = ids.id[i];
-  if (IS_TREE && i >= INPUTS) id >>= 1;
-  return is_used(ids, i) && id < call.vocab ? id : -1;
+// Whether a chunk has a gradient of a row.
+__device__ __forceinline__ bool is_needed(const Chunk& chunk, int i) {
+  const int j = i - INPUTS;
+  if (IS_SKIPGRAM) {
+    if (j < 0) return chunk.contexts[i] != 0;
+    return j < TARGETS ? is_bit(chunk.used, j) : chunk.used != 0;
+  }
+  if (j < 0) return is_bit(chunk.used, i);
+  if (IS_TREE || j >= TARGETS) return chunk.used != 0;
+  return chunk.contexts[j] != 0;
+}
+
+// The rows of a chunk, how far they go, and the weights of their scores,
+// negative for label 1. Some warps do so while others are at the chunk before.
+__device__ __forceinline__ void prepare(
+    const Call& call, int place, Chunk& chunk, int warp, int warps) {
+  const int lane = threadIdx.x & 31;
+  for (int i = 32 * warp + lane; i < ROWS; i += 32 * warps) {
+    const bool is_input = i < INPUTS;
+    const int id = IS_TREE && !is_input ? chunk.id[i] >> 1 : chunk.id[i];
+    // Of nodes there is one less than of words.
+    const int number = call.vocab - (IS_TREE && !is_input);
+    const int row = is_needed(chunk, i) && id < number ? id : -1;
+    chunk.row[i] = row;
+    if (row < 0) continue;
+    float rate = call.learning_rate;
+#if !ADAGRAD
+    if (row < (is_input ? call.input_brakes_size : call.output_brakes_size))
+      rate /= 1.f + rate * (is_input ? call.input_brakes
+                                     : call.output_brakes)[row];
+#endif
+#if LIMITED || ADAGRAD
+    const int first = is_input ? 0 : INPUTS, stop = is_input ? INPUTS : ROWS;
+    int count = 0;
+    // Occurrences without a gradient count as well, in what is looked up.
+    for (int j = first; j < stop; ++j)
+      count += chunk.id[j] == chunk.id[i] && (!IS_TREE || !is_input
+          || j == WINDOW || is_bit(chunk.used, j));
+#if LIMITED
+    if (count > call.parameter) rate *= call.parameter / count;
+#else
+    chunk.is_repeated[i] = count > 1;
+#endif
+#endif
+    chunk.rate[i] = rate;
+#if BFLOAT16
+    uint32 bits = mix((uint32)row * 0x9E3779B9u + i + call.noise0);
+    bits += (uint32)place * 0x85EBCA6Bu + is_input;
+    chunk.noise[i][0] = mix(bits ^ call.noise1);
+    chunk.noise[i][1] = mix(bits + call.noise1) | 1;
+#endif
+  }
+#if MODEL == 2
+  for (int j = warp; j < TARGETS; j += warps) {
+    const int packed = chunk.id[INPUTS + j];
+    const bool is_node = packed >> 1 < call.vocab - 1;
+    const float sign = !is_node ? 0.f : packed & 1 ? 1.f : -1.f;
+    for (int i = lane; i < LEFT; i += 32) {
+      const bool is_left = MEANS ? i == 0 && chunk.used != 0
+                                 : i < AROUND && is_bit(chunk.used, i);
+      chunk.slopes[i * SLOPES + j] = is_left ? sign : 0.f;
+    }
+  }
+#else
+  const uint64 contexts = lane < CHUNK ? chunk.contexts[lane] : 0;
+  float* const weights = chunk.slopes + lane * SLOPES;
+  for (int j = warp; j < OUTPUTS; j += warps) {
+    float weight = 0.f;
+    if (j < TARGETS) {
+      const bool is_pair = IS_SKIPGRAM ? is_bit(contexts, j)
+                                       : j == lane && contexts != 0;
+      weight = is_pair ? -1.f : 0.f;
+    } else if (IS_SKIPGRAM) {
+      const int id = chunk.id[INPUTS + j];
+      // A draw that is a context of the center does not count.
+      uint64 hits = __ballot_sync(
+          FULL, lane < AROUND && chunk.id[INPUTS + lane] == id);
+      if (AROUND > 32) {
+        const int k = lane + 32 < AROUND ? lane + 32 : 0;
+        hits |= (uint64)__ballot_sync(
+            FULL, k && chunk.id[INPUTS + k] == id) << 32;
+      }
+      weight = call.factor * __popcll(contexts & ~hits);
+    } else if (contexts) {
+      const bool differs = chunk.id[INPUTS + j] != chunk.id[INPUTS + lane];
+      weight = differs ? call.factor : 0.f;
+    }
+    if (lane < CHUNK) weights[j] = weight;
+  }
+#endif
 }
 
 __device__ __forceinline__ float* place_of(Shared& shared, int i) {
@@ -378,95 +494,84 @@ __device__ __forceinline__ float* place_of(Shared& shared, int i) {
                     : shared.right + (i - INPUTS) * STRIDE;
 }
 
-// Sends for the rows of a chunk.
+// Sends for the rows of a chunk, all of them before any is waited for.
 __device__ __forceinline__ void read_rows(
-    const Call& call, Shared& shared, const Ids& ids, const Stored* input,
+    Shared& shared, const Chunk& chunk, const Stored* input,
     const Stored* output) {
-#if BFLOAT16
-  constexpr int SIZE = DIM % 4 == 0 ? 4 : DIM % 2 == 0 ? 2 : 1;
-  constexpr int EACH = DIM / SIZE, MOST = 8;
-  // Several are on their way before the first is needed.
-  for (int start = threadIdx.x; start < ROWS * EACH; start += MOST * THREADS) {
-    uint64 bits[MOST];
+  constexpr int EACH = DIM / VECTOR;  // vectors of a row
+  constexpr int NUMBER = (ROWS * EACH + THREADS - 1) / THREADS;
+  constexpr int MOST = NUMBER < 6 ? NUMBER : 4;  // in registers
+#pragma unroll 1
+  for (int start = 0; start < NUMBER; start += MOST) {
+    int rows[MOST];
+    Loaded loaded[MOST];
 #pragma unroll
     for (int k = 0; k < MOST; ++k) {
-      int x = start + k * THREADS, i = x / EACH, column = x % EACH * SIZE;
-      bits[k] = 0;
-      int row = i < ROWS ? row_of(call, ids, i) : -1;
-      if (row < 0) continue;
-      const Stored* p = (i < INPUTS ? input : output) + (long long)row * DIM;
-      p += column;
-      bits[k] = SIZE == 4 ? load((const uint64*)p)
-          : SIZE == 2 ? load((const uint32*)p) : load(p);
+      const int x = threadIdx.x + (start + k) * THREADS;
+      rows[k] = start + k < NUMBER && x < ROWS * EACH ? chunk.row[x / EACH] : -1;
     }
 #pragma unroll
     for (int k = 0; k < MOST; ++k) {
-      int x = start + k * THREADS, i = x / EACH, column = x % EACH * SIZE;
-      if (i >= ROWS) continue;
-      float* to = place_of(shared, i) + column;
-      for (int j = 0; j < SIZE; ++j)
-        to[j] = float_of((uint32)(bits[k] >> 16 * j) << 16);
+      const int x = threadIdx.x + (start + k) * THREADS, i = x / EACH;
+      if (rows[k] < 0) continue;
+      const Stored* from = (i < INPUTS ? input : output)
+          + (long long)rows[k] * DIM + x % EACH * VECTOR;
+      if (IS_FETCHED)
+        fetch(place_of(shared, i) + x % EACH * VECTOR, from);
+      else
+        load(from, loaded[k]);
+    }
+    if (IS_FETCHED) continue;
+#pragma unroll
+    for (int k = 0; k < MOST; ++k) {
+      const int x = threadIdx.x + (start + k) * THREADS, i = x / EACH;
+      if (rows[k] >= 0)
+        store(place_of(shared, i) + x % EACH * VECTOR, loaded[k]);
     }
   }
-#else
-  constexpr int EACH = DIM / VECTOR;
-  for (int x = threadIdx.x; x < ROWS * EACH; x += THREADS) {
-    int i = x / EACH, column = x % EACH * VECTOR;
-    int row = row_of(call, ids, i);
-    if (row < 0) continue;
-    const float* from = (i < INPUTS ? input : output) + (long long)row * DIM;
-    float* to = place_of(shared, i) + column;
-    if (VECTOR == 4)
-      fetch(to, from + column);
-    else if (VECTOR == 2)
-      *(Two*)to = load(from + column, Two());
-    else
-      *to = load(from + column, 0.f);
-  }
-#endif
 }
 
 // Adds to four columns of a row; `old` is what it was.
 __device__ __forceinline__ void change(
-    const Ids& ids, Stored* table, int i, int row, int column,
-    const float* old, Four grad) {
-  if (column >= DIM) return;
-  const float rate = ids.rate[i];
-  Stored* p = table + (long long)row * DIM + column;
+    const Chunk& chunk, Stored* table, int i, int column, const float* old,
+    const float* grad) {
+  const float rate = chunk.rate[i];
+  Stored* p = table + (long long)chunk.row[i] * DIM + column;
 #if BFLOAT16
   // The difference of what is rounded and what was read: an atomic addition
   // of it is exact where the spacing of numbers is the same.
-  uint32 words[2] = {0, 0};
+  const Four before = *(const Four*)old;
+  float changes[4];
+#pragma unroll
   for (int k = 0; k < 4; ++k) {
-    float value = old[k] + rate * grad.x[k];
-    uint32 whole = bits_of(value), more = 0x7fff + (whole >> 16 & 1);
+    uint32 whole = bits_of(before.x[k] + rate * grad[k]);
+    uint32 more = 0x7fff + (whole >> 16 & 1);
 #if STOCHASTIC
     uint32 by_column = (uint32)(column + k) * 0x9E3779B9u;
     by_column ^= by_column >> 15;
-    more = (ids.noise[i][0] ^ by_column) * ids.noise[i][1] >> 16;
+    more = (chunk.noise[i][0] ^ by_column) * chunk.noise[i][1] >> 16;
 #endif
     if ((whole & 0x7fffffffu) < 0x7f7f0000u) whole += more;
-    float change = float_of(whole & 0xffff0000u) - old[k];
-    uint32 bits = bits_of(change);
-    bits += 0x7fff + (bits >> 16 & 1);
-    words[k / 2] |= bits >> 16 << 16 * (k % 2);
+    changes[k] = float_of(whole & 0xffff0000u) - before.x[k];
   }
+  const uint32 low = pack_bfloat16(changes[0], changes[1]);
+  const uint32 high = pack_bfloat16(changes[2], changes[3]);
   if (DIM % 4 == 0) {
-    add_words((uint32*)p, words[0], words[1]);
+    add_words((uint32*)p, low, high);
   } else {
-    add_word((uint32*)p, words[0]);
-    if (column + 2 < DIM) add_word((uint32*)p + 1, words[1]);
+    add_word((uint32*)p, low);
+    if (column + 2 < DIM) add_word((uint32*)p + 1, high);
   }
 #else
-  for (int k = 0; k < 4; ++k) grad.x[k] *= rate;
   if (VECTOR == 4) {
-    add(p, grad);
+    add(p, Four{{rate * grad[0], rate * grad[1], rate * grad[2],
+                 rate * grad[3]}});
   } else if (VECTOR == 2) {
-    add(p, Two{{grad.x[0], grad.x[1]}});
-    if (column + 2 < DIM) add(p + 2, Two{{grad.x[2], grad.x[3]}});
+    add(p, Two{{rate * grad[0], rate * grad[1]}});
+    if (column + 2 < DIM) add(p + 2, Two{{rate * grad[2], rate * grad[3]}});
   } else {
     for (int k = 0; k < 4; ++k)
-      if (column + k < DIM) add(p + k, grad.x[k]);
+      if (column + k < DIM) add(p + k, rate * grad[k]);
   }
 #endif
 }
@@ -478,7 +583,7 @@ __device__ __forceinline__ void multiply(
   left += g * STRIDE + 2 * t;
   right += g * STRIDE + 2 * t;
   float other[4] = {0, 0, 0, 0};  // two sums, as each waits for the one before
-#pragma unroll
+#pragma unroll 8
   for (int k = 0; k < COLUMNS; k += 8) {
     Two low = *(const Two*)(left + k);
     Two high = *(const Two*)(left + 8 * STRIDE + k);
@@ -516,71 +621,15 @@ __device__ __forceinline__ void multiply_columns(
 }
 
 // What a token has of the mean of center i.
-__device__ __forceinline__ float fraction(const Ids& ids, int i, int token) {
-  return i < CHUNK && is_bit(ids.contexts[i], token) ? ids.share[i] : 0.f;
+__device__ __forceinline__ float fraction(
+    const Chunk& chunk, int i, int token) {
+  return i < CHUNK && is_bit(chunk.contexts[i], token) ? chunk.share[i] : 0.f;
 }
 
-// The weight of a score, negative for label 1.
-__device__ __forceinline__ float weight_of(
-    const Call& call, const Shared& shared, const Ids& ids, int i, int j) {
-  if (j >= OUTPUTS) return 0.f;
-#if MODEL == 2
-  int packed = ids.id[INPUTS + j];
-  bool is_left = MEANS ? i == 0 : i < AROUND && is_bit(ids.used, i);
-  if (!is_left || (packed >> 1) >= call.vocab) return 0.f;
-  return packed & 1 ? 1.f : -1.f;
-#else
-  if (i >= CHUNK) return 0.f;
-  const uint64 contexts = ids.contexts[i];
-#if MODEL == 0
-  if (j < TARGETS) return is_bit(contexts, j) ? -1.f : 0.f;
-  uint64 others = contexts & ~shared.hits[j - TARGETS];
-  return call.factor * __popcll(others);
-#else
-  if (!contexts) return 0.f;
-  if (j < TARGETS) return j == i ? -1.f : 0.f;
-  return ids.id[INPUTS + j] != ids.id[INPUTS + i] ? call.factor : 0.f;
-#endif
-#endif
-}
-
-// Notes which tokens around equal each draw.
-__device__ __forceinline__ void find_hits(Shared& shared, const Ids& ids) {
-#if MODEL == 0
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  for (int j = warp; j < DRAWS; j += WARPS) {
-    int id = ids.id[INPUTS + TARGETS + j];
-    uint64 hits = __ballot_sync(
-        FULL, lane < TARGETS && ids.id[INPUTS + lane] == id);
-    if (TARGETS > 32)
-      hits |= (uint64)__ballot_sync(
-          FULL, lane + 32 < TARGETS
-              && ids.id[INPUTS + (lane + 32 < TARGETS ? lane + 32 : 0)] == id)
-          << 32;
-    if (lane == 0) shared.hits[j] = hits;
-  }
-#endif
-}
-
-#if LIMITED
-// Of rows that occur more often in the chunk only so many count.
-__device__ __forceinline__ void limit_rates(const Call& call, Ids& ids) {
-  for (int i = threadIdx.x; i < ROWS; i += THREADS) {
-    int row = row_of(call, ids, i), count = 0;
-    const int first = i < INPUTS ? 0 : INPUTS, stop = i < INPUTS ? INPUTS : ROWS;
-    // Occurrences without a gradient count as well, in what is looked up.
-    for (int j = first; j < stop; ++j)
-      count += ids.id[j] == ids.id[i] && (!IS_TREE || j >= INPUTS
-          || j == WINDOW || is_bit(ids.used, j));
-    if (row >= 0 && count > call.parameter)
-      ids.rate[i] *= call.parameter / count;
-  }
-}
-#endif
-
-// Scores become slopes of the loss, times -1; returns the loss if it is asked.
+// Weights of scores become slopes of the loss, times -1; returns the loss if it
+// is asked for.
 __device__ __forceinline__ float score(
-    const Call& call, Shared& shared, const Ids& ids, bool measures) {
+    Shared& shared, Chunk& chunk, bool measures) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int g = lane >> 2, t = lane & 3;
 #if MODEL == 1 || AVERAGES
@@ -589,26 +638,32 @@ __device__ __forceinline__ float score(
   const float* left = shared.inputs;
 #endif
   float loss = 0.f;
-  for (int tile = warp; tile < LEFTS * RIGHT / 8; tile += WARPS) {
-    const int first = tile / (RIGHT / 8) * 16, j = tile % (RIGHT / 8) * 8;
+#pragma unroll 1
+  for (int tile = warp; tile < TILES; tile += WARPS) {
+    const int first = tile % LEFTS * 16, j = tile / LEFTS * 8;
     float scores[4] = {0, 0, 0, 0};
     multiply(left + first * STRIDE, shared.right + j * STRIDE, scores);
-    for (int e = 0; e < 4; ++e) {
-      const int x = first + g + 8 * (e >> 1), y = j + 2 * t + (e & 1);
-      const float w = weight_of(call, shared, ids, x, y);
-      const float s = w < 0.f ? -scores[e] : scores[e];
-      const float slope = __fdividef(-w, 1.f + __expf(-s));
-      shared.slopes[x * SLOPES + y] = w != 0.f ? rounded(slope) : 0.f;
-      shared.turned[y * TURNED + x] = w != 0.f ? rounded(slope) : 0.f;
-      if (measures && w != 0.f)
-        loss += fabsf(w) * (fmaxf(s, 0.f) + __logf(1.f + __expf(-fabsf(s))));
+#pragma unroll
+    for (int e = 0; e < 4; e += 2) {
+      const int x = first + g + 4 * e, y = j + 2 * t;
+      Two* const place = (Two*)(chunk.slopes + x * SLOPES + y);
+      Two slopes = *place;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const float w = slopes.x[k], s = w < 0.f ? -scores[e + k] : scores[e + k];
+        slopes.x[k] = rounded(__fdividef(-w, 1.f + __expf(-s)));
+        shared.turned[(y + k) * TURNED + x] = slopes.x[k];
+        if (measures && w != 0.f)
+          loss += fabsf(w) * (fmaxf(s, 0.f) + __logf(1.f + __expf(-fabsf(s))));
+      }
+      *place = slopes;
     }
   }
   return loss;
 }
 
 // Means of contexts, of CBOW.
-__device__ __forceinline__ void average(Shared& shared, const Ids& ids) {
+__device__ __forceinline__ void average(Shared& shared, const Chunk& chunk) {
 #if MODEL == 1 || AVERAGES
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int g = lane >> 2, t = lane & 3;
@@ -617,8 +672,8 @@ __device__ __forceinline__ void average(Shared& shared, const Ids& ids) {
       Tile tile = {};
       multiply_columns(
           [&](int i, int k) {
-            return Two{{fraction(ids, 16 * m + i, k),
-                        fraction(ids, 16 * m + i, k + 4)}};
+            return Two{{fraction(chunk, 16 * m + i, k),
+                        fraction(chunk, 16 * m + i, k + 4)}};
           },
           INPUT_ROWS, shared.inputs + 16 * unit, tile);
       float* to = shared.means + (16 * m + g) * STRIDE + 16 * unit + 4 * t;
@@ -630,11 +685,24 @@ __device__ __forceinline__ void average(Shared& shared, const Ids& ids) {
 #endif
 }
 
-// Calls `take(i, unit, grads)` with what all rows change by, of the units of a
-// warp: of a row of `Ids`, or -1, the four columns of a lane.
+// Rows that a lane has gradients of, by slot: first those of outputs.
+constexpr int OUTPUT_SLOTS = 2 * RIGHTS;
+constexpr int SLOTS = OUTPUT_SLOTS + 2 * (MEANS ? WORDS : LEFTS);
+__device__ __forceinline__ int row_in(int slot) {
+  const int g = (threadIdx.x & 31) >> 2;
+  if (slot < OUTPUT_SLOTS) {
+    const int i = 8 * slot + g;
+    return i < OUTPUTS ? INPUTS + i : -1;
+  }
+  const int i = 8 * (slot - OUTPUT_SLOTS) + g;
+  return i < INPUTS ? i : -1;
+}
+
+// Calls `take(slot, unit, grads)` with what rows change by, of the units of a
+// warp: the four columns of a lane.
 template <class F>
 __device__ __forceinline__ void gradients(
-    Shared& shared, const Ids& ids, F take) {
+    Shared& shared, const Chunk& chunk, F take) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int g = lane >> 2, t = lane & 3;
 #if MODEL == 1 || AVERAGES
@@ -661,9 +729,9 @@ __device__ __forceinline__ void gradients(
               LEFT, left + 16 * unit, tiles[m]);
 #pragma unroll
       for (int m = 0; m < GROUP; ++m) {
-        const int i = 16 * (first + m) + g;
-        take(i < OUTPUTS ? INPUTS + i : -1, unit, tiles[m].low);
-        take(i + 8 < OUTPUTS ? INPUTS + i + 8 : -1, unit, tiles[m].high);
+        if (first + m >= RIGHTS) break;
+        take(2 * (first + m), unit, tiles[m].low);
+        take(2 * (first + m) + 1, unit, tiles[m].high);
       }
     }
     if (ROLES == 2 && role == 1) continue;
@@ -672,10 +740,10 @@ __device__ __forceinline__ void gradients(
     for (int m = 0; m < LEFTS; ++m)
       multiply_columns(
           [&](int i, int k) {
-            const float* p = shared.slopes + (16 * m + i) * SLOPES + k;
+            const float* p = chunk.slopes + (16 * m + i) * SLOPES + k;
             return Two{{p[0], p[4]}};
           },
-          RIGHT, shared.right + 16 * unit, tiles[m]);
+          USED_RIGHT, shared.right + 16 * unit, tiles[m]);
 #if MODEL == 1 || AVERAGES
     // A warp alone has these columns. It may be that means are needed again.
     float* changes = ADAGRAD || ROLES == 2 ? shared.changes : left;
@@ -693,57 +761,70 @@ __device__ __forceinline__ void gradients(
       Tile words = {};
       multiply_columns(
           [&](int i, int k) {
-            return Two{{fraction(ids, k, 16 * m + i),
-                        fraction(ids, k + 4, 16 * m + i)}};
+            return Two{{fraction(chunk, k, 16 * m + i),
+                        fraction(chunk, k + 4, 16 * m + i)}};
           },
           LEFT, changes + 16 * unit, words);
-      const int i = 16 * m + g;
-      take(i < INPUTS ? i : -1, unit, words.low);
-      take(i + 8 < INPUTS ? i + 8 : -1, unit, words.high);
+      take(OUTPUT_SLOTS + 2 * m, unit, words.low);
+      take(OUTPUT_SLOTS + 2 * m + 1, unit, words.high);
     }
 #else
 #pragma unroll
     for (int m = 0; m < LEFTS; ++m) {
-      const int i = 16 * m + g;
-      take(i < INPUTS ? i : -1, unit, tiles[m].low);
-      take(i + 8 < INPUTS ? i + 8 : -1, unit, tiles[m].high);
+      take(OUTPUT_SLOTS + 2 * m, unit, tiles[m].low);
+      take(OUTPUT_SLOTS + 2 * m + 1, unit, tiles[m].high);
     }
 #endif
   }
 }
 
+// Adds what the rows of a slot change by.
+__device__ __forceinline__ void change_slot(
+    Shared& shared, const Chunk& chunk, Stored* input, Stored* output,
+    int slot, int unit, const float* grad) {
+  const int i = row_in(slot), column = 16 * unit + 4 * (threadIdx.x & 3);
+  if (i < 0 || column >= DIM || chunk.row[i] < 0) return;
+  Stored* table = slot < OUTPUT_SLOTS ? output : input;
+  change(chunk, table, i, column, place_of(shared, i) + column, grad);
+}
+
 #if ADAGRAD
+// Sums squares of the gradients of a slot.
+__device__ __forceinline__ void square_slot(
+    Shared& shared, int slot, int unit, const float* grad) {
+  float square = 0.f;
+  for (int e = 0; e < 4; ++e) square += grad[e] * grad[e];
+  square += __shfl_xor_sync(FULL, square, 1);
+  square += __shfl_xor_sync(FULL, square, 2);
+  const int i = row_in(slot);
+  if (i >= 0 && (threadIdx.x & 3) == 0)
+    shared.squares[i * UNITS + unit] = square;
+}
+
 // Row-wise Adagrad: rates of rows from their gradients, `tables.row_optimizers`.
 __device__ __forceinline__ void set_rates(
-    const Call& call, Shared& shared, Ids& ids, float* input_state,
+    const Call& call, Shared& shared, Chunk& chunk, float* input_state,
     float* output_state) {
-  const int lane = threadIdx.x & 31;
-  gradients(shared, ids, [&](int i, int unit, const float* grad) {
-    float square = 0.f;
-    for (int e = 0; e < 4; ++e) square += grad[e] * grad[e];
-    square += __shfl_xor_sync(FULL, square, 1);
-    square += __shfl_xor_sync(FULL, square, 2);
-    if (i < 0 || lane & 3) return;
-    shared.squares[i * UNITS + unit] = square;
-  });
   __syncthreads();
   for (int i = threadIdx.x; i < ROWS; i += THREADS) {
     float sum = 0.f;
     for (int k = 0; k < UNITS; ++k) sum += shared.squares[i * UNITS + k];
-    shared.sums[i] = row_of(call, ids, i) < 0 ? 0.f : sum / DIM;
+    sum = chunk.row[i] < 0 ? 0.f : sum / DIM;
+    shared.sums[i] = sum;
+    if (chunk.row[i] < 0) continue;
+    add((i < INPUTS ? input_state : output_state) + chunk.row[i], sum);
+    chunk.rate[i] =
+        call.learning_rate / (sqrtf(shared.state[i] + sum) + call.parameter);
   }
   __syncthreads();
   for (int i = threadIdx.x; i < ROWS; i += THREADS) {
-    const int row = row_of(call, ids, i);
-    if (row < 0) continue;
+    if (chunk.row[i] < 0 || !chunk.is_repeated[i]) continue;
     // What an id has by all its places is added before any of them changes it.
     float state = shared.state[i];
     const int first = i < INPUTS ? 0 : INPUTS, stop = i < INPUTS ? INPUTS : ROWS;
     for (int j = first; j < stop; ++j)
-      if (ids.id[j] == ids.id[i]) state += shared.sums[j];
-    if (i < INPUTS) add(input_state + row, shared.sums[i]);
-    else add(output_state + row, shared.sums[i]);
-    ids.rate[i] = call.learning_rate / (sqrtf(state) + call.parameter);
+      if (chunk.id[j] == chunk.id[i]) state += shared.sums[j];
+    chunk.rate[i] = call.learning_rate / (sqrtf(state) + call.parameter);
   }
   __syncthreads();
 }
@@ -752,8 +833,9 @@ __device__ __forceinline__ void set_rates(
 extern "C" __global__ void __launch_bounds__(THREADS, 1) train(
     const float* numbers, const int* integers, const int* tokens,
     const uint8* left, const uint8* right, const int* chunk_numbers,
-    const float* input_brakes, const float* output_brakes, const int* a, const int* b, const int* c,
-    float*, Stored*, Stored*, float*, float*,  // the results
+    const float* input_brakes, const float* output_brakes, const int* a,
+    const int* b, const int* c, float*, Stored*, Stored*, float*,
+    float*,  // the results
     float* totals, Stored* input, Stored* output, float* input_state,
     float* output_state) {
   SHARED_MEMORY
@@ -766,56 +848,69 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) train(
   const int each = (chunks + gridDim.x - 1) / gridDim.x;
   const int begin = blockIdx.x * each;
   const int stop = begin + each < chunks ? begin + each : chunks;
+  if (begin >= stop) return;
+  const int warp = threadIdx.x >> 5;
   // Rows that are not read have a weight of zero, and are to be finite.
-  for (int i = threadIdx.x; i < INPUT_ROWS * STRIDE; i += THREADS)
-    shared.inputs[i] = 0.f;
-  for (int i = threadIdx.x; i < RIGHT * STRIDE; i += THREADS)
-    shared.right[i] = 0.f;
-  if (begin < stop) read_ids(call, begin, shared.ids[0]);
+  for (int i = threadIdx.x; i < (int)(sizeof(Shared) / 4); i += THREADS)
+    ((float*)&shared)[i] = 0.f;
   __syncthreads();
+  Coming coming;
+  send_for_known(call, begin, coming);
   float loss = 0.f, examples = 0.f;
-  for (int chunk = begin; chunk < stop; ++chunk) {
-    Ids& ids = shared.ids[(chunk - begin) & 1];
-    const bool is_used = ids.used != 0;
-    const bool measures = every && chunk % every == 0;
+  // Before the first chunk is one without words.
+  for (int i = begin - 1; i < stop; ++i) {
+    Chunk& chunk = shared.chunks[i & 1];
+    Chunk& next = shared.chunks[(i + 1) & 1];
+    const bool is_used = chunk.used != 0, has_next = i + 1 < stop;
+    const bool measures = every && i % every == 0;
+    if (has_next) send_for_ids(call, i + 1, coming);
+    if (i + 2 < stop) send_for_known(call, i + 2, coming);
     if (is_used) {
-      read_rows(call, shared, ids, input, output);
-      find_hits(shared, ids);
-#if LIMITED
-      limit_rates(call, ids);
-#endif
+      read_rows(shared, chunk, input, output);
 #if ADAGRAD
-      for (int i = threadIdx.x; i < ROWS; i += THREADS) {
-        const int row = row_of(call, ids, i);
-        const float* state = i < INPUTS ? input_state : output_state;
-        shared.state[i] = row < 0 ? 0.f : load(state + row, 0.f);
-      }
+      for (int k = threadIdx.x; k < ROWS; k += THREADS)
+        if (chunk.row[k] >= 0)
+          load((k < INPUTS ? input_state : output_state) + chunk.row[k],
+               shared.state[k]);
 #endif
     }
-    if (chunk + 1 < stop)
-      read_ids(call, chunk + 1, shared.ids[(chunk + 1 - begin) & 1]);
+    if (has_next) note_ids(coming, next);
+    arrived();
+    __syncthreads();
     if (is_used) {
-      arrived();
-      __syncthreads();
 #if MODEL == 1 || AVERAGES
-      average(shared, ids);
+      average(shared, chunk);
       __syncthreads();
 #endif
-      loss += score(call, shared, ids, measures);
-      if (measures && threadIdx.x == 0) examples += ids.num_examples;
-      __syncthreads();
-#if ADAGRAD
-      set_rates(call, shared, ids, input_state, output_state);
-#endif
-      gradients(shared, ids, [&](int i, int unit, const float* grad) {
-        const int row = i < 0 ? -1 : row_of(call, ids, i);
-        if (row < 0) return;
-        const int column = 16 * unit + 4 * (threadIdx.x & 3);
-        change(ids, i < INPUTS ? input : output, i, row, column,
-               place_of(shared, i) + column,
-               {{grad[0], grad[1], grad[2], grad[3]}});
-      });
+      loss += score(shared, chunk, measures);
+      if (measures && threadIdx.x == 0) examples += chunk.num_examples;
     }
+    if (has_next && (!HAS_OTHERS || warp >= TILES))
+      prepare(call, i + 1, next, HAS_OTHERS ? warp - TILES : warp,
+              HAS_OTHERS ? WARPS - TILES : WARPS);
+    __syncthreads();
+    if (!is_used) continue;
+#if ADAGRAD
+    // Gradients stay in registers if a warp has one unit of columns.
+    constexpr bool IS_KEPT = UNITS <= WARPS;
+    float kept[IS_KEPT ? SLOTS : 1][4] = {};
+    gradients(shared, chunk, [&](int slot, int unit, const float* grad) {
+      square_slot(shared, slot, unit, grad);
+      for (int e = 0; IS_KEPT && e < 4; ++e) kept[slot][e] = grad[e];
+    });
+    set_rates(call, shared, chunk, input_state, output_state);
+    if (IS_KEPT) {
+      const int role = warp / UNITS;
+#pragma unroll
+      for (int slot = 0; slot < SLOTS; ++slot)
+        if (role == (ROLES == 2 && slot < OUTPUT_SLOTS))
+          change_slot(shared, chunk, input, output, slot, warp % UNITS,
+                      kept[slot]);
+    } else
+#endif
+    gradients(shared, chunk, [&](int slot, int unit, const float* grad) {
+      change_slot(shared, chunk, input, output, slot, unit, grad);
+    });
     __syncthreads();
   }
   if (loss != 0.f) add(totals, loss);

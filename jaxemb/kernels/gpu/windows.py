@@ -7,7 +7,7 @@ SOURCE = pathlib.Path(__file__).parent / 'windows.cu'
 MODELS = 'skipgram', 'cbow', 'hierarchical'
 MOST_AROUND = 64  # tokens of a chunk, each a bit of a word
 _MOST_CHUNK = 32  # centers, each of a lane
-_MOST_WARPS = 16
+_MOST_WARPS, _FEW_WARPS = 20, 16
 _LEAST_WARPS = 4
 _UNIT = 16  # columns, or rows, of a product
 
@@ -45,7 +45,7 @@ class Variant:
   @property
   def warps(self) -> int:
     """Warps of a block, which have as many columns each as can be."""
-    if 2 * self._units <= _MOST_WARPS:
+    if 2 * self._units <= _FEW_WARPS:
       return max(_LEAST_WARPS, 2 * self._units)
     turns = -(-self._units // _MOST_WARPS)
     return max(_LEAST_WARPS, -(-self._units // turns))
@@ -89,13 +89,12 @@ class Variant:
     num_rows = _padded(inputs, _UNIT) + right
     is_kept = self.adagrad or self.warps >= 2 * self._units
     num_rows += left * (1 + is_kept) if means else 0
-    floats = num_rows * stride + (means and not is_kept) + left * (right + 4) + right * (left + 4)
-    is_low = self.dtype == 'bfloat16'
-    ids = _padded(8 * rows, 8) + 8 * self.chunk + _padded(4 * self.chunk, 8)
-    ids = _padded(ids + 8 + 4 + 8 * rows * is_low, 8)
-    total = 4 * floats + 2 * ids
-    if not self.is_tree:
-      total += 8 * self.draws
+    total = 4 * (num_rows * stride + right * (left + 4))
+    total += 4 * (means and not is_kept)
+    chunk = _padded(12 * rows, 8) + 8 * self.chunk + _padded(4 * self.chunk, 8)
+    chunk += 12 + 4 * left * (right + 4)
+    chunk += 8 * rows * (self.dtype == 'bfloat16') + rows * self.adagrad
+    total = _padded(total, 8) + 2 * _padded(chunk, 8)
     if self.adagrad:
       total += 4 * rows * (self._units + 2)
     return _padded(total, 16)

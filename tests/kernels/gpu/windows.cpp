@@ -23,9 +23,13 @@ static float half(uint32_t bits, int k) {
   std::memcpy(x, &bits, 4);
   return x[k];
 }
-template <class V> static V load(const float* p, V) { V v; std::memcpy(&v, p, sizeof v); return v; }
-template <class V> static V load(const V* p) { return *p; }
-static void fetch(float* to, const float* from) { std::memcpy(to, from, 16); }
+template <class V> static void load(const void* p, V& v) { std::memcpy(&v, p, sizeof v); }
+static void fetch(float* to, const void* from) { std::memcpy(to, from, 16); }
+static uint32_t pack_bfloat16(float low, float high) {
+  uint32_t a = bits_of(low), b = bits_of(high);
+  a += 0x7fff + (a >> 16 & 1), b += 0x7fff + (b >> 16 & 1);
+  return a >> 16 | (b & 0xffff0000u);
+}
 static void arrived() {}
 template <class V> static void add(float* p, V v) {
   float x[sizeof(V) / 4];
