@@ -90,7 +90,7 @@ struct Chunk {
   float share[CHUNK];  // of each context in their mean
   uint64 used;  // tokens that are a context of any
   int num_examples;
-  float slopes[LEFT * SLOPES];  // the weights of scores at first
+  __align__(16) float slopes[LEFT * SLOPES];  // weights of scores at first
 #if BFLOAT16
   uint32 noise[ROWS][2];
 #endif
