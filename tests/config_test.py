@@ -178,7 +178,7 @@ def test_blocks_of_a_gpu_have_a_limit_of_words_in_flight():
     # Between exchanges of replicas, but all blocks have a chunk.
     (132, 2112, {}, (8, 1), 132),
     (132, 4096, {'train.batch_words': 4096}, (1, 1), 132),
-    (1, 8192, {'model.dim': 600}, (1, 1), 132),  # by XLA
+    (1, 2048, {'model.dim': 600}, (1, 1), 132),  # by XLA
   ):
     config, tuning = choose(settings, shape, multiprocessors)
     assert (tuning.threads, config.train.batch_words) == (blocks, words)
@@ -212,6 +212,30 @@ def test_steps_by_a_gpus_kernel_follow_the_size_of_the_text():
   tree = _config({'model.loss': 'hierarchical_softmax'})
   config, tuning = config_lib.resolve(tree, 'gpu', (1, 1), 132)
   assert config_lib.fitted_batch_words(config, tuning, 1e4) % 64 == 0
+
+
+@pytest.mark.parametrize(
+  ('settings', 'shape', 'words', 'expected'),
+  [
+    ({}, (1, 1), 10e6, 256),
+    ({}, (1, 1), 82e6, 1024),
+    ({}, (1, 1), 1e12, 2048),
+    ({'optimizer.name': 'adagrad', 'strategy.name': 'replicas'}, (2, 1),
+     82e6, 1024),
+    # Not shorter than a chunk of each part.
+    ({**_SYNC, 'model.loss': 'hierarchical_softmax', 'table.layout': 'row'},
+     (1, 1), 10e6, 512),
+  ],
+)  # fmt: skip
+def test_steps_by_xla_follow_the_size_of_the_text(
+  settings, shape, words, expected
+):
+  resolved = config_lib.resolve(_config(settings), 'gpu', shape, fused=False)
+  fitting = config_lib.fitted_batch_words(*resolved, words)
+  config, tuning = config_lib.with_step(*resolved, fitting)
+  assert config.train.batch_words == expected
+  num_parts = tuning.parts if config.strategy.name == 'sync' else 1
+  assert tuning.part_words * num_parts == expected
 
 
 @pytest.mark.parametrize('name', ['ctr', 'graphsage'])

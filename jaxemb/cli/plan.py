@@ -42,8 +42,11 @@ def zipf_counts(num_words: int) -> np.ndarray:
   return np.maximum(1, counts.astype(np.int64))
 
 
-def _zipf_text(num_words: int, setup: devices.Setup) -> plan.Data:
+def _zipf_text(
+  num_words: int, setup: devices.Setup, fits_steps: bool
+) -> plan.Data:
   """Returns a text of so many different words, of which no word is read."""
+  del fits_steps  # as for the longest texts
   config, tuning = setup.config, setup.tuning
   counts = zipf_counts(num_words)
   chances = subsampling.center_probabilities(counts, config.data.sample)
@@ -56,7 +59,8 @@ def _zipf_text(num_words: int, setup: devices.Setup) -> plan.Data:
   shape = steps.num_parts, blocks_lib.batch_words(steps.part_words)
   ids = np.broadcast_to(np.int32(0), shape)
   batch = windows.pack(ids, steps.window, steps.part_words)
-  return plan.Data(model_base.Corpus((), counts, chances), steps, batch)
+  corpus = model_base.Corpus((), counts, chances)
+  return plan.Data(setup, corpus, steps, batch)
 
 
 def prepare(

@@ -9,6 +9,7 @@ from jaxemb.config.resolve import (
   fitted_batch_words,
   resolve,
   thread_words,
+  with_step,
 )
 from jaxemb.config.schema import Setting, flat, room_bytes, sizes
 
@@ -28,4 +29,5 @@ __all__ = [
   'settings',
   'sizes',
   'thread_words',
+  'with_step',
 ]

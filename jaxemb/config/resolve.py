@@ -23,6 +23,9 @@ _MOST_GPU_DIM, _MOST_GPU_WINDOW = 512, 15  # that its kernel is made for
 # Of a step by a GPU's kernel: chunks of each block, centers, and steps of a run
 # of whose words subsampling may drop half.
 _BLOCK_CHUNKS, _MOST_STEP_WORDS, _LEAST_STEPS = 8, 1 << 20, 400
+# Of a step by XLA: what it looks up lacks what its other words teach, which
+# costs a text of few steps quality (docs/devices.md).
+_LEAST_XLA_WORDS, _MOST_XLA_WORDS, _LEAST_XLA_STEPS = 256, 2048, 1 << 16
 _SYNC_PARTS = 8  # of the corpus, whatever the mesh
 # Of a batch that is made on a GPU, where it takes 13 bytes a word. The host
 # waits once for each.
@@ -61,6 +64,7 @@ class Tuning:
 
   parts: int  # stretches of the corpus that are read at the same time
   part_words: int  # centers per step of each part
+  step_multiple: int  # centers of which a step has a multiple
   chunk: int  # centers per matrix product
   shared_nodes: int  # inner nodes next to the root that a chunk shares
   deduplicates: bool  # rows are summed by id before they are written
@@ -285,13 +289,29 @@ def thread_words(config: ml_collections.ConfigDict, chunk: int) -> int:
 def fitted_batch_words(
   config: ml_collections.ConfigDict, tuning: Tuning, words: float
 ) -> int:
-  """Returns the centers of a step by a GPU's kernel, of a run of some words.
+  """Returns the centers of a step on an accelerator, of a run of some words.
 
-  A step is as long as still leaves many of them, and fills all blocks.
+  A step is as long as still leaves many of them. One by a GPU's kernel fills
+  all blocks.
   """
+  if not tuning.fused:
+    fitting = round(max(words / _LEAST_XLA_STEPS, _LEAST_XLA_WORDS))
+    return min(1 << (fitting.bit_length() - 1), _MOST_XLA_WORDS)
   least = _BLOCK_CHUNKS * tuning.threads * thread_words(config, tuning.chunk)
   fitting = int(min(max(words / _LEAST_STEPS, least), _MOST_STEP_WORDS))
   return max(1, fitting // tuning.chunk) * tuning.chunk
+
+
+def with_step(
+  config: ml_collections.ConfigDict, tuning: Tuning, batch_words: int
+) -> tuple[ml_collections.ConfigDict, Tuning]:
+  """Returns both with about so many centers a step."""
+  multiple, before = tuning.step_multiple, config.train.batch_words
+  config = config.copy_and_resolve_references()
+  train = config.train
+  train.batch_words = max(multiple, batch_words // multiple * multiple)
+  part_words = tuning.part_words * train.batch_words // before
+  return config, dataclasses.replace(tuning, part_words=part_words)
 
 
 def _num_parts(facts: _Facts, chunk: int) -> int:
@@ -413,6 +433,7 @@ def _resolve_batch(facts: _Facts, chosen: dict[str, Any]) -> None:
   """Chooses the centers of a step, or refuses a number that cannot be dealt."""
   t, unit, chunk = facts.config.train, facts.kind.unit, chosen['chunk']
   multiple = _batch_multiple(facts, chunk, chosen['parts'])
+  chosen['step_multiple'] = multiple
   if not t.batch_words:
     t.batch_words = -(-_usual_batch_words(facts, chosen) // multiple) * multiple
   if not t.batch_words % multiple:
@@ -441,7 +462,7 @@ def _usual_batch_words(facts: _Facts, chosen: dict[str, Any]) -> int:
   s, threads = facts.config.strategy, chosen['threads']
   is_apart = s.name in ('partition', 'workers')
   is_alone = facts.num_devices == 1 and not is_apart
-  usual = 256 if facts.on_cpu else 8192
+  usual = _LEAST_XLA_WORDS if facts.on_cpu else _MOST_XLA_WORDS
   if chosen['fused'] and not facts.on_cpu:
     words = threads * thread_words(facts.config, chosen['chunk'])
     usual = _BLOCK_CHUNKS * words

@@ -119,8 +119,6 @@ class SourceSpec(NamedTuple):
   cache: pathlib.Path  # for what is fetched or encoded
   # (stage, done, total): called now and then
   progress: Callable[[str, int, int], None]
-  # (examples of an epoch, keys) -> L', where the data decides it.
-  fit_part_words: Callable[[int, int], int] | None = None
   # Units of a batch that a device makes (`data.packing`), over all parts; 0 =
   # the host makes batches.
   device_words: int = 0

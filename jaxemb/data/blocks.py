@@ -11,6 +11,7 @@ block) is the reader's whole state. Where devices make batches
 (`data.packing`), the host only chooses their blocks.
 """
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -285,11 +286,8 @@ class BlockSource:
     spec: base.SourceSpec,
     eval_paths: Callable[[], Sequence[str]] = tuple,
   ):
-    if spec.fit_part_words:
-      fitted = spec.fit_part_words(corpus.num_words, len(corpus.words))
-      spec = spec._replace(part_words=fitted)
-    self.corpus, self.spec, self.eval_paths = corpus, spec, eval_paths
-    self.steps, self.num_parts = windows.Steps.of(spec), spec.num_parts
+    self.corpus, self.eval_paths = corpus, eval_paths
+    self.num_parts = spec.num_parts
     self.units_per_epoch, self.epochs = corpus.num_words, spec.epochs
     self.keys, self.counts = corpus.words, corpus.counts
     self.frequencies = subsampling.center_probabilities(
@@ -302,12 +300,25 @@ class BlockSource:
       np.flatnonzero(parts_of_blocks == i) for i in range(self.num_parts)
     ]
     self._num_blocks = max(map(len, self._by_part))
+    self._cut(spec)
+
+  def _cut(self, spec: base.SourceSpec) -> None:
+    """Sets what depends on the size of steps."""
+    self.spec, self.steps = spec, windows.Steps.of(spec)
     self._group = group_blocks(spec.part_words)  # of each part in a batch
-    self._make: Callable[[Sequence[Chosen]], Any] = _OnHost(corpus, spec)
+    self._make: Callable[[Sequence[Chosen]], Any] = _OnHost(self.corpus, spec)
     if spec.device_words:
       self._group = self._device_group()
-      self._make = _OnDevice(corpus, spec, self._by_part, group=self._group)
+      self._make = _OnDevice(
+        self.corpus, spec, self._by_part, group=self._group
+      )
       self.steps = self._make.steps
+
+  def with_step(self, part_words: int) -> 'BlockSource':
+    """Returns the same data in steps of so many centers of each part."""
+    source = copy.copy(self)
+    source._cut(self.spec._replace(part_words=part_words))
+    return source
 
   def _device_group(self) -> int:
     """Returns blocks per part of a batch that the device makes.

@@ -14,7 +14,6 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.config import kinds
 from jaxemb.data import base as data_base
-from jaxemb.data import windows
 from jaxemb.evaluation import benchmarks
 from jaxemb.kernels.cpu import ahead
 from jaxemb.merging import warm_start
@@ -142,12 +141,8 @@ def make_source(
   readers: data_base.Readers,
   cache: pathlib.Path,
   progress: Callable[[str, int, int], None] = lambda *_: None,
-  fit_part_words: Callable[[int, int], int] | None = None,
 ) -> data_base.Source:
-  """The data that resolved settings name.
-
-  `progress` is as of `parts`, `fit_part_words` as of `data.base.SourceSpec`.
-  """
+  """The data that resolved settings name; `progress` as of `parts`."""
   config, tuning, _, kind = setup
   m = config.model
   spec = data_base.SourceSpec(
@@ -163,7 +158,6 @@ def make_source(
     readers=readers,
     cache=cache,
     progress=progress,
-    fit_part_words=fit_part_words,
     device_words=tuning.device_words,
     # Evaluations come after whole batches.
     batch_epochs=config.eval.every_epochs % 1 or 1.0,
@@ -288,44 +282,66 @@ def _with_threads(setup: devices.Setup, num_keys: int) -> devices.Setup:
   )
 
 
-def _with_steps(setup: devices.Setup, steps: data_base.Steps) -> devices.Setup:
-  """Takes the size of steps that were fitted to the data."""
-  if not isinstance(steps, windows.Steps):
-    return setup
-  part_words, tuning = steps.part_words, setup.tuning
-  setup.config.train.batch_words = part_words * tuning.parts
-  return setup._replace(
-    tuning=dataclasses.replace(tuning, part_words=part_words)
-  )
+def fit_steps(
+  setup: devices.Setup, source: data_base.Source
+) -> tuple[devices.Setup, data_base.Source]:
+  """Fits steps to the size of the data.
 
-
-def _fitted(
-  setup: devices.Setup, source: data_base.Source, fits_steps: bool
-) -> devices.Setup:
-  """Takes what follows from the size of the data."""
-  setup = _with_threads(setup, len(source.keys))
-  return _with_steps(setup, source.steps) if fits_steps else setup
-
-
-def _fit_part_words(setup: devices.Setup) -> Callable[[int, int], int] | None:
-  """Returns `data.base.SourceSpec.fit_part_words` for a GPU's kernel.
-
-  None where steps are as long as settings say, or as replicas' exchanges allow.
+  A CPU's steps are always as long, as are those of workers, and of a GPU's
+  kernel between exchanges of replicas.
   """
-  config, is_apart = setup.config, setup.config.strategy.name == 'partition'
-  is_gpu = setup.tuning.fused and setup.platform == 'gpu'
-  if not is_gpu or not (is_apart or setup.is_alone):
-    return None
-  rate = config.strategy.rate if is_apart else 1.0  # of the data
+  config, tuning, name = setup.config, setup.tuning, setup.config.strategy.name
+  is_apart = name == 'partition'
+  is_free = is_apart or setup.is_alone or not tuning.fused
+  if setup.platform == 'cpu' or name == 'workers' or not is_free:
+    return setup, source
+  num_words = source.units_per_epoch * source.epochs
+  if is_apart:
+    num_words *= config.strategy.rate
+  elif name == 'replicas':
+    num_words /= setup.mesh.size
+  fitting = config_lib.fitted_batch_words(config, tuning, num_words)
+  return _with_step(setup, source, fitting)
 
-  def fit(num_words: int, num_keys: int) -> int:
-    return config_lib.fitted_batch_words(
-      config,
-      _with_threads(setup, num_keys).tuning,
-      config.train.epochs * rate * num_words,
+
+def _with_step(
+  setup: devices.Setup, source: data_base.Source, batch_words: int
+) -> tuple[devices.Setup, data_base.Source]:
+  """Returns both with other steps, if the source can be cut into such."""
+  if not hasattr(source, 'with_step'):
+    return setup, source
+  config, tuning = config_lib.with_step(setup.config, setup.tuning, batch_words)
+  setup = setup._replace(config=config, tuning=tuning)
+  return setup, source.with_step(tuning.part_words)
+
+
+def _make_trainer(
+  setup: devices.Setup,
+  source: data_base.Source,
+  fits_steps: bool,
+  **given: Any,
+) -> tuple[devices.Setup, data_base.Source, trainer.Trainer]:
+  """Makes what trains, by shorter steps if these fit and others do not.
+
+  `given` are arguments of `trainer.make`. Raises a `UserError` for steps that
+  the device has no room for.
+  """
+  corpus = corpus_of(source)
+  try:
+    return setup, source, trainer.make(setup, corpus, source.steps, **given)
+  except trainer.StepTooLargeError as error:
+    if not fits_steps:
+      raise
+    before = setup.config.train.batch_words
+    setup, source = _with_step(setup, source, error.fitting_words)
+    after = setup.config.train.batch_words
+    if after >= before:
+      raise
+    _LOG.info(
+      f'steps have {after:,} words in place of {before:,}, whose rows '
+      'config.table.device_bytes has no room for'
     )
-
-  return fit
+  return setup, source, trainer.make(setup, corpus, source.steps, **given)
 
 
 def parts(
@@ -340,7 +356,7 @@ def parts(
 
   `progress` is called with (stage, done, total); `cache` is for downloads and
   encoded texts, the `folder` for tables in files, the `cluster` for those of
-  workers; `fits_steps`: a GPU's steps may be fitted to the size of the data.
+  workers; `fits_steps`: steps may be fitted to the data and to the memory.
   Raises a `UserError` for unusable input, and `ffi.Unavailable` where there is
   no kernel for it.
   """
@@ -353,22 +369,17 @@ def parts(
   # Wrong paths are refused before the work.
   _check_first_vectors(config)
   benchmark_sets = _named_benchmarks(config)
-  fit = _fit_part_words(setup) if fits_steps else None
-  source = make_source(
-    setup,
-    _readers(setup),
-    cache=cache,
-    progress=progress,
-    fit_part_words=fit,
-  )
-  setup = _fitted(setup, source, fits_steps=fit is not None)
+  source = make_source(setup, _readers(setup), cache=cache, progress=progress)
+  setup = _with_threads(setup, len(source.keys))
+  if fits_steps:
+    setup, source = fit_steps(setup, source)
   if compiling and compiling.poll() is None:
     # Meanwhile this process compiles what reads batches.
     next(source.items(None, 0), None)
-  trainable, strategy = trainer.make(
+  setup, source, (trainable, strategy) = _make_trainer(
     setup,
-    corpus_of(source),
-    source.steps,
+    source,
+    fits_steps=fits_steps,
     compiling=compiling,
     folder=folder,
     cluster=cluster,

@@ -33,19 +33,25 @@ _USABLE = 0.95
 class Data(NamedTuple):
   """What a program is compiled for."""
 
+  setup: devices_lib.Setup  # with steps that fit the data
   corpus: model_base.Corpus
   steps: data_base.Steps
   batch: Any  # of a dispatch
 
 
-def read(setup: devices_lib.Setup) -> Data:
-  """Reads the data that resolved settings name."""
+def read(setup: devices_lib.Setup, fits_steps: bool = False) -> Data:
+  """Reads the data that resolved settings name.
+
+  `fits_steps`: steps may be fitted to the size of the data.
+  """
   readers = data_base.ALONE
   if setup.config.strategy.name != 'partition':
     readers = readers._replace(local_parts=range(setup.tuning.parts))
   source = build.make_source(setup, readers, rundir.cache_folder())
+  if fits_steps:
+    setup, source = build.fit_steps(setup, source)
   batch = next(iter(source.items(None, 0))).batch
-  return Data(build.corpus_of(source), source.steps, batch)
+  return Data(setup, build.corpus_of(source), source.steps, batch)
 
 
 class Job(NamedTuple):
@@ -72,7 +78,7 @@ class Job(NamedTuple):
 def prepare(
   where: topologies.Topology,
   config: ml_collections.ConfigDict,
-  read_data: Callable[[devices_lib.Setup], Data] = read,
+  read_data: Callable[[devices_lib.Setup, bool], Data] = read,
 ) -> Job:
   """Makes what would train on some devices, without its arrays.
 
@@ -86,18 +92,20 @@ def prepare(
       'with --config.strategy.name=sync'
     )
 
+  fits_steps = not config.train.batch_words
+
   def make(**fixed):
     setup = devices_lib.choose(config, {}, where.devices, **fixed)
-    data = read_data(setup)
-    return setup, data, trainer_lib.make(setup, data.corpus, data.steps)
+    data = read_data(setup, fits_steps)
+    return data, trainer_lib.make(data.setup, data.corpus, data.steps)
 
   try:
-    setup, data, trainer = make()
+    data, trainer = make()
   except ffi.Unavailable:  # as a run does
-    setup, data, trainer = make(fused=False)
+    data, trainer = make(fused=False)
   job = Job(
     topology=where,
-    setup=setup,
+    setup=data.setup,
     trainer=trainer,
     corpus=data.corpus,
     state=trainer.strategy.init.eval_shape(sampling.key_shape()),

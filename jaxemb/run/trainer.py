@@ -43,6 +43,15 @@ _LOG = logging.getLogger('jaxemb')
 _MOST_STEPS, _STRETCH_CENTERS = 16, 8192
 
 
+class StepTooLargeError(errors.UserError):
+  """A step looks up more rows than the device has room for."""
+
+  def __init__(self, message: str, fitting_words: int):
+    """`fitting_words`: centers of a step for which there is room; 0 = none."""
+    super().__init__(message)
+    self.fitting_words = fitting_words
+
+
 class Trainer(NamedTuple):
   """What trains on data."""
 
@@ -319,22 +328,32 @@ def _num_cache_rows(
     _LOG.info(f'all {all_bytes / 1e6:.1f} MB of tables fit on the device')
     return {}
   fraction = (room_bytes - map_bytes) / all_bytes
-  num_rows, needed = {}, looked_up(centers)
+  num_rows = {}
   for name, vocab in vocabs.items():
     # The last one is never used (`stores.cached`). A small table beside a large
     # one, such as that of relations, is whole.
     is_small = vocab <= max(vocabs.values()) / 100
-    num_rows[name] = num = vocab if is_small else int(vocab * fraction) - 1
-    if needed[name] > 0.95 * num < 0.95 * vocab:
-      least = map_bytes + all_bytes * needed[name] / 0.9 / vocab
-      unit = setup.kind.unit
-      raise errors.UserError(
-        f'a step of {centers} {unit} looks up about {needed[name]:,.0f} '
-        f'rows of a table, and {room_bytes / 1e6:.1f} MB have room for '
-        f'{max(num, 0):,}, of which it may take 95 %, as steps '
-        'differ; give --config.table.device_bytes='
-        f'{math.ceil(least / 1e6)}MB, or lower --config.train.batch_{unit}'
-      )
+    num_rows[name] = vocab if is_small else int(vocab * fraction) - 1
+
+  def too_many(centers):
+    """Yields tables of which a step may look up more rows than have room."""
+    for name, needed in looked_up(centers).items():
+      if needed > 0.95 * num_rows[name] < 0.95 * vocabs[name]:
+        yield name, needed
+
+  for name, needed in too_many(centers):
+    least = map_bytes + all_bytes * needed / 0.9 / vocabs[name]
+    unit, fitting = setup.kind.unit, centers
+    while fitting and any(too_many(fitting)):
+      fitting //= 2
+    raise StepTooLargeError(
+      f'a step of {centers} {unit} looks up about {needed:,.0f} '
+      f'rows of a table, and {room_bytes / 1e6:.1f} MB have room for '
+      f'{max(num_rows[name], 0):,}, of which it may take 95 %, as steps '
+      'differ; give --config.table.device_bytes='
+      f'{math.ceil(least / 1e6)}MB, or lower --config.train.batch_{unit}',
+      fitting * config.train.batch_words // centers,
+    )
   return num_rows
 
 

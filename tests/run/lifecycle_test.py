@@ -14,10 +14,11 @@ import jaxemb
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import train as main
+from jaxemb.config import kinds
 from jaxemb.data import base
-from jaxemb.run import build, loop, metrics, rundir
+from jaxemb.run import build, devices, loop, metrics, rundir
 from jaxemb.run import lifecycle as train
-from jaxemb.runtime import distributed, hlo, resources
+from jaxemb.runtime import distributed, hlo, mesh, resources
 from jaxemb.storage import checkpoint, orbax_export
 from tests import runs
 
@@ -344,3 +345,52 @@ def test_keys_are_not_read_for_no_benchmarks():
   # A click log has tens of millions of keys, which took minutes.
   source = types.SimpleNamespace(eval_paths=list)
   assert build.source_benchmarks(config_lib.default(), source) == []
+
+
+# Steps that nobody gave.
+
+
+def test_a_default_step_shrinks_to_the_rows_that_fit(tmp_path):
+  settings = {
+    'mesh.data': 1, 'optimizer.name': 'adam', 'train.epochs': 1,
+    'table.store': 'memory', 'table.device_bytes': '8%',
+  }  # fmt: skip
+  given = runs.refused(tmp_path, settings | {'train.batch_words': 256})
+  assert 'a step of 256 words looks up about' in given
+  assert runs.run(tmp_path, settings) == 0
+  line = 'steps have 64 words in place of 256'
+  assert runs.log(tmp_path).count(line) == 1
+  assert runs.report(tmp_path, 'config.json')['train']['batch_words'] == 64
+  assert runs.report(tmp_path)['tuning']['part_words'] == 64
+  # A run goes on with the steps that it began with.
+  assert runs.run(tmp_path, settings) == 0
+  assert runs.log(tmp_path).count(line) == 1
+  less = runs.refused(tmp_path, settings | {'table.device_bytes': '3%'})
+  assert 'a step of 64 words looks up about' in less
+
+
+@pytest.mark.parametrize(
+  ('settings', 'before', 'after'),
+  [
+    ({}, 2048, 256),
+    ({'strategy.name': 'partition', 'strategy.num_parts': 2}, 2048, 256),
+    ({'train.batch_words': 1024}, 1024, 1024),
+  ],
+)
+def test_a_gpus_steps_fit_the_text(
+  tmp_path, monkeypatch, settings, before, after
+):
+  monkeypatch.setattr(devices.Setup, 'platform', 'gpu')
+  config = config_lib.check(config_lib.default(), runs.SETTINGS | settings)
+  resolved = config_lib.resolve(config, 'gpu', (1, 1), fused=False)
+  setup = devices.Setup(
+    *resolved, mesh.make(mesh.Shape(1, 1)), kinds.of(config)
+  )
+  parts = build.parts(
+    setup, tmp_path, fits_steps='train.batch_words' not in settings
+  )
+  assert setup.tuning.part_words == before
+  assert parts.config.train.batch_words == parts.tuning.part_words == after
+  assert parts.source.steps == parts.trainable.steps
+  assert parts.source.steps.part_words == after
+  assert next(parts.source.items(None, 0)).done_after > 0
