@@ -109,9 +109,15 @@ def _configure(
         f'config.{key} there, or settings={{{key!r}: {value!r}}}'
       )
     return data, {}, None
-  config = config_lib.load(name) if name else config_lib.default()
-  values = given if name else {**arguments, 'eval.paths': 'none'}
-  if isinstance(data, str | os.PathLike):
+  is_path = isinstance(data, str | os.PathLike)
+  if name:
+    # A config knows by the path whether data are the user's own.
+    path = os.fspath(data) if is_path else os.path.join(folder, 'data')
+    config, values = config_lib.load(name, {'data.path': path}), given
+  else:
+    config = config_lib.default()
+    values = {**arguments, 'eval.paths': 'none'}
+  if is_path:
     config.data.path = os.fspath(data)
     return config, values, None
   cache = pathlib.Path(folder, 'cache')

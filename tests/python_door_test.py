@@ -10,6 +10,7 @@ from scipy import sparse
 import jaxemb
 from jaxemb import config as config_lib
 from jaxemb import errors
+from tests import runs
 
 _TEXT = ['The king rules the land.', 'the dog eats the meat'] * 300
 _SMALL = {'dim': 8, 'epochs': 2, 'min_count': 1, 'sample': 0.0}
@@ -55,6 +56,18 @@ def test_a_path_and_a_config_train_the_same_vectors(vectors, tmp_path):
   for other in (jaxemb.train(path, **_SMALL), of_config):
     assert other.index_to_key == vectors.index_to_key
     assert np.array_equal(other.vectors, vectors.vectors)
+
+
+def test_a_config_has_the_settings_for_own_text(tmp_path):
+  path = tmp_path / 'text.txt'
+  path.write_text('\n'.join(_TEXT))
+  for data in (path, _TEXT):
+    folder = tmp_path / type(data).__name__
+    small = {k: x for k, x in _SMALL.items() if k != 'sample'}
+    jaxemb.train(data, config='wiki', workdir=folder, **small)
+    # Not those for the embedded corpus, which is small.
+    own = config_lib.flat(config_lib.default())['data.sample']
+    assert runs.report(folder, 'config.json')['data']['sample'] == own
 
 
 def test_a_workdir_is_resumed(vectors, tmp_path, interrupting):
