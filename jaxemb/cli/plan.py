@@ -60,7 +60,7 @@ def _zipf_text(
   ids = np.broadcast_to(np.int32(0), shape)
   batch = windows.pack(ids, steps.window, steps.part_words)
   corpus = model_base.Corpus((), counts, chances)
-  return plan.Data(setup, corpus, steps, batch)
+  return plan.Data(setup=setup, corpus=corpus, steps=steps, batch=batch)
 
 
 def prepare(

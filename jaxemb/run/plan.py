@@ -51,7 +51,8 @@ def read(setup: devices_lib.Setup, fits_steps: bool = False) -> Data:
   if fits_steps:
     setup, source = build.fit_steps(setup, source)
   batch = next(iter(source.items(None, 0))).batch
-  return Data(setup, build.corpus_of(source), source.steps, batch)
+  corpus = build.corpus_of(source)
+  return Data(setup=setup, corpus=corpus, steps=source.steps, batch=batch)
 
 
 class Job(NamedTuple):

@@ -6,7 +6,7 @@ import math
 import pathlib
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -308,18 +308,12 @@ def _num_cache_rows(
   if text.endswith('%'):
     room_bytes += map_bytes
 
-  def looked_up(centers):
-    return {
-      k: fetching.expected_rows(x.spec.lookups_per_center * centers)
-      for k, x in tables.items()
-    }
-
   centers = config.train.batch_words
   if is_workers:
     centers = tuning.part_words
     if not config.table.device_bytes:
       # A tenth of the rows, or room for a round and as many others.
-      in_round = looked_up(max(centers, tuning.sync_words))
+      in_round = _looked_up(tables, max(centers, tuning.sync_words))
       fraction = max(2 * in_round[k] / vocabs[k] for k in tables)
       room_bytes = max(room_bytes, map_bytes + min(1.0, fraction) * all_bytes)
     if all_bytes + map_bytes <= room_bytes:
@@ -335,16 +329,10 @@ def _num_cache_rows(
     is_small = vocab <= max(vocabs.values()) / 100
     num_rows[name] = vocab if is_small else int(vocab * fraction) - 1
 
-  def too_many(centers):
-    """Yields tables of which a step may look up more rows than have room."""
-    for name, needed in looked_up(centers).items():
-      if needed > 0.95 * num_rows[name] < 0.95 * vocabs[name]:
-        yield name, needed
-
-  for name, needed in too_many(centers):
+  for name, needed in _too_many(tables, num_rows, centers):
     least = map_bytes + all_bytes * needed / 0.9 / vocabs[name]
     unit, fitting = setup.kind.unit, centers
-    while fitting and any(too_many(fitting)):
+    while fitting and any(_too_many(tables, num_rows, fitting)):
       fitting //= 2
     raise StepTooLargeError(
       f'a step of {centers} {unit} looks up about {needed:,.0f} '
@@ -355,6 +343,28 @@ def _num_cache_rows(
       fitting * config.train.batch_words // centers,
     )
   return num_rows
+
+
+def _looked_up(
+  tables: Mapping[str, spec_lib.Table], centers: float
+) -> dict[str, float]:
+  """Returns how many rows of each table a step of so many centers looks up."""
+  return {
+    k: fetching.expected_rows(x.spec.lookups_per_center * centers)
+    for k, x in tables.items()
+  }
+
+
+def _too_many(
+  tables: Mapping[str, spec_lib.Table],
+  num_rows: Mapping[str, int],
+  centers: float,
+) -> Iterator[tuple[str, float]]:
+  """Yields tables with more rows in a step than may be on the device."""
+  for name, needed in _looked_up(tables, centers).items():
+    vocab, room = tables[name].spec.vocab, num_rows[name]
+    if needed > 0.95 * room < 0.95 * vocab:
+      yield name, needed
 
 
 def _in_store(
