@@ -1,9 +1,11 @@
 """The parts of a run: source, model, tables and strategy of its settings."""
 
+import contextlib
 import dataclasses
 import logging
 import os
 import pathlib
+import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,7 +17,10 @@ from jaxemb import errors
 from jaxemb.config import kinds
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import benchmarks
+from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import ahead
+from jaxemb.kernels.gpu import driver
+from jaxemb.kernels.gpu import step as gpu_step
 from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
 from jaxemb.ops import sampling
@@ -258,6 +263,26 @@ def _reside(
   )
 
 
+def _compiling(
+  setup: devices.Setup, cache: pathlib.Path
+) -> subprocess.Popen | None:
+  """Has the kernel compiled on another core, while the text is read.
+
+  Returns the process that does, for one of a CPU.
+  """
+  config, tuning, mesh, _ = setup
+  m = config.model
+  if not tuning.fused:
+    return None
+  if setup.platform == 'cpu':
+    return ahead.compiling(m.name, m.loss, config.table.dtype, cache=cache)
+  if expected := gpu_step.expected(config.to_dict(), tuning.chunk):
+    with contextlib.suppress(ffi.Unavailable):  # whoever needs it says why
+      facts = [driver.facts(x) for x in mesh.devices.flat]
+      gpu_step.compile(expected, facts, cache / 'programs')
+  return None
+
+
 def _check_first_vectors(config: ml_collections.ConfigDict) -> None:
   """Raises a `UserError` if there is nothing at `config.train.init_from`."""
   path = os.path.expanduser(config.train.init_from)
@@ -361,11 +386,9 @@ def parts(
   no kernel for it.
   """
   config, tuning, _, kind = setup
-  compiling, keeps_programs = None, cache == rundir.cache_folder()
-  # On another core, while the text is read, if a trace of it may stay.
-  if tuning.fused and keeps_programs and setup.platform == 'cpu':
-    m = config.model
-    compiling = ahead.compiling(m.name, m.loss, config.table.dtype, cache=cache)
+  keeps_programs = cache == rundir.cache_folder()
+  # If a trace of it may stay.
+  compiling = _compiling(setup, cache) if keeps_programs else None
   # Wrong paths are refused before the work.
   _check_first_vectors(config)
   benchmark_sets = _named_benchmarks(config)

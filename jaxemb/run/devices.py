@@ -12,6 +12,7 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.config import kinds
 from jaxemb.kernels.gpu import driver, row_sums
+from jaxemb.kernels.gpu import step as gpu_step
 from jaxemb.run import kind as kind_lib
 from jaxemb.runtime import distributed
 from jaxemb.runtime import mesh as mesh_lib
@@ -110,8 +111,9 @@ def choose(
   shape = mesh_lib.Shape(data, table)
   mesh = mesh_lib.make(shape, devices=absent)
   cores = mesh_lib.cores_of_device(shape)
-  if fixed.get('fused', True) and config_lib.can_fuse(config, platform, shape):
-    cores = _cores(mesh, cores)
+  may_fuse = fixed.get('fused', True) and platform == 'gpu'
+  if may_fuse and config_lib.can_fuse(config, platform, shape):
+    cores, fixed = _of_gpu(config, mesh, fixed)
   resolved, tuning = config_lib.resolve(
     config, platform, shape, cores=cores, **fixed
   )
@@ -131,12 +133,20 @@ def _warn_of_few_columns(
     )
 
 
-def _cores(mesh: jax.sharding.Mesh, cores: int) -> int:
-  """Returns those that threads of a kernel have, multiprocessors of a GPU."""
-  devices = mesh.devices.flat
-  if devices[0].platform != 'gpu':
-    return cores
-  return min(x.multiprocessors for x in map(driver.facts, devices))
+def _of_gpu(
+  config: ml_collections.ConfigDict,
+  mesh: jax.sharding.Mesh,
+  fixed: Mapping[str, Any],
+) -> tuple[int, Mapping[str, Any]]:
+  """Returns multiprocessors, and `fixed` with a chunk that has room in them.
+
+  Raises `ffi.Unavailable` for GPUs without a kernel that takes the steps.
+  """
+  facts = [driver.facts(x) for x in mesh.devices.flat]
+  usual = fixed.get('chunk', kinds.of(config).chunk(config))
+  shared_bytes = min(x.shared_bytes for x in facts)
+  chunk = gpu_step.fitting_chunk(config.to_dict(), usual, shared_bytes)
+  return min(x.multiprocessors for x in facts), {**fixed, 'chunk': chunk}
 
 
 def _wanted(

@@ -119,10 +119,10 @@ def _kernel(
 ) -> Any:
   """Returns a `strategies.base.Trainable.fused` of the model."""
   config, tuning, mesh, _ = setup
-  table, optimizer = config.table, config.optimizer.to_dict()
+  table, optimizer = config.table.to_dict(), config.optimizer.to_dict()
   if setup.platform == 'gpu':
     return gpu_step.make(
-      gpu_step.variant(model, table.dtype, table.rounding, optimizer=optimizer),
+      gpu_step.variant(model, table, optimizer),
       optimizer,
       tuning.threads,
       devices=mesh.devices.flatten().tolist(),
@@ -130,7 +130,7 @@ def _kernel(
     )
   return native.make(
     type(model),
-    table.dtype,
+    table['dtype'],
     optimizer,
     num_threads=tuning.threads,
     compiling=compiling,

@@ -114,7 +114,7 @@ def test_programs_for_gpus_copy_no_table_and_add_in_order(
     marking.slow(
       'cuda:h100x1', True,
       ['--config.model.name=cbow', '--config.optimizer.name=adagrad',
-       '--config.table.dtype=bfloat16', '--config.model.dim=300'],
+       '--config.table.dtype=bfloat16', '--config.model.dim=512'],
     ),
     marking.slow(
       'cuda:h100x1', True, ['--config.model.loss=hierarchical_softmax']

@@ -12,7 +12,7 @@ import pytest
 
 from jaxemb import config as config_lib
 from jaxemb.kernels import ffi
-from jaxemb.kernels.gpu import driver, launch, nvrtc
+from jaxemb.kernels.gpu import driver, launch, nvrtc, step
 from jaxemb.run import devices as devices_lib
 from tests import runs
 
@@ -56,6 +56,7 @@ def _blocks(monkeypatch):
     (launch, 'register', lambda: register('cpu')),
     (launch, 'has', lambda digest: False),
     (nvrtc, 'cubin', lambda *args, **more: b''),
+    (step, '_compiling', {}),
   ):
     monkeypatch.setattr(where, name, value)
   yield blocks

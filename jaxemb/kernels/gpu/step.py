@@ -10,6 +10,7 @@ without locks: what each is at the others do not know of yet.
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -155,36 +156,105 @@ def _constants(model: model_base.Model) -> tuple[list[jax.Array], int]:
 
 def variant(
   model: model_base.Model,
-  dtype: str,
-  rounding: str,
+  table: Mapping[str, Any],
   optimizer: Mapping[str, Any],
 ) -> windows.Variant:
   """Returns the kernel's form for a model and its tables.
 
-  `optimizer` has the settings of that name.
+  `table` and `optimizer` have the settings of these names.
   """
-  spec, is_adagrad = model.spec, optimizer['name'] == 'adagrad'
-  name, shapes = _MODELS[type(model)], {}
-  if name == 'hierarchical':
-    split = model.tree.split
-    shapes = {
-      'averages': model.averages,
-      'firsts': split.firsts.shape[1],
-      'deep': split.deep.shape[1],
-    }
-  else:
-    shapes['draws'] = spec.shared_negatives
+  spec, name = model.spec, _MODELS[type(model)]
+  sizes = {'dim': spec.dim, 'chunk': spec.chunk, 'window': spec.window}
+  if name != 'hierarchical':
+    sizes['draws'] = spec.shared_negatives
+    return _variant(name, table, optimizer, **sizes)
+  split = model.tree.split
+  sizes |= {
+    'chunk': 1,
+    'averages': model.averages,
+    'firsts': split.firsts.shape[1],
+    'deep': split.deep.shape[1],
+  }
+  return _variant(name, table, optimizer, **sizes)
+
+
+def _variant(name, table, optimizer, **sizes):
+  is_adagrad = optimizer['name'] == 'adagrad'
+  is_low = table['dtype'] == 'bfloat16'
   return windows.Variant(
     model=name,
-    dim=spec.dim,
-    chunk=1 if name == 'hierarchical' else spec.chunk,
-    window=spec.window,
-    dtype=dtype,
-    stochastic=dtype == 'bfloat16' and rounding == 'stochastic',
+    dtype=table['dtype'],
+    stochastic=is_low and table['rounding'] == 'stochastic',
     adagrad=is_adagrad,
     limited=not is_adagrad and optimizer['max_duplicates'] > 0,
-    **shapes,
+    **sizes,
   )
+
+
+def expected(settings: Mapping[str, Any], chunk: int) -> windows.Variant | None:
+  """Returns the `variant` that settings will lead to; None = data decide."""
+  m = settings['model']
+  if m['loss'] == 'hierarchical_softmax':
+    return None
+  return _variant(
+    m['name'],
+    settings['table'],
+    settings['optimizer'],
+    dim=m['dim'],
+    chunk=chunk,
+    window=m['window'],
+    draws=m['shared_negatives'],
+  )
+
+
+def fitting_chunk(
+  settings: Mapping[str, Any], usual: int, shared_bytes: int
+) -> int:
+  """Returns the centers of a chunk whose rows fit the memory of a block.
+
+  They are as many as usual, or half. Raises `ffi.Unavailable` if both are too
+  many.
+  """
+  refusal = ''
+  for chunk in (usual, usual // 2):
+    chosen = expected(settings, chunk)
+    refusal = chosen.refusal(shared_bytes) if chosen else ''
+    if not refusal:
+      return chunk
+  raise ffi.Unavailable(refusal)
+
+
+# Compilations under way, by digest.
+_compiling: dict[int, futures.Future[bytes]] = {}
+
+
+def compile(
+  chosen: windows.Variant,
+  facts: Sequence[driver.Facts],
+  folder: pathlib.Path | None,
+) -> futures.Future[bytes]:
+  """Has a thread compile a kernel, if none did so; returns its result to come.
+
+  The `folder` keeps what is compiled; it may be known from an earlier run.
+  """
+  digest = _digest(chosen)
+  if digest not in _compiling:
+    pool = futures.ThreadPoolExecutor(1)
+    _compiling[digest] = pool.submit(
+      nvrtc.cubin,
+      windows.SOURCE.read_text(),
+      chosen.macros(),
+      capability=_capability(facts),
+      folder=folder,
+      newest=driver.cuda_version(),
+    )
+    pool.shutdown(wait=False)
+  return _compiling[digest]
+
+
+def _digest(chosen: windows.Variant) -> int:
+  text = nvrtc.digest(windows.SOURCE.read_text(), chosen.macros())
+  return int(text[:16], 16) >> 1
 
 
 def make(
@@ -199,23 +269,16 @@ def make(
   `optimizer` has the settings of that name; the `folder` keeps what is
   compiled. Raises `ffi.Unavailable` for whatever fails.
   """
+  digest = _digest(chosen)
   try:
     facts = [driver.facts(x) for x in devices]
     if refusal := chosen.refusal(min(x.shared_bytes for x in facts)):
       raise ffi.Unavailable(refusal)
-    source, macros = windows.SOURCE.read_text(), chosen.macros()
-    digest = int(nvrtc.digest(source, macros)[:16], 16) >> 1
     launch.register()
     here = jax.local_devices()
     ordinals = [x.local_hardware_id for x in devices if x in here]
     if ordinals and not launch.has(digest):
-      program = nvrtc.cubin(
-        source,
-        macros,
-        capability=_capability(facts),
-        folder=folder,
-        newest=driver.cuda_version(),
-      )
+      program = compile(chosen, facts, folder).result()
       loaded = driver.load(
         program, _ENTRY, chosen.shared_bytes, ordinals=ordinals
       )

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxemb import config as config_lib
 from jaxemb.data import windows as windows_data
 from jaxemb.kernels import ffi
 from jaxemb.kernels.gpu import driver, launch, nvrtc, step
@@ -81,10 +82,9 @@ def _make(settings, num_blocks=3, num_parts=1):
   )
   optimizer = {'name': settings['optimizer.name'], 'max_duplicates': 2.0}
   optimizer['epsilon'] = 1e-6
-  table = made.trainable.tables['input'].spec
-  variant = step.variant(
-    made.trainable.model, table.dtype, table.rounding, optimizer=optimizer
-  )
+  spec = made.trainable.tables['input'].spec
+  table = {'dtype': spec.dtype, 'rounding': spec.rounding}
+  variant = step.variant(made.trainable.model, table, optimizer)
   parameter = optimizer['epsilon' if variant.adagrad else 'max_duplicates']
   kernel = step.Kernel(variant, _DIGEST, parameter, num_blocks=num_blocks)
   return made.trainable, kernel
@@ -281,6 +281,7 @@ def _loaded(monkeypatch):
   monkeypatch.setattr(driver, 'cuda_version', lambda: 13)
   monkeypatch.setattr(driver, 'load', load)
   monkeypatch.setattr(driver, 'launcher', lambda: 1)
+  monkeypatch.setattr(step, '_compiling', {})
   return here, loaded
 
 
@@ -315,6 +316,39 @@ def test_gpus_that_cannot_have_it_are_one_line(change, message, loaded):
   here[1].__dict__.update(change)
   with pytest.raises(ffi.Unavailable, match=message):
     step.make(kernel.variant, _SGD, 5, devices=here)
+
+
+@pytest.mark.parametrize('name', ['skipgram', 'cbow'])
+@pytest.mark.parametrize('optimizer', ['sgd', 'adagrad'])
+def test_the_kernel_of_the_data_is_the_one_that_settings_lead_to(
+  name, optimizer
+):
+  settings = {
+    'model.name': name, 'optimizer.name': optimizer, 'table.dtype': 'bfloat16',
+  }  # fmt: skip
+  _, kernel = _make(settings)
+  config = config_lib.check(
+    config_lib.default(),
+    settings
+    | {
+      'model.dim': 6, 'model.window': _WINDOW, 'model.shared_negatives': 4,
+      'optimizer.max_duplicates': 2.0,
+    },
+  )  # fmt: skip
+  assert step.expected(config.to_dict(), _CHUNK) == kernel.variant
+  tree = {'model.loss': 'hierarchical_softmax'}
+  tree = config_lib.check(config_lib.default(), tree)
+  assert step.expected(tree.to_dict(), _CHUNK) is None
+  assert step.fitting_chunk(tree.to_dict(), 64, shared_bytes=0) == 64
+
+
+def test_a_chunk_is_halved_where_its_rows_have_no_room():
+  settings = {'model.dim': 300, 'model.window': 5}
+  config = config_lib.check(config_lib.default(), settings).to_dict()
+  for shared_bytes, expected in ((232_448, 16), (101_376, 8)):
+    assert step.fitting_chunk(config, 16, shared_bytes) == expected
+  with pytest.raises(ffi.Unavailable, match='shared memory'):
+    step.fitting_chunk(config, 16, 65_536)
 
 
 def test_whatever_fails_is_one_line(loaded, monkeypatch):
