@@ -7,19 +7,21 @@ go too far.
 
 import numpy as np
 
+# By how often others look rows up meanwhile, and by the learning rate; and the
+# centers of others that need none. Measured on CPUs
+# (experiments/results/step_notes.md) and an H100, where they keep 528 blocks
+# from diverging.
+_BRAKE, _FREE_CENTERS = 10.0, 240
 _LEAST = 0.2  # less than this changes a learning rate by a hundredth
 
 
-def of_rows(
-  lookups_per_center: np.ndarray, others: int, free: int, brake: float
-) -> np.ndarray:
+def of_rows(lookups_per_center: np.ndarray, others: int) -> np.ndarray:
   """Returns [h] float32, the brakes of the first rows of a table.
 
   1 + learning rate x brake divides the learning rate of a row. `others` are the
-  centers that others learn from at the same time, `free` as many that need no
-  brake.
+  centers that others learn from at the same time.
   """
-  scale = brake * max(0, others - free)
+  scale = _BRAKE * max(0, others - _FREE_CENTERS)
   brakes = (scale * lookups_per_center).astype(np.float32)
   size = np.flatnonzero(brakes > _LEAST).max(initial=0)
   return brakes[: size + 1]

@@ -19,7 +19,7 @@ from tests import runs
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 11)
 _MULTIPROCESSORS = 132
 _SETTINGS = {'mesh.data': 1, 'train.threads': 0, 'train.epochs': 2}
-_TOTALS = 15  # the number of loss and examples among the arrays of a launch
+_TOTALS = 16  # the number of loss and examples among the arrays of a launch
 
 
 @pytest.fixture(name='blocks')

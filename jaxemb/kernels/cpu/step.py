@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import windows
@@ -32,12 +31,6 @@ _KERNELS = {
   hierarchical.Hierarchical: 'hierarchical',
 }
 _TABLES = skipgram.INPUT, skipgram.OUTPUT
-
-# Of rows that other threads look up, by how often they do meanwhile and by the
-# learning rate: measured, as are the centers of others that need none
-# (experiments/results/step_notes.md).
-_BRAKE = 10.0
-_FREE_CENTERS = 240
 
 
 @functools.cache  # XLA takes a name once
@@ -86,16 +79,6 @@ def call(
     },
   )(jnp.stack(integers), *read, *changed)
   return results[0], results[turns.RESULTS :]
-
-
-def _brakes(lookups_per_center: np.ndarray, centers: int) -> np.ndarray:
-  """[h] float32, the `rows.Table.brakes` of a table.
-
-  Other threads are at `centers`.
-  """
-  return brakes.of_rows(
-    lookups_per_center, centers, free=_FREE_CENTERS, brake=_BRAKE
-  )
 
 
 def _ids(
@@ -161,7 +144,7 @@ class Kernel:
         *(x.reshape(num_chunks, -1) for x in (batch.left, batch.right)),
         jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
         jnp.stack([jnp.asarray(x, jnp.int32) for x in integers]),
-        *(_brakes(x.lookups_per_center, others) for x in specs),
+        *(brakes.of_rows(x.lookups_per_center, others) for x in specs),
         *ids,
       ],
       changed=state_lib.arrays(state, _TABLES),

@@ -33,11 +33,8 @@ _MODELS = {
 }
 _TABLES = skipgram.INPUT, skipgram.OUTPUT
 _ENTRY = 'train'  # the name of the kernel in its source
-_READ = 10  # arguments that are only read; loss and tables follow
-
-# As of `kernels.cpu.step`: of rows that other blocks look up.
-_BRAKE = 10.0
-_FREE_CENTERS = 2048
+_READ = 11  # arguments that are only read; loss and tables follow
+_LOSS_EVERY_CHUNKS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +62,7 @@ class Kernel:
     state, metrics = carry
     specs = [trainable.tables[name].spec for name in _TABLES]
     others = self.words_in_flight - self.variant.chunk
-    braked = [
-      brakes.of_rows(
-        x.lookups_per_center, others, free=_FREE_CENTERS, brake=_BRAKE
-      )
-      for x in specs
-    ]
+    braked = [brakes.of_rows(x.lookups_per_center, others) for x in specs]
     spec = trainable.model.spec
     numbers = (
       context.learning_rate,
@@ -85,26 +77,26 @@ class Kernel:
     totals = jnp.zeros(2, jnp.float32)
     num_parts, length = batch.left.shape
     num_chunks = length // self.variant.chunk
+    # Of a tree's chunks, which are centers, those that begin one of the batch.
+    every = _LOSS_EVERY_CHUNKS * (spec.chunk // self.variant.chunk)
+    integers = (
+      num_chunks,
+      spec.vocab,
+      *keys[0],
+      *keys[1],
+      *map(len, braked),
+      num_entries,
+      jnp.where(context.measure, every, 0),
+    )
+    chunks = batch.chunks.reshape(num_parts, -1)
     # Corpus shards of a replica, one after the other.
     for part in range(num_parts):
-      first = batch.chunks[part * (len(batch.chunks) // num_parts)]
-      integers = (
-        num_chunks,
-        spec.vocab,
-        first,
-        *keys[0],
-        *keys[1],
-        *map(len, braked),
-        num_entries,
-        context.measure,
-        0,
-      )
       totals, *arrays = self._launch(
         num_chunks,
         read=[
           jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
           jnp.stack([_integer(x) for x in integers]),
-          *(x[part] for x in (batch.tokens, batch.left, batch.right)),
+          *(x[part] for x in (batch.tokens, batch.left, batch.right, chunks)),
           *braked,
           *more,
         ],

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxemb.data import windows
+from jaxemb.kernels import brakes as brakes_lib
 from jaxemb.kernels.cpu import step
 from jaxemb.ops import huffman
 from jaxemb.strategies import base
@@ -394,10 +395,10 @@ def test_threads_learn_what_one_does(model):
 
 def test_many_threads_are_careful_with_frequent_rows():
   lookups = np.array([0.1, 0.01, 1e-9, 1e-3, 1e-9, 1e-9])
-  brakes = step._brakes(lookups, 63 * 16)
+  brakes = brakes_lib.of_rows(lookups, 63 * 16)
   np.testing.assert_allclose(brakes, 7680 * lookups[:4], 1e-6)
   for num_threads in (1, 16):
-    assert step._brakes(lookups, 16 * (num_threads - 1)) == [0]
+    assert brakes_lib.of_rows(lookups, 16 * (num_threads - 1)) == [0]
 
 
 def test_brakes_are_of_the_row_and_of_the_learning_rate(monkeypatch):
@@ -406,7 +407,7 @@ def test_brakes_are_of_the_row_and_of_the_learning_rate(monkeypatch):
   state = _state(case, trainable)
 
   def changes(brakes, rate):
-    monkeypatch.setattr(step, '_brakes', lambda *_: np.float32(brakes))
+    monkeypatch.setattr(brakes_lib, 'of_rows', lambda *_: np.float32(brakes))
     new, _ = _program(trainable)(state, batch, np.float32(rate))
     return {
       k: _wide(x.vectors) - _wide(state.tables[k].vectors)

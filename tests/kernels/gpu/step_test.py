@@ -17,9 +17,9 @@ from tests import dispatches, oracle
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 11)
 _DIGEST, _VOCAB, _WINDOW, _CHUNK, _SIZE = 77, 300, 3, 8, 32
 _NAMES = (
-  'numbers', 'integers', 'tokens', 'left', 'right', 'input_brakes',
-  'output_brakes', 'a', 'b', 'c', 'totals', 'inputs', 'outputs', 'input_state',
-  'output_state',
+  'numbers', 'integers', 'tokens', 'left', 'right', 'chunk_numbers',
+  'input_brakes', 'output_brakes', 'a', 'b', 'c', 'totals', 'inputs',
+  'outputs', 'input_state', 'output_state',
 )  # fmt: skip
 _CHANGED = 5
 
@@ -100,34 +100,27 @@ def _batch(num_parts=1):
   return windows_data.StepBatch(*map(np.stack, zip(*runs, strict=True)), chunks)
 
 
-def _call(gpu, trainable, kernel, batch, stream=0):
+def _call(gpu, trainable, kernel, batch, stream=0, measure=True):
   """The state before and after a step, its metrics, and the launches."""
   model, brakes = trainable.model, [0] * 2
   state = jax.jit(trainable.init)(jax.random.key(1))
   before = jax.tree.map(np.asarray, state)
   specs = [trainable.tables[x].spec for x in ('input', 'output')]
   others = (kernel.num_blocks - 1) * kernel.variant.chunk
-  brakes = [
-    step.brakes.of_rows(
-      x.lookups_per_center,
-      others,
-      free=step._FREE_CENTERS,
-      brake=step._BRAKE,
-    )
-    for x in specs
-  ]
+  brakes = [step.brakes.of_rows(x.lookups_per_center, others) for x in specs]
   constants, _ = step._constants(model)
   tables = [state.tables[x] for x in ('input', 'output')]
   states = [jax.tree.leaves(x.opt_state)[0] for x in tables]
   arrays = [*brakes, *constants, np.zeros(2, np.float32)]
   arrays += [*(x.vectors for x in tables), *states]
   gpu.shapes = {
-    'numbers': ((4,), np.float32), 'integers': ((12,), np.int32),
+    'numbers': ((4,), np.float32), 'integers': ((10,), np.int32),
     'tokens': (batch.tokens.shape[1:], np.int32),
     'left': (batch.left.shape[1:], np.uint8),
     'right': (batch.right.shape[1:], np.uint8),
+    'chunk_numbers': ((_SIZE // _CHUNK,), np.uint32),
   } | {
-    k: (x.shape, x.dtype) for k, x in zip(_NAMES[5:], arrays, strict=True)
+    k: (x.shape, x.dtype) for k, x in zip(_NAMES[6:], arrays, strict=True)
   }  # fmt: skip
 
   def take(state, batch):
@@ -135,7 +128,7 @@ def _call(gpu, trainable, kernel, batch, stream=0):
       index=3,
       key=dispatches.KEY,
       learning_rate=np.float32(0.5),
-      measure=True,
+      measure=measure,
       devices=base.Devices(None, stream),
     )
     carry = state, trainable.no_metrics()
@@ -164,12 +157,13 @@ def test_a_launch_gets_what_the_kernel_reads_and_changes(gpu):
   np.testing.assert_array_equal(
     call['integers'],
     [
-      4, _VOCAB, 100, *_signed(dispatches.KEY), 0, 0, *map(len, brakes),
-      entries, 1, 0,
+      4, _VOCAB, *_signed(dispatches.KEY), 0, 0, *map(len, brakes), entries,
+      64,
     ],
   )  # fmt: skip
   for name in ('tokens', 'left', 'right'):
     np.testing.assert_array_equal(call[name], getattr(batch, name)[0])
+  np.testing.assert_array_equal(call['chunk_numbers'], batch.chunks)
   np.testing.assert_array_equal(call['input_brakes'], brakes[0])
   np.testing.assert_array_equal(call['output_brakes'], brakes[1])
   np.testing.assert_array_equal(call['a'], trainable.model.negatives.lines)
@@ -192,7 +186,9 @@ def test_parts_of_the_text_are_launched_one_after_the_other(gpu):
   for i, call in enumerate(gpu.calls):
     np.testing.assert_array_equal(call['tokens'], batch.tokens[i])
     np.testing.assert_array_equal(call['left'], batch.left[i])
-    assert tuple(call['integers'][[0, 2]]) == (4, 100 + 4 * i)
+    chunks = batch.chunks[4 * i :][:4]
+    np.testing.assert_array_equal(call['chunk_numbers'], chunks)
+    assert call['integers'][0] == 4
     assert call['blocks'] == 3
     # It goes on with what the one before has left.
     np.testing.assert_array_equal(call['totals'], [i, i])
@@ -212,7 +208,7 @@ def test_a_tree_is_given_its_paths_and_the_centers_one_by_one(gpu):
   for name, expected in zip('abc', split[:1] + split[2:], strict=True):
     np.testing.assert_array_equal(call[name], expected)
   assert call['integers'][0] == _SIZE and call['blocks'] == 9
-  assert call['integers'][9] == 0
+  assert tuple(call['integers'][8:]) == (0, 64 * _CHUNK)
   np.testing.assert_array_equal(call['numbers'][:2], np.float32([0.5, 1e-6]))
   variant = kernel.variant
   assert (variant.chunk, variant.averages, variant.adagrad) == (1, True, True)
@@ -230,20 +226,16 @@ def test_rows_of_low_precision_are_rounded_by_a_key_of_the_step(rounding, gpu):
   keys = []
   for stream in (0, 1):
     _call(gpu, trainable, kernel, _batch(), stream)
-    keys.append(gpu.calls[-1]['integers'][5:7].tolist())
+    keys.append(gpu.calls[-1]['integers'][4:6].tolist())
   assert (keys[0] != keys[1]) == is_stochastic
   assert (keys[0] == [0, 0]) != is_stochastic
   assert gpu.calls[0]['inputs'].dtype == np.uint16
 
 
-def test_only_many_words_in_flight_need_brakes():
-  lookups = np.array([0.1, 0.01, 1e-9, 1e-3, 1e-9, 1e-9])
-  for blocks, num in ((1, 1), (128, 1), (132, 4), (1056, 4)):
-    brakes = step.brakes.of_rows(
-      lookups, 16 * (blocks - 1), free=step._FREE_CENTERS, brake=step._BRAKE
-    )
-    assert len(brakes) == num
-    assert brakes[0] == pytest.approx(max(0, 16 * blocks - 16 - 2048))
+def test_a_step_whose_loss_is_not_measured_says_so(gpu):
+  trainable, kernel = _make({'optimizer.name': 'sgd'})
+  _call(gpu, trainable, kernel, _batch(), measure=np.False_)
+  assert gpu.calls[0]['integers'][9] == 0
 
 
 # Making: compiled, loaded, and put into the table of the process.
