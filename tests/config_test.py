@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import types
 
 import numpy as np
 import pytest
@@ -236,6 +238,25 @@ def test_steps_by_xla_follow_the_size_of_the_text(
   assert config.train.batch_words == expected
   num_parts = tuning.parts if config.strategy.name == 'sync' else 1
   assert tuning.part_words * num_parts == expected
+
+
+def test_words_in_flight_are_those_that_do_not_see_each_other():
+  tree = {'model.loss': 'hierarchical_softmax'}
+  by_xla = {'train.fused': False, 'train.batch_words': 1024}
+  for expected, settings, platform, shape in (
+    (3 * 16, {}, 'cpu', (1, 1)),
+    (3, tree, 'cpu', (1, 1)),
+    (16, {'train.threads': 1}, 'cpu', (2, 1)),  # of each replica
+    (3 * 16, {}, 'gpu', (1, 1)),
+    (1024, by_xla, 'cpu', (1, 1)),
+    (1024, by_xla, 'gpu', (4, 1)),
+    (1024, by_xla | _SYNC, 'gpu', (4, 1)),
+    (1024, by_xla | {'strategy.name': 'partition'}, 'gpu', (4, 1)),
+  ):
+    config, tuning = config_lib.resolve(_config(settings), platform, shape, 3)
+    mesh = types.SimpleNamespace(size=math.prod(shape))
+    setup = devices_lib.Setup(config, tuning, mesh, kinds.of(config))
+    assert setup.words_in_flight == expected
 
 
 @pytest.mark.parametrize('name', ['ctr', 'graphsage'])
