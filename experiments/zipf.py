@@ -83,18 +83,24 @@ def make(
   num_rows: int,
   folder: pathlib.Path | None = None,
   devices: Sequence[jax.Device] = (),
+  run_words: float = 0,
   **fixed: Any,
 ) -> Job:
   """Builds what trains tables of `num_rows` rows; starts JAX.
 
   `settings` are by dotted name, others are the defaults; `fixed` are fields of
   `config.Tuning` that are not to be chosen, the `folder` is for stores; without
-  `devices` JAX's own are chosen from.
+  `devices` JAX's own are chosen from. With `run_words` an accelerator's steps are
+  as long as in a run of so many words.
   """
   config = config_lib.default()
   config = config_lib.check(config, settings)
   setup = devices_lib.choose(config, {}, devices, **fixed)
   config, tuning, mesh, _ = setup
+  if run_words and setup.platform != 'cpu':
+    words = config_lib.fitted_batch_words(config, tuning, run_words)
+    config, tuning = config_lib.with_step(config, tuning, words)
+    setup = setup._replace(config=config, tuning=tuning)
   counts = plan.zipf_counts(num_rows)
   spec = data_base.SourceSpec(
     '',
