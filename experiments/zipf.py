@@ -90,8 +90,8 @@ def make(
 
   `settings` are by dotted name, others are the defaults; `fixed` are fields of
   `config.Tuning` that are not to be chosen, the `folder` is for stores; without
-  `devices` JAX's own are chosen from. With `run_words` an accelerator's steps are
-  as long as in a run of so many words.
+  `devices` JAX's own are chosen from. With `run_words` an accelerator's steps
+  are as long as in a run of so many words.
   """
   config = config_lib.default()
   config = config_lib.check(config, settings)
