@@ -108,8 +108,7 @@ struct Shared {
   float turned[RIGHT * TURNED];  // slopes, column by column
   Chunk chunks[2];  // this one and the next one
 #if ADAGRAD
-  float squares[ROWS * UNITS];  // of each unit of columns
-  float sums[ROWS];
+  float squares[ROWS * (UNITS + 1)];  // of each unit of columns
   float state[ROWS];
 #endif
 };
@@ -798,7 +797,16 @@ __device__ __forceinline__ void square_slot(
   square += __shfl_xor_sync(FULL, square, 2);
   const int i = row_in(slot);
   if (i >= 0 && (threadIdx.x & 3) == 0)
-    shared.squares[i * UNITS + unit] = square;
+    shared.squares[i * (UNITS + 1) + unit] = square;
+}
+
+// The mean of the squares of a row's gradient.
+__device__ __forceinline__ float square_of(const Shared& shared, int i) {
+  float sum = 0.f;
+#pragma unroll
+  for (int unit = 0; unit < UNITS; ++unit)
+    sum += shared.squares[i * (UNITS + 1) + unit];
+  return sum * (1.f / DIM);
 }
 
 // Row-wise Adagrad: rates of rows from their gradients, `tables.row_optimizers`.
@@ -807,23 +815,17 @@ __device__ __forceinline__ void set_rates(
     float* output_state) {
   __syncthreads();
   for (int i = threadIdx.x; i < ROWS; i += THREADS) {
-    float sum = 0.f;
-    for (int k = 0; k < UNITS; ++k) sum += shared.squares[i * UNITS + k];
-    sum = chunk.row[i] < 0 ? 0.f : sum / DIM;
-    shared.sums[i] = sum;
     if (chunk.row[i] < 0) continue;
-    add((i < INPUTS ? input_state : output_state) + chunk.row[i], sum);
-    chunk.rate[i] =
-        call.learning_rate / (sqrtf(shared.state[i] + sum) + call.parameter);
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < ROWS; i += THREADS) {
-    if (chunk.row[i] < 0 || !chunk.is_repeated[i]) continue;
+    const float own = square_of(shared, i);
+    add((i < INPUTS ? input_state : output_state) + chunk.row[i], own);
     // What an id has by all its places is added before any of them changes it.
-    float state = shared.state[i];
-    const int first = i < INPUTS ? 0 : INPUTS, stop = i < INPUTS ? INPUTS : ROWS;
-    for (int j = first; j < stop; ++j)
-      if (chunk.id[j] == chunk.id[i]) state += shared.sums[j];
+    float state = shared.state[i] + own;
+    if (chunk.is_repeated[i]) {
+      const int first = i < INPUTS ? 0 : INPUTS;
+      const int stop = i < INPUTS ? INPUTS : ROWS;
+      for (int j = first; j < stop; ++j)
+        if (j != i && chunk.row[j] == chunk.row[i]) state += square_of(shared, j);
+    }
     chunk.rate[i] = call.learning_rate / (sqrtf(state) + call.parameter);
   }
   __syncthreads();
