@@ -13,11 +13,31 @@ On a CPU, where `by_scratch` sums, 32,768 rows of 100 take it 8 ms, and
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxemb.tables import row_access, row_optimizers
 
 _ROWS_AT_ONCE = 16  # of a loop that adds rows
 _TILE = 32  # T: the matrices of a step take 4 T bytes per id
+
+
+def in_order(ids: jax.Array, bound: int) -> tuple[jax.Array, jax.Array]:
+  """Returns ids [n] int32 in rising order, and the position of each, [n] int32.
+
+  They are from 0 to `bound`; equal ones stay in order. If an id and a position
+  have room in 32 bits, they are sorted as one number, which moves half as much
+  as pairs do.
+  """
+  num = len(ids)
+  bits = (num - 1).bit_length()
+  if bound.bit_length() + bits > 32:
+    positions = jnp.arange(num, dtype=jnp.int32)
+    return tuple(jax.lax.sort([ids, positions], num_keys=1))
+  positions = jnp.arange(num, dtype=jnp.uint32)
+  both = (ids.astype(jnp.uint32) << bits) | positions
+  both = jax.lax.sort(both, is_stable=False)  # no two are equal
+  positions = both & np.uint32((1 << bits) - 1)
+  return (both >> bits).astype(jnp.int32), positions.astype(jnp.int32)
 
 
 def running_sums(
@@ -113,17 +133,21 @@ def by_sorting(
     return kernels.sums(row_grads, vocab)
   are_single = row_grads.counts is None
   row_grads = _flatten(row_grads, vocab)
-  ids = row_grads.ids
-  # Numbers come along with their ids: a TPU sorts more of them in the time of
-  # looking one up.
-  numbers = {'order': jnp.arange(len(ids), dtype=jnp.int32)}
+  ids, numbers = row_grads.ids, {}
   if row_grads.squares is not None:
     numbers['squares'] = row_grads.squares
   if not are_single:
     numbers['counts'] = row_grads.counts
-  ids, *moved = jax.lax.sort([ids, *numbers.values()], num_keys=1)
-  numbers = dict(zip(numbers, moved, strict=True))
-  order = numbers.pop('order')
+  if numbers:
+    # They come along with their ids: a TPU sorts more of them in the time of
+    # looking one up.
+    order = jnp.arange(len(ids), dtype=jnp.int32)
+    ids, order, *moved = jax.lax.sort(
+      [ids, order, *numbers.values()], num_keys=1
+    )
+    numbers = dict(zip(numbers, moved, strict=True))
+  else:
+    ids, order = in_order(ids, vocab)
   row_grads = row_grads._replace(ids=ids, **({'counts': None} | numbers))
   is_last = jnp.append(ids[1:] != ids[:-1], True)
   unused = vocab + jnp.arange(len(ids), dtype=jnp.int32)

@@ -63,11 +63,11 @@ class Route:
     """Sorts offsets [n] int32, t * num_rows for none; `capacity` > 0."""
     self.num_rows, self.capacity, self.axes = num_rows, capacity, axes
     num = len(offsets)
-    numbers = offsets, jnp.arange(num, dtype=jnp.int32)
-    self.in_order, self.order = jax.lax.sort(numbers, num_keys=1)
+    nothing = axes.num_table * num_rows
+    self.in_order, self.order = dedup.in_order(offsets, nothing)
     is_first = jnp.append(True, self.in_order[1:] != self.in_order[:-1])
     index = jnp.cumsum(is_first.astype(jnp.int32)) - 1
-    nothing, zeros = axes.num_table * num_rows, jnp.zeros(num, jnp.int32)
+    zeros = jnp.zeros(num, jnp.int32)
     # The u-th distinct offset, and its first and last position in the order.
     self.distinct = (zeros + nothing).at[index].set(self.in_order)
     self.first = (zeros + num - 1).at[index].min(jnp.arange(num))

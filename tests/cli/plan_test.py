@@ -140,6 +140,43 @@ def test_a_kernel_on_gpus_changes_tables_in_place(
   assert any('jaxemb_gpu_kernel' in x for x in texts) == has_kernel
 
 
+_SORTS = """
+import re, sys
+from jaxemb.cli import plan
+from jaxemb.cli import train as main
+from jaxemb.run import plan as run_plan
+vocab, *flags = sys.argv[1:]
+config, *_ = main.parse(flags)
+job = plan.prepare('cuda:h100x1', config, int(vocab))
+text = run_plan.compiled(job).as_text()
+print([x.count('[') for x in re.findall(r'= (.*) sort[(]', text)])
+"""
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+  ('vocab', 'flags', 'operands'),
+  [
+    # Both tables look up the same ids, which have room in a number with their
+    # positions.
+    (
+      0,
+      ['--config=ctr', '--config.model.name=wide_deep',
+       '--config.data.path=toyclicks:20000'],
+      [1],
+    ),
+    # Each table looks up and updates the same ids, whose holder sorts them.
+    marking.slow(
+      60_000, ['--config=wiki', '--config.optimizer.name=adam', SYNC, ROW],
+      [1, 1, 1, 1],
+    ),
+  ],
+)  # fmt: skip
+def test_programs_for_gpus_sort_ids_once(vocab, flags, operands):
+  found = _python('-c', _SORTS, str(vocab), *flags).splitlines()[-1]
+  assert json.loads(found) == operands
+
+
 _SENT = """
 import sys
 from jaxemb.cli import plan

@@ -70,6 +70,37 @@ def test_each_id_comes_once_with_its_sums(deduplicate, kind, size):
   np.testing.assert_array_equal(found.squares[used], sums[here, 0])
 
 
+@pytest.mark.parametrize(
+  ('num', 'bound', 'num_operands'),
+  [
+    (1, 2**31 - 1, 1),
+    (2, 2**31 - 1, 1),
+    (3, 2**31 - 1, 2),
+    (4096, 2**20 - 1, 1),
+    (4097, 2**20 - 1, 2),
+    (4096, 2**20, 2),
+  ],
+)
+def test_ids_are_sorted_in_one_number_with_their_positions(
+  num, bound, num_operands
+):
+  rng = np.random.default_rng(0)
+  few = rng.integers(0, bound, 5, endpoint=True)
+  ids = rng.choice([*few, 0, bound], num).astype(np.int32)
+  program = jax.jit(dedup.in_order, static_argnums=1)
+  found, order = program(ids, bound)
+  expected = np.argsort(ids, kind='stable')
+  np.testing.assert_array_equal(order, expected)
+  np.testing.assert_array_equal(found, ids[expected])
+  (sort,) = (
+    x for x in jax.make_jaxpr(program, static_argnums=1)(ids, bound)
+    .eqns[0].params['jaxpr'].eqns if x.primitive.name == 'sort'
+  )  # fmt: skip
+  assert len(sort.invars) == num_operands
+  # Else XLA sorts positions beside them.
+  assert sort.params['is_stable'] == (num_operands > 1)
+
+
 def test_nothing_is_scattered():
   lowered = jax.jit(_sorted).lower(jnp.zeros(2000, int), jnp.zeros((2000, 8)))
   text = compiling.text(lowered)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxemb.tables import row_access, row_optimizers
+from jaxemb.tables import dedup, row_access, row_optimizers
 
 _LEAST_CAPABILITY = 8.0  # of NVIDIA's GPUs, for which Triton compiles
 _MOST_WIDTH = 1024  # numbers of a row, which a program has in registers
@@ -145,9 +145,7 @@ class Sorted(NamedTuple):
   def of(cls, row_grads: row_optimizers.RowGrads, vocab: int) -> 'Sorted':
     """Sorts; ids from `vocab` on are padding."""
     ids, grads = row_access.flatten(row_grads.ids, row_grads.grads)
-    positions = jnp.arange(len(ids), dtype=jnp.int32)
-    ids = jnp.minimum(ids, vocab)
-    ids, order = jax.lax.sort([ids, positions], num_keys=1)
+    ids, order = dedup.in_order(jnp.minimum(ids, vocab), vocab)
     more = row_grads.squares, row_grads.counts
     more = (None if x is None else x.reshape(-1) for x in more)
     return cls(ids, order, grads, *more)
