@@ -9,6 +9,7 @@ import numpy as np
 from jaxemb import config as config_lib
 from jaxemb.config import kinds
 from jaxemb.data import subsampling, windows
+from jaxemb.kernels import ffi
 from jaxemb.models import base as models
 from jaxemb.models import skipgram
 from jaxemb.run import devices as devices_lib
@@ -38,21 +39,40 @@ def trainer(
   None is what runs there have.
   """
   config = config_lib.check(config_lib.default(), settings)
-  if fused is not None:
-    fixed['fused'] = fused
-  config, tuning = config_lib.resolve(
-    config, jax.devices()[0].platform, shape, **fixed
-  )
-  assert fused in (None, tuning.fused)
   words = [str(i) for i in range(len(counts))]
   frequencies = subsampling.center_probabilities(counts, config.data.sample)
   corpus = models.Corpus(words, counts, frequencies)
+  if fused is None:
+    return _as_in_runs(config, shape, corpus, steps=steps, **fixed)
+  config, tuning = config_lib.resolve(
+    config, jax.devices()[0].platform, shape, fused=fused, **fixed
+  )
+  assert tuning.fused == fused
   steps = steps or windows.Steps(
     tuning.part_words, tuning.parts, config.model.window, tuning.chunk
   )
   return made(
     config, tuning, shape, corpus=corpus, steps=steps, cluster=cluster
   )
+
+
+def _as_in_runs(
+  config: Any,
+  shape: tuple[int, int],
+  corpus: models.Corpus,
+  steps: Any,
+  **fixed: Any,
+) -> trainer_lib.Trainer:
+  """As `trainer`, by a kernel if there is one."""
+  config.mesh.data, config.mesh.table = shape
+  # A small vocabulary has one thread or block.
+  fixed = {'threads': 1, **fixed}
+  try:
+    setup = devices_lib.choose(config, {}, **fixed)
+    return trainer_lib.make(setup, corpus, steps)
+  except ffi.Unavailable:
+    setup = devices_lib.choose(config, {}, fused=False, **fixed)
+    return trainer_lib.make(setup, corpus, steps)
 
 
 def made(
