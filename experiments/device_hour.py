@@ -87,6 +87,7 @@ class _Sizes(NamedTuple):
   embedded: str  # data.path
   rows: int  # of random ids
   ready_words: int
+  batch_words: int
   min_secs: float
   clicks_rows: int
   clicks_examples: tuple[int, ...]
@@ -98,6 +99,7 @@ _FULL = _Sizes(
   embedded='',
   rows=1_000_000,
   ready_words=16_000_000,
+  batch_words=1 << 24,
   min_secs=0.1,
   clicks_rows=1_000_000,
   clicks_examples=(4096, 65_536),
@@ -108,6 +110,7 @@ _QUICK = _Sizes(
   embedded='toywiki:20000',
   rows=1000,
   ready_words=50_000,
+  batch_words=50_000,
   min_secs=0.0,
   clicks_rows=2600,
   clicks_examples=(64,),
@@ -296,6 +299,35 @@ def _steps(hour: _Hour) -> None:
       _rate(hour, {})
 
 
+def _batches(hour: _Hour) -> None:
+  """Measures what makes the batches of an epoch of random ids."""
+  import jax
+  import zipf
+
+  job = zipf.make({'model.dim': 8, 'mesh.data': 1}, hour.sizes.rows)
+  num_words = hour.sizes.batch_words
+  spec = job.spec._replace(device_words=num_words)
+  corpus = zipf.corpus(job.counts, num_words)
+  source = job._replace(spec=spec).source(corpus)
+  source.reside(1 << 40)
+  items, host_secs, device_secs = source.items(None, 0), [], []
+  prepare, first = jax.jit(source.steps.prepare), next(items)
+  batch = jax.device_put(first.batch, job.strategy.batch_sharding)
+  jax.block_until_ready(prepare(batch))
+  for _ in range(5):
+    start = time.perf_counter()
+    next(items)
+    host_secs.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    jax.block_until_ready(prepare(batch))
+    device_secs.append(time.perf_counter() - start)
+  hour.row(
+    f'batches of {num_words:,} words',
+    words_per_sec=num_words / statistics.median(device_secs),
+    host_secs=statistics.median(host_secs),
+  )
+
+
 def _variants(hour: _Hour) -> None:
   import jax
 
@@ -475,6 +507,7 @@ _PARTS = {
   'text': _Part(_text, 40),
   'steps': _Part(_steps, 15),
   'embedded': _Part(_embedded, 40),
+  'batches': _Part(_batches, 10),
   'variants': _Part(_variants, 40),
   'kernel': _Part(_kernel, 15),
   'clicks': _Part(_clicks, 20),

@@ -121,6 +121,8 @@ def test_device_hour(run, text, tmp_path):
   assert {k for k in rows if k.startswith('embedded')} == {
     f'embedded, {x}' for x in importlib.import_module('device_hour')._MODELS
   }
+  batches = rows['batches of 50,000 words']
+  assert batches['words_per_sec'] > 0 and batches['host_secs'] < 1
   base = rows['steps, SGD, float32, dim 128']
   other = rows['steps, Adagrad']
   assert base['relative'] == 1

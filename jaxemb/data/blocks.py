@@ -252,6 +252,7 @@ class _OnDevice:
       starts=starts,
       lengths=lengths,
       positions=positions,
+      stops=np.cumsum(packing.num_groups(lengths), 1, dtype=np.int32),
       key=packing.halves([x.key for x in parts]),
       highest_kept=self._highest_kept,
     )

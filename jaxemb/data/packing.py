@@ -46,6 +46,7 @@ class Blocks(NamedTuple):
   ids: np.ndarray
   starts: np.ndarray  # [P, B] int32, where each block begins in the ids
   lengths: np.ndarray  # [P, B] int32; 0 = no block
+  stops: np.ndarray  # [P, B] int32, groups of 32 ids up to the end of each
   # [P, B, 2] uint32, high and low half of the position of a block's first id,
   # which its random numbers depend on.
   positions: np.ndarray
@@ -129,13 +130,13 @@ def _read(
   Returns [groups, 32] int32 words, or `_END` or `_DROPPED`, and uint8 sizes of
   their windows.
   """
-  groups = jnp.where(blocks.lengths > 0, blocks.lengths // _GROUP + 1, 0)
-  stops = jnp.cumsum(groups)
+  stops = blocks.stops
   numbers = jnp.arange(num_groups, dtype=jnp.int32)
   block = jnp.searchsorted(stops, numbers, side='right', method='scan_unrolled')
   is_block = block < len(stops)
   block = jnp.minimum(block, len(stops) - 1)
-  first = _GROUP * (numbers - (stops - groups)[block])
+  before = jnp.where(block > 0, stops[jnp.maximum(block - 1, 0)], 0)
+  first = _GROUP * (numbers - before)
   length = jnp.where(is_block, blocks.lengths[block], 0)
   offsets = first[:, None] + _LANES.astype(np.int32)
   is_id = offsets < length[:, None]

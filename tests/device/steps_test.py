@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from tests import contracts_test as contracts
+from tests.data import packing_test
 from tests.kernels.cpu import step_test
 from tests.strategies import sync_test
 from tests.tables import laying, layouts_test
@@ -37,6 +38,16 @@ _SPLIT = 1, min(2, len(_DEVICES))
 )
 def test_updates_of_tables_equal_the_loops(layout, shape, optimizer):
   layouts_test.test_steps_equal_the_loops(layout, shape, optimizer)
+
+
+# Batches.
+
+
+@pytest.mark.parametrize(
+  'sizes', [({'sample': 1e-3}, 1, True), ({'window': 255}, 3, False)], ids=str
+)
+def test_the_device_makes_the_batches_of_the_host(monkeypatch, sizes):
+  packing_test.test_a_device_makes_the_batches_of_the_host(monkeypatch, *sizes)
 
 
 # Steps of XLA. The loops have more digits than the products of a GPU, unless
