@@ -43,7 +43,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from typing import Any, NamedTuple
 from unittest import mock
@@ -103,7 +103,8 @@ _FULL = _Sizes(
   min_secs=0.1,
   clicks_rows=1_000_000,
   clicks_examples=(4096, 65_536),
-  tests=('--device=gpu',),
+  # They compile most of the time, each on a core.
+  tests=('--device=gpu', '-n', '4'),
 )
 _QUICK = _Sizes(
   settings={'model.dim': 8, 'train.epochs': 1, 'data.min_count': 1},
@@ -494,8 +495,19 @@ def _tests(hour: _Hour) -> None:
     ).returncode
   lines = log.read_text().splitlines() or ['']
   failed = [x for x in lines if x.startswith(('FAILED', 'ERROR'))]
-  summary = 'not finished' if code is None else lines[-1]
+  summary = lines[-1]
+  if code is None:
+    summary = f'not finished: {_ended(lines)}'
   hour.row('tests', result=summary, exit_code=code, failed=failed)
+
+
+def _ended(lines: Iterable[str]) -> str:
+  """How many tests have ended, by the letters that pytest prints for them."""
+  rows = (re.match(r'([.FEsxX]+)( +\[|$)', x) for x in lines)
+  letters = ''.join(x[1] for x in rows if x)
+  names = {'.': 'passed', 'F': 'failed', 'E': 'errors', 's': 'skipped'}
+  counts = ((letters.count(k), x) for k, x in names.items())
+  return ', '.join(f'{num} {x}' for num, x in counts if num) or 'none ended'
 
 
 class _Part(NamedTuple):

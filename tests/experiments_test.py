@@ -157,6 +157,13 @@ def test_a_part_that_fails_or_has_no_time_does_not_end_the_rest(
   assert found['rows'] == {'steps': {'words_per_sec': 2}}
 
 
+def test_tests_that_are_cut_short_are_counted():
+  hour = importlib.import_module('device_hour')
+  lines = ['bringing up nodes...', '..s.F [  5%]', '..']
+  assert hour._ended(lines) == '5 passed, 1 failed, 1 skipped'
+  assert hour._ended([]) == 'none ended'
+
+
 @pytest.mark.parametrize(
   ('line', 'is_scalar', 'is_vector'),
   [
