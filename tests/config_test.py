@@ -17,6 +17,7 @@ from jaxemb.strategies import replicas
 from tests import dispatches
 
 _SYNC = {'strategy.name': 'sync'}
+_TREE = {'model.loss': 'hierarchical_softmax'}
 
 
 def _config(settings):
@@ -200,6 +201,33 @@ def test_without_a_kernel_of_steps_a_gpu_has_one_that_sums_rows():
   ):
     _, tuning = config_lib.resolve(_config(settings), 'gpu', (1, 1), **given)
     assert tuning.row_sums == sums and not tuning.row_threads
+
+
+@pytest.mark.parametrize(
+  ('platform', 'settings', 'expected'),
+  [
+    ('gpu', {}, (2048, 0.03, 16)),
+    ('gpu', {'train.batch_words': 8192}, (8192, 0.03, 8)),
+    ('gpu', {'strategy.name': 'partition', 'strategy.num_parts': 4},
+     (256, 0.04, 16)),
+    ('gpu', {**_TREE, 'strategy.name': 'partition', 'strategy.num_parts': 4},
+     (256, 0.02, 8)),
+    ('gpu', _TREE, (256, 0.02, 8)),
+    ('cpu', _TREE, (256, 0.02, 8)),
+    ('gpu', {**_TREE, 'train.batch_words': 512}, (512, 0.005, 16)),
+    ('gpu', {**_TREE, 'model.name': 'cbow'}, (2048, 0.1, 16)),
+    ('gpu', {**_TREE, 'optimizer.name': 'adagrad'}, (2048, 0.1, -1)),
+  ],
+)  # fmt: skip
+def test_short_steps_by_xla_have_rates_of_their_own(
+  platform, settings, expected
+):
+  config, _ = config_lib.resolve(
+    _config(settings), platform, (1, 1), fused=False
+  )
+  o = config.optimizer
+  found = config.train.batch_words, o.learning_rate, o.max_duplicates
+  assert found == expected
 
 
 def test_steps_by_a_gpus_kernel_follow_the_size_of_the_text():

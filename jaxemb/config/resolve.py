@@ -43,6 +43,11 @@ _LEARNING_RATES = {
   'adagrad_full': (0.05, 0.05, 0.05, 0.05),
   'adam_full': (0.005, 0.005, 0.005, 0.005),
 }
+# Of skip-gram with SGD in steps of XLA of at most so many words: a rate, and
+# occurrences of a row that count (0 = as usual). With a tree, as all pairs look
+# up the rows next to its root: steps of twice as many words diverge. And of
+# sub-models, which have fewer words to learn from.
+_SHORT_WORDS, _SHORT_TREE, _SHORT_PARTITION = 256, (0.02, 8.0), (0.04, 0.0)
 # Of steps that a kernel takes, which learn from every chunk at once.
 _FUSED_LEARNING_RATES = {
   'sgd': (0.04, 0.2, 0.03, 0.1),
@@ -196,7 +201,6 @@ def resolve(
     s.rate = s.rate or 1 / s.num_parts
   if kind.unit == 'examples':
     t.batch_words = t.batch_words or t.batch_examples
-  _resolve_optimizer(facts)
   if t.threads > 1 and not facts.has_kernel:
     raise errors.UserError(
       f'config.train.threads={t.threads} is only used where a kernel takes the '
@@ -214,6 +218,7 @@ def resolve(
     **fixed,
   }
   _resolve_batch(facts, chosen)
+  _resolve_optimizer(facts)
   _resolve_duplicates(facts)
   # A replica has a step of its own, from its own part of the corpus.
   is_divided = s.name == 'sync' or facts.is_lockstep
@@ -251,11 +256,28 @@ def _learning_rate(facts: _Facts) -> float:
   rates = (_FUSED_LEARNING_RATES if facts.fused else _LEARNING_RATES)[o.name]
   is_tree = m.loss == 'hierarchical_softmax'
   rate = rates[2 * is_tree + (m.name == 'cbow')]
+  if short := _short_steps(facts):
+    rate, _ = short
   is_skipgram = m.name == 'skipgram' and not is_tree
   if s.name == 'replicas' and s.policy in ('average', 'hot') and is_skipgram:
     # A mean keeps a part of what each replica learns. More diverges.
     rate *= min(facts.num_replicas, 3) if o.name == 'sgd' else 1
   return rate
+
+
+def _short_steps(facts: _Facts) -> tuple[float, float] | None:
+  """Returns what holds for short steps of XLA, if they are to be so short."""
+  c, name = facts.config, facts.config.strategy.name
+  is_short = c.train.batch_words <= _SHORT_WORDS  # 0 = not chosen
+  is_skipgram = c.model.name == 'skipgram' and c.optimizer.name == 'sgd'
+  # Replicas and workers have other rates.
+  is_one = facts.num_devices == 1 or name in ('sync', 'partition')
+  is_xla = not (facts.fused or facts.is_workers)
+  if not (is_xla and is_short and is_skipgram and is_one):
+    return None
+  if c.model.loss == 'hierarchical_softmax':
+    return _SHORT_TREE
+  return _SHORT_PARTITION if name == 'partition' else None
 
 
 def _usual_threads(facts: _Facts) -> int:
@@ -463,6 +485,8 @@ def _usual_batch_words(facts: _Facts, chosen: dict[str, Any]) -> int:
   is_apart = s.name in ('partition', 'workers')
   is_alone = facts.num_devices == 1 and not is_apart
   usual = _LEAST_XLA_WORDS if facts.on_cpu else _MOST_XLA_WORDS
+  if _short_steps(facts):
+    usual = min(usual, _SHORT_WORDS)
   if chosen['fused'] and not facts.on_cpu:
     words = threads * thread_words(facts.config, chosen['chunk'])
     usual = _BLOCK_CHUNKS * words
@@ -490,4 +514,6 @@ def _resolve_duplicates(facts: _Facts) -> None:
     return
   # Large steps of a small vocabulary diverge with 16; a chunk needs no limit.
   limit = 0.0 if facts.fused else 16.0 if is_small else 8.0
+  if short := _short_steps(facts):
+    limit = short[1] or limit
   o.max_duplicates = facts.kind.max_duplicates(limit, facts.fused or is_small)

@@ -164,7 +164,7 @@ def _replicas(
   centers = setup.step_centers
   every_steps = max(1, round(tuning.sync_words / centers))
   specs = trainable.model.specs()
-  if centers > tuning.sync_words:
+  if centers > tuning.sync_words and not setup.is_alone:
     unit = setup.kind.unit
     lookups = max(x.lookups_per_center.max() for x in specs.values())
     _LOG.warning(

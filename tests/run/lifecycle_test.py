@@ -373,7 +373,11 @@ def test_a_default_step_shrinks_to_the_rows_that_fit(tmp_path):
   ('settings', 'before', 'after'),
   [
     ({}, 2048, 256),
-    ({'strategy.name': 'partition', 'strategy.num_parts': 2}, 2048, 256),
+    (
+      {'strategy.name': 'partition', 'optimizer.name': 'adam'},
+      2048,
+      256,
+    ),
     ({'train.batch_words': 1024}, 1024, 1024),
   ],
 )
