@@ -208,14 +208,14 @@ def test_changes_of_low_precision_are_rounded(model, optimizer, dim, gpu):
   for k, table in new.tables.items():
     found = step_test._wide(table.vectors)
     before = step_test._wide(state.tables[k].vectors)
-    # Each that is added has the spacing of the larger number, and the root of
-    # a tree is changed by every center.
-    spacing = 2.0**-7 * np.maximum(np.abs(before), np.abs(expected[k]))
-    assert (np.abs(found - expected[k]) <= 6 * spacing + 1e-30).all()
+    # What is added has the spacing of the larger number; on its way a number
+    # may have been as large as others in its row.
+    largest = np.maximum(np.abs(before), np.abs(expected[k])).max(1)
+    assert (np.abs(found - expected[k]).max(1) <= 2.0**-6 * largest).all()
     has_changed = (expected[k] != before).any(1)
     assert has_changed.sum() > 5
     # Those that come again are rounded from what they were.
-    assert (found == expected[k])[has_changed].mean() > 0.85
+    assert (found == expected[k])[has_changed].mean() > 0.8
     assert (found == before)[~has_changed].all()
 
 
@@ -225,7 +225,7 @@ def test_stochastic_rounding_is_right_on_average(gpu):
   trainable = step_test._make(case, **{'table.rounding': 'stochastic'})
   trainable = _fused(gpu, case)(trainable)
   batch = step_test.dispatches.random_step(case)
-  state, rate = step_test._state(case, trainable), np.float32(0.1)
+  state, rate = step_test._state(case, trainable), np.float32(0.01)
   call = step_test._program(trainable)
   # Draws depend on the key, and only rounding on the number of the step.
   found = [call(state, batch, rate, step_test.KEY, i)[0] for i in range(64)]
