@@ -115,6 +115,7 @@ struct Shared {
 
 #ifndef HOST
 #define HALVES (__CUDA_ARCH__ < 800)
+#define VECTOR_ADDS (__CUDA_ARCH__ >= 900)
 #define SHARED_MEMORY \
   extern __shared__ Four memory[]; \
   Shared& shared = *(Shared*)memory;
@@ -151,7 +152,7 @@ __device__ __forceinline__ void arrived() {
 #endif
 }
 __device__ __forceinline__ void add(float* p, Four v) {
-#if __CUDA_ARCH__ >= 900
+#if VECTOR_ADDS
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
                :: "l"(p), "f"(v.x[0]), "f"(v.x[1]), "f"(v.x[2]), "f"(v.x[3])
                : "memory");
@@ -160,7 +161,7 @@ __device__ __forceinline__ void add(float* p, Four v) {
 #endif
 }
 __device__ __forceinline__ void add(float* p, Two v) {
-#if __CUDA_ARCH__ >= 900
+#if VECTOR_ADDS
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};"
                :: "l"(p), "f"(v.x[0]), "f"(v.x[1]) : "memory");
 #else
@@ -170,7 +171,7 @@ __device__ __forceinline__ void add(float* p, Two v) {
 __device__ __forceinline__ void add(float* p, float v) { atomicAdd(p, v); }
 // Two bfloat16 to each of one or two words.
 __device__ __forceinline__ void add_word(uint32* p, uint32 v) {
-#if __CUDA_ARCH__ >= 900
+#if VECTOR_ADDS
   asm volatile("red.relaxed.gpu.global.add.noftz.bf16x2 [%0], %1;"
                :: "l"(p), "r"(v) : "memory");
 #else
@@ -191,7 +192,7 @@ __device__ __forceinline__ void add_word(uint32* p, uint32 v) {
 #endif
 }
 __device__ __forceinline__ void add_words(uint32* p, uint32 v, uint32 w) {
-#if __CUDA_ARCH__ >= 900
+#if VECTOR_ADDS
   asm volatile("red.relaxed.gpu.global.add.noftz.v2.bf16x2 [%0], {%1, %2};"
                :: "l"(p), "r"(v), "r"(w) : "memory");
 #else
@@ -230,6 +231,9 @@ __device__ __forceinline__ void store(float* to, uint32 v) {
 __device__ __forceinline__ void store(float* to, const Words& v) {
   for (int k = 0; k < 4; ++k) store(to + 2 * k, v.x[k]);
 }
+
+// As many as registers allow.
+constexpr int UNROLLED = VECTOR_ADDS ? 8 : 2;
 
 // Fragments of products of 16 x 8 by 8 x 8, in float16 before sm_80, whose
 // tensor cores have no TF32, and TF32 from then on, which ignores low bits.
@@ -582,7 +586,7 @@ __device__ __forceinline__ void multiply(
   left += g * STRIDE + 2 * t;
   right += g * STRIDE + 2 * t;
   float other[4] = {0, 0, 0, 0};  // two sums, as each waits for the one before
-#pragma unroll 8
+#pragma unroll UNROLLED
   for (int k = 0; k < COLUMNS; k += 8) {
     Two low = *(const Two*)(left + k);
     Two high = *(const Two*)(left + 8 * STRIDE + k);
@@ -605,7 +609,7 @@ __device__ __forceinline__ void multiply_columns(
     even[e] = out.low[2 * e], odd[e] = out.low[2 * e + 1];
     even[2 + e] = out.high[2 * e], odd[2 + e] = out.high[2 * e + 1];
   }
-#pragma unroll
+#pragma unroll UNROLLED
   for (int k = 0; k < rows; k += 8) {
     Two first = *(const Two*)(sources + (k + t) * STRIDE + 2 * g);
     Two second = *(const Two*)(sources + (k + t + 4) * STRIDE + 2 * g);

@@ -5,6 +5,8 @@
 #define HALVES 0
 #endif
 
+#define VECTOR_ADDS 1
+
 struct Four;
 struct Two;
 static std::vector<uint64_t> memory_of_block;
