@@ -108,6 +108,9 @@ def test_the_text_is_cut_alike_on_every_mesh(
 def test_gpus_make_batches_of_words(expected, settings, platform):
   tuning = config_lib.resolve(_config(settings), platform, (1, 1))[1]
   assert bool(tuning.device_words) == expected
+  by_xla = _config({**settings, 'train.fused': False})
+  slower = config_lib.resolve(by_xla, platform, (1, 1))[1]
+  assert 4 * slower.device_words == tuning.device_words
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ _BLOCK_CHUNKS, _MOST_STEP_WORDS, _LEAST_STEPS = 8, 1 << 20, 400
 # costs a text of few steps quality (docs/devices.md).
 _LEAST_XLA_WORDS, _MOST_XLA_WORDS, _LEAST_XLA_STEPS = 256, 2048, 1 << 16
 _SYNC_PARTS = 8  # of the corpus, whatever the mesh
-# Of a batch that is made on a GPU, where it takes 13 bytes a word. The host
-# waits once for each.
-_DEVICE_WORDS = 1 << 24
+# Of a batch that is made on a GPU, where it takes 13 bytes a word, for steps of
+# a kernel and of XLA. The host waits once for each, as does a signal.
+_DEVICE_WORDS, _XLA_DEVICE_WORDS = 1 << 24, 1 << 22
 _FINAL_RATE = 'optimizer.final_learning_rate'
 # More threads would have to hold back at rows that they all look up.
 _MAX_STORE_THREADS = 16
@@ -378,21 +378,27 @@ def _device_choices(facts: _Facts) -> dict[str, Any]:
     'row_threads': _usual_threads(facts) if updates_by_kernel else 0,
     'tokens_once': facts.platform == 'tpu',  # which has a price for each row
     'row_copies': False,  # these never ran
-    'device_words': _DEVICE_WORDS if _packs_on_device(facts) else 0,
+    'device_words': _device_words(facts),
     'row_sums': facts.platform == 'gpu'
     and config.train.fused
     and not facts.fused,
   }
 
 
-def _packs_on_device(facts: _Facts) -> bool:
-  """Whether devices make the batches; tables in a store are ahead of them."""
-  return (
+def _device_words(facts: _Facts) -> int:
+  """Words of a batch that devices make, or 0: the host makes them.
+
+  It has to where rows of a store are fetched ahead of the steps.
+  """
+  may_make = (
     facts.platform == 'gpu'
     and facts.kind.unit == 'words'
     and facts.config.strategy.name in ('sync', 'replicas')
     and not facts.config.table.store
   )
+  if not may_make:
+    return 0
+  return _DEVICE_WORDS if facts.fused else _XLA_DEVICE_WORDS
 
 
 def _exchange_choices(facts: _Facts) -> dict[str, float]:
