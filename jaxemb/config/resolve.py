@@ -27,7 +27,7 @@ _BLOCK_CHUNKS, _MOST_STEP_WORDS, _LEAST_STEPS = 8, 1 << 20, 400
 # costs a text of few steps quality (docs/devices.md).
 _LEAST_XLA_WORDS, _MOST_XLA_WORDS, _LEAST_XLA_STEPS = 256, 2048, 1 << 16
 _SYNC_PARTS = 8  # of the corpus, whatever the mesh
-# Of a batch that is made on a GPU, where it takes 13 bytes a word, for steps of
+# Of a batch that is made on a GPU, where it takes 11 bytes a word, for steps of
 # a kernel and of XLA. The host waits once for each, as does a signal.
 _DEVICE_WORDS, _XLA_DEVICE_WORDS = 1 << 24, 1 << 22
 _FINAL_RATE = 'optimizer.final_learning_rate'
