@@ -6,6 +6,7 @@ import pathlib
 import time
 import types
 from collections.abc import Mapping
+from concurrent import futures
 from typing import Any
 
 import numpy as np
@@ -70,9 +71,12 @@ def write(
   folders and scores of their own.
   """
   start, kind = start or time.time(), parts.kind
-  dropped = kind.export(workdir / 'export', parts, model)
+  with futures.ThreadPoolExecutor(1) as beside:
+    exported = beside.submit(kind.export, workdir / 'export', parts, model)
+    scores = kind.evaluate(parts, model)
+    page = kind.page(parts, model)._replace(unit=parts.source.unit)
+    dropped = exported.result()
   metrics.LOG.info('results in %s', workdir / 'export')
-  scores = kind.evaluate(parts, model)
   for metric, other in others.items():
     folder = workdir / f'export_{metric}'
     kind.export(folder, parts, other)
@@ -91,7 +95,6 @@ def write(
   if parts.strategy.store:
     values['store'] = _store(parts, totals)
   values['dropped'] |= dropped
-  page = kind.page(parts, model)._replace(unit=parts.source.unit)
   pages.write(workdir, page, report=values, metrics=records)
   rate = totals.done / max(totals.train_secs, 1e-9)
   shown = f'{rate / 1e6:.2f} M' if rate > 1e5 else f'{rate:,.0f}'

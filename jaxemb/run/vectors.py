@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 import numpy as np
-from flax import traverse_util
 
 from jaxemb import embeddings, errors
 from jaxemb.config import schema
@@ -193,6 +192,8 @@ def is_saved(folder: pathlib.Path) -> bool:
 
 def load(parts: build.Parts, folder: pathlib.Path) -> Export:
   """Maps what `Export.save` has written of a model of `parts`."""
+  from flax import traverse_util  # here, as it takes long to import
+
   flat = {x.stem: export_lib.open_array(x) for x in folder.glob('*.npy')}
   arrays = traverse_util.unflatten_dict(flat, sep='.')
   rows = export_lib.Encoded(**arrays['rows'])
