@@ -122,6 +122,9 @@ def _run(has_run: threading.Event, argv: Sequence[str]) -> int:
   config, workdir, job = parse(argv)
   _check_address_space()
   _start_compiling(config)
+  coordinator, _, _, detects = job
+  if not (coordinator or detects):  # others are joined first
+    _start_devices(config, workdir)
   # JAX only once the arguments are right.
   from jaxemb.run import lifecycle as train
   from jaxemb.runtime import distributed
@@ -146,13 +149,45 @@ def _check_address_space() -> None:
       )
 
 
+def _may_have_accelerator() -> bool:
+  """Whether JAX may find more than the CPU."""
+  found = any(map(importlib.util.find_spec, _ACCELERATORS))
+  return found and os.environ.get('JAX_PLATFORMS') != 'cpu'
+
+
+def _start_devices(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path | str
+) -> None:
+  """Has an accelerator start, which takes seconds, while others are imported.
+
+  Errors are for the run, which starts the devices again.
+  """
+  # A run that is resumed wants the devices that it began with.
+  may_resume = bucket.is_url(workdir) or rundir.recorded(workdir)
+  if may_resume or not _may_have_accelerator():
+    return
+  from jaxemb.runtime import mesh
+
+  wanted = mesh.Shape(config.mesh.data, config.mesh.table)
+  if config.table.store:
+    wanted = mesh.Shape(1, 1)
+  splits_tables = config.table.layout != 'replicated'
+
+  def start() -> None:
+    with contextlib.suppress(errors.UserError):
+      mesh.start(wanted, splits_tables)
+
+  threading.Thread(target=start).start()
+
+
 def _start_compiling(config: ml_collections.ConfigDict) -> None:
-  """Has the kernel compiled, where it is likely to be used."""
+  """Has compiled what is likely to be used."""
   m, mesh = config.model, (max(1, config.mesh.data), max(1, config.mesh.table))
-  on_cpu = os.environ.get('JAX_PLATFORMS') == 'cpu'
-  on_cpu = on_cpu or not any(map(importlib.util.find_spec, _ACCELERATORS))
-  if on_cpu and config_lib.can_fuse(config, 'cpu', mesh):
-    cache = rundir.cache_folder()
+  cache = rundir.cache_folder()
+  kinds.of(config).compile_ahead(cache)
+  if _may_have_accelerator():
+    return
+  if config_lib.can_fuse(config, 'cpu', mesh):
     ahead.compiling(m.name, m.loss, config.table.dtype, cache=cache)
 
 

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from jaxemb.data import base, packing, subsampling, windows
+from jaxemb.data import base, packing, sentences, subsampling, windows
 from jaxemb.ops import hashing
 
-END = -1  # the id after a sentence
+END = sentences.END
 BLOCK_WORDS = 4096  # at most
 # A sentence may end before and after every word.
 MAX_BLOCK_IDS = 2 * BLOCK_WORDS + 1

@@ -99,6 +99,9 @@ class Kind:
   # How `data.path` begins for data that jaxemb makes itself.
   embedded: str = ''
 
+  def compile_ahead(self, cache: pathlib.Path) -> None:
+    """Starts to compile what reads the data, in another process."""
+
   def used(self, config: 'ml_collections.ConfigDict') -> frozenset[str]:
     """The core's optional settings that matter with these settings."""
     return self.uses

@@ -50,7 +50,7 @@ from jaxemb.io import roles
 from jaxemb.io import text_files as sources
 from jaxemb.runtime import resources
 from jaxemb.storage import atomic, checksums, packed, word2vec_format
-from jaxemb.text import tokenize, wiki
+from jaxemb.text import ahead, tokenize, wiki
 
 MAX_HELD_WORDS = 1 << 22  # words of a table in memory, some 200 MB
 
@@ -230,6 +230,7 @@ class _Encoder:
     """Writes the files of the folder."""
     counts = self.settings.counts
     known = _read_counts(counts) if counts else None  # refused before reading
+    ahead.wait()
     pieces = self.read()
     self.check_encoding(pieces)
     words, num_different = self.choose_words(pieces, known)

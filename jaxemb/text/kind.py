@@ -7,6 +7,7 @@ import ml_collections
 
 from jaxemb.config import schema
 from jaxemb.run import kind
+from jaxemb.text import ahead
 
 _MIN_TOY_WORDS = 20_000
 _OPTIONAL = frozenset((
@@ -32,6 +33,10 @@ class Text(kind.Kind):
   }
   smaller = 'lower --config.model.dim or --config.data.max_vocab'
   embedded = 'toywiki:'
+
+  def compile_ahead(self, cache: pathlib.Path) -> None:
+    """See `kind.Kind`."""
+    ahead.start(cache)
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
     """See `kind.Kind`."""

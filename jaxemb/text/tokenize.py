@@ -33,10 +33,10 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from jaxemb.data import blocks as blocks_lib
+from jaxemb.data import sentences
 
 # Marks the end of a sentence in a sequence of ids.
-END = blocks_lib.END
+END = sentences.END
 
 # A "word" longer than this is data (base64, a long URL), not a word.
 MAX_WORD_BYTES = 255

@@ -3,12 +3,15 @@
 import pathlib
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import train as main
+from jaxemb.runtime import mesh
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -75,3 +78,39 @@ def test_help_has_a_line_for_each_setting_and_is_quick(command):
   assert len(names) == len(set(names)) and set(names) < {*config_lib.settings()}
   assert len(names) <= 55 and 'data.hash_size' not in names
   assert names.index('model.dim') < 10
+
+
+@pytest.mark.parametrize(
+  ('flags', 'wanted'),
+  [
+    (['--config.mesh.data=2'], ((2, 0), False)),
+    (['--config.table.store=memory', '--config.mesh.data=1'], ((1, 1), False)),
+    (
+      ['--config.table.layout=row', '--config.strategy.name=sync'],
+      ((0, 0), True),
+    ),
+    # Which devices a run goes on with is known only from its folder.
+    (['--workdir=gs://bucket/run'], None),
+  ],
+)
+def test_accelerators_start_while_modules_are_imported(
+  monkeypatch, flags, wanted
+):
+  calls = []
+
+  def start(*args):
+    calls.append(args)
+    raise errors.UserError('no such devices')  # which the run says later
+
+  monkeypatch.setattr(mesh, 'start', start)
+  monkeypatch.setattr(threading, 'excepthook', calls.append)
+  # One that can be found.
+  monkeypatch.setattr(main, '_ACCELERATORS', ('json',))
+  config, workdir, _ = main.parse(flags)
+  before = threading.active_count()
+  for has_accelerator in (False, True):
+    monkeypatch.setenv('JAX_PLATFORMS', '' if has_accelerator else 'cpu')
+    main._start_devices(config, workdir)
+    while threading.active_count() > before:
+      time.sleep(0.01)
+    assert calls == ([wanted] if wanted and has_accelerator else [])

@@ -56,12 +56,20 @@ def compiling(
 
 def compile(kernel: str, dtype: str, *mark: pathlib.Path) -> subprocess.Popen:
   """Starts a process that compiles a kernel for a dtype, and leaves a mark."""
+  return start(f'{__package__}.handlers', kernel, dtype, *mark)
+
+
+def start(module: str, *arguments: str | pathlib.Path) -> subprocess.Popen:
+  """Starts a module in a process of its own, which prints nothing.
+
+  Raises an `OSError` where no process can be started.
+  """
   if getattr(sys, 'frozen', False) or not sys.executable:
     raise OSError('there is no Python to start')  # but this very program
   # It imports the same modules as this one: none of the current folder's (-P).
   paths = {'PYTHONPATH': os.pathsep.join(filter(None, sys.path))}
-  command = sys.executable, '-P', '-m', f'{__package__}.handlers'
+  command = sys.executable, '-P', '-m', module
   silent = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)
   return subprocess.Popen(
-    [*command, kernel, dtype, *mark], env=os.environ | paths, **silent
+    [*command, *arguments], env=os.environ | paths, **silent
   )
