@@ -11,6 +11,8 @@ import datetime
 import json
 import logging
 import pathlib
+import platform
+import struct
 import sys
 import threading
 import time
@@ -18,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tqdm
-from tensorboardX import event_file_writer
+from tensorboardX import record_writer
 from tensorboardX.proto import event_pb2, summary_pb2
 
 from jaxemb import errors
@@ -97,6 +99,33 @@ class Progress:
       self._bar.close()
 
 
+class _Events:
+  """A file of events for TensorBoard.
+
+  Not tensorboardX's `SummaryWriter`, whose thread dies of a full disk while the
+  loop waits for it, nor its `EventsWriter`: that waits for the disk after each
+  event, up to .4 s beside an export or a checkpoint.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    name = f'events.out.tfevents.{int(time.time())}.{platform.node()}'
+    self._file = open(folder / name, 'wb')  # noqa: SIM115
+    self.add(wall_time=time.time(), file_version='brain.Event:2')
+
+  def add(self, **fields: Any) -> None:
+    """Appends an event of these fields, for other programs to see."""
+    data = event_pb2.Event(**fields).SerializeToString()
+    header = struct.pack('<Q', len(data))
+    for part in (header, data):
+      checksum = record_writer.masked_crc32c(part)
+      self._file.write(part + struct.pack('<I', checksum))
+    self._file.flush()
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._file.close()
+
+
 class Writer:
   """Appends records to `metrics.jsonl` and TensorBoard.
 
@@ -111,16 +140,13 @@ class Writer:
       file.writelines(json.dumps(row).encode() + b'\n' for row in rows)
     folder = workdir / 'tensorboard'
     folder.mkdir(exist_ok=True)
-    # Not SummaryWriter: its thread dies of a full disk, and the loop waits.
-    self._events = event_file_writer.EventsWriter(str(folder / 'events'))
+    self._events = _Events(folder)
     if rows:  # TensorBoard forgets the later ones
       start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
       self._add(rows[-1]['step'] + 1, session_log=start)
 
   def _add(self, step: int, **what: Any) -> None:
-    event = event_pb2.Event(step=step, wall_time=time.time(), **what)
-    self._events.write_event(event)
-    self._events.flush()
+    self._events.add(step=step, wall_time=time.time(), **what)
 
   def write(self, record: dict[str, Any]) -> None:
     """Appends a record."""

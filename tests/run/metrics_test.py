@@ -6,6 +6,7 @@ import struct
 
 import numpy as np
 import pytest
+from tensorboardX import record_writer
 from tensorboardX.proto import event_pb2
 
 from jaxemb import errors
@@ -153,3 +154,17 @@ def test_the_loss_stays_right_over_many_pairs():
   totals.add_model(other)
   for x in (totals, other):
     assert (x.epoch, x.loss, x.examples) == (2, 3, 1)
+
+
+def test_events_are_framed_as_by_tensorboardx(tmp_path):
+  events = metrics._Events(tmp_path)
+  events.add(step=7, wall_time=1.5)
+  (path,) = tmp_path.glob('events.out.tfevents.*')
+  data, theirs = path.read_bytes(), tmp_path / 'theirs'
+  events.close()
+  first, *_ = struct.unpack('<Q', data[:8])
+  writer = record_writer.RecordWriter(str(theirs))
+  writer.write(data[12 : 12 + first])
+  writer.write(event_pb2.Event(step=7, wall_time=1.5).SerializeToString())
+  writer.close()
+  assert theirs.read_bytes() == data
