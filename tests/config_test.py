@@ -218,7 +218,7 @@ def test_without_a_kernel_of_steps_a_gpu_has_one_that_sums_rows():
     ('gpu', _TREE, (256, 0.02, 8)),
     ('cpu', _TREE, (256, 0.02, 8)),
     ('gpu', {**_TREE, 'train.batch_words': 512}, (512, 0.005, 16)),
-    ('gpu', {**_TREE, 'model.name': 'cbow'}, (2048, 0.1, 16)),
+    ('gpu', {**_TREE, 'model.name': 'cbow'}, (256, 0.1, 16)),
     ('gpu', {**_TREE, 'optimizer.name': 'adagrad'}, (2048, 0.1, -1)),
   ],
 )  # fmt: skip

@@ -43,11 +43,12 @@ _LEARNING_RATES = {
   'adagrad_full': (0.05, 0.05, 0.05, 0.05),
   'adam_full': (0.005, 0.005, 0.005, 0.005),
 }
-# Of skip-gram with SGD in steps of XLA of at most so many words: a rate, and
-# occurrences of a row that count (0 = as usual). With a tree, as all pairs look
-# up the rows next to its root: steps of twice as many words diverge. And of
-# sub-models, which have fewer words to learn from.
-_SHORT_WORDS, _SHORT_TREE, _SHORT_PARTITION = 256, (0.02, 8.0), (0.04, 0.0)
+# Of SGD in steps of XLA of at most so many words: a rate, and occurrences of a
+# row that count (0 = as usual). With a tree, as all pairs look up the rows next
+# to its root: longer steps diverge. And of skip-gram in sub-models, which have
+# fewer words to learn from.
+_SHORT_WORDS, _SHORT_PARTITION = 256, (0.04, 0.0)
+_SHORT_TREES = {'skipgram': (0.02, 8.0), 'cbow': (0.1, 0.0)}
 # Of steps that a kernel takes, which learn from every chunk at once.
 _FUSED_LEARNING_RATES = {
   'sgd': (0.04, 0.2, 0.03, 0.1),
@@ -269,15 +270,16 @@ def _short_steps(facts: _Facts) -> tuple[float, float] | None:
   """Returns what holds for short steps of XLA, if they are to be so short."""
   c, name = facts.config, facts.config.strategy.name
   is_short = c.train.batch_words <= _SHORT_WORDS  # 0 = not chosen
-  is_skipgram = c.model.name == 'skipgram' and c.optimizer.name == 'sgd'
+  is_short &= c.optimizer.name == 'sgd'
   # Replicas and workers have other rates.
   is_one = facts.num_devices == 1 or name in ('sync', 'partition')
   is_xla = not (facts.fused or facts.is_workers)
-  if not (is_xla and is_short and is_skipgram and is_one):
+  if not (is_xla and is_short and is_one):
     return None
   if c.model.loss == 'hierarchical_softmax':
-    return _SHORT_TREE
-  return _SHORT_PARTITION if name == 'partition' else None
+    return _SHORT_TREES.get(c.model.name)
+  is_skipgram = c.model.name == 'skipgram'
+  return _SHORT_PARTITION if is_skipgram and name == 'partition' else None
 
 
 def _usual_threads(facts: _Facts) -> int:
