@@ -47,6 +47,7 @@ def _assert_read(path, words, vectors):
 def test_round_trip_here_and_in_gensim(tmp_path, name, monkeypatch):
   monkeypatch.setattr(w2v, '_BLOCK_BYTES', 37)
   monkeypatch.setattr(w2v, '_BLOCK_ROWS', 3)
+  monkeypatch.setattr(w2v, '_FORMATTED_ROWS', 2)
   path, is_binary = tmp_path / name, 'bin' in name
   assert w2v.write(path, _WORDS, _VECTORS, is_binary) == 0
   _assert_read(path, _WORDS, _VECTORS)
