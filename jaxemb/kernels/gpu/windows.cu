@@ -95,7 +95,7 @@ struct Chunk {
   uint32 noise[ROWS][2];
 #endif
 #if ADAGRAD
-  bool is_repeated[ROWS];
+  int same[ROWS];  // the next place of an id, in a circle
 #endif
 };
 struct Shared {
@@ -233,7 +233,7 @@ __device__ __forceinline__ void store(float* to, const Words& v) {
 }
 
 // As many as registers allow.
-constexpr int UNROLLED = VECTOR_ADDS ? 8 : 2;
+constexpr int UNROLLED = VECTOR_ADDS ? 4 : 2;
 
 // Fragments of products of 16 x 8 by 8 x 8, in float16 before sm_80, whose
 // tensor cores have no TF32, and TF32 from then on, which ignores low bits.
@@ -295,14 +295,15 @@ __device__ __forceinline__ uint32 random_bits(
     uint32 key0, uint32 key1, uint32 position) {
   return mix(mix(position * 0x9E3779B9u + key0) ^ key1);
 }
-__device__ __forceinline__ int draw(
-    const int* lines, uint32 entries, uint32 key0, uint32 key1,
-    uint32 position) {
-  uint32 bits = random_bits(key0, key1, position);
-  uint32 entry = (uint32)(((uint64)bits * entries) >> 32);
-  float coin = (float)(mix(bits + key1) >> 8) * (1.f / 16777216.f);
-  uint64 pair = ((const uint64*)lines)[entry];  // a chance, and an alias
-  return coin < float_of((uint32)pair) ? (int)entry : (int)(pair >> 32);
+__device__ __forceinline__ uint32 entry_of(uint32 bits, uint32 entries) {
+  return (uint32)(((uint64)bits * entries) >> 32);
+}
+// `pair` is a chance to keep the entry, and what is taken otherwise.
+__device__ __forceinline__ int drawn(
+    uint32 bits, uint32 entries, uint32 key1, uint64 pair) {
+  const float coin = (float)(mix(bits + key1) >> 8) * (1.f / 16777216.f);
+  return coin < float_of((uint32)pair) ? (int)entry_of(bits, entries)
+                                       : (int)(pair >> 32);
 }
 
 // What all parts of the kernel know.
@@ -325,7 +326,10 @@ __device__ __forceinline__ bool is_bit(uint64 bits, int i) {
 
 // What is on its way of the next chunk, and of the one behind it.
 struct Coming {
-  int id[TURNS];
+  int id[TURNS];  // or the bits of a draw
+#if MODEL != 2
+  uint64 pair[TURNS];  // of a draw
+#endif
   int before, after;  // contexts of a center
   int known;  // what ids depend on: a chunk's number, or of a tree the word
 };
@@ -360,14 +364,19 @@ __device__ __forceinline__ void send_for_ids(
     } else if (j < TARGETS) {
       coming.id[turn] = tokens[IS_SKIPGRAM ? j : WINDOW + j];
     } else {
-      coming.id[turn] = draw(call.a, call.entries, call.draw0, call.draw1,
-                             (uint32)coming.known * DRAWS + (j - TARGETS));
+#if MODEL != 2
+      const uint32 bits = random_bits(
+          call.draw0, call.draw1, (uint32)coming.known * DRAWS + (j - TARGETS));
+      coming.id[turn] = (int)bits;
+      coming.pair[turn] = ((const uint64*)call.a)[entry_of(bits, call.entries)];
+#endif
     }
   }
 }
 
 // Notes what has come.
-__device__ __forceinline__ void note_ids(const Coming& coming, Chunk& chunk) {
+__device__ __forceinline__ void note_ids(
+    const Call& call, const Coming& coming, Chunk& chunk) {
   if (threadIdx.x < 32) {
     const int lane = threadIdx.x;
     uint64 contexts = 0;
@@ -396,7 +405,13 @@ __device__ __forceinline__ void note_ids(const Coming& coming, Chunk& chunk) {
 #pragma unroll
   for (int turn = 0; turn < TURNS; ++turn) {
     const int i = THREADS - 1 - threadIdx.x + turn * THREADS;
-    if (i < ROWS) chunk.id[i] = coming.id[turn];
+    if (i >= ROWS) break;
+    int id = coming.id[turn];
+#if MODEL != 2
+    if (i >= INPUTS + TARGETS)
+      id = drawn((uint32)id, call.entries, call.draw1, coming.pair[turn]);
+#endif
+    chunk.id[i] = id;
   }
 }
 
@@ -424,6 +439,18 @@ __device__ __forceinline__ void prepare(
     const int number = call.vocab - (IS_TREE && !is_input);
     const int row = is_needed(chunk, i) && id < number ? id : -1;
     chunk.row[i] = row;
+#if LIMITED || ADAGRAD
+    const int first = is_input ? 0 : INPUTS, stop = is_input ? INPUTS : ROWS;
+#endif
+#if ADAGRAD
+    int lowest = i, next = ROWS;
+    for (int j = stop - 1; j >= first; --j)
+      if (chunk.id[j] == chunk.id[i]) {
+        lowest = j;
+        if (j > i) next = j;
+      }
+    chunk.same[i] = next < ROWS ? next : lowest;
+#endif
     if (row < 0) continue;
     float rate = call.learning_rate;
 #if !ADAGRAD
@@ -431,18 +458,13 @@ __device__ __forceinline__ void prepare(
       rate /= 1.f + rate * (is_input ? call.input_brakes
                                      : call.output_brakes)[row];
 #endif
-#if LIMITED || ADAGRAD
-    const int first = is_input ? 0 : INPUTS, stop = is_input ? INPUTS : ROWS;
+#if LIMITED
     int count = 0;
     // Occurrences without a gradient count as well, in what is looked up.
     for (int j = first; j < stop; ++j)
       count += chunk.id[j] == chunk.id[i] && (!IS_TREE || !is_input
           || j == WINDOW || is_bit(chunk.used, j));
-#if LIMITED
     if (count > call.parameter) rate *= call.parameter / count;
-#else
-    chunk.is_repeated[i] = count > 1;
-#endif
 #endif
     chunk.rate[i] = rate;
 #if BFLOAT16
@@ -644,7 +666,7 @@ __device__ __forceinline__ float score(
 #pragma unroll 1
   for (int tile = warp; tile < TILES; tile += WARPS) {
     const int first = tile % LEFTS * 16, j = tile / LEFTS * 8;
-    float scores[4] = {0, 0, 0, 0};
+    float scores[4] = {0, 0, 0, 0}, weights[4];
     multiply(left + first * STRIDE, shared.right + j * STRIDE, scores);
 #pragma unroll
     for (int e = 0; e < 4; e += 2) {
@@ -653,13 +675,18 @@ __device__ __forceinline__ float score(
       Two slopes = *place;
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const float w = slopes.x[k], s = w < 0.f ? -scores[e + k] : scores[e + k];
+        const float w = weights[e + k] = slopes.x[k];
+        const float s = w < 0.f ? -scores[e + k] : scores[e + k];
         slopes.x[k] = rounded(__fdividef(-w, 1.f + __expf(-s)));
         shared.turned[(y + k) * TURNED + x] = slopes.x[k];
-        if (measures && w != 0.f)
-          loss += fabsf(w) * (fmaxf(s, 0.f) + __logf(1.f + __expf(-fabsf(s))));
       }
       *place = slopes;
+    }
+    if (!measures) continue;
+    for (int e = 0; e < 4; ++e) {
+      const float w = weights[e], s = w < 0.f ? -scores[e] : scores[e];
+      if (w != 0.f)
+        loss += fabsf(w) * (fmaxf(s, 0.f) + __logf(1.f + __expf(-fabsf(s))));
     }
   }
   return loss;
@@ -824,12 +851,8 @@ __device__ __forceinline__ void set_rates(
     add((i < INPUTS ? input_state : output_state) + chunk.row[i], own);
     // What an id has by all its places is added before any of them changes it.
     float state = shared.state[i] + own;
-    if (chunk.is_repeated[i]) {
-      const int first = i < INPUTS ? 0 : INPUTS;
-      const int stop = i < INPUTS ? INPUTS : ROWS;
-      for (int j = first; j < stop; ++j)
-        if (j != i && chunk.row[j] == chunk.row[i]) state += square_of(shared, j);
-    }
+    for (int j = chunk.same[i]; j != i; j = chunk.same[j])
+      state += square_of(shared, j);
     chunk.rate[i] = call.learning_rate / (sqrtf(state) + call.parameter);
   }
   __syncthreads();
@@ -863,12 +886,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) train(
   Coming coming;
   send_for_known(call, begin, coming);
   float loss = 0.f, examples = 0.f;
+  // The next chunk whose loss is measured.
+  int measured = every ? (begin + every - 1) / every * every : stop;
   // Before the first chunk is one without words.
   for (int i = begin - 1; i < stop; ++i) {
     Chunk& chunk = shared.chunks[i & 1];
     Chunk& next = shared.chunks[(i + 1) & 1];
     const bool is_used = chunk.used != 0, has_next = i + 1 < stop;
-    const bool measures = every && i % every == 0;
+    const bool measures = i == measured;
+    if (measures) measured += every;
     if (has_next) send_for_ids(call, i + 1, coming);
     if (i + 2 < stop) send_for_known(call, i + 2, coming);
     if (is_used) {
@@ -880,7 +906,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) train(
                shared.state[k]);
 #endif
     }
-    if (has_next) note_ids(coming, next);
+    if (has_next) note_ids(call, coming, next);
     arrived();
     __syncthreads();
     if (is_used) {
@@ -897,12 +923,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) train(
     __syncthreads();
     if (!is_used) continue;
 #if ADAGRAD
-    // Gradients stay in registers if a warp has one unit of columns.
-    constexpr bool IS_KEPT = UNITS <= WARPS;
-    float kept[IS_KEPT ? SLOTS : 1][4] = {};
+    // Gradients stay in registers if there are few for each warp.
+    constexpr bool IS_KEPT = ROLES == 2 || (UNITS <= WARPS && !MEANS);
+    // Of two roles each has other slots.
+    constexpr int LATER = ROLES == 2 ? OUTPUT_SLOTS : 0;
+    constexpr int KEPT = SLOTS - LATER > OUTPUT_SLOTS ? SLOTS - LATER
+                                                      : OUTPUT_SLOTS;
+    float kept[IS_KEPT ? KEPT : 1][4];
     gradients(shared, chunk, [&](int slot, int unit, const float* grad) {
       square_slot(shared, slot, unit, grad);
-      for (int e = 0; IS_KEPT && e < 4; ++e) kept[slot][e] = grad[e];
+      const int place = slot < OUTPUT_SLOTS ? slot : slot - LATER;
+      for (int e = 0; IS_KEPT && e < 4; ++e) kept[place][e] = grad[e];
     });
     set_rates(call, shared, chunk, input_state, output_state);
     if (IS_KEPT) {
@@ -911,7 +942,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) train(
       for (int slot = 0; slot < SLOTS; ++slot)
         if (role == (ROLES == 2 && slot < OUTPUT_SLOTS))
           change_slot(shared, chunk, input, output, slot, warp % UNITS,
-                      kept[slot]);
+                      kept[slot < OUTPUT_SLOTS ? slot : slot - LATER]);
     } else
 #endif
     gradients(shared, chunk, [&](int slot, int unit, const float* grad) {

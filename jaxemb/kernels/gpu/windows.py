@@ -93,7 +93,7 @@ class Variant:
     total += 4 * (means and not is_kept)
     chunk = _padded(12 * rows, 8) + 8 * self.chunk + _padded(4 * self.chunk, 8)
     chunk = _padded(chunk + 12, 16) + 4 * left * (right + 4)
-    chunk += 8 * rows * (self.dtype == 'bfloat16') + rows * self.adagrad
+    chunk += 8 * rows * (self.dtype == 'bfloat16') + 4 * rows * self.adagrad
     total = _padded(total, 16) + 2 * _padded(chunk, 16)
     if self.adagrad:
       total += 4 * rows * (self._units + 2)
