@@ -31,7 +31,8 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 def _python(code, *arguments, **environment):
   """Runs Python in a process of its own."""
-  environment = {**os.environ, 'PYTHONPATH': str(_ROOT), **environment}
+  path = os.pathsep.join([str(_ROOT), *filter(None, sys.path)])
+  environment = {**os.environ, 'PYTHONPATH': path, **environment}
   return subprocess.run(
     [sys.executable, '-c', code, *map(str, arguments)],
     capture_output=True,
