@@ -12,6 +12,7 @@ import pytest
 from tests import contracts_test as contracts
 from tests.data import packing_test
 from tests.kernels.cpu import step_test
+from tests.kernels.gpu import windows_test
 from tests.strategies import sync_test
 from tests.tables import laying, layouts_test
 
@@ -85,8 +86,6 @@ _KERNEL_CASES = {
     name: step_test.CASES[name]
     for name in ('plain', 'half_padding', 'few_words', 'limited', 'adagrad')
   },
-  # Halves of words of memory are pairs of columns.
-  'bfloat16': step_test.CASES['bfloat16']._replace(dim=18),
 }
 _WIDE_CASES = {
   'hundred_columns': step_test.CASES['hundred_columns'],
@@ -120,6 +119,14 @@ def test_a_step_of_the_kernel_equals_the_loops(model, name):
   case = (_KERNEL_CASES | _WIDE_CASES)[name]._replace(model=model)
   equal = 0.9 if _IS_GPU else 0.98
   step_test.check_a_call(case, _KERNEL_ERROR, equal, change=_in_order)
+
+
+@pytest.mark.parametrize('optimizer', ['sgd', 'adagrad'])
+@pytest.mark.parametrize('model', step_test.MODELS)
+def test_changes_of_low_precision_are_rounded(model, optimizer):
+  _skip_without_kernel()
+  case = step_test.Case(model, optimizer, 'bfloat16', dim=18)
+  windows_test.check_changes_are_rounded(case, _in_order)
 
 
 # What every table, optimizer, model and strategy promises. Strategy, layout,

@@ -200,6 +200,11 @@ __device__ __forceinline__ void add_words(uint32* p, uint32 v, uint32 w) {
   add_word(p + 1, w);
 #endif
 }
+__device__ __forceinline__ float root(float x) {
+  float v;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(v) : "f"(x));
+  return v;
+}
 __device__ __forceinline__ uint32 bits_of(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ float float_of(uint32 x) { return __uint_as_float(x); }
 __device__ __forceinline__ uint32 pack(float low, float high) {
@@ -853,7 +858,7 @@ __device__ __forceinline__ void set_rates(
     float state = shared.state[i] + own;
     for (int j = chunk.same[i]; j != i; j = chunk.same[j])
       state += square_of(shared, j);
-    chunk.rate[i] = call.learning_rate / (sqrtf(state) + call.parameter);
+    chunk.rate[i] = __fdividef(call.learning_rate, root(state) + call.parameter);
   }
   __syncthreads();
 }
@@ -886,6 +891,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) train(
   Coming coming;
   send_for_known(call, begin, coming);
   float loss = 0.f, examples = 0.f;
+#if ADAGRAD
+  float state[TURNS] = {};
+#endif
   // The next chunk whose loss is measured.
   int measured = every ? (begin + every - 1) / every * every : stop;
   // Before the first chunk is one without words.
@@ -900,13 +908,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) train(
     if (is_used) {
       read_rows(shared, chunk, input, output);
 #if ADAGRAD
-      for (int k = threadIdx.x; k < ROWS; k += THREADS)
-        if (chunk.row[k] >= 0)
+#pragma unroll
+      for (int turn = 0; turn < TURNS; ++turn) {
+        const int k = threadIdx.x + turn * THREADS;
+        if (k < ROWS && chunk.row[k] >= 0)
           load((k < INPUTS ? input_state : output_state) + chunk.row[k],
-               shared.state[k]);
+               state[turn]);
+      }
 #endif
     }
     if (has_next) note_ids(call, coming, next);
+#if ADAGRAD
+#pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn)
+      if (threadIdx.x + turn * THREADS < ROWS)
+        shared.state[threadIdx.x + turn * THREADS] = state[turn];
+#endif
     arrived();
     __syncthreads();
     if (is_used) {
@@ -924,7 +941,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) train(
     if (!is_used) continue;
 #if ADAGRAD
     // Gradients stay in registers if there are few for each warp.
-    constexpr bool IS_KEPT = ROLES == 2 || (UNITS <= WARPS && !MEANS);
+    constexpr bool IS_KEPT = ROLES == 2 || (UNITS <= WARPS && !MEANS && !BFLOAT16);
     // Of two roles each has other slots.
     constexpr int LATER = ROLES == 2 ? OUTPUT_SLOTS : 0;
     constexpr int KEPT = SLOTS - LATER > OUTPUT_SLOTS ? SLOTS - LATER
