@@ -205,8 +205,12 @@ __device__ __forceinline__ float root(float x) {
   asm("sqrt.approx.f32 %0, %1;" : "=f"(v) : "f"(x));
   return v;
 }
-__device__ __forceinline__ uint32 bits_of(float x) { return __float_as_uint(x); }
-__device__ __forceinline__ float float_of(uint32 x) { return __uint_as_float(x); }
+__device__ __forceinline__ uint32 bits_of(float x) {
+  return __float_as_uint(x);
+}
+__device__ __forceinline__ float float_of(uint32 x) {
+  return __uint_as_float(x);
+}
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 v;
   asm("{.reg .f16 a, b; cvt.rn.f16.f32 a, %1; cvt.rn.f16.f32 b, %2; "
@@ -227,7 +231,9 @@ __device__ __forceinline__ uint32 pack_bfloat16(float low, float high) {
 }
 #endif  // HOST
 
-__device__ __forceinline__ void store(float* to, const Two& v) { *(Two*)to = v; }
+__device__ __forceinline__ void store(float* to, const Two& v) {
+  *(Two*)to = v;
+}
 __device__ __forceinline__ void store(float* to, float v) { *to = v; }
 // Of bfloat16.
 __device__ __forceinline__ void store(float* to, uint32 v) {
@@ -538,7 +544,8 @@ __device__ __forceinline__ void read_rows(
 #pragma unroll
     for (int k = 0; k < MOST; ++k) {
       const int x = threadIdx.x + (start + k) * THREADS;
-      rows[k] = start + k < NUMBER && x < ROWS * EACH ? chunk.row[x / EACH] : -1;
+      const bool is_row = start + k < NUMBER && x < ROWS * EACH;
+      rows[k] = is_row ? chunk.row[x / EACH] : -1;
     }
 #pragma unroll
     for (int k = 0; k < MOST; ++k) {
@@ -845,7 +852,7 @@ __device__ __forceinline__ float square_of(const Shared& shared, int i) {
   return sum * (1.f / DIM);
 }
 
-// Row-wise Adagrad: rates of rows from their gradients, `tables.row_optimizers`.
+// Row-wise Adagrad, as of `tables.row_optimizers`: rates from gradients.
 __device__ __forceinline__ void set_rates(
     const Call& call, Shared& shared, Chunk& chunk, float* input_state,
     float* output_state) {
@@ -858,7 +865,8 @@ __device__ __forceinline__ void set_rates(
     float state = shared.state[i] + own;
     for (int j = chunk.same[i]; j != i; j = chunk.same[j])
       state += square_of(shared, j);
-    chunk.rate[i] = __fdividef(call.learning_rate, root(state) + call.parameter);
+    const float divisor = root(state) + call.parameter;
+    chunk.rate[i] = __fdividef(call.learning_rate, divisor);
   }
   __syncthreads();
 }
@@ -941,7 +949,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) train(
     if (!is_used) continue;
 #if ADAGRAD
     // Gradients stay in registers if there are few for each warp.
-    constexpr bool IS_KEPT = ROLES == 2 || (UNITS <= WARPS && !MEANS && !BFLOAT16);
+    constexpr bool IS_KEPT =
+        ROLES == 2 || (UNITS <= WARPS && !MEANS && !BFLOAT16);
     // Of two roles each has other slots.
     constexpr int LATER = ROLES == 2 ? OUTPUT_SLOTS : 0;
     constexpr int KEPT = SLOTS - LATER > OUTPUT_SLOTS ? SLOTS - LATER
