@@ -19,6 +19,11 @@
 // CHUNK, WINDOW, DRAWS, FIRSTS, DEEP, WARPS, BFLOAT16, STOCHASTIC, ADAGRAD,
 // LIMITED. `windows.py` chooses them and states the arguments.
 
+#ifndef HOST
+#define HALVES (__CUDA_ARCH__ < 800)
+#define VECTOR_ADDS (__CUDA_ARCH__ >= 900)
+#endif
+
 typedef unsigned char uint8;
 typedef unsigned short uint16;
 typedef unsigned int uint32;
@@ -73,8 +78,10 @@ typedef uint32 Loaded;
 #else
 typedef float Stored;
 constexpr int VECTOR = DIM % 4 == 0 ? 4 : DIM % 2 == 0 ? 2 : 1;
-constexpr bool IS_FETCHED = VECTOR == 4;
-#if DIM % 2 == 0
+constexpr bool IS_FETCHED = VECTOR == 4 && !HALVES;
+#if DIM % 4 == 0
+typedef Four Loaded;
+#elif DIM % 2 == 0
 typedef Two Loaded;
 #else
 typedef float Loaded;
@@ -114,13 +121,16 @@ struct Shared {
 };
 
 #ifndef HOST
-#define HALVES (__CUDA_ARCH__ < 800)
-#define VECTOR_ADDS (__CUDA_ARCH__ >= 900)
 #define SHARED_MEMORY \
   extern __shared__ Four memory[]; \
   Shared& shared = *(Shared*)memory;
 
 // Rows are read from the L2 cache: other blocks change them meanwhile.
+__device__ __forceinline__ void load(const void* p, Four& v) {
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x[0]), "=f"(v.x[1]), "=f"(v.x[2]), "=f"(v.x[3])
+               : "l"(p));
+}
 __device__ __forceinline__ void load(const void* p, Two& v) {
   asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
                : "=f"(v.x[0]), "=f"(v.x[1]) : "l"(p));
@@ -138,16 +148,14 @@ __device__ __forceinline__ void load(const void* p, Words& v) {
 }
 // 16 bytes on their way to shared memory; `arrived` waits for them.
 __device__ __forceinline__ void fetch(float* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-  uint32 place = (uint32)__cvta_generic_to_shared(to);
+#if !HALVES
+  const uint32 place = (uint32)__cvta_generic_to_shared(to);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
                :: "r"(place), "l"(from) : "memory");
-#else
-  load(from, *(Words*)to);
 #endif
 }
 __device__ __forceinline__ void arrived() {
-#if __CUDA_ARCH__ >= 800
+#if !HALVES
   asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
@@ -231,6 +239,9 @@ __device__ __forceinline__ uint32 pack_bfloat16(float low, float high) {
 }
 #endif  // HOST
 
+__device__ __forceinline__ void store(float* to, const Four& v) {
+  *(Four*)to = v;
+}
 __device__ __forceinline__ void store(float* to, const Two& v) {
   *(Two*)to = v;
 }
@@ -536,7 +547,7 @@ __device__ __forceinline__ void read_rows(
     const Stored* output) {
   constexpr int EACH = DIM / VECTOR;  // vectors of a row
   constexpr int NUMBER = (ROWS * EACH + THREADS - 1) / THREADS;
-  constexpr int MOST = NUMBER < 6 ? NUMBER : 4;  // in registers
+  constexpr int MOST = HALVES ? 3 : NUMBER < 6 ? NUMBER : 4;  // in registers
 #pragma unroll 1
   for (int start = 0; start < NUMBER; start += MOST) {
     int rows[MOST];
