@@ -236,12 +236,15 @@ def test_short_steps_by_xla_have_rates_of_their_own(
 def test_steps_by_a_gpus_kernel_follow_the_size_of_the_text():
   config, tuning = config_lib.resolve(_config({}), 'gpu', (1, 1), 132)
   for words, expected in (
-    (1e5, 16_896), (82e6, 204_992), (1e12, 1 << 20), (400 * 16_900, 16_896),
+    (1e5, 16_896), (82e6, 208_896), (1e12, 1 << 20), (400 * 16_900, 17_408),
   ):  # fmt: skip
     assert config_lib.fitted_batch_words(config, tuning, words) == expected
   # Where few words share fewer blocks.
   tuning = dataclasses.replace(tuning, threads=2)
   assert config_lib.fitted_batch_words(config, tuning, 1e4) == 256
+  # Other devices have larger chunks.
+  tuning = dataclasses.replace(tuning, threads=1, chunk=8)
+  assert config_lib.fitted_batch_words(config, tuning, 400 * 90) == 128
   tree = _config({'model.loss': 'hierarchical_softmax'})
   config, tuning = config_lib.resolve(tree, 'gpu', (1, 1), 132)
   assert config_lib.fitted_batch_words(config, tuning, 1e4) % 64 == 0
@@ -253,6 +256,10 @@ def test_steps_by_a_gpus_kernel_follow_the_size_of_the_text():
     ({}, (1, 1), 10e6, 256),
     ({}, (1, 1), 82e6, 1024),
     ({}, (1, 1), 1e12, 2048),
+    # Their rates are those of short steps.
+    (_TREE, (1, 1), 1e12, 256),
+    ({'strategy.name': 'partition', 'strategy.num_parts': 4}, (1, 1), 1e12,
+     256),
     ({'optimizer.name': 'adagrad', 'strategy.name': 'replicas'}, (2, 1),
      82e6, 1024),
     # Not shorter than a chunk of each part.

@@ -21,8 +21,9 @@ MAX_THREADS = 64
 MOST_WORDS_IN_FLIGHT = 2112
 _MOST_GPU_DIM, _MOST_GPU_WINDOW = 512, 15  # that its kernel is made for
 # Of a step by a GPU's kernel: chunks of each block, centers, and steps of a run
-# of whose words subsampling may drop half.
+# of whose words subsampling may drop half. Chunks have 8, 16 or 64 centers.
 _BLOCK_CHUNKS, _MOST_STEP_WORDS, _LEAST_STEPS = 8, 1 << 20, 400
+_STEP_MULTIPLE = 64
 # Of a step by XLA: what it looks up lacks what its other words teach, which
 # costs a text of few steps quality (docs/devices.md).
 _LEAST_XLA_WORDS, _MOST_XLA_WORDS, _LEAST_XLA_STEPS = 256, 2048, 1 << 16
@@ -316,14 +317,16 @@ def fitted_batch_words(
   """Returns the centers of a step on an accelerator, of a run of some words.
 
   A step is as long as still leaves many of them. One by a GPU's kernel fills
-  all blocks.
+  all blocks. In `config` steps are as long as is usual, by XLA the longest.
   """
   if not tuning.fused:
     fitting = round(max(words / _LEAST_XLA_STEPS, _LEAST_XLA_WORDS))
-    return min(1 << (fitting.bit_length() - 1), _MOST_XLA_WORDS)
+    return min(1 << (fitting.bit_length() - 1), config.train.batch_words)
   least = _BLOCK_CHUNKS * tuning.threads * thread_words(config, tuning.chunk)
   fitting = int(min(max(words / _LEAST_STEPS, least), _MOST_STEP_WORDS))
-  return max(1, fitting // tuning.chunk) * tuning.chunk
+  # Other devices, where the run may go on, can divide a multiple of many.
+  multiple = max(_STEP_MULTIPLE, 1 << max(0, fitting.bit_length() - 6))
+  return -(-fitting // multiple) * multiple
 
 
 def with_step(
