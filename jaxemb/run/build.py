@@ -243,21 +243,21 @@ def corpus_of(source: data_base.Source) -> model_base.Corpus:
   )
 
 
-def _reside(
-  setup: devices.Setup,
-  source: data_base.Source,
-  strategy: strategy_base.Strategy,
-) -> None:
-  """Has devices that make batches hold the data, if tables leave room."""
-  reside = getattr(source, 'reside', None)
-  if not setup.tuning.device_words or reside is None:
+def reside(parts: Parts) -> None:
+  """Has devices that make batches hold the data, if tables leave room.
+
+  All processes take part, where each has made its parts.
+  """
+  source, strategy, mesh = parts.source, parts.strategy, parts.mesh
+  hold = getattr(source, 'reside', None)
+  if not parts.tuning.device_words or hold is None:
     return
-  state = strategy.init.eval_shape(jax.random.key(0))
+  state = strategy.init.eval_shape(sampling.key_shape())
   held_bytes = mesh_lib.num_bytes(state) // strategy.batch_sharding.num_devices
-  local = list(setup.mesh.devices.flat)
+  local = list(mesh.devices.flat)
   room_bytes = max(0, budget.free_bytes(local) - held_bytes)
-  num_data = setup.mesh.shape[mesh_lib.DATA]
-  num_bytes = reside(int(_DATA_FRACTION * room_bytes) * num_data)
+  num_data = mesh.shape[mesh_lib.DATA]
+  num_bytes = hold(int(_DATA_FRACTION * room_bytes) * num_data)
   _LOG.info(
     f'batches are made on the device, which holds all {num_bytes / 1e6:,.1f} '
     'MB of ids'
@@ -413,7 +413,6 @@ def parts(
     cluster=cluster,
     programs=cache / 'programs' if keeps_programs else None,
   )
-  _reside(setup, source, strategy)
   if benchmark_sets is None:
     benchmark_sets = source_benchmarks(config, source)
   of_kind = kind.fingerprints(trainable.model)

@@ -224,6 +224,7 @@ def _build(
   if whys := list(filter(None, distributed.everyone('fused', why))):
     metrics.LOG.info(f'steps are not fused, and slower: {whys[0]}')
     parts = read({**start.fixed, 'fused': False})
+  build.reside(parts)
   return parts
 
 

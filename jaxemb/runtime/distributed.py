@@ -5,6 +5,7 @@ of keys and values. Arrays travel by collectives; what hosts agree on (settings,
 when to save) goes through the store, so that no device waits for it.
 """
 
+import collections
 import contextlib
 import json
 import multiprocessing
@@ -51,6 +52,7 @@ _OUTSIDE = '198.51.100.1'  # of no machine (RFC 5737): the route out
 _MESSAGE_BYTES = 1 << 20  # of `gather`: one length is one program
 # A process that is done waits until process 0 is, too.
 _DONE, _BYE, _FAILED, _STOP = b'done', b'bye', b'failed', b'stop'
+_calls: collections.Counter[str] = collections.Counter()  # of `everyone`
 _LOST = (
   '{} of this job is gone; start all processes again to resume from the last '
   'checkpoint'
@@ -257,11 +259,16 @@ def from_first(key: str, mine: str = '') -> str:
 
 
 def everyone(key: str, mine: str) -> list[str]:
-  """Returns what each process sets under a new key; starts no JAX backend."""
+  """Returns what each process sets under a key; starts no JAX backend.
+
+  All processes call it as often with the key.
+  """
   if num_processes() == 1:
     return [mine]
-  _set(f'{key}/{process_id()}', mine)
-  return [_get(f'{key}/{i}') for i in range(num_processes())]
+  _calls[key] += 1
+  new = f'{key}/call-{_calls[key]}'  # the store takes a key once
+  _set(f'{new}/{process_id()}', mine)
+  return [_get(f'{new}/{i}') for i in range(num_processes())]
 
 
 def latest(

@@ -19,6 +19,8 @@ import pytest
 from jaxemb import __main__ as jaxemb_command
 from jaxemb import errors
 from jaxemb.cli import train as main
+from jaxemb.kernels import ffi
+from jaxemb.kernels.cpu import step as native
 from jaxemb.run import lifecycle as train
 from jaxemb.run import results
 from jaxemb.runtime import distributed
@@ -134,7 +136,8 @@ def _join_agree_and_stop(port, i):
   messages = [bytes([k + 1]) * size for k, size in enumerate((5 << 19, 7))]
   assert distributed.gather(messages[i]) == messages
   assert distributed.gather(b'') == [b'', b'']
-  assert distributed.everyone('names', f'p{i}') == ['p0', 'p1']
+  for names in (['p0', 'p1'], ['again-0', 'again-1']):
+    assert distributed.everyone('names', names[i]) == names
   assert distributed.latest('hosts', {'i': i})[i] == {'i': i}
   assert distributed.latest('hosts', {'i': i}, True) == [{'i': 0}, {'i': 1}]
   assert distributed.decide(0, False, not i) == distributed.SAVE
@@ -392,6 +395,33 @@ def test_a_bug_does_not_wait_for_the_others(monkeypatch, capsys):
   main.main([])
   assert left == [1]
   assert 'ZeroDivisionError: a bug' in capsys.readouterr().err
+
+
+def _without_a_kernel_in_process_1():
+  make = native.make
+
+  def made(*args, **more):
+    if distributed.process_id():
+      raise ffi.Unavailable('no such thing')
+    return make(*args, **more)
+
+  native.make = made
+  # Processes agree whether devices hold the text.
+  train.run = functools.partial(train.run, device_words=1 << 20)
+
+
+@pytest.mark.slow
+def test_without_the_kernel_of_one_process_all_go_on_without(trained):
+  folder, flags = trained
+  workdir = folder / 'not-fused'
+  own = [f'--workdir={workdir}', '--config.strategy.name=replicas']
+  own += ['--config.train.epochs=1']
+  job = _start([*flags, *own], before=_without_a_kernel_in_process_1, devices=1)
+  said, _ = _check(job)
+  assert 'steps are not fused, and slower: no such thing' in said
+  assert 'batches are made on the device, which holds all' in said
+  config = json.loads((workdir / 'config.json').read_text())
+  assert not config['tuning']['fused']
 
 
 @pytest.mark.slow
