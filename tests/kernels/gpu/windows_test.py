@@ -170,7 +170,7 @@ def test_a_call_is_that_of_the_loops(case, gpu):
   'model', marking.slow_after(1, ['skipgram', 'cbow-tree'])
 )
 def test_gpus_without_tf32_multiply_float16(model, gpu):
-  case = Case(model, way='xla')
+  case = Case(model, dim=20, way='xla')
   step_test.check_a_call(case, _ERROR, change=_fused(gpu, case, halves=True))
 
 
