@@ -287,19 +287,21 @@ class _Kernel:
     total = at.part(tails, at.index, goes_on)
 
     def more(x):
-      return x[0]
+      return x[-1]
 
     def add(x):
-      _, first, total = x
+      total, first, _ = x
       tiles = [first + j for j in range(_TILES_AT_ONCE)]
       goes_on = [at.id(ids_ref, x * at.tile, self.vocab) == id_ for x in tiles]
       pairs = list(zip(tiles, goes_on, strict=True))
       for part in [at.part(heads, x, y) for x, y in pairs]:
         total = _plus(total, part)
-      return goes_on[-1], first + _TILES_AT_ONCE, total
+      return total, first + _TILES_AT_ONCE, goes_on[-1]
 
-    start = goes_on, at.index + 1, total
-    total = jax.lax.while_loop(more, add, start)[2]
+    # The sum of gradients comes first: where results of a loop have no use,
+    # Triton crashes if one in front of an array is dropped.
+    start = total, at.index + 1, goes_on
+    total, *_ = jax.lax.while_loop(more, add, start)
     target = id_
     if not self.change:
       ids = [ids_ref[end - 1 - j] for j in range(at.tile)]
