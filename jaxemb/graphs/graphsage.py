@@ -40,7 +40,7 @@ from jaxemb.graphs import neighbors
 from jaxemb.kernels.gpu import row_sums
 from jaxemb.models import base, columns
 from jaxemb.ops import rounding, sampling
-from jaxemb.tables import dedup, row_access, row_optimizers
+from jaxemb.tables import dedup, row_access
 from jaxemb.tables import spec as spec_lib
 
 NODES = 'nodes'
@@ -119,22 +119,11 @@ def _look_up(num, by_kernel, rows, ids):
 
 
 def _look_up_backward(num, by_kernel, ids, slopes):
-  zeros = jnp.zeros((num, slopes.shape[-1]), slopes.dtype)
-
-  def by_id(ids, slopes):
-    return zeros.at[ids].add(slopes)
-
-  def by_sorting(ids, slopes):
-    kernels = row_access.XLA
-    if by_kernel and row_sums.can_sum(slopes.shape[-1]):
-      kernels = row_access.Kernels(sums=row_sums.sums)
-    row_grads = row_optimizers.RowGrads(ids, slopes, None)
-    sums = dedup.by_sorting(row_grads, num, kernels)
-    return row_access.add(zeros, sums.ids, rows=sums.grads, are_unique=True)
-
-  # A GPU would add them atomically.
-  how = {'cuda': by_sorting, 'rocm': by_sorting, 'default': by_id}
-  return jax.lax.platform_dependent(ids, slopes, **how), None
+  dim, kernels = slopes.shape[-1], row_access.XLA
+  if by_kernel:
+    kernels = row_sums.kernels(dim)
+  zeros = jnp.zeros((num, dim), slopes.dtype)
+  return dedup.add(zeros, ids, rows=slopes, kernels=kernels), None
 
 
 _look_up.defvjp(

@@ -53,6 +53,8 @@ class WindowSpec:
   # Whether a token is looked up once in a step, not once for each window.
   tokens_once: bool = False
   row_ops: columns.RowOps = columns.WHOLE_ROWS  # from the layout of the tables
+  # Whether a GPU's kernel sums gradients of rows (`kernels.gpu.row_sums`).
+  sums_by_kernel: bool = False
 
 
 class Aux(NamedTuple):

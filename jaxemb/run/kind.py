@@ -270,6 +270,7 @@ def window_spec(
     shared_negatives=m.shared_negatives,
     tokens_once=tuning.tokens_once,
     row_ops=context.row_ops,
+    sums_by_kernel=tuning.row_sums,
   )
 
 

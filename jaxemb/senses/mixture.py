@@ -40,8 +40,9 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.evaluation import multivectors
+from jaxemb.kernels.gpu import row_sums
 from jaxemb.models import base, skipgram, targets
-from jaxemb.tables import row_optimizers
+from jaxemb.tables import dedup, row_access, row_optimizers
 from jaxemb.tables import spec as spec_lib
 
 PRIORS = 'priors'
@@ -238,6 +239,9 @@ class Mixture(skipgram.WindowModel):
     num_block = -(-len(tokens) // _NUM_BLOCKS)
     num_slots = jnp.sum(tokens < len(tokens))
     flat_targets = target_rows.reshape(-1, target_rows.shape[-1])
+    kernels = row_access.XLA
+    if self.spec.sums_by_kernel:
+      kernels = row_sums.kernels(flat_targets.shape[1])
 
     def add_block(carry):
       first, total, sense_grads, prior_grads, target_grads = carry
@@ -252,22 +256,24 @@ class Mixture(skipgram.WindowModel):
         for x in (target_ids.places, target_ids.place_signs)
       )
       block_targets = flat_targets.at[places].get(mode='promise_in_bounds')
+      signs = signs * mask[..., None]
       loss_and_grads = jax.value_and_grad(self._block_loss, (0, 1), True)
       (value, averages), grads = loss_and_grads(
         senses.at[slots].get(mode='fill', fill_value=0),
         block_targets.reshape(num_block, -1, block_targets.shape[-1]),
-        signs * mask[..., None],
+        signs,
         priors.at[slots].get(mode='fill', fill_value=0)[:, :-1],
         mask,
       )
       block_grads = grads[1].reshape(block_targets.shape)
       block_grads = jax.lax.optimization_barrier(block_grads)
+      ids = jnp.where(signs != 0, places, len(flat_targets))
       return (
         first + num_block,
         total + value,
         sense_grads.at[slots].set(grads[0], mode='drop'),
         prior_grads.at[slots].set(averages, mode='drop'),
-        target_grads.at[places].add(block_grads, mode='promise_in_bounds'),
+        dedup.add(target_grads, ids, rows=block_grads, kernels=kernels),
       )
 
     zeros = (jnp.zeros_like(x) for x in (senses, priors, flat_targets))

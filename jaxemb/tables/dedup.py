@@ -155,6 +155,30 @@ def by_sorting(
   return running_sums(row_grads, order, kernels)._replace(ids=unique)
 
 
+def add(
+  array: jax.Array,
+  ids: jax.Array,
+  rows: jax.Array,
+  kernels: row_access.Kernels = row_access.XLA,
+) -> jax.Array:
+  """Adds rows [..., d] to those of ids [...], in the same order in every run.
+
+  `array` is [num, d]; ids from `num` on are padding.
+  """
+
+  def by_id(array, ids, rows):
+    return row_access.add(array, ids, rows, are_unique=False)
+
+  def by_sums(array, ids, rows):
+    row_grads = row_optimizers.RowGrads(ids, rows, None)
+    sums = by_sorting(row_grads, len(array), kernels)
+    return row_access.add(array, sums.ids, rows=sums.grads, are_unique=True)
+
+  # A GPU would add them atomically.
+  how = {'cuda': by_sums, 'rocm': by_sums, 'default': by_id}
+  return jax.lax.platform_dependent(array, ids, rows, **how)
+
+
 def _flatten(row_grads, vocab):
   """Flattens all arrays; ids of padding become `vocab`."""
   ids, grads, squares, counts, rows = row_grads

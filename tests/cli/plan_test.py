@@ -97,6 +97,20 @@ def test_programs_for_tpus_copy_no_table(topology, vocab, flags, tmp_path):
     marking.slow('cuda:h100x1', 1e6, ['--config.table.dtype=int8']),
     marking.slow('cuda:h200x8', 1e6, ['--config.model.dim=128', COLUMN]),
     marking.slow('cuda:h100x1', 0, ['--config=graphsage']),
+    marking.slow(
+      'cuda:h100x1',
+      0,
+      ['--config=mixture:smoke', '--config.senses.method=likelihoods'],
+    ),
+    # A kernel for rows with sums that need neither squares nor counts.
+    marking.slow(
+      'cuda:h100x1',
+      1e5,
+      [
+        '--config.model.shared_negatives=1000',
+        '--config.optimizer.max_duplicates=0',
+      ],
+    ),
   ],
 )
 def test_programs_for_gpus_copy_no_table_and_add_in_order(

@@ -1,11 +1,14 @@
 """Deduplication against a loop, with sums that float32 holds exactly."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb.tables import dedup
+from jaxemb.kernels.gpu import row_sums
+from jaxemb.tables import dedup, row_access
 from jaxemb.tables import row_optimizers as rowopt
 from tests import compiling
 
@@ -68,6 +71,27 @@ def test_each_id_comes_once_with_its_sums(deduplicate, kind, size):
   np.testing.assert_array_equal(found.counts[used], counts[here])
   np.testing.assert_array_equal(found.grads[used], sums[here])
   np.testing.assert_array_equal(found.squares[used], sums[here, 0])
+
+
+@pytest.mark.parametrize('device', ['cpu', 'gpu', 'gpu_kernel'])
+def test_rows_are_added(device, monkeypatch):
+  kernels = row_access.XLA
+  if device == 'gpu_kernel':
+    sums = functools.partial(row_sums.sums, interpret=True)
+    kernels = row_access.Kernels(sums=sums)
+  if device != 'cpu':
+    monkeypatch.setattr(
+      jax.lax, 'platform_dependent', lambda *args, cuda, **_: cuda(*args)
+    )
+  rng = np.random.default_rng(0)
+  ids = rng.integers(0, 12, (40, 3), np.int32)
+  array, rows = (
+    rng.integers(-8, 9, (*x, 5)).astype(np.float32) for x in ((10,), ids.shape)
+  )
+  expected = np.concatenate([array, np.zeros((2, 5), np.float32)])
+  np.add.at(expected, ids, rows)  # ids of padding have a place of their own
+  add = jax.jit(functools.partial(dedup.add, kernels=kernels))
+  np.testing.assert_array_equal(add(array, ids, rows), expected[:10])
 
 
 @pytest.mark.parametrize(

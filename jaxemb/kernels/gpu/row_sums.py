@@ -39,6 +39,13 @@ def can_sum(dim: int) -> bool:
   return dim <= _MOST_WIDTH
 
 
+def kernels(dim: int) -> row_access.Kernels:
+  """Returns the kernels for rows of a width, or XLA for those too wide."""
+  if not can_sum(dim):
+    return row_access.XLA
+  return row_access.Kernels(sums=sums, sums_of_sorted=sums_of_sorted)
+
+
 def compiles_for(device: jax.Device) -> bool:
   """Whether the kernels compile for a GPU."""
   capability = str(getattr(device, 'compute_capability', ''))
@@ -298,8 +305,9 @@ class _Kernel:
         total = _plus(total, part)
       return total, first + _TILES_AT_ONCE, goes_on[-1]
 
-    # The sum of gradients comes first: where results of a loop have no use,
-    # Triton crashes if one in front of an array is dropped.
+    # Gradients come first: Triton takes the n-th value of a loop for its n-th
+    # result, and crashes if results in front of an array were dropped for want
+    # of a use (in its TritonGPURemoveLayoutConversions).
     start = total, at.index + 1, goes_on
     total, *_ = jax.lax.while_loop(more, add, start)
     target = id_
