@@ -59,7 +59,8 @@ def _zipf_text(
   shape = steps.num_parts, blocks_lib.batch_words(steps.part_words)
   ids = np.broadcast_to(np.int32(0), shape)
   batch = windows.pack(ids, steps.window, steps.part_words)
-  corpus = model_base.Corpus((), counts, chances)
+  words = range(num_words)  # nobody reads them, but their number counts
+  corpus = model_base.Corpus(words, counts, chances)
   return plan.Data(setup=setup, corpus=corpus, steps=steps, batch=batch)
 
 

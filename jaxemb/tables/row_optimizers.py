@@ -275,7 +275,7 @@ def adagrad_full(
     deltas = -learning_rate * grads / (jnp.sqrt(new) + epsilon)
     return deltas, AdagradState(new)
 
-  # Without `change`: jaxlib 0.10.2 crashes where it compiles it for GPUs.
+  # Without `change`: a GPU's kernel for it compiles, but was never measured.
   return RowOptimizer(
     init=init,
     update=_by_rows(change, copies),
