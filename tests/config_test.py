@@ -245,6 +245,10 @@ def test_steps_by_a_gpus_kernel_follow_the_size_of_the_text():
   # Other devices have larger chunks.
   tuning = dataclasses.replace(tuning, threads=1, chunk=8)
   assert config_lib.fitted_batch_words(config, tuning, 400 * 90) == 128
+  # The host makes the batches of sub-models, of many steps.
+  apart = _config({'strategy.name': 'partition', 'strategy.num_parts': 4})
+  apart = config_lib.resolve(apart, 'gpu', (1, 1), 132)
+  assert config_lib.fitted_batch_words(*apart, 1e12) == 1 << 17
   tree = _config({'model.loss': 'hierarchical_softmax'})
   config, tuning = config_lib.resolve(tree, 'gpu', (1, 1), 132)
   assert config_lib.fitted_batch_words(config, tuning, 1e4) % 64 == 0

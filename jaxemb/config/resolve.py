@@ -24,6 +24,8 @@ _MOST_GPU_DIM, _MOST_GPU_WINDOW = 512, 15  # that its kernel is made for
 # of whose words subsampling may drop half. Chunks have 8, 16 or 64 centers.
 _BLOCK_CHUNKS, _MOST_STEP_WORDS, _LEAST_STEPS = 8, 1 << 20, 400
 _STEP_MULTIPLE = 64
+# Where the host makes batches: each has 128 steps (`data.blocks.group_blocks`).
+_MOST_HOST_STEP_WORDS = 1 << 17
 # Of a step by XLA: what it looks up lacks what its other words teach, which
 # costs a text of few steps quality (docs/devices.md).
 _LEAST_XLA_WORDS, _MOST_XLA_WORDS, _LEAST_XLA_STEPS = 256, 2048, 1 << 16
@@ -323,7 +325,8 @@ def fitted_batch_words(
     fitting = round(max(words / _LEAST_XLA_STEPS, _LEAST_XLA_WORDS))
     return min(1 << (fitting.bit_length() - 1), config.train.batch_words)
   least = _BLOCK_CHUNKS * tuning.threads * thread_words(config, tuning.chunk)
-  fitting = int(min(max(words / _LEAST_STEPS, least), _MOST_STEP_WORDS))
+  most = _MOST_STEP_WORDS if tuning.device_words else _MOST_HOST_STEP_WORDS
+  fitting = int(min(max(words / _LEAST_STEPS, least), most))
   # Other devices, where the run may go on, can divide a multiple of many.
   multiple = max(_STEP_MULTIPLE, 1 << max(0, fitting.bit_length() - 6))
   return -(-fitting // multiple) * multiple
