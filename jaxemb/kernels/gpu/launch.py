@@ -149,12 +149,6 @@ def put(digest: int, kernel: int, launcher: int) -> None:
     _words[_NUM] = max(num, number + 1)
 
 
-def has(digest: int) -> bool:
-  """Whether this process has loaded a kernel."""
-  with _lock:
-    return digest in _words[_FIRST : _FIRST + 2 * _words[_NUM] : 2]
-
-
 def call(
   launch: Launch,
   arguments: Sequence[jax.Array],

@@ -216,8 +216,10 @@ def fitting_chunk(
   raise ffi.Unavailable(refusal)
 
 
-# Compilations under way, by digest.
+# Compilations under way, and the devices that a kernel is loaded for, as CUDA
+# numbers them, by digest.
 _compiling: dict[int, futures.Future[bytes]] = {}
+_loaded: dict[int, set[int]] = {}
 
 
 def compile(
@@ -268,13 +270,15 @@ def make(
       raise ffi.Unavailable(refusal)
     launch.register()
     here = jax.local_devices()
-    ordinals = [x.local_hardware_id for x in devices if x in here]
-    if ordinals and not launch.has(digest):
+    before = _loaded.get(digest, set())
+    ordinals = before | {x.local_hardware_id for x in devices if x in here}
+    if ordinals > before:
       program = compile(chosen, facts, folder).result()
       loaded = driver.load(
-        program, _ENTRY, chosen.shared_bytes, ordinals=ordinals
+        program, _ENTRY, chosen.shared_bytes, ordinals=sorted(ordinals)
       )
       launch.put(digest, loaded, driver.launcher())
+      _loaded[digest] = ordinals
   except ffi.Unavailable:
     raise
   except Exception as error:  # of NVIDIA's libraries, numba, LLVM and XLA
