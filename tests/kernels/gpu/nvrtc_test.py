@@ -35,6 +35,18 @@ def test_programs_are_compiled_for_each_generation(capability):
 
 
 @needs_nvrtc
+@pytest.mark.parametrize('damage', [lambda x: x[:-9], lambda x: b'?' + x[1:]])
+def test_damaged_programs_are_compiled_again(damage, tmp_path):
+  args = _SOURCE, {'SCALE': 2}, 90
+  made = nvrtc.cubin(*args, folder=tmp_path)
+  (path,) = tmp_path.iterdir()
+  kept = path.read_bytes()
+  path.write_bytes(damage(kept))
+  assert nvrtc.cubin(*args, folder=tmp_path) == made
+  assert path.read_bytes() == kept
+
+
+@needs_nvrtc
 def test_programs_are_kept_by_all_that_they_depend_on(tmp_path, monkeypatch):
   folder = tmp_path / 'programs'
 
