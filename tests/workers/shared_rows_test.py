@@ -144,7 +144,9 @@ def test_lockstep_without_staleness_is_synchronous():
     ({'optimizer.name': 'adam', 'table.staleness': 5}, '60%', False),
     ({'table.staleness': 50}, '60%', True),
     (
-      {'model.loss': 'hierarchical_softmax', 'model.shared_negatives': 24},
+      # Workers and one device have other limits by default.
+      {'model.loss': 'hierarchical_softmax', 'model.shared_negatives': 24,
+       'optimizer.max_duplicates': 16.0},
       '100%', False,
     ),
     (
