@@ -192,9 +192,8 @@ def resolve(
 
   `platform` is that of the devices, 'cpu' or another; `mesh` how many there are
   along the data and the table axis; `cores` those that each has for itself, or
-  multiprocessors of a GPU;
-  `fixed` are fields of `Tuning` that are not chosen. Raises a `UserError` for
-  settings that do not fit the mesh.
+  multiprocessors of a GPU; `fixed` are fields of `Tuning` that are not chosen.
+  Raises a `UserError` for settings that do not fit the mesh.
   """
   config = config.copy_and_resolve_references()
   config.mesh.data, config.mesh.table = mesh

@@ -89,8 +89,7 @@ class Parts(NamedTuple):
     if self.strategy.store:
       self._check_store()
     state = self.strategy.init.eval_shape(sampling.key_shape())
-    num_devices = self.strategy.batch_sharding.num_devices
-    held = mesh_lib.num_bytes(state) // num_devices
+    held = self.strategy.device_bytes(state)
     vectors = sum(x.vector_bytes for x in state.tables.values())
     _LOG.info(
       f'tables: {held / 1e6:.1f} MB per device ({vectors / 1e6:.1f} MB '
@@ -253,9 +252,8 @@ def reside(parts: Parts) -> None:
   if not parts.tuning.device_words or hold is None:
     return
   state = strategy.init.eval_shape(sampling.key_shape())
-  held_bytes = mesh_lib.num_bytes(state) // strategy.batch_sharding.num_devices
-  local = list(mesh.devices.flat)
-  room_bytes = max(0, budget.free_bytes(local) - held_bytes)
+  free_bytes = budget.free_bytes(list(mesh.devices.flat))
+  room_bytes = max(0, free_bytes - strategy.device_bytes(state))
   num_data = mesh.shape[mesh_lib.DATA]
   num_bytes = hold(int(_DATA_FRACTION * room_bytes) * num_data)
   _LOG.info(
@@ -303,7 +301,7 @@ def _with_threads(setup: devices.Setup, num_keys: int) -> devices.Setup:
   # What each thread learns of a row meanwhile adds up: with six rows two
   # threads diverge in every second run, with fifty in every third of weighted
   # walks.
-  on_cpu = setup.mesh.devices.flat[0].platform == 'cpu'
+  on_cpu = setup.platform == 'cpu'
   each = _ROWS_PER_THREAD if on_cpu else _ROWS_PER_BLOCK
   most = max(1, num_keys // each)
   threads = min(setup.tuning.threads, most)

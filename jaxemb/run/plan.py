@@ -23,7 +23,6 @@ from jaxemb.run import build, rundir
 from jaxemb.run import devices as devices_lib
 from jaxemb.run import trainer as trainer_lib
 from jaxemb.runtime import hlo, topologies
-from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base as strategy_base
 
 # Of the memory, what a run may need; the rest is the program and its runtime.
@@ -68,8 +67,7 @@ class Job(NamedTuple):
 
   def device_bytes(self, tree: Any) -> int:
     """Bytes of some of the state on each device, as numbers without padding."""
-    num_devices = self.trainer.strategy.batch_sharding.num_devices
-    return mesh_lib.num_bytes(tree) // num_devices
+    return self.trainer.strategy.device_bytes(tree)
 
   def mesh(self) -> jax.sharding.Mesh:
     """The devices that the program runs on."""

@@ -194,6 +194,10 @@ class Strategy(NamedTuple):
   # is also the `step`; None = the state has all rows.
   store: Any = None
 
+  def device_bytes(self, tree: Any) -> int:
+    """Returns bytes of some of the state on each device, without padding."""
+    return mesh_lib.num_bytes(tree) // self.batch_sharding.num_devices
+
 
 class StepContext(NamedTuple):
   """What a step needs beside its batch."""

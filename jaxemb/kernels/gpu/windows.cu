@@ -17,12 +17,32 @@
 //
 // Macros: MODEL (0 skip-gram, 1 CBOW, 2 hierarchical softmax), AVERAGES, DIM,
 // CHUNK, WINDOW, DRAWS, FIRSTS, DEEP, WARPS, BFLOAT16, STOCHASTIC, ADAGRAD,
-// LIMITED. `windows.py` chooses them and states the arguments.
+// LIMITED. `windows.py` chooses them.
+//
+// The arguments of `train`, of a call of n words in chunks of c, as `step.py`
+// gives them:
+//
+//   numbers           learning rate; max_duplicates or Adagrad's epsilon; K / N
+//   integers          chunks (of a tree, centers); vocabulary; keys of draws
+//                     and of rounding, two each; sizes of both brakes; entries
+//                     of the alias table; after how many chunks the loss is
+//                     measured, 0 = never
+//   tokens            [n + 2 WINDOW], those above the vocabulary are padding
+//   left, right       [n], contexts of each center on both sides
+//   chunk_numbers     [n / c], which draws depend on
+//   *_brakes          [h], `kernels/brakes.py`, of the first rows of a table
+//   a, b, c           the alias table in a; or of a tree `exits`, `firsts` and
+//                     `deep` of `ops.huffman.Split`
+//   totals            loss in nats and examples, which are added to
+//   input, output     [vocabulary, DIM], the tables, and [vocabulary] or [1],
+//                     their optimizer states
 
 #ifndef HOST
 #define HALVES (__CUDA_ARCH__ < 800)
 #define VECTOR_ADDS (__CUDA_ARCH__ >= 900)
 #endif
+
+#define MEANS (MODEL == 1 || AVERAGES)  // of contexts are the left factor
 
 typedef unsigned char uint8;
 typedef unsigned short uint16;
@@ -31,7 +51,6 @@ typedef unsigned long long uint64;
 
 constexpr bool IS_TREE = MODEL == 2;
 constexpr bool IS_SKIPGRAM = MODEL == 0;
-constexpr bool MEANS = MODEL == 1 || AVERAGES;
 __device__ constexpr int padded(int n, int multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
@@ -108,7 +127,7 @@ struct Chunk {
 struct Shared {
   float inputs[INPUT_ROWS * STRIDE];
   float right[RIGHT * STRIDE];
-#if MODEL == 1 || AVERAGES
+#if MEANS
   float means[LEFT * STRIDE];
   float changes[ADAGRAD || ROLES == 2 ? LEFT * STRIDE : 1];
 #endif
@@ -177,6 +196,24 @@ __device__ __forceinline__ void add(float* p, Two v) {
 #endif
 }
 __device__ __forceinline__ void add(float* p, float v) { atomicAdd(p, v); }
+__device__ __forceinline__ uint32 bits_of(float x) {
+  return __float_as_uint(x);
+}
+__device__ __forceinline__ float float_of(uint32 x) {
+  return __uint_as_float(x);
+}
+// To bfloat16, two in a word.
+__device__ __forceinline__ uint32 pack_bfloat16(float low, float high) {
+  uint32 v;
+#if !HALVES
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+#else
+  uint32 a = bits_of(low), b = bits_of(high);
+  a += 0x7fff + (a >> 16 & 1), b += 0x7fff + (b >> 16 & 1);
+  v = a >> 16 | (b & 0xffff0000u);
+#endif
+  return v;
+}
 // Two bfloat16 to each of one or two words.
 __device__ __forceinline__ void add_word(uint32* p, uint32 v) {
 #if VECTOR_ADDS
@@ -187,15 +224,10 @@ __device__ __forceinline__ void add_word(uint32* p, uint32 v) {
   load(p, old);
   do {
     seen = old;
-    uint32 sum = 0;
-    for (int i = 0; i < 32; i += 16) {
-      float a = __uint_as_float(seen >> i << 16);
-      float b = __uint_as_float(v >> i << 16);
-      uint32 bits = __float_as_uint(a + b);
-      bits += 0x7fff + (bits >> 16 & 1);
-      sum |= bits >> 16 << i;
-    }
-    old = atomicCAS(p, seen, sum);
+    const float low = float_of(seen << 16) + float_of(v << 16);
+    const float high =
+        float_of(seen & 0xffff0000u) + float_of(v & 0xffff0000u);
+    old = atomicCAS(p, seen, pack_bfloat16(low, high));
   } while (old != seen);
 #endif
 }
@@ -213,28 +245,10 @@ __device__ __forceinline__ float root(float x) {
   asm("sqrt.approx.f32 %0, %1;" : "=f"(v) : "f"(x));
   return v;
 }
-__device__ __forceinline__ uint32 bits_of(float x) {
-  return __float_as_uint(x);
-}
-__device__ __forceinline__ float float_of(uint32 x) {
-  return __uint_as_float(x);
-}
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 v;
   asm("{.reg .f16 a, b; cvt.rn.f16.f32 a, %1; cvt.rn.f16.f32 b, %2; "
       "mov.b32 %0, {a, b};}" : "=r"(v) : "f"(low), "f"(high));
-  return v;
-}
-// To bfloat16, two in a word.
-__device__ __forceinline__ uint32 pack_bfloat16(float low, float high) {
-  uint32 v;
-#if __CUDA_ARCH__ >= 800
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
-#else
-  uint32 a = bits_of(low), b = bits_of(high);
-  a += 0x7fff + (a >> 16 & 1), b += 0x7fff + (b >> 16 & 1);
-  v = a >> 16 | (b & 0xffff0000u);
-#endif
   return v;
 }
 #endif  // HOST
@@ -642,18 +656,14 @@ __device__ __forceinline__ void multiply(
   for (int e = 0; e < 4; ++e) out[e] += other[e];
 }
 
-// Adds weights [16, rows] x sources [rows, 16 columns of a unit] to `out`. Of a
-// unit a lane has four columns side by side, 4 t to 4 t + 3, of rows g, g + 8.
+// The product of weights [16, rows] and sources [rows, 16 columns of a unit],
+// of which a lane has columns 4 t to 4 t + 3 of rows g and g + 8.
 struct Tile { float low[4], high[4]; };
 template <class F>
-__device__ __forceinline__ void multiply_columns(
-    F weights, int rows, const float* sources, Tile& out) {
+__device__ __forceinline__ Tile multiply_columns(
+    F weights, int rows, const float* sources) {
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  float even[4], odd[4];
-  for (int e = 0; e < 2; ++e) {
-    even[e] = out.low[2 * e], odd[e] = out.low[2 * e + 1];
-    even[2 + e] = out.high[2 * e], odd[2 + e] = out.high[2 * e + 1];
-  }
+  float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
 #pragma unroll UNROLLED
   for (int k = 0; k < rows; k += 8) {
     Two first = *(const Two*)(sources + (k + t) * STRIDE + 2 * g);
@@ -662,10 +672,16 @@ __device__ __forceinline__ void multiply_columns(
     mma(even, a, column_of(first.x[0], second.x[0]));
     mma(odd, a, column_of(first.x[1], second.x[1]));
   }
-  for (int e = 0; e < 2; ++e) {
-    out.low[2 * e] = even[e], out.low[2 * e + 1] = odd[e];
-    out.high[2 * e] = even[2 + e], out.high[2 * e + 1] = odd[2 + e];
-  }
+  return {{even[0], odd[0], even[1], odd[1]},
+          {even[2], odd[2], even[3], odd[3]}};
+}
+
+__device__ __forceinline__ float* left_rows(Shared& shared) {
+#if MEANS
+  return shared.means;
+#else
+  return shared.inputs;
+#endif
 }
 
 // What a token has of the mean of center i.
@@ -680,11 +696,7 @@ __device__ __forceinline__ float score(
     Shared& shared, Chunk& chunk, bool measures) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int g = lane >> 2, t = lane & 3;
-#if MODEL == 1 || AVERAGES
-  const float* left = shared.means;
-#else
-  const float* left = shared.inputs;
-#endif
+  const float* left = left_rows(shared);
   float loss = 0.f;
 #pragma unroll 1
   for (int tile = warp; tile < TILES; tile += WARPS) {
@@ -715,28 +727,27 @@ __device__ __forceinline__ float score(
   return loss;
 }
 
+#if MEANS
 // Means of contexts, of CBOW.
 __device__ __forceinline__ void average(Shared& shared, const Chunk& chunk) {
-#if MODEL == 1 || AVERAGES
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int g = lane >> 2, t = lane & 3;
   for (int unit = warp; unit < UNITS; unit += WARPS)
     for (int m = 0; m < LEFTS; ++m) {
-      Tile tile = {};
-      multiply_columns(
+      const Tile tile = multiply_columns(
           [&](int i, int k) {
             return Two{{fraction(chunk, 16 * m + i, k),
                         fraction(chunk, 16 * m + i, k + 4)}};
           },
-          INPUT_ROWS, shared.inputs + 16 * unit, tile);
+          INPUT_ROWS, shared.inputs + 16 * unit);
       float* to = shared.means + (16 * m + g) * STRIDE + 16 * unit + 4 * t;
       for (int e = 0; e < 4; ++e) {
         to[e] = rounded(tile.low[e]);
         to[8 * STRIDE + e] = rounded(tile.high[e]);
       }
     }
-#endif
 }
+#endif
 
 // Rows that a lane has gradients of, by slot: first those of outputs.
 constexpr int OUTPUT_SLOTS = 2 * RIGHTS;
@@ -758,28 +769,24 @@ __device__ __forceinline__ void gradients(
     Shared& shared, const Chunk& chunk, F take) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int g = lane >> 2, t = lane & 3;
-#if MODEL == 1 || AVERAGES
-  float* left = shared.means;
-#else
-  float* left = shared.inputs;
-#endif
+  float* left = left_rows(shared);
   const int role = ROLES == 2 ? warp / UNITS : 0;
   for (int unit = ROLES == 2 ? warp % UNITS : warp; unit < UNITS && role < 2;
        unit += WARPS) {
 #pragma unroll
     for (int first = 0; first < RIGHTS; first += GROUP) {
       if (ROLES == 2 && role == 0) break;
-      Tile tiles[GROUP] = {};
+      Tile tiles[GROUP];
 #pragma unroll
       for (int m = 0; m < GROUP; ++m)
         if (first + m < RIGHTS)
-          multiply_columns(
+          tiles[m] = multiply_columns(
               [&](int i, int k) {
                 const float* p =
                     shared.turned + (16 * (first + m) + i) * TURNED + k;
                 return Two{{p[0], p[4]}};
               },
-              LEFT, left + 16 * unit, tiles[m]);
+              LEFT, left + 16 * unit);
 #pragma unroll
       for (int m = 0; m < GROUP; ++m) {
         if (first + m >= RIGHTS) break;
@@ -788,16 +795,16 @@ __device__ __forceinline__ void gradients(
       }
     }
     if (ROLES == 2 && role == 1) continue;
-    Tile tiles[LEFTS] = {};
+    Tile tiles[LEFTS];
 #pragma unroll
     for (int m = 0; m < LEFTS; ++m)
-      multiply_columns(
+      tiles[m] = multiply_columns(
           [&](int i, int k) {
             const float* p = chunk.slopes + (16 * m + i) * SLOPES + k;
             return Two{{p[0], p[4]}};
           },
-          USED_RIGHT, shared.right + 16 * unit, tiles[m]);
-#if MODEL == 1 || AVERAGES
+          USED_RIGHT, shared.right + 16 * unit);
+#if MEANS
     // A warp alone has these columns. It may be that means are needed again.
     float* changes = ADAGRAD || ROLES == 2 ? shared.changes : left;
     __syncwarp();
@@ -811,13 +818,12 @@ __device__ __forceinline__ void gradients(
     __syncwarp();
 #pragma unroll
     for (int m = 0; m < WORDS; ++m) {
-      Tile words = {};
-      multiply_columns(
+      const Tile words = multiply_columns(
           [&](int i, int k) {
             return Two{{fraction(chunk, k, 16 * m + i),
                         fraction(chunk, k + 4, 16 * m + i)}};
           },
-          LEFT, changes + 16 * unit, words);
+          LEFT, changes + 16 * unit);
       take(OUTPUT_SLOTS + 2 * m, unit, words.low);
       take(OUTPUT_SLOTS + 2 * m + 1, unit, words.high);
     }
@@ -946,7 +952,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) train(
     arrived();
     __syncthreads();
     if (is_used) {
-#if MODEL == 1 || AVERAGES
+#if MEANS
       average(shared, chunk);
       __syncthreads();
 #endif

@@ -87,10 +87,10 @@ class Variant:
     left, right = _padded(left, _UNIT), _padded(outputs, _UNIT)
     rows, stride = inputs + outputs, _padded(self.dim, _UNIT) + 8
     num_rows = _padded(inputs, _UNIT) + right
-    is_kept = self.adagrad or self.warps >= 2 * self._units
-    num_rows += left * (1 + is_kept) if means else 0
+    has_changes = self.adagrad or self.warps >= 2 * self._units
+    num_rows += left * (1 + has_changes) if means else 0
     total = 4 * (num_rows * stride + right * (left + 4))
-    total += 4 * (means and not is_kept)
+    total += 4 * (means and not has_changes)
     chunk = _padded(12 * rows, 8) + 8 * self.chunk + _padded(4 * self.chunk, 8)
     chunk = _padded(chunk + 12, 16) + 4 * left * (right + 4)
     chunk += 8 * rows * (self.dtype == 'bfloat16') + 4 * rows * self.adagrad

@@ -12,7 +12,7 @@ extern "C" __global__ void train(const float* numbers, float* sums) {
   sums[threadIdx.x] += SCALE * numbers[threadIdx.x];
 }
 """
-_GENERATIONS = 75, 80, 86, 89, 90, 100, 120
+GENERATIONS = 75, 80, 86, 89, 90, 100, 120
 
 
 def _has_nvrtc():
@@ -29,7 +29,7 @@ needs_nvrtc = pytest.mark.skipif(
 
 
 @needs_nvrtc
-@pytest.mark.parametrize('capability', _GENERATIONS)
+@pytest.mark.parametrize('capability', GENERATIONS)
 def test_programs_are_compiled_for_each_generation(capability):
   assert nvrtc.cubin(_SOURCE, {'SCALE': 2}, capability)[:4] == b'\x7fELF'
 

@@ -40,14 +40,9 @@ template <class V> static void add(float* p, V v) {
   for (unsigned i = 0; i < sizeof(V) / 4; ++i) p[i] += x[i];
 }
 static void add_word(uint32_t* p, uint32_t v) {
-  uint32_t sum = 0;
-  for (int i = 0; i < 32; i += 16) {
-    float a = float_of(*p >> i << 16), b = float_of(v >> i << 16);
-    uint32_t bits = bits_of(a + b);
-    bits += 0x7fff + (bits >> 16 & 1);
-    sum |= bits >> 16 << i;
-  }
-  *p = sum;
+  const uint32_t high = 0xffff0000u;
+  *p = pack_bfloat16(float_of(*p << 16) + float_of(v << 16),
+                     float_of(*p & high) + float_of(v & high));
 }
 static void add_words(uint32_t* p, uint32_t v, uint32_t w) { add_word(p, v); add_word(p + 1, w); }
 

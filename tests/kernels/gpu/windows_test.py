@@ -15,10 +15,10 @@ import subprocess
 import numpy as np
 import pytest
 
-from jaxemb.kernels import ffi
 from jaxemb.kernels.gpu import launch, nvrtc, step, windows
 from tests import marking
 from tests.kernels.cpu import step_test
+from tests.kernels.gpu import nvrtc_test
 
 _FOLDER = pathlib.Path(__file__).parent
 _SOURCES = (
@@ -255,14 +255,6 @@ def test_stochastic_rounding_is_right_on_average(gpu):
 # What NVIDIA's compiler makes of it.
 
 
-def _has_nvrtc():
-  try:
-    nvrtc.library()
-  except ffi.Unavailable:
-    return False
-  return True
-
-
 _VARIANTS = {
   'skipgram': windows.Variant('skipgram', 128, 16, 5, draws=24),
   'cbow': windows.Variant('cbow', 100, 16, 5, draws=24),
@@ -301,10 +293,8 @@ def _frame_bytes(program):
   return frames
 
 
-@pytest.mark.skipif(
-  not _has_nvrtc(), reason='needs NVRTC: pip install nvidia-cuda-nvrtc'
-)
-@pytest.mark.parametrize('capability', (75, 80, 86, 89, 90, 100, 120))
+@nvrtc_test.needs_nvrtc
+@pytest.mark.parametrize('capability', nvrtc_test.GENERATIONS)
 def test_no_thread_spills_registers(capability):
   for name, variant in _VARIANTS.items():
     program = nvrtc.cubin(
