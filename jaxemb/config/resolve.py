@@ -33,6 +33,7 @@ _SYNC_PARTS = 8  # of the corpus, whatever the mesh
 # Of a batch that is made on a GPU, where it takes 11 bytes a word, for steps of
 # a kernel and of XLA. The host waits once for each, as does a signal.
 _DEVICE_WORDS, _XLA_DEVICE_WORDS = 1 << 24, 1 << 22
+_CORE_WORDS = 1 << 21  # of such a batch on a CPU, of each core: about a second
 _FINAL_RATE = 'optimizer.final_learning_rate'
 # More threads would have to hold back at rows that they all look up.
 _MAX_STORE_THREADS = 16
@@ -210,13 +211,15 @@ def resolve(
       'steps (docs/devices.md); remove it'
     )
   chunk = fixed.get('chunk', kind.chunk(config))
+  threads = _threads(facts, chunk)
   chosen = {
     **_device_choices(facts),
     'parts': _num_parts(facts, chunk),
     'chunk': chunk,
     'shared_nodes': 64,
     'fused': facts.fused,
-    'threads': _threads(facts, chunk),
+    'threads': threads,
+    'device_words': _device_words(facts, threads),
     **_exchange_choices(facts),
     **fixed,
   }
@@ -385,26 +388,29 @@ def _device_choices(facts: _Facts) -> dict[str, Any]:
     'row_threads': _usual_threads(facts) if updates_by_kernel else 0,
     'tokens_once': facts.platform == 'tpu',  # which has a price for each row
     'row_copies': False,  # these never ran
-    'device_words': _device_words(facts),
     'row_sums': facts.platform == 'gpu'
     and config.train.fused
     and not facts.fused,
   }
 
 
-def _device_words(facts: _Facts) -> int:
+def _device_words(facts: _Facts, threads: int) -> int:
   """Words of a batch that devices make, or 0: the host makes them.
 
-  It has to where rows of a store are fetched ahead of the steps.
+  It has to where rows of a store are fetched ahead of the steps, and where no
+  kernel has threads on a CPU.
   """
+  by_threads = facts.on_cpu and facts.fused
   may_make = (
-    facts.platform == 'gpu'
+    (by_threads or facts.platform == 'gpu')
     and facts.kind.unit == 'words'
     and facts.config.strategy.name in ('sync', 'replicas')
     and not facts.config.table.store
   )
   if not may_make:
     return 0
+  if by_threads:
+    return min(_DEVICE_WORDS, _CORE_WORDS * min(threads, facts.cores))
   return _DEVICE_WORDS if facts.fused else _XLA_DEVICE_WORDS
 
 

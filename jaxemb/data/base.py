@@ -167,9 +167,10 @@ class Source(Protocol):
   # The contexts, in order of rows, where these are not keys.
   context_keys: Sequence[str] = ()
 
-  # Where devices make batches: (bytes) -> bytes that the data, which all later
-  # items hold, take in device memory, no more than those; 0 = it is not held.
-  reside: Callable[[int], int] | None = None
+  # Where devices make batches: (bytes, whether devices share the memory of the
+  # process) -> bytes that the data, which all later items hold, take in device
+  # memory, no more than those, or shared; 0 = it is not held.
+  reside: Callable[[int, bool], int] | None = None
 
   # Where the source holds data out: (vectors, contexts) -> scores by name, with
   # the options of its kind of data.

@@ -211,16 +211,20 @@ class _OnDevice:
     found = self._spec.readers.gather(json.dumps([*map(int, numbers)]).encode())
     return [max(x) for x in zip(*map(json.loads, found), strict=True)]
 
-  def reside(self, room_bytes: int) -> int:
+  def reside(self, room_bytes: int, shares_memory: bool) -> int:
     """See `BlockSource.reside`."""
     ids, num_parts = getattr(self._corpus, 'ids', None), len(self._local)
     num_bytes = 4 * self._part_ids * self._spec.num_parts
-    fits = num_bytes <= room_bytes and self._part_ids <= _MOST
-    (is_refused,) = self._all_most(ids is None or not fits)
+    is_ready = (  # as it is, in a file
+      ids is not None and num_parts == 1 and len(ids) == self._part_ids
+    )
+    fits = num_bytes <= room_bytes or (shares_memory and is_ready)
+    fits &= ids is not None and self._part_ids <= _MOST
+    (is_refused,) = self._all_most(not fits)
     if is_refused:
       return 0
-    if num_parts == 1 and len(ids) == self._part_ids:
-      text = ids[None]  # as it is, in a file
+    if is_ready:
+      text = ids[None]
       self._starts = [self._corpus.blocks.starts[self._local[0]]]
     else:
       text = np.full((num_parts, self._part_ids), END, np.int32)
@@ -333,15 +337,17 @@ class BlockSource:
     block_pairs = 2 * spec.window * BLOCK_WORDS * self.num_parts
     return max(1, min(group, _MOST // block_pairs))
 
-  def reside(self, room_bytes: int) -> int:
+  def reside(self, room_bytes: int, shares_memory: bool = False) -> int:
     """Has items hold all ids, if these take no more bytes of device memory.
 
-    Returns what they take, or 0. Items are the same but for that. Does nothing
-    where the host makes batches, or the ids whenever a block is read.
+    Or if devices share the memory of this process, where those of one part are
+    as they are needed. Returns what they take, or 0. Items are the same but for
+    that. Does nothing where the host makes batches, or the ids whenever a block
+    is read.
     """
     if not isinstance(self._make, _OnDevice):
       return 0
-    return self._make.reside(room_bytes)
+    return self._make.reside(room_bytes, shares_memory)
 
   def items(
     self, position: Sequence[int] | None, done: int

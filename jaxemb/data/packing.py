@@ -3,7 +3,8 @@
 The host chooses blocks, some numbers each. The device has the ids: of the whole
 text, where that fits its memory, or of the blocks alone. It drops frequent
 words and packs the others with their windows, bit for bit as
-`blocks.make_batch` does on the host, in XLA's operations.
+`blocks.make_batch` does on the host: here in XLA's operations, on a CPU in the
+threads of its kernel (`kernels.cpu.packing`).
 
 Ids are read in groups of 32 (below: of a block, the last one filled up with
 marks of an end), of which the bits of one number tell the kept words and

@@ -245,17 +245,20 @@ def corpus_of(source: data_base.Source) -> model_base.Corpus:
 def reside(parts: Parts) -> None:
   """Has devices that make batches hold the data, if tables leave room.
 
+  A CPU reads it where it is, even in a file that is larger than memory.
+
   All processes take part, where each has made its parts.
   """
   source, strategy, mesh = parts.source, parts.strategy, parts.mesh
   hold = getattr(source, 'reside', None)
   if not parts.tuning.device_words or hold is None:
     return
+  on_cpu = parts.setup.platform == 'cpu'
   state = strategy.init.eval_shape(sampling.key_shape())
   free_bytes = budget.free_bytes(list(mesh.devices.flat))
   room_bytes = max(0, free_bytes - strategy.device_bytes(state))
   num_data = mesh.shape[mesh_lib.DATA]
-  num_bytes = hold(int(_DATA_FRACTION * room_bytes) * num_data)
+  num_bytes = hold(int(_DATA_FRACTION * room_bytes) * num_data, on_cpu)
   _LOG.info(
     f'batches are made on the device, which holds all {num_bytes / 1e6:,.1f} '
     'MB of ids'

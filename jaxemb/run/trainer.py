@@ -16,9 +16,10 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.config import kinds
 from jaxemb.data import base as data_base
+from jaxemb.data import packing
 from jaxemb.kernels import ffi
+from jaxemb.kernels.cpu import batches, updates
 from jaxemb.kernels.cpu import step as native
-from jaxemb.kernels.cpu import updates
 from jaxemb.kernels.gpu import row_sums
 from jaxemb.kernels.gpu import step as gpu_step
 from jaxemb.kernels.tpu import row_copies, sorted_sums
@@ -91,6 +92,8 @@ def make(
   model, fused = kind.make_model(corpus, context), None
   if tuning.fused:
     fused = _kernel(setup, model, compiling=compiling, programs=programs)
+    if setup.platform == 'cpu' and isinstance(steps, packing.Steps):
+      steps = batches.steps(steps, tuning.threads)
   tables, num_cache_rows = _tables(setup, model.specs(), axes)
   trainable = strategy_base.Trainable(
     model=model,

@@ -6,6 +6,8 @@ import pytest
 
 from jaxemb.data import base, packing
 from jaxemb.data import blocks as blocks_lib
+from jaxemb.kernels.cpu import batches
+from jaxemb.run import loop
 from jaxemb.text import loader, tokenize
 from tests import corpora, dispatches
 
@@ -27,6 +29,13 @@ def _corpus():
   texts = [corpora.random_ids(rng, 1500, _VOCAB, mean) for mean in (2, 20, 80)]
   one = [_END, *rng.integers(0, _VOCAB, 120), *[_END] * 70]
   return corpora.encoded(texts[0] + one + texts[1] + texts[2], _VOCAB)
+
+
+def _prepare(steps, num_threads):
+  """Makes batches by the threads of a CPU's kernel, or of 0 by XLA."""
+  if num_threads:
+    steps = batches.steps(steps, num_threads)
+  return jax.jit(steps.prepare)
 
 
 def _sources(monkeypatch, corpus, spec, device_words):
@@ -54,6 +63,7 @@ def _cut(batch, spec):
   return [x.dtype for x in batch], found
 
 
+@pytest.mark.parametrize('num_threads', [0, 1, 2, 3])
 @pytest.mark.parametrize(
   ('changes', 'num_parts', 'holds'),
   [
@@ -64,7 +74,7 @@ def _cut(batch, spec):
   ],
 )
 def test_a_device_makes_the_batches_of_the_host(
-  monkeypatch, changes, num_parts, holds
+  monkeypatch, changes, num_parts, holds, num_threads
 ):
   monkeypatch.setattr(blocks_lib, 'BLOCK_WORDS', 150)
   corpus, spec = _corpus(), corpora.spec(num_parts, epochs=2, **changes)
@@ -74,7 +84,7 @@ def test_a_device_makes_the_batches_of_the_host(
   items, expected = (list(x.items(None, 0)) for x in (source, host))
   # Texts of three batches or more, of which the last one has fewer words.
   assert len(items) == len(expected) >= 6
-  prepare = jax.jit(source.steps.prepare)
+  prepare = _prepare(source.steps, num_threads)
   for item, other in zip(items, expected, strict=True):
     assert item._replace(batch=None) == other._replace(batch=None)
     made = jax.device_get(prepare(item.batch))
@@ -150,11 +160,34 @@ def test_what_makes_its_blocks_and_what_has_no_room_is_sent():
   assert items[2].batch.ids.shape == (1, 9999)
 
 
+def test_a_cpu_reads_the_text_where_it_is(tmp_path):
+  corpus, spec = _corpus(), corpora.spec(device_words=10**6)
+  corpus.ids.tofile(tmp_path / 'ids.bin')
+  ids = np.asarray(np.memmap(tmp_path / 'ids.bin', '<i4', 'r'))
+  corpus = corpus._replace(ids=ids)
+  source = loader.TextSource(corpus, spec)
+  # Whatever memory there is, as it takes none.
+  assert source.reside(0, True) == ids.nbytes and not source.reside(0)
+  batch = next(source.items(None, 0)).batch
+  (device,) = jax.devices()[:1]
+  placed = loop.put_parts(batch, jax.sharding.SingleDeviceSharding(device), 1)
+  assert placed.ids.unsafe_buffer_pointer() == ids.ctypes.data
+  # Parts that lie between each other are copied, and have to fit.
+  parts = loader.TextSource(corpus, corpora.spec(2, device_words=10**6))
+  assert not parts.reside(0, True)
+
+
 @pytest.mark.parametrize(
-  ('strategy', 'shape'),
-  [('sync', (1, 1)), ('sync', (2, 1)), ('replicas', (2, 1))],
+  ('strategy', 'shape', 'fused'),
+  [
+    ('sync', (1, 1), False),
+    ('sync', (2, 1), False),
+    ('replicas', (2, 1), False),
+    ('sync', (1, 1), True),
+    ('replicas', (2, 1), True),
+  ],
 )
-def test_dispatches_prepare_their_batches(monkeypatch, strategy, shape):
+def test_dispatches_prepare_their_batches(monkeypatch, strategy, shape, fused):
   corpus, parts = _corpus(), shape[0]
   settings = {
     'model.dim': 4, 'model.window': 5, 'strategy.name': strategy,
@@ -166,7 +199,14 @@ def test_dispatches_prepare_their_batches(monkeypatch, strategy, shape):
   for source in _sources(monkeypatch, corpus, spec, device_words=10**6):
     source.reside(10**6)
     made = dispatches.trainer(
-      corpus.counts, settings, shape, steps=source.steps, parts=parts, chunk=16
+      corpus.counts,
+      settings,
+      shape,
+      steps=source.steps,
+      fused=fused,
+      parts=parts,
+      chunk=16,
+      threads=1,
     )
     state, metrics = dispatches.run(
       made.strategy,
@@ -176,6 +216,7 @@ def test_dispatches_prepare_their_batches(monkeypatch, strategy, shape):
     )
     found.append((dispatches.exported(made.strategy, state), metrics))
   assert found[0][1].counters['kept_words'] > 1000
-  assert isinstance(made.trainable.steps, packing.Steps)
+  steps = made.trainable.steps
+  assert isinstance(steps, batches.Steps if fused else packing.Steps)
   same = jax.tree.map(lambda x, y: (x == y).all(), *found)
   assert all(jax.tree.leaves(same))

@@ -48,7 +48,9 @@ def test_updates_of_tables_equal_the_loops(layout, shape, optimizer):
   'sizes', [({'sample': 1e-3}, 1, True), ({'window': 255}, 3, False)], ids=str
 )
 def test_the_device_makes_the_batches_of_the_host(monkeypatch, sizes):
-  packing_test.test_a_device_makes_the_batches_of_the_host(monkeypatch, *sizes)
+  packing_test.test_a_device_makes_the_batches_of_the_host(
+    monkeypatch, *sizes, num_threads=0
+  )
 
 
 # Steps of XLA. The loops have more digits than the products of a GPU, unless

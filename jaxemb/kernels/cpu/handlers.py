@@ -21,6 +21,7 @@ from jaxemb.kernels.cpu import (
   ahead,
   edge_losses,
   kernels,
+  packing,
   row_updates,
   rows,
   turns,
@@ -32,6 +33,8 @@ _SUMS = {'fastmath': rows.JIT['fastmath']}
 _FUNCTIONS = {
   'task': (turns.TASK, turns.work, {}),
   'handler': (ffi.SIGNATURE, turns.handle, {}),
+  'subsample-int32': (turns.KERNEL, packing.subsample, {}),
+  'pack-int32': (turns.KERNEL, packing.pack, {}),
   'group-int32': (turns.KERNEL, row_updates.group, {}),
   'softmax_edges-float32': (turns.KERNEL, edge_losses.softmax, {}),
   'adagrad-float32': (turns.KERNEL, row_updates.adagrad, _SUMS),
@@ -42,6 +45,10 @@ _FUNCTIONS = {
   for make in (kernels.skipgram, kernels.cbow, kernels.hierarchical)
   for dtype, kind in _DTYPES.items()
 }
+
+
+# What takes steps, and what makes their batches.
+_STEPS, _BATCHES = ('skipgram', 'cbow', 'hierarchical'), ('subsample', 'pack')
 
 
 def _named(name):
@@ -88,9 +95,11 @@ def load(kernel: str, dtype: str) -> int:
 
 
 if __name__ == '__main__':
+  kernel, dtype, *marks = sys.argv[1:]
+  batches = [f'{x}-int32' for x in _BATCHES if kernel in _STEPS]
   # Those that any kernel needs come first: the run waits for the kernel alone.
-  for name in 'task', 'handler', f'{sys.argv[1]}-{sys.argv[2]}':
+  for name in 'task', 'handler', *batches, f'{kernel}-{dtype}':
     compiled(name)
-  for mark in map(pathlib.Path, sys.argv[3:]):
+  for mark in map(pathlib.Path, marks):
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
