@@ -1,35 +1,48 @@
-"""Words/s, CPU seconds and quality with 1, 2, 4, ... and all cores.
+"""Measures in four minutes how a machine's cores share a training.
 
-  python experiments/cores.py                               speed, in minutes
-  python experiments/cores.py --text=FILE --eval=FILES --threads=1,2,8
+  python experiments/cores.py                              on random ids
+  python experiments/cores.py --text=FILE --threads=1,2,8,12
 
-Speed is that of steps by themselves, on random ids, and of whole runs, whose
-quality stands beside it: medians of --runs rounds, and of what is relative to
-one thread in the same round. CPU seconds are those of the process. More threads
-than cores tell what each would cost on a larger machine, but for what its cores
-would wait for each other's memory. Where there are several sockets, the last
-line is one table on each, as `jaxemb launch --sockets` has them. The embedded
-corpus is small, and so only its speeds tell something. Quality is the mean of
-MEN, WordSim-353, SimLex-999, rare words and analogies, or else of all sets.
+Steps are those of the kernel by themselves, on random ids, with batches that
+are ready. Training is that of whole runs: batches are read, cut, packed and
+dispatched as well, from the text, or from random words in the frequencies of a
+language. It has --epochs for each core in use, so that all runs take about as
+long. Rounds follow each other for --secs in all; numbers are their medians.
+
+  speed-up    words/s against one thread of the same round
+  efficiency  speed-up by the cores that the threads can have
+  CPU/word    CPU seconds per word, against one thread of the same round
+  outside     share of the CPU seconds of training in threads that Python
+              started: what reads, cuts, packs and dispatches, and is not in the
+              kernel's threads. What XLA itself does in those is not told apart,
+              and psutil counts in hundredths of seconds
+
+More threads than cores (--threads) tell what each would cost on a larger
+machine, but for what its cores would wait for each other's memory: then only
+CPU/word and outside mean something. Where there are several sockets, the last
+line is one table on each, as `jaxemb launch --sockets` has them.
 """
 
 import argparse
 import functools
+import json
 import os
 import pathlib
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import experiment
 import zipf
 
+from jaxemb.cli import plan
 from jaxemb.runtime import resources
+from jaxemb.text import encode
 
 _SOCKETS = 'one table a socket'
-_RATE, _COST = 'words_per_sec', 'cpu_secs_per_word'
-_STEP = 'step_'
+_KINDS = 'steps', 'training'
+_SCRIPT = pathlib.Path(__file__).with_name('thread_times.py')
 
 
 def _doubled(last: int) -> list[int]:
@@ -37,95 +50,150 @@ def _doubled(last: int) -> list[int]:
   return sorted({*(2**i for i in range(last.bit_length())), last})
 
 
-def _run(
-  args: argparse.Namespace, threads: int, run: int, **program: Any
-) -> dict[str, Any]:
-  """A whole run in a process of its own; 0 threads are as many as are used."""
-  with tempfile.TemporaryDirectory() as folder:
-    workdir, settings = pathlib.Path(folder), {'train.threads': threads}
-    found = experiment.score(args, run + 1, workdir, settings, **program)
-    hosts = experiment.read_report(workdir)['hosts']
-  five = experiment.mean_of_five(found['scores'])
-  cores = sum(x['mean_cores'] for x in hosts)
-  return found | {
-    'quality': found['mean'] if five is None else five,
-    _COST: cores / found[_RATE],
-  }
+def _cores(threads: int) -> int:
+  """Cores that so many threads have; 0 threads have all."""
+  usable = resources.usable_cores()
+  return min(threads or usable, usable)
 
 
-def _steps(
-  args: argparse.Namespace, threads: int, run: int
+def _train(
+  args: argparse.Namespace, text: str, cache: pathlib.Path, threads: int
 ) -> dict[str, float]:
-  """Steps on random ids, in this process."""
-  del run
-  job = zipf.make({'mesh.data': 1, 'train.threads': threads}, args.vocab)
-  corpus = zipf.corpus(job.counts, args.words)
-  effort = zipf.Effort(args.words, 2, args.secs)
-  found = zipf.time_dispatches(job, corpus, effort)
-  cost = found['cpu_secs_per_center'] * job.kept_fraction
-  return {_STEP + _RATE: found[_RATE], _STEP + _COST: cost}
-
-
-def _speed(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-  """Rounds of runs, then of steps, by the number of threads."""
-  most = max(args.threads)
-  if most > resources.usable_cores():
-    os.environ['NPROC'] = str(most)  # threads that XLA is to have
-  sides = {str(x): functools.partial(_run, args, x) for x in args.threads}
-  if len(resources.sockets()) > 1:
-    program = '-m', 'jaxemb.launch', '--sockets', '--'
-    sides[_SOCKETS] = functools.partial(_run, args, 0, program=program)
-  found = experiment.in_turn(sides, args.runs)
-  # They start JAX, with its threads, in this process.
-  sides = {str(x): functools.partial(_steps, args, x) for x in args.threads}
-  for name, rounds in experiment.in_turn(sides, args.runs).items():
-    for run, step in zip(found[name], rounds, strict=True):
-      run |= step
+  """A whole run in a process of its own; 0 threads: a table on each socket."""
+  settings = {
+    'data.path': text,
+    'data.sample': args.sample,
+    'eval.paths': 'none',
+    'train.epochs': args.epochs * _cores(threads),
+    'train.threads': threads,
+  }
+  with tempfile.TemporaryDirectory() as folder:
+    workdir = pathlib.Path(folder, 'run')
+    times = pathlib.Path(folder, 'times.json')
+    program = str(_SCRIPT), str(times), '-m', 'jaxemb.main'
+    if not threads:
+      program = '-m', 'jaxemb.launch', '--sockets', '--'
+    report = experiment.train(args, workdir, settings, cache, program=program)
+    cores = sum(x['mean_cores'] for x in report['hosts'])
+    found = {'rate': report['words_per_sec']}
+    found['cost'] = cores / found['rate']
+    if threads:
+      secs = json.loads(times.read_text())
+      found['outside'] = secs['python_secs'] / secs['cpu_secs']
   return found
 
 
-def _speed_table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-  head, first = {'threads': ''}, next(iter(found.values()))
-  for kind in ('step', 'run'):
-    head |= {f'{kind}: M words/s': '.2f'}
-    head |= {f'{kind}: {x}': '.2f' for x in ('speed-up', 'CPU secs/word')}
-  head['quality'] = '.4f'
-  rows = []
-  for name, rounds in found.items():
+def _steps(
+  args: argparse.Namespace, corpus: encode.Encoded, threads: int
+) -> dict[str, float]:
+  """Steps on random ids, in this process."""
+  settings = {
+    'data.sample': args.sample, 'mesh.data': 1, 'train.threads': threads,
+  }  # fmt: skip
+  job = zipf.make(settings, args.vocab)
+  effort = zipf.Effort(args.words, min_dispatches=2, min_secs=2.0)
+  found = zipf.time_dispatches(job, corpus, effort)
+  cost = found['cpu_secs_per_center'] * job.kept_fraction
+  return {'rate': found['words_per_sec'], 'cost': cost}
+
+
+def _rounds(
+  sides: Mapping[str, Callable[[], dict[str, float]]], secs: float
+) -> dict[str, list[dict[str, float]]]:
+  """Rounds of all sides, at least one, that end within so many seconds."""
+  found = {name: [] for name in sides}
+  start = time.monotonic()
+  while True:
+    for name, measure in sides.items():
+      found[name].append(measure())
+      experiment.progress(name, found[name][-1])
+    spent = time.monotonic() - start
+    if spent + spent / len(found[name]) > secs:
+      return found
+
+
+def _write_words(corpus: encode.Encoded, path: pathlib.Path) -> str:
+  """Writes a random corpus as a text; returns the path."""
+  names = [f'w{x}' for x in corpus.words]
+  experiment.write_tokens(corpus.ids, names, path)
+  return str(path)
+
+
+def _measure(
+  args: argparse.Namespace, folder: pathlib.Path
+) -> dict[str, dict[str, list[dict[str, float]]]]:
+  """Rounds of training, then of steps, by the number of threads."""
+  start = time.monotonic()
+  corpus = zipf.corpus(plan.zipf_counts(args.vocab), args.words)
+  text = args.text or _write_words(corpus, folder / 'words')
+  train = functools.partial(_train, args, text, folder / 'cache')
+  train(1)  # compiles, and encodes the text
+  sides = {str(x): functools.partial(train, x) for x in args.threads}
+  if len(resources.sockets()) > 1:
+    sides[_SOCKETS] = functools.partial(train, 0)
+  left = args.secs - (time.monotonic() - start)
+  found = {'training': _rounds(sides, 0.7 * left)}
+  # They start JAX, with its threads, in this process.
+  steps = functools.partial(_steps, args, corpus)
+  sides = {str(x): functools.partial(steps, x) for x in args.threads}
+  left = args.secs - (time.monotonic() - start)
+  return found | {'steps': _rounds(sides, left)}
+
+
+def _table(
+  found: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]],
+) -> str:
+  head, rows = {'threads': ''}, []
+  for kind in _KINDS:
+    head |= {f'{kind}: M words/s': '.2f', f'{kind}: speed-up': '.2f'}
+    head |= {f'{kind}: efficiency': '.0%', f'{kind}: CPU/word': '.2f'}
+  head['outside'] = '.2%'
+  for name, runs in found['training'].items():
+    cores = _cores(0 if name == _SOCKETS else int(name))
     row = [name]
-    for kind in (_STEP, ''):
-      cells = [None] * 3
-      if kind + _RATE in rounds[0]:
-        ratios = [
-          [x[key] / one[key] for x, one in zip(rounds, first, strict=True)]
-          for key in (kind + _RATE, kind + _COST)
-        ]
-        rates = [x[kind + _RATE] / 1e6 for x in rounds]
-        cells = map(statistics.median, (rates, *ratios))
+    for kind in _KINDS:
+      cells = [None] * 4
+      if rounds := found[kind].get(name):
+        pairs = [*zip(rounds, found[kind]['1'], strict=True)]
+        speed_up, cost = (
+          statistics.median(x[key] / one[key] for x, one in pairs)
+          for key in ('rate', 'cost')
+        )
+        rate = statistics.median(x['rate'] for x in rounds) / 1e6
+        cells = rate, speed_up, speed_up / cores, cost
       row += cells
-    rows.append([*row, statistics.mean(x['quality'] for x in rounds)])
+    shares = [x['outside'] for x in runs if 'outside' in x]
+    rows.append([*row, statistics.median(shares) if shares else None])
   return experiment.table(head, rows)
 
 
 def main() -> None:
   """Measures and prints the table."""
   parser = experiment.parser(__doc__)
-  experiment.add_run_flags(parser, sample=1e-3, epochs=20)
   add = parser.add_argument
+  add('--text', default='', help='a file; "" = random words')
+  add('--config', default='wiki', help='name or file of a config')
+  add('--sample', type=float, default=1e-4, help='config.data.sample')
+  add('--epochs', type=experiment.count, default=1, help='for each core')
   add(
     '--threads',
     type=experiment.numbers,
     default=_doubled(resources.usable_cores()),
     help='default: 1, 2, 4, ... and all cores',
   )
-  add('--runs', type=experiment.count, default=3)
+  add('--secs', type=float, default=240.0, help='of all measurements')
   add('--vocab', type=int, default=72_000, help='of random ids')
-  add('--words', type=int, default=4_000_000, help='of random ids')
-  add('--secs', type=float, default=2.0, help='of steps on random ids')
+  add('--words', type=int, default=10_000_000, help='random ids')
   args = experiment.parse(parser)
+  args.threads = sorted({1, *args.threads})
+  os.environ['JAX_PLATFORMS'] = 'cpu'
+  experiment.simulate_devices(1)
+  if args.threads[-1] > resources.usable_cores():
+    os.environ['NPROC'] = str(args.threads[-1])  # threads that XLA is to have
   results = experiment.Results('cores', args)
-  results.found = _speed(args)
-  results.finish(_speed_table(results.found))
+  with tempfile.TemporaryDirectory() as folder:
+    results.found = _measure(args, pathlib.Path(folder))
+  results.finish(_table(results.found))
 
 
 if __name__ == '__main__':

@@ -36,14 +36,11 @@ _FIVE = (
   r'\bmen\b', r'(ws|wordsim)-?353(-all)?$', r'simlex', r'\brw\b|rare',
   r'questions-words',
 )  # fmt: skip
-# Those that limit vector instructions to AVX2. numba takes the features of the
-# CPU itself unless the second of its own is there, and empty.
-_ISA_VARIABLES = {
-  'JAXEMB_CPU_ISA': 'avx2',
-  'NUMBA_CPU_NAME': 'haswell',
-  'NUMBA_CPU_FEATURES': '',
-  'OPENBLAS_CORETYPE': 'Haswell',
-}
+# Variables that keep a program from instructions that the CPU has.
+_LIMITS = (
+  'MKL_ENABLE_INSTRUCTIONS', 'NUMBA_CPU_FEATURES', 'NUMBA_CPU_NAME',
+  'OPENBLAS_CORETYPE', 'XLA_FLAGS',
+)  # fmt: skip
 
 
 # Flags.
@@ -288,36 +285,23 @@ def simulate_devices(num: int, platforms: str = 'cpu') -> None:
   jax.config.update('jax_num_cpu_devices', num)
 
 
-def cpu_isa() -> str:
-  """The widest vector instructions of the CPU: 'avx512', 'avx2' or ''."""
-  try:
-    flags = pathlib.Path('/proc/cpuinfo').read_text().split()
-  except OSError:  # not Linux
-    return ''
-  names = {'avx512f': 'avx512', 'avx2': 'avx2'}
-  return next((name for flag, name in names.items() if flag in flags), '')
+def _cpu_facts() -> dict[str, str]:
+  """Family and model of the CPU, and its widest vector instructions.
 
-
-def environment(isa: str | None) -> dict[str, str]:
-  """The environment of a process that is limited to `isa`; None = unlimited.
-
-  XLA, numba, our own kernels and OpenBLAS, which computes for gensim, are
-  limited or free alike: machines exist that set the one of OpenBLAS for all.
-
-  Raises:
-    UserError: XLA alone is limited by the environment.
+  Virtual machines may hide the CPU's name. Other systems than Linux tell none.
   """
-  own = {k: v for k, v in os.environ.items() if k not in _ISA_VARIABLES}
-  xla_flags = own.get('XLA_FLAGS', '')
-  if 'xla_cpu_max_isa' in xla_flags:
-    raise errors.UserError(
-      f'XLA_FLAGS={xla_flags} limits one side only; give --isa=avx2 instead'
-    )
-  if isa is None:
-    return own
-  assert isa == 'avx2', isa
-  own['XLA_FLAGS'] = f'{xla_flags} --xla_cpu_max_isa=AVX2'.strip()
-  return own | _ISA_VARIABLES
+  try:
+    lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
+  except OSError:
+    lines = []
+  fields = {k.strip(): x for k, _, x in (line.partition(':') for line in lines)}
+  flags = fields.get('flags', fields.get('Features', '')).split()
+  names = {'avx512f': 'AVX-512', 'avx2': 'AVX2', 'asimd': 'NEON'}
+  kind = [f'{x}{fields[x]}' for x in ('cpu family', 'model') if x in fields]
+  return {
+    'cpu_kind': ', '.join(kind),
+    'isa': next((name for x, name in names.items() if x in flags), ''),
+  }
 
 
 def load() -> Callable[[], float]:
@@ -373,15 +357,13 @@ class Results:
     self.path.parent.mkdir(parents=True, exist_ok=True)
     self.path.write_text(json.dumps(content, indent=1) + '\n')
 
-  def finish(self, *texts: str, isa: str | None = None) -> None:
+  def finish(self, *texts: str) -> None:
     """Prints texts and a line on the machine, and writes the file.
-
-    `isa` is what its processes were limited to.
 
     Starts JAX, which may take all memory of an accelerator: to be called when
     no other process needs it any more.
     """
-    facts = machine() | ({'isa': isa} if isa else {})
+    facts = machine()
     self.save(facts)
     print(*texts, describe(facts), f'all results: {self.path}', sep='\n')
 
@@ -403,16 +385,20 @@ def machine() -> dict[str, Any]:
   import jax
 
   kinds = [f'{d.platform} {d.device_kind}' for d in jax.local_devices()]
-  return resources.machine() | {
-    'cores': resources.usable_cores(),
-    'isa': cpu_isa(),
-    'memory_bytes': psutil.virtual_memory().total,
-    'devices': {kind: kinds.count(kind) for kind in kinds},
-    'versions': resources.versions(),
-    'commit': commit(),
-    'is_modified': bool(_git('status', '--porcelain', '--', 'jaxemb')),
-    'date': today(),
-  }
+  return (
+    resources.machine()
+    | _cpu_facts()
+    | {
+      'cores': resources.usable_cores(),
+      'limits': {x: os.environ[x] for x in _LIMITS if x in os.environ},
+      'memory_bytes': psutil.virtual_memory().total,
+      'devices': {kind: kinds.count(kind) for kind in kinds},
+      'versions': resources.versions(),
+      'commit': commit(),
+      'is_modified': bool(_git('status', '--porcelain', '--', 'jaxemb')),
+      'date': today(),
+    }
+  )
 
 
 def describe(facts: Mapping[str, Any]) -> str:
@@ -420,8 +406,10 @@ def describe(facts: Mapping[str, Any]) -> str:
   devices = ', '.join(f'{num} x {k}' for k, num in facts['devices'].items())
   versions = ' '.join(f'{k} {v}' for k, v in facts['versions'].items())
   changes = ' with changes' if facts['is_modified'] else ''
+  limits = ''.join(f', {k}={x}' for k, x in facts['limits'].items())
   return (
-    f'{facts["cpu"]} ({facts["isa"]}), {facts["cores"]} cores, '
+    f'{facts["cpu"]} ({facts["cpu_kind"]}; {facts["isa"]}{limits}), '
+    f'{facts["cores"]} cores, '
     f'{facts["memory_bytes"] / 2**30:.0f} GiB; {devices}; {versions}; commit '
     f'{facts["commit"][:12]}{changes}, {facts["date"]}'
   )

@@ -1,36 +1,64 @@
-"""Measures jaxemb beside gensim and prints the README's table.
+"""Measures jaxemb beside its peers and prints the README's table.
 
   pip install -e '.[bench]'
-  python experiments/reproduce.py readme --text=FILES --eval=FILES_AND_FOLDERS
+  python experiments/reproduce.py --text=FILES --eval=SETS --peers=PEERS
 
-FILES are texts, separated by commas; --eval has similarity and analogy sets.
-Both sides train on each text with seeds 1, 2, ... --seeds, alternating, with
-the same settings. Each run is a process of its own. Ours is `python -m
-jaxemb.main`, from the raw text to the exported vectors, with all caches empty,
-as on a new machine. gensim reads the words of our vocabulary from a
-LineSentence file (with several workers its corpus_file lets the learning rate
-decay only part of the way), counts them, trains and writes binary vectors.
+FILES are texts, SETS files and folders of similarity and analogy sets, PEERS
+gensim, pword2vec:PATH, word2vec:PATH and fasttext:PATH, separated by commas.
+gensim is the installed one. PATH is a program that you compile from its public
+source, with all instructions of this CPU:
+
+  pword2vec  github.com/IntelLabs/pWord2Vec, with `pip install mkl-devel` in V:
+             g++ -std=c++11 -O3 -march=native -fopenmp -DUSE_MKL -include cstdio
+             -include immintrin.h -I V/include pWord2Vec.cpp -L V/lib
+             -Wl,-rpath,V/lib -l:libmkl_intel_lp64.so.3
+             -l:libmkl_sequential.so.3 -l:libmkl_core.so.3
+  word2vec   github.com/tmikolov/word2vec: gcc -Ofast -march=native
+             -funroll-loops word2vec.c -lm -pthread
+  fasttext   github.com/facebookresearch/fastText: make fasttext CXXFLAGS=
+             '-std=c++17 -Ofast -march=native -funroll-loops -pthread -DNDEBUG'
+
+The models are skip-gram and CBOW with negative sampling, and skip-gram with
+hierarchical softmax, which pWord2Vec lacks, as it lacks CBOW. All programs have
+the same settings and as many threads as cores, but each its usual learning
+rate; fastText is without subwords. Each run is a process of its own, and the
+programs of a round take turns, so that a drift hits all alike. jaxemb reads raw
+text, its peers the tokens that it cuts, a sentence per line. word2vec.c and
+pWord2Vec have no seed: their runs differ by races of threads.
+
+  speed    words/s in training on the first text, medians of --rounds; in
+           brackets how many times as fast jaxemb is
+  process  seconds from start to exported vectors on the first text, jaxemb with
+           all caches empty, as on a new machine; medians of --first_runs
+  quality  scores of all words by jaxemb's evaluation: means over texts of means
+           over seeds 1, 2, ... --seeds; in brackets what jaxemb has more, and
+           the standard error of that
 
 Words are corpus words inside the vocabulary, before frequent-word subsampling,
-times epochs. Training seconds leave out counting and compilation; gensim's
-include reading its file, in a thread of its own. Speeds and seconds are
-medians. Scores are of all words, by jaxemb's evaluation: means over seeds and
-texts, and in brackets the standard error of the difference.
+times epochs. Training seconds leave out counting and compilation; those of
+gensim include reading its file, in a thread of its own (its corpus_file lets
+the learning rate decay only part of the way). The C and C++ programs are timed
+by the progress that they show, from the first number to the last. A file given
+as --output gets what it lacks: parts and models may be measured one by one.
 """
 
 import argparse
-import functools
+import contextlib
+import importlib.metadata
+import importlib.util
+import itertools
 import json
 import math
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import experiment
 
@@ -41,130 +69,224 @@ from jaxemb.storage import export
 from jaxemb.text import encode
 
 _WINDOW, _NEGATIVES, _SAMPLE = 5, 5, 1e-4
-_TREE = 'hierarchical_softmax'
+_SKIPGRAM, _CBOW, _TREE = _MODELS = (
+  'skip-gram', 'CBOW', 'hierarchical softmax',
+)  # fmt: skip
+_PARTS = 'speed', 'process', 'quality'
 # Settings that would change one side only.
 _FIXED = (
   'data.', 'model.dim', 'model.window', 'model.negatives', 'model.name',
-  'train.ep', 'seed',
+  'model.loss', 'train.ep', 'train.threads', 'seed',
 )  # fmt: skip
+# Flags that results in one file share.
+_SAME = 'text', 'eval', 'config', 'dim', 'epochs', 'speed_epochs', 'cores'
 _FIVE, _SIMILAR = 'mean of the five', 'mean of the similarity sets'
+# By program and text.
+_Runs = Mapping[str, Mapping[str, Sequence[dict[str, Any]]]]
+_PROGRESS = re.compile(rb'Progress:\s*([\d.]+)%')
+
+
+class _Text(NamedTuple):
+  path: str
+  tokens: pathlib.Path
+  num_words: int
+
+
+class _Run(NamedTuple):
+  """What a program is to train."""
+
+  model: str
+  text: _Text
+  epochs: int
+  dim: int
+  seed: int
+
+
+# Command lines. A program works in a folder that has the `tokens`.
+
+
+def _jaxemb(run: _Run, flags: argparse.Namespace, path: str) -> list[str]:
+  del path
+  settings = {
+    'data.path': run.text.path,
+    'data.sample': _SAMPLE,
+    'eval.paths': 'none',
+    'model.dim': run.dim,
+    'model.loss': 'negative_sampling',
+    'model.name': 'cbow' if run.model == _CBOW else 'skipgram',
+    'model.window': _WINDOW,
+    'seed': run.seed,
+    'train.epochs': run.epochs,
+  }
+  if run.model == _TREE:
+    settings['model.loss'] = 'hierarchical_softmax'
+  else:
+    settings['model.negatives'] = _NEGATIVES
+  return experiment.training_command(flags, pathlib.Path('run'), settings)
+
+
+def _gensim(run: _Run, flags: argparse.Namespace, path: str) -> list[str]:
+  del flags, path
+  settings = {
+    'sg': int(run.model != _CBOW),
+    'vector_size': run.dim,
+    'window': _WINDOW,
+    'negative': 0 if run.model == _TREE else _NEGATIVES,
+    'hs': int(run.model == _TREE),
+    'sample': _SAMPLE,
+    'min_count': 1,  # the file has the words of the vocabulary only
+    'workers': resources.usable_cores(),
+    'seed': run.seed,
+    'epochs': run.epochs,
+  }
+  script = pathlib.Path(__file__).with_name('train_gensim.py')
+  files = str(script), 'tokens', 'vectors.bin'
+  return [sys.executable, *files, json.dumps(settings)]
+
+
+def _word2vec(run: _Run, flags: argparse.Namespace, path: str) -> list[str]:
+  """Also of pWord2Vec, which has no -cbow and -hs and ignores them."""
+  del flags
+  settings = {
+    'train': 'tokens',
+    'output': 'vectors.bin',
+    'binary': 1,
+    'cbow': int(run.model == _CBOW),
+    'hs': int(run.model == _TREE),
+    'size': run.dim,
+    'window': _WINDOW,
+    'negative': 0 if run.model == _TREE else _NEGATIVES,
+    'sample': _SAMPLE,
+    'min-count': 1,
+    'threads': resources.usable_cores(),
+    'iter': run.epochs,
+  }
+  return [path, *(str(x) for k, v in settings.items() for x in (f'-{k}', v))]
+
+
+def _fasttext(run: _Run, flags: argparse.Namespace, path: str) -> list[str]:
+  del flags
+  settings = {
+    'input': 'tokens',
+    'output': 'vectors',
+    'minn': 0,
+    'maxn': 0,
+    'loss': 'hs' if run.model == _TREE else 'ns',
+    'dim': run.dim,
+    'ws': _WINDOW,
+    'neg': _NEGATIVES,
+    't': _SAMPLE,
+    'minCount': 1,
+    'thread': resources.usable_cores(),
+    'epoch': run.epochs,
+    'seed': run.seed,
+  }
+  model = 'cbow' if run.model == _CBOW else 'skipgram'
+  pairs = (str(x) for k, v in settings.items() for x in (f'-{k}', v))
+  return [path, model, *pairs]
+
+
+class _Program(NamedTuple):
+  title: str
+  command: Callable[[_Run, argparse.Namespace, str], list[str]]
+  vectors: str = 'vectors.bin'
+  models: Sequence[str] = _MODELS
+
+
+_PROGRAMS = {
+  'jaxemb': _Program('jaxemb', _jaxemb, 'run/export/vectors.bin'),
+  'gensim': _Program('gensim', _gensim),
+  'pword2vec': _Program('pWord2Vec', _word2vec, models=(_SKIPGRAM,)),
+  'word2vec': _Program('word2vec.c', _word2vec),
+  'fasttext': _Program('fastText', _fasttext, 'vectors.vec'),
+}
 
 
 # Runs.
 
 
-def _timed(
-  command: list[str], folder: pathlib.Path, isa: str | None
-) -> dict[str, float]:
-  """Runs a process with empty caches; returns its seconds and CPU seconds."""
-  environment = experiment.environment(isa) | {
-    'JAXEMB_CACHE': str(folder / 'cache'),
-    'NUMBA_CACHE_DIR': str(folder / 'numba'),
+def _execute(
+  command: list[str], folder: pathlib.Path, cache: pathlib.Path
+) -> dict[str, Any]:
+  """Runs a process; returns its seconds, CPU seconds and progress.
+
+  `cache` is where jaxemb keeps what it encodes and compiles. `progress` has the
+  time and the percentage that the process showed first and last, if any.
+  """
+  environment = dict(os.environ) | {
+    'JAXEMB_CACHE': str(cache),
+    'NUMBA_CACHE_DIR': str(cache / 'numba'),
+    'PYTHONPATH': str(experiment.ROOT),
   }
   environment.pop('JAX_COMPILATION_CACHE_DIR', None)
-  log = folder / 'log'
-  start = time.perf_counter()
-  with log.open('wb') as file:
-    process = subprocess.Popen(
-      command, stdout=file, stderr=file, env=environment
-    )
-    _, code, usage = os.wait4(process.pid, 0)
+  start, progress, tail = time.perf_counter(), [], b''
+  process = subprocess.Popen(
+    command,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    env=environment,
+    cwd=folder,
+  )
+  while shown := process.stdout.read1():
+    tail = (tail + shown)[-4096:]
+    if percentages := _PROGRESS.findall(shown):
+      now = time.perf_counter() - start, float(percentages[-1])
+      progress = [*progress[:1], now]
+  _, code, usage = os.wait4(process.pid, 0)
+  process.stdout.close()
   process.returncode = os.waitstatus_to_exitcode(code)
-  if code:
-    tail = log.read_text(errors='replace').strip().splitlines()[-1:]
-    raise errors.UserError(f'{" ".join(command)} failed: {" ".join(tail)}')
+  if process.returncode:
+    last = tail.decode(errors='replace').strip().splitlines()[-1:]
+    raise errors.UserError(f'{" ".join(command)} failed: {" ".join(last)}')
   return {
     'process_secs': time.perf_counter() - start,
     'process_cpu_secs': usage.ru_utime + usage.ru_stime,
+    'progress': progress,
   }
 
 
-def _train_jaxemb(
-  args: argparse.Namespace, text: str, folder: pathlib.Path, seed: int
-) -> dict[str, Any]:
-  settings = {
-    'data.path': text,
-    'data.sample': _SAMPLE,
-    'eval.paths': 'none',
-    'model.dim': args.dim,
-    'model.loss': args.loss,
-    'model.name': args.model,
-    'model.window': _WINDOW,
-    'seed': seed,
-    'train.epochs': args.epochs,
-  }
-  if args.loss != _TREE:
-    settings['model.negatives'] = _NEGATIVES
-  command = experiment.training_command(args, folder, settings)
-  run = _timed(command, folder, args.isa)
-  report = experiment.read_report(folder)
-  names = 'words_per_sec', 'train_secs', 'peak_rss_bytes', 'config'
-  return run | {k: report[k] for k in names}
+def _words_per_sec(
+  folder: pathlib.Path, run: _Run, progress: Sequence[tuple[float, float]]
+) -> float:
+  """Words/s in training, by what the program wrote or has shown."""
+  if (folder / 'run').exists():
+    return experiment.read_report(folder / 'run')['words_per_sec']
+  num_words = run.text.num_words * run.epochs
+  if (folder / 'vectors.json').exists():  # of train_gensim.py
+    report = json.loads((folder / 'vectors.json').read_text())
+    return num_words / report['train_secs']
+  if len(progress) < 2:
+    raise errors.UserError('a peer showed no progress; train on a longer text')
+  (start, first), (end, last) = progress
+  return num_words * (last - first) / 100 / (end - start)
 
 
-def _train_gensim(
+def _measure(
+  name: str,
+  run: _Run,
   args: argparse.Namespace,
-  tokens: pathlib.Path,
-  num_words: int,
-  folder: pathlib.Path,
-  seed: int,
+  cache: pathlib.Path | None,
+  sets: Sequence[benchmarks.Benchmark],
 ) -> dict[str, Any]:
-  is_tree = args.loss == _TREE
-  settings = {
-    'sg': int(args.model == 'skipgram'),
-    'vector_size': args.dim,
-    'window': _WINDOW,
-    'negative': 0 if is_tree else _NEGATIVES,
-    'hs': int(is_tree),
-    'sample': _SAMPLE,
-    'min_count': 1,  # the file has the words of the vocabulary only
-    'workers': resources.usable_cores(),
-    'seed': seed,
-    'epochs': args.epochs,
-  }
-  script = pathlib.Path(__file__).with_name('train_gensim.py')
-  vectors = folder / 'vectors.bin'
-  command = [sys.executable, *map(str, (script, tokens, vectors))]
-  run = _timed([*command, json.dumps(settings)], folder, args.isa)
-  run |= json.loads(vectors.with_suffix('.json').read_text())
-  rate = num_words * args.epochs / run['train_secs']
-  return {'words_per_sec': rate} | run
-
-
-def _measure_text(
-  args: argparse.Namespace, text: str, sets: Sequence[benchmarks.Benchmark]
-) -> dict[str, list[dict[str, Any]]]:
-  """Trains both sides on a text in turn."""
-  with tempfile.TemporaryDirectory() as temporary:
-    tokens = pathlib.Path(temporary, 'tokens')
-    settings = encode.Settings('words', True, 5, 1_000_000, '')
-    cache = pathlib.Path(temporary, 'cache')
-    corpus = encode.encode(text, settings, cache, lambda *_: None)
-    experiment.write_tokens(corpus.ids, corpus.words, tokens)
-    trainers = {
-      'jaxemb': functools.partial(_train_jaxemb, args, text),
-      'gensim': functools.partial(
-        _train_gensim, args, tokens, corpus.num_words
-      ),
-    }
-
-    def measure(side: str, number: int) -> dict[str, Any]:
-      with tempfile.TemporaryDirectory(dir=temporary) as made:
-        folder = pathlib.Path(made)
-        run = trainers[side](folder=folder, seed=number + 1)
-        run['quality'] = _score(next(folder.rglob('vectors.bin')), sets)
-      rate = f'{run["words_per_sec"]:,.0f} words/s'
-      experiment.progress(pathlib.Path(text).stem, side, number + 1, rate)
-      return run
-
-    sides = {side: functools.partial(measure, side) for side in trainers}
-    return experiment.in_turn(sides, args.seeds)
+  """Trains with a program, and scores its vectors if there are `sets`."""
+  program = _PROGRAMS[name]
+  with tempfile.TemporaryDirectory() as made:
+    folder = pathlib.Path(made)
+    # word2vec.c and pWord2Vec have room for 100 characters of a path.
+    (folder / 'tokens').symlink_to(run.text.tokens)
+    command = program.command(run, args, args.peers.get(name, ''))
+    result = _execute(command, folder, cache or folder / 'cache')
+    rate = _words_per_sec(folder, run, result.pop('progress'))
+    result = {'words_per_sec': rate} | result
+    if sets:
+      result['quality'] = _score(folder / program.vectors, sets)
+  return result
 
 
 def _score(
   path: pathlib.Path, sets: Sequence[benchmarks.Benchmark]
 ) -> dict[str, float]:
-  """Scores by set, and their means."""
+  """Means of scores, and scores by set."""
   vectors = export.read(path)
   results = words.evaluate(vectors.words, vectors.vectors, sets, 0)
   scores = {k: x['score'] for k, x in results.items() if x['score'] is not None}
@@ -173,7 +295,50 @@ def _score(
   means = {} if five is None else {_FIVE: five}
   if similar:
     means[_SIMILAR] = statistics.mean(similar)
-  return scores | means
+  return means | scores
+
+
+def _encode(path: str, folder: pathlib.Path) -> _Text:
+  """Writes the tokens of a text."""
+  settings = encode.Settings('words', True, 5, 1_000_000, '')
+  corpus = encode.encode(path, settings, folder / 'cache', lambda *_: None)
+  tokens = folder / pathlib.Path(path).stem
+  experiment.write_tokens(corpus.ids, corpus.words, tokens)
+  return _Text(os.path.abspath(path), tokens, corpus.num_words)
+
+
+def _train(
+  args: argparse.Namespace,
+  texts: Sequence[_Text],
+  folder: pathlib.Path,
+  results: experiment.Results,
+) -> None:
+  """Adds the runs that results lack, by part, model, program and text."""
+  sets = benchmarks.find(args.eval.split(',')) if args.eval else []
+  sets = [x for x in sets if x.kind != 'categorization']
+  cache = folder / 'cache'
+  plans = {  # rounds, epochs, texts, cache, sets
+    'speed': (args.rounds, args.speed_epochs, texts[:1], cache, ()),
+    'process': (args.first_runs, args.epochs, texts[:1], None, ()),
+    'quality': (args.seeds, args.epochs, texts, cache, sets),
+  }
+  for part, model in itertools.product(args.parts, args.models):
+    num_rounds, epochs, part_texts, part_cache, part_sets = plans[part]
+    programs = ['jaxemb', *args.peers]
+    programs = [x for x in programs if model in _PROGRAMS[x].models]
+    found = results.found.setdefault(part, {}).setdefault(model, {})
+    rounds = itertools.product(range(num_rounds), part_texts, programs)
+    for number, text, name in rounds:
+      label = pathlib.Path(text.path).stem
+      runs = found.setdefault(name, {}).setdefault(label, [])
+      if len(runs) > number:
+        continue
+      run = _Run(model, text, epochs, args.dim, number + 1)
+      measured = _measure(name, run, args, part_cache, part_sets)
+      runs.append(measured)
+      results.save()
+      rate = f'{measured["words_per_sec"]:,.0f} words/s'
+      experiment.progress(part, model, label, name, number + 1, rate)
 
 
 # The table.
@@ -188,39 +353,98 @@ def _estimate(by_text: Sequence[Sequence[float]]) -> tuple[float, float]:
   return statistics.mean(means), math.sqrt(sum(variances)) / len(by_text)
 
 
-def table(found: Mapping[str, Mapping[str, Sequence[dict[str, Any]]]]) -> str:
-  """The README's table, in Markdown, of runs by text and side."""
-  lines = ['| | jaxemb | gensim | |', '|---|---|---|---|']
-  sides = {
-    side: [runs[side] for runs in found.values()]
-    for side in ('jaxemb', 'gensim')
+def _row(
+  name: str,
+  values: Mapping[str, Any],
+  show: Callable[[Any], str],
+  compare: Callable[[Any, Any], str],
+) -> str:
+  """A line of values by program, where `compare` gets ours and theirs."""
+  cells = [name]
+  for program in _PROGRAMS:
+    cell = show(values[program]) if program in values else ''
+    if cell and program != 'jaxemb' and 'jaxemb' in values:
+      cell += f' ({compare(values["jaxemb"], values[program])})'
+    cells.append(cell)
+  return f'| {" | ".join(cells)} |'
+
+
+def _speed_rows(model: str, part: str, found: _Runs) -> Iterator[str]:
+  """Lines of medians."""
+  rows = {
+    'speed': [('M words/s in training', 'words_per_sec', 1e6)],
+    'process': [
+      ('whole process, first run, s', 'process_secs', 1),
+      ('CPU seconds of it', 'process_cpu_secs', 1),
+    ],
   }
-  for name, key, form in (
-    ('words/s in training', 'words_per_sec', ',.0f'),
-    ('whole process, first run of a machine, s', 'process_secs', '.1f'),
-    ('CPU seconds', 'process_cpu_secs', '.1f'),
-    ('peak memory, bytes', 'peak_rss_bytes', ',.0f'),
-  ):
-    each = [[x[key] for runs in side for x in runs] for side in sides.values()]
-    ours, theirs = map(statistics.median, each)
-    ratio = ours / theirs if key == 'words_per_sec' else theirs / ours
-    lines.append(
-      f'| {name} | {ours:{form}} | {theirs:{form}} | {ratio:.1f} x |'
+  for name, key, unit in rows[part]:
+    values = {
+      program: statistics.median(x[key] / unit for x in sum(runs.values(), []))
+      for program, runs in found.items()
+    }
+    sign = 1 if part == 'speed' else -1  # less of a second is better
+    yield _row(
+      f'{model}: {name}',
+      values,
+      lambda x, unit=unit: f'{x:.{1 if unit == 1 else 2}f}',
+      lambda x, y, sign=sign: f'{(x / y) ** sign:.1f} x',
     )
-  everything = [x for side in sides.values() for runs in side for x in runs]
-  for name in everything[0]['quality']:
-    if all(name in x['quality'] for x in everything):
-      ours, theirs = (
-        _estimate([[x['quality'][name] for x in runs] for runs in side])
-        for side in sides.values()
-      )
-      error = math.hypot(ours[1], theirs[1])
-      error = '' if math.isnan(error) else f' ({error:.3f})'
-      lines.append(
-        f'| {name} | {ours[0]:.3f} | {theirs[0]:.3f} | '
-        f'{ours[0] - theirs[0]:+.3f}{error} |'
-      )
+
+
+def _quality_rows(model: str, found: _Runs) -> Iterator[str]:
+  """Lines of scores on the texts that all programs have; means first."""
+  texts = set.intersection(*map(set, found.values()))
+  scores = {
+    program: [[x['quality'] for x in runs[text]] for text in texts]
+    for program, runs in found.items()
+  }
+  every = [x for by_text in scores.values() for runs in by_text for x in runs]
+
+  def compare(ours, theirs):
+    error = math.hypot(ours[1], theirs[1])
+    error = '' if math.isnan(error) else f' ± {error:.3f}'
+    return f'{ours[0] - theirs[0]:+.3f}{error}'
+
+  for name in every[0] if every else ():
+    is_shown = model == _SKIPGRAM or name in (_FIVE, _SIMILAR)
+    if is_shown and all(name in x for x in every):
+      values = {
+        program: _estimate([[x[name] for x in runs] for runs in by_text])
+        for program, by_text in scores.items()
+      }
+      yield _row(f'{model}: {name}', values, lambda x: f'{x[0]:.3f}', compare)
+
+
+def table(found: Mapping[str, Mapping[str, _Runs]]) -> str:
+  """The README's table, in Markdown, of runs by part and model."""
+  titles = [x.title for x in _PROGRAMS.values()]
+  with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+    titles[1] += f' {importlib.metadata.version("gensim")}'
+  lines = [f'| | {" | ".join(titles)} |', '|---' * (len(titles) + 1) + '|']
+  for model, part in itertools.product(_MODELS, _PARTS):
+    runs = found.get(part, {}).get(model)
+    if runs and part == 'quality':
+      lines += _quality_rows(model, runs)
+    elif runs:
+      lines += _speed_rows(model, part, runs)
   return '\n'.join(lines)
+
+
+def _peers(text: str) -> dict[str, str]:
+  """The type of --peers: paths by name, of gensim ''."""
+  peers = {}
+  for peer in filter(None, text.split(',')):
+    name, _, path = peer.partition(':')
+    if name == 'gensim' and not path:
+      if importlib.util.find_spec('gensim') is None:
+        raise argparse.ArgumentTypeError('gensim is not installed')
+    elif name not in _PROGRAMS or not os.access(path, os.X_OK):
+      raise argparse.ArgumentTypeError(
+        f'{peer!r} is not gensim, or another peer and its program'
+      )
+    peers[name] = path and os.path.abspath(path)
+  return peers
 
 
 def _use_cores(num: int) -> None:
@@ -234,38 +458,37 @@ def _use_cores(num: int) -> None:
 
 
 def main() -> None:
-  """Trains both sides on all texts and prints the table."""
+  """Trains with all programs and prints the table."""
   parser = experiment.parser(__doc__)
+  parser.set_defaults(config='wiki')
   add = parser.add_argument
-  add('what', choices=('readme',))
-  add('--text', required=True, type=lambda x: x.split(','), help='FILE,...')
+  add('--text', required=True, help='FILE,...')
   add('--eval', default='', help='files and folders, separated by commas')
-  add('--config', default='wiki')
+  add('--peers', type=_peers, default='gensim', help='default: gensim')
+  experiment.add_names(parser, '--parts', _PARTS)
+  experiment.add_names(parser, '--models', _MODELS)
   add('--dim', type=int, default=100)
   add('--epochs', type=experiment.count, default=5)
   add('--seeds', type=experiment.count, default=3)
-  add('--model', choices=('skipgram', 'cbow'), default='skipgram')
-  add(
-    '--loss', choices=('negative_sampling', _TREE), default='negative_sampling'
-  )
+  add('--rounds', type=experiment.count, default=5, help='of speed')
+  add('--speed_epochs', type=experiment.count, default=2)
+  add('--first_runs', type=experiment.count, default=1, help='of process')
   add('--cores', type=experiment.count, help='of each side; default: all')
-  add('--isa', choices=('avx2',), help='limits both sides; default: the CPU')
   args = experiment.parse(parser)
   for flag in args.override:
     if flag.removeprefix('--config.').startswith(_FIXED):
       parser.error(f'{flag} would change our side only')
-  if len({pathlib.Path(x).stem for x in args.text}) < len(args.text):
+  paths = args.text.split(',')
+  if len({pathlib.Path(x).stem for x in paths}) < len(paths):
     parser.error('--text: two files of one name')
   if args.cores:
     _use_cores(args.cores)
-  sets = benchmarks.find(args.eval.split(',')) if args.eval else []
-  sets = [x for x in sets if x.kind != 'categorization']
-  results = experiment.Results('readme', args)
-  for text in args.text:
-    name = pathlib.Path(text).stem
-    results.found[name] = _measure_text(args, text, sets)
-    results.save()
-  results.finish(table(results.found), isa=args.isa)
+  results = experiment.Results('readme', args, _SAME)
+  with tempfile.TemporaryDirectory() as temporary:
+    folder = pathlib.Path(temporary)
+    texts = [_encode(x, folder) for x in paths]
+    _train(args, texts, folder, results)
+  results.finish(table(results.found))
 
 
 if __name__ == '__main__':

@@ -2,14 +2,13 @@
 
   python experiments/train_gensim.py TOKENS VECTORS SETTINGS
 
-It writes binary vectors and, next to them as .json, its seconds and memory.
+It writes binary vectors and, next to them as .json, its seconds in training.
 SETTINGS are the arguments of Word2Vec, and `epochs`, in JSON. This process
-imports nothing of jaxemb, whose time and memory would count as gensim's.
+imports nothing of jaxemb, whose time would count as gensim's.
 """
 
 import json
 import pathlib
-import re
 import sys
 import time
 
@@ -27,10 +26,6 @@ def main(tokens: str, output: str, settings: str) -> None:
   model.train(sentences, total_examples=model.corpus_count, epochs=epochs)
   report = {'train_secs': time.perf_counter() - start}
   model.wv.save_word2vec_format(output, binary=True)
-  # As in jaxemb.runtime.resources, which would import JAX.
-  status = pathlib.Path('/proc/self/status').read_text()
-  peak = re.search(r'^VmHWM:\s*(\d+) kB', status, re.M)
-  report['peak_rss_bytes'] = 1024 * int(peak[1])
   pathlib.Path(output).with_suffix('.json').write_text(json.dumps(report))
 
 

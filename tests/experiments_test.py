@@ -10,7 +10,6 @@ import sys
 import numpy as np
 import pytest
 
-from jaxemb import errors
 from jaxemb.cli import train as jaxemb_main
 from jaxemb.text.toywiki import toywiki
 from tests import compiling, forks
@@ -218,41 +217,126 @@ ENTRY %main (a: f32[500,8]) -> f32[500,8] {{
 # Training.
 
 
+_PEER = f"""#!{sys.executable}
+import sys, time
+flags = dict(zip(sys.argv[-2::-2], sys.argv[::-2]))
+words = sorted({{x for line in open('tokens') for x in line.split()}})
+for percentage in '20.00', '70.00':
+  print(f'Progress: {{percentage}}%  Words/sec: 1k', end='\\r', flush=True)
+  time.sleep(0.4)
+with open('vectors.bin' if '-train' in flags else 'vectors.vec', 'w') as file:
+  print(len(words), 2, file=file)
+  for number, word in enumerate(words):
+    print(word, 1 + number, 2, file=file)
+"""
+
+
 @pytest.mark.slow
-def test_reproduce_readme(run, text, monkeypatch):
+@pytest.mark.skipif(os.name == 'nt', reason='a script as a program')
+def test_reproduce(run, text, monkeypatch, tmp_path):
   import reproduce
 
-  def timed(command, folder, isa):  # with what is compiled
-    environment = experiment.environment(isa)
-    forks.call(forks.script, [command[1:]], environment, folder / 'log')
-    return {'process_secs': 2.0, 'process_cpu_secs': 3.0}
+  execute = reproduce._execute
 
-  monkeypatch.setattr(reproduce, '_timed', timed)
-  found, shown = run(
-    'reproduce', 'readme', *text, '--seeds=1', '--epochs=1', '--dim=8',
-    '--config.optimizer.max_duplicates=4.0',
+  def in_fork(command, folder, cache):  # with what is compiled
+    if command[0] != sys.executable:
+      return execute(command, folder, cache)
+    log, arguments = folder / 'log', [command[1:]]
+    forks.call(forks.script, arguments, os.environ, log, folder=folder)
+    return {'process_secs': 2.0, 'process_cpu_secs': 3.0, 'progress': []}
+
+  monkeypatch.setattr(reproduce, '_execute', in_fork)
+  peer = tmp_path / 'peer'
+  peer.write_text(_PEER)
+  peer.chmod(0o755)
+  flags = (
+    *text, '--seeds=1', '--rounds=1', '--epochs=1', '--speed_epochs=1',
+    '--dim=8', '--config.optimizer.max_duplicates=4.0',
+    f'--peers=gensim,pword2vec:{peer},fasttext:{peer}',
   )  # fmt: skip
-  (ours,), (theirs,) = found['text'].values()
-  assert ours['config']['optimizer']['max_duplicates'] == 4
-  words = theirs['words_per_sec'] * theirs['train_secs']
-  assert words == pytest.approx(28_000)  # of the text
-  ratio = ours['words_per_sec'] / theirs['words_per_sec']
-  assert re.search(rf'words/s in training .* {ratio:.1f} x', shown)
-  scores = [x['quality']['pairs'] for x in (ours, theirs)]
-  assert f'| pairs | {scores[0]:.3f} | {scores[1]:.3f} |' in shown
+  found, shown = run('reproduce', *flags, '--models=skip-gram')
+  speed, process, quality = (
+    {name: runs['text'][0] for name, runs in part['skip-gram'].items()}
+    for part in found.values()
+  )
+  assert [*speed] == ['jaxemb', 'gensim', 'pword2vec', 'fasttext']
+  # Half of the text in 0.4 s.
+  rate = speed['fasttext']['words_per_sec']
+  assert rate == pytest.approx(28_000 / 0.8, rel=0.3)
+  ratio = speed['jaxemb']['words_per_sec'] / rate
+  assert re.search(rf'M words/s in training .* \({ratio:.1f} x\)', shown)
+  assert process['jaxemb']['process_secs'] == 2
+  scores = [x['quality']['pairs'] for x in quality.values()]
+  for score in scores[1:]:
+    assert f'| {score:.3f} ({scores[0] - score:+.3f})' in shown
+  # Results that are there stay, and CBOW is not pWord2Vec's.
+  models = '--models=skip-gram,CBOW'
+  more, shown = run('reproduce', *flags, '--parts=speed', models)
+  assert 'pword2vec' not in more['speed'].pop('CBOW')
+  assert more == found and 'CBOW: M words/s' in shown
 
 
-def test_both_sides_have_the_same_instructions(monkeypatch):
-  monkeypatch.setenv('OPENBLAS_CORETYPE', 'Haswell')
-  monkeypatch.setenv('XLA_FLAGS', '--xla_x')
-  free = experiment.environment(None)
-  assert 'OPENBLAS_CORETYPE' not in free and free['XLA_FLAGS'] == '--xla_x'
-  limited = experiment.environment('avx2')
-  assert limited['OPENBLAS_CORETYPE'] == 'Haswell'
-  assert limited['XLA_FLAGS'] == '--xla_x --xla_cpu_max_isa=AVX2'
-  monkeypatch.setenv('XLA_FLAGS', '--xla_cpu_max_isa=AVX2')
-  with pytest.raises(errors.UserError, match='limits one side only'):
-    experiment.environment(None)
+def test_scores_of_the_table():
+  import reproduce
+
+  def runs(*scores):
+    return [{'quality': {'men': x}} for x in scores]
+
+  by_program = {
+    'jaxemb': {'a': runs(0.5, 0.7), 'b': runs(0.4, 0.4)},
+    'word2vec': {'a': runs(0.4, 0.4), 'b': runs(0.1, 0.2), 'c': runs(0.9)},
+  }
+  shown = reproduce.table({'quality': {'skip-gram': by_program}})
+  # Texts that both have; errors of means of two: .1 and 0, 0 and .05.
+  assert '| 0.500 |  |  | 0.275 (+0.225 ± 0.056) |  |' in shown
+
+
+def test_speeds_of_the_table():
+  import reproduce
+
+  def runs(key, *values):
+    return {'a': [{'process_cpu_secs': 1, key: x} for x in values]}
+
+  rates = {
+    'jaxemb': runs('words_per_sec', 9e6, 8e6, 1e6),
+    'gensim': runs('words_per_sec', 2e6),
+  }
+  secs = {
+    'jaxemb': runs('process_secs', 20), 'gensim': runs('process_secs', 90),
+  }  # fmt: skip
+  shown = reproduce.table({'speed': {'CBOW': rates}, 'process': {'CBOW': secs}})
+  assert 'CBOW: M words/s in training | 8.00 | 2.00 (4.0 x) |' in shown
+  assert 'first run, s | 20.0 | 90.0 (4.5 x) |' in shown
+
+
+@pytest.mark.parametrize(
+  ('flag', 'message'),
+  [
+    ('--peers=gensim,glove:/bin/sh', 'glove'),
+    ('--peers=word2vec:no/such/file', 'word2vec'),
+    ('--config.model.dim=3', 'would change our side only'),
+  ],
+)
+def test_reproduce_is_fair_and_finds_its_peers(flag, message, run, capsys):
+  with pytest.raises(SystemExit, match='2'):
+    run('reproduce', '--text=x', flag)
+  assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != 'linux', reason='no threads per core')
+def test_cores(run, monkeypatch):
+  monkeypatch.setenv('NPROC', '')
+  monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+  flags = '--secs=0', '--threads=3', '--vocab=500', '--words=300000'
+  small = '--config.model.dim=8', '--config.data.min_count=1'
+  found, shown = run('cores', *flags, *small)
+  (one,), (three,) = found['training'].values()
+  assert 0 < one['outside'] < 1 and 0 < three['outside'] < 1
+  ratio = three['rate'] / one['rate']
+  (steps_one,), (steps_three,) = found['steps'].values()
+  speed_up = steps_three['rate'] / steps_one['rate']
+  assert re.search(rf'\n3 .* {speed_up:.2f} .* {ratio:.2f} ', shown)
 
 
 @pytest.mark.slow

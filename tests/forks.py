@@ -50,14 +50,16 @@ def call(
   each: Sequence[Sequence[Any]],
   environment: Mapping[str, str],
   said: pathlib.Path,
+  folder: pathlib.Path | None = None,
 ) -> None:
   """Calls a function of a module at once with each arguments, to the end.
 
-  What is said is added to a file, and shown where one fails.
+  What is said is added to a file, and shown where one fails. The `folder` is
+  the one to work in; None = this one.
   """
+  more = dict(environment), said, folder or pathlib.Path.cwd()
   processes = [
-    server().Process(target=_call, args=(function, x, dict(environment), said))
-    for x in each
+    server().Process(target=_call, args=(function, x, *more)) for x in each
   ]
   for process in processes:
     process.start()
@@ -66,8 +68,9 @@ def call(
   assert not any(x.exitcode for x in processes), said.read_text()
 
 
-def _call(function, arguments, environment, said):
+def _call(function, arguments, environment, said, folder):
   gc.freeze()
+  os.chdir(folder)
   with open(said, 'ab') as file:
     for number in (1, 2):
       os.dup2(file.fileno(), number)
