@@ -125,10 +125,14 @@ def _run(has_run: threading.Event, argv: Sequence[str]) -> int:
   coordinator, _, _, detects = job
   if not (coordinator or detects):  # others are joined first
     _start_devices(config, workdir)
-  # JAX only once the arguments are right.
+  # JAX only once the arguments are right. Python searches all of it for garbage
+  # again and again meanwhile, .3 s.
+  gc.disable()
   from jaxemb.run import lifecycle as train
   from jaxemb.runtime import distributed
 
+  gc.freeze()
+  gc.enable()
   try:
     return train.run(config, workdir, distributed.Job(*job))
   finally:

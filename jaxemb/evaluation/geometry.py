@@ -1,17 +1,16 @@
 """Lengths, directions, nearest neighbors and clusters of rows of vectors."""
 
-import warnings
 from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-import scipy  # parts of it are loaded when they are used
 
 # Senses with lower priors have learned too little to be shown.
 MIN_PRIOR = 0.02
 _ITERATIONS = 20
 _STARTS = 10
 _CANDIDATES = 5  # of greedy k-means++
+_MIN_THREADED = 1 << 23  # products
 
 
 def norms(vectors: np.ndarray) -> np.ndarray:
@@ -86,17 +85,33 @@ def cluster(points: np.ndarray, num_clusters: int) -> np.ndarray:
   points = np.asarray(points, np.float32)
   rng = np.random.default_rng(0)
   results = []
-  with warnings.catch_warnings():
-    # About empty clusters, and fewer different points than clusters.
-    warnings.simplefilter('ignore')
-    for _ in range(_STARTS):
-      start = points[_spread(points, num_clusters, rng)]
-      centers, assigned = scipy.cluster.vq.kmeans2(
-        points, start, _ITERATIONS, minit='matrix'
-      )
-      cost = float(np.sum((points - centers[assigned]) ** 2))
-      results.append((cost, assigned))
+  for _ in range(_STARTS):
+    centers, assigned = _moved(points, _spread(points, num_clusters, rng))
+    cost = float(np.sum((points - centers[assigned]) ** 2))
+    results.append((cost, assigned))
   return min(results, key=lambda x: x[0])[1]
+
+
+def _moved(points: np.ndarray, chosen: list) -> tuple[np.ndarray, np.ndarray]:
+  """Moves centers, at first some points, to the means of what is nearest.
+
+  Returns them with the center of each point.
+  """
+  centers, assigned = points[chosen], None
+  # Threads of BLAS wait for each other longer than small products take, .01 s.
+  is_small = points.size * len(centers) < _MIN_THREADED
+  for _ in range(_ITERATIONS):
+    if is_small:
+      products = np.einsum('pd,cd->pc', points, centers)
+    else:
+      products = points @ centers.T
+    nearest = (np.sum(centers**2, 1) - 2 * products).argmin(1)
+    if assigned is not None and (nearest == assigned).all():
+      break
+    assigned = nearest
+    for number in np.unique(assigned):  # those of no point stay
+      centers[number] = points[assigned == number].mean(0)
+  return centers, assigned
 
 
 def _spread(points: np.ndarray, num: int, rng: np.random.Generator) -> list:

@@ -33,8 +33,10 @@ def wait() -> None:
 
 
 if __name__ == '__main__':
+  from jaxemb.kernels.cpu import linking
   from jaxemb.text import tokenize
 
+  linking.hurry()
   tokenize.tokenize(b'', 'words', lowercase=True)
   for path in map(pathlib.Path, sys.argv[1:]):
     path.parent.mkdir(parents=True, exist_ok=True)

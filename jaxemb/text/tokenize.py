@@ -289,10 +289,11 @@ def _kind_of_word(char: str) -> int:
 
 
 # Numba takes a second to compile what slices arrays or calls many functions:
-# these are few and use loops. Tables grow outside of them.
+# these are few and use loops. Tables grow outside of them. Python calls one.
+_INNER = {'nogil': True, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
 
 
-@numba.njit(nogil=True)
+@numba.njit(**_INNER)
 def _decode(text, i):
   """Returns a code point and its number of bytes; (-1, 1) if invalid."""
   b = np.int64(text[i])
@@ -311,7 +312,7 @@ def _decode(text, i):
   return point, length
 
 
-@numba.njit(nogil=True)
+@numba.njit(**_INNER)
 def _emoji_bytes(text, i, points):
   """Returns the number of bytes of the emoji at `i`.
 
@@ -343,7 +344,7 @@ def _emoji_bytes(text, i, points):
   return end - i
 
 
-@numba.njit(nogil=True)
+@numba.njit(**_INNER)
 def _is_written(char, i, length, signs):
   """Whether a mark, joiner or ignored sign at `i` is part of a word.
 
@@ -368,14 +369,14 @@ def _is_written(char, i, length, signs):
   return False
 
 
-@numba.njit(nogil=True)
+@numba.njit(**_INNER)
 def _is_between_l(text, i):
   """Whether the same l is on both sides of a middle dot."""
   is_between = 0 < i < len(text) - 2 and text[i - 1] == text[i + 2]
   return is_between and text[i - 1] | 32 == _SMALL_L
 
 
-@numba.njit(nogil=True)
+@numba.njit(**_INNER)
 def _append(out, arena, first, length, h):
   """Writes a character behind a word; returns the new length and hash."""
   while out != 0:
@@ -387,7 +388,7 @@ def _append(out, arena, first, length, h):
   return length, h
 
 
-@numba.njit(nogil=True)
+@numba.njit(**_INNER)
 def _hash(arena, first, stop):
   h = _FNV_BASIS
   for i in range(first, stop):
@@ -395,7 +396,7 @@ def _hash(arena, first, stop):
   return h
 
 
-@numba.njit(nogil=True)
+@numba.njit(**_INNER)
 def _find(slots, hashes, h):
   """Returns the slot of a word, empty if it is new, and its mixed hash."""
   # FNV mixes low bits badly, and the first letter of a word its high bits.
