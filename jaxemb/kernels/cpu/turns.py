@@ -50,6 +50,9 @@ _REQUEST, _FIRST_RESULT = 2 * _LINE, 3 * _LINE
 _TURNS = 64  # of each thread; in the end all wait for the longest one
 _MIN_CHUNKS = 4  # of a turn, of which only the first is not fetched ahead
 _SPINS = 1000  # before a thread that waits lets others run
+# Then, before it naps: where there are more threads than cores, one that the
+# system has stopped in the midst of a turn takes milliseconds.
+_YIELDS = 50
 _MOST_LENT = 15  # cores: the task's word has that many beside a board
 _NAP = 50 if os.name == 'posix' else 1  # us or ms, of a thread that waits
 
@@ -194,7 +197,9 @@ def share(frame, kernel, task, num_chunks, scratch):
   spins = 0
   while ffi.add(board, _ACTIVE, 0):
     spins += 1
-    if spins > _SPINS:
+    if spins > _SPINS + _YIELDS:
+      _sleep(np.uint32(_NAP))
+    elif spins > _SPINS:
       _let_others_run()
   loss = examples = 0.0
   for number in range(ffi.add(board, _JOINED, 0)):
