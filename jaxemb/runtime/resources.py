@@ -25,7 +25,7 @@ import jax
 import numpy as np
 import psutil
 
-_LARGE_BYTES, _HUGE_PAGE_BYTES = 1 << 26, 1 << 21
+_LARGE_BYTES, _HUGE_PAGE_BYTES = 1 << 23, 1 << 21
 _COLLAPSE = 25  # MADV_COLLAPSE of Linux 6.1 and later
 
 _PACKAGES = ('jaxemb', 'jax', 'jaxlib', 'orbax-checkpoint', 'numpy', 'numba')

@@ -165,10 +165,8 @@ def _add_grads(slopes, others, sides, sizes, ones, dim):
   slopes[chunk:] = 0
   slopes[:, size:] = 0
   others[chunk:] = 0
-  rows.add_rows(slopes, 0, rights.rows, 0, 0, size, lefts.grads, ones, dim)
-  rows.add_rows(
-    others, 0, drawn.rows, 0, 0, size - chunk, rights.grads, ones, dim
-  )
+  rows.add_rows(slopes, 0, rights.rows, 0, size, lefts.grads, ones, dim)
+  rows.add_rows(others, 0, drawn.rows, 0, size - chunk, rights.grads, ones, dim)
   rows.add_columns(slopes, 0, lefts.rows, chunk, rights.grads, ones, dim)
   rows.add_columns(others, 0, rights.rows, chunk, drawn.grads, ones, dim)
 
@@ -210,8 +208,10 @@ def softmax(frame, first, stop, scratch, result):
     ):
       rows.point(vectors, row, num, spares[0], side.rows)
       rows.point(grads, row, num, spares[1], side.grads)
-    rows.score(lefts.rows, rights.rows, dim, scores)
-    rows.score(rights.rows, drawn.rows, dim, others)
+    for y in range(0, num_right, tile):
+      rows.score(lefts.rows, 0, num_left, rights.rows, y, dim, scores)
+    for y in range(0, num_drawn, tile):
+      rows.score(rights.rows, 0, num_left, drawn.rows, y, dim, others)
     sources, targets = ids[g, :chunk], ids[g, size : size + chunk]
     loss = _by_rows(scores, targets, ids[g, size:], weights[g], vocab, slopes)
     loss += _by_columns(

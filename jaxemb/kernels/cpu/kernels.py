@@ -7,40 +7,45 @@ Every chunk reads its rows, forms all scores and slopes, and changes the rows at
 once: what follows learns from it. So a call is as many steps of plain gradient
 descent as it has chunks, with the gradients that `models.skipgram`,
 `models.cbow` and `models.hierarchical` state, however many chunks a call has.
-Centers of a chunk meet its window in tiles of four, of which a mask keeps the
-pairs:
-
-  centers g to g + 3  x  window g to g + 3 + 2 W, then all N negatives
+Scores of a chunk have a row for each word of its window, then for each
+negative, and a column for each center. Of the window four centers, x to x + 3,
+meet the words x to x + 3 + 2 W; weights keep the pairs.
 
 Losses cost more than all the rest, so they are those of every 64th chunk.
 
 The buffers of a call (`turns`). Arguments that are only read are `left` and
 `right` [k, c] uint8, the contexts on both sides of each center, at most W; then
 
-  numbers     [3] float32, learning rate, parameter of `rows.Table`, and K
-  integers    [5] int32, `rows.Table` from `optimizer` to `is_stochastic`, and
-              whether hierarchical softmax averages: CBOW
+  numbers     [3 + W] float32, learning rate, parameter of `rows.Table`, K, and
+              what a context counts, by its distance
+  integers    [9] int32, `rows.Table` from `optimizer` to `is_stochastic`;
+              whether hierarchical softmax averages: CBOW; N; the key of the
+              draws; entries of the alias table, 0 = draws are given
   brakes      those of `rows.Table`, of both tables
-  ids         int32, of the step's k chunks: windows [k, c + 2 W], then draws
-              [k, N] or `exits`, `firsts` and `deep` of `ops.huffman.Split`
+  tokens      [P, L' + 2 W] int32, of runs of k / P chunks each
+  chunks      [k] uint32, their numbers among the chunks that draw with the key
+  more        `ops.sampling.Alias.lines`, or draws [k, N]; of a tree `exits`,
+              `firsts` and `deep` of `ops.huffman.Split`
 
 Changed are the vectors of both tables and their optimizer states. Kernels write
 the loss, in nats, and the number of its examples.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
 from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import rows, tiles, turns
+from jaxemb.ops import hashing, memory
 
 _LOSS_EVERY_CHUNKS = 64
+_PREFETCHED = 4  # rows, with each tile: all have come when they are needed
 
-_LEFT, _RIGHT, _NUMBERS, _INTEGERS, _BRAKES, _, _IDS = range(
-  turns.READ, turns.READ + 7
+_LEFT, _RIGHT, _NUMBERS, _INTEGERS, _BRAKES, _, _TOKENS, _CHUNKS, _MORE = range(
+  turns.READ, turns.READ + 9
 )
 _VECTORS, _STATE = turns.RESULTS, turns.RESULTS + 2
 
@@ -54,10 +59,9 @@ def num_scratch(spec: Any, longest: int) -> int:
   right = left + spec.shared_negatives + longest
   columns = spec.dim + tiles.LANES
   # Words, means and outputs with their gradients, of which each has an address,
-  # an id and a rate; scores, weights and fractions; the rows that each tile
-  # meets.
+  # an id and a rate; scores, weights and fractions; what is awaited.
   num_rows = 2 * (2 * left + right)
-  number = num_rows * (columns + 6) + left * (3 * right + left) + 1024
+  number = num_rows * (columns + 8) + left * (3 * right + left) + 1024
   return number // 16 * 16  # so that what follows stays aligned
 
 
@@ -65,8 +69,8 @@ def num_scratch(spec: Any, longest: int) -> int:
 def _measure(scores, weights):
   """The loss, in nats, whose derivative is `rows.slopes`."""
   total = 0.0
-  for x in range(weights.shape[0]):
-    for j in range(weights.shape[1]):
+  for x in range(scores.shape[0]):
+    for j in range(scores.shape[1]):
       weight, score = weights[x, j], scores[x, j]
       if weight:
         score = -score if weight < 0 else score
@@ -76,67 +80,90 @@ def _measure(scores, weights):
 
 
 @numba.njit(**rows.JIT)
-def _context_weights(left, right, window, weight, is_mean, columns, out):
-  """Weights [c, band] of the contexts in a center's window, for out[:, :band].
-
-  Row x has the window of its tile, from x // 4 * 4 on. If it `is_mean`, all
-  contexts of a center have the weight together. `columns` are 0, 1, ... as
-  floats, because LLVM is slow at making them.
-  """
-  for x in range(left.size):
-    before, after = -np.float32(left[x]), np.float32(right[x])
-    each = weight
-    if is_mean:
-      each /= max(after - before, np.float32(1))
-    row, center = out[x], np.float32(window + x % tiles.SIZE)
-    for j in range(columns.size):
-      offset = columns[j] - center
-      is_near = (offset >= before) & (offset <= after) & (offset != 0)
-      row[j] = each if is_near else np.float32(0)
+def _set_shares(numbers, window, num_columns, out):
+  """Writes what a word [n] counts as a context of a center [num_columns]."""
+  for y in range(out.shape[0]):
+    for x in range(num_columns):
+      distance = abs(y - window - x)
+      is_near = (distance > 0) & (distance <= window)
+      # The first three numbers are others.
+      out[y, x] = numbers[2 + distance] if is_near else np.float32(0)
 
 
 @numba.njit(**rows.JIT)
-def _negative_weights(left, right, ids, draws, factor, marks, first, out):
-  """Weights [c, n] of skip-gram's negatives: pairs of a center without them.
+def _context_weights(left, right, window, work, out):
+  """Weights [words, centers] of contexts: their shares times a scale.
 
-  They come to out[:, first:]; a part of a row would look to LLVM as if its
-  numbers were apart.
-
-  Few draws are in the window: `marks`, zeros [a power of two], tell most of the
-  others by their last bits.
+  Beyond a sentence, and beyond the window, they are 0.
   """
-  window, last = (ids.size - left.size) // 2, marks.size - 1
+  befores, afters, scale = work.befores, work.afters, work.scale
   for x in range(left.size):
-    weight = factor * np.float32(np.int64(left[x]) + np.int64(right[x]))
-    row = out[x]
-    for j in range(draws.size):
-      row[first + j] = weight
-  for id_ in ids:
-    marks[id_ & last] = 1
-  for j in range(draws.size):
-    if marks[draws[j] & last]:
-      for y in range(ids.size):
-        if ids[y] == draws[j]:
-          for x in range(max(0, y - 2 * window), min(left.size, y + 1)):
-            offset = y - x - window
-            is_near = (offset >= -np.int64(left[x])) & (offset <= right[x])
-            if is_near & (offset != 0):
-              out[x, first + j] -= factor
-  for id_ in ids:
-    marks[id_ & last] = 0
+    befores[x] = np.float32(window + x - np.int64(left[x]))
+    afters[x] = np.float32(window + x + np.int64(right[x]))
+  for y in range(work.shares.shape[0]):
+    row, share, word = out[y], work.shares[y], np.float32(y)
+    for x in range(befores.size):
+      is_near = (word >= befores[x]) & (word <= afters[x])
+      row[x] = scale[x] * share[x] if is_near else np.float32(0)
 
 
 @numba.njit(**rows.JIT)
-def _target_weights(left, right, centers, draws, factor, out):
-  """Weights [c, 4 + n] of CBOW: -1 of the center itself, then of negatives."""
-  for x in range(left.size):
-    has_context = np.float32((left[x] > 0) | (right[x] > 0))
-    row = out[x]
-    for j in range(tiles.SIZE):
-      row[j] = -has_context * np.float32(j == x % tiles.SIZE)
-    for j in range(draws.size):
-      differs = np.float32(draws[j] != centers[x])
-      row[tiles.SIZE + j] = has_context * factor * differs
+def _negative_weights(ids, num_words, num_draws, factor, totals, out):
+  """Weights [draws, centers] of skip-gram's negatives: of pairs without them.
+
+  They follow those of words, and have `factor` times the `totals` of these; a
+  draw that is a context of a center does not count for that pair.
+  """
+  for y in range(num_words, num_words + num_draws):
+    row, hits = out[y], 0
+    for x in range(totals.size):
+      row[x] = factor * totals[x]
+    for j in range(num_words):
+      hits += ids[j] == ids[y]
+    if hits:
+      for j in range(num_words):
+        if ids[j] == ids[y]:
+          word = out[j]
+          for x in range(totals.size):
+            row[x] += factor * word[x]
+
+
+@numba.njit(**rows.JIT)
+def _target_weights(ids, num_left, num_draws, factor, has_context, out):
+  """Weights [centers, then draws; centers] of CBOW: -1 of the center itself."""
+  for y in range(num_left):
+    row = out[y]
+    for x in range(num_left):
+      row[x] = -has_context[x] * np.float32(x == y)
+  for y in range(num_left, num_left + num_draws):
+    row = out[y]
+    for x in range(num_left):
+      row[x] = has_context[x] * factor * np.float32(ids[x] != ids[y])
+
+
+@numba.njit(**rows.JIT)
+def _draw(ids, number, first, out):
+  """Writes the draws of a chunk from out[first] on: `ops.sampling.draw`."""
+  lines, key0, key1 = ids.more, ids.key0, ids.key1
+  start, num = np.uint64(lines.ctypes.data), out.size - first
+  # All entries of the table are asked for before the first is compared: what
+  # comes after a guess that fails begins anew.
+  for j in range(num):
+    position = np.uint32(np.uint32(number) * np.uint32(num) + np.uint32(j))
+    bits = np.uint32(position * np.uint32(0x9E3779B9) + key0)
+    bits = hashing.mix(hashing.mix(bits) ^ key1)
+    entry = np.uint64(bits) * np.uint64(ids.num_entries) >> np.uint64(32)
+    memory.prefetch_to_read(start + np.uint64(8) * entry)
+    out[first + j] = np.int32(bits)
+  for j in range(num):
+    bits = np.uint32(out[first + j])
+    entry = np.uint64(bits) * np.uint64(ids.num_entries) >> np.uint64(32)
+    line, column = entry >> np.uint64(6), np.uint64(2) * (entry & np.uint64(63))
+    coin = hashing.mix(np.uint32(bits + key1)) >> np.uint32(8)
+    chance = rows.as_type(np.int32(lines[line, column]), np.float32)
+    is_own = np.float32(coin) * np.float32(2**-24) < chance
+    other = lines[line, column + np.uint64(1)]
+    out[first + j] = np.int32(entry) if is_own else other
 
 
 @numba.njit(**rows.INLINE)
@@ -158,11 +185,6 @@ def _table(frame, number, kind):
 
 
 @numba.njit(**rows.INLINE)
-def _ids(frame, number):
-  return ffi.matrix(frame, ffi.ARGUMENTS, _IDS + number, np.int32)
-
-
-@numba.njit(**rows.INLINE)
 def _arrays(frame, kind):
   """Both tables, `left` and `right`."""
   left = ffi.matrix(frame, ffi.ARGUMENTS, _LEFT, np.uint8)
@@ -170,190 +192,398 @@ def _arrays(frame, kind):
   return _table(frame, 0, kind), _table(frame, 1, kind), left, right
 
 
+@numba.njit(**rows.JIT)
+def _find_window(tokens, chunk, num_chunks, i):
+  """The run that chunk i is of, and where its window begins there."""
+  per_run = num_chunks // tokens.shape[0]
+  return i // per_run, i % per_run * chunk
+
+
+class _Ids(NamedTuple):
+  """What ids of chunks are made of."""
+
+  tokens: np.ndarray
+  chunks: np.ndarray
+  more: np.ndarray
+  num_entries: int
+  key0: np.uint32
+  key1: np.uint32
+
+
 @numba.njit(**rows.INLINE)
-def _sizes(frame, chunk, windows, draws):
-  """K / N, W, and padded: centers, draws, and what a tile has of a window."""
-  numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
-  tile, num_draws = tiles.SIZE, draws.shape[1]
-  factor, window = numbers[2] / num_draws, (windows.shape[1] - chunk) // 2
-  num_left, num_right = rows.padded(chunk, tile), rows.padded(num_draws, tile)
-  band = rows.padded(tile + 2 * window, tile)
-  return np.float32(factor), window, num_left, num_right, band
+def _ids(frame):
+  integers = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)
+  return _Ids(
+    ffi.matrix(frame, ffi.ARGUMENTS, _TOKENS, np.int32),
+    ffi.vector(frame, ffi.ARGUMENTS, _CHUNKS, np.uint32),
+    ffi.matrix(frame, ffi.ARGUMENTS, _MORE, np.int32),
+    np.int64(integers[8]),
+    np.uint32(integers[6]),
+    np.uint32(integers[7]),
+  )
 
 
 @numba.njit(**rows.JIT)
-def _score_bands(centers, others, band, met, scores, dim):
-  """Scores of each tile of centers with its window, then with all draws.
+def _take_ids(ids, chunk, window, i, num_words, out):
+  """Writes the words of chunk i's window, and draws, from out[num_words] on.
 
-  Rows are given by their addresses, of which `met` gets those for each tile.
+  These are made or, without an alias table, given.
   """
-  tile, num_columns = tiles.SIZE, scores.shape[1]
-  for g in range(0, centers.size, tile):
-    start = g // tile * num_columns
-    for y in range(band):
-      met[start + y] = others[g + y]
-    for y in range(band, num_columns):
-      met[start + y] = others[centers.size - tile + y]
-    for y in range(0, num_columns, tile):
-      tiles.scores(centers, g, met, start + y, dim, scores, g, y)
+  run, start = _find_window(ids.tokens, chunk, ids.chunks.size, i)
+  for j in range(chunk + 2 * window):
+    out[j] = ids.tokens[run, start + j]
+  if ids.num_entries:
+    _draw(ids, ids.chunks[i], num_words, out)
+  else:
+    rows.copy(ids.more[i], out, num_words)
 
 
 @numba.njit(**rows.JIT)
-def _add_bands(weights, band, sources, words, dim):
-  """Adds to rows of windows what the tiles of centers that meet them give."""
-  tile, num_left = tiles.SIZE, sources.size
-  for j in range(0, num_left - tile + band, tile):
-    first, last = max(0, j - band + tile), min(j + tile, num_left)
+def _add_up(weights, num_words, totals):
+  """Writes what all contexts of a center count; whether any does."""
+  for x in range(totals.size):
+    totals[x] = 0
+  for y in range(num_words):
+    row = weights[y]
+    for x in range(totals.size):
+      totals[x] -= row[x]
+  return _sum(totals) > 0
+
+
+@numba.njit(**rows.JIT)
+def _sum(numbers):
+  total = np.float32(0)
+  for x in range(numbers.size):
+    total += numbers[x]
+  return total
+
+
+class _Sizes(NamedTuple):
+  """Of chunks with negatives; all but the first two are whole tiles."""
+
+  window: int
+  num_draws: int
+  num_left: int  # centers
+  num_words: int  # of their windows
+  num_right: int  # draws
+  factor: np.float32  # K / N
+
+
+@numba.njit(**rows.INLINE)
+def _sizes(frame):
+  numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
+  num_draws = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)[5]
+  left = ffi.matrix(frame, ffi.ARGUMENTS, _LEFT, np.uint8)
+  window, num_left = numbers.size - 3, rows.padded(left.shape[1], tiles.SIZE)
+  return _Sizes(
+    window,
+    num_draws,
+    num_left,
+    rows.padded(num_left + 2 * window, tiles.SIZE),
+    rows.padded(num_draws, tiles.SIZE),
+    numbers[2] / np.float32(num_draws),
+  )
+
+
+class _Work(NamedTuple):
+  """Buffers for a chunk with negatives."""
+
+  scores: np.ndarray  # [words or targets, then draws; centers]
+  weights: np.ndarray  # as the scores
+  shares: np.ndarray  # [words, centers]
+  befores: np.ndarray  # [centers]
+  afters: np.ndarray  # [centers]
+  scale: np.ndarray  # [centers], of their contexts
+  totals: np.ndarray  # [centers]
+  coming: np.ndarray  # [words, then draws] ids of the next chunk
+  awaited: np.ndarray  # addresses of its rows, after their number
+
+
+@numba.njit(**rows.INLINE)
+def _take_work(frame, scratch, sizes, num_rows):
+  """`_Work`, of which scores have so many rows, and the address after it."""
+  num_left, num_words = sizes.num_left, sizes.num_words
+  scores, rest = rows.take(scratch, num_rows, num_left)
+  weights, rest = rows.take(rest, num_rows, num_left)
+  shares, rest = rows.take(rest, num_words, num_left)
+  for_centers, rest = rows.take(rest, 4, num_left)
+  num_ids = num_words + sizes.num_draws
+  coming, rest = rows.take_vector(rest, num_ids, np.int32)
+  num_awaited = 1 + 2 * num_words + sizes.num_right
+  awaited, rest = rows.take_vector(rest, num_awaited, np.uint64)
+  work = _Work(
+    scores,
+    weights,
+    shares,
+    for_centers[0],
+    for_centers[1],
+    for_centers[2],
+    for_centers[3],
+    coming,
+    awaited,
+  )
+  return work, rest
+
+
+@numba.njit(**rows.INLINE)
+def _prepare(frame, ids, sizes, work, first):
+  """Fills what all chunks of a turn share, and ids of the first one."""
+  numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
+  chunk = ffi.matrix(frame, ffi.ARGUMENTS, _LEFT, np.uint8).shape[1]
+  _set_shares(numbers, sizes.window, chunk, work.shares)
+  for j in range(work.coming.size):
+    work.coming[j] = rows.NO_ID
+  _take_ids(ids, chunk, sizes.window, first, sizes.num_words, work.coming)
+
+
+@numba.njit(**rows.INLINE)
+def _take_next(ids, i, sizes, chunk, vectors, work):
+  """Takes the ids of chunk i, and awaits rows of those that are new in it.
+
+  `vectors` are those of the table that has rows of all words, and of the one of
+  centers, then of draws.
+  """
+  of_words, of_centers, of_draws = vectors
+  coming, window, num_words = work.coming, sizes.window, sizes.num_words
+  _take_ids(ids, chunk, window, i, num_words, coming)
+  stop = chunk + 2 * window
+  rows.await_rows(of_words, coming, 2 * window, stop, work.awaited)
+  rows.await_rows(of_centers, coming, window, window + chunk, work.awaited)
+  rows.await_rows(of_draws, coming, num_words, coming.size, work.awaited)
+
+
+@numba.njit(**rows.JIT)
+def _score_pairs(others, centers, band, num_words, dim, scores):
+  """Scores of all centers with their windows and draws, of skip-gram."""
+  for x in range(0, scores.shape[1], tiles.SIZE):
+    rows.score(others, x, x + band, centers, x, dim, scores)
+    rows.score(others, num_words, scores.shape[0], centers, x, dim, scores)
+
+
+@numba.njit(**rows.JIT)
+def _add_to_centers(
+  slopes, band, num_words, others, centers, rates, awaited, dim
+):
+  """Adds to centers of skip-gram what their windows and all draws give."""
+  for x in range(0, slopes.shape[1], tiles.SIZE):
     tiles.add_columns(
-      weights, first, j - first, -tile, sources, first, last - first,
-      words.targets, j, words.rates, dim,
+      slopes, x, x, others, x, band, num_words - x - band,
+      slopes.shape[0] - num_words, centers, x, rates, dim,
     )  # fmt: skip
+    rows.prefetch_some(awaited, _PREFETCHED, 4 * dim)
+
+
+@numba.njit(**rows.JIT)
+def _add_to_words(slopes, band, num_words, centers, words, rates, awaited, dim):
+  """Adds to rows of windows what the centers that meet them give."""
+  tile, num_left = tiles.SIZE, slopes.shape[1]
+  for y in range(0, num_words, tile):
+    first, stop = max(0, y - band + tile), min(num_left, y + tile)
+    tiles.add_rows(
+      slopes, y, first, centers, first, stop - first, 0, 0, words, y, rates, dim
+    )
+    rows.prefetch_some(awaited, _PREFETCHED, 4 * dim)
+
+
+@numba.njit(**rows.JIT)
+def _add_to_draws(slopes, first, centers, others, rates, awaited, dim):
+  """Adds to the rows of draws, from the first on, what all centers give."""
+  num_left = slopes.shape[1]
+  for y in range(first, slopes.shape[0], tiles.SIZE):
+    tiles.add_rows(
+      slopes, y, 0, centers, 0, num_left, 0, 0, others, y, rates, dim
+    )
+    rows.prefetch_some(awaited, _PREFETCHED, 4 * dim)
 
 
 @numba.njit(**rows.INLINE)
 def _skipgram(frame, kind, first, stop, scratch):
-  scratch_stop, one = turns.scratch_stop(frame, scratch), np.float32(1)
+  scratch_stop, sizes = turns.scratch_stop(frame, scratch), _sizes(frame)
   inputs, outputs, left, right = _arrays(frame, kind)
-  windows, draws = _ids(frame, 0), _ids(frame, 1)
-  chunk, dim, tile = left.shape[1], inputs.vectors.shape[1], tiles.SIZE
-  sizes = _sizes(frame, chunk, windows, draws)
-  factor, window, num_left, num_right, band = sizes
-  # What a tile has beyond the window, or the draws, has no weight.
-  num_words, num_columns = num_left - tile + band, band + num_right
-  centers, scratch = rows.take_rows(scratch, num_left, dim)
-  others, scratch = rows.take_rows(scratch, num_words + num_right, dim)
-  scores, scratch = rows.take(scratch, num_left, num_columns)
-  weights, scratch = rows.take(scratch, num_left, num_columns)
-  marks, scratch = rows.take_vector(scratch, 256, np.int32)
-  num_met = num_left // tile * num_columns
-  met, scratch = rows.take_vector(scratch, num_met, np.uintp)
-  columns, scratch = rows.take_vector(scratch, band, np.float32)
+  chunk, dim, window = left.shape[1], inputs.vectors.shape[1], sizes.window
+  band, num_words = tiles.SIZE + 2 * window, sizes.num_words
+  num_others = num_words + sizes.num_right
+  centers, scratch = rows.take_rows(scratch, sizes.num_left, dim)
+  others, scratch = rows.take_rows(scratch, num_others, dim)
+  work, scratch = _take_work(frame, scratch, sizes, num_others)
   if scratch > scratch_stop:
     return np.nan, np.nan
   for chunk_rows in (centers, others):
     rows.reset(chunk_rows)
-  _count(columns)
+  ids, coming, awaited = _ids(frame), work.coming, work.awaited
+  _prepare(frame, ids, sizes, work, first)
+  for x in range(chunk):
+    work.scale[x] = -1
+  scores, weights, totals = work.scores, work.weights, work.totals
   loss = examples = 0.0
   for i in range(first, stop):
-    if i + 1 < stop:
-      rows.prefetch(inputs.vectors, windows[i + 1, window : window + chunk])
-      rows.prefetch(outputs.vectors, windows[i + 1])
-      rows.prefetch(outputs.vectors, draws[i + 1])
-    rows.copy(windows[i, window : window + chunk], centers.ids, 0)
-    rows.copy(windows[i], others.ids, 0)
-    rows.copy(draws[i], others.ids, num_words)
+    rows.copy(coming[window : window + chunk], centers.ids, 0)
+    rows.copy(coming, others.ids, 0)
     rows.gather(inputs, centers, centers.ids)
     rows.find(outputs, others, others.ids)
-    _score_bands(centers.sources, others.sources, band, met, scores, dim)
-    _context_weights(left[i], right[i], window, -one, False, columns, weights)
+    awaited[0] = 0
+    if i + 1 < stop:
+      vectors = outputs.vectors, inputs.vectors, outputs.vectors
+      _take_next(ids, i + 1, sizes, chunk, vectors, work)
+    _context_weights(left[i], right[i], window, work, weights)
+    if not _add_up(weights, num_words, totals):
+      continue
+    _score_pairs(others.sources, centers.sources, band, num_words, dim, scores)
     _negative_weights(
-      left[i], right[i], windows[i], draws[i], factor, marks, band, weights
+      others.ids, num_words, sizes.num_draws, sizes.factor, totals, weights
     )
     if i % _LOSS_EVERY_CHUNKS == 0:
       loss += _measure(scores, weights)
-      for x in range(chunk):
-        examples += np.int64(left[i, x]) + np.int64(right[i, x])
+      examples += _sum(totals)
     rows.slopes(scores.reshape(-1), weights.reshape(-1))
     rows.aim(inputs, centers, centers.ids)
     rows.aim(outputs, others, others.ids)
-    rows.add_rows(
-      scores, 0, met, 0, num_columns, num_columns, centers.targets,
-      centers.rates, dim,
+    _add_to_centers(
+      scores, band, num_words, others.sources, centers.targets, centers.rates,
+      awaited, dim,
     )  # fmt: skip
-    _add_bands(scores, band, centers.sources, others, dim)
-    rows.add_columns(
-      scores, band, centers.sources, num_left, others.targets[num_words:],
-      others.rates[num_words:], dim,
+    _add_to_words(
+      scores, band, num_words, centers.sources, others.targets, others.rates,
+      awaited, dim,
     )  # fmt: skip
+    _add_to_draws(
+      scores, num_words, centers.sources, others.targets, others.rates, awaited,
+      dim,
+    )  # fmt: skip
+    rows.prefetch_some(awaited, awaited.size, 4 * dim)
     rows.descend(inputs, centers, centers.ids, 2 * i)
     rows.descend(outputs, others, others.ids, 2 * i + 1)
   return loss, examples
 
 
+@numba.njit(**rows.JIT)
+def _set_fractions_of_all(left, right, scale, has_context):
+  """Writes what each context of a center is of their mean; if there is one."""
+  for x in range(left.size):
+    num = np.float32(np.int64(left[x]) + np.int64(right[x]))
+    scale[x] = np.float32(1) / max(num, np.float32(1))
+    has_context[x] = np.float32(num > 0)
+
+
+@numba.njit(**rows.JIT)
+def _score_targets(others, means, dim, scores):
+  """Scores of means of CBOW with the rows of their centers and with draws."""
+  num_left = scores.shape[1]
+  for x in range(0, num_left, tiles.SIZE):
+    rows.score(others, x, x + tiles.SIZE, means, x, dim, scores)
+    rows.score(others, num_left, scores.shape[0], means, x, dim, scores)
+
+
+@numba.njit(**rows.JIT)
+def _add_to_means(slopes, others, means, rates, awaited, dim):
+  """Gradients of means: what the row of each center, then draws give."""
+  tile, num_left = tiles.SIZE, slopes.shape[1]
+  for x in range(0, num_left, tile):
+    tiles.add_columns(
+      slopes, x, x, others, x, tile, num_left - x - tile,
+      slopes.shape[0] - num_left, means, x, rates, dim,
+    )  # fmt: skip
+    rows.prefetch_some(awaited, _PREFETCHED, 4 * dim)
+
+
+@numba.njit(**rows.JIT)
+def _add_to_targets(slopes, means, others, rates, awaited, dim):
+  """Adds to rows of centers what their means give."""
+  for y in range(0, slopes.shape[1], tiles.SIZE):
+    tiles.add_rows(
+      slopes, y, y, means, y, tiles.SIZE, 0, 0, others, y, rates, dim
+    )
+    rows.prefetch_some(awaited, _PREFETCHED, 4 * dim)
+
+
+@numba.njit(**rows.INLINE)
+def _average_windows(fractions, band, words, means, dim):
+  """Means of windows, by fractions [words, centers]; without gradients."""
+  means.values[:] = 0
+  means.grads[:] = 0
+  for x in range(0, fractions.shape[1], tiles.SIZE):
+    tiles.add_columns(
+      fractions, x, x, words, x, band, 0, 0, means.sources, x, means.rates, dim
+    )
+
+
 @numba.njit(**rows.INLINE)
 def _cbow(frame, kind, first, stop, scratch):
-  scratch_stop, one = turns.scratch_stop(frame, scratch), np.float32(1)
+  scratch_stop, sizes = turns.scratch_stop(frame, scratch), _sizes(frame)
   inputs, outputs, left, right = _arrays(frame, kind)
-  windows, draws = _ids(frame, 0), _ids(frame, 1)
-  chunk, dim, tile = left.shape[1], inputs.vectors.shape[1], tiles.SIZE
-  sizes = _sizes(frame, chunk, windows, draws)
-  factor, window, num_left, num_right, band = sizes
-  num_words, num_columns = num_left - tile + band, tile + num_right
+  chunk, dim, window = left.shape[1], inputs.vectors.shape[1], sizes.window
+  num_words, num_left = sizes.num_words, sizes.num_left
+  band, num_others = tiles.SIZE + 2 * window, num_left + sizes.num_right
   words, scratch = rows.take_rows(scratch, num_words, dim)
   means, scratch = rows.take_rows(scratch, num_left, dim)
-  others, scratch = rows.take_rows(scratch, num_left + num_right, dim)
-  scores, scratch = rows.take(scratch, num_left, num_columns)
-  weights, scratch = rows.take(scratch, num_left, num_columns)
-  fractions, scratch = rows.take(scratch, num_left, band)
-  num_met = num_left // tile * num_columns
-  met, scratch = rows.take_vector(scratch, num_met, np.uintp)
-  columns, scratch = rows.take_vector(scratch, band, np.float32)
+  others, scratch = rows.take_rows(scratch, num_others, dim)
+  fractions, scratch = rows.take(scratch, num_words, num_left)
+  work, scratch = _take_work(frame, scratch, sizes, num_others)
   if scratch > scratch_stop:
     return np.nan, np.nan
   for chunk_rows in (words, means, others):
     rows.reset(chunk_rows)
-  _count(columns)
+  ids, coming, awaited = _ids(frame), work.coming, work.awaited
+  _prepare(frame, ids, sizes, work, first)
+  scores, weights, has_context = work.scores, work.weights, work.totals
   loss = examples = 0.0
   for i in range(first, stop):
-    if i + 1 < stop:
-      rows.prefetch(inputs.vectors, windows[i + 1])
-      rows.prefetch(outputs.vectors, windows[i + 1, window : window + chunk])
-      rows.prefetch(outputs.vectors, draws[i + 1])
-    rows.copy(windows[i], words.ids, 0)
-    rows.copy(windows[i, window : window + chunk], others.ids, 0)
-    rows.copy(draws[i], others.ids, num_left)
+    rows.copy(coming[:num_words], words.ids, 0)
+    rows.copy(coming[window : window + chunk], others.ids, 0)
+    rows.copy(coming[num_words:], others.ids, num_left)
     rows.find(inputs, words, words.ids)
     rows.find(outputs, others, others.ids)
-    _context_weights(left[i], right[i], window, one, True, columns, fractions)
-    _average(words.sources, means, fractions, tile, band, dim)
-    _score_bands(means.sources, others.sources, tile, met, scores, dim)
-    centers = others.ids[:chunk]
-    _target_weights(left[i], right[i], centers, draws[i], factor, weights)
+    awaited[0] = 0
+    if i + 1 < stop:
+      vectors = inputs.vectors, outputs.vectors, outputs.vectors
+      _take_next(ids, i + 1, sizes, chunk, vectors, work)
+    _set_fractions_of_all(left[i], right[i], work.scale, has_context)
+    _context_weights(left[i], right[i], window, work, fractions)
+    _average_windows(fractions, band, words.sources, means, dim)
+    _score_targets(others.sources, means.sources, dim, scores)
+    _target_weights(
+      others.ids, num_left, sizes.num_draws, sizes.factor, has_context, weights
+    )
     if i % _LOSS_EVERY_CHUNKS == 0:
       loss += _measure(scores, weights)
-      for x in range(chunk):
-        examples += (left[i, x] > 0) | (right[i, x] > 0)
+      examples += _sum(has_context)
     rows.slopes(scores.reshape(-1), weights.reshape(-1))
     rows.aim(inputs, words, words.ids)
     rows.aim(outputs, others, others.ids)
-    _add_to_means(scores, others.sources, means, dim)
-    _add_bands(scores, tile, means.sources, others, dim)
-    rows.add_columns(
-      scores, tile, means.sources, num_left, others.targets[num_left:],
-      others.rates[num_left:], dim,
+    _add_to_means(
+      scores, others.sources, means.targets, means.rates, awaited, dim
+    )
+    _add_to_targets(
+      scores, means.sources, others.targets, others.rates, awaited, dim
+    )
+    _add_to_draws(
+      scores, num_left, means.sources, others.targets, others.rates, awaited,
+      dim,
     )  # fmt: skip
-    _add_bands(fractions, band, means.targets, words, dim)
+    _add_to_words(
+      fractions, band, num_words, means.targets, words.targets, words.rates,
+      awaited, dim,
+    )  # fmt: skip
+    rows.prefetch_some(awaited, awaited.size, 4 * dim)
     rows.descend(inputs, words, words.ids, 2 * i)
     rows.descend(outputs, others, others.ids, 2 * i + 1)
   return loss, examples
 
 
 @numba.njit(**rows.INLINE)
-def _add_to_means(scores, others, means, dim):
-  """Gradients of means: what the row of each center, then draws give."""
-  tile, num_left = tiles.SIZE, means.ids.size
-  num_right = others.size - num_left
-  for y, j, step, count in ((0, 0, tile, tile), (tile, num_left, 0, num_right)):
-    rows.add_rows(
-      scores, y, others, j, step, count, means.targets, means.rates, dim
-    )
-
-
-@numba.njit(**rows.JIT)
-def _count(out):
-  """Writes 0, 1, ... to an array [n]."""
-  for j in range(out.size):
-    out[j] = np.float32(j)
-
-
-@numba.njit(**rows.INLINE)
-def _average(words, means, fractions, step, count, dim):
+def _average(words, means, fractions, count, dim):
   """Means of words by fractions, as of `rows.add_rows`; without gradients."""
   means.values[:] = 0
   means.grads[:] = 0
-  rows.add_rows(
-    fractions, 0, words, 0, step, count, means.sources, means.rates, dim
-  )
+  rows.add_rows(fractions, 0, words, 0, count, means.sources, means.rates, dim)
+
+
+@numba.njit(**rows.INLINE)
+def _tree(frame):
+  """`exits`, `firsts` and `deep`."""
+  exits = ffi.vector(frame, ffi.ARGUMENTS, _MORE, np.int32)
+  firsts = ffi.matrix(frame, ffi.ARGUMENTS, _MORE + 1, np.int32)
+  return exits, firsts, ffi.matrix(frame, ffi.ARGUMENTS, _MORE + 2, np.int32)
 
 
 @numba.njit(**rows.JIT)
@@ -391,7 +621,7 @@ def _set_fractions(fractions, center, num_words):
 def _add_path(slopes, lefts, nodes, depth, dim):
   """Adds to rows of a path what the others give, and the other way."""
   rows.add_rows(
-    slopes, 0, nodes.sources, 0, 0, depth, lefts.targets, lefts.rates, dim
+    slopes, 0, nodes.sources, 0, depth, lefts.targets, lefts.rates, dim
   )
   targets = nodes.targets[:depth]
   rows.add_columns(
@@ -399,16 +629,30 @@ def _add_path(slopes, lefts, nodes, depth, dim):
   )
 
 
+@numba.njit(**rows.JIT)
+def _score_path(lefts, nodes, dim, scores):
+  """Scores of all rows with all nodes, given by their addresses."""
+  for y in range(0, scores.shape[1], tiles.SIZE):
+    rows.score(lefts, 0, scores.shape[0], nodes, y, dim, scores)
+
+
+@numba.njit(**rows.JIT)
+def _slopes(scores, weights):
+  """Scores of a part of a matrix become slopes: `rows.slopes`."""
+  for x in range(scores.shape[0]):
+    rows.slopes(scores[x], weights[x, : scores.shape[1]])
+
+
 @numba.njit(**rows.INLINE)
 def _hierarchical(frame, kind, first, stop, scratch):
   scratch_stop = turns.scratch_stop(frame, scratch)
   averages = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)[4] != 0
   inputs, outputs, left, right = _arrays(frame, kind)
-  windows = _ids(frame, 0)
-  exits = ffi.vector(frame, ffi.ARGUMENTS, _IDS + 1, np.int32)
-  firsts, deep = _ids(frame, 2), _ids(frame, 3)
-  chunk, dim, tile = left.shape[1], inputs.vectors.shape[1], tiles.SIZE
-  window = (windows.shape[1] - chunk) // 2
+  numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
+  tokens = ffi.matrix(frame, ffi.ARGUMENTS, _TOKENS, np.int32)
+  exits, firsts, deep = _tree(frame)
+  num_chunks, chunk = left.shape
+  dim, tile, window = inputs.vectors.shape[1], tiles.SIZE, numbers.size - 3
   num_left = rows.padded(2 * window + 1, tile)
   num_right = rows.padded(firsts.shape[1] + deep.shape[1], tile)
   words, scratch = rows.take_rows(scratch, num_left, dim)
@@ -429,7 +673,9 @@ def _hierarchical(frame, kind, first, stop, scratch):
     num_words = before + after + 1
     if num_words == 1:
       continue
-    ids = windows[i, x + window - before : x + window + after + 1]
+    run, start = _find_window(tokens, chunk, num_chunks, i)
+    at = start + x + window
+    ids = tokens[run, at - before : at + after + 1]
     depth = _find_path(ids[before], exits, firsts, deep, nodes.ids, codes)
     rows.copy(ids, words.ids, 0)
     words.ids[num_words:] = rows.NO_ID
@@ -439,24 +685,22 @@ def _hierarchical(frame, kind, first, stop, scratch):
     rows.find(outputs, nodes, path)
     if averages:
       _set_fractions(fractions, before, num_words)
-      _average(words.sources, means, fractions, 0, ids.size, dim)
+      _average(words.sources, means, fractions, ids.size, dim)
     lefts, num_used = (means, 1) if averages else (words, num_words)
-    shape = rows.padded(num_used, tile), path.size
-    used = scores[: shape[0], : shape[1]]
-    rows.score(lefts.sources, nodes.sources, dim, used)
+    used = scores[: rows.padded(num_used, tile), : path.size]
+    _score_path(lefts.sources, nodes.sources, dim, used)
     excluded = -1 if averages else before
-    _path_weights(codes, depth, num_used, excluded, shape, weights)
+    _path_weights(codes, depth, num_used, excluded, used.shape, weights)
     if center % (_LOSS_EVERY_CHUNKS * chunk) == 0:
       examples += num_used - (not averages)
-      loss += _measure(used, weights[: shape[0], : shape[1]])
-    for g in range(shape[0]):
-      rows.slopes(scores[g, : shape[1]], weights[g, : shape[1]])
+      loss += _measure(used, weights)
+    _slopes(used, weights)
     rows.aim(inputs, words, ids)
     rows.aim(outputs, nodes, path)
     _add_path(used, lefts, nodes, path.size, dim)
     if averages:
-      targets, rates = words.targets[: ids.size], words.rates
-      rows.add_columns(fractions, 0, means.targets, tile, targets, rates, dim)
+      to = words.targets[: ids.size]
+      rows.add_columns(fractions, 0, means.targets, tile, to, words.rates, dim)
     rows.descend(inputs, words, ids, 2 * center)
     rows.descend(outputs, nodes, path, 2 * center + 1)
   return loss, examples

@@ -142,9 +142,38 @@ def prefetch(table, ids):
   start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
   for id_ in ids:
     if id_ < table.shape[0]:
-      address = start + np.uint64(id_) * size
-      for offset in range(0, table.strides[0], memory.LINE):
-        memory.prefetch_to_write(address + np.uint64(offset))
+      _prefetch_row(start + np.uint64(id_) * size, table.strides[0])
+
+
+@numba.njit(**JIT)
+def _prefetch_row(address, row_bytes):
+  for offset in range(0, row_bytes, memory.LINE):
+    memory.prefetch_to_write(address + np.uint64(offset))
+
+
+@numba.njit(**JIT)
+def await_rows(table, ids, first, stop, out):
+  """Adds addresses of rows of ids[first:stop] to `out`; out[0] counts them."""
+  start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
+  num = np.int64(out[0])
+  for i in range(first, stop):
+    if ids[i] < table.shape[0]:
+      num += 1
+      out[num] = start + np.uint64(ids[i]) * size
+  out[0] = num
+
+
+@numba.njit(**JIT)
+def prefetch_some(awaited, num, row_bytes):
+  """Asks for the last `num` rows of `await_rows`, and takes them off.
+
+  More at once than a core can wait for would delay what it computes.
+  """
+  last = np.int64(awaited[0])
+  first = max(0, last - num)
+  for i in range(first, last):
+    _prefetch_row(awaited[i + 1], row_bytes)
+  awaited[0] = first
 
 
 @numba.njit(**JIT)
@@ -303,23 +332,26 @@ def _(table, row, grad, scale, id_, i, number):
 
 
 @numba.njit(**JIT)
-def score(lefts, rights, dim, out):
-  """Writes products of rows, given their addresses, to whole tiles [n, m]."""
-  for x in range(0, out.shape[0], tiles.SIZE):
-    for y in range(0, out.shape[1], tiles.SIZE):
-      tiles.scores(lefts, x, rights, y, dim, out, x, y)
+def score(lefts, first, stop, rights, y, dim, out):
+  """Writes products of some rows on the left with four on the right.
+
+  Rows are given by their addresses; out[first:stop, y : y + 4] get them. There
+  are at least `tiles.LEFT` on the left.
+  """
+  for x in range(first, stop, tiles.LEFT):
+    x = min(x, stop - tiles.LEFT)
+    tiles.scores(lefts, x, rights, y, dim, out, x, y)
 
 
 @numba.njit(**JIT)
-def add_rows(weights, y, sources, j, step, count, targets, rates, dim):
+def add_rows(weights, y, sources, j, count, targets, rates, dim):
   """Adds `count` sources, by weights [:, y:], to the target of each row.
 
-  They are those from j on, and `step` further on for each tile of rows.
+  They are those from j on; rows are whole tiles.
   """
   for g in range(0, weights.shape[0], tiles.SIZE):
-    first = j + g // tiles.SIZE * step
     tiles.add_rows(
-      weights, g, y, 0, sources, first, count, targets, g, rates, dim
+      weights, g, y, sources, j, count, 0, 0, targets, g, rates, dim
     )
 
 
@@ -331,7 +363,7 @@ def add_columns(weights, first, sources, count, targets, rates, dim):
   """
   for j in range(0, targets.size, tiles.SIZE):
     tiles.add_columns(
-      weights, 0, first + j, 0, sources, 0, count, targets, j, rates, dim
+      weights, 0, first + j, sources, 0, count, 0, 0, targets, j, rates, dim
     )
 
 

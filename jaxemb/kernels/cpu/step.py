@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -81,25 +81,33 @@ def call(
   return results[0], results[turns.RESULTS :]
 
 
+class _Ids(NamedTuple):
+  """The ids that a kernel takes (`kernels`)."""
+
+  tokens: jax.Array
+  num_draws: int
+  num_entries: int  # of the alias table; 0 = draws are given
+  more: Sequence[jax.Array]
+
+
 def _ids(
   model: model_base.Model,
   batch: windows.StepBatch,
   context: strategy_base.StepContext,
-) -> Sequence[jax.Array]:
-  """Returns the ids that a kernel takes (`kernels`)."""
+) -> _Ids:
   if isinstance(model, hierarchical.Hierarchical):
     split = model.tree.split
-    return batch.windows(), split.exits, split.firsts, split.deep
+    return _Ids(batch.tokens, 0, 0, (split.exits, split.firsts, split.deep))
+  num_draws = model.spec.shared_negatives
   if context.positions is None:
-    return batch.windows(), skipgram.draw_negatives(
-      model.spec, model.negatives, batch=batch, key=context.key
-    )
+    lines = model.negatives.lines
+    return _Ids(batch.tokens, num_draws, lines.size // 2, (lines,))
   # Rows of an id are the same cache row in both tables.
   inputs, outputs = (context.positions[name] for name in _TABLES)
-  num_words = outputs.shape[1] - model.spec.shared_negatives
+  num_words = outputs.shape[1] - num_draws
   is_cbow = isinstance(model, cbow.Cbow)
-  window_rows = inputs if is_cbow else outputs[:, :num_words]
-  return window_rows, outputs[:, num_words:]
+  tokens = inputs if is_cbow else outputs[:, :num_words]
+  return _Ids(tokens, num_draws, 0, (outputs[:, num_words:],))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,29 +131,38 @@ class Kernel:
     model, ids = trainable.model, _ids(trainable.model, batch, context)
     is_tree = isinstance(model, hierarchical.Hierarchical)
     specs = [trainable.tables[name].spec for name in _TABLES]
-    numbers = context.learning_rate, self.parameter, model.spec.negatives
+    spec, num_chunks = model.spec, len(batch.chunks)
+    numbers = context.learning_rate, self.parameter, spec.negatives
+    numbers = [*numbers, *[1.0] * spec.window]
     key = strategy_base.rounding_key(specs[0], context, 0)
-    key0, key1 = jax.lax.bitcast_convert_type(
-      jnp.zeros(2, jnp.uint32) if key is None else key, jnp.int32
+    keys = [jnp.zeros(2, jnp.uint32) if key is None else key, context.key]
+    rounding, drawing = (
+      jax.lax.bitcast_convert_type(x, jnp.int32) for x in keys
     )
-    averages = is_tree and model.averages
-    integers = self.optimizer, key0, key1, key is not None, averages
+    integers = (
+      self.optimizer,
+      *rounding,
+      key is not None,
+      is_tree and model.averages,
+      ids.num_draws,
+      *drawing,
+      ids.num_entries,
+    )
     # Centers of other threads.
-    others = (1 if is_tree else model.spec.chunk) * (self.num_threads - 1)
-    num_chunks, path_length = (
-      len(batch.chunks),
-      sum(x.shape[1] for x in ids[2:]),
-    )
+    others = (1 if is_tree else spec.chunk) * (self.num_threads - 1)
+    longest = sum(x.shape[1] for x in ids.more[1:])
     totals, changed = call(
       self.number,
       num_chunks,
-      scratch=(self.num_threads, kernels.num_scratch(model.spec, path_length)),
+      scratch=(self.num_threads, kernels.num_scratch(spec, longest)),
       read=[
         *(x.reshape(num_chunks, -1) for x in (batch.left, batch.right)),
         jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
         jnp.stack([jnp.asarray(x, jnp.int32) for x in integers]),
         *(brakes.of_rows(x.lookups_per_center, others) for x in specs),
-        *ids,
+        ids.tokens,
+        batch.chunks,
+        *ids.more,
       ],
       changed=state_lib.arrays(state, _TABLES),
     )

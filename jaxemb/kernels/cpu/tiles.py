@@ -1,10 +1,14 @@
-"""Products of four rows by four, as vector instructions for numba's functions.
+"""Products of a few rows by four, as vector instructions for numba's functions.
 
 LLVM makes vectors of a loop over columns only where it can tell arrays apart,
 and then of 64 columns at a time; so these loops are written in its own terms.
 Rows are given by their addresses [n]: `size` float32 each, of which `i` and `j`
-are the first of four. `x` and `y` are the first row and column of four by four
-scores or weights.
+are the first of a tile. `x` and `y` are the first row and column of its scores
+or weights.
+
+Rows need not be a number of whole vectors long. The last vector of a row ends
+where the row does, and its first lanes, which the one before has as well, do
+not count. Rows shorter than one vector are taken in fours and ones.
 """
 
 import itertools
@@ -37,10 +41,11 @@ def _lanes() -> int:
 
 LANES = _lanes()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
-# Columns of a block, which for the wide ones are several vectors: as many as
-# there are registers for.
-_WIDE = (4 * LANES, 2 * LANES) if LANES == 16 else (2 * LANES,)
-_NARROW = (4, 1) if LANES > 4 else (1,)
+# Rows on the left of a tile of scores: a sum for each score, four rows and one
+# more are in registers at once, of which x86 has 32 with AVX-512, else 16.
+LEFT = 3 if LANES < 16 and platform.machine() in _X86 else 4
+_MOST_VECTORS = 3  # of four rows whose sums are in registers
+_NARROW = (4, 1) if LANES > 4 else (1,)  # columns of rows that are short
 
 
 class _Array:
@@ -78,10 +83,10 @@ class _Array:
     address = self._builder.load(self.at(index, kind=_INT))
     return self._builder.inttoptr(address, _FLOAT.as_pointer())
 
-  def rows(self, first):
-    """Returns pointers to four rows."""
+  def rows(self, first, num=SIZE):
+    """Returns pointers to some rows."""
     add = self._builder.add
-    return [self.row(add(first, _INT(k))) for k in range(SIZE)]
+    return [self.row(add(first, _INT(k))) for k in range(num)]
 
 
 def _arrays(context, builder, signature, args, numbers):
@@ -134,75 +139,195 @@ def _add_product(builder, total, left, right):
   return builder.fadd(total, product, flags=_FLAGS)
 
 
-def _sums(builder, vectors):
-  """Returns sums over the lanes of each vector, in as few vectors, in order.
+def _shuffled(builder, left, right, lanes):
+  return builder.shuffle_vector(left, right, _lane_mask(lanes))
 
-  Halves of two vectors side by side are added to their other halves, until
-  nothing is left to halve.
+
+def _sums_of_four(builder, vectors):
+  """Returns a vector of the sums over the lanes of each of four vectors.
+
+  Neighbors are added within 128 bits, what moves between which is slow, then
+  these parts.
   """
-  width = LANES  # of what belongs to one sum
-  while width > 1 and len(vectors) > 1:
-    starts, half = range(0, 2 * LANES, width), width // 2
-    masks = [
-      _lane_mask([x + y for x in starts for y in range(first, first + half)])
-      for first in (0, half)
+  quarters = range(0, LANES, 4)
+
+  def neighbors(a, b, first, second):
+    sides = (
+      [q + x for q in quarters for x in lanes]
+      + [q + LANES + x for q in quarters for x in lanes]
+      for lanes in (first, second)
+    )
+    # In each quarter two lanes of a, then two of b.
+    order = [
+      side * len(quarters) * 2 + 2 * q + x
+      for q in range(len(quarters))
+      for side in (0, 1)
+      for x in (0, 1)
     ]
-    vectors = [
-      builder.fadd(
-        *(builder.shuffle_vector(a, b, mask) for mask in masks), flags=_FLAGS
-      )
-      for a, b in zip(vectors[::2], vectors[1::2], strict=True)
-    ]
-    width = half
-  return vectors
+    added = (
+      _shuffled(builder, a, b, [lanes[k] for k in order]) for lanes in sides
+    )
+    return builder.fadd(*added, flags=_FLAGS)
+
+  a, b = (
+    neighbors(*pair, (0, 1), (2, 3)) for pair in (vectors[:2], vectors[2:])
+  )
+  total = neighbors(a, b, (0, 2), (1, 3))
+  while total.type.count > 4:
+    half = total.type.count // 2
+    low, high = (range(k, k + half) for k in (0, half))
+    total = builder.fadd(
+      _shuffled(builder, total, total, low),
+      _shuffled(builder, total, total, high),
+      flags=_FLAGS,
+    )
+  return total
+
+
+class _Last:
+  """The last vector of rows of at least `LANES` columns."""
+
+  def __init__(self, builder, size):
+    lanes = _INT(LANES)
+    above = builder.add(size, _INT(LANES - 1))
+    self.count = builder.udiv(above, lanes)  # of vectors of a row
+    self.start = builder.sub(size, lanes)
+    self._index = builder.sub(self.count, _INT(1))
+    before = builder.mul(self._index, lanes)
+    self._known = builder.trunc(builder.sub(before, self.start), _LANE)
+    self._builder = builder
+
+  def offset(self, index):
+    """Returns the first column of a vector."""
+    builder, first = self._builder, self._builder.mul(index, _INT(LANES))
+    is_last = builder.icmp_unsigned('==', index, self._index)
+    return builder.select(is_last, self.start, first)
+
+  def new(self, value):
+    """Returns the vector with zeros for columns that the one before has."""
+    builder = self._builder
+    known = _spread(builder, self._known, ir.VectorType(_LANE, LANES))
+    is_new = builder.icmp_signed('>=', _lane_mask(range(LANES)), known)
+    return builder.select(is_new, value, ir.Constant(value.type, None))
 
 
 def _blocks(builder, num_columns, widths):
-  """Loops over columns; yields the vectors of a block: offsets, and their type.
+  """Loops over columns; yields the first of a block, and its type.
 
   Blocks have the first width, then, of what is left, the next, down to 1.
   """
   done = _INT(0)
   for width in widths:
-    size = min(width, LANES)
-    kind = ir.VectorType(_FLOAT, size) if width > 1 else _FLOAT
+    kind = ir.VectorType(_FLOAT, width) if width > 1 else _FLOAT
     count = builder.udiv(builder.sub(num_columns, done), _INT(width))
     with cgutils.for_range(builder, count) as loop:
-      first = builder.add(done, builder.mul(loop.index, _INT(width)))
-      yield [builder.add(first, _INT(x)) for x in range(0, width, size)], kind
+      yield builder.add(done, builder.mul(loop.index, _INT(width))), kind
     done = builder.add(done, builder.mul(count, _INT(width)))
+
+
+def _vectors(builder, last):
+  """Loops over vectors of rows; yields the numbers of some at a time.
+
+  They are three, then two: of one the sums would wait for each other. Only rows
+  of one vector have one.
+  """
+  most, count = _INT(_MOST_VECTORS), last.count
+  missing = builder.urem(count, most)
+  pairs = builder.urem(builder.sub(most, missing), most)
+  is_one = builder.icmp_unsigned('==', count, _INT(1))
+  ones = builder.zext(is_one, _INT)
+  pairs = builder.select(is_one, _INT(0), pairs)
+  taken = builder.add(builder.mul(pairs, _INT(2)), ones)
+  threes = builder.udiv(builder.sub(count, taken), most)
+  done = _INT(0)
+  for num, turns in ((_MOST_VECTORS, threes), (2, pairs), (1, ones)):
+    with cgutils.for_range(builder, turns) as loop:
+      first = builder.add(done, builder.mul(loop.index, _INT(num)))
+      yield [builder.add(first, _INT(k)) for k in range(num)]
+    done = builder.add(done, builder.mul(turns, _INT(num)))
 
 
 @intrinsic
 def scores(typing_context, left, i, right, j, size, out, x, y):
-  """out[x:x+4, y:y+4] = left[i:i+4] . right[j:j+4].T."""
+  """out[x : x + LEFT, y : y + 4] = left[i : i + LEFT] . right[j : j + 4].T."""
 
   def generate(context, builder, signature, args):
     a, b, o = _arrays(context, builder, signature, args, (0, 2, 5))
-    sides = a.rows(args[1]), b.rows(args[3])
-    pairs = list(itertools.product(range(SIZE), range(SIZE)))
+    _, i, _, j, size, _, x, y = args
+    sides = a.rows(i, LEFT), b.rows(j)
+    pairs = list(itertools.product(range(LEFT), range(SIZE)))
     zero = ir.Constant(_VECTOR, None)
     totals = [cgutils.alloca_once_value(builder, zero) for _ in pairs]
-    for (offset,), kind in _blocks(builder, args[4], (LANES, *_NARROW)):
-      lefts, rights = (
-        [_widened(builder, _load(builder, p, offset, kind)) for p in side]
-        for side in sides
-      )
-      for total, (k, m) in zip(totals, pairs, strict=True):
-        old = builder.load(total)
-        builder.store(_add_product(builder, old, lefts[k], rights[m]), total)
-    sums = _sums(builder, [builder.load(total) for total in totals])
-    numbers = [(v, lane) for v in sums for lane in range(LANES)]
-    for k in range(SIZE):
-      row = numbers[k * SIZE : (k + 1) * SIZE]
-      mask = _lane_mask([lane for _, lane in row])
-      four = builder.shuffle_vector(row[0][0], row[0][0], mask)
-      pointer = o.at(builder.add(args[6], _INT(k)), args[7])
-      _store(builder, four, pointer, _INT(0))
+
+    def add(offset, kind, changed=lambda value: value):
+      lefts = [changed(_load(builder, p, offset, kind)) for p in sides[0]]
+      lefts = [_widened(builder, x) for x in lefts]
+      # One at a time: the sums leave a register for it.
+      for m, pointer in enumerate(sides[1]):
+        value = _widened(builder, _load(builder, pointer, offset, kind))
+        for total, left in zip(totals[m::SIZE], lefts, strict=True):
+          old = builder.load(total)
+          builder.store(_add_product(builder, old, left, value), total)
+
+    is_short = builder.icmp_unsigned('<', size, _INT(LANES))
+    with builder.if_else(is_short) as (short, long):
+      with short:
+        for first, kind in _blocks(builder, size, _NARROW):
+          add(first, kind)
+      with long:
+        last = _Last(builder, size)
+        add(last.start, _VECTOR, last.new)
+        others = builder.sub(last.count, _INT(1))
+        with cgutils.for_range(builder, others) as loop:
+          add(builder.mul(loop.index, _INT(LANES)), _VECTOR)
+    for k in range(LEFT):
+      row = [builder.load(total) for total in totals[SIZE * k :][:SIZE]]
+      pointer = o.at(builder.add(x, _INT(k)), y)
+      _store(builder, _sums_of_four(builder, row), pointer, _INT(0))
     return context.get_dummy_value()
 
   n = types.intp
   return types.void(left, n, right, n, n, out, n, n), generate
+
+
+def _weighted_sums(builder, factors_of, rows, spans, offsets, kind):
+  """Returns sums of rows, by four factors each, as four lists of vectors.
+
+  `spans` are pairs: the number of the first row, and how many.
+  """
+  zero = ir.Constant(kind, 0.0 if kind is _FLOAT else None)
+  totals = [
+    [cgutils.alloca_once_value(builder, zero) for _ in offsets]
+    for _ in range(SIZE)
+  ]
+  for first, num in spans:
+    # One row at a time, or LLVM loads more of them than it has registers.
+    with cgutils.for_range(builder, num) as loop:
+      number = builder.add(first, loop.index)
+      factors, source = factors_of(number), rows(number)
+      values = [_load(builder, source, k, kind) for k in offsets]
+      for factor, total in zip(factors, totals, strict=True):
+        factor = _spread(builder, factor, kind)
+        for old, value in zip(total, values, strict=True):
+          new = _add_product(builder, builder.load(old), factor, value)
+          builder.store(new, old)
+  return [[builder.load(x) for x in total] for total in totals]
+
+
+def _add_to_rows(builder, targets, rates, sums, offsets):
+  """Adds vectors to four rows, given by their pointers.
+
+  Rows may be the same: one after the other. Of a row all is read before any is
+  written: what the last vector has twice gets the same numbers, and a read of
+  what was just written in parts would wait.
+  """
+  for target, rate, changes in zip(targets, rates, sums, strict=True):
+    kind = changes[0].type
+    rate = _spread(builder, rate, kind)
+    olds = [_load(builder, target, offset, kind) for offset in offsets]
+    for offset, old, change in zip(offsets, olds, changes, strict=True):
+      new = _add_product(builder, old, rate, change)
+      _store(builder, new, target, offset)
 
 
 def _add(is_transposed):
@@ -210,54 +335,52 @@ def _add(is_transposed):
 
   @intrinsic
   def add(
-    typing_context, weights, x, y, step, rows, i, count, out, j, rates, size
-  ):
+    typing_context, weights, x, y, rows, i, count, gap, more, out, j, rates,
+    size,
+  ):  # fmt: skip
     def generate(context, builder, signature, args):
-      w, r, o, s = _arrays(context, builder, signature, args, (0, 4, 7, 9))
-      _, x, y, step, _, i, count, _, j, _, size = args
-      targets = list(zip(o.rows(j), s.neighbors(j), strict=True))
-      widths = *_WIDE, LANES, *_NARROW
-      for offsets, kind in _blocks(builder, size, widths):
-        zero = ir.Constant(kind, 0.0 if kind is _FLOAT else None)
-        totals = [
-          [cgutils.alloca_once_value(builder, zero) for _ in offsets]
-          for _ in targets
-        ]
-        # One row at a time, or LLVM loads more of them than it has registers.
-        with cgutils.for_range(builder, count) as loop:
-          if is_transposed:
-            column = builder.mul(builder.lshr(loop.index, _INT(2)), step)
-            factors = w.neighbors(
-              builder.add(x, loop.index), builder.add(y, column)
-            )
-          else:
-            factors = w.column(x, builder.add(y, loop.index))
-          source = r.row(builder.add(i, loop.index))
-          values = [_load(builder, source, k, kind) for k in offsets]
-          for factor, total in zip(factors, totals, strict=True):
-            factor = _spread(builder, factor, kind)
-            for old, value in zip(total, values, strict=True):
-              new = _add_product(builder, builder.load(old), factor, value)
-              builder.store(new, old)
-        # Rows may be the same: one after the other.
-        for (target, rate), total in zip(targets, totals, strict=True):
-          rate = _spread(builder, rate, kind)
-          for offset, change in zip(offsets, total, strict=True):
-            old = _load(builder, target, offset, kind)
-            new = _add_product(builder, old, rate, builder.load(change))
-            _store(builder, new, target, offset)
+      w, r, o, s = _arrays(context, builder, signature, args, (0, 3, 8, 10))
+      _, x, y, _, i, count, gap, more, _, j, _, size = args
+      spans = (_INT(0), count), (builder.add(count, gap), more)
+      targets, steps = o.rows(j), s.neighbors(j)
+
+      def factors_of(number):
+        if is_transposed:
+          return w.neighbors(builder.add(x, number), y)
+        return w.column(x, builder.add(y, number))
+
+      def add_sums(offsets, kind):
+        sums = _weighted_sums(
+          builder,
+          factors_of,
+          lambda number: r.row(builder.add(i, number)),
+          spans=spans,
+          offsets=offsets,
+          kind=kind,
+        )
+        _add_to_rows(builder, targets, steps, sums=sums, offsets=offsets)
+
+      is_short = builder.icmp_unsigned('<', size, _INT(LANES))
+      with builder.if_else(is_short) as (short, long):
+        with short:
+          for first, kind in _blocks(builder, size, _NARROW):
+            add_sums([first], kind)
+        with long:
+          last = _Last(builder, size)
+          for numbers in _vectors(builder, last):
+            add_sums([last.offset(k) for k in numbers], _VECTOR)
       return context.get_dummy_value()
 
     n = types.intp
-    kinds = weights, n, n, n, rows, n, n, out, n, rates, n
+    kinds = weights, n, n, rows, n, n, n, n, out, n, rates, n
     return types.void(*kinds), generate
 
   return add
 
 
-# out[j + k] += rates[j + k] * sum of weights . rows[i : i + count], for k < 4.
-# Weights are those at [x + k, y :], or at [x :, y + k], whose columns move on
-# by `step` after each four rows.
+# out[j + k] += rates[j + k] * sum of weights . rows, for k < 4, of rows from i
+# on: `count` and, after a gap, so many more. Weights are those at [x + k, y :]
+# or, for columns, at [x :, y + k], with the same gap.
 add_rows = _add(False)
 add_columns = _add(True)
 
