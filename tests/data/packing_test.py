@@ -111,7 +111,8 @@ def test_positions_and_hashes_have_64_bits():
   assert made == [(x + 7) % 2**64 for x in numbers]
 
 
-def test_a_word_is_kept_below_its_threshold():
+@pytest.mark.parametrize('num_threads', [0, 2])
+def test_a_word_is_kept_below_its_threshold(num_threads):
   corpus, spec = corpora.encoded([0]), corpora.spec(device_words=1)
   source = loader.TextSource(corpus, spec)
   batch = next(source.items(None, 0)).batch
@@ -119,7 +120,8 @@ def test_a_word_is_kept_below_its_threshold():
   bits = corpora.splitmix64(key) >> 32
   for below, expected in ((bits, 0), (bits + 1, 1), (2**32, 1)):
     highest = packing.highest_kept(np.array([below], np.uint64))
-    made = source.steps.prepare(batch._replace(highest_kept=highest[None]))
+    prepare = _prepare(source.steps, num_threads)
+    made = prepare(batch._replace(highest_kept=highest[None]))
     assert int(made.kept_words[0]) == expected
 
 
