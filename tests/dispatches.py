@@ -225,7 +225,7 @@ def true_step(
   float64 by table.
   """
   spec, drawn = trainable.model.spec, draws(trainable, piece)
-  sizes = spec.window, spec.chunk, spec.negatives
+  sizes = spec.window, spec.chunk, spec.negatives, spec.context_weights
   return loss(*piece[:3], drawn, vectors, *sizes)
 
 

@@ -19,7 +19,7 @@ class Step(NamedTuple):
   """What one step of a model amounts to."""
 
   loss: float  # nats, summed
-  examples: int
+  examples: float
   # By table: the rows looked up, and d loss / d row of every occurrence.
   ids: dict[str, list[int]]
   grads: dict[str, np.ndarray]  # [n, dim]
@@ -70,7 +70,7 @@ def contexts(i: int, left: np.ndarray, right: np.ndarray) -> list[int]:
 
 
 def _window_step(
-  is_cbow, tokens, left, right, draws, tables, window, chunk, negatives
+  is_cbow, tokens, left, right, draws, tables, window, chunk, negatives, weights
 ) -> Step:
   """Negative sampling, example by example.
 
@@ -85,6 +85,7 @@ def _window_step(
     window: W.
     chunk: c, centers per chunk.
     negatives: K per example.
+    weights: of examples by the distance of the context, from 1 on; () = 1 each.
 
   Returns:
     A `Step`. Input occurrences are the centers, of CBOW the windows of the
@@ -105,11 +106,14 @@ def _window_step(
       offsets = contexts(first + c, left[run], right[run])
       places = [window + c + offset for offset in offsets]
       if is_cbow:
-        pairs = [(places, c)] if places else []
+        pairs = [(places, c, 1.0)] if places else []
       else:
-        pairs = [([c], place) for place in places]
-      examples += len(pairs)
-      for sources, target in pairs:
+        pairs = [
+          ([c], place, weights[abs(offset) - 1] if weights else 1.0)
+          for place, offset in zip(places, offsets, strict=True)
+        ]
+      examples += sum(pair_weight for *_, pair_weight in pairs)
+      for sources, target, pair_weight in pairs:
         hidden = np.mean([row(tables[INPUT], inputs[x]) for x in sources], 0)
         hidden_grad = np.zeros(dim)
         terms = [(target, 1, 1.0)]
@@ -117,6 +121,7 @@ def _window_step(
           if word != targets[target]:
             terms.append((place, 0, negatives / len(drawn)))
         for place, label, weight in terms:
+          weight *= pair_weight
           other = row(tables[OUTPUT], ids[OUTPUT][place])
           score = float(hidden @ other)
           loss += weight * logistic_loss(score, label)

@@ -10,6 +10,7 @@ c centers, which share draws and a window of c + 2 W tokens:
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -85,18 +86,28 @@ class StepBatch(NamedTuple):
     windows = jnp.concatenate(pieces, 2)[:, :, :width]
     return windows.reshape(-1, width, *blocks.shape[3:])
 
-  def mask(self) -> jax.Array:
-    """Returns [L / c, c, c + 2 W] float32, 1 = a context of the center."""
-    offset = jnp.arange(self.chunk + 2 * self.window) - self.window
-    offset = offset[None, :] - jnp.arange(self.chunk)[:, None]
-    return self._are_contexts(offset[None]).astype(jnp.float32)
+  def mask(self, weights: Sequence[float] = ()) -> jax.Array:
+    """Returns [L / c, c, c + 2 W] float32, weights of a center's contexts.
 
-  def num_hits(self, draws: jax.Array) -> jax.Array:
-    """Counts the contexts of a center that equal each draw, [L / c, c, N].
+    `weights` [W] are those of contexts by distance, from 1 on; () = 1 each.
+    """
+    offset = np.arange(self.chunk + 2 * self.window) - self.window
+    offset = offset[None, :] - np.arange(self.chunk)[:, None]
+    mask = self._are_contexts(offset[None]).astype(jnp.float32)
+    if not weights:
+      return mask
+    by_distance = np.array([0, *weights], np.float32)
+    distance = np.minimum(np.abs(offset), self.window)
+    return mask * by_distance[distance][None]
 
-    `draws` are [L / c, N], N shared by each chunk.
+  def hits(self, draws: jax.Array, weights: Sequence[float] = ()) -> jax.Array:
+    """Returns [L / c, c, N] float32, of a center's contexts that equal a draw.
+
+    Sums their weights, as in `mask`. `draws` are [L / c, N], N shared by each
+    chunk.
     """
     window, length = self.window, self.left.shape[1]
+    by_distance = np.array([0, *(weights or [1] * window)], np.float32)
 
     def add_hits(offset, hits):
       tokens = jax.lax.dynamic_slice_in_dim(
@@ -104,16 +115,17 @@ class StepBatch(NamedTuple):
       )
       tokens = tokens.reshape(len(self.chunks), -1, 1)
       tokens = jnp.where(self._are_contexts(offset), tokens, -1)
-      return hits + (tokens == draws[:, None, :]).astype(jnp.int32)
+      weight = jnp.asarray(by_distance)[jnp.abs(offset)]
+      return hits + jnp.where(tokens == draws[:, None, :], weight, 0)
 
-    hits = jnp.zeros((len(draws), self.chunk, draws.shape[1]), jnp.int32)
+    hits = jnp.zeros((len(draws), self.chunk, draws.shape[1]), jnp.float32)
     if window > _MAX_UNROLLED_WINDOW:
       # A GPU starts some kernels for each turn.
       hits = jax.lax.fori_loop(-window, window + 1, add_hits, hits, unroll=8)
     else:
       for offset in (*range(-window, 0), *range(1, window + 1)):
         hits = add_hits(offset, hits)
-    return hits.astype(jnp.float32)
+    return hits
 
   def _are_contexts(self, offset):
     """Returns [L / c, c, ...] bool, whether tokens at offsets are contexts."""

@@ -50,6 +50,8 @@ class WindowSpec:
   negatives: int  # K, negatives per positive
   chunk: int  # c, centers per matrix product
   shared_negatives: int  # N, draws that the centers of a chunk share
+  # [W], of contexts by distance, from 1 on, in skip-gram; () = 1 each.
+  context_weights: tuple[float, ...] = ()
   # Whether a token is looked up once in a step, not once for each window.
   tokens_once: bool = False
   row_ops: columns.RowOps = columns.WHOLE_ROWS  # from the layout of the tables

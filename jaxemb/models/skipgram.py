@@ -82,9 +82,10 @@ class SkipGram(WindowModel):
   def loss(self, params, rows, ids, batch, key):
     """Sums over pairs of a center and a token of its window."""
     s, left = self.spec, rows[INPUT]
-    positive, num_contexts = batch.mask(), batch.num_contexts()
+    positive = batch.mask(s.context_weights)
+    num_contexts = positive.sum(2)
     draws = self._looked_up(batch, ids[OUTPUT])[0][:, -s.shared_negatives :]
-    pairs = num_contexts[..., None] - batch.num_hits(draws)
+    pairs = num_contexts[..., None] - batch.hits(draws, s.context_weights)
     negative = pairs * (s.negatives / s.shared_negatives)
     first, *others = self._looked_up(batch, rows[OUTPUT])
     width, loss = first.shape[1] - negative.shape[2], 0.0

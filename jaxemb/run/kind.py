@@ -82,6 +82,9 @@ class Kind:
   only_with: Mapping[str, str] = {}
   help: Mapping[str, str] = {}  # of settings that mean something else here
   unit: str = 'words'  # what a step is counted in, as in `train.batch_<unit>`
+  # Whether skip-gram weights contexts by their distance, in place of windows
+  # that are drawn.
+  weights_contexts: bool = False
   # Whether there are dense parameters, and rows learn by the mean over the
   # examples of a step.
   has_dense: bool = False
@@ -254,6 +257,35 @@ class SourceAlone(Kind):
     return owner.make_model(corpus, context)
 
 
+def context_weights(config: 'ml_collections.ConfigDict') -> tuple[float, ...]:
+  """Returns weights of contexts by distance, from 1 on, in skip-gram.
+
+  They fall as 1 / distance, and add up to what drawn windows have on average
+  (experiments/results/step_notes.md). () = every context counts alike, of
+  windows that are drawn if they are dynamic.
+  """
+  m = config.model
+  is_weighted = (
+    m.dynamic_window
+    and m.name == 'skipgram'
+    # A kernel's trees take time for each context, sampling for all alike.
+    and m.loss != 'hierarchical_softmax'
+    and kinds.of(config).weights_contexts
+  )
+  if not is_weighted:
+    return ()
+  inverses = [1 / distance for distance in range(1, m.window + 1)]
+  scale = (m.window + 1) / 2 / sum(inverses)
+  return tuple(scale * x for x in inverses)
+
+
+def shortest_window(config: 'ml_collections.ConfigDict') -> int:
+  """Returns the size from which windows are drawn."""
+  m = config.model
+  is_drawn = m.dynamic_window and not context_weights(config)
+  return 1 if is_drawn else m.window
+
+
 def window_spec(
   corpus: 'model_base.Corpus', context: Context
 ) -> 'model_base.WindowSpec':
@@ -268,6 +300,7 @@ def window_spec(
     negatives=m.negatives,
     chunk=tuning.chunk,
     shared_negatives=m.shared_negatives,
+    context_weights=context_weights(context.config),
     tokens_once=tuning.tokens_once,
     row_ops=context.row_ops,
     sums_by_kernel=tuning.row_sums,

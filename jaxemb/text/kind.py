@@ -24,12 +24,15 @@ class Text(kind.Kind):
   start = 'wiki'
   settings = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
   uses = kind.WINDOWS | _OPTIONAL
+  weights_contexts = True
   help = {
     'data.path': "file, folder or glob; 'wikipedia:LANGUAGE' "
     "(simple, en, de, ...) to download; '' or 'toywiki:WORDS' = embedded",
     'data.columns': 'the key of JSON objects, or the column of a table, with '
     'the text, such as text:reviewText',
     'data.min_count': 'words that are rarer are dropped',
+    'model.dynamic_window': 'near words count more: windows are drawn from 1 '
+    'to window, or words weighted by 1 / distance in skip-gram without a tree',
   }
   smaller = 'lower --config.model.dim or --config.data.max_vocab'
   embedded = 'toywiki:'

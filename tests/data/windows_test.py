@@ -1,5 +1,7 @@
 """Which device takes which centers of a step, and what these meet."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,13 +79,14 @@ def test_devices_share_the_centers_of_a_step(
     }
 
 
-@jax.jit
-def _found(batch, draws):
-  return batch.windows(), batch.mask(), batch.num_hits(draws)
+@functools.partial(jax.jit, static_argnums=2)
+def _found(batch, draws, weights):
+  return batch.windows(), batch.mask(weights), batch.hits(draws, weights)
 
 
 @pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
-def test_windows_masks_and_hits(sizes, parts=3):
+@pytest.mark.parametrize('is_weighted', [False, True])
+def test_windows_masks_and_hits(sizes, is_weighted, parts=3):
   """Tokens of a few ids; no chunk sees beyond the halo of its own part."""
   length, chunk, window = sizes
   rng = np.random.default_rng(0)
@@ -97,6 +100,10 @@ def test_windows_masks_and_hits(sizes, parts=3):
   batch = windows.StepBatch(tokens, left, right, numbers)
   assert (batch.chunk, batch.window) == (chunk, window)
   width = chunk + 2 * window
+  # Sums of any of them are exact.
+  weights = tuple(2.0 ** -(np.arange(window) % 8) if is_weighted else ())
+  by_offset = [1.0] * (window + 1)
+  by_offset[1:] = weights or by_offset[1:]
   words = np.zeros((num_chunks, width))
   mask = np.zeros((num_chunks, chunk, width))
   hits = np.zeros((num_chunks, chunk, NUM_DRAWS))
@@ -105,12 +112,16 @@ def test_windows_masks_and_hits(sizes, parts=3):
     words[k] = tokens[part][i - c : i - c + width]
     around = oracle.contexts(i, left[part], right[part])
     contexts = [tokens[part][window + i + o] for o in around]
-    mask[k, c, [window + c + o for o in around]] = 1
-    hits[k, c] = [contexts.count(draw) for draw in draws[k]]
-  found = _found(batch, draws)
+    each = [by_offset[abs(o)] for o in around]
+    mask[k, c, [window + c + o for o in around]] = each
+    hits[k, c] = [
+      sum(x for word, x in zip(contexts, each, strict=True) if word == draw)
+      for draw in draws[k]
+    ]
+  found = _found(batch, draws, weights)
   for x, y in zip(found, (words, mask, hits), strict=True):
     np.testing.assert_array_equal(x, y)
   assert [x.dtype for x in found] == [jnp.int32, jnp.float32, jnp.float32]
-  np.testing.assert_array_equal(batch.num_contexts(), mask.sum(2))
+  np.testing.assert_array_equal(batch.num_contexts(), (mask > 0).sum(2))
   centers = words[:, window : window + chunk]
   np.testing.assert_array_equal(batch.centers(), centers)

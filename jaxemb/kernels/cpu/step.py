@@ -132,8 +132,8 @@ class Kernel:
     is_tree = isinstance(model, hierarchical.Hierarchical)
     specs = [trainable.tables[name].spec for name in _TABLES]
     spec, num_chunks = model.spec, len(batch.chunks)
-    numbers = context.learning_rate, self.parameter, spec.negatives
-    numbers = [*numbers, *[1.0] * spec.window]
+    weights = spec.context_weights or [1.0] * spec.window
+    numbers = context.learning_rate, self.parameter, spec.negatives, *weights
     key = strategy_base.rounding_key(specs[0], context, 0)
     keys = [jnp.zeros(2, jnp.uint32) if key is None else key, context.key]
     rounding, drawing = (

@@ -68,7 +68,7 @@ class Kernel:
       context.learning_rate,
       self.parameter,
       spec.negatives / spec.shared_negatives,
-      0,
+      *(spec.context_weights or [1] * spec.window),
     )
     keys = [context.key, strategy_base.rounding_key(specs[0], context, 0)]
     keys = [jnp.zeros(2, jnp.uint32) if x is None else x for x in keys]

@@ -22,7 +22,8 @@
 // The arguments of `train`, of a call of n words in chunks of c, as `step.py`
 // gives them:
 //
-//   numbers           learning rate; max_duplicates or Adagrad's epsilon; K / N
+//   numbers           learning rate; max_duplicates or Adagrad's epsilon; K / N;
+//                     weights of skip-gram's contexts by distance, from 1 on
 //   integers          chunks (of a tree, centers); vocabulary; keys of draws
 //                     and of rounding, two each; sizes of both brakes; entries
 //                     of the alias table; after how many chunks the loss is
@@ -113,9 +114,10 @@ struct Chunk {
   int row[ROWS];  // of the tables, -1 = not needed
   float rate[ROWS];
   uint64 contexts[CHUNK];  // of each center, of the tokens around
-  float share[CHUNK];  // of each context in their mean
+  // Of each context in their mean; in skip-gram the sum of their weights.
+  float share[CHUNK];
   uint64 used;  // tokens that are a context of any
-  int num_examples;
+  float num_examples;
   __align__(16) float slopes[LEFT * SLOPES];  // weights of scores at first
 #if BFLOAT16
   uint32 noise[ROWS][2];
@@ -345,6 +347,7 @@ __device__ __forceinline__ int drawn(
 // What all parts of the kernel know.
 struct Call {
   float learning_rate, parameter, factor;
+  const float* weights;  // by distance, from 1 on
   int vocab;
   uint32 draw0, draw1, noise0, noise1;
   int input_brakes_size, output_brakes_size;
@@ -416,16 +419,24 @@ __device__ __forceinline__ void note_ids(
   if (threadIdx.x < 32) {
     const int lane = threadIdx.x;
     uint64 contexts = 0;
+    float num = 0.f;
     if (lane < CHUNK) {
       const int place = WINDOW + lane;
       contexts = ((2ull << (coming.before + coming.after)) - 1)
           << (place - coming.before);
       contexts &= ~(1ull << place);
       chunk.contexts[lane] = contexts;
-      chunk.share[lane] = __fdividef(1.f, (float)__popcll(contexts));
+      float share = 0.f;
+      if (IS_SKIPGRAM)
+        for (int i = 1; i <= WINDOW; ++i)
+          share += call.weights[i]
+              * ((i <= coming.before) + (i <= coming.after));
+      else
+        share = __fdividef(1.f, (float)__popcll(contexts));
+      chunk.share[lane] = num = share;
     }
-    int num = IS_SKIPGRAM || (IS_TREE && !MEANS) ? __popcll(contexts)
-                                                 : contexts != 0;
+    if (!IS_SKIPGRAM)
+      num = IS_TREE && !MEANS ? __popcll(contexts) : contexts != 0;
     uint32 low = (uint32)contexts, high = (uint32)(contexts >> 32);
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -523,13 +534,15 @@ __device__ __forceinline__ void prepare(
   }
 #else
   const uint64 contexts = lane < CHUNK ? chunk.contexts[lane] : 0;
+  const int own = WINDOW + lane;  // where the center is among the tokens
   float* const weights = chunk.slopes + lane * SLOPES;
   for (int j = warp; j < OUTPUTS; j += warps) {
     float weight = 0.f;
-    if (j < TARGETS) {
-      const bool is_pair = IS_SKIPGRAM ? is_bit(contexts, j)
-                                       : j == lane && contexts != 0;
-      weight = is_pair ? -1.f : 0.f;
+    if (j < TARGETS && IS_SKIPGRAM) {
+      const int distance = abs(j - own);
+      if (is_bit(contexts, j)) weight = -call.weights[distance];
+    } else if (j < TARGETS) {
+      weight = j == lane && contexts != 0 ? -1.f : 0.f;
     } else if (IS_SKIPGRAM) {
       const int id = chunk.id[INPUTS + j];
       // A draw that is a context of the center does not count.
@@ -540,7 +553,12 @@ __device__ __forceinline__ void prepare(
         hits |= (uint64)__ballot_sync(
             FULL, k && chunk.id[INPUTS + k] == id) << 32;
       }
-      weight = call.factor * __popcll(contexts & ~hits);
+      hits &= contexts;
+      weight = lane < CHUNK ? chunk.share[lane] : 0.f;
+      for (int i = 1; hits && i <= WINDOW; ++i)
+        weight -= call.weights[i] * (is_bit(hits, own - i)
+                                     + is_bit(hits, own + i));
+      weight *= call.factor;
     } else if (contexts) {
       const bool differs = chunk.id[INPUTS + j] != chunk.id[INPUTS + lane];
       weight = differs ? call.factor : 0.f;
@@ -899,10 +917,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) train(
     float* output_state) {
   SHARED_MEMORY
   const Call call = {
-      numbers[0], numbers[1], numbers[2], integers[1], (uint32)integers[2],
-      (uint32)integers[3], (uint32)integers[4], (uint32)integers[5],
-      integers[6], integers[7], (uint32)integers[8], tokens, left, right,
-      chunk_numbers, input_brakes, output_brakes, a, b, c};
+      numbers[0], numbers[1], numbers[2], numbers + 2, integers[1],
+      (uint32)integers[2], (uint32)integers[3], (uint32)integers[4],
+      (uint32)integers[5], integers[6], integers[7], (uint32)integers[8],
+      tokens, left, right, chunk_numbers, input_brakes, output_brakes, a, b, c};
   const int chunks = integers[0], every = integers[9];
   const int each = (chunks + gridDim.x - 1) / gridDim.x;
   const int begin = blockIdx.x * each;

@@ -114,7 +114,7 @@ def _call(gpu, trainable, kernel, batch, stream=0, measure=True):
   arrays = [*brakes, *constants, np.zeros(2, np.float32)]
   arrays += [*(x.vectors for x in tables), *states]
   gpu.shapes = {
-    'numbers': ((4,), np.float32), 'integers': ((10,), np.int32),
+    'numbers': ((3 + _WINDOW,), np.float32), 'integers': ((10,), np.int32),
     'tokens': (batch.tokens.shape[1:], np.int32),
     'left': (batch.left.shape[1:], np.uint8),
     'right': (batch.right.shape[1:], np.uint8),
@@ -151,7 +151,9 @@ def test_a_launch_gets_what_the_kernel_reads_and_changes(gpu):
   assert call['blocks'] == _SIZE // _CHUNK
   assert call['threads'] == kernel.variant.threads
   assert call['shared'] == kernel.variant.shared_bytes
-  np.testing.assert_array_equal(call['numbers'], np.float32([0.5, 2, 5 / 4, 0]))
+  # Weights by distance, with the sum of windows of 1 to 3 on average.
+  weights = np.array([1, 1 / 2, 1 / 3]) * 2 / (11 / 6)
+  np.testing.assert_allclose(call['numbers'], [0.5, 2, 5 / 4, *weights], 1e-6)
   entries = trainable.model.negatives.lines.size // 2
   assert len(brakes[0]) > 1 < len(brakes[1])
   np.testing.assert_array_equal(
