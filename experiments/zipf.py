@@ -98,7 +98,9 @@ def make(
   setup = devices_lib.choose(config, {}, devices, **fixed)
   config, tuning, mesh, _ = setup
   if run_words and setup.platform != 'cpu':
-    words = config_lib.fitted_batch_words(config, tuning, run_words)
+    words = config_lib.fitted_batch_words(
+      config, tuning, run_words, platform=setup.platform
+    )
     config, tuning = config_lib.with_step(config, tuning, words)
     setup = setup._replace(config=config, tuning=tuning)
   counts = plan.zipf_counts(num_rows)

@@ -1,6 +1,7 @@
 """Settings: what they accept, what they become, what may change on resuming."""
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -240,25 +241,35 @@ def test_short_steps_by_xla_have_rates_of_their_own(
   assert found == expected
 
 
+_fitted = functools.partial(config_lib.fitted_batch_words, platform='gpu')
+
+
 def test_steps_by_a_gpus_kernel_follow_the_size_of_the_text():
   config, tuning = config_lib.resolve(_config({}), 'gpu', (1, 1), 132)
   for words, expected in (
     (1e5, 16_896), (82e6, 208_896), (1e12, 1 << 20), (400 * 16_900, 17_408),
   ):  # fmt: skip
-    assert config_lib.fitted_batch_words(config, tuning, words) == expected
+    assert _fitted(config, tuning, words) == expected
   # Where few words share fewer blocks.
   tuning = dataclasses.replace(tuning, threads=2)
-  assert config_lib.fitted_batch_words(config, tuning, 1e4) == 256
+  assert _fitted(config, tuning, 1e4) == 256
   # Other devices have larger chunks.
   tuning = dataclasses.replace(tuning, threads=1, chunk=8)
-  assert config_lib.fitted_batch_words(config, tuning, 400 * 90) == 128
+  assert _fitted(config, tuning, 400 * 90) == 128
   # The host makes the batches of sub-models, of many steps.
   apart = _config({'strategy.name': 'partition', 'strategy.num_parts': 4})
   apart = config_lib.resolve(apart, 'gpu', (1, 1), 132)
-  assert config_lib.fitted_batch_words(*apart, 1e12) == 1 << 17
+  assert _fitted(*apart, 1e12) == 1 << 17
   tree = _config({'model.loss': 'hierarchical_softmax'})
   config, tuning = config_lib.resolve(tree, 'gpu', (1, 1), 132)
-  assert config_lib.fitted_batch_words(config, tuning, 1e4) % 64 == 0
+  assert _fitted(config, tuning, 1e4) % 64 == 0
+
+
+def test_steps_by_a_cpus_kernel_follow_the_size_of_the_text():
+  resolved = config_lib.resolve(_config({}), 'cpu', (1, 1), 2)
+  for words, expected in ((1e5, 16_384), (400e5, 100_352), (1e12, 1 << 17)):
+    found = config_lib.fitted_batch_words(*resolved, words, platform='cpu')
+    assert found == expected
 
 
 @pytest.mark.parametrize(
@@ -282,7 +293,7 @@ def test_steps_by_xla_follow_the_size_of_the_text(
   settings, shape, words, expected
 ):
   resolved = config_lib.resolve(_config(settings), 'gpu', shape, fused=False)
-  fitting = config_lib.fitted_batch_words(*resolved, words)
+  fitting = _fitted(*resolved, words)
   config, tuning = config_lib.with_step(*resolved, fitting)
   assert config.train.batch_words == expected
   num_parts = tuning.parts if config.strategy.name == 'sync' else 1

@@ -26,6 +26,8 @@ _BLOCK_CHUNKS, _MOST_STEP_WORDS, _LEAST_STEPS = 8, 1 << 20, 400
 _STEP_MULTIPLE = 64
 # Where the host makes batches: each has 128 steps (`data.blocks.group_blocks`).
 _MOST_HOST_STEP_WORDS = 1 << 17
+# Of a step by a CPU's kernel: calls of it cost each thread some microseconds.
+_MOST_CPU_STEP_WORDS = 1 << 17
 # Of a step by XLA: what it looks up lacks what its other words teach, which
 # costs a text of few steps quality (docs/devices.md).
 _LEAST_XLA_WORDS, _MOST_XLA_WORDS, _LEAST_XLA_STEPS = 256, 2048, 1 << 16
@@ -316,18 +318,26 @@ def thread_words(config: ml_collections.ConfigDict, chunk: int) -> int:
 
 
 def fitted_batch_words(
-  config: ml_collections.ConfigDict, tuning: Tuning, words: float
+  config: ml_collections.ConfigDict,
+  tuning: Tuning,
+  words: float,
+  platform: str,
 ) -> int:
-  """Returns the centers of a step on an accelerator, of a run of some words.
+  """Returns the centers of a step of a kernel or an accelerator.
 
-  A step is as long as still leaves many of them. One by a GPU's kernel fills
-  all blocks. In `config` steps are as long as is usual, by XLA the longest.
+  It is as long as still leaves many steps of a run of some words. One by a
+  GPU's kernel fills all blocks. In `config` steps are as long as is usual, by
+  XLA the longest.
   """
   if not tuning.fused:
     fitting = round(max(words / _LEAST_XLA_STEPS, _LEAST_XLA_WORDS))
     return min(1 << (fitting.bit_length() - 1), config.train.batch_words)
-  least = _BLOCK_CHUNKS * tuning.threads * thread_words(config, tuning.chunk)
-  most = _MOST_STEP_WORDS if tuning.device_words else _MOST_HOST_STEP_WORDS
+  if platform == 'cpu':
+    least = config.train.batch_words
+    most = max(least, _MOST_CPU_STEP_WORDS)
+  else:
+    least = _BLOCK_CHUNKS * tuning.threads * thread_words(config, tuning.chunk)
+    most = _MOST_STEP_WORDS if tuning.device_words else _MOST_HOST_STEP_WORDS
   fitting = int(min(max(words / _LEAST_STEPS, least), most))
   # Other devices, where the run may go on, can divide a multiple of many.
   multiple = max(_STEP_MULTIPLE, 1 << max(0, fitting.bit_length() - 6))

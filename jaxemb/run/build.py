@@ -318,20 +318,26 @@ def fit_steps(
 ) -> tuple[devices.Setup, data_base.Source]:
   """Fits steps to the size of the data.
 
-  A CPU's steps are always as long, as are those of workers, and of a GPU's
-  kernel between exchanges of replicas.
+  Those of workers are always as long, as are a CPU's but for a kernel that is
+  alone, and those of a GPU's kernel between exchanges of replicas.
   """
   config, tuning, name = setup.config, setup.tuning, setup.config.strategy.name
   is_apart = name == 'partition'
-  is_free = is_apart or setup.is_alone or not tuning.fused
-  if setup.platform == 'cpu' or name == 'workers' or not is_free:
+  if setup.platform == 'cpu':
+    is_free = setup.is_alone and tuning.fused and not is_apart
+    is_free = is_free and not config.table.store
+  else:
+    is_free = is_apart or setup.is_alone or not tuning.fused
+  if name == 'workers' or not is_free:
     return setup, source
   num_words = source.units_per_epoch * source.epochs
   if is_apart:
     num_words *= config.strategy.rate
   elif name == 'replicas':
     num_words /= setup.mesh.size
-  fitting = config_lib.fitted_batch_words(config, tuning, num_words)
+  fitting = config_lib.fitted_batch_words(
+    config, tuning, num_words, platform=setup.platform
+  )
   return _with_step(setup, source, fitting)
 
 

@@ -240,14 +240,22 @@ def _take_ids(ids, chunk, window, i, num_words, out):
 
 @numba.njit(**rows.JIT)
 def _add_up(weights, num_words, totals):
-  """Writes what all contexts of a center count; whether any does."""
+  """Writes what all contexts of a center count."""
   for x in range(totals.size):
     totals[x] = 0
   for y in range(num_words):
     row = weights[y]
     for x in range(totals.size):
       totals[x] -= row[x]
-  return _sum(totals) > 0
+
+
+@numba.njit(**rows.JIT)
+def _has_pairs(left, right):
+  """Whether any center has a context; none of a step's last chunks may."""
+  num = 0
+  for x in range(left.size):
+    num += np.int64(left[x]) + np.int64(right[x])
+  return num > 0
 
 
 @numba.njit(**rows.JIT)
@@ -415,19 +423,20 @@ def _skipgram(frame, kind, first, stop, scratch):
   for x in range(chunk):
     work.scale[x] = -1
   scores, weights, totals = work.scores, work.weights, work.totals
+  vectors = outputs.vectors, inputs.vectors, outputs.vectors
   loss = examples = 0.0
   for i in range(first, stop):
     rows.copy(coming[window : window + chunk], centers.ids, 0)
     rows.copy(coming, others.ids, 0)
+    awaited[0] = 0
+    if i + 1 < stop and _has_pairs(left[i + 1], right[i + 1]):
+      _take_next(ids, i + 1, sizes, chunk, vectors, work)
+    if not _has_pairs(left[i], right[i]):
+      continue
     rows.gather(inputs, centers, centers.ids)
     rows.find(outputs, others, others.ids)
-    awaited[0] = 0
-    if i + 1 < stop:
-      vectors = outputs.vectors, inputs.vectors, outputs.vectors
-      _take_next(ids, i + 1, sizes, chunk, vectors, work)
     _context_weights(left[i], right[i], window, work, weights)
-    if not _add_up(weights, num_words, totals):
-      continue
+    _add_up(weights, num_words, totals)
     _score_pairs(others.sources, centers.sources, band, num_words, dim, scores)
     _negative_weights(
       others.ids, num_words, sizes.num_draws, sizes.factor, totals, weights
@@ -507,6 +516,14 @@ def _average_windows(fractions, band, words, means, dim):
     )
 
 
+@numba.njit(**rows.JIT)
+def _split_ids(coming, window, chunk, num_words, words, others):
+  """Copies ids of words, and of centers, in whole tiles, and draws."""
+  rows.copy(coming[:num_words], words, 0)
+  rows.copy(coming[window : window + chunk], others, 0)
+  rows.copy(coming[num_words:], others, rows.padded(chunk, tiles.SIZE))
+
+
 @numba.njit(**rows.INLINE)
 def _cbow(frame, kind, first, stop, scratch):
   scratch_stop, sizes = turns.scratch_stop(frame, scratch), _sizes(frame)
@@ -526,17 +543,17 @@ def _cbow(frame, kind, first, stop, scratch):
   ids, coming, awaited = _ids(frame), work.coming, work.awaited
   _prepare(frame, ids, sizes, work, first)
   scores, weights, has_context = work.scores, work.weights, work.totals
+  vectors = inputs.vectors, outputs.vectors, outputs.vectors
   loss = examples = 0.0
   for i in range(first, stop):
-    rows.copy(coming[:num_words], words.ids, 0)
-    rows.copy(coming[window : window + chunk], others.ids, 0)
-    rows.copy(coming[num_words:], others.ids, num_left)
+    _split_ids(coming, window, chunk, num_words, words.ids, others.ids)
+    awaited[0] = 0
+    if i + 1 < stop and _has_pairs(left[i + 1], right[i + 1]):
+      _take_next(ids, i + 1, sizes, chunk, vectors, work)
+    if not _has_pairs(left[i], right[i]):
+      continue
     rows.find(inputs, words, words.ids)
     rows.find(outputs, others, others.ids)
-    awaited[0] = 0
-    if i + 1 < stop:
-      vectors = inputs.vectors, outputs.vectors, outputs.vectors
-      _take_next(ids, i + 1, sizes, chunk, vectors, work)
     _set_fractions_of_all(left[i], right[i], work.scale, has_context)
     _context_weights(left[i], right[i], window, work, fractions)
     _average_windows(fractions, band, words.sources, means, dim)
