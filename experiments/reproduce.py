@@ -38,8 +38,9 @@ Words are corpus words inside the vocabulary, before frequent-word subsampling,
 times epochs. Training seconds leave out counting and compilation; those of
 gensim include reading its file, in a thread of its own (its corpus_file lets
 the learning rate decay only part of the way). The C and C++ programs are timed
-by the progress that they show, from the first number to the last. A file given
-as --output gets what it lacks: parts and models may be measured one by one.
+by the progress that they show, from the first number to the last, and of speed
+only for 20 s. A file given as --output gets what it lacks: parts and models may
+be measured one by one.
 """
 
 import argparse
@@ -72,6 +73,7 @@ _WINDOW, _NEGATIVES, _SAMPLE = 5, 5, 1e-4
 _SKIPGRAM, _CBOW, _TREE = _MODELS = (
   'skip-gram', 'CBOW', 'hierarchical softmax',
 )  # fmt: skip
+_SPEED_SECS = 20.0  # of a peer's progress, enough to tell its speed
 _PARTS = 'speed', 'process', 'quality'
 # Settings that would change one side only.
 _FIXED = (
@@ -206,12 +208,16 @@ _PROGRAMS = {
 
 
 def _execute(
-  command: list[str], folder: pathlib.Path, cache: pathlib.Path
+  command: list[str],
+  folder: pathlib.Path,
+  cache: pathlib.Path,
+  progress_secs: float,
 ) -> dict[str, Any]:
   """Runs a process; returns its seconds, CPU seconds and progress.
 
   `cache` is where jaxemb keeps what it encodes and compiles. `progress` has the
-  time and the percentage that the process showed first and last, if any.
+  time and the percentage that the process showed first and last, if any; it is
+  stopped after `progress_secs` between these.
   """
   environment = dict(os.environ) | {
     'JAXEMB_CACHE': str(cache),
@@ -220,6 +226,7 @@ def _execute(
   }
   environment.pop('JAX_COMPILATION_CACHE_DIR', None)
   start, progress, tail = time.perf_counter(), [], b''
+  is_stopped = False
   process = subprocess.Popen(
     command,
     stdout=subprocess.PIPE,
@@ -232,10 +239,13 @@ def _execute(
     if percentages := _PROGRESS.findall(shown):
       now = time.perf_counter() - start, float(percentages[-1])
       progress = [*progress[:1], now]
+      if is_stopped := now[0] - progress[0][0] > progress_secs:
+        process.kill()
+        break
   _, code, usage = os.wait4(process.pid, 0)
   process.stdout.close()
   process.returncode = os.waitstatus_to_exitcode(code)
-  if process.returncode:
+  if process.returncode and not is_stopped:
     last = tail.decode(errors='replace').strip().splitlines()[-1:]
     raise errors.UserError(f'{" ".join(command)} failed: {" ".join(last)}')
   return {
@@ -265,20 +275,25 @@ def _measure(
   name: str,
   run: _Run,
   args: argparse.Namespace,
-  cache: pathlib.Path | None,
+  part: str,
+  cache: pathlib.Path,
   sets: Sequence[benchmarks.Benchmark],
 ) -> dict[str, Any]:
-  """Trains with a program, and scores its vectors if there are `sets`."""
+  """Trains with a program, for a part of the results."""
   program = _PROGRAMS[name]
   with tempfile.TemporaryDirectory() as made:
     folder = pathlib.Path(made)
     # word2vec.c and pWord2Vec have room for 100 characters of a path.
     (folder / 'tokens').symlink_to(run.text.tokens)
-    command = program.command(run, args, args.peers.get(name, ''))
-    result = _execute(command, folder, cache or folder / 'cache')
+    result = _execute(
+      program.command(run, args, args.peers.get(name, '')),
+      folder=folder,
+      cache=folder / 'cache' if part == 'process' else cache,
+      progress_secs=_SPEED_SECS if part == 'speed' else math.inf,
+    )
     rate = _words_per_sec(folder, run, result.pop('progress'))
     result = {'words_per_sec': rate} | result
-    if sets:
+    if part == 'quality':
       result['quality'] = _score(folder / program.vectors, sets)
   return result
 
@@ -316,14 +331,13 @@ def _train(
   """Adds the runs that results lack, by part, model, program and text."""
   sets = benchmarks.find(args.eval.split(',')) if args.eval else []
   sets = [x for x in sets if x.kind != 'categorization']
-  cache = folder / 'cache'
-  plans = {  # rounds, epochs, texts, cache, sets
-    'speed': (args.rounds, args.speed_epochs, texts[:1], cache, ()),
-    'process': (args.first_runs, args.epochs, texts[:1], None, ()),
-    'quality': (args.seeds, args.epochs, texts, cache, sets),
+  plans = {  # rounds, epochs, texts
+    'speed': (args.rounds, args.speed_epochs, texts[:1]),
+    'process': (args.first_runs, args.epochs, texts[:1]),
+    'quality': (args.seeds, args.epochs, texts),
   }
   for part, model in itertools.product(args.parts, args.models):
-    num_rounds, epochs, part_texts, part_cache, part_sets = plans[part]
+    num_rounds, epochs, part_texts = plans[part]
     programs = ['jaxemb', *args.peers]
     programs = [x for x in programs if model in _PROGRAMS[x].models]
     found = results.found.setdefault(part, {}).setdefault(model, {})
@@ -334,10 +348,11 @@ def _train(
       if len(runs) > number:
         continue
       run = _Run(model, text, epochs, args.dim, number + 1)
-      measured = _measure(name, run, args, part_cache, part_sets)
-      runs.append(measured)
+      runs.append(
+        _measure(name, run, args, part=part, cache=folder / 'cache', sets=sets)
+      )
       results.save()
-      rate = f'{measured["words_per_sec"]:,.0f} words/s'
+      rate = f'{runs[-1]["words_per_sec"]:,.0f} words/s'
       experiment.progress(part, model, label, name, number + 1, rate)
 
 

@@ -30,20 +30,21 @@ def _secs() -> tuple[float, float]:
 
 def _measure(output: pathlib.Path) -> None:
   """Has the meter of the training measure its CPU seconds as well."""
-  start, close = metrics.Meter.start, metrics.Meter.close
+  start, count = metrics.Meter.start, metrics.Meter.count
   first: list[float] = []
 
   def start_measuring(meter, *args):
     start(meter, *args)
     first[:] = _secs()
 
-  def stop_measuring(meter):
-    cpu, native = (x - y for x, y in zip(_secs(), first, strict=True))
-    found = {'cpu_secs': cpu, 'python_secs': max(0.0, cpu - native)}
-    output.write_text(json.dumps(found))
-    close(meter)
+  def measure_when_done(meter, *args):
+    count(meter, *args)
+    if meter.totals.done >= meter.total:
+      cpu, native = (x - y for x, y in zip(_secs(), first, strict=True))
+      found = {'cpu_secs': cpu, 'python_secs': max(0.0, cpu - native)}
+      output.write_text(json.dumps(found))
 
-  metrics.Meter.start, metrics.Meter.close = start_measuring, stop_measuring
+  metrics.Meter.start, metrics.Meter.count = start_measuring, measure_when_done
 
 
 if __name__ == '__main__':

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from jaxemb import errors
 from jaxemb.cli import train as jaxemb_main
 from jaxemb.text.toywiki import toywiki
 from tests import compiling, forks
@@ -238,9 +239,9 @@ def test_reproduce(run, text, monkeypatch, tmp_path):
 
   execute = reproduce._execute
 
-  def in_fork(command, folder, cache):  # with what is compiled
+  def in_fork(command, folder, **limits):  # with what is compiled
     if command[0] != sys.executable:
-      return execute(command, folder, cache)
+      return execute(command, folder, **limits)
     log, arguments = folder / 'log', [command[1:]]
     forks.call(forks.script, arguments, os.environ, log, folder=folder)
     return {'process_secs': 2.0, 'process_cpu_secs': 3.0, 'progress': []}
@@ -307,6 +308,29 @@ def test_speeds_of_the_table():
   shown = reproduce.table({'speed': {'CBOW': rates}, 'process': {'CBOW': secs}})
   assert 'CBOW: M words/s in training | 8.00 | 2.00 (4.0 x) |' in shown
   assert 'first run, s | 20.0 | 90.0 (4.5 x) |' in shown
+
+
+@pytest.mark.skipif(os.name == 'nt', reason='a script as a program')
+def test_a_peer_is_stopped_once_its_speed_is_known(tmp_path):
+  import reproduce
+
+  lines = [f"print('Progress: {x}%', flush=True)" for x in (1, 2, 3)]
+  waits = 'import time', *lines, 'time.sleep(60)'
+  command = [sys.executable, '-c', '\ntime.sleep(0.3)\n'.join(waits)]
+  found = reproduce._execute(command, tmp_path, tmp_path, progress_secs=0.5)
+  assert [x for _, x in found['progress']] == [1, 3]
+  assert found['process_secs'] < 30
+  run = reproduce._Run('CBOW', reproduce._Text('', tmp_path, 1000), 5, 8, 1)
+  rate = reproduce._words_per_sec(tmp_path, run, found['progress'])
+  assert rate == pytest.approx(5000 * 0.02 / 0.6, rel=0.3)
+
+
+def test_a_peer_that_fails_is_a_line(tmp_path):
+  import reproduce
+
+  command = [sys.executable, '-c', 'print("no such file"); exit(3)']
+  with pytest.raises(errors.UserError, match=r'failed: no such file$'):
+    reproduce._execute(command, tmp_path, tmp_path, progress_secs=1)
 
 
 @pytest.mark.parametrize(
