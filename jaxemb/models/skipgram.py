@@ -15,6 +15,9 @@ A negative stands for K / N draws for each of a center's pairs, so the expected
 gradient is that of K draws per pair. A draw that equals the pair's own context
 does not count, as in word2vec.c: the weight of (center, negative) is K / N
 times the number of the center's contexts that differ from the negative.
+
+Pairs may be weighted by their distance. The sum of the weights then stands for
+the number of pairs.
 """
 
 import dataclasses
