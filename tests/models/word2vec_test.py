@@ -2,9 +2,12 @@
 
 import jax
 import numpy as np
+import pytest
 
+from jaxemb import config as config_lib
 from jaxemb.models import base, cbow, skipgram
 from jaxemb.ops import sampling
+from jaxemb.run import kind
 from tests import dispatches
 from tests.kernels.cpu import step_test
 
@@ -47,3 +50,23 @@ def test_draws_are_those_of_key_and_chunk():
     has_pairs = (batch.left + batch.right).reshape(len(drawn), -1).any(1)
     drawn = np.where(has_pairs[:, None], drawn, CASE.vocab)
     np.testing.assert_array_equal(draws, drawn)
+
+
+@pytest.mark.parametrize(
+  ('settings', 'has_weights', 'shortest'),
+  [
+    ({}, True, 4),
+    ({'model.dynamic_window': False}, False, 4),
+    ({'model.name': 'cbow'}, False, 1),
+    ({'model.loss': 'hierarchical_softmax'}, False, 1),
+    ({'data.source': 'graph'}, False, 1),
+  ],
+)
+def test_words_are_weighted_or_windows_drawn(settings, has_weights, shortest):
+  settings = {'model.window': 4} | settings
+  config = config_lib.check(config_lib.default(), settings)
+  weights = np.array(kind.context_weights(config))
+  assert kind.shortest_window(config) == shortest
+  assert len(weights) == (4 if has_weights else 0)
+  # As 1 / distance, with as much in all as windows of 1 to 4 on average.
+  np.testing.assert_allclose(weights * np.arange(1, len(weights) + 1), 1.2)
