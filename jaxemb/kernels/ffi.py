@@ -18,6 +18,7 @@ from llvmlite import binding, ir
 from numba import types
 from numba.core import ccallback, cgutils
 from numba.extending import intrinsic
+from numba.np import arrayobj
 
 SIGNATURE = types.uintp(types.uintp)  # of handlers: frame -> error, 0 = none
 
@@ -192,29 +193,57 @@ def is_call(frame):
   return get(frame, _STAGE, np.int32) == _EXECUTE
 
 
-@numba.njit(**JIT)
-def _buffer(frame, buffers, number):
-  arrays = get(frame, buffers + _ARRAYS, np.uintp)
-  array = get(arrays, 8 * number, np.uintp)
-  return get(array, _DATA, np.uintp), get(array, _DIMS, np.uintp)
+def _word(context, builder, start, offset):
+  place = start, _INT(offset) if isinstance(offset, int) else offset
+  return builder.load(_at(context, builder, place=place, kind=types.uintp))
 
 
-@numba.njit(**JIT)
-def vector(frame, buffers, number, kind):
-  """The elements [n], of a NumPy type, of an argument or result.
+def _buffer(context, builder, args):
+  """The addresses of the elements and of the shape of a buffer."""
+  frame, buffers, number = args[:3]
+  start = builder.add(buffers, _INT(_ARRAYS))
+  arrays = _word(context, builder, frame, start)
+  array = _word(context, builder, arrays, builder.mul(number, _INT(8)))
+  return tuple(_word(context, builder, array, x) for x in (_DATA, _DIMS))
 
-  `buffers` is `ARGUMENTS` or `RESULTS`.
-  """
-  data, dims = _buffer(frame, buffers, number)
-  return numba.carray(pointer(data, kind), get(dims, 0, np.intp))
+
+# Intrinsics: numba compiles a function anew for each constant that it is given.
 
 
-@numba.njit(**JIT)
-def matrix(frame, buffers, number, kind):
-  """As `vector`, of one with two axes."""
-  data, dims = _buffer(frame, buffers, number)
-  shape = get(dims, 0, np.intp), get(dims, 8, np.intp)
-  return numba.carray(pointer(data, kind), shape)
+def _array(num_axes):
+  """Makes an intrinsic that returns the elements of a buffer."""
+
+  @intrinsic
+  def array(typing_context, frame, buffers, number, kind):
+    form = types.Array(kind.dtype, num_axes, 'C')
+
+    def generate(context, builder, signature, args):
+      data, dims = _buffer(context, builder, args)
+      shape = [_word(context, builder, dims, 8 * i) for i in range(num_axes)]
+      element = context.get_data_type(kind.dtype)
+      item_bytes = _INT(context.get_abi_sizeof(element))
+      strides = [item_bytes]
+      for size in shape[:0:-1]:
+        strides.insert(0, builder.mul(strides[0], size))
+      made = context.make_array(form)(context, builder)
+      arrayobj.populate_array(
+        made,
+        data=builder.inttoptr(data, element.as_pointer()),
+        shape=shape,
+        strides=strides,
+        itemsize=item_bytes,
+        meminfo=None,
+      )
+      return made._getvalue()
+
+    return form(types.uintp, types.intp, types.intp, kind), generate
+
+  return array
+
+
+# The elements [n] or [m, n], of a NumPy type, of an argument or result, given a
+# frame, `ARGUMENTS` or `RESULTS`, its number and the type.
+vector, matrix = _array(1), _array(2)
 
 
 @numba.njit(**JIT)
@@ -223,10 +252,14 @@ def num_buffers(frame, buffers):
   return get(frame, buffers + _SIZE, np.intp)
 
 
-@numba.njit(**JIT)
-def data(frame, buffers, number):
+@intrinsic
+def data(typing_context, frame, buffers, number):
   """The address of the elements of an argument or result."""
-  return _buffer(frame, buffers, number)[0]
+
+  def generate(context, builder, signature, args):
+    return _buffer(context, builder, args)[0]
+
+  return types.uintp(types.uintp, types.intp, types.intp), generate
 
 
 @numba.njit(**JIT)
