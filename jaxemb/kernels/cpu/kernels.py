@@ -588,11 +588,17 @@ def _cbow(frame, kind, first, stop, scratch):
 
 
 @numba.njit(**rows.INLINE)
-def _average(words, means, fractions, count, dim):
-  """Means of words by fractions, as of `rows.add_rows`; without gradients."""
+def _average(words, means, fractions, center, num_words, dim):
+  """The mean of a center's contexts, for one of four means; without gradients.
+
+  Writes what each of the words is of it to `fractions` [4, padded words].
+  """
+  _set_fractions(fractions, center, num_words)
   means.values[:] = 0
   means.grads[:] = 0
-  rows.add_rows(fractions, 0, words, 0, count, means.sources, means.rates, dim)
+  rows.add_rows(
+    fractions, 0, words, 0, num_words, means.sources, means.rates, dim
+  )
 
 
 @numba.njit(**rows.INLINE)
@@ -614,6 +620,18 @@ def _find_path(word, exits, firsts, deep, nodes, codes):
         num += 1
   nodes[num:] = rows.NO_ID
   return num
+
+
+@numba.njit(**rows.INLINE)
+def _prefetch_center(tokens, at, window, deep, inputs, outputs):
+  """Asks for rows that the center after `at` is the first to look up.
+
+  Of its path those next to the root are in the cache.
+  """
+  if at + 1 + window < tokens.size:
+    rows.prefetch(inputs.vectors, tokens[at + 1 + window : at + 2 + window])
+    if tokens[at + 1] < deep.shape[0]:
+      rows.prefetch_packed(outputs.vectors, deep[tokens[at + 1]])
 
 
 @numba.njit(**rows.JIT)
@@ -665,11 +683,11 @@ def _hierarchical(frame, kind, first, stop, scratch):
   scratch_stop = turns.scratch_stop(frame, scratch)
   averages = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)[4] != 0
   inputs, outputs, left, right = _arrays(frame, kind)
-  numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
   tokens = ffi.matrix(frame, ffi.ARGUMENTS, _TOKENS, np.int32)
   exits, firsts, deep = _tree(frame)
   num_chunks, chunk = left.shape
-  dim, tile, window = inputs.vectors.shape[1], tiles.SIZE, numbers.size - 3
+  dim, tile = inputs.vectors.shape[1], tiles.SIZE
+  window = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32).size - 3
   num_left = rows.padded(2 * window + 1, tile)
   num_right = rows.padded(firsts.shape[1] + deep.shape[1], tile)
   words, scratch = rows.take_rows(scratch, num_left, dim)
@@ -693,6 +711,7 @@ def _hierarchical(frame, kind, first, stop, scratch):
     run, start = _find_window(tokens, chunk, num_chunks, i)
     at = start + x + window
     ids = tokens[run, at - before : at + after + 1]
+    _prefetch_center(tokens[run], at, window, deep, inputs, outputs)
     depth = _find_path(ids[before], exits, firsts, deep, nodes.ids, codes)
     rows.copy(ids, words.ids, 0)
     words.ids[num_words:] = rows.NO_ID
@@ -701,8 +720,7 @@ def _hierarchical(frame, kind, first, stop, scratch):
     rows.gather(inputs, words, ids)
     rows.find(outputs, nodes, path)
     if averages:
-      _set_fractions(fractions, before, num_words)
-      _average(words.sources, means, fractions, ids.size, dim)
+      _average(words.sources, means, fractions, before, num_words, dim)
     lefts, num_used = (means, 1) if averages else (words, num_words)
     used = scores[: rows.padded(num_used, tile), : path.size]
     _score_path(lefts.sources, nodes.sources, dim, used)

@@ -339,7 +339,9 @@ def test_the_kernel_of_the_data_is_the_one_that_settings_lead_to(
 
 
 def test_a_chunk_is_halved_where_its_rows_have_no_room():
-  settings = {'model.dim': 300, 'model.window': 5}
+  settings = {
+    'model.dim': 300, 'model.window': 5, 'model.shared_negatives': 24,
+  }  # fmt: skip
   config = config_lib.check(config_lib.default(), settings).to_dict()
   for shared_bytes, expected in ((232_448, 16), (101_376, 8)):
     assert step.fitting_chunk(config, 16, shared_bytes) == expected
