@@ -199,7 +199,7 @@ def test_blocks_of_a_gpu_have_a_limit_of_words_in_flight():
     assert tuning.steps_per_loop == (4 if tuning.fused else 16)
   # As on a CPU.
   config, _ = choose({'optimizer.name': 'sgd'})
-  assert config.optimizer.learning_rate == 0.04
+  assert config.optimizer.learning_rate == 0.035
   assert config.optimizer.max_duplicates == 0
 
 

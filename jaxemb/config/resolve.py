@@ -57,7 +57,7 @@ _SHORT_WORDS, _SHORT_PARTITION = 256, (0.04, 0.0)
 _SHORT_TREES = {'skipgram': (0.02, 8.0), 'cbow': (0.1, 0.0)}
 # Of steps that a kernel takes, which learn from every chunk at once.
 _FUSED_LEARNING_RATES = {
-  'sgd': (0.04, 0.2, 0.03, 0.1),
+  'sgd': (0.035, 0.2, 0.03, 0.1),
   'adagrad': (0.15, 0.15, 0.1, 0.1),
 }
 # Of models with dense parameters, which learn by the mean over examples.
