@@ -671,11 +671,11 @@ def _score_path(lefts, nodes, dim, scores):
     rows.score(lefts, 0, scores.shape[0], nodes, y, dim, scores)
 
 
-@numba.njit(**rows.JIT)
-def _slopes(scores, weights):
-  """Scores of a part of a matrix become slopes: `rows.slopes`."""
-  for x in range(scores.shape[0]):
-    rows.slopes(scores[x], weights[x, : scores.shape[1]])
+@numba.njit(**rows.INLINE)
+def _take_used(address, num_left, num_right):
+  """Scores and weights without gaps between rows, so that slopes are fast."""
+  scores, rest = rows.take(address, num_left, num_right)
+  return scores, rows.take(rest, num_left, num_right)[0]
 
 
 @numba.njit(**rows.INLINE)
@@ -693,11 +693,9 @@ def _hierarchical(frame, kind, first, stop, scratch):
   words, scratch = rows.take_rows(scratch, num_left, dim)
   means, scratch = rows.take_rows(scratch, tile, dim)
   nodes, scratch = rows.take_rows(scratch, num_right, dim)
-  scores, scratch = rows.take(scratch, num_left, num_right)
-  weights, scratch = rows.take(scratch, num_left, num_right)
   fractions, scratch = rows.take(scratch, tile, num_left)
   codes, scratch = rows.take_vector(scratch, num_right, np.int32)
-  if scratch > scratch_stop:
+  if rows.take(scratch, 2 * num_left, num_right)[1] > scratch_stop:
     return np.nan, np.nan
   for chunk_rows in (words, means, nodes):
     rows.reset(chunk_rows)
@@ -722,14 +720,14 @@ def _hierarchical(frame, kind, first, stop, scratch):
     if averages:
       _average(words.sources, means, fractions, before, num_words, dim)
     lefts, num_used = (means, 1) if averages else (words, num_words)
-    used = scores[: rows.padded(num_used, tile), : path.size]
+    used, weights = _take_used(scratch, rows.padded(num_used, tile), path.size)
     _score_path(lefts.sources, nodes.sources, dim, used)
     excluded = -1 if averages else before
     _path_weights(codes, depth, num_used, excluded, used.shape, weights)
     if center % (_LOSS_EVERY_CHUNKS * chunk) == 0:
       examples += num_used - (not averages)
       loss += _measure(used, weights)
-    _slopes(used, weights)
+    rows.slopes(used.reshape(-1), weights.reshape(-1))
     rows.aim(inputs, words, ids)
     rows.aim(outputs, nodes, path)
     _add_path(used, lefts, nodes, path.size, dim)
