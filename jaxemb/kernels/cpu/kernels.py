@@ -80,19 +80,19 @@ def _measure(scores, weights):
 
 
 @numba.njit(**rows.JIT)
-def _set_shares(numbers, window, num_columns, out):
-  """Writes what a word [n] counts as a context of a center [num_columns]."""
+def _set_distance_weights(numbers, window, num_columns, out):
+  """Writes weights [words, centers] by distance; those of padding stay 0."""
   for y in range(out.shape[0]):
     for x in range(num_columns):
       distance = abs(y - window - x)
       is_near = (distance > 0) & (distance <= window)
-      # The first three numbers are others.
+      # After three numbers that are no weights.
       out[y, x] = numbers[2 + distance] if is_near else np.float32(0)
 
 
 @numba.njit(**rows.JIT)
 def _context_weights(left, right, window, work, out):
-  """Weights [words, centers] of contexts: their shares times a scale.
+  """Weights [words, centers] of contexts: those by distance times a scale.
 
   Beyond a sentence, and beyond the window, they are 0.
   """
@@ -100,11 +100,11 @@ def _context_weights(left, right, window, work, out):
   for x in range(left.size):
     befores[x] = np.float32(window + x - np.int64(left[x]))
     afters[x] = np.float32(window + x + np.int64(right[x]))
-  for y in range(work.shares.shape[0]):
-    row, share, word = out[y], work.shares[y], np.float32(y)
+  for y in range(work.by_distance.shape[0]):
+    row, weights, word = out[y], work.by_distance[y], np.float32(y)
     for x in range(befores.size):
       is_near = (word >= befores[x]) & (word <= afters[x])
-      row[x] = scale[x] * share[x] if is_near else np.float32(0)
+      row[x] = scale[x] * weights[x] if is_near else np.float32(0)
 
 
 @numba.njit(**rows.JIT)
@@ -298,7 +298,7 @@ class _Work(NamedTuple):
 
   scores: np.ndarray  # [words or targets, then draws; centers]
   weights: np.ndarray  # as the scores
-  shares: np.ndarray  # [words, centers]
+  by_distance: np.ndarray  # [words, centers], weights
   befores: np.ndarray  # [centers]
   afters: np.ndarray  # [centers]
   scale: np.ndarray  # [centers], of their contexts
@@ -313,7 +313,7 @@ def _take_work(frame, scratch, sizes, num_rows):
   num_left, num_words = sizes.num_left, sizes.num_words
   scores, rest = rows.take(scratch, num_rows, num_left)
   weights, rest = rows.take(rest, num_rows, num_left)
-  shares, rest = rows.take(rest, num_words, num_left)
+  by_distance, rest = rows.take(rest, num_words, num_left)
   for_centers, rest = rows.take(rest, 4, num_left)
   num_ids = num_words + sizes.num_draws
   coming, rest = rows.take_vector(rest, num_ids, np.int32)
@@ -322,7 +322,7 @@ def _take_work(frame, scratch, sizes, num_rows):
   work = _Work(
     scores,
     weights,
-    shares,
+    by_distance,
     for_centers[0],
     for_centers[1],
     for_centers[2],
@@ -338,7 +338,7 @@ def _prepare(frame, ids, sizes, work, first):
   """Fills what all chunks of a turn share, and ids of the first one."""
   numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
   chunk = ffi.matrix(frame, ffi.ARGUMENTS, _LEFT, np.uint8).shape[1]
-  _set_shares(numbers, sizes.window, chunk, work.shares)
+  _set_distance_weights(numbers, sizes.window, chunk, work.by_distance)
   for j in range(work.coming.size):
     work.coming[j] = rows.NO_ID
   _take_ids(ids, chunk, sizes.window, first, sizes.num_words, work.coming)

@@ -1,10 +1,10 @@
 """Training steps on a CPU by one kernel, in place of XLA's many operations.
 
-XLA cuts batches, draws negatives and keeps the schedule, as in every step
-(`strategies.base.training_step`); a kernel looks up rows, differentiates the
-loss and updates the tables. It can do so for tables that are whole on a device,
-in float32 or bfloat16, with SGD or Adagrad, of the models that come with
-jaxemb.
+XLA cuts batches and keeps the schedule, as in every step
+(`strategies.base.training_step`); a kernel draws negatives, looks up rows,
+differentiates the loss and updates the tables. It can do so for tables that are
+whole on a device, in float32 or bfloat16, with SGD or Adagrad, of the models
+that come with jaxemb.
 """
 
 import dataclasses
