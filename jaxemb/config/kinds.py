@@ -28,6 +28,9 @@ _MODULES = (
 _SOURCE_ALONE = 'jaxemb.run.kind:SourceAlone'
 
 CORE = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
+# Negatives that a chunk shares: where contexts are weighted, and elsewhere,
+# where fewer cost quality (experiments/results/step_notes.md).
+_WEIGHTED_DRAWS, _USUAL_DRAWS = 16, 24
 _OPTIMIZERS = 'sgd', 'adagrad', 'adam', 'adagrad_full', 'adam_full'
 # What names in the core's settings stand for.
 _CORE_MEMBERS = {
@@ -71,6 +74,26 @@ def of(config: Mapping[str, Any]) -> Any:
   source, model = config['data']['source'], config['model']['name']
   kinds = [x for x in built_in() if x.source == source] or [own(source)]
   return next((x for x in kinds if model in x.models), kinds[0])
+
+
+def weights_contexts(config: Any) -> bool:
+  """Whether skip-gram weights contexts by distance, in place of windows."""
+  m = config.model
+  return (
+    m.dynamic_window
+    and m.name == 'skipgram'
+    # A kernel's trees take time for each context, sampling for all alike.
+    and m.loss != 'hierarchical_softmax'
+    and of(config).weights_contexts
+  )
+
+
+def shared_negatives(config: Any) -> int:
+  """Returns the negatives that a chunk shares; 0 if trees need none."""
+  m = config.model
+  if m.shared_negatives or m.loss == 'hierarchical_softmax':
+    return m.shared_negatives
+  return _WEIGHTED_DRAWS if weights_contexts(config) else _USUAL_DRAWS
 
 
 @functools.cache

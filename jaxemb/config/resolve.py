@@ -225,6 +225,7 @@ def resolve(
     **_exchange_choices(facts),
     **fixed,
   }
+  config.model.shared_negatives = kinds.shared_negatives(config)
   _resolve_batch(facts, chosen)
   _resolve_optimizer(facts)
   _resolve_duplicates(facts)

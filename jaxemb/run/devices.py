@@ -145,7 +145,9 @@ def _of_gpu(
   facts = [driver.facts(x) for x in mesh.devices.flat]
   usual = fixed.get('chunk', kinds.of(config).chunk(config))
   shared_bytes = min(x.shared_bytes for x in facts)
-  chunk = gpu_step.fitting_chunk(config.to_dict(), usual, shared_bytes)
+  settings = config.to_dict()
+  settings['model']['shared_negatives'] = kinds.shared_negatives(config)
+  chunk = gpu_step.fitting_chunk(settings, usual, shared_bytes)
   return min(x.multiprocessors for x in facts), {**fixed, 'chunk': chunk}
 
 

@@ -264,18 +264,11 @@ def context_weights(config: 'ml_collections.ConfigDict') -> tuple[float, ...]:
   (experiments/results/step_notes.md). () = every context counts alike, of
   windows that are drawn if they are dynamic.
   """
-  m = config.model
-  is_weighted = (
-    m.dynamic_window
-    and m.name == 'skipgram'
-    # A kernel's trees take time for each context, sampling for all alike.
-    and m.loss != 'hierarchical_softmax'
-    and kinds.of(config).weights_contexts
-  )
-  if not is_weighted:
+  if not kinds.weights_contexts(config):
     return ()
-  inverses = [1 / distance for distance in range(1, m.window + 1)]
-  scale = (m.window + 1) / 2 / sum(inverses)
+  window = config.model.window
+  inverses = [1 / distance for distance in range(1, window + 1)]
+  scale = (window + 1) / 2 / sum(inverses)
   return tuple(scale * x for x in inverses)
 
 
@@ -299,7 +292,7 @@ def window_spec(
     window=m.window,
     negatives=m.negatives,
     chunk=tuning.chunk,
-    shared_negatives=m.shared_negatives,
+    shared_negatives=m.shared_negatives or 1,  # a tree draws none
     context_weights=context_weights(context.config),
     tokens_once=tuning.tokens_once,
     row_ops=context.row_ops,

@@ -53,20 +53,25 @@ def test_draws_are_those_of_key_and_chunk():
 
 
 @pytest.mark.parametrize(
-  ('settings', 'has_weights', 'shortest'),
+  ('settings', 'has_weights', 'shortest', 'draws'),
   [
-    ({}, True, 4),
-    ({'model.dynamic_window': False}, False, 4),
-    ({'model.name': 'cbow'}, False, 1),
-    ({'model.loss': 'hierarchical_softmax'}, False, 1),
-    ({'data.source': 'graph'}, False, 1),
+    ({}, True, 4, 16),
+    ({'model.dynamic_window': False}, False, 4, 24),
+    ({'model.name': 'cbow'}, False, 1, 24),
+    ({'model.name': 'cbow', 'model.shared_negatives': 3}, False, 1, 3),
+    ({'model.loss': 'hierarchical_softmax'}, False, 1, 0),
+    ({'data.source': 'graph'}, False, 1, 24),
   ],
 )
-def test_words_are_weighted_or_windows_drawn(settings, has_weights, shortest):
+def test_words_are_weighted_or_windows_drawn(
+  settings, has_weights, shortest, draws
+):
   settings = {'model.window': 4} | settings
   config = config_lib.check(config_lib.default(), settings)
   weights = np.array(kind.context_weights(config))
   assert kind.shortest_window(config) == shortest
+  resolved, _ = config_lib.resolve(config, 'cpu', (1, 1))
+  assert resolved.model.shared_negatives == draws
   assert len(weights) == (4 if has_weights else 0)
   # As 1 / distance, with as much in all as windows of 1 to 4 on average.
   np.testing.assert_allclose(weights * np.arange(1, len(weights) + 1), 1.2)

@@ -145,7 +145,7 @@ def test_lockstep_without_staleness_is_synchronous():
     ({'table.staleness': 50}, '60%', True),
     (
       # Workers and one device have other limits by default.
-      {'model.loss': 'hierarchical_softmax', 'model.shared_negatives': 16,
+      {'model.loss': 'hierarchical_softmax', 'model.shared_negatives': 0,
        'optimizer.max_duplicates': 16.0},
       '100%', False,
     ),
