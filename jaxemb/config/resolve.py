@@ -57,9 +57,11 @@ _SHORT_WORDS, _SHORT_PARTITION = 256, (0.04, 0.0)
 _SHORT_TREES = {'skipgram': (0.02, 8.0), 'cbow': (0.1, 0.0)}
 # Of steps that a kernel takes, which learn from every chunk at once.
 _FUSED_LEARNING_RATES = {
-  'sgd': (0.035, 0.2, 0.03, 0.1),
+  'sgd': (0.04, 0.2, 0.03, 0.1),
   'adagrad': (0.15, 0.15, 0.1, 0.1),
 }
+# Of SGD where skip-gram weights contexts in place of drawn windows.
+_WEIGHTED_LEARNING_RATE = 0.035
 # Of models with dense parameters, which learn by the mean over examples.
 _DENSE_LEARNING_RATES = {
   'sgd': 1.0,
@@ -265,6 +267,8 @@ def _learning_rate(facts: _Facts) -> float:
   rates = (_FUSED_LEARNING_RATES if facts.fused else _LEARNING_RATES)[o.name]
   is_tree = m.loss == 'hierarchical_softmax'
   rate = rates[2 * is_tree + (m.name == 'cbow')]
+  if facts.fused and o.name == 'sgd' and kinds.weights_contexts(facts.config):
+    rate = _WEIGHTED_LEARNING_RATE
   if short := _short_steps(facts):
     rate, _ = short
   is_skipgram = m.name == 'skipgram' and not is_tree

@@ -72,6 +72,8 @@ def test_words_are_weighted_or_windows_drawn(
   assert kind.shortest_window(config) == shortest
   resolved, _ = config_lib.resolve(config, 'cpu', (1, 1))
   assert resolved.model.shared_negatives == draws
+  if config.model.name == 'skipgram' and draws:
+    assert resolved.optimizer.learning_rate == (0.035 if has_weights else 0.04)
   assert len(weights) == (4 if has_weights else 0)
   # As 1 / distance, with as much in all as windows of 1 to 4 on average.
   np.testing.assert_allclose(weights * np.arange(1, len(weights) + 1), 1.2)
