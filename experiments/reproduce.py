@@ -163,7 +163,7 @@ def _word2vec(run: _Run, flags: argparse.Namespace, path: str) -> list[str]:
     'threads': resources.usable_cores(),
     'iter': run.epochs,
   }
-  return [path, *(str(x) for k, v in settings.items() for x in (f'-{k}', v))]
+  return [path, *_flags(settings)]
 
 
 def _fasttext(run: _Run, flags: argparse.Namespace, path: str) -> list[str]:
@@ -184,8 +184,11 @@ def _fasttext(run: _Run, flags: argparse.Namespace, path: str) -> list[str]:
     'seed': run.seed,
   }
   model = 'cbow' if run.model == _CBOW else 'skipgram'
-  pairs = (str(x) for k, v in settings.items() for x in (f'-{k}', v))
-  return [path, model, *pairs]
+  return [path, model, *_flags(settings)]
+
+
+def _flags(settings: Mapping[str, Any]) -> list[str]:
+  return [str(x) for k, v in settings.items() for x in (f'-{k}', v)]
 
 
 class _Program(NamedTuple):

@@ -21,7 +21,6 @@ from jaxemb.kernels.cpu import (
   ahead,
   edge_losses,
   kernels,
-  linking,
   packing,
   row_updates,
   rows,
@@ -96,6 +95,8 @@ def load(kernel: str, dtype: str) -> int:
 
 
 if __name__ == '__main__':
+  from jaxemb.kernels.cpu import linking  # it goes by what is inside numba
+
   linking.hurry()
   kernel, dtype, *marks = sys.argv[1:]
   batches = [f'{x}-int32' for x in _BATCHES if kernel in _STEPS]

@@ -129,8 +129,9 @@ def _negative_weights(ids, num_words, num_draws, factor, totals, out):
 
 
 @numba.njit(**rows.JIT)
-def _target_weights(ids, num_left, num_draws, factor, has_context, out):
+def _target_weights(ids, sizes, has_context, out):
   """Weights [centers, then draws; centers] of CBOW: -1 of the center itself."""
+  num_left, num_draws, factor = sizes.num_left, sizes.num_draws, sizes.factor
   for y in range(num_left):
     row = out[y]
     for x in range(num_left):
@@ -267,10 +268,11 @@ def _sum(numbers):
 
 
 class _Sizes(NamedTuple):
-  """Of chunks with negatives; all but the first two are whole tiles."""
+  """Of chunks with negatives."""
 
   window: int
   num_draws: int
+  # In whole tiles:
   num_left: int  # centers
   num_words: int  # of their windows
   num_right: int  # draws
@@ -304,7 +306,7 @@ class _Work(NamedTuple):
   scale: np.ndarray  # [centers], of their contexts
   totals: np.ndarray  # [centers]
   coming: np.ndarray  # [words, then draws] ids of the next chunk
-  awaited: np.ndarray  # addresses of its rows, after their number
+  awaited: np.ndarray  # its rows, as of `rows.await_rows`
 
 
 @numba.njit(**rows.INLINE)
@@ -317,7 +319,7 @@ def _take_work(frame, scratch, sizes, num_rows):
   for_centers, rest = rows.take(rest, 4, num_left)
   num_ids = num_words + sizes.num_draws
   coming, rest = rows.take_vector(rest, num_ids, np.int32)
-  num_awaited = 1 + 2 * num_words + sizes.num_right
+  num_awaited = 2 + 2 * num_words + sizes.num_right
   awaited, rest = rows.take_vector(rest, num_awaited, np.uint64)
   work = _Work(
     scores,
@@ -341,6 +343,7 @@ def _prepare(frame, ids, sizes, work, first):
   _set_distance_weights(numbers, sizes.window, chunk, work.by_distance)
   for j in range(work.coming.size):
     work.coming[j] = rows.NO_ID
+  work.awaited[0] = 0
   _take_ids(ids, chunk, sizes.window, first, sizes.num_words, work.coming)
 
 
@@ -353,6 +356,7 @@ def _take_next(ids, i, sizes, chunk, vectors, work):
   """
   of_words, of_centers, of_draws = vectors
   coming, window, num_words = work.coming, sizes.window, sizes.num_words
+  work.awaited[0] = 0
   _take_ids(ids, chunk, window, i, num_words, coming)
   stop = chunk + 2 * window
   rows.await_rows(of_words, coming, 2 * window, stop, work.awaited)
@@ -362,7 +366,11 @@ def _take_next(ids, i, sizes, chunk, vectors, work):
 
 @numba.njit(**rows.JIT)
 def _score_pairs(others, centers, band, num_words, dim, scores):
-  """Scores of all centers with their windows and draws, of skip-gram."""
+  """Scores of a tile of centers with `band` words from it on, and with draws.
+
+  They are those of its window; of CBOW, whose means are on the right, the
+  centers themselves.
+  """
   for x in range(0, scores.shape[1], tiles.SIZE):
     rows.score(others, x, x + band, centers, x, dim, scores)
     rows.score(others, num_words, scores.shape[0], centers, x, dim, scores)
@@ -372,25 +380,25 @@ def _score_pairs(others, centers, band, num_words, dim, scores):
 def _add_to_centers(
   slopes, band, num_words, others, centers, rates, awaited, dim
 ):
-  """Adds to centers of skip-gram what their windows and all draws give."""
+  """Adds to centers, or means, what words they meet and all draws give."""
   for x in range(0, slopes.shape[1], tiles.SIZE):
     tiles.add_columns(
       slopes, x, x, others, x, band, num_words - x - band,
       slopes.shape[0] - num_words, centers, x, rates, dim,
     )  # fmt: skip
-    rows.prefetch_some(awaited, _PREFETCHED, 4 * dim)
+    rows.prefetch_some(awaited, _PREFETCHED)
 
 
 @numba.njit(**rows.JIT)
 def _add_to_words(slopes, band, num_words, centers, words, rates, awaited, dim):
-  """Adds to rows of windows what the centers that meet them give."""
+  """Adds to rows of words what the centers, or means, that meet them give."""
   tile, num_left = tiles.SIZE, slopes.shape[1]
   for y in range(0, num_words, tile):
     first, stop = max(0, y - band + tile), min(num_left, y + tile)
     tiles.add_rows(
       slopes, y, first, centers, first, stop - first, 0, 0, words, y, rates, dim
     )
-    rows.prefetch_some(awaited, _PREFETCHED, 4 * dim)
+    rows.prefetch_some(awaited, _PREFETCHED)
 
 
 @numba.njit(**rows.JIT)
@@ -401,7 +409,7 @@ def _add_to_draws(slopes, first, centers, others, rates, awaited, dim):
     tiles.add_rows(
       slopes, y, 0, centers, 0, num_left, 0, 0, others, y, rates, dim
     )
-    rows.prefetch_some(awaited, _PREFETCHED, 4 * dim)
+    rows.prefetch_some(awaited, _PREFETCHED)
 
 
 @numba.njit(**rows.INLINE)
@@ -428,7 +436,6 @@ def _skipgram(frame, kind, first, stop, scratch):
   for i in range(first, stop):
     rows.copy(coming[window : window + chunk], centers.ids, 0)
     rows.copy(coming, others.ids, 0)
-    awaited[0] = 0
     if i + 1 < stop and _has_pairs(left[i + 1], right[i + 1]):
       _take_next(ids, i + 1, sizes, chunk, vectors, work)
     if not _has_pairs(left[i], right[i]):
@@ -459,7 +466,7 @@ def _skipgram(frame, kind, first, stop, scratch):
       scores, num_words, centers.sources, others.targets, others.rates, awaited,
       dim,
     )  # fmt: skip
-    rows.prefetch_some(awaited, awaited.size, 4 * dim)
+    rows.prefetch_some(awaited, awaited.size)
     rows.descend(inputs, centers, centers.ids, 2 * i)
     rows.descend(outputs, others, others.ids, 2 * i + 1)
   return loss, examples
@@ -472,37 +479,6 @@ def _set_fractions_of_all(left, right, scale, has_context):
     num = np.float32(np.int64(left[x]) + np.int64(right[x]))
     scale[x] = np.float32(1) / max(num, np.float32(1))
     has_context[x] = np.float32(num > 0)
-
-
-@numba.njit(**rows.JIT)
-def _score_targets(others, means, dim, scores):
-  """Scores of means of CBOW with the rows of their centers and with draws."""
-  num_left = scores.shape[1]
-  for x in range(0, num_left, tiles.SIZE):
-    rows.score(others, x, x + tiles.SIZE, means, x, dim, scores)
-    rows.score(others, num_left, scores.shape[0], means, x, dim, scores)
-
-
-@numba.njit(**rows.JIT)
-def _add_to_means(slopes, others, means, rates, awaited, dim):
-  """Gradients of means: what the row of each center, then draws give."""
-  tile, num_left = tiles.SIZE, slopes.shape[1]
-  for x in range(0, num_left, tile):
-    tiles.add_columns(
-      slopes, x, x, others, x, tile, num_left - x - tile,
-      slopes.shape[0] - num_left, means, x, rates, dim,
-    )  # fmt: skip
-    rows.prefetch_some(awaited, _PREFETCHED, 4 * dim)
-
-
-@numba.njit(**rows.JIT)
-def _add_to_targets(slopes, means, others, rates, awaited, dim):
-  """Adds to rows of centers what their means give."""
-  for y in range(0, slopes.shape[1], tiles.SIZE):
-    tiles.add_rows(
-      slopes, y, y, means, y, tiles.SIZE, 0, 0, others, y, rates, dim
-    )
-    rows.prefetch_some(awaited, _PREFETCHED, 4 * dim)
 
 
 @numba.njit(**rows.INLINE)
@@ -529,8 +505,8 @@ def _cbow(frame, kind, first, stop, scratch):
   scratch_stop, sizes = turns.scratch_stop(frame, scratch), _sizes(frame)
   inputs, outputs, left, right = _arrays(frame, kind)
   chunk, dim, window = left.shape[1], inputs.vectors.shape[1], sizes.window
-  num_words, num_left = sizes.num_words, sizes.num_left
-  band, num_others = tiles.SIZE + 2 * window, num_left + sizes.num_right
+  num_words, num_left, tile = sizes.num_words, sizes.num_left, tiles.SIZE
+  band, num_others = tile + 2 * window, num_left + sizes.num_right
   words, scratch = rows.take_rows(scratch, num_words, dim)
   means, scratch = rows.take_rows(scratch, num_left, dim)
   others, scratch = rows.take_rows(scratch, num_others, dim)
@@ -547,7 +523,6 @@ def _cbow(frame, kind, first, stop, scratch):
   loss = examples = 0.0
   for i in range(first, stop):
     _split_ids(coming, window, chunk, num_words, words.ids, others.ids)
-    awaited[0] = 0
     if i + 1 < stop and _has_pairs(left[i + 1], right[i + 1]):
       _take_next(ids, i + 1, sizes, chunk, vectors, work)
     if not _has_pairs(left[i], right[i]):
@@ -557,22 +532,22 @@ def _cbow(frame, kind, first, stop, scratch):
     _set_fractions_of_all(left[i], right[i], work.scale, has_context)
     _context_weights(left[i], right[i], window, work, fractions)
     _average_windows(fractions, band, words.sources, means, dim)
-    _score_targets(others.sources, means.sources, dim, scores)
-    _target_weights(
-      others.ids, num_left, sizes.num_draws, sizes.factor, has_context, weights
-    )
+    _score_pairs(others.sources, means.sources, tile, num_left, dim, scores)
+    _target_weights(others.ids, sizes, has_context, weights)
     if i % _LOSS_EVERY_CHUNKS == 0:
       loss += _measure(scores, weights)
       examples += _sum(has_context)
     rows.slopes(scores.reshape(-1), weights.reshape(-1))
     rows.aim(inputs, words, words.ids)
     rows.aim(outputs, others, others.ids)
-    _add_to_means(
-      scores, others.sources, means.targets, means.rates, awaited, dim
-    )
-    _add_to_targets(
-      scores, means.sources, others.targets, others.rates, awaited, dim
-    )
+    _add_to_centers(
+      scores, tile, num_left, others.sources, means.targets, means.rates,
+      awaited, dim,
+    )  # fmt: skip
+    _add_to_words(
+      scores, tile, num_left, means.sources, others.targets, others.rates,
+      awaited, dim,
+    )  # fmt: skip
     _add_to_draws(
       scores, num_left, means.sources, others.targets, others.rates, awaited,
       dim,
@@ -581,7 +556,7 @@ def _cbow(frame, kind, first, stop, scratch):
       fractions, band, num_words, means.targets, words.targets, words.rates,
       awaited, dim,
     )  # fmt: skip
-    rows.prefetch_some(awaited, awaited.size, 4 * dim)
+    rows.prefetch_some(awaited, awaited.size)
     rows.descend(inputs, words, words.ids, 2 * i)
     rows.descend(outputs, others, others.ids, 2 * i + 1)
   return loss, examples

@@ -163,18 +163,21 @@ def prefetch_packed(table, packed):
 
 @numba.njit(**JIT)
 def await_rows(table, ids, first, stop, out):
-  """Adds addresses of rows of ids[first:stop] to `out`; out[0] counts them."""
+  """Adds addresses of rows of ids[first:stop] to `out`, from out[2] on.
+
+  out[0] counts them, out[1] is their size in bytes.
+  """
   start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
   num = np.int64(out[0])
   for i in range(first, stop):
     if ids[i] < table.shape[0]:
+      out[2 + num] = start + np.uint64(ids[i]) * size
       num += 1
-      out[num] = start + np.uint64(ids[i]) * size
-  out[0] = num
+  out[0], out[1] = num, size
 
 
 @numba.njit(**JIT)
-def prefetch_some(awaited, num, row_bytes):
+def prefetch_some(awaited, num):
   """Asks for the last `num` rows of `await_rows`, and takes them off.
 
   More at once than a core can wait for would delay what it computes.
@@ -182,7 +185,7 @@ def prefetch_some(awaited, num, row_bytes):
   last = np.int64(awaited[0])
   first = max(0, last - num)
   for i in range(first, last):
-    _prefetch_row(awaited[i + 1], row_bytes)
+    _prefetch_row(awaited[2 + i], np.int64(awaited[1]))
   awaited[0] = first
 
 

@@ -44,7 +44,6 @@ _VECTOR = ir.VectorType(_FLOAT, LANES)
 # Rows on the left of a tile of scores: a sum for each score, four rows and one
 # more are in registers at once, of which x86 has 32 with AVX-512, else 16.
 LEFT = 3 if LANES < 16 and platform.machine() in _X86 else 4
-_MOST_VECTORS = LEFT  # of four rows whose sums are in registers
 _NARROW = (4, 1) if LANES > 4 else (1,)  # columns of rows that are short
 
 
@@ -228,25 +227,16 @@ def _blocks(builder, num_columns, widths):
 def _vectors(builder, last):
   """Loops over vectors of rows; yields the numbers of some at a time.
 
-  They are as many as there are registers for, and at least two, as sums of one
-  would wait for each other; only rows of one vector have one.
+  They are three, then two, as sums of one would wait for each other; only rows
+  of one vector have one.
   """
-  most, num = _MOST_VECTORS, last.count
+  num = last.count
   is_one = builder.zext(builder.icmp_unsigned('==', num, _INT(1)), _INT)
   num = builder.sub(num, is_one)
-  rest = builder.urem(num, _INT(most))
-
-  def is_left(number):
-    return builder.zext(builder.icmp_unsigned('==', rest, _INT(number)), _INT)
-
-  # With one left over, the last block and that one become two blocks.
-  turns = {most: builder.sub(builder.udiv(num, _INT(most)), is_left(1))}
-  for size in range(most - 1, 1, -1):
-    turns[size] = builder.add(is_left(size), is_left(1))
-  if most == 3:  # 3 + 1 = 2 + 2; but 4 + 1 = 3 + 2
-    turns[2] = builder.add(turns[2], is_left(1))
+  pairs = builder.urem(builder.mul(num, _INT(2)), _INT(3))  # of what 3 leave
+  threes = builder.udiv(builder.sub(num, builder.mul(pairs, _INT(2))), _INT(3))
   done = _INT(0)
-  for size, count in (*turns.items(), (1, is_one)):
+  for size, count in ((3, threes), (2, pairs), (1, is_one)):
     with cgutils.for_range(builder, count) as loop:
       first = builder.add(done, builder.mul(loop.index, _INT(size)))
       yield [builder.add(first, _INT(k)) for k in range(size)]
