@@ -14,8 +14,7 @@ long. Rounds follow each other for --secs in all; numbers are their medians.
   CPU/word    CPU seconds per word, against one thread of the same round
   outside     share of the CPU seconds of training in threads that Python
               started: what reads, cuts, packs and dispatches, and is not in the
-              kernel's threads. What XLA itself does in those is not told apart,
-              and psutil counts in hundredths of seconds
+              kernel's threads. What XLA itself does in those is not told apart
 
 More threads than cores (--threads) tell what each would cost on a larger
 machine, but for what its cores would wait for each other's memory: then only
