@@ -1,9 +1,9 @@
 """Checkpoints through orbax: saved in the background, verified when read.
 
 A checkpoint holds a pytree of arrays (the training state) and a JSON record
-(where reading goes on) with a checksum of every array: if the newest checkpoint
-is damaged, the one before it is used. A save that fails (on a full disk, say)
-is reported, and training goes on.
+(where reading goes on) with a checksum of every array, and of itself: if the
+newest checkpoint is damaged, the one before it is used. A save that fails (on a
+full disk, say) is reported, and training goes on.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import json
 import logging
 import pathlib
 import shutil
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,17 @@ def _checksums(state: Any) -> list[int]:
   return list(map(int, sums))
 
 
+def _record_checksum(record: dict[str, Any]) -> int:
+  """CRC-32 of all of a record but its checksum."""
+  rest = {k: x for k, x in record.items() if k != 'checksum'}
+  return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+
+
+def _is_intact(record: dict[str, Any]) -> bool:
+  """Whether a record is as it was saved; older ones have no checksum."""
+  return record.get('checksum') in (None, _record_checksum(record))
+
+
 def _restore_args(like: Any) -> ocp.RestoreArgs:
   sharding = getattr(like, 'sharding', None)
   if sharding is None:
@@ -81,7 +93,8 @@ def newest_record(folder: pathlib.Path) -> dict[str, Any] | None:
   newest = steps[max(steps)] if steps else None
   with contextlib.suppress(OSError, ValueError):
     record = json.loads(newest.read_bytes()) if newest else {}
-    return record if record.get('format') == _FORMAT else None
+    is_ours = _is_intact(record) and record.get('format') == _FORMAT
+    return record if is_ours else None
   return None
 
 
@@ -165,6 +178,7 @@ class Checkpoints:
       if write:
         state, record['store'] = write(self._new_folder(step))
       record = record | {'format': _FORMAT, 'checksums': _checksums(state)}
+      record['checksum'] = _record_checksum(record)
       args = ocp.args.Composite(
         state=ocp.args.PyTreeSave(state), record=ocp.args.JsonSave(record)
       )
@@ -268,6 +282,8 @@ class Checkpoints:
       return self._manager.restore(step, args=ocp.args.Composite(**args))
 
     record = restored(record=ocp.args.JsonRestore()).record
+    if not _is_intact(record):
+      raise ValueError('its record has changed')
     if record.get('format') != _FORMAT:
       raise errors.UserError(
         f'checkpoint {step} in {self._folder} is of another version of jaxemb; '
