@@ -393,10 +393,17 @@ def test_a_run_is_resumed_with_settings_that_may_change(tmp_path):
   rundir.record(begun.to_dict(), tuning, tmp_path, 'text')
   recorded = rundir.recorded(tmp_path)
   assert recorded['tuning.parts'] == 1 and recorded['model.dim'] == 100
+  # A version with other defaults.
+  earlier = recorded | {'model.shared_negatives': 7}
+  goes_on, *_ = devices_lib.choose(
+    config.copy_and_resolve_references(), earlier
+  )
+  assert goes_on.model.shared_negatives == 7
   rundir.check(begun, tmp_path)
   # Another device, or one without a kernel, which would choose other steps.
   there, other, *_ = devices_lib.choose(config, recorded, fused=False)
   assert other.fused != tuning.fused and other.parts == tuning.parts
+  assert other.device_words == tuning.device_words > 0
   there.train.log_every_secs, there.eval.paths = 9.0, 'x'
   rundir.check(there, tmp_path)
   old = config.to_dict()

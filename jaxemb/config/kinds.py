@@ -88,12 +88,15 @@ def weights_contexts(config: Any) -> bool:
   )
 
 
-def shared_negatives(config: Any) -> int:
-  """Returns the negatives that a chunk shares; 0 if trees need none."""
+def shared_negatives(config: Any, is_weighted: bool) -> int:
+  """Returns the negatives that a chunk shares; 0 if trees need none.
+
+  `is_weighted`: skip-gram weights contexts (`weights_contexts`).
+  """
   m = config.model
   if m.shared_negatives or m.loss == 'hierarchical_softmax':
     return m.shared_negatives
-  return _WEIGHTED_DRAWS if weights_contexts(config) else _USUAL_DRAWS
+  return _WEIGHTED_DRAWS if is_weighted else _USUAL_DRAWS
 
 
 @functools.cache

@@ -81,6 +81,7 @@ class Tuning:
   step_multiple: int  # centers of which a step has a multiple
   chunk: int  # centers per matrix product
   shared_nodes: int  # inner nodes next to the root that a chunk shares
+  weights_contexts: bool  # by distance, in place of windows that are drawn
   deduplicates: bool  # rows are summed by id before they are written
   loss_every_steps: int  # steps between evaluations of the loss
   steps_per_loop: int  # steps without asking the host whether there are more
@@ -110,6 +111,7 @@ class _Facts(NamedTuple):
   is_workers: bool
   is_lockstep: bool  # workers take each step together
   num_replicas: int  # that learn at once and do not see each other's updates
+  weights_contexts: bool  # as in `Tuning`
 
   @property
   def on_cpu(self) -> bool:
@@ -130,6 +132,7 @@ def _facts(
   mesh: tuple[int, int],
   cores: int,
   may_fuse: bool,
+  weights_contexts: bool,
 ) -> _Facts:
   s = config.strategy
   is_workers = s.name == 'workers'
@@ -145,6 +148,7 @@ def _facts(
     is_workers=is_workers,
     is_lockstep=is_lockstep,
     num_replicas=s.num_workers if is_workers else math.prod(mesh),
+    weights_contexts=weights_contexts,
   )
 
 
@@ -203,7 +207,15 @@ def resolve(
   config = config.copy_and_resolve_references()
   config.mesh.data, config.mesh.table = mesh
   may_fuse = fixed.pop('fused', True)
-  facts = _facts(config, platform, mesh, cores=cores, may_fuse=may_fuse)
+  is_weighted = fixed.get('weights_contexts', kinds.weights_contexts(config))
+  facts = _facts(
+    config,
+    platform,
+    mesh,
+    cores=cores,
+    may_fuse=may_fuse,
+    weights_contexts=is_weighted,
+  )
   s, t, kind = config.strategy, config.train, facts.kind
   if s.name == 'partition':
     s.rate = s.rate or 1 / s.num_parts
@@ -221,13 +233,14 @@ def resolve(
     'parts': _num_parts(facts, chunk),
     'chunk': chunk,
     'shared_nodes': 64,
+    'weights_contexts': is_weighted,
     'fused': facts.fused,
     'threads': threads,
     'device_words': _device_words(facts, threads),
     **_exchange_choices(facts),
     **fixed,
   }
-  config.model.shared_negatives = kinds.shared_negatives(config)
+  config.model.shared_negatives = kinds.shared_negatives(config, is_weighted)
   _resolve_batch(facts, chosen)
   _resolve_optimizer(facts)
   _resolve_duplicates(facts)
@@ -267,7 +280,7 @@ def _learning_rate(facts: _Facts) -> float:
   rates = (_FUSED_LEARNING_RATES if facts.fused else _LEARNING_RATES)[o.name]
   is_tree = m.loss == 'hierarchical_softmax'
   rate = rates[2 * is_tree + (m.name == 'cbow')]
-  if facts.fused and o.name == 'sgd' and kinds.weights_contexts(facts.config):
+  if facts.fused and o.name == 'sgd' and facts.weights_contexts:
     rate = _WEIGHTED_LEARNING_RATE
   if short := _short_steps(facts):
     rate, _ = short

@@ -160,7 +160,7 @@ def make_source(
     part_words=tuning.part_words,
     window=m.window,
     chunk=tuning.chunk,
-    shortest_window=kind_lib.shortest_window(config),
+    shortest_window=kind_lib.shortest_window(config, tuning),
     settings=config.data.to_dict(),
     readers=readers,
     cache=cache,

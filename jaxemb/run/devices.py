@@ -20,6 +20,9 @@ from jaxemb.tables import row_sharded
 
 _LOG = logging.getLogger('jaxemb')
 _LANES = 128  # of a TPU: numbers that it reads at once
+# Fields of the tuning that a resumed run keeps: parts of the text, the length
+# of batches, by whose numbers negatives are drawn, and the weights of contexts.
+_FIXED = 'parts', 'device_words', 'weights_contexts'
 
 
 class Setup(NamedTuple):
@@ -85,12 +88,13 @@ def choose(
   platform = devices[0].platform
   # A run goes on with the steps that it began with: on other devices only the
   # limit of duplicates is another one.
-  train, optimizer = config.train, config.optimizer
+  model, train, optimizer = config.model, config.train, config.optimizer
   train.batch_words = train.batch_words or begun.get('train.batch_words', 0)
+  draws = begun.get('model.shared_negatives', 0)
+  model.shared_negatives = model.shared_negatives or draws
   first_rate = begun.get('optimizer.learning_rate', 0.0)
   optimizer.learning_rate = optimizer.learning_rate or first_rate
-  if 'tuning.parts' in begun:
-    fixed = {'parts': begun['tuning.parts']} | fixed
+  fixed = _began_with(begun) | fixed
   if s.name == 'partition':
     if not wanted.data and platform != 'cpu':
       data = len(devices)  # they do not slow each other down
@@ -120,6 +124,16 @@ def choose(
   return Setup(resolved, tuning, mesh, kind=kinds.of(resolved))
 
 
+def _began_with(begun: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the fields of the tuning that a resumed run keeps."""
+  if not begun:
+    return {}
+  # A version that did not record weights drew windows.
+  begun = {'tuning.weights_contexts': False, **begun}
+  names = {x: f'tuning.{x}' for x in _FIXED}
+  return {x: begun[name] for x, name in names.items() if name in begun}
+
+
 def _warn_of_few_columns(
   config: ml_collections.ConfigDict, platform: str, num_table: int
 ) -> None:
@@ -146,7 +160,9 @@ def _of_gpu(
   usual = fixed.get('chunk', kinds.of(config).chunk(config))
   shared_bytes = min(x.shared_bytes for x in facts)
   settings = config.to_dict()
-  settings['model']['shared_negatives'] = kinds.shared_negatives(config)
+  is_weighted = fixed.get('weights_contexts', kinds.weights_contexts(config))
+  draws = kinds.shared_negatives(config, is_weighted)
+  settings['model']['shared_negatives'] = draws
   chunk = gpu_step.fitting_chunk(settings, usual, shared_bytes)
   return min(x.multiprocessors for x in facts), {**fixed, 'chunk': chunk}
 

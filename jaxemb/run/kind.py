@@ -257,14 +257,16 @@ class SourceAlone(Kind):
     return owner.make_model(corpus, context)
 
 
-def context_weights(config: 'ml_collections.ConfigDict') -> tuple[float, ...]:
+def context_weights(
+  config: 'ml_collections.ConfigDict', tuning: 'config_lib.Tuning'
+) -> tuple[float, ...]:
   """Returns weights of contexts by distance, from 1 on, in skip-gram.
 
   They fall as 1 / distance, and add up to what drawn windows have on average
   (experiments/results/step_notes.md). () = every context counts alike, of
   windows that are drawn if they are dynamic.
   """
-  if not kinds.weights_contexts(config):
+  if not tuning.weights_contexts:
     return ()
   window = config.model.window
   inverses = [1 / distance for distance in range(1, window + 1)]
@@ -272,10 +274,12 @@ def context_weights(config: 'ml_collections.ConfigDict') -> tuple[float, ...]:
   return tuple(scale * x for x in inverses)
 
 
-def shortest_window(config: 'ml_collections.ConfigDict') -> int:
+def shortest_window(
+  config: 'ml_collections.ConfigDict', tuning: 'config_lib.Tuning'
+) -> int:
   """Returns the size from which windows are drawn."""
   m = config.model
-  is_drawn = m.dynamic_window and not context_weights(config)
+  is_drawn = m.dynamic_window and not tuning.weights_contexts
   return 1 if is_drawn else m.window
 
 
@@ -293,7 +297,7 @@ def window_spec(
     negatives=m.negatives,
     chunk=tuning.chunk,
     shared_negatives=m.shared_negatives or 1,  # a tree draws none
-    context_weights=context_weights(context.config),
+    context_weights=context_weights(context.config, tuning),
     tokens_once=tuning.tokens_once,
     row_ops=context.row_ops,
     sums_by_kernel=tuning.row_sums,

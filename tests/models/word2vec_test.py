@@ -68,12 +68,24 @@ def test_words_are_weighted_or_windows_drawn(
 ):
   settings = {'model.window': 4} | settings
   config = config_lib.check(config_lib.default(), settings)
-  weights = np.array(kind.context_weights(config))
-  assert kind.shortest_window(config) == shortest
-  resolved, _ = config_lib.resolve(config, 'cpu', (1, 1))
+  resolved, tuning = config_lib.resolve(config, 'cpu', (1, 1))
+  weights = np.array(kind.context_weights(resolved, tuning))
+  assert kind.shortest_window(resolved, tuning) == shortest
   assert resolved.model.shared_negatives == draws
   if config.model.name == 'skipgram' and draws:
     assert resolved.optimizer.learning_rate == (0.035 if has_weights else 0.04)
   assert len(weights) == (4 if has_weights else 0)
   # As 1 / distance, with as much in all as windows of 1 to 4 on average.
   np.testing.assert_allclose(weights * np.arange(1, len(weights) + 1), 1.2)
+
+
+def test_windows_are_drawn_in_a_run_that_began_with_them():
+  drawn = config_lib.resolve(
+    config_lib.default(), 'cpu', (1, 1), weights_contexts=False
+  )
+  config, _ = drawn
+  assert (
+    kind.context_weights(*drawn) == () and kind.shortest_window(*drawn) == 1
+  )
+  assert config.model.shared_negatives == 24
+  assert config.optimizer.learning_rate == 0.04

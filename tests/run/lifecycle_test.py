@@ -38,6 +38,13 @@ def finished(tmp_path_factory) -> pathlib.Path:
   return workdir
 
 
+@pytest.fixture(scope='module')
+def drawn(tmp_path_factory) -> pathlib.Path:
+  workdir = tmp_path_factory.mktemp('runs') / 'drawn'
+  assert _run(workdir, _EVALUATED, weights_contexts=False) == 0
+  return workdir
+
+
 @pytest.fixture
 def copied(finished, tmp_path) -> pathlib.Path:
   return shutil.copytree(finished, tmp_path / 'run')
@@ -142,6 +149,29 @@ def test_killed_at_any_dispatch_it_ends_with_the_same_bits(
   assert _run(run) == 0
   assert runs.vectors(run) == runs.vectors(finished)
   assert len(metrics.read(run / 'metrics.jsonl')) == 4
+
+
+@pytest.mark.parametrize('began_with', ['windows', 'weights', 'no record'])
+def test_a_run_goes_on_with_the_windows_that_it_began_with(
+  finished, tmp_path, interrupting, drawn, began_with
+):
+  weights, run = began_with == 'weights', tmp_path / 'run'
+  with interrupting(1), pytest.raises(KeyboardInterrupt):
+    _run(run, _EVALUATED | runs.SAVE_ALWAYS, weights_contexts=weights)
+  path = run / 'config.json'
+  recorded = json.loads(path.read_text())
+  assert recorded['tuning']['weights_contexts'] == weights
+  assert recorded['model']['shared_negatives'] == (16 if weights else 24)
+  if began_with == 'no record':  # of a version that always drew windows
+    del recorded['tuning']['weights_contexts']
+    path.write_text(json.dumps(recorded))
+  assert _run(run, _EVALUATED) == 0
+  assert 'resuming after' in runs.log(run)
+  expected = finished if weights else drawn
+  assert runs.vectors(run) == runs.vectors(expected)
+  assert runs.vectors(drawn) != runs.vectors(finished)
+  draws = {'model.shared_negatives': 16 if not weights else 24}
+  assert 'holds a run with other settings' in _refused(run, draws)
 
 
 def test_batches_that_a_device_makes_train_the_same_bits(
