@@ -192,7 +192,13 @@ def _start_compiling(config: ml_collections.ConfigDict) -> None:
   if _may_have_accelerator():
     return
   if config_lib.can_fuse(config, 'cpu', mesh):
-    ahead.compiling(m.name, m.loss, config.table.dtype, cache=cache)
+    ahead.compiling(
+      m.name,
+      m.loss,
+      dtype=config.table.dtype,
+      optimizer=config.optimizer.name,
+      cache=cache,
+    )
 
 
 def describe(config: ml_collections.ConfigDict) -> str:

@@ -11,6 +11,8 @@ for every caller.
 
 import ctypes
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 import numba
 import numpy as np
@@ -88,17 +90,6 @@ def publish(number: int, function: ccallback.CFunc) -> None:
   _addresses[number] = function.address
 
 
-@intrinsic
-def pointer(typing_context, start, kind):
-  """A pointer to numbers of a NumPy type, given as a class, at an address."""
-
-  def generate(context, builder, signature, args):
-    form = context.get_value_type(signature.return_type)
-    return builder.inttoptr(args[0], form)
-
-  return types.CPointer(kind.dtype)(types.uintp, kind), generate
-
-
 def _at(context, builder, place, kind):
   """The pointer to a number of a type, at a `place`: address, offset."""
   form = context.get_value_type(kind).as_pointer()
@@ -138,6 +129,18 @@ def add(typing_context, start, offset, number):
     return builder.atomic_rmw('add', word, args[2], 'seq_cst')
 
   return types.intp(types.uintp, types.intp, types.intp), generate
+
+
+@intrinsic
+def clear(typing_context, start, num_bytes):
+  """Writes zeros at an address."""
+
+  def generate(context, builder, signature, args):
+    place = builder.inttoptr(args[0], cgutils.voidptr_t)
+    cgutils.memset(builder, place, args[1], 0)
+    return context.get_dummy_value()
+
+  return types.void(types.uintp, types.intp), generate
 
 
 def calling(num_arguments: int) -> intrinsic:
@@ -210,6 +213,28 @@ def _buffer(context, builder, args):
 # Intrinsics: numba compiles a function anew for each constant that it is given.
 
 
+def make_array(
+  context: Any, builder: ir.IRBuilder, form: types.Array, data: ir.Value,
+  shape: Sequence[ir.Value],
+) -> ir.Value:  # fmt: skip
+  """Generates an array without gaps, given the address of its numbers."""
+  element = context.get_data_type(form.dtype)
+  item_bytes = _INT(context.get_abi_sizeof(element))
+  strides = [item_bytes]
+  for size in shape[:0:-1]:
+    strides.insert(0, builder.mul(strides[0], size))
+  made = context.make_array(form)(context, builder)
+  arrayobj.populate_array(
+    made,
+    data=builder.inttoptr(data, element.as_pointer()),
+    shape=shape,
+    strides=strides,
+    itemsize=item_bytes,
+    meminfo=None,
+  )
+  return made._getvalue()
+
+
 def _array(num_axes):
   """Makes an intrinsic that returns the elements of a buffer."""
 
@@ -220,21 +245,7 @@ def _array(num_axes):
     def generate(context, builder, signature, args):
       data, dims = _buffer(context, builder, args)
       shape = [_word(context, builder, dims, 8 * i) for i in range(num_axes)]
-      element = context.get_data_type(kind.dtype)
-      item_bytes = _INT(context.get_abi_sizeof(element))
-      strides = [item_bytes]
-      for size in shape[:0:-1]:
-        strides.insert(0, builder.mul(strides[0], size))
-      made = context.make_array(form)(context, builder)
-      arrayobj.populate_array(
-        made,
-        data=builder.inttoptr(data, element.as_pointer()),
-        shape=shape,
-        strides=strides,
-        itemsize=item_bytes,
-        meminfo=None,
-      )
-      return made._getvalue()
+      return make_array(context, builder, form, data=data, shape=shape)
 
     return form(types.uintp, types.intp, types.intp, kind), generate
 

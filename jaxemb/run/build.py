@@ -279,7 +279,13 @@ def _compiling(
   if not tuning.fused:
     return None
   if setup.platform == 'cpu':
-    return ahead.compiling(m.name, m.loss, config.table.dtype, cache=cache)
+    return ahead.compiling(
+      m.name,
+      m.loss,
+      dtype=config.table.dtype,
+      optimizer=config.optimizer.name,
+      cache=cache,
+    )
   if expected := gpu_step.expected(config.to_dict(), tuning.chunk):
     with contextlib.suppress(ffi.Unavailable):  # whoever needs it says why
       facts = [driver.facts(x) for x in mesh.devices.flat]

@@ -37,26 +37,35 @@ def source() -> str:
   return sources.digest((*sorted(folder.glob('*.py')), *others))
 
 
+def needs_descent(dtype: str, optimizer: str) -> bool:
+  """Whether tables are changed by `descent`, rather than by a kernel itself."""
+  return (dtype, optimizer) != ('float32', 'sgd')
+
+
 @functools.cache  # a later call waits for the same process
 def compiling(
-  model: str, loss: str, dtype: str, cache: pathlib.Path
+  model: str, loss: str, dtype: str, optimizer: str, cache: pathlib.Path
 ) -> subprocess.Popen | None:
-  """Starts a process that compiles a kernel; None = it is compiled.
+  """Starts a process that compiles what takes steps; None = it is compiled.
 
-  `model` and `loss` are the names in the settings, `dtype` that of the tables;
-  `cache` keeps a mark of what was compiled.
+  `model`, `loss` and `optimizer` are the names in the settings, `dtype` that of
+  the tables; `cache` keeps a mark of what was compiled.
   """
   kernel = 'hierarchical' if loss == 'hierarchical_softmax' else model
+  names = ['subsample-int32', 'pack-int32', f'{kernel}-{dtype}']
+  if needs_descent(dtype, optimizer):
+    names.insert(-1, f'descent-{dtype}')
   try:
-    mark = cache / 'programs' / f'{kernel}-{dtype}-{source()[:16]}'
-    return None if mark.exists() else compile(kernel, dtype, mark)
+    name = f'{kernel}-{dtype}-{optimizer}-{source()[:16]}'
+    mark = cache / 'programs' / name
+    return None if mark.exists() else compile(*names, mark=mark)
   except (OSError, importlib.metadata.PackageNotFoundError):
     return None  # the run itself compiles it, or says why it cannot
 
 
-def compile(kernel: str, dtype: str, *mark: pathlib.Path) -> subprocess.Popen:
-  """Starts a process that compiles a kernel for a dtype, and leaves a mark."""
-  return start(f'{__package__}.handlers', kernel, dtype, *mark)
+def compile(*names: str, mark: pathlib.Path | None = None) -> subprocess.Popen:
+  """Starts a process that compiles functions by name, and leaves a mark."""
+  return start(f'{__package__}.handlers', mark or '', *names)
 
 
 def start(module: str, *arguments: str | pathlib.Path) -> subprocess.Popen:

@@ -19,6 +19,7 @@ from numba.core import caching, ccallback
 from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import (
   ahead,
+  descent,
   edge_losses,
   kernels,
   packing,
@@ -40,15 +41,12 @@ _FUNCTIONS = {
   'adagrad-float32': (turns.KERNEL, row_updates.adagrad, _SUMS),
   'adagrad_full-float32': (turns.KERNEL, row_updates.adagrad_full, _SUMS),
   'adam_full-float32': (turns.KERNEL, row_updates.adam_full, _SUMS),
-} | {
-  f'{make.__name__}-{dtype}': (turns.KERNEL, make(kind), {})
-  for make in (kernels.skipgram, kernels.cbow, kernels.hierarchical)
-  for dtype, kind in _DTYPES.items()
 }
-
-
-# What takes steps, and what makes their batches.
-_STEPS, _BATCHES = ('skipgram', 'cbow', 'hierarchical'), ('subsample', 'pack')
+for _dtype, _kind in _DTYPES.items():
+  for _make in kernels.skipgram, kernels.cbow, kernels.hierarchical:
+    _FUNCTIONS[f'{_make.__name__}-{_dtype}'] = turns.KERNEL, _make(_kind), {}
+  _change = descent.descent(_kind)
+  _FUNCTIONS[f'descent-{_dtype}'] = descent.SIGNATURE, _change, _SUMS
 
 
 def _named(name):
@@ -64,7 +62,7 @@ def compiled(name: str) -> ccallback.CFunc:
   """Returns one of `_FUNCTIONS` with an address, compiled if it was not."""
   form, function = _named(name)
   # What is inlined has the options of what it is inlined in.
-  options = {'error_model': 'numpy', **_FUNCTIONS[name][2]}
+  options = {'_nrt': False, 'error_model': 'numpy', **_FUNCTIONS[name][2]}
   compiled = numba.cfunc(form, cache=True, **options)(function)
   ffi.publish(list(_FUNCTIONS).index(name), compiled)
   return compiled
@@ -89,7 +87,7 @@ def load(kernel: str, dtype: str) -> int:
   name = f'{kernel}-{dtype}'
   if not _is_cached(name):
     with contextlib.suppress(OSError):
-      ahead.compile(kernel, dtype).wait()
+      ahead.compile(name).wait()
   compiled(name)
   return list(_FUNCTIONS).index(name)
 
@@ -98,11 +96,10 @@ if __name__ == '__main__':
   from jaxemb.kernels.cpu import linking  # it goes by what is inside numba
 
   linking.hurry()
-  kernel, dtype, *marks = sys.argv[1:]
-  batches = [f'{x}-int32' for x in _BATCHES if kernel in _STEPS]
-  # Those that any kernel needs come first: the run waits for the kernel alone.
-  for name in 'task', 'handler', *batches, f'{kernel}-{dtype}':
+  mark, *names = sys.argv[1:]
+  # All kernels need the first two.
+  for name in 'task', 'handler', *names:
     compiled(name)
-  for mark in map(pathlib.Path, marks):
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.touch()
+  if mark:
+    pathlib.Path(mark).parent.mkdir(parents=True, exist_ok=True)
+    pathlib.Path(mark).touch()

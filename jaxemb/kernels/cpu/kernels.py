@@ -16,11 +16,13 @@ Losses cost more than all the rest, so they are those of every 64th chunk.
 The buffers of a call (`turns`). Arguments that are only read are `left` and
 `right` [k, c] uint8, the contexts on both sides of each center, at most W; then
 
-  numbers     [3 + W] float32, learning rate, parameter of `rows.Table`, K, and
-              what a context counts, by its distance
-  integers    [9] int32, `rows.Table` from `optimizer` to `is_stochastic`;
-              whether hierarchical softmax averages: CBOW; N; the key of the
-              draws; entries of the alias table, 0 = draws are given
+  numbers     [3 + W] float32, learning rate, parameter of the optimizer (of SGD
+              occurrences of a row in a chunk that count, 0 = all; of Adagrad
+              epsilon), K, and what a context counts, by its distance
+  integers    [10] int32, `descent.SGD` or `ADAGRAD`; the key of stochastic
+              rounding, and whether there is any; whether hierarchical softmax
+              averages: CBOW; N; the key of the draws; entries of the alias
+              table, 0 = draws are given; the number of `descent`, 0 = none
   brakes      those of `rows.Table`, of both tables
   tokens      [P, L' + 2 W] int32, of runs of k / P chunks each
   chunks      [k] uint32, their numbers among the chunks that draw with the key
@@ -44,10 +46,10 @@ from jaxemb.ops import hashing, memory
 _LOSS_EVERY_CHUNKS = 64
 _PREFETCHED = 4  # rows, with each tile: all have come when they are needed
 
-_LEFT, _RIGHT, _NUMBERS, _INTEGERS, _BRAKES, _, _TOKENS, _CHUNKS, _MORE = range(
+_LEFT, _RIGHT, NUMBERS, INTEGERS, BRAKES, _, _TOKENS, _CHUNKS, _MORE = range(
   turns.READ, turns.READ + 9
 )
-_VECTORS, _STATE = turns.RESULTS, turns.RESULTS + 2
+VECTORS, STATE = turns.RESULTS, turns.RESULTS + 2
 
 
 def num_scratch(spec: Any, longest: int) -> int:
@@ -170,18 +172,17 @@ def _draw(ids, number, first, out):
 @numba.njit(**rows.INLINE)
 def _table(frame, number, kind):
   """The table of inputs, 0, or of outputs, 1."""
-  numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
-  integers = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)
+  numbers = ffi.vector(frame, ffi.ARGUMENTS, NUMBERS, np.float32)
+  integers = ffi.vector(frame, ffi.ARGUMENTS, INTEGERS, np.int32)
+  descent = np.uintp(integers[9])
   return rows.Table(
-    ffi.matrix(frame, ffi.RESULTS, _VECTORS + number, kind),
-    ffi.vector(frame, ffi.RESULTS, _STATE + number, np.float32),
-    np.int64(integers[0]),
+    ffi.matrix(frame, ffi.RESULTS, VECTORS + number, kind),
     numbers[0],
     numbers[1],
-    np.uint32(integers[1]),
-    np.uint32(integers[2]),
-    integers[3] != 0,
-    ffi.vector(frame, ffi.ARGUMENTS, _BRAKES + number, np.float32),
+    ffi.vector(frame, ffi.ARGUMENTS, BRAKES + number, np.float32),
+    ffi.address(descent) if descent else np.uintp(0),
+    frame,
+    number,
   )
 
 
@@ -213,7 +214,7 @@ class _Ids(NamedTuple):
 
 @numba.njit(**rows.INLINE)
 def _ids(frame):
-  integers = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)
+  integers = ffi.vector(frame, ffi.ARGUMENTS, INTEGERS, np.int32)
   return _Ids(
     ffi.matrix(frame, ffi.ARGUMENTS, _TOKENS, np.int32),
     ffi.vector(frame, ffi.ARGUMENTS, _CHUNKS, np.uint32),
@@ -281,8 +282,8 @@ class _Sizes(NamedTuple):
 
 @numba.njit(**rows.INLINE)
 def _sizes(frame):
-  numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
-  num_draws = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)[5]
+  numbers = ffi.vector(frame, ffi.ARGUMENTS, NUMBERS, np.float32)
+  num_draws = ffi.vector(frame, ffi.ARGUMENTS, INTEGERS, np.int32)[5]
   left = ffi.matrix(frame, ffi.ARGUMENTS, _LEFT, np.uint8)
   window, num_left = numbers.size - 3, rows.padded(left.shape[1], tiles.SIZE)
   return _Sizes(
@@ -338,7 +339,7 @@ def _take_work(frame, scratch, sizes, num_rows):
 @numba.njit(**rows.INLINE)
 def _prepare(frame, ids, sizes, work, first):
   """Fills what all chunks of a turn share, and ids of the first one."""
-  numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
+  numbers = ffi.vector(frame, ffi.ARGUMENTS, NUMBERS, np.float32)
   chunk = ffi.matrix(frame, ffi.ARGUMENTS, _LEFT, np.uint8).shape[1]
   _set_distance_weights(numbers, sizes.window, chunk, work.by_distance)
   for j in range(work.coming.size):
@@ -451,7 +452,7 @@ def _skipgram(frame, kind, first, stop, scratch):
     if i % _LOSS_EVERY_CHUNKS == 0:
       loss += _measure(scores, weights)
       examples += _sum(totals)
-    rows.slopes(scores.reshape(-1), weights.reshape(-1))
+    rows.slopes(rows.flat(scores), rows.flat(weights))
     rows.aim(inputs, centers, centers.ids)
     rows.aim(outputs, others, others.ids)
     _add_to_centers(
@@ -537,7 +538,7 @@ def _cbow(frame, kind, first, stop, scratch):
     if i % _LOSS_EVERY_CHUNKS == 0:
       loss += _measure(scores, weights)
       examples += _sum(has_context)
-    rows.slopes(scores.reshape(-1), weights.reshape(-1))
+    rows.slopes(rows.flat(scores), rows.flat(weights))
     rows.aim(inputs, words, words.ids)
     rows.aim(outputs, others, others.ids)
     _add_to_centers(
@@ -656,13 +657,13 @@ def _take_used(address, num_left, num_right):
 @numba.njit(**rows.INLINE)
 def _hierarchical(frame, kind, first, stop, scratch):
   scratch_stop = turns.scratch_stop(frame, scratch)
-  averages = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)[4] != 0
+  averages = ffi.vector(frame, ffi.ARGUMENTS, INTEGERS, np.int32)[4] != 0
   inputs, outputs, left, right = _arrays(frame, kind)
   tokens = ffi.matrix(frame, ffi.ARGUMENTS, _TOKENS, np.int32)
   exits, firsts, deep = _tree(frame)
   num_chunks, chunk = left.shape
   dim, tile = inputs.vectors.shape[1], tiles.SIZE
-  window = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32).size - 3
+  window = ffi.vector(frame, ffi.ARGUMENTS, NUMBERS, np.float32).size - 3
   num_left = rows.padded(2 * window + 1, tile)
   num_right = rows.padded(firsts.shape[1] + deep.shape[1], tile)
   words, scratch = rows.take_rows(scratch, num_left, dim)
@@ -702,7 +703,7 @@ def _hierarchical(frame, kind, first, stop, scratch):
     if center % (_LOSS_EVERY_CHUNKS * chunk) == 0:
       examples += num_used - (not averages)
       loss += _measure(used, weights)
-    rows.slopes(used.reshape(-1), weights.reshape(-1))
+    rows.slopes(rows.flat(used), rows.flat(weights))
     rows.aim(inputs, words, ids)
     rows.aim(outputs, nodes, path)
     _add_path(used, lefts, nodes, path.size, dim)

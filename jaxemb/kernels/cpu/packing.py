@@ -142,7 +142,7 @@ def subsample(frame, first, stop, scratch, result):
   sizes = ffi.vector(frame, ffi.ARGUMENTS, _SIZES, np.int32)
   shortest, longest = np.intp(sizes[0]), np.intp(sizes[1])
   # In strips, whose hashes stay in the cache.
-  highs = numba.carray(ffi.pointer(scratch, np.uint32), STRIP)
+  highs = rows.take_vector(scratch, STRIP, np.uint32)[0]
   for i in range(first, stop):
     part, block = i // counts.shape[1], i % counts.shape[1]
     ids, place = _block(frame, part, block)

@@ -111,11 +111,11 @@ def group(frame, first, stop, scratch, result):
   positions = ffi.vector(frame, ffi.RESULTS, turns.RESULTS, np.int32)
   targets = ffi.vector(frame, ffi.RESULTS, turns.RESULTS + 1, np.int32)
   bounds = ffi.matrix(frame, ffi.RESULTS, turns.RESULTS + 2, np.int32)
-  chosen = numba.carray(ffi.pointer(scratch, np.int32), ids.size + 1)
+  chosen = rows.take_vector(scratch, ids.size + 1, np.int32)[0]
   rest = scratch + np.uintp(4 * rows.padded(ids.size + 1, 16))
   number = first // CHUNKS_PER_CLASS
   begin, num = _select(ids, vocab, number, bounds.shape[0], chosen)
-  entries = numba.carray(ffi.pointer(rest, np.int32), _table_size(num))
+  entries = rows.take_vector(rest, _table_size(num), np.int32)[0]
   entries[:] = 0  # there may have been another class
   end = begin + num
   num_first = _group(
@@ -157,7 +157,7 @@ def _begin(frame, first, scratch, has_squares):
   bounds = ffi.matrix(frame, ffi.ARGUMENTS, _GROUPS + 2, np.int32)
   grads, vectors = _rows(frame, _GRADS), _rows(frame, _VECTORS)
   num = has_squares * ids.size
-  squares = numba.carray(ffi.pointer(scratch, np.float32), num)
+  squares = rows.take_vector(scratch, num, np.float32)[0]
   begin, middle, end = bounds[first // CHUNKS_PER_CLASS]
   firsts = positions[begin:middle]
   _sum(grads, firsts, positions[middle:end], targets[middle:end], squares)

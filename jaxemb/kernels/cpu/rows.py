@@ -2,19 +2,21 @@
 
 A kernel computes with rows that it has the addresses of (`tiles`). In
 tables of float32 it reads rows, and plain gradient descent changes them, where
-they are. Otherwise it has a chunk's rows and gradients in float32 buffers.
+they are. Otherwise it has a chunk's rows and gradients in float32 buffers, and
+another compiled function changes the table (`descent`).
 """
 
 from typing import NamedTuple
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import tiles
-from jaxemb.ops import hashing, memory
+from jaxemb.ops import memory
 
 # A sum may be rounded in any order, nothing else is assumed of numbers. Arrays
 # are XLA's: to count references to them keeps LLVM from what it does to loops.
@@ -27,29 +29,27 @@ JIT = {
   'fastmath': {'nsz', 'arcp', 'contract', 'afn', 'reassoc'},
 }
 
+_INT = ir.IntType(64)
+_change = ffi.calling(6)
+
 # As part of its caller, whose options hold: with each function that calls a
 # kernel, LLVM would optimize all of it once more, for over a second.
 INLINE = {'inline': 'always'}
 
 NO_ID = np.int32(2**31 - 1)
-SGD, ADAGRAD = 0, 1
 
 
 class Table(NamedTuple):
-  """A table, and how gradients change its rows: `tables.row_optimizers`."""
+  """A table, and how plain gradient descent changes its rows."""
 
   vectors: np.ndarray  # [vocab, dim], float32 or the bits of bfloat16
-  opt_state: np.ndarray  # [vocab] or [1] float32
-  optimizer: int  # SGD or ADAGRAD
   learning_rate: np.float32
-  # SGD: occurrences of a row in a chunk that count, 0 = all. Adagrad: epsilon.
-  parameter: np.float32
-  # Of stochastic rounding, or 0, 0 and False.
-  key0: np.uint32
-  key1: np.uint32
-  is_stochastic: bool
+  parameter: np.float32  # occurrences of a row in a chunk that count, 0 = all
   # [h] of the first rows: what 1 + learning rate x this divides their rate.
   brakes: np.ndarray
+  descent: np.uintp  # the address of `descent.change`, 0 = it is not needed
+  frame: np.uintp  # of the call, in which this is the table of a
+  number: int
 
 
 class Rows(NamedTuple):
@@ -79,22 +79,61 @@ def padded(number, multiple):
   return (number + multiple - 1) // multiple * multiple
 
 
-@numba.njit(**ffi.JIT)
-def take(address, num_rows, num_columns):
+def _taken(context, builder, form, address, shape):
+  """Generates an array at an address, and the address of the line after it."""
+  made = ffi.make_array(context, builder, form, data=address, shape=shape)
+  num_bytes = _INT(4 if form.ndim > 1 else 8)  # a number has no more
+  for size in shape:
+    num_bytes = builder.mul(num_bytes, size)
+  num_bytes = builder.add(num_bytes, _INT(memory.LINE - 1))
+  rest = builder.add(address, builder.and_(num_bytes, _INT(-memory.LINE)))
+  kind = types.Tuple([form, types.uintp])
+  return context.make_tuple(builder, kind, [made, rest])
+
+
+# Intrinsics, as numba would compile NumPy's way anew for each type.
+
+
+@intrinsic
+def take(typing_context, address, num_rows, num_columns):
   """Float32 [num_rows, num_columns] at an address, and the address after it.
 
   Of columns there are whole vectors if the address is aligned to them.
   """
-  rest = address + np.uintp(padded(4 * num_rows * num_columns, memory.LINE))
-  shape = num_rows, num_columns
-  return numba.carray(ffi.pointer(address, np.float32), shape), rest
+  form = types.Array(types.float32, 2, 'C')
+
+  def generate(context, builder, signature, args):
+    return _taken(context, builder, form, args[0], args[1:])
+
+  kind = types.Tuple([form, types.uintp])
+  return kind(types.uintp, types.intp, types.intp), generate
 
 
-@numba.njit(**ffi.JIT)
-def take_vector(address, number, kind):
+@intrinsic
+def take_vector(typing_context, address, number, kind):
   """Numbers [number], of at most 8 bytes each, and the address after them."""
-  rest = address + np.uintp(padded(8 * number, memory.LINE))
-  return numba.carray(ffi.pointer(address, kind), number), rest
+  form = types.Array(kind.dtype, 1, 'C')
+
+  def generate(context, builder, signature, args):
+    return _taken(context, builder, form, args[0], args[1:2])
+
+  made = types.Tuple([form, types.uintp])
+  return made(types.uintp, types.intp, kind), generate
+
+
+@intrinsic
+def flat(typing_context, array):
+  """The numbers of an array without gaps, as a vector."""
+  form = types.Array(array.dtype, 1, 'C')
+
+  def generate(context, builder, signature, args):
+    given = context.make_array(array)(context, builder, args[0])
+    data = builder.ptrtoint(given.data, _INT)
+    return ffi.make_array(
+      context, builder, form, data=data, shape=[given.nitems]
+    )
+
+  return form(array), generate
 
 
 @numba.njit(**INLINE)
@@ -219,13 +258,14 @@ def _gather(vectors, ids, values, sources):
         tiles.copy(start, sources[i], stored.size)
       else:
         for k in range(stored.size):
-          row[k] = _widened(stored[k])
+          row[k] = widened(stored[k])
     else:
-      row[:] = 0
+      for k in range(row.size):
+        row[k] = 0
 
 
-@numba.njit(**INLINE)
-def _widened(stored):
+@numba.njit(**JIT)
+def widened(stored):
   """The float32 of the bits of a bfloat16."""
   return as_type(np.uint32(np.uint32(stored) << np.uint32(16)), np.float32)
 
@@ -239,109 +279,59 @@ def find(table, chunk, ids):
     _gather(table.vectors, ids, chunk.values, chunk.sources)
 
 
-@numba.njit(**INLINE)
-def _is_direct(table):
-  return (table.vectors.itemsize == 4) & (table.optimizer == SGD)
-
-
-@numba.njit(**INLINE)
-def _rate(table, ids, i):
+@numba.njit(**JIT)
+def rate(learning_rate, max_duplicates, brakes, ids, i):
   """What plain gradient descent takes gradients of ids[i] by."""
-  rate = -table.learning_rate
-  if table.parameter and table.parameter < ids.size:
-    id_, count = ids[i], np.float32(0)
+  id_, product = ids[i], -learning_rate
+  if max_duplicates and max_duplicates < ids.size:
+    count = np.float32(0)
     for j in range(ids.size):  # of numbers that LLVM counts sixteen at a time
       count += np.float32(ids[j] == id_)
-    rate *= min(np.float32(1), table.parameter / count)
-  if ids[i] < table.brakes.size:
-    rate /= np.float32(1) + table.learning_rate * table.brakes[ids[i]]
-  return rate
+    fraction = max_duplicates / count
+    product *= fraction if fraction < 1 else np.float32(1)
+  if id_ < brakes.size:
+    product /= np.float32(1) + learning_rate * brakes[id_]
+  return product
 
 
 @numba.njit(**JIT)
+def _set_rates(learning_rate, max_duplicates, brakes, ids, out):
+  for i in range(ids.size):
+    out[i] = rate(learning_rate, max_duplicates, brakes, ids, i)
+
+
+@numba.njit(**JIT)
+def _clear(rows, num):
+  for i in range(num):
+    for k in range(rows.shape[1]):
+      rows[i, k] = 0
+
+
+@numba.njit(**INLINE)
 def aim(table, chunk, ids):
   """Sets what gradients of ids [n] are added to, and by which rate.
 
   That is the rows of the table, or zeros for `descend`.
   """
-  if _is_direct(table):
-    _locate(table.vectors, ids, chunk.grads[0], chunk.targets)
-    for i in range(ids.size):
-      chunk.rates[i] = _rate(table, ids, i)
+  if table.descent:
+    _clear(chunk.grads, ids.size)
   else:
-    for i in range(ids.size):
-      chunk.grads[i] = 0
+    _locate(table.vectors, ids, chunk.grads[0], chunk.targets)
+    _set_rates(
+      table.learning_rate, table.parameter, table.brakes, ids, chunk.rates
+    )
 
 
 @numba.njit(**INLINE)
 def descend(table, chunk, ids, number):
   """Changes the rows of ids [n] by gradients that `aim` had added up.
 
-  `tables.row_optimizers` says what ids that come several times mean; stochastic
-  rounding rounds the sum after each.
+  `number` tells changes of a call apart.
   """
-  if not _is_direct(table):
-    _descend(table, chunk.grads, ids, number)
-
-
-@numba.njit(**JIT)
-def _descend(table, grads, ids, number):
-  num_rows, dim = table.vectors.shape
-  opt_state, is_adagrad = table.opt_state, table.optimizer == ADAGRAD
-  if is_adagrad:
-    for i in range(ids.size):
-      if ids[i] < num_rows:
-        grad, total = grads[i], np.float32(0)
-        for k in range(grad.size):
-          total += grad[k] * grad[k]
-        opt_state[ids[i]] += total / np.float32(dim)
-  for i in range(ids.size):
-    if ids[i] >= num_rows:
-      continue
-    if is_adagrad:
-      root = np.sqrt(opt_state[ids[i]])
-      scale = -table.learning_rate / (root + table.parameter)
-    else:
-      scale = _rate(table, ids, i)
-    _add_row(table, table.vectors[ids[i]], grads[i], scale, ids[i], i, number)
-
-
-def _add_row(table, row, grad, scale, id_, i, number):
-  """Adds a gradient to a row; bfloat16 are rounded as by `ops.rounding`."""
-  raise NotImplementedError
-
-
-@overload(_add_row)  # so that no kernel for float32 has to compile rounding
-def _(table, row, grad, scale, id_, i, number):
-  if row.dtype == types.float32:
-
-    def add(table, row, grad, scale, id_, i, number):
-      for k in range(row.size):
-        row[k] += scale * grad[k]
-
-    return add
-
-  def add(table, row, grad, scale, id_, i, number):
-    bits = np.uint32(id_) * np.uint32(0x9E3779B9) + np.uint32(i)
-    bits = hashing.mix(bits + table.key0)
-    bits += np.uint32(number) * np.uint32(0x85EBCA6B)
-    first = hashing.mix(bits ^ table.key1)
-    second = hashing.mix(bits + table.key1) | np.uint32(1)
-    for k in range(row.size):
-      value = np.float32(_widened(row[k]) + scale * grad[k])
-      whole = as_type(value, np.uint32)
-      # Random bits below those that stay, or to nearest.
-      column = np.uint32(np.uint32(k) * np.uint32(0x9E3779B9))
-      column ^= column >> np.uint32(15)
-      more = np.uint32((first ^ column) * second) >> np.uint32(16)
-      if not table.is_stochastic:
-        more = np.uint32(0x7FFF) + ((whole >> np.uint32(16)) & np.uint32(1))
-      # From the largest number on nothing rounds up.
-      if whole & np.uint32(0x7FFFFFFF) < np.uint32(0x7F7F0000):
-        whole += more
-      row[k] = np.uint16(whole >> np.uint32(16))
-
-  return add
+  if table.descent:
+    grads, start = chunk.grads.ctypes.data, ids.ctypes.data
+    of_table = table.frame, table.number
+    _change(table.descent, (*of_table, grads, start, ids.size, number))
 
 
 @numba.njit(**JIT)

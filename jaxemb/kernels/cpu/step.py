@@ -20,7 +20,7 @@ from jaxemb import errors
 from jaxemb.data import windows
 from jaxemb.kernels import brakes, ffi
 from jaxemb.kernels import state as state_lib
-from jaxemb.kernels.cpu import handlers, kernels, rows, turns
+from jaxemb.kernels.cpu import ahead, descent, handlers, kernels, turns
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, hierarchical, skipgram
 from jaxemb.strategies import base as strategy_base
@@ -115,7 +115,8 @@ class Kernel:
   """The fused step of a model; a `strategies.base.Trainable.fused`."""
 
   number: int  # of the kernel
-  optimizer: int  # `rows.SGD` or `rows.ADAGRAD`
+  descent: int  # the number of what changes rows, 0 = the kernel itself
+  optimizer: int  # `descent.SGD` or `descent.ADAGRAD`
   parameter: float  # max_duplicates or epsilon
   num_threads: int
 
@@ -147,6 +148,7 @@ class Kernel:
       ids.num_draws,
       *drawing,
       ids.num_entries,
+      self.descent,
     )
     # Centers of other threads.
     others = (1 if is_tree else spec.chunk) * (self.num_threads - 1)
@@ -187,9 +189,11 @@ def make(
   if compiling:
     compiling.wait()
   is_sgd = optimizer['name'] == 'sgd'
+  needs_descent = ahead.needs_descent(dtype, optimizer['name'])
   return Kernel(
     number=load(_KERNELS[model], dtype),
-    optimizer=rows.SGD if is_sgd else rows.ADAGRAD,
+    descent=load('descent', dtype) if needs_descent else 0,
+    optimizer=descent.SGD if is_sgd else descent.ADAGRAD,
     parameter=optimizer['max_duplicates' if is_sgd else 'epsilon'],
     num_threads=num_threads,
   )

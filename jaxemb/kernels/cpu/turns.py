@@ -148,7 +148,7 @@ def work(data):
     size_bytes = ffi.get(board, _SCRATCH_BYTES, np.uintp)
     scratch = ffi.get(board, _SCRATCH, np.uintp)
     scratch += np.uintp(number) * size_bytes
-    numba.carray(ffi.pointer(scratch, np.uint8), size_bytes)[:] = 0
+    ffi.clear(scratch, size_bytes)
     kernel = ffi.get(board, _KERNEL, np.uintp)
     frame = ffi.get(board, _FRAME, np.uintp)
     loss = examples = 0.0

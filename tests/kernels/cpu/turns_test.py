@@ -123,7 +123,7 @@ def test_another_process_compiles_kernels(monkeypatch):
   monkeypatch.setattr(handlers.caching, 'FunctionCache', lambda _: nothing)
   monkeypatch.setattr(ahead, 'compile', compile)
   handlers.load('group', 'int32')
-  assert asked == [('group', 'int32')]
+  assert asked == [('group-int32',)]
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_that_process_imports_nothing_from_the_current_folder(
 ):
   (tmp_path / 'random.py').write_text('raise SystemExit(9)')
   monkeypatch.chdir(tmp_path)
-  assert ahead.compile('group', 'int32', tmp_path / 'mark').wait() == 0
+  assert ahead.compile('group-int32', mark=tmp_path / 'mark').wait() == 0
   assert (tmp_path / 'mark').exists()
 
 
@@ -140,4 +140,4 @@ def test_a_frozen_program_is_not_started_to_compile(monkeypatch):
   """It would be this one, which trains."""
   monkeypatch.setattr(sys, 'frozen', True, raising=False)
   with pytest.raises(OSError, match='no Python'):
-    ahead.compile('group', 'int32')
+    ahead.compile('group-int32')

@@ -1,0 +1,116 @@
+"""Changes rows of a table by gradients that a kernel has added up.
+
+Adagrad and bfloat16 need it. It is compiled apart, and called by its address,
+so that no kernel for plain gradient descent in float32 has to compile it.
+"""
+
+import numba
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from jaxemb.kernels import ffi
+from jaxemb.kernels.cpu import kernels, rows, tiles
+from jaxemb.ops import hashing
+
+# (frame, number of the table, address of gradients [n, padded dim] float32, of
+# ids [n] int32, n, number of the change)
+SIGNATURE = types.void(
+  types.uintp, types.intp, *[types.uintp] * 2, *[types.intp] * 2
+)
+SGD, ADAGRAD = 0, 1
+
+_mix = numba.njit(**rows.JIT)(
+  hashing.mix.py_func
+)  # that of `hashing` is cached
+
+
+@numba.njit(**rows.JIT)
+def _add_squares(grads, ids, opt_state, num_rows, dim):
+  """Adds the mean square of each gradient to the state of its row."""
+  for i in range(ids.size):
+    if ids[i] < num_rows:
+      total = np.float32(0)
+      for k in range(grads.shape[1]):
+        total += grads[i, k] * grads[i, k]
+      opt_state[ids[i]] += total / np.float32(dim)
+
+
+def _add_row(row, grad, scale, id_, i, number, rounding):
+  """Adds a gradient to a row; bfloat16 are rounded as by `ops.rounding`.
+
+  `rounding` is (key0, key1, whether it is stochastic).
+  """
+  raise NotImplementedError
+
+
+@overload(_add_row)
+def _(row, grad, scale, id_, i, number, rounding):
+  if row.dtype == types.float32:
+
+    def add(row, grad, scale, id_, i, number, rounding):
+      for k in range(row.size):
+        row[k] += scale * grad[k]
+
+    return add
+
+  def add(row, grad, scale, id_, i, number, rounding):
+    key0, key1, is_stochastic = rounding
+    bits = np.uint32(id_) * np.uint32(0x9E3779B9) + np.uint32(i)
+    bits = _mix(bits + key0)
+    bits += np.uint32(number) * np.uint32(0x85EBCA6B)
+    first = _mix(bits ^ key1)
+    second = _mix(bits + key1) | np.uint32(1)
+    for k in range(row.size):
+      value = np.float32(rows.widened(row[k]) + scale * grad[k])
+      whole = rows.as_type(value, np.uint32)
+      # Random bits below those that stay, or to nearest.
+      column = np.uint32(np.uint32(k) * np.uint32(0x9E3779B9))
+      column ^= column >> np.uint32(15)
+      more = np.uint32((first ^ column) * second) >> np.uint32(16)
+      if not is_stochastic:
+        more = np.uint32(0x7FFF) + ((whole >> np.uint32(16)) & np.uint32(1))
+      # From the largest number on nothing rounds up.
+      if whole & np.uint32(0x7FFFFFFF) < np.uint32(0x7F7F0000):
+        whole += more
+      row[k] = np.uint16(whole >> np.uint32(16))
+
+  return add
+
+
+def descent(kind):
+  """Changes rows of a type as `tables.row_optimizers` does.
+
+  It says what ids that come several times mean; stochastic rounding rounds the
+  sum after each.
+  """
+
+  def change(frame, table, grads, ids, size, number):
+    numbers = ffi.vector(frame, ffi.ARGUMENTS, kernels.NUMBERS, np.float32)
+    integers = ffi.vector(frame, ffi.ARGUMENTS, kernels.INTEGERS, np.int32)
+    brakes = ffi.vector(
+      frame, ffi.ARGUMENTS, kernels.BRAKES + table, np.float32
+    )
+    vectors = ffi.matrix(frame, ffi.RESULTS, kernels.VECTORS + table, kind)
+    opt_state = ffi.vector(
+      frame, ffi.RESULTS, kernels.STATE + table, np.float32
+    )
+    num_rows, dim = vectors.shape
+    grads = rows.take(grads, size, rows.padded(dim, tiles.LANES))[0]
+    ids = rows.take_vector(ids, size, np.int32)[0]
+    is_adagrad = integers[0] == ADAGRAD
+    key0, key1 = np.uint32(integers[1]), np.uint32(integers[2])
+    rounding = key0, key1, integers[3] != 0
+    learning_rate, parameter = numbers[0], numbers[1]
+    if is_adagrad:
+      _add_squares(grads, ids, opt_state, num_rows, dim)
+    for i in range(size):
+      id_ = ids[i]
+      if id_ < num_rows:
+        if is_adagrad:
+          scale = -learning_rate / (np.sqrt(opt_state[id_]) + parameter)
+        else:
+          scale = rows.rate(learning_rate, parameter, brakes, ids, i)
+        _add_row(vectors[id_], grads[i], scale, id_, i, number, rounding)
+
+  return change
