@@ -25,17 +25,6 @@ _mix = numba.njit(**rows.JIT)(
 )  # that of `hashing` is cached
 
 
-@numba.njit(**rows.JIT)
-def _add_squares(grads, ids, opt_state, num_rows, dim):
-  """Adds the mean square of each gradient to the state of its row."""
-  for i in range(ids.size):
-    if ids[i] < num_rows:
-      total = np.float32(0)
-      for k in range(grads.shape[1]):
-        total += grads[i, k] * grads[i, k]
-      opt_state[ids[i]] += total / np.float32(dim)
-
-
 def _add_row(row, grad, scale, id_, i, number, rounding):
   """Adds a gradient to a row; bfloat16 are rounded as by `ops.rounding`.
 
@@ -78,6 +67,29 @@ def _(row, grad, scale, id_, i, number, rounding):
   return add
 
 
+@numba.njit(**rows.JIT)
+def _change(vectors, opt_state, brakes, grads, ids, number, settings):
+  """Changes rows; `settings`: if by Adagrad, its numbers, and `rounding`."""
+  num_rows, dim = vectors.shape
+  is_adagrad, learning_rate, parameter, rounding = settings
+  if is_adagrad:
+    for i in range(ids.size):
+      if ids[i] < num_rows:
+        grad, total = grads[i], np.float32(0)
+        for k in range(grad.size):
+          total += grad[k] * grad[k]
+        opt_state[ids[i]] += total / np.float32(dim)
+  for i in range(ids.size):
+    if ids[i] >= num_rows:
+      continue
+    if is_adagrad:
+      root = np.sqrt(opt_state[ids[i]])
+      scale = -learning_rate / (root + parameter)
+    else:
+      scale = rows.rate(learning_rate, parameter, brakes, ids, i)
+    _add_row(vectors[ids[i]], grads[i], scale, ids[i], i, number, rounding)
+
+
 def descent(kind):
   """Changes rows of a type as `tables.row_optimizers` does.
 
@@ -95,22 +107,18 @@ def descent(kind):
     opt_state = ffi.vector(
       frame, ffi.RESULTS, kernels.STATE + table, np.float32
     )
-    num_rows, dim = vectors.shape
-    grads = rows.take(grads, size, rows.padded(dim, tiles.LANES))[0]
-    ids = rows.take_vector(ids, size, np.int32)[0]
-    is_adagrad = integers[0] == ADAGRAD
+    columns = rows.padded(vectors.shape[1], tiles.LANES)
     key0, key1 = np.uint32(integers[1]), np.uint32(integers[2])
     rounding = key0, key1, integers[3] != 0
-    learning_rate, parameter = numbers[0], numbers[1]
-    if is_adagrad:
-      _add_squares(grads, ids, opt_state, num_rows, dim)
-    for i in range(size):
-      id_ = ids[i]
-      if id_ < num_rows:
-        if is_adagrad:
-          scale = -learning_rate / (np.sqrt(opt_state[id_]) + parameter)
-        else:
-          scale = rows.rate(learning_rate, parameter, brakes, ids, i)
-        _add_row(vectors[id_], grads[i], scale, id_, i, number, rounding)
+    settings = integers[0] == ADAGRAD, numbers[0], numbers[1], rounding
+    _change(
+      vectors,
+      opt_state,
+      brakes,
+      rows.take(grads, size, columns)[0],
+      rows.take_vector(ids, size, np.int32)[0],
+      number,
+      settings,
+    )
 
   return change

@@ -67,6 +67,11 @@ def num_scratch(spec: Any, longest: int) -> int:
   return number // 16 * 16  # so that what follows stays aligned
 
 
+_mix = numba.njit(**rows.JIT)(
+  hashing.mix.py_func
+)  # numba keeps the other apart
+
+
 @numba.njit(**rows.JIT)
 def _measure(scores, weights):
   """The loss, in nats, whose derivative is `rows.slopes`."""
@@ -110,13 +115,14 @@ def _context_weights(left, right, window, work, out):
 
 
 @numba.njit(**rows.JIT)
-def _negative_weights(ids, num_words, num_draws, factor, totals, out):
+def _negative_weights(ids, sizes, totals, out):
   """Weights [draws, centers] of skip-gram's negatives: of pairs without them.
 
   They follow those of words, and have `factor` times the `totals` of these; a
   draw that is a context of a center does not count for that pair.
   """
-  for y in range(num_words, num_words + num_draws):
+  num_words, factor = sizes.num_words, sizes.factor
+  for y in range(num_words, num_words + sizes.num_draws):
     row, hits = out[y], 0
     for x in range(totals.size):
       row[x] = factor * totals[x]
@@ -145,24 +151,25 @@ def _target_weights(ids, sizes, has_context, out):
 
 
 @numba.njit(**rows.JIT)
-def _draw(ids, number, first, out):
+def _draw(lines, integers, number, first, out):
   """Writes the draws of a chunk from out[first] on: `ops.sampling.draw`."""
-  lines, key0, key1 = ids.more, ids.key0, ids.key1
+  key0, key1 = np.uint32(integers[6]), np.uint32(integers[7])
+  num_entries = np.uint64(integers[8])
   start, num = np.uint64(lines.ctypes.data), out.size - first
   # All entries of the table are asked for before the first is compared: what
   # comes after a guess that fails begins anew.
   for j in range(num):
     position = np.uint32(np.uint32(number) * np.uint32(num) + np.uint32(j))
     bits = np.uint32(position * np.uint32(0x9E3779B9) + key0)
-    bits = hashing.mix(hashing.mix(bits) ^ key1)
-    entry = np.uint64(bits) * np.uint64(ids.num_entries) >> np.uint64(32)
+    bits = _mix(np.uint32(_mix(bits) ^ key1))
+    entry = np.uint64(bits) * num_entries >> np.uint64(32)
     memory.prefetch_to_read(start + np.uint64(8) * entry)
     out[first + j] = np.int32(bits)
   for j in range(num):
     bits = np.uint32(out[first + j])
-    entry = np.uint64(bits) * np.uint64(ids.num_entries) >> np.uint64(32)
+    entry = np.uint64(bits) * num_entries >> np.uint64(32)
     line, column = entry >> np.uint64(6), np.uint64(2) * (entry & np.uint64(63))
-    coin = hashing.mix(np.uint32(bits + key1)) >> np.uint32(8)
+    coin = _mix(np.uint32(bits + key1)) >> np.uint32(8)
     chance = rows.as_type(np.int32(lines[line, column]), np.float32)
     is_own = np.float32(coin) * np.float32(2**-24) < chance
     other = lines[line, column + np.uint64(1)]
@@ -201,43 +208,27 @@ def _find_window(tokens, chunk, num_chunks, i):
   return i // per_run, i % per_run * chunk
 
 
-class _Ids(NamedTuple):
-  """What ids of chunks are made of."""
-
-  tokens: np.ndarray
-  chunks: np.ndarray
-  more: np.ndarray
-  num_entries: int
-  key0: np.uint32
-  key1: np.uint32
-
-
-@numba.njit(**rows.INLINE)
-def _ids(frame):
-  integers = ffi.vector(frame, ffi.ARGUMENTS, INTEGERS, np.int32)
-  return _Ids(
-    ffi.matrix(frame, ffi.ARGUMENTS, _TOKENS, np.int32),
-    ffi.vector(frame, ffi.ARGUMENTS, _CHUNKS, np.uint32),
-    ffi.matrix(frame, ffi.ARGUMENTS, _MORE, np.int32),
-    np.int64(integers[8]),
-    np.uint32(integers[6]),
-    np.uint32(integers[7]),
-  )
-
-
 @numba.njit(**rows.JIT)
-def _take_ids(ids, chunk, window, i, num_words, out):
+def _take_ids(frame, i, num_words, out):
   """Writes the words of chunk i's window, and draws, from out[num_words] on.
 
   These are made or, without an alias table, given.
   """
-  run, start = _find_window(ids.tokens, chunk, ids.chunks.size, i)
+  left = ffi.matrix(frame, ffi.ARGUMENTS, _LEFT, np.uint8)
+  window = ffi.vector(frame, ffi.ARGUMENTS, NUMBERS, np.float32).size - 3
+  integers = ffi.vector(frame, ffi.ARGUMENTS, INTEGERS, np.int32)
+  tokens = ffi.matrix(frame, ffi.ARGUMENTS, _TOKENS, np.int32)
+  more = ffi.matrix(frame, ffi.ARGUMENTS, _MORE, np.int32)
+  num_chunks, chunk = left.shape
+  run, start = _find_window(tokens, chunk, num_chunks, i)
   for j in range(chunk + 2 * window):
-    out[j] = ids.tokens[run, start + j]
-  if ids.num_entries:
-    _draw(ids, ids.chunks[i], num_words, out)
+    out[j] = tokens[run, start + j]
+  if integers[8]:
+    chunks = ffi.vector(frame, ffi.ARGUMENTS, _CHUNKS, np.uint32)
+    _draw(more, integers, chunks[i], num_words, out)
   else:
-    rows.copy(ids.more[i], out, num_words)
+    for j in range(more.shape[1]):
+      out[num_words + j] = more[i, j]
 
 
 @numba.njit(**rows.JIT)
@@ -252,11 +243,11 @@ def _add_up(weights, num_words, totals):
 
 
 @numba.njit(**rows.JIT)
-def _has_pairs(left, right):
-  """Whether any center has a context; none of a step's last chunks may."""
+def _has_pairs(left, right, i):
+  """Whether chunk i has pairs; none of a step's last chunks may."""
   num = 0
-  for x in range(left.size):
-    num += np.int64(left[x]) + np.int64(right[x])
+  for x in range(left.shape[1]):
+    num += np.int64(left[i, x]) + np.int64(right[i, x])
   return num > 0
 
 
@@ -337,19 +328,21 @@ def _take_work(frame, scratch, sizes, num_rows):
 
 
 @numba.njit(**rows.INLINE)
-def _prepare(frame, ids, sizes, work, first):
-  """Fills what all chunks of a turn share, and ids of the first one."""
+def _prepare(frame, sizes, work, first):
+  """Fills what all chunks of a turn share, and the ids of the first one."""
   numbers = ffi.vector(frame, ffi.ARGUMENTS, NUMBERS, np.float32)
   chunk = ffi.matrix(frame, ffi.ARGUMENTS, _LEFT, np.uint8).shape[1]
   _set_distance_weights(numbers, sizes.window, chunk, work.by_distance)
   for j in range(work.coming.size):
     work.coming[j] = rows.NO_ID
+  for x in range(chunk):
+    work.scale[x] = -1  # unless a kernel sets it
   work.awaited[0] = 0
-  _take_ids(ids, chunk, sizes.window, first, sizes.num_words, work.coming)
+  _take_ids(frame, first, sizes.num_words, work.coming)
 
 
 @numba.njit(**rows.INLINE)
-def _take_next(ids, i, sizes, chunk, vectors, work):
+def _take_next(frame, i, sizes, chunk, vectors, work):
   """Takes the ids of chunk i, and awaits rows of those that are new in it.
 
   `vectors` are those of the table that has rows of all words, and of the one of
@@ -358,7 +351,7 @@ def _take_next(ids, i, sizes, chunk, vectors, work):
   of_words, of_centers, of_draws = vectors
   coming, window, num_words = work.coming, sizes.window, sizes.num_words
   work.awaited[0] = 0
-  _take_ids(ids, chunk, window, i, num_words, coming)
+  _take_ids(frame, i, num_words, coming)
   stop = chunk + 2 * window
   rows.await_rows(of_words, coming, 2 * window, stop, work.awaited)
   rows.await_rows(of_centers, coming, window, window + chunk, work.awaited)
@@ -413,66 +406,6 @@ def _add_to_draws(slopes, first, centers, others, rates, awaited, dim):
     rows.prefetch_some(awaited, _PREFETCHED)
 
 
-@numba.njit(**rows.INLINE)
-def _skipgram(frame, kind, first, stop, scratch):
-  scratch_stop, sizes = turns.scratch_stop(frame, scratch), _sizes(frame)
-  inputs, outputs, left, right = _arrays(frame, kind)
-  chunk, dim, window = left.shape[1], inputs.vectors.shape[1], sizes.window
-  band, num_words = tiles.SIZE + 2 * window, sizes.num_words
-  num_others = num_words + sizes.num_right
-  centers, scratch = rows.take_rows(scratch, sizes.num_left, dim)
-  others, scratch = rows.take_rows(scratch, num_others, dim)
-  work, scratch = _take_work(frame, scratch, sizes, num_others)
-  if scratch > scratch_stop:
-    return np.nan, np.nan
-  for chunk_rows in (centers, others):
-    rows.reset(chunk_rows)
-  ids, coming, awaited = _ids(frame), work.coming, work.awaited
-  _prepare(frame, ids, sizes, work, first)
-  for x in range(chunk):
-    work.scale[x] = -1
-  scores, weights, totals = work.scores, work.weights, work.totals
-  vectors = outputs.vectors, inputs.vectors, outputs.vectors
-  loss = examples = 0.0
-  for i in range(first, stop):
-    rows.copy(coming[window : window + chunk], centers.ids, 0)
-    rows.copy(coming, others.ids, 0)
-    if i + 1 < stop and _has_pairs(left[i + 1], right[i + 1]):
-      _take_next(ids, i + 1, sizes, chunk, vectors, work)
-    if not _has_pairs(left[i], right[i]):
-      continue
-    rows.gather(inputs, centers, centers.ids)
-    rows.find(outputs, others, others.ids)
-    _context_weights(left[i], right[i], window, work, weights)
-    _add_up(weights, num_words, totals)
-    _score_pairs(others.sources, centers.sources, band, num_words, dim, scores)
-    _negative_weights(
-      others.ids, num_words, sizes.num_draws, sizes.factor, totals, weights
-    )
-    if i % _LOSS_EVERY_CHUNKS == 0:
-      loss += _measure(scores, weights)
-      examples += _sum(totals)
-    rows.slopes(rows.flat(scores), rows.flat(weights))
-    rows.aim(inputs, centers, centers.ids)
-    rows.aim(outputs, others, others.ids)
-    _add_to_centers(
-      scores, band, num_words, others.sources, centers.targets, centers.rates,
-      awaited, dim,
-    )  # fmt: skip
-    _add_to_words(
-      scores, band, num_words, centers.sources, others.targets, others.rates,
-      awaited, dim,
-    )  # fmt: skip
-    _add_to_draws(
-      scores, num_words, centers.sources, others.targets, others.rates, awaited,
-      dim,
-    )  # fmt: skip
-    rows.prefetch_some(awaited, awaited.size)
-    rows.descend(inputs, centers, centers.ids, 2 * i)
-    rows.descend(outputs, others, others.ids, 2 * i + 1)
-  return loss, examples
-
-
 @numba.njit(**rows.JIT)
 def _set_fractions_of_all(left, right, scale, has_context):
   """Writes what each context of a center is of their mean; if there is one."""
@@ -517,16 +450,16 @@ def _cbow(frame, kind, first, stop, scratch):
     return np.nan, np.nan
   for chunk_rows in (words, means, others):
     rows.reset(chunk_rows)
-  ids, coming, awaited = _ids(frame), work.coming, work.awaited
-  _prepare(frame, ids, sizes, work, first)
+  coming, awaited = work.coming, work.awaited
+  _prepare(frame, sizes, work, first)
   scores, weights, has_context = work.scores, work.weights, work.totals
   vectors = inputs.vectors, outputs.vectors, outputs.vectors
   loss = examples = 0.0
   for i in range(first, stop):
     _split_ids(coming, window, chunk, num_words, words.ids, others.ids)
-    if i + 1 < stop and _has_pairs(left[i + 1], right[i + 1]):
-      _take_next(ids, i + 1, sizes, chunk, vectors, work)
-    if not _has_pairs(left[i], right[i]):
+    if i + 1 < stop and _has_pairs(left, right, i + 1):
+      _take_next(frame, i + 1, sizes, chunk, vectors, work)
+    if not _has_pairs(left, right, i):
       continue
     rows.find(inputs, words, words.ids)
     rows.find(outputs, others, others.ids)
@@ -724,7 +657,59 @@ def skipgram(kind):
   """Skip-gram with negative sampling."""
 
   def compute(frame, first, stop, scratch, result):
-    loss, examples = _skipgram(frame, kind, first, stop, scratch)
+    scratch_stop, sizes = turns.scratch_stop(frame, scratch), _sizes(frame)
+    inputs, outputs, left, right = _arrays(frame, kind)
+    chunk, dim, window = left.shape[1], inputs.vectors.shape[1], sizes.window
+    band, num_words = tiles.SIZE + 2 * window, sizes.num_words
+    num_others = num_words + sizes.num_right
+    centers, scratch = rows.take_rows(scratch, sizes.num_left, dim)
+    others, scratch = rows.take_rows(scratch, num_others, dim)
+    work, scratch = _take_work(frame, scratch, sizes, num_others)
+    if scratch > scratch_stop:
+      return
+    rows.reset(centers)
+    rows.reset(others)
+    coming, awaited = work.coming, work.awaited
+    _prepare(frame, sizes, work, first)
+    scores, weights, totals = work.scores, work.weights, work.totals
+    vectors = outputs.vectors, inputs.vectors, outputs.vectors
+    loss = examples = 0.0
+    for i in range(first, stop):
+      rows.copy(coming[window : window + chunk], centers.ids, 0)
+      rows.copy(coming, others.ids, 0)
+      if i + 1 < stop and _has_pairs(left, right, i + 1):
+        _take_next(frame, i + 1, sizes, chunk, vectors, work)
+      if not _has_pairs(left, right, i):
+        continue
+      rows.gather(inputs, centers, centers.ids)
+      rows.find(outputs, others, others.ids)
+      _context_weights(left[i], right[i], window, work, weights)
+      _add_up(weights, num_words, totals)
+      _score_pairs(
+        others.sources, centers.sources, band, num_words, dim, scores
+      )
+      _negative_weights(others.ids, sizes, totals, weights)
+      if i % _LOSS_EVERY_CHUNKS == 0:
+        loss += _measure(scores, weights)
+        examples += _sum(totals)
+      rows.slopes(rows.flat(scores), rows.flat(weights))
+      rows.aim(inputs, centers, centers.ids)
+      rows.aim(outputs, others, others.ids)
+      _add_to_centers(
+        scores, band, num_words, others.sources, centers.targets, centers.rates,
+        awaited, dim,
+      )  # fmt: skip
+      _add_to_words(
+        scores, band, num_words, centers.sources, others.targets, others.rates,
+        awaited, dim,
+      )  # fmt: skip
+      _add_to_draws(
+        scores, num_words, centers.sources, others.targets, others.rates,
+        awaited, dim,
+      )  # fmt: skip
+      rows.prefetch_some(awaited, awaited.size)
+      rows.descend(inputs, centers, centers.ids, 2 * i)
+      rows.descend(outputs, others, others.ids, 2 * i + 1)
     turns.report(result, loss, examples)
 
   return compute

@@ -7,6 +7,7 @@ process that compiles a kernel this is a fifth of the time.
 
 import contextlib
 import gc
+import sys
 from typing import Any
 
 from numba.core import codegen
@@ -36,6 +37,15 @@ class _Library(codegen.JITCodeLibrary):
     self._optimize_final_module()
     self._final_module.verify()
     self._finalize_final_module()
+
+  def _optimize_functions(self, module: Any) -> None:
+    # Only the module that they become part of is.
+    module.data_layout = self._codegen._data_layout
+
+  def _optimize_final_module(self) -> None:
+    # Once; numba has a first round, which prepares to prune reference counts.
+    passes, builder = self._codegen._module_pass_manager()
+    passes.run(self._final_module, builder)
 
   def _get_module_for_linking(self) -> Any:
     if self._shared_module:
@@ -76,6 +86,8 @@ def _all_called(library):
 def hurry() -> None:
   """Has numba compile quickly, in a process that does nothing else."""
   gc.disable()  # a seventh of the time, for garbage that ends with the process
+  # numba imports it, .15 s, for products of matrices, which nothing here has.
+  sys.modules.setdefault('scipy.linalg', None)
   with contextlib.suppress(AttributeError):  # of another numba
     install()
 
