@@ -5,7 +5,6 @@ import dataclasses
 import logging
 import os
 import pathlib
-import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from jaxemb.data import base as data_base
 from jaxemb.evaluation import benchmarks
 from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import ahead
+from jaxemb.kernels.cpu import step as native
 from jaxemb.kernels.gpu import driver
 from jaxemb.kernels.gpu import step as gpu_step
 from jaxemb.merging import warm_start
@@ -269,7 +269,7 @@ def reside(parts: Parts) -> None:
 
 def _compiling(
   setup: devices.Setup, cache: pathlib.Path
-) -> subprocess.Popen | None:
+) -> ahead.Compiling | None:
   """Has the kernel compiled on another core, while the text is read.
 
   Returns the process that does, for one of a CPU.
@@ -394,12 +394,14 @@ def parts(
   folder: pathlib.Path | None = None,
   cluster: remote.Cluster | None = None,
   fits_steps: bool = False,
+  begin: Callable[[Parts, bool], None] = lambda *_: None,
 ) -> Parts:
   """Reads the data and makes the parts that the settings name.
 
   `progress` is called with (stage, done, total); `cache` is for downloads and
   encoded texts, the `folder` for tables in files, the `cluster` for those of
   workers; `fits_steps`: steps may be fitted to the data and to the memory.
+  `begin` is called with the parts, and whether their kernel is being compiled.
   Raises a `UserError` for unusable input, and `ffi.Unavailable` where there is
   no kernel for it.
   """
@@ -414,14 +416,11 @@ def parts(
   setup = _with_threads(setup, len(source.keys))
   if fits_steps:
     setup, source = fit_steps(setup, source)
-  if compiling and compiling.poll() is None:
-    # Meanwhile this process compiles what reads batches.
-    next(source.items(None, 0), None)
   setup, source, (trainable, strategy) = _make_trainer(
     setup,
     source,
     fits_steps=fits_steps,
-    compiling=compiling,
+    compiles_later=bool(compiling),
     folder=folder,
     cluster=cluster,
     programs=cache / 'programs' if keeps_programs else None,
@@ -429,7 +428,7 @@ def parts(
   if benchmark_sets is None:
     benchmark_sets = source_benchmarks(config, source)
   of_kind = kind.fingerprints(trainable.model)
-  return Parts(
+  made = Parts(
     *setup,
     source=source,
     trainable=trainable,
@@ -438,3 +437,7 @@ def parts(
     dropped={**source.dropped, **kind.dropped(config, source)},
     fingerprints={'the data': source.fingerprint, **of_kind},
   )
+  begin(made, bool(compiling))
+  if compiling:
+    native.finish(compiling)
+  return made

@@ -13,7 +13,7 @@ import pathlib
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -40,6 +40,7 @@ from jaxemb.workers import remote
 
 STOPPED = distributed.STOPPED  # exit code
 _PUSH_SECS = 60.0  # at most, between copies of what changed to a bucket
+_APART = 'partition', 'workers'  # strategies with programs of their own
 _NO_MEMORY = 'RESOURCE_EXHAUSTED'  # in errors of JAX
 
 
@@ -216,7 +217,9 @@ def _build(
   is known only then. Others read the data again, from its cache.
   """
   why, parts = '', None
-  read = functools.partial(_read_and_make, start, monitor.stop, cluster)
+  is_alone = distributed.num_processes() == 1
+  begin = _begin if is_alone else lambda *_: None
+  read = functools.partial(_read_and_make, start, monitor.stop, cluster, begin)
   try:
     parts = read(start.fixed)
   except ffi.Unavailable as error:
@@ -224,14 +227,24 @@ def _build(
   if whys := list(filter(None, distributed.everyone('fused', why))):
     metrics.LOG.info(f'steps are not fused, and slower: {whys[0]}')
     parts = read({**start.fixed, 'fused': False})
-  build.reside(parts)
+  if not is_alone:
+    build.reside(parts)
   return parts
+
+
+def _begin(parts: build.Parts, is_compiling: bool) -> None:
+  """Does what can be done while the kernel is compiled."""
+  build.reside(parts)
+  is_apart = parts.config.strategy.name in _APART or parts.strategy.store
+  if is_compiling and not is_apart:
+    loop.compile_ahead(parts)
 
 
 def _read_and_make(
   start: _Start,
   stop: threading.Event,
   cluster: remote.Cluster | None,
+  begin: Callable[[build.Parts, bool], None],
   fixed: Mapping[str, Any],
 ) -> build.Parts:
   """Chooses devices and what settings leave open, reads the data."""
@@ -254,6 +267,7 @@ def _read_and_make(
       folder=workdir / 'store',
       cluster=cluster,
       fits_steps=fits_steps,
+      begin=begin,
     )
 
 

@@ -146,6 +146,28 @@ def train(
   return None if start.has_stopped else Trained(state, totals, program)
 
 
+def compile_ahead(parts: build.Parts) -> None:
+  """Compiles what `train` begins with, for which JAX keeps it. Runs nothing."""
+  source, strategy = parts.source, parts.strategy
+  key, item = init_key(parts.config.seed), next(source.items(None, 0), None)
+  if item is None:
+    return
+
+  def placed(array):
+    shape = source.num_parts, *array.shape[1:]
+    sharding = strategy.batch_sharding
+    return jax.ShapeDtypeStruct(shape, array.dtype, sharding=sharding)
+
+  arguments = (
+    strategy.init.eval_shape(key),
+    strategy.constants(),
+    jax.tree.map(placed, item.batch),
+    schedule(parts.config, item, parts.total_units),
+  )
+  strategy.init.lower(key).compile()
+  strategy.step.lower(*arguments).compile()
+
+
 class _Start:
   """One start of `train`: what surrounds a dispatch."""
 

@@ -4,7 +4,6 @@ import dataclasses
 import logging
 import math
 import pathlib
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -64,17 +63,17 @@ def make(
   setup: devices.Setup,
   corpus: model_base.Corpus,
   steps: data_base.Steps,
-  compiling: subprocess.Popen | None = None,
+  compiles_later: bool = False,
   folder: pathlib.Path | None = None,
   cluster: remote.Cluster | None = None,
   programs: pathlib.Path | None = None,
 ) -> Trainer:
   """The model, its tables and the strategy that resolved settings name.
 
-  `compiling` is a process that compiles the kernel; the `folder` is for tables
-  in files, `programs` one for a GPU's kernels; the `cluster` has the tables of
-  workers. Raises a `UserError` for a vocabulary that the model cannot have, and
-  `ffi.Unavailable` where there is no kernel.
+  `compiles_later`: a CPU's kernels are compiled before the first step, not yet;
+  the `folder` is for tables in files, `programs` one for a GPU's kernels; the
+  `cluster` has the tables of workers. Raises a `UserError` for a vocabulary
+  that the model cannot have, and `ffi.Unavailable` where there is no kernel.
   """
   config, tuning, mesh, kind = setup
   # All devices share tables, or each replica has its own.
@@ -91,9 +90,10 @@ def make(
   )
   model, fused = kind.make_model(corpus, context), None
   if tuning.fused:
-    fused = _kernel(setup, model, compiling=compiling, programs=programs)
+    later = compiles_later
+    fused = _kernel(setup, model, later=later, programs=programs)
     if setup.platform == 'cpu' and isinstance(steps, packing.Steps):
-      steps = batches.steps(steps, tuning.threads)
+      steps = batches.steps(steps, tuning.threads, later)
   tables, num_cache_rows = _tables(setup, model.specs(), axes)
   trainable = strategy_base.Trainable(
     model=model,
@@ -117,7 +117,7 @@ def make(
 def _kernel(
   setup: devices.Setup,
   model: model_base.Model,
-  compiling: subprocess.Popen | None,
+  later: bool,
   programs: pathlib.Path | None,
 ) -> Any:
   """Returns a `strategies.base.Trainable.fused` of the model."""
@@ -136,7 +136,7 @@ def _kernel(
     table['dtype'],
     optimizer,
     num_threads=tuning.threads,
-    compiling=compiling,
+    later=later,
   )
 
 

@@ -10,6 +10,8 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from jaxemb.kernels import sources
 
@@ -42,10 +44,17 @@ def needs_descent(dtype: str, optimizer: str) -> bool:
   return (dtype, optimizer) != ('float32', 'sgd')
 
 
+class Compiling(NamedTuple):
+  """A process that compiles functions, by name."""
+
+  process: subprocess.Popen
+  names: Sequence[str]
+
+
 @functools.cache  # a later call waits for the same process
 def compiling(
   model: str, loss: str, dtype: str, optimizer: str, cache: pathlib.Path
-) -> subprocess.Popen | None:
+) -> Compiling | None:
   """Starts a process that compiles what takes steps; None = it is compiled.
 
   `model`, `loss` and `optimizer` are the names in the settings, `dtype` that of
@@ -58,7 +67,9 @@ def compiling(
   try:
     name = f'{kernel}-{dtype}-{optimizer}-{source()[:16]}'
     mark = cache / 'programs' / name
-    return None if mark.exists() else compile(*names, mark=mark)
+    if mark.exists():
+      return None
+    return Compiling(compile(*names, mark=mark), names)
   except (OSError, importlib.metadata.PackageNotFoundError):
     return None  # the run itself compiles it, or says why it cannot
 

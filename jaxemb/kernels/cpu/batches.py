@@ -76,10 +76,13 @@ class Steps(data_packing.Steps):
     )
 
 
-def steps(made: data_packing.Steps, num_threads: int) -> Steps:
+def steps(
+  made: data_packing.Steps, num_threads: int, later: bool = False
+) -> Steps:
   """Returns the same steps, of batches that a kernel's threads make.
 
-  Raises `ffi.Unavailable`.
+  `later` as of `step.load`. Raises `ffi.Unavailable`.
   """
-  numbers = tuple(step.load(x, 'int32') for x in ('subsample', 'pack'))
+  names = 'subsample-int32', 'pack-int32'
+  numbers = tuple(step.load(x, later) for x in names)
   return Steps(**vars(made), numbers=numbers, num_threads=num_threads)

@@ -64,7 +64,7 @@ def compiled(name: str) -> ccallback.CFunc:
   # What is inlined has the options of what it is inlined in.
   options = {'_nrt': False, 'error_model': 'numpy', **_FUNCTIONS[name][2]}
   compiled = numba.cfunc(form, cache=True, **options)(function)
-  ffi.publish(list(_FUNCTIONS).index(name), compiled)
+  ffi.publish(number(name), compiled)
   return compiled
 
 
@@ -77,19 +77,23 @@ def _is_cached(name):
     return True
 
 
-def load(kernel: str, dtype: str) -> int:
-  """Compiles a kernel for tables of a dtype, if it was not; returns its number.
+def number(name: str) -> int:
+  """Returns the number of one of `_FUNCTIONS`."""
+  return list(_FUNCTIONS).index(name)
+
+
+def load(name: str) -> int:
+  """Compiles one of `_FUNCTIONS`, if it was not; returns its number.
 
   Another process compiles it. One that did so itself would call other copies of
   its functions than those that come from the cache, which round otherwise: a
   first run would have other bits than those after it.
   """
-  name = f'{kernel}-{dtype}'
   if not _is_cached(name):
     with contextlib.suppress(OSError):
       ahead.compile(name).wait()
   compiled(name)
-  return list(_FUNCTIONS).index(name)
+  return number(name)
 
 
 if __name__ == '__main__':

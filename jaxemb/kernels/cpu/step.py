@@ -9,7 +9,6 @@ that come with jaxemb.
 
 import dataclasses
 import functools
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,17 +39,28 @@ def register() -> None:
   ffi.register(turns.TARGET, handlers.compiled('handler'), 'cpu')
 
 
-def load(kernel: str, dtype: str) -> int:
+def load(name: str, later: bool = False) -> int:
   """Compiles a kernel if it was not; returns its number, for `call`.
 
-  Raises `ffi.Unavailable` for whatever fails: numba, LLVM and XLA have many
-  errors.
+  If it is compiled `later`, programs with it can be compiled before that, and
+  run after it. Raises `ffi.Unavailable` for whatever fails: numba, LLVM and XLA
+  have many errors.
   """
   try:
     register()
-    return handlers.load(kernel, dtype)
+    return handlers.number(name) if later else handlers.load(name)
   except Exception as error:
     raise ffi.Unavailable(errors.one_line(error)) from error
+
+
+def finish(compiling: ahead.Compiling) -> None:
+  """Waits for kernels that were to be compiled later.
+
+  Raises `ffi.Unavailable`.
+  """
+  compiling.process.wait()
+  for name in compiling.names:
+    load(name)
 
 
 def call(
@@ -179,20 +189,18 @@ def make(
   dtype: str,
   optimizer: Mapping[str, Any],
   num_threads: int = 1,
-  compiling: subprocess.Popen | None = None,
+  later: bool = False,
 ) -> Kernel:
   """Returns the kernel of a class of models, for tables of a dtype.
 
-  `optimizer` has the settings of that name; `compiling` is what to wait for.
-  Raises `ffi.Unavailable`.
+  `optimizer` has the settings of that name; `later` as of `load`. Raises
+  `ffi.Unavailable`.
   """
-  if compiling:
-    compiling.wait()
   is_sgd = optimizer['name'] == 'sgd'
   needs_descent = ahead.needs_descent(dtype, optimizer['name'])
   return Kernel(
-    number=load(_KERNELS[model], dtype),
-    descent=load('descent', dtype) if needs_descent else 0,
+    number=load(f'{_KERNELS[model]}-{dtype}', later),
+    descent=load(f'descent-{dtype}', later) if needs_descent else 0,
     optimizer=descent.SGD if is_sgd else descent.ADAGRAD,
     parameter=optimizer['max_duplicates' if is_sgd else 'epsilon'],
     num_threads=num_threads,

@@ -78,8 +78,8 @@ def make(optimizer: Mapping[str, Any], num_threads: int) -> RowKernel:
   """
   name = optimizer['name']
   return RowKernel(
-    grouping=step.load('group', 'int32'),
-    number=step.load(name, 'float32'),
+    grouping=step.load('group-int32'),
+    number=step.load(f'{name}-float32'),
     parameters=tuple(optimizer[x] for x in _PARAMETERS[name]),
     num_threads=num_threads,
     has_squares=name == 'adagrad',
@@ -133,4 +133,4 @@ _edge_softmax.defvjp(_edge_softmax_forward, _edge_softmax_backward)
 
 def edge_softmax(num_threads: int) -> EdgeSoftmax:
   """Returns the kernel, compiled. Raises `ffi.Unavailable`."""
-  return EdgeSoftmax(step.load('softmax_edges', 'float32'), num_threads)
+  return EdgeSoftmax(step.load('softmax_edges-float32'), num_threads)

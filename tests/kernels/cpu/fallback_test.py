@@ -1,10 +1,14 @@
 """Where there is no kernel XLA's step runs, and one line says so."""
 
+import subprocess
+import sys
+
 import numba
 import pytest
 
 from jaxemb.kernels import ffi
-from jaxemb.kernels.cpu import handlers, step
+from jaxemb.kernels.cpu import ahead, handlers, step
+from jaxemb.run import build, rundir
 from tests import runs
 
 _SETTINGS = {'train.epochs': 2, 'mesh.data': 1}
@@ -16,7 +20,7 @@ def _lines(workdir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('stage', ['compiled', 'registered'])
+@pytest.mark.parametrize('stage', ['compiled', 'registered', 'finished'])
 def test_xla_trains_where_a_kernel_cannot_be(stage, tmp_path, monkeypatch):
   def fail(*args, **settings):
     raise RuntimeError('no such\ninstruction')
@@ -26,8 +30,18 @@ def test_xla_trains_where_a_kernel_cannot_be(stage, tmp_path, monkeypatch):
   if stage == 'compiled':
     monkeypatch.setattr(handlers, 'compiled', handlers.compiled.__wrapped__)
     monkeypatch.setattr(numba, 'cfunc', fail)
-  else:
+  elif stage == 'registered':
     monkeypatch.setattr(ffi, 'register', fail)
+  else:  # what is compiled while XLA compiles the step
+    process = subprocess.Popen([sys.executable, '-c', 'raise SystemExit(1)'])
+    compiling = ahead.Compiling(process, ('skipgram-float32',))
+    monkeypatch.setattr(
+      build,
+      '_compiling',
+      lambda setup, _: compiling if setup.tuning.fused else None,
+    )
+    monkeypatch.setattr(rundir, 'cache_folder', lambda: tmp_path)
+    monkeypatch.setattr(handlers, 'load', fail)
   failed, by_xla = tmp_path / 'failed', tmp_path / 'xla'
   assert runs.run(failed, _SETTINGS) == 0
   assert runs.run(by_xla, _SETTINGS | {'train.fused': False}) == 0

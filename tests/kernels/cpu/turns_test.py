@@ -122,7 +122,7 @@ def test_another_process_compiles_kernels(monkeypatch):
   nothing = types.SimpleNamespace(load_overload=lambda *_: None)
   monkeypatch.setattr(handlers.caching, 'FunctionCache', lambda _: nothing)
   monkeypatch.setattr(ahead, 'compile', compile)
-  handlers.load('group', 'int32')
+  handlers.load('group-int32')
   assert asked == [('group-int32',)]
 
 
