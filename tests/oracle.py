@@ -141,13 +141,12 @@ skipgram = functools.partial(_window_step, False)
 cbow = functools.partial(_window_step, True)
 
 
-def tree(is_cbow, words, own: int, tables, path) -> Step:
+def tree(is_cbow, words, tables, path) -> Step:
   """Hierarchical softmax of one center.
 
   Args:
     is_cbow: the mean of the contexts predicts the center, instead of each.
-    words: ids of the center and its contexts, in order; input occurrences.
-    own: the place of the center among them.
+    words: ids of its contexts; input occurrences.
     tables: {name: [vocab or nodes, dim] float64}.
     path: (node, code) pairs from the root; nodes are output occurrences.
 
@@ -157,7 +156,7 @@ def tree(is_cbow, words, own: int, tables, path) -> Step:
   nodes, dim = [int(node) for node, _ in path], tables[INPUT].shape[1]
   ids = {INPUT: [int(word) for word in words], OUTPUT: nodes}
   grads = {name: np.zeros((len(x), dim)) for name, x in ids.items()}
-  places, loss = [x for x in range(len(words)) if x != own], 0.0
+  places, loss = [*range(len(words))], 0.0
   examples = [places] if is_cbow and places else [[x] for x in places]
   for sources in examples:
     hidden = np.mean([tables[INPUT][words[x]] for x in sources], 0)

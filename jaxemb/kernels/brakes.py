@@ -11,7 +11,7 @@ import numpy as np
 # centers of others that need none. Measured on CPUs
 # (experiments/results/step_notes.md) and an H100, where they keep 528 blocks
 # from diverging.
-_BRAKE, _FREE_CENTERS = 10.0, 240
+_BRAKE, FREE_CENTERS = 10.0, 240
 _LEAST = 0.2  # less than this changes a learning rate by a hundredth
 
 
@@ -21,7 +21,7 @@ def of_rows(lookups_per_center: np.ndarray, others: int) -> np.ndarray:
   1 + learning rate x brake divides the learning rate of a row. `others` are the
   centers that others learn from at the same time.
   """
-  scale = _BRAKE * max(0, others - _FREE_CENTERS)
+  scale = _BRAKE * max(0, others - FREE_CENTERS)
   brakes = (scale * lookups_per_center).astype(np.float32)
   size = np.flatnonzero(brakes > _LEAST).max(initial=0)
   return brakes[: size + 1]

@@ -9,7 +9,8 @@ descent as it has chunks, with the gradients that `models.skipgram`,
 `models.cbow` and `models.hierarchical` state, however many chunks a call has.
 Scores of a chunk have a row for each word of its window, then for each
 negative, and a column for each center. Of the window four centers, x to x + 3,
-meet the words x to x + 3 + 2 W; weights keep the pairs.
+meet the words x to x + 3 + 2 W; weights keep the pairs. Four means of CBOW meet
+their four centers, of which the first four rows are.
 
 Losses cost more than all the rest, so they are those of every 64th chunk.
 
@@ -19,10 +20,12 @@ The buffers of a call (`turns`). Arguments that are only read are `left` and
   numbers     [3 + W] float32, learning rate, parameter of the optimizer (of SGD
               occurrences of a row in a chunk that count, 0 = all; of Adagrad
               epsilon), K, and what a context counts, by its distance
-  integers    [10] int32, `descent.SGD` or `ADAGRAD`; the key of stochastic
+  integers    [11] int32, `descent.SGD` or `ADAGRAD`; the key of stochastic
               rounding, and whether there is any; whether hierarchical softmax
               averages: CBOW; N; the key of the draws; entries of the alias
-              table, 0 = draws are given; the number of `descent`, 0 = none
+              table, 0 = draws are given; the number of `descent`, 0 = none;
+              centers after which a thread adds what has changed in its own
+              copies of a tree's nodes, 0 = it has none
   brakes      those of `rows.Table`, of both tables
   tokens      [P, L' + 2 W] int32, of runs of k / P chunks each
   chunks      [k] uint32, their numbers among the chunks that draw with the key
@@ -45,6 +48,7 @@ from jaxemb.ops import hashing, memory
 
 _LOSS_EVERY_CHUNKS = 64
 _PREFETCHED = 4  # rows, with each tile: all have come when they are needed
+_OWN_NODES = 64  # next to the root, of which threads have copies
 
 _LEFT, _RIGHT, NUMBERS, INTEGERS, BRAKES, _, _TOKENS, _CHUNKS, _MORE = range(
   turns.READ, turns.READ + 9
@@ -63,6 +67,7 @@ def num_scratch(spec: Any, longest: int) -> int:
   # Words, means and outputs with their gradients, of which each has an address,
   # an id and a rate; scores, weights and fractions; what is awaited.
   num_rows = 2 * (2 * left + right)
+  num_rows += 2 * _OWN_NODES if longest else 0
   number = num_rows * (columns + 8) + left * (3 * right + left) + 1024
   return number // 16 * 16  # so that what follows stays aligned
 
@@ -138,16 +143,16 @@ def _negative_weights(ids, sizes, totals, out):
 
 @numba.njit(**rows.JIT)
 def _target_weights(ids, sizes, has_context, out):
-  """Weights [centers, then draws; centers] of CBOW: -1 of the center itself."""
-  num_left, num_draws, factor = sizes.num_left, sizes.num_draws, sizes.factor
-  for y in range(num_left):
+  """Weights of CBOW's scores: -1 of a center itself, and of negatives."""
+  tile, num_left, factor = tiles.SIZE, sizes.num_left, sizes.factor
+  for y in range(tile):
     row = out[y]
     for x in range(num_left):
-      row[x] = -has_context[x] * np.float32(x == y)
-  for y in range(num_left, num_left + num_draws):
-    row = out[y]
+      row[x] = -has_context[x] * np.float32(x % tile == y)
+  for y in range(sizes.num_draws):
+    row, draw = out[tile + y], ids[num_left + y]
     for x in range(num_left):
-      row[x] = has_context[x] * factor * np.float32(ids[x] != ids[y])
+      row[x] = has_context[x] * factor * np.float32(ids[x] != draw)
 
 
 @numba.njit(**rows.JIT)
@@ -290,7 +295,7 @@ def _sizes(frame):
 class _Work(NamedTuple):
   """Buffers for a chunk with negatives."""
 
-  scores: np.ndarray  # [words or targets, then draws; centers]
+  scores: np.ndarray  # [words or a tile of targets, then draws; centers]
   weights: np.ndarray  # as the scores
   by_distance: np.ndarray  # [words, centers], weights
   befores: np.ndarray  # [centers]
@@ -360,11 +365,7 @@ def _take_next(frame, i, sizes, chunk, vectors, work):
 
 @numba.njit(**rows.JIT)
 def _score_pairs(others, centers, band, num_words, dim, scores):
-  """Scores of a tile of centers with `band` words from it on, and with draws.
-
-  They are those of its window; of CBOW, whose means are on the right, the
-  centers themselves.
-  """
+  """Scores of a tile of centers with the words of its windows, and draws."""
   for x in range(0, scores.shape[1], tiles.SIZE):
     rows.score(others, x, x + band, centers, x, dim, scores)
     rows.score(others, num_words, scores.shape[0], centers, x, dim, scores)
@@ -374,7 +375,7 @@ def _score_pairs(others, centers, band, num_words, dim, scores):
 def _add_to_centers(
   slopes, band, num_words, others, centers, rates, awaited, dim
 ):
-  """Adds to centers, or means, what words they meet and all draws give."""
+  """Adds to centers what words of their windows and all draws give."""
   for x in range(0, slopes.shape[1], tiles.SIZE):
     tiles.add_columns(
       slopes, x, x, others, x, band, num_words - x - band,
@@ -396,13 +397,17 @@ def _add_to_words(slopes, band, num_words, centers, words, rates, awaited, dim):
 
 
 @numba.njit(**rows.JIT)
-def _add_to_draws(slopes, first, centers, others, rates, awaited, dim):
-  """Adds to the rows of draws, from the first on, what all centers give."""
+def _add_to_draws(slopes, y, first, centers, others, rates, awaited, dim):
+  """Adds to others from the first on, draws, what all centers give.
+
+  Their slopes are those from row y on.
+  """
   num_left = slopes.shape[1]
-  for y in range(first, slopes.shape[0], tiles.SIZE):
+  for k in range(0, slopes.shape[0] - y, tiles.SIZE):
     tiles.add_rows(
-      slopes, y, 0, centers, 0, num_left, 0, 0, others, y, rates, dim
-    )
+      slopes, y + k, 0, centers, 0, num_left, 0, 0, others, first + k, rates,
+      dim,
+    )  # fmt: skip
     rows.prefetch_some(awaited, _PREFETCHED)
 
 
@@ -418,8 +423,8 @@ def _set_fractions_of_all(left, right, scale, has_context):
 @numba.njit(**rows.INLINE)
 def _average_windows(fractions, band, words, means, dim):
   """Means of windows, by fractions [words, centers]; without gradients."""
-  means.values[:] = 0
-  means.grads[:] = 0
+  rows.clear(means.values, means.ids.size)
+  rows.clear(means.grads, means.ids.size)
   for x in range(0, fractions.shape[1], tiles.SIZE):
     tiles.add_columns(
       fractions, x, x, words, x, band, 0, 0, means.sources, x, means.rates, dim
@@ -434,18 +439,58 @@ def _split_ids(coming, window, chunk, num_words, words, others):
   rows.copy(coming[num_words:], others, rows.padded(chunk, tiles.SIZE))
 
 
+@numba.njit(**rows.JIT)
+def _take_targets(others, x, num_left, out):
+  """Writes addresses of the centers of a tile, then those of all draws."""
+  for y in range(tiles.SIZE):
+    out[y] = others[x + y]
+  for y in range(num_left, others.size):
+    out[tiles.SIZE + y - num_left] = others[y]
+
+
+@numba.njit(**rows.JIT)
+def _score_targets(others, means, targets, dim, scores):
+  """Scores of means with their own centers' tile, and with draws."""
+  num_left = scores.shape[1]
+  for x in range(0, num_left, tiles.SIZE):
+    _take_targets(others, x, num_left, targets)
+    rows.score(targets, 0, targets.size, means, x, dim, scores)
+
+
+@numba.njit(**rows.JIT)
+def _add_to_means(slopes, others, targets, means, rates, awaited, dim):
+  """Adds to means what their centers and all draws give."""
+  num_left = slopes.shape[1]
+  for x in range(0, num_left, tiles.SIZE):
+    _take_targets(others, x, num_left, targets)
+    tiles.add_columns(
+      slopes, 0, x, targets, 0, targets.size, 0, 0, means, x, rates, dim
+    )
+    rows.prefetch_some(awaited, _PREFETCHED)
+
+
+@numba.njit(**rows.JIT)
+def _add_to_targets(slopes, means, others, rates, awaited, dim):
+  """Adds to rows of centers what their own tile of means gives."""
+  tile = tiles.SIZE
+  for y in range(0, slopes.shape[1], tile):
+    tiles.add_rows(slopes, 0, y, means, y, tile, 0, 0, others, y, rates, dim)
+    rows.prefetch_some(awaited, _PREFETCHED)
+
+
 @numba.njit(**rows.INLINE)
 def _cbow(frame, kind, first, stop, scratch):
   scratch_stop, sizes = turns.scratch_stop(frame, scratch), _sizes(frame)
   inputs, outputs, left, right = _arrays(frame, kind)
   chunk, dim, window = left.shape[1], inputs.vectors.shape[1], sizes.window
   num_words, num_left, tile = sizes.num_words, sizes.num_left, tiles.SIZE
-  band, num_others = tile + 2 * window, num_left + sizes.num_right
+  band, num_targets = tile + 2 * window, tile + sizes.num_right
   words, scratch = rows.take_rows(scratch, num_words, dim)
   means, scratch = rows.take_rows(scratch, num_left, dim)
-  others, scratch = rows.take_rows(scratch, num_others, dim)
+  others, scratch = rows.take_rows(scratch, num_left + sizes.num_right, dim)
   fractions, scratch = rows.take(scratch, num_words, num_left)
-  work, scratch = _take_work(frame, scratch, sizes, num_others)
+  targets, scratch = rows.take_vector(scratch, num_targets, np.uintp)
+  work, scratch = _take_work(frame, scratch, sizes, num_targets)
   if scratch > scratch_stop:
     return np.nan, np.nan
   for chunk_rows in (words, means, others):
@@ -466,7 +511,7 @@ def _cbow(frame, kind, first, stop, scratch):
     _set_fractions_of_all(left[i], right[i], work.scale, has_context)
     _context_weights(left[i], right[i], window, work, fractions)
     _average_windows(fractions, band, words.sources, means, dim)
-    _score_pairs(others.sources, means.sources, tile, num_left, dim, scores)
+    _score_targets(others.sources, means.sources, targets, dim, scores)
     _target_weights(others.ids, sizes, has_context, weights)
     if i % _LOSS_EVERY_CHUNKS == 0:
       loss += _measure(scores, weights)
@@ -474,17 +519,15 @@ def _cbow(frame, kind, first, stop, scratch):
     rows.slopes(rows.flat(scores), rows.flat(weights))
     rows.aim(inputs, words, words.ids)
     rows.aim(outputs, others, others.ids)
-    _add_to_centers(
-      scores, tile, num_left, others.sources, means.targets, means.rates,
-      awaited, dim,
-    )  # fmt: skip
-    _add_to_words(
+    _add_to_means(
+      scores, others.sources, targets, means.targets, means.rates, awaited, dim
+    )
+    _add_to_targets(
+      scores, means.sources, others.targets, others.rates, awaited, dim
+    )
+    _add_to_draws(
       scores, tile, num_left, means.sources, others.targets, others.rates,
       awaited, dim,
-    )  # fmt: skip
-    _add_to_draws(
-      scores, num_left, means.sources, others.targets, others.rates, awaited,
-      dim,
     )  # fmt: skip
     _add_to_words(
       fractions, band, num_words, means.targets, words.targets, words.rates,
@@ -497,14 +540,16 @@ def _cbow(frame, kind, first, stop, scratch):
 
 
 @numba.njit(**rows.INLINE)
-def _average(words, means, fractions, center, num_words, dim):
+def _average(words, means, fractions, num_words, dim):
   """The mean of a center's contexts, for one of four means; without gradients.
 
   Writes what each of the words is of it to `fractions` [4, padded words].
   """
-  _set_fractions(fractions, center, num_words)
-  means.values[:] = 0
-  means.grads[:] = 0
+  for j in range(fractions.shape[1]):
+    is_word = np.float32(j < num_words)
+    fractions[0, j] = is_word / np.float32(num_words)
+  rows.clear(means.values, means.ids.size)
+  rows.clear(means.grads, means.ids.size)
   rows.add_rows(
     fractions, 0, words, 0, num_words, means.sources, means.rates, dim
   )
@@ -519,132 +564,232 @@ def _tree(frame):
 
 
 @numba.njit(**rows.JIT)
-def _find_path(word, exits, firsts, deep, nodes, codes):
-  """Writes the inner nodes and codes of a word's path; returns how many."""
-  num, none = 0, 2 * (exits.size - 1)
-  for part in (firsts[exits[word]], deep[word]):
-    for packed in part:
-      if packed < none:
-        nodes[num], codes[num] = packed >> 1, packed & 1
-        num += 1
-  nodes[num:] = rows.NO_ID
+def _take_path(packed, none, nodes, signs):
+  """Writes a part of a path, and padding; returns how long it is."""
+  num = 0
+  for j in range(packed.size):
+    is_node = packed[j] < none
+    nodes[j] = packed[j] >> 1 if is_node else rows.NO_ID
+    signs[j] = np.float32(2 * (packed[j] & 1) - 1) * np.float32(is_node)
+    num += is_node
   return num
 
 
-@numba.njit(**rows.INLINE)
-def _prefetch_center(tokens, at, window, deep, inputs, outputs):
-  """Asks for rows that the center after `at` is the first to look up.
+@numba.njit(**rows.JIT)
+def _find_path(word, exits, firsts, deep, nodes, signs):
+  """Writes the inner nodes of a word's path, and weights; returns how many.
 
-  Of its path those next to the root are in the cache.
+  Weights are 1 or -1 by the code, and 0 of what is no node.
   """
-  if at + 1 + window < tokens.size:
-    rows.prefetch(inputs.vectors, tokens[at + 1 + window : at + 2 + window])
-    if tokens[at + 1] < deep.shape[0]:
-      rows.prefetch_packed(outputs.vectors, deep[tokens[at + 1]])
+  none = 2 * (exits.size - 1)
+  num = _take_path(firsts[exits[word]], none, nodes, signs)
+  num += _take_path(deep[word], none, nodes[num:], signs[num:])
+  for y in range(num, rows.padded(num, tiles.SIZE)):
+    nodes[y], signs[y] = rows.NO_ID, 0
+  return num
 
 
 @numba.njit(**rows.JIT)
-def _path_weights(codes, depth, num_used, excluded, shape, out):
-  """Weights of the nodes of a path, for all rows used but the excluded one."""
-  for g in range(shape[0]):
-    is_used, row = (g < num_used) & (g != excluded), out[g]
-    for y in range(shape[1]):
-      sign = 2 * np.float32(codes[y]) - 1
-      row[y] = sign * np.float32(is_used & (y < depth))
+def _take_contexts(tokens, at, before, after, out):
+  """Writes the words around a center, without it; returns how many."""
+  rows.copy(tokens[at - before : at], out, 0)
+  rows.copy(tokens[at + 1 : at + 1 + after], out[before:], 0)
+  num = before + after
+  for j in range(num, rows.padded(num, tiles.SIZE)):
+    out[j] = rows.NO_ID
+  return num
 
 
 @numba.njit(**rows.JIT)
-def _set_fractions(fractions, center, num_words):
-  """Writes those of the mean of a center's contexts, for one of four means."""
-  for j in range(num_words):
-    fractions[0, j] = np.float32(j != center) / np.float32(num_words - 1)
-  fractions[0, num_words:] = 0
+def _await_center(tokens, at, window, deep, inputs, outputs, awaited):
+  """Awaits rows that the center after `at` is the first to look up.
 
-
-@numba.njit(**rows.INLINE)
-def _add_path(slopes, lefts, nodes, depth, dim):
-  """Adds to rows of a path what the others give, and the other way."""
-  rows.add_rows(
-    slopes, 0, nodes.sources, 0, depth, lefts.targets, lefts.rates, dim
-  )
-  targets = nodes.targets[:depth]
-  rows.add_columns(
-    slopes, 0, lefts.sources, slopes.shape[0], targets, nodes.rates, dim
-  )
+  Of its path those next to the root are in the cache. What lists the path of
+  the one after that is asked for.
+  """
+  awaited[0] = 0
+  for place in range(at + 1 + window, min(at + 2 + window, tokens.size)):
+    rows.await_row(inputs, tokens[place], awaited)
+  if at + 2 < tokens.size and tokens[at + 2] < deep.shape[0]:
+    path = deep[tokens[at + 2]]
+    for offset in range(0, path.nbytes, memory.LINE):
+      memory.prefetch_to_read(np.uint64(path.ctypes.data) + np.uint64(offset))
+  if at + 1 < tokens.size and tokens[at + 1] < deep.shape[0]:
+    for packed in deep[tokens[at + 1]]:
+      rows.await_row(outputs, packed >> 1, awaited)
 
 
 @numba.njit(**rows.JIT)
-def _score_path(lefts, nodes, dim, scores):
-  """Scores of all rows with all nodes, given by their addresses."""
+def _score_path(lefts, num_left, nodes, awaited, dim, scores):
+  """Scores of rows with nodes, given by their addresses."""
   for y in range(0, scores.shape[1], tiles.SIZE):
-    rows.score(lefts, 0, scores.shape[0], nodes, y, dim, scores)
+    rows.score(lefts, 0, num_left, nodes, y, dim, scores)
+    rows.prefetch_some(awaited, 1)
+
+
+@numba.njit(**rows.JIT)
+def _add_to_lefts(slopes, nodes, depth, lefts, rates, awaited, dim):
+  """Adds to words, or their mean, what the nodes of a path give."""
+  for x in range(0, slopes.shape[0], tiles.SIZE):
+    tiles.add_rows(slopes, x, 0, nodes, 0, depth, 0, 0, lefts, x, rates, dim)
+    rows.prefetch_some(awaited, 2)
+
+
+@numba.njit(**rows.JIT)
+def _add_to_nodes(slopes, lefts, num_left, nodes, rates, awaited, dim):
+  """Adds to the nodes of a path what words, or their mean, give."""
+  for y in range(0, slopes.shape[1], tiles.SIZE):
+    tiles.add_columns(
+      slopes, 0, y, lefts, 0, num_left, 0, 0, nodes, y, rates, dim
+    )
+    rows.prefetch_some(awaited, 1)
+
+
+@numba.njit(**rows.JIT)
+def _repeat(row, out):
+  """Writes a row [n] to each of `out` [m, n]."""
+  for g in range(out.shape[0]):
+    to = out[g]
+    for y in range(to.size):
+      to[y] = row[y]
+
+
+class _TreeWork(NamedTuple):
+  """Buffers for a center and its path."""
+
+  words: rows.Rows
+  means: rows.Rows  # of which one is used
+  nodes: rows.Rows
+  own: rows.Own  # nodes
+  fractions: np.ndarray  # [4, padded words], of the mean
+  signs: np.ndarray  # [padded nodes], their weights
+  awaited: np.ndarray  # rows of the next center, as of `rows.await_rows`
 
 
 @numba.njit(**rows.INLINE)
-def _take_used(address, num_left, num_right):
-  """Scores and weights without gaps between rows, so that slopes are fast."""
-  scores, rest = rows.take(address, num_left, num_right)
-  return scores, rows.take(rest, num_left, num_right)[0]
+def _take_tree_work(scratch, num_left, num_right, num_own, dim):
+  """`_TreeWork`, and the address after it."""
+  words, rest = rows.take_rows(scratch, num_left, dim)
+  means, rest = rows.take_rows(rest, tiles.SIZE, dim)
+  nodes, rest = rows.take_rows(rest, num_right, dim)
+  own, rest = rows.take_own(rest, num_own, dim)
+  fractions, rest = rows.take(rest, tiles.SIZE, num_left)
+  signs, rest = rows.take_vector(rest, num_right, np.float32)
+  awaited, rest = rows.take_vector(rest, 3 + num_right, np.uint64)
+  return _TreeWork(words, means, nodes, own, fractions, signs, awaited), rest
+
+
+@numba.njit(**rows.INLINE)
+def _find_own(path, own, dim, out):
+  rows.find_own(
+    path, own.addresses, own.taken, own.values, own.before, dim, out
+  )
+
+
+@numba.njit(**rows.INLINE)
+def _return_own(table, own):
+  if own.taken[0]:
+    rows.return_own(
+      table.vectors, own.addresses, own.taken, own.values, own.before
+    )
+
+
+@numba.njit(**rows.INLINE)
+def _take_center(tokens, at, window, contexts, tree, tables, work):
+  """Takes the words and the path of a center; returns how many each has."""
+  (before, after), (exits, firsts, deep), (inputs, outputs) = (
+    contexts, tree, tables,
+  )  # fmt: skip
+  nodes, awaited = work.nodes, work.awaited
+  depth = _find_path(tokens[at], exits, firsts, deep, nodes.ids, work.signs)
+  num_words = _take_contexts(tokens, at, before, after, work.words.ids)
+  _await_center(
+    tokens, at, window, deep, inputs.vectors, outputs.vectors, awaited
+  )
+  return num_words, depth
+
+
+@numba.njit(**rows.INLINE)
+def _learn_center(tables, work, sizes, averages, scratch, number, is_measured):
+  """Changes the rows of a center's words and path; returns loss, examples."""
+  (inputs, outputs), (num_words, depth) = tables, sizes
+  words, nodes, awaited = work.words, work.nodes, work.awaited
+  dim = inputs.vectors.shape[1]
+  ids = words.ids[: rows.padded(num_words, tiles.SIZE)]
+  path = nodes.ids[: rows.padded(depth, tiles.SIZE)]
+  rows.gather(inputs, words, ids)
+  rows.find(outputs, nodes, path)
+  rows.aim(inputs, words, ids)
+  rows.aim(outputs, nodes, path)
+  _find_own(path, work.own, dim, nodes.sources)
+  _find_own(path, work.own, dim, nodes.targets)
+  lefts, num_used = words, num_words
+  if averages:
+    _average(words.sources, work.means, work.fractions, num_words, dim)
+    lefts, num_used = work.means, 1
+  # Without gaps between rows, so that slopes are fast.
+  num_rows, loss, examples = rows.padded(num_used, tiles.SIZE), 0.0, 0
+  scores, rest = rows.take(scratch, num_rows, path.size)
+  weights = rows.take(rest, num_rows, path.size)[0]
+  num_scored = num_used if num_used > tiles.LEFT else tiles.LEFT
+  _score_path(lefts.sources, num_scored, nodes.sources, awaited, dim, scores)
+  _repeat(work.signs, weights)
+  if is_measured:
+    loss, examples = _measure(scores[:num_used], weights), num_used
+  rows.slopes(rows.flat(scores), rows.flat(weights))
+  _add_to_lefts(
+    scores, nodes.sources, depth, lefts.targets, lefts.rates, awaited, dim
+  )
+  _add_to_nodes(
+    scores, lefts.sources, num_used, nodes.targets, nodes.rates, awaited, dim
+  )
+  if averages:
+    targets = words.targets[: ids.size]
+    rows.add_columns(
+      work.fractions, 0, lefts.targets, 1, targets, words.rates, dim
+    )
+  rows.prefetch_some(awaited, awaited.size)
+  rows.descend(inputs, words, ids, 2 * number)
+  rows.descend(outputs, nodes, path, 2 * number + 1)
+  return loss, examples
 
 
 @numba.njit(**rows.INLINE)
 def _hierarchical(frame, kind, first, stop, scratch):
   scratch_stop = turns.scratch_stop(frame, scratch)
-  averages = ffi.vector(frame, ffi.ARGUMENTS, INTEGERS, np.int32)[4] != 0
+  integers = ffi.vector(frame, ffi.ARGUMENTS, INTEGERS, np.int32)
   inputs, outputs, left, right = _arrays(frame, kind)
+  tables, tree = (inputs, outputs), _tree(frame)
   tokens = ffi.matrix(frame, ffi.ARGUMENTS, _TOKENS, np.int32)
-  exits, firsts, deep = _tree(frame)
-  num_chunks, chunk = left.shape
-  dim, tile = inputs.vectors.shape[1], tiles.SIZE
+  (num_chunks, chunk), dim = left.shape, inputs.vectors.shape[1]
   window = ffi.vector(frame, ffi.ARGUMENTS, NUMBERS, np.float32).size - 3
-  num_left = rows.padded(2 * window + 1, tile)
-  num_right = rows.padded(firsts.shape[1] + deep.shape[1], tile)
-  words, scratch = rows.take_rows(scratch, num_left, dim)
-  means, scratch = rows.take_rows(scratch, tile, dim)
-  nodes, scratch = rows.take_rows(scratch, num_right, dim)
-  fractions, scratch = rows.take(scratch, tile, num_left)
-  codes, scratch = rows.take_vector(scratch, num_right, np.int32)
+  averages, own_centers = integers[4] != 0, np.int64(integers[10])
+  num_left = rows.padded(2 * window, tiles.SIZE)
+  num_right = rows.padded(tree[1].shape[1] + tree[2].shape[1], tiles.SIZE)
+  num_own = _OWN_NODES if own_centers else 0
+  work, scratch = _take_tree_work(scratch, num_left, num_right, num_own, dim)
   if rows.take(scratch, 2 * num_left, num_right)[1] > scratch_stop:
     return np.nan, np.nan
-  for chunk_rows in (words, means, nodes):
+  for chunk_rows in (work.words, work.means, work.nodes):
     rows.reset(chunk_rows)
   loss = examples = 0.0
   for center in range(first * chunk, stop * chunk):
     i, x = center // chunk, center % chunk
     before, after = np.int64(left[i, x]), np.int64(right[i, x])
-    num_words = before + after + 1
-    if num_words == 1:
+    if before + after == 0:
       continue
     run, start = _find_window(tokens, chunk, num_chunks, i)
-    at = start + x + window
-    ids = tokens[run, at - before : at + after + 1]
-    _prefetch_center(tokens[run], at, window, deep, inputs, outputs)
-    depth = _find_path(ids[before], exits, firsts, deep, nodes.ids, codes)
-    rows.copy(ids, words.ids, 0)
-    words.ids[num_words:] = rows.NO_ID
-    ids = words.ids[: rows.padded(num_words, tile)]
-    path = nodes.ids[: rows.padded(depth, tile)]
-    rows.gather(inputs, words, ids)
-    rows.find(outputs, nodes, path)
-    if averages:
-      _average(words.sources, means, fractions, before, num_words, dim)
-    lefts, num_used = (means, 1) if averages else (words, num_words)
-    used, weights = _take_used(scratch, rows.padded(num_used, tile), path.size)
-    _score_path(lefts.sources, nodes.sources, dim, used)
-    excluded = -1 if averages else before
-    _path_weights(codes, depth, num_used, excluded, used.shape, weights)
-    if center % (_LOSS_EVERY_CHUNKS * chunk) == 0:
-      examples += num_used - (not averages)
-      loss += _measure(used, weights)
-    rows.slopes(rows.flat(used), rows.flat(weights))
-    rows.aim(inputs, words, ids)
-    rows.aim(outputs, nodes, path)
-    _add_path(used, lefts, nodes, path.size, dim)
-    if averages:
-      to = words.targets[: ids.size]
-      rows.add_columns(fractions, 0, means.targets, tile, to, words.rates, dim)
-    rows.descend(inputs, words, ids, 2 * center)
-    rows.descend(outputs, nodes, path, 2 * center + 1)
+    at, contexts = start + x + window, (before, after)
+    sizes = _take_center(tokens[run], at, window, contexts, tree, tables, work)
+    is_measured = center % (_LOSS_EVERY_CHUNKS * chunk) == 0
+    measured = _learn_center(
+      tables, work, sizes, averages, scratch, center, is_measured
+    )
+    loss += measured[0]
+    examples += measured[1]
+    if own_centers and center % own_centers == 0:
+      _return_own(outputs, work.own)
+  _return_own(outputs, work.own)
   return loss, examples
 
 
@@ -704,8 +849,8 @@ def skipgram(kind):
         awaited, dim,
       )  # fmt: skip
       _add_to_draws(
-        scores, num_words, centers.sources, others.targets, others.rates,
-        awaited, dim,
+        scores, num_words, num_words, centers.sources, others.targets,
+        others.rates, awaited, dim,
       )  # fmt: skip
       rows.prefetch_some(awaited, awaited.size)
       rows.descend(inputs, centers, centers.ids, 2 * i)

@@ -173,8 +173,7 @@ def _rows(frame, number):
 def _ask(table, ids, firsts, j):
   """Asks for a row that comes soon."""
   if j + _AHEAD < firsts.size:
-    soon = firsts[j + _AHEAD]
-    rows.prefetch(table, ids[soon : soon + 1])
+    rows.prefetch(table, ids[firsts[j + _AHEAD]])
 
 
 def adagrad(frame, first, stop, scratch, result):

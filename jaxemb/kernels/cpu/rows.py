@@ -176,12 +176,11 @@ def copy(ids, out, first):
 
 
 @numba.njit(**JIT)
-def prefetch(table, ids):
-  """Asks for the rows of ids [n], of a chunk that comes soon."""
+def prefetch(table, id_):
+  """Asks for a row of a chunk that comes soon."""
   start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
-  for id_ in ids:
-    if id_ < table.shape[0]:
-      _prefetch_row(start + np.uint64(id_) * size, table.strides[0])
+  if id_ < table.shape[0]:
+    _prefetch_row(start + np.uint64(id_) * size, table.strides[0])
 
 
 @numba.njit(**JIT)
@@ -191,28 +190,23 @@ def _prefetch_row(address, row_bytes):
 
 
 @numba.njit(**JIT)
-def prefetch_packed(table, packed):
-  """As `prefetch`, of ids that have a code in their last bit."""
-  start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
-  for number in packed:
-    id_ = number >> 1
-    if id_ < table.shape[0]:
-      _prefetch_row(start + np.uint64(id_) * size, table.strides[0])
-
-
-@numba.njit(**JIT)
-def await_rows(table, ids, first, stop, out):
-  """Adds addresses of rows of ids[first:stop] to `out`, from out[2] on.
+def await_row(table, id_, out):
+  """Adds the address of a row to `out`, behind those from out[2] on.
 
   out[0] counts them, out[1] is their size in bytes.
   """
   start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
-  num = np.int64(out[0])
+  num = out[0]
+  if id_ < table.shape[0]:
+    out[np.uint64(2) + num] = start + np.uint64(id_) * size
+    out[0], out[1] = num + np.uint64(1), size
+
+
+@numba.njit(**JIT)
+def await_rows(table, ids, first, stop, out):
+  """As `await_row`, of ids[first:stop]."""
   for i in range(first, stop):
-    if ids[i] < table.shape[0]:
-      out[2 + num] = start + np.uint64(ids[i]) * size
-      num += 1
-  out[0], out[1] = num, size
+    await_row(table, ids[i], out)
 
 
 @numba.njit(**JIT)
@@ -301,7 +295,8 @@ def _set_rates(learning_rate, max_duplicates, brakes, ids, out):
 
 
 @numba.njit(**JIT)
-def _clear(rows, num):
+def clear(rows, num):
+  """Sets the first rows of a buffer to 0."""
   for i in range(num):
     for k in range(rows.shape[1]):
       rows[i, k] = 0
@@ -314,7 +309,7 @@ def aim(table, chunk, ids):
   That is the rows of the table, or zeros for `descend`.
   """
   if table.descent:
-    _clear(chunk.grads, ids.size)
+    clear(chunk.grads, ids.size)
   else:
     _locate(table.vectors, ids, chunk.grads[0], chunk.targets)
     _set_rates(
@@ -332,6 +327,60 @@ def descend(table, chunk, ids, number):
     grads, start = chunk.grads.ctypes.data, ids.ctypes.data
     of_table = table.frame, table.number
     _change(table.descent, (*of_table, grads, start, ids.size, number))
+
+
+class Own(NamedTuple):
+  """Copies of the first rows of a table that a thread changes by itself.
+
+  Rows that all threads change all the time would move from core to core with
+  every change: a thread takes a copy, and adds what has changed later.
+  """
+
+  addresses: np.ndarray  # [n], of copies by row, 0 = none
+  taken: np.ndarray  # [1 + n], how many copies there are, then their rows
+  values: np.ndarray  # [n, padded dim] float32
+  before: np.ndarray  # [n, padded dim] float32, as they were taken
+
+
+@numba.njit(**INLINE)
+def take_own(address, number, dim):
+  """`Own`, without a copy in a scratch of zeros, and the address after it."""
+  size = padded(dim, tiles.LANES)
+  addresses, rest = take_vector(address, number, np.uintp)
+  taken, rest = take_vector(rest, 1 + number, np.int64)
+  values, rest = take(rest, number, size)
+  before, rest = take(rest, number, size)
+  return Own(addresses, taken, values, before), rest
+
+
+@numba.njit(**JIT)
+def find_own(ids, addresses, taken, values, before, dim, out):
+  """Writes the addresses of copies, of rows that have one or may have one.
+
+  `out` [n] has those of the rows in the table.
+  """
+  for i in range(ids.size):
+    if ids[i] < addresses.size:
+      if not addresses[ids[i]]:
+        num = np.uint64(taken[0])
+        tiles.copy(out[i], values[num].ctypes.data, dim)
+        tiles.copy(out[i], before[num].ctypes.data, dim)
+        addresses[ids[i]] = values[num].ctypes.data
+        taken[np.uint64(1) + num] = ids[i]
+        taken[0] += 1
+      out[i] = addresses[ids[i]]
+
+
+@numba.njit(**JIT)
+def return_own(table, addresses, taken, values, before):
+  """Adds to rows what has changed in copies, and forgets these."""
+  for k in range(taken[0]):
+    id_ = taken[1 + k]
+    row, new, old = table[id_], values[k], before[k]
+    for j in range(row.size):
+      row[j] += new[j] - old[j]
+    addresses[id_] = 0
+  taken[0] = 0
 
 
 @numba.njit(**JIT)

@@ -120,6 +120,16 @@ def _ids(
   return _Ids(tokens, num_draws, 0, (outputs[:, num_words:],))
 
 
+def _own_centers(num_threads: int) -> int:
+  """Returns after how many centers threads exchange nodes; 0 = one has all.
+
+  Those of all threads together need no brakes, if there are not many of them.
+  """
+  if num_threads == 1:
+    return 0
+  return min(64, max(16, brakes.FREE_CENTERS // (num_threads - 1)))
+
+
 @dataclasses.dataclass(frozen=True)
 class Kernel:
   """The fused step of a model; a `strategies.base.Trainable.fused`."""
@@ -145,6 +155,10 @@ class Kernel:
     spec, num_chunks = model.spec, len(batch.chunks)
     weights = spec.context_weights or [1.0] * spec.window
     numbers = context.learning_rate, self.parameter, spec.negatives, *weights
+    # Nodes are copied where rows are changed in their place.
+    own_centers = (
+      _own_centers(self.num_threads) if is_tree and not self.descent else 0
+    )
     key = strategy_base.rounding_key(specs[0], context, 0)
     keys = [jnp.zeros(2, jnp.uint32) if key is None else key, context.key]
     rounding, drawing = (
@@ -159,9 +173,11 @@ class Kernel:
       *drawing,
       ids.num_entries,
       self.descent,
+      own_centers,
     )
     # Centers of other threads.
-    others = (1 if is_tree else spec.chunk) * (self.num_threads - 1)
+    others = (own_centers or 1) if is_tree else spec.chunk
+    others *= self.num_threads - 1
     longest = sum(x.shape[1] for x in ids.more[1:])
     totals, changed = call(
       self.number,

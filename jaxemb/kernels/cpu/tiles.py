@@ -389,7 +389,19 @@ def copy(typing_context, source, target, size):
     source, target = (
       builder.inttoptr(x, _FLOAT.as_pointer()) for x in args[:2]
     )
-    cgutils.raw_memcpy(builder, target, source, args[2], SIZE, align=SIZE)
+
+    def move(offset, kind):
+      _store(builder, _load(builder, source, offset, kind), target, offset)
+
+    is_short = builder.icmp_unsigned('<', args[2], _INT(LANES))
+    with builder.if_else(is_short) as (short, long):
+      with short:
+        for first, kind in _blocks(builder, args[2], _NARROW):
+          move(first, kind)
+      with long:
+        last = _Last(builder, args[2])
+        with cgutils.for_range(builder, last.count) as loop:
+          move(last.offset(loop.index), _VECTOR)
     return context.get_dummy_value()
 
   n = types.uintp

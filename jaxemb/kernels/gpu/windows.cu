@@ -509,8 +509,8 @@ __device__ __forceinline__ void prepare(
     int count = 0;
     // Occurrences without a gradient count as well, in what is looked up.
     for (int j = first; j < stop; ++j)
-      count += chunk.id[j] == chunk.id[i] && (!IS_TREE || !is_input
-          || j == WINDOW || is_bit(chunk.used, j));
+      count += chunk.id[j] == chunk.id[i]
+          && (!IS_TREE || !is_input || is_bit(chunk.used, j));
     if (count > call.parameter) rate *= call.parameter / count;
 #endif
     chunk.rate[i] = rate;

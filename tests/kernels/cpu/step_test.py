@@ -256,10 +256,11 @@ def _steps_of(case, trainable, batch):
     for c in range(case.chunk):
       before, after = int(left[0, c]), int(right[0, c])
       if before + after:
-        words = tokens[0, case.window + c - before :][: before + after + 1]
-        points, codes, length = (x[words[before]] for x in paths)
+        at = case.window + c
+        words = [*tokens[0, at - before : at], *tokens[0, at + 1 :][:after]]
+        points, codes, length = (x[tokens[0, at]] for x in paths)
         path = list(zip(points[:length], codes[:length], strict=True))
-        loss = functools.partial(oracle.tree, is_cbow, words, before, path=path)
+        loss = functools.partial(oracle.tree, is_cbow, words, path=path)
         yield loss, k % every == 0 and c == 0
 
 
@@ -293,6 +294,14 @@ def _loops(case, trainable, batch, state, rate):
 @every_case
 def test_a_call_is_that_of_the_loops(case):
   check_a_call(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('model', ['skipgram-tree', 'cbow-tree'])
+def test_changes_of_own_nodes_come_back(model, monkeypatch):
+  # Of one thread, which so learns what it does without copies.
+  monkeypatch.setattr(step, '_own_centers', lambda num_threads: 5)
+  check_a_call(Case(model, vocab=400, size=96))
 
 
 def check_a_call(
