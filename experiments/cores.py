@@ -16,6 +16,9 @@ long. Rounds follow each other for --secs in all; numbers are their medians.
               started: what reads, cuts, packs and dispatches, and is not in the
               kernel's threads. What XLA itself does in those is not told apart
 
+The last line says how long a line of the cache takes from one core to another:
+threads share rows, and a virtual machine's cores may be far apart, and move.
+
 More threads than cores (--threads) tell what each would cost on a larger
 machine, but for what its cores would wait for each other's memory: then only
 CPU/word and outside mean something. Where there are several sockets, the last
@@ -23,6 +26,7 @@ line is one table on each, as `jaxemb launch --sockets` has them.
 """
 
 import argparse
+import concurrent.futures
 import functools
 import json
 import os
@@ -33,9 +37,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import experiment
+import numba
+import numpy as np
 import zipf
 
 from jaxemb.cli import plan
+from jaxemb.kernels import ffi
 from jaxemb.runtime import resources
 from jaxemb.text import encode
 
@@ -139,6 +146,42 @@ def _measure(
   return found | {'steps': _rounds(sides, left)}
 
 
+@numba.njit(nogil=True)
+def _return_ball(address, is_first, num_times):
+  """Adds 1 to the number there whenever it is even, or odd."""
+  for turn in range(num_times):
+    while ffi.add(address, 0, 0) != 2 * turn + (not is_first):
+      pass
+    ffi.add(address, 0, 1)
+
+
+def _line_secs() -> list[float]:
+  """Seconds that a line of the cache takes from one core to another.
+
+  Of the first core and each of some others; none where threads have no cores.
+  """
+  if not hasattr(os, 'sched_setaffinity'):
+    return []
+  cores, found, num_times = sorted(os.sched_getaffinity(0)), [], 20_000
+  balls = np.zeros(32, np.int64)
+  address = np.uintp(balls[16:].ctypes.data // 64 * 64)  # a line of its own
+
+  def play(core, is_first):
+    os.sched_setaffinity(0, {core})  # of this thread
+    _return_ball(address, is_first, num_times)
+
+  _return_ball(address, True, 0)  # compiles it
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    for other in cores[1 :: max(1, len(cores) // 8)]:
+      balls[:] = 0
+      start = time.perf_counter()
+      both = (cores[0], True), (other, False)
+      for played in [pool.submit(play, *x) for x in both]:
+        played.result()
+      found.append((time.perf_counter() - start) / (2 * num_times))
+  return found
+
+
 def _table(
   found: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]],
 ) -> str:
@@ -192,7 +235,12 @@ def main() -> None:
   results = experiment.Results('cores', args)
   with tempfile.TemporaryDirectory() as folder:
     results.found = _measure(args, pathlib.Path(folder))
-  results.finish(_table(results.found))
+  shown = _table(results.found)
+  if secs := _line_secs():
+    results.found['line_secs'] = secs
+    shown += f'\na line of the cache takes {min(secs) * 1e9:.0f} to '
+    shown += f'{max(secs) * 1e9:.0f} ns from the first core to others'
+  results.finish(shown)
 
 
 if __name__ == '__main__':

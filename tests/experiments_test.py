@@ -355,6 +355,7 @@ def test_cores(run, monkeypatch):
   flags = '--secs=0', '--threads=3', '--vocab=500', '--words=300000'
   small = '--config.model.dim=8', '--config.data.min_count=1'
   found, shown = run('cores', *flags, *small)
+  assert all(x > 0 for x in found['line_secs'])
   (one,), (three,) = found['training'].values()
   assert 0 < one['outside'] < 1 and 0 < three['outside'] < 1
   ratio = three['rate'] / one['rate']
