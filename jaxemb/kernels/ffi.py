@@ -252,6 +252,27 @@ def _array(num_axes):
   return array
 
 
+def matrix_of(buffers: int) -> intrinsic:
+  """Makes an intrinsic: the elements of an argument, or of a result.
+
+  Those [m, n] of a NumPy type, given a frame, its number and the type.
+  """
+
+  @intrinsic
+  def matrix(typing_context, frame, number, kind):
+    form = types.Array(kind.dtype, 2, 'C')
+
+    def generate(context, builder, signature, args):
+      given = args[0], _INT(buffers), args[1]
+      data, dims = _buffer(context, builder, given)
+      shape = [_word(context, builder, dims, 8 * i) for i in range(2)]
+      return make_array(context, builder, form, data=data, shape=shape)
+
+    return form(types.uintp, types.intp, kind), generate
+
+  return matrix
+
+
 # The elements [n] or [m, n], of a NumPy type, of an argument or result, given a
 # frame, `ARGUMENTS` or `RESULTS`, its number and the type.
 vector, matrix = _array(1), _array(2)

@@ -37,7 +37,7 @@ if __name__ == '__main__':
   from jaxemb.text import tokenize
 
   linking.hurry()
-  tokenize.tokenize(b'', 'words', lowercase=True)
+  tokenize.compile()
   for path in map(pathlib.Path, sys.argv[1:]):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()

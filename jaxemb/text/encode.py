@@ -230,6 +230,7 @@ class _Encoder:
     """Writes the files of the folder."""
     counts = self.settings.counts
     known = _read_counts(counts) if counts else None  # refused before reading
+    tokenize.prepare(self.settings.tokens, self.settings.lowercase)
     ahead.wait()
     pieces = self.read()
     self.check_encoding(pieces)

@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
+from numba.core import registry
 
 from jaxemb.data import sentences
 
@@ -469,6 +470,21 @@ def _read(text, i, points, table, ids, n, signs, dropped, has_emoji):
   return i, n
 
 
+def prepare(definition: str, lowercase: bool) -> None:
+  """Makes ready what `tokenize` begins with, half a second of work.
+
+  That is numba, which loads or compiles functions, and the table.
+  """
+  registry.cpu_target.target_context.refresh()
+  code_points(definition.removesuffix('+emoji'), lowercase)
+
+
+def compile() -> None:
+  """Compiles what `tokenize` calls."""
+  spaces = np.full(128, SEPARATOR << 32)  # for a table, which takes a while
+  _tokenized(b'', points=spaces, has_emoji=False, ends_line=True)
+
+
 def tokenize(
   text: bytes, definition: str, lowercase: bool, ends_line: bool = True
 ) -> tuple[np.ndarray, Words, int, int, int]:
@@ -480,11 +496,19 @@ def tokenize(
   emoji that are dropped. The end of the text ends a sentence only if
   `ends_line`.
   """
+  return _tokenized(
+    text,
+    points=code_points(definition.removesuffix('+emoji'), lowercase),
+    has_emoji=definition.endswith('+emoji'),
+    ends_line=ends_line,
+  )
+
+
+def _tokenized(text, points, has_emoji, ends_line):
   data = np.frombuffer(text, np.uint8)
-  points = code_points(definition.removesuffix('+emoji'), lowercase)
   ids, table = np.empty(len(data) + 2, np.int32), _empty(1 << 15, 1 << 18)
   signs, dropped = np.full(3, -1), np.zeros(3, np.int64)
-  has_emoji, i, n = definition.endswith('+emoji'), 0, 0
+  i = n = 0
   while i <= len(data):
     i, n = _read(data, i, points, table, ids, n, signs, dropped, has_emoji)
     if i <= len(data):

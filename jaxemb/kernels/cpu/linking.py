@@ -10,7 +10,7 @@ import gc
 import sys
 from typing import Any
 
-from numba.core import codegen
+from numba.core import codegen, config, ir
 
 
 class _Library(codegen.JITCodeLibrary):
@@ -88,6 +88,8 @@ def hurry() -> None:
   gc.disable()  # a seventh of the time, for garbage that ends with the process
   # numba imports it, .15 s, for products of matrices, which nothing here has.
   sys.modules.setdefault('scipy.linalg', None)
+  config.reload_config = lambda: None  # it looks for a file with each function
+  ir.Loc.strformat = lambda *_: ''  # of errors, which numba has caught mostly
   with contextlib.suppress(AttributeError):  # of another numba
     install()
 

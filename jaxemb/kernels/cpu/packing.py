@@ -36,21 +36,14 @@ _PACKED, _LEFT, _RIGHT, _PAIRS = range(turns.RESULTS, turns.RESULTS + 4)
 _END = np.int32(-1)  # `data.sentences.END`
 
 
-@numba.njit(**rows.INLINE)
-def _read(frame, number, kind):
-  return ffi.matrix(frame, ffi.ARGUMENTS, number, kind)
-
-
-@numba.njit(**rows.INLINE)
-def _made(frame, number, kind):
-  return ffi.matrix(frame, ffi.RESULTS, number, kind)
+_read, _made = ffi.matrix_of(ffi.ARGUMENTS), ffi.matrix_of(ffi.RESULTS)
 
 
 @numba.njit(**rows.JIT)
-def _word(halves, first):
-  """The 64 bits of two numbers, the high ones first."""
-  high, low = np.uint64(halves[first]), np.uint64(halves[first + 1])
-  return (high << np.uint64(32)) | low
+def _word(halves, part, number):
+  """The 64 bits of the two halves of a number, the high ones first."""
+  high, low = halves[part, 2 * number], halves[part, 2 * number + 1]
+  return (np.uint64(high) << np.uint64(32)) | np.uint64(low)
 
 
 @numba.njit(**rows.JIT)
@@ -69,7 +62,9 @@ def _drop(ids, highs, highest, reaches):
   """Clears what the windows of dropped words reach; returns how many stay."""
   num = 0
   for i in range(ids.size):
-    is_kept = (ids[i] != _END) & (highs[i] <= highest[max(ids[i], 0)])
+    id_ = ids[i]
+    is_kept = highs[i] <= highest[id_ if id_ > 0 else 0]
+    is_kept &= id_ != _END
     # Not a choice, which LLVM makes a branch that no processor could foresee.
     reaches[i] *= np.uint8(is_kept)
     num += is_kept
@@ -79,8 +74,10 @@ def _drop(ids, highs, highest, reaches):
 @numba.njit(**rows.JIT)
 def _cut(right, start, stop, longest):
   """Cuts what windows reach at the end of a sentence of kept words."""
-  for j in range(max(start, stop - longest), stop):
-    right[j] = min(np.intp(right[j]), stop - 1 - j)
+  first = stop - longest
+  for j in range(first if first > start else start, stop):
+    rest = stop - 1 - j
+    right[j] = right[j] if right[j] < rest else rest
 
 
 @numba.njit(**rows.JIT)
@@ -89,7 +86,7 @@ def _pack(ids, reaches, longest, words, left, right):
 
   Returns (center, context) pairs.
   """
-  n = start = 0  # of all, and of the sentence
+  n = start = np.intp(0)  # of all, and of the sentence
   for i in range(ids.size):
     if n == words.size:
       break  # the rest is dropped
@@ -99,7 +96,8 @@ def _pack(ids, reaches, longest, words, left, right):
       continue
     # Always written, and counted if it is kept: see `_drop`.
     words[n], reach = ids[i], np.intp(reaches[i])
-    left[n], right[n] = min(reach, n - start), reach
+    before = n - start
+    left[n], right[n] = reach if reach < before else before, reach
     n += reach > 0
   _cut(right, start, n, longest)
   pairs = 0
@@ -148,8 +146,8 @@ def subsample(frame, first, stop, scratch, result):
     ids, place = _block(frame, part, block)
     reaches = _made(frame, _REACHES, np.uint8)[part, place : place + ids.size]
     highest = _read(frame, _HIGHEST, np.uint32)[part]
-    key = _word(_read(frame, _KEY, np.uint32)[part], 0)
-    position = _word(_read(frame, _POSITIONS, np.uint32)[part], 2 * block)
+    key = _word(_read(frame, _KEY, np.uint32), part, np.intp(0))
+    position = _word(_read(frame, _POSITIONS, np.uint32), part, block)
     num = 0
     for j in range(0, ids.size, STRIP):
       strip = reaches[j : j + STRIP]
