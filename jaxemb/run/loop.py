@@ -166,6 +166,9 @@ def compile_ahead(parts: build.Parts) -> None:
   )
   strategy.init.lower(key).compile()
   strategy.step.lower(*arguments).compile()
+  # What ends it.
+  _all_finite.lower(arguments[0]).compile()
+  checkpoint.compile_ahead(arguments[0])
 
 
 class _Start:

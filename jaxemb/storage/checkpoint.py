@@ -60,6 +60,11 @@ def _checksums(state: Any) -> list[int]:
   return list(map(int, sums))
 
 
+def compile_ahead(shapes: Any) -> None:
+  """Compiles what saves a state of these shapes."""
+  _all_checksums.lower(jax.tree.leaves(shapes)).compile()
+
+
 def _record_checksum(record: dict[str, Any]) -> int:
   """CRC-32 of all of a record but its checksum."""
   rest = {k: x for k, x in record.items() if k != 'checksum'}

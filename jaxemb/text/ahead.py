@@ -41,3 +41,4 @@ if __name__ == '__main__':
   for path in map(pathlib.Path, sys.argv[1:]):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
+  linking.leave()

@@ -111,3 +111,4 @@ if __name__ == '__main__':
   if mark:
     pathlib.Path(mark).parent.mkdir(parents=True, exist_ok=True)
     pathlib.Path(mark).touch()
+  linking.leave()
