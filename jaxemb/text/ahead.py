@@ -1,7 +1,8 @@
 """A process that compiles the tokenizer while JAX is imported.
 
 Its first use would take as long as all else before training. Later runs have
-what numba keeps.
+what numba keeps. While the text is read, the process goes on with what makes
+batches: the kernel's process, which begins with the kernel, finds it compiled.
 """
 
 import contextlib
@@ -9,11 +10,13 @@ import importlib.metadata
 import pathlib
 import subprocess
 import sys
+import time
 
 from jaxemb.kernels import sources
 from jaxemb.kernels.cpu import ahead
 
-_started: list[subprocess.Popen] = []
+# With the marks that they leave once the tokenizer is compiled.
+_started: list[tuple[subprocess.Popen, pathlib.Path]] = []
 
 
 def start(cache: pathlib.Path) -> None:
@@ -23,17 +26,18 @@ def start(cache: pathlib.Path) -> None:
   with contextlib.suppress(OSError, importlib.metadata.PackageNotFoundError):
     mark = cache / 'programs' / f'tokenize-{sources.digest([source])[:16]}'
     if not mark.exists():
-      _started.append(ahead.start(__name__, mark))
+      _started.append((ahead.start(__name__, mark), mark))
 
 
 def wait() -> None:
-  """Waits for the process, if there is one: to compile twice takes longer."""
-  while _started:
-    _started.pop().wait()
+  """Waits for the tokenizer, if it is compiled: to do so twice takes longer."""
+  for process, mark in _started:
+    while process.poll() is None and not mark.exists():
+      time.sleep(0.01)
 
 
 if __name__ == '__main__':
-  from jaxemb.kernels.cpu import linking
+  from jaxemb.kernels.cpu import handlers, linking
   from jaxemb.text import tokenize
 
   linking.hurry()
@@ -41,4 +45,5 @@ if __name__ == '__main__':
   for path in map(pathlib.Path, sys.argv[1:]):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
+  handlers.compile_batches()
   linking.leave()

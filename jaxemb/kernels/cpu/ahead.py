@@ -61,9 +61,9 @@ def compiling(
   the tables; `cache` keeps a mark of what was compiled.
   """
   kernel = 'hierarchical' if loss == 'hierarchical_softmax' else model
-  names = ['subsample-int32', 'pack-int32', f'{kernel}-{dtype}']
+  names = [f'{kernel}-{dtype}', 'subsample-int32', 'pack-int32']
   if needs_descent(dtype, optimizer):
-    names.insert(-1, f'descent-{dtype}')
+    names.insert(0, f'descent-{dtype}')
   try:
     name = f'{kernel}-{dtype}-{optimizer}-{source()[:16]}'
     mark = cache / 'programs' / name

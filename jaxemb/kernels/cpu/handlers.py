@@ -97,14 +97,19 @@ def load(name: str) -> int:
   return number(name)
 
 
+def compile_batches() -> None:
+  """Compiles what makes batches of the blocks of a text."""
+  compiled('subsample-int32')
+  compiled('pack-int32')
+  # What chooses blocks, which the run would compile in twice the time.
+  hashing.order(0, 1, size=1, key=hashing.part_key(0, 0, 0))
+
+
 if __name__ == '__main__':
   from jaxemb.kernels.cpu import linking  # it goes by what is inside numba
 
   linking.hurry()
   mark, *names = sys.argv[1:]
-  if 'pack-int32' in names:
-    # What chooses blocks for it, which the run would compile in twice the time.
-    hashing.order(0, 1, size=1, key=hashing.part_key(0, 0, 0))
   # All kernels need the first two.
   for name in 'task', 'handler', *names:
     compiled(name)
