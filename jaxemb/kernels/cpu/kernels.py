@@ -47,7 +47,9 @@ from jaxemb.kernels.cpu import rows, tiles, turns
 from jaxemb.ops import hashing, memory
 
 _LOSS_EVERY_CHUNKS = 64
-_PREFETCHED = 4  # rows, with each tile: all have come when they are needed
+# Rows of the next chunk that are asked for with each tile. More lines at a time
+# than a core can wait for would keep it from reading others.
+_PREFETCHED = 1
 _OWN_NODES = 64  # next to the root, of which threads have copies
 
 _LEFT, _RIGHT, NUMBERS, INTEGERS, BRAKES, _, _TOKENS, _CHUNKS, _MORE = range(
@@ -364,11 +366,21 @@ def _take_next(frame, i, sizes, chunk, vectors, work):
 
 
 @numba.njit(**rows.JIT)
-def _score_pairs(others, centers, band, num_words, dim, scores):
+def _score(lefts, first, stop, rights, y, dim, out, awaited):
+  """As `rows.score`, while rows of the next chunk are asked for."""
+  for x in range(first, stop, tiles.LEFT):
+    x = min(x, stop - tiles.LEFT)
+    tiles.scores(lefts, x, rights, y, dim, out, x, y)
+    rows.prefetch_some(awaited, _PREFETCHED)
+
+
+@numba.njit(**rows.JIT)
+def _score_pairs(others, centers, band, num_words, dim, scores, awaited):
   """Scores of a tile of centers with the words of its windows, and draws."""
-  for x in range(0, scores.shape[1], tiles.SIZE):
-    rows.score(others, x, x + band, centers, x, dim, scores)
-    rows.score(others, num_words, scores.shape[0], centers, x, dim, scores)
+  num_others, num_left = scores.shape
+  for x in range(0, num_left, tiles.SIZE):
+    _score(others, x, x + band, centers, x, dim, scores, awaited)
+    _score(others, num_words, num_others, centers, x, dim, scores, awaited)
 
 
 @numba.njit(**rows.JIT)
@@ -449,12 +461,12 @@ def _take_targets(others, x, num_left, out):
 
 
 @numba.njit(**rows.JIT)
-def _score_targets(others, means, targets, dim, scores):
+def _score_targets(others, means, targets, dim, scores, awaited):
   """Scores of means with their own centers' tile, and with draws."""
   num_left = scores.shape[1]
   for x in range(0, num_left, tiles.SIZE):
     _take_targets(others, x, num_left, targets)
-    rows.score(targets, 0, targets.size, means, x, dim, scores)
+    _score(targets, 0, targets.size, means, x, dim, scores, awaited)
 
 
 @numba.njit(**rows.JIT)
@@ -511,7 +523,7 @@ def _cbow(frame, kind, first, stop, scratch):
     _set_fractions_of_all(left[i], right[i], work.scale, has_context)
     _context_weights(left[i], right[i], window, work, fractions)
     _average_windows(fractions, band, words.sources, means, dim)
-    _score_targets(others.sources, means.sources, targets, dim, scores)
+    _score_targets(others.sources, means.sources, targets, dim, scores, awaited)
     _target_weights(others.ids, sizes, has_context, weights)
     if i % _LOSS_EVERY_CHUNKS == 0:
       loss += _measure(scores, weights)
@@ -620,11 +632,10 @@ def _await_center(tokens, at, window, deep, inputs, outputs, awaited):
 
 
 @numba.njit(**rows.JIT)
-def _score_path(lefts, num_left, nodes, awaited, dim, scores):
+def _score_path(lefts, num_left, nodes, dim, scores, awaited):
   """Scores of rows with nodes, given by their addresses."""
   for y in range(0, scores.shape[1], tiles.SIZE):
-    rows.score(lefts, 0, num_left, nodes, y, dim, scores)
-    rows.prefetch_some(awaited, 1)
+    _score(lefts, 0, num_left, nodes, y, dim, scores, awaited)
 
 
 @numba.njit(**rows.JIT)
@@ -632,7 +643,7 @@ def _add_to_lefts(slopes, nodes, depth, lefts, rates, awaited, dim):
   """Adds to words, or their mean, what the nodes of a path give."""
   for x in range(0, slopes.shape[0], tiles.SIZE):
     tiles.add_rows(slopes, x, 0, nodes, 0, depth, 0, 0, lefts, x, rates, dim)
-    rows.prefetch_some(awaited, 2)
+    rows.prefetch_some(awaited, _PREFETCHED)
 
 
 @numba.njit(**rows.JIT)
@@ -642,7 +653,7 @@ def _add_to_nodes(slopes, lefts, num_left, nodes, rates, awaited, dim):
     tiles.add_columns(
       slopes, 0, y, lefts, 0, num_left, 0, 0, nodes, y, rates, dim
     )
-    rows.prefetch_some(awaited, 1)
+    rows.prefetch_some(awaited, _PREFETCHED)
 
 
 @numba.njit(**rows.JIT)
@@ -732,7 +743,7 @@ def _learn_center(tables, work, sizes, averages, scratch, number, is_measured):
   scores, rest = rows.take(scratch, num_rows, path.size)
   weights = rows.take(rest, num_rows, path.size)[0]
   num_scored = num_used if num_used > tiles.LEFT else tiles.LEFT
-  _score_path(lefts.sources, num_scored, nodes.sources, awaited, dim, scores)
+  _score_path(lefts.sources, num_scored, nodes.sources, dim, scores, awaited)
   _repeat(work.signs, weights)
   if is_measured:
     loss, examples = _measure(scores[:num_used], weights), num_used
@@ -831,7 +842,7 @@ def skipgram(kind):
       _context_weights(left[i], right[i], window, work, weights)
       _add_up(weights, num_words, totals)
       _score_pairs(
-        others.sources, centers.sources, band, num_words, dim, scores
+        others.sources, centers.sources, band, num_words, dim, scores, awaited
       )
       _negative_weights(others.ids, sizes, totals, weights)
       if i % _LOSS_EVERY_CHUNKS == 0:
