@@ -4,6 +4,7 @@ import json
 import pathlib
 import shutil
 import signal
+import threading
 import types
 
 import jax
@@ -428,3 +429,30 @@ def test_a_gpus_steps_fit_the_text(
   assert parts.source.steps == parts.trainable.steps
   assert parts.source.steps.part_words == after
   assert next(parts.source.items(None, 0)).done_after > 0
+
+
+def test_what_is_compiled_ahead_is_not_compiled_again(tmp_path):
+  config = config_lib.check(
+    config_lib.default(), runs.SETTINGS | {'mesh.data': 1}
+  )
+  parts = build.parts(devices.choose(config, {}), tmp_path / 'cache')
+  build.reside(parts)
+  loop.compile_ahead(parts)
+  compiled = []
+
+  def listen(event, secs, **more):
+    if 'backend_compile' in event:
+      compiled.append(more)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    with loop.open_checkpoints(tmp_path) as checkpoints:
+      trained = loop.train(
+        checkpoints,
+        parts,
+        loop.Session(0.0, 0.0, threading.Event()),
+        make_meter=lambda totals: loop.Meter(),
+      )
+  finally:
+    jax.monitoring.unregister_event_duration_listener(listen)
+  assert trained and not compiled
