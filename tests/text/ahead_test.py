@@ -22,6 +22,7 @@ def test_compiles_once(tmp_path, monkeypatch):
 
 
 def test_without_a_process_the_run_compiles(tmp_path, monkeypatch):
+  monkeypatch.setattr(ahead, '_started', [])
   monkeypatch.setattr('sys.executable', '')
   ahead.start(tmp_path)
   assert not ahead._started
