@@ -128,7 +128,7 @@ def _began_with(begun: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the fields of the tuning that a resumed run keeps."""
   if not begun:
     return {}
-  # A version that did not record weights drew windows.
+  # What did not record weights drew windows, but for versions of a single day.
   begun = {'tuning.weights_contexts': False, **begun}
   names = {x: f'tuning.{x}' for x in _FIXED}
   return {x: begun[name] for x, name in names.items() if name in begun}

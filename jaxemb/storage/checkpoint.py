@@ -98,8 +98,8 @@ def newest_record(folder: pathlib.Path) -> dict[str, Any] | None:
   newest = steps[max(steps)] if steps else None
   with contextlib.suppress(OSError, ValueError):
     record = json.loads(newest.read_bytes()) if newest else {}
-    is_ours = _is_intact(record) and record.get('format') == _FORMAT
-    return record if is_ours else None
+    if isinstance(record, dict) and _is_intact(record):
+      return record if record.get('format') == _FORMAT else None
   return None
 
 

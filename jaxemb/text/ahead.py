@@ -30,7 +30,7 @@ def start(cache: pathlib.Path) -> None:
 
 
 def wait() -> None:
-  """Waits for the tokenizer, if it is compiled: to do so twice takes longer."""
+  """Waits while the tokenizer is compiled: to do so twice takes longer."""
   for process, mark in _started:
     while process.poll() is None and not mark.exists():
       time.sleep(0.01)

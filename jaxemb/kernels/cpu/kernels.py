@@ -798,7 +798,7 @@ def _hierarchical(frame, kind, first, stop, scratch):
     )
     loss += measured[0]
     examples += measured[1]
-    if own_centers and center % own_centers == 0:
+    if own_centers and (center + 1) % own_centers == 0:
       _return_own(outputs, work.own)
   _return_own(outputs, work.own)
   return loss, examples

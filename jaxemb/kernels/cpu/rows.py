@@ -47,7 +47,7 @@ class Table(NamedTuple):
   parameter: np.float32  # occurrences of a row in a chunk that count, 0 = all
   # [h] of the first rows: what 1 + learning rate x this divides their rate.
   brakes: np.ndarray
-  descent: np.uintp  # the address of `descent.change`, 0 = it is not needed
+  descent: np.uintp  # that of a `descent`, 0 = it is not needed
   frame: np.uintp  # of the call, in which this is the table of a
   number: int
 
@@ -364,7 +364,8 @@ def find_own(ids, addresses, taken, values, before, dim, out):
       if not addresses[ids[i]]:
         num = np.uint64(taken[0])
         tiles.copy(out[i], values[num].ctypes.data, dim)
-        tiles.copy(out[i], before[num].ctypes.data, dim)
+        # Not from the table, which others change meanwhile.
+        tiles.copy(values[num].ctypes.data, before[num].ctypes.data, dim)
         addresses[ids[i]] = values[num].ctypes.data
         taken[np.uint64(1) + num] = ids[i]
         taken[0] += 1

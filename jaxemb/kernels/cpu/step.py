@@ -175,9 +175,9 @@ class Kernel:
       self.descent,
       own_centers,
     )
-    # Centers of other threads.
-    others = (own_centers or 1) if is_tree else spec.chunk
-    others *= self.num_threads - 1
+    # Centers that another thread is at, by table.
+    centers = (1, own_centers or 1) if is_tree else (spec.chunk, spec.chunk)
+    others = [x * (self.num_threads - 1) for x in centers]
     longest = sum(x.shape[1] for x in ids.more[1:])
     totals, changed = call(
       self.number,
@@ -187,7 +187,10 @@ class Kernel:
         *(x.reshape(num_chunks, -1) for x in (batch.left, batch.right)),
         jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
         jnp.stack([jnp.asarray(x, jnp.int32) for x in integers]),
-        *(brakes.of_rows(x.lookups_per_center, others) for x in specs),
+        *(
+          brakes.of_rows(x.lookups_per_center, number)
+          for x, number in zip(specs, others, strict=True)
+        ),
         ids.tokens,
         batch.chunks,
         *ids.more,

@@ -507,7 +507,7 @@ __device__ __forceinline__ void prepare(
 #endif
 #if LIMITED
     int count = 0;
-    // Occurrences without a gradient count as well, in what is looked up.
+    // Occurrences without a gradient count as well, but for a tree's inputs.
     for (int j = first; j < stop; ++j)
       count += chunk.id[j] == chunk.id[i]
           && (!IS_TREE || !is_input || is_bit(chunk.used, j));
