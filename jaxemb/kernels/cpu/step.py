@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import windows
@@ -130,6 +131,16 @@ def _own_centers(num_threads: int) -> int:
   return min(64, max(16, brakes.FREE_CENTERS // (num_threads - 1)))
 
 
+def _brakes(
+  specs: Sequence[Any], centers: Sequence[int], num_others: int
+) -> list[np.ndarray]:
+  """Brakes of tables, in which other threads are at so many centers each."""
+  return [
+    brakes.of_rows(spec.lookups_per_center, number * num_others)
+    for spec, number in zip(specs, centers, strict=True)
+  ]
+
+
 @dataclasses.dataclass(frozen=True)
 class Kernel:
   """The fused step of a model; a `strategies.base.Trainable.fused`."""
@@ -175,9 +186,7 @@ class Kernel:
       self.descent,
       own_centers,
     )
-    # Centers that another thread is at, by table.
     centers = (1, own_centers or 1) if is_tree else (spec.chunk, spec.chunk)
-    others = [x * (self.num_threads - 1) for x in centers]
     longest = sum(x.shape[1] for x in ids.more[1:])
     totals, changed = call(
       self.number,
@@ -187,10 +196,7 @@ class Kernel:
         *(x.reshape(num_chunks, -1) for x in (batch.left, batch.right)),
         jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
         jnp.stack([jnp.asarray(x, jnp.int32) for x in integers]),
-        *(
-          brakes.of_rows(x.lookups_per_center, number)
-          for x, number in zip(specs, others, strict=True)
-        ),
+        *_brakes(specs, centers, self.num_threads - 1),
         ids.tokens,
         batch.chunks,
         *ids.more,
