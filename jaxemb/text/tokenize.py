@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
-from numba.core import registry
+from numba.core import compiler_lock, registry
 
 from jaxemb.data import sentences
 
@@ -475,7 +475,8 @@ def prepare(definition: str, lowercase: bool) -> None:
 
   That is numba, which loads or compiles functions, and the table.
   """
-  registry.cpu_target.target_context.refresh()
+  with compiler_lock.global_compiler_lock:  # other threads may compile
+    registry.cpu_target.target_context.refresh()
   code_points(definition.removesuffix('+emoji'), lowercase)
 
 

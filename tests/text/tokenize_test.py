@@ -11,6 +11,7 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from numba.core import compiler_lock, registry
 
 from jaxemb.text import tokenize
 from tests import marking
@@ -383,3 +384,14 @@ def test_hashes_are_even():
     expected = len(words.hashes) / num_ranges
     assert np.abs(sizes - expected).max() <= 6 * expected**0.5
   assert len(np.unique(words.hashes)) == 100_000
+
+
+def test_numba_is_made_ready_by_one_thread_at_a_time(monkeypatch):
+  is_locked = []
+  monkeypatch.setattr(
+    registry.cpu_target.target_context,
+    'refresh',
+    lambda: is_locked.append(compiler_lock.global_compiler_lock.is_locked()),
+  )
+  tokenize.prepare('words', lowercase=True)
+  assert is_locked == [True]
