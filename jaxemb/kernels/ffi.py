@@ -235,6 +235,13 @@ def make_array(
   return made._getvalue()
 
 
+def _elements(context, builder, form, args):
+  """Generates the array of a buffer: of a frame, its buffers, its number."""
+  data, dims = _buffer(context, builder, args)
+  shape = [_word(context, builder, dims, 8 * i) for i in range(form.ndim)]
+  return make_array(context, builder, form, data=data, shape=shape)
+
+
 def _array(num_axes):
   """Makes an intrinsic that returns the elements of a buffer."""
 
@@ -243,9 +250,7 @@ def _array(num_axes):
     form = types.Array(kind.dtype, num_axes, 'C')
 
     def generate(context, builder, signature, args):
-      data, dims = _buffer(context, builder, args)
-      shape = [_word(context, builder, dims, 8 * i) for i in range(num_axes)]
-      return make_array(context, builder, form, data=data, shape=shape)
+      return _elements(context, builder, form, args=args)
 
     return form(types.uintp, types.intp, types.intp, kind), generate
 
@@ -263,10 +268,8 @@ def matrix_of(buffers: int) -> intrinsic:
     form = types.Array(kind.dtype, 2, 'C')
 
     def generate(context, builder, signature, args):
-      given = args[0], _INT(buffers), args[1]
-      data, dims = _buffer(context, builder, given)
-      shape = [_word(context, builder, dims, 8 * i) for i in range(2)]
-      return make_array(context, builder, form, data=data, shape=shape)
+      buffer = args[0], _INT(buffers), args[1]
+      return _elements(context, builder, form, args=buffer)
 
     return form(types.uintp, types.intp, kind), generate
 

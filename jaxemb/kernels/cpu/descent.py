@@ -11,7 +11,6 @@ from numba.extending import overload
 
 from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import kernels, rows, tiles
-from jaxemb.ops import hashing
 
 # (frame, number of the table, address of gradients [n, padded dim] float32, of
 # ids [n] int32, n, number of the change)
@@ -19,10 +18,6 @@ SIGNATURE = types.void(
   types.uintp, types.intp, *[types.uintp] * 2, *[types.intp] * 2
 )
 SGD, ADAGRAD = 0, 1
-
-_mix = numba.njit(**rows.JIT)(
-  hashing.mix.py_func
-)  # that of `hashing` is cached
 
 
 def _add_row(row, grad, scale, id_, i, number, rounding):
@@ -46,10 +41,10 @@ def _(row, grad, scale, id_, i, number, rounding):
   def add(row, grad, scale, id_, i, number, rounding):
     key0, key1, is_stochastic = rounding
     bits = np.uint32(id_) * np.uint32(0x9E3779B9) + np.uint32(i)
-    bits = _mix(bits + key0)
+    bits = rows.mix(bits + key0)
     bits += np.uint32(number) * np.uint32(0x85EBCA6B)
-    first = _mix(bits ^ key1)
-    second = _mix(bits + key1) | np.uint32(1)
+    first = rows.mix(bits ^ key1)
+    second = rows.mix(bits + key1) | np.uint32(1)
     for k in range(row.size):
       value = np.float32(rows.widened(row[k]) + scale * grad[k])
       whole = rows.as_type(value, np.uint32)

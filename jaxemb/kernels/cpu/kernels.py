@@ -24,8 +24,8 @@ The buffers of a call (`turns`). Arguments that are only read are `left` and
               rounding, and whether there is any; whether hierarchical softmax
               averages: CBOW; N; the key of the draws; entries of the alias
               table, 0 = draws are given; the number of `descent`, 0 = none;
-              centers after which a thread adds what has changed in its own
-              copies of a tree's nodes, 0 = it has none
+              centers after which a thread merges its local copies of a tree's
+              nodes into the table, 0 = it has none
   brakes      those of `rows.Table`, of both tables
   tokens      [P, L' + 2 W] int32, of runs of k / P chunks each
   chunks      [k] uint32, their numbers among the chunks that draw with the key
@@ -44,13 +44,13 @@ import numpy as np
 
 from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import rows, tiles, turns
-from jaxemb.ops import hashing, memory
+from jaxemb.ops import memory
 
 _LOSS_EVERY_CHUNKS = 64
 # Rows of the next chunk that are asked for with each tile. More lines at a time
 # than a core can wait for would keep it from reading others.
 _PREFETCHED = 1
-_OWN_NODES = 64  # next to the root, of which threads have copies
+_LOCAL_NODES = 64  # next to the root, of which threads have copies
 
 _LEFT, _RIGHT, NUMBERS, INTEGERS, BRAKES, _, _TOKENS, _CHUNKS, _MORE = range(
   turns.READ, turns.READ + 9
@@ -69,14 +69,9 @@ def num_scratch(spec: Any, longest: int) -> int:
   # Words, means and outputs with their gradients, of which each has an address,
   # an id and a rate; scores, weights and fractions; what is awaited.
   num_rows = 2 * (2 * left + right)
-  num_rows += 2 * _OWN_NODES if longest else 0
+  num_rows += 2 * _LOCAL_NODES if longest else 0
   number = num_rows * (columns + 8) + left * (3 * right + left) + 1024
   return number // 16 * 16  # so that what follows stays aligned
-
-
-_mix = numba.njit(**rows.JIT)(
-  hashing.mix.py_func
-)  # numba keeps the other apart
 
 
 @numba.njit(**rows.JIT)
@@ -168,7 +163,7 @@ def _draw(lines, integers, number, first, out):
   for j in range(num):
     position = np.uint32(np.uint32(number) * np.uint32(num) + np.uint32(j))
     bits = np.uint32(position * np.uint32(0x9E3779B9) + key0)
-    bits = _mix(np.uint32(_mix(bits) ^ key1))
+    bits = rows.mix(np.uint32(rows.mix(bits) ^ key1))
     entry = np.uint64(bits) * num_entries >> np.uint64(32)
     memory.prefetch_to_read(start + np.uint64(8) * entry)
     out[first + j] = np.int32(bits)
@@ -176,7 +171,7 @@ def _draw(lines, integers, number, first, out):
     bits = np.uint32(out[first + j])
     entry = np.uint64(bits) * num_entries >> np.uint64(32)
     line, column = entry >> np.uint64(6), np.uint64(2) * (entry & np.uint64(63))
-    coin = _mix(np.uint32(bits + key1)) >> np.uint32(8)
+    coin = rows.mix(np.uint32(bits + key1)) >> np.uint32(8)
     chance = rows.as_type(np.int32(lines[line, column]), np.float32)
     is_own = np.float32(coin) * np.float32(2**-24) < chance
     other = lines[line, column + np.uint64(1)]
@@ -671,37 +666,37 @@ class _TreeWork(NamedTuple):
   words: rows.Rows
   means: rows.Rows  # of which one is used
   nodes: rows.Rows
-  own: rows.Own  # nodes
+  local: rows.LocalRows  # nodes
   fractions: np.ndarray  # [4, padded words], of the mean
   signs: np.ndarray  # [padded nodes], their weights
   awaited: np.ndarray  # rows of the next center, as of `rows.await_rows`
 
 
 @numba.njit(**rows.INLINE)
-def _take_tree_work(scratch, num_left, num_right, num_own, dim):
+def _take_tree_work(scratch, num_left, num_right, num_local, dim):
   """`_TreeWork`, and the address after it."""
   words, rest = rows.take_rows(scratch, num_left, dim)
   means, rest = rows.take_rows(rest, tiles.SIZE, dim)
   nodes, rest = rows.take_rows(rest, num_right, dim)
-  own, rest = rows.take_own(rest, num_own, dim)
+  local, rest = rows.take_local(rest, num_local, dim)
   fractions, rest = rows.take(rest, tiles.SIZE, num_left)
   signs, rest = rows.take_vector(rest, num_right, np.float32)
   awaited, rest = rows.take_vector(rest, 3 + num_right, np.uint64)
-  return _TreeWork(words, means, nodes, own, fractions, signs, awaited), rest
+  return _TreeWork(words, means, nodes, local, fractions, signs, awaited), rest
 
 
 @numba.njit(**rows.INLINE)
-def _find_own(path, own, dim, out):
-  rows.find_own(
-    path, own.addresses, own.taken, own.values, own.before, dim, out
+def _find_local(path, local, dim, out):
+  rows.find_local(
+    path, local.addresses, local.taken, local.values, local.before, dim, out
   )
 
 
 @numba.njit(**rows.INLINE)
-def _return_own(table, own):
-  if own.taken[0]:
-    rows.return_own(
-      table.vectors, own.addresses, own.taken, own.values, own.before
+def _merge_local(table, local):
+  if local.taken[0]:
+    rows.merge_local(
+      table.vectors, local.addresses, local.taken, local.values, local.before
     )
 
 
@@ -732,8 +727,8 @@ def _learn_center(tables, work, sizes, averages, scratch, number, is_measured):
   rows.find(outputs, nodes, path)
   rows.aim(inputs, words, ids)
   rows.aim(outputs, nodes, path)
-  _find_own(path, work.own, dim, nodes.sources)
-  _find_own(path, work.own, dim, nodes.targets)
+  _find_local(path, work.local, dim, nodes.sources)
+  _find_local(path, work.local, dim, nodes.targets)
   lefts, num_used = words, num_words
   if averages:
     _average(words.sources, work.means, work.fractions, num_words, dim)
@@ -774,11 +769,11 @@ def _hierarchical(frame, kind, first, stop, scratch):
   tokens = ffi.matrix(frame, ffi.ARGUMENTS, _TOKENS, np.int32)
   (num_chunks, chunk), dim = left.shape, inputs.vectors.shape[1]
   window = ffi.vector(frame, ffi.ARGUMENTS, NUMBERS, np.float32).size - 3
-  averages, own_centers = integers[4] != 0, np.int64(integers[10])
+  averages, merge_centers = integers[4] != 0, np.int64(integers[10])
   num_left = rows.padded(2 * window, tiles.SIZE)
   num_right = rows.padded(tree[1].shape[1] + tree[2].shape[1], tiles.SIZE)
-  num_own = _OWN_NODES if own_centers else 0
-  work, scratch = _take_tree_work(scratch, num_left, num_right, num_own, dim)
+  num_local = _LOCAL_NODES if merge_centers else 0
+  work, scratch = _take_tree_work(scratch, num_left, num_right, num_local, dim)
   if rows.take(scratch, 2 * num_left, num_right)[1] > scratch_stop:
     return np.nan, np.nan
   for chunk_rows in (work.words, work.means, work.nodes):
@@ -798,9 +793,9 @@ def _hierarchical(frame, kind, first, stop, scratch):
     )
     loss += measured[0]
     examples += measured[1]
-    if own_centers and (center + 1) % own_centers == 0:
-      _return_own(outputs, work.own)
-  _return_own(outputs, work.own)
+    if merge_centers and (center + 1) % merge_centers == 0:
+      _merge_local(outputs, work.local)
+  _merge_local(outputs, work.local)
   return loss, examples
 
 

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import tiles
-from jaxemb.ops import memory
+from jaxemb.ops import hashing, memory
 
 # A sum may be rounded in any order, nothing else is assumed of numbers. Arrays
 # are XLA's: to count references to them keeps LLVM from what it does to loops.
@@ -37,6 +37,10 @@ _change = ffi.calling(6)
 INLINE = {'inline': 'always'}
 
 NO_ID = np.int32(2**31 - 1)
+
+
+# Of `hashing` numba keeps the compiled function apart from its callers.
+mix = numba.njit(**JIT)(hashing.mix.py_func)
 
 
 class Table(NamedTuple):
@@ -329,7 +333,7 @@ def descend(table, chunk, ids, number):
     _change(table.descent, (*of_table, grads, start, ids.size, number))
 
 
-class Own(NamedTuple):
+class LocalRows(NamedTuple):
   """Copies of the first rows of a table that a thread changes by itself.
 
   Rows that all threads change all the time would move from core to core with
@@ -343,18 +347,18 @@ class Own(NamedTuple):
 
 
 @numba.njit(**INLINE)
-def take_own(address, number, dim):
-  """`Own`, without a copy in a scratch of zeros, and the address after it."""
+def take_local(address, number, dim):
+  """`LocalRows`, empty in a scratch of zeros, and the address after them."""
   size = padded(dim, tiles.LANES)
   addresses, rest = take_vector(address, number, np.uintp)
   taken, rest = take_vector(rest, 1 + number, np.int64)
   values, rest = take(rest, number, size)
   before, rest = take(rest, number, size)
-  return Own(addresses, taken, values, before), rest
+  return LocalRows(addresses, taken, values, before), rest
 
 
 @numba.njit(**JIT)
-def find_own(ids, addresses, taken, values, before, dim, out):
+def find_local(ids, addresses, taken, values, before, dim, out):
   """Writes the addresses of copies, of rows that have one or may have one.
 
   `out` [n] has those of the rows in the table.
@@ -373,7 +377,7 @@ def find_own(ids, addresses, taken, values, before, dim, out):
 
 
 @numba.njit(**JIT)
-def return_own(table, addresses, taken, values, before):
+def merge_local(table, addresses, taken, values, before):
   """Adds to rows what has changed in copies, and forgets these."""
   for k in range(taken[0]):
     id_ = taken[1 + k]

@@ -121,8 +121,8 @@ def _ids(
   return _Ids(tokens, num_draws, 0, (outputs[:, num_words:],))
 
 
-def _own_centers(num_threads: int) -> int:
-  """Returns after how many centers threads exchange nodes; 0 = one has all.
+def _merge_centers(num_threads: int) -> int:
+  """Returns after how many centers threads merge local nodes; 0 = has none.
 
   Those of all threads together need no brakes, if there are not many of them.
   """
@@ -167,8 +167,8 @@ class Kernel:
     weights = spec.context_weights or [1.0] * spec.window
     numbers = context.learning_rate, self.parameter, spec.negatives, *weights
     # Nodes are copied where rows are changed in their place.
-    own_centers = (
-      _own_centers(self.num_threads) if is_tree and not self.descent else 0
+    merge_centers = (
+      _merge_centers(self.num_threads) if is_tree and not self.descent else 0
     )
     key = strategy_base.rounding_key(specs[0], context, 0)
     keys = [jnp.zeros(2, jnp.uint32) if key is None else key, context.key]
@@ -184,9 +184,9 @@ class Kernel:
       *drawing,
       ids.num_entries,
       self.descent,
-      own_centers,
+      merge_centers,
     )
-    centers = (1, own_centers or 1) if is_tree else (spec.chunk, spec.chunk)
+    centers = (1, merge_centers or 1) if is_tree else (spec.chunk, spec.chunk)
     longest = sum(x.shape[1] for x in ids.more[1:])
     totals, changed = call(
       self.number,

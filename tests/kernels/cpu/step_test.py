@@ -298,9 +298,9 @@ def test_a_call_is_that_of_the_loops(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('model', ['skipgram-tree', 'cbow-tree'])
-def test_changes_of_own_nodes_come_back(model, monkeypatch):
+def test_changes_of_local_nodes_are_merged(model, monkeypatch):
   # Of one thread, which so learns what it does without copies.
-  monkeypatch.setattr(step, '_own_centers', lambda num_threads: 5)
+  monkeypatch.setattr(step, '_merge_centers', lambda num_threads: 5)
   check_a_call(Case(model, vocab=400, size=96))
 
 
