@@ -13,7 +13,7 @@ import sys
 import time
 
 from jaxemb.kernels import sources
-from jaxemb.kernels.cpu import ahead
+from jaxemb.runtime import background
 
 # With the marks that they leave once the tokenizer is compiled.
 _started: list[tuple[subprocess.Popen, pathlib.Path]] = []
@@ -26,7 +26,7 @@ def start(cache: pathlib.Path) -> None:
   with contextlib.suppress(OSError, importlib.metadata.PackageNotFoundError):
     mark = cache / 'programs' / f'tokenize-{sources.digest([source])[:16]}'
     if not mark.exists():
-      _started.append((ahead.start(__name__, mark), mark))
+      _started.append((background.start(__name__, mark), mark))
 
 
 def wait() -> None:

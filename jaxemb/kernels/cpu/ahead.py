@@ -6,14 +6,13 @@ is needed here, that process can start before all else.
 
 import functools
 import importlib.metadata
-import os
 import pathlib
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxemb.kernels import sources
+from jaxemb.runtime import background
 
 
 def takes_steps(model: str, loss: str, dtype: str, optimizer: str) -> bool:
@@ -76,20 +75,4 @@ def compiling(
 
 def compile(*names: str, mark: pathlib.Path | None = None) -> subprocess.Popen:
   """Starts a process that compiles functions by name, and leaves a mark."""
-  return start(f'{__package__}.handlers', mark or '', *names)
-
-
-def start(module: str, *arguments: str | pathlib.Path) -> subprocess.Popen:
-  """Starts a module in a process of its own, which prints nothing.
-
-  Raises an `OSError` where no process can be started.
-  """
-  if getattr(sys, 'frozen', False) or not sys.executable:
-    raise OSError('there is no Python to start')  # but this very program
-  # It imports the same modules as this one: none of the current folder's (-P).
-  paths = {'PYTHONPATH': os.pathsep.join(filter(None, sys.path))}
-  command = sys.executable, '-P', '-m', module
-  silent = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)
-  return subprocess.Popen(
-    [*command, *arguments], env=os.environ | paths, **silent
-  )
+  return background.start(f'{__package__}.handlers', mark or '', *names)

@@ -1,7 +1,6 @@
 """Threads that share a call: every chunk once, whoever comes late."""
 
 import functools
-import sys
 import types
 
 import jax
@@ -134,10 +133,3 @@ def test_that_process_imports_nothing_from_the_current_folder(
   monkeypatch.chdir(tmp_path)
   assert ahead.compile('group-int32', mark=tmp_path / 'mark').wait() == 0
   assert (tmp_path / 'mark').exists()
-
-
-def test_a_frozen_program_is_not_started_to_compile(monkeypatch):
-  """It would be this one, which trains."""
-  monkeypatch.setattr(sys, 'frozen', True, raising=False)
-  with pytest.raises(OSError, match='no Python'):
-    ahead.compile('group-int32')
