@@ -49,12 +49,24 @@ _LEARNING_RATES = {
   'adagrad_full': (0.05, 0.05, 0.05, 0.05),
   'adam_full': (0.005, 0.005, 0.005, 0.005),
 }
-# Of SGD in steps of XLA of at most so many words: a rate, and occurrences of a
-# row that count (0 = as usual). With a tree, as all pairs look up the rows next
-# to its root: longer steps diverge. And of skip-gram in sub-models, which have
-# fewer words to learn from.
-_SHORT_WORDS, _SHORT_PARTITION = 256, (0.04, 0.0)
-_SHORT_TREES = {'skipgram': (0.02, 8.0), 'cbow': (0.1, 0.0)}
+
+
+class _ShortSteps(NamedTuple):
+  """What holds for SGD in short steps of XLA."""
+
+  learning_rate: float
+  max_duplicates: float  # occurrences of a row that count; 0 = as usual
+
+
+# Of steps of at most so many words. With a tree, as all pairs look up the rows
+# next to its root: longer steps diverge. And of skip-gram in sub-models, which
+# have fewer words to learn from.
+_SHORT_WORDS = 256
+_SHORT_PARTITION = _ShortSteps(0.04, max_duplicates=0.0)
+_SHORT_TREES = {
+  'skipgram': _ShortSteps(0.02, max_duplicates=8.0),
+  'cbow': _ShortSteps(0.1, max_duplicates=0.0),
+}
 # Of steps that a kernel takes, which learn from every chunk at once.
 _FUSED_LEARNING_RATES = {
   'sgd': (0.04, 0.2, 0.03, 0.1),
@@ -283,7 +295,7 @@ def _learning_rate(facts: _Facts) -> float:
   if facts.fused and o.name == 'sgd' and facts.weights_contexts:
     rate = _WEIGHTED_LEARNING_RATE
   if short := _short_steps(facts):
-    rate, _ = short
+    rate = short.learning_rate
   is_skipgram = m.name == 'skipgram' and not is_tree
   if s.name == 'replicas' and s.policy in ('average', 'hot') and is_skipgram:
     # A mean keeps a part of what each replica learns. More diverges.
@@ -291,7 +303,7 @@ def _learning_rate(facts: _Facts) -> float:
   return rate
 
 
-def _short_steps(facts: _Facts) -> tuple[float, float] | None:
+def _short_steps(facts: _Facts) -> _ShortSteps | None:
   """Returns what holds for short steps of XLA, if they are to be so short."""
   c, name = facts.config, facts.config.strategy.name
   is_short = c.train.batch_words <= _SHORT_WORDS  # 0 = not chosen
@@ -562,5 +574,5 @@ def _resolve_duplicates(facts: _Facts) -> None:
   # Large steps of a small vocabulary diverge with 16; a chunk needs no limit.
   limit = 0.0 if facts.fused else 16.0 if is_small else 8.0
   if short := _short_steps(facts):
-    limit = short[1] or limit
+    limit = short.max_duplicates or limit
   o.max_duplicates = facts.kind.max_duplicates(limit, facts.fused or is_small)
