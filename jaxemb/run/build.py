@@ -56,6 +56,8 @@ class Parts(NamedTuple):
   dropped: Mapping[str, Any]  # of the data, counted
   # Of all that a checkpoint depends on, by the name that messages give it.
   fingerprints: Mapping[str, str]
+  # The process that compiles the kernel, until `wait_for_kernel`.
+  compiling: ahead.Compiling | None = None
 
   @property
   def setup(self) -> devices.Setup:
@@ -79,6 +81,11 @@ class Parts(NamedTuple):
     return warm_start.begin(
       path, self.trainable, self.strategy, state=state, words=self.source.keys
     )
+
+  def close(self) -> None:
+    """Closes the stores of tables, if there are any."""
+    if self.strategy.store:
+      self.strategy.store.close()
 
   def check_fits(self) -> None:
     """Logs what each device will hold.
@@ -394,16 +401,15 @@ def parts(
   folder: pathlib.Path | None = None,
   cluster: remote.Cluster | None = None,
   fits_steps: bool = False,
-  begin: Callable[[Parts, bool], None] = lambda *_: None,
 ) -> Parts:
   """Reads the data and makes the parts that the settings name.
 
   `progress` is called with (stage, done, total); `cache` is for downloads and
   encoded texts, the `folder` for tables in files, the `cluster` for those of
   workers; `fits_steps`: steps may be fitted to the data and to the memory.
-  `begin` is called with the parts, and whether their kernel is being compiled.
-  Raises a `UserError` for unusable input, and `ffi.Unavailable` where there is
-  no kernel for it.
+  The kernel may still be compiled by another process: `wait_for_kernel`. Raises
+  a `UserError` for unusable input, and `ffi.Unavailable` where there is no
+  kernel for it.
   """
   config, tuning, _, kind = setup
   keeps_programs = cache == rundir.cache_folder()
@@ -428,7 +434,7 @@ def parts(
   if benchmark_sets is None:
     benchmark_sets = source_benchmarks(config, source)
   of_kind = kind.fingerprints(trainable.model)
-  made = Parts(
+  return Parts(
     *setup,
     source=source,
     trainable=trainable,
@@ -436,8 +442,14 @@ def parts(
     benchmarks=benchmark_sets,
     dropped={**source.dropped, **kind.dropped(config, source)},
     fingerprints={'the data': source.fingerprint, **of_kind},
+    compiling=compiling,
   )
-  begin(made, bool(compiling))
-  if compiling:
-    native.finish(compiling)
-  return made
+
+
+def wait_for_kernel(parts: Parts) -> None:
+  """Waits until the kernel can be called; then the parts can train.
+
+  Raises `ffi.Unavailable` where it cannot be compiled.
+  """
+  if parts.compiling:
+    native.finish(parts.compiling)

@@ -13,7 +13,7 @@ import pathlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -34,7 +34,7 @@ from jaxemb.run import (
   workers,
 )
 from jaxemb.run import devices as devices_lib
-from jaxemb.runtime import distributed, mesh, resources
+from jaxemb.runtime import compile_time, distributed, mesh, resources
 from jaxemb.storage import bucket, checkpoint
 from jaxemb.workers import remote
 
@@ -170,26 +170,30 @@ def _run_steps(start: _Start, monitor: distributed.Monitor) -> int:
     shutil.rmtree(workdir / 'store', ignore_errors=True)
     cluster = remote.Cluster()
   try:
-    parts = _build(start, monitor, cluster)
+    with compile_time.waited() as waited:
+      parts = _build(start, monitor, cluster)
   except metrics.Stopped:
     metrics.LOG.info('stopped before training; nothing to save')
     return STOPPED
   monitor.has_begun.set()
   session = loop.Session(
-    start.started, time.time() - start.started, monitor.stop
+    started=start.started,
+    encode_secs=time.time() - start.started - waited.secs,
+    stop=monitor.stop,
+    compile_secs=waited.secs,
   )
-  _record(workdir, parts)
-  _log_data(parts)
-  _log_step(parts)
-  parts.check_fits()
-  if name == 'partition':
-    has_ended = partition.run(workdir, parts, session)
-  elif name == 'workers':
-    has_ended = workers.run(
-      workdir, parts, session, cluster=cluster, cache=start.text_cache
-    )
-  else:
-    has_ended = _train(workdir, parts, session)
+  with contextlib.closing(parts):
+    _record(workdir, parts)
+    _log_data(parts)
+    _log_step(parts)
+    if name == 'partition':
+      has_ended = partition.run(workdir, parts, session)
+    elif name == 'workers':
+      has_ended = workers.run(
+        workdir, parts, session, cluster=cluster, cache=start.text_cache
+      )
+    else:
+      has_ended = _train(workdir, parts, session)
   return 0 if has_ended else STOPPED
 
 
@@ -218,33 +222,51 @@ def _build(
   """
   why, parts = '', None
   is_alone = distributed.num_processes() == 1
-  begin = _begin if is_alone else lambda *_: None
-  read = functools.partial(_read_and_make, start, monitor.stop, cluster, begin)
+  read = functools.partial(_read_and_make, start, monitor.stop, cluster)
   try:
     parts = read(start.fixed)
+    if is_alone:
+      _take_memory(parts)
+      _compile_beside_kernel(parts)
+    build.wait_for_kernel(parts)
   except ffi.Unavailable as error:
     why = str(error)
-  if whys := list(filter(None, distributed.everyone('fused', why))):
+  whys = list(filter(None, distributed.everyone('fused', why)))
+  if whys:
     metrics.LOG.info(f'steps are not fused, and slower: {whys[0]}')
+    if parts:
+      parts.close()
     parts = read({**start.fixed, 'fused': False})
-  if not is_alone:
-    build.reside(parts)
+  if whys or not is_alone:
+    _take_memory(parts)
   return parts
 
 
-def _begin(parts: build.Parts, is_compiling: bool) -> None:
-  """Does what can be done while the kernel is compiled."""
+def _take_memory(parts: build.Parts) -> None:
+  """Has devices hold the data, beside tables for which there is room.
+
+  Raises a `UserError` if there is none. All processes take part, where each has
+  made its parts.
+  """
+  parts.check_fits()
   build.reside(parts)
+
+
+def _compile_beside_kernel(parts: build.Parts) -> None:
+  """Has XLA compile the first steps while another process compiles a kernel.
+
+  Programs of tables in a store, sub-models and workers are not known yet.
+  """
   is_apart = parts.config.strategy.name in _APART or parts.strategy.store
-  if is_compiling and not is_apart:
-    loop.compile_ahead(parts)
+  if parts.compiling and not is_apart:
+    with compile_time.waiting():
+      loop.compile_ahead(parts)
 
 
 def _read_and_make(
   start: _Start,
   stop: threading.Event,
   cluster: remote.Cluster | None,
-  begin: Callable[[build.Parts, bool], None],
   fixed: Mapping[str, Any],
 ) -> build.Parts:
   """Chooses devices and what settings leave open, reads the data."""
@@ -267,7 +289,6 @@ def _read_and_make(
       folder=workdir / 'store',
       cluster=cluster,
       fits_steps=fits_steps,
-      begin=begin,
     )
 
 
@@ -348,9 +369,7 @@ def _train(
         every_steps=getattr(parts.strategy.policy, 'every_steps', 0),
       )
 
-  store = parts.strategy.store
-  closing = contextlib.closing(store) if store else contextlib.nullcontext()
-  with closing, loop.open_checkpoints(workdir) as checkpoints:
+  with loop.open_checkpoints(workdir) as checkpoints:
     hook = evaluation.Evaluation(workdir, parts)
     trained = loop.train(
       checkpoints,

@@ -39,6 +39,7 @@ class Session(NamedTuple):
   started: float  # seconds since 1970
   encode_secs: float  # until the data was ready
   stop: threading.Event  # set when the run is to save and end
+  compile_secs: float = 0.0  # for which it waited before, apart from the data
 
 
 class Hook:
@@ -228,6 +229,7 @@ class _Start:
     start = time.monotonic()
     program = compile_dispatch(self._parts, state, arguments)
     self.totals.compile_secs += (secs := time.monotonic() - start)
+    secs += self._session.compile_secs
     start_secs = time.time() - self._session.started
     metrics.LOG.info(
       f'compiled in {secs:.1f} s; first step {start_secs:.1f} s after start'
@@ -244,8 +246,8 @@ class _Start:
     if not self._dispatches:
       loop = self._parts.strategy.loop
       self.totals.collectives = hlo.traffic(program.as_text(), loop)
-      self.totals.begin(self._session)
       self.meter.start()
+      self.totals.begin(self._session)
     self._dispatches += 1
     for hook in self._hooks:
       hook.before(item)

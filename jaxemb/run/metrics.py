@@ -214,6 +214,7 @@ class Totals:
     """Counts the time before the first dispatch of a `loop.Session`."""
     self.started = self.started or session.started
     self.encode_secs += session.encode_secs
+    self.compile_secs += session.compile_secs
 
   def add(
     self,

@@ -160,6 +160,10 @@ class _Runner:
     self.session, self.source = session, parts.source
     self.folder = functools.partial(folder, parts.config, workdir)
     self.is_job = parts.config.strategy.part >= 0
+    # What sub-models of one process waited for together is counted once.
+    self.part_session = session
+    if not self.is_job:
+      self.part_session = session._replace(compile_secs=0.0)
     self.lock = threading.Lock()  # of the meter
     # Strategies of one device each, with the compiled dispatch.
     self.free: queue.SimpleQueue = queue.SimpleQueue()
@@ -259,7 +263,7 @@ class _Runner:
           trained = loop.train(
             checkpoints,
             parts,
-            self.session,
+            self.part_session,
             make_meter=lambda totals: _Meter(
               totals, source.units_per_epoch, self
             ),

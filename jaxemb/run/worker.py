@@ -22,7 +22,7 @@ from jaxemb.data import base as data_base
 from jaxemb.kernels import ffi
 from jaxemb.run import build, loop, metrics, rundir
 from jaxemb.run import devices as devices_lib
-from jaxemb.runtime import resources
+from jaxemb.runtime import compile_time, resources
 from jaxemb.workers import coordinator, lockstep, remote
 from jaxemb.workers import dense as dense_lib
 
@@ -68,9 +68,14 @@ class Worker:
     config = ml_collections.ConfigDict(dict(task.config))
     setup = devices_lib.choose(config, {}, **task.tuning)
     try:
-      parts = build.parts(
-        setup, self.cache, folder=task.workdir / 'store', cluster=self._cluster
-      )
+      with compile_time.waited() as waited:
+        parts = build.parts(
+          setup,
+          self.cache,
+          folder=task.workdir / 'store',
+          cluster=self._cluster,
+        )
+        build.wait_for_kernel(parts)
     except ffi.Unavailable as error:
       raise errors.UserError(
         f'worker {self._number} has no kernel for its CPU ({error}), and '
@@ -81,7 +86,7 @@ class Worker:
         f'worker {self._number} reads another text at config.data.path='
         f'{parts.config.data.path}; have the same on all machines'
       )
-    _train(self, setup, parts)
+    _train(self, setup, parts, compile_secs=waited.secs)
 
 
 class _Leases:
@@ -222,9 +227,15 @@ class _Member(loop.Hook, loop.Meter):
 
 
 def _train(
-  worker: Worker, setup: devices_lib.Setup, parts: build.Parts
+  worker: Worker,
+  setup: devices_lib.Setup,
+  parts: build.Parts,
+  compile_secs: float,
 ) -> None:
-  """Joins the other workers, and trains until nothing is left."""
+  """Joins the other workers, and trains until nothing is left.
+
+  `compile_secs` is how long it has waited for kernels.
+  """
   config, tuning = parts.config, parts.tuning
   leases = _Leases(worker, setup, parts.source)
   parts = parts._replace(source=leases)
@@ -242,11 +253,13 @@ def _train(
   schedule = loop.schedule(config, item, 1)
   arguments = strategy.constants(), batch, schedule
   program = loop.compile_dispatch(parts, state, arguments)
-  secs = time.monotonic() - start
+  compile_secs += time.monotonic() - start
   worker.join()
   if has_dense:
     state = dense.begin(state)
-  member = _Member(worker, leases, dense=dense, store=store, compile_secs=secs)
+  member = _Member(
+    worker, leases, dense=dense, store=store, compile_secs=compile_secs
+  )
   state = loop.train(
     None,
     parts,

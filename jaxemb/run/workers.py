@@ -136,9 +136,8 @@ def run(
   cache: pathlib.Path | None,
 ) -> bool:
   """Trains, exports and reports; False if it saved and ended at a signal."""
-  store = parts.strategy.store
   hook = evaluation.Evaluation(workdir, parts)
-  with contextlib.closing(store), loop.open_checkpoints(workdir) as checkpoints:
+  with loop.open_checkpoints(workdir) as checkpoints:
     runner = _Runner(
       workdir, parts, session, hook=hook, checkpoints=checkpoints
     )
@@ -214,6 +213,7 @@ class _Runner:
     crew.ask('restore', position, dense, hook.rate_factor())
     crew.start_all()
     self.totals.begin(self._session)
+    self._compile_secs = self.totals.compile_secs  # before workers compiled
     last_save = last_check = time.monotonic()
     pauses = False
     every_secs = self._parts.config.train.checkpoint_every_secs
@@ -275,7 +275,7 @@ class _Runner:
     crew.failures.pop(number, None)
     if secs := report['compile_secs']:
       # Of all at the same time.
-      totals.compile_secs = max(totals.compile_secs, secs)
+      totals.compile_secs = max(totals.compile_secs, self._compile_secs + secs)
       if not self._has_begun:
         self._has_begun = True
         self.meter.start(time.time() - report['began'])

@@ -23,6 +23,7 @@ from jaxemb.kernels import state as state_lib
 from jaxemb.kernels.cpu import ahead, descent, handlers, kernels, turns
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, hierarchical, skipgram
+from jaxemb.runtime import compile_time
 from jaxemb.strategies import base as strategy_base
 
 _KERNELS = {
@@ -48,8 +49,9 @@ def load(name: str, later: bool = False) -> int:
   have many errors.
   """
   try:
-    register()
-    return handlers.number(name) if later else handlers.load(name)
+    with compile_time.waiting():
+      register()
+      return handlers.number(name) if later else handlers.load(name)
   except Exception as error:
     raise ffi.Unavailable(errors.one_line(error)) from error
 
@@ -59,7 +61,8 @@ def finish(compiling: ahead.Compiling) -> None:
 
   Raises `ffi.Unavailable`.
   """
-  compiling.process.wait()
+  with compile_time.waiting():
+    compiling.process.wait()
   for name in compiling.names:
     load(name)
 

@@ -24,6 +24,7 @@ from jaxemb.kernels import state as state_lib
 from jaxemb.kernels.gpu import driver, launch, nvrtc, windows
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, hierarchical, skipgram
+from jaxemb.runtime import compile_time
 from jaxemb.strategies import base as strategy_base
 
 _MODELS = {
@@ -273,7 +274,8 @@ def make(
     before = _loaded.get(digest, set())
     ordinals = before | {x.local_hardware_id for x in devices if x in here}
     if ordinals > before:
-      program = compile(chosen, facts, folder).result()
+      with compile_time.waiting():
+        program = compile(chosen, facts, folder).result()
       loaded = driver.load(
         program, _ENTRY, chosen.shared_bytes, ordinals=sorted(ordinals)
       )
