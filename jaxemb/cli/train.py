@@ -186,19 +186,13 @@ def _start_devices(
 
 def _start_compiling(config: ml_collections.ConfigDict) -> None:
   """Has compiled what is likely to be used."""
-  m, mesh = config.model, (max(1, config.mesh.data), max(1, config.mesh.table))
+  mesh = max(1, config.mesh.data), max(1, config.mesh.table)
   cache = rundir.cache_folder()
   kinds.of(config).compile_ahead(cache)
   if _may_have_accelerator():
     return
   if config_lib.can_fuse(config, 'cpu', mesh):
-    ahead.compiling(
-      m.name,
-      m.loss,
-      dtype=config.table.dtype,
-      optimizer=config.optimizer.name,
-      cache=cache,
-    )
+    ahead.compiling(ahead.choice_of(config), cache)
 
 
 def describe(config: ml_collections.ConfigDict) -> str:

@@ -171,12 +171,7 @@ def can_fuse(
   m, t = config.model, config.table
   return (
     _has_kernels(config, platform, mesh)
-    and ahead.takes_steps(
-      model=m.name,
-      loss=m.loss,
-      dtype=t.dtype,
-      optimizer=config.optimizer.name,
-    )
+    and ahead.takes_steps(ahead.choice_of(config))
     # Nodes of a tree are compiled into the kernel as they are numbered.
     and not (t.store and m.loss == 'hierarchical_softmax')
     and (platform == 'cpu' or _fits_gpu(config))

@@ -282,17 +282,10 @@ def _compiling(
   Returns the process that does, for one of a CPU.
   """
   config, tuning, mesh, _ = setup
-  m = config.model
   if not tuning.fused:
     return None
   if setup.platform == 'cpu':
-    return ahead.compiling(
-      m.name,
-      m.loss,
-      dtype=config.table.dtype,
-      optimizer=config.optimizer.name,
-      cache=cache,
-    )
+    return ahead.compiling(ahead.choice_of(config), cache)
   if expected := gpu_step.expected(config.to_dict(), tuning.chunk):
     with contextlib.suppress(ffi.Unavailable):  # whoever needs it says why
       facts = [driver.facts(x) for x in mesh.devices.flat]

@@ -40,7 +40,6 @@ from jaxemb.workers import remote
 
 STOPPED = distributed.STOPPED  # exit code
 _PUSH_SECS = 60.0  # at most, between copies of what changed to a bucket
-_APART = 'partition', 'workers'  # strategies with programs of their own
 _NO_MEMORY = 'RESOURCE_EXHAUSTED'  # in errors of JAX
 
 
@@ -255,9 +254,11 @@ def _take_memory(parts: build.Parts) -> None:
 def _compile_beside_kernel(parts: build.Parts) -> None:
   """Has XLA compile the first steps while another process compiles a kernel.
 
-  Programs of tables in a store, sub-models and workers are not known yet.
+  Programs of sub-models and of tables in a store, such as those of workers, are
+  not known yet.
   """
-  is_apart = parts.config.strategy.name in _APART or parts.strategy.store
+  is_partition = parts.config.strategy.name == 'partition'
+  is_apart = is_partition or parts.strategy.store
   if parts.compiling and not is_apart:
     with compile_time.waiting():
       loop.compile_ahead(parts)

@@ -9,22 +9,38 @@ import importlib.metadata
 import pathlib
 import subprocess
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxemb.kernels import sources
 from jaxemb.runtime import background
 
 
-def takes_steps(model: str, loss: str, dtype: str, optimizer: str) -> bool:
-  """Whether a kernel takes whole steps, by names in the settings.
+class Choice(NamedTuple):
+  """What chooses a kernel: names in the settings."""
 
-  A loss of the user's own is left to XLA.
-  """
+  model: str
+  loss: str
+  dtype: str  # of the tables
+  optimizer: str
+
+
+def choice_of(config: Any) -> Choice:
+  """Returns what of all settings, as attributes, chooses a kernel."""
+  return Choice(
+    model=config.model.name,
+    loss=config.model.loss,
+    dtype=config.table.dtype,
+    optimizer=config.optimizer.name,
+  )
+
+
+def takes_steps(choice: Choice) -> bool:
+  """Whether a kernel takes whole steps; XLA does for a user's own loss."""
   return (
-    model in ('skipgram', 'cbow')
-    and loss in ('negative_sampling', 'hierarchical_softmax')
-    and dtype in ('float32', 'bfloat16')
-    and optimizer in ('sgd', 'adagrad')
+    choice.model in ('skipgram', 'cbow')
+    and choice.loss in ('negative_sampling', 'hierarchical_softmax')
+    and choice.dtype in ('float32', 'bfloat16')
+    and choice.optimizer in ('sgd', 'adagrad')
   )
 
 
@@ -51,14 +67,12 @@ class Compiling(NamedTuple):
 
 
 @functools.cache  # a later call waits for the same process
-def compiling(
-  model: str, loss: str, dtype: str, optimizer: str, cache: pathlib.Path
-) -> Compiling | None:
+def compiling(choice: Choice, cache: pathlib.Path) -> Compiling | None:
   """Starts a process that compiles what takes steps; None = it is compiled.
 
-  `model`, `loss` and `optimizer` are the names in the settings, `dtype` that of
-  the tables; `cache` keeps a mark of what was compiled.
+  The `cache` keeps a mark of what was compiled.
   """
+  model, loss, dtype, optimizer = choice
   kernel = 'hierarchical' if loss == 'hierarchical_softmax' else model
   names = [f'{kernel}-{dtype}', 'subsample-int32', 'pack-int32']
   if needs_descent(dtype, optimizer):
