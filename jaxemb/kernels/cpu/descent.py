@@ -10,7 +10,7 @@ from numba import types
 from numba.extending import overload
 
 from jaxemb.kernels import ffi
-from jaxemb.kernels.cpu import kernels, rows, tiles
+from jaxemb.kernels.cpu import arguments, rows, tiles
 
 # (frame, number of the table, address of gradients [n, padded dim] float32, of
 # ids [n] int32, n, number of the change)
@@ -93,14 +93,14 @@ def descent(kind):
   """
 
   def change(frame, table, grads, ids, size, number):
-    numbers = ffi.vector(frame, ffi.ARGUMENTS, kernels.NUMBERS, np.float32)
-    integers = ffi.vector(frame, ffi.ARGUMENTS, kernels.INTEGERS, np.int32)
+    numbers = ffi.vector(frame, ffi.ARGUMENTS, arguments.NUMBERS, np.float32)
+    integers = ffi.vector(frame, ffi.ARGUMENTS, arguments.INTEGERS, np.int32)
     brakes = ffi.vector(
-      frame, ffi.ARGUMENTS, kernels.BRAKES + table, np.float32
+      frame, ffi.ARGUMENTS, arguments.BRAKES + table, np.float32
     )
-    vectors = ffi.matrix(frame, ffi.RESULTS, kernels.VECTORS + table, kind)
+    vectors = ffi.matrix(frame, ffi.RESULTS, arguments.VECTORS + table, kind)
     opt_state = ffi.vector(
-      frame, ffi.RESULTS, kernels.STATE + table, np.float32
+      frame, ffi.RESULTS, arguments.STATE + table, np.float32
     )
     columns = rows.padded(vectors.shape[1], tiles.LANES)
     key0, key1 = np.uint32(integers[1]), np.uint32(integers[2])

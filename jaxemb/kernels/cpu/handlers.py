@@ -21,10 +21,11 @@ from jaxemb.kernels.cpu import (
   ahead,
   descent,
   edge_losses,
-  kernels,
+  negative_sampling,
   packing,
   row_updates,
   rows,
+  trees,
   turns,
 )
 from jaxemb.ops import hashing
@@ -44,7 +45,11 @@ _FUNCTIONS = {
   'adam_full-float32': (turns.KERNEL, row_updates.adam_full, _SUMS),
 }
 for _dtype, _kind in _DTYPES.items():
-  for _make in kernels.skipgram, kernels.cbow, kernels.hierarchical:
+  for _make in (
+    negative_sampling.skipgram,
+    negative_sampling.cbow,
+    trees.hierarchical,
+  ):
     _FUNCTIONS[f'{_make.__name__}-{_dtype}'] = turns.KERNEL, _make(_kind), {}
   _change = descent.descent(_kind)
   _FUNCTIONS[f'descent-{_dtype}'] = descent.SIGNATURE, _change, _SUMS

@@ -358,22 +358,22 @@ def take_local(address, number, dim):
 
 
 @numba.njit(**JIT)
-def find_local(ids, addresses, taken, values, before, dim, out):
+def find_local(ids, addresses, taken, values, before, dim, sources, targets):
   """Writes the addresses of copies, of rows that have one or may have one.
 
-  `out` [n] has those of the rows in the table.
+  `sources` and `targets` [n] have those of the rows in the table.
   """
   for i in range(ids.size):
     if ids[i] < addresses.size:
       if not addresses[ids[i]]:
         num = np.uint64(taken[0])
-        tiles.copy(out[i], values[num].ctypes.data, dim)
+        tiles.copy(sources[i], values[num].ctypes.data, dim)
         # Not from the table, which others change meanwhile.
         tiles.copy(values[num].ctypes.data, before[num].ctypes.data, dim)
         addresses[ids[i]] = values[num].ctypes.data
         taken[np.uint64(1) + num] = ids[i]
         taken[0] += 1
-      out[i] = addresses[ids[i]]
+      sources[i] = targets[i] = addresses[ids[i]]
 
 
 @numba.njit(**JIT)

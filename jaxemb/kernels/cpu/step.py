@@ -20,7 +20,14 @@ from jaxemb import errors
 from jaxemb.data import windows
 from jaxemb.kernels import brakes, ffi
 from jaxemb.kernels import state as state_lib
-from jaxemb.kernels.cpu import ahead, descent, handlers, kernels, turns
+from jaxemb.kernels.cpu import (
+  ahead,
+  descent,
+  handlers,
+  negative_sampling,
+  trees,
+  turns,
+)
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, hierarchical, skipgram
 from jaxemb.runtime import compile_time
@@ -96,7 +103,7 @@ def call(
 
 
 class _Ids(NamedTuple):
-  """The ids that a kernel takes (`kernels`)."""
+  """The ids that a kernel takes (`arguments`)."""
 
   tokens: jax.Array
   num_draws: int
@@ -190,11 +197,15 @@ class Kernel:
       merge_centers,
     )
     centers = (1, merge_centers or 1) if is_tree else (spec.chunk, spec.chunk)
-    longest = sum(x.shape[1] for x in ids.more[1:])
+    if is_tree:
+      longest = sum(x.shape[1] for x in ids.more[1:])
+      num_scratch = trees.num_scratch(spec, longest)
+    else:
+      num_scratch = negative_sampling.num_scratch(spec)
     totals, changed = call(
       self.number,
       num_chunks,
-      scratch=(self.num_threads, kernels.num_scratch(spec, longest)),
+      scratch=(self.num_threads, num_scratch),
       read=[
         *(x.reshape(num_chunks, -1) for x in (batch.left, batch.right)),
         jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),

@@ -11,8 +11,10 @@ where the row does, and its first lanes, which the one before has as well, do
 not count. Rows shorter than one vector are taken in fours and ones.
 """
 
+import functools
 import itertools
 import platform
+from typing import NamedTuple
 
 import numba
 from llvmlite import binding, ir
@@ -44,6 +46,9 @@ _VECTOR = ir.VectorType(_FLOAT, LANES)
 # Rows on the left of a tile of scores: a sum for each score, four rows and one
 # more are in registers at once, of which x86 has 32 with AVX-512, else 16.
 LEFT = 3 if LANES < 16 and platform.machine() in _X86 else 4
+# Rows on the left of `exchange`, of which sums and, with AVX-512, values are in
+# registers.
+MOST = 10
 _NARROW = (4, 1) if LANES > 4 else (1,)  # columns of rows that are short
 
 
@@ -204,8 +209,18 @@ class _Last:
 
   def new(self, value):
     """Returns the vector with zeros for columns that the one before has."""
+    return self._without(self._known, value)
+
+  def keep(self, index):
+    """Returns `new` for the last vector, for others what changes nothing."""
     builder = self._builder
-    known = _spread(builder, self._known, ir.VectorType(_LANE, LANES))
+    is_last = builder.icmp_unsigned('==', index, self._index)
+    known = builder.select(is_last, self._known, _LANE(0))
+    return functools.partial(self._without, known)
+
+  def _without(self, num_lanes, value):
+    builder = self._builder
+    known = _spread(builder, num_lanes, ir.VectorType(_LANE, LANES))
     is_new = builder.icmp_signed('>=', _lane_mask(range(LANES)), known)
     return builder.select(is_new, value, ir.Constant(value.type, None))
 
@@ -243,47 +258,58 @@ def _vectors(builder, last):
     done = builder.add(done, builder.mul(count, _INT(size)))
 
 
-@intrinsic
-def scores(typing_context, left, i, right, j, size, out, x, y):
-  """out[x : x + LEFT, y : y + 4] = left[i : i + LEFT] . right[j : j + 4].T."""
+def _scores(num):
+  """Makes an intrinsic that scores `num` rows with four others."""
 
-  def generate(context, builder, signature, args):
-    a, b, o = _arrays(context, builder, signature, args, (0, 2, 5))
-    _, i, _, j, size, _, x, y = args
-    sides = a.rows(i, LEFT), b.rows(j)
-    pairs = list(itertools.product(range(LEFT), range(SIZE)))
-    zero = ir.Constant(_VECTOR, None)
-    totals = [cgutils.alloca_once_value(builder, zero) for _ in pairs]
+  @intrinsic
+  def scores(typing_context, left, i, right, j, size, out, x, y):
+    def generate(context, builder, signature, args):
+      a, b, o = _arrays(context, builder, signature, args, (0, 2, 5))
+      _, i, _, j, size, _, x, y = args
+      sides = a.rows(i, num), b.rows(j)
+      pairs = list(itertools.product(range(num), range(SIZE)))
+      zero = ir.Constant(_VECTOR, None)
+      totals = [cgutils.alloca_once_value(builder, zero) for _ in pairs]
 
-    def add(offset, kind, changed=lambda value: value):
-      lefts = [changed(_load(builder, p, offset, kind)) for p in sides[0]]
-      lefts = [_widened(builder, x) for x in lefts]
-      # One at a time: the sums leave a register for it.
-      for m, pointer in enumerate(sides[1]):
-        value = _widened(builder, _load(builder, pointer, offset, kind))
-        for total, left in zip(totals[m::SIZE], lefts, strict=True):
-          old = builder.load(total)
-          builder.store(_add_product(builder, old, left, value), total)
+      def add(offset, kind, changed=lambda value: value):
+        lefts = [changed(_load(builder, p, offset, kind)) for p in sides[0]]
+        lefts = [_widened(builder, x) for x in lefts]
+        # One at a time: the sums leave a register for it.
+        for m, pointer in enumerate(sides[1]):
+          value = _widened(builder, _load(builder, pointer, offset, kind))
+          for total, left in zip(totals[m::SIZE], lefts, strict=True):
+            old = builder.load(total)
+            builder.store(_add_product(builder, old, left, value), total)
 
-    is_short = builder.icmp_unsigned('<', size, _INT(LANES))
-    with builder.if_else(is_short) as (short, long):
-      with short:
-        for first, kind in _blocks(builder, size, _NARROW):
-          add(first, kind)
-      with long:
-        last = _Last(builder, size)
-        add(last.start, _VECTOR, last.new)
-        others = builder.sub(last.count, _INT(1))
-        with cgutils.for_range(builder, others) as loop:
-          add(builder.mul(loop.index, _INT(LANES)), _VECTOR)
-    for k in range(LEFT):
-      row = [builder.load(total) for total in totals[SIZE * k :][:SIZE]]
-      pointer = o.at(builder.add(x, _INT(k)), y)
-      _store(builder, _sums_of_four(builder, row), pointer, _INT(0))
-    return context.get_dummy_value()
+      is_short = builder.icmp_unsigned('<', size, _INT(LANES))
+      with builder.if_else(is_short) as (short, long):
+        with short:
+          for first, kind in _blocks(builder, size, _NARROW):
+            add(first, kind)
+        with long:
+          last = _Last(builder, size)
+          add(last.start, _VECTOR, last.new)
+          others = builder.sub(last.count, _INT(1))
+          with cgutils.for_range(builder, others) as loop:
+            add(builder.mul(loop.index, _INT(LANES)), _VECTOR)
+      for k in range(num):
+        row = [builder.load(total) for total in totals[SIZE * k :][:SIZE]]
+        pointer = o.at(builder.add(x, _INT(k)), y)
+        _store(builder, _sums_of_four(builder, row), pointer, _INT(0))
+      return context.get_dummy_value()
 
-  n = types.intp
-  return types.void(left, n, right, n, n, out, n, n), generate
+    n = types.intp
+    return types.void(left, n, right, n, n, out, n, n), generate
+
+  return scores
+
+
+# out[x : x + num, y : y + 4] = left[i : i + num] . right[j : j + 4].T, for
+# `LEFT` rows on the left, and for fewer.
+scores = _scores(LEFT)
+scores_of_3 = _scores(3)
+scores_of_2 = _scores(2)
+scores_of_1 = _scores(1)
 
 
 def _weighted_sums(builder, factors_of, rows, spans, offsets, kind):
@@ -379,6 +405,98 @@ def _add(is_transposed):
 # or, for columns, at [x :, y + k], with the same gap.
 add_rows = _add(False)
 add_columns = _add(True)
+
+
+def _exchange(builder, lefts, rights, num, slopes, offset, kind, keep):
+  """Generates `exchange` of some columns of `num` rows on the left."""
+  zero = ir.Constant(kind, 0.0 if kind is _FLOAT else None)
+  changes = [cgutils.alloca_once(builder, kind) for _ in range(num)]
+  for change in changes:
+    builder.store(zero, change)
+  first = lefts.first
+  sources = lefts.sources.rows(first, num)
+  values = [_load(builder, source, offset, kind) for source in sources]
+
+  def add(side, number, change):
+    old = _load(builder, side.targets.row(number), offset, kind)
+    rate = _spread(builder, builder.load(side.rates.at(number)), kind)
+    new = _add_product(builder, old, rate, keep(change))
+    _store(builder, new, side.targets.row(number), offset)
+
+  with cgutils.for_range(builder, rights.count) as loop:
+    number = builder.add(rights.first, loop.index)
+    right, total = rights.sources.row(number), zero
+    right = _load(builder, right, offset, kind)
+    for k, (value, change) in enumerate(zip(values, changes, strict=True)):
+      slope = builder.load(slopes.at(builder.add(first, _INT(k)), number))
+      slope = _spread(builder, slope, kind)
+      old = builder.load(change)
+      builder.store(_add_product(builder, old, slope, right), change)
+      total = _add_product(builder, total, slope, value)
+    add(rights, number, total)
+  for k, change in enumerate(changes):
+    add(lefts, builder.add(first, _INT(k)), builder.load(change))
+
+
+class _Side(NamedTuple):
+  """Rows of which each learns from all of another side."""
+
+  sources: _Array
+  targets: _Array
+  rates: _Array
+  first: ir.Value
+  count: ir.Value | None = None
+
+
+@intrinsic
+def exchange(
+  typing_context, slopes, lefts, left_targets, left_rates, first, num, rights,
+  right_targets, right_rates, count, size,
+):  # fmt: skip
+  """Adds to both sides of products what their slopes give, in one walk.
+
+  left_targets[x] += left_rates[x] * sum over y of slopes[x, y] rights[y] and
+  right_targets[y] += right_rates[y] * sum over x of slopes[x, y] lefts[x], for
+  first <= x < first + num, y < count. `num` is at most `MOST`, and 1 of rows
+  shorter than a vector. Sources on the left are no targets; those on the right
+  may be the same rows as their targets.
+  """
+
+  def generate(context, builder, signature, args):
+    arrays = _arrays(context, builder, signature, args, (0, 1, 2, 3, 6, 7, 8))
+    left = _Side(*arrays[1:4], first=args[4])
+    right = _Side(*arrays[4:], first=_INT(0), count=args[9])
+    num, size = args[5], args[10]
+    exchange_columns = functools.partial(
+      _exchange, builder, left, right, slopes=arrays[0]
+    )
+    last = _Last(builder, size)
+    is_short = builder.icmp_unsigned('<', size, _INT(LANES))
+    with builder.if_else(is_short) as (short, long):
+      with short:
+        for offset, kind in _blocks(builder, size, _NARROW):
+          exchange_columns(1, offset=offset, kind=kind, keep=lambda x: x)
+      with long:
+        end = builder.append_basic_block('end')
+        switch = builder.switch(num, end)
+        for k in range(1, MOST + 1):
+          block = builder.append_basic_block(f'of_{k}')
+          switch.add_case(_INT(k), block)
+          builder.position_at_end(block)
+          with cgutils.for_range(builder, last.count) as loop:
+            exchange_columns(
+              k,
+              offset=last.offset(loop.index),
+              kind=_VECTOR,
+              keep=last.keep(loop.index),
+            )
+          builder.branch(end)
+        builder.position_at_end(end)
+    return context.get_dummy_value()
+
+  n = types.intp
+  sides = lefts, left_targets, left_rates, n, n, rights, right_targets
+  return types.void(slopes, *sides, right_rates, n, n), generate
 
 
 @intrinsic

@@ -96,6 +96,8 @@ TREES = {
   'two_words': Case(vocab=2),
   'wide': Case(vocab=600, window=255, lengths=(40,), words=40, dim=3),
   'wide_rows': Case(window=1, words=9, dim=1500),
+  # More contexts than change a path at once, some of them the same word.
+  'many_contexts': Case(vocab=30, window=12, lengths=(40,), dim=37),
 }
 
 
@@ -373,7 +375,8 @@ def test_too_little_scratch_changes_nothing(model, monkeypatch):
   case = Case(model)
   trainable, batch = _make(case), dispatches.random_step(case)
   state = _state(case, trainable)
-  monkeypatch.setattr(step.kernels, 'num_scratch', lambda *_: 1024)
+  for kernels in step.negative_sampling, step.trees:
+    monkeypatch.setattr(kernels, 'num_scratch', lambda *_: 1024)
   new, metrics = _program(trainable)(state, batch, np.float32(0.1))
   assert np.isnan(metrics.loss) and metrics.first_bad_step == 0
   for k, table in new.tables.items():
