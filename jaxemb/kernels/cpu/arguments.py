@@ -10,8 +10,8 @@ on both sides of each center, at most W; then
               rounding, and whether there is any; whether hierarchical softmax
               averages: CBOW; N; the key of the draws; entries of the alias
               table, 0 = draws are given; the number of `descent`, 0 = none;
-              centers after which a thread merges its local copies of a tree's
-              nodes into the table, 0 = it has none
+              uses after which a thread merges its local copy of a tree's node
+              into the table, 0 = it has none
   brakes      those of `rows.Table`, of both tables
   tokens      [P, L' + 2 W] int32, of runs of k / P chunks each
   chunks      [k] uint32, their numbers among the chunks that draw with the key

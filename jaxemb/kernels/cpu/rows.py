@@ -340,8 +340,7 @@ class LocalRows(NamedTuple):
   every change: a thread takes a copy, and adds what has changed later.
   """
 
-  addresses: np.ndarray  # [n], of copies by row, 0 = none
-  taken: np.ndarray  # [1 + n], how many copies there are, then their rows
+  uses: np.ndarray  # [n] int64, since a copy was taken; 0 = there is none
   values: np.ndarray  # [n, padded dim] float32
   before: np.ndarray  # [n, padded dim] float32, as they were taken
 
@@ -350,42 +349,49 @@ class LocalRows(NamedTuple):
 def take_local(address, number, dim):
   """`LocalRows`, empty in a scratch of zeros, and the address after them."""
   size = padded(dim, tiles.LANES)
-  addresses, rest = take_vector(address, number, np.uintp)
-  taken, rest = take_vector(rest, 1 + number, np.int64)
+  uses, rest = take_vector(address, number, np.int64)
   values, rest = take(rest, number, size)
   before, rest = take(rest, number, size)
-  return LocalRows(addresses, taken, values, before), rest
+  return LocalRows(uses, values, before), rest
 
 
 @numba.njit(**JIT)
-def find_local(ids, addresses, taken, values, before, dim, sources, targets):
-  """Writes the addresses of copies, of rows that have one or may have one.
+def find_local(table, ids, most_uses, local, sources, targets):
+  """Writes the addresses of copies to those of rows in the table.
 
-  `sources` and `targets` [n] have those of the rows in the table.
+  A row has a copy from its first use on, and a new one after so many.
   """
+  uses, values, before = local
   for i in range(ids.size):
-    if ids[i] < addresses.size:
-      if not addresses[ids[i]]:
-        num = np.uint64(taken[0])
-        tiles.copy(sources[i], values[num].ctypes.data, dim)
+    id_ = ids[i]
+    if id_ < uses.size:
+      if uses[id_] == most_uses:
+        _merge(table, id_, values, before)
+        uses[id_] = 0
+      copied = np.uintp(values[id_].ctypes.data)
+      if not uses[id_]:
+        tiles.copy(sources[i], copied, table.shape[1])
         # Not from the table, which others change meanwhile.
-        tiles.copy(values[num].ctypes.data, before[num].ctypes.data, dim)
-        addresses[ids[i]] = values[num].ctypes.data
-        taken[np.uint64(1) + num] = ids[i]
-        taken[0] += 1
-      sources[i] = targets[i] = addresses[ids[i]]
+        tiles.copy(copied, np.uintp(before[id_].ctypes.data), table.shape[1])
+      uses[id_] += 1
+      sources[i] = targets[i] = copied
 
 
 @numba.njit(**JIT)
-def merge_local(table, addresses, taken, values, before):
-  """Adds to rows what has changed in copies, and forgets these."""
-  for k in range(taken[0]):
-    id_ = taken[1 + k]
-    row, new, old = table[id_], values[k], before[k]
-    for j in range(row.size):
-      row[j] += new[j] - old[j]
-    addresses[id_] = 0
-  taken[0] = 0
+def _merge(table, id_, values, before):
+  row, new, old = table[id_], values[id_], before[id_]
+  for j in range(row.size):
+    row[j] += new[j] - old[j]
+
+
+@numba.njit(**JIT)
+def merge_local(table, local):
+  """Adds to rows what has changed in their copies, and forgets these."""
+  uses, values, before = local
+  for id_ in range(uses.size):
+    if uses[id_]:
+      _merge(table, id_, values, before)
+      uses[id_] = 0
 
 
 @numba.njit(**JIT)

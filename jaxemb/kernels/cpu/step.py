@@ -131,8 +131,8 @@ def _ids(
   return _Ids(tokens, num_draws, 0, (outputs[:, num_words:],))
 
 
-def _merge_centers(num_threads: int) -> int:
-  """Returns after how many centers threads merge local nodes; 0 = has none.
+def _merge_uses(num_threads: int) -> int:
+  """Returns after how many uses threads merge local nodes; 0 = there are none.
 
   Those of all threads together need no brakes, if there are not many of them.
   """
@@ -177,8 +177,8 @@ class Kernel:
     weights = spec.context_weights or [1.0] * spec.window
     numbers = context.learning_rate, self.parameter, spec.negatives, *weights
     # Nodes are copied where rows are changed in their place.
-    merge_centers = (
-      _merge_centers(self.num_threads) if is_tree and not self.descent else 0
+    merge_uses = (
+      _merge_uses(self.num_threads) if is_tree and not self.descent else 0
     )
     key = strategy_base.rounding_key(specs[0], context, 0)
     keys = [jnp.zeros(2, jnp.uint32) if key is None else key, context.key]
@@ -194,12 +194,12 @@ class Kernel:
       *drawing,
       ids.num_entries,
       self.descent,
-      merge_centers,
+      merge_uses,
     )
-    centers = (1, merge_centers or 1) if is_tree else (spec.chunk, spec.chunk)
+    centers = (1, merge_uses or 1) if is_tree else (spec.chunk, spec.chunk)
     if is_tree:
       longest = sum(x.shape[1] for x in ids.more[1:])
-      num_scratch = trees.num_scratch(spec, longest)
+      num_scratch = trees.num_scratch(spec, longest, merge_uses > 0)
     else:
       num_scratch = negative_sampling.num_scratch(spec)
     totals, changed = call(

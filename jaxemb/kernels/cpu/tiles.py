@@ -46,6 +46,8 @@ _VECTOR = ir.VectorType(_FLOAT, LANES)
 # Rows on the left of a tile of scores: a sum for each score, four rows and one
 # more are in registers at once, of which x86 has 32 with AVX-512, else 16.
 LEFT = 3 if LANES < 16 and platform.machine() in _X86 else 4
+# Of so few rows that there is a kind of tile for each number of them.
+MOST_SCORED = 6 if LANES == 16 else LEFT
 # Rows on the left of `exchange`, of which sums and, with AVX-512, values are in
 # registers.
 MOST = 10
@@ -239,6 +241,19 @@ def _blocks(builder, num_columns, widths):
     done = builder.add(done, builder.mul(count, _INT(width)))
 
 
+def _cases(builder, number, most):
+  """Yields 1 to `most`, for code of which that of a number runs."""
+  end = builder.append_basic_block('end')
+  switch = builder.switch(number, end)
+  for k in range(1, most + 1):
+    block = builder.append_basic_block(f'of_{k}')
+    switch.add_case(_INT(k), block)
+    builder.position_at_end(block)
+    yield k
+    builder.branch(end)
+  builder.position_at_end(end)
+
+
 def _vectors(builder, last):
   """Loops over vectors of rows; yields the numbers of some at a time.
 
@@ -258,58 +273,70 @@ def _vectors(builder, last):
     done = builder.add(done, builder.mul(count, _INT(size)))
 
 
-def _scores(num):
-  """Makes an intrinsic that scores `num` rows with four others."""
+def _score(builder, arrays, firsts, size, num):
+  """Generates the scores of `num` rows with four others."""
+  (a, b, o), (i, j, x, y) = arrays, firsts
+  sides = a.rows(i, num), b.rows(j)
+  pairs = list(itertools.product(range(num), range(SIZE)))
+  zero = ir.Constant(_VECTOR, None)
+  totals = [cgutils.alloca_once(builder, _VECTOR) for _ in pairs]
+  for total in totals:
+    builder.store(zero, total)
 
-  @intrinsic
-  def scores(typing_context, left, i, right, j, size, out, x, y):
-    def generate(context, builder, signature, args):
-      a, b, o = _arrays(context, builder, signature, args, (0, 2, 5))
-      _, i, _, j, size, _, x, y = args
-      sides = a.rows(i, num), b.rows(j)
-      pairs = list(itertools.product(range(num), range(SIZE)))
-      zero = ir.Constant(_VECTOR, None)
-      totals = [cgutils.alloca_once_value(builder, zero) for _ in pairs]
+  def add(offset, kind, changed=lambda value: value):
+    lefts = [changed(_load(builder, p, offset, kind)) for p in sides[0]]
+    lefts = [_widened(builder, x) for x in lefts]
+    # One at a time: the sums leave a register for it.
+    for m, pointer in enumerate(sides[1]):
+      value = _widened(builder, _load(builder, pointer, offset, kind))
+      for total, left in zip(totals[m::SIZE], lefts, strict=True):
+        old = builder.load(total)
+        builder.store(_add_product(builder, old, left, value), total)
 
-      def add(offset, kind, changed=lambda value: value):
-        lefts = [changed(_load(builder, p, offset, kind)) for p in sides[0]]
-        lefts = [_widened(builder, x) for x in lefts]
-        # One at a time: the sums leave a register for it.
-        for m, pointer in enumerate(sides[1]):
-          value = _widened(builder, _load(builder, pointer, offset, kind))
-          for total, left in zip(totals[m::SIZE], lefts, strict=True):
-            old = builder.load(total)
-            builder.store(_add_product(builder, old, left, value), total)
-
-      is_short = builder.icmp_unsigned('<', size, _INT(LANES))
-      with builder.if_else(is_short) as (short, long):
-        with short:
-          for first, kind in _blocks(builder, size, _NARROW):
-            add(first, kind)
-        with long:
-          last = _Last(builder, size)
-          add(last.start, _VECTOR, last.new)
-          others = builder.sub(last.count, _INT(1))
-          with cgutils.for_range(builder, others) as loop:
-            add(builder.mul(loop.index, _INT(LANES)), _VECTOR)
-      for k in range(num):
-        row = [builder.load(total) for total in totals[SIZE * k :][:SIZE]]
-        pointer = o.at(builder.add(x, _INT(k)), y)
-        _store(builder, _sums_of_four(builder, row), pointer, _INT(0))
-      return context.get_dummy_value()
-
-    n = types.intp
-    return types.void(left, n, right, n, n, out, n, n), generate
-
-  return scores
+  is_short = builder.icmp_unsigned('<', size, _INT(LANES))
+  with builder.if_else(is_short) as (short, long):
+    with short:
+      for first, kind in _blocks(builder, size, _NARROW):
+        add(first, kind)
+    with long:
+      last = _Last(builder, size)
+      add(last.start, _VECTOR, last.new)
+      others = builder.sub(last.count, _INT(1))
+      with cgutils.for_range(builder, others) as loop:
+        add(builder.mul(loop.index, _INT(LANES)), _VECTOR)
+  for k in range(num):
+    row = [builder.load(total) for total in totals[SIZE * k :][:SIZE]]
+    pointer = o.at(builder.add(x, _INT(k)), y)
+    _store(builder, _sums_of_four(builder, row), pointer, _INT(0))
 
 
-# out[x : x + num, y : y + 4] = left[i : i + num] . right[j : j + 4].T, for
-# `LEFT` rows on the left, and for fewer.
-scores = _scores(LEFT)
-scores_of_3 = _scores(3)
-scores_of_2 = _scores(2)
-scores_of_1 = _scores(1)
+@intrinsic
+def scores(typing_context, left, i, right, j, size, out, x, y):
+  """out[x : x + LEFT, y : y + 4] = left[i : i + LEFT] . right[j : j + 4].T."""
+
+  def generate(context, builder, signature, args):
+    arrays = _arrays(context, builder, signature, args, (0, 2, 5))
+    _, i, _, j, size, _, x, y = args
+    _score(builder, arrays, (i, j, x, y), size, LEFT)
+    return context.get_dummy_value()
+
+  n = types.intp
+  return types.void(left, n, right, n, n, out, n, n), generate
+
+
+@intrinsic
+def scores_of(typing_context, num, left, x, right, y, size, out):
+  """As `scores`, of `num` rows on the left, at most `MOST_SCORED`."""
+
+  def generate(context, builder, signature, args):
+    arrays = _arrays(context, builder, signature, args, (1, 3, 6))
+    num, _, x, _, y, size, _ = args
+    for k in _cases(builder, num, MOST_SCORED):
+      _score(builder, arrays, (x, y, x, y), size, k)
+    return context.get_dummy_value()
+
+  n = types.intp
+  return types.void(n, left, n, right, n, n, out), generate
 
 
 def _weighted_sums(builder, factors_of, rows, spans, offsets, kind):
@@ -477,12 +504,7 @@ def exchange(
         for offset, kind in _blocks(builder, size, _NARROW):
           exchange_columns(1, offset=offset, kind=kind, keep=lambda x: x)
       with long:
-        end = builder.append_basic_block('end')
-        switch = builder.switch(num, end)
-        for k in range(1, MOST + 1):
-          block = builder.append_basic_block(f'of_{k}')
-          switch.add_case(_INT(k), block)
-          builder.position_at_end(block)
+        for k in _cases(builder, num, MOST):
           with cgutils.for_range(builder, last.count) as loop:
             exchange_columns(
               k,
@@ -490,8 +512,6 @@ def exchange(
               kind=_VECTOR,
               keep=last.keep(loop.index),
             )
-          builder.branch(end)
-        builder.position_at_end(end)
     return context.get_dummy_value()
 
   n = types.intp

@@ -16,22 +16,26 @@ from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import arguments, rows, tiles, turns
 from jaxemb.ops import memory
 
-_LOCAL_NODES = 64  # next to the root, of which threads have copies
+# Next to the root, of which threads have copies: 64 took 1.68 us a center with
+# two cores that share no cache, 1,024 take 1.32.
+_LOCAL_NODES = 1024
 # Columns of scores, whose distance is constant so that the addresses of all
 # rows are in few registers. Counts of 63 bits make no path longer than 91.
 _STRIDE = 96
 
 
-def num_scratch(spec: Any, longest: int) -> int:
+def num_scratch(spec: Any, longest: int, has_local: bool) -> int:
   """Returns floats that the kernel takes; with fewer it does nothing.
 
-  `spec` is a `models.base.WindowSpec`, `longest` the longest path of the tree.
+  `spec` is a `models.base.WindowSpec`, `longest` the longest path of the tree;
+  `has_local` says whether nodes have local copies.
   """
   left, right = 2 * spec.window + tiles.SIZE, longest + tiles.SIZE
   columns = spec.dim + tiles.LANES
   # Words, a tile of means, nodes and local nodes, each twice, with addresses,
   # an id and a rate; scores, weights, fractions and signs; what is awaited.
-  num_rows = 2 * (left + tiles.SIZE + right + _LOCAL_NODES)
+  num_local = _LOCAL_NODES if has_local else 0
+  num_rows = 2 * (left + tiles.SIZE + right + num_local)
   number = num_rows * (columns + 8) + left * (2 * _STRIDE + tiles.SIZE)
   return (number + _STRIDE + 2 * right + 1024) // 16 * 16  # stays aligned
 
@@ -100,43 +104,59 @@ def _take_contexts(tokens, at, before, after, out):
 
 
 @numba.njit(**rows.JIT)
-def _await_center(tokens, at, window, tree, inputs, outputs, awaited):
+def _await_path(table, local, packed, out):
+  """As `rows.await_row`, of the nodes of a path, which come before padding.
+
+  `local` [n, padded dim] are copies of the first rows.
+  """
+  start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
+  local_start = np.uint64(local.ctypes.data)
+  local_size = np.uint64(local.strides[0])
+  first, num = out[0], np.uint64(0)
+  addresses = out[np.uint64(2) + first :]
+  for j in range(packed.size):  # without branches, in vectors
+    node = packed[j] >> 1
+    address = start + np.uint64(node) * size
+    local_address = local_start + np.uint64(node) * local_size
+    is_local = node < local.shape[0]
+    addresses[j] = local_address if is_local else address
+    num += np.uint64(node < table.shape[0])
+  out[0], out[1] = first + num, size
+
+
+@numba.njit(**rows.INLINE)
+def _await_center(tokens, at, window, tree, tables, work):
   """Awaits rows that the center after `at` is the first to look up.
 
   Of its path those next to the root are in the cache. What lists the paths of
   those after that is asked for.
   """
-  exits, _, deep = tree
+  (exits, _, deep), (inputs, outputs) = tree, tables
+  awaited = work.awaited
   awaited[0] = 0
   if at + 3 < tokens.size and tokens[at + 3] < exits.size:
     start = np.uint64(exits.ctypes.data)
     memory.prefetch_to_read(start + np.uint64(4) * np.uint64(tokens[at + 3]))
   for place in range(at + 1 + window, min(at + 2 + window, tokens.size)):
-    rows.await_row(inputs, tokens[place], awaited)
+    rows.await_row(inputs.vectors, tokens[place], awaited)
   if at + 2 < tokens.size and tokens[at + 2] < deep.shape[0]:
     path = deep[tokens[at + 2]]
     for offset in range(0, path.nbytes, memory.LINE):
       memory.prefetch_to_read(np.uint64(path.ctypes.data) + np.uint64(offset))
   if at + 1 < tokens.size and tokens[at + 1] < deep.shape[0]:
-    for packed in deep[tokens[at + 1]]:
-      rows.await_row(outputs, packed >> 1, awaited)
+    path = deep[tokens[at + 1]]
+    _await_path(outputs.vectors, work.local.values, path, awaited)
 
 
 @numba.njit(**rows.JIT)
 def _score_path(lefts, num_left, nodes, dim, scores, awaited):
   """Scores [rows, nodes] of some rows with a path, both by their addresses."""
-  x, num_tiles = 0, rows.padded(num_left, tiles.LEFT) // tiles.LEFT
+  most = tiles.MOST_SCORED
+  x, num_tiles = 0, rows.padded(num_left, most) // most
   for k in range(num_tiles, 0, -1):
-    num = (num_left - x + k - 1) // k  # 3 + 2 rather than 4 + 1
+    num = (num_left - x + k - 1) // k  # 4 + 3 rather than 6 + 1
     for y in range(0, nodes.size, tiles.SIZE):
-      if num == tiles.LEFT:
-        tiles.scores(lefts, x, nodes, y, dim, scores, x, y)
-      elif num == 3:
-        tiles.scores_of_3(lefts, x, nodes, y, dim, scores, x, y)
-      elif num == 2:
-        tiles.scores_of_2(lefts, x, nodes, y, dim, scores, x, y)
-      else:
-        tiles.scores_of_1(lefts, x, nodes, y, dim, scores, x, y)
+      tiles.scores_of(num, lefts, x, nodes, y, dim, scores)
       rows.prefetch_some(awaited, 1)
     x += num
 
@@ -208,36 +228,19 @@ def _take_work(scratch, num_left, num_right, num_local, dim):
 
 
 @numba.njit(**rows.INLINE)
-def _find_local(path, local, dim, nodes):
-  rows.find_local(
-    path, local.addresses, local.taken, local.values, local.before, dim,
-    nodes.sources, nodes.targets,
-  )  # fmt: skip
-
-
-@numba.njit(**rows.INLINE)
-def _merge_local(table, local):
-  if local.taken[0]:
-    rows.merge_local(
-      table.vectors, local.addresses, local.taken, local.values, local.before
-    )
-
-
-@numba.njit(**rows.INLINE)
 def _take_center(tokens, at, window, contexts, tree, tables, work):
   """Takes the words and the path of a center; returns how many each has."""
-  (before, after), (inputs, outputs) = contexts, tables
-  nodes, awaited = work.nodes, work.awaited
-  depth = _find_path(tokens[at], tree, nodes.ids, work.signs)
+  before, after = contexts
+  depth = _find_path(tokens[at], tree, work.nodes.ids, work.signs)
   num_words = _take_contexts(tokens, at, before, after, work.words.ids)
-  _await_center(
-    tokens, at, window, tree, inputs.vectors, outputs.vectors, awaited
-  )
+  _await_center(tokens, at, window, tree, tables, work)
   return num_words, depth
 
 
 @numba.njit(**rows.INLINE)
-def _learn_center(tables, work, sizes, averages, scratch, number, is_measured):
+def _learn_center(
+  tables, work, sizes, averages, merge_uses, scratch, number, is_measured
+):
   """Changes the rows of a center's words and path; returns loss, examples."""
   (inputs, outputs), (num_words, depth) = tables, sizes
   words, nodes, awaited = work.words, work.nodes, work.awaited
@@ -248,7 +251,11 @@ def _learn_center(tables, work, sizes, averages, scratch, number, is_measured):
   rows.find(outputs, nodes, path)
   rows.aim(inputs, words, ids)
   rows.aim(outputs, nodes, path)
-  _find_local(path, work.local, dim, nodes)
+  if merge_uses:
+    sources, targets = nodes.sources, nodes.targets
+    rows.find_local(
+      outputs.vectors, path, merge_uses, work.local, sources, targets
+    )
   lefts, num_used = words, num_words
   if averages:
     _average(words.sources, work.means, work.fractions, num_words, dim)
@@ -276,7 +283,7 @@ def _learn_center(tables, work, sizes, averages, scratch, number, is_measured):
 
 
 @numba.njit(**rows.INLINE)
-def _compute(frame, kind, first, stop, scratch):
+def _compute(frame, kind, first, stop, scratch, result):
   scratch_stop = turns.scratch_stop(frame, scratch)
   integers = ffi.vector(frame, ffi.ARGUMENTS, arguments.INTEGERS, np.int32)
   inputs, outputs, left, right = arguments.arrays(frame, kind)
@@ -285,15 +292,20 @@ def _compute(frame, kind, first, stop, scratch):
   (num_chunks, chunk), dim = left.shape, inputs.vectors.shape[1]
   numbers = ffi.vector(frame, ffi.ARGUMENTS, arguments.NUMBERS, np.float32)
   window = numbers.size - 3
-  averages, merge_centers = integers[4] != 0, np.int64(integers[10])
+  averages, merge_uses = integers[4] != 0, np.int64(integers[10])
   num_left = rows.padded(2 * window, tiles.SIZE)
   num_right = rows.padded(tree[1].shape[1] + tree[2].shape[1], tiles.SIZE)
-  num_local = _LOCAL_NODES if merge_centers else 0
+  num_local = min(_LOCAL_NODES, outputs.vectors.shape[0]) if merge_uses else 0
   work, scratch = _take_work(scratch, num_left, num_right, num_local, dim)
   if rows.take(scratch, 2 * num_left, _STRIDE)[1] > scratch_stop:
     return np.nan, np.nan
+  if merge_uses and first == stop:
+    rows.merge_local(outputs.vectors, work.local)
+    return 0.0, 0.0
   for chunk_rows in (work.words, work.means, work.nodes):
     rows.reset(chunk_rows)
+  if merge_uses:
+    turns.keep_open(result)
   loss = examples = 0.0
   for center in range(first * chunk, stop * chunk):
     i, x = center // chunk, center % chunk
@@ -305,13 +317,10 @@ def _compute(frame, kind, first, stop, scratch):
     sizes = _take_center(tokens[run], at, window, contexts, tree, tables, work)
     is_measured = center % (arguments.LOSS_EVERY_CHUNKS * chunk) == 0
     measured = _learn_center(
-      tables, work, sizes, averages, scratch, center, is_measured
+      tables, work, sizes, averages, merge_uses, scratch, center, is_measured
     )
     loss += measured[0]
     examples += measured[1]
-    if merge_centers and (center + 1) % merge_centers == 0:
-      _merge_local(outputs, work.local)
-  _merge_local(outputs, work.local)
   return loss, examples
 
 
@@ -319,7 +328,7 @@ def hierarchical(kind):
   """Skip-gram or, if it averages, CBOW, for tables of a type."""
 
   def compute(frame, first, stop, scratch, result):
-    loss, examples = _compute(frame, kind, first, stop, scratch)
+    loss, examples = _compute(frame, kind, first, stop, scratch, result)
     turns.report(result, loss, examples)
 
   return compute

@@ -35,7 +35,9 @@ TASK = types.void(types.uintp)  # the signature of `work`
 TASK_NUMBER = 0  # of `work`, as of kernels (`ffi.publish`)
 # Of kernels: (frame, first chunk, the one past the last, scratch, result), of
 # which the last two are addresses: of a thread's scratch, and of loss and
-# examples, two float64. They stay NaN if the kernel fails.
+# examples, two float64. They stay NaN if the kernel fails. A kernel that leaves
+# something to do in its scratch says so by `keep_open`, and has one more turn,
+# (frame, stop, stop, ..), before its thread leaves.
 KERNEL = types.void(types.uintp, types.intp, types.intp, *[types.uintp] * 2)
 _INTEGERS, READ = 0, 1  # arguments, of which more follow
 _TOTALS, SCRATCH, RESULTS = 0, 1, 2  # results, of which more follow
@@ -53,6 +55,7 @@ _SPINS = 1000  # before a thread that waits lets others run
 # Then, before it naps: where there are more threads than cores, one that the
 # system has stopped in the midst of a turn takes milliseconds.
 _YIELDS = 50
+_IS_OPEN = 16  # offset in a result
 _MOST_LENT = 15  # cores: the task's word has that many beside a board
 _NAP = 50 if os.name == 'posix' else 1  # us or ms, of a thread that waits
 
@@ -127,6 +130,19 @@ def report(result, loss, examples):
   ffi.put(result, 8, examples, np.float64)
 
 
+@numba.njit(**ffi.JIT)
+def keep_open(result):
+  """Asks for one more turn, of no chunks, after the last one of a thread."""
+  ffi.put(result, _IS_OPEN, 1, np.intp)
+
+
+@numba.njit(inline='always')
+def _close(kernel, frame, stop, scratch, result):
+  if ffi.get(result, _IS_OPEN, np.intp):
+    _compute(kernel, (frame, stop, stop, scratch, result))
+    ffi.put(result, _IS_OPEN, 0, np.intp)
+
+
 @numba.njit(inline='always')
 def scratch_stop(frame, scratch):
   """The address after the scratch of a thread, which is at an address."""
@@ -159,11 +175,13 @@ def work(data):
       examples += ffi.get(result, 8, np.float64)
       if 0 < helper <= np.intp(ffi.address(ffi.LENT)):
         # The call may end meanwhile.
+        _close(kernel, frame, stop, scratch, result)
         report(result, loss, examples)
         ffi.add(board, _ACTIVE, -1)
         first, stop = _begin(board, helper)
       else:
         first, stop = _take(board)
+    _close(kernel, frame, stop, scratch, result)
     report(result, loss, examples)
   ffi.add(board, _ACTIVE, -1)
   _leave(board)
