@@ -219,25 +219,28 @@ def _build(
   Kernels are compiled while the data are read: whether all processes have them
   is known only then. Others read the data again, from its cache.
   """
-  why, parts = '', None
+  why = ''
   is_alone = distributed.num_processes() == 1
   read = functools.partial(_read_and_make, start, monitor.stop, cluster)
-  try:
-    parts = read(start.fixed)
-    if is_alone:
+  with contextlib.ExitStack() as stores:  # closed unless the run goes on
+    try:
+      parts = read(start.fixed)
+      stores.callback(parts.close)
+      if is_alone:
+        _take_memory(parts)
+        _compile_beside_kernel(parts)
+      build.wait_for_kernel(parts)
+    except ffi.Unavailable as error:
+      why = str(error)
+    whys = list(filter(None, distributed.everyone('fused', why)))
+    if whys:
+      metrics.LOG.info(f'steps are not fused, and slower: {whys[0]}')
+      stores.close()
+      parts = read({**start.fixed, 'fused': False})
+      stores.callback(parts.close)
+    if whys or not is_alone:
       _take_memory(parts)
-      _compile_beside_kernel(parts)
-    build.wait_for_kernel(parts)
-  except ffi.Unavailable as error:
-    why = str(error)
-  whys = list(filter(None, distributed.everyone('fused', why)))
-  if whys:
-    metrics.LOG.info(f'steps are not fused, and slower: {whys[0]}')
-    if parts:
-      parts.close()
-    parts = read({**start.fixed, 'fused': False})
-  if whys or not is_alone:
-    _take_memory(parts)
+    stores.pop_all()
   return parts
 
 

@@ -107,28 +107,48 @@ def test_what_does_not_fit_is_refused_before_it_is_compiled(
   assert not (tmp_path / 'config.json').exists()
 
 
-@pytest.mark.slow
-def test_stores_are_closed_where_a_kernel_fails_late(
-  start, tmp_path, monkeypatch
-):
+@pytest.fixture
+def events(monkeypatch):
+  """Lists what happens to stores of tables."""
   events, close = [], fetching.Fetching.close
   make = fetching.Fetching.__init__
 
-  def made(self, *args, **more):
+  def record_make(self, *args, **settings):
     events.append('made')
-    make(self, *args, **more)
+    make(self, *args, **settings)
 
-  def closed(self):
+  def record_close(self):
     events.append('closed')
     close(self)
 
+  monkeypatch.setattr(fetching.Fetching, '__init__', record_make)
+  monkeypatch.setattr(fetching.Fetching, 'close', record_close)
+  return events
+
+
+_STORE = {'table.store': 'memory', 'table.device_bytes': '50%'}
+
+
+@pytest.mark.slow
+def test_stores_are_closed_where_a_kernel_fails_late(
+  start, events, tmp_path, monkeypatch
+):
   def fail(name):
     raise RuntimeError('no such instruction')
 
-  monkeypatch.setattr(fetching.Fetching, '__init__', made)
-  monkeypatch.setattr(fetching.Fetching, 'close', closed)
   monkeypatch.setattr(handlers, 'load', fail)
-  store = {'table.store': 'memory', 'table.device_bytes': '50%'}
-  assert start(tmp_path, store) == 0
+  assert start(tmp_path, _STORE) == 0
   assert 'steps are not fused, and slower' in runs.log(tmp_path)
   assert events == ['made', 'closed'] * 2
+
+
+def test_stores_are_closed_where_a_run_cannot_begin(
+  start, events, tmp_path, monkeypatch
+):
+  def fail(parts):
+    raise runs.errors.UserError('no room')
+
+  monkeypatch.setattr(build, 'reside', fail)
+  with pytest.raises(runs.errors.UserError, match='no room'):
+    start(tmp_path, _STORE)
+  assert events == ['made', 'closed']
