@@ -1,7 +1,7 @@
 """How long a run waits for compilation, of kernels and of XLA's programs.
 
-Waits go by way of `jax.monitoring`, from wherever a kernel is needed to who
-adds them up.
+Waits are events of `jax.monitoring`: code that needs a kernel records them, and
+the run adds them up. Runs in threads of one process count each other's waits.
 """
 
 import contextlib

@@ -6,12 +6,12 @@ on both sides of each center, at most W; then
   numbers     [3 + W] float32, learning rate, parameter of the optimizer (of SGD
               occurrences of a row in a chunk that count, 0 = all; of Adagrad
               epsilon), K, and what a context counts, by its distance
-  integers    [11] int32, `descent.SGD` or `ADAGRAD`; the key of stochastic
+  integers    [12] int32, `descent.SGD` or `ADAGRAD`; the key of stochastic
               rounding, and whether there is any; whether hierarchical softmax
               averages: CBOW; N; the key of the draws; entries of the alias
               table, 0 = draws are given; the number of `descent`, 0 = none;
               uses after which a thread merges its local copy of a tree's node
-              into the table, 0 = it has none
+              into the table; how many of the first nodes have such copies
   brakes      those of `rows.Table`, of both tables
   tokens      [P, L' + 2 W] int32, of runs of k / P chunks each
   chunks      [k] uint32, their numbers among the chunks that draw with the key
@@ -30,7 +30,7 @@ import numpy as np
 from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import rows, turns
 
-# Losses cost more than all the rest, so they are those of every 64th chunk.
+# A loss takes longer than all else of a chunk: each 64th chunk has one.
 LOSS_EVERY_CHUNKS = 64
 LEFT, RIGHT, NUMBERS, INTEGERS, BRAKES, _, TOKENS, CHUNKS, MORE = range(
   turns.READ, turns.READ + 9

@@ -134,7 +134,7 @@ def _draw(lines, integers, number, first, out):
 def _take_ids(frame, i, num_words, out):
   """Writes the words of chunk i's window, and draws, from out[num_words] on.
 
-  These are made or, without an alias table, given.
+  Without an alias table the call has the draws as an argument.
   """
   left = ffi.matrix(frame, ffi.ARGUMENTS, arguments.LEFT, np.uint8)
   window = (

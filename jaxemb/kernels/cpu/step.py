@@ -132,12 +132,10 @@ def _ids(
 
 
 def _merge_uses(num_threads: int) -> int:
-  """Returns after how many uses threads merge local nodes; 0 = there are none.
+  """Returns after how many uses a thread merges its copy of a tree's node.
 
   Those of all threads together need no brakes, if there are not many of them.
   """
-  if num_threads == 1:
-    return 0
   return min(64, max(16, brakes.FREE_CENTERS // (num_threads - 1)))
 
 
@@ -177,9 +175,10 @@ class Kernel:
     weights = spec.context_weights or [1.0] * spec.window
     numbers = context.learning_rate, self.parameter, spec.negatives, *weights
     # Nodes are copied where rows are changed in their place.
-    merge_uses = (
-      _merge_uses(self.num_threads) if is_tree and not self.descent else 0
-    )
+    merge_uses = num_local = 0
+    if is_tree and not self.descent and self.num_threads > 1:
+      merge_uses = _merge_uses(self.num_threads)
+      num_local = trees.local_nodes(batch.left.size // self.num_threads)
     key = strategy_base.rounding_key(specs[0], context, 0)
     keys = [jnp.zeros(2, jnp.uint32) if key is None else key, context.key]
     rounding, drawing = (
@@ -195,11 +194,12 @@ class Kernel:
       ids.num_entries,
       self.descent,
       merge_uses,
+      num_local,
     )
     centers = (1, merge_uses or 1) if is_tree else (spec.chunk, spec.chunk)
     if is_tree:
       longest = sum(x.shape[1] for x in ids.more[1:])
-      num_scratch = trees.num_scratch(spec, longest, merge_uses > 0)
+      num_scratch = trees.num_scratch(spec, longest, num_local)
     else:
       num_scratch = negative_sampling.num_scratch(spec)
     totals, changed = call(

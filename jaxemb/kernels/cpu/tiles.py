@@ -46,11 +46,12 @@ _VECTOR = ir.VectorType(_FLOAT, LANES)
 # Rows on the left of a tile of scores: a sum for each score, four rows and one
 # more are in registers at once, of which x86 has 32 with AVX-512, else 16.
 LEFT = 3 if LANES < 16 and platform.machine() in _X86 else 4
-# Of so few rows that there is a kind of tile for each number of them.
+# Rows on the left of a tile of `scores_of`, of which there is one for each
+# number of rows: its sums fit into the registers.
 MOST_SCORED = 6 if LANES == 16 else LEFT
-# Rows on the left of `exchange`, of which sums and, with AVX-512, values are in
+# Rows on the left of `exchange`, whose sums and, with AVX-512, values are in
 # registers.
-MOST = 10
+MOST_EXCHANGED = 10
 _NARROW = (4, 1) if LANES > 4 else (1,)  # columns of rows that are short
 
 
@@ -484,9 +485,8 @@ def exchange(
 
   left_targets[x] += left_rates[x] * sum over y of slopes[x, y] rights[y] and
   right_targets[y] += right_rates[y] * sum over x of slopes[x, y] lefts[x], for
-  first <= x < first + num, y < count. `num` is at most `MOST`, and 1 of rows
-  shorter than a vector. Sources on the left are no targets; those on the right
-  may be the same rows as their targets.
+  first <= x < first + num, y < count. `num` is at most `MOST_EXCHANGED`, and 1
+  of rows shorter than a vector. Sources may be the same rows as their targets.
   """
 
   def generate(context, builder, signature, args):
@@ -504,7 +504,7 @@ def exchange(
         for offset, kind in _blocks(builder, size, _NARROW):
           exchange_columns(1, offset=offset, kind=kind, keep=lambda x: x)
       with long:
-        for k in _cases(builder, num, MOST):
+        for k in _cases(builder, num, MOST_EXCHANGED):
           with cgutils.for_range(builder, last.count) as loop:
             exchange_columns(
               k,

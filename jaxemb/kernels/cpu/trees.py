@@ -16,25 +16,34 @@ from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import arguments, rows, tiles, turns
 from jaxemb.ops import memory
 
-# Next to the root, of which threads have copies: 64 took 1.68 us a center with
-# two cores that share no cache, 1,024 take 1.32.
-_LOCAL_NODES = 1024
+# Nodes next to the root of which a thread has copies: so many at most, and one
+# for 8 centers of a call. With two cores that share no cache 64 nodes take 1.65
+# us a center, 1,024 take 1.32.
+_LOCAL_NODES, _LOCAL_CENTERS = 1024, 8
 # Columns of scores, whose distance is constant so that the addresses of all
-# rows are in few registers. Counts of 63 bits make no path longer than 91.
+# rows are in few registers. With counts of 63 bits the longest first part of a
+# path, and the longest rest, have 92 nodes together.
 _STRIDE = 96
 
 
-def num_scratch(spec: Any, longest: int, has_local: bool) -> int:
+def local_nodes(num_centers: int) -> int:
+  """Returns the nodes that a thread of so many centers has copies of."""
+  return min(_LOCAL_NODES, num_centers // _LOCAL_CENTERS)
+
+
+def num_scratch(spec: Any, longest: int, num_local: int) -> int:
   """Returns floats that the kernel takes; with fewer it does nothing.
 
-  `spec` is a `models.base.WindowSpec`, `longest` the longest path of the tree;
-  `has_local` says whether nodes have local copies.
+  `spec` is a `models.base.WindowSpec`, `longest` the longest path of the tree,
+  `num_local` the nodes of which a thread has copies. Raises a `ValueError` for
+  paths that are too long.
   """
+  if longest > _STRIDE:
+    raise ValueError(f'a path of {longest} nodes; at most {_STRIDE}')
   left, right = 2 * spec.window + tiles.SIZE, longest + tiles.SIZE
   columns = spec.dim + tiles.LANES
   # Words, a tile of means, nodes and local nodes, each twice, with addresses,
   # an id and a rate; scores, weights, fractions and signs; what is awaited.
-  num_local = _LOCAL_NODES if has_local else 0
   num_rows = 2 * (left + tiles.SIZE + right + num_local)
   number = num_rows * (columns + 8) + left * (2 * _STRIDE + tiles.SIZE)
   return (number + _STRIDE + 2 * right + 1024) // 16 * 16  # stays aligned
@@ -93,10 +102,10 @@ def _find_path(word, tree, nodes, signs):
 
 
 @numba.njit(**rows.JIT)
-def _take_contexts(tokens, at, before, after, out):
+def _take_contexts(tokens, position, before, after, out):
   """Writes the words around a center, without it; returns how many."""
-  rows.copy(tokens[at - before : at], out, 0)
-  rows.copy(tokens[at + 1 : at + 1 + after], out[before:], 0)
+  rows.copy(tokens[position - before : position], out, 0)
+  rows.copy(tokens[position + 1 : position + 1 + after], out[before:], 0)
   num = before + after
   for j in range(num, rows.padded(num, tiles.SIZE)):
     out[j] = rows.NO_ID
@@ -125,26 +134,27 @@ def _await_path(table, local, packed, out):
 
 
 @numba.njit(**rows.INLINE)
-def _await_center(tokens, at, window, tree, tables, work):
-  """Awaits rows that the center after `at` is the first to look up.
+def _await_center(tokens, position, window, tree, tables, work):
+  """Awaits rows that the next center is the first to look up.
 
-  Of its path those next to the root are in the cache. What lists the paths of
-  those after that is asked for.
+  These are its last context, and the nodes of its path that are far from the
+  root. Where the paths of the two centers after it are listed is asked for.
   """
   (exits, _, deep), (inputs, outputs) = tree, tables
-  awaited = work.awaited
+  awaited, num_tokens = work.awaited, tokens.size
   awaited[0] = 0
-  if at + 3 < tokens.size and tokens[at + 3] < exits.size:
-    start = np.uint64(exits.ctypes.data)
-    memory.prefetch_to_read(start + np.uint64(4) * np.uint64(tokens[at + 3]))
-  for place in range(at + 1 + window, min(at + 2 + window, tokens.size)):
-    rows.await_row(inputs.vectors, tokens[place], awaited)
-  if at + 2 < tokens.size and tokens[at + 2] < deep.shape[0]:
-    path = deep[tokens[at + 2]]
+  if position + 3 < num_tokens and tokens[position + 3] < exits.size:
+    start, word = np.uint64(exits.ctypes.data), np.uint64(tokens[position + 3])
+    memory.prefetch_to_read(start + np.uint64(exits.itemsize) * word)
+  if position + 1 + window < num_tokens:
+    context = tokens[position + 1 + window]
+    rows.await_row(inputs.vectors, context, awaited)
+  if position + 2 < num_tokens and tokens[position + 2] < deep.shape[0]:
+    path = deep[tokens[position + 2]]
     for offset in range(0, path.nbytes, memory.LINE):
       memory.prefetch_to_read(np.uint64(path.ctypes.data) + np.uint64(offset))
-  if at + 1 < tokens.size and tokens[at + 1] < deep.shape[0]:
-    path = deep[tokens[at + 1]]
+  if position + 1 < num_tokens and tokens[position + 1] < deep.shape[0]:
+    path = deep[tokens[position + 1]]
     _await_path(outputs.vectors, work.local.values, path, awaited)
 
 
@@ -164,7 +174,7 @@ def _score_path(lefts, num_left, nodes, dim, scores, awaited):
 @numba.njit(**rows.INLINE)
 def _exchange(slopes, lefts, num_left, nodes, depth, dim):
   """Adds to words, or their mean, what a path gives, and to it what they do."""
-  most = tiles.MOST if dim >= tiles.LANES else 1
+  most = tiles.MOST_EXCHANGED if dim >= tiles.LANES else 1
   if num_left > most:  # what the first ones change, the next ones still need
     _copy_rows(lefts.sources, num_left, dim, lefts.values)
     _copy_rows(nodes.sources, depth, dim, nodes.values)
@@ -189,10 +199,8 @@ def _copy_rows(sources, num, dim, values):
 @numba.njit(**rows.JIT)
 def _repeat(row, out):
   """Writes a row [n] to each of `out` [m, n]."""
-  for g in range(out.shape[0]):
-    to = out[g]
-    for y in range(to.size):
-      to[y] = row[y]
+  for x in range(out.shape[0]):
+    rows.copy(row[: out.shape[1]], out[x], 0)
 
 
 @numba.njit(**rows.JIT)
@@ -228,12 +236,12 @@ def _take_work(scratch, num_left, num_right, num_local, dim):
 
 
 @numba.njit(**rows.INLINE)
-def _take_center(tokens, at, window, contexts, tree, tables, work):
+def _take_center(tokens, position, window, contexts, tree, tables, work):
   """Takes the words and the path of a center; returns how many each has."""
   before, after = contexts
-  depth = _find_path(tokens[at], tree, work.nodes.ids, work.signs)
-  num_words = _take_contexts(tokens, at, before, after, work.words.ids)
-  _await_center(tokens, at, window, tree, tables, work)
+  depth = _find_path(tokens[position], tree, work.nodes.ids, work.signs)
+  num_words = _take_contexts(tokens, position, before, after, work.words.ids)
+  _await_center(tokens, position, window, tree, tables, work)
   return num_words, depth
 
 
@@ -251,7 +259,7 @@ def _learn_center(
   rows.find(outputs, nodes, path)
   rows.aim(inputs, words, ids)
   rows.aim(outputs, nodes, path)
-  if merge_uses:
+  if work.local.uses.size:
     sources, targets = nodes.sources, nodes.targets
     rows.find_local(
       outputs.vectors, path, merge_uses, work.local, sources, targets
@@ -295,16 +303,16 @@ def _compute(frame, kind, first, stop, scratch, result):
   averages, merge_uses = integers[4] != 0, np.int64(integers[10])
   num_left = rows.padded(2 * window, tiles.SIZE)
   num_right = rows.padded(tree[1].shape[1] + tree[2].shape[1], tiles.SIZE)
-  num_local = min(_LOCAL_NODES, outputs.vectors.shape[0]) if merge_uses else 0
+  num_local = min(np.int64(integers[11]), outputs.vectors.shape[0])
   work, scratch = _take_work(scratch, num_left, num_right, num_local, dim)
   if rows.take(scratch, 2 * num_left, _STRIDE)[1] > scratch_stop:
     return np.nan, np.nan
-  if merge_uses and first == stop:
+  if num_local and first == stop:
     rows.merge_local(outputs.vectors, work.local)
     return 0.0, 0.0
   for chunk_rows in (work.words, work.means, work.nodes):
     rows.reset(chunk_rows)
-  if merge_uses:
+  if num_local:
     turns.keep_open(result)
   loss = examples = 0.0
   for center in range(first * chunk, stop * chunk):
@@ -313,8 +321,10 @@ def _compute(frame, kind, first, stop, scratch, result):
     if before + after == 0:
       continue
     run, start = arguments.find_window(tokens, chunk, num_chunks, i)
-    at, contexts = start + x + window, (before, after)
-    sizes = _take_center(tokens[run], at, window, contexts, tree, tables, work)
+    position, contexts = start + x + window, (before, after)
+    sizes = _take_center(
+      tokens[run], position, window, contexts, tree, tables, work
+    )
     is_measured = center % (arguments.LOSS_EVERY_CHUNKS * chunk) == 0
     measured = _learn_center(
       tables, work, sizes, averages, merge_uses, scratch, center, is_measured

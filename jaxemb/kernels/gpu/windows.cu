@@ -1,5 +1,5 @@
 // Steps of the word2vec models on a GPU, chunk by chunk, as
-// `kernels/cpu/kernels.py` has them on a CPU.
+// `kernels/cpu` has them on a CPU.
 //
 // Each block walks its own stretch of the text. A chunk's rows are copied to
 // shared memory; tensor cores multiply left by right rows; slopes of the loss

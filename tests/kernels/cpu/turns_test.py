@@ -45,7 +45,19 @@ def _fail(frame, first, stop, scratch, found):
   ffi.put(found, 8, 0.0, np.float64)
 
 
-_KERNELS = _count, _fail
+@numba.cfunc(turns.KERNEL)
+def _keep(frame, first, stop, scratch, found):
+  """Counts chunks in scratch, and adds them to the first place at the end."""
+  counts = ffi.vector(frame, ffi.RESULTS, _COUNTS, np.float32)
+  if first == stop:
+    ffi.add(counts.ctypes.data, 0, np.intp(ffi.get(scratch, 0, np.float64)))
+  total = ffi.get(scratch, 0, np.float64) + (stop - first)
+  ffi.put(scratch, 0, total, np.float64)
+  turns.keep_open(found)
+  turns.report(found, 0.0, 0.0)
+
+
+_KERNELS = _count, _fail, _keep
 
 
 @functools.cache
@@ -95,6 +107,13 @@ def test_calls_at_the_same_time_do_not_wait_for_each_other():
         made.append(call())
   for counts, found in jax.device_get(made):
     assert (counts == 1).all() and found[0] == 500
+
+
+@pytest.mark.parametrize('num_threads', [1, 3])
+def test_threads_have_one_more_turn_for_what_they_keep(num_threads):
+  counts, found = jax.device_get(_call(_keep, 1000, num_threads)())
+  assert counts[:2].view(np.int64)[0] == 1000
+  assert (found == 0).all()
 
 
 @pytest.mark.parametrize('num_threads', [1, 3])
