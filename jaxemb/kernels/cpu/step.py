@@ -131,12 +131,16 @@ def _ids(
   return _Ids(tokens, num_draws, 0, (outputs[:, num_words:],))
 
 
-def _merge_uses(num_threads: int) -> int:
-  """Returns after how many uses a thread merges its copy of a tree's node.
+def _local_nodes(num_threads: int, num_centers: int) -> tuple[int, int]:
+  """Returns of how many nodes of a tree a thread has copies in a call.
 
-  Those of all threads together need no brakes, if there are not many of them.
+  Before that, after how many uses it merges one: those of all threads together
+  need no brakes, if there are not many of them.
   """
-  return min(64, max(16, brakes.FREE_CENTERS // (num_threads - 1)))
+  if num_threads == 1:
+    return 0, 0
+  uses = min(64, max(16, brakes.FREE_CENTERS // (num_threads - 1)))
+  return uses, trees.local_nodes(num_centers // num_threads)
 
 
 def _brakes(
@@ -176,9 +180,8 @@ class Kernel:
     numbers = context.learning_rate, self.parameter, spec.negatives, *weights
     # Nodes are copied where rows are changed in their place.
     merge_uses = num_local = 0
-    if is_tree and not self.descent and self.num_threads > 1:
-      merge_uses = _merge_uses(self.num_threads)
-      num_local = trees.local_nodes(batch.left.size // self.num_threads)
+    if is_tree and not self.descent:
+      merge_uses, num_local = _local_nodes(self.num_threads, batch.left.size)
     key = strategy_base.rounding_key(specs[0], context, 0)
     keys = [jnp.zeros(2, jnp.uint32) if key is None else key, context.key]
     rounding, drawing = (

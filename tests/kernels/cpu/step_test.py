@@ -302,7 +302,7 @@ def test_a_call_is_that_of_the_loops(case):
 @pytest.mark.parametrize('model', ['skipgram-tree', 'cbow-tree'])
 def test_changes_of_local_nodes_are_merged(model, monkeypatch):
   # Of one thread, which so learns what it does without copies.
-  monkeypatch.setattr(step, '_merge_uses', lambda num_threads: 5)
+  monkeypatch.setattr(step, '_local_nodes', lambda *unused: (5, 50))
   check_a_call(Case(model, vocab=400, size=96))
 
 
