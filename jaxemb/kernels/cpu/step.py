@@ -143,6 +143,14 @@ def _local_nodes(num_threads: int, num_centers: int) -> tuple[int, int]:
   return uses, trees.local_nodes(num_centers // num_threads)
 
 
+def _num_scratch(spec: Any, ids: _Ids, num_local: int) -> int:
+  """Returns floats of scratch for each thread."""
+  if ids.num_draws:
+    return negative_sampling.num_scratch(spec)
+  longest = sum(x.shape[1] for x in ids.more[1:])
+  return trees.num_scratch(spec, longest, num_local)
+
+
 def _brakes(
   specs: Sequence[Any], centers: Sequence[int], num_others: int
 ) -> list[np.ndarray]:
@@ -200,15 +208,10 @@ class Kernel:
       num_local,
     )
     centers = (1, merge_uses or 1) if is_tree else (spec.chunk, spec.chunk)
-    if is_tree:
-      longest = sum(x.shape[1] for x in ids.more[1:])
-      num_scratch = trees.num_scratch(spec, longest, num_local)
-    else:
-      num_scratch = negative_sampling.num_scratch(spec)
     totals, changed = call(
       self.number,
       num_chunks,
-      scratch=(self.num_threads, num_scratch),
+      scratch=(self.num_threads, _num_scratch(spec, ids, num_local)),
       read=[
         *(x.reshape(num_chunks, -1) for x in (batch.left, batch.right)),
         jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
