@@ -357,9 +357,10 @@ def take_local(address, number, dim):
 
 @numba.njit(**JIT)
 def find_local(table, ids, most_uses, local, sources, targets):
-  """Writes the addresses of copies to those of rows in the table.
+  """Replaces addresses of the table's first rows by those of their copies.
 
-  A row has a copy from its first use on, and a new one after so many.
+  A row is copied at its first use, and merged and copied again after
+  `most_uses`.
   """
   uses, values, before = local
   for i in range(ids.size):

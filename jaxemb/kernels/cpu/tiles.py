@@ -435,13 +435,14 @@ add_rows = _add(False)
 add_columns = _add(True)
 
 
-def _exchange(builder, lefts, rights, num, slopes, offset, kind, keep):
+def _exchange(
+  builder, lefts, rights, first, num, count, slopes, offset, kind, keep
+):
   """Generates `exchange` of some columns of `num` rows on the left."""
   zero = ir.Constant(kind, 0.0 if kind is _FLOAT else None)
   changes = [cgutils.alloca_once(builder, kind) for _ in range(num)]
   for change in changes:
     builder.store(zero, change)
-  first = lefts.first
   sources = lefts.sources.rows(first, num)
   values = [_load(builder, source, offset, kind) for source in sources]
 
@@ -451,17 +452,16 @@ def _exchange(builder, lefts, rights, num, slopes, offset, kind, keep):
     new = _add_product(builder, old, rate, keep(change))
     _store(builder, new, side.targets.row(number), offset)
 
-  with cgutils.for_range(builder, rights.count) as loop:
-    number = builder.add(rights.first, loop.index)
-    right, total = rights.sources.row(number), zero
-    right = _load(builder, right, offset, kind)
+  with cgutils.for_range(builder, count) as loop:
+    right = _load(builder, rights.sources.row(loop.index), offset, kind)
+    total = zero
     for k, (value, change) in enumerate(zip(values, changes, strict=True)):
-      slope = builder.load(slopes.at(builder.add(first, _INT(k)), number))
+      slope = builder.load(slopes.at(builder.add(first, _INT(k)), loop.index))
       slope = _spread(builder, slope, kind)
       old = builder.load(change)
       builder.store(_add_product(builder, old, slope, right), change)
       total = _add_product(builder, total, slope, value)
-    add(rights, number, total)
+    add(rights, loop.index, total)
   for k, change in enumerate(changes):
     add(lefts, builder.add(first, _INT(k)), builder.load(change))
 
@@ -472,8 +472,6 @@ class _Side(NamedTuple):
   sources: _Array
   targets: _Array
   rates: _Array
-  first: ir.Value
-  count: ir.Value | None = None
 
 
 @intrinsic
@@ -491,23 +489,27 @@ def exchange(
 
   def generate(context, builder, signature, args):
     arrays = _arrays(context, builder, signature, args, (0, 1, 2, 3, 6, 7, 8))
-    left = _Side(*arrays[1:4], first=args[4])
-    right = _Side(*arrays[4:], first=_INT(0), count=args[9])
     num, size = args[5], args[10]
     exchange_columns = functools.partial(
-      _exchange, builder, left, right, slopes=arrays[0]
+      _exchange,
+      builder,
+      _Side(*arrays[1:4]),
+      _Side(*arrays[4:]),
+      first=args[4],
+      count=args[9],
+      slopes=arrays[0],
     )
     last = _Last(builder, size)
     is_short = builder.icmp_unsigned('<', size, _INT(LANES))
     with builder.if_else(is_short) as (short, long):
       with short:
         for offset, kind in _blocks(builder, size, _NARROW):
-          exchange_columns(1, offset=offset, kind=kind, keep=lambda x: x)
+          exchange_columns(num=1, offset=offset, kind=kind, keep=lambda x: x)
       with long:
         for k in _cases(builder, num, MOST_EXCHANGED):
           with cgutils.for_range(builder, last.count) as loop:
             exchange_columns(
-              k,
+              num=k,
               offset=last.offset(loop.index),
               kind=_VECTOR,
               keep=last.keep(loop.index),
