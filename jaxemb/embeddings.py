@@ -1,59 +1,87 @@
 """Trained vectors and queries, with the names and answers of gensim.
 
-`Embeddings` has the queries of gensim's `KeyedVectors`, except `wmdistance`,
-`get_vecattr` and `indexer=`. It cannot be changed: `add_vector` and its like
-are not there. An integer is a name here, that of a node, item or token; `row`
-takes numbers of rows.
+`Embeddings` has what gensim's `KeyedVectors` has; what it lacks raises an
+`AttributeError` that says what to use instead (docs/gensim.md). An integer is a
+name here, that of a node, item or token; `row` takes numbers of rows.
 
-Vectors stay as they are stored, perhaps in a memory-mapped file; only their
-lengths are cached, no normalized copy.
+Vectors stay as they are stored, perhaps in a memory-mapped file, until they are
+changed; only their lengths are cached, no normalized copy.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
+import math
 import numbers
 import pathlib
+import types
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import (
+  Container,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import Any
 
 import numpy as np
-import scipy  # parts of it are loaded when they are used
 
 from jaxemb import errors
-from jaxemb.evaluation import benchmarks, contexts, geometry, multivectors
+from jaxemb.evaluation import (
+  benchmarks,
+  contexts,
+  files,
+  geometry,
+  multivectors,
+  word_movers,
+)
 from jaxemb.evaluation import words as words_lib
-from jaxemb.storage import atomic, bucket, export, word2vec_format
+from jaxemb.ops import growing
+from jaxemb.storage import bucket, export, parquet, word2vec_format
 
 Word = str | int  # 7 is the word '7'
 # A word or a [dim] vector; in sums perhaps with a weight.
 Key = Word | np.ndarray
 Weighted = Key | tuple[Key, float]
 Ranked = list[tuple[str, float]] | np.ndarray
-_REQUIRED = object()
-_UNCHANGED = (
-  'vectors cannot be changed; make another Embeddings(words, vectors)'
-)
 _INSTEAD = {  # of what gensim has, and had
-  'add_vector': _UNCHANGED,
-  'add_vectors': _UNCHANGED,
-  'set_vecattr': _UNCHANGED,
-  'get_vecattr': 'counts are counts[get_index(word)]',
-  'wmdistance': "gensim's takes files of save_word2vec_format",
-  'load_word2vec_format': 'jaxemb.load reads files',
+  'allocate_vecattrs': 'set_vecattr makes room for all words',
+  'resize_vectors': 'add_vectors(words, vectors) adds rows',
+  'next_index': 'add_vector adds behind the last row',
+  'mapfile_path': 'jaxemb.load maps files of `save` into memory',
+  'lifecycle_events': 'report.json of a run has its history',
+  'add_lifecycle_event': 'report.json of a run has its history',
+  'log_accuracy': 'evaluate_word_analogies returns the numbers',
+  'log_evaluate_word_pairs': 'evaluate_word_pairs returns the numbers',
+  'similarity_unseen_docs': 'n_similarity compares groups of words',
+  'add': 'vectors are added by add_vectors',
+  'word_vec': 'vectors of words are get_vector(word)',
+  'words_closer_than': 'the method is closer_than',
+  'vectors_norm': 'vectors of length 1 are get_normed_vectors()',
+  'syn0': 'all vectors are vectors',
+  'syn0norm': 'vectors of length 1 are get_normed_vectors()',
   'index2word': 'words are index_to_key',
-  'vocab': 'rows of words are key_to_index',
+  'index2entity': 'words are index_to_key',
+  'vocab': 'rows of words are key_to_index, counts get_vecattr(word, "count")',
   'wv': 'these are the vectors',
 }
-_GROUP_ROWS = 1 << 17  # of Parquet, which are in memory at once
+# What is computed from an attribute, and forgotten when that is set.
+_DERIVED = {
+  'vectors': ('norms', '_buffer'),
+  'index_to_key': ('key_to_index',),
+  'norms': ('norms',),
+}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(init=False, eq=False, repr=False)
 class Embeddings:
   """Words with their vectors, the most frequent first.
 
   A word without a vector raises an `errors.UnknownWordError`, a `KeyError`.
+  Methods that change vectors change this object alone: the first one copies
+  them into memory, and no file or array that they are from is written to.
   """
 
   index_to_key: list[str]  # [vocab] different words
@@ -63,8 +91,43 @@ class Embeddings:
   sense_table: multivectors.MultiVectors | None = None
   # Of vectors of nodes that were trained with operators.
   relations: export.Relations | None = None
+  # Further values by word, each [vocab], as `set_vecattr` sets them.
+  attributes: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
-  def __post_init__(self):
+  def __init__(
+    self,
+    index_to_key: Sequence[str] | int = (),
+    vectors: np.ndarray | None = None,
+    counts: np.ndarray | None = None,
+    sense_table: multivectors.MultiVectors | None = None,
+    relations: export.Relations | None = None,
+    attributes: Mapping[str, np.ndarray] = types.MappingProxyType({}),
+    *,
+    vector_size: int | None = None,
+    count: int = 0,
+    dtype: Any = np.float32,
+  ):
+    """Names rows of vectors; or, as in gensim, begins without any.
+
+    `vector_size`, or an int in place of words, is the dimension of vectors that
+    are to be added, and `count` the rows that memory is reserved for.
+    """
+    if isinstance(index_to_key, numbers.Integral):
+      index_to_key, vector_size = (), int(index_to_key)
+    buffer = None
+    if vectors is None:
+      if vector_size is None or len(index_to_key):
+        raise TypeError('give words and their vectors, or a vector_size')
+      buffer = np.empty((count, vector_size), dtype)
+      vectors = buffer[:0]
+    self.index_to_key = list(index_to_key)
+    self.vectors = vectors
+    self.counts = None if counts is None else np.array(counts)
+    self.sense_table = sense_table
+    self.relations = relations
+    self.attributes = {k: np.array(x) for k, x in attributes.items()}
+    if buffer is not None:
+      self._buffer = buffer
     shapes = (len(self.index_to_key), len(self.vectors), len(self.key_to_index))
     if self.vectors.ndim != 2 or len(set(shapes)) != 1:
       raise ValueError(
@@ -79,6 +142,20 @@ class Embeddings:
       relations = relations._replace(targets=np.array(relations.targets))
     vectors = np.array(self.vectors)
     return dataclasses.replace(self, vectors=vectors, relations=relations)
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    """Sets an attribute, and forgets what was computed from it.
+
+    After a change in `vectors` itself, `norms = None` has them computed again.
+    """
+    for derived in _DERIVED.get(name, ()):
+      self.__dict__.pop(derived, None)
+    if name != 'norms' or value is not None:
+      object.__setattr__(self, name, value)
+
+  def __getstate__(self) -> dict[str, Any]:
+    """Returns what is pickled and copied: no spare memory behind the rows."""
+    return {k: x for k, x in self.__dict__.items() if k != '_buffer'}
 
   @functools.cached_property
   def key_to_index(self) -> dict[str, int]:
@@ -145,9 +222,9 @@ class Embeddings:
         row = self.key_to_index.get(name, -1)
     return row
 
-  def get_index(self, word: Word, default: Any = _REQUIRED) -> Any:
-    """Returns the row of a word; of an unknown one, `default` if given."""
-    name, row = _name(word), -1
+  def get_index(self, key: Word, default: Any = None) -> Any:
+    """Returns the row of a word; of an unknown one, `default` if not None."""
+    name, row = _name(key), -1
     if isinstance(name, str):
       row = self._row(name)
       if row == -1 and self.sense_table and name in self.sense_table.index:
@@ -155,13 +232,13 @@ class Embeddings:
         row = self.key_to_index[best]
     if row >= 0:
       return row
-    if default is _REQUIRED:
-      raise errors.UnknownWordError(word, self.index_to_key)
+    if default is None:
+      raise errors.UnknownWordError(key, self.index_to_key)
     return default
 
-  def has_index_for(self, word: Word) -> bool:
-    """Returns whether a word has a vector, as `in` does."""
-    return word in self
+  def has_index_for(self, key: Word) -> bool:
+    """Returns whether a word has a row."""
+    return self.get_index(key, -1) >= 0
 
   def row(self, number: int) -> np.ndarray:
     """Returns a row by its number from 0 on, [dim] float32, read-only.
@@ -172,9 +249,9 @@ class Embeddings:
       raise IndexError(f'there is no row {number} among {len(self):,}')
     return self.get_vector(self.index_to_key[number])
 
-  def get_vector(self, word: Word, norm: bool = False) -> np.ndarray:
+  def get_vector(self, key: Word, norm: bool = False) -> np.ndarray:
     """Returns a word's vector, [dim] float32, read-only; length 1 if `norm`."""
-    row = self.get_index(word)
+    row = self.get_index(key)
     vector = self.vectors[row]
     if norm:
       vector = vector / (self.norms[row] or np.float32(1))
@@ -184,6 +261,196 @@ class Embeddings:
   def get_normed_vectors(self) -> np.ndarray:
     """Returns a copy of all vectors at length 1, [vocab, dim] float32."""
     return geometry.unit(self.vectors, self.norms)
+
+  def fill_norms(self, force: bool = False) -> None:
+    """Computes `norms`; with `force`, again, after a change in `vectors`."""
+    if force:
+      self.norms = None
+    _ = self.norms
+
+  def init_sims(self, replace: bool = False) -> None:
+    """Computes `norms`; `replace` scales all vectors to length 1."""
+    self.unit_normalize_all() if replace else self.fill_norms()
+
+  def unit_normalize_all(self) -> None:
+    """Scales all vectors of this object to length 1; zeros stay zeros."""
+    self._make_room()
+    lengths = self.norms
+    divisors = geometry.divisors(lengths)[:, None]
+    np.divide(self.vectors, divisors, out=self.vectors, casting='same_kind')
+    self.norms = (lengths > 0).astype(np.float32)
+
+  def add_vector(self, key: Word, vector: np.ndarray) -> int:
+    """Adds a word; returns its row. One that has a row keeps its vector."""
+    self.add_vectors([key], [vector])
+    return self.key_to_index[_name(key)]
+
+  def add_vectors(
+    self,
+    keys: Word | Sequence[Word],
+    weights: np.ndarray | Sequence[np.ndarray],
+    extras: Mapping[str, np.ndarray] | None = None,
+    replace: bool = False,
+  ) -> None:
+    """Adds words, [n, dim] vectors and values of attributes, each [n].
+
+    Words that have a row keep what they have unless `replace`. Values that are
+    not given are zero. Raises a `UserError` for vectors or values that do not
+    fit, and then changes nothing.
+    """
+    names, rows, values = self._checked(keys, weights, extras or {})
+    new_names = {x for x in names if x not in self.key_to_index}
+    self._make_room(len(new_names))
+    positions = {}  # in what is added, by row
+    for position, name in enumerate(names):
+      row = self.key_to_index.setdefault(name, len(self.index_to_key))
+      if row == len(self.index_to_key):
+        self.index_to_key.append(name)
+        positions[row] = position
+      elif replace:
+        positions[row] = position
+    changed = np.array([*positions], np.int64)
+    chosen = np.array([*positions.values()], np.int64)
+    self.vectors[changed] = rows[chosen]
+    if 'norms' in self.__dict__:
+      self.norms[changed] = geometry.norms(rows[chosen])
+    for name, array in values.items():
+      self._values(name, array.dtype)[changed] = array[chosen]
+
+  def __setitem__(
+    self,
+    keys: Word | Sequence[Word],
+    weights: np.ndarray | Sequence[np.ndarray],
+  ) -> None:
+    """Adds a word or several, or replaces their vectors."""
+    self.add_vectors(keys, weights, replace=True)
+
+  def _checked(self, keys, weights, extras):
+    """Returns names, [n, dim] vectors and [n] values of what is to be added."""
+    is_one = isinstance(keys, (str, bytes, numbers.Real))
+    names = [_name(x) for x in ([keys] if is_one else keys)]
+    if bad := [x for x in names if not isinstance(x, str)]:
+      raise errors.UserError(
+        f'{bad[0]!r} is no word; give a string or a number'
+      )
+    rows = np.asarray(weights, self.vectors.dtype)
+    rows = rows[None] if is_one and rows.ndim == 1 else rows
+    shape = len(names), self.vector_size
+    if rows.size == 0 and not names:
+      rows = rows.reshape(shape)
+    if rows.shape != shape or not np.isfinite(rows).all():
+      raise errors.UserError(
+        f'vectors of shape {rows.shape} were given; {shape[0]} words need '
+        f'{shape} finite numbers'
+      )
+    values = {k: np.asarray(x) for k, x in extras.items()}
+    for name, array in values.items():
+      if len(array) != len(names):
+        raise errors.UserError(
+          f'{len(array)} values of {name!r} do not fit {len(names)} words'
+        )
+      self._check_type(name, array.dtype)
+    return names, rows, values
+
+  def _make_room(self, num_new: int = 0) -> None:
+    """Copies the vectors into memory, and adds rows and zeros for new words.
+
+    Raises a `UserError` if they cannot be changed.
+    """
+    self._check_changeable()
+    norms = self.__dict__.get('norms')
+    total = len(self) + num_new
+    buffer = self.__dict__.get('_buffer')
+    buffer = growing.with_room(self.vectors, buffer, num_new)
+    self.vectors = buffer[:total]
+    self._buffer = buffer
+    if norms is not None:
+      self.norms = growing.with_zeros(norms, num_new)
+    if num_new and self.counts is not None:
+      self.counts = growing.with_zeros(self.counts, num_new)
+    for name, values in self.attributes.items():
+      self.attributes[name] = growing.with_zeros(values, num_new)
+
+  def _check_changeable(self) -> None:
+    """Raises a `UserError` where further vectors belong to the rows."""
+    targets = self.relations and self.relations.targets
+    if self.sense_table is not None or targets is not None:
+      raise errors.UserError(
+        'vectors of senses, or of nodes that have others as targets, cannot be '
+        'changed; change Embeddings(words, vectors) of them'
+      )
+
+  @property
+  def expandos(self) -> Mapping[str, np.ndarray]:
+    """Returns the attributes of words by name, each [vocab], and counts."""
+    counts = {} if self.counts is None else {'count': self.counts}
+    return types.MappingProxyType({**counts, **self.attributes})
+
+  def set_vecattr(self, key: Word, attr: str, val: Any) -> None:
+    """Sets an attribute of a word, such as 'count'.
+
+    The first value of an attribute determines its type, and is zero for other
+    words. Raises a `TypeError` for a value of another type.
+    """
+    row = self.get_index(key)
+    self._values(attr, np.asarray(val).dtype)[row] = val
+
+  def get_vecattr(self, key: Word, attr: str) -> Any:
+    """Returns an attribute of a word; raises a `KeyError` if there is none.
+
+    Unknown counts are made up, with a warning, to fall by row as in gensim.
+    """
+    row = self.get_index(key)
+    if attr == 'count' and self.counts is None:
+      warnings.warn('no counts are known; they are made up', stacklevel=2)
+      return len(self) - row
+    if attr not in self.expandos:
+      names = ', '.join(self.expandos) or 'none'
+      raise KeyError(f'no attribute {attr!r}, but {names}')
+    return self.expandos[attr][row]
+
+  def _values(self, name: str, dtype: np.dtype) -> np.ndarray:
+    """Returns the [vocab] values of an attribute, which may be new.
+
+    Raises a `TypeError` if it cannot hold values of a type.
+    """
+    self._check_type(name, dtype)
+    values = self.expandos.get(name)
+    if values is None:
+      if name == 'count':
+        values = np.zeros(len(self), np.int64)
+      else:  # strings have any length
+        kind = object if dtype.kind in 'US' else dtype
+        values = np.zeros(len(self), kind)
+    if name == 'count':
+      self.counts = values
+    else:
+      self.attributes[name] = values
+    return values
+
+  def _check_type(self, name: str, dtype: np.dtype) -> None:
+    """Raises a `TypeError` if an attribute cannot hold values of a type."""
+    values = self.expandos.get(name)
+    if values is None:
+      expected = np.dtype(np.int64) if name == 'count' else dtype
+    else:
+      expected = values.dtype
+    if not np.can_cast(dtype, expected, 'same_kind'):
+      raise TypeError(f'{name!r} has values of {expected}, not of {dtype}')
+
+  def sort_by_descending_frequency(self) -> None:
+    """Sorts the rows by falling counts; without counts, warns and does not."""
+    if self.counts is None:
+      warnings.warn('no counts are known; rows stay as they are', stacklevel=2)
+      return
+    order = growing.descending(self.counts)
+    if (np.diff(order) > 0).all():
+      return
+    self._check_changeable()
+    self.index_to_key = [self.index_to_key[row] for row in order.tolist()]
+    self.vectors = self._buffer = self.vectors[order]
+    self.counts = self.counts[order]
+    self.attributes = {k: x[order] for k, x in self.attributes.items()}
 
   def similarity(self, w1: Word, w2: Word) -> float:
     """Returns the cosine of two words."""
@@ -250,8 +517,9 @@ class Embeddings:
   def closer_than(self, key1: Word, key2: Word) -> list[str]:
     """Returns the words that are nearer to `key1` than `key2` is, by row."""
     distances = self.distances(key1)
+    limit = distances[self.get_index(key2)]
     distances[self.get_index(key1)] = np.inf
-    rows = np.flatnonzero(distances < distances[self.get_index(key2)])
+    rows = np.flatnonzero(distances < limit)
     return [self.index_to_key[row] for row in rows.tolist()]
 
   def rank(self, key1: Word, key2: Word) -> int:
@@ -271,19 +539,39 @@ class Embeddings:
     near = self.most_similar(wa, topn=topn)
     return self.similarity(wa, wb) / sum(cosine for _, cosine in near)
 
-  def vectors_for_all(self, keys: Iterable[Word]) -> 'Embeddings':
-    """Returns the vectors of different words, in order; warns of unknown."""
-    words = self._known(list(dict.fromkeys(map(_name, keys))))
+  def vectors_for_all(
+    self,
+    keys: Iterable[Word],
+    allow_inference: bool = True,
+    copy_vecattrs: bool = False,
+  ) -> 'Embeddings':
+    """Returns the vectors of different words, in order; warns of unknown.
+
+    With `copy_vecattrs` they have their counts and other attributes. Without
+    `allow_inference` a word needs a row of exactly its name.
+    """
+    known = self if allow_inference else self.key_to_index
+    words = self._known(list(dict.fromkeys(map(_name, keys))), known)
     rows = [self.get_index(x) for x in words]
-    counts = None if self.counts is None else self.counts[rows]
+    values = dict(self.expandos) if copy_vecattrs else {}
+    values = {k: x[rows] for k, x in values.items()}
     relations = self.relations
     if relations and relations.targets is not None:
       relations = relations._replace(targets=relations.targets[rows])
-    return Embeddings(words, self[words], counts, relations=relations)
+    return Embeddings(
+      words,
+      self[words],
+      values.pop('count', None),
+      relations=relations,
+      attributes=values,
+    )
 
-  def _known(self, words: Sequence[Word]) -> list[Word]:
-    """Returns the words that have vectors; warns of others."""
-    is_known = [word in self for word in words]
+  def _known(
+    self, words: Sequence[Word], known: Container[Word] | None = None
+  ) -> list[Word]:
+    """Returns the words that have vectors, or are `known`; warns of others."""
+    known = self if known is None else known
+    is_known = [word in known for word in words]
     if not all(is_known):
       unknown = itertools.compress(words, np.logical_not(is_known))
       line = f'left out, without vectors: {", ".join(map(str, unknown))}'
@@ -388,9 +676,9 @@ class Embeddings:
         f'the sum of {words or "the vectors"} is a vector of zeros, which has '
         'no neighbors; give other words, or train longer'
       )
-    if restrict_vocab is not None:
+    if restrict_vocab:
       clip_start, clip_end = 0, restrict_vocab
-    scores = self._cosines(geometry.unit_vector(target), clip_end)
+    scores = self._cosines(geometry.unit_vector(target), clip_end or None)
     return self._rank(
       scores,
       query=[key for key, _ in items],
@@ -417,7 +705,8 @@ class Embeddings:
 
     def product(keys: list[Key]) -> np.ndarray | float:
       directions = map(self._direction, keys)
-      factors = ((1 + self._cosines(x, restrict_vocab)) / 2 for x in directions)
+      limit = restrict_vocab or None
+      factors = ((1 + self._cosines(x, limit)) / 2 for x in directions)
       return functools.reduce(np.multiply, factors, np.float32(1))
 
     scores = product(positive) / (product(negative) + np.float32(1e-6))
@@ -429,7 +718,11 @@ class Embeddings:
     """Finds the words nearest to a word; see `most_similar`."""
     return self.most_similar([word], topn=topn, restrict_vocab=restrict_vocab)
 
-  similar_by_key = similar_by_word
+  def similar_by_key(
+    self, key: Word, topn: int | None = 10, restrict_vocab: int | None = None
+  ) -> Ranked:
+    """Finds the words nearest to a word; see `most_similar`."""
+    return self.most_similar([key], topn=topn, restrict_vocab=restrict_vocab)
 
   def similar_by_vector(
     self,
@@ -493,17 +786,53 @@ class Embeddings:
       return self
     return Embeddings(table.words, table.mean_vectors(), table.counts)
 
-  def doesnt_match(self, words: Sequence[str]) -> str:
-    """Returns the word farthest from the mean of all; warns of unknown words.
+  def rank_by_centrality(
+    self, words: Sequence[Word], use_norm: bool = True
+  ) -> list[tuple[float, Word]]:
+    """Ranks words by cosines with the mean of all; warns of unknown words.
 
-    Raises a `ValueError` if no word is known.
+    Returns (cosine, word), the nearest first; with `use_norm` False products
+    of vectors as they are with the mean at length 1. Raises a `ValueError` if
+    no word is known.
     """
     known = self._known(words)
     if not known:
       raise ValueError('none of the words has a vector')
-    directions = np.stack([self.get_vector(word, norm=True) for word in known])
-    cosines = directions @ directions.mean(axis=0)
-    return min(zip(cosines.tolist(), known, strict=True))[1]
+    rows = np.stack([self.get_vector(word, norm=use_norm) for word in known])
+    products = rows @ geometry.unit_vector(rows.mean(axis=0))
+    return sorted(zip(products.tolist(), known, strict=True), reverse=True)
+
+  def doesnt_match(self, words: Sequence[Word]) -> Word:
+    """Returns the word farthest from the mean of all; warns of unknown words.
+
+    Raises a `ValueError` if no word is known.
+    """
+    return self.rank_by_centrality(words)[-1][1]
+
+  def wmdistance(
+    self,
+    document1: Sequence[Word],
+    document2: Sequence[Word],
+    norm: bool = True,
+  ) -> float:
+    """Returns Word Mover's distance of two lists of words; warns of unknown.
+
+    That is the least mean distance that the words of one are moved to be those
+    of the other, between vectors of length 1 unless `norm` is False; infinite
+    if one has no word with a vector.
+    """
+    if isinstance(document1, str) or isinstance(document2, str):
+      raise TypeError('documents are lists of words; split the text first')
+    tokens = [self._known(x) for x in (document1, document2)]
+    if not all(tokens):
+      return math.inf
+    counts = [collections.Counter(x) for x in tokens]
+    rows = [
+      np.array([self.get_vector(x, norm) for x in words], np.float64)
+      for words in counts
+    ]
+    shares = [np.array([*x.values()]) / x.total() for x in counts]
+    return word_movers.distance(*rows, shares)
 
   def evaluate(
     self,
@@ -530,34 +859,24 @@ class Embeddings:
     self,
     pairs: pathlib.Path | str,
     delimiter: str | None = None,
+    encoding: str = 'utf8',
     restrict_vocab: int | None = 300_000,
     case_insensitive: bool = True,
     dummy4unknown: bool = False,
   ) -> tuple[tuple, tuple, float]:
     """Correlates cosines with the ratings of a similarity benchmark.
 
-    Returns (Pearson's r, p), (Spearman's rho, p) and the percentage of pairs
-    with an unknown word, which are left out or, with `dummy4unknown`, have
-    cosine 0. Raises a `UserError` for a file that cannot be read, or if fewer
-    than two pairs count.
+    Fields are separated by `delimiter`, None = white space or commas. Returns
+    (Pearson's r, p), (Spearman's rho, p) and the percentage of pairs with an
+    unknown word, which are left out or, with `dummy4unknown`, have cosine 0.
+    Raises a `UserError` for a file that cannot be read, or if fewer than two
+    pairs count.
     """
-    benchmark, searched = self._read(
-      'similarity', pairs, restrict_vocab, case_insensitive, delimiter
+    vocabulary = self._vocabulary(
+      restrict_vocab, case_insensitive, dummy4unknown
     )
-    cosines = searched.pair_cosines(benchmark)
-    is_known = ~np.isnan(cosines)
-    counts = is_known | dummy4unknown
-    if counts.sum() < 2:
-      raise errors.UserError(
-        f'{pairs}: fewer than two of its {len(counts)} pairs are in the '
-        'vocabulary; check its language and the limit of the vocabulary'
-      )
-    both = np.array(benchmark.labels)[counts], np.nan_to_num(cosines)[counts]
-    unknown_percent = 100 * float(np.mean(~is_known))
-    return (
-      scipy.stats.pearsonr(*both),
-      scipy.stats.spearmanr(*both),
-      unknown_percent,
+    return files.word_pairs(
+      vocabulary, pairs, delimiter=delimiter, encoding=encoding
     )
 
   def evaluate_word_analogies(
@@ -577,35 +896,32 @@ class Embeddings:
     ignores it and takes the first). Raises a `UserError` for a file that cannot
     be read or holds no analogies.
     """
-    functions = ('most_similar', 'most_similar_cosmul')
-    if similarity_function not in functions:
-      raise ValueError(f'similarity_function is one of {", ".join(functions)}')
-    measure = functions.index(similarity_function)
-    benchmark, searched = self._read(
-      'analogies', analogies, restrict_vocab, case_insensitive
+    vocabulary = self._vocabulary(
+      restrict_vocab, case_insensitive, dummy4unknown
     )
-    is_found, is_right = searched.solve(benchmark)
-    sections = {
-      name: {'section': name, 'correct': [], 'incorrect': []}
-      for name in (*benchmark.labels, 'Total accuracy')
-    }
-    total = sections['Total accuracy']
-    for i, question in enumerate(benchmark.words):
-      if case_insensitive:
-        question = tuple(word.upper() for word in question)
-      if is_found[i] or dummy4unknown:
-        side = 'correct' if is_right[i, measure] else 'incorrect'
-        for section in (sections[benchmark.labels[i]], total):
-          section[side].append(question)
-    num_right, num_wrong = len(total['correct']), len(total['incorrect'])
-    fraction = num_right / max(num_right + num_wrong, 1)
-    return fraction, list(sections.values())
+    return files.word_analogies(vocabulary, analogies, similarity_function)
 
-  def save(self, folder: pathlib.Path | str) -> None:
+  def _vocabulary(self, limit, is_upper, counts_unknown) -> files.Vocabulary:
+    words = self.of_words()
+    return files.Vocabulary(
+      words=words.index_to_key,
+      vectors=words.vectors,
+      restrict_vocab=limit,
+      case_insensitive=is_upper,
+      dummy4unknown=counts_unknown,
+    )
+
+  def save(self, folder: pathlib.Path | str, **options: Any) -> None:
     """Writes vectors.npy, vocab.txt, any senses and operators, for `load`.
 
-    Raises a `UserError` if a file cannot be written.
+    Raises a `UserError` if a file cannot be written, and a `TypeError` for
+    gensim's `options` of pickles.
     """
+    if options:
+      raise TypeError(
+        f'save takes a folder and no {", ".join(options)}: every array is a '
+        'file of its own there, and nothing is pickled'
+      )
     export.write(
       folder,
       words=self.index_to_key,
@@ -615,72 +931,141 @@ class Embeddings:
     )
     multivectors.write(pathlib.Path(folder), self.sense_table)
     export.write_relations(pathlib.Path(folder), self.relations)
+    export.write_attributes(pathlib.Path(folder), self.attributes)
+
+  @classmethod
+  def load(
+    cls, fname: pathlib.Path | str, mmap: str | None = None
+  ) -> 'Embeddings':
+    """Loads what `jaxemb.load` does; `mmap` may be 'r'.
+
+    Files that `save` writes are memory-mapped with either, and are never
+    written to.
+    """
+    if mmap not in (None, 'r'):
+      raise ValueError(
+        f"mmap={mmap!r} would write to the file; give 'r' or leave it out"
+      )
+    return load_vectors(fname)
 
   def save_word2vec_format(
     self,
     fname: pathlib.Path | str,
     fvocab: pathlib.Path | str | None = None,
     binary: bool = False,
+    total_vec: int | None = None,
     write_header: bool = True,
+    prefix: str = '',
+    append: bool = False,
+    sort_attr: str = 'count',
   ) -> None:
     """Writes a word2vec file, and to `fvocab` the counts, `word count` a line.
 
     It is packed as its suffix says, such as .gz; without a header it is as
-    GloVe's files are. White space in words becomes underscores, with a warning.
-    Raises a `UserError` if a file cannot be written, a `ValueError` if `fvocab`
-    is given but no counts are known, or for a binary file without a header.
+    GloVe's files are. Words begin with `prefix`, and are sorted by an attribute
+    that falls, `sort_attr`, if it is known. `append` adds to files that are
+    there, of which a header may announce the total as `total_vec`. White space
+    in words becomes underscores, with a warning.
+    Raises a `UserError` if a file cannot be written, a `ValueError` if
+    `sort_attr` is needed for `fvocab` and not known, or for a binary file
+    without a header.
     """
-    if binary and not write_header:
+    values = self.expandos.get(sort_attr)
+    if binary and not write_header and not append:
       raise ValueError('a binary file needs its header')
-    if fvocab is not None and self.counts is None:
-      raise ValueError('no counts are known: leave out fvocab')
-    words = self.index_to_key
+    if values is None and (fvocab is not None or sort_attr != 'count'):
+      raise ValueError(f'no {sort_attr}s are known: leave out fvocab')
+    words, vectors = self.index_to_key, self.vectors
+    order = np.arange(len(self))
+    if values is not None:
+      order = growing.descending(values)
+    if (np.diff(order) < 0).any():
+      words, values = [words[row] for row in order.tolist()], values[order]
+      vectors = export.OnDemand(
+        lambda rows: self.vectors[order[rows]], vectors.shape, vectors.dtype
+      )
+    words = [prefix + x for x in words] if prefix else words
     renamed = word2vec_format.write(
-      fname, words, self.vectors, is_binary=binary, has_header=write_header
+      fname,
+      words,
+      vectors,
+      is_binary=binary,
+      has_header=write_header,
+      num_announced=total_vec,
+      appends=append,
     )
     if fvocab is not None:
-      word2vec_format.write_vocab(fvocab, words, self.counts)
+      word2vec_format.write_vocab(fvocab, words, values, appends=append)
     if renamed:
       line = f'{renamed:,} words with white space were written with underscores'
       warnings.warn(f'{fname}: {line}', stacklevel=2)
+
+  @classmethod
+  def load_word2vec_format(
+    cls,
+    fname: pathlib.Path | str,
+    fvocab: pathlib.Path | str | None = None,
+    binary: bool | None = None,
+    encoding: str = 'utf8',
+    unicode_errors: str = 'strict',
+    limit: int | None = None,
+    datatype: Any = np.float32,
+    no_header: bool | None = None,
+  ) -> 'Embeddings':
+    """Loads a word2vec, GloVe or .vec file with gensim's arguments.
+
+    `binary` and `no_header` are recognized if they are None. `fvocab` has the
+    counts, `word count` a line; without it they are unknown. `limit` is the
+    number of rows to read, and `datatype` that of their numbers in memory.
+    Raises a `UserError` for a file that cannot be read or is another than these
+    say, and a `UnicodeDecodeError` for words that are not in the encoding
+    unless `unicode_errors` is 'replace' or 'ignore'.
+    """
+    reading = word2vec_format.Reading(
+      is_binary=binary,
+      has_header=None if no_header is None else not no_header,
+      limit=limit or None,
+      decoding_errors=unicode_errors,
+    )
+    words, vectors, *_ = word2vec_format.read(fname, encoding, reading)
+    counts = None
+    if fvocab is not None:
+      counts = word2vec_format.counts_of(fvocab, words, unicode_errors)
+    return cls(words, vectors.astype(datatype, copy=False), counts)
+
+  def intersect_word2vec_format(
+    self,
+    fname: pathlib.Path | str,
+    lockf: float | None = None,
+    binary: bool | None = None,
+    encoding: str = 'utf8',
+    unicode_errors: str = 'strict',
+  ) -> None:
+    """Replaces vectors of the words that a word2vec file has, too.
+
+    Its other words are not added. Raises a `UserError` for a file that cannot
+    be read, or of another dimension, and a `TypeError` for `lockf`.
+    """
+    if lockf is not None:
+      raise TypeError('vectors are not trained further; leave out lockf')
+    other = Embeddings.load_word2vec_format(
+      fname, binary=binary, encoding=encoding, unicode_errors=unicode_errors
+    )
+    if other.vector_size != self.vector_size:
+      raise errors.UserError(
+        f'{fname} has vectors of {other.vector_size} numbers, these are of '
+        f'{self.vector_size}; give a file of the same dimension'
+      )
+    common = [x for x in other.index_to_key if x in self.key_to_index]
+    if common:
+      self[common] = other[common]
 
   def save_parquet(self, fname: pathlib.Path | str) -> None:
     """Writes Parquet with the columns key, count (if known) and vector.
 
     Raises a `UserError` if the file cannot be written.
     """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    def group(start: int) -> pa.Table:
-      some = slice(start, start + _GROUP_ROWS)
-      flat = pa.array(np.asarray(self.vectors[some], np.float32).ravel())
-      columns = {'key': pa.array(self.index_to_key[some], pa.string())}
-      if self.counts is not None:
-        columns['count'] = pa.array(self.counts[some])
-      size = self.vector_size
-      columns['vector'] = pa.FixedSizeListArray.from_arrays(flat, size)
-      return pa.table(columns)
-
-    with atomic.write(fname) as file:
-      with parquet.ParquetWriter(file, group(0).schema) as writer:
-        for start in range(0, max(1, len(self)), _GROUP_ROWS):
-          writer.write_table(group(start))
-
-  def _read(
-    self, kind: str, path: Any, limit: int | None, is_upper: bool, *delimiter
-  ) -> tuple[benchmarks.Benchmark, words_lib.Searched]:
-    """Reads a benchmark of this kind; returns the words to answer it, too."""
-    benchmark = benchmarks.read(path, *delimiter)
-    if benchmark is None or benchmark.kind != kind:
-      raise errors.UserError(f'{path} is no benchmark of {kind}')
-    words = self.of_words()
-    return benchmark, words_lib.Searched(
-      words=words.index_to_key,
-      vectors=words.vectors,
-      restrict_vocab=limit,
-      is_upper=is_upper,
-    )
+    parquet.write(fname, self.index_to_key, self.vectors, counts=self.counts)
 
   def _direction(self, key: Key) -> np.ndarray:
     """Returns a word's vector at length 1; a vector as it is."""
@@ -702,7 +1087,7 @@ class Embeddings:
   def _cosines(self, target: np.ndarray, num_words: int | None) -> np.ndarray:
     """Returns products of unit vectors and the target, float32 by row."""
     limit = self._num_rows(num_words)
-    products = np.dot(self.vectors[:limit], target)
+    products = geometry.products(self.vectors[:limit], target)
     return products / geometry.divisors(self.norms[:limit])
 
   def _rank(
@@ -787,7 +1172,12 @@ def load_vectors(
   )
   relations = export.read_relations(folder, num_nodes=len(words))
   return Embeddings(
-    words, vectors, counts, sense_table=senses, relations=relations
+    words,
+    vectors,
+    counts,
+    sense_table=senses,
+    relations=relations,
+    attributes=export.read_attributes(folder, len(words)),
   )
 
 

@@ -107,7 +107,9 @@ def _files(paths: Iterable[pathlib.Path | str]) -> Iterator[pathlib.Path]:
 
 
 def read(
-  path: pathlib.Path | str, delimiter: str | None = None
+  path: pathlib.Path | str,
+  delimiter: str | None = None,
+  encoding: str = 'utf-8',
 ) -> Benchmark | None:
   """Reads a benchmark file; returns None if no line fits any layout.
 
@@ -119,14 +121,20 @@ def read(
   try:
     with path.open('rb') as file:
       data = file.read(_SNIFF_BYTES)
-      sample = [] if b'\0' in data else _lines(data)[:_SNIFF_LINES]
+      sample = [] if b'\0' in data else _lines(data, encoding)[:_SNIFF_LINES]
       layout = _layout(sample, separator)
       data += file.read() if layout else b''
   except OSError as error:
     raise errors.UserError(
       f'cannot read benchmark {path}: {error.strerror}'
     ) from error
-  items = _parse(_lines(data), layout, separator) if layout else []
+  except LookupError as error:
+    raise errors.UserError(
+      f'there is no encoding {encoding!r}; give another, such as utf-8'
+    ) from error
+  items = []
+  if layout:
+    items = _parse(_lines(data, encoding), layout, separator)
   good = [item for item in items if item is not None]
   num_good, num_blank, num_repeated = len(good), 0, 0
   if layout == 'categories':
@@ -153,8 +161,8 @@ def read(
   )
 
 
-def _lines(data: bytes) -> list[str]:
-  text = data.decode('utf-8-sig', errors='replace')
+def _lines(data: bytes, encoding: str) -> list[str]:
+  text = data.decode(encoding, errors='replace').removeprefix('\ufeff')
   lines = text.replace('\r\n', '\n').replace('\r', '\n').split('\n')
   return [line for line in lines if line.strip() and line[0] != '#']
 

@@ -10,6 +10,7 @@ MIN_PRIOR = 0.02
 _ITERATIONS = 20
 _STARTS = 10
 _CANDIDATES = 5  # of greedy k-means++
+_BLOCK_ROWS = 1 << 14
 _MIN_THREADED = 1 << 23  # products
 
 
@@ -36,6 +37,17 @@ def unit_vector(vector: np.ndarray) -> np.ndarray:
   Rounded from double precision, as in gensim: ranks agree to the last bit.
   """
   return unit(np.asarray(vector, np.float64)[None])[0].astype(np.float32)
+
+
+def products(vectors: np.ndarray, target: np.ndarray) -> np.ndarray:
+  """Returns products of [rows, dim] vectors with a [dim] target, float32."""
+  if vectors.dtype == target.dtype:
+    return np.dot(vectors, target)
+  result = np.empty(len(vectors), np.float32)
+  for start in range(0, len(vectors), _BLOCK_ROWS):  # converted without a copy
+    block = slice(start, start + _BLOCK_ROWS)
+    result[block] = np.dot(vectors[block].astype(np.float32), target)
+  return result
 
 
 def nearest(

@@ -14,12 +14,13 @@ words so renamed are counted.
 import array
 import codecs
 import collections
+import contextlib
 import io
 import itertools
 import pathlib
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -74,36 +75,79 @@ class Vectors(NamedTuple):
   folder: pathlib.Path | None = None  # of an export
 
 
+class Reading(NamedTuple):
+  """How a file is to be read, where its caller knows; None = recognized."""
+
+  is_binary: bool | None = None
+  has_header: bool | None = None
+  limit: int | None = None  # rows, from the first on
+  # Of words: a name of Python's error handlers, such as 'strict', 'replace' or
+  # 'ignore'; None = replaces and counts letters, and refuses more than a few.
+  decoding_errors: str | None = None
+
+
+_RECOGNIZED = Reading()
+
+
 def write(
   path: pathlib.Path | str,
   words: Sequence[str],
   vectors: np.ndarray,
   is_binary: bool,
   has_header: bool = True,
+  num_announced: int | None = None,
+  appends: bool = False,
 ) -> int:
   """Writes [vocab] words and [vocab, dim] vectors; packed as the suffix says.
 
-  Returns the number of words renamed. Raises a `UserError` if the file cannot
-  be written; an earlier one stays.
+  The header announces `num_announced` vectors, None = those that are written.
+  Rows that are appended to a file follow what it has, and an error leaves a
+  part of them. Returns the number of words renamed. Raises a `UserError` if the
+  file cannot be written; an earlier one stays.
   """
   names, num_renamed = spell(words)
-  with atomic.write(path) as file, packed.packer(file, path) as stream:
+  with _writing(path, appends) as file, packed.packer(file, path) as stream:
     put_rows(
       stream,
       words=names,
       vectors=vectors,
       is_binary=is_binary,
       has_header=has_header,
+      num_announced=num_announced,
     )
   return num_renamed
 
 
 def write_vocab(
-  path: pathlib.Path | str, words: Sequence[str], counts: np.ndarray
+  path: pathlib.Path | str,
+  words: Sequence[str],
+  counts: np.ndarray,
+  appends: bool = False,
 ) -> None:
   """Writes `word count` lines, with words as `spell` renames them."""
-  with atomic.write(path) as file:
+  with _writing(path, appends) as file:
     put_counts(file, spell(words)[0], counts)
+
+
+@contextlib.contextmanager
+def _writing(path: pathlib.Path | str, appends: bool) -> Iterator[BinaryIO]:
+  """Opens a file to be replaced once it is complete, or to be appended to."""
+  if not appends:
+    with atomic.write(path) as file:
+      yield file
+    return
+  if pathlib.Path(path).suffix.lower() == '.zip':
+    raise errors.UserError(
+      f'nothing can be appended to the archive {path}; give another suffix, '
+      'such as .gz'
+    )
+  try:
+    with open(path, 'ab') as file:
+      yield file
+  except OSError as error:
+    raise errors.UserError(
+      f'cannot append to {path}: {error.strerror or error}; choose another file'
+    ) from error
 
 
 def spell(words: Sequence[str]) -> tuple[Sequence[str], int]:
@@ -132,13 +176,17 @@ def put_rows(
   is_binary: bool,
   seen: Callable[[int, list[bytes]], None] = lambda start, rows: None,
   has_header: bool = True,
+  num_announced: int | None = None,
 ) -> None:
   """Writes the header, if any, and all rows to an open file.
 
   `seen` is called with the first number and the bytes of some rows at a time.
+  The header has the number of rows, or `num_announced`.
   """
   if has_header:
-    file.write(b'%d %d\n' % vectors.shape)
+    num_rows, dim = vectors.shape
+    num_rows = num_rows if num_announced is None else num_announced
+    file.write(b'%d %d\n' % (num_rows, dim))
   for start in range(0, len(words), _BLOCK_ROWS):
     block = np.asarray(vectors[start : start + _BLOCK_ROWS], '<f4')
     rows = [x.tobytes() for x in block] if is_binary else text_rows(block)
@@ -157,7 +205,7 @@ def put_counts(
     lines = _encoded(words[some])
     if counts is not None:
       pairs = zip(lines, np.asarray(counts[some]).tolist(), strict=True)
-      lines = [b'%b %d' % pair for pair in pairs]
+      lines = [b'%b %b' % (x, str(count).encode()) for x, count in pairs]
     file.writelines(line + b'\n' for line in lines)
 
 
@@ -175,13 +223,16 @@ def text_rows(block: np.ndarray) -> list[bytes]:
 
 
 def read_vocab(
-  path: pathlib.Path | str, needs_counts: bool = True
+  path: pathlib.Path | str,
+  needs_counts: bool = True,
+  decoding_errors: str = 'strict',
 ) -> tuple[list[str], np.ndarray | None]:
   """Reads different words and their counts, [vocab] int64.
 
   Lines are `word count`, or of unknown counts, unless these are needed, `word`.
-  Raises a `UserError` if the file cannot be read, a line is not a UTF-8 word
-  and a whole number, a word comes twice, or there is none.
+  What is not UTF-8 is an error, or as `decoding_errors` says, 'replace' or
+  'ignore'. Raises a `UserError` if the file cannot be read, a line is not a
+  UTF-8 word and a whole number, a word comes twice, or there is none.
   """
   try:
     lines = pathlib.Path(path).read_bytes().removeprefix(b'\xef\xbb\xbf')
@@ -198,7 +249,7 @@ def read_vocab(
       word, count = fields if has_counts else (*fields, b'0')
       if not count.isdigit() or len(count) > _MAX_COUNT_DIGITS:
         raise ValueError
-      words.append(word.decode())
+      words.append(word.decode('utf-8', decoding_errors))
       counts.append(int(count))
     except ValueError:
       raise errors.UserError(
@@ -217,14 +268,38 @@ def read_vocab(
   return words, np.array(counts, np.int64) if has_counts else None
 
 
-def read(path: pathlib.Path | str, encoding: str = 'utf-8') -> Vectors:
+def counts_of(
+  path: pathlib.Path | str, words: Sequence[str], decoding_errors: str
+) -> np.ndarray:
+  """Returns the counts of words in a vocabulary file, [words] int64.
+
+  Warns of words that it lacks, whose counts are 0. Raises a `UserError` if it
+  cannot be read.
+  """
+  names, counts = read_vocab(path, decoding_errors=decoding_errors)
+  known = dict(zip(names, counts.tolist(), strict=True))
+  if missing := [x for x in words if x not in known]:
+    warnings.warn(
+      f'{path} has no counts of {len(missing):,} words, such as '
+      f'{missing[0]!r}; they are 0',
+      stacklevel=3,
+    )
+  return np.array([known.get(x, 0) for x in words], np.int64)
+
+
+def read(
+  path: pathlib.Path | str,
+  encoding: str = 'utf-8',
+  reading: Reading = _RECOGNIZED,
+) -> Vectors:
   """Reads a text or binary file, with or without header, plain or packed.
 
   `encoding` is that of the words. Warns, with their number, of repeated words
   (the first is kept), empty words (left out) and words that are not in the
   encoding (replaced). Raises a `UserError` if the file is missing, of another
-  format, cut or damaged, if its first line contradicts its rows, or if over 1 %
-  of its words are not in the encoding.
+  format, cut or damaged, if its first line or `reading` contradicts its rows,
+  or if over 1 % of its words are not in the encoding; a `UnicodeDecodeError` if
+  one is not and `reading.decoding_errors` is 'strict'.
   """
   path = pathlib.Path(path)
   if path.is_fifo():  # opening it would wait for whoever writes
@@ -235,7 +310,7 @@ def read(path: pathlib.Path | str, encoding: str = 'utf-8') -> Vectors:
     codec = codecs.lookup(encoding).name
     is_wide = codec.startswith(('utf-16', 'utf-32'))
     ' '.encode(encoding)  # which no codec of bytes does
-    rows = _read_file(path, wide=codec if is_wide else '')
+    rows = _read_file(path, wide=codec if is_wide else '', reading=reading)
   except LookupError as error:
     raise errors.UserError(
       f'there is no encoding {encoding!r}; give another, such as utf-8'
@@ -247,7 +322,12 @@ def read(path: pathlib.Path | str, encoding: str = 'utf-8') -> Vectors:
     raise errors.UserError(
       f'cannot read {path}: {problem}; {remedy}'
     ) from error
-  return _named(rows, path, encoding='utf-8' if is_wide else codec)
+  return _named(
+    rows,
+    path,
+    encoding='utf-8' if is_wide else codec,
+    decoding_errors=reading.decoding_errors,
+  )
 
 
 class _Rows(NamedTuple):
@@ -258,7 +338,29 @@ class _Rows(NamedTuple):
   max_invalid: float = 0.01  # fraction of words that are not in the encoding
 
 
-def _named(rows: _Rows, path: pathlib.Path, encoding: str) -> Vectors:
+def _decoded(
+  word: bytes, encoding: str, decoding_errors: str, path: pathlib.Path
+) -> str:
+  try:
+    return word.decode(encoding, decoding_errors)
+  except LookupError as error:
+    raise errors.UserError(
+      f'unicode_errors={decoding_errors!r} is unknown; give strict, replace or '
+      'ignore'
+    ) from error
+  except UnicodeDecodeError as error:
+    error.reason += (
+      f" (a word of {path}); give its encoding, or unicode_errors='replace'"
+    )
+    raise
+
+
+def _named(
+  rows: _Rows,
+  path: pathlib.Path,
+  encoding: str,
+  decoding_errors: str | None = None,
+) -> Vectors:
   """Returns the rows of different words; counts what is wrong with others."""
   raw = rows.words
   num_invalid = num_empty = 0
@@ -267,8 +369,8 @@ def _named(rows: _Rows, path: pathlib.Path, encoding: str) -> Vectors:
     if not word.strip():
       num_empty += 1
       continue
-    name = word.decode(encoding, 'replace')
-    if '\ufffd' in name:
+    name = _decoded(word, encoding, decoding_errors or 'replace', path=path)
+    if '\ufffd' in name and decoding_errors is None:
       num_invalid += name.encode(encoding, 'replace') != word
     index.setdefault(name, row)
   if not index:
@@ -318,13 +420,15 @@ def _open(path: pathlib.Path, wide: str) -> BinaryIO:
   return file
 
 
-def _read_file(path: pathlib.Path, wide: str) -> _Rows:
+def _read_file(path: pathlib.Path, wide: str, reading: Reading) -> _Rows:
   """Reads all rows, or raises a `ValueError`."""
   with _open(path, wide) as file:
     first = file.readline(_MAX_LINE_BYTES)
     lines = iter(lambda: file.readline(_MAX_LINE_BYTES), b'')
     lines = [*itertools.islice(filter(bytes.strip, lines), _NUM_HEAD_LINES)]
   header = _HEADER.fullmatch(first)
+  if reading.has_header is not None:
+    header = _expected(header, reading.has_header)
   if any(_COMMAS.fullmatch(x) for x in [first, *lines][:2]):
     raise ValueError(
       'its numbers have decimal commas', "write points (tr ',' '.')"
@@ -347,23 +451,43 @@ def _read_file(path: pathlib.Path, wide: str) -> _Rows:
       )
   if num_rows == 0 or not 0 < dim <= _MAX_DIM:
     raise ValueError(f'it holds no vectors: its header says {num_rows} x {dim}')
+  if reading.is_binary not in (None, not is_text):
+    kind = 'text' if is_text else 'binary'
+    raise ValueError(f'it is a {kind} file', f'give binary={not is_text}')
   # No room is made for what a damaged header promises.
   with _open(path, wide) as file:
     if header:
       file.readline()
     read_rows = _read_text if is_text else _read_binary
-    rows = read_rows(file, num_rows, dim)
+    rows = read_rows(file, num_rows, dim, limit=reading.limit)
   num_fractions = sum(bool(_FRACTION.fullmatch(x)) for x in rows.words)
   if not header and num_fractions > max(1, len(rows.words) / 2):
     raise ValueError(
       'its rows are numbers without words', 'write a word before those of each'
     )
-  if num_rows is not None and len(rows.words) < num_rows:
+  num_rows = _least(num_rows, reading.limit)
+  if header and len(rows.words) < num_rows:
     raise ValueError(
       f'it holds {len(rows.words)} of the {num_rows} vectors that its first '
       'line promises'
     )
   return rows
+
+
+def _expected(
+  header: re.Match[bytes] | None, has_header: bool
+) -> re.Match[bytes] | None:
+  """Returns the header if there is to be one; raises a `ValueError`."""
+  if has_header and header is None:
+    raise ValueError(
+      'its first line is not `vocab dim`', 'give no_header=True if it has none'
+    )
+  return header if has_header else None
+
+
+def _least(*numbers: int | None) -> int | None:
+  """Returns the smallest number; None = no limit."""
+  return min((x for x in numbers if x is not None), default=None)
 
 
 def _num_numbers(line: bytes) -> int:
@@ -392,12 +516,16 @@ def _is_text(line: bytes, dim: int) -> bool:
   return num >= dim or (num > 0 and not _CONTROLS.search(line))
 
 
-def _read_text(file: BinaryIO, num_rows: int | None, dim: int) -> _Rows:
+def _read_text(
+  file: BinaryIO, num_rows: int | None, dim: int, limit: int | None = None
+) -> _Rows:
   words, values, num_extra = [], array.array('f'), 0
   for number, line in enumerate(file, 1 if num_rows is None else 2):
     line = line.rstrip()
     if not line:
       continue
+    if len(words) == limit:
+      break
     word, numbers, row = _row(line, dim)
     if len(words) == num_rows:
       raise ValueError(
@@ -462,12 +590,15 @@ def _has_end(data: bytes, size: int) -> bool:
   return False
 
 
-def _read_binary(file: BinaryIO, num_rows: int, dim: int) -> _Rows:
+def _read_binary(
+  file: BinaryIO, num_rows: int, dim: int, limit: int | None = None
+) -> _Rows:
   """Reads rows that all end in a line end, or none."""
   words, values, data, position = [], bytearray(), b'', 0
   num_needed = _MAX_WORD_BYTES + 4 * dim + 2
   has_ends = None
-  while len(words) < num_rows:
+  num_wanted = _least(num_rows, limit)
+  while len(words) < num_wanted:
     if len(data) - position < num_needed:
       data = data[position:] + file.read(max(_BLOCK_BYTES, num_needed))
       position = 0
@@ -484,6 +615,8 @@ def _read_binary(file: BinaryIO, num_rows: int, dim: int) -> _Rows:
     if space < 0 or stop > len(data):
       return _Rows(words, values)
     word = data[position:space]
+    if not has_ends:  # old files have line ends before words
+      word = word.lstrip(b'\n')
     if b'\n' in word or (b'\0' in word and not has_ends):
       raise ValueError(
         f'vector {len(words) + 1} has no word before it: {dim} numbers, as its '
@@ -492,7 +625,8 @@ def _read_binary(file: BinaryIO, num_rows: int, dim: int) -> _Rows:
     words.append(word)
     values += data[space + 1 : stop]
     position = stop + has_ends
-  if rest := (data[position:] + file.read(_BLOCK_BYTES)).strip(b'\r\n'):
+  rest = (data[position:] + file.read(_BLOCK_BYTES)).strip(b'\r\n')
+  if rest and num_wanted == num_rows:
     raise ValueError(
       f'{len(rest):,} bytes or more follow the {num_rows:,} vectors of {dim} '
       'numbers that its first line promises', 'correct its first line',
