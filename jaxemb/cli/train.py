@@ -4,6 +4,8 @@
                          (default: wiki)
 --workdir=FOLDER         folder of the run (default: runs/<config>-<time>), or
                          gs://...; started again on the same one, it resumes
+--from=RUN               a run to continue on new data: its words (nodes, items)
+                         stay, and those that the new data have are added
 
 Processes that train together are started alike, with a workdir that all of them
 reach, and --coordinator=HOST:PORT --num_processes=N --process_id=I, or with
@@ -253,6 +255,7 @@ def parse(
   add = parser.add_argument
   add('--config', default='wiki')
   add('--workdir', default='')
+  add('--from', default='')
   add('--coordinator', default='')
   add('--num_processes', type=int, default=1)
   add('--process_id', type=int, default=0)
@@ -274,6 +277,12 @@ def parse(
   values = {
     k.removeprefix('config.'): v for k, v in vars(known).items() if '.' in k
   }
+  if run := getattr(known, 'from'):
+    if 'train.init_from' in values:
+      raise errors.UserError(
+        f'--from={run} is config.train.init_from too; give one of them'
+      )
+    values |= {'train.init_from': run, 'data.grow': True}
   read = config_lib.load if checks_settings else files.read
   config = read(known.config, values)
   if (known.coordinator or known.distributed) and not known.workdir:

@@ -206,6 +206,18 @@ def _monitor_conflicts(monitor: str, available: Sequence[str]) -> Iterator[str]:
     )
 
 
+def _growth_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """What does not go with a run that is continued on new data."""
+  if not config.train.init_from:
+    yield 'config.data.grow=True needs the run to continue; give it as --from'
+  if config.strategy.name == 'partition':
+    yield (
+      f'--from={config.train.init_from} does not go with '
+      'config.strategy.name=partition, whose sub-models leave out what their '
+      'data lack; choose another strategy'
+    )
+
+
 def _core_conflicts(
   config: ml_collections.ConfigDict, kind: Any
 ) -> Iterator[str]:
@@ -223,6 +235,8 @@ def _core_conflicts(
         f'config.table.layout={table.layout} splits tables over devices, and '
         f'a store is used by one; remove it, or {wanted}'
       )
+  if config.data.grow:
+    yield from _growth_conflicts(config)
   ks = schema.sizes('eval.k', config.eval.k)
   if len({*ks}) < len(ks):
     yield f'config.eval.k={config.eval.k} has a number twice; remove one'

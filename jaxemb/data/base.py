@@ -103,6 +103,15 @@ ALONE = Readers(
 )
 
 
+class Known(NamedTuple):
+  """What a run had keys for, from which training goes on with new data."""
+
+  path: str  # of the run
+  keys: Sequence[str]
+  counts: np.ndarray  # [keys] int64, how often it saw each
+  fingerprint: str  # of keys, counts and vectors
+
+
 class SourceSpec(NamedTuple):
   """What a source is made from; what `path` means is up to the source."""
 
@@ -124,6 +133,8 @@ class SourceSpec(NamedTuple):
   device_words: int = 0
   # Epochs that such a batch may have: evaluations run between two.
   batch_epochs: float = 1.0
+  # Keys that the source has whatever the data; its `counts` include these.
+  known: Known | None = None
 
 
 class Item(NamedTuple):

@@ -296,7 +296,7 @@ class BlockSource:
     self.units_per_epoch, self.epochs = corpus.num_words, spec.epochs
     self.keys, self.counts = corpus.words, corpus.counts
     self.frequencies = subsampling.center_probabilities(
-      self.counts, spec.settings['sample']
+      self.counts, spec.settings['sample'], getattr(corpus, 'text_counts', None)
     )
     self.fingerprint = corpus.manifest.get('fingerprint')
     self.dropped = corpus.manifest.get('dropped')

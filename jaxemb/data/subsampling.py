@@ -20,7 +20,14 @@ def keep_thresholds(counts: np.ndarray, sample: float) -> np.ndarray:
   return np.ceil(keep * 2.0**32).astype(np.uint64)
 
 
-def center_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
-  """Returns [vocab] float64: distribution of the tokens that survive."""
-  kept_counts = counts * keep_probabilities(counts, sample)
+def center_probabilities(
+  counts: np.ndarray, sample: float, occurring: np.ndarray | None = None
+) -> np.ndarray:
+  """Returns [vocab] float64: distribution of the tokens that survive.
+
+  Of tokens `occurring` [vocab] times in the data, where `counts` are also of
+  what was learned before.
+  """
+  occurring = counts if occurring is None else occurring
+  kept_counts = occurring * keep_probabilities(counts, sample)
   return kept_counts / kept_counts.sum()

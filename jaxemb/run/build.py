@@ -21,10 +21,9 @@ from jaxemb.kernels.cpu import ahead
 from jaxemb.kernels.cpu import step as native
 from jaxemb.kernels.gpu import driver
 from jaxemb.kernels.gpu import step as gpu_step
-from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
 from jaxemb.ops import sampling
-from jaxemb.run import devices, rundir, trainer
+from jaxemb.run import devices, rundir, start, trainer
 from jaxemb.run import kind as kind_lib
 from jaxemb.runtime import budget, distributed
 from jaxemb.runtime import mesh as mesh_lib
@@ -58,6 +57,8 @@ class Parts(NamedTuple):
   fingerprints: Mapping[str, str]
   # The process that compiles the kernel, until `wait_for_kernel`.
   compiling: ahead.Compiling | None = None
+  # The run that is continued, if one is.
+  known: data_base.Known | None = None
 
   @property
   def setup(self) -> devices.Setup:
@@ -74,12 +75,12 @@ class Parts(NamedTuple):
 
     Raises a `UserError` if that cannot be used.
     """
-    state = self.strategy.init(key)
-    path = os.path.expanduser(self.config.train.init_from)
-    if not path:
-      return state
-    return warm_start.begin(
-      path, self.trainable, self.strategy, state=state, words=self.source.keys
+    return start.new_state(
+      self.config,
+      self.trainable,
+      self.strategy,
+      state=self.strategy.init(key),
+      words=self.source.keys,
     )
 
   def close(self) -> None:
@@ -155,8 +156,12 @@ def make_source(
   readers: data_base.Readers,
   cache: pathlib.Path,
   progress: Callable[[str, int, int], None] = lambda *_: None,
+  known: data_base.Known | None = None,
 ) -> data_base.Source:
-  """The data that resolved settings name; `progress` as of `parts`."""
+  """The data that resolved settings name; `progress` as of `parts`.
+
+  It has all `known` keys, of a run that is continued.
+  """
   config, tuning, _, kind = setup
   m = config.model
   spec = data_base.SourceSpec(
@@ -175,6 +180,7 @@ def make_source(
     device_words=tuning.device_words,
     # Evaluations come after whole batches.
     batch_epochs=config.eval.every_epochs % 1 or 1.0,
+    known=known,
   )
   source = kind.make_source(spec)
   # Of all at once the next multiple, or power of two, is no mistake.
@@ -293,16 +299,6 @@ def _compiling(
   return None
 
 
-def _check_first_vectors(config: ml_collections.ConfigDict) -> None:
-  """Raises a `UserError` if there is nothing at `config.train.init_from`."""
-  path = os.path.expanduser(config.train.init_from)
-  if path and not os.path.exists(path):
-    raise errors.UserError(
-      f'config.train.init_from={path} does not exist; give a run, a merge or a '
-      "word2vec file, or ''"
-    )
-
-
 def _with_threads(setup: devices.Setup, num_keys: int) -> devices.Setup:
   """Caps the threads, or blocks of a GPU, of a kernel for few keys."""
   if setup.config.train.threads:
@@ -409,9 +405,12 @@ def parts(
   # If a trace of it may stay.
   compiling = _compiling(setup, cache) if keeps_programs else None
   # Wrong paths are refused before the work.
-  _check_first_vectors(config)
+  start.check(config)
   benchmark_sets = _named_benchmarks(config)
-  source = make_source(setup, _readers(setup), cache=cache, progress=progress)
+  known = start.known(config)
+  source = make_source(
+    setup, _readers(setup), cache=cache, progress=progress, known=known
+  )
   setup = _with_threads(setup, len(source.keys))
   if fits_steps:
     setup, source = fit_steps(setup, source)
@@ -436,6 +435,7 @@ def parts(
     dropped={**source.dropped, **kind.dropped(config, source)},
     fingerprints={'the data': source.fingerprint, **of_kind},
     compiling=compiling,
+    known=known,
   )
 
 

@@ -298,13 +298,21 @@ def _read_and_make(
 
 def _record(workdir: pathlib.Path, parts: build.Parts) -> None:
   """Records settings and data, or refuses those of another run."""
-  fingerprint = parts.source.fingerprint
+  fingerprint, known = parts.source.fingerprint, parts.known
+  if known:
+    rundir.check_start(workdir, known.path, known.fingerprint)
   rundir.check_data(workdir, fingerprint)
   if parts.config.strategy.name == 'partition':
     partition.check(parts.config, workdir, fingerprint)
   if distributed.is_first():
     settings = parts.config.to_dict()
-    rundir.record(settings, parts.tuning, workdir, fingerprint=fingerprint)
+    rundir.record(
+      settings,
+      parts.tuning,
+      workdir,
+      fingerprint=fingerprint,
+      fingerprint_from=known.fingerprint if known else '',
+    )
 
 
 def _log_data(parts: build.Parts) -> None:

@@ -98,6 +98,18 @@ def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     )
 
 
+def check_start(workdir: pathlib.Path, path: str, fingerprint: str) -> None:
+  """Raises a `UserError` if the run there began from another one.
+
+  The `fingerprint` is that of the run at `path` now.
+  """
+  if recorded(workdir).get('fingerprint_from', fingerprint) != fingerprint:
+    raise errors.UserError(
+      f'--from={path} is not the run that {workdir} began from: its vectors '
+      'have changed; restore it, or give another --workdir'
+    )
+
+
 def check_data(workdir: pathlib.Path, fingerprint: str) -> None:
   """Raises a `UserError` if the run there began with other data."""
   if recorded(workdir).get('fingerprint', fingerprint) != fingerprint:
@@ -112,10 +124,16 @@ def record(
   tuning: config_lib.Tuning,
   workdir: pathlib.Path,
   fingerprint: str,
+  fingerprint_from: str = '',
 ) -> None:
-  """Writes resolved settings and the fingerprint of the data to config.json."""
+  """Writes resolved settings and the fingerprint of the data to config.json.
+
+  And that of the run which it continues, if it does.
+  """
   data = {**settings, 'tuning': dataclasses.asdict(tuning)}
   data['fingerprint'] = fingerprint
+  if fingerprint_from:
+    data['fingerprint_from'] = fingerprint_from
   with atomic.write(workdir / 'config.json') as file:
     file.write(json.dumps(data, indent=1).encode())
 

@@ -13,6 +13,7 @@ not depend on the number of threads or processes. A folder in the cache holds
   vocab.txt       `word count` lines, most frequent first
   ids.bin         int32 ids, `tokenize.END` after each sentence
   blocks.npz      `Blocks`, the units of shuffling
+  counts.npy      what the text alone has of words that a run knew already
 
 A folder is reused while its own checksums and the paths, sizes, times and
 samples of the input files (`io.cache`) are the same.
@@ -50,7 +51,7 @@ from jaxemb.io import roles
 from jaxemb.io import text_files as sources
 from jaxemb.runtime import resources
 from jaxemb.storage import atomic, checksums, packed, word2vec_format
-from jaxemb.text import ahead, tokenize, wiki
+from jaxemb.text import ahead, growth, tokenize, wiki
 
 MAX_HELD_WORDS = 1 << 22  # words of a table in memory, some 200 MB
 
@@ -84,6 +85,8 @@ class Encoded(NamedTuple):
   ids: np.ndarray  # [num_ids] int32, memory-mapped
   blocks: blocks_lib.Blocks
   manifest: dict[str, Any]
+  # [vocab] int64, of the counts those in this text; None = all.
+  text_counts: np.ndarray | None = None
 
   @property
   def num_words(self) -> int:
@@ -107,13 +110,14 @@ def encode(
   progress: Callable[[str, int, int], None],
   num_parts: int = 1,
   readers: base.Readers = base.ALONE,
+  known: base.Known | None = None,
 ) -> Encoded:
   """Encodes the corpus at `path`, or reuses the cache if it is unchanged.
 
   Each process encodes its own parts of `num_parts`; vocabulary and manifest are
   those of the whole corpus. `progress` is called from this thread with (stage,
-  done, total): bytes of 'reading', pieces of 'encoding'. Raises a `UserError`
-  for input that cannot be used.
+  done, total): bytes of 'reading', pieces of 'encoding'. The vocabulary has all
+  `known` words. Raises a `UserError` for input that cannot be used.
   """
   files, held_out = sources.without_splits(path, sources.find(path))
   counts = os.path.expanduser(settings.counts)
@@ -126,6 +130,8 @@ def encode(
     inputs.append(pathlib.Path(counts))
   unused = [str(x.path) for x in held_out]
   identity = [settings, _FORMAT, cache_lib.identity_of(inputs), unused]
+  if known:
+    identity.append(known.fingerprint)
   if readers.num_processes > 1:
     # Processes that read the same parts may share a cache, but not a folder.
     identity += [num_parts, readers.process, *readers.local_parts]
@@ -145,6 +151,7 @@ def encode(
       num_parts=num_parts,
       readers=readers,
       unused=unused,
+      known=known,
     ).run()
     # Opened before the move: another job may replace it at any moment.
     encoded = _open(temporary)
@@ -222,6 +229,7 @@ class _Encoder:
   num_parts: int
   readers: base.Readers
   unused: list[str]  # files of the folder that it holds out
+  known: base.Known | None = None  # words that are in the vocabulary
 
   def __post_init__(self):
     self.reports = [wiki.ReadReport() for _ in self.files]
@@ -229,19 +237,22 @@ class _Encoder:
   def run(self) -> None:
     """Writes the files of the folder."""
     counts = self.settings.counts
-    known = _read_counts(counts) if counts else None  # refused before reading
+    listed = _read_counts(counts) if counts else None  # refused before reading
     tokenize.prepare(self.settings.tokens, self.settings.lowercase)
     ahead.wait()
     pieces = self.read()
     self.check_encoding(pieces)
-    words, num_different = self.choose_words(pieces, known)
+    if self.known:
+      words, num_different = self.grow(pieces, growth.words_of(self.known))
+    else:
+      words, num_different = self.choose_words(pieces, listed)
     with open(self.folder / 'vocab.txt', 'wb') as file:
       names = [x.decode() for x in words.texts()]
       word2vec_format.put_counts(file, names, words.counts)
     digests, totals = self.map(pieces, words)
     if not totals['num_words']:
       raise errors.UserError(
-        f'no word of {counts} occurs in the text; check --config.data.counts, '
+        f'no word of {counts or self.known.path} occurs in the text; check it, '
         '--config.data.lowercase and --config.data.tokens'
       )
     content = [sources.file_sha256(self.folder / 'vocab.txt'), *digests]
@@ -261,19 +272,38 @@ class _Encoder:
     }
     checksums.seal(self.folder, manifest)
 
+  def grow(
+    self, pieces: Sequence[_Piece], known: tokenize.Words
+  ) -> tuple[tokenize.Words, int]:
+    """Returns the `known` words with new ones, and how many are different.
+
+    Writes counts.npy. Raises a `UserError` if there is no room for new words.
+    """
+    counted, num_different, _ = self.count(pieces, known.hashes)
+    words = growth.grown(
+      known,
+      counted,
+      min_count=self.settings.min_count,
+      max_vocab=self.settings.max_vocab,
+    )
+    counts = growth.counts_in(words, counted)
+    np.save(self.folder / 'counts.npy', counts)
+    return words, num_different + int(np.count_nonzero(counts == 0))
+
   def choose_words(
-    self, pieces: Sequence[_Piece], known: tokenize.Words | None
+    self, pieces: Sequence[_Piece], listed: tokenize.Words | None
   ) -> tuple[tokenize.Words, int]:
     """Returns the vocabulary and the number of different words.
 
-    It is chosen from the `known` counts or, without them, from the pieces.
+    It is chosen from the `listed` counts or, without them, from the pieces.
     Raises a `UserError` if it has fewer than two words.
     """
     s = self.settings
-    if known is None:
+    if listed is None:
       words, num_different, most = self.count(pieces)
     else:
-      words, num_different, most = known, len(known.counts), known.counts.max()
+      words, most = listed, listed.counts.max()
+      num_different = len(words.counts)
     words = words.subset(words.best(s.min_count, s.max_vocab))
     if len(words.counts) > 1:
       return words, num_different
@@ -467,13 +497,18 @@ class _Encoder:
       counters=counters,
     )
 
-  def count(self, pieces: Sequence[_Piece]) -> tuple[tokenize.Words, int, int]:
+  def count(
+    self, pieces: Sequence[_Piece], known: np.ndarray | None = None
+  ) -> tuple[tokenize.Words, int, int]:
     """Counts the words of all processes, which get the same result.
 
     Returns the vocabulary, perhaps with rarer words, the number of different
-    words, and the highest count.
+    words, and the highest count. With the hashes of `known` words it has these
+    and all that occur `min_count` times.
     """
     min_count, max_vocab = self.settings.min_count, self.settings.max_vocab
+    if known is not None:
+      max_vocab = 0  # of which `known` words are a part
     # The first process that reads a piece counts it.
     keys = _gather(self.readers, [piece[:3] for piece in pieces])
     keys = [set(map(tuple, keys_of_process)) for keys_of_process in keys]
@@ -497,7 +532,10 @@ class _Encoder:
         )
       num_different += len(words.counts)
       most = max(most, int(words.counts.max(initial=0)))
-      chosen.append(words.subset(np.flatnonzero(words.counts >= min_count)))
+      is_chosen = words.counts >= min_count
+      if known is not None:
+        is_chosen |= np.isin(words.hashes, known)
+      chosen.append(words.subset(np.flatnonzero(is_chosen)))
       # Not for every table: it takes as long as sorting all words.
       if max_vocab and sum(len(x.counts) for x in chosen) > 2 * max_vocab:
         words = tokenize.concatenated(chosen)
@@ -692,6 +730,8 @@ def _open(folder: pathlib.Path) -> Encoded:
   """Opens a corpus folder; raises various errors if it is damaged."""
   manifest = checksums.opened(folder)
   words, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
+  own = folder / 'counts.npy'
+  text_counts = np.load(own) if own.exists() else None
   blocks = blocks_lib.Blocks(**np.load(folder / 'blocks.npz'))
   path, ids = folder / 'ids.bin', np.zeros(0, np.int32)
   if path.stat().st_size:  # a process without text has nothing to map
@@ -706,4 +746,5 @@ def _open(folder: pathlib.Path) -> Encoded:
     ids=ids,
     blocks=blocks,
     manifest=manifest,
+    text_counts=text_counts,
   )

@@ -11,8 +11,8 @@ from jaxemb.text import ahead
 
 _MIN_TOY_WORDS = 20_000
 _OPTIONAL = frozenset((
-  'data.columns', 'data.min_count', 'train.init_from', 'eval.paths',
-  'eval.restrict_vocab',
+  'data.columns', 'data.min_count', 'data.grow', 'train.init_from',
+  'eval.paths', 'eval.restrict_vocab',
 ))  # fmt: skip
 
 
@@ -56,6 +56,11 @@ class Text(kind.Kind):
       ''.encode(config.data.encoding)
     except LookupError as error:
       yield f'config.data.encoding: {error}; give one such as cp1252 or gb18030'
+    if config.data.grow and config.data.counts:
+      yield (
+        f'config.data.counts={config.data.counts} is not used with --from, '
+        'which has counts; remove one of them'
+      )
     yield from kind.tree_conflicts(config)
 
 

@@ -67,6 +67,7 @@ def make(spec: base.SourceSpec) -> TextSource:
     progress=spec.progress,
     num_parts=spec.num_parts,
     readers=spec.readers,
+    known=spec.known,
   )
   _check_step(spec, corpus.num_words)
 

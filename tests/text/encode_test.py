@@ -134,6 +134,80 @@ def _files(folder):
   return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+_KNOWN = base.Known(
+  path='run',
+  keys=['the', 'absent', 'w7', '東京', 'w8'],
+  counts=np.array([50, 20, 9, 3, 1]),
+  fingerprint='of the run',
+)
+
+
+def _grown(counts, min_count, max_vocab=0):
+  """{word: (count of both, count in the text)} of a vocabulary that grows."""
+  old = dict(zip(_KNOWN.keys, _KNOWN.counts.tolist(), strict=True))
+  new = [x for x in counts if x not in old and counts[x] >= min_count]
+  new.sort(key=lambda x: (-counts[x], x.encode()))
+  if max_vocab:
+    new = new[: max_vocab - len(old)]
+  both = {x: old.get(x, 0) + counts[x] for x in [*old, *new]}
+  order = sorted(both, key=lambda x: (-both[x], x.encode()))
+  return {x: (both[x], counts[x]) for x in order}
+
+
+@pytest.mark.parametrize(('min_count', 'max_vocab'), [(4, 0), (2, 30)])
+def test_a_vocabulary_grows(texts, tmp_path, min_count, max_vocab):
+  limits = {'min_count': min_count, 'max_vocab': max_vocab}
+  *_, counts = _oracle(texts)
+  wanted = _grown(counts, min_count, max_vocab)
+  settings = _SETTINGS._replace(**limits)
+
+  def encoded(num_parts, readers):
+    cache = tmp_path / str(readers.process)
+    return encode.encode(
+      str(texts),
+      settings,
+      cache,
+      progress=lambda *_: None,
+      num_parts=num_parts,
+      readers=readers,
+      known=_KNOWN,
+    )
+
+  several, _ = _together('two', encoded)
+  for corpus in (encoded(1, base.ALONE), *several):
+    assert corpus.words == list(wanted)
+    both, here = np.array(list(wanted.values())).T
+    assert corpus.counts.tolist() == both.tolist()
+    assert corpus.text_counts.tolist() == here.tolist()
+    assert corpus.num_words == here.sum()
+    dropped = corpus.manifest['dropped']['words_below_vocabulary']
+    assert dropped == len(counts) - np.count_nonzero(here)
+  ids = encoded(1, base.ALONE).ids
+  ids = ids[ids != _END]
+  assert np.bincount(ids, minlength=len(wanted)).tolist() == here.tolist()
+  # It is of that run alone.
+  other = _KNOWN._replace(fingerprint='of another run')
+  folders = [
+    encode.encode(
+      str(texts), settings, tmp_path, lambda *_: None, known=x
+    ).folder
+    for x in (None, _KNOWN, other)
+  ]
+  assert len(set(folders)) == 3
+
+
+def test_a_vocabulary_without_room_does_not_grow_silently(texts, tmp_path):
+  said = _fails(
+    encode.encode,
+    str(texts),
+    _SETTINGS._replace(max_vocab=5),
+    tmp_path,
+    progress=lambda *_: None,
+    known=_KNOWN,
+  )
+  assert 'max_vocab=5 has no room for new words beside the 5' in said
+
+
 def test_encodes_like_counter(texts, tmp_path, monkeypatch):
   results = collections.defaultdict(list)
   for piece_bytes, num_threads, *limits in (

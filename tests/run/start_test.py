@@ -1,0 +1,168 @@
+"""Runs that are continued on new text."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import jaxemb
+from jaxemb import config as config_lib
+from jaxemb import errors
+from jaxemb.cli import train as train_cli
+from jaxemb.data import subsampling
+from jaxemb.run import start
+from jaxemb.storage import orbax_export
+from tests import marking, runs
+
+_OLD, _NEW = 'apple boat cat dog egg', 'apple cat fish'
+_DIM = 6
+_USUAL = {
+  'data.min_count': 2,
+  'data.sample': 0.0,
+  'model.dim': _DIM,
+  'train.epochs': 1,
+  'mesh.data': 1,
+}
+# With a learning rate of nothing, what comes out is what went in.
+_STILL = {
+  'optimizer.learning_rate': 1e-30,
+  'optimizer.final_learning_rate': 0.0,
+  'seed': 2,
+}
+
+
+def _write(path, line, times):
+  # Some words are rare: twice in one text, once in the other.
+  path.write_text(f'{line}\n' * times + 'rare words\nonce\n' + 'rare words\n')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A run, and the text that it is to be continued on."""
+  folder = tmp_path_factory.mktemp('start')
+  _write(folder / 'old.txt', _OLD, 200)
+  _write(folder / 'new.txt', _NEW, 150)
+  settings = _USUAL | {'data.path': str(folder / 'old.txt')}
+  assert runs.run(folder / 'old', settings) == 0
+  return folder
+
+
+def _continued(folder, workdir, **changes):
+  """The settings of a run that goes on from the one in the folder."""
+  settings = {
+    'data.path': str(folder / 'new.txt'),
+    'train.init_from': str(folder / 'old'),
+    'data.grow': True,
+  }
+  assert runs.run(workdir, _USUAL | settings | changes) == 0
+  return jaxemb.load(workdir), runs.log(workdir)
+
+
+def _tables(workdir):
+  """Vectors and context vectors by word."""
+  tree = orbax_export.read(workdir / 'export' / 'orbax')
+  words = jaxemb.load(workdir).index_to_key
+  return {
+    name: dict(zip(words, np.asarray(tree[name]), strict=True))
+    for name in ('vectors', 'context_vectors')
+  }
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    marking.slow({'strategy.name': 'sync', 'table.layout': 'row',
+                  'mesh.data': 2, 'mesh.table': 2}),
+    marking.slow({'strategy.name': 'sync', 'table.layout': 'column',
+                  'mesh.table': 2}),
+    marking.slow({'strategy.name': 'replicas', 'mesh.data': 2}),
+    marking.slow({'table.store': 'memory'}),
+    marking.slow({'table.store': 'disk', 'optimizer.name': 'adagrad'}),
+    marking.slow({'train.fused': False}),
+  ],
+)  # fmt: skip
+def test_old_rows_stay_and_new_words_get_theirs(folder, tmp_path, changes):
+  vectors, log = _continued(folder, tmp_path / 'new', **_STILL, **changes)
+  counts = dict(zip(vectors.index_to_key, vectors.counts, strict=True))
+  assert counts == {
+    'apple': 350, 'cat': 350, 'boat': 200, 'dog': 200, 'egg': 200,
+    'fish': 150, 'rare': 4, 'words': 4,
+  }  # fmt: skip
+  assert vectors.counts.tolist() == sorted(counts.values(), reverse=True)
+  assert '7 of 8 words (1 start at random, 0 of its words' in log
+  old, new = _tables(folder / 'old'), _tables(tmp_path / 'new')
+  for name, rows in old.items():
+    for word, row in rows.items():
+      np.testing.assert_array_equal(new[name][word], row, word)
+  assert 0 < np.abs(new['vectors']['fish']).max() <= 0.5 / _DIM
+  assert np.abs(new['context_vectors']['fish']).max() < 1e-20
+
+
+def test_negatives_are_of_both_texts_and_centers_of_the_new_one():
+  both, here = np.array([60, 30, 10, 0]), np.array([20, 0, 10, 0])
+  sample = 0.1
+  kept = subsampling.keep_probabilities(both, sample)
+  chances = subsampling.center_probabilities(both, sample, here)
+  wanted = [x * y for x, y in zip(kept, here, strict=True)]
+  np.testing.assert_allclose(chances, np.array(wanted) / sum(wanted))
+
+
+def test_a_second_start_resumes_and_no_other_run_will_do(folder, tmp_path):
+  workdir, source = tmp_path / 'new', tmp_path / 'old'
+  shutil.copytree(folder / 'old', source)
+  begun = {'train.init_from': str(source)}
+  _continued(folder, workdir, **begun)
+  before = runs.vectors(workdir)
+  _, log = _continued(folder, workdir, **begun)
+  assert runs.vectors(workdir) == before and 'resuming after' in log
+
+  def refused(**changes):
+    with pytest.raises(errors.UserError) as caught:
+      _continued(folder, workdir, **begun | changes)
+    return str(caught.value)
+
+  elsewhere = {'train.init_from': str(folder / 'old')}
+  assert 'train.init_from (' in refused(**elsewhere)
+  assert 'data.grow (True there, False now)' in refused(**{'data.grow': False})
+  rows = np.load(source / 'export' / 'vectors.npy')
+  np.save(source / 'export' / 'vectors.npy', rows + 1)
+  assert 'is not the run that' in refused()
+
+
+def _refused(folder, name='old', **changes):
+  settings = _USUAL | {
+    'train.init_from': str(folder / name),
+    'data.grow': True,
+  }
+  with pytest.raises(errors.UserError) as caught:
+    start.check(config_lib.check(config_lib.default(), settings | changes))
+  assert '\n' not in str(caught.value)
+  return str(caught.value)
+
+
+def test_other_runs_are_refused_in_a_line(folder, tmp_path):
+  assert 'give --config.model.dim=6' in _refused(folder, **{'model.dim': 7})
+  said = _refused(folder, **{'model.name': 'cbow'})
+  assert 'has config.model.name=skipgram, and this run cbow' in said
+  assert 'does not exist' in _refused(folder, 'absent')
+  assert 'has no export of vectors' in _refused(folder, 'new.txt')
+  said = _refused(folder, **{'model.loss': 'hierarchical_softmax'})
+  assert 'needs other tables' in said
+  said = _refused(folder, **{'strategy.name': 'partition'})
+  assert 'does not go with config.strategy.name=partition' in said
+  assert 'data.counts=x is not used' in _refused(folder, **{'data.counts': 'x'})
+  assert 'needs the run' in _refused(folder, **{'train.init_from': ''})
+  shutil.copytree(folder / 'old', tmp_path / 'clicks')
+  config = json.loads((tmp_path / 'clicks' / 'config.json').read_text())
+  config['data']['source'] = 'clicks'
+  (tmp_path / 'clicks' / 'config.json').write_text(json.dumps(config))
+  assert 'has config.data.source=clicks' in _refused(tmp_path, 'clicks')
+
+
+def test_the_flag_sets_both_settings():
+  config, *_ = train_cli.parse(['--from=x', '--config.data.path=y'])
+  assert (config.train.init_from, config.data.grow) == ('x', True)
+  with pytest.raises(errors.UserError, match='give one of them'):
+    train_cli.parse(['--from=x', '--config.train.init_from=x'])
