@@ -8,7 +8,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
 _PACKAGE = _ROOT / 'jaxemb'
 _MAX_LINES = 60
 _MAX_POSITIONAL = 3
-_KINDS = 'text', 'senses', 'interactions', 'clicks', 'graphs'
+_KINDS = 'text', 'senses', 'documents', 'interactions', 'clicks', 'graphs'
 _DOORS = 'cli', 'api.py', '__main__.py', '__init__.py'
 # Values of data.source of the kinds, and other words for them.
 _KIND_NAMES = {

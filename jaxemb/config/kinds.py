@@ -20,6 +20,7 @@ from jaxemb.config import schema
 _MODULES = (
   'jaxemb.text.kind',
   'jaxemb.senses.kind',
+  'jaxemb.documents.kind',
   'jaxemb.clicks.kind',
   'jaxemb.interactions.kinds',
   'jaxemb.graphs.kinds',

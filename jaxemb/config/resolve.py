@@ -286,7 +286,7 @@ def _learning_rate(facts: _Facts) -> float:
     )
   rates = (_FUSED_LEARNING_RATES if facts.fused else _LEARNING_RATES)[o.name]
   is_tree = m.loss == 'hierarchical_softmax'
-  rate = rates[2 * is_tree + (m.name == 'cbow')]
+  rate = rates[2 * is_tree + (m.name in facts.kind.averaging)]
   if facts.fused and o.name == 'sgd' and facts.weights_contexts:
     rate = _WEIGHTED_LEARNING_RATE
   if short := _short_steps(facts):

@@ -60,7 +60,7 @@ def batch_words(part_words: int) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def _pack(ids, position, keep_below, key, reaches, out, left, right, n):
+def pack(ids, position, keep_below, key, reaches, out, left, right, n):
   """Appends a block's surviving tokens at `out[window + n:]`.
 
   `keep_below` is the keep probability scaled to 2^32. Returns the new n and the
@@ -114,7 +114,7 @@ def make_batch(
     for number, block_ids in blocks:
       # Of the block in its part, whatever was read before it.
       position = number * MAX_BLOCK_IDS
-      n, more_words, more_pairs = _pack(
+      n, more_words, more_pairs = pack(
         block_ids, position, keep_below, key, reaches, *rows, n
       )
       num_words += more_words
@@ -284,6 +284,7 @@ class BlockSource:
   """
 
   unit = 'words'
+  has_device_batches = True  # where `spec.device_words` asks for them
 
   def __init__(
     self,
@@ -311,13 +312,17 @@ class BlockSource:
     """Sets what depends on the size of steps."""
     self.spec, self.steps = spec, windows.Steps.of(spec)
     self._group = group_blocks(spec.part_words)  # of each part in a batch
-    self._make: Callable[[Sequence[Chosen]], Any] = _OnHost(self.corpus, spec)
-    if spec.device_words:
+    self._make = self.batches_on_host()
+    if spec.device_words and self.has_device_batches:
       self._group = self._device_group()
       self._make = _OnDevice(
         self.corpus, spec, self._by_part, group=self._group
       )
       self.steps = self._make.steps
+
+  def batches_on_host(self) -> Callable[[Sequence[Chosen]], Any]:
+    """Returns what makes a batch of blocks that are chosen in each part."""
+    return _OnHost(self.corpus, self.spec)
 
   def with_step(self, part_words: int) -> 'BlockSource':
     """Returns the same data in steps of so many centers of each part."""

@@ -10,6 +10,7 @@ c centers, which share draws and a window of c + 2 W tokens:
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -159,23 +160,30 @@ class Steps:
   ) -> StepBatch:
     """Returns a device's share of the centers of a step."""
     size = self.part_words // share.num_splits
-    first = index * self.part_words + share.split * size
-
-    def cut(x, length):
-      return jax.lax.dynamic_slice(
-        x, (share.first_part, first), (share.num_parts, length)
-      )
-
+    cut = functools.partial(self.cut, index=index, share=share)
     parts = share.before + share.first_part + jnp.arange(share.num_parts)
     before = (index * self.num_parts + parts) * self.part_words
     before = (before + share.split * size) // self.chunk
     chunks = before[:, None] + jnp.arange(size // self.chunk)[None, :]
     return StepBatch(
-      tokens=cut(batch.ids, size + 2 * self.window),
-      left=cut(batch.left, size),
-      right=cut(batch.right, size),
+      tokens=cut(batch.ids, halo=2 * self.window),
+      left=cut(batch.left),
+      right=cut(batch.right),
       chunks=chunks.reshape(-1).astype(jnp.uint32),
       progress=progress,
+    )
+
+  def cut(
+    self, x: jax.Array, index: jax.Array, share: base.Share, halo: int = 0
+  ) -> jax.Array:
+    """Returns a device's share [parts, n + halo] of an array [P, ...].
+
+    Of that it takes the numbers of step `index`, one for each center.
+    """
+    size = self.part_words // share.num_splits
+    first = index * self.part_words + share.split * size
+    return jax.lax.dynamic_slice(
+      x, (share.first_part, first), (share.num_parts, size + halo)
     )
 
   def pad(self, step_batch: StepBatch, is_step: jax.Array) -> StepBatch:

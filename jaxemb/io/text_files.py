@@ -407,7 +407,7 @@ def _cut(data: bytes | bytearray, limit: int) -> int:
   character.
   """
   if end := max(data.rfind(sign, 0, limit) for sign in _LINE_ENDS) + 1:
-    return end
+    return end + (data[end - 1 : end + 1] == b'\r\n')
   if end := max(data.rfind(space, 0, limit) for space in _SPACES) + 1:
     return end
   end = limit

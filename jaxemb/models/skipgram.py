@@ -171,17 +171,20 @@ def draw_negatives(
   negatives: sampling.Alias,
   batch: windows.StepBatch,
   key: jax.Array,
+  has_examples: jax.Array | None = None,
 ) -> jax.Array:
   """Returns [L / c, N] int32, the draws that the centers of a chunk share.
 
-  Chunks without pairs get padding, which must not count as lookups.
+  Chunks without examples, [L / c] bool, by default pairs, get padding, which
+  must not count as lookups.
   """
-  has_pairs = jnp.any(batch.num_contexts() > 0, 1)
+  if has_examples is None:
+    has_examples = jnp.any(batch.num_contexts() > 0, 1)
   num = spec.shared_negatives
   positions = jnp.arange(num, dtype=jnp.uint32)
   positions = batch.chunks[:, None] * np.uint32(num) + positions[None]
   draws = sampling.draw(negatives, key, positions)
-  return jnp.where(has_pairs[:, None], draws, spec.vocab)
+  return jnp.where(has_examples[:, None], draws, spec.vocab)
 
 
 def negative_probabilities(counts: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ import os
 import pathlib
 import signal
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ from jaxemb.text import ahead, growth, tokenize, wiki
 
 MAX_HELD_WORDS = 1 << 22  # words of a table in memory, some 200 MB
 
-_FORMAT = 12
+_FORMAT = 13
 _UNKNOWN = -2  # the new id of a word outside the vocabulary
 _SHOWN_CHARS = 60  # of the first line of a text
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
@@ -74,6 +74,13 @@ class Settings(NamedTuple):
   counts: str  # a file of `word count` lines instead of counting, or ''
   encoding: str = sources.UTF_8  # of the text
   columns: str = ''  # which key or column is the text; '' = by its name
+  every_line: bool = False  # has its END, also one without a word
+
+
+def settings_of(settings: Mapping[str, Any], **more: Any) -> Settings:
+  """Returns those of `config.data`, and `more` that it has not."""
+  names = [x for x in Settings._fields if x in settings]
+  return Settings(**{x: settings[x] for x in names} | more)
 
 
 class Encoded(NamedTuple):
@@ -470,6 +477,7 @@ class _Encoder:
       definition=s.tokens,
       lowercase=s.lowercase,
       ends_line=piece.ends_line,
+      every_line=s.every_line,
     )
     if not piece.number:
       self.reports[file].first = _first_line(piece.text)
@@ -561,7 +569,8 @@ class _Encoder:
       places = np.searchsorted(hashes[:-1], words.hashes)
       is_known = hashes[places] == words.hashes
       new_ids = np.where(is_known, order[places], _UNKNOWN)
-      ids = _map_ids(ids, np.append(new_ids, tokenize.END).astype(np.int32))
+      new_ids = np.append(new_ids, tokenize.END).astype(np.int32)
+      ids = _map_ids(ids, new_ids, self.settings.every_line)
       sha256 = hashlib.sha256(ids).hexdigest()
       return piece, ids, sha256, *block_starts(ids, blocks_lib.BLOCK_WORDS)
 
@@ -686,13 +695,19 @@ def _start_stripper() -> None:
   threading.Thread(target=watch, daemon=True).start()
 
 
-def _map_ids(ids: np.ndarray, new_ids: np.ndarray) -> np.ndarray:
-  """Translates ids; drops words that have none, and repeated ENDs.
+def _map_ids(
+  ids: np.ndarray, new_ids: np.ndarray, every_line: bool
+) -> np.ndarray:
+  """Translates ids; drops words that have none, and ENDs of lines without any.
+
+  Unless `every_line` has its END.
 
   `new_ids` has END behind those of the words, which may be `_UNKNOWN`.
   """
   mapped = new_ids[ids]
   mapped = mapped[mapped != _UNKNOWN]
+  if every_line:
+    return mapped
   is_end = mapped == tokenize.END
   # Not the first: the sentence may have begun in the piece before.
   is_repeated = np.append(False, is_end[1:] & is_end[:-1])[: len(mapped)]

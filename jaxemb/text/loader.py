@@ -46,20 +46,15 @@ def make(spec: base.SourceSpec) -> TextSource:
   that cannot be used.
   """
   path, cache = spec.path, spec.cache
-  is_embedded = not path or path.startswith(_EMBEDDED)
-  size = path.removeprefix(_EMBEDDED) if is_embedded else ''
-  num_words = int(size or toywiki.DEFAULT_WORDS)
-
-  embedded = None
-  if is_embedded:
-    spec.progress('writing the embedded corpus', 0, 1)
-    embedded = toywiki.write(cache, num_words)
-    path = str(embedded.xml)
+  written = None
+  if not path or path.startswith(_EMBEDDED):
+    written = embedded(spec)
+    path = str(written.xml)
   elif path.startswith(_WIKIPEDIA):
     name = path.removeprefix(_WIKIPEDIA)
     progress = functools.partial(spec.progress, 'downloading')
     path = str(download.wikipedia(name, cache, progress))
-  settings = encode.Settings(*map(spec.settings.get, encode.Settings._fields))
+  settings = encode.settings_of(spec.settings)
   corpus = encode.encode(
     path,
     settings,
@@ -69,16 +64,23 @@ def make(spec: base.SourceSpec) -> TextSource:
     readers=spec.readers,
     known=spec.known,
   )
-  _check_step(spec, corpus.num_words)
+  check_step(spec, corpus.num_words)
 
   def eval_paths() -> list[str]:
-    sets = embedded and embedded.eval_paths
+    sets = written and written.eval_paths
     return list(map(str, sets or toywiki.write_evaluations(cache)))
 
   return TextSource(corpus, spec, eval_paths)
 
 
-def _check_step(spec: base.SourceSpec, num_words: int) -> None:
+def embedded(spec: base.SourceSpec) -> toywiki.Corpus:
+  """Writes the embedded corpus that the path names, if it is not there."""
+  size = spec.path.removeprefix(_EMBEDDED)
+  spec.progress('writing the embedded corpus', 0, 1)
+  return toywiki.write(spec.cache, int(size or toywiki.DEFAULT_WORDS))
+
+
+def check_step(spec: base.SourceSpec, num_words: int) -> None:
   """Raises a `UserError` for steps larger than the text or the memory."""
   step = spec.part_words
   if step > max(num_words, _MOST_FREE_WORDS):

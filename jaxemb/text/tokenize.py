@@ -408,13 +408,28 @@ def _find(slots, hashes, h):
   return slot, hashed
 
 
+@numba.njit(**_INNER)
+def _ends(text, i, point, ids, n, every_line):
+  """Whether a line end at `i` is written as `END`.
+
+  Of `every_line` it is, also of an empty one: LF, CR or both together.
+  """
+  if not every_line:
+    # At the start, too: the line may begin in the piece before.
+    return n == 0 or ids[n - 1] != END
+  is_first_of_two = point == 13 and i + 1 < len(text) and text[i + 1] == 10
+  return point == 10 or (point == 13 and not is_first_of_two)
+
+
 @numba.njit(nogil=True, cache=True)
-def _read(text, i, points, table, ids, n, signs, dropped, has_emoji):
+def _read(text, i, points, table, ids, n, signs, dropped, flags):
   """Writes ids at `ids[n:]` from position `i` on, while the table has room.
 
+  `flags` are whether emoji are words, and whether every line has an end.
   Returns the position reached, between words, and the new n. Counts what is
   `dropped`: invalid bytes, overlong words, emoji.
   """
+  has_emoji, every_line = flags
   slots, hashes, counts, starts, arena, size = table
   # A word is written to the end of the arena, where it stays if it is new.
   length, h, first = np.int64(0), _FNV_BASIS, starts[size[0]]
@@ -462,8 +477,7 @@ def _read(text, i, points, table, ids, n, signs, dropped, has_emoji):
       ids[n] = entry
       n += 1
     length, h = 0, _FNV_BASIS
-    # At the start, too: the line may begin in the piece before.
-    if kind == LINE_END and (n == 0 or ids[n - 1] != END):
+    if kind == LINE_END and _ends(text, i, point, ids, n, every_line):
       ids[n] = END
       n += 1
     i += step
@@ -483,11 +497,15 @@ def prepare(definition: str, lowercase: bool) -> None:
 def compile() -> None:
   """Compiles what `tokenize` calls."""
   spaces = np.full(128, SEPARATOR << 32)  # for a table, which takes a while
-  _tokenized(b'', points=spaces, has_emoji=False, ends_line=True)
+  _tokenized(b'', points=spaces, flags=(False, False), ends_line=True)
 
 
 def tokenize(
-  text: bytes, definition: str, lowercase: bool, ends_line: bool = True
+  text: bytes,
+  definition: str,
+  lowercase: bool,
+  ends_line: bool = True,
+  every_line: bool = False,
 ) -> tuple[np.ndarray, Words, int, int, int]:
   """Counts the words of UTF-8 text and writes it as ids, in one pass.
 
@@ -495,26 +513,30 @@ def tokenize(
   each sentence; these words; the number of invalid bytes, read as U+FFFD; the
   number of words longer than `MAX_WORD_BYTES`, which are dropped; and that of
   emoji that are dropped. The end of the text ends a sentence only if
-  `ends_line`.
+  `ends_line`. If `every_line`, one without words has its `END` as well, and
+  other line ends than LF and CR end none.
   """
   return _tokenized(
     text,
     points=code_points(definition.removesuffix('+emoji'), lowercase),
-    has_emoji=definition.endswith('+emoji'),
+    flags=(definition.endswith('+emoji'), every_line),
     ends_line=ends_line,
   )
 
 
-def _tokenized(text, points, has_emoji, ends_line):
+def _tokenized(text, points, flags, ends_line):
   data = np.frombuffer(text, np.uint8)
   ids, table = np.empty(len(data) + 2, np.int32), _empty(1 << 15, 1 << 18)
   signs, dropped = np.full(3, -1), np.zeros(3, np.int64)
   i = n = 0
   while i <= len(data):
-    i, n = _read(data, i, points, table, ids, n, signs, dropped, has_emoji)
+    i, n = _read(data, i, points, table, ids, n, signs, dropped, flags)
     if i <= len(data):
       table = _grown(table)
-  if ends_line and (n == 0 or ids[n - 1] != END):
+  is_open = n == 0 or ids[n - 1] != END
+  if flags[1]:  # the last line may have no word
+    is_open = text[-1:] not in (b'', b'\n', b'\r')
+  if ends_line and is_open:
     ids[n] = END
     n += 1
   return ids[:n].copy(), table.words(), *dropped.tolist()

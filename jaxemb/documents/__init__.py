@@ -1,0 +1,1 @@
+"""Documents: a vector for each, by PV-DBOW and PV-DM."""

@@ -1,0 +1,110 @@
+"""Documents: text, and a vector for each document (Le & Mikolov 2014)."""
+
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import ml_collections
+
+from jaxemb import errors
+from jaxemb.run import kind
+from jaxemb.text import kind as text_kind
+
+if TYPE_CHECKING:
+  from jaxemb.data import base as data_base
+  from jaxemb.models import base as model_base
+  from jaxemb.run import build
+
+_OF_WINDOWS = frozenset(('model.window', 'model.dynamic_window'))
+
+
+class Documents(text_kind.Text):
+  """Text, and vectors of its documents beside those of words."""
+
+  source = 'documents'
+  factory = 'jaxemb.documents.loader:make'
+  start = 'documents'
+  uses = kind.WINDOWS | {'data.columns', 'data.min_count'}
+  models = {
+    'dbow': 'jaxemb.documents.models:dbow',
+    'dm': 'jaxemb.documents.models:dm',
+  }
+  losses = {'negative_sampling': 'jaxemb.ops.sampling:logistic_loss'}
+  averaging = frozenset(('dm',))
+  weights_contexts = False
+  help = {
+    **text_kind.TEXT.help,
+    'data.path': 'file, folder or glob: a document a line, or a row of a '
+    "table or of JSON lines; '' or 'toywiki:WORDS' = embedded articles",
+    'data.columns': 'columns or keys with the text and, if it is not to be '
+    'the number of the document, its tag, such as text:review,tag:id',
+    'model.dynamic_window': 'windows are drawn from 1 to window',
+  }
+  undivided = {
+    'partition': 'train documents, of which each sub-model would have few',
+    'workers': 'train documents',
+  }
+
+  def used(self, config: ml_collections.ConfigDict) -> frozenset[str]:
+    """See `kind.Kind`: PV-DBOW has no windows."""
+    is_dbow = config.model.name == 'dbow'
+    return self.uses - _OF_WINDOWS if is_dbow else self.uses
+
+  def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
+    """See `kind.Kind`."""
+    yield from super().check(config)
+    if config.data.path.startswith('wikipedia:'):
+      yield (
+        f'config.data.path={config.data.path} downloads text for word vectors; '
+        'give a file with a document per line, or a table'
+      )
+
+  def check_trained(self, counters: Mapping[str, float]) -> None:
+    """See `kind.Kind`."""
+    if counters.get('kept_words') == 0:
+      raise errors.UserError(
+        'nothing was learned: no document has a word; lower '
+        '--config.data.min_count, or raise --config.data.sample'
+      )
+
+  def make_model(
+    self, corpus: 'model_base.Corpus', context: kind.Context
+  ) -> 'model_base.Model':
+    """See `kind.Kind`: the model of a corpus whose keys are words."""
+    words = corpus.source.word_corpus()
+    spec = kind.window_spec(words, context)
+    config = context.config
+    return kind.bind_model(config, (spec, words, kind.bound_loss(config)))
+
+  def dropped(
+    self, config: ml_collections.ConfigDict, source: 'data_base.Source'
+  ) -> dict[str, int]:
+    """See `kind.Kind`: documents whose rows stay as they began."""
+    super().dropped(config, source)
+    return {'documents_without_words': int((source.counts == 0).sum())}
+
+  def collect(
+    self, parts: 'build.Parts', state: Any, workdir: pathlib.Path
+  ) -> Any:
+    """See `kind.Kind`: with input vectors of words, if there are any."""
+    from jaxemb.models import skipgram
+    from jaxemb.run import vectors
+
+    export = vectors.collect(parts, state)
+    if skipgram.INPUT not in parts.trainable.tables:
+      return export
+    words = vectors.rows_of(parts, state)(skipgram.INPUT).rows
+    return export._replace(others={**export.others, 'word_vectors': words})
+
+  def export(
+    self, folder: pathlib.Path, parts: 'build.Parts', model: Any
+  ) -> dict[str, int]:
+    """See `kind.Kind`: with what infers vectors of other documents."""
+    from jaxemb.documents import trained
+
+    dropped = super().export(folder, parts, model)
+    trained.save(folder, parts.config, parts.source, arrays=model.others)
+    return dropped
+
+
+KINDS = (Documents(),)

@@ -1,0 +1,202 @@
+"""Steps of PV-DBOW and PV-DM against loops over their equations."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from jaxemb import config as config_lib
+from jaxemb.data import windows
+from jaxemb.documents import batches, models
+from jaxemb.models import skipgram
+from jaxemb.strategies import base
+from tests import dispatches, oracle
+from tests.documents import sources
+
+PADDING = np.iinfo(np.int32).max
+INPUT, OUTPUT, DOCUMENTS = skipgram.INPUT, skipgram.OUTPUT, models.DOCUMENTS
+
+
+class Case(NamedTuple):
+  """A step of one chunk, so that a kernel and XLA change rows alike."""
+
+  model: str = 'dbow'
+  way: str = 'xla'  # or 'kernel'
+  dim: int = 17
+  chunk: int = 8
+  documents: int = 9
+  lengths: tuple[int, ...] = (3, 5)  # of documents in the step
+  vocab: int = 30
+  window: int = 3
+  shared: int = 4
+  negatives: int = 5
+  runs: int = 1
+
+
+def make(case, **settings):
+  """The trainable of a case."""
+  counts = np.ceil(3e4 / np.arange(1, case.vocab + 1) ** 1.5).astype(int)
+  settings = {
+    'data.source': 'documents', 'model.name': case.model,
+    'model.dim': case.dim, 'model.negatives': case.negatives,
+    'model.shared_negatives': case.shared, 'strategy.name': 'sync',
+    'train.batch_words': case.runs * case.chunk,
+  } | settings  # fmt: skip
+  if case.model == 'dm':
+    settings['model.window'] = case.window
+  config = config_lib.check(config_lib.default(), settings)
+  is_fused = case.way == 'kernel'
+  config, tuning = config_lib.resolve(
+    config, 'cpu', (1, 1), fused=is_fused, chunk=case.chunk, parts=case.runs
+  )
+  assert tuning.fused == is_fused
+  window = config.model.window
+  steps = batches.Steps(case.chunk, case.runs, window, case.chunk)
+  corpus = sources.Counted(counts, case.documents).corpus()
+  made = dispatches.made(config, tuning, (1, 1), corpus=corpus, steps=steps)
+  return made.trainable
+
+
+def step_batch(case, window):
+  """Documents of random words, with windows of random sizes."""
+  rng = np.random.default_rng(0)
+  words = [rng.integers(0, case.vocab, n) for n in case.lengths]
+  size = case.runs * case.chunk
+  ids, left, right = oracle.pack(
+    words, case.vocab, case.chunk * case.runs, window, rng
+  )
+  owners = rng.integers(0, case.documents, len(words))
+  documents = np.full(size, PADDING, np.int32)
+  flat = np.repeat(owners, case.lengths)[:size]
+  documents[: len(flat)] = flat
+  runs = [
+    oracle.middle(oracle.Tokens(ids, left, right), i * case.chunk, case.chunk)
+    for i in range(case.runs)
+  ]
+  numbers = rng.permutation(1000)[: case.runs].astype(np.uint32)
+  words = windows.StepBatch(*map(np.stack, zip(*runs, strict=True)), numbers)
+  return batches.StepBatch(words, documents.reshape(case.runs, -1))
+
+
+def gradients(case, batch, tables, draws):
+  """Loss, examples and row gradients of the equations, in loops."""
+  grads = {k: np.zeros_like(x) for k, x in tables.items()}
+  loss, num, outputs = 0.0, 0, tables[OUTPUT]
+  window = batch.words.window
+  for run in range(case.runs):
+    tokens, left, right, _ = (x[run] for x in batch.words[:4])
+    for i, row in enumerate(batch.documents[run]):
+      if row == PADDING:
+        continue
+      num += 1
+      around = []
+      if case.model == 'dm':
+        before, after = range(-int(left[i]), 0), range(1, int(right[i]) + 1)
+        around = [tokens[window + i + j] for j in (*before, *after)]
+      members = [(DOCUMENTS, row), *((INPUT, x) for x in around)]
+      mean = sum(tables[k][x] for k, x in members) / len(members)
+      center = tokens[window + i]
+      pairs = [(center, 1, 1.0)] + [
+        (x, 0, case.negatives / case.shared) for x in draws[run] if x != center
+      ]
+      change = np.zeros(case.dim)
+      for word, label, weight in pairs:
+        score = mean @ outputs[word]
+        loss += weight * oracle.logistic_loss(score, label)
+        slope = weight * (oracle.sigmoid(score) - label)
+        change += slope * outputs[word]
+        grads[OUTPUT][word] += slope * mean
+      for k, x in members:
+        grads[k][x] += change / len(members)
+  return loss, num, grads
+
+
+def _take_step(trainable, state, batch, rate):
+  """The state and metrics after a step, and its draws."""
+
+  def step(arrays, state, batch):
+    made = trainable.with_arrays(arrays)
+    context = base.StepContext(
+      index=jax.numpy.int32(0), key=dispatches.KEY, learning_rate=rate,
+      measure=True, devices=base.Devices(None),
+    )  # fmt: skip
+    take = made.fused or base.training_step
+    draws = made.model.ids(batch, dispatches.KEY)[OUTPUT]
+    return *take(made, batch, context, (state, made.no_metrics())), draws
+
+  arrays = base.arrays_of(trainable.model)
+  return jax.jit(step)(arrays, state, batch)
+
+
+CASES = {
+  'plain': Case(),
+  'half_padding': Case(lengths=(3, 2)),
+  'one_document': Case(lengths=(8,)),
+  'as_many_documents_as_words': Case(lengths=(1,) * 8),
+  'no_word': Case(lengths=()),
+  'one_column': Case(dim=1),
+  'hundred_columns': Case(dim=100),
+  'sixteen': Case(chunk=16, lengths=(1, 9, 6), shared=24),
+  'seventeen': Case(chunk=17, lengths=(4, 9, 6), shared=5),
+  'draws_equal_words': Case(vocab=3, shared=9),
+  'one_row': Case(documents=1, lengths=(2, 3, 3)),
+}
+WAYS = ('xla',)
+
+
+def _cases():
+  for name, case in CASES.items():
+    for model in ('dbow', 'dm'):
+      for way in WAYS:
+        marks = () if name == 'plain' else pytest.mark.slow
+        yield pytest.param(
+          case._replace(model=model, way=way),
+          id=f'{model}-{name}-{way}',
+          marks=marks,
+        )
+
+
+def check(case, **settings):
+  """Compares a step with the loops."""
+  trainable = make(case, **settings)
+  batch = step_batch(case, trainable.model.spec.window)
+  rng, shapes = np.random.default_rng(1), trainable.tables
+  tables = {
+    k: 0.5 * rng.normal(size=(x.spec.vocab, case.dim)).astype(np.float32)
+    for k, x in shapes.items()
+  }
+  state = trainable.init(jax.random.key(0))
+  state = state._replace(
+    tables={
+      k: x._replace(vectors=jax.numpy.asarray(tables[k]))
+      for k, x in state.tables.items()
+    }
+  )
+  rate, truth = np.float32(0.3), {k: x.astype(float) for k, x in tables.items()}
+  state, metrics, outputs = _take_step(trainable, state, batch, rate)
+  draws = np.asarray(outputs)[:, case.chunk :]
+  loss, num, grads = gradients(case, batch, truth, draws)
+  for k, x in state.tables.items():
+    expected = truth[k] - rate * grads[k]
+    np.testing.assert_allclose(x.vectors, expected, 1e-4, 2e-5, err_msg=k)
+  np.testing.assert_allclose(metrics.loss, loss, 1e-4)
+  assert metrics.examples == num
+
+
+@pytest.mark.parametrize('case', [*_cases()])
+def test_steps_follow_the_equations(case):
+  check(case, **{'optimizer.max_duplicates': 0.0})
+
+
+def test_rows_begin_small_and_lookups_are_those_of_a_step():
+  trainable = make(Case(model='dm'))
+  specs = trainable.model.specs()
+  assert {*specs} == {DOCUMENTS, INPUT, OUTPUT}
+  assert trainable.model.vectors_table == DOCUMENTS
+  assert specs[DOCUMENTS].vocab == 9 and specs[OUTPUT].vocab == 30
+  assert specs[DOCUMENTS].init_scale == 0.5 / 17
+  total = {k: x.lookups_per_center.sum() for k, x in specs.items()}
+  np.testing.assert_allclose(total[DOCUMENTS], 1)
+  np.testing.assert_allclose(total[INPUT], (8 + 2 * 3) / 8)
+  np.testing.assert_allclose(total[OUTPUT], 1 + 4 / 8)
