@@ -922,6 +922,8 @@ class Embeddings:
         f'save takes a folder and no {", ".join(options)}: every array is a '
         'file of its own there, and nothing is pickled'
       )
+    # First, as it may refuse.
+    export.write_attributes(pathlib.Path(folder), self.attributes)
     export.write(
       folder,
       words=self.index_to_key,
@@ -931,7 +933,6 @@ class Embeddings:
     )
     multivectors.write(pathlib.Path(folder), self.sense_table)
     export.write_relations(pathlib.Path(folder), self.relations)
-    export.write_attributes(pathlib.Path(folder), self.attributes)
 
   @classmethod
   def load(

@@ -1,10 +1,44 @@
 """`Embeddings` has what gensim's `KeyedVectors` has, and passes its tests."""
 
+import copy
+import inspect
+import itertools
+import math
 import pathlib
+import pickle
+import re
 import sys
+
+import numpy as np
+import pytest
+from gensim import models
+
+import jaxemb
+from jaxemb import embeddings, errors
+from jaxemb.evaluation import multivectors
+from jaxemb.ops import growing
+from jaxemb.storage import export
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / 'experiments'))
 import gensim_tests
+
+_NAMES = [f'w{i}' for i in range(30)]
+_VECTORS = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+_COUNTS = np.random.default_rng(1).permutation(30)
+
+
+@pytest.fixture
+def ours():
+  return jaxemb.Embeddings(_NAMES, _VECTORS.copy(), _COUNTS)
+
+
+@pytest.fixture
+def keyed():
+  keyed = models.KeyedVectors(4)
+  keyed.add_vectors(_NAMES, _VECTORS)
+  for name, count in zip(_NAMES, _COUNTS.tolist(), strict=True):
+    keyed.set_vecattr(name, 'count', count)
+  return keyed
 
 
 def test_tests_of_gensim_pass():
@@ -13,3 +47,420 @@ def test_tests_of_gensim_pass():
   missing = 'TestKeyedVectors.test_vectors_for_all_with_copy_vecattrs'
   assert results.failed.keys() == gensim_tests.OWN_FORMAT | {missing}
   assert len(results.passed) >= 31
+
+
+def test_every_name_and_argument_of_gensim_is_there_or_says_what_is(ours):
+  # Anything is passed to pickle; and what jaxemb has an index for.
+  others = {'save': {'args', 'kwargs'}, 'most_similar': {'indexer'}}
+  for name, method in inspect.getmembers(models.KeyedVectors):
+    if name.startswith('_'):
+      continue
+    if name in embeddings._INSTEAD:
+      with pytest.raises(AttributeError, match=f'{name}.; '):
+        getattr(ours, name)
+      continue
+    theirs = [*inspect.signature(method).parameters]
+    found = [*inspect.signature(getattr(jaxemb.Embeddings, name)).parameters]
+    theirs = [x for x in theirs if x not in others.get(name, ())]
+    assert found[: len(theirs)] == theirs, name
+  for name in vars(models.KeyedVectors(2)).keys() - embeddings._INSTEAD.keys():
+    assert hasattr(ours, name), name
+  assert not hasattr(ours, 'anything')
+
+
+def _assert_equal(ours, keyed):
+  assert ours.index_to_key == keyed.index_to_key
+  assert ours.key_to_index == keyed.key_to_index
+  np.testing.assert_array_equal(ours.vectors, keyed.vectors)
+  keyed.fill_norms(force=True)
+  np.testing.assert_allclose(ours.norms, keyed.norms, 1e-6)
+
+
+def test_changes_equal_those_of_gensim(ours, keyed):
+  rng = np.random.default_rng(2)
+  ours.fill_norms()
+  for step in range(20):
+    names = [f'w{i}' for i in rng.choice(60 + step, 1 + step % 7, False)]
+    rows = rng.normal(size=(len(names), 4))
+    for vectors in ours, keyed:
+      if step % 3 == 0:
+        vectors.add_vectors(names, list(rows))
+      elif step % 3 == 1:
+        vectors.add_vectors(names, rows, replace=True)
+      else:
+        vectors[names[0]] = rows[0]
+    _assert_equal(ours, keyed)
+  new = np.arange(4.0)
+  assert ours.add_vector('new', new) == keyed.add_vector('new', new)
+  _assert_equal(ours, keyed)
+  assert ours.most_similar('new')[0][0] == keyed.most_similar('new')[0][0]
+  ours.add_vector('new', new + 1)  # as in add_vectors
+  np.testing.assert_array_equal(ours['new'], new)
+  for vectors in ours, keyed:
+    vectors.unit_normalize_all()
+  np.testing.assert_allclose(ours.vectors, keyed.vectors, 1e-6)
+  np.testing.assert_array_equal(ours.norms, keyed.norms)
+  assert ours.get_vecattr('new', 'count') == 0 == len(ours.counts) - len(ours)
+
+
+def test_of_equal_words_the_first_is_added_and_the_last_replaces():
+  rows = np.arange(8).reshape(4, 2)
+  for replace, expected in ((False, [[0, 1], [2, 3]]), (True, rows[2:])):
+    vectors = jaxemb.Embeddings(2)
+    vectors.add_vectors([*'abab'], rows, replace=replace)
+    assert vectors.index_to_key == ['a', 'b']
+    np.testing.assert_array_equal(vectors.vectors, expected)
+
+
+def test_integers_that_are_added_are_names():
+  vectors = jaxemb.Embeddings(vector_size=2, count=3, dtype=np.float16)
+  vectors[[7, 5]] = np.eye(2)
+  vectors[True] = np.ones(2)
+  assert vectors.index_to_key == ['7', '5', 'true']
+  np.testing.assert_array_equal(vectors[7], [1, 0])
+  assert vectors.vectors.dtype == np.float16
+  # In blocks, whatever the type.
+  cosines = vectors.most_similar('7', topn=None)
+  np.testing.assert_allclose(cosines, [1, 0, 0.5**0.5], 1e-3)
+
+
+def test_what_vectors_are_from_stays(tmp_path):
+  jaxemb.Embeddings(_NAMES, _VECTORS, _COUNTS).save(tmp_path)
+  before = {x.name: x.read_bytes() for x in tmp_path.iterdir()}
+  names, rows, counts = [*_NAMES], _VECTORS.copy(), _COUNTS.copy()
+  given = jaxemb.Embeddings(names, rows, counts)
+  for vectors in given, jaxemb.Embeddings.load(tmp_path, mmap='r'):
+    first = vectors.vectors
+    vectors['w3'] = np.ones(4)
+    vectors['new'] = np.ones(4)
+    vectors.set_vecattr('w5', 'count', 77)
+    vectors.sort_by_descending_frequency()
+    vectors.unit_normalize_all()
+    np.testing.assert_array_equal(first, _VECTORS)
+    assert vectors.index_to_key[0] == 'w5'
+  assert names == _NAMES and (rows == _VECTORS).all()
+  assert (counts == _COUNTS).all()
+  assert before == {x.name: x.read_bytes() for x in tmp_path.iterdir()}
+
+
+def test_copies_change_apart(ours):
+  ours['new'] = np.ones(4)
+  others = copy.copy(ours), pickle.loads(pickle.dumps(ours)), ours.in_memory()
+  for number, other in enumerate(others):
+    other.add_vector(f'x{number}', np.full(4, 1.0 + number))
+  ours['y'] = np.full(4, 9.0)
+  assert ours.vectors[-1].tolist() == [9] * 4
+  for number, other in enumerate(others[1:], 1):
+    assert other.index_to_key[-1] == f'x{number}' and len(other) == 32
+    assert other.vectors[-1].tolist() == [1 + number] * 4
+
+
+def test_rows_are_added_one_by_one_in_linear_time():
+  vectors = jaxemb.Embeddings(vector_size=1)
+  buffers = set()
+  for i in range(1000):
+    vectors.add_vector(str(i), np.array([i]))
+    buffers.add(len(vectors._buffer))
+  assert len(buffers) < 25
+  np.testing.assert_array_equal(vectors.vectors[:, 0], range(1000))
+  reserved = jaxemb.Embeddings(1, count=1000)
+  buffer = reserved._buffer
+  reserved.add_vectors(vectors.index_to_key, vectors.vectors)
+  assert reserved._buffer is buffer and reserved.vectors.base is buffer
+  # The first change of a table makes one copy, no larger than it has to be.
+  assert growing.with_room(np.ones((10, 2)), None, 3).shape == (13, 2)
+
+
+def test_norms_follow_what_is_set(ours):
+  for change in (
+    lambda: ours.__setattr__('vectors', ours.vectors * 2),
+    lambda: (ours.vectors.__imul__(2), ours.fill_norms(force=True)),
+    lambda: (ours.vectors.__imul__(2), ours.__setattr__('norms', None)),
+  ):
+    before = ours.norms
+    change()
+    np.testing.assert_allclose(ours.norms, 2 * before, 1e-6)
+  ours.index_to_key = [x.upper() for x in _NAMES]
+  assert ours.get_index('W3') == 3 and 'w3' not in ours
+  ours.init_sims(replace=True)
+  np.testing.assert_allclose(np.linalg.norm(ours.vectors, axis=1), 1, 1e-6)
+
+
+def test_what_does_not_fit_changes_nothing(ours):
+  before = ours.in_memory()
+  for keys, rows, extras in (
+    ('new', np.ones(3), {}),
+    (['new', 'w3'], np.ones((1, 4)), {}),
+    ('new', np.full(4, np.nan), {}),
+    (['new', b'x'], np.ones((2, 4)), {}),
+    (['new', 'w3'], np.ones((2, 4)), {'weight': np.ones(3)}),
+  ):
+    with pytest.raises(errors.UserError):
+      ours.add_vectors(keys, rows, extras, replace=True)
+  for attr, value in (('count', 0.5), ('count', 'many')):
+    with pytest.raises(TypeError, match='values of int64'):
+      ours.set_vecattr('w3', attr, value)
+    with pytest.raises(TypeError, match='values of int64'):
+      ours.add_vectors('new', np.ones(4), {attr: np.array([value])})
+  with pytest.raises(KeyError, match='none'):
+    ours.set_vecattr('none', 'count', 3)
+  _assert_same(ours, before)
+  with pytest.raises(TypeError, match='vector_size'):
+    jaxemb.Embeddings(['a'])
+  with pytest.raises(TypeError, match='vector_size'):
+    jaxemb.Embeddings()
+
+
+def _assert_same(ours, other):
+  assert ours.index_to_key == other.index_to_key
+  np.testing.assert_array_equal(ours.vectors, other.vectors)
+  assert ours.expandos.keys() == other.expandos.keys()
+  for name, values in ours.expandos.items():
+    np.testing.assert_array_equal(values, other.expandos[name])
+
+
+def test_rows_that_have_further_vectors_cannot_be_changed():
+  senses = multivectors.MultiVectors(
+    words=['a'],
+    counts=np.ones(1, int),
+    starts=np.array([0, 1]),
+    vectors=np.ones((1, 2), np.float32),
+    priors=np.ones(1),
+  )
+  relations = export.Relations(
+    'none', 'product', 0.0, [], np.ones((0, 2)), targets=senses.vectors
+  )
+  for options in {'sense_table': senses}, {'relations': relations}:
+    vectors = jaxemb.Embeddings(['a'], senses.vectors, np.ones(1), **options)
+    vectors.sort_by_descending_frequency()  # which they are
+    with pytest.raises(errors.UserError, match='cannot be changed'):
+      vectors['b'] = np.ones(2)
+
+
+def test_attributes_are_sorted_chosen_and_saved(ours, keyed, tmp_path):
+  for vectors in ours, keyed:
+    for i, name in enumerate(_NAMES[:9]):
+      vectors.set_vecattr(name, 'weight', i / 4)
+      vectors.set_vecattr(name, 'tag', name * i)
+    vectors.sort_by_descending_frequency()
+  _assert_equal(ours, keyed)
+  equal = jaxemb.Embeddings(_NAMES, _VECTORS, np.ones(30))
+  equal.sort_by_descending_frequency()  # gensim's turns them around
+  assert equal.index_to_key == _NAMES and equal.vectors is _VECTORS
+  for name, attr in itertools.product(_NAMES, ('count', 'weight', 'tag')):
+    assert ours.get_vecattr(name, attr) == keyed.get_vecattr(name, attr)
+  ours.add_vectors('new', np.ones(4), {'weight': np.array([7])})
+  assert ours.get_vecattr('new', 'weight') == 7
+  ours.save(tmp_path)
+  loaded = jaxemb.load(tmp_path)
+  assert ours.get_vecattr('new', 'tag') == 0  # as in gensim
+  assert loaded.get_vecattr('new', 'tag') == ''
+  assert loaded.get_vecattr('w8', 'tag') == 'w8' * 8
+  np.testing.assert_array_equal(
+    loaded.expandos['weight'], ours.expandos['weight']
+  )
+  some = loaded.vectors_for_all(['w8', 'w2'], copy_vecattrs=True)
+  assert some.get_vecattr('w2', 'weight') == 0.5
+  assert some.counts.tolist() == [_COUNTS[8], _COUNTS[2]]
+  assert not loaded.vectors_for_all(['w8', 'w2']).expandos
+  with pytest.raises(KeyError, match='no attribute .x., but count, weight'):
+    ours.get_vecattr('w3', 'x')
+  ours.set_vecattr('w3', 'parent', None)
+  with pytest.raises(errors.UserError, match="'parent' has Python objects"):
+    ours.save(tmp_path)
+  del ours.attributes['parent']
+  jaxemb.Embeddings(_NAMES[:5], _VECTORS[:5]).save(tmp_path / 'other')
+  (tmp_path / 'attributes.npz').rename(tmp_path / 'other/attributes.npz')
+  with pytest.raises(errors.UserError, match='31 weight for the 5 words'):
+    jaxemb.load(tmp_path / 'other')
+  jaxemb.Embeddings(_NAMES, _VECTORS).save(tmp_path / 'other')
+  assert not jaxemb.load(tmp_path / 'other').attributes
+
+
+def test_unknown_counts_are_made_up_with_a_warning():
+  vectors = jaxemb.Embeddings(_NAMES, _VECTORS)
+  with pytest.warns(UserWarning, match='made up'):
+    assert vectors.get_vecattr('w3', 'count') == 27
+  with pytest.warns(UserWarning, match='rows stay'):
+    vectors.sort_by_descending_frequency()
+  assert vectors.counts is None
+  vectors.set_vecattr('w3', 'count', 5)
+  assert vectors.counts.tolist() == [0] * 3 + [5] + [0] * 26
+
+
+def test_words_are_ranked_by_centrality_as_in_gensim(ours, keyed):
+  for use_norm in True, False:
+    found, expected = (
+      x.rank_by_centrality(_NAMES[3:9], use_norm) for x in (ours, keyed)
+    )
+    assert [word for _, word in found] == [word for _, word in expected]
+    np.testing.assert_allclose(
+      *([x for x, _ in y] for y in (found, expected)), 1e-5
+    )
+
+
+def _movers_distance(first, second):
+  """Of as many points on each side, by trying every assignment."""
+  costs = np.linalg.norm(first[:, None] - second, axis=-1)
+  rows = np.arange(len(first))
+  return min(
+    costs[rows, [*x]].mean() for x in itertools.permutations(rows.tolist())
+  )
+
+
+def test_word_movers_distance_is_the_best_assignment(ours):
+  rng = np.random.default_rng(3)
+  for norm in True, False:
+    rows = _VECTORS.astype(np.float64)
+    if norm:
+      rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    for size in (1, 2, 3, 6, 6, 6):
+      # Words occur several times, and in both documents.
+      first, second = rng.integers(5, size=(2, size))
+      expected = _movers_distance(rows[first], rows[second])
+      documents = ([f'w{i}' for i in x] for x in (first, second))
+      found = ours.wmdistance(*documents, norm=norm)
+      assert found == pytest.approx(expected, abs=1e-6)
+    # The second document twice is the same distribution.
+    found = ours.wmdistance(['w1', 'w2'], ['w3', 'w4', 'w4', 'w3'], norm)
+    expected = ours.wmdistance(['w1', 'w2'], ['w3', 'w4'], norm)
+    assert found == pytest.approx(expected)
+  assert ours.wmdistance(['w1'], ['w1', 'w1']) == 0
+  with pytest.warns(UserWarning, match='without vectors: none'):
+    assert ours.wmdistance(['w1'], ['none']) == math.inf
+  with pytest.raises(TypeError, match='split'):
+    ours.wmdistance('w1 w2', ['w1'])
+
+
+@pytest.mark.parametrize('binary', [False, True])
+def test_files_have_the_order_prefix_and_total_that_gensim_writes(
+  ours, keyed, binary, tmp_path
+):
+  for name, vectors in (('ours', ours), ('theirs', keyed)):
+    for i, word in enumerate(_NAMES):
+      vectors.set_vecattr(word, 'weight', (i * 7 % 11) / 4)
+    path, vocab = tmp_path / name, tmp_path / f'{name}.vocab'
+    options = {'binary': binary, 'prefix': 'x_', 'total_vec': 60}
+    vectors.save_word2vec_format(str(path), str(vocab), **options)
+    vectors.save_word2vec_format(
+      str(path),
+      str(vocab),
+      binary=binary,
+      write_header=False,
+      append=True,
+      sort_attr='weight',
+    )
+  ours_vocab, their_vocab = (
+    (tmp_path / f'{x}.vocab').read_text() for x in ('ours', 'theirs')
+  )
+  assert ours_vocab == their_vocab
+  found, expected = (
+    models.KeyedVectors.load_word2vec_format(tmp_path / x, binary=binary)
+    for x in ('ours', 'theirs')
+  )
+  assert found.index_to_key == expected.index_to_key
+  assert len(found) == 60 and found.index_to_key[0].startswith('x_')
+  np.testing.assert_array_equal(found.vectors, expected.vectors)
+
+
+def test_files_that_cannot_be_appended_to(ours, tmp_path):
+  with pytest.raises(errors.UserError, match='appended to the archive'):
+    ours.save_word2vec_format(tmp_path / 'v.zip', append=True)
+  with pytest.raises(errors.UserError, match='cannot append to'):
+    ours.save_word2vec_format(tmp_path, append=True)
+  for _ in range(2):
+    ours.save_word2vec_format(
+      tmp_path / 'v.gz', write_header=False, append=True
+    )
+  with pytest.warns(UserWarning, match='30 repeated words'):
+    assert len(jaxemb.load(tmp_path / 'v.gz')) == 30
+  with pytest.raises(ValueError, match='no weights are known'):
+    ours.save_word2vec_format(tmp_path / 'v', sort_attr='weight')
+  with pytest.raises(TypeError, match='no pickle_protocol'):
+    ours.save(tmp_path, pickle_protocol=4)
+  with pytest.raises(ValueError, match='mmap'):
+    jaxemb.Embeddings.load(tmp_path, mmap='r+')
+
+
+@pytest.mark.parametrize('binary', [False, True])
+@pytest.mark.parametrize('limit', [None, 1, 7, 99])
+def test_files_of_gensim_are_loaded_as_it_does(keyed, binary, limit, tmp_path):
+  path, vocab = str(tmp_path / 'v'), str(tmp_path / 'vocab')
+  keyed.save_word2vec_format(path, vocab, binary=binary)
+  load = jaxemb.Embeddings.load_word2vec_format
+  for options in {'binary': binary}, {}, {'datatype': np.float16}:
+    found = load(path, vocab, limit=limit, **options)
+    expected = models.KeyedVectors.load_word2vec_format(
+      path, vocab, limit=limit, **{'binary': binary, **options}
+    )
+    assert found.index_to_key == expected.index_to_key
+    np.testing.assert_array_equal(found.vectors, expected.vectors)
+    assert found.vectors.dtype == expected.vectors.dtype
+    for word in found:
+      expected_count = expected.get_vecattr(word, 'count')
+      assert found.get_vecattr(word, 'count') == expected_count
+  with pytest.raises(errors.UserError, match=f'give binary={binary}'):
+    load(path, binary=not binary)
+  ours = jaxemb.Embeddings(keyed.index_to_key, keyed.vectors)
+  if not binary:
+    ours.save_word2vec_format(tmp_path / 'w', write_header=False)
+    found = load(tmp_path / 'w', no_header=True, limit=limit)
+    assert len(found) == min(limit or 30, 30)
+    with pytest.raises(errors.UserError, match='give no_header=True'):
+      load(tmp_path / 'w', no_header=False)
+  other = jaxemb.Embeddings(['w3', 'mine'], np.ones((2, 4), np.float32))
+  other.intersect_word2vec_format(path, binary=binary)
+  np.testing.assert_array_equal(other['w3'], _VECTORS[3])
+  np.testing.assert_array_equal(other['mine'], np.ones(4))
+  with pytest.raises(TypeError, match='leave out lockf'):
+    other.intersect_word2vec_format(path, lockf=1.0)
+  wide = jaxemb.Embeddings(['w3'], np.ones((1, 5), np.float32))
+  with pytest.raises(errors.UserError, match='these are of 5'):
+    wide.intersect_word2vec_format(path)
+
+
+def test_words_in_another_encoding_are_decoded_as_is_asked(tmp_path):
+  path, vocab = tmp_path / 'v', tmp_path / 'vocab'
+  path.write_bytes('2 2\nmüde 1 2\nwach 3 4\n'.encode('cp1252'))
+  vocab.write_bytes('müde 5\n'.encode('cp1252'))
+  load = jaxemb.Embeddings.load_word2vec_format
+  with pytest.raises(UnicodeDecodeError, match='a word of .*v.; give its enc'):
+    load(path)
+  assert load(path, encoding='cp1252').index_to_key == ['müde', 'wach']
+  with pytest.warns(UserWarning, match="no counts of 1 words, such as 'wach'"):
+    found = load(path, vocab, unicode_errors='ignore')
+  assert found.index_to_key == ['mde', 'wach']
+  assert found.counts.tolist() == [5, 0]
+  with pytest.raises(errors.UserError, match='replace or ignore'):
+    load(path, unicode_errors='none')
+
+
+def test_ratings_in_another_encoding(ours, tmp_path):
+  path = tmp_path / 'pairs'
+  vectors = jaxemb.Embeddings([*'äbcd'], _VECTORS[:4])
+  path.write_bytes('ä\tb\t1\nb\tc\t2\nc\td\t3\n'.encode('cp1252'))
+  assert vectors.evaluate_word_pairs(path, encoding='cp1252')[2] == 0
+  assert vectors.evaluate_word_pairs(path)[2] == pytest.approx(100 / 3)
+  with pytest.raises(errors.UserError, match='no encoding .none.'):
+    vectors.evaluate_word_pairs(path, encoding='none')
+
+
+def test_ours_and_gensim_exchange_vectors_in_memory(ours, keyed):
+  theirs = models.KeyedVectors(ours.vector_size)
+  theirs.add_vectors(ours.index_to_key, ours.vectors)
+  assert theirs.most_similar('w3') == keyed.most_similar('w3')
+  found = jaxemb.Embeddings(theirs.index_to_key, theirs.vectors)
+  _assert_equal(found, keyed)
+
+
+def test_the_page_names_all_and_its_examples_run(tmp_path, monkeypatch):
+  page = pathlib.Path(__file__).parents[1] / 'docs/gensim.md'
+  text = page.read_text()
+  named = set(re.findall(r'(\w+)', ' '.join(re.findall('`([^`]*)`', text))))
+  public = {x for x in dir(models.KeyedVectors) if not x.startswith('_')}
+  assert public <= named
+  monkeypatch.chdir(tmp_path)
+  names = {}
+  for example in re.findall(r'^```python\n(.*?)^```', text, re.S | re.M):
+    exec(example, names)
+  assert names['ours'].index_to_key == ['sea', 'king', 'queen', 'island']

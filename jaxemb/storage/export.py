@@ -162,10 +162,9 @@ def write_attributes(
 
   Raises a `UserError` for Python objects, which it cannot hold.
   """
-  (folder / ATTRIBUTES).unlink(missing_ok=True)
   arrays = {}
   for name, values in attributes.items():
-    if values.dtype == object and all(isinstance(x, str | int) for x in values):
+    if values.dtype == object and all(map(_is_text_or_unset, values)):
       values = np.array([x or '' for x in values], str)  # unset ones are 0
     if values.dtype == object:
       raise errors.UserError(
@@ -173,9 +172,15 @@ def write_attributes(
         f'attributes[{name!r}]'
       )
     arrays[name] = values
-  if arrays:
-    with atomic.write(folder / ATTRIBUTES) as file:
-      np.savez(file, **arrays)
+  if not arrays:
+    (folder / ATTRIBUTES).unlink(missing_ok=True)
+    return
+  with atomic.write(folder / ATTRIBUTES) as file:
+    np.savez(file, **arrays)
+
+
+def _is_text_or_unset(value: object) -> bool:
+  return isinstance(value, str) or (type(value) is int and value == 0)
 
 
 def read_attributes(
