@@ -32,6 +32,7 @@ RATES = {
   'adagrad_full': 0.2,
   'adam_full': 0.05,
   'cbow-sgd': 0.3,
+  'skipgram-subwords-sgd': 0.03,  # words share many of their n-grams
 }
 OPTIMIZERS = tuple(kinds.members()['optimizer.name'])
 LAYOUTS = tuple(kinds.members()['table.layout'])
@@ -57,6 +58,7 @@ QUICK = [
   ('replicas-my_policy:Average', 'replicated', 'sgd', 'skipgram', 'kernel'),
   ('sync', 'replicated', 'adagrad', 'skipgram-tree', 'cpu'),
   ('sync-memory', 'replicated', 'sgd', 'skipgram', 'kernel'),
+  ('replicas', 'replicated', 'sgd', 'skipgram-subwords', 'kernel'),
 ]
 # And other combinations of them.
 SLOW = [
@@ -70,6 +72,11 @@ SLOW = [
   ('sync', 'replicated', 'sgd', 'cbow-tree', 'kernel'),
   ('sync-memory', 'replicated', 'adagrad', 'contexts', 'cpu'),
   ('sync-disk', 'replicated', 'adam', 'cbow', 'cpu'),
+  ('sync', 'row', 'adagrad', 'skipgram-subwords', 'cpu'),
+  ('sync', 'column', 'adagrad', 'cbow-subwords', 'cpu'),
+  ('sync-memory', 'replicated', 'sgd', 'skipgram-subwords', 'cpu'),
+  ('sync', 'replicated', 'adagrad', 'cbow-subwords', 'kernel-bfloat16'),
+  ('replicas-average', 'replicated', 'adam', 'cbow-subwords', 'gpu'),
 ]
 
 
@@ -139,6 +146,8 @@ def _make(member):
     settings['model.loss'] = 'hierarchical_softmax'
   else:
     settings['model.shared_negatives'] = 8
+  if loss == 'subwords':
+    settings['model.subwords'] = '1-3'
   if name in ('mixture', 'contexts'):
     settings |= {
       'model.name': 'mixture',

@@ -226,7 +226,16 @@ def true_step(
   """
   spec, drawn = trainable.model.spec, draws(trainable, piece)
   sizes = spec.window, spec.chunk, spec.negatives, spec.context_weights
-  return loss(*piece[:3], drawn, vectors, *sizes)
+  ngrams = ngrams_of(trainable.model)
+  return loss(*piece[:3], drawn, vectors, *sizes, ngrams=ngrams)
+
+
+def ngrams_of(model: models.Model) -> list[np.ndarray] | None:
+  """Rows of the n-grams of each word, of a model with subwords."""
+  words = getattr(model, 'words', None)
+  if words is None:
+    return None
+  return np.split(words.rows, words.starts[1 : model.spec.vocab])
 
 
 def random_step(case: Any) -> windows.StepBatch:

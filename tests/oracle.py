@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-INPUT, OUTPUT = 'input', 'output'
+INPUT, OUTPUT, NGRAMS = 'input', 'output', 'ngrams'
 
 
 class Step(NamedTuple):
@@ -70,8 +70,9 @@ def contexts(i: int, left: np.ndarray, right: np.ndarray) -> list[int]:
 
 
 def _window_step(
-  is_cbow, tokens, left, right, draws, tables, window, chunk, negatives, weights
-) -> Step:
+  is_cbow, tokens, left, right, draws, tables, window, chunk, negatives,
+  weights, ngrams=None,
+) -> Step:  # fmt: skip
   """Negative sampling, example by example.
 
   Args:
@@ -86,6 +87,8 @@ def _window_step(
     chunk: c, centers per chunk.
     negatives: K per example.
     weights: of examples by the distance of the context, from 1 on; () = 1 each.
+    ngrams: rows of the n-grams of each word, by which words are means of rows,
+      all of which get the whole gradient; None = words have a row each.
 
   Returns:
     A `Step`. Input occurrences are the centers, of CBOW the windows of the
@@ -94,13 +97,21 @@ def _window_step(
   """
   dim, width = tables[INPUT].shape[1], chunk + 2 * window
   loss, examples = 0.0, 0
-  all_ids, all_grads = {INPUT: [], OUTPUT: []}, {INPUT: [], OUTPUT: []}
+  names = (INPUT, OUTPUT) if ngrams is None else (INPUT, OUTPUT, NGRAMS)
+  all_ids, all_grads = {k: [] for k in names}, {k: [] for k in names}
   for k, drawn in enumerate(draws):
     run, first = divmod(k * chunk, len(left[0]))
     around = [int(word) for word in tokens[run][first:][:width]]
     centers = around[window : window + chunk]
     inputs, targets = (around, centers) if is_cbow else (centers, around)
     ids = {INPUT: inputs, OUTPUT: targets + [int(word) for word in drawn]}
+    rows_of = [[(INPUT, place)] for place in range(len(inputs))]
+    if ngrams is not None:
+      ids[NGRAMS] = []
+      for place, word in enumerate(inputs):
+        for ngram in ngrams[word] if word < len(ngrams) else ():
+          rows_of[place].append((NGRAMS, len(ids[NGRAMS])))
+          ids[NGRAMS].append(int(ngram))
     grads = {name: [np.zeros(dim) for _ in x] for name, x in ids.items()}
     for c in range(chunk):
       offsets = contexts(first + c, left[run], right[run])
@@ -114,7 +125,8 @@ def _window_step(
         ]
       examples += sum(pair_weight for *_, pair_weight in pairs)
       for sources, target, pair_weight in pairs:
-        hidden = np.mean([row(tables[INPUT], inputs[x]) for x in sources], 0)
+        averaged = [x for source in sources for x in rows_of[source]]
+        hidden = np.mean([row(tables[k], ids[k][x]) for k, x in averaged], 0)
         hidden_grad = np.zeros(dim)
         terms = [(target, 1, 1.0)]
         for place, word in enumerate(drawn, len(targets)):
@@ -128,12 +140,13 @@ def _window_step(
           slope = weight * (sigmoid(score) - label)
           hidden_grad += slope * other
           grads[OUTPUT][place] += slope * hidden
-        for source in sources:
-          grads[INPUT][source] += hidden_grad / len(sources)
+        fraction = 1 / len(sources) if ngrams is None else 1
+        for name, place in averaged:
+          grads[name][place] += fraction * hidden_grad
     for name in ids:
       all_ids[name] += ids[name]
       all_grads[name] += grads[name]
-  all_grads = {name: np.array(x) for name, x in all_grads.items()}
+  all_grads = {k: np.array(x).reshape(-1, dim) for k, x in all_grads.items()}
   return Step(loss, examples, all_ids, all_grads)
 
 

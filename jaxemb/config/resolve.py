@@ -174,6 +174,8 @@ def can_fuse(
     and ahead.takes_steps(ahead.choice_of(config))
     # Nodes of a tree are compiled into the kernel as they are numbered.
     and not (t.store and m.loss == 'hierarchical_softmax')
+    # Nor do kernels take rows of n-grams from a store.
+    and not (t.store and m.subwords)
     and (platform == 'cpu' or _fits_gpu(config))
   )
 
@@ -182,6 +184,7 @@ def _fits_gpu(config: ml_collections.ConfigDict) -> bool:
   """Whether a GPU's kernel is made for tables and windows of the settings."""
   m, has_all_rows = config.model, not config.table.store
   is_small = m.dim <= _MOST_GPU_DIM and m.window <= _MOST_GPU_WINDOW
+  is_small = is_small and not m.subwords
   return is_small and has_all_rows and config.strategy.name != 'workers'
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxemb.data import base as data_base
 from jaxemb.models import columns
+from jaxemb.storage import export
 from jaxemb.tables import spec as spec_lib
 
 
@@ -101,6 +102,16 @@ class Model(Protocol):
 
     `rows` are [..., d] float32 by table; `ids` is what that method returned.
     """
+
+  # Further tables that the vectors which users get are composed of.
+  composed_of: Sequence[str] = ()
+
+  def composed(self, tables: Mapping[str, export.Encoded]) -> export.Encoded:
+    """Returns the vectors that users get, of the exported rows of tables.
+
+    These are `vectors_table` and those that vectors are `composed_of`.
+    """
+    return tables[self.vectors_table]
 
   def init(self, key: jax.Array) -> Any:
     """Returns dense parameters, a pytree of arrays; () = none."""

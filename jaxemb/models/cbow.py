@@ -38,10 +38,7 @@ class Cbow(skipgram.SkipGram):
 
   def loss(self, params, rows, ids, batch, key):
     """Sums over the centers that have a context."""
-    tokens = rows[skipgram.INPUT]
-    if self.spec.tokens_once:
-      tokens = batch.windows_of(tokens)
-    left, num_contexts = context_means(batch, tokens)
+    left, num_contexts = self._hidden(batch, rows, ids)
     has_context = (num_contexts > 0).astype(jnp.float32)
     loss = self._weighted_loss(
       left,
@@ -50,6 +47,13 @@ class Cbow(skipgram.SkipGram):
       num_positive=self.spec.chunk,
     )
     return loss, base.Aux(has_context.sum())
+
+  def _hidden(self, batch, rows, ids):
+    """Returns the means of contexts [L / c, c, d], and counts [L / c, c, 1]."""
+    tokens = rows[skipgram.INPUT]
+    if self.spec.tokens_once:
+      tokens = batch.windows_of(tokens)
+    return context_means(batch, tokens)
 
 
 def make(

@@ -122,13 +122,19 @@ def collect(
   """
   model = parts.trainable.model
   export_rows = rows_of(parts, state)
-  tables = {'vectors': export_rows(model.vectors_table)}
+  # Rows of words alone, where vectors are composed of more.
+  title = 'words' if model.composed_of else 'vectors'
+  tables = {title: export_rows(model.vectors_table)}
+  by_name = {model.vectors_table: tables[title].encoded}
   if model.contexts_table:
     tables['context_vectors'] = export_rows(model.contexts_table)
+  for name in model.composed_of:
+    tables[name] = export_rows(name)
+    by_name[name] = tables[name].encoded
   others = {k: x.rows for k, x in tables.items() if k != 'vectors'}
   if optimizer := {k: x.opt_state for k, x in tables.items() if x.opt_state}:
     others['optimizer'] = optimizer
-  return _collected(parts, tables['vectors'].encoded, others)
+  return _collected(parts, model.composed(by_name), others)
 
 
 def _collected(parts, rows, others):

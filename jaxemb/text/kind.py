@@ -2,14 +2,20 @@
 
 import pathlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import ml_collections
 
+from jaxemb import errors
 from jaxemb.config import schema
 from jaxemb.run import kind
 from jaxemb.text import ahead
 
+if TYPE_CHECKING:
+  from jaxemb.models import base as model_base
+
 _MIN_TOY_WORDS = 20_000
+_BUCKETS = 'model.buckets'
 _OPTIONAL = frozenset((
   'data.columns', 'data.min_count', 'data.grow', 'train.init_from',
   'eval.paths', 'eval.restrict_vocab',
@@ -62,6 +68,58 @@ class Text(kind.Kind):
         'which has counts; remove one of them'
       )
     yield from kind.tree_conflicts(config)
+    yield from _subword_conflicts(config)
+
+  def make_model(
+    self, corpus: 'model_base.Corpus', context: kind.Context
+  ) -> 'model_base.Model':
+    """See `kind.Kind`."""
+    m = context.config.model
+    if not m.subwords:
+      return super().make_model(corpus, context)
+    from jaxemb.models import subwords
+    from jaxemb.ops import ngrams
+
+    return subwords.make(
+      kind.window_spec(corpus, context),
+      corpus,
+      loss_of=kind.bound_loss(context.config),
+      subwords=ngrams.parse(m.subwords, m.buckets),
+      is_cbow=m.name == 'cbow',
+    )
+
+
+def _subword_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """Yields what is wrong with n-grams, and what they do not go with."""
+  m = config.model
+  if not m.subwords:
+    if (
+      m.buckets != next(x for x in TEXT.settings if x.name == _BUCKETS).default
+    ):
+      yield (
+        f'config.{_BUCKETS}={m.buckets} is only used with n-grams; remove it '
+        'or set --config.model.subwords=3-6'
+      )
+    return
+  from jaxemb.ops import ngrams  # takes a moment to import
+
+  what = f'config.model.subwords={m.subwords}'
+  try:
+    ngrams.parse(m.subwords, m.buckets)
+  except errors.UserError as error:
+    yield f'{what}: {error}'
+  if m.name not in TEXT.models:
+    yield f'{what} is only used when config.model.name is skipgram or cbow'
+  if config.train.init_from:
+    yield (
+      f'config.train.init_from={config.train.init_from} has vectors of whole '
+      f'words, and {what} adds those of n-grams; remove one of them'
+    )
+  if config.strategy.name == 'partition':
+    yield (
+      f'{what} is not merged from sub-models yet; remove it, or '
+      'config.strategy.name=partition'
+    )
 
 
 TEXT = Text()

@@ -22,6 +22,14 @@ class Choice(NamedTuple):
   loss: str
   dtype: str  # of the tables
   optimizer: str
+  has_subwords: bool
+
+  @property
+  def kernel(self) -> str:
+    """The name of the kernel, without the type of its tables."""
+    if self.loss == 'hierarchical_softmax':
+      return 'hierarchical'
+    return self.model + '_subwords' * self.has_subwords
 
 
 def choice_of(config: Any) -> Choice:
@@ -31,6 +39,7 @@ def choice_of(config: Any) -> Choice:
     loss=config.model.loss,
     dtype=config.table.dtype,
     optimizer=config.optimizer.name,
+    has_subwords=bool(config.model.subwords),
   )
 
 
@@ -72,8 +81,7 @@ def compiling(choice: Choice, cache: pathlib.Path) -> Compiling | None:
 
   The `cache` keeps a mark of what was compiled.
   """
-  model, loss, dtype, optimizer = choice
-  kernel = 'hierarchical' if loss == 'hierarchical_softmax' else model
+  kernel, dtype, optimizer = choice.kernel, choice.dtype, choice.optimizer
   names = [f'{kernel}-{dtype}', 'subsample-int32', 'pack-int32']
   if needs_descent(dtype, optimizer):
     names.insert(0, f'descent-{dtype}')

@@ -6,20 +6,22 @@ on both sides of each center, at most W; then
   numbers     [3 + W] float32, learning rate, parameter of the optimizer (of SGD
               occurrences of a row in a chunk that count, 0 = all; of Adagrad
               epsilon), K, and what a context counts, by its distance
-  integers    [12] int32, `descent.SGD` or `ADAGRAD`; the key of stochastic
+  integers    [13] int32, `descent.SGD` or `ADAGRAD`; the key of stochastic
               rounding, and whether there is any; whether hierarchical softmax
               averages: CBOW; N; the key of the draws; entries of the alias
               table, 0 = draws are given; the number of `descent`, 0 = none;
               uses after which a thread merges its local copy of a tree's node
-              into the table; how many of the first nodes have such copies
-  brakes      those of `rows.Table`, of both tables
+              into the table; how many of the first nodes have such copies;
+              with subwords the most n-grams of a word
+  brakes      those of `rows.Table`, of inputs, outputs and n-grams, if any
   tokens      [P, L' + 2 W] int32, of runs of k / P chunks each
   chunks      [k] uint32, their numbers among the chunks that draw with the key
   more        `ops.sampling.Alias.lines`, or draws [k, N]; of a tree `exits`,
-              `firsts` and `deep` of `ops.huffman.Split`
+              `firsts` and `deep` of `ops.huffman.Split`; with subwords
+              `starts` and `rows` of `models.subwords.WordRows` behind the draws
 
-Changed are the vectors of both tables and their optimizer states. Kernels write
-the loss, in nats, and the number of its examples.
+Changed are the vectors of all tables and then their optimizer states. Kernels
+write the loss, in nats, and the number of its examples.
 """
 
 import math
@@ -32,15 +34,16 @@ from jaxemb.kernels.cpu import rows, turns
 
 # A loss takes longer than all else of a chunk: each 64th chunk has one.
 LOSS_EVERY_CHUNKS = 64
-LEFT, RIGHT, NUMBERS, INTEGERS, BRAKES, _, TOKENS, CHUNKS, MORE = range(
-  turns.READ, turns.READ + 9
-)
-VECTORS, STATE = turns.RESULTS, turns.RESULTS + 2
+LEFT, RIGHT, NUMBERS, INTEGERS, BRAKES = range(turns.READ, turns.READ + 5)
+INPUTS, OUTPUTS, NGRAMS = range(3)  # numbers of tables
+NUM_TABLES = 3
+TOKENS, CHUNKS, MORE = range(BRAKES + NUM_TABLES, BRAKES + NUM_TABLES + 3)
+VECTORS = turns.RESULTS
 
 
 @numba.njit(**rows.INLINE)
-def _table(frame, number, kind):
-  """The table of inputs, 0, or of outputs, 1."""
+def table(frame, number, kind):
+  """The table of a number."""
   numbers = ffi.vector(frame, ffi.ARGUMENTS, NUMBERS, np.float32)
   integers = ffi.vector(frame, ffi.ARGUMENTS, INTEGERS, np.int32)
   descent = np.uintp(integers[9])
@@ -57,10 +60,11 @@ def _table(frame, number, kind):
 
 @numba.njit(**rows.INLINE)
 def arrays(frame, kind):
-  """Both tables, `left` and `right`."""
+  """The tables of inputs and outputs, `left` and `right`."""
   left = ffi.matrix(frame, ffi.ARGUMENTS, LEFT, np.uint8)
   right = ffi.matrix(frame, ffi.ARGUMENTS, RIGHT, np.uint8)
-  return _table(frame, 0, kind), _table(frame, 1, kind), left, right
+  inputs, outputs = table(frame, INPUTS, kind), table(frame, OUTPUTS, kind)
+  return inputs, outputs, left, right
 
 
 @numba.njit(**rows.JIT)

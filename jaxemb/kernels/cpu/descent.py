@@ -12,10 +12,11 @@ from numba.extending import overload
 from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import arguments, rows, tiles
 
-# (frame, number of the table, address of gradients [n, padded dim] float32, of
-# ids [n] int32, n, number of the change)
+# (frame, number of the table, address of gradients [m, padded dim] float32, of
+# ids [n] int32, n, number of the change, address of the gradient of each id [n]
+# int32; 0 = its own)
 SIGNATURE = types.void(
-  types.uintp, types.intp, *[types.uintp] * 2, *[types.intp] * 2
+  types.uintp, types.intp, *[types.uintp] * 2, *[types.intp] * 2, types.uintp
 )
 SGD, ADAGRAD = 0, 1
 
@@ -63,14 +64,17 @@ def _(row, grad, scale, id_, i, number, rounding):
 
 
 @numba.njit(**rows.JIT)
-def _change(vectors, opt_state, brakes, grads, ids, number, settings):
-  """Changes rows; `settings`: if by Adagrad, its numbers, and `rounding`."""
+def _change(vectors, opt_state, brakes, grads, ids, owners, number, settings):
+  """Changes rows; `settings`: if by Adagrad, its numbers, and `rounding`.
+
+  `owners` [n] are numbers of gradients; if empty, those of the ids.
+  """
   num_rows, dim = vectors.shape
   is_adagrad, learning_rate, parameter, rounding = settings
   if is_adagrad:
     for i in range(ids.size):
       if ids[i] < num_rows:
-        grad, total = grads[i], np.float32(0)
+        grad, total = grads[owners[i] if owners.size else i], np.float32(0)
         for k in range(grad.size):
           total += grad[k] * grad[k]
         opt_state[ids[i]] += total / np.float32(dim)
@@ -82,7 +86,8 @@ def _change(vectors, opt_state, brakes, grads, ids, number, settings):
       scale = -learning_rate / (root + parameter)
     else:
       scale = rows.rate(learning_rate, parameter, brakes, ids, i)
-    _add_row(vectors[ids[i]], grads[i], scale, ids[i], i, number, rounding)
+    grad = grads[owners[i] if owners.size else i]
+    _add_row(vectors[ids[i]], grad, scale, ids[i], i, number, rounding)
 
 
 def descent(kind):
@@ -92,16 +97,16 @@ def descent(kind):
   sum after each.
   """
 
-  def change(frame, table, grads, ids, size, number):
+  def change(frame, table, grads, ids, size, number, owners):
     numbers = ffi.vector(frame, ffi.ARGUMENTS, arguments.NUMBERS, np.float32)
     integers = ffi.vector(frame, ffi.ARGUMENTS, arguments.INTEGERS, np.int32)
     brakes = ffi.vector(
       frame, ffi.ARGUMENTS, arguments.BRAKES + table, np.float32
     )
     vectors = ffi.matrix(frame, ffi.RESULTS, arguments.VECTORS + table, kind)
-    opt_state = ffi.vector(
-      frame, ffi.RESULTS, arguments.STATE + table, np.float32
-    )
+    num_tables = (ffi.num_buffers(frame, ffi.RESULTS) - arguments.VECTORS) >> 1
+    state = arguments.VECTORS + num_tables + table
+    opt_state = ffi.vector(frame, ffi.RESULTS, state, np.float32)
     columns = rows.padded(vectors.shape[1], tiles.LANES)
     key0, key1 = np.uint32(integers[1]), np.uint32(integers[2])
     rounding = key0, key1, integers[3] != 0
@@ -110,8 +115,10 @@ def descent(kind):
       vectors,
       opt_state,
       brakes,
+      # Those of some ids are fewer, of which none behind the last is read.
       rows.take(grads, size, columns)[0],
       rows.take_vector(ids, size, np.int32)[0],
+      rows.take_vector(owners, size if owners else 0, np.int32)[0],
       number,
       settings,
     )

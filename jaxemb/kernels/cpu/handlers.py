@@ -48,6 +48,8 @@ for _dtype, _kind in _DTYPES.items():
   for _make in (
     negative_sampling.skipgram,
     negative_sampling.cbow,
+    negative_sampling.skipgram_subwords,
+    negative_sampling.cbow_subwords,
     trees.hierarchical,
   ):
     _FUNCTIONS[f'{_make.__name__}-{_dtype}'] = turns.KERNEL, _make(_kind), {}

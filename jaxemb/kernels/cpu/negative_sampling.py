@@ -17,7 +17,7 @@ import numba
 import numpy as np
 
 from jaxemb.kernels import ffi
-from jaxemb.kernels.cpu import arguments, rows, tiles, turns
+from jaxemb.kernels.cpu import arguments, rows, subwords, tiles, turns
 from jaxemb.ops import memory
 
 # Rows of the next chunk that are asked for with each tile. More lines at a time
@@ -408,6 +408,86 @@ def _add_to_targets(slopes, means, others, rates, awaited, dim):
 
 
 @numba.njit(**rows.INLINE)
+def _compare_pairs(left, right, sizes, work, centers, others, dim, is_measured):
+  """Makes slopes of centers with others; returns loss and examples."""
+  scores, weights, totals = work.scores, work.weights, work.totals
+  band, num_words = tiles.SIZE + 2 * sizes.window, sizes.num_words
+  loss = examples = 0.0
+  _context_weights(left, right, sizes.window, work, weights)
+  _add_up(weights, num_words, totals)
+  _score_pairs(
+    others.sources, centers.sources, band, num_words, dim, scores, work.awaited
+  )
+  _negative_weights(others.ids, sizes, totals, weights)
+  if is_measured:
+    loss, examples = arguments.measure(scores, weights), _sum(totals)
+  rows.slopes(rows.flat(scores), rows.flat(weights))
+  return loss, examples
+
+
+@numba.njit(**rows.INLINE)
+def _exchange_pairs(sizes, work, centers, others, dim):
+  """Adds what slopes give to targets of centers, words and draws."""
+  slopes, awaited = work.scores, work.awaited
+  band, num_words = tiles.SIZE + 2 * sizes.window, sizes.num_words
+  _add_to_centers(
+    slopes, band, num_words, others.sources, centers.targets, centers.rates,
+    awaited, dim,
+  )  # fmt: skip
+  _add_to_words(
+    slopes, band, num_words, centers.sources, others.targets, others.rates,
+    awaited, dim,
+  )  # fmt: skip
+  _add_to_draws(
+    slopes, num_words, num_words, centers.sources, others.targets,
+    others.rates, awaited, dim,
+  )  # fmt: skip
+  rows.prefetch_some(awaited, awaited.size)
+
+
+@numba.njit(**rows.INLINE)
+def _compare_means(sizes, work, means, others, targets, dim, is_measured):
+  """Makes slopes of means with others; returns loss and examples."""
+  scores, weights, has_context = work.scores, work.weights, work.totals
+  loss = examples = 0.0
+  _score_targets(
+    others.sources, means.sources, targets, dim, scores, work.awaited
+  )
+  _target_weights(others.ids, sizes, has_context, weights)
+  if is_measured:
+    loss, examples = arguments.measure(scores, weights), _sum(has_context)
+  rows.slopes(rows.flat(scores), rows.flat(weights))
+  return loss, examples
+
+
+@numba.njit(**rows.INLINE)
+def _exchange_means(
+  sizes, work, fractions, words, means, others, targets, dim
+):  # fmt: skip
+  """Adds what slopes give to targets of means, of their words, and of others.
+
+  `fractions` are what words get of the gradients of means.
+  """
+  slopes, awaited = work.scores, work.awaited
+  band = tiles.SIZE + 2 * sizes.window
+  _add_to_means(
+    slopes, others.sources, targets, means.targets, means.rates, awaited, dim
+  )
+  _add_to_targets(
+    slopes, means.sources, others.targets, others.rates, awaited, dim
+  )
+  _add_to_draws(
+    slopes, tiles.SIZE, sizes.num_left, means.sources, others.targets,
+    others.rates, awaited, dim,
+  )  # fmt: skip
+  _add_to_words(
+    fractions, band, sizes.num_words, means.targets, words.targets, words.rates,
+    awaited, dim,
+  )  # fmt: skip
+  rows.prefetch_some(awaited, awaited.size)
+
+
+@numba.njit(**rows.INLINE)
 def _cbow(frame, kind, first, stop, scratch):
   scratch_stop, sizes = turns.scratch_stop(frame, scratch), _sizes(frame)
   inputs, outputs, left, right = arguments.arrays(frame, kind)
@@ -424,9 +504,8 @@ def _cbow(frame, kind, first, stop, scratch):
     return np.nan, np.nan
   for chunk_rows in (words, means, others):
     rows.reset(chunk_rows)
-  coming, awaited = work.coming, work.awaited
+  coming, has_context = work.coming, work.totals
   _prepare(frame, sizes, work, first)
-  scores, weights, has_context = work.scores, work.weights, work.totals
   vectors = inputs.vectors, outputs.vectors, outputs.vectors
   loss = examples = 0.0
   for i in range(first, stop):
@@ -440,30 +519,74 @@ def _cbow(frame, kind, first, stop, scratch):
     _set_fractions_of_all(left[i], right[i], work.scale, has_context)
     _context_weights(left[i], right[i], window, work, fractions)
     _average_windows(fractions, band, words.sources, means, dim)
-    _score_targets(others.sources, means.sources, targets, dim, scores, awaited)
-    _target_weights(others.ids, sizes, has_context, weights)
-    if i % arguments.LOSS_EVERY_CHUNKS == 0:
-      loss += arguments.measure(scores, weights)
-      examples += _sum(has_context)
-    rows.slopes(rows.flat(scores), rows.flat(weights))
+    measured = _compare_means(
+      sizes, work, means, others, targets, dim,
+      i % arguments.LOSS_EVERY_CHUNKS == 0,
+    )  # fmt: skip
+    loss, examples = loss + measured[0], examples + measured[1]
     rows.aim(inputs, words, words.ids)
     rows.aim(outputs, others, others.ids)
-    _add_to_means(
-      scores, others.sources, targets, means.targets, means.rates, awaited, dim
-    )
-    _add_to_targets(
-      scores, means.sources, others.targets, others.rates, awaited, dim
-    )
-    _add_to_draws(
-      scores, tile, num_left, means.sources, others.targets, others.rates,
-      awaited, dim,
-    )  # fmt: skip
-    _add_to_words(
-      fractions, band, num_words, means.targets, words.targets, words.rates,
-      awaited, dim,
-    )  # fmt: skip
-    rows.prefetch_some(awaited, awaited.size)
+    _exchange_means(sizes, work, fractions, words, means, others, targets, dim)
     rows.descend(inputs, words, words.ids, 2 * i)
+    rows.descend(outputs, others, others.ids, 2 * i + 1)
+  return loss, examples
+
+
+@numba.njit(**rows.INLINE)
+def _cbow_subwords(frame, kind, first, stop, scratch):
+  scratch_stop, sizes = turns.scratch_stop(frame, scratch), _sizes(frame)
+  inputs, outputs, left, right = arguments.arrays(frame, kind)
+  chunk, dim, window = left.shape[1], inputs.vectors.shape[1], sizes.window
+  num_words, num_left, tile = sizes.num_words, sizes.num_left, tiles.SIZE
+  band, num_targets = tile + 2 * window, tile + sizes.num_right
+  words, scratch = rows.take_rows(scratch, num_words, dim)
+  means, scratch = rows.take_rows(scratch, num_left, dim)
+  others, scratch = rows.take_rows(scratch, num_left + sizes.num_right, dim)
+  fractions, scratch = rows.take(scratch, num_words, num_left)
+  targets, scratch = rows.take_vector(scratch, num_targets, np.uintp)
+  work, scratch = _take_work(frame, scratch, sizes, num_targets)
+  composed, bags, later, scratch = subwords.take(
+    frame, kind, scratch, inputs, num_words
+  )
+  if scratch > scratch_stop:
+    return np.nan, np.nan
+  for chunk_rows in (words, means, others):
+    rows.reset(chunk_rows)
+  coming, has_context = work.coming, work.totals
+  width, vocab = chunk + 2 * window, inputs.vectors.shape[0]
+  _prepare(frame, sizes, work, first)
+  subwords.find(composed, coming, 0, width, later)
+  vectors = inputs.vectors, outputs.vectors, outputs.vectors
+  loss = examples = 0.0
+  for i in range(first, stop):
+    _split_ids(coming, window, chunk, num_words, words.ids, others.ids)
+    bags, later = later, bags
+    composed.awaited[0] = 0
+    if i + 1 < stop and _has_pairs(left, right, i + 1):
+      _take_next(frame, i + 1, sizes, chunk, vectors, work)
+      subwords.find(composed, coming, 0, width, later)
+      subwords.await_bags(composed, later, 2 * window)
+    if not _has_pairs(left, right, i):
+      continue
+    subwords.compose(composed, words, bags, False)
+    rows.find(outputs, others, others.ids)
+    subwords.set_fractions(
+      left[i], right[i], window, words.ids, vocab, bags.firsts, work.scale,
+      has_context,
+    )  # fmt: skip
+    _context_weights(left[i], right[i], window, work, fractions)
+    _average_windows(fractions, band, words.sources, means, dim)
+    measured = _compare_means(
+      sizes, work, means, others, targets, dim,
+      i % arguments.LOSS_EVERY_CHUNKS == 0,
+    )  # fmt: skip
+    loss, examples = loss + measured[0], examples + measured[1]
+    subwords.clear_gradients(words)
+    rows.aim(outputs, others, others.ids)
+    subwords.count_once(work.scale)
+    _context_weights(left[i], right[i], window, work, fractions)
+    _exchange_means(sizes, work, fractions, words, means, others, targets, dim)
+    subwords.descend(composed, words, bags, 2 * i)
     rows.descend(outputs, others, others.ids, 2 * i + 1)
   return loss, examples
 
@@ -480,8 +603,7 @@ def skipgram(kind):
     scratch_stop, sizes = turns.scratch_stop(frame, scratch), _sizes(frame)
     inputs, outputs, left, right = arguments.arrays(frame, kind)
     chunk, dim, window = left.shape[1], inputs.vectors.shape[1], sizes.window
-    band, num_words = tiles.SIZE + 2 * window, sizes.num_words
-    num_others = num_words + sizes.num_right
+    num_others = sizes.num_words + sizes.num_right
     centers, scratch = rows.take_rows(scratch, sizes.num_left, dim)
     others, scratch = rows.take_rows(scratch, num_others, dim)
     work, scratch = _take_work(frame, scratch, sizes, num_others)
@@ -489,9 +611,8 @@ def skipgram(kind):
       return
     rows.reset(centers)
     rows.reset(others)
-    coming, awaited = work.coming, work.awaited
+    coming = work.coming
     _prepare(frame, sizes, work, first)
-    scores, weights, totals = work.scores, work.weights, work.totals
     vectors = outputs.vectors, inputs.vectors, outputs.vectors
     loss = examples = 0.0
     for i in range(first, stop):
@@ -503,31 +624,14 @@ def skipgram(kind):
         continue
       rows.gather(inputs, centers, centers.ids)
       rows.find(outputs, others, others.ids)
-      _context_weights(left[i], right[i], window, work, weights)
-      _add_up(weights, num_words, totals)
-      _score_pairs(
-        others.sources, centers.sources, band, num_words, dim, scores, awaited
-      )
-      _negative_weights(others.ids, sizes, totals, weights)
-      if i % arguments.LOSS_EVERY_CHUNKS == 0:
-        loss += arguments.measure(scores, weights)
-        examples += _sum(totals)
-      rows.slopes(rows.flat(scores), rows.flat(weights))
+      measured = _compare_pairs(
+        left[i], right[i], sizes, work, centers, others, dim,
+        i % arguments.LOSS_EVERY_CHUNKS == 0,
+      )  # fmt: skip
+      loss, examples = loss + measured[0], examples + measured[1]
       rows.aim(inputs, centers, centers.ids)
       rows.aim(outputs, others, others.ids)
-      _add_to_centers(
-        scores, band, num_words, others.sources, centers.targets, centers.rates,
-        awaited, dim,
-      )  # fmt: skip
-      _add_to_words(
-        scores, band, num_words, centers.sources, others.targets, others.rates,
-        awaited, dim,
-      )  # fmt: skip
-      _add_to_draws(
-        scores, num_words, num_words, centers.sources, others.targets,
-        others.rates, awaited, dim,
-      )  # fmt: skip
-      rows.prefetch_some(awaited, awaited.size)
+      _exchange_pairs(sizes, work, centers, others, dim)
       rows.descend(inputs, centers, centers.ids, 2 * i)
       rows.descend(outputs, others, others.ids, 2 * i + 1)
     turns.report(result, loss, examples)
@@ -540,6 +644,67 @@ def cbow(kind):
 
   def compute(frame, first, stop, scratch, result):
     loss, examples = _cbow(frame, kind, first, stop, scratch)
+    turns.report(result, loss, examples)
+
+  return compute
+
+
+def skipgram_subwords(kind):
+  """Skip-gram with negative sampling, of words that share n-grams."""
+
+  def compute(frame, first, stop, scratch, result):
+    scratch_stop, sizes = turns.scratch_stop(frame, scratch), _sizes(frame)
+    inputs, outputs, left, right = arguments.arrays(frame, kind)
+    chunk, dim, window = left.shape[1], inputs.vectors.shape[1], sizes.window
+    num_others = sizes.num_words + sizes.num_right
+    centers, scratch = rows.take_rows(scratch, sizes.num_left, dim)
+    others, scratch = rows.take_rows(scratch, num_others, dim)
+    work, scratch = _take_work(frame, scratch, sizes, num_others)
+    composed, bags, later, scratch = subwords.take(
+      frame, kind, scratch, inputs, sizes.num_left
+    )
+    if scratch > scratch_stop:
+      return
+    rows.reset(centers)
+    rows.reset(others)
+    coming = work.coming
+    _prepare(frame, sizes, work, first)
+    subwords.find(composed, coming, window, chunk, later)
+    vectors = outputs.vectors, inputs.vectors, outputs.vectors
+    loss = examples = 0.0
+    for i in range(first, stop):
+      rows.copy(coming[window : window + chunk], centers.ids, 0)
+      rows.copy(coming, others.ids, 0)
+      bags, later = later, bags
+      composed.awaited[0] = 0
+      if i + 1 < stop and _has_pairs(left, right, i + 1):
+        _take_next(frame, i + 1, sizes, chunk, vectors, work)
+        subwords.find(composed, coming, window, chunk, later)
+        subwords.await_bags(composed, later, 0)
+      if not _has_pairs(left, right, i):
+        continue
+      subwords.compose(composed, centers, bags, True)
+      rows.find(outputs, others, others.ids)
+      measured = _compare_pairs(
+        left[i], right[i], sizes, work, centers, others, dim,
+        i % arguments.LOSS_EVERY_CHUNKS == 0,
+      )  # fmt: skip
+      loss, examples = loss + measured[0], examples + measured[1]
+      subwords.clear_gradients(centers)
+      rows.aim(outputs, others, others.ids)
+      _exchange_pairs(sizes, work, centers, others, dim)
+      subwords.descend(composed, centers, bags, 2 * i)
+      rows.descend(outputs, others, others.ids, 2 * i + 1)
+    turns.report(result, loss, examples)
+
+  return compute
+
+
+def cbow_subwords(kind):
+  """CBOW with negative sampling, of words that share n-grams."""
+
+  def compute(frame, first, stop, scratch, result):
+    loss, examples = _cbow_subwords(frame, kind, first, stop, scratch)
     turns.report(result, loss, examples)
 
   return compute

@@ -30,7 +30,7 @@ JIT = {
 }
 
 _INT = ir.IntType(64)
-_change = ffi.calling(6)
+_change = ffi.calling(7)
 
 # As part of its caller, whose options hold: with each function that calls a
 # kernel, LLVM would optimize all of it once more, for over a second.
@@ -329,8 +329,19 @@ def descend(table, chunk, ids, number):
   """
   if table.descent:
     grads, start = chunk.grads.ctypes.data, ids.ctypes.data
-    of_table = table.frame, table.number
-    _change(table.descent, (*of_table, grads, start, ids.size, number))
+    of_table, own = (table.frame, table.number), np.uintp(0)
+    _change(table.descent, (*of_table, grads, start, ids.size, number, own))
+
+
+@numba.njit(**INLINE)
+def descend_by(table, chunk, ids, num, number, owners):
+  """As `descend`, of the first `num` ids, with the gradients of `owners` [n].
+
+  Only of tables that have a `descent`.
+  """
+  grads, start = chunk.grads.ctypes.data, ids.ctypes.data
+  more = grads, start, num, number, owners.ctypes.data
+  _change(table.descent, (table.frame, table.number, *more))
 
 
 class LocalRows(NamedTuple):

@@ -22,14 +22,18 @@ from jaxemb.kernels import brakes, ffi
 from jaxemb.kernels import state as state_lib
 from jaxemb.kernels.cpu import (
   ahead,
+  arguments,
   descent,
   handlers,
   negative_sampling,
+  subwords,
+  tiles,
   trees,
   turns,
 )
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, hierarchical, skipgram
+from jaxemb.models import subwords as subword_models
 from jaxemb.runtime import compile_time
 from jaxemb.strategies import base as strategy_base
 
@@ -37,8 +41,16 @@ _KERNELS = {
   skipgram.SkipGram: 'skipgram',
   cbow.Cbow: 'cbow',
   hierarchical.Hierarchical: 'hierarchical',
+  subword_models.SkipGram: 'skipgram_subwords',
+  subword_models.Cbow: 'cbow_subwords',
 }
 _TABLES = skipgram.INPUT, skipgram.OUTPUT
+
+
+def _tables(model: model_base.Model) -> tuple[str, ...]:
+  """Returns the names of a model's tables, by their numbers in a kernel."""
+  has_ngrams = isinstance(model, subword_models.SkipGram)
+  return (*_TABLES, subword_models.NGRAMS) if has_ngrams else _TABLES
 
 
 @functools.cache  # XLA takes a name once
@@ -121,8 +133,10 @@ def _ids(
     return _Ids(batch.tokens, 0, 0, (split.exits, split.firsts, split.deep))
   num_draws = model.spec.shared_negatives
   if context.positions is None:
-    lines = model.negatives.lines
-    return _Ids(batch.tokens, num_draws, lines.size // 2, (lines,))
+    more = [model.negatives.lines]
+    if isinstance(model, subword_models.SkipGram):
+      more += [model.words.starts, model.words.rows]
+    return _Ids(batch.tokens, num_draws, more[0].size // 2, more)
   # Rows of an id are the same cache row in both tables.
   inputs, outputs = (context.positions[name] for name in _TABLES)
   num_words = outputs.shape[1] - num_draws
@@ -143,10 +157,16 @@ def _local_nodes(num_threads: int, num_centers: int) -> tuple[int, int]:
   return uses, trees.local_nodes(num_centers // num_threads)
 
 
-def _num_scratch(spec: Any, ids: _Ids, num_local: int) -> int:
+def _num_scratch(model: Any, ids: _Ids, num_local: int) -> int:
   """Returns floats of scratch for each thread."""
+  spec = model.spec
   if ids.num_draws:
-    return negative_sampling.num_scratch(spec)
+    number = negative_sampling.num_scratch(spec)
+    if isinstance(model, subword_models.SkipGram):
+      # Of whole tiles, of CBOW with those of the window.
+      num_words = spec.chunk + 2 * spec.window + 2 * tiles.SIZE
+      number += subwords.num_scratch(num_words, model.longest)
+    return number
   longest = sum(x.shape[1] for x in ids.more[1:])
   return trees.num_scratch(spec, longest, num_local)
 
@@ -155,10 +175,12 @@ def _brakes(
   specs: Sequence[Any], centers: Sequence[int], num_others: int
 ) -> list[np.ndarray]:
   """Brakes of tables, in which other threads are at so many centers each."""
-  return [
+  braked = [
     brakes.of_rows(spec.lookups_per_center, number * num_others)
     for spec, number in zip(specs, centers, strict=True)
   ]
+  missing = arguments.NUM_TABLES - len(braked)
+  return braked + [np.zeros(1, np.float32)] * missing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +204,8 @@ class Kernel:
     state, metrics = carry
     model, ids = trainable.model, _ids(trainable.model, batch, context)
     is_tree = isinstance(model, hierarchical.Hierarchical)
-    specs = [trainable.tables[name].spec for name in _TABLES]
+    names = _tables(model)
+    specs = [trainable.tables[name].spec for name in names]
     spec, num_chunks = model.spec, len(batch.chunks)
     weights = spec.context_weights or [1.0] * spec.window
     numbers = context.learning_rate, self.parameter, spec.negatives, *weights
@@ -206,12 +229,15 @@ class Kernel:
       self.descent,
       merge_uses,
       num_local,
+      getattr(model, 'longest', 0),
     )
-    centers = (1, merge_uses or 1) if is_tree else (spec.chunk, spec.chunk)
+    centers = [spec.chunk] * len(names)
+    if is_tree:
+      centers = 1, merge_uses or 1
     totals, changed = call(
       self.number,
       num_chunks,
-      scratch=(self.num_threads, _num_scratch(spec, ids, num_local)),
+      scratch=(self.num_threads, _num_scratch(model, ids, num_local)),
       read=[
         *(x.reshape(num_chunks, -1) for x in (batch.left, batch.right)),
         jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
@@ -221,9 +247,9 @@ class Kernel:
         batch.chunks,
         *ids.more,
       ],
-      changed=state_lib.arrays(state, _TABLES),
+      changed=state_lib.arrays(state, names),
     )
-    state = state_lib.replaced(state, _TABLES, changed)
+    state = state_lib.replaced(state, names, changed)
     return state, strategy_base.added(
       metrics, context.index, totals[0], examples=totals[1], sums={}
     )

@@ -380,6 +380,22 @@ def _add_to_rows(builder, targets, rates, sums, offsets):
       _store(builder, new, target, offset)
 
 
+def _columns(builder, size, generate):
+  """Generates what is done to the columns of a row, some vectors at a time.
+
+  `generate` takes their offsets and their type.
+  """
+  is_short = builder.icmp_unsigned('<', size, _INT(LANES))
+  with builder.if_else(is_short) as (short, long):
+    with short:
+      for first, kind in _blocks(builder, size, _NARROW):
+        generate([first], kind)
+    with long:
+      last = _Last(builder, size)
+      for numbers in _vectors(builder, last):
+        generate([last.offset(k) for k in numbers], _VECTOR)
+
+
 def _add(is_transposed):
   """Makes an intrinsic that adds weighted sums of rows to each of four rows."""
 
@@ -410,15 +426,7 @@ def _add(is_transposed):
         )
         _add_to_rows(builder, targets, steps, sums=sums, offsets=offsets)
 
-      is_short = builder.icmp_unsigned('<', size, _INT(LANES))
-      with builder.if_else(is_short) as (short, long):
-        with short:
-          for first, kind in _blocks(builder, size, _NARROW):
-            add_sums([first], kind)
-        with long:
-          last = _Last(builder, size)
-          for numbers in _vectors(builder, last):
-            add_sums([last.offset(k) for k in numbers], _VECTOR)
+      _columns(builder, size, add_sums)
       return context.get_dummy_value()
 
     n = types.intp
@@ -546,3 +554,61 @@ def copy(typing_context, source, target, size):
 
   n = types.uintp
   return types.void(n, n, types.intp), generate
+
+
+@intrinsic
+def sum_rows(typing_context, sources, first, count, scale, target, size):
+  """Writes `scale` times the sum of `count` rows to that at an address."""
+
+  def generate(context, builder, signature, args):
+    (rows,) = _arrays(context, builder, signature, args, (0,))
+    _, first, count, scale, target, size = args
+    target = builder.inttoptr(target, _FLOAT.as_pointer())
+
+    def write(offsets, kind):
+      zero = ir.Constant(kind, 0.0 if kind is _FLOAT else None)
+      totals = [cgutils.alloca_once(builder, kind) for _ in offsets]
+      for total in totals:
+        builder.store(zero, total)
+      with cgutils.for_range(builder, count) as loop:
+        source = rows.row(builder.add(first, loop.index))
+        for offset, total in zip(offsets, totals, strict=True):
+          value = _load(builder, source, offset, kind)
+          value = builder.fadd(builder.load(total), value, flags=_FLAGS)
+          builder.store(value, total)
+      factor = _spread(builder, scale, kind)
+      for offset, total in zip(offsets, totals, strict=True):
+        value = builder.fmul(builder.load(total), factor, flags=_FLAGS)
+        _store(builder, value, target, offset)
+
+    _columns(builder, size, write)
+    return context.get_dummy_value()
+
+  n = types.intp
+  return types.void(sources, n, n, types.float32, types.uintp, n), generate
+
+
+@intrinsic
+def add_to_rows(typing_context, source, targets, rates, first, count, size):
+  """targets[j] += rates[j] * source, for j from `first` on.
+
+  The source is given by its address, and is none of the targets.
+  """
+
+  def generate(context, builder, signature, args):
+    rows, steps = _arrays(context, builder, signature, args, (1, 2))
+    source, _, _, first, count, size = args
+    source = builder.inttoptr(source, _FLOAT.as_pointer())
+    with cgutils.for_range(builder, count) as loop:
+      j = builder.add(first, loop.index)
+      target, rate = rows.row(j), builder.load(steps.at(j))
+
+      def add(offsets, kind, target=target, rate=rate):
+        changes = [_load(builder, source, x, kind) for x in offsets]
+        _add_to_rows(builder, [target], [rate], sums=[changes], offsets=offsets)
+
+      _columns(builder, size, add)
+    return context.get_dummy_value()
+
+  n = types.intp
+  return types.void(types.uintp, targets, rates, n, n, n), generate

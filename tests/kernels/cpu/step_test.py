@@ -21,8 +21,9 @@ KEY = dispatches.KEY
 SHARED_NODES = 4
 LOOPS = {'skipgram': oracle.skipgram, 'cbow': oracle.cbow}
 MODELS = 'skipgram', 'cbow', 'skipgram-tree', 'cbow-tree'
+SUBWORD_MODELS = 'skipgram-subwords', 'cbow-subwords'
 # Kernels take seconds to compile.
-QUICK_MODELS = ('skipgram',)
+QUICK_MODELS = 'skipgram', 'skipgram-subwords'
 some_models = pytest.mark.parametrize(
   'model', ['skipgram', marking.slow('cbow-tree')]
 )
@@ -31,7 +32,8 @@ some_models = pytest.mark.parametrize(
 class Case(NamedTuple):
   """A call; runs of `size` centers, of which the last may be padding."""
 
-  model: str = 'skipgram'  # or 'cbow', '-tree' behind it: hierarchical softmax
+  # Or 'cbow', with '-tree' behind it, hierarchical softmax, or '-subwords'.
+  model: str = 'skipgram'
   optimizer: str = 'sgd'
   dtype: str = 'float32'  # bfloat16 is rounded to nearest
   vocab: int = 30
@@ -144,8 +146,12 @@ every_case = pytest.mark.parametrize(
     *_named(MODELS[2:], CASES),
     *_named(MODELS[:2], SAMPLED),
     *_named(MODELS[2:], TREES),
+    *_named(SUBWORD_MODELS, CASES),
+    *_named(SUBWORD_MODELS, SAMPLED),
     *_named(MODELS[:2], OF_XLA, 'xla'),
     *_named(MODELS[:2], OF_TOKENS_ONCE, 'once'),
+    *_named(SUBWORD_MODELS, OF_XLA, 'xla'),
+    *_named(SUBWORD_MODELS, OF_TOKENS_ONCE, 'once'),
   ],
 )
 
@@ -155,7 +161,7 @@ def _counts(case):
 
 
 def _make(case, **settings):
-  name, _, is_tree = case.model.partition('-')
+  name, _, variant = case.model.partition('-')
   optimizer, constants = laying.OPTIMIZERS[case.optimizer]
   given = {f'optimizer.{k}': x for k, x in constants.items()} | settings
   settings = {
@@ -163,11 +169,13 @@ def _make(case, **settings):
     'strategy.name': 'sync', 'train.batch_words': case.runs * case.size,
     'optimizer.name': optimizer, 'table.dtype': case.dtype,
   } | given  # fmt: skip
-  if is_tree:
+  if variant == 'tree':
     settings['model.loss'] = 'hierarchical_softmax'
   else:
     settings['model.negatives'] = case.negatives
     settings['model.shared_negatives'] = case.shared
+  if variant == 'subwords':  # words are numbers; some n-grams share a bucket
+    settings |= {'model.subwords': '1-3', 'model.buckets': 50}
   if case.dtype == 'bfloat16':
     settings = {'table.rounding': 'nearest'} | settings
   made = dispatches.trainer(
@@ -240,6 +248,7 @@ def _steps_of(case, trainable, batch):
   sizes = {k: getattr(case, k) for k in ('window', 'chunk', 'negatives')}
   sizes['weights'] = trainable.model.spec.context_weights
   is_cbow, is_tree = case.model.startswith('cbow'), 'tree' in case.model
+  sizes['ngrams'] = dispatches.ngrams_of(trainable.model)
   if is_tree:
     paths = huffman.tree_paths(_counts(case))
   else:
@@ -252,7 +261,8 @@ def _steps_of(case, trainable, batch):
     )
     if not is_tree:
       args = tokens, left, right, draws[k : k + 1]
-      loss = functools.partial(LOOPS[case.model], *args, **sizes)
+      name = case.model.partition('-')[0]
+      loss = functools.partial(LOOPS[name], *args, **sizes)
       yield loss, k % every == 0
       continue
     for c in range(case.chunk):
