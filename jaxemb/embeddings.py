@@ -39,6 +39,7 @@ from jaxemb.evaluation import (
 )
 from jaxemb.evaluation import words as words_lib
 from jaxemb.ops import growing
+from jaxemb.storage import attributes as attributes_lib
 from jaxemb.storage import bucket, export, parquet, word2vec_format
 
 Word = str | int  # 7 is the word '7'
@@ -349,7 +350,8 @@ class Embeddings:
         raise errors.UserError(
           f'{len(array)} values of {name!r} do not fit {len(names)} words'
         )
-      self._check_type(name, array.dtype)
+      known = self.expandos.get(name)
+      attributes_lib.holding(known, name, dtype=array.dtype, num_words=0)
     return names, rows, values
 
   def _make_room(self, num_new: int = 0) -> None:
@@ -414,29 +416,14 @@ class Embeddings:
 
     Raises a `TypeError` if it cannot hold values of a type.
     """
-    self._check_type(name, dtype)
-    values = self.expandos.get(name)
-    if values is None:
-      if name == 'count':
-        values = np.zeros(len(self), np.int64)
-      else:  # strings have any length
-        kind = object if dtype.kind in 'US' else dtype
-        values = np.zeros(len(self), kind)
+    values = attributes_lib.holding(
+      self.expandos.get(name), name, dtype=dtype, num_words=len(self)
+    )
     if name == 'count':
       self.counts = values
     else:
       self.attributes[name] = values
     return values
-
-  def _check_type(self, name: str, dtype: np.dtype) -> None:
-    """Raises a `TypeError` if an attribute cannot hold values of a type."""
-    values = self.expandos.get(name)
-    if values is None:
-      expected = np.dtype(np.int64) if name == 'count' else dtype
-    else:
-      expected = values.dtype
-    if not np.can_cast(dtype, expected, 'same_kind'):
-      raise TypeError(f'{name!r} has values of {expected}, not of {dtype}')
 
   def sort_by_descending_frequency(self) -> None:
     """Sorts the rows by falling counts; without counts, warns and does not."""
@@ -923,7 +910,7 @@ class Embeddings:
         'file of its own there, and nothing is pickled'
       )
     # First, as it may refuse.
-    export.write_attributes(pathlib.Path(folder), self.attributes)
+    attributes_lib.write(pathlib.Path(folder), self.attributes)
     export.write(
       folder,
       words=self.index_to_key,
@@ -1178,7 +1165,7 @@ def load_vectors(
     counts,
     sense_table=senses,
     relations=relations,
-    attributes=export.read_attributes(folder, len(words)),
+    attributes=attributes_lib.read(folder, len(words)),
   )
 
 

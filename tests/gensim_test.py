@@ -180,6 +180,11 @@ def test_norms_follow_what_is_set(ours):
     before = ours.norms
     change()
     np.testing.assert_allclose(ours.norms, 2 * before, 1e-6)
+  ours['new'] = np.zeros(4)
+  rows = ours.vectors = np.ones((31, 4), np.float32)  # in place of its copy
+  ours['w3'] = np.zeros(4)
+  assert ours.vectors.sum() == 4 * 30 and rows.all()
+  ours.vectors = rows[:30]
   ours.index_to_key = [x.upper() for x in _NAMES]
   assert ours.get_index('W3') == 3 and 'w3' not in ours
   ours.init_sims(replace=True)
@@ -242,6 +247,7 @@ def test_attributes_are_sorted_chosen_and_saved(ours, keyed, tmp_path):
     for i, name in enumerate(_NAMES[:9]):
       vectors.set_vecattr(name, 'weight', i / 4)
       vectors.set_vecattr(name, 'tag', name * i)
+      vectors.set_vecattr(name, 'file', i)
     vectors.sort_by_descending_frequency()
   _assert_equal(ours, keyed)
   equal = jaxemb.Embeddings(_NAMES, _VECTORS, np.ones(30))
@@ -255,6 +261,7 @@ def test_attributes_are_sorted_chosen_and_saved(ours, keyed, tmp_path):
   loaded = jaxemb.load(tmp_path)
   assert ours.get_vecattr('new', 'tag') == 0  # as in gensim
   assert loaded.get_vecattr('new', 'tag') == ''
+  assert loaded.get_vecattr('w8', 'file') == 8
   assert loaded.get_vecattr('w8', 'tag') == 'w8' * 8
   np.testing.assert_array_equal(
     loaded.expandos['weight'], ours.expandos['weight']

@@ -4,7 +4,7 @@
     vocab.txt     `word count` a line, by row         vectors.txt   word2vec
     projector/    for the TensorBoard projector       orbax/        all tables
     relations.npz  how edges score: operators of relations, if there are any
-    attributes.npz  further values of words, as `Embeddings.set_vecattr` sets
+    attributes.npz  values of words by name, see `storage.attributes`
     targets.npy   vectors of nodes as targets of edges, where these are others
 
 Row i of every file is line i of vocab.txt. vectors.npy has float32 or float16;
@@ -23,7 +23,7 @@ import math
 import os
 import pathlib
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
@@ -34,7 +34,6 @@ from jaxemb.storage import atomic, word2vec_format
 
 VECTORS, SCALES, CONTEXTS = 'vectors.npy', 'scales.npy', 'context_vocab.txt'
 RELATIONS, TARGETS = 'relations.npz', 'targets.npy'
-ATTRIBUTES = 'attributes.npz'
 _MAX_PROJECTOR_WORDS = 100_000
 # At once; to read a number of a row may take the whole row.
 _BLOCK_BYTES, _BLOCK_ROWS = 1 << 22, 1 << 14
@@ -153,54 +152,6 @@ def read_relations(folder: pathlib.Path, num_nodes: int) -> Relations | None:
       rows=arrays['rows'],
       targets=targets,
     )
-
-
-def write_attributes(
-  folder: pathlib.Path, attributes: Mapping[str, np.ndarray]
-) -> None:
-  """Writes attributes.npz, of [vocab] values, or removes an earlier one.
-
-  Raises a `UserError` for Python objects, which it cannot hold.
-  """
-  arrays = {}
-  for name, values in attributes.items():
-    if values.dtype == object and all(map(_is_text_or_unset, values)):
-      values = np.array([x or '' for x in values], str)  # unset ones are 0
-    if values.dtype == object:
-      raise errors.UserError(
-        f'attribute {name!r} has Python objects, which are not saved; delete '
-        f'attributes[{name!r}]'
-      )
-    arrays[name] = values
-  if not arrays:
-    (folder / ATTRIBUTES).unlink(missing_ok=True)
-    return
-  with atomic.write(folder / ATTRIBUTES) as file:
-    np.savez(file, **arrays)
-
-
-def _is_text_or_unset(value: object) -> bool:
-  return isinstance(value, str) or (type(value) is int and value == 0)
-
-
-def read_attributes(
-  folder: pathlib.Path, num_words: int
-) -> dict[str, np.ndarray]:
-  """Returns what `write_attributes` has written.
-
-  Raises a `UserError` if it is damaged, or of another number of words.
-  """
-  path = folder / ATTRIBUTES
-  if not path.exists():
-    return {}
-  with reading(path), np.load(path) as arrays:
-    for name, values in arrays.items():
-      if len(values) != num_words:
-        raise ValueError(f'{len(values)} {name} for the {num_words} words')
-    return {
-      k: x.astype(object) if x.dtype.kind == 'U' else x
-      for k, x in arrays.items()
-    }
 
 
 @contextlib.contextmanager
