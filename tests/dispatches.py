@@ -31,9 +31,12 @@ def trainer(
   steps: Any = None,
   fused: bool | None = False,
   cluster: Any = None,
+  earlier: np.ndarray | None = None,
   **fixed: Any,
 ) -> trainer_lib.Trainer:
   """What settings by their dotted names make; `fixed` is of the tuning.
+
+  `earlier` are counts of a run that is continued.
 
   A step is XLA's, or if `fused`, a kernel's, on the first of JAX's devices;
   None is what runs there have.
@@ -41,7 +44,7 @@ def trainer(
   config = config_lib.check(config_lib.default(), settings)
   words = [str(i) for i in range(len(counts))]
   frequencies = subsampling.center_probabilities(counts, config.data.sample)
-  corpus = models.Corpus(words, counts, frequencies)
+  corpus = models.Corpus(words, counts, frequencies, earlier=earlier)
   if fused is None:
     return _as_in_runs(config, shape, corpus, steps=steps, **fixed)
   config, tuning = config_lib.resolve(

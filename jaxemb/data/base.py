@@ -178,6 +178,11 @@ class Source(Protocol):
   # The contexts, in order of rows, where these are not keys.
   context_keys: Sequence[str] = ()
 
+  # Of a run that is continued: of the counts [keys] those in its own data, and
+  # how often each of `context_keys` was there.
+  earlier: np.ndarray | None = None
+  earlier_contexts: np.ndarray | None = None
+
   # Where devices make batches: (bytes, whether devices share the memory of the
   # process) -> bytes that the data, which all later items hold, take in device
   # memory, no more than those, or shared; 0 = it is not held.

@@ -296,8 +296,10 @@ class BlockSource:
     self.num_parts = spec.num_parts
     self.units_per_epoch, self.epochs = corpus.num_words, spec.epochs
     self.keys, self.counts = corpus.words, corpus.counts
+    text_counts = getattr(corpus, 'text_counts', None)
+    self.earlier = None if text_counts is None else self.counts - text_counts
     self.frequencies = subsampling.center_probabilities(
-      self.counts, spec.settings['sample'], getattr(corpus, 'text_counts', None)
+      self.counts, spec.settings['sample'], text_counts
     )
     self.fingerprint = corpus.manifest.get('fingerprint')
     self.dropped = corpus.manifest.get('dropped')

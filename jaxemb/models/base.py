@@ -39,6 +39,10 @@ class Corpus(NamedTuple):
   centers: np.ndarray
   # Where they are from, for models that ask for more of one kind of data.
   source: data_base.Source | None = None
+  # Of a run that is continued: of the counts those in its data, and where the
+  # rows of contexts are not of keys, how often each of these was there.
+  earlier: np.ndarray | None = None
+  earlier_contexts: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -252,6 +252,8 @@ def corpus_of(source: data_base.Source) -> model_base.Corpus:
     counts=source.counts,
     centers=source.frequencies,
     source=source,
+    earlier=getattr(source, 'earlier', None),
+    earlier_contexts=getattr(source, 'earlier_contexts', None),
   )
 
 

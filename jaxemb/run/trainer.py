@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import jax
 import ml_collections
+import numpy as np
 
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.config import kinds
 from jaxemb.data import base as data_base
-from jaxemb.data import packing
+from jaxemb.data import packing, subsampling
 from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import batches, updates
 from jaxemb.kernels.cpu import step as native
@@ -90,10 +91,9 @@ def make(
   )
   model, fused = kind.make_model(corpus, context), None
   if tuning.fused:
-    later = compiles_later
-    fused = _kernel(setup, model, later=later, programs=programs)
+    fused = _kernel(setup, model, later=compiles_later, programs=programs)
     if setup.platform == 'cpu' and isinstance(steps, packing.Steps):
-      steps = batches.steps(steps, tuning.threads, later)
+      steps = batches.steps(steps, tuning.threads, compiles_later)
   tables, num_cache_rows = _tables(setup, model.specs(), axes)
   trainable = strategy_base.Trainable(
     model=model,
@@ -105,6 +105,7 @@ def make(
     may_be_compact=tuning.steps_per_loop == 1
     and (mesh.size == 1 or not is_shared),
     fused=fused,
+    brakes=_brakes(setup, model, corpus),
   )
   if num_cache_rows:
     stepping = _in_store(
@@ -112,6 +113,33 @@ def make(
     )
     return Trainer(trainable, fetching.fetching(stepping, mesh))
   return Trainer(trainable, _strategy(setup, trainable))
+
+
+def _brakes(
+  setup: devices.Setup, model: model_base.Model, corpus: model_base.Corpus
+) -> dict[str, np.ndarray]:
+  """Returns `strategies.base.Trainable.brakes` of a run that is continued.
+
+  A row that has learned from n tokens, behind subsampling, moves at a rate of
+  1 / (1 / rate + n), as if each had told as much as one does now. Adagrad's
+  sums, which go on as well, do the same.
+  """
+  config, brakes = setup.config, {}
+  if corpus.earlier is None or config.optimizer.name != 'sgd':
+    return brakes
+  sample = 0.0
+  if 'data.sample' in setup.kind.used(config):
+    sample = config.data.sample
+  of_contexts = corpus.earlier_contexts
+  for name, counts in (
+    (model.vectors_table, corpus.earlier),
+    (model.contexts_table, of_contexts),
+  ):
+    counts = corpus.earlier if counts is None else counts
+    if name:
+      learned = counts * subsampling.keep_probabilities(counts, sample)
+      brakes[name] = learned.astype(np.float32)
+  return brakes
 
 
 def _kernel(

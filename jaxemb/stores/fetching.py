@@ -678,7 +678,7 @@ class Fetching:
 def fetching(step: Fetching, device: jax.sharding.Mesh) -> base.Strategy:
   """The strategy, on one device."""
   everywhere = jax.sharding.NamedSharding(device, jax.sharding.PartitionSpec())
-  constants = base.arrays_of(step.trainable.model)
+  constants = step.trainable.arrays()
 
   def init(key):
     return jax.device_put(step.init(key), everywhere)

@@ -68,6 +68,10 @@ class Trainable:
   # Returns an optax transformation in place of the model's.
   dense: Callable[[], Any] | None = None
 
+  # By table, [vocab] float32: 1 + learning rate x brake divides the learning
+  # rate of a row, which has learned from other data before. Of SGD alone.
+  brakes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
   @property
   def has_dense(self) -> bool:
     """Whether the model has dense parameters."""
@@ -94,9 +98,14 @@ class Trainable:
       return TrainState(tables)
     return TrainState(tables, params, self.optimizer().init(params))
 
+  def arrays(self) -> list[Any]:
+    """Returns the arrays that steps only read."""
+    return arrays_of((self.model, self.brakes))
+
   def with_arrays(self, arrays: Sequence[jax.Array]) -> 'Trainable':
-    """Returns the same with these `arrays_of` the model."""
-    return dataclasses.replace(self, model=with_arrays(self.model, arrays))
+    """Returns the same with these `arrays`."""
+    model, brakes = with_arrays((self.model, self.brakes), arrays)
+    return dataclasses.replace(self, model=model, brakes=brakes)
 
   def map_tables(self, method: str, state: Any) -> Any:
     """Returns a state whose tables a method changed, `opened` or `closed`."""
@@ -256,6 +265,9 @@ def training_step(
   scale = 1 / jnp.maximum(examples, 1)
   if model.is_mean:
     row_grads = jax.tree.map(lambda x: scale * x, row_grads)
+  row_grads = _slowed(
+    trainable, row_grads, ids, learning_rate=context.learning_rate
+  )
   tables = _update(
     trainable, tables, positions, gradients=(row_grads, rows), context=context
   )
@@ -327,6 +339,16 @@ def _differentiate(model, params_and_rows, ids, batch, context):
     params_and_rows,
   )
   return value, aux, grads
+
+
+def _slowed(trainable, row_grads, ids, learning_rate):
+  """Returns gradients of rows divided as `Trainable.brakes` says."""
+  slowed = {}
+  for name, brakes in trainable.brakes.items():
+    # Padding, whose ids are above all rows, changes nothing.
+    of_ids = brakes.at[ids[name]].get(mode='fill', fill_value=0)
+    slowed[name] = row_grads[name] / (1 + learning_rate * of_ids)[..., None]
+  return {**row_grads, **slowed}
 
 
 def _update(trainable, states, positions, gradients, context):
@@ -582,7 +604,7 @@ def sync(
     init = shard_map(init, in_specs=everywhere, out_specs=spec)
 
   named = functools.partial(jax.sharding.NamedSharding, mesh)
-  constants = arrays_of(trainable.model)
+  constants = trainable.arrays()
   shardings = state_shardings(jax.tree.map(named, spec), init, mesh)
   return Strategy(
     init=jax.jit(init, out_shardings=shardings),

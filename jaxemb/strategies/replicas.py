@@ -221,7 +221,7 @@ class _Replicas:
 
   def constants(self) -> Any:
     """Puts the arrays of the model and of the policy on the devices."""
-    arrays = base.arrays_of(self.trainable.model), base.arrays_of(self.policy)
+    arrays = self.trainable.arrays(), base.arrays_of(self.policy)
     return jax.device_put(arrays, self.named())
 
   def export_rows(

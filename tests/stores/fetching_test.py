@@ -31,7 +31,7 @@ CASES = {
 }  # fmt: skip
 
 
-def _trainer(settings, fused, **more):
+def _trainer(settings, fused, earlier=None, **more):
   settings = {
     'model.dim': 12, 'model.window': 2, 'data.sample': 0.0, 'train.threads': 1,
     'train.batch_words': WORDS, 'optimizer.learning_rate': 0.1,
@@ -41,7 +41,9 @@ def _trainer(settings, fused, **more):
   if not fused:
     settings.pop('train.threads')
   args = COUNTS, settings, (1, 1), steps
-  return dispatches.trainer(*args, fused=fused, chunk=8, shared_nodes=4)
+  return dispatches.trainer(
+    *args, fused=fused, chunk=8, shared_nodes=4, earlier=earlier
+  )
 
 
 def _batches(trainer, num):
@@ -130,6 +132,12 @@ def test_a_store_on_actors_changes_no_bit():
   _check_bits('lfu', settings, fused, 'remote')
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('case', ['kernel', 'sgd'])
+def test_rows_in_a_store_have_learned_before(case):
+  _check_bits('lfu', *CASES[case], earlier=COUNTS // 20)
+
+
 def _with_other_rows(trainer):
   """A new state, with rows of another model for every second word."""
   ids = np.arange(0, VOCAB, 2)
@@ -138,13 +146,15 @@ def _with_other_rows(trainer):
   return trainer.strategy.import_rows(state, 'output', ids, rows, {})
 
 
-def _check_bits(policy, settings, fused, store, begins_with_rows=False):
-  whole = _trainer(settings, fused)
+def _check_bits(
+  policy, settings, fused, store, begins_with_rows=False, earlier=None
+):
+  whole = _trainer(settings, fused, earlier)
   more = {
     'table.store': store, 'table.device_bytes': '25%',
     'table.evict': 'lfu' if policy == 'elsewhere' else policy,
   }  # fmt: skip
-  stored = _trainer(settings, fused, **more)
+  stored = _trainer(settings, fused, earlier, **more)
   if policy == 'elsewhere':
     _as_elsewhere(stored.strategy.store)
   assert stored.strategy.store

@@ -29,6 +29,7 @@ class Case(NamedTuple):
   shape: tuple[int, int] = (1, 1)
   deduplicates: bool = False
   fused: bool = False
+  is_continued: bool = False
 
 
 CASES = [
@@ -36,14 +37,23 @@ CASES = [
   Case('cbow'),
   Case(loss_every=100),
   Case(optimizer='sgd_limited', parts=4),
+  Case(is_continued=True),
 ]
 FUSED = [
   Case(fused=True),
   Case('cbow', fused=True),
+  Case(is_continued=True, fused=True),
   # More chunks than one of which the loss is measured.
   Case(optimizer='adagrad', parts=40, fused=True),
 ]
-ON_MESH = [Case('skipgram', 'adagrad', 1, 8, x, (4, 2), True) for x in LAYOUTS]
+ON_MESH = [
+  *(Case('skipgram', 'adagrad', 1, 8, x, (4, 2), True) for x in LAYOUTS),
+  *(
+    Case('skipgram', 'sgd', 1, 8, x, (4, 2), is_continued=True) for x in LAYOUTS
+  ),
+]
+# Counts of the run that is continued; some rows are new.
+EARLIER = np.arange(VOCAB) % 3 * (VOCAB - np.arange(VOCAB))
 
 
 @functools.cache
@@ -64,7 +74,20 @@ def _make(case):
     loss_every_steps=case.loss_every,
     deduplicates=case.deduplicates or case.layout == 'row',
     fused=case.fused,
+    earlier=EARLIER if case.is_continued else None,
   )
+
+
+def _braked(ids, grads, rate):
+  """Gradients of rows that have learned before."""
+  slowed = []
+  for i, grad in zip(ids, grads, strict=True):
+    learned = 0.0
+    if i < VOCAB and EARLIER[i]:
+      ratio = 1e-4 * EARLIER.sum() / EARLIER[i]
+      learned = EARLIER[i] * min(1, ratio**0.5 + ratio)
+    slowed.append(grad / (1 + rate * learned))
+  return np.array(slowed)
 
 
 def _batch(trainable, num_steps=NUM_STEPS):
@@ -102,7 +125,10 @@ def _loops(case, trainable, batch, schedule):
       if (j if case.fused else i) % every == 0:
         measured.append((truth.loss, truth.examples))
       for k in vectors:
-        args = vectors[k], opt_state[k], truth.ids[k], truth.grads[k], rate
+        grads = truth.grads[k]
+        if case.is_continued:
+          grads = _braked(truth.ids[k], grads, rate)
+        args = vectors[k], opt_state[k], truth.ids[k], grads, rate
         laying.learn(case.optimizer, *args)
   return vectors, measured
 

@@ -172,13 +172,13 @@ def _num_scratch(model: Any, ids: _Ids, num_local: int) -> int:
 
 
 def _brakes(
-  specs: Sequence[Any], centers: Sequence[int], num_others: int
-) -> list[np.ndarray]:
-  """Brakes of tables, in which other threads are at so many centers each."""
-  braked = [
-    brakes.of_rows(spec.lookups_per_center, number * num_others)
-    for spec, number in zip(specs, centers, strict=True)
-  ]
+  trainable: strategy_base.Trainable,
+  others: Mapping[str, int],
+  context: strategy_base.StepContext,
+  state: strategy_base.TrainState,
+) -> list[Any]:
+  """Brakes of all tables that a kernel knows, of `others` by table."""
+  braked = brakes.of_step(trainable, others, context=context, state=state)
   missing = arguments.NUM_TABLES - len(braked)
   return braked + [np.zeros(1, np.float32)] * missing
 
@@ -231,9 +231,9 @@ class Kernel:
       num_local,
       getattr(model, 'longest', 0),
     )
-    centers = [spec.chunk] * len(names)
-    if is_tree:
-      centers = 1, merge_uses or 1
+    centers = (1, merge_uses or 1) if is_tree else [spec.chunk] * len(names)
+    others = [x * (self.num_threads - 1) for x in centers]
+    others = dict(zip(names, others, strict=True))
     totals, changed = call(
       self.number,
       num_chunks,
@@ -242,7 +242,7 @@ class Kernel:
         *(x.reshape(num_chunks, -1) for x in (batch.left, batch.right)),
         jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
         jnp.stack([jnp.asarray(x, jnp.int32) for x in integers]),
-        *_brakes(specs, centers, self.num_threads - 1),
+        *_brakes(trainable, others, context=context, state=state),
         ids.tokens,
         batch.chunks,
         *ids.more,

@@ -62,8 +62,8 @@ class Kernel:
     """As `strategies.base.training_step`."""
     state, metrics = carry
     specs = [trainable.tables[name].spec for name in _TABLES]
-    others = self.words_in_flight - self.variant.chunk
-    braked = [brakes.of_rows(x.lookups_per_center, others) for x in specs]
+    others = dict.fromkeys(_TABLES, self.words_in_flight - self.variant.chunk)
+    braked = brakes.of_step(trainable, others, context=context, state=state)
     spec = trainable.model.spec
     numbers = (
       context.learning_rate,
