@@ -155,8 +155,13 @@ class Embeddings:
       object.__setattr__(self, name, value)
 
   def __getstate__(self) -> dict[str, Any]:
-    """Returns what is pickled and copied: no spare memory behind the rows."""
+    """Returns what is pickled: no spare memory behind the rows."""
     return {k: x for k, x in self.__dict__.items() if k != '_buffer'}
+
+  def __copy__(self) -> 'Embeddings':
+    """Returns an object that shares the vectors until either is changed."""
+    self.__dict__.pop('_buffer', None)
+    return dataclasses.replace(self)
 
   @functools.cached_property
   def key_to_index(self) -> dict[str, int]:

@@ -131,9 +131,9 @@ def test_what_vectors_are_from_stays(tmp_path):
   given = jaxemb.Embeddings(names, rows, counts)
   for vectors in given, jaxemb.Embeddings.load(tmp_path, mmap='r'):
     first = vectors.vectors
+    vectors.set_vecattr('w5', 'count', 77)
     vectors['w3'] = np.ones(4)
     vectors['new'] = np.ones(4)
-    vectors.set_vecattr('w5', 'count', 77)
     vectors.sort_by_descending_frequency()
     vectors.unit_normalize_all()
     np.testing.assert_array_equal(first, _VECTORS)
@@ -146,13 +146,33 @@ def test_what_vectors_are_from_stays(tmp_path):
 def test_copies_change_apart(ours):
   ours['new'] = np.ones(4)
   others = copy.copy(ours), pickle.loads(pickle.dumps(ours)), ours.in_memory()
-  for number, other in enumerate(others):
-    other.add_vector(f'x{number}', np.full(4, 1.0 + number))
-  ours['y'] = np.full(4, 9.0)
-  assert ours.vectors[-1].tolist() == [9] * 4
-  for number, other in enumerate(others[1:], 1):
-    assert other.index_to_key[-1] == f'x{number}' and len(other) == 32
-    assert other.vectors[-1].tolist() == [1 + number] * 4
+  everyone = ours, *others, copy.deepcopy(ours)
+  for number, vectors in enumerate(everyone):
+    vectors.add_vector(f'x{number}', np.full(4, number))
+    vectors['w3'] = np.full(4, number)
+    vectors.set_vecattr('w3', 'count', number)
+  for number, vectors in enumerate(everyone):
+    assert vectors.index_to_key == [*_NAMES, 'new', f'x{number}']
+    assert vectors.key_to_index[f'x{number}'] == 31
+    assert (
+      vectors['w3'].tolist() == vectors.vectors[31].tolist() == [number] * 4
+    )
+    assert vectors.get_vecattr('w3', 'count') == number
+  assert len(pickle.dumps(jaxemb.Embeddings(100, count=1000))) < 10_000
+
+
+def test_values_are_added_with_words(ours):
+  before = ours.counts.tolist()
+  for replace in False, True:
+    names = ['w3', f'new{replace}', 'w4']
+    values = {'count': np.array([5, 6, 7]), 'tag': np.array([*'abc'])}
+    ours.add_vectors(names, np.zeros((3, 4)), values, replace=replace)
+    assert ours.counts[-1] == 6 and ours.get_vecattr(names[1], 'tag') == 'b'
+    rest = before[3:5] if not replace else [5, 7]
+    assert ours.counts[3:5].tolist() == rest
+    tags = [ours.get_vecattr(x, 'tag') for x in ('w3', 'w4', 'w5')]
+    assert tags == (['a', 'c', 0] if replace else [0, 0, 0])
+  assert ours.counts[5:30].tolist() == before[5:]
 
 
 def test_rows_are_added_one_by_one_in_linear_time():
