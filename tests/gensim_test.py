@@ -90,6 +90,7 @@ def test_changes_equal_those_of_gensim(ours, keyed):
       else:
         vectors[names[0]] = rows[0]
     _assert_equal(ours, keyed)
+  assert 'norms' in vars(ours)  # they are not computed again
   new = np.arange(4.0)
   assert ours.add_vector('new', new) == keyed.add_vector('new', new)
   _assert_equal(ours, keyed)
@@ -315,6 +316,25 @@ def test_unknown_counts_are_made_up_with_a_warning():
   assert vectors.counts.tolist() == [0] * 3 + [5] + [0] * 26
 
 
+def test_a_limit_of_zero_is_none(ours, keyed):
+  for method in 'most_similar', 'most_similar_cosmul':
+    found, expected = (
+      getattr(x, method)('w3', topn=40, restrict_vocab=0) for x in (ours, keyed)
+    )
+    assert [x for x, _ in found] == [x for x, _ in expected] and len(
+      found
+    ) == 29
+  assert len(ours.most_similar('w3', topn=40, clip_end=0)) == 29
+
+
+def test_vectors_of_exact_names_alone():
+  vectors = jaxemb.Embeddings(['a_b', 'c'], np.eye(2, dtype=np.float32))
+  assert vectors.vectors_for_all(['a b', 'c']).index_to_key == ['a b', 'c']
+  with pytest.warns(UserWarning, match='without vectors: a b'):
+    some = vectors.vectors_for_all(['a b', 'c'], allow_inference=False)
+  assert some.index_to_key == ['c']
+
+
 def test_words_are_ranked_by_centrality_as_in_gensim(ours, keyed):
   for use_norm in True, False:
     found, expected = (
@@ -439,6 +459,7 @@ def test_files_of_gensim_are_loaded_as_it_does(keyed, binary, limit, tmp_path):
   other.intersect_word2vec_format(path, binary=binary)
   np.testing.assert_array_equal(other['w3'], _VECTORS[3])
   np.testing.assert_array_equal(other['mine'], np.ones(4))
+  assert len(other) == 2
   with pytest.raises(TypeError, match='leave out lockf'):
     other.intersect_word2vec_format(path, lockf=1.0)
   wide = jaxemb.Embeddings(['w3'], np.ones((1, 5), np.float32))
