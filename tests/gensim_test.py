@@ -15,7 +15,7 @@ from gensim import models
 
 import jaxemb
 from jaxemb import embeddings, errors
-from jaxemb.evaluation import multivectors
+from jaxemb.evaluation import geometry, multivectors
 from jaxemb.ops import growing
 from jaxemb.storage import export
 
@@ -41,12 +41,18 @@ def keyed():
   return keyed
 
 
-def test_tests_of_gensim_pass():
+def test_tests_of_gensim_pass(monkeypatch, capsys):
   results = gensim_tests.run()
   # Counts that nobody knows are not copied; pickles of gensim's are not read.
   missing = 'TestKeyedVectors.test_vectors_for_all_with_copy_vecattrs'
   assert results.failed.keys() == gensim_tests.OWN_FORMAT | {missing}
   assert len(results.passed) >= 31
+  monkeypatch.setattr(gensim_tests, 'run', lambda _: results)
+  monkeypatch.setattr(sys, 'argv', ['gensim_tests.py'])
+  gensim_tests.main()
+  lines = capsys.readouterr().out.splitlines()
+  assert [x.split(':')[0] for x in lines[:-1]] == [*results.failed]
+  assert lines[-1].startswith('31 of 32 tests passed')
 
 
 def test_every_name_and_argument_of_gensim_is_there_or_says_what_is(ours):
@@ -113,7 +119,8 @@ def test_of_equal_words_the_first_is_added_and_the_last_replaces():
     np.testing.assert_array_equal(vectors.vectors, expected)
 
 
-def test_integers_that_are_added_are_names():
+def test_integers_that_are_added_are_names(monkeypatch):
+  monkeypatch.setattr(geometry, '_BLOCK_ROWS', 2)
   vectors = jaxemb.Embeddings(vector_size=2, count=3, dtype=np.float16)
   vectors[[7, 5]] = np.eye(2)
   vectors[True] = np.ones(2)
@@ -287,6 +294,8 @@ def test_attributes_are_sorted_chosen_and_saved(ours, keyed, tmp_path):
   np.testing.assert_array_equal(
     loaded.expandos['weight'], ours.expandos['weight']
   )
+  loaded.set_vecattr('w3', 'tag', 'longer than all others' * 3)
+  assert len(loaded.get_vecattr('w3', 'tag')) == 66
   some = loaded.vectors_for_all(['w8', 'w2'], copy_vecattrs=True)
   assert some.get_vecattr('w2', 'weight') == 0.5
   assert some.counts.tolist() == [_COUNTS[8], _COUNTS[2]]
