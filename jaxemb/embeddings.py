@@ -35,6 +35,7 @@ from jaxemb.evaluation import (
   files,
   geometry,
   multivectors,
+  neighbor_index,
   word_movers,
 )
 from jaxemb.evaluation import words as words_lib
@@ -633,6 +634,7 @@ class Embeddings:
     clip_start: int = 0,
     clip_end: int | None = None,
     restrict_vocab: int | None = None,
+    indexer: neighbor_index.Index | None = None,
     sense: int | None = None,
     min_prior: float = 0.0,
   ) -> Ranked:
@@ -642,42 +644,52 @@ class Embeddings:
     weight); default weights are 1 and -1. Only words from `clip_start` to
     `clip_end` are searched, or the first `restrict_vocab`. A word with several
     senses occurs once, as the nearest sense of at least `min_prior`; `sense`
-    selects a sense of a single word.
+    selects a sense of a single word. An `indexer`, of `index`, proposes the
+    rows that are compared, of all.
 
     Returns (word, cosine) by falling cosine, without the arguments; with `topn`
     None, float32 cosines of the rows searched. Raises a `ValueError` without
     arguments, and a `UserError` if the sum is zero or a vector does not fit.
     """
-    positive, negative = _as_list(positive), _as_list(negative)
-    if sense is not None:
-      if len(positive) != 1 or negative or not isinstance(positive[0], str):
-        raise ValueError('sense selects a sense of a single word')
-      names = [name for name, _ in self.senses(positive[0])]
-      if not 0 <= sense < len(names):
-        line = f'{positive[0]!r} has {len(names)} senses, from 0 up'
-        raise errors.UserError(line)
-      positive = [names[sense]]
-    items = [x if isinstance(x, tuple) else (x, 1.0) for x in positive]
-    items += [x if isinstance(x, tuple) else (x, -1.0) for x in negative]
-    if not items:
-      raise ValueError('give at least one word or vector')
-    target = sum(weight * self._direction(key) for key, weight in items)
-    if not np.any(target):
-      words = ', '.join(str(x) for x, _ in items if isinstance(x, str))
-      raise errors.UserError(
-        f'the sum of {words or "the vectors"} is a vector of zeros, which has '
-        'no neighbors; give other words, or train longer'
-      )
+    target, query = self._target(positive, negative, sense=sense)
     if restrict_vocab:
       clip_start, clip_end = 0, restrict_vocab
-    scores = self._cosines(geometry.unit_vector(target), clip_end or None)
+    if indexer is not None:
+      if topn is None or clip_start or clip_end:
+        raise errors.UserError(
+          'an indexer finds some neighbors among all words; leave out indexer, '
+          'or give a topn and no limits of the vocabulary'
+        )
+      return self._indexed(
+        indexer,
+        target=target,
+        query=query,
+        topn=topn,
+        min_prior=min_prior,
+      )
+    scores = self._cosines(target, clip_end or None)
     return self._rank(
       scores,
-      query=[key for key, _ in items],
+      query=query,
       topn=topn,
       min_prior=min_prior,
       start=self._num_rows(clip_start),
     )
+
+  def index(self, kind: str = 'hnsw', **settings: int) -> neighbor_index.Index:
+    """Builds an index of the vectors, for `most_similar(..., indexer=index)`.
+
+    `settings` are those of `neighbor_index.Settings`. Changed vectors need
+    another index. Raises a `UserError` without usearch, the extra `ann`.
+    """
+    return neighbor_index.build(self.vectors, self.norms, kind, **settings)
+
+  def load_index(self, folder: pathlib.Path | str) -> neighbor_index.Index:
+    """Maps an index of these vectors that `index.save(folder)` has written.
+
+    Raises a `UserError` if it is missing, damaged or of other vectors.
+    """
+    return neighbor_index.read(folder, self.vectors, self.norms)
 
   def most_similar_cosmul(
     self,
@@ -1060,6 +1072,30 @@ class Embeddings:
     """
     parquet.write(fname, self.index_to_key, self.vectors, counts=self.counts)
 
+  def _target(self, positive, negative, sense):
+    """Returns the direction of a weighted sum, and its words and vectors."""
+    positive, negative = _as_list(positive), _as_list(negative)
+    if sense is not None:
+      if len(positive) != 1 or negative or not isinstance(positive[0], str):
+        raise ValueError('sense selects a sense of a single word')
+      names = [name for name, _ in self.senses(positive[0])]
+      if not 0 <= sense < len(names):
+        line = f'{positive[0]!r} has {len(names)} senses, from 0 up'
+        raise errors.UserError(line)
+      positive = [names[sense]]
+    items = [x if isinstance(x, tuple) else (x, 1.0) for x in positive]
+    items += [x if isinstance(x, tuple) else (x, -1.0) for x in negative]
+    if not items:
+      raise ValueError('give at least one word or vector')
+    target = sum(weight * self._direction(key) for key, weight in items)
+    if not np.any(target):
+      words = ', '.join(str(x) for x, _ in items if isinstance(x, str))
+      raise errors.UserError(
+        f'the sum of {words or "the vectors"} is a vector of zeros, which has '
+        'no neighbors; give other words, or train longer'
+      )
+    return geometry.unit_vector(target), [key for key, _ in items]
+
   def _direction(self, key: Key) -> np.ndarray:
     """Returns a word's vector at length 1; a vector as it is."""
     if not isinstance(key, np.ndarray):
@@ -1083,6 +1119,27 @@ class Embeddings:
     products = geometry.products(self.vectors[:limit], target)
     return products / geometry.divisors(self.norms[:limit])
 
+  def _indexed(self, indexer, target, query, topn, min_prior):
+    """Returns (word, cosine) of what an index finds near a unit target."""
+    if indexer.vectors is not self.vectors:
+      raise errors.UserError(
+        f'{indexer!r} is of other vectors than {self!r}, or these have been '
+        'changed; build it again, by vectors.index()'
+      )
+    rows, cosines = indexer.nearest(
+      target,
+      num=topn,
+      excluded=self._rows_of(query),
+      senses=self.sense_table,
+      min_prior=min_prior,
+    )
+    words = [self.index_to_key[row] for row in rows.tolist()]
+    return list(zip(words, cosines.tolist(), strict=True))
+
+  def _rows_of(self, query: list[Key]) -> set[int]:
+    """Returns the rows of the words among words and vectors."""
+    return {self.get_index(x) for x in query if not isinstance(x, np.ndarray)}
+
   def _rank(
     self,
     scores: np.ndarray,
@@ -1093,13 +1150,16 @@ class Embeddings:
   ) -> Ranked:
     if topn is None:
       return scores[start:]
-    rows = {self.get_index(x) for x in query if not isinstance(x, np.ndarray)}
     # A word that was never trained has no neighbors.
     known = np.where(self.norms[: len(scores)] > 0, scores, -np.inf)
     known[:start] = -np.inf
     senses = self.sense_table
     best = geometry.nearest(
-      known, excluded=rows, num=topn, senses=senses, min_prior=min_prior
+      known,
+      excluded=self._rows_of(query),
+      num=topn,
+      senses=senses,
+      min_prior=min_prior,
     )
     return [(self.index_to_key[i], float(scores[i])) for i in best.tolist()]
 

@@ -94,6 +94,20 @@ def test_python_of_the_readme(tmp_path, monkeypatch):
   np.testing.assert_array_equal(names['arrays']['vectors'], vectors.vectors)
 
 
+def test_python_of_formats(tmp_path, monkeypatch):
+  pytest.importorskip('usearch', reason="needs usearch, of the extra 'ann'")
+  monkeypatch.chdir(tmp_path)
+  page = (_ROOT / 'docs/formats.md').read_text()
+  words = 'the', 'king', 'queen', 'rules', 'land'
+  rows = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
+  names = {'vectors': jaxemb.Embeddings(words, rows)}
+  for code in re.findall(r'^```python\n(.*?)^```', page, re.S | re.M):
+    exec(code, names)
+  nearest = names['vectors'].most_similar('king', indexer=names['index'])
+  assert {*dict(nearest)} == {*words} - {'king'}
+  assert names['rows'][:, 0].tolist() == [1, 2]
+
+
 @every_notebook
 def test_notebooks_have_no_output(path):
   for cell in nbformat.read(path, as_version=4).cells:

@@ -395,6 +395,17 @@ def test_bench(run, text, monkeypatch):
 
 
 @pytest.mark.slow
+def test_neighbors(run):
+  pytest.importorskip('usearch', reason="needs usearch, of the extra 'ann'")
+  small = '--rows=4000', '--dim=16', '--queries=20', '--expansion_search=64'
+  found, shown = run('neighbors', *small)
+  search = found['searches']['64']
+  assert 0.9 < search['rows 0 to 1,000'] <= 1 and search['index_single'] > 0
+  ratio = search['index_single'] / search['exact_single']
+  assert f' {ratio:.0f} ' in shown
+
+
+@pytest.mark.slow
 def test_consistency(run, text, tmp_path):
   plot = tmp_path / 'plot.svg'
   found, shown = run(

@@ -56,8 +56,8 @@ def test_tests_of_gensim_pass(monkeypatch, capsys):
 
 
 def test_every_name_and_argument_of_gensim_is_there_or_says_what_is(ours):
-  # Anything is passed to pickle; and what jaxemb has an index for.
-  others = {'save': {'args', 'kwargs'}, 'most_similar': {'indexer'}}
+  # Anything is passed to pickle.
+  others = {'save': {'args', 'kwargs'}}
   for name, method in inspect.getmembers(models.KeyedVectors):
     if name.startswith('_'):
       continue

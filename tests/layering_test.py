@@ -75,8 +75,10 @@ def test_modules_are_imported_and_not_names():
 
 def test_every_import_is_declared_and_every_dependency_imported():
   project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
-  # An extra that the package itself imports, where it is used.
-  needed = project['dependencies'] + project['optional-dependencies']['ray']
+  # Extras that the package itself imports, where they are used.
+  needed = project['dependencies'] + sum(
+    (project['optional-dependencies'][x] for x in ('ray', 'ann')), []
+  )
   names = [re.match(r'[\w-]+', d)[0] for d in needed]
   declared = {IMPORT_NAMES.get(name, name) for name in names}
   imported = {x.split('.')[0] for _, tree in _trees() for x in _imports(tree)}

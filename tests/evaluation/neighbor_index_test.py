@@ -1,0 +1,173 @@
+"""An index finds what all cosines find, of these vectors and no others."""
+
+import json
+
+import numpy as np
+import pytest
+
+import jaxemb
+from jaxemb import errors
+from jaxemb.evaluation import multivectors, neighbor_index
+
+pytest.importorskip('usearch', reason="needs usearch, of the extra 'ann'")
+_DIM = 16
+
+
+@pytest.fixture(autouse=True)
+def few_head_rows(monkeypatch):
+  """With more, all of these few rows would be searched in full."""
+  monkeypatch.setattr(neighbor_index, '_HEAD_ROWS', 10)
+
+
+def _clustered(num_rows: int) -> np.ndarray:
+  rng = np.random.default_rng(0)
+  centers = rng.normal(size=(50, _DIM))
+  noise = rng.normal(size=(num_rows, _DIM))
+  lengths = rng.lognormal(size=(num_rows, 1))
+  rows = (centers[rng.integers(50, size=num_rows)] + 0.5 * noise) * lengths
+  return rows.astype(np.float32)
+
+
+@pytest.fixture(scope='module')
+def vectors():
+  rows = _clustered(3000)
+  rows[77] = 0  # a word that was never trained
+  return jaxemb.Embeddings([f'w{i}' for i in range(3000)], rows)
+
+
+@pytest.fixture(scope='module')
+def index(vectors):
+  return vectors.index('hnsw', expansion_search=512)
+
+
+def _nearest(rows, target, excluded, num):
+  """Rows and cosines in plain loops, float64."""
+  cosines = {}
+  for i, row in enumerate(rows.astype(np.float64)):
+    if i not in excluded and np.any(row):
+      lengths = np.sqrt(row @ row) * np.sqrt(target @ target)
+      cosines[i] = row @ target / lengths
+  best = sorted(cosines, key=lambda i: -cosines[i])[:num]
+  return best, [cosines[i] for i in best]
+
+
+def test_words_and_sums_have_the_neighbors_that_all_cosines_give(
+  vectors, index
+):
+  queries = [[f'w{i}'] for i in range(0, 3000, 150)]
+  queries += [['w3', 'w5', 'w7'], [('w12', 0.5), vectors.vectors[13] * 7]]
+  num_found = 0
+  for query in queries:
+    expected = vectors.most_similar(query, topn=20)
+    result = vectors.most_similar(query, topn=20, indexer=index)
+    assert len(result) == 20 and not {'w77', *map(str, query)} & {*dict(result)}
+    num_found += len(dict(expected).keys() & dict(result).keys())
+    cosines = dict(vectors.most_similar(query, topn=3000))
+    for word, cosine in result:  # exact, though the index rounds
+      np.testing.assert_allclose(cosine, cosines[word], atol=1e-6)
+    assert [c for _, c in result] == sorted([c for _, c in result])[::-1]
+  assert num_found >= 0.99 * 20 * len(queries)
+
+
+def test_many_queries_at_once(vectors, index):
+  rows = np.arange(0, 3000, 7)[:300]  # of more than a block
+  targets = vectors.vectors[rows] * 3
+  is_zero = rows == 77
+  assert is_zero.any()
+  found, cosines = index.search(targets, num=5)
+  assert found.shape == cosines.shape == (300, 5)
+  recalls = []
+  for i in np.flatnonzero(~is_zero)[::20]:
+    best, expected = _nearest(vectors.vectors, np.float64(targets[i]), (), 5)
+    assert found[i, 0] == rows[i]
+    recalls.append(len({*best} & {*found[i].tolist()}) / 5)
+    if best == found[i].tolist():
+      np.testing.assert_allclose(cosines[i], expected, atol=1e-6)
+  assert np.mean(recalls) >= 0.99
+  with pytest.raises(errors.UserError, match='16 dimensions'):
+    index.search(np.ones((2, 3)))
+
+
+def test_few_rows_are_all_found():
+  rows = _clustered(15)
+  vectors = jaxemb.Embeddings([f'w{i}' for i in range(15)], rows)
+  index = vectors.index()
+  expected = vectors.most_similar('w3', topn=50)
+  result = vectors.most_similar('w3', topn=50, indexer=index)
+  assert len(result) == 14
+  assert [w for w, _ in result] == [w for w, _ in expected]
+  found, _ = index.search(rows[:1], num=50)
+  assert sorted(found[0, :15].tolist()) == [*range(15)]
+  assert (found[0, 15:] == -1).all()
+
+
+def test_a_word_with_several_senses_occurs_once():
+  names = [f's{i // 30}#{i % 30}' for i in range(3000)]
+  words = [f's{i}' for i in range(100)]
+  rows = _clustered(3000)
+  rows[60:90] = rows[60]  # its senses fill the first candidates
+  table = multivectors.MultiVectors(
+    words=words,
+    counts=None,
+    starts=np.arange(0, 3001, 30),
+    vectors=rows,
+    priors=np.tile(np.linspace(0.01, 0.06, 30), 100).astype(np.float32),
+  )
+  vectors = jaxemb.Embeddings(names, rows, sense_table=table)
+  index = vectors.index(expansion_search=512)
+  target = rows[60] * 2
+  for options in {}, {'min_prior': 0.03}:
+    expected = vectors.most_similar([target], topn=20, **options)
+    result = vectors.most_similar([target], topn=20, indexer=index, **options)
+    same = {w for w, _ in expected} & {w for w, _ in result}
+    assert len(same) >= 19
+    assert len({w.split('#')[0] for w, _ in result}) == 20
+  result = vectors.most_similar('s2', sense=0, topn=20, indexer=index)
+  assert not any(w.startswith('s2#') for w, _ in result)
+
+
+def test_a_saved_index_belongs_to_its_vectors(vectors, index, tmp_path):
+  index.save(tmp_path / 'index')
+  vectors.save(tmp_path / 'vectors')
+  again = jaxemb.load(tmp_path / 'vectors')
+  mapped = again.load_index(tmp_path / 'index')
+  assert mapped.settings == index.settings
+  for word in 'w1', 'w2000':
+    expected = vectors.most_similar(word, indexer=index)
+    assert again.most_similar(word, indexer=mapped) == expected
+  changed = vectors.vectors.copy()
+  changed[2999, 15] += 1e-3
+  for rows in changed, changed[:2000], changed[:, :8]:
+    other = jaxemb.Embeddings(vectors.index_to_key[: len(rows)], rows)
+    with pytest.raises(errors.UserError, match='of other vectors, 3,000 x 16'):
+      other.load_index(tmp_path / 'index')
+    with pytest.raises(errors.UserError, match='of other vectors than'):
+      other.most_similar('w1', indexer=index)
+  with pytest.raises(errors.UserError, match='of other vectors than'):
+    vectors.most_similar('w1', indexer=mapped)
+  again.add_vector('new', changed[0])
+  with pytest.raises(errors.UserError, match='have been changed'):
+    again.most_similar('w1', indexer=mapped)
+
+
+def test_unusable_indexes_and_arguments_are_one_line(vectors, index, tmp_path):
+  folder = tmp_path / 'index'
+  with pytest.raises(errors.UserError, match='No such file.*index.save'):
+    vectors.load_index(folder)
+  index.save(folder)
+  graph = (folder / 'graph.usearch').read_bytes()
+  for damaged in graph[: len(graph) // 2], graph[:10], b'x' * 9999:
+    (folder / 'graph.usearch').write_bytes(damaged)
+    with pytest.raises(errors.UserError, match='damaged.*build it again'):
+      vectors.load_index(folder)
+  settings = json.loads((folder / 'index.json').read_text())
+  for text in '{}', '[]', 'x', json.dumps(settings | {'unknown': 1}):
+    (folder / 'index.json').write_text(text)
+    with pytest.raises(errors.UserError, match='no index of vectors'):
+      vectors.load_index(folder)
+  for options in {'topn': None}, {'restrict_vocab': 9}, {'clip_start': 3}:
+    with pytest.raises(errors.UserError, match='among all words'):
+      vectors.most_similar('w1', indexer=index, **options)
+  for arguments in {'kind': 'annoy'}, {'trees': 9}, {'connectivity': 1.5}:
+    with pytest.raises(errors.UserError, match='hnsw|connectivity'):
+      vectors.index(**arguments)
