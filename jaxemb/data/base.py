@@ -110,6 +110,7 @@ class Known(NamedTuple):
   keys: Sequence[str]
   counts: np.ndarray  # [keys] int64, how often it saw each
   fingerprint: str  # of keys, counts and vectors
+  contexts: Sequence[str] = ()  # what it had further rows for, such as users
 
 
 class SourceSpec(NamedTuple):

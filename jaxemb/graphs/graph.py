@@ -110,6 +110,19 @@ class Graph(NamedTuple):
       return [str(i) for i in range(self.num_nodes)]
     return self.names
 
+  def with_nodes(self, names: Sequence[str]) -> 'Graph':
+    """The graph with isolated nodes behind its own, without features."""
+    num = len(names)
+    offsets = np.pad(self.offsets, (0, num), 'edge')
+    labels = self.labels and self.labels.with_nodes(num)
+    return self._replace(
+      offsets=offsets,
+      names=[*self.keys(), *names],
+      labels=labels,
+      features=None,
+      digest='',
+    )
+
 
 class Edges(NamedTuple):
   """Some edges; those that have weights or relations all have them."""

@@ -46,7 +46,7 @@ class Walks(_Graphs):
   source = 'graph'
   factory = 'jaxemb.graphs.walk_source:Walks'
   start = 'graph'
-  uses = kind.WINDOWS | _LISTS | {'train.init_from', 'eval.k'}
+  uses = kind.WINDOWS | _LISTS | kind.STARTED | {'eval.k'}
   unit = 'words'
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:

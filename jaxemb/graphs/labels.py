@@ -52,6 +52,13 @@ class Labels(NamedTuple):
     of_nodes[nodes] = classes
     return cls(of_nodes, None, names)
 
+  def with_nodes(self, num: int) -> 'Labels':
+    """The labels of more nodes, which have none."""
+    if self.offsets is None:
+      classes = np.pad(self.classes, (0, num), constant_values=-1)
+      return self._replace(classes=classes)
+    return self._replace(offsets=np.pad(self.offsets, (0, num), 'edge'))
+
   @property
   def has_many(self) -> bool:
     """Whether a node may have several classes."""

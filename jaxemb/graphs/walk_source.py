@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxemb.data import base
+from jaxemb.data import base, growth
 from jaxemb.data import blocks as blocks_lib
 from jaxemb.graphs import edge_splits, walks
 from jaxemb.graphs import graph as graph_lib
@@ -55,9 +55,14 @@ class Corpus:
     counts = self._visits(words, spec.progress)
     # Every pass begins a walk at each.
     counts[starts] = np.maximum(counts[starts], num)
+    visits, keys = counts, graph.keys()
+    if spec.known:
+      counts = visits + growth.earlier(spec.known, keys).counts
     # [vocab], the node of each id, by falling count.
     self.nodes = np.argsort(-counts, kind='stable')[: np.count_nonzero(counts)]
-    self.counts, keys = counts[self.nodes], graph.keys()
+    self.counts = counts[self.nodes]
+    # Of these, those of the walks, if there are others.
+    self.text_counts = visits[self.nodes] if spec.known else None
     self.words = [keys[i] for i in self.nodes]
     # [nodes] int32; -1 = no walk comes there.
     self.ids_of = np.full(graph.num_nodes, -1, np.int32)
@@ -112,6 +117,9 @@ class Walks(blocks_lib.BlockSource):
 
   def __init__(self, spec: base.SourceSpec):
     graph, held = edge_splits.split(spec)
+    if spec.known:
+      absent = growth.earlier(spec.known, graph.keys()).absent
+      graph = graph.with_nodes(absent)
     self.held = {k: x._replace(relations=None) for k, x in held.items()}
     super().__init__(Corpus(graph, spec), spec)
     self.graph, self.inputs = graph, graph.inputs

@@ -1,6 +1,6 @@
 """Interactions: users and their items, as pairs or as sets."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ml_collections
@@ -26,6 +26,7 @@ _HELP = {
 _OPTIONAL = (
   kind.HELD_OUT
   | kind.MONITORED
+  | kind.STARTED
   | {'data.min_count', 'data.columns', 'data.decimal', 'eval.k'}
 )
 
@@ -39,6 +40,15 @@ class _Interactions(kind.Kind):
   }
   undivided = _UNDIVIDED
   monitors = 'ndcg', 'score'
+
+  def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
+    """See `kind.Kind`."""
+    path = config.train.init_from
+    if path and not config.data.grow:
+      yield (
+        f'config.train.init_from={path} is of a run that is continued; give '
+        f'--from={path}'
+      )
 
   def evaluate(
     self,

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base as data_base
+from jaxemb.data import growth
 from jaxemb.evaluation import ranking
 from jaxemb.interactions import reading
 from jaxemb.io import inputs, roles
@@ -30,12 +31,14 @@ class Interactions(NamedTuple):
   """Who has what: to learn from, and held out."""
 
   items: list[str]  # names, the most frequent first
-  counts: np.ndarray  # [items] int64, users to learn from who have each
+  counts: np.ndarray  # [items] int64, users who have each
   users: list[str]  # names, in order of `train`
   train: ranking.Sets  # of each user that has any
   held: dict[str, ranking.Held]  # by split
   dropped: dict[str, int]
   inputs: Sequence[roles.Input] = ()
+  # [items] int64, of the counts those of a run that is continued.
+  earlier: np.ndarray | None = None
 
   def fingerprint(self) -> str:
     """Of all names and sets to learn from."""
@@ -88,11 +91,15 @@ def _hold_out(
   return held
 
 
-def make(settings: Mapping[str, Any], seed: int) -> Interactions:
+def make(
+  settings: Mapping[str, Any],
+  seed: int,
+  known: data_base.Known | None = None,
+) -> Interactions:
   """The interactions that settings under `config.data` name.
 
-  Without a path they are the embedded ones. Raises a `UserError` for input that
-  cannot be used.
+  Without a path they are the embedded ones. They have all items and users that
+  a run has `known`. Raises a `UserError` for input that cannot be used.
   """
   if not settings['path']:
     if splits := list(filter(settings.get, _SPLITS)):
@@ -103,7 +110,7 @@ def make(settings: Mapping[str, Any], seed: int) -> Interactions:
       )
     items_of, *others = planted()
     held = dict(zip(_SPLITS, others, strict=True))
-    return encode(items_of, held, settings['min_count'])
+    return encode(items_of, held, settings['min_count'], known=known)
   settings = inputs.resolve(
     settings, 'file of interactions', is_other=reading.is_other
   )
@@ -125,53 +132,78 @@ def make(settings: Mapping[str, Any], seed: int) -> Interactions:
       raise errors.UserError(f'config.data.{name}: {error}') from error
     data.dropped.update(dropped)
     data.inputs.extend(shown)
-  encoded = encode(data.items_of, held, settings['min_count'])
+  encoded = encode(data.items_of, held, settings['min_count'], known=known)
   return encoded._replace(
     dropped={**encoded.dropped, **data.dropped}, inputs=data.inputs
   )
 
 
+def _numbered(
+  counted: Mapping[str, int], min_count: int, known: data_base.Known | None
+) -> tuple[list[str], np.ndarray, np.ndarray | None]:
+  """Items, the most frequent first, with counts, and the `earlier` ones."""
+  names, here = list(counted), np.array([*counted.values()], np.int64)
+  if known is None:
+    before = np.zeros_like(here)
+  else:
+    before, absent, counts = growth.earlier(known, names)
+    names += absent
+    here = np.pad(here, (0, len(absent)))
+    before = np.concatenate([before, counts])
+  chosen = np.flatnonzero((here >= min_count) | (before > 0))
+  order = chosen[np.argsort(-(here + before)[chosen], kind='stable')]
+  items = [names[i] for i in order.tolist()]
+  before = before[order]
+  return items, here[order] + before, None if known is None else before
+
+
 def encode(
-  items_of: ItemsOf, held: Mapping[str, ItemsOf], min_count: int = 1
+  items_of: ItemsOf,
+  held: Mapping[str, ItemsOf],
+  min_count: int = 1,
+  known: data_base.Known | None = None,
 ) -> Interactions:
   """Numbers users and items; items of fewer than `min_count` are dropped.
 
+  Those `known` stay, behind the users of these data those that it lacks.
   Raises a `UserError` if no item is left, or no user of a split is known.
   """
   once = {user: list(dict.fromkeys(x)) for user, x in items_of.items()}
   counted = collections.Counter(itertools.chain.from_iterable(once.values()))
-  ranked = [(x, num) for x, num in counted.most_common() if num >= min_count]
-  if not ranked:
-    raise errors.UserError(
-      f'no item has config.data.min_count={min_count} users; lower it'
-    )
-  items, counts = zip(*ranked, strict=True)
+  items, counts, earlier = _numbered(counted, min_count, known)
   numbers = {x: i for i, x in enumerate(items)}
-
-  known = {
+  sets = {
     user: [numbers[x] for x in names if x in numbers]
     for user, names in once.items()
   }
-  known = {user: x for user, x in known.items() if x}
+  sets = {user: x for user, x in sets.items() if x}
+  if not sets:
+    raise errors.UserError(
+      f'no item has config.data.min_count={min_count} users; lower it'
+    )
   listed = sum(map(len, items_of.values()))
   dropped = {
     'repeated_interactions': listed - counted.total(),
-    'rare_interactions': counted.total() - sum(counts),
-    'users_without_items': len(items_of) - len(known),
+    'rare_interactions': counted.total() - sum(map(len, sets.values())),
+    'users_without_items': len(items_of) - len(sets),
   }
   splits = {}
-  for name, sets in held.items():
-    splits[name], counts_of_split = _split(name, sets, known, numbers=numbers)
+  for name, of_split in held.items():
+    splits[name], counts_of_split = _split(
+      name, of_split, sets, numbers=numbers
+    )
     dropped |= counts_of_split
-  train = ranking.Sets.of(known.values())
-  counts = np.array(counts, np.int64)
+  if known:
+    sets |= {x: [] for x in growth.absent_names(known.contexts, [*sets])}
+  train = ranking.Sets.of(sets.values())
   return Interactions(
-    items=list(items),
+    items=items,
     counts=counts,
-    users=[*known],
+    users=[*sets],
     train=train,
     held=splits,
     dropped=dropped,
+    earlier=earlier,
   )
 
 

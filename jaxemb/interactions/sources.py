@@ -39,7 +39,7 @@ class Interactions:
 
   def __init__(self, spec: base.SourceSpec):
     self.spec, self.num_parts, self.epochs = spec, spec.num_parts, spec.epochs
-    self.data = data = sets_lib.make(spec.settings, spec.seed)
+    self.data = data = sets_lib.make(spec.settings, spec.seed, spec.known)
     self.keys, self.counts, self.held = data.items, data.counts, data.held
     self.context_keys: Sequence[str] = data.users
     self.units_per_epoch = num = len(data.train.ids)
@@ -47,7 +47,13 @@ class Interactions:
     self.inputs = data.inputs
     self.step_size = spec.part_words * spec.num_parts
     self.num_steps = max(1, min(_DISPATCH, num) // self.step_size)
-    self.frequencies = self.counts / num
+    self.earlier = data.earlier
+    # [items] int64, of the counts those of these data.
+    self.seen = self.counts - (0 if data.earlier is None else data.earlier)
+    self.frequencies = self.seen / num
+    self.earlier_contexts: np.ndarray | None = None
+    if data.earlier is not None:  # of users, whom a run has not counted
+      self.earlier_contexts = np.zeros(len(data.users), np.int64)
     # [users] float64, chance that an example is of each.
     self.user_frequencies = data.train.sizes() / num
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
@@ -130,10 +136,12 @@ class ItemSets(Interactions):
 
   def __init__(self, spec: base.SourceSpec):
     super().__init__(spec)
-    self.context_keys = ()  # which are items too
+    self.context_keys, self.earlier_contexts = (), None  # which are items too
     sample = spec.settings['sample']
     self.keep = subsampling.keep_probabilities(self.counts, sample)
-    self.frequencies = subsampling.center_probabilities(self.counts, sample)
+    self.frequencies = subsampling.center_probabilities(
+      self.counts, sample, self.seen
+    )
     self.steps = windows.Steps.of(spec)
 
   def evaluate(

@@ -1,25 +1,23 @@
 """Warm starts: initialise tables from the rows of a trained model."""
 
 import logging
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.data import base as data_base
 from jaxemb.merging import parts as parts_lib
+from jaxemb.storage import word2vec_format
 
 _LOG = logging.getLogger('jaxemb')
 _BLOCK_ROWS = 65_536  # read and written at once
 
 
 def begin(
-  path: str,
-  trainable: Any,
-  strategy: Any,
-  state: Any,
-  words: Any,
-  needs_all: bool = False,
+  path: str, trainable: Any, strategy: Any, state: Any, words: Any
 ) -> Any:
   """Replaces rows of a new state, which is donated, by those of a model.
 
@@ -27,10 +25,9 @@ def begin(
   opens; `words` [vocab] name the rows. Words that the model lacks, or never
   saw, keep their random start; those with several vectors start from their
   mean. Optimizer state is taken over where the model has it. UserError if the
-  vectors cannot be used, have other dimensions or, if one `needs_all` tables,
-  no context vectors.
+  vectors cannot be used, or have other dimensions.
   """
-  part = parts_lib.open_part(path, None, needs_all or None).of_words()
+  part = parts_lib.open_part(path, None, None).of_words()
   model = trainable.model
   dim = trainable.tables[model.vectors_table].spec.dim
   if part.dim != dim:
@@ -55,11 +52,8 @@ def begin(
   ):
     if title not in stored or name not in trainable.tables:
       continue
-    names = trainable.tables[name].state_names
-    titles = {x: f'optimizer/{title}/{x}' for x in names}
-    titles = {x: path for x, path in titles.items() if path in stored}
-    used += [title, *titles.values()]
-    arrays = {'': stored[title]} | {k: stored[x] for k, x in titles.items()}
+    arrays = _arrays_of(trainable.tables[name], title, stored=stored)
+    used += arrays
     state = _imported(strategy, state, name, ids=ids, arrays=arrays, rows=rows)
   _LOG.info(
     f'starting from {path}: {len(ids):,} of {len(words):,} words '
@@ -68,6 +62,92 @@ def begin(
     'starts anew'
   )
   return state
+
+
+def go_on(
+  folder: pathlib.Path,
+  trainable: Any,
+  strategy: Any,
+  state: Any,
+  run: data_base.Known,
+  words: Sequence[str],
+  contexts: Sequence[str],
+) -> Any:
+  """Replaces rows of a new state, which is donated, by all of a run's export.
+
+  `words` [vocab] name the rows, and `contexts` those of context vectors where
+  these are not of words. Optimizer state is taken over where the model has it.
+  Raises a `UserError` if the export lacks a table, or is damaged.
+  """
+  from flax import traverse_util  # both take long to import
+
+  from jaxemb.storage import orbax_export
+
+  model, used, lines = trainable.model, [], []
+  stored = traverse_util.flatten_dict(
+    orbax_export.read(folder / 'orbax'), sep='/'
+  )
+  for title, name, new, old in (
+    ('vectors', model.vectors_table, words, run.keys),
+    (
+      'context_vectors',
+      model.contexts_table,
+      contexts or words,
+      run.contexts or run.keys,
+    ),
+  ):
+    if name not in trainable.tables:
+      continue
+    arrays = _arrays_of(trainable.tables[name], title, stored)
+    _check(
+      run.path,
+      trainable.tables[name].spec.dim,
+      title,
+      arrays=arrays,
+      num_rows=len(old),
+    )
+    row_of = {x: i for i, x in enumerate(old)}
+    spelled, _ = word2vec_format.spell(new)
+    rows = np.array([row_of.get(x, -1) for x in spelled])
+    ids = np.flatnonzero(rows >= 0)
+    state = _imported(
+      strategy, state, name, ids=ids, arrays=arrays, rows=rows[ids]
+    )
+    used += arrays
+    lines.append(f'{len(ids):,} of {len(new):,} rows of {title}')
+  _LOG.info(
+    f'going on from {run.path}: {", ".join(lines)}, others start at random; '
+    f'tables {", ".join(used)}, all else starts anew'
+  )
+  return state
+
+
+def _check(path, dim, title, arrays, num_rows):
+  """Raises a `UserError` for arrays of a run that are not what they were."""
+  if title not in arrays:
+    raise errors.UserError(
+      f'--from={path} has no {title} (export/orbax/); give the folder of a run '
+      'that has ended'
+    )
+  shape = arrays[title].shape
+  if shape != (num_rows, dim):
+    raise errors.UserError(
+      f'--from={path} has {title} of shape {list(shape)}, and [{num_rows}, '
+      f'{dim}] is needed; give another run, or export again'
+    )
+  for name, x in arrays.items():
+    if not np.isfinite(x).all():
+      raise errors.UserError(
+        f'--from={path} has {name} that are not finite; give another run'
+      )
+
+
+def _arrays_of(
+  table: Any, title: str, stored: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """Returns what is stored of a table: vectors, and its optimizer's state."""
+  names = [title, *(f'optimizer/{title}/{x}' for x in table.state_names)]
+  return {x: stored[x] for x in names if x in stored}
 
 
 def _imported(
@@ -80,13 +160,16 @@ def _imported(
 ) -> Any:
   """Returns a state whose rows `ids` of a table are `rows` of arrays.
 
-  These are the vectors, named '', and by name those of an optimizer's state.
+  These are the vectors and, behind the last `/` of their names, the optimizer's
+  state.
   """
   for start in range(0, len(ids), _BLOCK_ROWS):
     some = slice(start, start + _BLOCK_ROWS)
-    values = {k: parts_lib.take(x, rows[some]) for k, x in arrays.items()}
-    vectors = values.pop('')
+    vectors, *values = (parts_lib.take(x, rows[some]) for x in arrays.values())
     # State of one number per row is [n].
-    values = {k: x[:, 0] if x.shape[1] == 1 else x for k, x in values.items()}
+    values = {
+      k.rpartition('/')[2]: x[:, 0] if x.ndim > 1 and x.shape[1] == 1 else x
+      for k, x in zip([*arrays][1:], values, strict=True)
+    }
     state = strategy.import_rows(state, name, ids[some], vectors, values)
   return state

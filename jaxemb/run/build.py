@@ -77,10 +77,10 @@ class Parts(NamedTuple):
     """
     return start.new_state(
       self.config,
+      self.source,
       self.trainable,
-      self.strategy,
+      strategy=self.strategy,
       state=self.strategy.init(key),
-      words=self.source.keys,
     )
 
   def close(self) -> None:

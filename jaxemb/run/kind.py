@@ -35,6 +35,7 @@ WINDOWS = frozenset((
   'model.shared_negatives', 'optimizer.max_duplicates', 'train.batch_words',
   'train.threads', 'data.sample',
 ))  # fmt: skip
+STARTED = frozenset(('data.grow', 'train.init_from'))
 HELD_OUT = frozenset(('data.valid', 'data.test'))
 DENSE = frozenset((
   'model.hidden', 'model.dropout', 'optimizer.decay', 'optimizer.rows',

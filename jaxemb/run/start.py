@@ -4,6 +4,7 @@ With `config.data.grow` (--from=RUN) a run is continued on new data: its keys,
 such as words, stay with their counts, and so do all of its tables.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -19,7 +20,13 @@ from jaxemb.merging import warm_start
 from jaxemb.storage import export, word2vec_format
 
 # Settings of which a run that is continued must have the same values.
-_SAME = 'data.source', 'model.name', 'model.loss', 'model.dim'
+_SAME = (
+  'data.source',
+  'model.name',
+  'model.loss',
+  'model.dim',
+  'model.subwords',
+)
 
 
 def path_of(config: ml_collections.ConfigDict) -> str:
@@ -49,10 +56,10 @@ def _check_run(config: ml_collections.ConfigDict, path: str) -> None:
     )
   ours, theirs = config_lib.flat(config), _settings(path)
   for name in _SAME:
-    if theirs.get(name, ours[name]) != ours[name]:
+    if theirs.get(name, ours.get(name)) != ours.get(name):
       raise errors.UserError(
         f'--from={path} has config.{name}={theirs[name]}, and this run '
-        f'{ours[name]}; give --config.{name}={theirs[name]}, or another run'
+        f'{ours.get(name)}; give --config.{name}={theirs[name]}, or another run'
       )
 
 
@@ -86,17 +93,26 @@ def known(config: ml_collections.ConfigDict) -> data_base.Known | None:
     digests = [
       text_files.file_sha256(folder / x) for x in ('vocab.txt', export.VECTORS)
     ]
+  contexts: list[str] = []
+  if (folder / export.CONTEXTS).is_file():
+    contexts, _ = word2vec_format.read_vocab(
+      folder / export.CONTEXTS, needs_counts=False
+    )
   return data_base.Known(
-    path=path, keys=keys, counts=counts, fingerprint=' '.join(digests)
+    path=path,
+    keys=keys,
+    counts=counts,
+    fingerprint=' '.join(digests),
+    contexts=contexts,
   )
 
 
 def new_state(
   config: ml_collections.ConfigDict,
+  source: data_base.Source,
   trainable: Any,
   strategy: Any,
   state: Any,
-  words: Any,
 ) -> Any:
   """Returns a new state, which is donated, with the rows to start from.
 
@@ -105,11 +121,13 @@ def new_state(
   path = path_of(config)
   if not path:
     return state
-  return warm_start.begin(
-    path,
-    trainable,
-    strategy,
-    state=state,
-    words=words,
-    needs_all=config.data.grow,
-  )
+
+  if run := known(config):
+    has_keys = getattr(trainable.model, 'has_contexts_of_keys', False)
+    contexts = () if has_keys else getattr(source, 'context_keys', ())
+    begin = functools.partial(
+      warm_start.go_on, _export(path), run=run, contexts=contexts
+    )
+  else:
+    begin = functools.partial(warm_start.begin, path)
+  return begin(trainable, strategy, state=state, words=source.keys)

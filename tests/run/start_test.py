@@ -11,11 +11,12 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import train as train_cli
 from jaxemb.data import subsampling
-from jaxemb.run import start
+from jaxemb.run import lifecycle, start
 from jaxemb.storage import orbax_export
 from tests import marking, runs
 
 _OLD, _NEW = 'apple boat cat dog egg', 'apple cat fish'
+_MORE = [f'word{i}' for i in range(200)]
 _DIM = 6
 _USUAL = {
   'data.min_count': 2,
@@ -24,6 +25,7 @@ _USUAL = {
   'train.epochs': 1,
   'mesh.data': 1,
 }
+_FEW = {'table.device_bytes': '50%', 'train.batch_words': 16}
 # With a learning rate of nothing, what comes out is what went in.
 _STILL = {
   'optimizer.learning_rate': 1e-30,
@@ -42,6 +44,8 @@ def folder(tmp_path_factory):
   """A run, and the text that it is to be continued on."""
   folder = tmp_path_factory.mktemp('start')
   _write(folder / 'old.txt', _OLD, 200)
+  with open(folder / 'old.txt', 'a') as file:
+    file.write(f'{" ".join(_MORE)}\n' * 3)
   _write(folder / 'new.txt', _NEW, 150)
   settings = _USUAL | {'data.path': str(folder / 'old.txt')}
   assert runs.run(folder / 'old', settings) == 0
@@ -78,8 +82,8 @@ def _tables(workdir):
     marking.slow({'strategy.name': 'sync', 'table.layout': 'column',
                   'mesh.table': 2}),
     marking.slow({'strategy.name': 'replicas', 'mesh.data': 2}),
-    marking.slow({'table.store': 'memory'}),
-    marking.slow({'table.store': 'disk', 'optimizer.name': 'adagrad'}),
+    marking.slow({'table.store': 'memory', **_FEW}),
+    marking.slow({'table.store': 'disk', 'optimizer.name': 'adagrad', **_FEW}),
     marking.slow({'train.fused': False}),
   ],
 )  # fmt: skip
@@ -88,10 +92,10 @@ def test_old_rows_stay_and_new_words_get_theirs(folder, tmp_path, changes):
   counts = dict(zip(vectors.index_to_key, vectors.counts, strict=True))
   assert counts == {
     'apple': 350, 'cat': 350, 'boat': 200, 'dog': 200, 'egg': 200,
-    'fish': 150, 'rare': 4, 'words': 4,
+    'fish': 150, 'rare': 4, 'words': 4, **dict.fromkeys(_MORE, 3),
   }  # fmt: skip
   assert vectors.counts.tolist() == sorted(counts.values(), reverse=True)
-  assert '7 of 8 words (1 start at random, 0 of its words' in log
+  assert '207 of 208 rows of vectors, 207 of 208 rows of context_vectors' in log
   old, new = _tables(folder / 'old'), _tables(tmp_path / 'new')
   for name, rows in old.items():
     for word, row in rows.items():
@@ -129,6 +133,74 @@ def test_a_second_start_resumes_and_no_other_run_will_do(folder, tmp_path):
   rows = np.load(source / 'export' / 'vectors.npy')
   np.save(source / 'export' / 'vectors.npy', rows + 1)
   assert 'is not the run that' in refused()
+
+
+_KINDS = {
+  'graph:deepwalk': (
+    'source,target\na,b\nb,c\nc,the end\nd,a\n',
+    'source,target\na,b\nb,the end\nnew one,a\n',
+    {'data.walks': 3, 'data.walk_length': 5, 'model.window': 2},
+  ),
+  'rec:item2vec': (
+    'user,item\nu,x\nu,y z\nv,x\nv,w\nv,y z\nv,once\n',
+    'user,item\nu,x\nu,y z\nw,x\nw,new one\nu,new one\nw,rare\n',
+    {'data.min_count': 1},
+  ),
+  'rec:bpr': (
+    'user,item\nu,x\nu,y z\nv,x\nv,w\nv,y z\nv,once\n',
+    'user,item\nu,x\nu,y z\nw w,x\nw w,new one\nu,new one\nw w,rare\n',
+    {'data.min_count': 1},
+  ),
+}
+
+
+def _train(name, path, workdir, **settings):
+  usual = {'model.dim': _DIM, 'train.epochs': 1, 'mesh.data': 1}
+  settings = usual | settings
+  config = config_lib.load(name, {'data.path': str(path), **settings})
+  assert lifecycle.run(config, workdir) == 0
+
+
+@pytest.mark.parametrize(
+  'name',
+  [*marking.slow_after(1, ['graph:deepwalk', 'rec:bpr']), 'rec:item2vec'],
+)
+def test_nodes_and_items_grow_as_words_do(name, tmp_path):
+  *data, settings = _KINDS[name]
+  for file, text in zip(('old.csv', 'new.csv'), data, strict=True):
+    (tmp_path / file).write_text(text)
+  old, new = tmp_path / 'old', tmp_path / 'new'
+  _train(name, tmp_path / 'old.csv', old, **settings)
+  if name != 'graph:deepwalk':
+    settings = settings | {'data.min_count': 2}
+  begun = {'train.init_from': str(old), 'data.grow': True}
+  _train(name, tmp_path / 'new.csv', new, **settings, **begun, **_STILL)
+  before, after = jaxemb.load(old), jaxemb.load(new)
+  added = set(after.index_to_key) - set(before.index_to_key)
+  assert added == {'new_one'}
+  counts = dict(zip(after.index_to_key, after.counts.tolist(), strict=True))
+  earlier = dict(zip(before.index_to_key, before.counts.tolist(), strict=True))
+  if name == 'graph:deepwalk':
+    assert all(counts[x] > n for x, n in earlier.items() if x in 'ab')
+    assert [counts[x] - earlier[x] for x in 'cd'] == [0, 0]
+  else:
+    here = {'x': 2, 'y_z': 1, 'w': 0, 'once': 0, 'new_one': 2}
+    assert counts == {x: n + earlier.get(x, 0) for x, n in here.items()}
+  assert after.counts.tolist() == sorted(counts.values(), reverse=True)
+  for key in before.index_to_key:
+    np.testing.assert_array_equal(after[key], before[key], key)
+  trees = [orbax_export.read(x / 'export' / 'orbax') for x in (old, new)]
+  names = [x.index_to_key for x in (before, after)]
+  if name == 'rec:bpr':
+    files = [x / 'export' / 'context_vocab.txt' for x in (old, new)]
+    names = [x.read_text().split() for x in files]
+    assert set(names[1]) == {'u', 'v', 'w_w'}
+  rows = [
+    dict(zip(x, tree['context_vectors'], strict=True))
+    for x, tree in zip(names, trees, strict=True)
+  ]
+  for key, row in rows[0].items():
+    np.testing.assert_array_equal(rows[1][key], row, key)
 
 
 def _refused(folder, name='old', **changes):
