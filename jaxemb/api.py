@@ -36,6 +36,7 @@ def train(
   epochs: int = 5,
   seed: int = 1,
   workdir: str | os.PathLike | None = None,
+  start: str | os.PathLike | None = None,
   settings: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> 'embeddings.Embeddings | predictor.ClickModel':
   """Trains word vectors on sentences, or another kind on files and tables.
@@ -49,7 +50,8 @@ def train(
   side of a center and `negatives` for each positive. Words rarer than
   `min_count` are dropped; `sample` is the threshold of frequent-word
   subsampling, 0 = off. `workdir` is the folder of the run, in which a second
-  call resumes; None = a temporary one.
+  call resumes; None = a temporary one. `start` is the folder of a run that is
+  continued on the data, as by --from: all of its words stay.
   `settings` are any others, such as `{'optimizer.name': 'adagrad'}`.
 
   Raises a `UserError` for unusable data or settings, or after a signal.
@@ -69,16 +71,16 @@ def train(
     'seed': seed,
   }
   with tempfile.TemporaryDirectory(prefix='jaxemb-') as temporary:
-    start, values, cache = _configure(
+    chosen, values, cache = _configure(
       data, arguments, folder=temporary, name=config
     )
-    values = {**values, **settings}
+    values = {**values, **_started(start), **settings}
     for key, value in values.items():
       if hasattr(value, 'item'):  # a number of NumPy
         values[key] = value.item()
-    start = config_lib.check(start, values)
+    chosen = config_lib.check(chosen, values)
     folder = workdir or os.path.join(temporary, 'run')
-    code = lifecycle.run(start, folder, text_cache=cache)
+    code = lifecycle.run(chosen, folder, text_cache=cache)
     if code == lifecycle.STOPPED:
       raise errors.UserError(
         'training was stopped by a signal; '
@@ -87,6 +89,18 @@ def train(
     if config and embeddings.model_folder(folder):
       return load(folder)
     return embeddings.load_vectors(folder).in_memory()
+
+
+def _started(start: Any) -> dict[str, Any]:
+  """Settings of a run that is continued, whose folder is given."""
+  if start is None:
+    return {}
+  if not isinstance(start, str | os.PathLike):
+    raise errors.UserError(
+      f'start is of type {type(start).__name__}, and must be the folder of a '
+      'run; give workdir= to the call of jaxemb.train that is to be continued'
+    )
+  return {'train.init_from': os.fspath(start), 'data.grow': True}
 
 
 def _configure(

@@ -108,6 +108,15 @@ def test_python_of_formats(tmp_path, monkeypatch):
   assert names['rows'][:, 0].tolist() == [1, 2]
 
 
+def test_python_of_new_text(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  page = (_ROOT / 'docs/text.md').read_text()
+  (code,) = re.findall(r'^```python\n(.*?)^```', page, re.S | re.M)
+  names = {}
+  exec(code, names)
+  assert {'king', 'fish'} <= set(names['vectors'].index_to_key)
+
+
 @every_notebook
 def test_notebooks_have_no_output(path):
   for cell in nbformat.read(path, as_version=4).cells:

@@ -41,6 +41,19 @@ def test_strings_are_split_and_lowercased_and_tokens_are_not(vectors):
   assert set(of_docs.index_to_key) == set('doc id 1 a b c d'.split())
 
 
+def test_a_run_goes_on_with_more_sentences(vectors, tmp_path):
+  run = tmp_path / 'run'
+  before = jaxemb.train(_TEXT, workdir=run, **_SMALL)
+  after = jaxemb.train(['the cat eats the fish'] * 50, start=run, **_SMALL)
+  assert set(after.index_to_key) == {*before.index_to_key, 'cat', 'fish'}
+  count = after.get_vecattr('the', 'count')
+  assert count == 100 + before.get_vecattr('the', 'count')
+  assert np.array_equal(after['rules'], before['rules'])
+  assert not np.array_equal(after['eats'], before['eats'])
+  with pytest.raises(errors.UserError, match='give workdir='):
+    jaxemb.train(_TEXT, start=vectors, **_SMALL)
+
+
 def test_a_path_and_a_config_train_the_same_vectors(vectors, tmp_path):
   path = tmp_path / 'text.txt'
   path.write_text('\n'.join(_TEXT))
