@@ -14,15 +14,19 @@ import jax
 import numpy as np
 import pytest
 
+from jaxemb import config as config_lib
 from jaxemb.config import kinds
 from jaxemb.data import windows
+from jaxemb.documents import batches
 from jaxemb.strategies import base
 from tests import dispatches, marking, runs
+from tests.documents import sources
 
 # Two devices cannot share seven columns without one that only fills up.
 VOCAB, DIM, WINDOW, CHUNK = 40, 7, 3, 8
 BATCH_WORDS, MAX_STEPS = 32, 64
 KEY = np.array([0xFFFFFFFF, 7], np.uint32)
+DOCUMENTS = 'dbow', 'dm'  # models of documents
 
 # Learning rates at which 2 x 64 steps learn the planted problem.
 RATES = {
@@ -33,6 +37,7 @@ RATES = {
   'adam_full': 0.05,
   'cbow-sgd': 0.3,
   'skipgram-subwords-sgd': 0.03,  # words share many of their n-grams
+  'dm-sgd': 0.3,
 }
 OPTIMIZERS = tuple(kinds.members()['optimizer.name'])
 LAYOUTS = tuple(kinds.members()['table.layout'])
@@ -59,6 +64,7 @@ QUICK = [
   ('sync', 'replicated', 'adagrad', 'skipgram-tree', 'cpu'),
   ('sync-memory', 'replicated', 'sgd', 'skipgram', 'kernel'),
   ('replicas', 'replicated', 'sgd', 'skipgram-subwords', 'kernel'),
+  ('sync', 'replicated', 'sgd', 'dbow', 'kernel'),
 ]
 # And other combinations of them.
 SLOW = [
@@ -77,6 +83,11 @@ SLOW = [
   ('sync-memory', 'replicated', 'sgd', 'skipgram-subwords', 'cpu'),
   ('sync', 'replicated', 'adagrad', 'cbow-subwords', 'kernel-bfloat16'),
   ('replicas-average', 'replicated', 'adam', 'cbow-subwords', 'gpu'),
+  ('replicas', 'replicated', 'sgd', 'dm', 'kernel'),
+  ('replicas-hot', 'replicated', 'adagrad', 'dbow', 'cpu'),
+  ('sync', 'column', 'adam', 'dm', 'cpu'),
+  ('sync', 'row', 'adagrad', 'dbow', 'cpu'),
+  ('sync-memory', 'replicated', 'adagrad', 'dm', 'cpu'),
 ]
 
 
@@ -108,15 +119,18 @@ class Made(NamedTuple):
     return self.strategy.export_rows(state, table).rows
 
 
-@dataclasses.dataclass(frozen=True)
-class _Traced(windows.Steps):
-  """Steps that note when one is traced."""
+def _traced(kind, *sizes):
+  """Steps of a class that note when one is traced."""
 
-  traces: list[int] = dataclasses.field(default_factory=list, hash=False)
+  @dataclasses.dataclass(frozen=True)
+  class Traced(kind):
+    traces: list[int] = dataclasses.field(default_factory=list, hash=False)
 
-  def step(self, *args):
-    self.traces.append(1)
-    return super().step(*args)
+    def step(self, *args):
+      self.traces.append(1)
+      return kind.step(self, *args)
+
+  return Traced(*sizes)
 
 
 @functools.cache
@@ -126,11 +140,19 @@ def _make(member):
   name, _, loss = model.partition('-')
   settings = {
     'optimizer.name': optimizer, 'optimizer.learning_rate': 0.1,
-    'model.name': name, 'model.dim': DIM, 'model.window': WINDOW,
+    'model.name': name, 'model.dim': DIM,
     'data.sample': 0.0, 'train.batch_words': BATCH_WORDS,
     'strategy.name': strategy, 'table.layout': layout,
     'table.dtype': device.partition('-')[2] or 'float32',
   }  # fmt: skip
+  counts, window, source = np.full(VOCAB, 100), WINDOW, None
+  if name in DOCUMENTS:
+    settings['data.source'] = 'documents'
+    source = sources.Counted(counts, VOCAB)
+  if name == 'dbow':  # which has none
+    window = config_lib.default().model.window
+  else:
+    settings['model.window'] = window
   if strategy == 'replicas':
     settings['strategy.sync_every'] = 2 * BATCH_WORDS
     settings['strategy.policy'] = policy or 'bounded'
@@ -158,12 +180,14 @@ def _make(member):
   shape = (1, 1) if strategy == 'sync' else (2, 1)
   if layout != 'replicated':
     shape = (1, 2)
-  steps = _Traced(BATCH_WORDS, shape[0], WINDOW, CHUNK)
+  kind = batches.Steps if source else windows.Steps
+  steps = _traced(kind, BATCH_WORDS, shape[0], window, CHUNK)
   made = dispatches.trainer(
-    np.full(VOCAB, 100),
+    counts,
     settings,
     shape,
     steps,
+    source=source,
     chunk=CHUNK,
     parts=shape[0],
     shared_nodes=4,
@@ -172,7 +196,8 @@ def _make(member):
     **DEVICES[device] | ({'deduplicates': True} if layout == 'row' else {}),
   )
   rate = RATES.get(f'{model}-{optimizer}', RATES[optimizer])
-  _, lowered = dispatches.lowered(*made, MAX_STEPS)
+  shapes = _documents_of if source else lambda words: words
+  _, lowered = dispatches.lowered(*made, MAX_STEPS, shapes)
   return Made(*made, steps.traces, rate, shape[0], lowered.compile())
 
 
@@ -188,9 +213,24 @@ def _planted(made, seed, num_steps=MAX_STEPS):
   words = rng.integers(0, half, (*shape, 8)) + half * rng.integers(
     0, 2, (*shape, 1)
   )
-  return dispatches.pack(
+  batch = dispatches.pack(
     list(words), VOCAB, made.trainable.steps, MAX_STEPS, seed
   )
+  is_of_documents = made.trainable.model.vectors_table == 'documents'
+  return _documents_of(batch) if is_of_documents else batch
+
+
+def _documents_of(words):
+  """A batch whose centers are of any document of their half."""
+  size, half = words.left.shape[1], VOCAB // 2
+  window = (words.ids.shape[1] - size) // 2
+  centers = words.ids[:, window : window + size]
+  documents = np.random.default_rng(3).integers(0, half, centers.shape)
+  documents += half * (centers >= half)
+  is_center = np.arange(size) < words.kept_words[:, None]
+  padding = np.iinfo(np.int32).max
+  documents = np.where(is_center, documents, padding).astype(np.int32)
+  return batches.Batch(words, documents)
 
 
 def _train(made, seed=0, key=KEY):
@@ -222,7 +262,8 @@ def test_learns_the_planted_problem(member):
     kept_words, pairs = m.counters['kept_words'], m.counters['pairs']
     assert pairs > kept_words == made.num_parts * MAX_STEPS * BATCH_WORDS
     # Every context of every center, or every center that has one.
-    examples = kept_words if 'cbow' in member[3] else pairs
+    is_of_centers = member[3].partition('-')[0] in ('cbow', *DOCUMENTS)
+    examples = kept_words if is_of_centers else pairs
     if made.trainable.fused:  # of a chunk of each step, here one in four
       assert 0 < m.steps.examples < 0.5 * examples
     else:

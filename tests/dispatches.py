@@ -1,6 +1,6 @@
 """What tests of strategies share: batches of text, and dispatches of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ def trainer(
   fused: bool | None = False,
   cluster: Any = None,
   earlier: np.ndarray | None = None,
+  source: Any = None,
   **fixed: Any,
 ) -> trainer_lib.Trainer:
   """What settings by their dotted names make; `fixed` is of the tuning.
@@ -45,6 +46,8 @@ def trainer(
   words = [str(i) for i in range(len(counts))]
   frequencies = subsampling.center_probabilities(counts, config.data.sample)
   corpus = models.Corpus(words, counts, frequencies, earlier=earlier)
+  if source:
+    corpus = source.corpus()
   if fused is None:
     return _as_in_runs(config, shape, corpus, steps=steps, **fixed)
   config, tuning = config_lib.resolve(
@@ -160,7 +163,10 @@ def run(strategy: base.Strategy, state: Any, batch: Any, schedule: Any):
 
 
 def lowered(
-  trainable: base.Trainable, strategy: base.Strategy, max_steps: int
+  trainable: base.Trainable,
+  strategy: base.Strategy,
+  max_steps: int,
+  batch_of: Callable[[windows.Batch], Any] = lambda words: words,
 ) -> tuple[Any, jax.stages.Lowered]:
   """The shapes of a state, and a dispatch of text, without any array."""
   steps, num = trainable.steps, trainable.steps.num_parts
@@ -170,7 +176,7 @@ def lowered(
     lambda x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=strategy.batch_sharding
     ),
-    windows.pack(ids, steps.window, steps.part_words),
+    batch_of(windows.pack(ids, steps.window, steps.part_words)),
   )
   state = strategy.init.eval_shape(jax.random.key(0))
   args = state, strategy.constants(), batch, schedule(0, 0)

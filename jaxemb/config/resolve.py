@@ -176,8 +176,15 @@ def can_fuse(
     and not (t.store and m.loss == 'hierarchical_softmax')
     # Nor do kernels take rows of n-grams from a store.
     and not (t.store and m.subwords)
+    and (m.name not in ahead.PARAGRAPHS or _fits_paragraphs(config, platform))
     and (platform == 'cpu' or _fits_gpu(config))
   )
+
+
+def _fits_paragraphs(config: ml_collections.ConfigDict, platform: str) -> bool:
+  """Whether the kernel of documents' models can take the steps."""
+  has_limit = config.optimizer.max_duplicates > 0
+  return platform == 'cpu' and not (config.table.store or has_limit)
 
 
 def _fits_gpu(config: ml_collections.ConfigDict) -> bool:

@@ -18,7 +18,7 @@ from jaxemb.config import kinds
 from jaxemb.data import base as data_base
 from jaxemb.data import packing, subsampling
 from jaxemb.kernels import ffi
-from jaxemb.kernels.cpu import batches, updates
+from jaxemb.kernels.cpu import ahead, batches, updates
 from jaxemb.kernels.cpu import step as native
 from jaxemb.kernels.gpu import row_sums
 from jaxemb.kernels.gpu import step as gpu_step
@@ -159,6 +159,8 @@ def _kernel(
       devices=mesh.devices.flatten().tolist(),
       folder=programs,
     )
+  if config.model.name in ahead.PARAGRAPHS:
+    return native.make_paragraphs(config.model.name, tuning.threads, later)
   return native.make(
     type(model),
     table['dtype'],

@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 from jaxemb.kernels import sources
 from jaxemb.runtime import background
 
+# Models of which another kernel takes steps, where nothing but itself has to
+# change rows.
+PARAGRAPHS = 'dbow', 'dm'
+
 
 class Choice(NamedTuple):
   """What chooses a kernel: names in the settings."""
@@ -45,6 +49,9 @@ def choice_of(config: Any) -> Choice:
 
 def takes_steps(choice: Choice) -> bool:
   """Whether a kernel takes whole steps; XLA does for a user's own loss."""
+  is_plain = not needs_descent(choice.dtype, choice.optimizer)
+  if choice.model in PARAGRAPHS:
+    return choice.loss == 'negative_sampling' and is_plain
   return (
     choice.model in ('skipgram', 'cbow')
     and choice.loss in ('negative_sampling', 'hierarchical_softmax')

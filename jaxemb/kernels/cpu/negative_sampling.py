@@ -105,7 +105,7 @@ def _target_weights(ids, sizes, has_context, out):
 
 
 @numba.njit(**rows.JIT)
-def _draw(lines, integers, number, first, out):
+def draw(lines, integers, number, first, out):
   """Writes the draws of a chunk from out[first] on: `ops.sampling.draw`."""
   key0, key1 = np.uint32(integers[6]), np.uint32(integers[7])
   num_entries = np.uint64(integers[8])
@@ -149,7 +149,7 @@ def _take_ids(frame, i, num_words, out):
     out[j] = tokens[run, start + j]
   if integers[8]:
     chunks = ffi.vector(frame, ffi.ARGUMENTS, arguments.CHUNKS, np.uint32)
-    _draw(more, integers, chunks[i], num_words, out)
+    draw(more, integers, chunks[i], num_words, out)
   else:
     for j in range(more.shape[1]):
       out[num_words + j] = more[i, j]

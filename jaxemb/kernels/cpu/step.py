@@ -26,6 +26,7 @@ from jaxemb.kernels.cpu import (
   descent,
   handlers,
   negative_sampling,
+  paragraphs,
   subwords,
   tiles,
   trees,
@@ -253,6 +254,65 @@ class Kernel:
     return state, strategy_base.added(
       metrics, context.index, totals[0], examples=totals[1], sums={}
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Paragraphs:
+  """As `Kernel`, of steps whose centers have documents (`paragraphs`)."""
+
+  number: int  # of the kernel
+  num_threads: int
+
+  def __call__(
+    self,
+    trainable: strategy_base.Trainable,
+    batch: Any,
+    context: strategy_base.StepContext,
+    carry: tuple[strategy_base.TrainState, strategy_base.StepMetrics],
+  ) -> tuple[strategy_base.TrainState, strategy_base.StepMetrics]:
+    """As `strategies.base.training_step`."""
+    (state, metrics), model = carry, trainable.model
+    words, spec = batch.words, model.spec
+    num_chunks, lines = len(batch.chunks), model.negatives.lines
+    # The rows of documents, of outputs, and of inputs, if there are any.
+    names = model.vectors_table, model.contexts_table
+    names += tuple(x for x in trainable.tables if x not in names)
+    num_others = spec.chunk * (self.num_threads - 1)
+    lookups = trainable.tables[names[1]].spec.lookups_per_center
+    numbers = context.learning_rate, spec.negatives
+    drawing = jax.lax.bitcast_convert_type(context.key, jnp.int32)
+    integers = spec.shared_negatives, spec.window, 0, 0, 0, 0, *drawing
+    integers = *integers, lines.size // 2
+    totals, changed = call(
+      self.number,
+      num_chunks,
+      scratch=(self.num_threads, paragraphs.num_scratch(spec)),
+      read=[
+        batch.rows(),
+        *(x.reshape(num_chunks, -1) for x in (words.left, words.right)),
+        jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
+        jnp.stack([jnp.asarray(x, jnp.int32) for x in integers]),
+        brakes.of_rows(lookups, num_others),
+        words.tokens,
+        batch.chunks,
+        lines,
+      ],
+      changed=state_lib.arrays(state, names),
+    )
+    state = state_lib.replaced(state, names, changed)
+    return state, strategy_base.added(
+      metrics, context.index, totals[0], examples=totals[1], sums={}
+    )
+
+
+def make_paragraphs(
+  name: str, num_threads: int = 1, later: bool = False
+) -> Paragraphs:
+  """Returns the kernel of a model of documents, for tables of float32.
+
+  `later` as of `load`. Raises `ffi.Unavailable`.
+  """
+  return Paragraphs(load(f'{name}-float32', later), num_threads)
 
 
 def make(

@@ -172,7 +172,7 @@ def _score_path(lefts, num_left, nodes, dim, scores, awaited):
 
 
 @numba.njit(**rows.INLINE)
-def _exchange(slopes, lefts, num_left, nodes, depth, dim):
+def exchange(slopes, lefts, num_left, nodes, depth, dim):
   """Adds to words, or their mean, what a path gives, and to it what they do."""
   most = tiles.MOST_EXCHANGED if dim >= tiles.LANES else 1
   if num_left > most:  # what the first ones change, the next ones still need
@@ -278,7 +278,7 @@ def _learn_center(
     _repeat(work.signs, weights)
     loss, examples = arguments.measure(scores, weights), num_used
   _slopes(scores, num_used, rows.padded(depth, tiles.LANES), work.signs)
-  _exchange(scores, lefts, num_used, nodes, depth, dim)
+  exchange(scores, lefts, num_used, nodes, depth, dim)
   if averages:
     targets = words.targets[: ids.size]
     rows.add_columns(
