@@ -15,6 +15,11 @@ if TYPE_CHECKING:
   from jaxemb.models import base as model_base
   from jaxemb.run import build
 
+# Of those of text, what the words of documents are.
+_SETTINGS = (
+  'data.tokens', 'data.encoding', 'data.lowercase', 'data.counts',
+  'data.max_vocab',
+)  # fmt: skip
 _OF_WINDOWS = frozenset(('model.window', 'model.dynamic_window'))
 
 
@@ -24,6 +29,7 @@ class Documents(text_kind.Text):
   source = 'documents'
   factory = 'jaxemb.documents.loader:make'
   start = 'documents'
+  settings = tuple(x for x in text_kind.TEXT.settings if x.name in _SETTINGS)
   uses = kind.WINDOWS | {'data.columns', 'data.min_count'}
   models = {
     'dbow': 'jaxemb.documents.models:dbow',
