@@ -634,7 +634,7 @@ class Embeddings:
     clip_start: int = 0,
     clip_end: int | None = None,
     restrict_vocab: int | None = None,
-    indexer: neighbor_index.Index | None = None,
+    indexer: neighbor_index.Index | Any = None,
     sense: int | None = None,
     min_prior: float = 0.0,
   ) -> Ranked:
@@ -645,7 +645,8 @@ class Embeddings:
     `clip_end` are searched, or the first `restrict_vocab`. A word with several
     senses occurs once, as the nearest sense of at least `min_prior`; `sense`
     selects a sense of a single word. An `indexer`, of `index`, proposes the
-    rows that are compared, of all.
+    rows that are compared, of all; any other object answers itself, by its
+    `most_similar(unit vector, topn)`.
 
     Returns (word, cosine) by falling cosine, without the arguments; with `topn`
     None, float32 cosines of the rows searched. Raises a `ValueError` without
@@ -1121,6 +1122,8 @@ class Embeddings:
 
   def _indexed(self, indexer, target, query, topn, min_prior):
     """Returns (word, cosine) of what an index finds near a unit target."""
+    if not isinstance(indexer, neighbor_index.Index):
+      return indexer.most_similar(target, topn)  # as gensim calls it
     if indexer.vectors is not self.vectors:
       raise errors.UserError(
         f'{indexer!r} is of other vectors than {self!r}, or these have been '
