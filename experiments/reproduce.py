@@ -19,9 +19,11 @@ source, with all instructions of this CPU:
              '-std=c++17 -Ofast -march=native -funroll-loops -pthread -DNDEBUG'
 
 The models are skip-gram and CBOW with negative sampling, and skip-gram with
-hierarchical softmax, which pWord2Vec lacks, as it lacks CBOW. All programs have
-the same settings and as many threads as cores, but each its usual learning
-rate; fastText is without subwords. Each run is a process of its own, and the
+hierarchical softmax, which pWord2Vec lacks, as it lacks CBOW; `subwords` is
+skip-gram with n-grams of 3 to 6 characters in 2 M buckets, beside gensim's
+FastText and fastText, which is without subwords in the others. All programs
+have the same settings and as many threads as cores, but each its usual learning
+rate. Each run is a process of its own, and the
 programs of a round take turns, so that a drift hits all alike. jaxemb reads raw
 text, its peers the tokens that it cuts, a sentence per line. word2vec.c and
 pWord2Vec have no seed: their runs differ by races of threads.
@@ -70,9 +72,10 @@ from jaxemb.storage import export
 from jaxemb.text import encode
 
 _WINDOW, _NEGATIVES, _SAMPLE = 5, 5, 1e-4
-_SKIPGRAM, _CBOW, _TREE = _MODELS = (
-  'skip-gram', 'CBOW', 'hierarchical softmax',
+_SKIPGRAM, _CBOW, _TREE, _SUBWORDS = _MODELS = (
+  'skip-gram', 'CBOW', 'hierarchical softmax', 'subwords',
 )  # fmt: skip
+_CHARS, _BUCKETS = (3, 6), 2_000_000  # of n-grams
 _SPEED_SECS = 20.0  # of a peer's progress, enough to tell its speed
 _PARTS = 'speed', 'process', 'quality'
 # Settings that would change one side only.
@@ -124,6 +127,9 @@ def _jaxemb(run: _Run, flags: argparse.Namespace, path: str) -> list[str]:
     settings['model.loss'] = 'hierarchical_softmax'
   else:
     settings['model.negatives'] = _NEGATIVES
+  if run.model == _SUBWORDS:
+    settings['model.subwords'] = '-'.join(map(str, _CHARS))
+    settings['model.buckets'] = _BUCKETS
   return experiment.training_command(flags, pathlib.Path('run'), settings)
 
 
@@ -141,6 +147,9 @@ def _gensim(run: _Run, flags: argparse.Namespace, path: str) -> list[str]:
     'seed': run.seed,
     'epochs': run.epochs,
   }
+  if run.model == _SUBWORDS:
+    settings['min_n'], settings['max_n'] = _CHARS
+    settings['bucket'] = _BUCKETS
   script = pathlib.Path(__file__).with_name('train_gensim.py')
   files = str(script), 'tokens', 'vectors.bin'
   return [sys.executable, *files, json.dumps(settings)]
@@ -168,11 +177,13 @@ def _word2vec(run: _Run, flags: argparse.Namespace, path: str) -> list[str]:
 
 def _fasttext(run: _Run, flags: argparse.Namespace, path: str) -> list[str]:
   del flags
+  shortest, longest = _CHARS if run.model == _SUBWORDS else (0, 0)
   settings = {
     'input': 'tokens',
     'output': 'vectors',
-    'minn': 0,
-    'maxn': 0,
+    'minn': shortest,
+    'maxn': longest,
+    'bucket': _BUCKETS,
     'loss': 'hs' if run.model == _TREE else 'ns',
     'dim': run.dim,
     'ws': _WINDOW,
@@ -202,7 +213,9 @@ _PROGRAMS = {
   'jaxemb': _Program('jaxemb', _jaxemb, 'run/export/vectors.bin'),
   'gensim': _Program('gensim', _gensim),
   'pword2vec': _Program('pWord2Vec', _word2vec, models=(_SKIPGRAM,)),
-  'word2vec': _Program('word2vec.c', _word2vec),
+  'word2vec': _Program(
+    'word2vec.c', _word2vec, models=(_SKIPGRAM, _CBOW, _TREE)
+  ),
   'fasttext': _Program('fastText', _fasttext, 'vectors.vec'),
 }
 
@@ -425,7 +438,8 @@ def _quality_rows(model: str, found: _Runs) -> Iterator[str]:
     return f'{ours[0] - theirs[0]:+.3f}{error}'
 
   for name in every[0] if every else ():
-    is_shown = model == _SKIPGRAM or name in (_FIVE, _SIMILAR)
+    is_all = model in (_SKIPGRAM, _SUBWORDS)
+    is_shown = is_all or name in (_FIVE, _SIMILAR)
     if is_shown and all(name in x for x in every):
       values = {
         program: _estimate([[x[name] for x in runs] for runs in by_text])

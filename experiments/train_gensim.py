@@ -3,7 +3,8 @@
   python experiments/train_gensim.py TOKENS VECTORS SETTINGS
 
 It writes binary vectors and, next to them as .json, its seconds in training.
-SETTINGS are the arguments of Word2Vec, and `epochs`, in JSON. This process
+SETTINGS are the arguments of Word2Vec, or with `bucket` those of FastText, and
+`epochs`, in JSON. This process
 imports nothing of jaxemb, whose time would count as gensim's.
 """
 
@@ -12,7 +13,7 @@ import pathlib
 import sys
 import time
 
-from gensim.models import word2vec
+from gensim.models import fasttext, word2vec
 
 
 def main(tokens: str, output: str, settings: str) -> None:
@@ -20,7 +21,9 @@ def main(tokens: str, output: str, settings: str) -> None:
   options = json.loads(settings)
   epochs = options.pop('epochs')
   sentences = word2vec.LineSentence(tokens)
-  model = word2vec.Word2Vec(**options)
+  has_subwords = 'bucket' in options
+  make = fasttext.FastText if has_subwords else word2vec.Word2Vec
+  model = make(**options)
   model.build_vocab(sentences)
   start = time.perf_counter()
   model.train(sentences, total_examples=model.corpus_count, epochs=epochs)

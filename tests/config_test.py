@@ -19,6 +19,7 @@ from tests import dispatches
 
 _SYNC = {'strategy.name': 'sync'}
 _TREE = {'model.loss': 'hierarchical_softmax'}
+_SUBWORDS = {'model.subwords': '3-6'}
 
 
 def _config(settings):
@@ -133,6 +134,10 @@ def test_devices_make_batches_of_words(expected, settings, platform):
     (False, {'optimizer.name': 'adam'}, 'cpu', (1, 1)),
     (False, {'model.name': 'mixture', 'senses.number': 1}, 'cpu', (1, 1)),
     (False, {'train.fused': False}, 'cpu', (1, 1)),
+    (True, _SUBWORDS, 'cpu', (1, 1)),
+    (True, {**_SUBWORDS, 'model.name': 'cbow'}, 'cpu', (2, 1)),
+    (False, {**_SUBWORDS, 'table.store': 'memory'}, 'cpu', (1, 1)),
+    (False, _SUBWORDS, 'gpu', (1, 1)),
     (True, {}, 'gpu', (1, 1)),
     (True, {'table.dtype': 'bfloat16'}, 'gpu', (4, 1)),
     (True, {'model.loss': 'hierarchical_softmax'}, 'gpu', (1, 1)),
@@ -239,6 +244,21 @@ def test_short_steps_by_xla_have_rates_of_their_own(
   o = config.optimizer
   found = config.train.batch_words, o.learning_rate, o.max_duplicates
   assert found == expected
+
+
+@pytest.mark.parametrize(
+  ('name', 'fused', 'expected'),
+  [
+    ('skipgram', True, 0.035),
+    ('skipgram', False, 0.03),
+    ('cbow', True, 0.05),
+    ('cbow', False, 0.05),
+  ],
+)
+def test_rates_of_words_with_subwords(name, fused, expected):
+  config = _config({**_SUBWORDS, 'model.name': name})
+  config, _ = config_lib.resolve(config, 'cpu', (1, 1), fused=fused)
+  assert config.optimizer.learning_rate == expected
 
 
 _fitted = functools.partial(config_lib.fitted_batch_words, platform='gpu')
