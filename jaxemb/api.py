@@ -3,6 +3,8 @@
 JAX is imported only when they are called.
 """
 
+import itertools
+import json
 import os
 import pathlib
 import tempfile
@@ -15,11 +17,13 @@ from jaxemb import errors
 if TYPE_CHECKING:
   from jaxemb import embeddings
   from jaxemb.clicks import predictor
+  from jaxemb.documents import trained
 
 _COLUMNS = {  # of tables, by `data.source`; others have users and items
   'clicks': ('label', 'user'),
   **dict.fromkeys(('graph', 'nodes', 'edges'), ('source', 'target')),
 }
+_OF_SENTENCES = 'text', 'documents'  # values of `data.source`
 _KINDS = str, bytes, Iterable  # of sentences, of which bytes are refused
 
 
@@ -38,7 +42,7 @@ def train(
   workdir: str | os.PathLike | None = None,
   start: str | os.PathLike | None = None,
   settings: Mapping[str, Any] = types.MappingProxyType({}),
-) -> 'embeddings.Embeddings | predictor.ClickModel':
+) -> 'embeddings.Embeddings | predictor.ClickModel | trained.Documents':
   """Trains word vectors on sentences, or another kind on files and tables.
 
   `data` is sentences, each a string or a list of tokens, which are read once; a
@@ -88,6 +92,8 @@ def train(
       )
     if config and embeddings.model_folder(folder):
       return load(folder)
+    if documents := _documents(folder):
+      return documents.in_memory()
     return embeddings.load_vectors(folder).in_memory()
 
 
@@ -145,13 +151,18 @@ def _configure(
     config.data.path = os.path.join(folder, 'table.parquet')
     _write_table(data, config.data.path)
     return config, values, cache
-  if source != 'text' and ':' not in source:
+  if source not in _OF_SENTENCES and ':' not in source:
     raise errors.UserError(
       f'config={name!r} needs a path or a table, and data is of type '
       f'{type(data).__name__}; {_remedy(data, source)}'
     )
-  config.data.path = os.path.join(folder, 'text.txt')
-  has_tokens = _write_sentences(data, config.data.path)
+  data, is_tagged = _peek(data, source)
+  if is_tagged:
+    config.data.path = os.path.join(folder, 'documents.jsonl')
+    has_tokens = _write_tagged(data, config.data.path)
+  else:
+    config.data.path = os.path.join(folder, 'text.txt')
+    has_tokens = _write_sentences(data, config.data.path)
   config.data.tokens = 'whitespace' if has_tokens else 'words'
   config.data.lowercase = not has_tokens
   return config, values, cache
@@ -199,7 +210,7 @@ def _write_table(data: Any, path: str) -> None:
 def load(
   path: str | os.PathLike,
   encoding: str = 'utf-8',
-) -> 'embeddings.Embeddings | predictor.ClickModel':
+) -> 'embeddings.Embeddings | predictor.ClickModel | trained.Documents':
   """Reads the vectors of a run or a file, or the model of a run on clicks.
 
   A run may be given by its workdir or its export folder, also in a bucket;
@@ -215,8 +226,46 @@ def load(
       from jaxemb.clicks import predictor
 
       return predictor.load(model)
+    if documents := _documents(folder):
+      return documents.in_memory() if bucket.is_url(path) else documents
     vectors = embeddings.load_vectors(folder, encoding)
     return vectors.in_memory() if bucket.is_url(path) else vectors
+
+
+def _documents(path: str | os.PathLike) -> 'trained.Documents | None':
+  """The documents of a run or of what they saved, if there are any."""
+  from jaxemb.documents import trained
+
+  folder = trained.folder_of(path)
+  return trained.load(folder) if folder else None
+
+
+def _peek(data: Any, source: str) -> tuple[Any, bool]:
+  """Returns the same data, and whether it has words and tags, as gensim's."""
+  if source != 'documents' or not isinstance(data, Iterable):
+    return data, False
+  items = iter(data)
+  first = next(items, None)
+  if first is None:
+    return (), False
+  is_tagged = hasattr(first, 'words') and hasattr(first, 'tags')
+  return itertools.chain([first], items), is_tagged
+
+
+def _write_tagged(documents: Iterable[Any], path: str) -> bool:
+  """Writes JSON lines of gensim's `TaggedDocument`; returns True: of tokens."""
+  with open(path, 'w', encoding='utf-8', errors='replace') as file:
+    for number, document in enumerate(documents, 1):
+      tags = getattr(document, 'tags', None)
+      if not isinstance(tags, list | tuple) or len(tags) != 1:
+        raise errors.UserError(
+          f'document {number:,} has the tags {tags!r}, and one is needed, in a '
+          'list; train documents with other tags apart'
+        )
+      words = ' '.join(_tokens(document.words, number))
+      row = {'tag': str(tags[0]), 'text': words}
+      file.write(json.dumps(row) + '\n')
+  return True
 
 
 def _write_sentences(

@@ -16,6 +16,12 @@ features are in it, or in `--features`; `--columns` and `--num_nodes` are as
 those of `config.data`. The output has a line for each node: `node`, `class` and
 `probability`; of runs on walks, or with `--keep=vector`, its vector, in .csv as
 `vector_0` and so on.
+
+    jaxemb predict --model=RUN --data=FILE --output=FILE
+
+RUN is a run on documents, and FILE has others, in any form that
+`config.data.path` may have there. The output has a line for each: `document`,
+its tag or its number, and its inferred vector, as above.
 """
 
 import argparse
@@ -23,6 +29,7 @@ import itertools
 import pathlib
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,9 +37,10 @@ from jaxemb import errors
 from jaxemb.runtime import process
 from jaxemb.storage import atomic
 
+_DOCUMENTS = 1 << 14  # that are inferred at once
 _OF_NODES = {
   'features': (str, 'of nodes'),
-  'columns': (str, 'of a list of edges'),
+  'columns': (str, 'of a list of edges, or of documents'),
   'comments': (str, 'of a list of edges: what they begin with'),
   'num_nodes': (int, 'of a list of edges between numbers'),
 }
@@ -68,17 +76,21 @@ def _run(argv: Sequence[str] | None) -> None:
   keep = [x.strip() for x in flags.keep.split(',') if x.strip()]
   folders = pathlib.Path(flags.model), pathlib.Path(flags.model, 'export')
   is_of_nodes = any((x / 'network.json').is_file() for x in folders)
+  is_of_documents = any((x / 'words').is_dir() for x in folders)
   predict = _predict_nodes if is_of_nodes else _predict_clicks
+  if is_of_documents:
+    predict = _predict_documents
   counts: dict[str, int] = {}
   tables = predict(flags, output, keep, counts=counts)
   num, lines = _write(output, tables, flags.data), []
-  if is_of_nodes:
+  if is_of_nodes or is_of_documents:
     lines = [f'{name}: {num:,}' for name, num in counts.items() if num]
   elif counts:
     from jaxemb.clicks import predictor
 
     lines = [predictor.unknown_line(counts)]
   what = 'nodes' if is_of_nodes else 'rows'
+  what = 'documents' if is_of_documents else what
   print(f'{num:,} {what} in {output}', *lines, sep='\n', file=sys.stderr)
 
 
@@ -161,13 +173,59 @@ def _predict_nodes(
       if not model.spec.has_many:
         chances = [float(x) for x in chances]
       columns |= {'class': pa.array(classes), 'probability': pa.array(chances)}
-    vectors = inferred.vectors
-    if (keep or not model.classes) and output.suffix == '.csv':
-      columns |= {f'vector_{i}': pa.array(x) for i, x in enumerate(vectors.T)}
-    elif keep or not model.classes:
-      flat, dim = pa.array(vectors.ravel()), vectors.shape[1]
-      columns['vector'] = pa.FixedSizeListArray.from_arrays(flat, dim)
+    if keep or not model.classes:
+      columns |= _vector_columns(inferred.vectors, output)
   yield pa.table(columns)
+
+
+def _vector_columns(vectors: Any, output: pathlib.Path) -> dict[str, Any]:
+  """Vectors as columns of a table: several in .csv."""
+  import pyarrow as pa
+
+  if output.suffix == '.csv':
+    return {f'vector_{i}': pa.array(x) for i, x in enumerate(vectors.T)}
+  flat, dim = pa.array(vectors.ravel()), vectors.shape[1]
+  return {'vector': pa.FixedSizeListArray.from_arrays(flat, dim)}
+
+
+def _predict_documents(
+  flags: argparse.Namespace,
+  output: pathlib.Path,
+  keep: Sequence[str],
+  counts: dict[str, int],
+) -> Iterator[Any]:
+  """Yields inferred vectors of documents, some at a time."""
+  import pyarrow as pa
+
+  from jaxemb import api
+  from jaxemb.documents import loader
+  from jaxemb.io import text_files
+
+  for name in (x for x in _OF_NODES if x != 'columns'):
+    if value := getattr(flags, name):
+      raise errors.UserError(
+        f'--{name}={value} is of nodes, and --model={flags.model} has '
+        'documents; remove it'
+      )
+  if keep:
+    raise errors.UserError(
+      f'--keep={flags.keep}: of documents there are tag and vector; remove it'
+    )
+  model = api.load(flags.model)
+  paths = [x.path for x in text_files.find(flags.data)]
+  _refuse_overwriting(output, 'data', paths)
+  numbered = enumerate(loader.read(flags.data, flags.columns))
+  while some := [*itertools.islice(numbered, _DOCUMENTS)]:
+    with warnings.catch_warnings():  # they are counted
+      warnings.simplefilter('ignore')
+      vectors = model.infer([text for _, (text, _) in some])
+    names = [str(i) if tag is None else tag for i, (_, tag) in some]
+    counts['without a known word'] = counts.get(
+      'without a known word', 0
+    ) + int((~vectors.any(1)).sum())
+    yield pa.table({
+      'document': pa.array(names), **_vector_columns(vectors, output)
+    })  # fmt: skip
 
 
 def _refuse_overwriting(

@@ -52,6 +52,7 @@ class DocumentSource(blocks_lib.BlockSource):
   """Documents as a `data.base.Source`; its keys are tags or numbers."""
 
   has_device_batches = False  # words alone are packed there
+  reside = None
 
   def __init__(
     self, corpus: encode.Encoded, spec: base.SourceSpec, lines: Lines
@@ -159,24 +160,61 @@ def make(spec: base.SourceSpec) -> DocumentSource:
 
 def _lines(path: str, spec: base.SourceSpec) -> Lines:
   """Returns where documents are lines, which are written first if needed."""
-  files, _ = text_files.without_splits(path, text_files.find(path))
   declared = spec.settings['columns']
+  files, form = _find(path, declared)
+  if form == 'lines':
+    return Lines(path)
+  identity = _FORMAT, declared, cache_lib.identity_of(files)
+  folder = cache_lib.folder_of(spec.cache / 'documents', '', identity)
+  progress = functools.partial(spec.progress, 'reading documents')
+  reader = _reader(form, declared, progress)
+  make = functools.partial(_write, files=files, reader=reader)
+  return cache_lib.opened(folder, _read_lines, make)
+
+
+def read(path: str, declared: str = '') -> Iterator[tuple[str, str | None]]:
+  """Yields the text and the tag, if it has one, of each document of a path.
+
+  `declared` is `data.columns`. Raises a `UserError` for what cannot be read.
+  """
+  files, form = _find(path, declared)
+  reader = _reader(form, declared, lambda done, total: None)
+  for file in files:
+    yield from reader(file)
+
+
+def _find(path: str, declared: str) -> tuple[list[pathlib.Path], str]:
+  """Returns the files of a path, and their form."""
+  files, _ = text_files.without_splits(path, text_files.find(path))
   forms = {x.path: _form(x.path, declared) for x in files if x.size_bytes}
-  kinds = {*forms.values()}
+  kinds = sorted({*forms.values()})
   if len(kinds) > 1:
-    one, other = (next(k for k, x in forms.items() if x == y) for y in kinds)
+    one, other = (
+      next(k for k, x in forms.items() if x == y) for y in kinds[:2]
+    )
     raise errors.UserError(
       f'{path} has files of different forms, {one.name} and {other.name}; give '
       'those of one'
     )
-  if kinds == {'lines'}:
-    return Lines(path)
-  identity = _FORMAT, declared, cache_lib.identity_of([*forms])
-  folder = cache_lib.folder_of(spec.cache / 'documents', '', identity)
-  make = functools.partial(
-    _write, files=[*forms], form=kinds.pop(), declared=declared, spec=spec
-  )
-  return cache_lib.opened(folder, _read_lines, make)
+  return [*forms], kinds[0]
+
+
+def _reader(form: str, declared: str, progress: Callable[[int, int], None]):
+  """Returns what yields texts and tags of a file of a form."""
+  if form == 'table':
+    return _Table(declared, progress)
+  return _Dump() if form == 'dump' else _text_lines
+
+
+def _text_lines(file: pathlib.Path) -> Iterator[tuple[str, None]]:
+  """Yields the lines of a file in UTF-8."""
+  with packed.File(file) as stream:
+    rest = b''
+    while block := stream.read(text_files.BLOCK_BYTES):
+      *lines, rest = (rest + block).split(b'\n')
+      yield from ((x.decode(errors='replace'), None) for x in lines)
+    if rest:
+      yield rest.decode(errors='replace'), None
 
 
 def _form(file: pathlib.Path, declared: str) -> str:
@@ -214,30 +252,24 @@ def _read_lines(folder: pathlib.Path) -> Lines:
 
 
 def _write(
-  folder: pathlib.Path,
-  files: Sequence[pathlib.Path],
-  form: str,
-  declared: str,
-  spec: base.SourceSpec,
+  folder: pathlib.Path, files: Sequence[pathlib.Path], reader: Any
 ) -> None:
   """Writes documents as lines, and their tags."""
-  read = _Table(declared, spec) if form == 'table' else _Dump()
   row_of: dict[str, int] = {}
-  rows, has_tags = [], False
+  rows = []
   with open(folder / _LINES, 'w', encoding='utf-8', errors='replace') as out:
     out.write('\N{NO-BREAK SPACE}')  # so that no first line passes for a form
     for file in files:
-      for text, tag in read(file):
+      for text, tag in reader(file):
         out.write(' '.join(text.splitlines()).replace('\0', ' ') + '\n')
         if tag is not None:
           rows.append(row_of.setdefault(tag, len(row_of)))
-  has_tags = bool(rows)
   stored = {
-    'tags': [*row_of] if has_tags else None,
-    'inputs': [x._asdict() for x in read.inputs],
-    'dropped': read.num_bad,
+    'tags': [*row_of] if rows else None,
+    'inputs': [x._asdict() for x in reader.inputs],
+    'dropped': reader.num_bad,
   }
-  if has_tags:
+  if rows:
     np.save(folder / 'rows.npy', np.array(rows, np.int32))
   (folder / _TAGS).write_text(json.dumps(stored), 'utf-8')
 
@@ -245,8 +277,8 @@ def _write(
 class _Table:
   """Reads rows of tables and JSON lines, which have the same columns."""
 
-  def __init__(self, declared: str, spec: base.SourceSpec):
-    self._declared, self._spec = declared, spec
+  def __init__(self, declared: str, progress: Callable[[int, int], None]):
+    self._declared, self._progress = declared, progress
     self.num_bad, self.inputs = 0, []
 
   def __call__(self, file: pathlib.Path) -> Iterator[tuple[str, str | None]]:
@@ -278,8 +310,7 @@ class _Table:
       has_header=is_header,
     )
     text, tag = columns.index('text'), columns.index('tag')
-    progress = functools.partial(self._spec.progress, 'reading documents')
-    for table in reader.tables(progress, then=lambda table: table):
+    for table in reader.tables(self._progress, then=lambda table: table):
       columns_of = [*table.columns.values()]
       texts = _strings(columns_of[text])
       tags = [None] * len(texts)

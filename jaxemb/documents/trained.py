@@ -2,21 +2,221 @@
 
 export/          vectors of documents, in the forms of `storage.export`
 export/words/    vocab.txt, `word count` lines; outputs.npy, and of PV-DM
-                 inputs.npy, [words, dim] float32; documents.json, settings
+inputs.npy, [words, dim] float32; documents.json, settings
 """
 
+import functools
 import json
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxemb import embeddings, errors
+from jaxemb.data import sentences
 from jaxemb.storage import atomic, word2vec_format
 from jaxemb.storage import export as export_lib
 
+if TYPE_CHECKING:
+  from jaxemb.documents import inference
+
 _FOLDER, _SETTINGS = 'words', 'documents.json'
 _OUTPUTS, _INPUTS = 'outputs.npy', 'inputs.npy'
+_MOST_NAMES = 5
+
+
+class Documents:
+  """Vectors of documents, with the names of gensim's `Doc2Vec`.
+
+  `dv` are vectors by tag, or by the number of the document as a string; `wv`
+  those of words: the input vectors of PV-DM, and the output vectors of PV-DBOW,
+  which has no others. `infer` makes vectors of new documents.
+  """
+
+  def __init__(
+    self,
+    dv: embeddings.Embeddings,
+    outputs: embeddings.Embeddings,
+    inputs: embeddings.Embeddings | None,
+    settings: Mapping[str, Any],
+  ):
+    """`outputs` and `inputs` are vectors of words, with their counts."""
+    self.dv, self._outputs, self._inputs = dv, outputs, inputs
+    self.settings = dict(settings)
+
+  @property
+  def wv(self) -> embeddings.Embeddings:
+    """Vectors of words."""
+    return self._outputs if self._inputs is None else self._inputs
+
+  @property
+  def vector_size(self) -> int:
+    """The length of a vector."""
+    return self.dv.vectors.shape[1]
+
+  @property
+  def epochs(self) -> int:
+    """Epochs that the documents were trained in, and others are inferred in."""
+    return self.settings['epochs']
+
+  def __repr__(self) -> str:
+    """Says what the model is."""
+    return (
+      f'Documents({self.settings["model"]}, {len(self.dv):,} documents, '
+      f'{len(self.wv):,} words, dim {self.vector_size})'
+    )
+
+  def infer(
+    self,
+    documents: Iterable[str | Sequence[str]],
+    *,
+    epochs: int = 0,
+    learning_rate: float = 0.0,
+    final_learning_rate: float = 0.0,
+    seed: int | None = None,
+  ) -> np.ndarray:
+    """Returns [documents, dim] float32, vectors of new documents, on all cores.
+
+    Each is text, which is cut into words as that of the run was, or a list of
+    words. A vector depends on its own document and the seed alone. `epochs`,
+    rates and seed are those of the run unless they are given. Documents without
+    a known word have zeros, with a warning.
+    """
+    from jaxemb.documents import inference
+
+    s, documents = self.settings, list(documents)
+    ids, starts = self._words_of(documents)
+    empty = np.flatnonzero(np.diff(starts) == 0)
+    if len(empty):
+      names = ', '.join(map(str, empty[:_MOST_NAMES]))
+      names += ', ...' * (len(empty) > _MOST_NAMES)
+      warnings.warn(
+        f'documents without a known word have zeros: {names}', stacklevel=2
+      )
+    options = inference.Options(
+      window=s['window'],
+      shortest_window=1 if s['dynamic_window'] else s['window'],
+      negatives=s['negatives'],
+      epochs=epochs or s['epochs'],
+      learning_rate=learning_rate or s['learning_rate'],
+      final_learning_rate=final_learning_rate or s['final_learning_rate'],
+      seed=s['seed'] if seed is None else seed,
+    )
+    return inference.infer(ids, starts, self._rows, options=options)
+
+  def infer_vector(
+    self,
+    doc_words: str | Sequence[str],
+    alpha: float | None = None,
+    min_alpha: float | None = None,
+    epochs: int | None = None,
+  ) -> np.ndarray:
+    """Returns [dim] float32, as `infer`, with gensim's arguments.
+
+    Many documents take `infer` less time together.
+    """
+    return self.infer(
+      [doc_words],
+      epochs=epochs or 0,
+      learning_rate=alpha or 0.0,
+      final_learning_rate=min_alpha or 0.0,
+    )[0]
+
+  def similarity_unseen_docs(
+    self,
+    doc_words1: str | Sequence[str],
+    doc_words2: str | Sequence[str],
+    alpha: float | None = None,
+    min_alpha: float | None = None,
+    epochs: int | None = None,
+  ) -> float:
+    """Returns the cosine of the inferred vectors of two documents."""
+    a, b = (
+      self.infer_vector(x, alpha, min_alpha, epochs=epochs)
+      for x in (doc_words1, doc_words2)
+    )
+    return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30))
+
+  def save(self, folder: pathlib.Path | str) -> None:
+    """Writes a folder for `jaxemb.load`.
+
+    Raises a `UserError` if a file cannot be written.
+    """
+    self.dv.save(folder)
+    inputs = self._inputs and self._inputs.vectors
+    arrays = {_OUTPUTS: self._outputs.vectors, _INPUTS: inputs}
+    _write(
+      pathlib.Path(folder),
+      self.settings,
+      words=self._outputs.index_to_key,
+      counts=self._outputs.counts,
+      arrays=arrays,
+    )
+
+  def in_memory(self) -> 'Documents':
+    """Returns a copy that does not depend on files."""
+    inputs = self._inputs and self._inputs.in_memory()
+    return Documents(
+      self.dv.in_memory(),
+      outputs=self._outputs.in_memory(),
+      inputs=inputs,
+      settings=self.settings,
+    )
+
+  @functools.cached_property
+  def _rows(self) -> 'inference.Rows':
+    from jaxemb.documents import inference
+
+    inputs = self._inputs and self._inputs.vectors
+    return inference.rows(
+      self._outputs.vectors,
+      inputs,
+      counts=self._outputs.counts,
+      sample=self.settings['sample'],
+    )
+
+  def _words_of(
+    self, documents: Sequence[str | Sequence[str]]
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ids of known words, and where those of each document begin."""
+    known, ids = self._outputs.key_to_index, []
+    texts = [x for x in documents if isinstance(x, str)]
+    of_texts = iter(_split(texts, self.settings))
+    for number, document in enumerate(documents):
+      if isinstance(document, bytes) or not isinstance(document, Iterable):
+        raise errors.UserError(
+          f'document {number:,} is {str(document)[:60]!r}; give text or a list '
+          'of words'
+        )
+      words = next(of_texts) if isinstance(document, str) else document
+      ids.append([known[x] for x in words if x in known])
+    starts = np.cumsum([0, *map(len, ids)])
+    flat = np.fromiter((y for x in ids for y in x), np.int32, starts[-1])
+    return flat, starts
+
+
+def _split(
+  texts: Sequence[str], settings: Mapping[str, Any]
+) -> list[list[str]]:
+  """Returns the words of texts, as a run with these settings cuts them."""
+  from jaxemb.text import tokenize
+
+  if not texts:
+    return []
+  lines = [' '.join(x.splitlines()) + '\n' for x in texts]
+  ids, words, *_ = tokenize.tokenize(
+    ''.join(lines).encode(errors='replace'),
+    definition=settings['tokens'],
+    lowercase=settings['lowercase'],
+    every_line=True,
+  )
+  names = [x.decode() for x in words.texts()]
+  stops = np.flatnonzero(ids == sentences.END)
+  return [
+    [names[i] for i in x[x != sentences.END]] for x in np.split(ids, stops)[:-1]
+  ]
 
 
 def save(
@@ -40,12 +240,62 @@ def save(
     'final_learning_rate': o.final_learning_rate,
     'seed': config.seed,
   }
-  named = {_OUTPUTS: 'context_vectors', _INPUTS: 'word_vectors'}
+  _write(
+    folder,
+    settings,
+    words=source.context_keys,
+    counts=source.word_counts,
+    arrays={
+      _OUTPUTS: arrays['context_vectors'],
+      _INPUTS: arrays.get('word_vectors'),
+    },
+  )
+
+
+def _write(
+  folder: pathlib.Path,
+  settings: Mapping[str, Any],
+  words: Sequence[str],
+  counts: np.ndarray,
+  arrays: Mapping[str, np.ndarray | None],
+) -> None:
   with atomic.folder(folder / _FOLDER) as new:
-    for name, key in named.items():
-      if key in arrays:
+    for name, array in arrays.items():
+      if array is not None:
         with (new / name).open('wb') as file:
-          export_lib.put_array(file, np.asarray(arrays[key]))
+          export_lib.put_array(file, np.asarray(array))
     with (new / 'vocab.txt').open('wb') as file:
-      word2vec_format.put_counts(file, source.context_keys, source.word_counts)
+      word2vec_format.put_counts(file, words, counts)
     (new / _SETTINGS).write_text(json.dumps(settings, indent=2), 'utf-8')
+
+
+def folder_of(path: pathlib.Path | str) -> pathlib.Path | None:
+  """Returns the folder of an export with documents, or None."""
+  folders = pathlib.Path(path), pathlib.Path(path, 'export')
+  return next((x for x in folders if (x / _FOLDER / _SETTINGS).is_file()), None)
+
+
+def load(folder: pathlib.Path) -> Documents:
+  """Reads what a run or `Documents.save` has written.
+
+  Raises a `UserError` if it is damaged.
+  """
+  inner = folder / _FOLDER
+  try:
+    settings = json.loads((inner / _SETTINGS).read_text('utf-8'))
+    words, counts = word2vec_format.read_vocab(inner / 'vocab.txt')
+    arrays = {
+      x: embeddings.Embeddings(words, export_lib.open_array(inner / x), counts)
+      for x in (_OUTPUTS, _INPUTS)
+      if (inner / x).exists()
+    }
+    return Documents(
+      embeddings.load_vectors(folder),
+      outputs=arrays[_OUTPUTS],
+      inputs=arrays.get(_INPUTS),
+      settings=settings,
+    )
+  except (KeyError, OSError, ValueError) as error:
+    raise errors.UserError(
+      f'{inner} is damaged: {errors.one_line(error)}; export the run again'
+    ) from error
