@@ -31,7 +31,7 @@ from jaxemb.io import cache as cache_lib
 from jaxemb.io import inputs, keys, tables, text_files
 from jaxemb.ops import hashing
 from jaxemb.runtime import resources
-from jaxemb.storage import checksums
+from jaxemb.storage import checksums, export
 
 _FORMAT = 8  # of what is cached
 _SPLITS = 'train', 'valid', 'test'
@@ -68,12 +68,15 @@ def encode(
   seed: int,
   cache: pathlib.Path,
   progress: Progress,
+  known: data_base.Known | None = None,
 ) -> Encoded:
   """Encodes a log, or opens what was encoded before from the same files.
 
-  `settings` are those of `config.data`. Raises a `UserError` for input that
+  `settings` are those of `config.data`. Columns, scales of numbers and
+  categories of a run that is `known` stay. Raises a `UserError` for input that
   cannot be used.
   """
+  run = _Run.of(known) if known else None
   settings = {k: settings[k] for k in _USED} | {'path': path}
   settings = inputs.resolve(settings, 'log of clicks')
   declared = settings['columns']
@@ -102,13 +105,19 @@ def encode(
   files = {k: cache_lib.identity_of(x.files) for k, x in readers.items()}
 
   def make(folder: pathlib.Path) -> None:
-    raw = raw_log.RawLog(folder, settings, progress)
+    raw = raw_log.RawLog(
+      folder, settings, progress, known=run.encoder if run else None
+    )
+    if run:
+      run.check(settings)
     for name, reader in readers.items():
       raw.read(name, reader)
-    _Writer(raw, fractions, seed).write(readers)
+    _Writer(raw, fractions, seed, run=run).write(readers)
 
   folder = cache_lib.folder_of(
-    cache, 'clicks-', [_FORMAT, files, settings, seed]
+    cache,
+    'clicks-',
+    [_FORMAT, files, settings, seed, *([known.fingerprint] if known else [])],
   )
   return cache_lib.opened(folder, load=_opened, make=make)
 
@@ -130,6 +139,41 @@ def _opened(folder):
   )
 
 
+class _Run(NamedTuple):
+  """What a run that is continued has of its log."""
+
+  path: str
+  folder: pathlib.Path  # its export
+  encoder: encoder_lib.Encoder
+
+  @classmethod
+  def of(cls, known: data_base.Known) -> '_Run':
+    """Opens the export of a run; raises a `UserError` if it is damaged."""
+    folder = known.folder
+    with export.reading(folder / 'encoder.json'):
+      return cls(known.path, folder, encoder_lib.load(folder))
+
+  def check(self, settings: Mapping[str, Any]) -> None:
+    """Raises a `UserError` for settings by which ids would mean others."""
+    for name in ('numbers', 'hash_size'):
+      if self.encoder.settings[name] != settings[name]:
+        raise errors.UserError(
+          f'--from={self.path} has config.data.{name}='
+          f'{self.encoder.settings[name]}, and this run {settings[name]}; give '
+          'the same'
+        )
+
+  def strings(self) -> list[Any]:
+    """Returns names of the categories of each field, from id 1 on."""
+    import pyarrow as pa
+
+    with export.reading(self.folder / 'keys.arrow') as path:
+      with pa.ipc.open_file(pa.OSFile(str(path))) as file:
+        names = file.read_all()['key'].combine_chunks()
+    ends = np.cumsum([0, *map(len, self.encoder.hashes)])
+    return [names[i:j] for i, j in itertools.pairwise(ends.tolist())]
+
+
 class _Vocabulary(NamedTuple):
   """The ids of one field."""
 
@@ -138,6 +182,8 @@ class _Vocabulary(NamedTuple):
   hashes: np.ndarray  # [ids - 1] uint64 of ids from 1 on; [] if ids are hashes
   order: np.ndarray  # numbers of the categories with ids from 1 on
   num_rare: int = 0  # categories that share the id 0
+  # Categories of a run that the log lacks, by their numbers there, behind all.
+  absent: np.ndarray | None = None
 
 
 class _Writer:
@@ -152,17 +198,22 @@ class _Writer:
     raw: raw_log.RawLog,
     fractions: Mapping[str, tuple[float, bool]],
     seed: int,
+    run: _Run | None = None,
   ):
     self.raw, self.fractions, self.seed = raw, fractions, seed
+    self.run = run  # that is continued
     self.folder, self.settings = raw.folder, raw.settings
 
   def write(self, readers: Mapping[str, tables.Reader]) -> None:
     """Writes all files, the manifest last."""
     raw = self.raw
     counts, scales, num_missing = self._statistics()
+    before = [None] * len(counts)
+    if self.run:
+      scales, before = self.run.encoder.scales, self.run.encoder.hashes
     with futures.ThreadPoolExecutor(resources.reading_threads()) as pool:
       make = functools.partial(_vocabulary, settings=self.settings)
-      vocabularies = list(pool.map(make, raw.keys, counts))
+      vocabularies = list(pool.map(make, raw.keys, counts, before))
     form = readers['train'].form
     encoder = encoder_lib.Encoder(
       schema=raw.schema,
@@ -361,9 +412,15 @@ class _Writer:
     if self.settings['hash_size']:
       return
     arrays = []
-    for new, vocabulary in zip(self.raw.strings, vocabularies, strict=True):
+    before = self.run.strings() if self.run else [None] * len(vocabularies)
+    for new, vocabulary, old in zip(
+      self.raw.strings, vocabularies, before, strict=True
+    ):
       strings = pa.concat_arrays(new) if new else pa.array([], 'large_string')
-      arrays.append(strings.take(pa.array(vocabulary.order)))
+      names = [strings.take(pa.array(vocabulary.order))]
+      if old is not None:
+        names.append(old.take(pa.array(vocabulary.absent)))
+      arrays.append(pa.concat_arrays(names))
     fields = np.repeat(np.arange(len(arrays)), [len(x) for x in arrays])
     table = pa.table({'field': fields, 'key': pa.concat_arrays(arrays)})
     with pa.OSFile(str(self.folder / 'keys.arrow'), 'wb') as file:
@@ -372,9 +429,15 @@ class _Writer:
 
 
 def _vocabulary(
-  known: keys.Keys, counts: np.ndarray, settings: Mapping[str, Any]
+  known: keys.Keys,
+  counts: np.ndarray,
+  before: np.ndarray | None,
+  settings: Mapping[str, Any],
 ) -> _Vocabulary:
-  """Gives ids to a field's categories, by their counts [categories]."""
+  """Gives ids to a field's categories, by their counts [categories].
+
+  Those `before`, hashes of a run that is continued, have ids however rare.
+  """
   hashes = known.hashes()
   if size := settings['hash_size']:
     local_ids = encoder_lib.bucket(hashes, size)
@@ -382,17 +445,26 @@ def _vocabulary(
     np.add.at(sums, local_ids, counts)
     none = np.zeros(0, np.uint64)
     return _Vocabulary(sums, local_ids, hashes=none, order=none)
-  order = np.flatnonzero(counts >= max(1, settings['min_count']))
+  is_chosen = counts >= max(1, settings['min_count'])
+  absent, gone = None, np.zeros(0, np.uint64)
+  if before is not None:
+    is_chosen |= np.isin(hashes, before)
+    absent = np.flatnonzero(~np.isin(before, hashes))
+    gone = before[absent]
+  order = np.flatnonzero(is_chosen)
   order = order[np.argsort(-counts[order], kind='stable')]
   local_ids = np.zeros(len(counts), np.int64)
   local_ids[order] = 1 + np.arange(len(order))
   frequent = counts[order]
   return _Vocabulary(
-    counts=np.concatenate([[counts.sum() - frequent.sum()], frequent]),
+    counts=np.concatenate(
+      [[counts.sum() - frequent.sum()], frequent, np.zeros(len(gone), np.int64)]
+    ),
     local_ids=local_ids,
-    hashes=hashes[order],
+    hashes=np.concatenate([hashes[order], gone]),
     order=order,
-    num_rare=int(np.count_nonzero(counts)) - len(order),
+    num_rare=int(np.count_nonzero(counts[local_ids == 0])),
+    absent=absent,
   )
 
 

@@ -35,8 +35,16 @@ class Clicks(kind.Kind):
     kind.HELD_OUT
     | kind.DENSE
     | kind.MONITORED
+    | kind.STARTED
     | {'data.min_count', 'data.columns', 'data.decimal'}
   )
+  continued_from = 'model.json', 'encoder.json', 'encoder.npz', 'dense.npz'
+  alike = (
+    'data.columns', 'data.decimal', 'data.positive', 'data.separator',
+    'data.multi_values', 'data.pooling', 'data.hash_size', 'data.numbers',
+    'model.hidden', 'model.lower_hidden', 'model.cross_layers',
+    'model.batch_norm',
+  )  # fmt: skip
   models = {x: f'jaxemb.clicks.models:{x}' for x in _MODELS}
   losses = {}
   only_with = {
@@ -77,6 +85,7 @@ class Clicks(kind.Kind):
       yield "config.data.separator='' separates nothing; give a sign such as |"
     for key in ('hidden', 'lower_hidden'):
       schema.sizes(f'model.{key}', config.model[key])
+    yield from kind.alone_conflicts(config)
 
   def chunk(self, config: ml_collections.ConfigDict) -> int:
     """See `kind.Kind`: examples share nothing."""

@@ -166,6 +166,11 @@ def make(spec: base.SourceSpec) -> ClickSource:
     if settings['numbers'] == 'log':  # the default
       settings['numbers'] = 'standard'
   encoded = encode.encode(
-    path, settings, spec.seed, cache=spec.cache, progress=spec.progress
+    path,
+    settings,
+    spec.seed,
+    cache=spec.cache,
+    progress=spec.progress,
+    known=spec.known,
   )
   return ClickSource(encoded, spec)

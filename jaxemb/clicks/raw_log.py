@@ -35,7 +35,9 @@ class RawLog:
     folder: pathlib.Path,
     settings: Mapping[str, Any],
     progress: Callable[[str, int, int], None],
+    known: encoder_lib.Encoder | None = None,
   ):
+    """The columns are those of a `known` encoder, or the log's own."""
     self.folder, self.settings, self.progress = folder, settings, progress
     self.schema: schema_lib.Schema | None = None
     self.layout = examples.Fields((), ())  # without ranges of ids
@@ -48,6 +50,15 @@ class RawLog:
     # By field: the numbers of categories, and strings in order of numbers.
     self.keys: list[keys.Keys] = []
     self.strings: list[list[Any]] = []
+    if known:
+      self._set(known.schema, known.settings['features'])
+
+  def _set(self, schema, features):
+    """Sets what the columns are."""
+    self.schema, self.features = schema, features
+    self.layout = _layout(schema, self.settings)
+    self.keys = [keys.Keys() for _ in self.layout.ids]
+    self.strings = [[] for _ in self.layout.ids]
 
   def read(self, name: str, reader: tables.Reader) -> None:
     """Writes the rows of a reader; the first one decides on the columns."""
@@ -94,22 +105,19 @@ class RawLog:
       return
     head = pa.concat_tables(blocks, promote_options='permissive')
     if self.schema is None:
-      self.features = look.features
-      self.schema, left_out = schema_lib.make(settings, reader, head)
+      schema, left_out = schema_lib.make(settings, reader, head)
+      self._set(schema, look.features)
       if left_out:
         self.lines.append(
           f'left out: {", ".join(left_out)}; --config.data.columns assigns '
           'columns'
         )
-      self.layout = _layout(self.schema, settings)
       if not self.layout.ids:
         raise errors.UserError(
           f'{reader.path} has no column of categories, whose tables are what '
           'is trained; name one by --config.data.columns=category:COLUMN, or '
           'give --config.data.numbers=buckets'
         )
-      self.keys = [keys.Keys() for _ in self.layout.ids]
-      self.strings = [[] for _ in self.layout.ids]
     self.inputs.append(schema_lib.shown(reader, head, self.schema))
 
   def _numbered(self, block, pool):

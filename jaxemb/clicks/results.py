@@ -10,8 +10,10 @@ import jax
 import numpy as np
 
 from jaxemb import embeddings, errors
+from jaxemb.clicks import encoder as encoder_lib
 from jaxemb.clicks import metrics, predictor
 from jaxemb.evaluation import geometry
+from jaxemb.io import keys
 from jaxemb.report import pages
 from jaxemb.run import build, evaluation, vectors
 from jaxemb.storage import orbax_export
@@ -20,6 +22,7 @@ _LOG = logging.getLogger('jaxemb')
 MAX_SEARCHED = 200_000  # ids of a field
 _MAX_SMALL_VOCAB = 100_000  # for which a step may update all rows
 _NUM_NEIGHBORS = 8
+_BLOCK_IDS = 1 << 16  # written at once
 _MAX_FIELDS, _NUM_FREQUENT = 40, 6  # fields, ids of each
 
 
@@ -49,6 +52,63 @@ def collect(
     train=parts.source.train,
     batch_examples=parts.config.train.batch_examples,
   )
+
+
+def go_on(parts: build.Parts, state: Any) -> Any:
+  """See `Kind`: a state with tables and layers of a run that is continued.
+
+  New categories start at random; the optimizer's state starts anew.
+  """
+  run, source = predictor.load(parts.known.folder), parts.source
+  old_ids, new_ids = _common_ids(run.encoder, source.encoder)
+  for name in parts.trainable.model.specs():
+    for start in range(0, len(new_ids), _BLOCK_IDS):
+      some = slice(start, start + _BLOCK_IDS)
+      rows = np.asarray(run.tables[name][old_ids[some]])
+      state = parts.strategy.import_rows(state, name, new_ids[some], rows, {})
+  state = state._replace(params=_params(parts.known.path, state, run.params))
+  _LOG.info(
+    f'going on from {parts.known.path}: {len(new_ids):,} of '
+    f'{source.fields.vocab:,} rows, others start at random; all layers, and '
+    'optimizers start anew'
+  )
+  return state
+
+
+def _common_ids(
+  old: encoder_lib.Encoder, new: encoder_lib.Encoder
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns ids of two encoders that mean the same, [n] int64 each."""
+  both = []
+  for a, b, hashes, others in zip(
+    old.fields.ids, new.fields.ids, old.hashes, new.hashes, strict=True
+  ):
+    local = np.arange(a.num_ids)
+    other = local  # hashes, or the one id of unknown categories
+    if not old.settings['hash_size']:
+      found = keys.Keys(others).find(hashes, -1)
+      other = np.append(0, 1 + found.astype(np.int64))
+    both.append(np.stack([a.first_id + local, b.first_id + other]))
+  old_ids, new_ids = np.concatenate(both, 1)
+  return old_ids, new_ids
+
+
+def _params(path: str, state: Any, params: Any) -> Any:
+  """Returns dense parameters of a run where those of the state are."""
+
+  def put(now, x):
+    if now.shape[now.ndim - x.ndim :] != x.shape:
+      raise ValueError
+    x = np.broadcast_to(x, now.shape)  # all replicas have the same
+    return jax.device_put(x.astype(now.dtype), now.sharding)
+
+  try:
+    return jax.tree.map(put, state.params, params)
+  except ValueError as error:
+    raise errors.UserError(
+      f'--from={path} has layers of other sizes; give the same --config.model '
+      'settings, and the same columns'
+    ) from error
 
 
 def summarize(scores: Mapping[str, Mapping[str, Any]]) -> str:

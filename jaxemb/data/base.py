@@ -111,6 +111,7 @@ class Known(NamedTuple):
   counts: np.ndarray  # [keys] int64, how often it saw each
   fingerprint: str  # of keys, counts and vectors
   contexts: Sequence[str] = ()  # what it had further rows for, such as users
+  folder: pathlib.Path = pathlib.Path()  # of its export
 
 
 class SourceSpec(NamedTuple):

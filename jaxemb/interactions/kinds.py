@@ -43,12 +43,7 @@ class _Interactions(kind.Kind):
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
     """See `kind.Kind`."""
-    path = config.train.init_from
-    if path and not config.data.grow:
-      yield (
-        f'config.train.init_from={path} is of a run that is continued; give '
-        f'--from={path}'
-      )
+    yield from kind.alone_conflicts(config)
 
   def evaluate(
     self,

@@ -1,7 +1,6 @@
 """Warm starts: initialise tables from the rows of a trained model."""
 
 import logging
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,7 +64,6 @@ def begin(
 
 
 def go_on(
-  folder: pathlib.Path,
   trainable: Any,
   strategy: Any,
   state: Any,
@@ -85,7 +83,7 @@ def go_on(
 
   model, used, lines = trainable.model, [], []
   stored = traverse_util.flatten_dict(
-    orbax_export.read(folder / 'orbax'), sep='/'
+    orbax_export.read(run.folder / 'orbax'), sep='/'
   )
   for title, name, new, old in (
     ('vectors', model.vectors_table, words, run.keys),

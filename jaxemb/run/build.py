@@ -21,6 +21,7 @@ from jaxemb.kernels.cpu import ahead
 from jaxemb.kernels.cpu import step as native
 from jaxemb.kernels.gpu import driver
 from jaxemb.kernels.gpu import step as gpu_step
+from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
 from jaxemb.ops import sampling
 from jaxemb.run import devices, rundir, start, trainer
@@ -75,12 +76,13 @@ class Parts(NamedTuple):
 
     Raises a `UserError` if that cannot be used.
     """
-    return start.new_state(
-      self.config,
-      self.source,
-      self.trainable,
-      strategy=self.strategy,
-      state=self.strategy.init(key),
+    state, path = self.strategy.init(key), start.path_of(self.config)
+    if self.known:
+      return self.kind.go_on(self, state)
+    if not path:
+      return state
+    return warm_start.begin(
+      path, self.trainable, self.strategy, state=state, words=self.source.keys
     )
 
   def close(self) -> None:

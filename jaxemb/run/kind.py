@@ -103,6 +103,10 @@ class Kind:
   # `eval.monitor` chooses, by default the first: the best model is exported,
   # and training may end early.
   monitors: Sequence[str] = ()
+  # Files of an export that a run is continued from, and settings that must be
+  # the same, beside those of the model.
+  continued_from: Sequence[str] = ('vocab.txt', 'vectors.npy')
+  alike: Sequence[str] = ()
   # How `data.path` begins for data that jaxemb makes itself.
   embedded: str = ''
 
@@ -180,6 +184,13 @@ class Kind:
     return bind_model(config, (spec, corpus, bound_loss(config)))
 
   # What becomes of a trained model: functions of the module `results`.
+
+  def go_on(self, parts: 'build.Parts', state: Any) -> Any:
+    """A new state, which is donated, with all that `parts.known` exported.
+
+    Raises a `UserError` if that cannot be used.
+    """
+    return self._results().go_on(parts, state)
 
   def can_evaluate(self, parts: 'build.Parts') -> bool:
     """Whether there is something to evaluate on while training."""
@@ -315,6 +326,16 @@ def tree_conflicts(config: 'ml_collections.ConfigDict') -> Iterator[str]:
     yield (
       f'config.train.init_from={path} has one vector per word, but '
       f'config.model.loss={loss} needs other tables; change one of them'
+    )
+
+
+def alone_conflicts(config: 'ml_collections.ConfigDict') -> Iterator[str]:
+  """Yields what is wrong where there are no first vectors without a run."""
+  path = config.train.init_from
+  if path and not config.data.grow:
+    yield (
+      f'config.train.init_from={path} is of a run that is continued; give '
+      f'--from={path}'
     )
 
 

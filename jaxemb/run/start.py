@@ -4,19 +4,19 @@ With `config.data.grow` (--from=RUN) a run is continued on new data: its keys,
 such as words, stay with their counts, and so do all of its tables.
 """
 
-import functools
 import json
 import os
 import pathlib
 from typing import Any
 
 import ml_collections
+import numpy as np
 
 from jaxemb import config as config_lib
 from jaxemb import errors
+from jaxemb.config import kinds
 from jaxemb.data import base as data_base
 from jaxemb.io import text_files
-from jaxemb.merging import warm_start
 from jaxemb.storage import export, word2vec_format
 
 # Settings of which a run that is continued must have the same values.
@@ -48,18 +48,19 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 def _check_run(config: ml_collections.ConfigDict, path: str) -> None:
   """Raises a `UserError` for a run of another kind, model or size."""
-  folder = _export(path)
-  if not (folder / 'vocab.txt').is_file():
-    raise errors.UserError(
-      f'--from={path} has no export of vectors and their counts; give the '
-      'folder of a run of the same kind that has ended'
-    )
+  folder, kind = _export(path), kinds.of(config)
   ours, theirs = config_lib.flat(config), _settings(path)
-  for name in _SAME:
+  for name in (*_SAME, *kind.alike):
     if theirs.get(name, ours.get(name)) != ours.get(name):
       raise errors.UserError(
         f'--from={path} has config.{name}={theirs[name]}, and this run '
         f'{ours.get(name)}; give --config.{name}={theirs[name]}, or another run'
+      )
+  for name in kind.continued_from:
+    if not (folder / name).is_file():
+      raise errors.UserError(
+        f'--from={path} has no {name} in its export; give the folder of a run '
+        'of the same kind that has ended'
       )
 
 
@@ -86,13 +87,13 @@ def known(config: ml_collections.ConfigDict) -> data_base.Known | None:
   """
   if not config.data.grow:
     return None
-  path = path_of(config)
+  path, files = path_of(config), kinds.of(config).continued_from
   folder = _export(path)
-  keys, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
-  with export.reading(folder / export.VECTORS):
-    digests = [
-      text_files.file_sha256(folder / x) for x in ('vocab.txt', export.VECTORS)
-    ]
+  with export.reading(folder):
+    digests = [text_files.file_sha256(folder / x) for x in files]
+  keys, counts = [], np.zeros(0, np.int64)
+  if 'vocab.txt' in files:
+    keys, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
   contexts: list[str] = []
   if (folder / export.CONTEXTS).is_file():
     contexts, _ = word2vec_format.read_vocab(
@@ -104,30 +105,5 @@ def known(config: ml_collections.ConfigDict) -> data_base.Known | None:
     counts=counts,
     fingerprint=' '.join(digests),
     contexts=contexts,
+    folder=folder,
   )
-
-
-def new_state(
-  config: ml_collections.ConfigDict,
-  source: data_base.Source,
-  trainable: Any,
-  strategy: Any,
-  state: Any,
-) -> Any:
-  """Returns a new state, which is donated, with the rows to start from.
-
-  Raises a `UserError` if these cannot be used.
-  """
-  path = path_of(config)
-  if not path:
-    return state
-
-  if run := known(config):
-    has_keys = getattr(trainable.model, 'has_contexts_of_keys', False)
-    contexts = () if has_keys else getattr(source, 'context_keys', ())
-    begin = functools.partial(
-      warm_start.go_on, _export(path), run=run, contexts=contexts
-    )
-  else:
-    begin = functools.partial(warm_start.begin, path)
-  return begin(trainable, strategy, state=state, words=source.keys)

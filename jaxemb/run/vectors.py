@@ -17,6 +17,7 @@ import numpy as np
 from jaxemb import embeddings, errors
 from jaxemb.config import schema
 from jaxemb.evaluation import multivectors, ranking, words
+from jaxemb.merging import warm_start
 from jaxemb.report import pages, report
 from jaxemb.run import build, evaluation
 from jaxemb.storage import atomic, orbax_export
@@ -110,6 +111,20 @@ def can_evaluate(parts: build.Parts) -> bool:
   """See `Kind`: on benchmarks, or on what the source holds out."""
   has_own = getattr(parts.source, 'evaluate', None) is not None
   return has_own or bool(parts.benchmarks)
+
+
+def go_on(parts: build.Parts, state: Any) -> Any:
+  """See `Kind`: a state with the tables of the run that is continued."""
+  model, source = parts.trainable.model, parts.source
+  has_keys = getattr(model, 'has_contexts_of_keys', False)
+  return warm_start.go_on(
+    parts.trainable,
+    parts.strategy,
+    state=state,
+    run=parts.known,
+    words=source.keys,
+    contexts=() if has_keys else getattr(source, 'context_keys', ()),
+  )
 
 
 def collect(

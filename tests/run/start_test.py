@@ -4,6 +4,7 @@ import json
 import shutil
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import jaxemb
@@ -203,6 +204,69 @@ def test_nodes_and_items_grow_as_words_do(name, tmp_path):
     np.testing.assert_array_equal(rows[1][key], row, key)
 
 
+_CLICKS = {
+  'data.numbers': 'standard',
+  'data.min_count': 2,
+  'model.hidden': '4',
+  'train.batch_examples': 16,
+}
+
+
+def _log_of_clicks(path, colors, seed):
+  rng = np.random.default_rng(seed)
+  lines = ['label,color,size,price']
+  for i in range(120):
+    color, size = colors[i % len(colors)], 'sml'[i % 3]
+    label, price = int(rng.random() < 0.4), rng.gamma(2) + seed
+    lines.append(f'{label},{color},{size},{price:.3f}')
+  path.write_text('\n'.join(lines) + '\n')
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    marking.slow({'model.name': 'dcn_v2', 'data.hash_size': 50}),
+    marking.slow({'strategy.name': 'replicas', 'mesh.data': 2}),
+    marking.slow({'table.layout': 'row', 'mesh.table': 2}),
+  ],
+)
+def test_a_click_model_goes_on_with_new_categories(tmp_path, changes):
+  old, new = tmp_path / 'old', tmp_path / 'new'
+  for path, colors, seed in (
+    (tmp_path / 'old.csv', ['red', 'blue', 'gone'], 0),
+    (tmp_path / 'new.csv', ['red', 'blue', 'red', 'new'], 5),
+  ):
+    _log_of_clicks(path, colors, seed)
+  settings = _CLICKS | {k: x for k, x in changes.items() if 'strategy' not in k}
+  alone = {'mesh.data': 1, 'mesh.table': 1, 'table.layout': 'replicated'}
+  _train('ctr', tmp_path / 'old.csv', old, **settings | alone)
+  begun = {'train.init_from': str(old), 'data.grow': True}
+  still = _STILL | {'optimizer.dense_learning_rate': 1e-30}
+  _train('ctr', tmp_path / 'new.csv', new, **_CLICKS | changes | begun | still)
+  before, after = jaxemb.load(old), jaxemb.load(new)
+  # Old categories, layers and scales of numbers are what they were.
+  np.testing.assert_array_equal(
+    after.predict(tmp_path / 'old.csv'), before.predict(tmp_path / 'old.csv')
+  )
+  if 'data.hash_size' not in changes:
+    names = pa.ipc.open_file(new / 'export' / 'keys.arrow').read_all()
+    assert set(names['key'].to_pylist()[:4]) == {'red', 'blue', 'new', 'gone'}
+    assert names['key'].to_pylist()[3] == 'gone'
+    (color,) = (x for x in after.encoder.fields.ids if x.name == 'color')
+    assert color.num_ids == 5
+  other = {'data.numbers': 'log'}
+  with pytest.raises(
+    errors.UserError, match='has config.data.numbers=standard'
+  ):
+    _train(
+      'ctr',
+      tmp_path / 'new.csv',
+      tmp_path / 'x',
+      **_CLICKS | changes | begun | other,
+    )
+
+
 def _refused(folder, name='old', **changes):
   settings = _USUAL | {
     'train.init_from': str(folder / name),
@@ -219,7 +283,7 @@ def test_other_runs_are_refused_in_a_line(folder, tmp_path):
   said = _refused(folder, **{'model.name': 'cbow'})
   assert 'has config.model.name=skipgram, and this run cbow' in said
   assert 'does not exist' in _refused(folder, 'absent')
-  assert 'has no export of vectors' in _refused(folder, 'new.txt')
+  assert 'has no vocab.txt in its export' in _refused(folder, 'new.txt')
   said = _refused(folder, **{'model.loss': 'hierarchical_softmax'})
   assert 'needs other tables' in said
   said = _refused(folder, **{'strategy.name': 'partition'})
