@@ -9,6 +9,9 @@ Scores of a chunk have a row for each word of its window, then for each
 negative, and a column for each center. Of the window four centers, x to x + 3,
 meet the words x to x + 3 + 2 W; weights keep the pairs. Four means of CBOW meet
 their four centers, of which the first four rows are.
+
+Words that share n-grams (`models.subwords`) are composed in buffers, once for
+each chunk, and their gradients added to all of their rows (`subwords`).
 """
 
 from typing import Any, NamedTuple

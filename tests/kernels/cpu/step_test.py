@@ -361,6 +361,8 @@ def check_a_call(
       ('cbow', 'float32'),
       ('skipgram', 'bfloat16'),
       ('cbow-tree', 'bfloat16'),
+      ('skipgram-subwords', 'float32'),
+      ('cbow-subwords', 'bfloat16'),
     ],
   ),
 )
@@ -380,12 +382,18 @@ def test_the_same_call_gives_the_same_bits(model, dtype):
       assert (share > 0.1) == (has_other_draws or dtype == 'bfloat16')
 
 
-@some_models
+@pytest.mark.parametrize(
+  'model',
+  [
+    'skipgram',
+    *(marking.slow(x) for x in ('cbow-tree', *SUBWORD_MODELS)),
+  ],
+)
 def test_too_little_scratch_changes_nothing(model, monkeypatch):
   case = Case(model)
   trainable, batch = _make(case), dispatches.random_step(case)
   state = _state(case, trainable)
-  for kernels in step.negative_sampling, step.trees:
+  for kernels in step.negative_sampling, step.subwords, step.trees:
     monkeypatch.setattr(kernels, 'num_scratch', lambda *_: 1024)
   new, metrics = _program(trainable)(state, batch, np.float32(0.1))
   assert np.isnan(metrics.loss) and metrics.first_bad_step == 0
