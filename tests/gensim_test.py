@@ -325,6 +325,20 @@ def test_unknown_counts_are_made_up_with_a_warning():
   assert vectors.counts.tolist() == [0] * 3 + [5] + [0] * 26
 
 
+def test_an_index_of_any_kind_is_asked_as_by_gensim(ours, keyed):
+  class Indexer:
+    def most_similar(self, vector, num):
+      self.asked = vector, num
+      return [('w7', 0.5)]
+
+  indexers = Indexer(), Indexer()
+  for vectors, indexer in zip((ours, keyed), indexers, strict=True):
+    query = {'positive': ['w3', 'w5'], 'negative': ['w9'], 'topn': 4}
+    near = vectors.most_similar(**query, indexer=indexer)
+    assert near == [('w7', 0.5)] and indexer.asked[1] == 4
+  np.testing.assert_allclose(*(x.asked[0] for x in indexers), 1e-6)
+
+
 def test_a_limit_of_zero_is_none(ours, keyed):
   for method in 'most_similar', 'most_similar_cosmul':
     found, expected = (
