@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.data import base, examples
+from jaxemb.data import base, examples, growth
 from jaxemb.graphs import edge_splits
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import link_ranking as links
@@ -59,6 +59,17 @@ def num_loads(order: Sequence[tuple[int, int]]) -> int:
   return loads
 
 
+def _grown(graph: graph_lib.Graph, known: base.Known) -> graph_lib.Graph:
+  """The graph with all nodes and relations that a run has known."""
+  graph = graph.with_nodes(growth.earlier(known, graph.keys()).absent)
+  if (names := graph.relation_names) is None:
+    return graph
+  # Behind them are the inverse ones.
+  before = known.contexts[: len(known.contexts) // 2]
+  absent = growth.absent_names(before, list(names))
+  return graph._replace(relation_names=[*names, *absent])
+
+
 class Edges:
   """Edges as a `data.base.Source`: ids [..., 2 or 3]; progress is in edges."""
 
@@ -67,13 +78,19 @@ class Edges:
   def __init__(self, spec: base.SourceSpec):
     self.spec, self.num_parts, self.epochs = spec, spec.num_parts, spec.epochs
     graph, self.held = edge_splits.split(spec)
+    if spec.known:
+      graph = _grown(graph, spec.known)
     self.graph, self.inputs = graph, graph.inputs
     degrees = np.diff(graph.offsets)
     if graph.directed:
       degrees += np.bincount(graph.neighbors, minlength=graph.num_nodes)
+    counts, earlier = degrees, None
+    if spec.known:
+      earlier = growth.earlier(spec.known, graph.keys()).counts
+      counts = degrees + earlier
     # Nodes without an edge come last, and are left out.
-    order = np.argsort(-degrees, kind='stable')
-    order = order[: np.count_nonzero(degrees)].astype(np.int32)
+    order = np.argsort(-counts, kind='stable')
+    order = order[: np.count_nonzero(counts)].astype(np.int32)
     num = spec.settings['partitions']
     if num > len(order):
       raise errors.UserError(
@@ -89,11 +106,12 @@ class Edges:
     self._ids_of = np.full(graph.num_nodes, -1, np.int32)
     self._ids_of[order] = np.arange(len(order), dtype=np.int32)
     self.keys = graph_lib.Chosen(graph.names, order)
-    self.counts = degrees[order]
+    self.counts = counts[order]
+    self.earlier = None if earlier is None else earlier[order]
     self._make_columns(starts)
     self.units_per_epoch = len(self._columns[0])
     # [keys] float64, how often an edge has each as an end.
-    self.frequencies = self.counts / self.units_per_epoch
+    self.frequencies = degrees[order] / self.units_per_epoch
     # [2, keys] float64, chances that the source and the target are each.
     ends = [np.bincount(x, minlength=len(order)) for x in self._columns[:2]]
     if not graph.directed:
@@ -107,6 +125,8 @@ class Edges:
     # Of models with operators.
     names = list(names or map(str, range(len(counts))))
     self.context_keys = names + [f'{x} (inverse)' for x in names]
+    # Relations, which a run has not counted.
+    self.earlier_contexts = np.zeros(len(self.context_keys), np.int64)
     self.fingerprint = f'{graph_lib.fingerprint(graph)} {num} partitions'
     isolated = graph.num_nodes - len(self.keys)
     found = edge_splits.located(self.held, self._ids_of, counts)

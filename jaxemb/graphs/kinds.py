@@ -174,7 +174,14 @@ class Edges(_Graphs):
   source = 'edges'
   factory = 'jaxemb.graphs.edge_source:Edges'
   start = 'graph:relations'
-  uses = kind.PAIRS | _LISTS | kind.MONITORED | {'model.negatives', 'eval.k'}
+  uses = (
+    kind.PAIRS
+    | _LISTS
+    | kind.MONITORED
+    | kind.STARTED
+    | {'model.negatives', 'eval.k'}
+  )
+  alike = 'model.order', 'model.operator', 'model.score'
   monitors = ('mrr',)
   models = {
     'line': 'jaxemb.graphs.edge_models:line',
@@ -214,6 +221,7 @@ class Edges(_Graphs):
         f'config.model.loss={loss} is no loss of {config.model.name}; choose '
         f'{" or ".join(names)}'
       )
+    yield from kind.alone_conflicts(config)
 
   def chunk(self, config: ml_collections.ConfigDict) -> int:
     """See `kind.Kind`."""

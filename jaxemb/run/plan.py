@@ -19,7 +19,7 @@ from jaxemb.data import base as data_base
 from jaxemb.kernels import ffi
 from jaxemb.models import base as model_base
 from jaxemb.ops import sampling
-from jaxemb.run import build, rundir
+from jaxemb.run import build, rundir, start
 from jaxemb.run import devices as devices_lib
 from jaxemb.run import trainer as trainer_lib
 from jaxemb.runtime import hlo, topologies
@@ -46,7 +46,10 @@ def read(setup: devices_lib.Setup, fits_steps: bool = False) -> Data:
   readers = data_base.ALONE
   if setup.config.strategy.name != 'partition':
     readers = readers._replace(local_parts=range(setup.tuning.parts))
-  source = build.make_source(setup, readers, rundir.cache_folder())
+  start.check(setup.config)
+  source = build.make_source(
+    setup, readers, rundir.cache_folder(), known=start.known(setup.config)
+  )
   if fits_steps:
     setup, source = build.fit_steps(setup, source)
   batch = next(iter(source.items(None, 0))).batch

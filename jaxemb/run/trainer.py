@@ -131,12 +131,13 @@ def _brakes(
   if 'data.sample' in setup.kind.used(config):
     sample = config.data.sample
   of_contexts = corpus.earlier_contexts
+  if of_contexts is None or getattr(model, 'has_contexts_of_keys', False):
+    of_contexts = corpus.earlier
   for name, counts in (
     (model.vectors_table, corpus.earlier),
     (model.contexts_table, of_contexts),
   ):
-    counts = corpus.earlier if counts is None else counts
-    if name:
+    if name and counts.any():
       learned = counts * subsampling.keep_probabilities(counts, sample)
       brakes[name] = learned.astype(np.float32)
   return brakes

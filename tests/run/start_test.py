@@ -142,6 +142,16 @@ _KINDS = {
     'source,target\na,b\nb,the end\nnew one,a\n',
     {'data.walks': 3, 'data.walk_length': 5, 'model.window': 2},
   ),
+  'graph:line': (
+    'source,target\na,b\nb,c\nc,the end\nd,a\n',
+    'source,target\na,b\nb,the end\nnew one,a\n',
+    {'model.order': 2},
+  ),
+  'graph:relations': (
+    'source,relation,target\na,r,b\nb,r,c\nc,s s,the end\nd,r,a\n',
+    'source,relation,target\na,r,b\nb,new,the end\nnew one,r,a\n',
+    {},
+  ),
   'rec:item2vec': (
     'user,item\nu,x\nu,y z\nv,x\nv,w\nv,y z\nv,once\n',
     'user,item\nu,x\nu,y z\nw,x\nw,new one\nu,new one\nw,rare\n',
@@ -164,7 +174,12 @@ def _train(name, path, workdir, **settings):
 
 @pytest.mark.parametrize(
   'name',
-  [*marking.slow_after(1, ['graph:deepwalk', 'rec:bpr']), 'rec:item2vec'],
+  [
+    *marking.slow_after(
+      1, ['graph:deepwalk', 'rec:bpr', 'graph:line', 'graph:relations']
+    ),
+    'rec:item2vec',
+  ],
 )
 def test_nodes_and_items_grow_as_words_do(name, tmp_path):
   *data, settings = _KINDS[name]
@@ -172,7 +187,7 @@ def test_nodes_and_items_grow_as_words_do(name, tmp_path):
     (tmp_path / file).write_text(text)
   old, new = tmp_path / 'old', tmp_path / 'new'
   _train(name, tmp_path / 'old.csv', old, **settings)
-  if name != 'graph:deepwalk':
+  if 'rec' in name:
     settings = settings | {'data.min_count': 2}
   begun = {'train.init_from': str(old), 'data.grow': True}
   _train(name, tmp_path / 'new.csv', new, **settings, **begun, **_STILL)
@@ -181,7 +196,7 @@ def test_nodes_and_items_grow_as_words_do(name, tmp_path):
   assert added == {'new_one'}
   counts = dict(zip(after.index_to_key, after.counts.tolist(), strict=True))
   earlier = dict(zip(before.index_to_key, before.counts.tolist(), strict=True))
-  if name == 'graph:deepwalk':
+  if 'graph' in name:
     assert all(counts[x] > n for x, n in earlier.items() if x in 'ab')
     assert [counts[x] - earlier[x] for x in 'cd'] == [0, 0]
   else:
@@ -192,10 +207,11 @@ def test_nodes_and_items_grow_as_words_do(name, tmp_path):
     np.testing.assert_array_equal(after[key], before[key], key)
   trees = [orbax_export.read(x / 'export' / 'orbax') for x in (old, new)]
   names = [x.index_to_key for x in (before, after)]
-  if name == 'rec:bpr':
+  if name in ('rec:bpr', 'graph:relations'):
     files = [x / 'export' / 'context_vocab.txt' for x in (old, new)]
     names = [x.read_text().split() for x in files]
-    assert set(names[1]) == {'u', 'v', 'w_w'}
+    added = {'w_w'} if name == 'rec:bpr' else {'new', 'new_(inverse)'}
+    assert set(names[1]) - set(names[0]) == added
   rows = [
     dict(zip(x, tree['context_vectors'], strict=True))
     for x, tree in zip(names, trees, strict=True)
