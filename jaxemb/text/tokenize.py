@@ -14,19 +14,15 @@ them, and Hebrew gershayim and the dot of Catalan's "l·l" join letters (WB6). O
 format signs only those are written that spelling depends on, so that a word
 with and without a soft hyphen or a direction mark is the same.
 
-A table over code points holds definition and lower-casing: what a code point
-does and the UTF-8 to write. A line end closes a sentence, which training
-windows never cross, and is written as `END`. All loops over bytes are compiled
-with numba and release the interpreter lock.
+A table over code points (`ops.characters`) holds definition and lower-casing:
+what a code point does and the UTF-8 to write. A line end closes a sentence,
+which training windows never cross, and is written as `END`. All loops over
+bytes are compiled with numba and release the interpreter lock.
 
 A word is known by 62 bits of its hash: of 10 million different ones two are
 taken for one with a probability of 1e-5.
 """
 
-import functools
-import itertools
-import sys
-import unicodedata
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -35,6 +31,7 @@ import numpy as np
 from numba.core import compiler_lock, registry
 
 from jaxemb.data import sentences
+from jaxemb.ops import characters
 
 # Marks the end of a sentence in a sequence of ids.
 END = sentences.END
@@ -44,55 +41,13 @@ MAX_WORD_BYTES = 255
 
 HASH_BITS = 62  # ranges of hashes fit int64
 
-# Unicode has no letters, digits, marks or white space elsewhere.
-_ASSIGNED = (range(0x40000), range(0xE0000, 0xE0200))
-
-# What a code point does: 32 bits above its UTF-8 in `code_points`.
-LETTER = 0  # belongs to a word, as digits do
-MARK = 1  # belongs to the word before it, if there is one
-JOINER = 2  # belongs to the word on both sides of it
-MIDDLE_DOT = 3  # as a joiner between two l, and separates otherwise
-IGNORED = 4  # vanishes
-SEPARATOR = 5
-LINE_END = 6
-EMOJI = 7  # a word of its own, or dropped and counted
-
-_LINE_ENDS = '\n\r\x85\u2028\u2029'
-_ZWJ = 0x200D
-_SMALL_L = ord('l')
-# And the vowel separator of Mongolian, and gershayim.
-_JOINERS = '\u200c\u200d\u180e\u05f4'
-# Punctuation that stands within words: Armenian, Hebrew, letters of Africa.
-_MARKS = '\u055a\u055b\u055c\u055e\u05f3\ua789\ua78a'
-# Format signs that are seen: signs over numbers, joiners of hieroglyphs.
-# Those of tags spell flags, such as that of Wales.
-_VISIBLE_FORMATS = (
-  range(0x600, 0x606), range(0x6DD, 0x6DE), range(0x70F, 0x710),
-  range(0x890, 0x892), range(0x8E2, 0x8E3), range(0x110BD, 0x110CE),
-  range(0x13430, 0x13440), range(0xE0020, 0xE0080),
-)  # fmt: skip
-_FLAGS = 0x1F1E6, 0x1F1FF  # two of these letters are a flag
-_SKIN_TONES = 0x1F3FB, 0x1F3FF
-# Unicode's Extended_Pictographic and these two, from the arrows on: signs such
-# as (c) before them are rarely meant as emoji.
-_EMOJI = (
-  '2194-2199 21A9-21AA 231A-231B 2328 2388 23CF 23E9-23F3 23F8-23FA 24C2 '
-  '25AA-25AB 25B6 25C0 25FB-25FE 2600-2605 2607-2612 2614-2685 2690-2705 '
-  '2708-2712 2714 2716 271D 2721 2728 2733-2734 2744 2747 274C 274E 2753-2755 '
-  '2757 2763-2767 2795-2797 27A1 27B0 27BF 2934-2935 2B05-2B07 2B1B-2B1C 2B50 '
-  '2B55 3030 303D 3297 3299 1F000-1F0FF 1F10D-1F10F 1F12F 1F16C-1F171 '
-  '1F17E-1F17F 1F18E 1F191-1F19A 1F1AD-1F20F 1F21A 1F22F 1F232-1F23A '
-  '1F23C-1F23F 1F249-1F53D 1F546-1F64F 1F680-1F6FF 1F774-1F77F 1F7D5-1F7FF '
-  '1F80C-1F80F 1F848-1F84F 1F85A-1F85F 1F888-1F88F 1F8AE-1F8FF 1F90C-1F93A '
-  '1F93C-1F945 1F947-1FAFF 1FC00-1FFFD'
-)
-
 # A longer word is not written to its end. A joiner fits behind the longest one.
 _MAX_WRITTEN_BYTES = MAX_WORD_BYTES + 4
 
 _FNV_BASIS = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+_SMALL_L = ord('l')
 
 
 class Words(NamedTuple):
@@ -233,62 +188,6 @@ def add_up(parts: Iterable[Words]) -> Words:
   return words.subset(order[firsts])._replace(counts=counts)
 
 
-@functools.cache
-def code_points(definition: str, lowercase: bool) -> np.ndarray:
-  """Returns a table of what each code point does and what to write for it.
-
-  It is [num_code_points + 1] int64: `LETTER` to `EMOJI` above 32 bits of UTF-8
-  with the first byte lowest, 0 for what is not written. The last one, [-1], is
-  of U+FFFD, which replaces an invalid byte.
-  """
-  table = np.full(sys.maxunicode + 2, SEPARATOR << 32, np.int64)
-  kind_of = _kind_of_word
-  if definition == 'whitespace':
-    kind_of = _kind_of_token
-    rest = ''.join(map(chr, range(0x40000, sys.maxunicode + 1))).encode()
-    table[0x40000:-1] = np.frombuffer(rest, '<u4')
-  for point in itertools.chain(*_ASSIGNED):
-    char = chr(point)
-    kind, utf8 = kind_of(char), b''
-    if kind <= MIDDLE_DOT:
-      lower = char.lower() if lowercase else char
-      # A few capitals, such as 'İ', have a lower case of two code points.
-      out = lower if len(lower) == 1 else char
-      utf8 = out.encode(errors='surrogatepass')
-    table[point] = kind << 32 | int.from_bytes(utf8, 'little')
-  if definition != 'whitespace':
-    for first, _, last in (x.partition('-') for x in _EMOJI.split()):
-      table[int(first, 16) : int(last or first, 16) + 1] = EMOJI << 32
-  table[-1] = table[0xFFFD]
-  return table
-
-
-def _kind_of_token(char: str) -> int:
-  """Returns what a character does where white space separates."""
-  if char in _LINE_ENDS:
-    return LINE_END
-  return SEPARATOR if char.isspace() or char < ' ' else LETTER
-
-
-def _kind_of_word(char: str) -> int:
-  """Returns what a character does in words, as far as it is no emoji."""
-  if char.isalnum():
-    return LETTER
-  if char in _LINE_ENDS:
-    return LINE_END
-  if char in _JOINERS:
-    return JOINER
-  if char == '\xb7':
-    return MIDDLE_DOT
-  category = unicodedata.category(char)
-  # Marks carry vowels in Indic scripts and accents in decomposed text.
-  if category[0] == 'M' or char in _MARKS:
-    return MARK
-  if category != 'Cf' or char == '\u200b':  # the space of zero width
-    return SEPARATOR
-  return MARK if any(ord(char) in x for x in _VISIBLE_FORMATS) else IGNORED
-
-
 # Numba takes a second to compile what slices arrays or calls many functions:
 # these are few and use loops. Tables grow outside of them. Python calls one.
 _INNER = {'nogil': True, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
@@ -321,26 +220,26 @@ def _emoji_bytes(text, i, points):
   a joiner; two letters of a flag are one.
   """
   point, length = _decode(text, i)
-  is_half = _FLAGS[0] <= point <= _FLAGS[1]
+  is_half = characters.FLAGS[0] <= point <= characters.FLAGS[1]
   end, is_joined = i + length, False
   while end < len(text) and text[end] >= 0x80:
     point, length = _decode(text, end)
     kind = points[point] >> 32
-    is_emoji = kind == EMOJI
-    is_tone = _SKIN_TONES[0] <= point <= _SKIN_TONES[1]
-    is_flag = _FLAGS[0] <= point <= _FLAGS[1]
+    is_emoji = kind == characters.EMOJI
+    is_tone = characters.SKIN_TONES[0] <= point <= characters.SKIN_TONES[1]
+    is_flag = characters.FLAGS[0] <= point <= characters.FLAGS[1]
     if is_emoji and not (is_tone or is_joined or (is_half and is_flag)):
       break
-    if point == _ZWJ:
+    if point == characters.ZWJ:
       # Belongs to it only before another emoji.
       after = np.int64(-1)
       if end + length < len(text) and text[end + length] >= 0x80:
         after, _ = _decode(text, end + length)
-      if points[after] >> 32 != EMOJI:
+      if points[after] >> 32 != characters.EMOJI:
         break
-    elif not (is_emoji or kind == MARK):
+    elif not (is_emoji or kind == characters.MARK):
       break
-    is_joined, is_half = point == _ZWJ, is_half and not is_emoji
+    is_joined, is_half = point == characters.ZWJ, is_half and not is_emoji
     end += length
   return end - i
 
@@ -356,11 +255,11 @@ def _is_written(char, i, length, signs):
   end = i + step
   if length == 0:
     return False
-  if kind == MARK or point == _ZWJ and i == signs[0]:
+  if kind == characters.MARK or point == characters.ZWJ and i == signs[0]:
     # Behind a virama a joiner makes a letter, also at the end of a word.
     signs[0] = end
     return True
-  if kind == JOINER and i != signs[1]:
+  if kind == characters.JOINER and i != signs[1]:
     signs[1], signs[2] = end, length
     return True
   # Of several joiners in a row the first stays.
@@ -447,19 +346,21 @@ def _read(text, i, points, table, ids, n, signs, dropped, flags):
       length, i = length + 1, i + step
       h = (h ^ np.uint64(out)) * _FNV_PRIME
       continue
-    if kind == MIDDLE_DOT:
-      kind = JOINER if _is_between_l(text, i) else SEPARATOR
-    if kind < SEPARATOR:
-      if kind != LETTER:
+    if kind == characters.MIDDLE_DOT:
+      kind = (
+        characters.JOINER if _is_between_l(text, i) else characters.SEPARATOR
+      )
+    if kind < characters.SEPARATOR:
+      if kind != characters.LETTER:
         out *= _is_written((kind, point, step), i, length, signs)
       length, h = _append(out, arena, first, length, h)
       i += step
       continue
     if i == signs[1] and length > 0:  # the joiner at its end goes
       length, h = signs[2], _hash(arena, first, first + signs[2])
-    if kind == EMOJI and length > 0:
+    if kind == characters.EMOJI and length > 0:
       step = 0  # the word before it ends first
-    elif kind == EMOJI:
+    elif kind == characters.EMOJI:
       step = _emoji_bytes(text, i, points)
       dropped[2] += not has_emoji
       for j in range(i, i + step * has_emoji):
@@ -477,7 +378,9 @@ def _read(text, i, points, table, ids, n, signs, dropped, flags):
       ids[n] = entry
       n += 1
     length, h = 0, _FNV_BASIS
-    if kind == LINE_END and _ends(text, i, point, ids, n, every_line):
+    if kind == characters.LINE_END and _ends(
+      text, i, point, ids, n, every_line
+    ):
       ids[n] = END
       n += 1
     i += step
@@ -491,12 +394,13 @@ def prepare(definition: str, lowercase: bool) -> None:
   """
   with compiler_lock.global_compiler_lock:  # other threads may compile
     registry.cpu_target.target_context.refresh()
-  code_points(definition.removesuffix('+emoji'), lowercase)
+  characters.code_points(definition.removesuffix('+emoji'), lowercase)
 
 
 def compile() -> None:
   """Compiles what `tokenize` calls."""
-  spaces = np.full(128, SEPARATOR << 32)  # for a table, which takes a while
+  # In place of the table, which takes a while.
+  spaces = np.full(128, characters.SEPARATOR << 32)
   _tokenized(b'', points=spaces, flags=(False, False), ends_line=True)
 
 
@@ -518,7 +422,7 @@ def tokenize(
   """
   return _tokenized(
     text,
-    points=code_points(definition.removesuffix('+emoji'), lowercase),
+    points=characters.code_points(definition.removesuffix('+emoji'), lowercase),
     flags=(definition.endswith('+emoji'), every_line),
     ends_line=ends_line,
   )

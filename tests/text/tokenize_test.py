@@ -13,6 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from numba.core import compiler_lock, registry
 
+from jaxemb.ops import characters
 from jaxemb.text import tokenize
 from tests import marking
 
@@ -85,7 +86,9 @@ def _class(char, before=' ', after=' '):
     return 'F'
   if re.match('[\U0001f3fb-\U0001f3ff]', char):
     return 'T'
-  if tokenize.code_points('words', False)[ord(char)] >> 32 == tokenize.EMOJI:
+  if (
+    characters.code_points('words', False)[ord(char)] >> 32 == characters.EMOJI
+  ):
     return 'E'
   if char.isalnum():
     return 'L'
@@ -285,18 +288,19 @@ def test_every_kind_of_character(definition, lowercase):
   points = [*range(0x30000), *range(0x30000, sys.maxunicode + 1, 61)]
   points += range(0xE0000, 0xE0200)
   kinds = {
-    'L': tokenize.LETTER, 'M': tokenize.MARK, 'J': tokenize.JOINER,
-    'Z': tokenize.JOINER, 'X': tokenize.IGNORED,
-    'D': tokenize.MIDDLE_DOT, 'S': tokenize.SEPARATOR, 'N': tokenize.LINE_END,
+    'L': characters.LETTER, 'M': characters.MARK, 'J': characters.JOINER,
+    'Z': characters.JOINER, 'X': characters.IGNORED,
+    'D': characters.MIDDLE_DOT, 'S': characters.SEPARATOR,
+    'N': characters.LINE_END,
   }  # fmt: skip
-  table = tokenize.code_points(definition, lowercase)
+  table = characters.code_points(definition, lowercase)
   wrong = []
   for point, entry in zip(points, table[points].tolist(), strict=True):
     char = chr(point)
     kind = _class(char)
     if definition == 'whitespace' and kind != 'N':
       kind = 'S' if char.isspace() or char < ' ' else 'L'
-    elif definition == 'words' and entry >> 32 == tokenize.EMOJI:
+    elif definition == 'words' and entry >> 32 == characters.EMOJI:
       wrong += [hex(point)] if char.isalnum() else []
       continue
     out = _lower(char) if lowercase else char
