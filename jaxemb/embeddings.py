@@ -39,6 +39,7 @@ from jaxemb.evaluation import (
   word_movers,
 )
 from jaxemb.evaluation import words as words_lib
+from jaxemb.io import static_models
 from jaxemb.ops import growing
 from jaxemb.storage import attributes as attributes_lib
 from jaxemb.storage import bucket, export, parquet, word2vec_format
@@ -1066,6 +1067,37 @@ class Embeddings:
     if common:
       self[common] = other[common]
 
+  def save_safetensors(self, fname: pathlib.Path | str) -> None:
+    """Writes safetensors: vectors, any counts, and words in the metadata.
+
+    Raises a `UserError` if the file cannot be written.
+    """
+    static_models.write(
+      fname, self.index_to_key, vectors=self.vectors, counts=self.counts
+    )
+
+  def save_static_model(
+    self,
+    folder: pathlib.Path | str,
+    tokens: str = 'words',
+    lowercase: bool | None = None,
+  ) -> None:
+    """Writes a folder that model2vec and sentence-transformers load.
+
+    A sentence becomes the mean of the vectors of its words. `tokens` and
+    `lowercase` are those of `config.data` of the run; without the latter,
+    sentences are lower-cased if no word has capitals. Warns of words that no
+    sentence can have. Raises a `UserError` if the folder cannot be written.
+    """
+    words = self.of_words()
+    static_models.write_model(
+      folder,
+      words.index_to_key,
+      vectors=words.vectors,
+      tokens=tokens,
+      lowercase=lowercase,
+    )
+
   def save_parquet(self, fname: pathlib.Path | str) -> None:
     """Writes Parquet with the columns key, count (if known) and vector.
 
@@ -1209,8 +1241,9 @@ def load_vectors(
 
   Reads a workdir, its export folder or vectors.npy (memory-mapped), or a
   word2vec, GloVe or fastText .vec file, text or binary, plain or packed, with
-  words in `encoding`. Runs may be in a bucket. Raises a `UserError` if the file
-  is missing, not recognized, cut or damaged.
+  words in `encoding`, or safetensors of vectors or of model2vec. Runs may be in
+  a bucket. Raises a `UserError` if the file is missing, not recognized, cut or
+  damaged.
   """
   if bucket.is_url(path):
     with bucket.opened(path) as folder:
@@ -1220,6 +1253,8 @@ def load_vectors(
       f'{folder} has a model of clicks, not vectors of words; jaxemb predict '
       'applies it'
     )
+  if static_models.is_static(path):
+    return Embeddings(*static_models.read(path))
   words, vectors, counts, folder = export.read(path, encoding)
   if not folder:
     return Embeddings(words, vectors, counts)

@@ -95,15 +95,18 @@ def test_python_of_the_readme(tmp_path, monkeypatch):
 
 
 def test_python_of_formats(tmp_path, monkeypatch):
-  pytest.importorskip('usearch', reason="needs usearch, of the extra 'ann'")
+  for name in 'usearch', 'safetensors', 'tokenizers':
+    pytest.importorskip(name, reason="needs the extras 'ann' and 'hub'")
   monkeypatch.chdir(tmp_path)
   page = (_ROOT / 'docs/formats.md').read_text()
   words = 'the', 'king', 'queen', 'rules', 'land'
   rows = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
-  names = {'vectors': jaxemb.Embeddings(words, rows)}
+  names = {'jaxemb': jaxemb, 'vectors': jaxemb.Embeddings(words, rows)}
   for code in re.findall(r'^```python\n(.*?)^```', page, re.S | re.M):
     exec(code, names)
-  nearest = names['vectors'].most_similar('king', indexer=names['index'])
+  np.testing.assert_array_equal(names['vectors'].vectors, rows)
+  vectors = jaxemb.Embeddings(words, names['index'].vectors)
+  nearest = vectors.most_similar('king', indexer=names['index'])
   assert {*dict(nearest)} == {*words} - {'king'}
   assert names['rows'][:, 0].tolist() == [1, 2]
 
