@@ -270,10 +270,12 @@ def _is_written(char, i, length, signs):
 
 
 @numba.njit(**_INNER)
-def _is_between_l(text, i):
-  """Whether the same l is on both sides of a middle dot."""
+def _kind_of_dot(text, i):
+  """Returns what a middle dot does: it joins two l, and separates otherwise."""
   is_between = 0 < i < len(text) - 2 and text[i - 1] == text[i + 2]
-  return is_between and text[i - 1] | 32 == _SMALL_L
+  if is_between and text[i - 1] | 32 == _SMALL_L:
+    return characters.JOINER
+  return characters.SEPARATOR
 
 
 @numba.njit(**_INNER)
@@ -347,9 +349,7 @@ def _read(text, i, points, table, ids, n, signs, dropped, flags):
       h = (h ^ np.uint64(out)) * _FNV_PRIME
       continue
     if kind == characters.MIDDLE_DOT:
-      kind = (
-        characters.JOINER if _is_between_l(text, i) else characters.SEPARATOR
-      )
+      kind = _kind_of_dot(text, i)
     if kind < characters.SEPARATOR:
       if kind != characters.LETTER:
         out *= _is_written((kind, point, step), i, length, signs)
@@ -375,14 +375,11 @@ def _read(text, i, points, table, ids, n, signs, dropped, flags):
         starts[entry + 1] = first = first + length
         has_room = first <= max_first and size[0] < len(hashes)
       counts[entry] += 1
-      ids[n] = entry
-      n += 1
+      ids[n], n = entry, n + 1
     length, h = 0, _FNV_BASIS
-    if kind == characters.LINE_END and _ends(
-      text, i, point, ids, n, every_line
-    ):
-      ids[n] = END
-      n += 1
+    is_end = kind == characters.LINE_END
+    if is_end and _ends(text, i, point, ids, n, every_line):
+      ids[n], n = END, n + 1
     i += step
   return i, n
 
