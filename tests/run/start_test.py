@@ -105,6 +105,18 @@ def test_old_rows_stay_and_new_words_get_theirs(folder, tmp_path, changes):
   assert np.abs(new['context_vectors']['fish']).max() < 1e-20
 
 
+def test_frequent_rows_do_not_forget_at_full_rate(folder, tmp_path):
+  old = jaxemb.load(folder / 'old')
+  (tmp_path / 'few.txt').write_text('apple cat\n' * 3)
+  few = {'data.path': str(tmp_path / 'few.txt')}
+  continued, _ = _continued(folder, tmp_path / 'continued', **few)
+  few['data.grow'] = False
+  full, _ = _continued(folder, tmp_path / 'full', **few)
+  for word in ('apple', 'cat'):
+    moved = np.linalg.norm(continued[word] - old[word])
+    assert 0 < moved < 0.3 * np.linalg.norm(full[word] - old[word])
+
+
 def test_negatives_are_of_both_texts_and_centers_of_the_new_one():
   both, here = np.array([60, 30, 10, 0]), np.array([20, 0, 10, 0])
   sample = 0.1
