@@ -36,7 +36,9 @@ class Documents(text_kind.Text):
     'dm': 'jaxemb.documents.models:dm',
   }
   losses = {'negative_sampling': 'jaxemb.ops.sampling:logistic_loss'}
-  averaging = frozenset(('dm',))
+  # As many words of a document learn at once as gensim has one after the other,
+  # at .025 (experiments/topics.py).
+  learning_rates = {'dbow': 0.03, 'dm': 0.06}
   weights_contexts = False
   help = {
     **text_kind.TEXT.help,
