@@ -306,8 +306,8 @@ def _learning_rate(facts: _Facts) -> float:
     rate = short.learning_rate
   if o.name == 'sgd' and m.subwords and m.name == 'cbow':
     rate = _SUBWORD_CBOW_LEARNING_RATES[not facts.fused]
-  if o.name == 'sgd':
-    rate = facts.kind.learning_rates.get(m.name, rate)
+  if o.name == 'sgd' and m.name in facts.kind.learning_rates:
+    rate = facts.kind.learning_rates[m.name][not facts.fused]
   is_skipgram = m.name == 'skipgram' and not is_tree
   if s.name == 'replicas' and s.policy in ('average', 'hot') and is_skipgram:
     # A mean keeps a part of what each replica learns. More diverges.
