@@ -66,6 +66,12 @@ class Documents(text_kind.Text):
         f'config.data.path={config.data.path} downloads text for word vectors; '
         'give a file with a document per line, or a table'
       )
+    if config.data.phrases:
+      yield (
+        f'config.data.phrases={config.data.phrases} is not used with documents, '
+        'as those inferred later would lack the phrases; join them in the text '
+        'first, jaxemb.load_phrases(RUN)[TOKENS]'
+      )
 
   def max_duplicates(self, limit: float, is_small_step: bool) -> float:
     """See `kind.Kind`: a step has most words of a document."""
