@@ -9,8 +9,8 @@ the same steps, from pieces on disk to pieces on disk, after a run that
 compiles.
 
 After the first pass gensim's `freeze` splits a phrase into its single words and
-scores the first one with the last, as it does not when it joins: later passes
-are compared with what it joins, without `freeze`.
+scores the first one with the last, as it does not when it joins: of later
+passes all pairs are scored one by one, which takes no part in its seconds.
 """
 
 import argparse
@@ -53,6 +53,20 @@ def _sentences(encoded: encode.Encoded) -> Iterator[list[str]]:
       yield [words[i] for i in ids]
 
 
+def _scored(
+  model: gensim_phrases.Phrases, sentences: list[list[str]]
+) -> dict[str, float]:
+  """Returns the pairs of a text that are phrases, with their scores."""
+  pairs = set()
+  for sentence in sentences:
+    places = [
+      i for i, x in enumerate(sentence) if x not in model.connector_words
+    ]
+    pairs |= {tuple(sentence[i : j + 1]) for i, j in itertools.pairwise(places)}
+  scored = (model.score_candidate(x[0], x[-1], list(x[1:-1])) for x in pairs)
+  return {name: score for name, score in scored if name}
+
+
 def _gensim(
   sentences: list[list[str]], num_passes: int, **options: Any
 ) -> tuple[list[dict[str, float]], list[list[str]], dict[str, float]]:
@@ -65,7 +79,7 @@ def _gensim(
       lambda: gensim_phrases.Phrases(sentences, **options),  # noqa: B023
     )
     if number:
-      found.append(model.find_phrases(sentences))
+      found.append(_scored(model, sentences))
     else:
       model = _timed(seconds, 'freeze', model.freeze)
       found.append(model.phrasegrams)

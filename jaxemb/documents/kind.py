@@ -68,9 +68,9 @@ class Documents(text_kind.Text):
       )
     if config.data.phrases:
       yield (
-        f'config.data.phrases={config.data.phrases} is not used with documents, '
-        'as those inferred later would lack the phrases; join them in the text '
-        'first, jaxemb.load_phrases(RUN)[TOKENS]'
+        f'config.data.phrases={config.data.phrases} is not used with '
+        'documents, as those inferred later would lack the phrases; join them '
+        'in the text first, jaxemb.load_phrases(RUN)[TOKENS]'
       )
 
   def max_duplicates(self, limit: float, is_small_step: bool) -> float:

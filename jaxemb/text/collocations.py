@@ -12,7 +12,6 @@ sorted keys are added in order. Of 10 million names two are taken for one with a
 probability of 1e-5.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -35,9 +34,7 @@ _LOW_62 = (1 << 62) - 1
 _DELIMITER = ord('_') + 1
 
 _INNER = {'nogil': True, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
-_compiled = functools.partial(
-  numba.njit, nogil=True, cache=True, error_model='numpy'
-)
+_OUTER = {'nogil': True, 'cache': True, 'error_model': 'numpy'}
 
 
 class Names(NamedTuple):
@@ -121,7 +118,7 @@ def _mixed(key):
   return (((key ^ (key >> 32)) * _MIX) >> 2) & _LOW_62
 
 
-@_compiled
+@numba.njit(**_OUTER)
 def _name_keys(starts, arena, keys, powers):
   for i in range(len(keys)):
     key, power = np.int64(0), np.int64(1)
@@ -143,7 +140,7 @@ def _slot(entries, shift, mask, key):
   return slot
 
 
-@_compiled
+@numba.njit(**_OUTER)
 def _name_pairs(ids, names, starts, pair_keys):
   """Writes where pairs start, and their keys; returns how many there are.
 
@@ -166,7 +163,7 @@ def _name_pairs(ids, names, starts, pair_keys):
   return n
 
 
-@_compiled
+@numba.njit(**_OUTER)
 def _count(ids, names, counts, starts, pair_keys, entries, shift):
   """Adds words with their counts, and pairs; returns how many differ.
 
@@ -198,7 +195,7 @@ def _count(ids, names, counts, starts, pair_keys, entries, shift):
   return size
 
 
-@_compiled
+@numba.njit(**_OUTER)
 def _add(entries, shift, mask, keys, values, are_pairs):
   """Adds totals, or the values of pairs; returns how many names are new."""
   num_new = 0
@@ -215,7 +212,7 @@ def _add(entries, shift, mask, keys, values, are_pairs):
   return num_new
 
 
-@_compiled
+@numba.njit(**_OUTER)
 def _read(entries, keys, values):
   """Reads a table in the order of its keys."""
   n, slot = 0, -1
@@ -243,7 +240,7 @@ def _total(index, key):
   return i if i < len(keys) and keys[i] == key else -1
 
 
-@_compiled
+@numba.njit(**_OUTER)
 def _select(ids, names, pairs, index, scoring, out):
   """Writes the phrases among the pairs; returns how many there are."""
   keys, powers, connects = names
@@ -286,7 +283,7 @@ def _select(ids, names, pairs, index, scoring, out):
   return n
 
 
-@_compiled
+@numba.njit(**_OUTER)
 def _enter(keys, entries, shift):
   """Writes the numbers of phrases behind their keys."""
   mask = (np.int64(1) << (62 - shift)) - 1
@@ -298,7 +295,7 @@ def _enter(keys, entries, shift):
     entries[slot, 0], entries[slot, 1] = key + 1, i
 
 
-@_compiled
+@numba.njit(**_OUTER)
 def _look_up(ids, keys, starts, pair_keys, entries, shift, firsts):
   """Replaces the key of each pair by the number of its phrase, or -1."""
   mask = (np.int64(1) << (62 - shift)) - 1
@@ -314,7 +311,7 @@ def _look_up(ids, keys, starts, pair_keys, entries, shift, firsts):
     pair_keys[i] = phrase
 
 
-@_compiled
+@numba.njit(**_OUTER)
 def _join(ids, connects, phrases, first_id, numbers, out, used):
   """Writes ids with phrases joined, from left to right.
 
