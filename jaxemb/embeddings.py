@@ -39,7 +39,7 @@ from jaxemb.evaluation import (
   word_movers,
 )
 from jaxemb.evaluation import words as words_lib
-from jaxemb.io import static_models
+from jaxemb.io import onnx_lookups, static_models
 from jaxemb.ops import growing
 from jaxemb.storage import attributes as attributes_lib
 from jaxemb.storage import bucket, export, parquet, word2vec_format
@@ -1075,6 +1075,13 @@ class Embeddings:
     static_models.write(
       fname, self.index_to_key, vectors=self.vectors, counts=self.counts
     )
+
+  def save_onnx(self, fname: pathlib.Path | str) -> None:
+    """Writes an ONNX model from `words` to `vectors`, zeros of unknown ones.
+
+    Raises a `UserError` if the file would be too large or cannot be written.
+    """
+    onnx_lookups.write(fname, self.index_to_key, self.vectors)
 
   def save_static_model(
     self,

@@ -95,8 +95,8 @@ def test_python_of_the_readme(tmp_path, monkeypatch):
 
 
 def test_python_of_formats(tmp_path, monkeypatch):
-  for name in 'usearch', 'safetensors', 'tokenizers':
-    pytest.importorskip(name, reason="needs the extras 'ann' and 'hub'")
+  for name in 'usearch', 'safetensors', 'tokenizers', 'onnx':
+    pytest.importorskip(name, reason="needs the extras 'ann', 'hub', 'onnx'")
   monkeypatch.chdir(tmp_path)
   page = (_ROOT / 'docs/formats.md').read_text()
   words = 'the', 'king', 'queen', 'rules', 'land'

@@ -39,7 +39,7 @@ from jaxemb.clicks import encoder as encoder_lib
 from jaxemb.clicks import models as clicks
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
-from jaxemb.io import tables
+from jaxemb.io import onnx_lookups, tables
 from jaxemb.models import columns
 from jaxemb.ops import sampling
 from jaxemb.runtime import resources
@@ -239,6 +239,45 @@ class ClickModel:
       for name, rows in self.tables.items():
         np.save(new / f'{name}.npy', rows)
       np.savez(new / 'dense.npz', **arrays)
+
+  def save_onnx(self, path: pathlib.Path | str) -> None:
+    """Writes an ONNX model from `ids` and `numbers` to `chances`, by jax2onnx.
+
+    Inputs are those of `write_function`. Raises a `UserError` without the
+    extra `onnx`, or if the file would be too large or cannot be written.
+    """
+    arrays = self.params, self.tables, self.moments
+    num_bytes = sum(np.asarray(x).nbytes for x in jax.tree.leaves(arrays))
+    onnx_lookups.check_size(path, num_bytes)
+    fields = self.encoder.fields
+
+    def served(ids, numbers):
+      # Padding lies behind the last row, and jax2onnx ignores `mode='clip'`.
+      rows = {
+        k: jnp.asarray(x)[jnp.clip(ids, 0, len(x) - 1)]
+        for k, x in self.tables.items()
+      }
+      return _chances(
+        self.model,
+        self.params,
+        self.moments,
+        rows=rows,
+        ids=ids,
+        numbers=numbers,
+        left_out=None,
+      )
+
+    model = onnx_lookups.library('jax2onnx').to_onnx(
+      served,
+      [
+        jax.ShapeDtypeStruct(('n', fields.num_columns), jnp.int32),
+        jax.ShapeDtypeStruct(('n', len(fields.numbers)), jnp.float32),
+      ],
+      model_name='clicks',
+      input_names=['ids', 'numbers'],
+      output_names=['chances'],
+    )
+    onnx_lookups.put(path, model)
 
 
 def load(folder: pathlib.Path) -> ClickModel:
