@@ -18,13 +18,14 @@ import pathlib
 import types
 import warnings
 from collections.abc import (
+  Callable,
   Container,
   Iterable,
   Iterator,
   Mapping,
   Sequence,
 )
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,6 +44,9 @@ from jaxemb.io import onnx_lookups, static_models
 from jaxemb.ops import growing
 from jaxemb.storage import attributes as attributes_lib
 from jaxemb.storage import bucket, export, parquet, word2vec_format
+
+if TYPE_CHECKING:  # with it comes numba
+  from jaxemb.evaluation import subwords as subwords_lib
 
 Word = str | int  # 7 is the word '7'
 # A word or a [dim] vector; in sums perhaps with a weight.
@@ -96,6 +100,8 @@ class Embeddings:
   relations: export.Relations | None = None
   # Further values by word, each [vocab], as `set_vecattr` sets them.
   attributes: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  # Rows of n-grams of characters, from which unseen words have vectors.
+  subwords: 'subwords_lib.NgramVectors | None' = None
 
   def __init__(
     self,
@@ -105,6 +111,7 @@ class Embeddings:
     sense_table: multivectors.MultiVectors | None = None,
     relations: export.Relations | None = None,
     attributes: Mapping[str, np.ndarray] = types.MappingProxyType({}),
+    subwords: 'subwords_lib.NgramVectors | None' = None,
     *,
     vector_size: int | None = None,
     count: int = 0,
@@ -129,6 +136,7 @@ class Embeddings:
     self.sense_table = sense_table
     self.relations = relations
     self.attributes = {k: np.array(x) for k, x in attributes.items()}
+    self.subwords = subwords
     if buffer is not None:
       self._buffer = buffer
     shapes = (len(self.index_to_key), len(self.vectors), len(self.key_to_index))
@@ -143,8 +151,12 @@ class Embeddings:
     relations = self.relations
     if relations and relations.targets is not None:
       relations = relations._replace(targets=np.array(relations.targets))
-    vectors = np.array(self.vectors)
-    return dataclasses.replace(self, vectors=vectors, relations=relations)
+    return dataclasses.replace(
+      self,
+      vectors=np.array(self.vectors),
+      relations=relations,
+      subwords=self.subwords and self.subwords.in_memory(),
+    )
 
   def __setattr__(self, name: str, value: Any) -> None:
     """Sets an attribute, and forgets what was computed from it.
@@ -194,9 +206,14 @@ class Embeddings:
     return len(self.index_to_key)
 
   def __contains__(self, word: object) -> bool:
+    """Whether a word has a vector, with subwords that of its n-grams."""
     words = self.sense_table.index if self.sense_table else ()
     name = _name(word)
-    return isinstance(name, str) and (self._row(name) >= 0 or name in words)
+    if not isinstance(name, str):
+      return False
+    if self._row(name) >= 0 or name in words:
+      return True
+    return self.subwords is not None and self.subwords.has_vector(name)
 
   def __getattr__(self, name: str) -> Any:
     """Raises an `AttributeError` that says what stands for gensim's `name`."""
@@ -259,12 +276,39 @@ class Embeddings:
 
   def get_vector(self, key: Word, norm: bool = False) -> np.ndarray:
     """Returns a word's vector, [dim] float32, read-only; length 1 if `norm`."""
-    row = self.get_index(key)
+    row = self.get_index(key, None if self.subwords is None else -1)
+    if row < 0:
+      return self._unseen(key, norm)
     vector = self.vectors[row]
-    if norm:
+    if norm and isinstance(self.vectors, np.ndarray):
       vector = vector / (self.norms[row] or np.float32(1))
+    elif norm:  # lengths of all words take a while
+      vector = geometry.unit_vector(vector)
     vector.setflags(write=False)
     return vector
+
+  def _unseen(self, key: Word, norm: bool) -> np.ndarray:
+    """Returns the mean of the rows of a word's n-grams, read-only."""
+    name = _name(key)
+    vector = self.subwords.vector(name) if isinstance(name, str) else None
+    if vector is None:
+      raise errors.UnknownWordError(key, self.index_to_key)
+    vector = geometry.unit_vector(vector) if norm else vector
+    vector.setflags(write=False)
+    return vector
+
+  def ngrams(self, word: Word) -> list[tuple[str, np.ndarray]]:
+    """Returns the n-grams of a word with their [dim] vectors.
+
+    The vector of an unseen word is their mean, that of a known one the mean of
+    these and a row of its own. Raises a `UserError` without subwords.
+    """
+    if self.subwords is None:
+      raise errors.UserError(
+        'these vectors have no n-grams; train with --config.model.subwords=3-6 '
+        'or load a .bin of fastText'
+      )
+    return self.subwords.ngrams(str(_name(word)))
 
   def get_normed_vectors(self) -> np.ndarray:
     """Returns a copy of all vectors at length 1, [vocab, dim] float32."""
@@ -546,9 +590,10 @@ class Embeddings:
     """
     known = self if allow_inference else self.key_to_index
     words = self._known(list(dict.fromkeys(map(_name, keys))), known)
-    rows = [self.get_index(x) for x in words]
+    rows = np.array([self.get_index(x, -1) for x in words], np.int64)
     values = dict(self.expandos) if copy_vecattrs else {}
-    values = {k: x[rows] for k, x in values.items()}
+    # Unseen words, which have vectors from n-grams, have values of zero.
+    values = {k: np.where(rows < 0, 0, x[rows]) for k, x in values.items()}
     relations = self.relations
     if relations and relations.targets is not None:
       relations = relations._replace(targets=relations.targets[rows])
@@ -856,6 +901,7 @@ class Embeddings:
       words.vectors,
       eval_sets,
       restrict_vocab=restrict_vocab,
+      unseen=self._unseen_words(),
     )
     if self.sense_table is not None:
       results |= contexts.evaluate(self.sense_table, eval_sets, window)
@@ -915,7 +961,14 @@ class Embeddings:
       restrict_vocab=limit,
       case_insensitive=is_upper,
       dummy4unknown=counts_unknown,
+      unseen=self._unseen_words(),
     )
+
+  def _unseen_words(self) -> Callable[[str], np.ndarray | None] | None:
+    """Returns what gives words outside of a vocabulary vectors, if any."""
+    if self.subwords is None:
+      return None
+    return lambda word: self.get_vector(word) if word in self else None
 
   def save(self, folder: pathlib.Path | str, **options: Any) -> None:
     """Writes vectors.npy, vocab.txt, any senses and operators, for `load`.
@@ -939,6 +992,28 @@ class Embeddings:
     )
     multivectors.write(pathlib.Path(folder), self.sense_table)
     export.write_relations(pathlib.Path(folder), self.relations)
+    _write_subwords(pathlib.Path(folder), self.subwords)
+
+  def save_fasttext(self, fname: pathlib.Path | str) -> None:
+    """Writes fastText's `.bin`, which gensim's load_facebook_model reads, too.
+
+    Settings and output rows are those of the `.bin` that the vectors are from,
+    and else fastText's defaults and zeros. Unknown counts become 1. Raises a
+    `UserError` if it cannot be written, or for words of several vectors.
+    """
+    from jaxemb.evaluation import subwords  # and with it numba
+
+    if self.sense_table is not None:
+      raise errors.UserError(
+        'senses cannot be written as a .bin: use of_words() first'
+      )
+    subwords.write_model(
+      fname,
+      words=self.index_to_key,
+      vectors=self.vectors,
+      counts=self.counts,
+      ngrams=self.subwords,
+    )
 
   @classmethod
   def load(
@@ -1156,7 +1231,7 @@ class Embeddings:
   def _cosines(self, target: np.ndarray, num_words: int | None) -> np.ndarray:
     """Returns products of unit vectors and the target, float32 by row."""
     limit = self._num_rows(num_words)
-    products = geometry.products(self.vectors[:limit], target)
+    products = geometry.products(self.vectors, target, limit)
     return products / geometry.divisors(self.norms[:limit])
 
   def _indexed(self, indexer, target, query, topn, min_prior):
@@ -1180,7 +1255,9 @@ class Embeddings:
 
   def _rows_of(self, query: list[Key]) -> set[int]:
     """Returns the rows of the words among words and vectors."""
-    return {self.get_index(x) for x in query if not isinstance(x, np.ndarray)}
+    words = [x for x in query if not isinstance(x, np.ndarray)]
+    rows = {self.get_index(x, -1) for x in words}
+    return rows - {-1}  # of words that have vectors from their n-grams alone
 
   def _rank(
     self,
@@ -1241,6 +1318,29 @@ def _as_list(items: object) -> list:
   return [] if items is None else list(items)
 
 
+def _write_subwords(folder: pathlib.Path, ngrams: Any) -> None:
+  if ngrams is None and not (folder / export.SUBWORDS).exists():
+    return
+  from jaxemb.evaluation import subwords  # and with it numba
+
+  subwords.write(folder, ngrams)
+
+
+def _read_subwords(folder: pathlib.Path, dim: int) -> Any:
+  if not (folder / export.SUBWORDS).exists():
+    return None
+  from jaxemb.evaluation import subwords  # and with it numba
+
+  return subwords.read(folder, dim)
+
+
+def _load_fasttext(path: pathlib.Path | str) -> Embeddings:
+  from jaxemb.evaluation import subwords  # and with it numba
+
+  model, vectors, ngrams = subwords.of_file(path)
+  return Embeddings(model.words, vectors, model.counts, subwords=ngrams)
+
+
 def load_vectors(
   path: pathlib.Path | str, encoding: str = 'utf-8'
 ) -> Embeddings:
@@ -1248,9 +1348,9 @@ def load_vectors(
 
   Reads a workdir, its export folder or vectors.npy (memory-mapped), or a
   word2vec, GloVe or fastText .vec file, text or binary, plain or packed, with
-  words in `encoding`, or safetensors of vectors or of model2vec. Runs may be in
-  a bucket. Raises a `UserError` if the file is missing, not recognized, cut or
-  damaged.
+  words in `encoding`; safetensors of vectors or of model2vec; or a fastText
+  model, .bin or .ftz. Runs may be in a bucket. Raises a `UserError` if the file
+  is missing, not recognized, cut or damaged.
   """
   if bucket.is_url(path):
     with bucket.opened(path) as folder:
@@ -1262,6 +1362,8 @@ def load_vectors(
     )
   if static_models.is_static(path):
     return Embeddings(*static_models.read(path))
+  if word2vec_format.is_fasttext(path):
+    return _load_fasttext(path)
   words, vectors, counts, folder = export.read(path, encoding)
   if not folder:
     return Embeddings(words, vectors, counts)
@@ -1276,6 +1378,7 @@ def load_vectors(
     sense_table=senses,
     relations=relations,
     attributes=attributes_lib.read(folder, len(words)),
+    subwords=_read_subwords(folder, vectors.shape[1]),
   )
 
 

@@ -39,7 +39,7 @@ def _run(argv: Sequence[str] | None) -> None:
     vectors.most_similar, topn=flags.topn, min_prior=geometry.MIN_PRIOR
   )
   if not flags.senses and flags.position is None:
-    positive, negative = split_expression(terms, vectors)
+    positive, negative = split_expression(terms, _WordsWithRows(vectors))
     if flags.sense is not None and (len(positive) != 1 or negative):
       raise errors.UserError('--sense is that of one word; give one word')
     neighbors = nearest(positive, negative, sense=flags.sense)
@@ -68,6 +68,16 @@ def _run(argv: Sequence[str] | None) -> None:
   for sense, (name, _) in enumerate(vectors.senses(word)):
     near = ' '.join(neighbor for neighbor, _ in nearest(word, sense=sense))
     print(f'{name}  {chances[sense]:.4f}  {near}')
+
+
+class _WordsWithRows:
+  """Words to look for in an expression: with n-grams, any word has a vector."""
+
+  def __init__(self, vectors: embeddings.Embeddings):
+    self._vectors = vectors
+
+  def __contains__(self, word: str) -> bool:
+    return self._vectors.has_index_for(word)
 
 
 def _parse(

@@ -4,6 +4,7 @@
 """
 
 import pathlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ class Vocabulary(NamedTuple):
   case_insensitive: bool
   # Items with an unknown word count as cosine 0 or wrong, not as left out.
   dummy4unknown: bool
+  # Returns the vector of any other word, or None.
+  unseen: Callable[[str], np.ndarray | None] | None = None
 
   def searched(self) -> words_lib.Searched:
     """Returns the words as benchmarks look them up."""
@@ -33,6 +36,7 @@ class Vocabulary(NamedTuple):
       vectors=self.vectors,
       restrict_vocab=self.restrict_vocab,
       is_upper=self.case_insensitive,
+      unseen=self.unseen,
     )
 
 

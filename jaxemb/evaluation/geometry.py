@@ -14,8 +14,13 @@ _BLOCK_ROWS = 1 << 14
 _MIN_THREADED = 1 << 23  # products
 
 
-def norms(vectors: np.ndarray) -> np.ndarray:
-  """Returns lengths of [rows, dim] vectors, [rows] float32."""
+def norms(vectors: Any) -> np.ndarray:
+  """Returns lengths of [rows, dim] vectors, [rows] float32.
+
+  Vectors are an array, or compute this themselves.
+  """
+  if not isinstance(vectors, np.ndarray):
+    return vectors.norms()
   return np.sqrt(np.vecdot(vectors, vectors, dtype=np.float32))
 
 
@@ -28,7 +33,7 @@ def unit(vectors: np.ndarray, lengths: np.ndarray | None = None) -> np.ndarray:
   """Returns [rows, dim] vectors scaled to length 1; zero rows stay zero."""
   if lengths is None:
     lengths = np.linalg.norm(vectors, axis=1)
-  return vectors / divisors(lengths)[:, None]
+  return np.asarray(vectors) / divisors(lengths)[:, None]
 
 
 def unit_vector(vector: np.ndarray) -> np.ndarray:
@@ -39,8 +44,16 @@ def unit_vector(vector: np.ndarray) -> np.ndarray:
   return unit(np.asarray(vector, np.float64)[None])[0].astype(np.float32)
 
 
-def products(vectors: np.ndarray, target: np.ndarray) -> np.ndarray:
-  """Returns products of [rows, dim] vectors with a [dim] target, float32."""
+def products(
+  vectors: Any, target: np.ndarray, limit: int | None = None
+) -> np.ndarray:
+  """Returns products of the first [limit, dim] vectors with a [dim] target.
+
+  They are float32. Vectors are an array, or compute this themselves.
+  """
+  if not isinstance(vectors, np.ndarray):
+    return vectors.products(target, limit)
+  vectors = vectors[:limit]
   if vectors.dtype == target.dtype:
     return np.dot(vectors, target)
   result = np.empty(len(vectors), np.float32)

@@ -33,6 +33,7 @@ _NOTES = {
   'malformed': 'malformed lines',
   'blank': 'blank words',
   'repeated': 'repeated words',
+  'by_subwords': 'with unseen words, by their n-grams',
 }
 
 
@@ -45,6 +46,7 @@ class Searched:
     vectors: np.ndarray,
     restrict_vocab: int | None = None,
     is_upper: bool = True,
+    unseen: Callable[[str], np.ndarray | None] | None = None,
   ):
     self.vectors = vectors[: restrict_vocab or len(words)]
     self.norms = geometry.norms(self.vectors)
@@ -55,6 +57,10 @@ class Searched:
       first = self._rows.setdefault(self._fold(words[row]), row)
       if first != row:
         self._spellings.setdefault(first, [first]).append(row)
+    self._unseen = unseen
+    self._is_lower = is_upper and not any(
+      x != x.lower() for x in words[: len(self.vectors)]
+    )
 
   def find(
     self, benchmark: benchmarks.Benchmark
@@ -68,19 +74,33 @@ class Searched:
     return is_found, rows[is_found]
 
   def pair_cosines(self, benchmark: benchmarks.Benchmark) -> np.ndarray:
-    """Returns cosines [pairs] float32; NaN if a word is out of vocabulary.
+    """Returns cosines [pairs] float32; NaN if a word has no vector.
 
+    Words out of vocabulary have those of their n-grams, if there are any.
     A word with itself has exactly 1. (SCWS has 241 such pairs, whose ties
     gensim breaks at random, by rounding errors of 1e-7.)
     """
-    is_found, pairs = self.find(benchmark)
-    units = {i: geometry.unit_vector(self.vectors[i]) for i in set(pairs.flat)}
-    cosines = np.full(len(is_found), np.nan, np.float32)
-    cosines[is_found] = [
-      1 if a == b and units[a].any() else np.dot(units[a], units[b])
-      for a, b in pairs.tolist()
-    ]
+    units: dict[str, np.ndarray | None] = {}
+    for word in {x for pair in benchmark.words for x in pair}:
+      vector = self._vector(word)
+      units[word] = None if vector is None else geometry.unit_vector(vector)
+    cosines = np.full(len(benchmark.words), np.nan, np.float32)
+    for i, pair in enumerate(benchmark.words):
+      first, second = (units[x] for x in pair)
+      if first is not None and second is not None:
+        is_same = self._fold(pair[0]) == self._fold(pair[1]) and first.any()
+        cosines[i] = 1 if is_same else np.dot(first, second)
     return cosines
+
+  def _vector(self, word: str) -> np.ndarray | None:
+    """Returns a word's vector, perhaps of its n-grams; None if it has none."""
+    row = self._rows.get(self._fold(word), -1)
+    if row >= 0:
+      return self.vectors[row]
+    if self._unseen is None:
+      return None
+    # Where no word has capitals, no n-gram with one was trained.
+    return self._unseen(word.lower() if self._is_lower else word)
 
   def solve(
     self, benchmark: benchmarks.Benchmark
@@ -102,16 +122,20 @@ def evaluate(
   vectors: np.ndarray,
   eval_sets: Sequence[benchmarks.Benchmark],
   restrict_vocab: int = 300_000,
+  unseen: Callable[[str], np.ndarray | None] | None = None,
 ) -> dict[str, dict]:
   """Scores words [vocab], most frequent first, by vectors [vocab, dim] float32.
 
   Vectors may be memory-mapped; the first `restrict_vocab` are used (0 = all).
+  In similarity other words have the vectors that `unseen` returns, if any, and
+  their items count as found.
 
   Returns:
     By benchmark, ready for JSON: `kind`, `layout`, `score` (None if no item
     was found), `found`, `total`, `oov` (total - found), `malformed` (lines),
     `restrict_vocab`, `vocab` (words searched), and
-      similarity: `score` is Spearman's correlation, `pearson`;
+      similarity: `score` is Spearman's correlation, `pearson`, with `unseen`
+        also `by_subwords` (items found by it alone);
       analogies: `score` is the fraction right by 3CosAdd, `score_cosmul` by
         3CosMul; `sections` {name: {`score`, `score_cosmul`, `correct`,
         `found`, `total`}}; of a questions-words file also `semantic` and
@@ -121,7 +145,7 @@ def evaluate(
 
   Raises a `UserError` if vectors are not finite.
   """
-  searched = Searched(words, vectors, restrict_vocab)
+  searched = Searched(words, vectors, restrict_vocab, unseen=unseen)
   is_finite = np.isfinite(searched.norms)
   if not is_finite.all():
     row = int(is_finite.argmin())
@@ -144,7 +168,19 @@ def evaluate(
       'vocab': len(searched.vectors),
       **_MEASURES[benchmark.kind](benchmark, searched),
     }
+    if unseen is not None and benchmark.kind == 'similarity':
+      _count_unseen(results[benchmark.name], searched, benchmark)
   return results
+
+
+def _count_unseen(
+  result: dict[str, Any], searched: Searched, benchmark: benchmarks.Benchmark
+) -> None:
+  """Counts items of which words have vectors from n-grams as found."""
+  num_found = int((~np.isnan(searched.pair_cosines(benchmark))).sum())
+  result['by_subwords'] = num_found - result['found']
+  result['found'] = num_found
+  result['oov'] = result['total'] - num_found
 
 
 def correlations(

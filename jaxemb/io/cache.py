@@ -25,6 +25,13 @@ _SAMPLES = 64  # of all files together, but at least one of each file
 _SAMPLE_BYTES = 1 << 14
 
 
+def default_folder() -> pathlib.Path:
+  """Returns the folder of downloads, encoded texts and compiled programs."""
+  base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+  folder = os.environ.get('JAXEMB_CACHE') or f'{base}/jaxemb'
+  return pathlib.Path(folder).expanduser()
+
+
 def identity_of(files: Sequence[pathlib.Path]) -> list[list[Any]]:
   """Returns [path, size, time, hash of samples] of each file."""
   identity = []

@@ -14,6 +14,7 @@ import ml_collections
 
 from jaxemb import config as config_lib
 from jaxemb import errors
+from jaxemb.io import cache
 from jaxemb.storage import atomic
 
 # What config.json holds beside the settings, or how its names begin.
@@ -26,9 +27,7 @@ class BusyError(errors.UserError):
 
 def cache_folder() -> pathlib.Path:
   """Where downloads, encoded corpora and compiled programs are kept."""
-  base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
-  folder = os.environ.get('JAXEMB_CACHE') or f'{base}/jaxemb'
-  return pathlib.Path(folder).expanduser()
+  return cache.default_folder()
 
 
 def keep_programs(folder: pathlib.Path) -> None:

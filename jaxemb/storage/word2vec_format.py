@@ -49,7 +49,8 @@ _OTHERS = (  # first bytes of formats that are not read, and what to do
   (
     rb'\xba\x16\x4f\x2f',
     'it is a model of fastText',
-    "give its .vec, or write its vectors with fastText's print-word-vectors",
+    'give its .vec, or write its vectors: '
+    "jaxemb.load('model.bin').save_word2vec_format('vectors.txt')",
   ),
   (
     rb'\x80[\2-\5]',
@@ -328,6 +329,18 @@ def read(
     encoding='utf-8' if is_wide else codec,
     decoding_errors=reading.decoding_errors,
   )
+
+
+def is_fasttext(path: pathlib.Path | str) -> bool:
+  """Returns whether a file, plain or packed, is a model of fastText."""
+  path = pathlib.Path(path)
+  if not path.is_file():
+    return False
+  try:
+    with packed.File(path) as file:
+      return bool(re.match(_OTHERS[0][0], file.peek(4)))
+  except (OSError, ValueError, errors.UserError):
+    return False
 
 
 class _Rows(NamedTuple):
