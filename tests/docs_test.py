@@ -120,6 +120,16 @@ def test_python_of_new_text(tmp_path, monkeypatch):
   assert {'king', 'fish'} <= set(names['vectors'].index_to_key)
 
 
+def test_python_of_documents(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  page = (_ROOT / 'docs/documents.md').read_text()
+  (code,) = re.findall(r'^```python\n(.*?)^```', page, re.S | re.M)
+  names = {}
+  exec(code, names)
+  model = names['model']
+  assert model.dv.vectors.shape == (180, 20) and 'cow' in model.wv
+
+
 @every_notebook
 def test_notebooks_have_no_output(path):
   for cell in nbformat.read(path, as_version=4).cells:
