@@ -9,13 +9,13 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from jaxemb.api import load, train
+from jaxemb.api import load, load_phrases, train
 
 if TYPE_CHECKING:
   from jaxemb.embeddings import Embeddings
 
 __version__ = '0.1.0'
-__all__ = ['Embeddings', 'load', 'train']
+__all__ = ['Embeddings', 'load', 'load_phrases', 'train']
 
 # Ctrl-C while `python -m jaxemb.COMMAND` is imported, which takes a second,
 # ends it by that signal and without a traceback. Then `runtime.process` does.

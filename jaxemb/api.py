@@ -1,4 +1,4 @@
-"""What `import jaxemb` offers: `train` and `load`.
+"""What `import jaxemb` offers: `train`, `load` and `load_phrases`.
 
 JAX is imported only when they are called.
 """
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
   from jaxemb import embeddings
   from jaxemb.clicks import predictor
   from jaxemb.documents import trained
+  from jaxemb.text import phrases
 
 _COLUMNS = {  # of tables, by `data.source`; others have users and items
   'clicks': ('label', 'user'),
@@ -230,6 +231,19 @@ def load(
       return documents.in_memory() if bucket.is_url(path) else documents
     vectors = embeddings.load_vectors(folder, encoding)
     return vectors.in_memory() if bucket.is_url(path) else vectors
+
+
+def load_phrases(path: str | os.PathLike) -> 'phrases.Phrases':
+  """Reads the phrases that a run joined, to join them in other text.
+
+  `path` is the run, its export or phrases.txt in it. Raises a `UserError` if
+  there are none.
+  """
+  from jaxemb.storage import bucket
+  from jaxemb.text import phrases
+
+  with bucket.opened(path) as folder:
+    return phrases.load(folder)
 
 
 def _documents(path: str | os.PathLike) -> 'trained.Documents | None':

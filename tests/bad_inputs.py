@@ -133,6 +133,26 @@ _SETTINGS = (
   _set('data.max_vocab=1', 'config.data.max_vocab=1 leaves one word'),
   _set('data.encoding=klingon', 'unknown encoding'),
   _set('data.encoding=ascii', 'not ASCII', 'latin.txt'),
+  _set('data.phrases=absent', 'cannot read'),
+  _set('data.phrases=text.txt', 'no settings of phrases'),
+  _set('data.phrases=99', 'at most 16'),
+  _set('data.phrases_connectors=of', 'give a number of passes'),
+  _text(
+    'text.txt',
+    'above all scores',
+    '--config.data.phrases=1 '
+    '--config.data.phrases_score=npmi --config.data.phrases_threshold=2',
+  ),
+  _text(
+    'text.txt',
+    'must be positive',
+    '--config.data.phrases=1 --config.data.phrases_threshold=-1',
+  ),
+  _text(
+    'text.txt',
+    'has no counts of the phrases',
+    '--config.data.phrases=1 --config.data.counts=other.txt',
+  ),
   _set('data.tokens=letters', "'words+emoji' or 'whitespace'"),
   _set('data.min_count=0', 'at least 1'),
   _set('data.sample=2', 'at most 1'),

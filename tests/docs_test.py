@@ -111,12 +111,16 @@ def test_python_of_formats(tmp_path, monkeypatch):
   assert names['rows'][:, 0].tolist() == [1, 2]
 
 
-def test_python_of_new_text(tmp_path, monkeypatch):
+def test_python_of_phrases_and_new_text(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   page = (_ROOT / 'docs/text.md').read_text()
-  (code,) = re.findall(r'^```python\n(.*?)^```', page, re.S | re.M)
+  joins, grows = re.findall(r'^```python\n(.*?)^```', page, re.S | re.M)
   names = {}
-  exec(code, names)
+  exec(joins, names)
+  assert {'new_york', 'san_francisco'} <= set(names['vectors'].index_to_key)
+  assert 'new' not in names['vectors']
+  assert names['phrases'][['new', 'york', 'new']] == ['new_york', 'new']
+  exec(grows, names)
   assert {'king', 'fish'} <= set(names['vectors'].index_to_key)
 
 

@@ -299,13 +299,15 @@ def _learning_rate(facts: _Facts) -> float:
     )
   rates = (_FUSED_LEARNING_RATES if facts.fused else _LEARNING_RATES)[o.name]
   is_tree = m.loss == 'hierarchical_softmax'
-  rate = rates[2 * is_tree + (m.name in facts.kind.averaging)]
+  rate = rates[2 * is_tree + (m.name == 'cbow')]
   if facts.fused and o.name == 'sgd' and facts.weights_contexts:
     rate = _WEIGHTED_LEARNING_RATE
   if short := _short_steps(facts):
     rate = short.learning_rate
   if o.name == 'sgd' and m.subwords and m.name == 'cbow':
     rate = _SUBWORD_CBOW_LEARNING_RATES[not facts.fused]
+  if o.name == 'sgd' and m.name in facts.kind.learning_rates:
+    rate = facts.kind.learning_rates[m.name][not facts.fused]
   is_skipgram = m.name == 'skipgram' and not is_tree
   if s.name == 'replicas' and s.policy in ('average', 'hot') and is_skipgram:
     # A mean keeps a part of what each replica learns. More diverges.

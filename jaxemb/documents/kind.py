@@ -36,7 +36,9 @@ class Documents(text_kind.Text):
     'dm': 'jaxemb.documents.models:dm',
   }
   losses = {'negative_sampling': 'jaxemb.ops.sampling:logistic_loss'}
-  averaging = frozenset(('dm',))
+  # By kernels the nearest documents have the same topic as often as those of
+  # gensim at .025 (experiments/topics.py). A step by XLA learns less.
+  learning_rates = {'dbow': (0.03, 0.05), 'dm': (0.06, 0.06)}
   weights_contexts = False
   help = {
     **text_kind.TEXT.help,
@@ -64,6 +66,16 @@ class Documents(text_kind.Text):
         f'config.data.path={config.data.path} downloads text for word vectors; '
         'give a file with a document per line, or a table'
       )
+    if config.data.phrases:
+      yield (
+        f'config.data.phrases={config.data.phrases} is not used with '
+        'documents, as those inferred later would lack the phrases; join them '
+        'in the text first, jaxemb.load_phrases(RUN)[TOKENS]'
+      )
+
+  def max_duplicates(self, limit: float, is_small_step: bool) -> float:
+    """See `kind.Kind`: a step has most words of a document."""
+    return 0.0 if is_small_step else limit
 
   def check_trained(self, counters: Mapping[str, float]) -> None:
     """See `kind.Kind`."""

@@ -32,7 +32,7 @@ from jaxemb.storage import atomic, export, fasttext_format
 FACTS, NGRAMS, BUCKETS = export.SUBWORDS, 'ngrams.npy', 'buckets.npy'
 _BLOCK_WORDS = 4096
 _BLOCK_BYTES = 1 << 22  # read at once
-_AHEAD = 24  # n-grams whose rows are requested before they are needed
+_AHEAD = 12  # n-grams whose rows are requested before they are needed
 _TABLE_BYTES = 640 << 20  # of columns of all n-grams in memory
 # Of fewer words, lengths are computed anew rather than cached in a file.
 _MIN_CACHED = 200_000

@@ -124,8 +124,8 @@ def _check(path, dim, title, arrays, num_rows):
   """Raises a `UserError` for arrays of a run that are not what they were."""
   if title not in arrays:
     raise errors.UserError(
-      f'--from={path} has no {title} (export/orbax/); give the folder of a run '
-      'that has ended'
+      f'--from={path} has no {title} (export/orbax/), as what was merged from '
+      'sub-models; give the folder of another run that has ended'
     )
   shape = arrays[title].shape
   if shape != (num_rows, dim):

@@ -86,9 +86,9 @@ class Kind:
   # Whether skip-gram weights contexts by their distance, in place of windows
   # that are drawn.
   weights_contexts: bool = False
-  # Models that predict from a mean of rows, of which each gets a part of the
-  # gradient: their usual learning rates are those of CBOW.
-  averaging: frozenset[str] = frozenset(('cbow',))
+  # Usual learning rates of SGD by a kernel and by XLA, by model, where they are
+  # not those of skip-gram or CBOW.
+  learning_rates: Mapping[str, tuple[float, float]] = {}
   # Whether there are dense parameters, and rows learn by the mean over the
   # examples of a step.
   has_dense: bool = False

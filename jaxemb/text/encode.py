@@ -2,6 +2,7 @@
 
   read    tokenizes each piece (some megabytes) with ids of its own, and writes
           its words and ids to disk
+  join    replaces words by phrases, such as `new_york`, pass by pass
   count   adds up the words of all pieces and chooses the vocabulary
   map     translates the ids of the pieces and appends them to one file
 
@@ -14,6 +15,7 @@ not depend on the number of threads or processes. A folder in the cache holds
   ids.bin         int32 ids, `tokenize.END` after each sentence
   blocks.npz      `Blocks`, the units of shuffling
   counts.npy      what the text alone has of words that a run knew already
+  phrases.txt     the phrases that were joined, if any
 
 A folder is reused while its own checksums and the paths, sizes, times and
 samples of the input files (`io.cache`) are the same.
@@ -51,7 +53,9 @@ from jaxemb.io import roles
 from jaxemb.io import text_files as sources
 from jaxemb.runtime import resources
 from jaxemb.storage import atomic, checksums, packed, word2vec_format
-from jaxemb.text import ahead, growth, tokenize, wiki
+from jaxemb.text import ahead, growth, passes, tokenize, wiki
+from jaxemb.text import phrases as phrases_lib
+from jaxemb.text import pieces as pieces_lib
 
 MAX_HELD_WORDS = 1 << 22  # words of a table in memory, some 200 MB
 
@@ -75,6 +79,25 @@ class Settings(NamedTuple):
   encoding: str = sources.UTF_8  # of the text
   columns: str = ''  # which key or column is the text; '' = by its name
   every_line: bool = False  # has its END, also one without a word
+  phrases: str = ''  # passes that find them, or their file; '' = none
+  phrases_score: str = 'word2vec'
+  phrases_threshold: float = 0.0  # 0 = what suits the score
+  phrases_min_count: int = 5
+  phrases_connectors: str = ''  # see `phrases.connectors`
+
+  def num_passes(self) -> int:
+    """Returns how often phrases are searched for."""
+    return int(self.phrases) if self.phrases.isdecimal() else 0
+
+  def phrase_rules(self) -> phrases_lib.Rules:
+    """Returns what is a phrase."""
+    score = self.phrases_score
+    return phrases_lib.Rules(
+      score=score,
+      threshold=self.phrases_threshold or phrases_lib.THRESHOLDS[score],
+      min_count=self.phrases_min_count,
+      connectors=phrases_lib.connectors(self.phrases_connectors),
+    )
 
 
 def settings_of(settings: Mapping[str, Any], **more: Any) -> Settings:
@@ -94,6 +117,7 @@ class Encoded(NamedTuple):
   manifest: dict[str, Any]
   # [vocab] int64, of the counts those in this text; None = all.
   text_counts: np.ndarray | None = None
+  phrases: bytes = b''  # phrases.txt, if any were joined
 
   @property
   def num_words(self) -> int:
@@ -135,6 +159,9 @@ def encode(
   inputs = [source.path for source in files]
   if os.path.isfile(counts):
     inputs.append(pathlib.Path(counts))
+  known_phrases = _known_phrases(settings, known)
+  if known_phrases:
+    inputs.append(phrases_lib.file_of(settings.phrases))
   unused = [str(x.path) for x in held_out]
   identity = [settings, _FORMAT, cache_lib.identity_of(inputs), unused]
   if known:
@@ -159,10 +186,28 @@ def encode(
       readers=readers,
       unused=unused,
       known=known,
+      known_phrases=known_phrases,
     ).run()
     # Opened before the move: another job may replace it at any moment.
     encoded = _open(temporary)
   return encoded._replace(folder=folder)
+
+
+def _known_phrases(
+  settings: Settings, known: base.Known | None
+) -> phrases_lib.Phrases | None:
+  """Returns the phrases to join; raises a `UserError` if they are missing."""
+  if settings.phrases and not settings.phrases.isdecimal():
+    return phrases_lib.load(settings.phrases)
+  if known and not settings.phrases:
+    file = phrases_lib.file_of(known.path)
+    if file.name == phrases_lib.FILE:
+      raise errors.UserError(
+        f'--from={known.path} has words that are phrases, which this text does '
+        'not have until they are joined: give --config.data.phrases='
+        f'{known.path}'
+      )
+  return None
 
 
 def check_same_files(process: int, sizes_bytes: list[dict[str, int]]) -> None:
@@ -193,38 +238,6 @@ def piece_bytes(total_bytes: int) -> int:
   return min(_MAX_PIECE_BYTES, max(_MIN_PIECE_BYTES, total_bytes // 64))
 
 
-class _Piece(NamedTuple):
-  """A tokenized piece of text, whose words and ids are on disk."""
-
-  file: int  # index of its source
-  number: int  # in its source
-  num_different: int  # words
-  path: pathlib.Path
-  counters: dict[str, int]  # of what was read and dropped
-
-  def open(self) -> tuple[tokenize.Words, np.ndarray]:
-    """Returns its words, sorted by hash, and its text as their indices."""
-    n = self.num_different
-    data = np.asarray(np.memmap(self.path, np.uint8, 'r'))
-    numbers = data[: 8 * (3 * n + 1)].view(np.int64)
-    hashes, counts, starts = np.split(numbers, [n, 2 * n])
-    first = len(data) - starts[-1]
-    words = tokenize.Words(
-      hashes=hashes, counts=counts, starts=starts, arena=data[first:]
-    )
-    return words, data[numbers.nbytes : first].view(np.int32)
-
-  def words(self, first: int, stop: int) -> tokenize.Words:
-    """Returns the words with hashes from `first` to below `stop`."""
-    words, _ = self.open()
-    i, j = np.searchsorted(words.hashes, [first, stop])
-    return words._replace(
-      hashes=words.hashes[i:j],
-      counts=words.counts[i:j],
-      starts=words.starts[i : j + 1],
-    )
-
-
 @dataclasses.dataclass
 class _Encoder:
   """Encodes those parts of a corpus that this process reads."""
@@ -237,6 +250,7 @@ class _Encoder:
   readers: base.Readers
   unused: list[str]  # files of the folder that it holds out
   known: base.Known | None = None  # words that are in the vocabulary
+  known_phrases: phrases_lib.Phrases | None = None  # to join
 
   def __post_init__(self):
     self.reports = [wiki.ReadReport() for _ in self.files]
@@ -249,6 +263,7 @@ class _Encoder:
     ahead.wait()
     pieces = self.read()
     self.check_encoding(pieces)
+    pieces, phrases = self.join(pieces)
     if self.known:
       words, num_different = self.grow(pieces, growth.words_of(self.known))
     else:
@@ -272,6 +287,8 @@ class _Encoder:
       'fingerprint': hashlib.sha256(' '.join(content).encode()).hexdigest(),
       'num_vocab_words': len(words.counts),
       'num_words': totals['num_words'],
+      'num_phrases': [len(x) for x in phrases.passes] if phrases else [],
+      'joined_phrases': totals['joined_phrases'],
       'text_bytes': totals['text_bytes'],
       'inputs': [x._asdict() for x in self.inputs()],
       'dropped': self.dropped(totals)
@@ -279,8 +296,23 @@ class _Encoder:
     }
     checksums.seal(self.folder, manifest)
 
+  def join(
+    self, pieces: Sequence[pieces_lib.Piece]
+  ) -> tuple[Sequence[pieces_lib.Piece], phrases_lib.Phrases | None]:
+    """Joins phrases, and writes which; returns the new pieces and them."""
+    phrases, num_passes = self.known_phrases, self.settings.num_passes()
+    run = passes.Passes(self.folder, self.readers, self.progress)
+    if num_passes:
+      rules = self.settings.phrase_rules()
+      pieces, phrases = run.find(pieces, rules, num_passes)
+    elif phrases is not None:
+      pieces = run.join(pieces, phrases)
+    if phrases is not None:
+      phrases.save(self.folder / phrases_lib.FILE)
+    return pieces, phrases
+
   def grow(
-    self, pieces: Sequence[_Piece], known: tokenize.Words
+    self, pieces: Sequence[pieces_lib.Piece], known: tokenize.Words
   ) -> tuple[tokenize.Words, int]:
     """Returns the `known` words with new ones, and how many are different.
 
@@ -298,7 +330,7 @@ class _Encoder:
     return words, num_different + int(np.count_nonzero(counts == 0))
 
   def choose_words(
-    self, pieces: Sequence[_Piece], listed: tokenize.Words | None
+    self, pieces: Sequence[pieces_lib.Piece], listed: tokenize.Words | None
   ) -> tuple[tokenize.Words, int]:
     """Returns the vocabulary and the number of different words.
 
@@ -372,7 +404,7 @@ class _Encoder:
       'other_namespace_pages': sum(x.other_namespace_pages for x in reports),
     }
 
-  def check_encoding(self, pieces: Sequence[_Piece]) -> None:
+  def check_encoding(self, pieces: Sequence[pieces_lib.Piece]) -> None:
     """Raises a `UserError` for text in another encoding.
 
     A few files of many are reported as problems instead.
@@ -408,7 +440,7 @@ class _Encoder:
       f'({len(wrong)} such files); {remedy}'
     )
 
-  def read(self) -> list[_Piece]:
+  def read(self) -> list[pieces_lib.Piece]:
     """Tokenizes the pieces of this process, in order; fills the reports.
 
     Files are read in parallel, as unpacking is slow; one feeds all tokenizers.
@@ -418,7 +450,7 @@ class _Encoder:
     # Two pieces in flight for each thread, over all the files being read.
     depth = max(1, 2 * threads // len(files) - 1)
 
-    def read_source(file: int) -> list[_Piece]:
+    def read_source(file: int) -> list[pieces_lib.Piece]:
       texts = sources.pieces(
         files[file],
         report=self.reports[file],
@@ -469,7 +501,7 @@ class _Encoder:
           pool.shutdown(wait=False, cancel_futures=True)
         raise
 
-  def write_piece(self, file: int, piece: sources.Piece) -> _Piece:
+  def write_piece(self, file: int, piece: sources.Piece) -> pieces_lib.Piece:
     """Writes the words and ids of a piece to disk."""
     s = self.settings
     ids, words, invalid_bytes, overlong_words, emoji = tokenize.tokenize(
@@ -492,12 +524,9 @@ class _Encoder:
     # The new index of each word; the last one maps END to itself.
     numbers = np.full(len(order) + 1, tokenize.END, np.int32)
     numbers[order] = np.arange(len(order))
-    hashes, counts, starts, arena = words.subset(order)
     path = self.folder / f'piece-{file:06d}-{piece.number:06d}'
-    with open(path, 'wb') as opened:
-      for array in (hashes, counts, starts, numbers[ids], arena):
-        opened.write(array)
-    return _Piece(
+    pieces_lib.write(path, words.subset(order), numbers[ids])
+    return pieces_lib.Piece(
       file=file,
       number=piece.number,
       num_different=len(order),
@@ -506,7 +535,9 @@ class _Encoder:
     )
 
   def count(
-    self, pieces: Sequence[_Piece], known: np.ndarray | None = None
+    self,
+    pieces: Sequence[pieces_lib.Piece],
+    known: np.ndarray | None = None,
   ) -> tuple[tokenize.Words, int, int]:
     """Counts the words of all processes, which get the same result.
 
@@ -552,7 +583,7 @@ class _Encoder:
     return tokenize.concatenated(chosen), num_different, most
 
   def map(
-    self, pieces: Sequence[_Piece], vocabulary: tokenize.Words
+    self, pieces: Sequence[pieces_lib.Piece], vocabulary: tokenize.Words
   ) -> tuple[list[str], collections.Counter]:
     """Writes the ids of this process and all blocks; removes the pieces.
 
@@ -564,7 +595,7 @@ class _Encoder:
     order = np.argsort(vocabulary.hashes)
     hashes = vocabulary.hashes[order]
 
-    def mapped(piece: _Piece) -> tuple:
+    def mapped(piece: pieces_lib.Piece) -> tuple:
       words, ids = piece.open()
       places = np.searchsorted(hashes[:-1], words.hashes)
       is_known = hashes[places] == words.hashes
@@ -635,7 +666,7 @@ def _first_line(text: bytes) -> str:
 def _too_few(
   settings: Settings,
   words: tokenize.Words,
-  pieces: Sequence[_Piece],
+  pieces: Sequence[pieces_lib.Piece],
   num_different: int,
   most: int,
   problem: str,
@@ -751,6 +782,7 @@ def _open(folder: pathlib.Path) -> Encoded:
   path, ids = folder / 'ids.bin', np.zeros(0, np.int32)
   if path.stat().st_size:  # a process without text has nothing to map
     ids = np.asarray(np.memmap(path, '<i4', 'r'))
+  phrases = folder / phrases_lib.FILE
   sizes = len(words), len(ids)
   if sizes != (manifest['num_vocab_words'], blocks.starts[-1]):
     raise ValueError('vocabulary or ids have changed')
@@ -762,4 +794,5 @@ def _open(folder: pathlib.Path) -> Encoded:
     blocks=blocks,
     manifest=manifest,
     text_counts=text_counts,
+    phrases=phrases.read_bytes() if phrases.exists() else b'',
   )

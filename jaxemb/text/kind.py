@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ml_collections
 
@@ -13,9 +13,11 @@ from jaxemb.text import ahead
 
 if TYPE_CHECKING:
   from jaxemb.models import base as model_base
+  from jaxemb.run import build
 
 _MIN_TOY_WORDS = 20_000
 _BUCKETS = 'model.buckets'
+_MAX_PASSES = 16
 _OPTIONAL = frozenset((
   'data.columns', 'data.min_count', 'data.grow', 'train.init_from',
   'eval.paths', 'eval.restrict_vocab',
@@ -58,6 +60,7 @@ class Text(kind.Kind):
       )
     if config.data.max_vocab == 1:
       yield 'config.data.max_vocab=1 leaves one word of two that are needed'
+    yield from _phrase_conflicts(config.data)
     try:
       ''.encode(config.data.encoding)
     except LookupError as error:
@@ -86,6 +89,56 @@ class Text(kind.Kind):
       loss_of=kind.bound_loss(context.config),
       subwords=ngrams.parse(m.subwords, m.buckets),
       is_cbow=m.name == 'cbow',
+    )
+
+  def export(
+    self, folder: pathlib.Path, parts: 'build.Parts', model: Any
+  ) -> dict[str, int]:
+    """See `kind.Kind`: with the phrases that are joined, if any."""
+    from jaxemb.storage import atomic
+    from jaxemb.text import phrases
+
+    dropped = super().export(folder, parts, model)
+    if text := parts.source.corpus.phrases:
+      with atomic.write(folder / phrases.FILE) as file:
+        file.write(text)
+    else:  # of an earlier export
+      (folder / phrases.FILE).unlink(missing_ok=True)
+    return dropped
+
+
+def _phrase_conflicts(data: ml_collections.ConfigDict) -> Iterator[str]:
+  """Yields what is wrong between the settings of phrases."""
+  num_passes = int(data.phrases) if data.phrases.isdecimal() else 0
+  if num_passes > _MAX_PASSES:
+    yield (
+      f'config.data.phrases={num_passes} joins nothing more after a few '
+      f'passes; give at most {_MAX_PASSES}'
+    )
+  if num_passes and data.counts:
+    yield (
+      f'config.data.counts={data.counts} has no counts of the phrases that '
+      f'config.data.phrases={num_passes} finds; leave one of them out, or '
+      'join the phrases of a run, --config.data.phrases=RUN'
+    )
+  for setting in TEXT.settings:
+    group, _, name = setting.name.partition('.')
+    is_of_passes = name.startswith('phrases_') and group == 'data'
+    if is_of_passes and data[name] != setting.default and not num_passes:
+      yield (
+        f'config.{setting.name}={data[name]} is used only where phrases are '
+        'searched for; give a number of passes, --config.data.phrases=2'
+      )
+  threshold = data.phrases_threshold
+  if data.phrases_score == 'npmi' and threshold > 1:
+    yield (
+      f'config.data.phrases_threshold={threshold} is above all scores of '
+      'npmi, which are from -1 to 1'
+    )
+  if data.phrases_score == 'word2vec' and threshold < 0:
+    yield (
+      f'config.data.phrases_threshold={threshold} must be positive with '
+      'config.data.phrases_score=word2vec'
     )
 
 

@@ -29,6 +29,13 @@ class TextSource(blocks_lib.BlockSource):
   def describe(self) -> list[str]:
     """Returns lines about the corpus for the log."""
     manifest = self.corpus.manifest
+    lines = []
+    if self.corpus.phrases:
+      numbers = ' + '.join(f'{x:,}' for x in manifest['num_phrases'])
+      lines.append(
+        f'phrases: {numbers} different ones, joined '
+        f'{manifest["joined_phrases"]:,} times'
+      )
     return [
       f'corpus: {self.corpus.num_words:,} words, vocabulary '
       f'{len(self.keys):,}, {manifest["text_bytes"]:,} bytes of text in '
@@ -36,6 +43,7 @@ class TextSource(blocks_lib.BlockSource):
       f'this process read {manifest["read_bytes"]:,} of '
       f'{manifest["size_bytes"]:,} bytes in {manifest["num_read_files"]} '
       'file(s)',
+      *lines,
     ]
 
 

@@ -23,7 +23,7 @@ A word is known by 62 bits of its hash: of 10 million different ones two are
 taken for one with a probability of 1e-5.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numba
@@ -299,10 +299,15 @@ def _hash(arena, first, stop):
 
 
 @numba.njit(**_INNER)
+def _mixed(h):
+  # FNV mixes low bits badly, and the first letter of a word its high bits.
+  return np.int64(((h ^ (h >> np.uint64(32))) * _MIX) >> np.uint64(2))
+
+
+@numba.njit(**_INNER)
 def _find(slots, hashes, h):
   """Returns the slot of a word, empty if it is new, and its mixed hash."""
-  # FNV mixes low bits badly, and the first letter of a word its high bits.
-  hashed = np.int64(((h ^ (h >> np.uint64(32))) * _MIX) >> np.uint64(2))
+  hashed = _mixed(h)
   slot = (hashed >> 16) & (len(slots) - 1)
   while slots[slot] >= 0 and hashes[slots[slot]] != hashed:
     slot = (slot + 1) & (len(slots) - 1)
@@ -382,6 +387,23 @@ def _read(text, i, points, table, ids, n, signs, dropped, flags):
       ids[n], n = END, n + 1
     i += step
   return i, n
+
+
+@numba.njit(nogil=True, cache=True)
+def _write_hashes(starts, arena, hashes):
+  for i in range(len(hashes)):
+    hashes[i] = _mixed(_hash(arena, starts[i], starts[i + 1]))
+
+
+def words_of(texts: Sequence[bytes]) -> Words:
+  """Returns words in UTF-8, in this order, that occur once each."""
+  starts = np.zeros(len(texts) + 1, np.int64)
+  np.cumsum(np.array([len(x) for x in texts], np.int64), out=starts[1:])
+  arena = np.frombuffer(b''.join(texts), np.uint8)
+  hashes = np.empty(len(texts), np.int64)
+  _write_hashes(starts, arena, hashes)
+  counts = np.ones(len(texts), np.int64)
+  return Words(hashes=hashes, counts=counts, starts=starts, arena=arena)
 
 
 def prepare(definition: str, lowercase: bool) -> None:

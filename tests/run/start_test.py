@@ -325,6 +325,23 @@ def test_other_runs_are_refused_in_a_line(folder, tmp_path):
   assert 'has config.data.source=clicks' in _refused(tmp_path, 'clicks')
 
 
+def test_exports_that_lack_rows_are_refused_in_a_line(folder, tmp_path):
+  shutil.copytree(folder / 'old', tmp_path / 'old')
+  orbax = tmp_path / 'old' / 'export' / 'orbax'
+  rows = orbax_export.read(orbax)['vectors']
+  for number, (arrays, says) in enumerate([
+    ({'vectors': rows}, 'has no context_vectors'),
+    ({'vectors': rows, 'context_vectors': rows[1:]}, 'of shape [206, 6]'),
+    ({'vectors': rows, 'context_vectors': rows * np.nan}, 'are not finite'),
+  ]):  # fmt: skip
+    shutil.rmtree(orbax)
+    orbax_export.write(orbax, arrays)
+    begun = {'train.init_from': str(tmp_path / 'old')}
+    with pytest.raises(errors.UserError) as caught:
+      _continued(folder, tmp_path / str(number), **begun)
+    assert says in str(caught.value) and '\n' not in str(caught.value)
+
+
 def test_the_flag_sets_both_settings():
   config, *_ = train_cli.parse(['--from=x', '--config.data.path=y'])
   assert (config.train.init_from, config.data.grow) == ('x', True)

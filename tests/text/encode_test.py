@@ -16,7 +16,7 @@ from jaxemb import errors
 from jaxemb.data import base
 from jaxemb.io import text_files as sources
 from jaxemb.runtime import resources
-from jaxemb.text import encode, loader, tokenize
+from jaxemb.text import encode, loader, passes, tokenize
 from tests import corpora, marking
 
 _SETTINGS = encode.Settings('words', True, 2, 0, '')
@@ -542,6 +542,25 @@ def test_processes_have_what_one_has(texts, tmp_path, monkeypatch, layout):
     of_mine = np.isin(alone.blocks.pieces % num_parts, list(mine))
     own_words = int(alone.blocks.words[of_mine].sum())
     assert sum(item.own for item in items) == 2 * own_words
+
+
+@pytest.mark.parametrize('layout', _PROCESSES)
+def test_processes_find_the_phrases_that_one_finds(
+  texts, tmp_path, monkeypatch, layout
+):
+  monkeypatch.setattr(passes, 'MAX_HELD_NAMES', 500)
+
+  def run(folder, *readers):
+    rules = {'phrases_threshold': 0.1, 'phrases_min_count': 2}
+    return _encode(texts, tmp_path / folder, *readers, phrases='2', **rules)
+
+  alone = run('alone')
+  assert min(alone.manifest['num_phrases']) > 0
+  results, _ = _together(layout, lambda *readers: run('together', *readers))
+  for encoded in results:
+    assert encoded.phrases == alone.phrases
+    for key in alone.manifest.keys() - {'read_bytes', 'num_read_files'}:
+      assert encoded.manifest[key] == alone.manifest[key], key
 
 
 def test_a_process_may_have_no_text(tmp_path):
