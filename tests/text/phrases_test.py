@@ -248,21 +248,21 @@ def test_joins_known_phrases_in_other_text(path, tmp_path, monkeypatch):
 
 def test_a_name_may_split_in_two_ways(tmp_path):
   path, file = tmp_path / 'text.txt', tmp_path / phrases.FILE
-  # In one piece: both pairs are phrases, and another one has the same word.
-  path.write_text('a_b c\na b_c\n' * 9 + 'd e f g h i j\n' * 9)
-  encoded = _encode(
-    path, tmp_path, phrases='1', phrases_threshold=0.1, phrases_min_count=2
-  )
+  # In one piece: both pairs are phrases, of words that are rarer than phrases.
+  path.write_text('a_b c\n' * 3 + 'a b_c\n' * 9 + 'd e f g h i j\n' * 9)
+  encoded = _encode(path, tmp_path, phrases='1', phrases_threshold=0.1)
   [once] = _load(encoded).passes
-  chosen = {x.words: x.count for x in once}
-  assert chosen[('a_b', 'c')] == chosen[('a', 'b_c')] == 18
-  assert encoded.words[0] == 'a_b_c' and encoded.counts[0] == 18
+  chosen = {x.words: (x.count, x.score) for x in once}
+  num_names = 11 + 1 + 6  # words, `a_b_c`, other pairs
+  assert chosen[('a_b', 'c')] == (12, (12 - 5) / (3 * 3) * num_names)
+  assert chosen[('a', 'b_c')] == (12, (12 - 5) / (9 * 9) * num_names)
+  assert encoded.words[0] == 'a_b_c' and encoded.counts[0] == 12
   # Of known phrases one alone.
   rules = phrases.Rules('word2vec', 10.0, 5, ())
   once = [phrases.Phrase(('a', 'b_c'), 9, 20.0)]
   phrases.Phrases(rules, [once]).save(file)
   encoded = _encode(path, tmp_path, phrases=str(file))
-  assert _text(encoded)[:2] == [['a_b', 'c'], ['a_b_c']]
+  assert _text(encoded)[2:4] == [['a_b', 'c'], ['a_b_c']]
 
 
 def test_a_run_that_goes_on_names_its_phrases(path, tmp_path):
