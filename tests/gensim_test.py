@@ -15,8 +15,9 @@ from gensim import models
 
 import jaxemb
 from jaxemb import embeddings, errors
-from jaxemb.evaluation import geometry, multivectors
+from jaxemb.evaluation import geometry, multivectors, subwords
 from jaxemb.ops import growing
+from jaxemb.ops import ngrams as ngrams_lib
 from jaxemb.storage import export
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / 'experiments'))
@@ -181,6 +182,31 @@ def test_values_are_added_with_words(ours):
     tags = [ours.get_vecattr(x, 'tag') for x in ('w3', 'w4', 'w5')]
     assert tags == (['a', 'c', 0] if replace else [0, 0, 0])
   assert ours.counts[5:30].tolist() == before[5:]
+
+
+def test_words_beside_unseen_ones_change(monkeypatch, tmp_path):
+  monkeypatch.setattr(growing, '_BLOCK_ROWS', 7)
+  rng = np.random.default_rng(4)
+  ngrams = subwords.NgramVectors(
+    ngrams_lib.Subwords(3, 4, 50), rng.normal(size=(50, 4)).astype(np.float32)
+  )
+  vectors = jaxemb.Embeddings(_NAMES, _VECTORS, _COUNTS, subwords=ngrams)
+  unseen, added = vectors['unseen'], vectors['added']
+  for word in 'w3', 'added':
+    vectors[word] = np.ones(4)
+  assert len(vectors) == 31 and not np.allclose(added, 1)
+  vectors.sort_by_descending_frequency()
+  vectors.save(tmp_path / 'folder')
+  vectors.save_fasttext(tmp_path / 'v.bin')
+  for loaded in vectors, *map(jaxemb.load, sorted(tmp_path.iterdir())):
+    assert loaded.counts[0] == 29 and not loaded.has_index_for('unseen')
+    found = loaded[['w3', 'added', 'w5', 'unseen']]
+    expected = [np.ones(4), np.ones(4), _VECTORS[5], unseen]
+    np.testing.assert_allclose(found, expected, 1e-5, 1e-6)
+  before = loaded[_NAMES]  # of rows that are computed when they are read
+  loaded['other'] = np.zeros(4)
+  np.testing.assert_array_equal(loaded[_NAMES], before)
+  np.testing.assert_array_equal(loaded.vectors[-1], np.zeros(4))
 
 
 def test_rows_are_added_one_by_one_in_linear_time():

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+_BLOCK_ROWS = 1 << 14
+
 
 def with_room(
   rows: np.ndarray, buffer: np.ndarray | None, num_new: int
@@ -17,7 +19,9 @@ def with_room(
     return buffer
   spare = 0 if buffer is None else total // 2
   larger = np.empty((total + spare, rows.shape[1]), rows.dtype)
-  larger[: len(rows)] = rows
+  for start in range(0, len(rows), _BLOCK_ROWS):  # rows may be read on demand
+    block = slice(start, min(start + _BLOCK_ROWS, len(rows)))
+    larger[block] = rows[block]
   return larger
 
 
