@@ -111,10 +111,12 @@ def test_python_of_formats(tmp_path, monkeypatch):
   assert names['rows'][:, 0].tolist() == [1, 2]
 
 
-def test_python_of_phrases_and_new_text(tmp_path, monkeypatch):
+def test_python_of_text(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   page = (_ROOT / 'docs/text.md').read_text()
-  joins, grows = re.findall(r'^```python\n(.*?)^```', page, re.S | re.M)
+  joins, grows, subwords = re.findall(
+    r'^```python\n(.*?)^```', page, re.S | re.M
+  )
   names = {}
   exec(joins, names)
   assert {'new_york', 'san_francisco'} <= set(names['vectors'].index_to_key)
@@ -122,6 +124,11 @@ def test_python_of_phrases_and_new_text(tmp_path, monkeypatch):
   assert names['phrases'][['new', 'york', 'new']] == ['new_york', 'new']
   exec(grows, names)
   assert {'king', 'fish'} <= set(names['vectors'].index_to_key)
+  exec(subwords, names)
+  vectors = jaxemb.load(tmp_path / 'kings.bin')
+  np.testing.assert_allclose(
+    vectors['kingly'], names['vectors']['kingly'], 1e-5, 1e-7
+  )
 
 
 def test_python_of_documents(tmp_path, monkeypatch):

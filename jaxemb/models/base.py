@@ -12,7 +12,7 @@ otherwise they are compiled into it.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,9 @@ from jaxemb.data import base as data_base
 from jaxemb.models import columns
 from jaxemb.storage import export
 from jaxemb.tables import spec as spec_lib
+
+if TYPE_CHECKING:  # with it comes numba
+  from jaxemb.evaluation import subwords as subwords_lib
 
 
 def static(**kwargs: Any) -> Any:
@@ -116,6 +119,15 @@ class Model(Protocol):
     These are `vectors_table` and those that vectors are `composed_of`.
     """
     return tables[self.vectors_table]
+
+  def ngram_vectors(
+    self, rows: Mapping[str, Any]
+  ) -> 'subwords_lib.NgramVectors | None':
+    """Returns what unseen words have vectors of, if anything.
+
+    `rows` [n, dim] float32 are those of tables that vectors are `composed_of`.
+    """
+    return None
 
   def init(self, key: jax.Array) -> Any:
     """Returns dense parameters, a pytree of arrays; () = none."""

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.evaluation import subwords as subwords_lib
 from jaxemb.models import base, cbow, columns, skipgram
 from jaxemb.ops import ngrams as ngrams_lib
 from jaxemb.ops import sampling
@@ -141,6 +142,13 @@ class SkipGram(skipgram.SkipGram):
     rows = export.OnDemand(read, own.shape, np.dtype(np.float32))
     is_read = isinstance(own, export.OnDemand)
     return export.Encoded(rows if is_read else rows[:])
+
+  def ngram_vectors(self, rows):
+    """See `Model`."""
+    buckets = self.words.buckets
+    return subwords_lib.NgramVectors(
+      buckets.subwords, rows[NGRAMS], buckets.of_rows
+    )
 
   @property
   def compact(self):

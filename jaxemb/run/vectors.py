@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxemb import embeddings, errors
 from jaxemb.config import schema
-from jaxemb.evaluation import multivectors, ranking, words
+from jaxemb.evaluation import multivectors, ranking, subwords, words
 from jaxemb.merging import warm_start
 from jaxemb.report import pages, report
 from jaxemb.run import build, evaluation
@@ -39,6 +39,8 @@ class Export(NamedTuple):
   # What rows of context vectors are of, if not of keys.
   context_keys: Sequence[str] = ()
   relations: export_lib.Relations | None = None
+  # Rows of n-grams, from which unseen words have vectors.
+  ngrams: subwords.NgramVectors | None = None
 
   def names(self) -> tuple[Sequence[str], np.ndarray]:
     """A name and a count for each row."""
@@ -60,6 +62,7 @@ class Export(NamedTuple):
       counts=counts[first],
       sense_table=self.multi,
       relations=self.relations,
+      subwords=self.ngrams,
     )
 
   def save(self, folder: pathlib.Path) -> None:
@@ -161,6 +164,7 @@ def _collected(parts, rows, others):
     rows=rows,
     others=others,
     context_keys=() if has_keys else getattr(source, 'context_keys', ()),
+    ngrams=model.ngram_vectors(others),
   )
 
 
@@ -202,6 +206,7 @@ def write_export(
     )
     multivectors.write(folder, export.multi)
     export_lib.write_relations(folder, export.relations)
+    subwords.write(folder, export.ngrams)
     written.result()
   return dropped
 
