@@ -114,11 +114,14 @@ class OnHost:
     spec: base.SourceSpec,
     first_documents: np.ndarray,
     rows: np.ndarray | None,
+    num_words: int,
   ):
     """`first_documents` [blocks] are numbers of documents in the text.
 
-    `rows` [documents] are those of the table; None = the same numbers.
+    `rows` [documents] are those of the table; None = the same numbers. A part
+    of a batch keeps at most `num_words`.
     """
+    self._size = -(-num_words // spec.part_words) * spec.part_words
     self._corpus, self._spec, self._rows = corpus, spec, rows
     self._first_documents = first_documents
     self._keep_below = subsampling.keep_thresholds(
@@ -128,8 +131,7 @@ class OnHost:
   def __call__(self, parts: Sequence[blocks.Chosen]) -> Batch:
     """Returns the batch, of whole blocks."""
     spec, vocab = self._spec, len(self._keep_below)
-    size = blocks.batch_words(spec.part_words)
-    num_parts = len(parts)
+    size, num_parts = self._size, len(parts)
     shape = num_parts, size + 2 * spec.window
     ids = np.full(shape, vocab, np.int32)
     left, right = np.zeros((2, num_parts, size), np.uint8)

@@ -8,6 +8,7 @@ are written into the cache as such lines first, with a tag for each.
 import functools
 import hashlib
 import json
+import math
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -105,8 +106,26 @@ class DocumentSource(blocks_lib.BlockSource):
   def batches_on_host(self) -> Callable[[Sequence[blocks_lib.Chosen]], Any]:
     """See `data.blocks.BlockSource`."""
     return batches.OnHost(
-      self.corpus, self.spec, first_documents=self._first, rows=self._rows
+      self.corpus,
+      self.spec,
+      first_documents=self._first,
+      rows=self._rows,
+      num_words=self._most_words(),
     )
+
+  def _most_words(self) -> int:
+    """Returns the most words that a part of a batch keeps."""
+    words, counts = self.corpus.blocks.words, self.corpus.counts
+    most = max(
+      int(np.sort(words[x])[-self._group :].sum()) for x in self._by_part
+    )
+    if self.num_parts > 1 or len(words) > self._group:
+      return most + 1
+    # Of all words together as many as are expected, and far more than chance
+    # adds: their number deviates by no more than its root.
+    sample = self.spec.settings['sample']
+    mean = float(counts @ subsampling.keep_probabilities(counts, sample))
+    return min(most, math.ceil(mean + 20 * math.sqrt(mean)) + 1000) + 1
 
   def _cut(self, spec: base.SourceSpec) -> None:
     super()._cut(spec)
