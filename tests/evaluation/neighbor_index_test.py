@@ -7,7 +7,8 @@ import pytest
 
 import jaxemb
 from jaxemb import errors
-from jaxemb.evaluation import multivectors, neighbor_index
+from jaxemb.evaluation import multivectors, neighbor_index, subwords
+from jaxemb.ops import ngrams
 
 pytest.importorskip('usearch', reason="needs usearch, of the extra 'ann'")
 _DIM = 16
@@ -125,6 +126,27 @@ def test_a_word_with_several_senses_occurs_once():
     assert len({w.split('#')[0] for w, _ in result}) == 20
   result = vectors.most_similar('s2', sense=0, topn=20, indexer=index)
   assert not any(w.startswith('s2#') for w, _ in result)
+
+
+def test_unseen_words_are_queries_too(tmp_path):
+  rng = np.random.default_rng(0)
+  source = subwords.NgramVectors(
+    ngrams.Subwords(3, 4, 200), rng.normal(size=(200, 8)).astype(np.float32)
+  )
+  words = [f'{i * 7919:05}' for i in range(300)]
+  composed = rng.normal(size=(300, 8)).astype(np.float32)
+  vectors = jaxemb.Embeddings(words, composed, subwords=source)
+  vectors.save_fasttext(tmp_path / 'model.bin')
+  loaded = jaxemb.load(tmp_path / 'model.bin')  # composes rows when asked
+  index = loaded.index(expansion_search=300)
+  index.save(tmp_path / 'index')
+  index = loaded.load_index(tmp_path / 'index')
+  for word in 'unseen99', '77777':
+    expected = dict(loaded.most_similar(word))
+    result = dict(loaded.most_similar(word, indexer=index))
+    assert {*result} == {*expected}
+  found, _ = index.search(loaded[['unseen99', '77777']], num=10)
+  assert {*found[1].tolist()} == {loaded.get_index(x) for x in expected}
 
 
 def test_a_saved_index_belongs_to_its_vectors(vectors, index, tmp_path):
