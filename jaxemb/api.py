@@ -37,8 +37,8 @@ def train(
   negatives: int = 5,
   model: str = 'skipgram',
   min_count: int = 5,
-  sample: float = 1e-4,
-  epochs: int = 5,
+  sample: float = -1.0,
+  epochs: int = 0,
   seed: int = 1,
   workdir: str | os.PathLike | None = None,
   start: str | os.PathLike | None = None,
@@ -54,7 +54,9 @@ def train(
   'skipgram' or 'cbow', has vectors of size `dim`, up to `window` words on each
   side of a center and `negatives` for each positive. Words rarer than
   `min_count` are dropped; `sample` is the threshold of frequent-word
-  subsampling, 0 = off. `workdir` is the folder of the run, in which a second
+  subsampling, 0 = off. Unless they are given, `epochs` and `sample` are 5 and
+  1e-4, or in text of fewer than 16 million words as many as suit it, which the
+  log says. `workdir` is the folder of the run, in which a second
   call resumes; None = a temporary one. `start` is the folder of a run that is
   continued on the data, as by --from: all of its words stay.
   `settings` are any others, such as `{'optimizer.name': 'adagrad'}`.

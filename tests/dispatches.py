@@ -44,7 +44,8 @@ def trainer(
   """
   config = config_lib.check(config_lib.default(), settings)
   words = [str(i) for i in range(len(counts))]
-  frequencies = subsampling.center_probabilities(counts, config.data.sample)
+  sample = config.data.sample if config.data.sample >= 0 else 1e-4
+  frequencies = subsampling.center_probabilities(counts, sample)
   corpus = models.Corpus(words, counts, frequencies, earlier=earlier)
   if source:
     corpus = source.corpus()

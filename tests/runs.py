@@ -18,7 +18,9 @@ _ROOT = pathlib.Path(__file__).parents[1]
 SETTINGS = {
   'data.path': 'toywiki:60000',
   'data.min_count': 2,
+  'data.sample': 1e-4,
   'model.dim': 16,
+  'train.epochs': 5,
   'mesh.data': 2,  # whatever the machine
   'train.threads': 1,  # the same bits again
   'eval.paths': 'none',

@@ -43,10 +43,13 @@ def zipf_counts(num_words: int) -> np.ndarray:
 
 
 def _zipf_text(
-  num_words: int, setup: devices.Setup, fits_steps: bool
+  num_words: int,
+  setup: devices.Setup,
+  fits_steps: bool,
+  left_open: Sequence[str],
 ) -> plan.Data:
   """Returns a text of so many different words, of which no word is read."""
-  del fits_steps  # as for the longest texts
+  del fits_steps, left_open  # as for the longest texts
   config, tuning = setup.config, setup.tuning
   counts = zipf_counts(num_words)
   chances = subsampling.center_probabilities(counts, config.data.sample)

@@ -294,13 +294,10 @@ class BlockSource:
   ):
     self.corpus, self.eval_paths = corpus, eval_paths
     self.num_parts = spec.num_parts
-    self.units_per_epoch, self.epochs = corpus.num_words, spec.epochs
+    self.units_per_epoch = corpus.num_words
     self.keys, self.counts = corpus.words, corpus.counts
     text_counts = getattr(corpus, 'text_counts', None)
     self.earlier = None if text_counts is None else self.counts - text_counts
-    self.frequencies = subsampling.center_probabilities(
-      self.counts, spec.settings['sample'], text_counts
-    )
     self.fingerprint = corpus.manifest.get('fingerprint')
     self.dropped = corpus.manifest.get('dropped')
     parts_of_blocks = corpus.blocks.pieces % self.num_parts
@@ -311,8 +308,14 @@ class BlockSource:
     self._cut(spec)
 
   def _cut(self, spec: base.SourceSpec) -> None:
-    """Sets what depends on the size of steps."""
+    """Sets what depends on epochs, subsampling and the size of steps."""
     self.spec, self.steps = spec, windows.Steps.of(spec)
+    self.epochs, occurring = spec.epochs, self.counts
+    if self.earlier is not None:
+      occurring = self.counts - self.earlier
+    self.frequencies = subsampling.center_probabilities(
+      self.counts, spec.settings['sample'], occurring
+    )
     self._group = group_blocks(spec.part_words)  # of each part in a batch
     self._make = self.batches_on_host()
     if spec.device_words and self.has_device_batches:
@@ -330,6 +333,13 @@ class BlockSource:
     """Returns the same data in steps of so many centers of each part."""
     source = copy.copy(self)
     source._cut(self.spec._replace(part_words=part_words))
+    return source
+
+  def with_passes(self, epochs: int, sample: float) -> 'BlockSource':
+    """Returns the same data for so many epochs, subsampled otherwise."""
+    source = copy.copy(self)
+    settings = {**self.spec.settings, 'sample': sample}
+    source._cut(self.spec._replace(epochs=epochs, settings=settings))
     return source
 
   def _device_group(self) -> int:

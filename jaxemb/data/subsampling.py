@@ -14,6 +14,11 @@ def keep_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
   return np.minimum(1.0, np.sqrt(ratio) + ratio)
 
 
+def kept_fraction(counts: np.ndarray, sample: float) -> float:
+  """Returns the fraction of a text's tokens that survives on average."""
+  return float(counts @ keep_probabilities(counts, sample) / counts.sum())
+
+
 def keep_thresholds(counts: np.ndarray, sample: float) -> np.ndarray:
   """Returns [vocab] uint64: a token survives if its 32-bit hash is below."""
   keep = keep_probabilities(counts, sample)

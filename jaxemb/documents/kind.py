@@ -40,6 +40,7 @@ class Documents(text_kind.Text):
   # gensim at .025 (experiments/topics.py). A step by XLA learns less.
   learning_rates = {'dbow': (0.03, 0.05), 'dm': (0.06, 0.06)}
   weights_contexts = False
+  fits_passes = False
   help = {
     **text_kind.TEXT.help,
     'data.path': 'file, folder or glob: a document a line, or a row of a '

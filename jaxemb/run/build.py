@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -319,6 +319,30 @@ def _with_threads(setup: devices.Setup, num_keys: int) -> devices.Setup:
   )
 
 
+def fit_passes(
+  setup: devices.Setup, source: data_base.Source, left_open: Sequence[str]
+) -> tuple[devices.Setup, data_base.Source]:
+  """Fits epochs and subsampling, if `left_open`, to a small text."""
+  if not (setup.kind.fits_passes and left_open):
+    return setup, source
+  num_words = source.units_per_epoch
+  if source.earlier is not None:
+    num_words += source.earlier.sum()
+  fitted = config_lib.fitted_passes(source.counts, num_words)
+  config = setup.config.copy_and_resolve_references()
+  config.update_from_flattened_dict({x: fitted[x] for x in left_open})
+  flat = config_lib.flat(config)
+  if all(flat[x] == config_lib.flat(setup.config)[x] for x in left_open):
+    return setup, source
+  epochs, sample = config.train.epochs, config.data.sample
+  _LOG.info(
+    f'a text of {num_words:,.0f} words is small: {epochs} epochs, subsampling '
+    f'threshold {sample:g} (--config.train.epochs, --config.data.sample)'
+  )
+  source = source.with_passes(epochs, sample=sample)
+  return setup._replace(config=config), source
+
+
 def fit_steps(
   setup: devices.Setup, source: data_base.Source
 ) -> tuple[devices.Setup, data_base.Source]:
@@ -394,12 +418,14 @@ def parts(
   folder: pathlib.Path | None = None,
   cluster: remote.Cluster | None = None,
   fits_steps: bool = False,
+  left_open: Sequence[str] = (),
 ) -> Parts:
   """Reads the data and makes the parts that the settings name.
 
   `progress` is called with (stage, done, total); `cache` is for downloads and
   encoded texts, the `folder` for tables in files, the `cluster` for those of
-  workers; `fits_steps`: steps may be fitted to the data and to the memory.
+  workers; `fits_steps`: steps may be fitted to the data and to the memory, as
+  may be the settings that are `left_open`.
   The kernel may still be compiled by another process: `wait_for_kernel`. Raises
   a `UserError` for unusable input, and `ffi.Unavailable` where there is no
   kernel for it.
@@ -415,6 +441,7 @@ def parts(
   source = make_source(
     setup, _readers(setup), cache=cache, progress=progress, known=known
   )
+  setup, source = fit_passes(setup, source, left_open)
   setup = _with_threads(setup, len(source.keys))
   if fits_steps:
     setup, source = fit_steps(setup, source)

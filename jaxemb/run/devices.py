@@ -86,14 +86,7 @@ def choose(
   )
   devices, s = absent or jax.devices(), config.strategy
   platform = devices[0].platform
-  # A run goes on with the steps that it began with: on other devices only the
-  # limit of duplicates is another one.
-  model, train, optimizer = config.model, config.train, config.optimizer
-  train.batch_words = train.batch_words or begun.get('train.batch_words', 0)
-  draws = begun.get('model.shared_negatives', 0)
-  model.shared_negatives = model.shared_negatives or draws
-  first_rate = begun.get('optimizer.learning_rate', 0.0)
-  optimizer.learning_rate = optimizer.learning_rate or first_rate
+  _take_up(config, begun)
   fixed = _began_with(begun) | fixed
   if s.name == 'partition':
     if not wanted.data and platform != 'cpu':
@@ -122,6 +115,25 @@ def choose(
     config, platform, shape, cores=cores, **fixed
   )
   return Setup(resolved, tuning, mesh, kind=kinds.of(resolved))
+
+
+def _take_up(
+  config: ml_collections.ConfigDict, begun: Mapping[str, Any]
+) -> None:
+  """Sets what is left open as the run has it that is resumed.
+
+  It goes on with the steps that it began with: on other devices only the limit
+  of duplicates is another one.
+  """
+  model, train, optimizer = config.model, config.train, config.optimizer
+  train.batch_words = train.batch_words or begun.get('train.batch_words', 0)
+  train.epochs = train.epochs or begun.get('train.epochs', 0)
+  draws = begun.get('model.shared_negatives', 0)
+  model.shared_negatives = model.shared_negatives or draws
+  first_rate = begun.get('optimizer.learning_rate', 0.0)
+  optimizer.learning_rate = optimizer.learning_rate or first_rate
+  if config.data.sample < 0:
+    config.data.sample = begun.get('data.sample', config.data.sample)
 
 
 def _began_with(begun: Mapping[str, Any]) -> dict[str, Any]:

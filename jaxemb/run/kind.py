@@ -89,6 +89,9 @@ class Kind:
   # Usual learning rates of SGD by a kernel and by XLA, by model, where they are
   # not those of skip-gram or CBOW.
   learning_rates: Mapping[str, tuple[float, float]] = {}
+  # Whether small data get more epochs and less subsampling, by the counts of
+  # their keys.
+  fits_passes: bool = False
   # Whether there are dense parameters, and rows learn by the mean over the
   # examples of a step.
   has_dense: bool = False

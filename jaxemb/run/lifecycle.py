@@ -277,6 +277,7 @@ def _read_and_make(
   workdir = start.workdir
   begun = rundir.recorded(workdir)  # by the run that is resumed, or {}
   fits_steps = not (begun or start.config.train.batch_words)
+  left_open = () if begun else config_lib.left_open(start.config)
   saved = checkpoint.newest_record(workdir / 'checkpoints')
   if saved and begun.get('strategy.name') == 'replicas':
     # A start that failed may have had another number of them.
@@ -293,6 +294,7 @@ def _read_and_make(
       folder=workdir / 'store',
       cluster=cluster,
       fits_steps=fits_steps,
+      left_open=left_open,
     )
 
 

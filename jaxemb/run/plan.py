@@ -7,13 +7,14 @@ whole tables it copies, and what its collectives send.
 
 import collections
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import ml_collections
 import numpy as np
 
+from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.kernels import ffi
@@ -38,10 +39,15 @@ class Data(NamedTuple):
   batch: Any  # of a dispatch
 
 
-def read(setup: devices_lib.Setup, fits_steps: bool = False) -> Data:
+def read(
+  setup: devices_lib.Setup,
+  fits_steps: bool = False,
+  left_open: Sequence[str] = (),
+) -> Data:
   """Reads the data that resolved settings name.
 
-  `fits_steps`: steps may be fitted to the size of the data.
+  `fits_steps`: steps may be fitted to the size of the data, as may be the
+  settings that are `left_open`.
   """
   readers = data_base.ALONE
   if setup.config.strategy.name != 'partition':
@@ -50,6 +56,7 @@ def read(setup: devices_lib.Setup, fits_steps: bool = False) -> Data:
   source = build.make_source(
     setup, readers, rundir.cache_folder(), known=start.known(setup.config)
   )
+  setup, source = build.fit_passes(setup, source, left_open)
   if fits_steps:
     setup, source = build.fit_steps(setup, source)
   batch = next(iter(source.items(None, 0))).batch
@@ -80,7 +87,7 @@ class Job(NamedTuple):
 def prepare(
   where: topologies.Topology,
   config: ml_collections.ConfigDict,
-  read_data: Callable[[devices_lib.Setup, bool], Data] = read,
+  read_data: Callable[[devices_lib.Setup, bool, Sequence[str]], Data] = read,
 ) -> Job:
   """Makes what would train on some devices, without its arrays.
 
@@ -95,10 +102,11 @@ def prepare(
     )
 
   fits_steps = not config.train.batch_words
+  left_open = config_lib.left_open(config)
 
   def make(**fixed):
     setup = devices_lib.choose(config, {}, where.devices, **fixed)
-    data = read_data(setup, fits_steps)
+    data = read_data(setup, fits_steps, left_open)
     return data, trainer_lib.make(data.setup, data.corpus, data.steps)
 
   try:

@@ -25,6 +25,7 @@ class Senses(text_kind.Text):
   """Text, and mixtures of skip-gram models."""
 
   start = 'mixture'
+  fits_passes = False
   settings = text_kind.TEXT.settings + schema.read(
     pathlib.Path(__file__).with_name('settings.toml')
   )

@@ -33,6 +33,7 @@ class Text(kind.Kind):
   settings = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
   uses = kind.WINDOWS | _OPTIONAL
   weights_contexts = True
+  fits_passes = True
   help = {
     'data.path': "file, folder or glob; 'wikipedia:LANGUAGE' "
     "(simple, en, de, ...) to download; '' or 'toywiki:WORDS' = embedded",
