@@ -14,6 +14,7 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.graphs import edge_source
 from jaxemb.interactions import sources
+from jaxemb.models import base
 from jaxemb.run import evaluation, lifecycle, metrics, rundir, vectors
 from jaxemb.storage import export
 
@@ -84,6 +85,10 @@ def test_a_run_that_is_resumed_compares_the_same_metric(tmp_path):
     rundir.check(second, tmp_path)
 
 
+class _Model(base.Model):
+  """With what models have by default."""
+
+
 def _leaves(exported):
   whole = exported._replace(rows=exported.rows.decode())
   leaves = jax.tree.leaves(whole._asdict())
@@ -110,10 +115,8 @@ def test_a_saved_model_is_the_same_when_loaded(dtype, tmp_path):
   assert not vectors.is_saved(tmp_path / 'best')
   saved.save(tmp_path / 'best')
   assert vectors.is_saved(tmp_path / 'best')
-  model = types.SimpleNamespace()
-  parts = types.SimpleNamespace(
-    source=saved, trainable=types.SimpleNamespace(model=model)
-  )
+  trainable = types.SimpleNamespace(model=_Model())
+  parts = types.SimpleNamespace(source=saved, trainable=trainable)
   loaded = vectors.load(parts, tmp_path / 'best')
   assert loaded.rows.dtype == saved.rows.dtype == dtype
   for read, kept in zip(*map(_leaves, (loaded, saved)), strict=True):
