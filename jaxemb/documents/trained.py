@@ -104,7 +104,7 @@ class Documents:
       final_learning_rate=final_learning_rate or s['final_learning_rate'],
       seed=s['seed'] if seed is None else seed,
     )
-    return inference.infer(ids, starts, self._rows, options=options)
+    return inference.infer(ids, starts, self._trained[1], options=options)
 
   def infer_vector(
     self,
@@ -166,22 +166,24 @@ class Documents:
     )
 
   @functools.cached_property
-  def _rows(self) -> 'inference.Rows':
+  def _trained(self) -> tuple[dict[str, int], 'inference.Rows']:
+    """Returns words and their rows, which stay when `wv` is changed."""
     from jaxemb.documents import inference
 
     inputs = self._inputs and self._inputs.vectors
-    return inference.rows(
+    rows = inference.rows(
       self._outputs.vectors,
       inputs,
       counts=self._outputs.counts,
       sample=self.settings['sample'],
     )
+    return dict(self._outputs.key_to_index), rows
 
   def _words_of(
     self, documents: Sequence[str | Sequence[str]]
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns ids of known words, and where those of each document begin."""
-    known, ids = self._outputs.key_to_index, []
+    known, ids = self._trained[0], []
     texts = [x for x in documents if isinstance(x, str)]
     of_texts = iter(_split(texts, self.settings))
     for number, document in enumerate(documents):

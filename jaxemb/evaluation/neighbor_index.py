@@ -69,9 +69,11 @@ class Index:
   def save(self, folder: pathlib.Path | str) -> None:
     """Writes the index, without the vectors, for `read`.
 
-    Raises a `UserError` if it cannot be written.
+    Raises a `UserError` if it cannot be written, or if the folder has files
+    that are not of an index.
     """
-    with atomic.folder(pathlib.Path(folder)) as temporary:
+    folder, files = pathlib.Path(folder), (_GRAPH, _SETTINGS)
+    with atomic.folder(folder, replaces=files) as temporary:
       self.graph.save(str(temporary / _GRAPH))
       values = dataclasses.asdict(self.settings) | _identity(self.vectors)
       (temporary / _SETTINGS).write_text(json.dumps(values, indent=1))

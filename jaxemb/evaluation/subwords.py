@@ -430,7 +430,8 @@ def read(folder: pathlib.Path, dim: int) -> NgramVectors | None:
     if file.exists():
       buckets = np.load(file)
       num_rows = len(buckets)
-      if buckets.max(initial=-1) >= subwords.buckets or buckets.min() < 0:
+      limits = buckets.min(initial=0), buckets.max(initial=0)
+      if limits[0] < 0 or limits[1] >= subwords.buckets:
         raise ValueError(f'it has buckets beyond {subwords.buckets:,}')
     if len(rows) != num_rows:
       raise ValueError(f'there are {len(rows):,} rows, not {num_rows:,}')

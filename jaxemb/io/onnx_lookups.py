@@ -22,7 +22,8 @@ def write(
   A word without a vector has zeros, and the row behind the last one. Raises a
   `UserError` if the file would be too large or cannot be written.
   """
-  check_size(path, vectors.nbytes + sum(map(len, words)))
+  word_bytes = sum(len(x.encode()) for x in words)
+  check_size(path, 4 * vectors.shape[0] * vectors.shape[1] + word_bytes)
   onnx = library('onnx')
   helper, types = onnx.helper, onnx.TensorProto
   num, dim = vectors.shape

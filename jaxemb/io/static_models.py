@@ -184,12 +184,13 @@ def write_model(
   modules = [{'idx': 0, 'name': '0', 'path': '.', 'type': kind}]
   card = _CARD.format(name=folder.name, vocab=vocab, dim=dim)
   embeddings = np.ascontiguousarray(vectors, np.float32)
-  with atomic.folder(folder) as temporary:
+  files = MODEL, TOKENIZER, 'config.json', 'modules.json', 'README.md'
+  with atomic.folder(folder, replaces=files) as temporary:
     safetensors.save_file({'embeddings': embeddings}, temporary / MODEL)
     tokenizer.save(str(temporary / TOKENIZER), pretty=False)
-    (temporary / 'config.json').write_text(json.dumps(config, indent=2))
-    (temporary / 'modules.json').write_text(json.dumps(modules, indent=2))
-    (temporary / 'README.md').write_text(card, 'utf-8')
+    (temporary / files[2]).write_text(json.dumps(config, indent=2))
+    (temporary / files[3]).write_text(json.dumps(modules, indent=2))
+    (temporary / files[4]).write_text(card, 'utf-8')
 
 
 def _has_capitals(word: str) -> bool:

@@ -11,7 +11,7 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import BinaryIO
 
 import psutil
@@ -40,14 +40,23 @@ def write(path: pathlib.Path | str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def folder(
-  path: pathlib.Path, remedy: str = 'choose another folder'
+  path: pathlib.Path,
+  remedy: str = 'choose another folder',
+  replaces: Collection[str] | None = None,
 ) -> Iterator[pathlib.Path]:
   """Makes a temporary folder that replaces `path` once all is in it.
 
   On any error an earlier folder stays. Where another process has put one there
   in the meantime, that stays. Raises a `UserError`, which ends with the remedy,
-  if the file system refuses.
+  if the file system refuses, or if there is a folder with files whose names
+  are not those that it `replaces`; None = any.
   """
+  if replaces is not None and path.is_dir():
+    others = sorted({x.name for x in path.iterdir()} - {*replaces})
+    if others:
+      raise errors.UserError(
+        f'{path} has {others[0]!r}, which would be lost; {remedy}'
+      )
   with _temporary(path, remedy) as temporary:
     temporary.mkdir()
     remove_leftovers(path.parent)
@@ -56,7 +65,7 @@ def folder(
     try:
       temporary.rename(path)
     except OSError:
-      if not path.exists():
+      if not path.is_dir():
         raise
 
 

@@ -144,8 +144,9 @@ class _Cursor:
 
   def array(self, dtype: str, num: int, what: str) -> np.ndarray:
     """Returns an array that is read at once."""
-    array = np.empty(max(num, 0), dtype)
-    start = self.skip(array.itemsize * num, what)
+    # Checked before there is memory for it.
+    start = self.skip(np.dtype(dtype).itemsize * num, what)
+    array = np.empty(num, dtype)
     _fill(self.file, array.view(np.uint8), start)
     return array
 
@@ -259,7 +260,7 @@ def _read_entries(
     if len(ends) < num or stop < 0:
       del data
       raise ValueError(f'it is cut or damaged in its {num:,} words')
-    starts = np.append(cursor.position, ends[:-1] + 10)
+    starts = np.append(cursor.position, ends[:-1] + 10)[:num]
     lengths = ends - starts
     stops = np.cumsum(lengths + 1) - 1  # a 0 behind each word
     begins = stops - lengths

@@ -99,6 +99,10 @@ def test_documents_without_known_words_are_zeros_and_others_refused():
     vectors = model.infer(['', 'c1 c2', 'unseen'])
   assert not vectors[[0, 2]].any() and vectors[1].any()
   assert model.infer([]).shape == (0, 24)
+  # What is learned from are the words of training.
+  model.wv.add_vectors(['unseen'], np.ones((1, 24), np.float32))
+  with pytest.warns(UserWarning, match='known word have zeros: 0'):
+    assert not model.infer(['unseen']).any()
   with pytest.raises(errors.UserError, match='document 1 is'):
     model.infer(['c1', 7])
 

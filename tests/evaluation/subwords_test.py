@@ -50,7 +50,7 @@ def _dictionary(words=_WORDS, labels=(), pruned=None):
     struct.pack('<3i2q', num + len(labels), num, len(labels), total, num_pruned)
   ]
   for word, count, kind in [
-    *((x, n, 0) for x, n in zip(words, _COUNTS.tolist(), strict=True)),
+    *((x, n, 0) for x, n in zip(words, _COUNTS.tolist(), strict=False)),
     *((x, 1, 1) for x in labels),
   ]:
     raw = word if isinstance(word, bytes) else word.encode()
@@ -340,6 +340,10 @@ def test_words_that_are_not_utf8_are_escaped(tmp_path):
 
 
 _WHOLE = _model()
+# Says that 10^13 n-grams are pruned, which no memory has room for.
+_HUGE = _header() + _dictionary().replace(
+  struct.pack('<q', -1), struct.pack('<q', 10**13), 1
+)
 _BAD = {
   'version': (_model(version=13), 'version is 13'),
   'model': (_model(model=9), 'header is damaged'),
@@ -348,6 +352,7 @@ _BAD = {
   'words': (_WHOLE[:120], 'cut'),
   'rows': (_WHOLE[:-300], 'cut'),
   'end': (_WHOLE + b'more', '4 bytes follow'),
+  'pruned': (_HUGE, 'cut'),
 }
 
 
@@ -359,6 +364,17 @@ def test_a_bad_file_is_one_line(tmp_path, name):
   with pytest.raises(errors.UserError, match=reason) as caught:
     jaxemb.load(path)
   assert '\n' not in str(caught.value) and ';' in str(caught.value)
+
+
+def test_a_model_without_words_has_n_grams(tmp_path):
+  path = tmp_path / 'model.bin'
+  none = np.zeros((0, _DIM), np.float32)
+  parts = _header(), _dictionary(words=()), _dense(_ROWS), _dense(none)
+  path.write_bytes(b''.join(parts))
+  vectors = jaxemb.load(path)
+  assert len(vectors) == 0
+  rows = [_ROWS[bucket] for _, bucket in ngrams.of_word('king', _SPEC)]
+  np.testing.assert_allclose(vectors['king'], np.mean(rows, 0), rtol=1e-5)
 
 
 def test_a_packed_or_other_file_is_one_line(tmp_path, file):

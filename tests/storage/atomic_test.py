@@ -86,3 +86,24 @@ def test_unnamed_files_have_their_size_and_leave_nothing(
   with atomic.unnamed(tmp_path / 'new', 5000, 'tests') as file:
     assert os.fstat(file.fileno()).st_size == 5000
     assert not list((tmp_path / 'new').iterdir())
+
+
+def test_a_folder_with_other_files_is_not_replaced(tmp_path):
+  path = tmp_path / 'x'
+  for _ in range(2):  # its own files are
+    with atomic.folder(path, replaces=['mine']) as new:
+      (new / 'mine').write_text('mine')
+  (path / 'yours').write_text('yours')
+  with pytest.raises(errors.UserError, match="x has 'yours', which would be l"):
+    with atomic.folder(path, replaces=['mine']):
+      pass
+  assert {x.name for x in path.iterdir()} == {'mine', 'yours'}
+
+
+def test_a_file_is_not_taken_for_a_folder(tmp_path):
+  path = tmp_path / 'x'
+  path.write_text('yours')
+  with pytest.raises(errors.UserError, match='cannot write'):
+    with atomic.folder(path):
+      pass
+  assert path.read_text() == 'yours' and list(tmp_path.iterdir()) == [path]
