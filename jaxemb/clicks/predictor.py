@@ -39,7 +39,7 @@ from jaxemb.clicks import encoder as encoder_lib
 from jaxemb.clicks import models as clicks
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
-from jaxemb.io import onnx_lookups, tables
+from jaxemb.io import tables
 from jaxemb.models import columns
 from jaxemb.ops import sampling
 from jaxemb.runtime import resources
@@ -74,7 +74,16 @@ def _batch(ids, numbers):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _chances(model, params, moments, rows, ids, numbers, left_out):
+def chances_of_rows(
+  model: clicks.ClickModel,
+  params: Any,
+  moments: clicks.Moments,
+  rows: Mapping[str, jax.Array],
+  ids: jax.Array,
+  numbers: jax.Array,
+  left_out: tuple[Any, Any, Mapping[str, Any]] | None,
+) -> jax.Array:
+  """Returns `chances` of rows [n, columns, ...] that were looked up."""
   batch = _batch(ids, numbers)
   if left_out is not None:
     first, stop, others = left_out
@@ -100,7 +109,7 @@ def chances(
   # A program of its own: compiled into one, rows are looked up within the
   # products, which takes longer than both.
   rows = _looked_up(tables, ids)
-  return _chances(
+  return chances_of_rows(
     model,
     params,
     moments,
@@ -246,38 +255,9 @@ class ClickModel:
     Inputs are those of `write_function`. Raises a `UserError` without the
     extra `onnx`, or if the file would be too large or cannot be written.
     """
-    arrays = self.params, self.tables, self.moments
-    num_bytes = sum(np.asarray(x).nbytes for x in jax.tree.leaves(arrays))
-    onnx_lookups.check_size(path, num_bytes)
-    fields = self.encoder.fields
+    from jaxemb.clicks import onnx_models
 
-    def served(ids, numbers):
-      # Padding lies behind the last row, and jax2onnx ignores `mode='clip'`.
-      rows = {
-        k: jnp.asarray(x)[jnp.clip(ids, 0, len(x) - 1)]
-        for k, x in self.tables.items()
-      }
-      return _chances(
-        self.model,
-        self.params,
-        self.moments,
-        rows=rows,
-        ids=ids,
-        numbers=numbers,
-        left_out=None,
-      )
-
-    model = onnx_lookups.library('jax2onnx').to_onnx(
-      served,
-      [
-        jax.ShapeDtypeStruct(('n', fields.num_columns), jnp.int32),
-        jax.ShapeDtypeStruct(('n', len(fields.numbers)), jnp.float32),
-      ],
-      model_name='clicks',
-      input_names=['ids', 'numbers'],
-      output_names=['chances'],
-    )
-    onnx_lookups.put(path, model)
+    onnx_models.write(path, self)
 
 
 def load(folder: pathlib.Path) -> ClickModel:

@@ -6,15 +6,16 @@ decides is recorded with the run.
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_collections
-import numpy as np
 
 from jaxemb import errors
 from jaxemb.config import kinds
-from jaxemb.data import subsampling
 from jaxemb.kernels.cpu import ahead
+
+if TYPE_CHECKING:
+  import numpy as np
 
 # More threads train on rows too stale to converge (experiments/cores.py).
 MAX_THREADS = 64
@@ -292,13 +293,15 @@ def left_open(config: ml_collections.ConfigDict) -> tuple[str, ...]:
 
 
 def fitted_passes(
-  counts: np.ndarray, num_words: float
+  counts: 'np.ndarray', num_words: float
 ) -> dict[str, int | float]:
   """Returns epochs and the threshold of subsampling that suit a text.
 
   `counts` are those of its vocabulary, of `num_words` in all. Large texts have
   the usual ones.
   """
+  from jaxemb.data import subsampling  # and with it NumPy
+
   if num_words >= _LARGE_TEXT_WORDS:
     return dict(_USUAL)
   usual, sample = _USUAL['train.epochs'], _USUAL['data.sample']

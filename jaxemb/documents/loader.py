@@ -115,7 +115,7 @@ class DocumentSource(blocks_lib.BlockSource):
 
   def _most_words(self) -> int:
     """Returns the most words that a part of a batch keeps."""
-    words, counts = self.corpus.blocks.words, self.corpus.counts
+    words, ids = self.corpus.blocks.words, self.corpus.ids
     most = max(
       int(np.sort(words[x])[-self._group :].sum()) for x in self._by_part
     )
@@ -124,7 +124,9 @@ class DocumentSource(blocks_lib.BlockSource):
     # Of all words together as many as are expected, and far more than chance
     # adds: their number deviates by no more than its root.
     sample = self.spec.settings['sample']
-    mean = float(counts @ subsampling.keep_probabilities(counts, sample))
+    keep = subsampling.keep_probabilities(self.corpus.counts, sample)
+    in_text = np.bincount(ids[ids != sentences.END], minlength=len(keep))
+    mean = float(in_text @ keep)
     return min(most, math.ceil(mean + 20 * math.sqrt(mean)) + 1000) + 1
 
   def _cut(self, spec: base.SourceSpec) -> None:

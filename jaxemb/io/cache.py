@@ -12,8 +12,6 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
 from jaxemb import errors
 from jaxemb.storage import atomic
 
@@ -78,6 +76,8 @@ def opened(
 
 def sample_sha256(path: pathlib.Path, num_samples: int) -> str:
   """Returns the SHA-256 of samples of 16 KB, evenly apart, first to last."""
+  import numpy as np  # imported here to keep --help fast
+
   digest = hashlib.sha256()
   with open(path, 'rb', buffering=0) as file:
     last = max(0, os.fstat(file.fileno()).st_size - _SAMPLE_BYTES)

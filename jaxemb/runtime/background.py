@@ -11,12 +11,34 @@ def start(module: str, *arguments: str | pathlib.Path) -> subprocess.Popen:
 
   Raises an `OSError` where no process can be started.
   """
+  silent = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)
+  return subprocess.Popen(
+    [*_command(module), *arguments], env=os.environ | _paths(), **silent
+  )
+
+
+def call(
+  module: str, *arguments: str | pathlib.Path, message: bytes
+) -> subprocess.CompletedProcess:
+  """Runs a module in a process of its own, on the CPU, which gets a message.
+
+  Returns its exit code and output. Raises an `OSError` where no process can be
+  started.
+  """
+  return subprocess.run(
+    [*_command(module), *arguments],
+    env=os.environ | _paths() | {'JAX_PLATFORMS': 'cpu'},
+    input=message,
+    capture_output=True,
+  )
+
+
+def _command(module: str) -> list[str]:
   if getattr(sys, 'frozen', False) or not sys.executable:
     raise OSError('there is no Python to start')  # but this very program
   # It imports the same modules as this one: none of the current folder's (-P).
-  paths = {'PYTHONPATH': os.pathsep.join(filter(None, sys.path))}
-  command = sys.executable, '-P', '-m', module
-  silent = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)
-  return subprocess.Popen(
-    [*command, *arguments], env=os.environ | paths, **silent
-  )
+  return [sys.executable, '-P', '-m', module]
+
+
+def _paths() -> dict[str, str]:
+  return {'PYTHONPATH': os.pathsep.join(filter(None, sys.path))}

@@ -1,5 +1,6 @@
 """Values of words by name, such as tags or weights, beside their vectors."""
 
+import contextlib
 import pathlib
 from collections.abc import Mapping
 
@@ -44,7 +45,8 @@ def write(folder: pathlib.Path, attributes: Mapping[str, np.ndarray]) -> None:
       )
     arrays[name] = values
   if not arrays:
-    (folder / FILE).unlink(missing_ok=True)
+    with contextlib.suppress(NotADirectoryError):  # whoever writes says so
+      (folder / FILE).unlink(missing_ok=True)
     return
   with atomic.write(folder / FILE) as file:
     np.savez(file, **{_PREFIX + name: x for name, x in arrays.items()})

@@ -167,7 +167,7 @@ CLICKS = {
   'optimizer.learning_rate': 0.003, 'optimizer.final_learning_rate': 0.003,
   'train.epochs': WORKERS['train.epochs'], 'train.log_every_secs': 0.0,
   'eval.every_epochs': 4.0, 'train.patience': 3, 'train.threads': 0,
-  'eval.paths': '',
+  'eval.paths': '', 'data.sample': -1.0,
 }  # fmt: skip
 
 

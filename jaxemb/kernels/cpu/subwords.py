@@ -37,8 +37,9 @@ class Bags(NamedTuple):
 def num_scratch(num_words: int, longest: int) -> int:
   """Returns floats for the words of a chunk, of at most `longest` n-grams."""
   num = num_words * (longest + 1)
-  # Addresses here and awaited, rates, owners, and ids of two chunks.
-  return (8 * num + 4 * num_words + 512) // 16 * 16
+  # Addresses here and awaited, rates, owners, and ids of two chunks, which
+  # take eight bytes each (`rows.take_vector`).
+  return (12 * num + 4 * num_words + 512) // 16 * 16
 
 
 @numba.njit(**rows.INLINE)
