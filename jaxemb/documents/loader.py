@@ -61,6 +61,7 @@ class DocumentSource(blocks_lib.BlockSource):
     self.is_end = np.flatnonzero(corpus.ids == sentences.END)
     self._first = np.searchsorted(self.is_end, corpus.blocks.starts[:-1])
     self._rows = lines.rows
+    self._of_documents: np.ndarray | None = None  # frequencies, once counted
     super().__init__(corpus, spec)
     self._lines = lines
     self.context_keys, self.word_counts = self.keys, self.counts
@@ -88,7 +89,7 @@ class DocumentSource(blocks_lib.BlockSource):
       tags.update(lines.rows)
       self.fingerprint = f'{self.fingerprint} {tags.hexdigest()}'
     self.counts = words
-    self.frequencies = kept / max(kept.sum(), 1)
+    self.frequencies = self._of_documents = kept / max(kept.sum(), 1)
     self.dropped = {**self.dropped, 'unreadable_rows': lines.dropped}
     if len(self.keys) > np.iinfo(np.int32).max - 1:
       raise errors.UserError(
@@ -131,6 +132,8 @@ class DocumentSource(blocks_lib.BlockSource):
 
   def _cut(self, spec: base.SourceSpec) -> None:
     super()._cut(spec)
+    if self._of_documents is not None:  # not of words, as there
+      self.frequencies = self._of_documents
     self.steps = batches.Steps.of(spec)
 
   def word_corpus(self) -> model_base.Corpus:

@@ -86,6 +86,10 @@ class Documents:
     """
     from jaxemb.documents import inference
 
+    if isinstance(documents, str):
+      raise errors.UserError(
+        f'{documents[:60]!r} is one document; give a list, or infer_vector'
+      )
     s, documents = self.settings, list(documents)
     ids, starts = self._words_of(documents)
     empty = np.flatnonzero(np.diff(starts) == 0)

@@ -171,7 +171,7 @@ class Index:
       return matches.keys.astype(np.int64)[None]
     # What usearch has not filled is undefined.
     is_filled = np.arange(matches.keys.shape[1]) < matches.counts[:, None]
-    return np.where(is_filled, matches.keys, -1).astype(np.int64)
+    return np.where(is_filled, matches.keys.astype(np.int64), -1)
 
   def _cosines(self, rows, queries):
     """Returns cosines, [n, rows] float32, of unit queries and rows."""

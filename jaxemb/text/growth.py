@@ -9,11 +9,8 @@ from jaxemb.text import tokenize
 
 def words_of(known: base.Known) -> tokenize.Words:
   """Returns the words of a run, with its counts, sorted by hash."""
-  counts = dict(zip(known.keys, known.counts.tolist(), strict=True))
-  text = ' '.join(known.keys).encode()
-  _, words, *_ = tokenize.tokenize(text, 'whitespace', False)
-  numbers = [counts[x.decode()] for x in words.texts()]
-  words = words._replace(counts=np.array(numbers, np.int64))
+  words = tokenize.words_of([x.encode() for x in known.keys])
+  words = words._replace(counts=np.array(known.counts, np.int64))
   return words.subset(np.argsort(words.hashes))
 
 

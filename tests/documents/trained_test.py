@@ -103,6 +103,8 @@ def test_documents_without_known_words_are_zeros_and_others_refused():
   model.wv.add_vectors(['unseen'], np.ones((1, 24), np.float32))
   with pytest.warns(UserWarning, match='known word have zeros: 0'):
     assert not model.infer(['unseen']).any()
+  with pytest.raises(errors.UserError, match="'c1 c2' is one document"):
+    model.infer('c1 c2')
   with pytest.raises(errors.UserError, match='document 1 is'):
     model.infer(['c1', 7])
 
