@@ -218,8 +218,9 @@ def load(
 
   A run may be given by its workdir or its export folder, also in a bucket;
   other files are in the formats of word2vec (text or binary), GloVe or
-  fastText (.vec), plain or packed, with words in `encoding`. Raises a
-  `UserError` if it cannot be read.
+  fastText (.vec), plain or packed, with words in `encoding`, models of fastText
+  (.bin, .ftz), or safetensors and folders of model2vec. Raises a `UserError` if
+  it cannot be read.
   """
   from jaxemb import embeddings
   from jaxemb.storage import bucket

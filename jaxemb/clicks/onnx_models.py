@@ -63,13 +63,7 @@ def _convert(path, model, params, tables, moments):
       k: jnp.asarray(x)[jnp.clip(ids, 0, len(x) - 1)] for k, x in tables.items()
     }
     return predictor.chances_of_rows(
-      model,
-      params,
-      moments,
-      rows=rows,
-      ids=ids,
-      numbers=numbers,
-      left_out=None,
+      model, params, moments, rows=rows, ids=ids, numbers=numbers
     )
 
   converted = onnx_lookups.library('jax2onnx').to_onnx(

@@ -81,7 +81,7 @@ def chances_of_rows(
   rows: Mapping[str, jax.Array],
   ids: jax.Array,
   numbers: jax.Array,
-  left_out: tuple[Any, Any, Mapping[str, Any]] | None,
+  left_out: tuple[Any, Any, Mapping[str, Any]] | None = None,
 ) -> jax.Array:
   """Returns `chances` of rows [n, columns, ...] that were looked up."""
   batch = _batch(ids, numbers)

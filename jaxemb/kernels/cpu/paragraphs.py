@@ -12,7 +12,7 @@ Arguments that are only read (`turns`) are
   documents    [k, c] int32, row of each center's document; above all = padding
   left, right  [k, c] uint8, contexts of each center, at most W
   numbers      [2] float32, learning rate and K
-  integers     [10] int32, N; W; 6 and 7: the key of the draws; 8: entries of
+  integers     [9] int32, N; W; 6 and 7: the key of the draws; 8: entries of
                the alias table
   brakes       those of `rows.Table`, of outputs
   tokens       [P, L' + 2 W] int32, of runs of k / P chunks each
@@ -31,6 +31,7 @@ from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import (
   arguments,
   negative_sampling,
+  row_updates,
   rows,
   tiles,
   trees,
@@ -80,15 +81,6 @@ class _Work(NamedTuple):
   awaited: np.ndarray  # its rows, as of `rows.await_rows`
 
 
-@numba.njit(**rows.JIT)
-def _table_size(num):
-  """Entries of the hash table, a power of two: at least half stay empty."""
-  size = 16
-  while size < 2 * num:
-    size *= 2
-  return size
-
-
 @numba.njit(**rows.INLINE)
 def _take_work(scratch, num_ids, dim):
   """`_Work`, and the address after it."""
@@ -102,7 +94,9 @@ def _take_work(scratch, num_ids, dim):
   weights, rest = rows.take(rest, _GROUP, columns)
   draws, rest = rows.take_vector(rest, columns, np.float32)
   centers, rest = rows.take_vector(rest, columns, np.float32)
-  table, rest = rows.take_vector(rest, _table_size(num_ids), np.int32)
+  table, rest = rows.take_vector(
+    rest, row_updates.table_size(num_ids), np.int32
+  )
   ids, rest = rows.take_vector(rest, num_ids, np.int32)
   coming, rest = rows.take_vector(rest, num_ids, np.int32)
   awaited, rest = rows.take_vector(rest, 2 + num_ids, np.uint64)

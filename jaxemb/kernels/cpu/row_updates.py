@@ -34,11 +34,11 @@ _AHEAD = 16  # rows that are asked for before they are updated
 
 def num_scratch(num: int) -> int:
   """Returns numbers of 4 bytes with which a thread groups `num` lookups."""
-  return _table_size.py_func(num) + rows.padded.py_func(num + 1, 16)
+  return table_size.py_func(num) + rows.padded.py_func(num + 1, 16)
 
 
 @numba.njit(**rows.JIT)
-def _table_size(num):
+def table_size(num):
   """Entries of the hash table, a power of two: at least half stay empty."""
   size = 16
   while size < 2 * num:
@@ -115,7 +115,7 @@ def group(frame, first, stop, scratch, result):
   rest = scratch + np.uintp(4 * rows.padded(ids.size + 1, 16))
   number = first // CHUNKS_PER_CLASS
   begin, num = _select(ids, vocab, number, bounds.shape[0], chosen)
-  entries = rows.take_vector(rest, _table_size(num), np.int32)[0]
+  entries = rows.take_vector(rest, table_size(num), np.int32)[0]
   entries[:] = 0  # there may have been another class
   end = begin + num
   num_first = _group(
