@@ -46,6 +46,7 @@ from jaxemb.runtime import resources
 from jaxemb.storage import atomic
 
 _LOG = logging.getLogger('jaxemb')
+_MODEL = 'model.json'
 _EXAMPLES = 4096  # at once; more leave the caches of a CPU
 _MIN_ROWS = 1 << 17  # from a file, or the last rows of each take too much
 _PLATFORMS = 'cpu', 'cuda', 'rocm', 'tpu'
@@ -230,8 +231,13 @@ class ClickModel:
     else:
       yield encoded(data)
 
-  def save(self, folder: pathlib.Path) -> None:
-    """Replaces the folder. Raises a `UserError` if it cannot be written."""
+  def save(self, folder: pathlib.Path | str) -> None:
+    """Writes the model into a folder, for `load`.
+
+    Raises a `UserError` if it cannot be written, or if the folder has files
+    that are not of a click model.
+    """
+    folder = pathlib.Path(folder)
     spec = dataclasses.asdict(self.model.spec)
     for key in ('fields', 'row_ops', 'axes'):  # of the encoder, or the mesh
       del spec[key]
@@ -242,9 +248,14 @@ class ClickModel:
     }
     leaves = jax.tree.leaves((self.params, self.moments))
     arrays = {str(i): np.asarray(x) for i, x in enumerate(leaves)}
-    with atomic.folder(folder) as new:
+    files = {'encoder.json', 'encoder.npz', 'dense.npz', _MODEL}
+    # An earlier model, maybe with other tables, or its export.
+    files |= {'keys.arrow', 'orbax', 'serving'}
+    if (folder / _MODEL).is_file():
+      files |= {x.name for x in folder.glob('*.npy')}
+    with atomic.folder(folder, replaces=files) as new:
       self.encoder.save(new)
-      (new / 'model.json').write_text(json.dumps(record, indent=1))
+      (new / _MODEL).write_text(json.dumps(record, indent=1))
       for name, rows in self.tables.items():
         np.save(new / f'{name}.npy', rows)
       np.savez(new / 'dense.npz', **arrays)
@@ -266,7 +277,7 @@ def load(folder: pathlib.Path) -> ClickModel:
   Raises a `UserError` if it is damaged.
   """
   try:
-    record = json.loads((folder / 'model.json').read_text())
+    record = json.loads((folder / _MODEL).read_text())
     encoder = encoder_lib.load(folder)
     spec = clicks.ClickSpec(encoder.fields, **record['spec'])
     spec = dataclasses.replace(

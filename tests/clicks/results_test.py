@@ -130,6 +130,19 @@ def test_a_trained_model_predicts_files_and_tables(trained, tmp_path):
     model.predict(3)
 
 
+def test_a_saved_model_replaces_models_alone(trained, tmp_path):
+  model, folder = jaxemb.load(trained), tmp_path / 'model'
+  for _ in range(2):
+    model.save(str(folder))
+  (folder / 'notes.txt').write_text('of the user')
+  with pytest.raises(errors.UserError, match="has 'notes.txt', which would be"):
+    model.save(folder)
+  (folder / 'notes.txt').unlink()
+  path = _test_file(tmp_path)
+  loaded = jaxemb.load(folder)
+  np.testing.assert_array_equal(loaded.predict(path), model.predict(path))
+
+
 def test_a_model_of_unknown_terms_is_refused(trained, tmp_path):
   folder = shutil.copytree(trained / 'export', tmp_path / 'export')
   path = folder / 'model.json'
