@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxemb import errors
+from jaxemb import errors, gensim_names
 from jaxemb.evaluation import (
   benchmarks,
   contexts,
@@ -53,27 +53,6 @@ Word = str | int  # 7 is the word '7'
 Key = Word | np.ndarray
 Weighted = Key | tuple[Key, float]
 Ranked = list[tuple[str, float]] | np.ndarray
-_INSTEAD = {  # of what gensim has, and had
-  'allocate_vecattrs': 'set_vecattr makes room for all words',
-  'resize_vectors': 'add_vectors(words, vectors) adds rows',
-  'next_index': 'add_vector adds behind the last row',
-  'mapfile_path': 'jaxemb.load maps files of `save` into memory',
-  'lifecycle_events': 'report.json of a run has its history',
-  'add_lifecycle_event': 'report.json of a run has its history',
-  'log_accuracy': 'evaluate_word_analogies returns the numbers',
-  'log_evaluate_word_pairs': 'evaluate_word_pairs returns the numbers',
-  'similarity_unseen_docs': 'n_similarity compares groups of words',
-  'add': 'vectors are added by add_vectors',
-  'word_vec': 'vectors of words are get_vector(word)',
-  'words_closer_than': 'the method is closer_than',
-  'vectors_norm': 'vectors of length 1 are get_normed_vectors()',
-  'syn0': 'all vectors are vectors',
-  'syn0norm': 'vectors of length 1 are get_normed_vectors()',
-  'index2word': 'words are index_to_key',
-  'index2entity': 'words are index_to_key',
-  'vocab': 'rows of words are key_to_index, counts get_vecattr(word, "count")',
-  'wv': 'these are the vectors',
-}
 # What is computed from an attribute, and forgotten when that is set.
 _DERIVED = {
   'vectors': ('norms', '_buffer'),
@@ -217,10 +196,7 @@ class Embeddings:
 
   def __getattr__(self, name: str) -> Any:
     """Raises an `AttributeError` that says what stands for gensim's `name`."""
-    line = f'{type(self).__name__!r} object has no attribute {name!r}'
-    if hint := _INSTEAD.get(name):
-      line += f'; {hint}'
-    raise AttributeError(line)
+    raise AttributeError(gensim_names.missing(type(self).__name__, name))
 
   def __iter__(self) -> Iterator[str]:
     return iter(self.index_to_key)

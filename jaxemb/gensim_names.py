@@ -1,0 +1,30 @@
+"""Names of gensim's `KeyedVectors`, past and present, that jaxemb lacks."""
+
+# What to use in place of a name.
+INSTEAD = {
+  'allocate_vecattrs': 'set_vecattr makes room for all words',
+  'resize_vectors': 'add_vectors(words, vectors) adds rows',
+  'next_index': 'add_vector adds behind the last row',
+  'mapfile_path': 'jaxemb.load maps files of `save` into memory',
+  'lifecycle_events': 'report.json of a run has its history',
+  'add_lifecycle_event': 'report.json of a run has its history',
+  'log_accuracy': 'evaluate_word_analogies returns the numbers',
+  'log_evaluate_word_pairs': 'evaluate_word_pairs returns the numbers',
+  'similarity_unseen_docs': 'n_similarity compares groups of words',
+  'add': 'vectors are added by add_vectors',
+  'word_vec': 'vectors of words are get_vector(word)',
+  'words_closer_than': 'the method is closer_than',
+  'vectors_norm': 'vectors of length 1 are get_normed_vectors()',
+  'syn0': 'all vectors are vectors',
+  'syn0norm': 'vectors of length 1 are get_normed_vectors()',
+  'index2word': 'words are index_to_key',
+  'index2entity': 'words are index_to_key',
+  'vocab': 'rows of words are key_to_index, counts get_vecattr(word, "count")',
+  'wv': 'these are the vectors',
+}
+
+
+def missing(owner: str, name: str) -> str:
+  """Returns the message of an `AttributeError` for a name of a class."""
+  line = f'{owner!r} object has no attribute {name!r}'
+  return f'{line}; {INSTEAD[name]}' if name in INSTEAD else line
