@@ -64,7 +64,7 @@ def train(
   Raises a `UserError` for unusable data or settings, or after a signal.
   """
   from jaxemb import config as config_lib
-  from jaxemb import embeddings
+  from jaxemb import embeddings, vector_files
   from jaxemb.run import lifecycle
 
   arguments = {
@@ -93,7 +93,7 @@ def train(
         'training was stopped by a signal; '
         + ('call again to resume' if workdir else 'give a workdir to resume')
       )
-    if config and embeddings.model_folder(folder):
+    if config and vector_files.model_folder(folder):
       return load(folder)
     if documents := _documents(folder):
       return documents.in_memory()
@@ -222,11 +222,11 @@ def load(
   (.bin, .ftz), or safetensors and folders of model2vec. Raises a `UserError` if
   it cannot be read.
   """
-  from jaxemb import embeddings
+  from jaxemb import embeddings, vector_files
   from jaxemb.storage import bucket
 
   with bucket.opened(path) as folder:
-    if model := embeddings.model_folder(folder):
+    if model := vector_files.model_folder(folder):
       from jaxemb.clicks import predictor
 
       return predictor.load(model)

@@ -25,11 +25,11 @@ from collections.abc import (
   Mapping,
   Sequence,
 )
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from jaxemb import errors, gensim_names
+from jaxemb import errors, gensim_names, vector_files
 from jaxemb.evaluation import (
   benchmarks,
   contexts,
@@ -39,14 +39,12 @@ from jaxemb.evaluation import (
   neighbor_index,
   word_movers,
 )
+from jaxemb.evaluation import subwords as subwords_lib
 from jaxemb.evaluation import words as words_lib
 from jaxemb.io import onnx_lookups, static_models
 from jaxemb.ops import growing
 from jaxemb.storage import attributes as attributes_lib
 from jaxemb.storage import bucket, export, parquet, word2vec_format
-
-if TYPE_CHECKING:  # with it comes numba
-  from jaxemb.evaluation import subwords as subwords_lib
 
 Word = str | int  # 7 is the word '7'
 # A word or a [dim] vector; in sums perhaps with a weight.
@@ -80,7 +78,7 @@ class Embeddings:
   # Further values by word, each [vocab], as `set_vecattr` sets them.
   attributes: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
   # Rows of n-grams of characters, from which unseen words have vectors.
-  subwords: 'subwords_lib.NgramVectors | None' = None
+  subwords: subwords_lib.NgramVectors | None = None
 
   def __init__(
     self,
@@ -90,7 +88,7 @@ class Embeddings:
     sense_table: multivectors.MultiVectors | None = None,
     relations: export.Relations | None = None,
     attributes: Mapping[str, np.ndarray] = types.MappingProxyType({}),
-    subwords: 'subwords_lib.NgramVectors | None' = None,
+    subwords: subwords_lib.NgramVectors | None = None,
     *,
     vector_size: int | None = None,
     count: int = 0,
@@ -957,18 +955,18 @@ class Embeddings:
         f'save takes a folder and no {", ".join(options)}: every array is a '
         'file of its own there, and nothing is pickled'
       )
-    # First, as it may refuse.
-    attributes_lib.write(pathlib.Path(folder), self.attributes)
-    export.write(
-      folder,
-      words=self.index_to_key,
-      rows=export.Encoded(self.vectors),
-      counts=self.counts,
-      is_minimal=True,
+    vector_files.write(folder, self._contents())
+
+  def _contents(self) -> vector_files.Contents:
+    return vector_files.Contents(
+      self.index_to_key,
+      self.vectors,
+      self.counts,
+      sense_table=self.sense_table,
+      relations=self.relations,
+      attributes=self.attributes,
+      subwords=self.subwords,
     )
-    multivectors.write(pathlib.Path(folder), self.sense_table)
-    export.write_relations(pathlib.Path(folder), self.relations)
-    _write_subwords(pathlib.Path(folder), self.subwords)
 
   def save_fasttext(self, fname: pathlib.Path | str) -> None:
     """Writes fastText's `.bin`, which gensim's load_facebook_model reads, too.
@@ -977,19 +975,7 @@ class Embeddings:
     and else fastText's defaults and zeros. Unknown counts become 1. Raises a
     `UserError` if it cannot be written, or for words of several vectors.
     """
-    from jaxemb.evaluation import subwords  # and with it numba
-
-    if self.sense_table is not None:
-      raise errors.UserError(
-        'senses cannot be written as a .bin: use of_words() first'
-      )
-    subwords.write_model(
-      fname,
-      words=self.index_to_key,
-      vectors=self.vectors,
-      counts=self.counts,
-      ngrams=self.subwords,
-    )
+    vector_files.write_fasttext(fname, self._contents())
 
   @classmethod
   def load(
@@ -1033,30 +1019,19 @@ class Embeddings:
       raise ValueError('a binary file needs its header')
     if values is None and (fvocab is not None or sort_attr != 'count'):
       raise ValueError(f'no {sort_attr}s are known: leave out fvocab')
-    words, vectors = self.index_to_key, self.vectors
-    order = np.arange(len(self))
-    if values is not None:
-      order = growing.descending(values)
-    if (np.diff(order) < 0).any():
-      words, values = [words[row] for row in order.tolist()], values[order]
-      vectors = export.OnDemand(
-        lambda rows: self.vectors[order[rows]], vectors.shape, vectors.dtype
-      )
-    words = [prefix + x for x in words] if prefix else words
-    renamed = word2vec_format.write(
+    num_renamed = vector_files.write_word2vec(
       fname,
-      words,
-      vectors,
+      self.index_to_key,
+      self.vectors,
+      order_by=values,
+      vocab_path=fvocab,
+      prefix=prefix,
       is_binary=binary,
       has_header=write_header,
       num_announced=total_vec,
       appends=append,
     )
-    if fvocab is not None:
-      word2vec_format.write_vocab(fvocab, words, values, appends=append)
-    if renamed:
-      line = f'{renamed:,} words with white space were written with underscores'
-      warnings.warn(f'{fname}: {line}', stacklevel=2)
+    _warn_of_renamed(fname, num_renamed)
 
   @classmethod
   def load_word2vec_format(
@@ -1268,6 +1243,12 @@ def _name(word: object) -> object:
   return columns.name(word)
 
 
+def _warn_of_renamed(path: pathlib.Path | str, num_words: int) -> None:
+  if num_words:
+    line = f'{num_words:,} words with white space were written with underscores'
+    warnings.warn(f'{path}: {line}', stacklevel=3)
+
+
 def _as_list(items: object) -> list:
   """Returns a list of a single item or of several, perhaps with weights.
 
@@ -1294,29 +1275,6 @@ def _as_list(items: object) -> list:
   return [] if items is None else list(items)
 
 
-def _write_subwords(folder: pathlib.Path, ngrams: Any) -> None:
-  if ngrams is None and not (folder / export.SUBWORDS).exists():
-    return
-  from jaxemb.evaluation import subwords  # and with it numba
-
-  subwords.write(folder, ngrams)
-
-
-def _read_subwords(folder: pathlib.Path, dim: int) -> Any:
-  if not (folder / export.SUBWORDS).exists():
-    return None
-  from jaxemb.evaluation import subwords  # and with it numba
-
-  return subwords.read(folder, dim)
-
-
-def _load_fasttext(path: pathlib.Path | str) -> Embeddings:
-  from jaxemb.evaluation import subwords  # and with it numba
-
-  model, vectors, ngrams = subwords.of_file(path)
-  return Embeddings(model.words, vectors, model.counts, subwords=ngrams)
-
-
 def load_vectors(
   path: pathlib.Path | str, encoding: str = 'utf-8'
 ) -> Embeddings:
@@ -1328,37 +1286,6 @@ def load_vectors(
   model, .bin or .ftz. Runs may be in a bucket. Raises a `UserError` if the file
   is missing, not recognized, cut or damaged.
   """
-  if bucket.is_url(path):
-    with bucket.opened(path) as folder:
-      return load_vectors(folder, encoding).in_memory()
-  if folder := model_folder(path):
-    raise errors.UserError(
-      f'{folder} has a model of clicks, not vectors of words; jaxemb predict '
-      'applies it'
-    )
-  if static_models.is_static(path):
-    return Embeddings(*static_models.read(path))
-  if word2vec_format.is_fasttext(path):
-    return _load_fasttext(path)
-  words, vectors, counts, folder = export.read(path, encoding)
-  if not folder:
-    return Embeddings(words, vectors, counts)
-  senses = multivectors.read(
-    folder, names=words, counts=counts, vectors=vectors
-  )
-  relations = export.read_relations(folder, num_nodes=len(words))
-  return Embeddings(
-    words,
-    vectors,
-    counts,
-    sense_table=senses,
-    relations=relations,
-    attributes=attributes_lib.read(folder, len(words)),
-    subwords=_read_subwords(folder, vectors.shape[1]),
-  )
-
-
-def model_folder(path: pathlib.Path | str) -> pathlib.Path | None:
-  """Returns the folder of a model that predicts, or None for vectors."""
-  folders = pathlib.Path(path), pathlib.Path(path, 'export')
-  return next((x for x in folders if (x / 'model.json').is_file()), None)
+  with bucket.opened(path) as local:
+    vectors = Embeddings(*vector_files.read(local, encoding))
+    return vectors.in_memory() if bucket.is_url(path) else vectors
