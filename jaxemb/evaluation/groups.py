@@ -1,0 +1,52 @@
+"""Groups of vectors: their means, what is central in them, and distances."""
+
+import collections
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxemb.evaluation import geometry, word_movers
+
+
+def mean(
+  rows: Sequence[np.ndarray], weights: np.ndarray, is_unit: bool = False
+) -> np.ndarray:
+  """Returns the mean of [n, dim] rows, perhaps at length 1, [dim] float32.
+
+  It is divided by the sum of absolute weights, [n]. Raises a `ValueError` if
+  there is none.
+  """
+  if not np.any(weights):
+    raise ValueError('none of the words has a vector and a weight')
+  result = weights @ np.stack(rows) / np.abs(weights).sum()
+  return np.float32(geometry.unit_vector(result) if is_unit else result)
+
+
+def centralities(rows: Sequence[np.ndarray]) -> np.ndarray:
+  """Returns products of [n, dim] rows with the direction of their mean, [n].
+
+  Raises a `ValueError` if there is none.
+  """
+  if not len(rows):
+    raise ValueError('none of the words has a vector')
+  rows = np.stack(rows)
+  return rows @ geometry.unit_vector(rows.mean(axis=0))
+
+
+def movers_distance(
+  documents: Sequence[Sequence[str]], vector_of: Callable[[str], np.ndarray]
+) -> float:
+  """Returns Word Mover's distance of two lists of words.
+
+  Infinite if one of them is empty.
+  """
+  if not all(documents):
+    return math.inf
+  counts = [collections.Counter(words) for words in documents]
+  first, second = (
+    np.array([vector_of(word) for word in words], np.float64)
+    for words in counts
+  )
+  shares = tuple(np.array([*x.values()]) / x.total() for x in counts)
+  return word_movers.distance(first, second, shares)
