@@ -8,11 +8,9 @@ Vectors stay as they are stored, perhaps in a memory-mapped file, until they are
 changed; only their lengths are cached, no normalized copy.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
-import math
 import numbers
 import pathlib
 import types
@@ -35,9 +33,10 @@ from jaxemb.evaluation import (
   contexts,
   files,
   geometry,
+  groups,
   multivectors,
   neighbor_index,
-  word_movers,
+  neighbors,
 )
 from jaxemb.evaluation import subwords as subwords_lib
 from jaxemb.evaluation import words as words_lib
@@ -505,18 +504,14 @@ class Embeddings:
     weights = np.ones(len(keys)) if weights is None else np.asarray(weights)
     if len(weights) != len(keys):
       raise ValueError(f'{len(weights)} weights do not fit {len(keys)} keys')
-    words = [x for x in keys if not isinstance(x, np.ndarray)]
-    known = set(self._known(words) if ignore_missing else words)
-    is_used = [isinstance(x, np.ndarray) or x in known for x in keys]
-    weights = weights[is_used]
-    if not np.any(weights):
-      raise ValueError('none of the words has a vector and a weight')
+    used = self._known(keys) if ignore_missing else range(len(keys))
     rows = [
-      x if isinstance(x, np.ndarray) else self.get_vector(x, pre_normalize)
-      for x in itertools.compress(keys, is_used)
+      keys[i]
+      if isinstance(keys[i], np.ndarray)
+      else self.get_vector(keys[i], pre_normalize)
+      for i in used
     ]
-    mean = weights @ np.stack(rows) / np.abs(weights).sum()
-    return np.float32(geometry.unit_vector(mean) if post_normalize else mean)
+    return groups.mean(rows, weights[used], is_unit=post_normalize)
 
   def n_similarity(self, ws1: Sequence[Word], ws2: Sequence[Word]) -> float:
     """Returns the cosine of the means of two groups of words."""
@@ -562,8 +557,9 @@ class Embeddings:
     With `copy_vecattrs` they have their counts and other attributes. Without
     `allow_inference` a word needs a row of exactly its name.
     """
+    words = list(dict.fromkeys(map(_name, keys)))
     known = self if allow_inference else self.key_to_index
-    words = self._known(list(dict.fromkeys(map(_name, keys))), known)
+    words = [words[i] for i in self._known(words, known)]
     rows = np.array([self.get_index(x, -1) for x in words], np.int64)
     values = dict(self.expandos) if copy_vecattrs else {}
     # Unseen words, which have vectors from n-grams, have values of zero.
@@ -580,16 +576,19 @@ class Embeddings:
     )
 
   def _known(
-    self, words: Sequence[Word], known: Container[Word] | None = None
-  ) -> list[Word]:
-    """Returns the words that have vectors, or are `known`; warns of others."""
+    self, keys: Sequence[Key], known: Container[Word] | None = None
+  ) -> list[int]:
+    """Returns positions of vectors, and of words that have one or are `known`.
+
+    Warns of the other words.
+    """
     known = self if known is None else known
-    is_known = [word in known for word in words]
+    is_known = [isinstance(x, np.ndarray) or x in known for x in keys]
     if not all(is_known):
-      unknown = itertools.compress(words, np.logical_not(is_known))
+      unknown = itertools.compress(keys, np.logical_not(is_known))
       line = f'left out, without vectors: {", ".join(map(str, unknown))}'
       warnings.warn(line, stacklevel=3)
-    return list(itertools.compress(words, is_known))
+    return list(itertools.compress(range(len(keys)), is_known))
 
   def edge_scores(self, edges: Sequence[tuple[str, ...]]) -> np.ndarray:
     """Returns the scores that rank held-out edges, [n] float32.
@@ -603,20 +602,13 @@ class Embeddings:
       return np.zeros(0, np.float32)
     from jaxemb.models import edge_scores  # and with it JAX
 
-    score, targets = edge_scores.of_relations(self.relations), self.vectors
-    sources, *relations, ends = zip(*edges, strict=True)
-    if relations:
-      mapped = self._operated(sources, *relations)
-    elif score.operator == 'none':
-      mapped = self[sources]
-    else:
-      raise errors.UserError(
-        'edges of this model have relations: give (source, relation, target) '
-        f'with one of {", ".join(self.relations.names[:5])}'
-      )
-    if self.relations and self.relations.targets is not None:
-      targets = self.relations.targets
+    sources, *names, ends = zip(*edges, strict=True)
+    names = [_name(x) for x in names[0]] if names else None
+    mapped = edge_scores.mapped(self[sources], names, self.relations)
+    targets = self.relations and self.relations.targets
+    targets = self.vectors if targets is None else targets
     ends = targets[[self.get_index(x) for x in ends]]
+    score = edge_scores.of_relations(self.relations)
     return np.asarray(score.of_pairs(mapped, ends))
 
   def related(self, source: str, relation: str) -> np.ndarray:
@@ -627,24 +619,10 @@ class Embeddings:
     for a target. Raises a `UserError` for a run
     without operators, or without this one.
     """
-    return self._operated([source], [relation])[0]
-
-  def _operated(self, sources, relations):
-    """Applies operators of relations to vectors of nodes, [n, dim] float32."""
-    names = self.relations.names if self.relations else ()
-    index = {name: i for i, name in enumerate(names)}
-    relations = [*map(_name, relations)]
-    if unknown := [x for x in relations if x not in index]:
-      raise errors.UserError(
-        f'there is no operator of a relation {unknown[0]!r}, but '
-        f'{", ".join(names[:5]) or "none"}; train graph:relations with an '
-        'operator, or give one of these'
-      )
     from jaxemb.models import edge_scores  # and with it JAX
 
-    rows = self.relations.rows[[index[x] for x in relations]]
-    score = edge_scores.of_relations(self.relations)
-    return np.asarray(score.operate(self[sources], rows))
+    names = [_name(relation)]
+    return edge_scores.mapped(self[[source]], names, self.relations)[0]
 
   def most_similar(
     self,
@@ -672,30 +650,73 @@ class Embeddings:
     None, float32 cosines of the rows searched. Raises a `ValueError` without
     arguments, and a `UserError` if the sum is zero or a vector does not fit.
     """
-    target, query = self._target(positive, negative, sense=sense)
+    items = neighbors.weighted(positive, negative)
+    if sense is not None:
+      items = [(self._sense(items, sense), 1.0)]
+    target = neighbors.direction(items, self._direction)
     if restrict_vocab:
       clip_start, clip_end = 0, restrict_vocab
-    if indexer is not None:
-      if topn is None or clip_start or clip_end:
-        raise errors.UserError(
-          'an indexer finds some neighbors among all words; leave out indexer, '
-          'or give a topn and no limits of the vocabulary'
-        )
-      return self._indexed(
-        indexer,
-        target=target,
-        query=query,
-        topn=topn,
-        min_prior=min_prior,
+    limits = {
+      'num': topn,
+      'excluded': self._rows_of(key for key, _ in items),
+      'senses': self.sense_table,
+      'min_prior': min_prior,
+    }
+    if indexer is None:
+      scores = self._cosines(target, clip_end or None)
+      start = neighbors.num_rows(clip_start, self.sense_table)
+      return self._ranked(scores, start=start, **limits)
+    if topn is None or clip_start or clip_end:
+      raise errors.UserError(
+        'an indexer finds some neighbors among all words; leave out indexer, '
+        'or give a topn and no limits of the vocabulary'
       )
-    scores = self._cosines(target, clip_end or None)
-    return self._rank(
-      scores,
-      query=query,
-      topn=topn,
-      min_prior=min_prior,
-      start=self._num_rows(clip_start),
-    )
+    if not isinstance(indexer, neighbor_index.Index):
+      return indexer.most_similar(target, topn)  # as gensim calls it
+    near = neighbors.by_index(indexer, self.vectors, target, **limits)
+    return self._named(*near)
+
+  def _sense(self, items: list[tuple[Key, float]], sense: int) -> str:
+    """Returns the name of the row of a sense of the only item, a word."""
+    word, weight = items[0]
+    if len(items) != 1 or weight != 1 or not isinstance(word, str):
+      raise ValueError('sense selects a sense of a single word')
+    names = [name for name, _ in self.senses(word)]
+    if not 0 <= sense < len(names):
+      raise errors.UserError(f'{word!r} has {len(names)} senses, from 0 up')
+    return names[sense]
+
+  def _direction(self, key: Key) -> np.ndarray:
+    """Returns a word's vector at length 1; a vector as it is."""
+    if isinstance(key, np.ndarray):
+      return neighbors.checked(key, self.vector_size)
+    return self.get_vector(key, norm=True)
+
+  def _cosines(self, target: np.ndarray, num_words: int | None) -> np.ndarray:
+    """Returns products of unit vectors and the target, float32 by row."""
+    limit = neighbors.num_rows(num_words, self.sense_table)
+    return neighbors.cosines(self.vectors, self.norms, target, limit=limit)
+
+  def _rows_of(self, query: Iterable[Key]) -> set[int]:
+    """Returns the rows of the words among words and vectors."""
+    words = [x for x in query if not isinstance(x, np.ndarray)]
+    rows = {self.get_index(x, -1) for x in words}
+    return rows - {-1}  # of words that have vectors from their n-grams alone
+
+  def _ranked(
+    self, scores: np.ndarray, num: int | None, start: int = 0, **limits: Any
+  ) -> Ranked:
+    """Returns words by the scores of the first rows; with None these."""
+    if num is None:
+      return scores[start:]
+    near = neighbors.nearest(scores, self.norms, start, num=num, **limits)
+    return self._named(*near)
+
+  def _named(
+    self, rows: np.ndarray, scores: np.ndarray
+  ) -> list[tuple[str, float]]:
+    words = [self.index_to_key[row] for row in rows.tolist()]
+    return list(zip(words, scores.tolist(), strict=True))
 
   def index(self, kind: str = 'hnsw', **settings: int) -> neighbor_index.Index:
     """Builds an index of the vectors, for `most_similar(..., indexer=index)`.
@@ -724,18 +745,21 @@ class Embeddings:
     Like `most_similar`, without weights, and with quotients in place of cosines
     (equation 4).
     """
-    positive, negative = _as_list(positive), _as_list(negative)
+    positive = neighbors.as_list(positive)
+    negative = neighbors.as_list(negative)
     if not positive:
       raise ValueError('give at least one positive word or vector')
-
-    def product(keys: list[Key]) -> np.ndarray | float:
-      directions = map(self._direction, keys)
-      limit = restrict_vocab or None
-      factors = ((1 + self._cosines(x, limit)) / 2 for x in directions)
-      return functools.reduce(np.multiply, factors, np.float32(1))
-
-    scores = product(positive) / (product(negative) + np.float32(1e-6))
-    return self._rank(scores, positive + negative, topn)
+    limit = restrict_vocab or None
+    cosines = (
+      (self._cosines(self._direction(x), limit) for x in keys)
+      for keys in (positive, negative)
+    )
+    return self._ranked(
+      neighbors.cosmul(*cosines),
+      num=topn,
+      excluded=self._rows_of(positive + negative),
+      senses=self.sense_table,
+    )
 
   def similar_by_word(
     self, word: Word, topn: int | None = 10, restrict_vocab: int | None = None
@@ -766,12 +790,13 @@ class Embeddings:
   def senses(self, word: str) -> list[tuple[str, float]]:
     """Returns (name of the row, prior) of every sense of a word."""
     table, word = self.sense_table, _name(word)
-    if table is None or word not in table.index:
+    if table is not None and word in table.index:
+      rows = table.rows(table.index[word])
+    else:
       row = self.get_index(word)
-      prior = 1.0 if table is None else float(table.priors[row])
-      return [(self.index_to_key[row], prior)]
-    rows = table.rows(table.index[word])
-    names, priors = self.index_to_key[rows], table.priors[rows].tolist()
+      rows = slice(row, row + 1)
+    names = self.index_to_key[rows]
+    priors = [1.0] if table is None else table.priors[rows].tolist()
     return list(zip(names, priors, strict=True))
 
   def disambiguate(
@@ -784,25 +809,12 @@ class Embeddings:
     Raises a `UserError` for a position outside the sentence or a negative
     window.
     """
+    tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
     table = self.sense_table
     known = self.key_to_index if table is None else table.index
-    tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
-    if window < 0:
-      raise errors.UserError(
-        f'window={window} must be 0 (the window of the vectors) or more'
-      )
-    if not 0 <= position < len(tokens):
-      raise errors.UserError(
-        f'position {position} is outside the sentence of {len(tokens)} words; '
-        'positions count from 0'
-      )
-    word = multivectors.spelled(tokens[position], known)
-    if word is None:
-      raise errors.UnknownWordError(tokens[position], list(known))
-    if table is None:
-      return np.ones(1)
-    context = table.context(tokens, position, window)
-    return table.posterior(table.index[word], context)
+    return multivectors.disambiguate(
+      tokens, position, window=window, known=known, senses=table
+    )
 
   def of_words(self) -> 'Embeddings':
     """Returns one vector per word, the mean of its senses by priors."""
@@ -820,12 +832,10 @@ class Embeddings:
     of vectors as they are with the mean at length 1. Raises a `ValueError` if
     no word is known.
     """
-    known = self._known(words)
-    if not known:
-      raise ValueError('none of the words has a vector')
-    rows = np.stack([self.get_vector(word, norm=use_norm) for word in known])
-    products = rows @ geometry.unit_vector(rows.mean(axis=0))
-    return sorted(zip(products.tolist(), known, strict=True), reverse=True)
+    known = [words[i] for i in self._known(words)]
+    rows = [self.get_vector(word, norm=use_norm) for word in known]
+    products = groups.centralities(rows).tolist()
+    return sorted(zip(products, known, strict=True), reverse=True)
 
   def doesnt_match(self, words: Sequence[Word]) -> Word:
     """Returns the word farthest from the mean of all; warns of unknown words.
@@ -848,16 +858,12 @@ class Embeddings:
     """
     if isinstance(document1, str) or isinstance(document2, str):
       raise TypeError('documents are lists of words; split the text first')
-    tokens = [self._known(x) for x in (document1, document2)]
-    if not all(tokens):
-      return math.inf
-    counts = [collections.Counter(x) for x in tokens]
-    rows = [
-      np.array([self.get_vector(x, norm) for x in words], np.float64)
-      for words in counts
+    documents = [
+      [words[i] for i in self._known(words)] for words in (document1, document2)
     ]
-    shares = [np.array([*x.values()]) / x.total() for x in counts]
-    return word_movers.distance(*rows, shares)
+    return groups.movers_distance(
+      documents, lambda word: self.get_vector(word, norm)
+    )
 
   def evaluate(
     self,
@@ -898,11 +904,12 @@ class Embeddings:
     Raises a `UserError` for a file that cannot be read, or if fewer than two
     pairs count.
     """
-    vocabulary = self._vocabulary(
-      restrict_vocab, case_insensitive, dummy4unknown
-    )
     return files.word_pairs(
-      vocabulary, pairs, delimiter=delimiter, encoding=encoding
+      self._searched(restrict_vocab, case_insensitive),
+      pairs,
+      delimiter=delimiter,
+      encoding=encoding,
+      counts_unknown=dummy4unknown,
     )
 
   def evaluate_word_analogies(
@@ -922,19 +929,20 @@ class Embeddings:
     ignores it and takes the first). Raises a `UserError` for a file that cannot
     be read or holds no analogies.
     """
-    vocabulary = self._vocabulary(
-      restrict_vocab, case_insensitive, dummy4unknown
+    return files.word_analogies(
+      self._searched(restrict_vocab, case_insensitive),
+      analogies,
+      measure=similarity_function,
+      counts_unknown=dummy4unknown,
     )
-    return files.word_analogies(vocabulary, analogies, similarity_function)
 
-  def _vocabulary(self, limit, is_upper, counts_unknown) -> files.Vocabulary:
+  def _searched(self, limit: int | None, is_upper: bool) -> words_lib.Searched:
     words = self.of_words()
-    return files.Vocabulary(
-      words=words.index_to_key,
-      vectors=words.vectors,
-      restrict_vocab=limit,
-      case_insensitive=is_upper,
-      dummy4unknown=counts_unknown,
+    return words_lib.Searched(
+      words.index_to_key,
+      words.vectors,
+      limit,
+      is_upper=is_upper,
       unseen=self._unseen_words(),
     )
 
@@ -1138,101 +1146,6 @@ class Embeddings:
     """
     parquet.write(fname, self.index_to_key, self.vectors, counts=self.counts)
 
-  def _target(self, positive, negative, sense):
-    """Returns the direction of a weighted sum, and its words and vectors."""
-    positive, negative = _as_list(positive), _as_list(negative)
-    if sense is not None:
-      if len(positive) != 1 or negative or not isinstance(positive[0], str):
-        raise ValueError('sense selects a sense of a single word')
-      names = [name for name, _ in self.senses(positive[0])]
-      if not 0 <= sense < len(names):
-        line = f'{positive[0]!r} has {len(names)} senses, from 0 up'
-        raise errors.UserError(line)
-      positive = [names[sense]]
-    items = [x if isinstance(x, tuple) else (x, 1.0) for x in positive]
-    items += [x if isinstance(x, tuple) else (x, -1.0) for x in negative]
-    if not items:
-      raise ValueError('give at least one word or vector')
-    target = sum(weight * self._direction(key) for key, weight in items)
-    if not np.any(target):
-      words = ', '.join(str(x) for x, _ in items if isinstance(x, str))
-      raise errors.UserError(
-        f'the sum of {words or "the vectors"} is a vector of zeros, which has '
-        'no neighbors; give other words, or train longer'
-      )
-    return geometry.unit_vector(target), [key for key, _ in items]
-
-  def _direction(self, key: Key) -> np.ndarray:
-    """Returns a word's vector at length 1; a vector as it is."""
-    if not isinstance(key, np.ndarray):
-      return self.get_vector(key, norm=True)
-    if key.shape != (self.vector_size,) or not np.isfinite(key).all():
-      raise errors.UserError(
-        f'a vector of shape {key.shape} was given; give one of '
-        f'{self.vector_size} finite numbers'
-      )
-    return key
-
-  def _num_rows(self, num_words: int | None) -> int | None:
-    """Returns how many rows the first words have; None = all."""
-    if num_words is None or self.sense_table is None:
-      return num_words
-    return int(self.sense_table.starts[: num_words + 1][-1])
-
-  def _cosines(self, target: np.ndarray, num_words: int | None) -> np.ndarray:
-    """Returns products of unit vectors and the target, float32 by row."""
-    limit = self._num_rows(num_words)
-    products = geometry.products(self.vectors, target, limit)
-    return products / geometry.divisors(self.norms[:limit])
-
-  def _indexed(self, indexer, target, query, topn, min_prior):
-    """Returns (word, cosine) of what an index finds near a unit target."""
-    if not isinstance(indexer, neighbor_index.Index):
-      return indexer.most_similar(target, topn)  # as gensim calls it
-    if indexer.vectors is not self.vectors:
-      raise errors.UserError(
-        f'{indexer!r} is of other vectors than {self!r}, or these have been '
-        'changed; build it again, by vectors.index()'
-      )
-    rows, cosines = indexer.nearest(
-      target,
-      num=topn,
-      excluded=self._rows_of(query),
-      senses=self.sense_table,
-      min_prior=min_prior,
-    )
-    words = [self.index_to_key[row] for row in rows.tolist()]
-    return list(zip(words, cosines.tolist(), strict=True))
-
-  def _rows_of(self, query: list[Key]) -> set[int]:
-    """Returns the rows of the words among words and vectors."""
-    words = [x for x in query if not isinstance(x, np.ndarray)]
-    rows = {self.get_index(x, -1) for x in words}
-    return rows - {-1}  # of words that have vectors from their n-grams alone
-
-  def _rank(
-    self,
-    scores: np.ndarray,
-    query: list[Key],
-    topn: int | None,
-    min_prior: float = 0.0,
-    start: int = 0,
-  ) -> Ranked:
-    if topn is None:
-      return scores[start:]
-    # A word that was never trained has no neighbors.
-    known = np.where(self.norms[: len(scores)] > 0, scores, -np.inf)
-    known[:start] = -np.inf
-    senses = self.sense_table
-    best = geometry.nearest(
-      known,
-      excluded=self._rows_of(query),
-      num=topn,
-      senses=senses,
-      min_prior=min_prior,
-    )
-    return [(self.index_to_key[i], float(scores[i])) for i in best.tolist()]
-
 
 def _name(word: object) -> object:
   """Returns the name of a number or flag, such as '7' of 7.0; other words."""
@@ -1247,32 +1160,6 @@ def _warn_of_renamed(path: pathlib.Path | str, num_words: int) -> None:
   if num_words:
     line = f'{num_words:,} words with white space were written with underscores'
     warnings.warn(f'{path}: {line}', stacklevel=3)
-
-
-def _as_list(items: object) -> list:
-  """Returns a list of a single item or of several, perhaps with weights.
-
-  Raises a `ValueError` for two numbers, of which the second might be a weight.
-  """
-  is_weighted = (
-    isinstance(items, tuple)
-    and len(items) == 2
-    and isinstance(items[1], numbers.Real)
-    and not isinstance(items[0], tuple)
-  )
-  if is_weighted and isinstance(items[0], numbers.Real):
-    raise ValueError(
-      f'{items} may be two words, [{items[0]}, {items[1]}], or one with its '
-      f'weight, [({items[0]}, {items[1]})]; give one of these lists'
-    )
-  is_vector = (
-    isinstance(items, np.ndarray)
-    and items.ndim == 1
-    and items.dtype.kind == 'f'
-  )
-  if isinstance(items, (str, bytes, numbers.Real)) or is_weighted or is_vector:
-    return [items]
-  return [] if items is None else list(items)
 
 
 def load_vectors(

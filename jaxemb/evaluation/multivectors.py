@@ -25,7 +25,7 @@ import json
 import pathlib
 import re
 import unicodedata
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 
@@ -193,6 +193,36 @@ def spelled(token: str, known: Container[str]) -> str | None:
   bare = token[inside[0] : inside[-1] + 1] if inside else token
   candidates = (token, token.lower(), bare, bare.lower())
   return next((word for word in candidates if word in known), None)
+
+
+def disambiguate(
+  tokens: Sequence[str],
+  position: int,
+  window: int,
+  known: Mapping[str, int],
+  senses: MultiVectors | None,
+) -> np.ndarray:
+  """Returns probabilities of the senses of a token among others, [senses].
+
+  `known` are words with a vector, and `window` is that of `context`. Raises a
+  `UserError` for a position that is not among the tokens or a negative window.
+  """
+  if window < 0:
+    raise errors.UserError(
+      f'window={window} must be 0 (the window of the vectors) or more'
+    )
+  if not 0 <= position < len(tokens):
+    raise errors.UserError(
+      f'position {position} is outside the sentence of {len(tokens)} words; '
+      'positions count from 0'
+    )
+  word = spelled(tokens[position], known)
+  if word is None:
+    raise errors.UnknownWordError(tokens[position], list(known))
+  if senses is None:
+    return np.ones(1)
+  context = senses.context(tokens, position, window)
+  return senses.posterior(senses.index[word], context)
 
 
 def write(folder: pathlib.Path, senses: MultiVectors | None) -> None:

@@ -50,6 +50,7 @@ class Searched:
   ):
     self.vectors = vectors[: restrict_vocab or len(words)]
     self.norms = geometry.norms(self.vectors)
+    self.is_upper = is_upper  # whether words are compared in upper case
     self._fold = str.upper if is_upper else str
     self._rows: dict[str, int] = {}
     self._spellings: dict[int, list[int]] = {}  # all rows, by the first

@@ -15,6 +15,7 @@ Training, ranks of held-out edges and exported models score by what is here.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -135,3 +136,32 @@ def of_relations(relations: export.Relations | None) -> EdgeScore:
   if relations is None:
     return COSINE
   return EdgeScore(relations.operator, relations.measure, relations.temperature)
+
+
+def mapped(
+  rows: np.ndarray,
+  names: Sequence[str] | None,
+  relations: export.Relations | None,
+) -> np.ndarray:
+  """Returns [n, d] rows of sources behind the operators of their relations.
+
+  `names` are of the [n] relations; None = edges have no relations. Raises a
+  `UserError` where these are not those of an exported model.
+  """
+  score, known = of_relations(relations), relations.names if relations else ()
+  if names is None:
+    if score.operator != 'none':
+      raise errors.UserError(
+        'edges of this model have relations: give (source, relation, target) '
+        f'with one of {", ".join(known[:5])}'
+      )
+    return rows
+  index = {name: i for i, name in enumerate(known)}
+  if unknown := [x for x in names if x not in index]:
+    raise errors.UserError(
+      f'there is no operator of a relation {unknown[0]!r}, but '
+      f'{", ".join(known[:5]) or "none"}; train graph:relations with an '
+      'operator, or give one of these'
+    )
+  operators = relations.rows[[index[x] for x in names]]
+  return np.asarray(score.operate(rows, operators))
