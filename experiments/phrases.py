@@ -127,7 +127,9 @@ def main() -> None:
   parser.add_argument('--min_count', type=int, default=5)
   parser.add_argument('--connectors', default='', help="'english' or words")
   args = parser.parse_args()
-  threshold = args.threshold or phrases.THRESHOLDS[args.score]
+  threshold = args.threshold
+  if threshold is None:
+    threshold = phrases.THRESHOLDS[args.score]
   ours, our_text, our_secs = _ours(
     args.text,
     args.passes,

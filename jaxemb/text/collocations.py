@@ -68,8 +68,8 @@ class Index(NamedTuple):
   offsets: np.ndarray  # [2^k] int64, of keys by their first k bits
   shift: int  # KEY_BITS - k
   # By total, the first word, as its key + 1, of a pair that is a phrase: other
-  # pieces need not name it again.
-  named: np.ndarray  # [n] int64
+  # pieces need not return it again.
+  returned: np.ndarray  # [n] int64
 
 
 class Scoring(NamedTuple):
@@ -130,9 +130,9 @@ def _name_keys(starts, arena, keys, powers):
 
 @numba.njit(**_INNER)
 def _slot(entries, shift, mask, key):
-  """Returns where a key is, or the empty place for it.
+  """Returns the slot of a key, or the empty one for it.
 
-  There is room behind the last place for all that do not fit.
+  There is room behind the last slot for all that do not fit.
   """
   slot = (key >> shift) & mask
   while entries[slot, 0] != 0 and entries[slot, 0] != key + 1:
@@ -167,7 +167,7 @@ def _name_pairs(ids, names, starts, pair_keys):
 def _count(ids, names, counts, starts, pair_keys, entries, shift):
   """Adds words with their counts, and pairs; returns how many differ.
 
-  A place holds a key + 1 and a value as in `Pairs`.
+  A slot holds a key + 1 and a value as in `Pairs`.
   """
   keys, connects = names.keys, names.connects
   mask, size = (np.int64(1) << (62 - shift)) - 1, 0
@@ -221,7 +221,7 @@ def _read(entries, keys, values):
     key = entries[slot, 0] - 1
     if key < 0:
       continue
-    # Only neighbours without an empty place between them are out of order.
+    # Only neighbours without an empty slot between them are out of order.
     i = n
     while i > 0 and keys[i - 1] > key:
       keys[i], values[i] = keys[i - 1], values[i - 1]
@@ -244,7 +244,7 @@ def _total(index, key):
 def _select(ids, names, pairs, index, scoring, out):
   """Writes the phrases among the pairs; returns how many there are."""
   keys, powers, connects = names
-  totals, named = index.totals.counts, index.named
+  totals, returned = index.totals.counts, index.returned
   is_npmi, threshold, min_count, num_names, num_words = scoring
   positions, out_counts, scores = out
   counts = np.zeros(len(keys), np.int64)  # of words, in the whole text
@@ -259,7 +259,7 @@ def _select(ids, names, pairs, index, scoring, out):
     if total < 0 or totals[total] & _COUNT < min_count:
       continue
     first = ids[start]
-    if named[total] == keys[first] + 1:
+    if returned[total] == keys[first] + 1:
       continue
     end = start + 1
     while connects[ids[end]]:
@@ -273,7 +273,7 @@ def _select(ids, names, pairs, index, scoring, out):
     else:
       score = (c - min_count) / (a * b) * num_names
     if score > threshold:
-      named[total] = keys[first] + 1
+      returned[total] = keys[first] + 1
       positions[n], out_counts[n], scores[n] = (
         start,
         totals[total] & _COUNT,
@@ -353,7 +353,7 @@ def names(words: tokenize.Words, connectors: np.ndarray) -> Names:
 
 
 def _table(num_entries: int) -> tuple[np.ndarray, int]:
-  """Returns an empty table, and how many bits of a key are a place in it.
+  """Returns an empty table, and how many bits of a key number its slots.
 
   Pages that are never written take no memory.
   """
@@ -400,7 +400,7 @@ def index(totals: Totals) -> Index:
     totals=totals,
     offsets=np.searchsorted(totals.keys, limits),
     shift=shift,
-    named=np.zeros(len(totals.keys), np.int64),
+    returned=np.zeros(len(totals.keys), np.int64),
   )
 
 
@@ -434,7 +434,7 @@ class Joiner:
     self._words = tokenize.words_of([b'_'.join(x) for x in phrases])
     firsts = tokenize.words_of([x[0] for x in phrases])
     self._firsts = names(firsts, connectors).keys
-    # Few of its places are taken: most pairs are no phrases.
+    # Few of its entries are used: most pairs are no phrases.
     self._entries, bits = _table(4 * len(phrases))
     self._shift = KEY_BITS - bits
     _enter(names(self._words, connectors).keys, self._entries, self._shift)
@@ -466,14 +466,14 @@ class Joiner:
     ids = out[:n]
     words = tokenize.concatenated([words, phrases.subset(used[:num_used])])
     # A phrase may have the name of a word or of another phrase.
-    _, firsts, places = np.unique(
+    _, firsts, indices = np.unique(
       words.hashes, return_index=True, return_inverse=True
     )
     is_word = ids != tokenize.END
-    counts = np.bincount(places[ids[is_word]], minlength=len(firsts))
+    counts = np.bincount(indices[ids[is_word]], minlength=len(firsts))
     remaining = np.flatnonzero(counts)
     new_ids = np.full(len(firsts), -1, np.int32)
     new_ids[remaining] = np.arange(len(remaining))
-    new_ids = np.append(new_ids[places], np.int32(tokenize.END))
+    new_ids = np.append(new_ids[indices], np.int32(tokenize.END))
     words = words.subset(firsts[remaining])._replace(counts=counts[remaining])
     return words, new_ids[ids], num_joined

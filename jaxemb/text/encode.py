@@ -81,7 +81,7 @@ class Settings(NamedTuple):
   every_line: bool = False  # has its END, also one without a word
   phrases: str = ''  # passes that find them, or their file; '' = none
   phrases_score: str = 'word2vec'
-  phrases_threshold: float = 0.0  # 0 = what suits the score
+  phrases_threshold: float = phrases_lib.USUAL  # what suits the score
   phrases_min_count: int = 5
   phrases_connectors: str = ''  # see `phrases.connectors`
 
@@ -91,10 +91,12 @@ class Settings(NamedTuple):
 
   def phrase_rules(self) -> phrases_lib.Rules:
     """Returns what is a phrase."""
-    score = self.phrases_score
+    score, threshold = self.phrases_score, self.phrases_threshold
+    if threshold == phrases_lib.USUAL:
+      threshold = phrases_lib.THRESHOLDS[score]
     return phrases_lib.Rules(
       score=score,
-      threshold=self.phrases_threshold or phrases_lib.THRESHOLDS[score],
+      threshold=threshold,
       min_count=self.phrases_min_count,
       connectors=phrases_lib.connectors(self.phrases_connectors),
     )
@@ -159,9 +161,9 @@ def encode(
   inputs = [source.path for source in files]
   if os.path.isfile(counts):
     inputs.append(pathlib.Path(counts))
-  known_phrases = _known_phrases(settings, known)
-  if known_phrases:
-    inputs.append(phrases_lib.file_of(settings.phrases))
+  phrase_files = _phrase_files(settings, known)
+  inputs += phrase_files
+  known_phrases = _known_phrases(settings, phrase_files)
   unused = [str(x.path) for x in held_out]
   identity = [settings, _FORMAT, cache_lib.identity_of(inputs), unused]
   if known:
@@ -193,21 +195,39 @@ def encode(
   return encoded._replace(folder=folder)
 
 
-def _known_phrases(
+def _phrase_files(
   settings: Settings, known: base.Known | None
-) -> phrases_lib.Phrases | None:
-  """Returns the phrases to join; raises a `UserError` if they are missing."""
+) -> list[pathlib.Path]:
+  """Returns the files of phrases that are joined before any are searched for.
+
+  Those of a run that is continued come first, as they did in its text: its
+  vocabulary has them.
+  """
+  files = []
+  if known:
+    files = [phrases_lib.file_of(known.path)]
+    files = [x for x in files if x.name == phrases_lib.FILE]
   if settings.phrases and not settings.phrases.isdecimal():
-    return phrases_lib.load(settings.phrases)
-  if known and not settings.phrases:
-    file = phrases_lib.file_of(known.path)
-    if file.name == phrases_lib.FILE:
-      raise errors.UserError(
-        f'--from={known.path} has words that are phrases, which this text does '
-        'not have until they are joined: give --config.data.phrases='
-        f'{known.path}'
-      )
-  return None
+    files.append(phrases_lib.file_of(settings.phrases))
+  return files
+
+
+def _known_phrases(
+  settings: Settings, files: Sequence[pathlib.Path]
+) -> phrases_lib.Phrases | None:
+  """Returns the phrases of files, one after the other, or None.
+
+  Raises a `UserError` if they do not go together, or with those that are
+  searched for.
+  """
+  if not files:
+    return None
+  first, *others = map(phrases_lib.load, files)
+  if settings.num_passes():
+    others.append(phrases_lib.Phrases(settings.phrase_rules(), ()))
+  for phrases in others:
+    first = first.then(phrases)
+  return first
 
 
 def check_same_files(process: int, sizes_bytes: list[dict[str, int]]) -> None:
@@ -302,11 +322,12 @@ class _Encoder:
     """Joins phrases, and writes which; returns the new pieces and them."""
     phrases, num_passes = self.known_phrases, self.settings.num_passes()
     run = passes.Passes(self.folder, self.readers, self.progress)
+    if phrases is not None:
+      pieces = run.join(pieces, phrases)
     if num_passes:
       rules = self.settings.phrase_rules()
-      pieces, phrases = run.find(pieces, rules, num_passes)
-    elif phrases is not None:
-      pieces = run.join(pieces, phrases)
+      pieces, new = run.find(pieces, rules, num_passes)
+      phrases = new if phrases is None else phrases.then(new)
     if phrases is not None:
       phrases.save(self.folder / phrases_lib.FILE)
     return pieces, phrases
@@ -597,9 +618,9 @@ class _Encoder:
 
     def mapped(piece: pieces_lib.Piece) -> tuple:
       words, ids = piece.open()
-      places = np.searchsorted(hashes[:-1], words.hashes)
-      is_known = hashes[places] == words.hashes
-      new_ids = np.where(is_known, order[places], _UNKNOWN)
+      positions = np.searchsorted(hashes[:-1], words.hashes)
+      is_known = hashes[positions] == words.hashes
+      new_ids = np.where(is_known, order[positions], _UNKNOWN)
       new_ids = np.append(new_ids, tokenize.END).astype(np.int32)
       ids = _map_ids(ids, new_ids, self.settings.every_line)
       sha256 = hashlib.sha256(ids).hexdigest()
@@ -707,10 +728,8 @@ def _read_counts(path: str) -> tokenize.Words:
   except errors.UserError as error:
     raise errors.UserError(f'config.data.counts: {error}') from error
   counts = dict(zip(words, counts, strict=True))
-  text = ' '.join(words).encode()
-  _, words, *_ = tokenize.tokenize(text, 'whitespace', False)
-  numbers = [counts.get(x.decode(), 0) for x in words.texts()]
-  return words._replace(counts=np.array(numbers, np.int64))
+  words = tokenize.words_of([x.encode() for x in counts])
+  return words._replace(counts=np.array([*counts.values()], np.int64))
 
 
 def _start_stripper() -> None:
@@ -776,8 +795,8 @@ def _open(folder: pathlib.Path) -> Encoded:
   """Opens a corpus folder; raises various errors if it is damaged."""
   manifest = checksums.opened(folder)
   words, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
-  own = folder / 'counts.npy'
-  text_counts = np.load(own) if own.exists() else None
+  of_text = folder / 'counts.npy'
+  text_counts = np.load(of_text) if of_text.exists() else None
   blocks = blocks_lib.Blocks(**np.load(folder / 'blocks.npz'))
   path, ids = folder / 'ids.bin', np.zeros(0, np.int32)
   if path.stat().st_size:  # a process without text has nothing to map

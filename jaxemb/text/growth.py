@@ -44,6 +44,6 @@ def counts_in(words: tokenize.Words, counted: tokenize.Words) -> np.ndarray:
   """Returns [words] int64, their counts among those that were `counted`."""
   order = np.argsort(counted.hashes)
   hashes = np.append(counted.hashes[order], -1)
-  places = np.searchsorted(hashes[:-1], words.hashes)
-  counts = np.append(counted.counts[order], 0)[places]
-  return np.where(hashes[places] == words.hashes, counts, 0)
+  positions = np.searchsorted(hashes[:-1], words.hashes)
+  counts = np.append(counted.counts[order], 0)[positions]
+  return np.where(hashes[positions] == words.hashes, counts, 0)

@@ -95,12 +95,12 @@ class Passes:
         ids, names=names, pairs=pairs, index=index, scoring=scoring
       )
 
-    found = []
+    chosen = []
     for piece, candidates in self.map(select, texts, paths):
-      found += _named(piece, candidates, connectors)
-    found = {tuple(x[0]): x for part in self.gather(found) for x in part}
-    found = [phrases.Phrase(words, *x[1:]) for words, x in found.items()]
-    return sorted(found, key=lambda x: (-x.score, x.words))
+      chosen += _phrases_of(piece, candidates, connectors)
+    chosen = {tuple(x[0]): x for part in self.gather(chosen) for x in part}
+    chosen = [phrases.Phrase(words, *x[1:]) for words, x in chosen.items()]
+    return sorted(chosen, key=lambda x: (-x.score, x.words))
 
   def counted(self, texts: Sequence[pieces.Piece]) -> list[pieces.Piece]:
     """Returns those pieces that no process before this one reads."""
@@ -128,10 +128,10 @@ class Passes:
     pairs = list(map(_open, paths))
     # The last limit is above all keys.
     limits = np.append(np.arange(1 << bits) * width, np.iinfo(np.int64).max)
-    places = [np.searchsorted(x.keys, limits).tolist() for x in pairs]
+    offsets = [np.searchsorted(x.keys, limits).tolist() for x in pairs]
 
     def of_range(number: int) -> collocations.Totals:
-      ranges = [slice(*x[number : number + 2]) for x in places]
+      ranges = [slice(*x[number : number + 2]) for x in offsets]
       parts = [
         collocations.Pairs(*(column[i] for column in x))
         for x, i in zip(pairs, ranges, strict=True)
@@ -226,7 +226,7 @@ def _open(path: pathlib.Path) -> collocations.Pairs:
   return collocations.Pairs(*data.reshape(2, -1))
 
 
-def _named(
+def _phrases_of(
   piece: pieces.Piece,
   candidates: collocations.Candidates,
   connectors: np.ndarray,
@@ -235,7 +235,7 @@ def _named(
   words, ids = piece.open()
   word = words.reader()
   connects = np.isin(words.hashes, connectors)
-  named = []
+  chosen = []
   for start, count, score in zip(
     *(x.tolist() for x in candidates), strict=True
   ):
@@ -243,5 +243,5 @@ def _named(
     while connects[ids[end]]:
       end += 1
     text = [word(i).decode() for i in ids[start : end + 1].tolist()]
-    named.append((text, count, score))
-  return named
+    chosen.append((text, count, score))
+  return chosen

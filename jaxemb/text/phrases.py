@@ -28,6 +28,7 @@ ENGLISH = frozenset(
   'a an the for of with without at from to in on by and or'.split()
 )
 THRESHOLDS = {'word2vec': 10.0, 'npmi': 0.5}  # by score
+USUAL = -2.0  # below all scores: the threshold that suits the score
 _FORMAT = 1
 
 
@@ -51,6 +52,13 @@ class Phrase(NamedTuple):
 def connectors(text: str) -> tuple[str, ...]:
   """Returns the words that `config.data.phrases_connectors` names."""
   return tuple(sorted(ENGLISH if text == 'english' else schema.names(text)))
+
+
+def _setting(value: str | tuple[str, ...]) -> str:
+  """Returns the setting of a score, or of connectors."""
+  if isinstance(value, str):
+    return value
+  return 'english' if set(value) == ENGLISH else ','.join(value)
 
 
 class Phrases:
@@ -91,6 +99,26 @@ class Phrases:
     if isinstance(first, str):
       return self._joined(sentences)
     return map(self._joined, sentences)
+
+  def then(self, other: 'Phrases') -> 'Phrases':
+    """Returns phrases with the passes of others behind these.
+
+    Raises a `UserError` if their scores or connectors differ, of which a file
+    has one.
+    """
+    for name in ('score', 'connectors'):
+      values = [getattr(x.rules, name) for x in (self, other)]
+      if values[0] != values[1]:
+        first, second = (_setting(x) for x in values)
+        raise errors.UserError(
+          f'phrases that a run joined have the {name} {first!r}, and those '
+          f'joined after them {second!r}; give '
+          f"--config.data.phrases_{name}='{first}', or other phrases"
+        )
+    passes = other.passes
+    if passes[: len(self.passes)] != self.passes:
+      passes = self.passes + passes
+    return Phrases(other.rules, passes)
 
   def export_phrases(self) -> dict[str, float]:
     """Returns the score of each phrase, by its name."""

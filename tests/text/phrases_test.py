@@ -5,10 +5,12 @@ import itertools
 import math
 import random
 
+import numpy as np
 import pytest
 
 import jaxemb
 from jaxemb import errors
+from jaxemb.data import base
 from jaxemb.runtime import resources
 from jaxemb.text import encode, passes, phrases, tokenize
 
@@ -265,27 +267,53 @@ def test_a_name_may_split_in_two_ways(tmp_path):
   assert _text(encoded)[2:4] == [['a_b', 'c'], ['a_b_c']]
 
 
-def test_a_run_that_goes_on_names_its_phrases(path, tmp_path):
-  found = _encode(path, tmp_path, phrases='1', phrases_threshold=1.0)
-  known = encode.base.Known(str(found.folder), found.words, found.counts, '')
-  for value, fails in (('', True), (str(found.folder), False), ('1', False)):
+def test_phrases_of_a_run_that_goes_on_are_joined_first(path, tmp_path):
+  run, text = tmp_path / 'run', tmp_path / 'text.txt'
+  run.mkdir()
+  rules = phrases.Rules('word2vec', 10.0, 5, ('of',))
+  new_york = [phrases.Phrase(('new', 'york'), 9, 20.0)]
+  before = phrases.Phrases(rules, [new_york, []])
+  before.save(run / phrases.FILE)
+  # What the run joined is as rare in the new text as to be no phrase there.
+  text.write_text('a new york of x\n' + 'bank of north\n' * 9 + 'c d\n' * 99)
+  known = base.Known(
+    str(run), ['new_york', 'a'], np.array([9, 7]), 'fingerprint'
+  )
+  usual = {'phrases_threshold': 0.1, 'phrases_connectors': 'of'}
 
-    def go_on(value=value):
-      return encode.encode(
-        str(path),
-        encode.Settings(
-          *('whitespace', True, 1, 0, ''), phrases=value, phrases_threshold=1.0
-        ),
-        tmp_path,
-        lambda *_: None,
-        known=known,
-      )
+  def go_on(value, **settings):
+    return encode.encode(
+      str(text),
+      encode.Settings(
+        *('whitespace', True, 1, 0, ''), phrases=value, **settings
+      ),
+      tmp_path,
+      lambda *_: None,
+      known=known,
+    )
 
-    if fails:
-      with pytest.raises(errors.UserError, match='--config.data.phrases='):
-        go_on()
-    else:
-      assert 'new_york' in go_on().words
+  for value in '', '0', str(run):
+    encoded = go_on(value)
+    assert _text(encoded)[0] == ['a', 'new_york', 'of', 'x'], value
+    assert encoded.counts[encoded.words.index('new_york')] == 10
+    assert _load(encoded).passes == before.passes
+  encoded = go_on('1', **usual)
+  assert _text(encoded)[:2] == [['a', 'new_york', 'of', 'x'], ['bank_of_north']]
+  (_, _, last) = _load(encoded).passes
+  assert _load(encoded).passes == (*before.passes, last)
+  assert {x.words for x in last} == {('bank', 'of', 'north'), ('c', 'd')}
+  assert encoded.manifest['num_phrases'] == [1, 0, 2]
+  # The export of that run has the phrases of this one first.
+  other = tmp_path / 'other'
+  other.mkdir()
+  (other / phrases.FILE).write_bytes(encoded.phrases)
+  assert go_on(str(other)).phrases == encoded.phrases
+  for changes, says in (
+    ({'phrases_connectors': 'of,the'}, "phrases_connectors='of'"),
+    ({'phrases_score': 'npmi'}, "phrases_score='word2vec'"),
+  ):
+    with pytest.raises(errors.UserError, match=says):
+      go_on('1', **usual | changes)
 
 
 @pytest.mark.parametrize(
