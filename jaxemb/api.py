@@ -58,7 +58,8 @@ def train(
   1e-4, or in text of fewer than 16 million words as many as suit it, which the
   log says. `workdir` is the folder of the run, in which a second
   call resumes; None = a temporary one. `start` is the folder of a run that is
-  continued on the data, as by --from: all of its words stay.
+  continued on the data, as by --from, or a .bin of fastText: all of its words
+  stay.
   `settings` are any others, such as `{'optimizer.name': 'adagrad'}`.
 
   Raises a `UserError` for unusable data or settings, or after a signal.

@@ -498,7 +498,7 @@ _PLACES = (
   _text('text.txt', 'config.data.source=clicks', '--from=ctr'),
   _text('text.txt', 'give --config.model.dim=8',
         '--from=run --config.model.dim=5'),
-  _text('text.txt', 'no vocab.txt in its export', '--from=other.bin'),
+  _text('text.txt', 'no model of fastText', '--from=other.bin'),
   _text('text.txt', 'give one of them',
         '--from=run --config.train.init_from=run'),
   _set('data.grow=true', 'give it as --from'),

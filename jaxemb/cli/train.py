@@ -5,7 +5,8 @@
 --workdir=FOLDER         folder of the run (default: runs/<config>-<time>), or
                          gs://...; started again on the same one, it resumes
 --from=RUN               a run to continue on new data: its words (nodes, items)
-                         stay, and those that the new data have are added
+                         stay, and those that the new data have are added; or a
+                         .bin of fastText
 
 Processes that train together are started alike, with a workdir that all of them
 reach, and --coordinator=HOST:PORT --num_processes=N --process_id=I, or with

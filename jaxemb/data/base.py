@@ -104,14 +104,17 @@ ALONE = Readers(
 
 
 class Known(NamedTuple):
-  """What a run had keys for, from which training goes on with new data."""
+  """What a run had keys for, from which training goes on with new data.
+
+  The run may be a model of fastText.
+  """
 
   path: str  # of the run
   keys: Sequence[str]
   counts: np.ndarray  # [keys] int64, how often it saw each
   fingerprint: str  # of keys, counts and vectors
   contexts: Sequence[str] = ()  # what it had further rows for, such as users
-  folder: pathlib.Path = pathlib.Path()  # of its export
+  folder: pathlib.Path = pathlib.Path()  # of its export; or the model's file
 
 
 class SourceSpec(NamedTuple):

@@ -2,14 +2,15 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base as data_base
+from jaxemb.evaluation import subwords
 from jaxemb.merging import parts as parts_lib
-from jaxemb.storage import word2vec_format
+from jaxemb.storage import export, fasttext_format, word2vec_format
 
 _LOG = logging.getLogger('jaxemb')
 _BLOCK_ROWS = 65_536  # read and written at once
@@ -63,6 +64,16 @@ def begin(
   return state
 
 
+class _Rows(NamedTuple):
+  """Rows of a table that a run has."""
+
+  name: str  # of the table
+  title: str  # of its rows in an export
+  ids: np.ndarray  # [n] int64, in the table
+  rows: np.ndarray  # [n] int64, in what the run has
+  num_old: int  # rows that the run has
+
+
 def go_on(
   trainable: Any,
   strategy: Any,
@@ -77,47 +88,100 @@ def go_on(
   these are not of words. Optimizer state is taken over where the model has it.
   Raises a `UserError` if the export lacks a table, or is damaged.
   """
-  from flax import traverse_util  # both take long to import
-
-  from jaxemb.storage import orbax_export
-
-  model, used, lines = trainable.model, [], []
-  stored = traverse_util.flatten_dict(
-    orbax_export.read(run.folder / 'orbax'), sep='/'
+  stored, buckets = _stored(run, trainable.model)
+  all_rows = _matched(
+    trainable, run, words=words, contexts=contexts, buckets=buckets
   )
-  for title, name, new, old in (
-    ('vectors', model.vectors_table, words, run.keys),
-    (
-      'context_vectors',
-      model.contexts_table,
-      contexts or words,
-      run.contexts or run.keys,
-    ),
-  ):
-    if name not in trainable.tables:
-      continue
-    arrays = _arrays_of(trainable.tables[name], title, stored)
+  used, lines = [], []
+  for x in all_rows:
+    table = trainable.tables[x.name]
+    arrays = _arrays_of(table, x.title, stored)
     _check(
       run.path,
-      trainable.tables[name].spec.dim,
-      title,
+      table.spec.dim,
+      x.title,
       arrays=arrays,
-      num_rows=len(old),
+      num_rows=x.num_old,
     )
-    row_of = {x: i for i, x in enumerate(old)}
-    spelled, _ = word2vec_format.spell(new)
-    rows = np.array([row_of.get(x, -1) for x in spelled])
-    ids = np.flatnonzero(rows >= 0)
     state = _imported(
-      strategy, state, name, ids=ids, arrays=arrays, rows=rows[ids]
+      strategy, state, x.name, ids=x.ids, arrays=arrays, rows=x.rows
     )
     used += arrays
-    lines.append(f'{len(ids):,} of {len(new):,} rows of {title}')
+    lines.append(f'{len(x.ids):,} of {table.spec.vocab:,} rows of {x.title}')
   _LOG.info(
     f'going on from {run.path}: {", ".join(lines)}, others start at random; '
     f'tables {", ".join(used)}, all else starts anew'
   )
   return state
+
+
+def _stored(
+  run: data_base.Known, model: Any
+) -> tuple[Mapping[str, Any], np.ndarray]:
+  """Returns all arrays of a run by title, and the buckets of its n-grams.
+
+  Raises a `UserError` if they are missing or damaged.
+  """
+  from flax import traverse_util  # both take long to import
+
+  from jaxemb.storage import orbax_export
+
+  title = 'words' if model.composed_of else 'vectors'
+  if run.folder.is_file():
+    fasttext = fasttext_format.read(run.folder)
+    stored = {
+      title: fasttext.inputs,
+      'ngrams': fasttext.ngrams,
+      'context_vectors': fasttext.outputs,
+    }
+    return stored, np.arange(len(fasttext.ngrams), dtype=np.int32)
+  stored = traverse_util.flatten_dict(
+    orbax_export.read(run.folder / 'orbax'), sep='/'
+  )
+  ngrams = None
+  if model.composed_of and title in stored:
+    ngrams = subwords.read(run.folder, stored[title].shape[1])
+  if ngrams is None:
+    return stored, np.zeros(0, np.int32)
+  if ngrams.buckets is None:
+    return stored, np.arange(len(ngrams.rows), dtype=np.int32)
+  return stored, ngrams.buckets
+
+
+def _matched(
+  trainable: Any,
+  run: data_base.Known,
+  words: Sequence[str],
+  contexts: Sequence[str],
+  buckets: np.ndarray,
+) -> list[_Rows]:
+  """Returns the rows of each table that a run has, by their keys."""
+  model, all_rows = trainable.model, []
+  of_words = 'words' if model.composed_of else 'vectors'
+  for name, title, new, old in (
+    (model.vectors_table, of_words, words, run.keys),
+    (
+      model.contexts_table,
+      'context_vectors',
+      contexts or words,
+      run.contexts or run.keys,
+    ),
+  ):
+    if name in trainable.tables:
+      row_of = {x: i for i, x in enumerate(old)}
+      spelled, _ = word2vec_format.spell(new)
+      rows = np.array([row_of.get(x, -1) for x in spelled])
+      ids = np.flatnonzero(rows >= 0)
+      all_rows.append(_Rows(name, title, ids, rows=rows[ids], num_old=len(old)))
+  for name in model.composed_of:
+    _, ids, rows = np.intersect1d(
+      model.composed_keys(name),
+      buckets,
+      assume_unique=True,
+      return_indices=True,
+    )
+    all_rows.append(_Rows(name, name, ids, rows=rows, num_old=len(buckets)))
+  return all_rows
 
 
 def _check(path, dim, title, arrays, num_rows):
@@ -128,13 +192,13 @@ def _check(path, dim, title, arrays, num_rows):
       'sub-models; give the folder of another run that has ended'
     )
   shape = arrays[title].shape
-  if shape != (num_rows, dim):
+  if tuple(shape) != (num_rows, dim):
     raise errors.UserError(
       f'--from={path} has {title} of shape {list(shape)}, and [{num_rows}, '
       f'{dim}] is needed; give another run, or export again'
     )
-  for name, x in arrays.items():
-    if not np.isfinite(x).all():
+  for name, array in arrays.items():
+    if not all(np.isfinite(x).all() for x in export.blocks(array)):
       raise errors.UserError(
         f'--from={path} has {name} that are not finite; give another run'
       )
@@ -162,12 +226,12 @@ def _imported(
   state.
   """
   for start in range(0, len(ids), _BLOCK_ROWS):
-    some = slice(start, start + _BLOCK_ROWS)
-    vectors, *values = (parts_lib.take(x, rows[some]) for x in arrays.values())
+    block = slice(start, start + _BLOCK_ROWS)
+    vectors, *values = (parts_lib.take(x, rows[block]) for x in arrays.values())
     # State of one number per row is [n].
     values = {
       k.rpartition('/')[2]: x[:, 0] if x.ndim > 1 and x.shape[1] == 1 else x
       for k, x in zip([*arrays][1:], values, strict=True)
     }
-    state = strategy.import_rows(state, name, ids[some], vectors, values)
+    state = strategy.import_rows(state, name, ids[block], vectors, values)
   return state

@@ -120,6 +120,20 @@ class Model(Protocol):
     """
     return tables[self.vectors_table]
 
+  def composed_keys(self, name: str) -> np.ndarray:
+    """Returns [rows] what rows of a table in `composed_of` are of.
+
+    A run that is continued hands on the rows of the same keys.
+    """
+    raise NotImplementedError
+
+  def composed_sums(self, name: str, of_keys: np.ndarray) -> np.ndarray:
+    """Returns [rows] sums over the keys that such rows are parts of.
+
+    `of_keys` [vocab] are what is summed.
+    """
+    raise NotImplementedError
+
   def ngram_vectors(
     self, rows: Mapping[str, Any]
   ) -> 'subwords_lib.NgramVectors | None':

@@ -143,6 +143,16 @@ class SkipGram(skipgram.SkipGram):
     is_read = isinstance(own, export.OnDemand)
     return export.Encoded(rows if is_read else rows[:])
 
+  def composed_keys(self, name):
+    """See `Model`: buckets."""
+    return self.words.buckets.of_rows
+
+  def composed_sums(self, name, of_keys):
+    """See `Model`."""
+    starts, rows = np.asarray(self.words.starts), np.asarray(self.words.rows)
+    numbers = np.repeat(of_keys, np.diff(starts)[:-1])
+    return np.bincount(rows, numbers, len(self.words.buckets.of_rows))
+
   def ngram_vectors(self, rows):
     """See `Model`."""
     buckets = self.words.buckets

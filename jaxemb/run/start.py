@@ -1,7 +1,8 @@
 """What training starts from: `config.train.init_from`, a run or vectors.
 
 With `config.data.grow` (--from=RUN) a run is continued on new data: its keys,
-such as words, stay with their counts, and so do all of its tables.
+such as words, stay with their counts, and so do all of its tables. In place of
+a run, a model of fastText may be continued (.bin).
 """
 
 import json
@@ -17,7 +18,8 @@ from jaxemb import errors
 from jaxemb.config import kinds
 from jaxemb.data import base as data_base
 from jaxemb.io import text_files
-from jaxemb.storage import export, word2vec_format
+from jaxemb.ops import ngrams
+from jaxemb.storage import export, fasttext_format, word2vec_format
 
 # Settings of which a run that is continued must have the same values.
 _SAME = (
@@ -26,6 +28,7 @@ _SAME = (
   'model.loss',
   'model.dim',
   'model.subwords',
+  'model.buckets',
 )
 
 
@@ -49,14 +52,25 @@ def check(config: ml_collections.ConfigDict) -> None:
 def _check_run(config: ml_collections.ConfigDict, path: str) -> None:
   """Raises a `UserError` for a run of another kind, model or size."""
   folder, kind = _export(path), kinds.of(config)
-  ours, theirs = config_lib.flat(config), _settings(path)
-  for name in (*_SAME, *kind.alike):
-    if theirs.get(name, ours.get(name)) != ours.get(name):
-      raise errors.UserError(
-        f'--from={path} has config.{name}={theirs[name]}, and this run '
-        f'{ours.get(name)}; give --config.{name}={theirs[name]}, or another run'
-      )
-  for name in kind.continued_from:
+  ours = config_lib.flat(config)
+  if folder.is_file():
+    theirs = _fasttext_settings(path, fasttext_format.read(path))
+  else:
+    theirs = _settings(path)
+  different = {
+    x: theirs[x]
+    for x in (*_SAME, *kind.alike)
+    if x in theirs and _value(x, theirs[x]) != _value(x, ours.get(x))
+  }
+  if different:
+    has = ', '.join(f'config.{k}={x}' for k, x in different.items())
+    given = ', '.join(str(ours.get(x)) for x in different)
+    flags = ' '.join(f'--config.{k}={x}' for k, x in different.items())
+    raise errors.UserError(
+      f'--from={path} has {has}, and this run {given}; give {flags}, or '
+      'another run'
+    )
+  for name in () if folder.is_file() else kind.continued_from:
     if not (folder / name).is_file():
       raise errors.UserError(
         f'--from={path} has no {name} in its export; give the folder of a run '
@@ -64,8 +78,47 @@ def _check_run(config: ml_collections.ConfigDict, path: str) -> None:
       )
 
 
+def _value(name: str, value: Any) -> Any:
+  """Returns the value of a setting, which may be written in several ways."""
+  if name == 'model.subwords' and value:
+    return ngrams.parse(value)
+  return value
+
+
+def _fasttext_settings(
+  path: str, model: fasttext_format.Model
+) -> dict[str, Any]:
+  """Returns flat settings of a run that would have trained a model.
+
+  Raises a `UserError` for a model that cannot be continued.
+  """
+  problem = ''
+  if model.kind == 'supervised':
+    problem = 'is a classifier, whose output rows are of labels'
+  elif model.loss != 'negative_sampling':
+    problem = f'learned by {model.loss}, and negative sampling goes on alone'
+  elif not any(np.any(x) for x in export.blocks(model.outputs)):
+    problem = 'has output rows of zeros, as a file of vectors alone'
+  if problem:
+    raise errors.UserError(
+      f'--from={path} {problem}; give a run, or a .bin of skipgram or cbow as '
+      'fastText wrote it'
+    )
+  settings = {
+    'data.source': 'text',
+    'model.name': model.kind,
+    'model.loss': model.loss,
+    'model.dim': model.settings.dim,
+    'model.subwords': '',
+  }
+  if max_chars := model.settings.max_chars:
+    settings['model.subwords'] = f'{model.settings.min_chars}-{max_chars}'
+    settings['model.buckets'] = model.settings.buckets
+  return settings
+
+
 def _export(path: str) -> pathlib.Path:
-  """Returns the export of a run, or the folder itself."""
+  """Returns the export of a run, or the folder or file itself."""
   folder = pathlib.Path(path)
   return folder / 'export' if (folder / 'export').is_dir() else folder
 
@@ -89,6 +142,15 @@ def known(config: ml_collections.ConfigDict) -> data_base.Known | None:
     return None
   path, files = path_of(config), kinds.of(config).continued_from
   folder = _export(path)
+  if folder.is_file():
+    model = fasttext_format.read(path)
+    return data_base.Known(
+      path=path,
+      keys=word2vec_format.spell(model.words)[0],
+      counts=model.counts,
+      fingerprint=text_files.file_sha256(folder),
+      folder=folder,
+    )
   with export.reading(folder):
     digests = [text_files.file_sha256(folder / x) for x in files]
   keys, counts = [], np.zeros(0, np.int64)

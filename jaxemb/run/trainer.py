@@ -140,6 +140,9 @@ def _brakes(
     if name and counts.any():
       learned = counts * subsampling.keep_probabilities(counts, sample)
       brakes[name] = learned.astype(np.float32)
+  if (of_keys := brakes.get(model.vectors_table)) is not None:
+    for name in model.composed_of:
+      brakes[name] = model.composed_sums(name, of_keys).astype(np.float32)
   return brakes
 
 

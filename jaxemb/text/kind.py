@@ -130,10 +130,14 @@ def _phrase_conflicts(data: ml_collections.ConfigDict) -> Iterator[str]:
         f'config.{setting.name}={data[name]} is used only where phrases are '
         'searched for; give a number of passes, --config.data.phrases=2'
       )
+  from jaxemb.text import phrases
+
   threshold = data.phrases_threshold
-  if data.phrases_score == 'npmi' and threshold > 1:
+  if threshold == phrases.USUAL:
+    return
+  if data.phrases_score == 'npmi' and not -1 <= threshold <= 1:
     yield (
-      f'config.data.phrases_threshold={threshold} is above all scores of '
+      f'config.data.phrases_threshold={threshold} is none of the scores of '
       'npmi, which are from -1 to 1'
     )
   if data.phrases_score == 'word2vec' and threshold < 0:
@@ -164,10 +168,11 @@ def _subword_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
     yield f'{what}: {error}'
   if m.name not in TEXT.models:
     yield f'{what} is only used when config.model.name is skipgram or cbow'
-  if config.train.init_from:
+  if config.train.init_from and not config.data.grow:
     yield (
       f'config.train.init_from={config.train.init_from} has vectors of whole '
-      f'words, and {what} adds those of n-grams; remove one of them'
+      f'words, and {what} adds those of n-grams; remove one of them, or '
+      f'continue a run or a .bin, --from={config.train.init_from}'
     )
   if config.strategy.name == 'partition':
     yield (

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import types
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +13,10 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import train as train_cli
 from jaxemb.data import subsampling
+from jaxemb.models import base, subwords
+from jaxemb.ops import ngrams, sampling
 from jaxemb.run import lifecycle, start
-from jaxemb.storage import orbax_export
+from jaxemb.storage import fasttext_format, orbax_export
 from tests import marking, runs
 
 _OLD, _NEW = 'apple boat cat dog egg', 'apple cat fish'
@@ -103,6 +106,155 @@ def test_old_rows_stay_and_new_words_get_theirs(folder, tmp_path, changes):
       np.testing.assert_array_equal(new[name][word], row, word)
   assert 0 < np.abs(new['vectors']['fish']).max() <= 0.5 / _DIM
   assert np.abs(new['context_vectors']['fish']).max() < 1e-20
+
+
+_SUBWORDS = {'model.subwords': '3-4', 'model.buckets': 997}
+
+
+@pytest.fixture(scope='module')
+def subword_run(folder):
+  """A run with subwords, beside the other one."""
+  settings = _USUAL | _SUBWORDS | {'data.path': str(folder / 'old.txt')}
+  assert runs.run(folder / 'subwords', settings) == 0
+  return folder / 'subwords'
+
+
+def _subword_tables(workdir):
+  """Rows by word or bucket."""
+  export = workdir / 'export'
+  tree = orbax_export.read(export / 'orbax')
+  words = jaxemb.load(workdir).index_to_key
+  keys = {
+    'words': words,
+    'context_vectors': words,
+    'ngrams': np.load(export / 'buckets.npy').tolist(),
+  }
+  return {
+    name: dict(zip(x, np.asarray(tree[name]), strict=True))
+    for name, x in keys.items()
+  }
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    marking.slow({'strategy.name': 'sync', 'table.layout': 'row',
+                  'mesh.data': 2, 'mesh.table': 2}),
+    marking.slow({'strategy.name': 'replicas', 'mesh.data': 2}),
+    marking.slow({'table.store': 'memory', **_FEW}),
+    marking.slow({'train.fused': False}),
+  ],
+)  # fmt: skip
+def test_rows_of_ngrams_stay_by_their_buckets(
+  folder, subword_run, tmp_path, changes
+):
+  settings = {'train.init_from': str(subword_run)} | _SUBWORDS | _STILL
+  vectors, log = _continued(folder, tmp_path / 'new', **settings, **changes)
+  old, new = _subword_tables(subword_run), _subword_tables(tmp_path / 'new')
+  for name, rows in old.items():
+    for key, row in rows.items():
+      np.testing.assert_array_equal(new[name][key], row, f'{name} {key}')
+  added = new['ngrams'].keys() - old['ngrams'].keys()
+  buckets = [x for _, x in ngrams.of_word('fish', ngrams.Subwords(3, 4, 997))]
+  assert added and added == set(buckets) - old['ngrams'].keys()
+  assert f'{len(old["ngrams"])} of {len(new["ngrams"])} rows of ngrams' in log
+  rows = [new['words']['fish'], *(new['ngrams'][x] for x in buckets)]
+  np.testing.assert_allclose(vectors['fish'], np.mean(rows, 0), 1e-5)
+
+
+def test_rows_of_ngrams_learn_the_less_the_more_they_have():
+  words = ['band', 'ban', 'other']
+  model = subwords.make(
+    base.WindowSpec(3, 5, 2, 5, 4, 4),
+    base.Corpus(words, np.array([9, 5, 1]), np.full(3, 1 / 3)),
+    loss_of=sampling.logistic_loss,
+    subwords=ngrams.Subwords(3, 4, 1000),
+    is_cbow=False,
+  )
+  learned = np.array([7.0, 3.0, 0.0])
+  sums = model.composed_sums(subwords.NGRAMS, learned)
+  keys = model.composed_keys(subwords.NGRAMS)
+  for bucket, total in zip(keys.tolist(), sums.tolist(), strict=True):
+    of_words = [
+      [x for _, x in ngrams.of_word(word, model.words.buckets.subwords)]
+      for word in words
+    ]
+    counts = [x.count(bucket) for x in of_words]
+    assert total == sum(x * y for x, y in zip(counts, learned, strict=True))
+
+
+_OF_FASTTEXT = {'model.subwords': '3-4', 'model.buckets': 40}
+
+
+def _write_fasttext(path, words, outputs=1.0, **settings):
+  """A model of fastText, of random rows; returns these by table."""
+  rng = np.random.default_rng(0)
+  made = fasttext_format.Settings(
+    _DIM, buckets=40, min_chars=3, max_chars=4, **settings
+  )
+  num = len(words) + made.buckets
+  inputs = rng.standard_normal((num, _DIM), np.float32)
+  outputs *= rng.standard_normal((len(words), _DIM), np.float32)
+  fasttext_format.write(
+    path,
+    made,
+    words=words,
+    counts=np.arange(len(words), 0, -1) * 10,
+    inputs=[inputs],
+    outputs=outputs,
+  )
+  return inputs[: len(words)], inputs[len(words) :], outputs
+
+
+def test_a_model_of_fasttext_goes_on(folder, tmp_path):
+  words = ['</s>', 'apple', 'straße', 'dog']
+  path = tmp_path / 'model.bin'
+  rows, of_buckets, outputs = _write_fasttext(path, words)
+  settings = {'train.init_from': str(path)} | _OF_FASTTEXT | _STILL
+  vectors, log = _continued(folder, tmp_path / 'new', **settings)
+  assert '4 of 8 rows of words, 4 of 8 rows of context_vectors' in log
+  counts = dict(zip(vectors.index_to_key, vectors.counts.tolist(), strict=True))
+  assert counts == {
+    '</s>': 40, 'apple': 30 + 150, 'straße': 20, 'dog': 10, 'cat': 150,
+    'fish': 150, 'rare': 2, 'words': 2,
+  }  # fmt: skip
+  new = _subword_tables(tmp_path / 'new')
+  for i, word in enumerate(words):
+    np.testing.assert_array_equal(new['words'][word], rows[i])
+    np.testing.assert_array_equal(new['context_vectors'][word], outputs[i])
+  for bucket, row in new['ngrams'].items():
+    np.testing.assert_array_equal(row, of_buckets[bucket])
+  vectors.save_fasttext(tmp_path / 'again.bin')
+  before, after = jaxemb.load(path), jaxemb.load(tmp_path / 'again.bin')
+  for word in words:
+    np.testing.assert_allclose(after[word], before[word], 1e-4, 1e-6)
+  # Of n-grams that no word has fastText has what it began with.
+  in_use = {
+    x: y if x in new['ngrams'] else 0 * y for x, y in enumerate(of_buckets)
+  }
+  pairs = ngrams.of_word('apples', ngrams.Subwords(3, 4, 40))
+  mean = np.mean([in_use[x] for _, x in pairs], 0)
+  np.testing.assert_allclose(after['apples'], mean, 1e-4, 1e-6)
+
+
+def test_models_of_fasttext_that_cannot_go_on(folder, tmp_path):
+  path = tmp_path / 'model.bin'
+
+  def refused(settings=types.MappingProxyType({}), **changes):
+    _write_fasttext(path, ['apple', 'dog'], **settings)
+    return _refused(tmp_path, path.name, **changes)
+
+  said = refused(**{'model.dim': 7})
+  assert (
+    '--config.model.dim=6 --config.model.subwords=3-4 --config.model.' in said
+  )
+  assert 'is a classifier' in refused({'model': 3})
+  assert 'learned by hierarchical_softmax' in refused({'loss': 1})
+  assert 'output rows of zeros' in refused({'outputs': 0.0})
+  path.write_text('1 2\nword 0.5 0.5\n')
+  said = _refused(tmp_path, path.name)
+  assert 'it is no model of fastText' in said
 
 
 def test_frequent_rows_do_not_forget_at_full_rate(folder, tmp_path):
@@ -311,7 +463,6 @@ def test_other_runs_are_refused_in_a_line(folder, tmp_path):
   said = _refused(folder, **{'model.name': 'cbow'})
   assert 'has config.model.name=skipgram, and this run cbow' in said
   assert 'does not exist' in _refused(folder, 'absent')
-  assert 'has no vocab.txt in its export' in _refused(folder, 'new.txt')
   said = _refused(folder, **{'model.loss': 'hierarchical_softmax'})
   assert 'needs other tables' in said
   said = _refused(folder, **{'strategy.name': 'partition'})
