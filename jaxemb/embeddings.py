@@ -15,6 +15,7 @@ import numbers
 import pathlib
 import types
 import warnings
+import weakref
 from collections.abc import (
   Callable,
   Container,
@@ -52,10 +53,12 @@ Weighted = Key | tuple[Key, float]
 Ranked = list[tuple[str, float]] | np.ndarray
 # What is computed from an attribute, and forgotten when that is set.
 _DERIVED = {
-  'vectors': ('norms', '_buffer'),
+  'vectors': ('norms',),
   'index_to_key': ('key_to_index',),
   'norms': ('norms',),
 }
+# Arrays that grow, beside those of attributes, whose names are strings.
+_ROWS, _NORMS = 0, 1
 
 
 @dataclasses.dataclass(init=False, eq=False, repr=False)
@@ -90,37 +93,55 @@ class Embeddings:
     subwords: subwords_lib.NgramVectors | None = None,
     *,
     vector_size: int | None = None,
-    count: int = 0,
-    dtype: Any = np.float32,
+    count: int | None = None,
+    dtype: Any = None,
   ):
     """Names rows of vectors; or, as in gensim, begins without any.
 
     `vector_size`, or an int in place of words, is the dimension of vectors that
-    are to be added, and `count` the rows that memory is reserved for.
+    are to be added, `count` the rows that memory is reserved for, by default 0,
+    and `dtype` their type, float32. Raises a `ValueError` for words, vectors,
+    counts or attributes that do not fit each other.
     """
     if isinstance(index_to_key, numbers.Integral):
+      # In gensim's order: vector_size, count, dtype.
       index_to_key, vector_size = (), int(index_to_key)
-    buffer = None
+      vectors, count = None, vectors if count is None else count
+      counts, dtype = None, counts if dtype is None else dtype
+    self._grown = weakref.WeakValueDictionary()
     if vectors is None:
       if vector_size is None or len(index_to_key):
         raise TypeError('give words and their vectors, or a vector_size')
-      buffer = np.empty((count, vector_size), dtype)
-      vectors = buffer[:0]
+      dtype = np.float32 if dtype is None else dtype
+      vectors = growing.reserved(count or 0, vector_size, dtype)
+      self._grown[_ROWS] = vectors
+    elif (vector_size, count, dtype) != (None, None, None):
+      raise TypeError(
+        'vector_size, count and dtype are of vectors that are to be added; '
+        'leave them out beside vectors'
+      )
     self.index_to_key = list(index_to_key)
     self.vectors = vectors
-    self.counts = None if counts is None else np.array(counts)
-    self.sense_table = sense_table
-    self.relations = relations
-    self.attributes = {k: np.array(x) for k, x in attributes.items()}
-    self.subwords = subwords
-    if buffer is not None:
-      self._buffer = buffer
-    shapes = (len(self.index_to_key), len(self.vectors), len(self.key_to_index))
+    num = len(self.index_to_key)
+    shapes = num, len(self.vectors), len(self.key_to_index)
     if self.vectors.ndim != 2 or len(set(shapes)) != 1:
       raise ValueError(
-        f'{shapes[0]} words ({shapes[2]} different) do not fit vectors of '
-        f'shape {self.vectors.shape}'
+        f'{num} words ({shapes[2]} different) do not fit vectors of shape '
+        f'{self.vectors.shape}'
       )
+    if counts is not None:
+      counts = attributes_lib.counts(counts, num)
+    if sense_table is not None and len(sense_table.priors) != num:
+      raise ValueError(
+        f'{len(sense_table.priors)} senses do not fit {num} words'
+      )
+    self.counts = counts
+    self.sense_table = sense_table
+    self.relations = relations
+    self.attributes = {
+      k: attributes_lib.values(k, x, num) for k, x in attributes.items()
+    }
+    self.subwords = subwords
 
   def in_memory(self) -> 'Embeddings':
     """Returns a copy whose vectors do not depend on a file."""
@@ -146,11 +167,15 @@ class Embeddings:
 
   def __getstate__(self) -> dict[str, Any]:
     """Returns what is pickled: no spare memory behind the rows."""
-    return {k: x for k, x in self.__dict__.items() if k != '_buffer'}
+    return {k: x for k, x in self.__dict__.items() if k != '_grown'}
+
+  def __setstate__(self, state: Mapping[str, Any]) -> None:
+    """Sets what was pickled."""
+    self.__dict__.update(state, _grown=weakref.WeakValueDictionary())
 
   def __copy__(self) -> 'Embeddings':
     """Returns an object that shares the vectors until either is changed."""
-    self.__dict__.pop('_buffer', None)
+    self._grown.clear()
     return dataclasses.replace(self)
 
   @functools.cached_property
@@ -321,26 +346,29 @@ class Embeddings:
 
     Words that have a row keep what they have unless `replace`. Values that are
     not given are zero. Raises a `UserError` for vectors or values that do not
-    fit, and then changes nothing.
+    fit, a `TypeError` for values of another type, and then changes nothing.
     """
-    names, rows, values = self._checked(keys, weights, extras or {})
-    new_names = {x for x in names if x not in self.key_to_index}
-    self._make_room(len(new_names))
-    positions = {}  # in what is added, by row
-    for position, name in enumerate(names):
-      row = self.key_to_index.setdefault(name, len(self.index_to_key))
-      if row == len(self.index_to_key):
-        self.index_to_key.append(name)
-        positions[row] = position
-      elif replace:
-        positions[row] = position
-    changed = np.array([*positions], np.int64)
-    chosen = np.array([*positions.values()], np.int64)
-    self.vectors[changed] = rows[chosen]
-    if 'norms' in self.__dict__:
-      self.norms[changed] = geometry.norms(rows[chosen])
+    is_one = isinstance(keys, (str, bytes, numbers.Real))
+    names = [_name(x) for x in ([keys] if is_one else keys)]
+    if bad := [x for x in names if not isinstance(x, str)]:
+      raise errors.UserError(
+        f'{bad[0]!r} is no word; give a string or a number'
+      )
+    weights = [weights] if is_one and np.ndim(weights) == 1 else weights
+    rows = growing.checked(
+      weights, (len(names), self.vector_size), self.vectors.dtype
+    )
+    values = attributes_lib.checked(extras or {}, self.expandos, len(names))
+    new, changed, chosen = growing.positions(names, self.key_to_index, replace)
+    if len(changed):
+      self._make_room(len(new))
+      self.vectors[changed] = rows[chosen]
+      if 'norms' in self.__dict__:
+        self.norms[changed] = geometry.norms(rows[chosen])
+      self.key_to_index.update(zip(new, itertools.count(len(self))))
+      self.index_to_key.extend(new)
     for name, array in values.items():
-      self._values(name, array.dtype)[changed] = array[chosen]
+      self._values(name, array)[changed] = array[chosen]
 
   def __setitem__(
     self,
@@ -350,52 +378,26 @@ class Embeddings:
     """Adds a word or several, or replaces their vectors."""
     self.add_vectors(keys, weights, replace=True)
 
-  def _checked(self, keys, weights, extras):
-    """Returns names, [n, dim] vectors and [n] values of what is to be added."""
-    is_one = isinstance(keys, (str, bytes, numbers.Real))
-    names = [_name(x) for x in ([keys] if is_one else keys)]
-    if bad := [x for x in names if not isinstance(x, str)]:
-      raise errors.UserError(
-        f'{bad[0]!r} is no word; give a string or a number'
-      )
-    rows = np.asarray(weights, self.vectors.dtype)
-    rows = rows[None] if is_one and rows.ndim == 1 else rows
-    shape = len(names), self.vector_size
-    if rows.size == 0 and not names:
-      rows = rows.reshape(shape)
-    if rows.shape != shape or not np.isfinite(rows).all():
-      raise errors.UserError(
-        f'vectors of shape {rows.shape} were given; {shape[0]} words need '
-        f'{shape} finite numbers'
-      )
-    values = {k: np.asarray(x) for k, x in extras.items()}
-    for name, array in values.items():
-      if len(array) != len(names):
-        raise errors.UserError(
-          f'{len(array)} values of {name!r} do not fit {len(names)} words'
-        )
-      known = self.expandos.get(name)
-      attributes_lib.holding(known, name, dtype=array.dtype, num_words=0)
-    return names, rows, values
-
   def _make_room(self, num_new: int = 0) -> None:
     """Copies the vectors into memory, and adds rows and zeros for new words.
 
     Raises a `UserError` if they cannot be changed.
     """
     self._check_changeable()
-    norms = self.__dict__.get('norms')
-    total = len(self) + num_new
-    buffer = self.__dict__.get('_buffer')
-    buffer = growing.with_room(self.vectors, buffer, num_new)
-    self.vectors = buffer[:total]
-    self._buffer = buffer
-    if norms is not None:
-      self.norms = growing.with_zeros(norms, num_new)
-    if num_new and self.counts is not None:
-      self.counts = growing.with_zeros(self.counts, num_new)
-    for name, values in self.attributes.items():
-      self.attributes[name] = growing.with_zeros(values, num_new)
+    arrays = {_ROWS: self.vectors}
+    if 'norms' in self.__dict__:
+      arrays[_NORMS] = self.norms
+    if num_new:
+      arrays |= self.expandos
+    for name, array in arrays.items():
+      is_grown = self._grown.get(name) is array
+      arrays[name] = growing.grown(array, num_new, is_grown)
+    self._grown.update(arrays)
+    self.vectors = arrays.pop(_ROWS)
+    if _NORMS in arrays:
+      self.norms = arrays.pop(_NORMS)
+    for name, array in arrays.items():
+      self._set_values(name, array)
 
   def _check_changeable(self) -> None:
     """Raises a `UserError` where further vectors belong to the rows."""
@@ -419,7 +421,7 @@ class Embeddings:
     words. Raises a `TypeError` for a value of another type.
     """
     row = self.get_index(key)
-    self._values(attr, np.asarray(val).dtype)[row] = val
+    self._values(attr, np.asarray(val))[row] = val
 
   def get_vecattr(self, key: Word, attr: str) -> Any:
     """Returns an attribute of a word; raises a `KeyError` if there is none.
@@ -435,19 +437,22 @@ class Embeddings:
       raise KeyError(f'no attribute {attr!r}, but {names}')
     return self.expandos[attr][row]
 
-  def _values(self, name: str, dtype: np.dtype) -> np.ndarray:
+  def _values(self, name: str, new: np.ndarray) -> np.ndarray:
     """Returns the [vocab] values of an attribute, which may be new.
 
-    Raises a `TypeError` if it cannot hold values of a type.
+    Raises a `TypeError` if it cannot hold new values.
     """
     values = attributes_lib.holding(
-      self.expandos.get(name), name, dtype=dtype, num_words=len(self)
+      self.expandos.get(name), name, new, num_words=len(self)
     )
-    if name == 'count':
+    self._set_values(name, values)
+    return values
+
+  def _set_values(self, name: str, values: np.ndarray) -> None:
+    if name == attributes_lib.COUNT:
       self.counts = values
     else:
       self.attributes[name] = values
-    return values
 
   def sort_by_descending_frequency(self) -> None:
     """Sorts the rows by falling counts; without counts, warns and does not."""
@@ -459,7 +464,7 @@ class Embeddings:
       return
     self._check_changeable()
     self.index_to_key = [self.index_to_key[row] for row in order.tolist()]
-    self.vectors = self._buffer = self.vectors[order]
+    self.vectors = self._grown[_ROWS] = growing.in_order(self.vectors, order)
     self.counts = self.counts[order]
     self.attributes = {k: x[order] for k, x in self.attributes.items()}
 
@@ -563,7 +568,7 @@ class Embeddings:
     rows = np.array([self.get_index(x, -1) for x in words], np.int64)
     values = dict(self.expandos) if copy_vecattrs else {}
     # Unseen words, which have vectors from n-grams, have values of zero.
-    values = {k: np.where(rows < 0, 0, x[rows]) for k, x in values.items()}
+    values = {k: attributes_lib.chosen(x, rows) for k, x in values.items()}
     relations = self.relations
     if relations and relations.targets is not None:
       relations = relations._replace(targets=relations.targets[rows])

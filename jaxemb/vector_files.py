@@ -75,8 +75,8 @@ def write(folder: pathlib.Path | str, contents: Contents) -> None:
   Raises a `UserError` if a file cannot be written.
   """
   folder = pathlib.Path(folder)
-  # First, as it may refuse.
-  attributes_lib.write(folder, contents.attributes)
+  arrays = attributes_lib.encoded(contents.attributes)  # which may refuse
+  attributes_lib.write(folder, arrays)
   export.write(
     folder,
     words=contents.words,

@@ -157,6 +157,7 @@ def test_copies_change_apart(ours):
   others = copy.copy(ours), pickle.loads(pickle.dumps(ours)), ours.in_memory()
   everyone = ours, *others, copy.deepcopy(ours)
   for number, vectors in enumerate(everyone):
+    vectors[f'w{10 + number}'] = np.zeros(4)
     vectors.add_vector(f'x{number}', np.full(4, number))
     vectors['w3'] = np.full(4, number)
     vectors.set_vecattr('w3', 'count', number)
@@ -167,6 +168,8 @@ def test_copies_change_apart(ours):
       vectors['w3'].tolist() == vectors.vectors[31].tolist() == [number] * 4
     )
     assert vectors.get_vecattr('w3', 'count') == number
+    zeros = np.flatnonzero(~vectors.vectors[10:20].any(1))
+    assert zeros.tolist() == [number]
   assert len(pickle.dumps(jaxemb.Embeddings(100, count=1000))) < 10_000
 
 
@@ -214,15 +217,15 @@ def test_rows_are_added_one_by_one_in_linear_time():
   buffers = set()
   for i in range(1000):
     vectors.add_vector(str(i), np.array([i]))
-    buffers.add(len(vectors._buffer))
+    buffers.add(len(vectors.vectors.base))
   assert len(buffers) < 25
   np.testing.assert_array_equal(vectors.vectors[:, 0], range(1000))
   reserved = jaxemb.Embeddings(1, count=1000)
-  buffer = reserved._buffer
+  buffer = reserved.vectors.base
   reserved.add_vectors(vectors.index_to_key, vectors.vectors)
-  assert reserved._buffer is buffer and reserved.vectors.base is buffer
+  assert len(buffer) == 1000 and reserved.vectors.base is buffer
   # The first change of a table makes one copy, no larger than it has to be.
-  assert growing.with_room(np.ones((10, 2)), None, 3).shape == (13, 2)
+  assert len(growing.grown(np.ones((10, 2)), 3, False).base) == 13
 
 
 def test_norms_follow_what_is_set(ours):
@@ -253,6 +256,8 @@ def test_what_does_not_fit_changes_nothing(ours):
     ('new', np.full(4, np.nan), {}),
     (['new', b'x'], np.ones((2, 4)), {}),
     (['new', 'w3'], np.ones((2, 4)), {'weight': np.ones(3)}),
+    (['new'], np.ones((1, 4)), {'weight': np.ones((1, 3))}),
+    (['new'], np.ones((1, 4)), {'weight': 3}),
   ):
     with pytest.raises(errors.UserError):
       ours.add_vectors(keys, rows, extras, replace=True)
@@ -334,10 +339,121 @@ def test_attributes_are_sorted_chosen_and_saved(ours, keyed, tmp_path):
   del ours.attributes['parent']
   jaxemb.Embeddings(_NAMES[:5], _VECTORS[:5]).save(tmp_path / 'other')
   (tmp_path / 'attributes.npz').rename(tmp_path / 'other/attributes.npz')
-  with pytest.raises(errors.UserError, match='31 weight for the 5 words'):
+  with pytest.raises(errors.UserError, match='weight. of shape .31,. do not'):
     jaxemb.load(tmp_path / 'other')
   jaxemb.Embeddings(_NAMES, _VECTORS).save(tmp_path / 'other')
   assert not jaxemb.load(tmp_path / 'other').attributes
+
+
+@pytest.mark.parametrize(
+  ('kind', 'values', 'new', 'longer'),
+  [
+    (object, [*'abc'], 'd', 'longer than the others'),
+    (object, [b'a', b'b', b'c'], b'd', b'longer than the others'),
+    (bool, [True, False, True], True, False),
+    (np.int8, np.array([1, -2, 3], np.int8), 5, -100),
+    (np.float32, np.array([0.5, -2, 3], np.float32), 1.5, 1e30),
+    ('M8[s]', np.array([1, 2, 3], 'M8[s]'), *np.array([4, 10**9], 'M8[s]')),
+  ],
+)
+def test_values_of_any_type_stay_as_they_are(
+  kind, values, new, longer, tmp_path
+):
+  names = ['w0', 'w1', 'w2']
+  vectors = jaxemb.Embeddings(
+    names, _VECTORS[:3], attributes={'value': values}, counts=[3, 2, 1]
+  )
+  vectors.add_vectors(['w3'], _VECTORS[3:4], {'value': np.array([new])})
+  vectors.set_vecattr('w1', 'value', longer)
+  expected = [values[0], longer, values[2], new]
+  vectors.save(tmp_path)
+  picked = vectors.vectors_for_all([*names, 'w3'], copy_vecattrs=True)
+  for some in vectors, picked, jaxemb.load(tmp_path), copy.copy(vectors):
+    assert some.attributes['value'].dtype == kind
+    expected = np.array(expected, kind)
+    np.testing.assert_array_equal(some.attributes['value'], expected)
+  ngrams = subwords.NgramVectors(
+    ngrams_lib.Subwords(3, 4, 50), np.ones((50, 4), np.float32)
+  )
+  for words in [], names:  # of unseen words they are zero
+    vectors = jaxemb.Embeddings(
+      words,
+      _VECTORS[: len(words)],
+      attributes={'value': values[: len(words)]},
+      subwords=ngrams,
+    )
+    some = vectors.vectors_for_all(['unseen', *words], copy_vecattrs=True)
+    found = some.attributes['value']
+    assert found[0] == np.zeros(1, found.dtype)[0] and len(some) == len(found)
+
+
+def test_values_that_do_not_fit_are_refused(ours):
+  vectors = jaxemb.Embeddings(
+    ['a'], np.ones((1, 4)), attributes={'small': np.array([7], np.int8)}
+  )
+  for value in 300, -129, 2**40:
+    with pytest.raises(TypeError, match='int8'):
+      vectors.set_vecattr('a', 'small', value)
+    with pytest.raises(TypeError, match='int8'):
+      vectors.add_vectors('b', np.ones(4), {'small': np.array([value])})
+  for options in (
+    {'counts': [1]},
+    {'counts': [1, 2.5]},
+    {'counts': [1, -1]},
+    {'counts': np.ones((2, 1))},
+    {'attributes': {'tag': [1]}},
+    {'attributes': {'tag': [[1], [2]]}},
+  ):
+    with pytest.raises(ValueError, match='do not fit 2 words|whole numbers'):
+      jaxemb.Embeddings([*'ab'], np.ones((2, 3)), **options)
+  for options in {'vector_size': 3}, {'count': 2}, {'dtype': np.float64}:
+    with pytest.raises(TypeError, match='leave them out'):
+      jaxemb.Embeddings([*'ab'], np.ones((2, 3)), **options)
+  assert jaxemb.Embeddings(['a'], np.ones((1, 2)), [3.0]).counts.dtype == int
+  senses = multivectors.MultiVectors(
+    words=['a'],
+    counts=np.ones(1, int),
+    starts=np.array([0, 2]),
+    vectors=np.ones((2, 2), np.float32),
+    priors=np.ones(2) / 2,
+  )
+  with pytest.raises(ValueError, match='2 senses do not fit 1 words'):
+    jaxemb.Embeddings(['a'], np.ones((1, 2)), sense_table=senses)
+
+
+@pytest.mark.parametrize('args', [(7,), (7, 5), (7, 5, np.float16)])
+def test_the_first_arguments_are_those_of_gensim(args):
+  ours, theirs = jaxemb.Embeddings(*args), models.KeyedVectors(*args)
+  assert len(ours) == 0 and ours.vector_size == theirs.vector_size
+  assert ours.vectors.dtype == theirs.vectors.dtype
+  assert len(ours.vectors.base) == len(theirs.vectors)
+  ours['a'] = np.ones(7)
+  assert ours.counts is None and len(ours) == 1
+
+
+def test_what_changes_nothing_copies_nothing(tmp_path, monkeypatch):
+  jaxemb.Embeddings(_NAMES, _VECTORS, _COUNTS).save(tmp_path)
+  vectors = jaxemb.load(tmp_path)
+  before = vectors.vectors
+  vectors.add_vector('w3', np.ones(4))
+  vectors.add_vectors([], [])
+  vectors.add_vectors(['w3'], np.ones((1, 4)), {'tag': ['x']})
+  assert vectors.vectors is before and vectors.attributes['tag'][3] == 0
+  vectors.fill_norms()
+  vectors.set_vecattr('w3', 'weight', 0.5)
+  vectors['new'] = np.ones(4)
+  names = 'vectors', 'norms', 'counts'
+  vectors['newer'] = np.ones(4)  # this copy has room for more
+  arrays = [getattr(vectors, x) for x in names] + [vectors.attributes['weight']]
+  for i in range(5):
+    vectors[f'newest{i}'] = np.full(4, i)
+  after = [getattr(vectors, x) for x in names] + [vectors.attributes['weight']]
+  for old, new in zip(arrays, after, strict=True):
+    assert new.base is old.base and len(new) == 37
+  vectors.sort_by_descending_frequency()
+  rows = vectors.vectors
+  vectors['w3'] = np.zeros(4)
+  assert np.shares_memory(vectors.vectors, rows)
 
 
 def test_unknown_counts_are_made_up_with_a_warning():

@@ -1,33 +1,83 @@
 """Arrays of rows to which rows are added."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
+
+from jaxemb import errors
 
 _BLOCK_ROWS = 1 << 14
 
 
-def with_room(
-  rows: np.ndarray, buffer: np.ndarray | None, num_new: int
-) -> np.ndarray:
-  """Returns a buffer that begins with [n, dim] rows and has room for new ones.
+def checked(rows: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
+  """Returns rows that are to be added; raises a `UserError` for others."""
+  rows = np.asarray(rows, dtype)
+  if rows.size == 0 and shape[0] == 0:
+    rows = rows.reshape(shape)
+  if rows.shape != shape or not np.isfinite(rows).all():
+    raise errors.UserError(
+      f'vectors of shape {rows.shape} were given; {shape[0]} words need '
+      f'{shape} finite numbers'
+    )
+  return rows
 
-  That is the buffer if it has room, else a copy. A copy of a buffer has more
-  room than it needs, so that the time of adding rows one by one is linear; what
-  is not written to takes no memory.
+
+def reserved(num: int, dim: int, dtype: Any) -> np.ndarray:
+  """Returns no rows, [0, dim], with room for some behind them."""
+  return np.zeros((num, dim), dtype)[:0]
+
+
+def grown(rows: np.ndarray, num_new: int, is_grown: bool) -> np.ndarray:
+  """Returns [n, ...] rows in memory that can be changed, and zeros behind them.
+
+  `is_grown` says that the rows are what a function of this module returned:
+  they are copied only where they have no room, and the copy has more room than
+  it needs, so that the time of adding rows one by one is linear. What is not
+  written to takes no memory.
   """
   total = len(rows) + num_new
-  if buffer is not None and total <= len(buffer):
-    return buffer
-  spare = 0 if buffer is None else total // 2
-  larger = np.empty((total + spare, rows.shape[1]), rows.dtype)
-  for start in range(0, len(rows), _BLOCK_ROWS):  # rows may be read on demand
-    block = slice(start, min(start + _BLOCK_ROWS, len(rows)))
-    larger[block] = rows[block]
-  return larger
+  whole = rows.base if is_grown else rows
+  if not is_grown or total > len(whole):
+    spare = total // 2 if is_grown else 0
+    whole = np.zeros((total + spare, *rows.shape[1:]), rows.dtype)
+    _copy(rows, whole, np.arange(len(rows)))
+  return whole[:total]
 
 
-def with_zeros(values: np.ndarray, num_new: int) -> np.ndarray:
-  """Returns [n] values with zeros behind them."""
-  return np.concatenate([values, np.zeros(num_new, values.dtype)])
+def in_order(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
+  """Returns a copy of [n, ...] rows in another order."""
+  whole = np.empty((len(order), *rows.shape[1:]), rows.dtype)
+  _copy(rows, whole, order)
+  return whole[:]
+
+
+def _copy(rows: np.ndarray, copy: np.ndarray, order: np.ndarray) -> None:
+  for start in range(0, len(order), _BLOCK_ROWS):  # rows may be read on demand
+    block = slice(start, min(start + _BLOCK_ROWS, len(order)))
+    copy[block] = rows[order[block]]
+
+
+def positions(
+  names: Sequence[str], known: Mapping[str, int], replaces: bool
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+  """Returns where names go in a table: new names, rows and positions.
+
+  New names follow the known ones. Row `rows[i]`, of a new name or, if it
+  `replaces`, of any, is that of `names[positions[i]]`: of equal new names the
+  first is added, and the last replaces.
+  """
+  new: dict[str, int] = {}
+  by_row: dict[int, int] = {}
+  for position, name in enumerate(names):
+    row = known.get(name, new.get(name, -1))
+    if row < 0:
+      row = new[name] = len(known) + len(new)
+      by_row[row] = position
+    elif replaces:
+      by_row[row] = position
+  rows = np.array([*by_row], np.int64)
+  return [*new], rows, np.array([*by_row.values()], np.int64)
 
 
 def descending(values: np.ndarray) -> np.ndarray:

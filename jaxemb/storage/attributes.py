@@ -1,8 +1,12 @@
-"""Values of words by name, such as tags or weights, beside their vectors."""
+"""Values of words by name, such as tags or weights, beside their vectors.
+
+Text is held as Python strings of any length; what has no value is zero.
+"""
 
 import contextlib
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,50 +14,121 @@ from jaxemb import errors
 from jaxemb.storage import atomic, export
 
 FILE = 'attributes.npz'
+COUNT = 'count'  # the attribute of gensim's that `counts` are
 _PREFIX = 'word_'  # of names, which arguments of NumPy's have as well
 
 
-def holding(
-  values: np.ndarray | None, name: str, dtype: np.dtype, num_words: int
-) -> np.ndarray:
-  """Returns [num_words] values of an attribute that can hold those of a type.
+def counts(values: Any, num_words: int) -> np.ndarray:
+  """Returns a copy of counts, [num_words] int64.
 
-  They are new, and zero, if the attribute is (None). Raises a `TypeError` if
-  it has values of another type.
+  Raises a `ValueError` for another number of them, or for what is no count.
   """
-  if values is None:
-    kind = object if dtype.kind in 'US' else dtype  # strings of any length
-    values = np.zeros(num_words, np.int64 if name == 'count' else kind)
-  if not np.can_cast(dtype, values.dtype, 'same_kind'):
-    raise TypeError(f'{name!r} has values of {values.dtype}, not of {dtype}')
-  return values
+  array = np.asarray(values)
+  if array.shape != (num_words,):
+    raise ValueError(
+      f'counts of shape {array.shape} do not fit {num_words} words'
+    )
+  result = np.array(array, np.int64)
+  if (result < 0).any() or (result != array).any():
+    raise ValueError('counts must be whole numbers from 0 on')
+  return result
 
 
-def write(folder: pathlib.Path, attributes: Mapping[str, np.ndarray]) -> None:
-  """Writes attributes.npz, of [vocab] values, or removes an earlier one.
+def values(name: str, array: Any, num_words: int) -> np.ndarray:
+  """Returns a copy of the values of an attribute, [num_words].
 
-  Raises a `UserError` for Python objects, which it cannot hold.
+  Raises a `ValueError` for another number of them.
+  """
+  array = np.array(array)
+  if array.shape != (num_words,):
+    raise ValueError(
+      f'values of {name!r} of shape {array.shape} do not fit {num_words} words'
+    )
+  return array.astype(object) if array.dtype.kind in 'US' else array
+
+
+def checked(
+  extras: Mapping[str, Any], known: Mapping[str, np.ndarray], num_words: int
+) -> dict[str, np.ndarray]:
+  """Returns values of attributes that are to be added, each [num_words].
+
+  Raises a `UserError` for another number of them, and a `TypeError` for values
+  of another type than the known ones.
+  """
+  result = {}
+  for name, array in extras.items():
+    try:
+      result[name] = values(name, array, num_words)
+    except ValueError as error:
+      raise errors.UserError(str(error)) from error
+    holding(known.get(name), name, result[name], num_words=0)
+  return result
+
+
+def holding(
+  old: np.ndarray | None, name: str, new: np.ndarray, num_words: int
+) -> np.ndarray:
+  """Returns [num_words] values of an attribute that can hold new ones.
+
+  They are zero if the attribute is new (None). Raises a `TypeError` for values
+  of another type, or that are too large for it.
+  """
+  if old is None:
+    dtype = object if new.dtype.kind in 'US' else new.dtype
+    old = np.zeros(num_words, np.int64 if name == COUNT else dtype)
+  if not np.can_cast(new.dtype, old.dtype, 'same_kind'):
+    raise TypeError(f'{name!r} has values of {old.dtype}, not of {new.dtype}')
+  if old.dtype.kind in 'iu' and (new.astype(old.dtype) != new).any():
+    raise TypeError(f'{name!r} has values of {old.dtype}, which is too small')
+  return old
+
+
+def chosen(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
+  """Returns values of rows, [rows]; zero for negative ones."""
+  result = np.zeros(len(rows), array.dtype)
+  result[rows >= 0] = array[rows[rows >= 0]]
+  return result
+
+
+def encoded(attributes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns what `write` writes of attributes.
+
+  Raises a `UserError` for Python objects, which no file holds.
   """
   arrays = {}
-  for name, values in attributes.items():
-    if values.dtype == object and all(map(_is_text_or_unset, values)):
-      values = np.array([x or '' for x in values], str)  # unset ones are 0
-    if values.dtype == object:
+  for name, array in attributes.items():
+    arrays[name] = _plain(array) if array.dtype == object else array
+    if arrays[name] is None:
       raise errors.UserError(
         f'attribute {name!r} has Python objects, which are not saved; delete '
         f'attributes[{name!r}]'
       )
-    arrays[name] = values
+  return arrays
+
+
+def _plain(array: np.ndarray) -> np.ndarray | None:
+  """Returns an array of text in place of one of objects, if they are text."""
+  for kind in str, bytes:
+    unset = [type(x) is int and x == 0 for x in array]
+    text = [kind() if y else x for x, y in zip(array, unset, strict=True)]
+    if all(isinstance(x, kind) for x in text):
+      plain = np.array(text, kind)
+      if plain.tolist() == text:  # NumPy cuts NUL at the end
+        return plain
+  return None
+
+
+def write(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+  """Writes attributes.npz, of `encoded` values, or removes an earlier one.
+
+  Raises a `UserError` if it cannot be written.
+  """
   if not arrays:
     with contextlib.suppress(NotADirectoryError):  # whoever writes says so
       (folder / FILE).unlink(missing_ok=True)
     return
   with atomic.write(folder / FILE) as file:
     np.savez(file, **{_PREFIX + name: x for name, x in arrays.items()})
-
-
-def _is_text_or_unset(value: object) -> bool:
-  return isinstance(value, str) or (type(value) is int and value == 0)
 
 
 def read(folder: pathlib.Path, num_words: int) -> dict[str, np.ndarray]:
@@ -65,11 +140,5 @@ def read(folder: pathlib.Path, num_words: int) -> dict[str, np.ndarray]:
   if not path.exists():
     return {}
   with export.reading(path), np.load(path) as arrays:
-    attributes = {}
-    for name, values in arrays.items():
-      name = name.removeprefix(_PREFIX)
-      if len(values) != num_words:
-        raise ValueError(f'{len(values)} {name} for the {num_words} words')
-      is_text = values.dtype.kind == 'U'
-      attributes[name] = values.astype(object) if is_text else values
-    return attributes
+    names = [(x, x.removeprefix(_PREFIX)) for x in arrays]
+    return {name: values(name, arrays[x], num_words) for x, name in names}
