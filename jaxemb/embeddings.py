@@ -968,7 +968,10 @@ class Embeddings:
         f'save takes a folder and no {", ".join(options)}: every array is a '
         'file of its own there, and nothing is pickled'
       )
-    vector_files.write(folder, self._contents())
+    contents = self._contents()
+    num_renamed = vector_files.write(folder, contents)
+    everything = 'attributes', 'senses', 'relations', 'n-grams'
+    vector_files.warn_of_losses(folder, contents, num_renamed, holds=everything)
 
   def _contents(self) -> vector_files.Contents:
     return vector_files.Contents(
@@ -988,7 +991,9 @@ class Embeddings:
     and else fastText's defaults and zeros. Unknown counts become 1. Raises a
     `UserError` if it cannot be written, or for words of several vectors.
     """
-    vector_files.write_fasttext(fname, self._contents())
+    contents = self._contents()
+    vector_files.write_fasttext(fname, contents)
+    vector_files.warn_of_losses(fname, contents, holds=['n-grams'])
 
   @classmethod
   def load(
@@ -1044,7 +1049,7 @@ class Embeddings:
       num_announced=total_vec,
       appends=append,
     )
-    _warn_of_renamed(fname, num_renamed)
+    vector_files.warn_of_losses(fname, self._contents(), num_renamed)
 
   @classmethod
   def load_word2vec_format(
@@ -1114,13 +1119,15 @@ class Embeddings:
     static_models.write(
       fname, self.index_to_key, vectors=self.vectors, counts=self.counts
     )
+    vector_files.warn_of_losses(fname, self._contents())
 
   def save_onnx(self, fname: pathlib.Path | str) -> None:
     """Writes an ONNX model from `words` to `vectors`, zeros of unknown ones.
 
     Raises a `UserError` if the file would be too large or cannot be written.
     """
-    onnx_lookups.write(fname, self.index_to_key, self.vectors)
+    num_renamed = onnx_lookups.write(fname, self.index_to_key, self.vectors)
+    vector_files.warn_of_losses(fname, self._contents(), num_renamed)
 
   def save_static_model(
     self,
@@ -1136,12 +1143,15 @@ class Embeddings:
     sentence can have. Raises a `UserError` if the folder cannot be written.
     """
     words = self.of_words()
-    static_models.write_model(
+    num_renamed = static_models.write_model(
       folder,
       words.index_to_key,
       vectors=words.vectors,
       tokens=tokens,
       lowercase=lowercase,
+    )
+    vector_files.warn_of_losses(
+      folder, self._contents(), num_renamed, holds=['senses']
     )
 
   def save_parquet(self, fname: pathlib.Path | str) -> None:
@@ -1149,7 +1159,10 @@ class Embeddings:
 
     Raises a `UserError` if the file cannot be written.
     """
-    parquet.write(fname, self.index_to_key, self.vectors, counts=self.counts)
+    num_renamed = parquet.write(
+      fname, self.index_to_key, self.vectors, counts=self.counts
+    )
+    vector_files.warn_of_losses(fname, self._contents(), num_renamed)
 
 
 def _name(word: object) -> object:
@@ -1159,12 +1172,6 @@ def _name(word: object) -> object:
   from jaxemb.io import columns  # which numba is loaded for
 
   return columns.name(word)
-
-
-def _warn_of_renamed(path: pathlib.Path | str, num_words: int) -> None:
-  if num_words:
-    line = f'{num_words:,} words with white space were written with underscores'
-    warnings.warn(f'{path}: {line}', stacklevel=3)
 
 
 def load_vectors(
@@ -1179,5 +1186,9 @@ def load_vectors(
   is missing, not recognized, cut or damaged.
   """
   with bucket.opened(path) as local:
-    vectors = Embeddings(*vector_files.read(local, encoding))
+    contents = vector_files.read(local, encoding)
+    try:
+      vectors = Embeddings(*contents)
+    except ValueError as error:  # words, counts or values of something else
+      raise errors.UserError(f'{path} is damaged: {error}') from error
     return vectors.in_memory() if bucket.is_url(path) else vectors

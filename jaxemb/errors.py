@@ -5,7 +5,9 @@ Every command prints a `UserError` as one line on stderr and exits with its code
 """
 
 import difflib
+import importlib
 import numbers
+import types
 from collections.abc import Sequence
 
 _MAX_COMPARED_WORDS = 200_000
@@ -57,6 +59,20 @@ def _near_spellings(word: str, known: Sequence[str]) -> list[str]:
     folded, list(spellings)[:_MAX_CANDIDATES], _MAX_SUGGESTIONS, cutoff=0.75
   )
   return (same + [spellings[x][0] for x in near])[:_MAX_SUGGESTIONS]
+
+
+def optional(module: str, extra: str) -> types.ModuleType:
+  """Imports a module of an optional package.
+
+  Raises a `UserError` that names the extra if it is missing or does not work.
+  """
+  try:
+    return importlib.import_module(module)
+  except ImportError as error:
+    raise UserError(
+      f'{module.split(".")[0]} is not installed or does not work here '
+      f"({one_line(error)}): pip install 'jaxemb[{extra}]'"
+    ) from error
 
 
 def one_line(error: BaseException, max_chars: int = 300) -> str:

@@ -3,9 +3,11 @@
 Arrays in and out: `Embeddings` is made of what `read` returns.
 """
 
+import contextlib
 import pathlib
 import types
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,15 +71,21 @@ def read(path: pathlib.Path | str, encoding: str = 'utf-8') -> Contents:
   )
 
 
-def write(folder: pathlib.Path | str, contents: Contents) -> None:
+def write(folder: pathlib.Path | str, contents: Contents) -> int:
   """Writes a folder for `read`, and removes what an earlier export had there.
 
-  Raises a `UserError` if a file cannot be written.
+  Returns how many words were renamed. Raises a `UserError` if there are none,
+  if attributes or n-grams cannot be written, and then writes nothing, or if a
+  file cannot be written.
   """
   folder = pathlib.Path(folder)
-  arrays = attributes_lib.encoded(contents.attributes)  # which may refuse
-  attributes_lib.write(folder, arrays)
-  export.write(
+  if not len(contents.words):
+    raise errors.UserError(f'{folder}: there are no words to save; add one')
+  attributes = attributes_lib.encoded(contents.attributes)
+  if contents.subwords is not None:  # which may refuse, too
+    subwords_lib.write(folder, contents.subwords)
+  attributes_lib.write(folder, attributes)
+  counted = export.write(
     folder,
     words=contents.words,
     rows=export.Encoded(contents.vectors),
@@ -86,7 +94,44 @@ def write(folder: pathlib.Path | str, contents: Contents) -> None:
   )
   multivectors.write(folder, contents.sense_table)
   export.write_relations(folder, contents.relations)
-  subwords_lib.write(folder, contents.subwords)
+  if contents.subwords is None:
+    subwords_lib.write(folder, None)
+  with contextlib.suppress(NotADirectoryError):
+    # Of documents with other vectors; without it, their words are not read.
+    (folder / export.DOCUMENTS).unlink(missing_ok=True)
+  return counted['words_renamed_in_exports']
+
+
+def warn_of_losses(
+  path: pathlib.Path | str,
+  contents: Contents,
+  num_renamed: int = 0,
+  holds: Collection[str] = (),
+) -> None:
+  """Warns the caller's caller of what a file does not have of vectors.
+
+  `holds` names what else than words, vectors and counts the file has.
+  """
+  relations = contents.relations
+  parts = {
+    'attributes': bool(contents.attributes),
+    'senses': contents.sense_table is not None,
+    'relations': relations is not None
+    and (relations.operator != 'none' or relations.targets is not None),
+    'n-grams': contents.subwords is not None,
+  }
+  lost = [name for name, is_there in parts.items() if is_there]
+  if lost := [name for name in lost if name not in holds]:
+    warnings.warn(
+      f'{path} has vectors without their {", ".join(lost)}; `save` writes all',
+      stacklevel=3,
+    )
+  if num_renamed:
+    warnings.warn(
+      f'{path}: {num_renamed:,} words with white space or characters that '
+      'UTF-8 lacks were renamed',
+      stacklevel=3,
+    )
 
 
 def write_fasttext(path: pathlib.Path | str, contents: Contents) -> None:

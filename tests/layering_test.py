@@ -48,6 +48,10 @@ def _imports(tree):
     elif isinstance(node, ast.ImportFrom):
       assert not node.level, f'relative import in line {node.lineno}'
       yield from (f'{node.module}.{alias.name}' for alias in node.names)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) == (
+      'errors.optional'
+    ):
+      yield node.args[0].value
 
 
 def test_a_folder_imports_only_layers_below():

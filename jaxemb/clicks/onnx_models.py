@@ -66,7 +66,7 @@ def _convert(path, model, params, tables, moments):
       model, params, moments, rows=rows, ids=ids, numbers=numbers
     )
 
-  converted = onnx_lookups.library('jax2onnx').to_onnx(
+  converted = errors.optional('jax2onnx', 'onnx').to_onnx(
     served,
     [
       jax.ShapeDtypeStruct(('n', fields.num_columns), jnp.int32),

@@ -243,7 +243,8 @@ def write(folder: pathlib.Path, senses: MultiVectors | None) -> None:
   with atomic.write(folder / 'priors.txt') as file:
     for i, word in enumerate(senses.words):
       for k, prior in enumerate(senses.priors[senses.rows(i)]):
-        file.write(f'{word} {k} {prior:.9g}\n'.encode())
+        line = f'{word} {k} {prior:.9g}\n'
+        file.write(line.encode('utf-8', 'backslashreplace'))
   with atomic.write(folder / FILES[0]) as file:
     file.write(json.dumps(facts, indent=1).encode())
 

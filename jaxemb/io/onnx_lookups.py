@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.storage import atomic
+from jaxemb.storage import atomic, word2vec_format
 
 _MAX_BYTES = 2_000_000_000  # protobuf's limit
 _OPSETS = ('', 18), ('ai.onnx.ml', 3)  # of ONNX 1.13
@@ -16,15 +16,17 @@ _IR_VERSION = 8
 
 def write(
   path: pathlib.Path | str, words: Sequence[str], vectors: np.ndarray
-) -> None:
+) -> int:
   """Writes a model from `words` [n] to `vectors` [n, dim] and `rows` [n].
 
-  A word without a vector has zeros, and the row behind the last one. Raises a
-  `UserError` if the file would be too large or cannot be written.
+  A word without a vector has zeros, and the row behind the last one. Returns
+  how many words UTF-8 cannot hold, which are renamed. Raises a `UserError` if
+  the file would be too large or cannot be written.
   """
+  words, num_renamed = word2vec_format.spell(words, has_spaces=True)
   word_bytes = sum(len(x.encode()) for x in words)
   check_size(path, 4 * vectors.shape[0] * vectors.shape[1] + word_bytes)
-  onnx = library('onnx')
+  onnx = errors.optional('onnx', 'onnx')
   helper, types = onnx.helper, onnx.TensorProto
   num, dim = vectors.shape
   rows = np.zeros((num + 1, dim), np.float32)
@@ -59,6 +61,7 @@ def write(
     producer_name='jaxemb',
   )
   put(path, model)
+  return num_renamed
 
 
 def check_size(path: pathlib.Path | str, num_bytes: int) -> None:
@@ -72,23 +75,6 @@ def check_size(path: pathlib.Path | str, num_bytes: int) -> None:
 
 def put(path: pathlib.Path | str, model: Any) -> None:
   """Writes a model of ONNX once it is checked."""
-  library('onnx').checker.check_model(model)
+  errors.optional('onnx', 'onnx').checker.check_model(model)
   with atomic.write(path) as file:
     file.write(model.SerializeToString())
-
-
-def library(name: str) -> Any:
-  """Returns the module onnx or jax2onnx; raises a `UserError` without it."""
-  try:
-    if name == 'onnx':
-      import onnx
-
-      return onnx
-    import jax2onnx
-
-    return jax2onnx
-  except ImportError as error:
-    raise errors.UserError(
-      f'{name} is not installed or lacks a package '
-      f"({errors.one_line(error)}): pip install 'jaxemb[onnx]'"
-    ) from error

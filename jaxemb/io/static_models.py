@@ -24,12 +24,15 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.ops import characters
-from jaxemb.storage import atomic
+from jaxemb.storage import atomic, word2vec_format
+from jaxemb.storage import attributes as attributes_lib
 
+_EXTRA = 'hub'
 MODEL, TOKENIZER = 'model.safetensors', 'tokenizer.json'
 TOKENS = 'words', 'words+emoji', 'whitespace'
 # Before a word; the second one is no part of any word.
 _MARKS = '\u2581', '\x01'
+_NO_WORD = ' '  # the token of the empty word, which no text has
 _TENSORS = 'vectors', 'embeddings', 'embedding.weight'
 _MAX_HEADER_BYTES = 90_000_000  # safetensors reads 100 MB
 # Lower-cased by code points, this letter alone becomes two and so stays.
@@ -64,7 +67,7 @@ def write(
 
   Raises a `UserError` if the file cannot be written.
   """
-  safetensors = _library('safetensors.numpy')
+  safetensors = errors.optional('safetensors.numpy', _EXTRA)
   text = json.dumps(list(words))
   if len(text) > _MAX_HEADER_BYTES:
     raise errors.UserError(
@@ -75,7 +78,8 @@ def write(
   if counts is not None:
     tensors['counts'] = np.ascontiguousarray(counts)
   with atomic.write(path) as file:
-    file.write(safetensors.save(tensors, {'words': text}))
+    # Not `save`, which returns a copy.
+    safetensors.save_file(tensors, file.name, {'words': text})
 
 
 def is_static(path: pathlib.Path | str) -> bool:
@@ -102,7 +106,7 @@ def read(
     names = [x for x in _TENSORS if x in tensors]
     if not names:
       raise ValueError(f'no tensor {" or ".join(_TENSORS)}')
-    vectors = tensors[names[0]]
+    vectors, counts = tensors[names[0]], tensors.get('counts')
     if 'mapping' in tensors:  # of tokens to rows
       vectors = vectors[tensors['mapping']]
     if 'weights' in tensors:
@@ -111,22 +115,34 @@ def read(
       words = json.loads(metadata['words'])
     else:
       words = _tokens(path.with_name(TOKENIZER))
+    if not isinstance(words, list) or {*map(type, words)} - {str}:
+      raise ValueError('its words are no list of strings')
     if vectors.ndim != 2 or len(words) != len(vectors):
       raise ValueError(
         f'{len(words)} words do not fit vectors of shape {vectors.shape}'
       )
+    if counts is not None:
+      counts = attributes_lib.counts(counts, len(words))
   except (OSError, ValueError, IndexError) as error:
     reason = getattr(error, 'strerror', None) or errors.one_line(error)
     raise errors.UserError(
       f'{path} is no safetensors of word vectors: {reason}; give a file of '
       '`save_safetensors`, or a folder with its tokenizer.json'
     ) from error
-  return words, np.asarray(vectors, np.float32), tensors.get('counts')
+  vectors = np.asarray(vectors, np.float32)
+  if num_equal := len(words) - len(set(words)):
+    line = f'{path}: {num_equal:,} repeated words, the first kept'
+    warnings.warn(line, stacklevel=2)
+    first = {word: row for row, word in reversed([*enumerate(words)])}
+    rows = np.sort([*first.values()])
+    words, vectors = [words[row] for row in rows.tolist()], vectors[rows]
+    counts = None if counts is None else counts[rows]
+  return words, vectors, counts
 
 
 def _tensors(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict]:
   """Returns the tensors and the metadata of a file of safetensors."""
-  safetensors = _library('safetensors')
+  safetensors = errors.optional('safetensors', _EXTRA)
   try:
     with safetensors.safe_open(path, framework='numpy') as file:
       return {x: file.get_tensor(x) for x in file.keys()}, file.metadata() or {}
@@ -139,14 +155,18 @@ def _tokens(path: pathlib.Path) -> list[str]:
   if not path.is_file():
     raise ValueError(f'its words are missing, as is {path.name} beside it')
   try:
-    vocab = _library('tokenizers').Tokenizer.from_file(str(path)).get_vocab()
+    library = errors.optional('tokenizers', _EXTRA)
+    vocab = library.Tokenizer.from_file(str(path)).get_vocab()
   except Exception as error:  # its library raises nothing more precise
     raise ValueError(f'{path.name}: {errors.one_line(error)}') from error
   tokens = sorted(vocab, key=vocab.get)
   if [vocab[x] for x in tokens] != [*range(len(tokens))]:
     raise ValueError(f'{path.name} leaves out ids of tokens')
-  mark = next((x for x in _MARKS if all(y.startswith(x) for y in tokens)), '')
-  return [x.removeprefix(mark) for x in tokens]
+  marked = [x for x in tokens if x != _NO_WORD]
+  mark = next((x for x in _MARKS if all(y.startswith(x) for y in marked)), '')
+  return [
+    '' if mark and x == _NO_WORD else x.removeprefix(mark) for x in tokens
+  ]
 
 
 def write_model(
@@ -155,17 +175,19 @@ def write_model(
   vectors: np.ndarray,
   tokens: str = 'words',
   lowercase: bool | None = None,
-) -> None:
+) -> int:
   """Writes a folder that model2vec and sentence-transformers load.
 
   `tokens` and `lowercase` say what a word of a sentence is, as `config.data`
   does; without the latter, sentences are lower-cased if no word has capitals.
-  Warns of words that no sentence can have. Raises a `UserError` if the folder
-  cannot be written.
+  Warns of words that no sentence can have. Returns how many words UTF-8 cannot
+  hold, which are renamed. Raises a `UserError` if the folder cannot be written.
   """
-  folder, safetensors = pathlib.Path(folder), _library('safetensors.numpy')
+  safetensors = errors.optional('safetensors.numpy', _EXTRA)
+  folder = pathlib.Path(folder)
   if tokens not in TOKENS:
     raise errors.UserError(f'tokens={tokens!r} is none of {", ".join(TOKENS)}')
+  words, num_renamed = word2vec_format.spell(words, has_spaces=True)
   if lowercase is None:
     lowercase = not any(map(_has_capitals, words))
   tokenizer = _tokenizer(words, tokens, lowercase=lowercase)
@@ -191,6 +213,7 @@ def write_model(
     (temporary / files[2]).write_text(json.dumps(config, indent=2))
     (temporary / files[3]).write_text(json.dumps(modules, indent=2))
     (temporary / files[4]).write_text(card, 'utf-8')
+  return num_renamed
 
 
 def _has_capitals(word: str) -> bool:
@@ -200,9 +223,11 @@ def _has_capitals(word: str) -> bool:
 
 def _tokenizer(words: Sequence[str], tokens: str, lowercase: bool) -> Any:
   """Returns a `tokenizers.Tokenizer` whose ids are rows of words."""
-  library = _library('tokenizers')
+  library = errors.optional('tokenizers', _EXTRA)
   mark = next(x for x in _MARKS if not any(x in word for word in words))
-  vocab = {mark + word: row for row, word in enumerate(words)}
+  vocab = {
+    mark + word if word else _NO_WORD: row for row, word in enumerate(words)
+  }
   model = library.models.BPE(vocab, [], ignore_merges=True)
   tokenizer = library.Tokenizer(model)
   replace, regex = library.normalizers.Replace, library.Regex
@@ -284,19 +309,3 @@ def _warn_of_unreachable(tokenizer, words, tokens) -> None:
       'whose tokens are separated',
       stacklevel=4,
     )
-
-
-def _library(name: str) -> Any:
-  """Returns safetensors or tokenizers; raises a `UserError` without it."""
-  try:
-    if name == 'tokenizers':
-      import tokenizers
-
-      return tokenizers
-    import safetensors.numpy
-
-    return safetensors if name == 'safetensors' else safetensors.numpy
-  except ImportError as error:
-    raise errors.UserError(
-      f"{name.split('.')[0]} is not installed: pip install 'jaxemb[hub]'"
-    ) from error

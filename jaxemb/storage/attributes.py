@@ -39,12 +39,14 @@ def values(name: str, array: Any, num_words: int) -> np.ndarray:
 
   Raises a `ValueError` for another number of them.
   """
-  array = np.array(array)
-  if array.shape != (num_words,):
+  result = np.array(array)
+  if result.dtype.kind in 'US':  # which would cut longer text
+    result = np.array(array, object)
+  if result.shape != (num_words,):
     raise ValueError(
-      f'values of {name!r} of shape {array.shape} do not fit {num_words} words'
+      f'values of {name!r} of shape {result.shape} do not fit {num_words} words'
     )
-  return array.astype(object) if array.dtype.kind in 'US' else array
+  return result
 
 
 def checked(

@@ -35,6 +35,7 @@ from jaxemb.storage import atomic, word2vec_format
 VECTORS, SCALES, CONTEXTS = 'vectors.npy', 'scales.npy', 'context_vocab.txt'
 RELATIONS, TARGETS = 'relations.npz', 'targets.npy'
 SUBWORDS = 'subwords.json'  # see evaluation.subwords
+DOCUMENTS = 'words/documents.json'  # see documents.trained
 _MAX_PROJECTOR_WORDS = 100_000
 # At once; to read a number of a row may take the whole row.
 _BLOCK_BYTES, _BLOCK_ROWS = 1 << 22, 1 << 14

@@ -38,6 +38,8 @@ _MAX_DIM = 1 << 20
 _MAX_COUNT_DIGITS = 12  # sums over a vocabulary fit int64
 _HEADER = re.compile(rb'\s*(\d+)[ \t]+(\d+)\s*')
 _SPACE = re.compile(r'[ \t-\r]')
+_SURROGATE = re.compile(r'[\ud800-\udfff]')  # which no UTF-8 has
+_UNWRITABLE = re.compile(r'[ \t-\r\ud800-\udfff]|\A\Z')
 _CONTROLS = re.compile(rb'[\0-\x08\x0e-\x1f\x7f]')
 _NUMBER = re.compile(rb'\s[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$')
 _FRACTION = re.compile(rb'[-+]?\d*\.\d+([eE][-+]?\d+)?')
@@ -151,14 +153,22 @@ def _writing(path: pathlib.Path | str, appends: bool) -> Iterator[BinaryIO]:
     ) from error
 
 
-def spell(words: Sequence[str]) -> tuple[Sequence[str], int]:
-  """Returns words as the formats can hold them, and the number renamed."""
-  renamed = [i for i, x in enumerate(words) if not x or _SPACE.search(x)]
+def spell(
+  words: Sequence[str], has_spaces: bool = False
+) -> tuple[Sequence[str], int]:
+  """Returns words as files can hold them, and the number renamed.
+
+  White space becomes underscores, unless a file `has_spaces` in words, and what
+  UTF-8 lacks an escape. The names of different words are different.
+  """
+  pattern = _SURROGATE if has_spaces else _UNWRITABLE
+  renamed = [i for i, x in enumerate(words) if pattern.search(x)]
   if not renamed:
     return words, 0
   names, taken = list(words), set(words)
   for i in renamed:
-    name = _SPACE.sub('_', words[i]) or '_'
+    name = words[i].encode('utf-8', 'backslashreplace').decode()
+    name = name if has_spaces else _SPACE.sub('_', name) or '_'
     while name in taken:
       name += '_'
     taken.add(name)

@@ -117,6 +117,37 @@ def test_what_is_written_is_read_again(tmp_path):
   assert "from_pretrained('model')" in card and '4 word vectors of 3' in card
 
 
+def test_the_empty_word_is_no_unknown_word(tmp_path):
+  words = ['', 'king', '\u2581', ' ']
+  rows = np.arange(12, dtype=np.float32).reshape(4, 3)
+  for tokens in static_models.TOKENS:
+    tokenizer = static_models._tokenizer(words, tokens, lowercase=False)
+    for text, expected in (
+      ('king zzz', [1]),
+      ('  zzz \x01 \u00a0', []),
+      ('\u2581\u2581', []),
+    ):
+      assert tokenizer.encode(text).ids == expected
+  vectors = jaxemb.Embeddings(words, rows)
+  with pytest.warns(UserWarning, match='of 4 words'):
+    vectors.save_static_model(tmp_path)
+  assert jaxemb.load(tmp_path).index_to_key == words
+
+
+def test_equal_words_have_the_first_row(tmp_path):
+  from safetensors import numpy as safetensors
+
+  path, rows = tmp_path / 'x.safetensors', np.arange(8.0).reshape(4, 2)
+  tensors = {'vectors': rows, 'counts': np.array([4, 3, 2, 1])}
+  words = json.dumps([*'abab'])
+  path.write_bytes(safetensors.save(tensors, {'words': words}))
+  with pytest.warns(UserWarning, match='2 repeated words, the first kept'):
+    vectors = jaxemb.load(path)
+  assert vectors.index_to_key == ['a', 'b']
+  assert vectors.counts.tolist() == [4, 3]
+  np.testing.assert_array_equal(vectors.vectors, rows[:2])
+
+
 def test_senses_become_words(tmp_path):
   from jaxemb.evaluation import multivectors
 
@@ -171,6 +202,17 @@ def test_unusable_files_and_arguments_are_one_line(tmp_path, monkeypatch):
     (safetensors.save({'vectors': np.ones((2, 2))}), 'words are missing'),
     (safetensors.save({'vectors': np.ones((3, 2))}, words), '2 words do not'),
     (safetensors.save({'vectors': np.ones(2)}, words), 'of shape'),
+    *(
+      (safetensors.save({'vectors': np.ones((2, 2))}, {'words': x}), 'no list')
+      for x in ('5', '"ab"', '[[1], [2]]', '[1, 2]', '{"a": 0, "b": 1}', 'null')
+    ),
+    *(
+      (
+        safetensors.save({'vectors': np.ones((2, 2)), 'counts': x}, words),
+        'no safetensors.*counts',
+      )
+      for x in (np.ones(3), np.array([-1, 2]), np.array([1.5, 2]))
+    ),
   ):
     path.write_bytes(damaged)
     with pytest.raises(errors.UserError, match=message):
