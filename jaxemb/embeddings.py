@@ -35,16 +35,16 @@ from jaxemb.evaluation import (
   files,
   geometry,
   groups,
+  lookup,
   multivectors,
   neighbor_index,
   neighbors,
 )
 from jaxemb.evaluation import subwords as subwords_lib
 from jaxemb.evaluation import words as words_lib
-from jaxemb.io import onnx_lookups, static_models
 from jaxemb.ops import growing
 from jaxemb.storage import attributes as attributes_lib
-from jaxemb.storage import bucket, export, parquet, word2vec_format
+from jaxemb.storage import bucket, export, word2vec_format
 
 Word = str | int  # 7 is the word '7'
 # A word or a [dim] vector; in sums perhaps with a weight.
@@ -122,26 +122,13 @@ class Embeddings:
       )
     self.index_to_key = list(index_to_key)
     self.vectors = vectors
-    num = len(self.index_to_key)
-    shapes = num, len(self.vectors), len(self.key_to_index)
-    if self.vectors.ndim != 2 or len(set(shapes)) != 1:
-      raise ValueError(
-        f'{num} words ({shapes[2]} different) do not fit vectors of shape '
-        f'{self.vectors.shape}'
-      )
-    if counts is not None:
-      counts = attributes_lib.counts(counts, num)
-    if sense_table is not None and len(sense_table.priors) != num:
-      raise ValueError(
-        f'{len(sense_table.priors)} senses do not fit {num} words'
-      )
     self.counts = counts
     self.sense_table = sense_table
     self.relations = relations
-    self.attributes = {
-      k: attributes_lib.values(k, x, num) for k, x in attributes.items()
-    }
+    self.attributes = dict(attributes)
     self.subwords = subwords
+    checked = vector_files.checked(self._contents(), len(self.key_to_index))
+    self.counts, self.attributes = checked.counts, checked.attributes
 
   def in_memory(self) -> 'Embeddings':
     """Returns a copy whose vectors do not depend on a file."""
@@ -208,13 +195,11 @@ class Embeddings:
 
   def __contains__(self, word: object) -> bool:
     """Whether a word has a vector, with subwords that of its n-grams."""
-    words = self.sense_table.index if self.sense_table else ()
-    name = _name(word)
-    if not isinstance(name, str):
-      return False
-    if self._row(name) >= 0 or name in words:
+    if self.has_index_for(word):
       return True
-    return self.subwords is not None and self.subwords.has_vector(name)
+    name = lookup.name(word)
+    is_unseen = isinstance(name, str) and self.subwords is not None
+    return is_unseen and self.subwords.has_vector(name)
 
   def __getattr__(self, name: str) -> Any:
     """Raises an `AttributeError` that says what stands for gensim's `name`."""
@@ -235,29 +220,12 @@ class Embeddings:
     rows = [self.get_vector(word) for word in words]
     return np.array(rows, np.float32).reshape(-1, self.vector_size)
 
-  def _row(self, word):
-    """Returns -1 if unknown; white space is looked up as underscores, too."""
-    row = self.key_to_index.get(word, -1)
-    if row == -1 and word:
-      name = word2vec_format.spell([word])[0][0]
-      # Where another word has that name, two rows might be meant.
-      if f'{name}_' not in self.key_to_index:
-        row = self.key_to_index.get(name, -1)
-    return row
-
   def get_index(self, key: Word, default: Any = None) -> Any:
     """Returns the row of a word; of an unknown one, `default` if not None."""
-    name, row = _name(key), -1
-    if isinstance(name, str):
-      row = self._row(name)
-      if row == -1 and self.sense_table and name in self.sense_table.index:
-        best, _ = max(self.senses(name), key=lambda sense: sense[1])
-        row = self.key_to_index[best]
-    if row >= 0:
-      return row
-    if default is None:
+    row = lookup.row(lookup.name(key), self.key_to_index, self.sense_table)
+    if row < 0 and default is None:
       raise errors.UnknownWordError(key, self.index_to_key)
-    return default
+    return row if row >= 0 else default
 
   def has_index_for(self, key: Word) -> bool:
     """Returns whether a word has a row."""
@@ -287,7 +255,7 @@ class Embeddings:
 
   def _unseen(self, key: Word, norm: bool) -> np.ndarray:
     """Returns the mean of the rows of a word's n-grams, read-only."""
-    name = _name(key)
+    name = lookup.name(key)
     vector = self.subwords.vector(name) if isinstance(name, str) else None
     if vector is None:
       raise errors.UnknownWordError(key, self.index_to_key)
@@ -306,7 +274,7 @@ class Embeddings:
         'these vectors have no n-grams; train with --config.model.subwords=3-6 '
         'or load a .bin of fastText'
       )
-    return self.subwords.ngrams(str(_name(word)))
+    return self.subwords.ngrams(str(lookup.name(word)))
 
   def get_normed_vectors(self) -> np.ndarray:
     """Returns a copy of all vectors at length 1, [vocab, dim] float32."""
@@ -333,7 +301,7 @@ class Embeddings:
   def add_vector(self, key: Word, vector: np.ndarray) -> int:
     """Adds a word; returns its row. One that has a row keeps its vector."""
     self.add_vectors([key], [vector])
-    return self.key_to_index[_name(key)]
+    return self.key_to_index[lookup.name(key)]
 
   def add_vectors(
     self,
@@ -349,14 +317,10 @@ class Embeddings:
     fit, a `TypeError` for values of another type, and then changes nothing.
     """
     is_one = isinstance(keys, (str, bytes, numbers.Real))
-    names = [_name(x) for x in ([keys] if is_one else keys)]
-    if bad := [x for x in names if not isinstance(x, str)]:
-      raise errors.UserError(
-        f'{bad[0]!r} is no word; give a string or a number'
-      )
+    names = [lookup.name(x) for x in ([keys] if is_one else keys)]
     weights = [weights] if is_one and np.ndim(weights) == 1 else weights
     rows = growing.checked(
-      weights, (len(names), self.vector_size), self.vectors.dtype
+      names, weights, dim=self.vector_size, dtype=self.vectors.dtype
     )
     values = attributes_lib.checked(extras or {}, self.expandos, len(names))
     new, changed, chosen = growing.positions(names, self.key_to_index, replace)
@@ -562,7 +526,7 @@ class Embeddings:
     With `copy_vecattrs` they have their counts and other attributes. Without
     `allow_inference` a word needs a row of exactly its name.
     """
-    words = list(dict.fromkeys(map(_name, keys)))
+    words = list(dict.fromkeys(map(lookup.name, keys)))
     known = self if allow_inference else self.key_to_index
     words = [words[i] for i in self._known(words, known)]
     rows = np.array([self.get_index(x, -1) for x in words], np.int64)
@@ -608,13 +572,12 @@ class Embeddings:
     from jaxemb.models import edge_scores  # and with it JAX
 
     sources, *names, ends = zip(*edges, strict=True)
-    names = [_name(x) for x in names[0]] if names else None
+    names = [lookup.name(x) for x in names[0]] if names else None
     mapped = edge_scores.mapped(self[sources], names, self.relations)
     targets = self.relations and self.relations.targets
     targets = self.vectors if targets is None else targets
     ends = targets[[self.get_index(x) for x in ends]]
-    score = edge_scores.of_relations(self.relations)
-    return np.asarray(score.of_pairs(mapped, ends))
+    return edge_scores.of_ends(mapped, ends, self.relations)
 
   def related(self, source: str, relation: str) -> np.ndarray:
     """Applies the operator of a relation to a node's vector, [dim] float32.
@@ -626,7 +589,7 @@ class Embeddings:
     """
     from jaxemb.models import edge_scores  # and with it JAX
 
-    names = [_name(relation)]
+    names = [lookup.name(relation)]
     return edge_scores.mapped(self[[source]], names, self.relations)[0]
 
   def most_similar(
@@ -657,7 +620,7 @@ class Embeddings:
     """
     items = neighbors.weighted(positive, negative)
     if sense is not None:
-      items = [(self._sense(items, sense), 1.0)]
+      items = [(neighbors.sense_of(items, sense, self.senses), 1.0)]
     target = neighbors.direction(items, self._direction)
     if restrict_vocab:
       clip_start, clip_end = 0, restrict_vocab
@@ -680,16 +643,6 @@ class Embeddings:
       return indexer.most_similar(target, topn)  # as gensim calls it
     near = neighbors.by_index(indexer, self.vectors, target, **limits)
     return self._named(*near)
-
-  def _sense(self, items: list[tuple[Key, float]], sense: int) -> str:
-    """Returns the name of the row of a sense of the only item, a word."""
-    word, weight = items[0]
-    if len(items) != 1 or weight != 1 or not isinstance(word, str):
-      raise ValueError('sense selects a sense of a single word')
-    names = [name for name, _ in self.senses(word)]
-    if not 0 <= sense < len(names):
-      raise errors.UserError(f'{word!r} has {len(names)} senses, from 0 up')
-    return names[sense]
 
   def _direction(self, key: Key) -> np.ndarray:
     """Returns a word's vector at length 1; a vector as it is."""
@@ -794,7 +747,7 @@ class Embeddings:
 
   def senses(self, word: str) -> list[tuple[str, float]]:
     """Returns (name of the row, prior) of every sense of a word."""
-    table, word = self.sense_table, _name(word)
+    table, word = self.sense_table, lookup.name(word)
     if table is not None and word in table.index:
       rows = table.rows(table.index[word])
     else:
@@ -968,21 +921,11 @@ class Embeddings:
         f'save takes a folder and no {", ".join(options)}: every array is a '
         'file of its own there, and nothing is pickled'
       )
-    contents = self._contents()
-    num_renamed = vector_files.write(folder, contents)
-    everything = 'attributes', 'senses', 'relations', 'n-grams'
-    vector_files.warn_of_losses(folder, contents, num_renamed, holds=everything)
+    vector_files.write(folder, self._contents())
 
   def _contents(self) -> vector_files.Contents:
-    return vector_files.Contents(
-      self.index_to_key,
-      self.vectors,
-      self.counts,
-      sense_table=self.sense_table,
-      relations=self.relations,
-      attributes=self.attributes,
-      subwords=self.subwords,
-    )
+    fields = dataclasses.fields(self)
+    return vector_files.Contents(*(getattr(self, x.name) for x in fields))
 
   def save_fasttext(self, fname: pathlib.Path | str) -> None:
     """Writes fastText's `.bin`, which gensim's load_facebook_model reads, too.
@@ -991,9 +934,7 @@ class Embeddings:
     and else fastText's defaults and zeros. Unknown counts become 1. Raises a
     `UserError` if it cannot be written, or for words of several vectors.
     """
-    contents = self._contents()
-    vector_files.write_fasttext(fname, contents)
-    vector_files.warn_of_losses(fname, contents, holds=['n-grams'])
+    vector_files.write_fasttext(fname, self._contents())
 
   @classmethod
   def load(
@@ -1037,10 +978,9 @@ class Embeddings:
       raise ValueError('a binary file needs its header')
     if values is None and (fvocab is not None or sort_attr != 'count'):
       raise ValueError(f'no {sort_attr}s are known: leave out fvocab')
-    num_renamed = vector_files.write_word2vec(
+    vector_files.write_word2vec(
       fname,
-      self.index_to_key,
-      self.vectors,
+      self._contents(),
       order_by=values,
       vocab_path=fvocab,
       prefix=prefix,
@@ -1049,7 +989,6 @@ class Embeddings:
       num_announced=total_vec,
       appends=append,
     )
-    vector_files.warn_of_losses(fname, self._contents(), num_renamed)
 
   @classmethod
   def load_word2vec_format(
@@ -1102,32 +1041,23 @@ class Embeddings:
     other = Embeddings.load_word2vec_format(
       fname, binary=binary, encoding=encoding, unicode_errors=unicode_errors
     )
-    if other.vector_size != self.vector_size:
-      raise errors.UserError(
-        f'{fname} has vectors of {other.vector_size} numbers, these are of '
-        f'{self.vector_size}; give a file of the same dimension'
-      )
+    vector_files.check_dim(fname, other.vector_size, self.vector_size)
     common = [x for x in other.index_to_key if x in self.key_to_index]
-    if common:
-      self[common] = other[common]
+    self.add_vectors(common, other[common], replace=True)
 
   def save_safetensors(self, fname: pathlib.Path | str) -> None:
     """Writes safetensors: vectors, any counts, and words in the metadata.
 
     Raises a `UserError` if the file cannot be written.
     """
-    static_models.write(
-      fname, self.index_to_key, vectors=self.vectors, counts=self.counts
-    )
-    vector_files.warn_of_losses(fname, self._contents())
+    vector_files.write_safetensors(fname, self._contents())
 
   def save_onnx(self, fname: pathlib.Path | str) -> None:
     """Writes an ONNX model from `words` to `vectors`, zeros of unknown ones.
 
     Raises a `UserError` if the file would be too large or cannot be written.
     """
-    num_renamed = onnx_lookups.write(fname, self.index_to_key, self.vectors)
-    vector_files.warn_of_losses(fname, self._contents(), num_renamed)
+    vector_files.write_onnx(fname, self._contents())
 
   def save_static_model(
     self,
@@ -1142,16 +1072,8 @@ class Embeddings:
     sentences are lower-cased if no word has capitals. Warns of words that no
     sentence can have. Raises a `UserError` if the folder cannot be written.
     """
-    words = self.of_words()
-    num_renamed = static_models.write_model(
-      folder,
-      words.index_to_key,
-      vectors=words.vectors,
-      tokens=tokens,
-      lowercase=lowercase,
-    )
-    vector_files.warn_of_losses(
-      folder, self._contents(), num_renamed, holds=['senses']
+    vector_files.write_static_model(
+      folder, self._contents(), tokens=tokens, lowercase=lowercase
     )
 
   def save_parquet(self, fname: pathlib.Path | str) -> None:
@@ -1159,19 +1081,7 @@ class Embeddings:
 
     Raises a `UserError` if the file cannot be written.
     """
-    num_renamed = parquet.write(
-      fname, self.index_to_key, self.vectors, counts=self.counts
-    )
-    vector_files.warn_of_losses(fname, self._contents(), num_renamed)
-
-
-def _name(word: object) -> object:
-  """Returns the name of a number or flag, such as '7' of 7.0; other words."""
-  if not isinstance(word, numbers.Real | np.bool_):
-    return word
-  from jaxemb.io import columns  # which numba is loaded for
-
-  return columns.name(word)
+    vector_files.write_parquet(fname, self._contents())
 
 
 def load_vectors(

@@ -15,10 +15,13 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.evaluation import multivectors
 from jaxemb.evaluation import subwords as subwords_lib
-from jaxemb.io import static_models
+from jaxemb.io import onnx_lookups, static_models
 from jaxemb.ops import growing
 from jaxemb.storage import attributes as attributes_lib
-from jaxemb.storage import export, word2vec_format
+from jaxemb.storage import export, parquet, word2vec_format
+
+# What vectors may have beside words and counts.
+_PARTS = 'attributes', 'senses', 'relations', 'n-grams'
 
 
 class Contents(NamedTuple):
@@ -71,12 +74,45 @@ def read(path: pathlib.Path | str, encoding: str = 'utf-8') -> Contents:
   )
 
 
-def write(folder: pathlib.Path | str, contents: Contents) -> int:
+def checked(contents: Contents, num_different: int) -> Contents:
+  """Returns contents with copies of counts and attributes, by their types.
+
+  `num_different` words are different. Raises a `ValueError` for words, vectors,
+  counts, senses or attributes that do not fit each other.
+  """
+  words, vectors, counts, senses, *_ = contents
+  num = len(words)
+  if vectors.ndim != 2 or {len(vectors), num_different} != {num}:
+    raise ValueError(
+      f'{num} words ({num_different} different) do not fit vectors of shape '
+      f'{vectors.shape}'
+    )
+  if senses is not None and len(senses.priors) != num:
+    raise ValueError(f'{len(senses.priors)} senses do not fit {num} words')
+  attributes = {
+    name: attributes_lib.values(name, array, num)
+    for name, array in contents.attributes.items()
+  }
+  if counts is not None:
+    counts = attributes_lib.counts(counts, num)
+  return contents._replace(counts=counts, attributes=attributes)
+
+
+def check_dim(path: pathlib.Path | str, dim: int, expected: int) -> None:
+  """Raises a `UserError` if a file has vectors of another dimension."""
+  if dim != expected:
+    raise errors.UserError(
+      f'{path} has vectors of {dim} numbers, these are of {expected}; give a '
+      'file of the same dimension'
+    )
+
+
+def write(folder: pathlib.Path | str, contents: Contents) -> None:
   """Writes a folder for `read`, and removes what an earlier export had there.
 
-  Returns how many words were renamed. Raises a `UserError` if there are none,
-  if attributes or n-grams cannot be written, and then writes nothing, or if a
-  file cannot be written.
+  Warns of words that were renamed. Raises a `UserError` if there are none, if
+  attributes or n-grams cannot be written, and then writes nothing, or if a file
+  cannot be written.
   """
   folder = pathlib.Path(folder)
   if not len(contents.words):
@@ -99,39 +135,8 @@ def write(folder: pathlib.Path | str, contents: Contents) -> int:
   with contextlib.suppress(NotADirectoryError):
     # Of documents with other vectors; without it, their words are not read.
     (folder / export.DOCUMENTS).unlink(missing_ok=True)
-  return counted['words_renamed_in_exports']
-
-
-def warn_of_losses(
-  path: pathlib.Path | str,
-  contents: Contents,
-  num_renamed: int = 0,
-  holds: Collection[str] = (),
-) -> None:
-  """Warns the caller's caller of what a file does not have of vectors.
-
-  `holds` names what else than words, vectors and counts the file has.
-  """
-  relations = contents.relations
-  parts = {
-    'attributes': bool(contents.attributes),
-    'senses': contents.sense_table is not None,
-    'relations': relations is not None
-    and (relations.operator != 'none' or relations.targets is not None),
-    'n-grams': contents.subwords is not None,
-  }
-  lost = [name for name, is_there in parts.items() if is_there]
-  if lost := [name for name in lost if name not in holds]:
-    warnings.warn(
-      f'{path} has vectors without their {", ".join(lost)}; `save` writes all',
-      stacklevel=3,
-    )
-  if num_renamed:
-    warnings.warn(
-      f'{path}: {num_renamed:,} words with white space or characters that '
-      'UTF-8 lacks were renamed',
-      stacklevel=3,
-    )
+  num_renamed = counted['words_renamed_in_exports']
+  _warn_of_losses(folder, contents, num_renamed, holds=_PARTS)
 
 
 def write_fasttext(path: pathlib.Path | str, contents: Contents) -> None:
@@ -150,36 +155,113 @@ def write_fasttext(path: pathlib.Path | str, contents: Contents) -> None:
     counts=contents.counts,
     ngrams=contents.subwords,
   )
+  _warn_of_losses(path, contents, holds=['n-grams'])
 
 
 def write_word2vec(
   path: pathlib.Path | str,
-  words: Sequence[str],
-  vectors: Any,
+  contents: Contents,
   order_by: np.ndarray | None = None,
   vocab_path: pathlib.Path | str | None = None,
   prefix: str = '',
   **options: Any,
-) -> int:
+) -> None:
   """Writes a word2vec file, and to `vocab_path` the values of `order_by`.
 
   Rows are sorted by falling values of `order_by`, [vocab]; None = as they are.
-  `options` are those of `word2vec_format.write`. Returns how many words had
-  white space. Raises a `UserError` if a file cannot be written.
+  `options` are those of `word2vec_format.write`. Raises a `UserError` if a file
+  cannot be written.
   """
+  words, vectors, *_ = contents
   order = np.arange(len(words))
   if order_by is not None:
     order = growing.descending(order_by)
   if (np.diff(order) < 0).any():
     words, order_by = [words[row] for row in order.tolist()], order_by[order]
-    by_row = vectors
     vectors = export.OnDemand(
-      lambda rows: by_row[order[rows]], by_row.shape, by_row.dtype
+      lambda rows: contents.vectors[order[rows]], vectors.shape, vectors.dtype
     )
   words = [prefix + x for x in words] if prefix else words
-  renamed = word2vec_format.write(path, words, vectors, **options)
+  num_renamed = word2vec_format.write(path, words, vectors, **options)
   if vocab_path is not None:
     word2vec_format.write_vocab(
       vocab_path, words, order_by, appends=options['appends']
     )
-  return renamed
+  _warn_of_losses(path, contents, num_renamed)
+
+
+def write_safetensors(path: pathlib.Path | str, contents: Contents) -> None:
+  """Writes vectors, any counts, and words in the metadata.
+
+  Raises a `UserError` if the file cannot be written.
+  """
+  static_models.write(
+    path, contents.words, contents.vectors, counts=contents.counts
+  )
+  _warn_of_losses(path, contents)
+
+
+def write_static_model(
+  folder: pathlib.Path | str, contents: Contents, **options: Any
+) -> None:
+  """Writes a folder of model2vec, by `static_models.write_model`'s options.
+
+  A word of several senses has their mean. Raises a `UserError` if the folder
+  cannot be written.
+  """
+  words, vectors, _, senses, *_ = contents
+  if senses is not None:
+    words, vectors = senses.words, senses.mean_vectors()
+  num_renamed = static_models.write_model(folder, words, vectors, **options)
+  _warn_of_losses(folder, contents, num_renamed, holds=['senses'])
+
+
+def write_onnx(path: pathlib.Path | str, contents: Contents) -> None:
+  """Writes an ONNX model from words to vectors.
+
+  Raises a `UserError` if the file would be too large or cannot be written.
+  """
+  num_renamed = onnx_lookups.write(path, contents.words, contents.vectors)
+  _warn_of_losses(path, contents, num_renamed)
+
+
+def write_parquet(path: pathlib.Path | str, contents: Contents) -> None:
+  """Writes Parquet with the columns key, count (if known) and vector.
+
+  Raises a `UserError` if the file cannot be written.
+  """
+  num_renamed = parquet.write(
+    path, contents.words, contents.vectors, counts=contents.counts
+  )
+  _warn_of_losses(path, contents, num_renamed)
+
+
+def _warn_of_losses(
+  path: pathlib.Path | str,
+  contents: Contents,
+  num_renamed: int = 0,
+  holds: Collection[str] = (),
+) -> None:
+  """Warns of what a file does not have of vectors, and of renamed words.
+
+  `holds` names what else than words, vectors and counts the file has.
+  """
+  relations, lines = contents.relations, []
+  parts = {
+    'attributes': bool(contents.attributes),
+    'senses': contents.sense_table is not None,
+    'relations': relations is not None
+    and (relations.operator != 'none' or relations.targets is not None),
+    'n-grams': contents.subwords is not None,
+  }
+  if lost := [
+    x for x, is_there in parts.items() if is_there and x not in holds
+  ]:
+    lines.append(f'{", ".join(lost)} are not written; `save` writes all')
+  if num_renamed:
+    lines.append(
+      f'{num_renamed:,} words with white space or characters that UTF-8 lacks '
+      'were renamed'
+    )
+  for line in lines:  # for the caller of a method of `Embeddings`
+    warnings.warn(f'{path}: {line}', stacklevel=4)

@@ -52,6 +52,25 @@ def weighted(positive: object, negative: object) -> list[tuple[Any, float]]:
   return items
 
 
+def sense_of(
+  items: list[tuple[Any, float]],
+  sense: int,
+  senses: Callable[[str], list[tuple[str, float]]],
+) -> str:
+  """Returns the name of the row of a sense of the only item, a word.
+
+  `senses` returns names and priors of those of a word. Raises a `ValueError`
+  for other items, and a `UserError` if the word has no such sense.
+  """
+  word, weight = items[0]
+  if len(items) != 1 or weight != 1 or not isinstance(word, str):
+    raise ValueError('sense selects a sense of a single word')
+  names = [name for name, _ in senses(word)]
+  if not 0 <= sense < len(names):
+    raise errors.UserError(f'{word!r} has {len(names)} senses, from 0 up')
+  return names[sense]
+
+
 def direction(
   items: Iterable[tuple[Any, float]], vector_of: Callable[[Any], np.ndarray]
 ) -> np.ndarray:

@@ -307,5 +307,5 @@ def _warn_of_unreachable(tokenizer, words, tokens) -> None:
       f'words of tokens={tokens!r} and are not found in sentences; tokens and '
       "lowercase are those of the run, and tokens='whitespace' is for text "
       'whose tokens are separated',
-      stacklevel=4,
+      stacklevel=5,
     )

@@ -165,3 +165,10 @@ def mapped(
     )
   operators = relations.rows[[index[x] for x in names]]
   return np.asarray(score.operate(rows, operators))
+
+
+def of_ends(
+  sources: np.ndarray, targets: np.ndarray, relations: export.Relations | None
+) -> np.ndarray:
+  """Returns scores of [n, d] `mapped` sources and targets, [n] float32."""
+  return np.asarray(of_relations(relations).of_pairs(sources, targets))
