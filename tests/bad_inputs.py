@@ -502,6 +502,8 @@ _PLACES = (
   _text('text.txt', 'give one of them',
         '--from=run --config.train.init_from=run'),
   _set('data.grow=true', 'give it as --from'),
+  _text('text.txt', 'by the counts of its text',
+        '--from=run --config.model.name=mixture'),
   _set('eval.restrict_vocab=-2', 'at least'),
   _set('eval.every_epochs=-1', 'at least'),
   _set('eval.paths=bad_pairs.txt', 'no benchmark recognised'),

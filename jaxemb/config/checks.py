@@ -54,6 +54,7 @@ def check(
   kind = kinds.of(checked)
   for conflicts in (
     _unfit(checked, kind),
+    _uncontinued(checked, kind),
     _unused(checked, kind),
     _core_conflicts(checked, kind),
     kind.check(checked),
@@ -203,6 +204,16 @@ def _monitor_conflicts(monitor: str, available: Sequence[str]) -> Iterator[str]:
     yield (
       f'config.eval.monitor={monitor} is not available; choose '
       f'{" or ".join(available)}{several}'
+    )
+
+
+def _uncontinued(config: ml_collections.ConfigDict, kind: Any) -> Iterator[str]:
+  """Yields why a run is not continued, of a kind that does not."""
+  if config.data.grow and kind.uncontinued:
+    yield (
+      f'--from={config.train.init_from} does not go on with '
+      f'config.model.name={config.model.name}, which {kind.uncontinued}; train '
+      'on old and new data together'
     )
 
 

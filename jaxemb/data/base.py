@@ -115,6 +115,8 @@ class Known(NamedTuple):
   fingerprint: str  # of keys, counts and vectors
   contexts: Sequence[str] = ()  # what it had further rows for, such as users
   folder: pathlib.Path = pathlib.Path()  # of its export; or the model's file
+  # `ops.huffman.Links` of its tree, if it has one.
+  tree: tuple[np.ndarray, np.ndarray] | None = None
 
 
 class SourceSpec(NamedTuple):

@@ -49,6 +49,7 @@ class Documents(text_kind.Text):
     'the number of the document, its tag, such as text:review,tag:id',
     'model.dynamic_window': 'windows are drawn from 1 to window',
   }
+  uncontinued = 'trains documents with their words'
   undivided = {
     'partition': 'train documents, of which each sub-model would have few',
     'workers': 'train documents',

@@ -96,6 +96,7 @@ class Nodes(_Graphs):
   monitors = 'score', 'log_loss'
   row_kernels = frozenset(('adagrad_full', 'adam_full'))
   undivided = {'partition': 'train models with dense parameters'}
+  uncontinued = 'learns classes of one graph in layers'
   results = 'jaxemb.graphs.node_results'
 
   def used(self, config: ml_collections.ConfigDict) -> frozenset[str]:

@@ -173,6 +173,18 @@ def _matched(
       rows = np.array([row_of.get(x, -1) for x in spelled])
       ids = np.flatnonzero(rows >= 0)
       all_rows.append(_Rows(name, title, ids, rows=rows[ids], num_old=len(old)))
+  if model.nodes_table:
+    rows = model.nodes.old_rows
+    ids = np.flatnonzero(rows >= 0)
+    all_rows.append(
+      _Rows(
+        model.nodes_table,
+        'inner_nodes',
+        ids,
+        rows=rows[ids],
+        num_old=len(run.keys) - 1,
+      )
+    )
   for name in model.composed_of:
     _, ids, rows = np.intersect1d(
       model.composed_keys(name),
@@ -188,8 +200,9 @@ def _check(path, dim, title, arrays, num_rows):
   """Raises a `UserError` for arrays of a run that are not what they were."""
   if title not in arrays:
     raise errors.UserError(
-      f'--from={path} has no {title} (export/orbax/), as what was merged from '
-      'sub-models; give the folder of another run that has ended'
+      f'--from={path} has no {title} (export/orbax/), as a run that merged its '
+      'sub-models; give another run, or of sub-models a merge with all tables: '
+      f'jaxemb merge {path}/parts/* --trainable --output=MERGED'
     )
   shape = arrays[title].shape
   if tuple(shape) != (num_rows, dim):

@@ -25,6 +25,7 @@ from jaxemb.tables import spec as spec_lib
 
 if TYPE_CHECKING:  # with it comes numba
   from jaxemb.evaluation import subwords as subwords_lib
+  from jaxemb.models import targets
 
 
 def static(**kwargs: Any) -> Any:
@@ -46,6 +47,7 @@ class Corpus(NamedTuple):
   # rows of contexts are not of keys, how often each of these was there.
   earlier: np.ndarray | None = None
   earlier_contexts: np.ndarray | None = None
+  known: data_base.Known | None = None  # that run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +111,14 @@ class Model(Protocol):
 
     `rows` are [..., d] float32 by table; `ids` is what that method returned.
     """
+
+  # The table of the inner nodes of a tree, and what they are.
+  nodes_table: str = ''
+
+  @property
+  def nodes(self) -> 'targets.Nodes':
+    """Returns the inner nodes of the tree, if there is one."""
+    raise NotImplementedError
 
   # Further tables that the vectors which users get are composed of.
   composed_of: Sequence[str] = ()

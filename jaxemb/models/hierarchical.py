@@ -26,6 +26,12 @@ class Hierarchical(skipgram.WindowModel):
   averages: bool = base.static()  # CBOW: the mean of the contexts predicts
 
   contexts_table = ''  # outputs are of nodes, not of words
+  nodes_table = skipgram.OUTPUT
+
+  @property
+  def nodes(self) -> targets.Nodes:
+    """See `Model`."""
+    return self.tree.nodes
 
   @property
   def untrained_loss(self) -> float:

@@ -37,6 +37,7 @@ import numpy as np
 from jaxemb.data import windows
 from jaxemb.models import base, cbow, columns, skipgram
 from jaxemb.ops import huffman, sampling
+from jaxemb.storage import word2vec_format
 
 TARGETS = 'targets'  # `Targets`, beside the ids of the tables
 
@@ -60,12 +61,22 @@ class Targets(NamedTuple):
   rest_positives: jax.Array | None = None  # [k c / g, m] float32, 1 or 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Nodes:
+  """Inner nodes of a tree, of which output rows are."""
+
+  links: huffman.Links = dataclasses.field(compare=False)
+  # [nodes] int32, of a run that is continued the row of each, or -1.
+  old_rows: np.ndarray | None = dataclasses.field(default=None, compare=False)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tree:
   """The Huffman tree of a vocabulary, cut for chunks of a given size."""
 
   split: huffman.Split
+  nodes: Nodes = base.static()
   group: int = base.static()  # g
   compact_rest: int = base.static()  # m in most steps
   untrained_loss: float = base.static()  # nats per pair
@@ -140,7 +151,8 @@ class Tree:
 
 def tree(corpus: base.Corpus, chunk: int, num_shared: int) -> Tree:
   """Makes the tree of two words or more; chunks share `num_shared` nodes."""
-  paths = huffman.tree_paths(corpus.counts)
+  nodes = _nodes(corpus)
+  paths = huffman.paths(nodes.links)
   split = huffman.split(paths, num_shared)
   group = next(g for g in range(min(_GROUP, chunk), 0, -1) if chunk % g == 0)
   num_deep = (split.deep < 2 * (len(corpus.counts) - 1)).sum(1)
@@ -151,10 +163,23 @@ def tree(corpus: base.Corpus, chunk: int, num_shared: int) -> Tree:
   decisions = float(corpus.centers @ paths.lengths)
   return Tree(
     split=split,
+    nodes=nodes,
     group=group,
     compact_rest=compact,
     untrained_loss=decisions * math.log(2),
   )
+
+
+def _nodes(corpus: base.Corpus) -> Nodes:
+  """Returns the inner nodes of a corpus; a run that is continued has most."""
+  run = corpus.known
+  if run is None or run.tree is None:
+    return Nodes(huffman.links(corpus.counts))
+  spelled, _ = word2vec_format.spell(corpus.keys)
+  ids_of = {x: i for i, x in enumerate(spelled)}
+  ids = np.array([ids_of[x] for x in run.keys])
+  old = huffman.Links(*run.tree)
+  return Nodes(*huffman.grown(old, ids, counts=corpus.counts))
 
 
 @jax.tree_util.register_dataclass

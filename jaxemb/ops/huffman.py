@@ -25,7 +25,7 @@ class Paths(NamedTuple):
 
 
 @numba.njit(nogil=True, cache=True)
-def _tree(counts, parents, codes, depths):
+def _tree(counts, parents, codes):
   """Joins the two rarest nodes until the root is left.
 
   Arrays are [2 vocab - 1]: the words, by rising count, then the inner nodes.
@@ -45,38 +45,113 @@ def _tree(counts, parents, codes, depths):
       parents[child] = new
       codes[child] = code
       counts[new] += counts[child]
-  for node in range(len(counts) - 2, -1, -1):
-    depths[node] = depths[parents[node]] + 1
 
 
-def tree_paths(counts: np.ndarray) -> Paths:
-  """Returns the path of each word, from counts [vocab] int in any order.
+class Links(NamedTuple):
+  """What is above each word and inner node: 2 node + code; -1 of the root."""
+
+  words: np.ndarray  # [vocab] int32
+  nodes: np.ndarray  # [vocab - 1] int32
+
+
+def links(counts: np.ndarray) -> Links:
+  """Returns the tree of counts [vocab] int in any order.
 
   Deterministic; ValueError for fewer than two words.
-
-  >>> tree_paths(np.array([4, 2, 1])).codes.tolist()
-  [[0, 0], [1, 0], [1, 1]]
-  >>> tree_paths(np.array([4, 2, 1])).points.tolist()
-  [[0, 2], [0, 1], [0, 1]]
   """
   num_words = len(counts)
   if num_words < 2:
     raise ValueError('a tree needs at least two words')
   # Of equal counts the later word is the rarer one.
   order = np.lexsort((-np.arange(num_words), counts))
-  sums, parents, codes, depths = np.zeros((4, 2 * num_words - 1), np.int64)
+  sums, parents, codes = np.zeros((3, 2 * num_words - 1), np.int64)
   sums[:num_words] = np.asarray(counts, np.int64)[order]
-  _tree(sums, parents, codes, depths=depths)
-  nodes = np.argsort(order)
-  lengths = depths[nodes]
-  points = np.full((num_words, lengths.max()), num_words - 1, np.int32)
-  path_codes = np.zeros(points.shape, np.uint8)
-  for level in reversed(range(points.shape[1])):
-    below = np.flatnonzero(lengths > level)
-    points[below, level] = 2 * num_words - 2 - parents[nodes[below]]
-    path_codes[below, level] = codes[nodes[below]]
-    nodes[below] = parents[nodes[below]]
-  return Paths(points, path_codes, lengths.astype(np.int32))
+  _tree(sums, parents, codes)
+  # The root, which comes last there, is node 0.
+  above = (2 * (2 * num_words - 2 - parents) + codes).astype(np.int32)
+  above[-1] = -1
+  words = np.empty(num_words, np.int32)
+  words[order] = above[:num_words]
+  return Links(words, above[num_words:][::-1].copy())
+
+
+def paths(tree: Links) -> Paths:
+  """Returns the path of each word.
+
+  >>> paths(links(np.array([4, 2, 1]))).codes.tolist()
+  [[0, 0], [1, 0], [1, 1]]
+  >>> paths(links(np.array([4, 2, 1]))).points.tolist()
+  [[0, 2], [0, 1], [0, 1]]
+  """
+  num_words = len(tree.words)
+  levels, above = [], tree.words
+  while np.any(above >= 0):
+    levels.append(above)
+    above = np.where(above >= 0, tree.nodes[above >> 1], -1)
+  lengths = sum(x >= 0 for x in levels)
+  points = np.full((num_words, len(levels)), num_words - 1, np.int32)
+  codes = np.zeros(points.shape, np.uint8)
+  for level, above in enumerate(levels):
+    below = np.flatnonzero(above >= 0)
+    depths = lengths[below] - 1 - level
+    points[below, depths] = above[below] >> 1
+    codes[below, depths] = above[below] & 1
+  return Paths(points, codes, lengths.astype(np.int32))
+
+
+def tree_paths(counts: np.ndarray) -> Paths:
+  """Returns the path of each word in the tree of counts, see `links`."""
+  return paths(links(counts))
+
+
+@numba.njit(nogil=True, cache=True)
+def _add_up(words, nodes, of_words, sums):
+  for i in range(len(words)):
+    sums[words[i] >> 1] += of_words[i]
+  for node in range(len(nodes) - 1, 0, -1):
+    sums[nodes[node] >> 1] += sums[node]
+
+
+def sums(tree: Links, of_words: np.ndarray) -> np.ndarray:
+  """Returns [vocab - 1] sums over the words below each inner node."""
+  out = np.zeros(len(tree.nodes), np.asarray(of_words).dtype)
+  _add_up(tree.words, tree.nodes, np.asarray(of_words), out)
+  return out
+
+
+def grown(
+  old: Links, ids: np.ndarray, counts: np.ndarray
+) -> tuple[Links, np.ndarray]:
+  """Returns a tree with new words, and the old number of each node, or -1.
+
+  The old words [n] have `ids` [n] among the counts [vocab]. What they share
+  stays: their tree is a leaf of the tree of new words.
+  """
+  is_new = np.ones(len(counts), bool)
+  is_new[ids] = False
+  new = np.flatnonzero(is_new)
+  num_new = len(new)
+  words = np.empty(len(counts), np.int32)
+  words[ids] = old.words + 2 * num_new
+  nodes = np.where(old.nodes < 0, -1, old.nodes + 2 * num_new)
+  if num_new:
+    # Of equal counts the first one, that of the old words, is nearer the root.
+    top = links(np.append(counts[ids].sum(), counts[new]))
+    words[new] = top.words[1:]
+    nodes[0] = top.words[0]
+    nodes = np.append(top.nodes, nodes)
+  tree = Links(words, nodes.astype(np.int32))
+  # By falling count, and above each other where these are equal.
+  order = np.argsort(-sums(tree, np.asarray(counts, np.int64)), kind='stable')
+  ranks = np.empty(len(order), np.int32)
+  ranks[order] = np.arange(len(order), dtype=np.int32)
+
+  def renumbered(above):
+    return np.where(above < 0, -1, 2 * ranks[above >> 1] + (above & 1))
+
+  tree = Links(renumbered(tree.words), renumbered(tree.nodes[order]))
+  tree = Links(*(x.astype(np.int32) for x in tree))
+  return tree, np.where(order < num_new, -1, order - num_new).astype(np.int32)
 
 
 class Split(NamedTuple):

@@ -247,7 +247,9 @@ def source_benchmarks(
   return [x for x in sets if x.name not in left_out]
 
 
-def corpus_of(source: data_base.Source) -> model_base.Corpus:
+def corpus_of(
+  source: data_base.Source, known: data_base.Known | None
+) -> model_base.Corpus:
   """What models are made from."""
   return model_base.Corpus(
     keys=source.keys,
@@ -256,6 +258,7 @@ def corpus_of(source: data_base.Source) -> model_base.Corpus:
     source=source,
     earlier=getattr(source, 'earlier', None),
     earlier_contexts=getattr(source, 'earlier_contexts', None),
+    known=known,
   )
 
 
@@ -386,6 +389,7 @@ def _make_trainer(
   setup: devices.Setup,
   source: data_base.Source,
   fits_steps: bool,
+  known: data_base.Known | None,
   **given: Any,
 ) -> tuple[devices.Setup, data_base.Source, trainer.Trainer]:
   """Makes what trains, by shorter steps if these fit and others do not.
@@ -393,7 +397,7 @@ def _make_trainer(
   `given` are arguments of `trainer.make`. Raises a `UserError` for steps that
   the device has no room for.
   """
-  corpus = corpus_of(source)
+  corpus = corpus_of(source, known)
   try:
     return setup, source, trainer.make(setup, corpus, source.steps, **given)
   except trainer.StepTooLargeError as error:
@@ -449,6 +453,7 @@ def parts(
     setup,
     source,
     fits_steps=fits_steps,
+    known=known,
     compiles_later=bool(compiling),
     folder=folder,
     cluster=cluster,

@@ -110,6 +110,8 @@ class Kind:
   # the same, beside those of the model.
   continued_from: Sequence[str] = ('vocab.txt', 'vectors.npy')
   alike: Sequence[str] = ()
+  # Why a run is not continued on new data, of kinds that do not.
+  uncontinued: str = ''
   # How `data.path` begins for data that jaxemb makes itself.
   embedded: str = ''
 
@@ -325,10 +327,11 @@ def window_spec(
 def tree_conflicts(config: 'ml_collections.ConfigDict') -> Iterator[str]:
   """Yields what a Huffman tree of words does not go with."""
   path, loss = config.train.init_from, config.model.loss
-  if path and loss == 'hierarchical_softmax':
+  if path and loss == 'hierarchical_softmax' and not config.data.grow:
     yield (
       f'config.train.init_from={path} has one vector per word, but '
-      f'config.model.loss={loss} needs other tables; change one of them'
+      f'config.model.loss={loss} needs other tables; change one of them, '
+      f'or continue a run, --from={path}'
     )
 
 

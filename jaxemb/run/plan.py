@@ -53,14 +53,13 @@ def read(
   if setup.config.strategy.name != 'partition':
     readers = readers._replace(local_parts=range(setup.tuning.parts))
   start.check(setup.config)
-  source = build.make_source(
-    setup, readers, rundir.cache_folder(), known=start.known(setup.config)
-  )
+  known = start.known(setup.config)
+  source = build.make_source(setup, readers, rundir.cache_folder(), known=known)
   setup, source = build.fit_passes(setup, source, left_open)
   if fits_steps:
     setup, source = build.fit_steps(setup, source)
   batch = next(iter(source.items(None, 0))).batch
-  corpus = build.corpus_of(source)
+  corpus = build.corpus_of(source, known)
   return Data(setup=setup, corpus=corpus, steps=source.steps, batch=batch)
 
 

@@ -8,6 +8,7 @@ a run, a model of fastText may be continued (.bin).
 import json
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
@@ -70,12 +71,19 @@ def _check_run(config: ml_collections.ConfigDict, path: str) -> None:
       f'--from={path} has {has}, and this run {given}; give {flags}, or '
       'another run'
     )
-  for name in () if folder.is_file() else kind.continued_from:
+  for name in () if folder.is_file() else _needed(config):
     if not (folder / name).is_file():
       raise errors.UserError(
         f'--from={path} has no {name} in its export; give the folder of a run '
         'of the same kind that has ended'
       )
+
+
+def _needed(config: ml_collections.ConfigDict) -> Sequence[str]:
+  """Returns the files of an export that a run is continued from."""
+  files = kinds.of(config).continued_from
+  is_tree = config.model.loss == 'hierarchical_softmax'
+  return (*files, export.TREE) if is_tree else files
 
 
 def _value(name: str, value: Any) -> Any:
@@ -140,7 +148,7 @@ def known(config: ml_collections.ConfigDict) -> data_base.Known | None:
   """
   if not config.data.grow:
     return None
-  path, files = path_of(config), kinds.of(config).continued_from
+  path, files = path_of(config), _needed(config)
   folder = _export(path)
   if folder.is_file():
     model = fasttext_format.read(path)
@@ -168,4 +176,5 @@ def known(config: ml_collections.ConfigDict) -> data_base.Known | None:
     fingerprint=' '.join(digests),
     contexts=contexts,
     folder=folder,
+    tree=export.read_tree(folder, len(keys)),
   )

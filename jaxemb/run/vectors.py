@@ -18,6 +18,7 @@ from jaxemb import embeddings, errors
 from jaxemb.config import schema
 from jaxemb.evaluation import multivectors, ranking, subwords, words
 from jaxemb.merging import warm_start
+from jaxemb.ops import huffman
 from jaxemb.report import pages, report
 from jaxemb.run import build, evaluation
 from jaxemb.storage import atomic, orbax_export
@@ -39,6 +40,8 @@ class Export(NamedTuple):
   # What rows of context vectors are of, if not of keys.
   context_keys: Sequence[str] = ()
   relations: export_lib.Relations | None = None
+  # Of hierarchical softmax, whose `others` have rows of nodes.
+  tree: huffman.Links | None = None
   # Rows of n-grams, from which unseen words have vectors.
   ngrams: subwords.NgramVectors | None = None
 
@@ -78,14 +81,23 @@ class Export(NamedTuple):
   def select(self, mask: np.ndarray) -> 'Export':
     """The words of a [len(keys)] mask, of a model with one vector per key."""
 
-    def selected(x):  # outputs of a Huffman tree are not of words
+    def selected(x):  # rows of n-grams are not of words
       return x[mask] if len(x) == len(mask) else x
 
     keys = [self.keys[i] for i in np.flatnonzero(mask)]
+    # A tree has all words.
+    others = {k: x for k, x in self.others.items() if k != 'inner_nodes'}
+    if 'optimizer' in others:
+      of_nodes = {
+        k: x for k, x in others['optimizer'].items() if k != 'inner_nodes'
+      }
+      others['optimizer'] = of_nodes
     counts, rows, others = jax.tree.map(
-      selected, (self.counts, self.rows, dict(self.others))
+      selected, (self.counts, self.rows, others)
     )
-    return self._replace(keys=keys, counts=counts, rows=rows, others=others)
+    return self._replace(
+      keys=keys, counts=counts, rows=rows, others=others, tree=None
+    )
 
 
 def check_data(config: ml_collections.ConfigDict, source: Any) -> None:
@@ -146,6 +158,8 @@ def collect(
   by_name = {model.vectors_table: tables[title].encoded}
   if model.contexts_table:
     tables['context_vectors'] = export_rows(model.contexts_table)
+  if model.nodes_table:
+    tables['inner_nodes'] = export_rows(model.nodes_table)
   for name in model.composed_of:
     tables[name] = export_rows(name)
     by_name[name] = tables[name].encoded
@@ -164,6 +178,7 @@ def _collected(parts, rows, others):
     rows=rows,
     others=others,
     context_keys=() if has_keys else getattr(source, 'context_keys', ()),
+    tree=model.nodes.links if model.nodes_table else None,
     ngrams=model.ngram_vectors(others),
   )
 
@@ -206,6 +221,7 @@ def write_export(
     )
     multivectors.write(folder, export.multi)
     export_lib.write_relations(folder, export.relations)
+    export_lib.write_tree(folder, export.tree)
     subwords.write(folder, export.ngrams)
     written.result()
   return dropped

@@ -26,6 +26,9 @@ class Senses(text_kind.Text):
 
   start = 'mixture'
   fits_passes = False
+  uncontinued = (
+    'chooses the words with several senses by the counts of its text'
+  )
   settings = text_kind.TEXT.settings + schema.read(
     pathlib.Path(__file__).with_name('settings.toml')
   )

@@ -6,6 +6,8 @@
     relations.npz  how edges score: operators of relations, if there are any
     attributes.npz  values of words by name, see `storage.attributes`
     targets.npy   vectors of nodes as targets of edges, where these are others
+    tree.npz      of hierarchical softmax: what is above each word and node, 2
+                  node + code, and -1 above the root (rows: `inner_nodes` in orbax/)
 
 Row i of every file is line i of vocab.txt. vectors.npy has float32 or float16;
 bfloat16 as NumPy's `V2` (`np.load(path).view(ml_dtypes.bfloat16)` reads it); or
@@ -33,7 +35,7 @@ from jaxemb import errors
 from jaxemb.storage import atomic, word2vec_format
 
 VECTORS, SCALES, CONTEXTS = 'vectors.npy', 'scales.npy', 'context_vocab.txt'
-RELATIONS, TARGETS = 'relations.npz', 'targets.npy'
+RELATIONS, TARGETS, TREE = 'relations.npz', 'targets.npy', 'tree.npz'
 SUBWORDS = 'subwords.json'  # see evaluation.subwords
 DOCUMENTS = 'words/documents.json'  # see documents.trained
 _MAX_PROJECTOR_WORDS = 100_000
@@ -124,6 +126,42 @@ def write_relations(folder: pathlib.Path, relations: Relations | None) -> None:
   arrays['has_targets'] = arrays.pop('targets') is not None
   with atomic.write(folder / RELATIONS) as file:
     np.savez(file, **{k: np.asarray(x) for k, x in arrays.items()})
+
+
+def write_tree(
+  folder: pathlib.Path, tree: tuple[np.ndarray, np.ndarray] | None
+) -> None:
+  """Writes tree.npz, of words and nodes, or removes that of another run.
+
+  Raises a `UserError` if it cannot be written.
+  """
+  if tree is None:
+    (folder / TREE).unlink(missing_ok=True)
+    return
+  with atomic.write(folder / TREE) as file:
+    np.savez(file, words=tree[0], inner_nodes=tree[1])
+
+
+def read_tree(
+  folder: pathlib.Path, num_words: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+  """Returns what `write_tree` has written, or None.
+
+  Raises a `UserError` if it is damaged, or of another number of words.
+  """
+  path = folder / TREE
+  if not path.exists():
+    return None
+  with reading(path), np.load(path) as arrays:
+    words, nodes = arrays['words'], arrays['inner_nodes']
+    if (len(words), len(nodes)) != (num_words, num_words - 1):
+      raise ValueError(f'it is of {len(words):,} words, not {num_words:,}')
+    # A node comes behind those above it.
+    limits = np.append(np.full(num_words, num_words - 1), np.arange(len(nodes)))
+    above = np.append(words, nodes)
+    if nodes[0] != -1 or np.any(above >= 2 * limits) or np.sum(above < 0) != 1:
+      raise ValueError('it is no tree')
+    return words, nodes
 
 
 def read_relations(folder: pathlib.Path, num_nodes: int) -> Relations | None:

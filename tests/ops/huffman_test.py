@@ -87,3 +87,46 @@ def test_split_paths_are_the_paths(counts, num_dense):
 def test_one_word_has_no_tree():
   with pytest.raises(ValueError, match='two words'):
     huffman.tree_paths(np.array([3]))
+
+
+def _below(tree):
+  """The words below each inner node, by code."""
+  sets = [[set(), set()] for _ in tree.nodes]
+  for word, above in enumerate(tree.words.tolist()):
+    while above >= 0:
+      sets[above >> 1][above & 1].add(word)
+      above = int(tree.nodes[above >> 1])
+  return sets
+
+
+@every_count
+@pytest.mark.parametrize('num_old', [2, None])
+def test_a_tree_that_grows_keeps_what_old_words_share(counts, num_old):
+  rng = np.random.default_rng(1)
+  num_old = num_old or (len(counts) + 2) // 2
+  ids = rng.permutation(len(counts))[:num_old]
+  old = huffman.links(rng.integers(1, 50, num_old))
+  # Twice: a grown tree grows as one of counts does.
+  for added in (0, (len(counts) - num_old) // 2, len(counts)):
+    before, num = old, len(ids)
+    rest = np.setdiff1d(np.arange(len(counts)), ids)
+    known = np.append(ids, rest[:added])
+    order = rng.permutation(len(known))
+    ids_of = np.argsort(order)[:num]
+    old, rows = huffman.grown(before, ids_of, counts[known[order]])
+    ids = known[order]
+    sums = huffman.sums(old, counts[ids])
+    below, of_old = _below(old), _below(before)
+    assert [counts[ids][[*x | y]].sum() for x, y in below] == sums.tolist()
+    assert (np.diff(sums) <= 0).all()
+    above = np.append(old.words, old.nodes[1:])  # each code of a node once
+    assert sorted(above) == list(range(2 * len(sums))) and old.nodes[0] < 0
+    assert all(old.nodes[1:] >> 1 < np.arange(1, len(sums)))
+    assert sorted(rows[rows >= 0]) == list(range(num - 1))
+    for node, row in enumerate(rows.tolist()):
+      if row >= 0:
+        moved = [{int(ids_of[x]) for x in y} for y in of_old[row]]
+        assert below[node] == moved
+    steps = [_steps(huffman.paths(old), x) for x in range(len(ids))]
+    for word, path in enumerate(steps):
+      assert [(n, word in below[n][1]) for n, _ in path] == path

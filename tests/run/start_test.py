@@ -184,6 +184,56 @@ def test_rows_of_ngrams_learn_the_less_the_more_they_have():
     assert total == sum(x * y for x, y in zip(counts, learned, strict=True))
 
 
+def _node_rows(workdir):
+  """Rows of inner nodes by the words below them, code by code."""
+  export = workdir / 'export'
+  words = jaxemb.load(workdir).index_to_key
+  tree = np.load(export / 'tree.npz')
+  below = [[set(), set()] for _ in tree['inner_nodes']]
+  for word, above in zip(words, tree['words'].tolist(), strict=True):
+    while above >= 0:
+      below[above >> 1][above & 1].add(word)
+      above = int(tree['inner_nodes'][above >> 1])
+  rows = orbax_export.read(export / 'orbax')['inner_nodes']
+  return {tuple(map(frozenset, x)): y for x, y in zip(below, rows, strict=True)}
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    marking.slow({'model.name': 'cbow', 'optimizer.name': 'adagrad'}),
+    marking.slow({'strategy.name': 'replicas', 'mesh.data': 2}),
+    marking.slow(
+      {
+        'table.store': 'memory',
+        'table.device_bytes': '90%',
+        'train.batch_words': 64,
+      }
+    ),
+    marking.slow({'train.fused': False}),
+  ],
+)
+def test_a_tree_goes_on_below_the_new_words(folder, tmp_path, changes):
+  tree = {'model.loss': 'hierarchical_softmax'}
+  named = {k: x for k, x in changes.items() if k == 'model.name'}
+  settings = tree | named | {'data.path': str(folder / 'old.txt')}
+  old, new = tmp_path / 'old', tmp_path / 'new'
+  assert runs.run(old, _USUAL | settings) == 0
+  settings = tree | {'train.init_from': str(old)} | _STILL
+  vectors, log = _continued(folder, new, **settings, **changes)
+  assert '207 of 208 rows of vectors, 206 of 207 rows of inner_nodes' in log
+  before, after = _node_rows(old), _node_rows(new)
+  assert len(after.keys() - before.keys()) == 1
+  for words, row in before.items():
+    np.testing.assert_array_equal(after[words], row)
+  earlier = jaxemb.load(old)
+  for word in earlier.index_to_key:
+    np.testing.assert_array_equal(vectors[word], earlier[word])
+  (old / 'export' / 'tree.npz').unlink()
+  assert 'has no tree.npz in its export' in _refused(tmp_path, **tree | named)
+
+
 _OF_FASTTEXT = {'model.subwords': '3-4', 'model.buckets': 40}
 
 
@@ -464,7 +514,7 @@ def test_other_runs_are_refused_in_a_line(folder, tmp_path):
   assert 'has config.model.name=skipgram, and this run cbow' in said
   assert 'does not exist' in _refused(folder, 'absent')
   said = _refused(folder, **{'model.loss': 'hierarchical_softmax'})
-  assert 'needs other tables' in said
+  assert 'has config.model.loss=negative_sampling' in said
   said = _refused(folder, **{'strategy.name': 'partition'})
   assert 'does not go with config.strategy.name=partition' in said
   assert 'data.counts=x is not used' in _refused(folder, **{'data.counts': 'x'})
