@@ -5,16 +5,18 @@
     python experiments/neighbors.py --vectors=runs/wiki-.../export
 
 Without --vectors, rows lie in topics of topics, with variances of dimensions
-that fall as those of trained vectors do. Exact neighbors are those of
-`most_similar`; recall is the fraction of the 10 nearest words that the index
-finds, for words drawn from ranges of rows, of which the first are the most
-frequent words. Rates are queries per second: `single` are queries one by one
-(as gensim's exact ones are), `batch` are 1,000 at once on all cores, beside
-exact ones of one matrix product.
+that fall as those of trained vectors do. Words are drawn from ranges of rows,
+of which the first are the most frequent words. Recall is the fraction of the 10
+words nearest by `most_similar` that the index finds, too. Searches with and
+without the index alternate, so that other work on the machine slows both down;
+times are medians. `batch` are times of one of 1,000 queries at once, by
+`index.search`, and of one of 100 by a matrix product, on all cores.
 """
 
 import argparse
+import pathlib
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import experiment
@@ -26,8 +28,8 @@ from jaxemb.evaluation import neighbor_index
 _BLOCK_ROWS = 50_000
 _NUM = 10
 _RANGES = 0, 1_000, 10_000, 100_000
-_RATES = 'exact_single', 'index_single', 'exact_batch', 'index_batch'
-_MIN_SECS = 1.0  # of each timing
+_BATCH, _EXACT_BATCH = 1_000, 100
+_BATCHES = 5
 
 
 def synthetic(num_rows: int, dim: int) -> np.ndarray:
@@ -49,100 +51,130 @@ def synthetic(num_rows: int, dim: int) -> np.ndarray:
   return rows
 
 
-def _rates(vectors, index, words: list[str]) -> dict[str, float]:
-  """Returns queries per second, exact and by the index."""
-  targets = vectors[words * (1 + 1000 // len(words))][:1000]
-  units = targets / np.linalg.norm(targets, axis=1, keepdims=True)
-
-  def exact_batch():
-    cosines = units[:100] @ vectors.vectors.T / vectors.norms
-    np.argpartition(-cosines, _NUM, axis=1)
-
-  def single(**options):
-    for word in words[:20]:
-      vectors.most_similar(word, topn=_NUM, **options)
-
-  rates = (
-    20 / _seconds(single),
-    20 / _seconds(lambda: single(indexer=index)),
-    100 / _seconds(exact_batch),
-    1000 / _seconds(lambda: index.search(targets, _NUM)),
-  )
-  return dict(zip(_RATES, rates, strict=True))
-
-
-def _seconds(function) -> float:
-  """Returns the median seconds of calls that take a second together."""
-  function()
-  times = []
-  while sum(times) < _MIN_SECS or len(times) < 3:
-    start = time.perf_counter()
-    function()
-    times.append(time.perf_counter() - start)
-  return float(np.median(times))
-
-
-def _recall(vectors, index, exact: dict[str, set]) -> float:
-  """Returns the fraction of the nearest words that the index finds."""
-  found = [
-    len(nearest & {*dict(vectors.most_similar(word, indexer=index))})
-    for word, nearest in exact.items()
-  ]
-  return float(np.mean(found)) / _NUM
-
-
-def _exact(vectors, num_queries: int) -> dict[str, dict[str, set]]:
-  """Returns the nearest words of drawn words, by range of rows."""
-  rng, exact = np.random.default_rng(1), {}
+def _drawn(vectors, num_queries: int) -> dict[str, list[str]]:
+  """Returns drawn words by range of rows."""
+  rng, words = np.random.default_rng(1), {}
   edges = [x for x in _RANGES if x < len(vectors)] + [len(vectors)]
   for first, stop in zip(edges[:-1], edges[1:], strict=True):
     size = min(num_queries, stop - first)
     rows = first + rng.choice(stop - first, size, replace=False)
-    words = [vectors.index_to_key[row] for row in rows.tolist()]
-    exact[f'rows {first:,} to {stop:,}'] = {
-      x: {*dict(vectors.most_similar(x, topn=_NUM))} for x in words
-    }
-  return exact
+    words[f'{first:,} to {stop:,}'] = [
+      vectors.index_to_key[row] for row in rows.tolist()
+    ]
+  return words
+
+
+def _timed(function: Callable, *args, **options) -> tuple[Any, float]:
+  """Returns the result and the seconds of a call."""
+  start = time.perf_counter()
+  result = function(*args, **options)
+  return result, time.perf_counter() - start
+
+
+def _singles(
+  vectors, index, words: Sequence[str], expansions: Sequence[int]
+) -> dict[str, Any]:
+  """Returns median seconds, exact and by expansion, and the recalls.
+
+  A word is searched once in a pass over all: what the caches of the CPU hold is
+  then of other words.
+  """
+  exact, exact_secs = {}, []
+  near = {x: {} for x in expansions}
+  secs = {x: [] for x in expansions}
+  for number, expansion in enumerate(expansions):
+    index.graph.expansion_search = expansion
+    for position, word in enumerate(words):
+      if position % len(expansions) == number:
+        exact[word], sec = _timed(vectors.most_similar, word, topn=_NUM)
+        exact_secs.append(sec)
+      near[expansion][word], sec = _timed(
+        vectors.most_similar, word, topn=_NUM, indexer=index
+      )
+      secs[expansion].append(sec)
+  common = {
+    x: sum(len(dict(exact[w]).keys() & dict(near[x][w]).keys()) for w in words)
+    for x in expansions
+  }
+  return {
+    'exact': float(np.median(exact_secs)),
+    'index': [float(np.median(x)) for x in secs.values()],
+    'recall': [x / _NUM / len(words) for x in common.values()],
+  }
+
+
+def _batches(vectors, index, expansions: Sequence[int]) -> dict[str, Any]:
+  """Returns median seconds per query, exact and by expansion."""
+  rng = np.random.default_rng(2)
+  rows = rng.choice(len(vectors), _BATCH, replace=len(vectors) < _BATCH)
+  units = vectors.vectors[rows] / vectors.norms[rows, None]
+
+  def exact():
+    cosines = units[:_EXACT_BATCH] @ vectors.vectors.T / vectors.norms
+    np.argpartition(-cosines, _NUM, axis=1)
+
+  exact_secs, secs = [], []
+  for _ in range(_BATCHES):
+    exact_secs.append(_timed(exact)[1])
+    for expansion in expansions:
+      index.graph.expansion_search = expansion
+      secs.append(_timed(index.search, units, _NUM)[1])
+  shape = _BATCHES, len(expansions)
+  return {
+    'exact': float(np.median(exact_secs)) / _EXACT_BATCH,
+    'index': (np.median(np.reshape(secs, shape), 0) / _BATCH).tolist(),
+  }
+
+
+def _index(vectors, args: argparse.Namespace) -> tuple[Any, float | None]:
+  """Returns an index and the seconds of building it; None if it was read."""
+  if args.index and args.index.exists():
+    return vectors.load_index(args.index), None
+  settings = {x: getattr(args, x) for x in ('connectivity', 'expansion_add')}
+  index, secs = _timed(vectors.index, **settings)
+  if args.index:
+    index.save(args.index)
+  return index, secs
 
 
 def _measure(vectors, args: argparse.Namespace) -> dict[str, Any]:
-  exact = _exact(vectors, args.queries)
-  start = time.perf_counter()
-  index = vectors.index(
-    connectivity=args.connectivity, expansion_add=args.expansion_add
-  )
-  found = {
-    'build_secs': time.perf_counter() - start,
-    'bytes': index.graph.memory_usage,
-    'searches': {},
+  index, build_secs = _index(vectors, args)
+  words, expansions = _drawn(vectors, args.queries), args.expansion_search
+  vectors.most_similar(words[[*words][0]][0], indexer=index)  # loads both
+  results = {
+    name: _singles(vectors, index, chosen, expansions)
+    for name, chosen in words.items()
   }
-  for expansion in args.expansion_search:
-    index.graph.expansion_search = expansion
-    recalls = {k: _recall(vectors, index, x) for k, x in exact.items()}
-    rates = _rates(vectors, index, [*list(exact.values())[-1]])
-    found['searches'][expansion] = recalls | rates
-  return found
+  return {
+    'build_secs': build_secs,
+    'bytes': index.graph.memory_usage,
+    'expansions': expansions,
+    'singles': results,
+    'batches': _batches(vectors, index, expansions),
+  }
 
 
-def _table(found: dict[str, Any]) -> str:
-  """Returns a table of searches, a row for each `expansion_search`."""
-  searches = found['searches']
-  names = [*next(iter(searches.values()))]
-  head = {'expansion_search': ''}
-  head |= {x: '.1f' if x in _RATES else '.4f' for x in names}
-  head |= {'single, times exact': '.0f', 'batch, times exact': '.1f'}
-  rows = [
-    [
-      str(expansion),
-      *row.values(),
-      *(
-        row[x] / row[y] for x, y in zip(_RATES[1::2], _RATES[::2], strict=True)
-      ),
-    ]
-    for expansion, row in searches.items()
-  ]
-  built = f'{found["build_secs"]:.0f} s to build, {found["bytes"] / 1e6:.0f} MB'
-  return f'{experiment.table(head, rows)}\n{built}'
+def _table(results: dict[str, Any]) -> str:
+  """Returns a table of searches by range of rows and `expansion_search`."""
+  head = {
+    'rows': '', 'expansion_search': '', 'recall@10': '.3f', 'exact ms': '.1f',
+    'index ms': '.2f', 'times': '.0f',
+  }  # fmt: skip
+  searches = results['singles'] | {'batch': results['batches']}
+  rows = []
+  for name, search in searches.items():
+    recalls = search.get('recall', [None] * len(results['expansions']))
+    rows += [
+      [name, str(x), recall, 1e3 * search['exact'], 1e3 * secs,
+       search['exact'] / secs]
+      for x, recall, secs in zip(
+        results['expansions'], recalls, search['index'], strict=True
+      )
+    ]  # fmt: skip
+  size = f'{results["bytes"] / 1e6:.0f} MB'
+  if results['build_secs'] is not None:
+    size += f', {results["build_secs"]:.0f} s to build'
+  return f'{experiment.table(head, rows)}\nindex: {size}'
 
 
 def main() -> None:
@@ -153,14 +185,19 @@ def main() -> None:
   add('--rows', type=experiment.count, default=1_000_000, help='of synthetic')
   add('--dim', type=experiment.count, default=300, help='of synthetic')
   add('--queries', type=experiment.count, default=100, help='of each range')
+  add(
+    '--index',
+    type=pathlib.Path,
+    help='folder of an index: read if it exists, else written',
+  )
   defaults = neighbor_index.Settings()
   add('--connectivity', type=int, default=defaults.connectivity)
   add('--expansion_add', type=int, default=defaults.expansion_add)
   add(
     '--expansion_search',
     type=experiment.numbers,
-    default=[64, 128, 256, 512],
-    help='default: 64,128,256,512',
+    default=[128, 256, 512, 1024],
+    help='default: 128,256,512,1024',
   )
   args = experiment.parse(parser)
   results = experiment.Results('neighbors', args)

@@ -682,14 +682,25 @@ class Embeddings:
     `settings` are those of `neighbor_index.Settings`. Changed vectors need
     another index. Raises a `UserError` without usearch, the extra `ann`.
     """
-    return neighbor_index.build(self.vectors, self.norms, kind, **settings)
+    return neighbor_index.build(
+      self.vectors,
+      self.norms,
+      current=lambda: self.vectors,
+      kind=kind,
+      **settings,
+    )
 
   def load_index(self, folder: pathlib.Path | str) -> neighbor_index.Index:
     """Maps an index of these vectors that `index.save(folder)` has written.
 
     Raises a `UserError` if it is missing, damaged or of other vectors.
     """
-    return neighbor_index.read(folder, self.vectors, self.norms)
+    return neighbor_index.read(
+      folder,
+      self.vectors,
+      self.norms,
+      current=lambda: self.vectors,
+    )
 
   def most_similar_cosmul(
     self,

@@ -69,35 +69,45 @@ def nearest(
   num: int,
   senses: Any = None,
   min_prior: float = 0.0,
+  rows: np.ndarray | None = None,
 ) -> np.ndarray:
-  """Returns at most `num` rows, int64, by falling score, ties by row.
+  """Returns positions of at most `num` best scores, int64; ties by position.
 
-  `scores` are those of the rows of the first words; `senses` is a
-  `MultiVectors`. Leaves out words with a row in `excluded`, senses with a prior
-  below `min_prior`, and all but the best row of a word: its senses are close
-  and would fill the list.
+  `scores` are those of `rows`, which ascend, and by default of the rows of the
+  first words; `senses` is a `MultiVectors`. Leaves out scores of -inf, words
+  with a row in `excluded`, senses with a prior below `min_prior`, and all but
+  the best row of a word: its senses are close and would fill the list.
   """
   if num < 1 or len(scores) == 0:
     return np.zeros(0, np.int64)
-  starts = np.arange(len(scores) + 1)
+  starts = np.arange(len(scores))  # of words, among the scores
+  words = rows = starts if rows is None else rows
   excluded_words = np.array([*excluded], np.int64)
   word_scores = np.array(scores)
   if senses is not None:
-    starts = senses.starts[: np.searchsorted(senses.starts, len(scores)) + 1]
+    words = np.searchsorted(senses.starts, rows, 'right') - 1
     excluded_words = np.searchsorted(senses.starts, excluded_words, 'right') - 1
-    is_rare = senses.priors[: len(scores)] < min_prior
-    scores = np.where(is_rare, -np.inf, scores)
-    word_scores = np.maximum.reduceat(scores, starts[:-1])
-  is_searched = excluded_words < len(word_scores)
-  word_scores[excluded_words[is_searched]] = -np.inf
+    scores = np.where(senses.priors[rows] < min_prior, -np.inf, scores)
+    starts = np.flatnonzero(np.diff(words, prepend=-1))
+    word_scores = np.maximum.reduceat(scores, starts)
+    words = words[starts]
+  positions = np.searchsorted(words, excluded_words)
+  is_scored = positions < len(words)
+  is_scored[is_scored] = (
+    words[positions[is_scored]] == excluded_words[is_scored]
+  )
+  word_scores[positions[is_scored]] = -np.inf
   num = min(num, len(word_scores))
   best = np.argpartition(-word_scores, num - 1)[:num]
   best = best[np.lexsort((best, -word_scores[best]))]
-  rows = [
-    starts[i] + scores[starts[i] : starts[i + 1]].argmax()
-    for i in best[word_scores[best] > -np.inf]
+  best = best[word_scores[best] > -np.inf]
+  if senses is None:
+    return best
+  ends = np.append(starts, len(scores))
+  positions = [
+    starts[i] + scores[starts[i] : ends[i + 1]].argmax() for i in best
   ]
-  return np.array(rows, np.int64)
+  return np.array(positions, np.int64)
 
 
 def cluster(points: np.ndarray, num_clusters: int) -> np.ndarray:

@@ -161,12 +161,7 @@ def by_index(
 
   Raises a `UserError` for an index of other vectors.
   """
-  if index.vectors is not vectors:
-    rows, dim = vectors.shape
-    raise errors.UserError(
-      f'{index!r} is of other vectors than these {rows:,} x {dim}, or these '
-      'have been changed; build it again, by vectors.index()'
-    )
+  index.check(vectors)
   return index.nearest(
     target,
     num=num,

@@ -1,5 +1,6 @@
 """An index finds what all cosines find, of these vectors and no others."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -7,7 +8,12 @@ import pytest
 
 import jaxemb
 from jaxemb import errors
-from jaxemb.evaluation import multivectors, neighbor_index, subwords
+from jaxemb.evaluation import (
+  geometry,
+  multivectors,
+  neighbor_index,
+  subwords,
+)
 from jaxemb.ops import ngrams
 
 pytest.importorskip('usearch', reason="needs usearch, of the extra 'ann'")
@@ -128,6 +134,78 @@ def test_a_word_with_several_senses_occurs_once():
   assert not any(w.startswith('s2#') for w, _ in result)
 
 
+@pytest.mark.parametrize('has_senses', [False, True])
+def test_nearest_of_some_rows(has_senses):
+  rng = np.random.default_rng(0)
+  starts = np.array([0, 1, 4, 6, 9, 10, 12])
+  senses = multivectors.MultiVectors(
+    words=[*'abcdef'],
+    counts=None,
+    starts=starts,
+    vectors=np.zeros((12, 1)),
+    priors=rng.choice([0.1, 0.5], 12).astype(np.float32),
+  )
+  for _ in range(50):
+    size = rng.integers(1, 13)
+    rows = np.sort(rng.choice(12, size, replace=False))
+    scores = rng.choice([-np.inf, 0.25, 0.5, 0.75], size)  # with ties
+    excluded = {*rng.choice(12, 2).tolist()}
+    num = int(rng.integers(0, 5))
+    word_of = {
+      row: next(i for i in range(6) if starts[i] <= row < starts[i + 1])
+      if has_senses
+      else row
+      for row in range(12)
+    }
+    expected, used = [], {word_of[row] for row in excluded}
+    for position in sorted(range(size), key=lambda i: -scores[i]):
+      row = rows[position]
+      is_rare = has_senses and senses.priors[row] < 0.3
+      if word_of[row] in used or is_rare or scores[position] == -np.inf:
+        continue
+      used.add(word_of[row])
+      expected.append(position)
+    best = geometry.nearest(
+      scores,
+      excluded=excluded,
+      num=num,
+      senses=senses if has_senses else None,
+      min_prior=0.3,
+      rows=rows,
+    )
+    # Which of equal scores are the last of the list is not stated.
+    assert len(best) == min(num, len(expected)) and {*best} <= {*expected}
+    np.testing.assert_array_equal(
+      scores[best], scores[expected[: len(best)]].astype(float)
+    )
+
+
+class _Counted:
+  """Rows that count how many of them are read."""
+
+  def __init__(self, rows):
+    self.rows, self.shape, self.num_read = rows, rows.shape, 0
+
+  def __len__(self):
+    return len(self.rows)
+
+  def __getitem__(self, chosen):
+    result = self.rows[chosen]
+    self.num_read += len(result)
+    return result
+
+
+def test_a_query_reads_the_rows_that_it_compares_alone(index):
+  counted = _Counted(index.vectors)
+  index = dataclasses.replace(index, vectors=counted, current=lambda: counted)
+  target = counted.rows[5] / np.linalg.norm(counted.rows[5])
+  index.nearest(target, num=3)
+  counted.num_read = 0
+  index.nearest(target, num=3)
+  index.search(target[None], num=3)
+  assert counted.num_read <= 2 * (2 * 3 + 16)  # and not the first rows again
+
+
 def test_unseen_words_are_queries_too(tmp_path):
   rng = np.random.default_rng(0)
   source = subwords.NgramVectors(
@@ -169,8 +247,12 @@ def test_a_saved_index_belongs_to_its_vectors(vectors, index, tmp_path):
   with pytest.raises(errors.UserError, match='of other vectors than'):
     vectors.most_similar('w1', indexer=mapped)
   again.add_vector('new', changed[0])
-  with pytest.raises(errors.UserError, match='have been changed'):
-    again.most_similar('w1', indexer=mapped)
+  for search in (
+    lambda: again.most_similar('w1', indexer=mapped),
+    lambda: mapped.search(changed[:2]),
+  ):
+    with pytest.raises(errors.UserError, match='have been changed'):
+      search()
 
 
 def test_unusable_indexes_and_arguments_are_one_line(vectors, index, tmp_path):
@@ -179,7 +261,9 @@ def test_unusable_indexes_and_arguments_are_one_line(vectors, index, tmp_path):
     vectors.load_index(folder)
   index.save(folder)
   graph = (folder / 'graph.usearch').read_bytes()
-  for damaged in graph[: len(graph) // 2], graph[:10], b'x' * 9999:
+  flipped = bytearray(graph)
+  flipped[-99] ^= 1
+  for damaged in graph[: len(graph) // 2], graph[:10], b'x' * 9999, flipped:
     (folder / 'graph.usearch').write_bytes(damaged)
     with pytest.raises(errors.UserError, match='damaged.*build it again'):
       vectors.load_index(folder)
