@@ -395,14 +395,22 @@ def test_bench(run, text, monkeypatch):
 
 
 @pytest.mark.slow
-def test_neighbors(run):
+def test_neighbors(run, tmp_path):
   pytest.importorskip('usearch', reason="needs usearch, of the extra 'ann'")
-  small = '--rows=4000', '--dim=16', '--queries=20', '--expansion_search=64'
+  folder = tmp_path / 'index'
+  small = (
+    '--rows=4000', '--dim=16', '--queries=20', '--expansion_search=64,99',
+    f'--index={folder}',
+  )  # fmt: skip
   found, shown = run('neighbors', *small)
-  search = found['searches']['64']
-  assert 0.9 < search['rows 0 to 1,000'] <= 1 and search['index_single'] > 0
-  ratio = search['index_single'] / search['exact_single']
-  assert f' {ratio:.0f} ' in shown
+  search = found['singles']['0 to 1,000']
+  assert 0.9 < search['recall'][0] <= search['recall'][1] <= 1
+  times = search['exact'] / search['index'][0]
+  assert f'{search["recall"][0]:.3f}' in shown and f' {times:.0f}\n' in shown
+  assert ' s to build' in shown and (folder / 'index.json').exists()
+  assert found['batches']['index'][0] > 0
+  found, shown = run('neighbors', *small)
+  assert found['build_secs'] is None and ' s to build' not in shown
 
 
 @pytest.mark.slow

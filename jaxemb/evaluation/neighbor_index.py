@@ -222,7 +222,8 @@ def build(
       f'no index {kind!r} with {", ".join(values) or "defaults"}; give one of '
       f'{", ".join(KINDS)}, and of {", ".join(names)}'
     )
-  settings, usearch = Settings(**values), _usearch()
+  settings = Settings(**values)
+  usearch = errors.optional('usearch.index', 'ann')
   graph = usearch.Index(
     ndim=vectors.shape[1],
     metric='ip',  # of unit rows: two thirds of the time of cosines
@@ -263,7 +264,8 @@ def read(
   `current` returns the vectors until they are changed. Raises a `UserError` if
   the index is missing, damaged or of other vectors.
   """
-  folder, usearch = pathlib.Path(folder), _usearch()
+  usearch = errors.optional('usearch.index', 'ann')
+  folder = pathlib.Path(folder)
   try:
     values = json.loads((folder / _SETTINGS).read_text())
     identity = {k: values.pop(k) for k in _identity(vectors[:0])}
@@ -315,15 +317,3 @@ def _file_checksum(path: pathlib.Path) -> int:
     while block := file.read(_BLOCK_BYTES):
       checksum = zlib.crc32(block, checksum)
   return checksum
-
-
-def _usearch() -> Any:
-  """Returns the module usearch.index; raises a `UserError` without it."""
-  try:
-    from usearch import index
-  except ImportError as error:
-    raise errors.UserError(
-      'an index of neighbors needs usearch, which is not installed or does not '
-      f"work here ({errors.one_line(error)}): pip install 'jaxemb[ann]'"
-    ) from error
-  return index
