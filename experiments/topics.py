@@ -3,11 +3,12 @@
   pip install -e '.[bench]'
   python experiments/topics.py
 
-Two sets of documents: with 20 planted topics, words of a topic among others,
-both with Zipf's frequencies; and the articles of the embedded corpus that are
-of a noun, whose topic is its class, such as bird. Both programs train on the
-same tokens with two threads, in turns, and infer vectors of documents that they
-have not seen.
+Two sets of documents: with 20 planted topics, words of a topic among common
+words, both with Zipf's frequencies; and the articles of the embedded corpus
+that are of a noun, whose topic is its class, such as bird. Both programs train
+on the same tokens with the same epochs, dimensions, negatives and threads, in
+turns, a seed for each round; learning rates and subsampling are those that
+their users get. Both infer vectors of documents that they have not seen.
 
 Purity is how many of the ten nearest documents, by cosine, have the topic of a
 document; of clusters, how many documents have the topic of most of their
@@ -49,14 +50,15 @@ class Texts(NamedTuple):
 
 def planted(num: int, num_topics: int = 20, share: float = 0.15) -> Texts:
   """Documents of 20 to 100 words, of which a share is of their topic."""
-  rng, vocab, own = np.random.default_rng(1), 5000, 500
-  common, special = (1 / np.arange(1, x + 1) for x in (vocab, own))
-  words = [rng.permutation(vocab)[:own] for _ in range(num_topics)]
+  rng, vocab, num_special = np.random.default_rng(1), 5000, 500
+  common, special = (1 / np.arange(1, x + 1) for x in (vocab, num_special))
+  words = [rng.permutation(vocab)[:num_special] for _ in range(num_topics)]
   topics, documents = rng.integers(0, num_topics, num), []
   for topic in topics:
     size = rng.integers(20, 100)
     general = rng.choice(vocab, size, p=common / common.sum())
-    of_topic = words[topic][rng.choice(own, size, p=special / special.sum())]
+    numbers = rng.choice(num_special, size, p=special / special.sum())
+    of_topic = words[topic][numbers]
     chosen = np.where(rng.random(size) < share, of_topic, general)
     documents.append(' '.join(f'w{x}' for x in chosen))
   return _divided(documents, topics)
@@ -84,25 +86,28 @@ def _divided(documents: Sequence[str], topics: np.ndarray) -> Texts:
 
 
 def purity(
-  vectors: np.ndarray, topics: np.ndarray, others: np.ndarray, of: np.ndarray
+  vectors: np.ndarray,
+  topics: np.ndarray,
+  candidates: np.ndarray,
+  candidate_topics: np.ndarray,
 ) -> float:
-  """How many of the nearest of `others` have a document's topic."""
+  """How many of the nearest candidates have a document's topic."""
   rows = np.random.default_rng(0).permutation(len(vectors))[:SAMPLED]
-  scores = _units(vectors[rows]) @ _units(others).T
-  if others is vectors:
+  scores = _units(vectors[rows]) @ _units(candidates).T
+  if candidates is vectors:
     scores[np.arange(len(rows)), rows] = -2
   near = np.argpartition(-scores, NEAREST, 1)[:, :NEAREST]
-  return float((of[near] == topics[rows, None]).mean())
+  return float((candidate_topics[near] == topics[rows, None]).mean())
 
 
 def cluster_purity(vectors: np.ndarray, topics: np.ndarray) -> float:
   """How many documents have the topic of most of their cluster."""
   num, units, best = topics.max() + 1, _units(vectors), (np.inf, 0.0)
   for seed in range(10):
-    means, found = vq.kmeans2(units, num, minit='++', rng=seed)
+    means, clusters = vq.kmeans2(units, num, minit='++', rng=seed)
     votes = np.zeros((num, num))
-    np.add.at(votes, (found, topics), 1)
-    distance = float(np.square(units - means[found]).sum())
+    np.add.at(votes, (clusters, topics), 1)
+    distance = float(np.square(units - means[clusters]).sum())
     best = min(best, (distance, float(votes.max(1).sum() / len(topics))))
   return best[1]
 
@@ -117,21 +122,21 @@ def _scores(
 ) -> dict[str, float]:
   known, unseen = topics[: len(vectors)], topics[len(vectors) :]
   return {
-    'purity': purity(vectors, known, vectors, of=known),
+    'purity': purity(vectors, known, vectors, candidate_topics=known),
     'clusters': cluster_purity(vectors, known),
-    'inferred': purity(new, unseen, vectors, of=known),
+    'inferred': purity(new, unseen, vectors, candidate_topics=known),
     **speeds,
   }
 
 
 def _train_jaxemb(
-  args: Any, folder: pathlib.Path, texts: Texts, model: str, sample: float
+  args: Any, folder: pathlib.Path, texts: Texts, model: str, seed: int
 ) -> dict[str, float]:
   args.config = 'documents:dm' if model == 'dm' else 'documents'
   settings = {
     'data.path': folder / 'documents.txt', 'data.tokens': 'whitespace',
-    'data.lowercase': False, 'data.sample': sample, 'train.epochs': args.epochs,
-    'train.threads': args.threads,
+    'data.lowercase': False, 'train.epochs': args.epochs,
+    'train.threads': args.threads, 'seed': seed,
   }  # fmt: skip
   workdir = pathlib.Path(tempfile.mkdtemp(dir=folder))
   report = experiment.train(args, workdir, settings)
@@ -141,22 +146,25 @@ def _train_jaxemb(
   start = time.perf_counter()
   inferred = trained.infer(new)
   secs = time.perf_counter() - start
+  words = report['corpus_words'] * args.epochs
   return _scores(
     np.asarray(trained.dv.vectors),
     inferred,
     texts.topics,
     words_per_sec=report['words_per_sec'],
+    words_per_cpu_sec=words
+    / sum(x['secs'] * x['mean_cores'] for x in report['hosts']),
     inferred_per_sec=len(new) / secs,
   )
 
 
 def _train_gensim(
-  args: Any, folder: pathlib.Path, texts: Texts, model: str, sample: float
+  args: Any, folder: pathlib.Path, texts: Texts, model: str, seed: int
 ) -> dict[str, float]:
   options = {
     'dm': int(model == 'dm'), 'vector_size': 100, 'window': 5, 'negative': 5,
-    'min_count': 5, 'sample': sample, 'epochs': args.epochs,
-    'workers': args.threads,
+    'min_count': 5, 'epochs': args.epochs, 'workers': args.threads,
+    'seed': seed,
   }  # fmt: skip
   output = folder / 'gensim.npy'
   files = folder / 'documents.txt', folder / 'new.txt', output
@@ -182,8 +190,8 @@ def main() -> None:
   args = experiment.parse(parser)
   results = experiment.Results('topics', args)
   for name in args.sets:
-    with tempfile.TemporaryDirectory() as made:
-      _compare(args, name, pathlib.Path(made), results=results)
+    with tempfile.TemporaryDirectory() as folder:
+      _compare(args, name, pathlib.Path(folder), results=results)
   lines = [
     f'{name}: ' + ', '.join(f'{k} {x:.4g}' for k, x in medians.items())
     for name, medians in results.found.items()
@@ -195,17 +203,16 @@ def _compare(
   args: Any, name: str, folder: pathlib.Path, results: experiment.Results
 ) -> None:
   """Trains on a set in turns, and adds the medians to the results."""
-  texts, sample = planted(args.documents), 1e-4
-  if name == 'articles':  # a small text
-    texts, sample = articles(folder, args.words), 1e-3
+  if name == 'articles':
+    texts = articles(folder, args.words)
+  else:
+    texts = planted(args.documents)
   (folder / 'documents.txt').write_text('\n'.join(texts.documents) + '\n')
   (folder / 'new.txt').write_text('\n'.join(texts.new) + '\n')
   programs = {'jaxemb': _train_jaxemb, 'gensim': _train_gensim}
   for model in args.models:
     sides = {
-      x: functools.partial(
-        _run, programs[x], args, folder, texts, model, sample
-      )
+      x: functools.partial(programs[x], args, folder, texts, model)
       for x in args.programs
     }
     for program, runs in experiment.in_turn(sides, args.runs).items():
@@ -213,11 +220,6 @@ def _compare(
       results.found[f'{name} {model} {program}'] = medians
       experiment.progress(name, model, program, medians)
       results.save()
-
-
-def _run(train: Any, *args: Any) -> dict[str, float]:
-  """Trains; the last argument is the number of the round."""
-  return train(*args[:-1])
 
 
 if __name__ == '__main__':
