@@ -7,6 +7,7 @@ inputs.npy, [words, dim] float32; documents.json, settings
 
 import functools
 import json
+import math
 import pathlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 
 from jaxemb import embeddings, errors
 from jaxemb.data import sentences
+from jaxemb.evaluation import geometry
 from jaxemb.storage import atomic, word2vec_format
 from jaxemb.storage import export as export_lib
 
@@ -25,14 +27,20 @@ if TYPE_CHECKING:
 _FOLDER, _SETTINGS = 'words', 'documents.json'
 _OUTPUTS, _INPUTS = 'outputs.npy', 'inputs.npy'
 _MOST_NAMES = 5
+# Of the settings that are saved.
+_KINDS = {
+  'model': str, 'window': int, 'dynamic_window': bool, 'negatives': int,
+  'sample': float, 'tokens': str, 'lowercase': bool, 'epochs': int,
+  'learning_rate': float, 'final_learning_rate': float, 'seed': int,
+}  # fmt: skip
 
 
 class Documents:
   """Vectors of documents, with the names of gensim's `Doc2Vec`.
 
-  `dv` are vectors by tag, or by the number of the document as a string; `wv`
-  those of words: the input vectors of PV-DM, and the output vectors of PV-DBOW,
-  which has no others. `infer` makes vectors of new documents.
+  `dv` has vectors by tag, or by the number of the document as a string; `wv`
+  those of words: the input vectors of PV-DM, or the output vectors of PV-DBOW,
+  which has no inputs. `infer` makes vectors of new documents.
   """
 
   def __init__(
@@ -58,7 +66,7 @@ class Documents:
 
   @property
   def epochs(self) -> int:
-    """Epochs that the documents were trained in, and others are inferred in."""
+    """Epochs of training, and of inference by default."""
     return self.settings['epochs']
 
   def __repr__(self) -> str:
@@ -72,17 +80,17 @@ class Documents:
     self,
     documents: Iterable[str | Sequence[str]],
     *,
-    epochs: int = 0,
-    learning_rate: float = 0.0,
-    final_learning_rate: float = 0.0,
+    epochs: int | None = None,
+    learning_rate: float | None = None,
+    final_learning_rate: float | None = None,
     seed: int | None = None,
   ) -> np.ndarray:
     """Returns [documents, dim] float32, vectors of new documents, on all cores.
 
-    Each is text, which is cut into words as that of the run was, or a list of
-    words. A vector depends on its own document and the seed alone. `epochs`,
-    rates and seed are those of the run unless they are given. Documents without
-    a known word have zeros, with a warning.
+    A document is text, which is cut into words as that of the run was, or a
+    list of words. Its vector depends on its words and the seed alone. None
+    stands for the epochs, rates or seed of the run. Documents without a known
+    word have zeros, with a warning.
     """
     from jaxemb.documents import inference
 
@@ -99,16 +107,37 @@ class Documents:
       warnings.warn(
         f'documents without a known word have zeros: {names}', stacklevel=2
       )
+    first, last = self._rates(learning_rate, final_learning_rate)
+    epochs = s['epochs'] if epochs is None else epochs
+    if epochs < 1:
+      raise errors.UserError(f'epochs={epochs} must be 1 or more')
     options = inference.Options(
       window=s['window'],
       shortest_window=1 if s['dynamic_window'] else s['window'],
       negatives=s['negatives'],
-      epochs=epochs or s['epochs'],
-      learning_rate=learning_rate or s['learning_rate'],
-      final_learning_rate=final_learning_rate or s['final_learning_rate'],
-      seed=s['seed'] if seed is None else seed,
+      epochs=epochs,
+      learning_rate=first,
+      final_learning_rate=last,
+      seed=(s['seed'] if seed is None else seed) % 2**63,
     )
     return inference.infer(ids, starts, self._trained[1], options=options)
+
+  def _rates(
+    self, first: float | None, last: float | None
+  ) -> tuple[float, float]:
+    """Returns learning rates; raises a `UserError` for unusable ones."""
+    if first is None:
+      first = self.settings['learning_rate']
+    if last is None:
+      last = min(first, self.settings['final_learning_rate'])
+    if not 0 < first < math.inf:
+      raise errors.UserError(f'a learning rate of {first} must be positive')
+    if not 0 <= last <= first:
+      raise errors.UserError(
+        f'a final learning rate of {last} must be 0 or more, and at most '
+        f'{first:g}, from which the rate falls'
+      )
+    return float(first), float(last)
 
   def infer_vector(
     self,
@@ -123,9 +152,9 @@ class Documents:
     """
     return self.infer(
       [doc_words],
-      epochs=epochs or 0,
-      learning_rate=alpha or 0.0,
-      final_learning_rate=min_alpha or 0.0,
+      epochs=epochs,
+      learning_rate=alpha,
+      final_learning_rate=min_alpha,
     )[0]
 
   def similarity_unseen_docs(
@@ -138,10 +167,12 @@ class Documents:
   ) -> float:
     """Returns the cosine of the inferred vectors of two documents."""
     a, b = (
-      self.infer_vector(x, alpha, min_alpha, epochs=epochs)
+      geometry.unit_vector(
+        self.infer_vector(x, alpha, min_alpha, epochs=epochs)
+      )
       for x in (doc_words1, doc_words2)
     )
-    return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30))
+    return float(a @ b)
 
   def save(self, folder: pathlib.Path | str) -> None:
     """Writes a folder for `jaxemb.load`.
@@ -275,6 +306,18 @@ def _write(
     (new / _SETTINGS).write_text(json.dumps(settings, indent=2), 'utf-8')
 
 
+def _check_settings(settings: Any) -> None:
+  """Raises a `ValueError` for settings that inference cannot use."""
+  if not isinstance(settings, dict):
+    raise ValueError(f'{_SETTINGS} has no settings')
+  for name, kind in _KINDS.items():
+    # bool is an int in Python.
+    if type(settings.get(name)) not in (kind, int if kind is float else kind):
+      raise ValueError(
+        f'{_SETTINGS} has {name}={settings.get(name)!r}, no {kind.__name__}'
+      )
+
+
 def folder_of(path: pathlib.Path | str) -> pathlib.Path | None:
   """Returns the folder of an export with documents, or None."""
   folders = pathlib.Path(path), pathlib.Path(path, 'export')
@@ -289,14 +332,19 @@ def load(folder: pathlib.Path) -> Documents:
   inner = folder / _FOLDER
   try:
     settings = json.loads((inner / _SETTINGS).read_text('utf-8'))
+    _check_settings(settings)
     words, counts = word2vec_format.read_vocab(inner / 'vocab.txt')
     arrays = {
       x: embeddings.Embeddings(words, export_lib.open_array(inner / x), counts)
       for x in (_OUTPUTS, _INPUTS)
       if (inner / x).exists()
     }
+    vectors = embeddings.load_vectors(folder)
+    for name, words_of in arrays.items():
+      if words_of.vectors.shape[1:] != vectors.vectors.shape[1:]:
+        raise ValueError(f'{name} has other dimensions than the documents')
     return Documents(
-      embeddings.load_vectors(folder),
+      vectors,
       outputs=arrays[_OUTPUTS],
       inputs=arrays.get(_INPUTS),
       settings=settings,

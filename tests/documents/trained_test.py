@@ -1,6 +1,7 @@
 """Whole runs on documents: purity, resuming, inference, files, commands."""
 
 import functools
+import json
 
 import numpy as np
 import pytest
@@ -109,6 +110,23 @@ def test_documents_without_known_words_are_zeros_and_others_refused():
     model.infer(['c1', 7])
 
 
+def test_epochs_and_rates_that_cannot_be_used_are_refused():
+  model, text = _model(), _texts(1, seed=4)[0]
+  none = model.infer_vector(text, min_alpha=0)
+  assert (none != model.infer_vector(text)).any()
+  for name, value, message in (
+    ('epochs', -3, 'epochs=-3 must be 1 or more'),
+    ('epochs', 0, 'must be 1 or more'),
+    ('alpha', 0, 'must be positive'),
+    ('alpha', -0.1, 'must be positive'),
+    ('alpha', float('nan'), 'must be positive'),
+    ('min_alpha', -1, 'must be 0 or more'),
+    ('min_alpha', 1, 'at most 0.0'),
+  ):
+    with pytest.raises(errors.UserError, match=message):
+      model.infer_vector(text, **{name: value})
+
+
 def test_saved_documents_are_loaded_and_damaged_ones_refused(tmp_path):
   model, text = _model(), _texts(1, seed=4)[0]
   model.save(tmp_path / 'saved')
@@ -118,9 +136,19 @@ def test_saved_documents_are_loaded_and_damaged_ones_refused(tmp_path):
   np.testing.assert_array_equal(
     loaded.infer_vector(text), model.infer_vector(text)
   )
-  (tmp_path / 'saved' / 'words' / 'documents.json').write_text('{')
-  with pytest.raises(errors.UserError, match='damaged'):
+  words = tmp_path / 'saved' / 'words'
+  outputs = words / 'outputs.npy'
+  np.save(outputs, np.load(outputs)[:, :3])
+  with pytest.raises(errors.UserError, match='outputs.npy has other dim'):
     jaxemb.load(tmp_path / 'saved')
+  settings = json.loads((words / 'documents.json').read_text())
+  for text in (
+    '{', '[]', '{}', json.dumps(settings | {'window': 'x'}),
+    json.dumps(settings | {'lowercase': 1}),
+  ):  # fmt: skip
+    (words / 'documents.json').write_text(text)
+    with pytest.raises(errors.UserError, match='damaged'):
+      jaxemb.load(tmp_path / 'saved')
 
 
 class Tagged:
@@ -132,10 +160,13 @@ class Tagged:
 
 def test_documents_with_tags_and_tables_are_trained():
   texts = _texts(40)
-  settings = SETTINGS | {'train.epochs': 2, 'data.min_count': 1}
+  settings = SETTINGS | {
+    'train.epochs': 2, 'data.min_count': 1, 'data.sample': -1.0,
+  }  # fmt: skip
   tagged = [Tagged(x.split(), [f'd{i % 20}']) for i, x in enumerate(texts)]
   model = jaxemb.train(tagged, config='documents', settings=settings)
   assert model.dv.index_to_key == [f'd{i}' for i in range(20)]
+  assert model.epochs == 2 and model.settings['sample'] > 5e-4  # of few words
   rows = [{'id': f'd{i % 20}', 'content': x} for i, x in enumerate(texts)]
   columns = {'data.columns': 'tag:id', 'data.tokens': 'whitespace'}
   of_table = jaxemb.train(rows, config='documents', settings=settings | columns)
@@ -178,7 +209,12 @@ def test_predict_writes_vectors_of_other_documents(tmp_path, capsys):
   numbers = np.array([x.split(',')[1:] for x in lines[1:6]], float)
   np.testing.assert_allclose(numbers, model.infer(texts[:5]), 1e-6)
   assert 'without a known word: 1' in capsys.readouterr().err
-  assert predict.main([*flags, f'--output={tmp_path}/o.csv', '--keep=x']) == 2
+  (tmp_path / 'new.txt').write_text('\n'.join(texts), 'utf-16')
+  again = [*flags, f'--output={tmp_path}/again.csv']
+  assert predict.main([*again, '--encoding=utf-16']) == 0
+  assert (tmp_path / 'again.csv').read_text().splitlines()[:6] == lines[:6]
+  assert predict.main([*again, '--encoding=no']) == 2
+  assert predict.main([*again, '--keep=x']) == 2
 
 
 @pytest.mark.parametrize(
