@@ -13,13 +13,8 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 
 
-def get_config(
-  variant: str = '', data_path: str = ''
-) -> ml_collections.ConfigDict:
-  """The settings of a variant: '', 'dm' or 'smoke'.
-
-  `data_path` is the user's own data; '' = the embedded corpus.
-  """
+def get_config(variant: str = '') -> ml_collections.ConfigDict:
+  """The settings of a variant: '', 'dm' or 'smoke'."""
   config = config_lib.default()
   config.data.source, config.model.name = 'documents', 'dbow'
   # As many as gensim's users give; the few words of a document take them.
@@ -36,6 +31,4 @@ def get_config(
     raise errors.UserError(
       f'the config documents has no variant {variant!r}; choose dm'
     )
-  elif not data_path:
-    config.data.sample = 1e-3  # the embedded corpus is small
   return config

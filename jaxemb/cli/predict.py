@@ -20,8 +20,9 @@ those of `config.data`. The output has a line for each node: `node`, `class` and
     jaxemb predict --model=RUN --data=FILE --output=FILE
 
 RUN is a run on documents, and FILE has others, in any form that
-`config.data.path` may have there. The output has a line for each: `document`,
-its tag or its number, and its inferred vector, as above.
+`config.data.path` may have there; lines of text may have another `--encoding`
+than UTF-8. The output has a line for each document: `document`, its tag or its
+number, and its inferred vector, as above.
 """
 
 import argparse
@@ -65,6 +66,7 @@ def _run(argv: Sequence[str] | None) -> None:
   for name, (kind, help_text) in _OF_NODES.items():
     help_text = f'{help_text}, as config.data.{name}'
     add(f'--{name}', type=kind, default=kind(), help=help_text)
+  add('--encoding', default='', help='of documents that are lines of text')
   flags = parser.parse_args(argv)
   output = pathlib.Path(flags.output).expanduser()
   if output.suffix not in ('.csv', '.parquet'):
@@ -80,6 +82,11 @@ def _run(argv: Sequence[str] | None) -> None:
   predict = _predict_nodes if is_of_nodes else _predict_clicks
   if is_of_documents:
     predict = _predict_documents
+  elif flags.encoding:
+    raise errors.UserError(
+      f'--encoding={flags.encoding} is of documents, and --model={flags.model} '
+      'has none; remove it'
+    )
   counts: dict[str, int] = {}
   tables = predict(flags, output, keep, counts=counts)
   num, lines = _write(output, tables, flags.data), []
@@ -214,7 +221,8 @@ def _predict_documents(
   model = api.load(flags.model)
   paths = [x.path for x in text_files.find(flags.data)]
   _refuse_overwriting(output, 'data', paths)
-  numbered = enumerate(loader.read(flags.data, flags.columns))
+  encoding = flags.encoding or text_files.UTF_8
+  numbered = enumerate(loader.read(flags.data, flags.columns, encoding))
   while some := [*itertools.islice(numbered, _DOCUMENTS)]:
     with warnings.catch_warnings():  # they are counted
       warnings.simplefilter('ignore')

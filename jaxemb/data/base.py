@@ -142,6 +142,7 @@ class SourceSpec(NamedTuple):
   batch_epochs: float = 1.0
   # Keys that the source has whatever the data; its `counts` include these.
   known: Known | None = None
+  has_windows: bool = True  # whether the model reads them
 
 
 class Item(NamedTuple):

@@ -295,7 +295,8 @@ class BlockSource:
     self.corpus, self.eval_paths = corpus, eval_paths
     self.num_parts = spec.num_parts
     self.units_per_epoch = corpus.num_words
-    self.keys, self.counts = corpus.words, corpus.counts
+    self.keys = corpus.words
+    self.counts = self.word_counts = corpus.counts
     text_counts = getattr(corpus, 'text_counts', None)
     self.earlier = None if text_counts is None else self.counts - text_counts
     self.fingerprint = corpus.manifest.get('fingerprint')

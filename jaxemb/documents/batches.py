@@ -1,8 +1,10 @@
-"""Batches of words that know the document of each."""
+"""Batches of words with the row of each word's document."""
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +13,13 @@ import numba
 import numpy as np
 
 from jaxemb.data import base, blocks, sentences, subsampling, windows
+from jaxemb.ops import hashing
+from jaxemb.runtime import resources
 
 _PADDING = np.iinfo(np.int32).max  # above any number of documents
+# One packs 200 million words/s, and one that trains learns from 25 million.
+_CORES_PER_THREAD = 8
+_TOO_MANY = 'a batch keeps more words than were expected of it'
 
 
 class Batch(NamedTuple):
@@ -82,27 +89,78 @@ def count_words(ids, keep, num_words, num_kept):
       num_kept[document] += keep[id_]
 
 
-@numba.njit(nogil=True, cache=True)
-def _pack(ids, position, keep_below, key, reaches, arrays, n, document):
-  """Appends a block's surviving tokens, as `data.blocks.pack`.
+class _Blocks(NamedTuple):
+  """Blocks of a part, in the order in which they are packed."""
 
-  `arrays` are ids, left, right, documents; the first word is of a `document`.
-  Returns the new n, and the numbers of words read and of pairs made.
+  starts: np.ndarray  # [blocks] int64, in the ids of the text
+  stops: np.ndarray  # [blocks] int64
+  words: np.ndarray  # [blocks] int64, how many they have
+  positions: np.ndarray  # [blocks] int64, from which random numbers count
+  documents: np.ndarray  # [blocks] int64, of their first words
+
+
+class _Out(NamedTuple):
+  """Arrays that words are packed into."""
+
+  ids: np.ndarray  # [size + 2 W] int32
+  left: np.ndarray  # [size] uint8, or [0] without windows
+  right: np.ndarray  # [size] uint8, or [0]
+  documents: np.ndarray  # [size] int32
+
+
+@numba.njit(nogil=True, cache=True)
+def _pack(text, chosen, rows, keep_below, key, reaches, out):
+  """Packs words that survive; returns how many, and their number of pairs.
+
+  Documents get their `rows`, or their numbers if rows are [0]. Returns -1, 0 if
+  the next block may not have room.
   """
-  out, left, right, documents = arrays
-  words = pairs = start = 0
-  for i in range(len(ids) + 1):
-    if i == len(ids) or ids[i] == sentences.END:
-      before = n
+  n = pairs = 0
+  for i in range(chosen.starts.size):
+    if n + chosen.words[i] > out.documents.size:
+      return -1, 0
+    ids = text[chosen.starts[i] : chosen.stops[i]]
+    position, document, start = chosen.positions[i], chosen.documents[i], 0
+    while start <= ids.size:
+      stop = start
+      while stop < ids.size and ids[stop] != sentences.END:
+        stop += 1
       # Random numbers of words go by their number: there may be many ENDs.
-      n, more_words, more_pairs = blocks.pack(
-        ids[start:i], position + words, keep_below, key, reaches, out, left,
-        right, n,
-      )  # fmt: skip
-      documents[before:n] = document
-      words, pairs = words + more_words, pairs + more_pairs
-      document, start = document + 1, i + 1
-  return n, words, pairs
+      first, words = n, ids[start:stop]
+      if out.left.size:
+        n, _, more_pairs = blocks.pack(
+          words, position, keep_below, key, reaches, out.ids, out.left,
+          out.right, n,
+        )  # fmt: skip
+        pairs += more_pairs
+      else:
+        n = _pack_words(words, position, keep_below, key, reaches[1], out, n)
+      row = rows[document] if rows.size else np.int32(document)
+      for j in range(first, n):
+        out.documents[j] = row
+      position += words.size
+      document, start = document + 1, stop + 1
+  return n, pairs
+
+
+@numba.njit(nogil=True, cache=True)
+def _pack_words(words, position, keep_below, key, window, out, n):
+  """Appends words that survive, as `data.blocks.pack`, without windows."""
+  for j in range(words.size):
+    h = hashing.hashed(key ^ np.uint64(position + j))
+    out.ids[window + n] = words[j]
+    n += (h >> np.uint64(32)) < keep_below[words[j]]
+  return n
+
+
+def _append(packed: _Out, out: _Out, num_words: int, n: int) -> None:
+  """Copies packed words behind the first n."""
+  window = (out.ids.size - out.documents.size) // 2
+  ids = packed.ids[window : window + num_words]
+  out.ids[window + n :][:num_words] = ids
+  for name in ('left', 'right', 'documents'):
+    target = getattr(out, name)[n : n + num_words]
+    target[:] = getattr(packed, name)[: target.size]
 
 
 class OnHost:
@@ -115,63 +173,105 @@ class OnHost:
     first_documents: np.ndarray,
     rows: np.ndarray | None,
     num_words: int,
+    has_windows: bool,
   ):
     """`first_documents` [blocks] are numbers of documents in the text.
 
     `rows` [documents] are those of the table; None = the same numbers. A part
-    of a batch keeps at most `num_words`.
+    of a batch keeps at most `num_words`. Without windows, `left` and `right`
+    are zeros.
     """
     self._size = -(-num_words // spec.part_words) * spec.part_words
-    self._corpus, self._spec, self._rows = corpus, spec, rows
-    self._first_documents = first_documents
+    self._corpus, self._spec = corpus, spec
+    self._rows = np.zeros(0, np.int32) if rows is None else rows
+    self._first_documents, self._has_windows = first_documents, has_windows
     self._keep_below = subsampling.keep_thresholds(
       corpus.counts, spec.settings['sample']
     )
+    # Read-only, so that it is copied to devices once.
+    shape = len(spec.readers.local_parts), self._size
+    self._no_contexts = np.broadcast_to(np.uint8(0), shape)
 
   def __call__(self, parts: Sequence[blocks.Chosen]) -> Batch:
     """Returns the batch, of whole blocks."""
-    spec, vocab = self._spec, len(self._keep_below)
-    size, num_parts = self._size, len(parts)
-    shape = num_parts, size + 2 * spec.window
-    ids = np.full(shape, vocab, np.int32)
-    left, right = np.zeros((2, num_parts, size), np.uint8)
-    documents = np.full((num_parts, size), _PADDING, np.int32)
-    num_kept, pairs = np.zeros((2, num_parts), np.int32)
-    pack = functools.partial(
-      self._pack_part, reaches=(spec.shortest_window, spec.window)
-    )
+    shape, window = (len(parts), self._size), self._spec.window
+    ids = np.empty((shape[0], shape[1] + 2 * window), np.int32)
+    contexts = shape if self._has_windows else (len(parts), 0)
+    left, right = np.empty((2, *contexts), np.uint8)
+    documents = np.empty(shape, np.int32)
+    num_kept, pairs = np.zeros((2, len(parts)), np.int32)
     for i, part in enumerate(parts):
-      arrays = ids[i], left[i], right[i], documents[i]
-      num_kept[i], pairs[i] = n, _ = pack(part, arrays)
-      # Clear the entry of a dropped last word.
-      ids[i, spec.window + n] = vocab
-      left[i, n : n + 1] = right[i, n : n + 1] = 0
-      if self._rows is not None:
-        documents[i, :n] = self._rows[documents[i, :n]]
+      out = _Out(ids[i], left[i], right=right[i], documents=documents[i])
+      num_kept[i], pairs[i] = n, _ = self._pack_part(part, out)
+      ids[i, :window] = ids[i, window + n :] = len(self._keep_below)
+      documents[i, n:] = _PADDING
+      left[i, n:] = right[i, n:] = 0
+    if not self._has_windows:
+      left = right = self._no_contexts
     words = windows.Batch(
       ids=ids,
       left=left,
       right=right,
-      num_steps=-(-num_kept // spec.part_words),
+      num_steps=-(-num_kept // self._spec.part_words),
       kept_words=num_kept,
       pairs=pairs,
     )
     return Batch(words, documents)
 
-  def _pack_part(self, part, arrays, reaches):
-    """Packs the blocks of a part; returns the numbers of centers and pairs."""
+  def _pack_part(self, part: blocks.Chosen, out: _Out) -> tuple[int, int]:
+    """Packs the blocks of a part; returns the numbers of words and pairs."""
+    starts, words = self._corpus.blocks.starts, self._corpus.blocks.words
+    chosen = _Blocks(
+      starts=starts[part.blocks],
+      stops=starts[part.blocks + 1],
+      words=words[part.blocks],
+      positions=part.numbers * blocks.MAX_BLOCK_IDS,
+      documents=self._first_documents[part.blocks],
+    )
+    num_threads = resources.usable_cores() // _CORES_PER_THREAD
+    if num_threads < 2:
+      return self._pack_blocks(chosen, part.key, out)
+    bounds = np.linspace(0, len(part.blocks), num_threads + 1).astype(int)
+    ranges = (
+      _Blocks(*(x[i:j] for x in chosen)) for i, j in itertools.pairwise(bounds)
+    )
+    pack = functools.partial(self._pack_range, key=part.key)
     n = num_pairs = 0
-    numbered = zip(part.numbers, part.blocks, strict=True)
-    for number, block in numbered:
-      n, _, more_pairs = _pack(
-        self._corpus.block(block),
-        number * blocks.MAX_BLOCK_IDS,
-        self._keep_below,
-        part.key,
-        reaches,
-        arrays,
-        n,
-        self._first_documents[block],
-      )
-      num_pairs += more_pairs
+    with futures.ThreadPoolExecutor(num_threads) as pool:
+      for num, more_pairs, packed in pool.map(pack, ranges):
+        if n + num > out.documents.size:
+          raise RuntimeError(_TOO_MANY)
+        _append(packed, out, num, n)
+        n, num_pairs = n + num, num_pairs + more_pairs
+    return n, num_pairs
+
+  def _pack_range(
+    self, chosen: _Blocks, key: np.uint64
+  ) -> tuple[int, int, _Out]:
+    """Packs blocks into new arrays; returns them with `_pack_blocks`'s."""
+    size = int(chosen.words.sum())
+    left, right = np.empty((2, size * self._has_windows), np.uint8)
+    out = _Out(
+      ids=np.empty(size + 2 * self._spec.window, np.int32),
+      left=left,
+      right=right,
+      documents=np.empty(size, np.int32),
+    )
+    return *self._pack_blocks(chosen, key, out), out
+
+  def _pack_blocks(
+    self, chosen: _Blocks, key: np.uint64, out: _Out
+  ) -> tuple[int, int]:
+    """Packs blocks; returns the numbers of words and pairs."""
+    n, num_pairs = _pack(
+      self._corpus.ids,
+      chosen,
+      self._rows,
+      self._keep_below,
+      key,
+      (self._spec.shortest_window, self._spec.window),
+      out,
+    )
+    if n < 0:
+      raise RuntimeError(_TOO_MANY)
     return n, num_pairs

@@ -38,9 +38,8 @@ class Documents(text_kind.Text):
   losses = {'negative_sampling': 'jaxemb.ops.sampling:logistic_loss'}
   # By kernels the nearest documents have the same topic as often as those of
   # gensim at .025 (experiments/topics.py). A step by XLA learns less.
-  learning_rates = {'dbow': (0.03, 0.05), 'dm': (0.06, 0.06)}
+  learning_rates = {'dbow': (0.025, 0.05), 'dm': (0.06, 0.06)}
   weights_contexts = False
-  fits_passes = False
   help = {
     **text_kind.TEXT.help,
     'data.path': 'file, folder or glob: a document a line, or a row of a '
@@ -59,6 +58,10 @@ class Documents(text_kind.Text):
     """See `kind.Kind`: PV-DBOW has no windows."""
     is_dbow = config.model.name == 'dbow'
     return self.uses - _OF_WINDOWS if is_dbow else self.uses
+
+  def chunk(self, config: ml_collections.ConfigDict) -> int:
+    """See `kind.Kind`: words of a document share more than windows do."""
+    return 32 if config.model.name == 'dbow' else super().chunk(config)
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
     """See `kind.Kind`."""

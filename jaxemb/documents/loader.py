@@ -5,12 +5,15 @@ number, or that of its tag: documents with one tag share a row. Tables and dumps
 are written into the cache as such lines first, with a tag for each.
 """
 
+import codecs
 import functools
 import hashlib
+import io
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +37,7 @@ ROLES = (
   ),
   roles.Role('tag', ('tag', 'document_id doc_id')),
 )
-_FORMAT = 1
+_FORMAT = 2
 _HEAD_BYTES = 1 << 16
 _LINES, _TAGS = 'lines.txt', 'tags.json'
 
@@ -46,7 +49,17 @@ class Lines(NamedTuple):
   tags: Sequence[str] | None = None  # of rows; None = numbers of documents
   rows: np.ndarray | None = None  # [documents] int32, in order of the tags
   inputs: Sequence[roles.Input] = ()  # where they were written from tables
-  dropped: int = 0  # rows of a table that cannot be read
+  dropped: Mapping[str, Any] = types.MappingProxyType({})  # by their reader
+
+
+def _added(
+  dropped: Mapping[str, Any], more: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns the sums, or lists, of what was dropped."""
+  return {
+    **dropped,
+    **{k: dropped.get(k, type(x)()) + x for k, x in more.items()},
+  }
 
 
 class DocumentSource(blocks_lib.BlockSource):
@@ -60,37 +73,22 @@ class DocumentSource(blocks_lib.BlockSource):
   ):
     self.is_end = np.flatnonzero(corpus.ids == sentences.END)
     self._first = np.searchsorted(self.is_end, corpus.blocks.starts[:-1])
-    self._rows = lines.rows
-    self._of_documents: np.ndarray | None = None  # frequencies, once counted
+    self._rows, self._lines, num = lines.rows, lines, len(self.is_end)
+    if lines.tags is not None and num != len(lines.rows):
+      raise errors.UserError(
+        f'{num:,} lines were read of the {len(lines.rows):,} documents in '
+        f'{lines.path}; {cache_lib.REMEDY}'
+      )
     super().__init__(corpus, spec)
-    self._lines = lines
-    self.context_keys, self.word_counts = self.keys, self.counts
-    self.word_frequencies = self.frequencies
-    self._count(lines)
-
-  def _count(self, lines: Lines) -> None:
-    """Sets keys, counts and frequencies to those of documents."""
-    sample, num = self.spec.settings['sample'], len(self.is_end)
-    keep = subsampling.keep_probabilities(self.word_counts, sample)
-    words, kept = np.zeros(num, np.int64), np.zeros(num)
-    batches.count_words(self.corpus.ids, keep, words, kept)
+    self.context_keys = self.keys
     self.keys = lines.tags
     if lines.tags is None:
       self.keys = list(map(str, range(num)))
     else:
-      if num != len(lines.rows):
-        raise errors.UserError(
-          f'{num:,} lines were read of the {len(lines.rows):,} documents in '
-          f'{lines.path}; {cache_lib.REMEDY}'
-        )
-      words = np.bincount(lines.rows, words, len(lines.tags)).astype(np.int64)
-      kept = np.bincount(lines.rows, kept, len(lines.tags))
       tags = hashlib.sha256(json.dumps([*lines.tags]).encode())
       tags.update(lines.rows)
       self.fingerprint = f'{self.fingerprint} {tags.hexdigest()}'
-    self.counts = words
-    self.frequencies = self._of_documents = kept / max(kept.sum(), 1)
-    self.dropped = {**self.dropped, 'unreadable_rows': lines.dropped}
+    self.dropped = _added(self.dropped, lines.dropped)
     if len(self.keys) > np.iinfo(np.int32).max - 1:
       raise errors.UserError(
         f'{len(self.keys):,} documents are more than a table has rows; train '
@@ -112,6 +110,7 @@ class DocumentSource(blocks_lib.BlockSource):
       first_documents=self._first,
       rows=self._rows,
       num_words=self._most_words(),
+      has_windows=self.spec.has_windows,
     )
 
   def _most_words(self) -> int:
@@ -123,18 +122,35 @@ class DocumentSource(blocks_lib.BlockSource):
     if self.num_parts > 1 or len(words) > self._group:
       return most + 1
     # Of all words together as many as are expected, and far more than chance
-    # adds: their number deviates by no more than its root.
-    sample = self.spec.settings['sample']
-    keep = subsampling.keep_probabilities(self.corpus.counts, sample)
+    # adds: their number deviates by no more than its root. The last block needs
+    # room for all of its words.
+    keep = self._chances_to_stay()
     in_text = np.bincount(ids[ids != sentences.END], minlength=len(keep))
     mean = float(in_text @ keep)
-    return min(most, math.ceil(mean + 20 * math.sqrt(mean)) + 1000) + 1
+    expected = math.ceil(mean + 20 * math.sqrt(mean))
+    return min(most, expected + blocks_lib.BLOCK_WORDS) + 1
+
+  def _chances_to_stay(self) -> np.ndarray:
+    """Returns [vocab] float64, of words in subsampling."""
+    sample = self.spec.settings['sample']
+    return subsampling.keep_probabilities(self.word_counts, sample)
 
   def _cut(self, spec: base.SourceSpec) -> None:
+    """See `BlockSource`; counts and frequencies are those of documents."""
+    self.counts = self.word_counts
     super()._cut(spec)
-    if self._of_documents is not None:  # not of words, as there
-      self.frequencies = self._of_documents
-    self.steps = batches.Steps.of(spec)
+    self.word_frequencies, self.steps = self.frequencies, batches.Steps.of(spec)
+    words, surviving = np.zeros((2, len(self.is_end)))
+    batches.count_words(
+      self.corpus.ids, self._chances_to_stay(), words, surviving
+    )
+    if self._lines.tags is not None:
+      num = len(self._lines.tags)
+      words, surviving = (
+        np.bincount(self._rows, x, num) for x in (words, surviving)
+      )
+    self.counts = words.astype(np.int64)
+    self.frequencies = surviving / max(surviving.sum(), 1)
 
   def word_corpus(self) -> model_base.Corpus:
     """Returns what models may know of the words."""
@@ -170,9 +186,10 @@ def make(spec: base.SourceSpec) -> DocumentSource:
     path = str(loader.embedded(spec).xml)
   lines = _lines(path, spec)
   settings = encode.settings_of(spec.settings, every_line=True)
+  settings = settings._replace(columns='')
   corpus = encode.encode(
     lines.path,
-    settings._replace(columns=''),
+    settings,
     spec.cache,
     progress=spec.progress,
     num_parts=spec.num_parts,
@@ -185,7 +202,7 @@ def make(spec: base.SourceSpec) -> DocumentSource:
 def _lines(path: str, spec: base.SourceSpec) -> Lines:
   """Returns where documents are lines, which are written first if needed."""
   declared = spec.settings['columns']
-  files, form = _find(path, declared)
+  files, form = _find(path, declared, encoding=spec.settings['encoding'])
   if form == 'lines':
     return Lines(path)
   identity = _FORMAT, declared, cache_lib.identity_of(files)
@@ -196,19 +213,30 @@ def _lines(path: str, spec: base.SourceSpec) -> Lines:
   return cache_lib.opened(folder, _read_lines, make)
 
 
-def read(path: str, declared: str = '') -> Iterator[tuple[str, str | None]]:
+def read(
+  path: str, declared: str = '', encoding: str = text_files.UTF_8
+) -> Iterator[tuple[str, str | None]]:
   """Yields the text and the tag, if it has one, of each document of a path.
 
-  `declared` is `data.columns`. Raises a `UserError` for what cannot be read.
+  `declared` is `data.columns`, `encoding` `data.encoding`. Raises a `UserError`
+  for what cannot be read.
   """
-  files, form = _find(path, declared)
-  reader = _reader(form, declared, lambda done, total: None)
+  files, form = _find(path, declared, encoding=encoding)
+  reader = functools.partial(_text_lines, encoding=encoding)
+  if form != 'lines':
+    reader = _reader(form, declared, lambda done, total: None)
   for file in files:
     yield from reader(file)
 
 
-def _find(path: str, declared: str) -> tuple[list[pathlib.Path], str]:
-  """Returns the files of a path, and their form."""
+def _find(
+  path: str, declared: str, encoding: str
+) -> tuple[list[pathlib.Path], str]:
+  """Returns the files of a path, and their form.
+
+  Raises a `UserError` for files of different forms, and for an encoding where
+  they are no lines of text.
+  """
   files, _ = text_files.without_splits(path, text_files.find(path))
   forms = {x.path: _form(x.path, declared) for x in files if x.size_bytes}
   kinds = sorted({*forms.values()})
@@ -220,25 +248,38 @@ def _find(path: str, declared: str) -> tuple[list[pathlib.Path], str]:
       f'{path} has files of different forms, {one.name} and {other.name}; give '
       'those of one'
     )
+  if kinds[0] != 'lines' and not _is_utf8(encoding):
+    raise errors.UserError(
+      f'the encoding {encoding} is for lines of text, and {path} is a '
+      f'{kinds[0]}, which is read as UTF-8; convert it first (iconv -f '
+      f'{encoding} -t utf-8), and leave the encoding out'
+    )
   return [*forms], kinds[0]
 
 
+def _is_utf8(encoding: str) -> bool:
+  try:
+    return codecs.lookup(encoding).name == text_files.UTF_8
+  except LookupError as error:
+    raise errors.UserError(f'{error}; give one such as cp1252') from error
+
+
 def _reader(form: str, declared: str, progress: Callable[[int, int], None]):
-  """Returns what yields texts and tags of a file of a form."""
-  if form == 'table':
-    return _Table(declared, progress)
-  return _Dump() if form == 'dump' else _text_lines
+  """Returns what yields texts and tags of a table or a dump."""
+  return _Table(declared, progress) if form == 'table' else _Dump()
 
 
-def _text_lines(file: pathlib.Path) -> Iterator[tuple[str, None]]:
-  """Yields the lines of a file in UTF-8."""
-  with packed.File(file) as stream:
-    rest = b''
-    while block := stream.read(text_files.BLOCK_BYTES):
-      *lines, rest = (rest + block).split(b'\n')
-      yield from ((x.decode(errors='replace'), None) for x in lines)
-    if rest:
-      yield rest.decode(errors='replace'), None
+def _text_lines(
+  file: pathlib.Path, encoding: str
+) -> Iterator[tuple[str, None]]:
+  """Yields the lines of a file, which end with LF, CR or both."""
+  if _is_utf8(encoding):
+    encoding = 'utf-8-sig'
+  try:
+    with io.TextIOWrapper(packed.File(file), encoding, 'replace') as text:
+      yield from ((line.removesuffix('\n'), None) for line in text)
+  except OSError as error:
+    raise errors.UserError(text_files.unreadable(file, error)) from error
 
 
 def _form(file: pathlib.Path, declared: str) -> str:
@@ -291,7 +332,7 @@ def _write(
   stored = {
     'tags': [*row_of] if rows else None,
     'inputs': [x._asdict() for x in reader.inputs],
-    'dropped': reader.num_bad,
+    'dropped': reader.dropped(),
   }
   if rows:
     np.save(folder / 'rows.npy', np.array(rows, np.int32))
@@ -303,7 +344,15 @@ class _Table:
 
   def __init__(self, declared: str, progress: Callable[[int, int], None]):
     self._declared, self._progress = declared, progress
-    self.num_bad, self.inputs = 0, []
+    self._num_bad, self._num_invalid_bytes = 0, 0
+    self.inputs: list[roles.Input] = []
+
+  def dropped(self) -> dict[str, Any]:
+    """Returns what was not read, counted."""
+    return {
+      'unreadable_rows': self._num_bad,
+      'invalid_utf8_bytes': self._num_invalid_bytes,
+    }
 
   def __call__(self, file: pathlib.Path) -> Iterator[tuple[str, str | None]]:
     """Yields texts and tags."""
@@ -347,7 +396,15 @@ class _Table:
             '--config.data.columns'
           )
       yield from zip(texts, tags, strict=True)
-    self.num_bad += reader.num_bad
+    # Headers of files that were put together are no documents.
+    if tag is None and reader.num_bad > reader.num_repeated:
+      raise errors.UserError(
+        f'{reader.num_bad:,} rows of {file} cannot be read, the first is '
+        f'{reader.first_bad}; as numbers of documents are those of rows, mend '
+        'the file, or give a column with tags, --config.data.columns=tag:COLUMN'
+      )
+    self._num_bad += reader.num_bad
+    self._num_invalid_bytes += reader.num_invalid_bytes
 
 
 def _strings(column: Any) -> list[str]:
@@ -357,20 +414,32 @@ def _strings(column: Any) -> list[str]:
 class _Dump:
   """Reads articles of MediaWiki dumps; tags are their titles."""
 
-  num_bad = 0
-
   def __init__(self):
     self.inputs: list[roles.Input] = []
+    self._reports: list[wiki.ReadReport] = []
+
+  def dropped(self) -> dict[str, Any]:
+    """Returns what was not read, counted."""
+    reports = self._reports
+    return {
+      'problems': [y for x in reports for y in x.problems],
+      'invalid_utf8_bytes': sum(x.replaced_bytes for x in reports),
+      'lost_bytes': sum(x.lost_bytes for x in reports),
+      'redirects': sum(x.redirects for x in reports),
+      'other_namespace_pages': sum(x.other_namespace_pages for x in reports),
+    }
 
   def __call__(self, file: pathlib.Path) -> Iterator[tuple[str, str]]:
     """Yields texts and titles."""
     report = wiki.ReadReport()
-    with packed.File(file) as stream:
-      blocks = iter(lambda: stream.read(text_files.BLOCK_BYTES), b'')
-      for page in wiki.pages(blocks, report):
-        if not page.redirect and page.namespace == 0:
-          if page.model == 'wikitext':
-            yield wiki.plain(page.text, page.hidden), page.title
+    self._reports.append(report)
+    try:
+      with packed.File(file) as stream:
+        for page in wiki.articles(text_files.blocks_of(stream, report), report):
+          yield wiki.plain(page.text, page.hidden), page.title
+    except OSError as error:
+      raise errors.UserError(text_files.unreadable(file, error)) from error
+    report.problems = [f'{file}: {x}' for x in report.problems]
     shown = {'text': 'articles', 'tag': 'titles'}
     self.inputs.append(
       roles.Input((str(file),), 'MediaWiki dump', shown, first={})

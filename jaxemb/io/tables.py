@@ -120,7 +120,7 @@ class Reader:
     forms = ', '.join([*known_forms, *FORMS])
     self._remedy = remedy or f'give --config.data.format, one of {forms}'
     self.num_rows = self.num_bad = self.num_invalid_bytes = 0
-    self._num_repeated = 0  # headers among bad rows
+    self.num_repeated = 0  # headers among bad rows
     self.num_comments = 0
     self.first_bad = ''
     self._file, self._line = self.files[0], 1  # where the last table begins
@@ -156,7 +156,7 @@ class Reader:
             self.num_comments += block.num_comments
             for line, why in block.bad:
               self.count_bad(line, why)
-              self._num_repeated += why == _REPEATED
+              self.num_repeated += why == _REPEATED
             self.read_bytes = before + read_bytes
             progress(self.read_bytes, self.size_bytes)
             if num:
@@ -174,7 +174,7 @@ class Reader:
       ) from error
     num_all = self.num_rows + self.num_bad
     # Files that were put together have their headers, which harm nobody.
-    if self.num_bad - self._num_repeated > self._max_bad * num_all:
+    if self.num_bad - self.num_repeated > self._max_bad * num_all:
       raise errors.UserError(
         f'{self.num_bad:,} of {num_all:,} rows of {self.path} cannot be read, '
         f'the first is {self.first_bad}; mend the file, or {self._remedy}'

@@ -205,16 +205,21 @@ def pieces(
       if wanted(piece.number):
         yield piece
   except OSError as error:
-    reason = getattr(error, 'strerror', None) or error
-    raise errors.UserError(
-      f'{source.path} cannot be read or unpacked ({reason}): check its '
-      'permissions, or copy or download it again'
-    ) from error
+    raise errors.UserError(unreadable(source.path, error)) from error
   if splits_words:
     report.problems.append(
       f'no white space in {piece_bytes} bytes; cut inside a word'
     )
   report.problems = [f'{source.path}: {x}' for x in report.problems]
+
+
+def unreadable(path: pathlib.Path, error: OSError) -> str:
+  """Returns a message about a file."""
+  reason = getattr(error, 'strerror', None) or error
+  return (
+    f'{path} cannot be read or unpacked ({reason}): check its permissions, or '
+    'copy or download it again'
+  )
 
 
 def is_divisible(
@@ -296,7 +301,7 @@ def _streamed(
 ) -> Iterator[Piece]:
   """Yields all pieces of a file that must be read from its start."""
   with packed.File(source.path) as file:
-    blocks = _blocks(file, report)
+    blocks = blocks_of(file, report)
     if encoding != UTF_8:
       blocks = _recoded(blocks, encoding, report)
     with contextlib.closing(base.prefetch(blocks, 1)) as blocks:
@@ -312,7 +317,7 @@ def _streamed(
       yield from _cut_stream(text, piece_bytes)
 
 
-def _blocks(file: packed.File, report: ReadReport) -> Iterator[bytes]:
+def blocks_of(file: packed.File, report: ReadReport) -> Iterator[bytes]:
   """Yields blocks of a file, unpacked; counts its bytes on disk."""
   while block := file.read(BLOCK_BYTES):
     report.source_bytes = file.read_bytes

@@ -183,6 +183,7 @@ def make_source(
     # Evaluations come after whole batches.
     batch_epochs=config.eval.every_epochs % 1 or 1.0,
     known=known,
+    has_windows='model.window' in kind.used(config),
   )
   source = kind.make_source(spec)
   # Of all at once the next multiple, or power of two, is no mistake.
@@ -331,7 +332,7 @@ def fit_passes(
   num_words = source.units_per_epoch
   if source.earlier is not None:
     num_words += source.earlier.sum()
-  fitted = config_lib.fitted_passes(source.counts, num_words)
+  fitted = config_lib.fitted_passes(source.word_counts, num_words)
   config = setup.config.copy_and_resolve_references()
   config.update_from_flattened_dict({x: fitted[x] for x in left_open})
   flat = config_lib.flat(config)

@@ -481,6 +481,18 @@ def _articles(
 ) -> Iterator[tuple[list[str], frozenset[str]]]:
   """Batches of articles: their wikitext and the prefixes of hidden links."""
   batch, batch_chars, hidden = [], 0, HIDDEN
+  for page in articles(blocks, report):
+    hidden = page.hidden
+    batch.append(page.text)
+    batch_chars += len(page.text)
+    if batch_chars >= text_files.BLOCK_BYTES:
+      yield batch, hidden
+      batch, batch_chars = [], 0
+  yield batch, hidden
+
+
+def articles(blocks: Iterable[bytes], report: ReadReport) -> Iterator[Page]:
+  """Yields the articles of a dump; counts other pages, and problems."""
   for page in pages(blocks, report):
     if page.redirect:
       report.redirects += 1
@@ -488,13 +500,7 @@ def _articles(
       report.other_namespace_pages += 1
     else:
       report.pages += 1
-      hidden = page.hidden
-      batch.append(page.text)
-      batch_chars += len(page.text)
-      if batch_chars >= text_files.BLOCK_BYTES:
-        yield batch, hidden
-        batch, batch_chars = [], 0
-  yield batch, hidden
+      yield page
   if not report.pages:
     report.problems.append('a dump without a single article')
 

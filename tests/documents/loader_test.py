@@ -2,12 +2,16 @@
 
 import json
 
+import jax
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from jaxemb import errors
+from jaxemb.data import subsampling
+from jaxemb.documents import loader
+from jaxemb.runtime import resources
 from tests.documents import sources
 
 TEXTS = ['a b c', '', 'b c d', '...', 'c d e', 'a']
@@ -93,6 +97,100 @@ def test_rows_with_a_tag_are_documents(tmp_path, form):
     made.fingerprint
     != sources.source(path, tmp_path, columns='tag:id,text:body').fingerprint
   )
+
+
+def test_batches_are_the_same_of_any_threads_and_without_windows(
+  tmp_path, monkeypatch
+):
+  rng, path = np.random.default_rng(0), tmp_path / 'text.txt'
+  texts = [' '.join(rng.choice(sources.WORDS, n)) for n in [900] * 40]
+  path.write_text('\n'.join(texts))
+  made = sources.source(path, tmp_path, sample=0.01)
+  (item,) = made.items(None, 0)
+  assert 0 < item.batch.words.kept_words[0] < 20_000
+  assert item.batch.words.pairs[0]
+  monkeypatch.setattr(resources, 'usable_cores', lambda: 24)
+  (again,) = made.items(None, 0)
+  jax.tree.map(np.testing.assert_array_equal, again, item)
+  for cores in 24, 1:
+    monkeypatch.setattr(resources, 'usable_cores', lambda cores=cores: cores)
+    plain = sources.source(path, tmp_path, sample=0.01, has_windows=False)
+    (batch,) = (x.batch for x in plain.items(None, 0))
+    assert not batch.words.left.any() and not batch.words.pairs[0]
+    same = item.batch.words._replace(
+      left=batch.words.left, right=batch.words.right, pairs=batch.words.pairs
+    )
+    jax.tree.map(
+      np.testing.assert_array_equal, batch, item.batch._replace(words=same)
+    )
+  monkeypatch.setattr(made, '_most_words', lambda: 5000)
+  with pytest.raises(RuntimeError, match='more words than were expected'):
+    [*made.with_step(32).items(None, 0)]
+
+
+def test_subsampling_counts_what_is_in_the_text_and_is_changed(tmp_path):
+  path = tmp_path / 'text.txt'
+  path.write_text('a b a b a c\nd c d d c b\n' * 50)
+  made = sources.source(path, tmp_path)
+  np.testing.assert_allclose(made.frequencies, 0.01)
+  changed = made.with_passes(3, sample=0.05).with_step(32)
+  keep = subsampling.keep_probabilities(made.word_counts, 0.05)
+  kept = dict(zip(made.context_keys, keep, strict=True))
+  first, second = (sum(map(kept.get, x)) for x in ('ababac', 'dcddcb'))
+  np.testing.assert_allclose(
+    changed.frequencies[:2], np.array([first, second]) / (first + second) / 50
+  )
+  np.testing.assert_array_equal(changed.counts, made.counts)
+  np.testing.assert_allclose(made.frequencies, 0.01)
+
+
+_PAGE = '<page><title>{}</title><ns>{}</ns>{}<text>{}</text></page>\n'
+
+
+def test_what_dumps_lack_is_counted(tmp_path):
+  pages = [_PAGE.format(f'T{i}', 0, '', 'a b c') for i in range(3)]
+  pages += [
+    _PAGE.format('R', 0, '<redirect title="T1" />', 'd'),
+    _PAGE.format('Talk:T', 1, '', 'e'),
+    _PAGE.format('J', 0, '<model>json</model>', 'f'),
+  ]
+  path = tmp_path / 'dump.xml'
+  path.write_text('<mediawiki>\n' + ''.join(pages) + '<page><title>cut')
+  for _ in range(2):  # the second time out of the cache
+    made = sources.source(path, tmp_path)
+    assert made.keys == ['T0', 'T1', 'T2']
+    dropped = {k: x for k, x in made.dropped.items() if x}
+    (problem,) = dropped.pop('problems')
+    assert problem.startswith(f'{path}: cut after page 6')
+    assert dropped.pop('lost_bytes') > 10
+    assert dropped == {'redirects': 1, 'other_namespace_pages': 2}
+
+
+def test_rows_that_cannot_be_read_need_tags(tmp_path):
+  rows = [f'{{"id": "x{i}", "text": "a b"}}\n' for i in range(200)]
+  rows[100] = '{"id": \n'
+  path = tmp_path / 'rows.jsonl'
+  path.write_text(''.join(rows))
+  made = sources.source(path, tmp_path, columns='tag:id')
+  assert len(made.keys) == 199 and made.dropped['unreadable_rows'] == 1
+  with pytest.raises(errors.UserError, match='1 rows of .*tag:COLUMN'):
+    sources.source(path, tmp_path)
+
+
+def test_documents_are_read_as_for_training(tmp_path):
+  path = tmp_path / 'text.txt'
+  text = 'sé or\r\rüb\x85er a\u2028b\r\n\nz'
+  for encoding, data in ('utf-8', b'\xef\xbb\xbf'), ('utf-16', b''):
+    path.write_bytes(data + text.encode(encoding))
+    texts = [x for x, _ in loader.read(str(path), encoding=encoding)]
+    assert texts == ['sé or', '', 'üb\x85er a\u2028b', '', 'z']
+    made = sources.source(path, tmp_path, encoding=encoding)
+    assert made.keys == list(map(str, range(5)))
+    assert made.counts.tolist() == [2, 0, 4, 0, 1]
+  path = tmp_path / 'table.csv'
+  path.write_text('text\nsé\n')
+  with pytest.raises(errors.UserError, match='is for lines of text'):
+    sources.source(path, tmp_path, encoding='cp1252')
 
 
 def test_articles_of_the_embedded_corpus(tmp_path):

@@ -10,6 +10,8 @@ import pytest
 from jaxemb import config as config_lib
 from jaxemb.data import windows
 from jaxemb.documents import batches, models
+from jaxemb.kernels import brakes
+from jaxemb.kernels.cpu import tiles
 from jaxemb.models import skipgram
 from jaxemb.strategies import base
 from tests import dispatches, oracle
@@ -32,7 +34,7 @@ class Case(NamedTuple):
   window: int = 3
   shared: int = 4
   negatives: int = 5
-  runs: int = 1
+  threads: int = 1
 
 
 def make(case, **settings):
@@ -42,18 +44,18 @@ def make(case, **settings):
     'data.source': 'documents', 'model.name': case.model,
     'model.dim': case.dim, 'model.negatives': case.negatives,
     'model.shared_negatives': case.shared, 'strategy.name': 'sync',
-    'train.batch_words': case.runs * case.chunk,
+    'train.batch_words': case.chunk, 'train.threads': case.threads,
   } | settings  # fmt: skip
   if case.model == 'dm':
     settings['model.window'] = case.window
   config = config_lib.check(config_lib.default(), settings)
   is_fused = case.way == 'kernel'
   config, tuning = config_lib.resolve(
-    config, 'cpu', (1, 1), fused=is_fused, chunk=case.chunk, parts=case.runs
+    config, 'cpu', (1, 1), fused=is_fused, chunk=case.chunk
   )
   assert tuning.fused == is_fused
   window = config.model.window
-  steps = batches.Steps(case.chunk, case.runs, window, case.chunk)
+  steps = batches.Steps(case.chunk, 1, window, case.chunk)
   corpus = sources.Counted(counts, case.documents).corpus()
   made = dispatches.made(config, tuning, (1, 1), corpus=corpus, steps=steps)
   return made.trainable
@@ -63,21 +65,15 @@ def step_batch(case, window):
   """Documents of random words, with windows of random sizes."""
   rng = np.random.default_rng(0)
   words = [rng.integers(0, case.vocab, n) for n in case.lengths]
-  size = case.runs * case.chunk
-  ids, left, right = oracle.pack(
-    words, case.vocab, case.chunk * case.runs, window, rng
-  )
+  ids, left, right = oracle.pack(words, case.vocab, case.chunk, window, rng)
   owners = rng.integers(0, case.documents, len(words))
-  documents = np.full(size, PADDING, np.int32)
-  flat = np.repeat(owners, case.lengths)[:size]
+  documents = np.full(case.chunk, PADDING, np.int32)
+  flat = np.repeat(owners, case.lengths)[: case.chunk]
   documents[: len(flat)] = flat
-  runs = [
-    oracle.middle(oracle.Tokens(ids, left, right), i * case.chunk, case.chunk)
-    for i in range(case.runs)
-  ]
-  numbers = rng.permutation(1000)[: case.runs].astype(np.uint32)
-  words = windows.StepBatch(*map(np.stack, zip(*runs, strict=True)), numbers)
-  return batches.StepBatch(words, documents.reshape(case.runs, -1))
+  run = oracle.middle(oracle.Tokens(ids, left, right), 0, case.chunk)
+  numbers = rng.permutation(1000)[:1].astype(np.uint32)
+  words = windows.StepBatch(*(x[None] for x in run), numbers)
+  return batches.StepBatch(words, documents[None])
 
 
 def pieces(case, documents):
@@ -90,38 +86,48 @@ def pieces(case, documents):
   return [list(x) for _, x in runs]
 
 
-def gradients(case, batch, tables, draws, centers):
-  """Loss, examples and row gradients of the equations, in loops."""
-  grads = {k: np.zeros_like(x) for k, x in tables.items()}
-  loss, num, outputs = 0.0, 0, tables[OUTPUT]
-  window = batch.words.window
-  for run in range(case.runs):
-    tokens, left, right, _ = (x[run] for x in batch.words[:4])
-    for i in centers:
-      row = batch.documents[run][i]
-      if row == PADDING:
-        continue
-      num += 1
-      around = []
+def learned(case, batch, tables, draws, centers, rates):
+  """Loss, examples and tables after plain gradient descent, in loops.
+
+  `rates` are those of the rows of each table.
+  A kernel changes outputs in their order: a word that comes again gives what it
+  has become. Of rows shorter than a vector it does so for one mean alone.
+  """
+  new = {k: x.copy() for k, x in tables.items()}
+  loss, window = 0.0, batch.words.window
+  (tokens,), (left,), (right,), *_ = batch.words
+  lefts = []  # centers, rows whose means they have, and these
+  for i in centers:
+    if batch.documents[0][i] != PADDING:
+      members = [(DOCUMENTS, batch.documents[0][i])]
       if case.model == 'dm':
         before, after = range(-int(left[i]), 0), range(1, int(right[i]) + 1)
-        around = [tokens[window + i + j] for j in (*before, *after)]
-      members = [(DOCUMENTS, row), *((INPUT, x) for x in around)]
+        around = (tokens[window + i + j] for j in (*before, *after))
+        members += ((INPUT, x) for x in around)
       mean = sum(tables[k][x] for k, x in members) / len(members)
-      center = tokens[window + i]
-      pairs = [(center, 1, 1.0)] + [
-        (x, 0, case.negatives / case.shared) for x in draws[run] if x != center
-      ]
-      change = np.zeros(case.dim)
-      for word, label, weight in pairs:
-        score = mean @ outputs[word]
-        loss += weight * oracle.logistic_loss(score, label)
-        slope = weight * (oracle.sigmoid(score) - label)
-        change += slope * outputs[word]
-        grads[OUTPUT][word] += slope * mean
-      for k, x in members:
-        grads[k][x] += change / len(members)
-  return loss, num, grads
+      lefts.append((tokens[window + i], members, mean))
+  changes = np.zeros((len(lefts), case.dim))
+  sees_changes = case.way == 'kernel' and (
+    case.model == 'dbow' or len(lefts) == 1 or case.dim >= tiles.LANES
+  )
+  seen, shared = new if sees_changes else tables, case.negatives / case.shared
+  words = [(x, k) for k, (x, *_) in enumerate(lefts)]
+  words += ((x, None) for x in draws[0] if lefts)  # else padding
+  for word, of_left in words:
+    spread = np.zeros(case.dim)
+    for k, (center, _, mean) in enumerate(lefts):
+      weight = shared * (word != center) if of_left is None else of_left == k
+      label = of_left is not None
+      score = mean @ tables[OUTPUT][word]
+      slope = weight * (oracle.sigmoid(score) - label)
+      loss += weight * oracle.logistic_loss(score, label)
+      changes[k] += slope * seen[OUTPUT][word]
+      spread += slope * mean
+    new[OUTPUT][word] -= rates[OUTPUT][word] * spread
+  for change, (_, members, _) in zip(changes, lefts, strict=True):
+    for k, x in members:
+      new[k][x] -= rates[k][x] * change / len(members)
+  return loss, len(lefts), new
 
 
 def _take_step(trainable, state, batch, rate):
@@ -153,6 +159,7 @@ CASES = {
   'seventeen': Case(chunk=17, lengths=(4, 9, 6), shared=5),
   'draws_equal_words': Case(vocab=3, shared=9),
   'one_row': Case(documents=1, lengths=(2, 3, 3)),
+  'many_threads': Case(threads=40),
 }
 WAYS = 'xla', 'kernel'
 
@@ -188,11 +195,19 @@ def check(case, **settings):
   rate, truth = np.float32(0.3), {k: x.astype(float) for k, x in tables.items()}
   state, metrics, outputs = _take_step(trainable, state, batch, rate)
   draws = np.asarray(outputs)[:, case.chunk :]
+  rates = {k: np.full(len(x), rate) for k, x in truth.items()}
+  if case.way == 'kernel':
+    for k, x in rates.items():
+      num_others = case.chunk * (case.threads - 1)
+      lookups = shapes[k].spec.lookups_per_center
+      of_rows = brakes.of_rows(lookups, num_others)
+      x[: len(of_rows)] /= 1 + rate * of_rows
   loss = num = 0
   for centers in pieces(case, batch.documents[0]):
-    more_loss, more, grads = gradients(case, batch, truth, draws, centers)
+    more_loss, more, truth = learned(
+      case, batch, truth, draws=draws, centers=centers, rates=rates
+    )
     loss, num = loss + more_loss, num + more
-    truth = {k: x - rate * grads[k] for k, x in truth.items()}
   for k, x in state.tables.items():
     np.testing.assert_allclose(x.vectors, truth[k], 1e-4, 2e-5, err_msg=k)
   np.testing.assert_allclose(metrics.loss, loss, 1e-4)

@@ -14,7 +14,11 @@ WORDS = 'the quick brown fox jumps over the lazy dog again'.split()
 
 
 def source(
-  path: pathlib.Path, cache: pathlib.Path, part_words: int = 64, **settings
+  path: pathlib.Path,
+  cache: pathlib.Path,
+  part_words: int = 64,
+  has_windows: bool = True,
+  **settings,
 ) -> loader.DocumentSource:
   """The documents of a file, without rare or subsampled words left out."""
   data = config_lib.default().data.to_dict()
@@ -33,6 +37,7 @@ def source(
       readers=base.ALONE,
       cache=cache,
       progress=lambda *_: None,
+      has_windows=has_windows,
     )
   )
 

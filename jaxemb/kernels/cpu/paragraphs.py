@@ -1,11 +1,13 @@
 """Steps of paragraph vectors, PV-DBOW and PV-DM, with negative sampling.
 
-A chunk is c centers, which share N negatives. In PV-DBOW all centers of a
-document in a chunk are learned from at once: its row meets the output rows of
-these words and of the draws, each row once, with as much weight as it has
-occurrences. In PV-DM some centers are, of which each has a mean of its
-document's and of its context's rows. A call is as many steps of plain gradient
-descent, with the gradients that `documents.models` states.
+A chunk is c centers, which share N negatives. PV-DBOW learns from all centers
+of a document in a chunk at once: the document's row meets the output rows of
+these words, then those of the draws. PV-DM learns from four centers at once:
+the mean of a center's document and contexts takes the place of the row. A call
+is as many steps of plain gradient descent, with the gradients that
+`documents.models` states, but that rows are changed in their order: where
+several centers or draws are the same word, each sees what the ones before it
+have changed.
 
 Arguments that are only read (`turns`) are
 
@@ -14,7 +16,7 @@ Arguments that are only read (`turns`) are
   numbers      [2] float32, learning rate and K
   integers     [9] int32, N; W; 6 and 7: the key of the draws; 8: entries of
                the alias table
-  brakes       those of `rows.Table`, of outputs
+  brakes       those of `rows.Table`, of documents, outputs and inputs
   tokens       [P, L' + 2 W] int32, of runs of k / P chunks each
   chunks       [k] uint32, their numbers among the chunks that draw with the key
   lines        `ops.sampling.Alias.lines`
@@ -31,7 +33,6 @@ from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import (
   arguments,
   negative_sampling,
-  row_updates,
   rows,
   tiles,
   trees,
@@ -44,20 +45,20 @@ _GROUP = tiles.SIZE
 _PREFETCHED = 4
 _DOCUMENTS, _LEFT, _RIGHT, _NUMBERS, _INTEGERS, _BRAKES = range(
   turns.READ, turns.READ + 6
-)
-_TOKENS, _CHUNKS, _LINES = range(turns.READ + 6, turns.READ + 9)
+)  # of which there are brakes of each table
+_TOKENS, _CHUNKS, _LINES = range(turns.READ + 8, turns.READ + 11)
 _VECTORS, _OUTPUTS, _INPUTS = range(turns.RESULTS, turns.RESULTS + 3)
 
 
 def num_scratch(spec: Any) -> int:
-  """Returns floats that a kernel here takes; with fewer it does nothing.
+  """Returns floats that a kernel here takes; with fewer it returns NaN.
 
   `spec` is a `models.base.WindowSpec`.
   """
   right = spec.chunk + spec.shared_negatives + tiles.SIZE
   words = 2 * spec.window + 2 * _GROUP
   # Means, outputs, words and documents with their gradients, of which each has
-  # addresses, an id and a rate; scores, weights, fractions; the hash table.
+  # addresses, an id and a rate; scores, weights, fractions; ids.
   num_rows = 2 * (2 * _GROUP + right + words)
   number = num_rows * (spec.dim + tiles.LANES + 8)
   number += (4 * _GROUP + 16) * (right + 32) + 32 * words + 1024
@@ -65,17 +66,14 @@ def num_scratch(spec: Any) -> int:
 
 
 class _Work(NamedTuple):
-  """Buffers for some centers and what they meet."""
+  """Buffers for the centers of a run or a tile, and what they meet."""
 
   lefts: rows.Rows  # of a document, or means
-  rights: rows.Rows  # outputs, each once
+  rights: rows.Rows  # outputs, of centers, then of draws
   scores: np.ndarray  # [lefts, rights], then slopes
   positives: np.ndarray  # [lefts, rights], less than 0: as weights of scores
   negatives: np.ndarray  # [lefts, rights]
   weights: np.ndarray  # [lefts, rights], of both
-  draws: np.ndarray  # [rights] float32, how often each was drawn
-  centers: np.ndarray  # [rights] float32, how many centers it is
-  table: np.ndarray  # int32 of a hash table, 1 + places of rights, 0 = none
   ids: np.ndarray  # [centers, then draws] int32
   coming: np.ndarray  # the same of the next chunk
   awaited: np.ndarray  # its rows, as of `rows.await_rows`
@@ -92,18 +90,12 @@ def _take_work(scratch, num_ids, dim):
   positives, rest = rows.take(rest, _GROUP, columns)
   negatives, rest = rows.take(rest, _GROUP, columns)
   weights, rest = rows.take(rest, _GROUP, columns)
-  draws, rest = rows.take_vector(rest, columns, np.float32)
-  centers, rest = rows.take_vector(rest, columns, np.float32)
-  table, rest = rows.take_vector(
-    rest, row_updates.table_size(num_ids), np.int32
-  )
   ids, rest = rows.take_vector(rest, num_ids, np.int32)
   coming, rest = rows.take_vector(rest, num_ids, np.int32)
   awaited, rest = rows.take_vector(rest, 2 + num_ids, np.uint64)
   work = _Work(
-    lefts, rights, scores, positives, negatives, weights, draws, centers, table,
-    ids, coming, awaited,
-  )  # fmt: skip
+    lefts, rights, scores, positives, negatives, weights, ids, coming, awaited
+  )
   return work, rest
 
 
@@ -124,12 +116,13 @@ def _sizes(frame):
 
 
 @numba.njit(**rows.INLINE)
-def _table(frame, number, sizes, brakes):
+def _table(frame, number, sizes):
+  brakes = _BRAKES + number - _VECTORS
   return rows.Table(
     ffi.matrix(frame, ffi.RESULTS, number, np.float32),
     sizes.learning_rate,
     np.float32(0),  # all occurrences of a row count
-    brakes,
+    ffi.vector(frame, ffi.ARGUMENTS, brakes, np.float32),
     np.uintp(0),
     frame,
     number,
@@ -152,71 +145,49 @@ def _take_ids(frame, i, out):
 
 
 @numba.njit(**rows.JIT)
-def _enter(table, ids, num, id_):
-  """Returns where an id is among the first ones; puts a new one at `num`."""
-  last = np.uint32(table.size - 1)
-  spread = np.uint32(np.uint32(id_) * np.uint32(0x9E3779B9))
-  entry = (spread >> np.uint32(16)) & last
-  while table[entry]:
-    if ids[table[entry] - 1] == id_:
-      return np.int64(table[entry] - 1)
-    entry = (entry + np.uint32(1)) & last
-  table[entry] = num + 1
-  ids[num] = id_
-  return num
-
-
-@numba.njit(**rows.JIT)
 def _list_rights(first, stop, num_centers, work):
-  """Lists the rows of draws and of centers first to stop, each once.
+  """Lists the output rows of centers first to stop, then those of the draws.
 
   Returns how many there are.
   """
-  ids, distinct = work.ids, work.rights.ids
-  table, draws, centers = work.table, work.draws, work.centers
-  for j in range(table.size):
-    table[j] = 0
-  num = 0
-  for j in range(num_centers, ids.size):
-    place = _enter(table, distinct, num, ids[j])
-    if place == num:
-      draws[num] = centers[num] = 0
-      num += 1
-    draws[place] += 1
-  for j in range(first, stop):
-    place = _enter(table, distinct, num, ids[j])
-    if place == num:
-      draws[num] = centers[num] = 0
-      num += 1
-    centers[place] += 1
+  ids, listed, num = work.ids, work.rights.ids, stop - first
+  rows.copy(ids[first:stop], listed, 0)
+  rows.copy(ids[num_centers:], listed, num)
+  num += ids.size - num_centers
   for y in range(num, rows.padded(num, tiles.SIZE)):
-    distinct[y], draws[y], centers[y] = rows.NO_ID, 0, 0
+    listed[y] = rows.NO_ID
   return num
 
 
 @numba.njit(**rows.JIT)
-def _weigh_run(work, size, num, factor):
-  """Weights of scores of a row that all `num` centers have.
+def _weigh_run(work, num_rights, num_centers, factor):
+  """Sets the weights of scores of a row that all centers have.
 
-  A draw does not count for a center that it equals.
+  A draw does not count for the centers that it equals.
   """
   positives, negatives = work.positives[0], work.negatives[0]
-  draws, centers = work.draws, work.centers
-  for y in range(size):
-    positives[y] = -centers[y]
-    negatives[y] = factor * draws[y] * (np.float32(num) - centers[y])
+  listed = work.rights.ids
+  for y in range(rows.padded(num_rights, tiles.SIZE)):
+    is_draw = (y >= num_centers) & (y < num_rights)
+    positives[y] = -np.float32(y < num_centers)
+    negatives[y] = factor * np.float32(num_centers) * np.float32(is_draw)
+  for x in range(num_centers):
+    center = listed[x]
+    for y in range(num_centers, num_rights):
+      negatives[y] -= factor * np.float32(listed[y] == center)
 
 
 @numba.njit(**rows.JIT)
-def _weigh_centers(work, size, first, num, factor):
-  """Weights of scores of rows of which each has one center."""
-  for x in range(num):
+def _weigh_centers(work, num_rights, num_centers, factor):
+  """Sets the weights of scores of rows with a center each."""
+  listed = work.rights.ids
+  for x in range(num_centers):
     positives, negatives = work.positives[x], work.negatives[x]
-    center, ids, draws = work.ids[first + x], work.rights.ids, work.draws
-    for y in range(size):
-      is_center = np.float32(ids[y] == center)
-      positives[y] = -is_center
-      negatives[y] = factor * draws[y] * (np.float32(1) - is_center)
+    center = listed[x]
+    for y in range(rows.padded(num_rights, tiles.SIZE)):
+      is_draw = (y >= num_centers) & (y < num_rights)
+      positives[y] = -np.float32(y == x)
+      negatives[y] = factor * np.float32(is_draw & (listed[y] != center))
 
 
 @numba.njit(**rows.JIT)
@@ -251,13 +222,24 @@ def _set_slopes(work, num_lefts, size, is_measured):
   return loss
 
 
+@numba.njit(**rows.JIT)
+def _aim(learning_rate, brakes, ids, rights):
+  """As `rows.aim`, of rows that were located by `rows.find`."""
+  is_braked = brakes.size > 1
+  for y in range(ids.size):
+    rights.targets[y], rights.rates[y] = rights.sources[y], -learning_rate
+    if is_braked and ids[y] < brakes.size:
+      rights.rates[y] /= np.float32(1) + learning_rate * brakes[ids[y]]
+
+
 @numba.njit(**rows.INLINE)
 def _learn(outputs, work, num_lefts, num_rights, is_measured):
   """Adds to left rows and outputs what they give each other; returns a loss."""
   lefts, rights = work.lefts, work.rights
   dim, size = outputs.vectors.shape[1], rows.padded(num_rights, tiles.SIZE)
-  rows.find(outputs, rights, rights.ids[:size])
-  rows.aim(outputs, rights, rights.ids[:size])
+  ids = rights.ids[:size]
+  rows.find(outputs, rights, ids)
+  _aim(outputs.learning_rate, outputs.brakes, ids, rights)
   _score(work, num_lefts, size, dim)
   loss = _set_slopes(work, num_lefts, size, is_measured)
   trees.exchange(work.scores, lefts, num_lefts, rights, num_rights, dim)
@@ -287,23 +269,23 @@ def _await_next(frame, outputs, work, i, stop):
 
 @numba.njit(**rows.INLINE)
 def _begin(frame, scratch):
-  """Documents, their rows, outputs, sizes, `_Work` and the address after it."""
+  """Documents, both tables, sizes, `_Work` and the address after it."""
   documents = ffi.matrix(frame, ffi.ARGUMENTS, _DOCUMENTS, np.int32)
   integers = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)
-  brakes = ffi.vector(frame, ffi.ARGUMENTS, _BRAKES, np.float32)
   sizes = _sizes(frame)
-  outputs = _table(frame, _OUTPUTS, sizes, brakes)
+  vectors = _table(frame, _VECTORS, sizes)
+  outputs = _table(frame, _OUTPUTS, sizes)
   num_ids = documents.shape[1] + np.int64(integers[0])
   work, rest = _take_work(scratch, num_ids, outputs.vectors.shape[1])
-  return documents, outputs, sizes, work, rest
+  return documents, (vectors, outputs), sizes, work, rest
 
 
 def dbow(frame, first, stop, scratch, result):
   """PV-DBOW, of tables in float32."""
-  documents, outputs, sizes, work, rest = _begin(frame, scratch)
+  documents, tables, sizes, work, rest = _begin(frame, scratch)
   if rest > turns.scratch_stop(frame, scratch):
     return
-  vectors = ffi.matrix(frame, ffi.RESULTS, _VECTORS, np.float32)
+  (vectors, brakes), outputs = (tables[0].vectors, tables[0].brakes), tables[1]
   rows.reset(work.lefts)
   rows.reset(work.rights)
   chunk, lefts = documents.shape[1], work.lefts
@@ -316,11 +298,12 @@ def dbow(frame, first, stop, scratch, result):
     while x < chunk and documents[i, x] < vectors.shape[0]:
       y = _run_stop(documents[i], x)
       num_rights = _list_rights(x, y, chunk, work)
-      size = rows.padded(num_rights, tiles.SIZE)
-      _weigh_run(work, size, y - x, sizes.factor)
+      _weigh_run(work, num_rights, y - x, sizes.factor)
       address = np.uintp(vectors[documents[i, x]].ctypes.data)
       lefts.sources[0] = lefts.targets[0] = address
-      lefts.rates[0] = -sizes.learning_rate
+      lefts.rates[0] = rows.rate(
+        sizes.learning_rate, np.float32(0), brakes, documents[i, x:y], 0
+      )
       loss += _learn(outputs, work, 1, num_rights, is_measured)
       examples += is_measured * (y - x)
       x = y
@@ -329,7 +312,7 @@ def dbow(frame, first, stop, scratch, result):
 
 
 class _Members(NamedTuple):
-  """The rows that means of a tile of centers are of."""
+  """Rows of whose means a tile of centers learns."""
 
   words: rows.Rows  # of the window of the tile
   documents: rows.Rows  # one for each center
@@ -348,7 +331,7 @@ def _take_members(scratch, window, dim):
 
 @numba.njit(**rows.JIT)
 def _find_members(frame, i, x, window, members):
-  """Writes ids and fractions of the rows that means from x on are of.
+  """Writes ids and fractions of the members of four means, from center x on.
 
   Returns how many centers there are.
   """
@@ -420,15 +403,14 @@ def _spread(members, means, dim):
 
 def dm(frame, first, stop, scratch, result):
   """PV-DM, of tables in float32."""
-  documents, outputs, sizes, work, rest = _begin(frame, scratch)
+  documents, (vectors, outputs), sizes, work, rest = _begin(frame, scratch)
   window, dim = sizes.window, outputs.vectors.shape[1]
   members, rest = _take_members(rest, window, dim)
   if rest > turns.scratch_stop(frame, scratch):
     return
-  vectors = _table(frame, _VECTORS, sizes, outputs.brakes[:0])
-  inputs = _table(frame, _INPUTS, sizes, outputs.brakes[:0])
-  for some in (work.lefts, work.rights, members.words, members.documents):
-    rows.reset(some)
+  inputs = _table(frame, _INPUTS, sizes)
+  for buffers in (work.lefts, work.rights, members.words, members.documents):
+    rows.reset(buffers)
   chunk, means = documents.shape[1], work.lefts
   _take_ids(frame, first, work.coming)
   loss = examples = 0.0
@@ -441,8 +423,7 @@ def dm(frame, first, stop, scratch, result):
         break
       _average(inputs, vectors, members, means)
       num_rights = _list_rights(x, x + num, chunk, work)
-      size = rows.padded(num_rights, tiles.SIZE)
-      _weigh_centers(work, size, x, num, sizes.factor)
+      _weigh_centers(work, num_rights, num, sizes.factor)
       loss += _learn(outputs, work, num, num_rights, is_measured)
       examples += is_measured * num
       _spread(members, means, dim)

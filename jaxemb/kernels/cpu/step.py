@@ -278,7 +278,11 @@ class Paragraphs:
     names = model.vectors_table, model.contexts_table
     names += tuple(x for x in trainable.tables if x not in names)
     num_others = spec.chunk * (self.num_threads - 1)
-    lookups = trainable.tables[names[1]].spec.lookups_per_center
+    braked = [
+      brakes.of_rows(trainable.tables[x].spec.lookups_per_center, num_others)
+      for x in names
+    ]
+    braked += [np.zeros(1, np.float32)] * (3 - len(braked))
     numbers = context.learning_rate, spec.negatives
     drawing = jax.lax.bitcast_convert_type(context.key, jnp.int32)
     integers = spec.shared_negatives, spec.window, 0, 0, 0, 0, *drawing
@@ -292,7 +296,7 @@ class Paragraphs:
         *(x.reshape(num_chunks, -1) for x in (words.left, words.right)),
         jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers]),
         jnp.stack([jnp.asarray(x, jnp.int32) for x in integers]),
-        brakes.of_rows(lookups, num_others),
+        *braked,
         words.tokens,
         batch.chunks,
         lines,
