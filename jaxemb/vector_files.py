@@ -250,8 +250,7 @@ def _warn_of_losses(
   parts = {
     'attributes': bool(contents.attributes),
     'senses': contents.sense_table is not None,
-    'relations': relations is not None
-    and (relations.operator != 'none' or relations.targets is not None),
+    'relations': relations is not None and relations.has_rows,
     'n-grams': contents.subwords is not None,
   }
   if lost := [

@@ -209,7 +209,7 @@ def merge_rows(
   `UserError` if parts have no words in common, or not as many dimensions.
   """
   is_alir, has = spec.method == 'alir', union.rows >= 0
-  warnings = check_words(parts, has, spec.method)
+  warnings = check_words(parts, has, spec.method) + _losses(parts)
   dim = _dim([part.dim for part in parts], spec)
   ids = np.flatnonzero(has.any(0) if is_alir else has.all(0))
   job = SideBySide(
@@ -436,6 +436,17 @@ def check_words(
     f'two parts of different groups of these share {most:,} words at most, '
     f'fewer than their dimensions: {listed(groups)}; groups may be rotated by '
     'chance: merge them separately and compare'
+  ]
+
+
+def _losses(parts: Sequence[parts_lib.Part]) -> list[str]:
+  """Warnings of what parts have beside vectors that is not merged."""
+  names = {
+    loss: [part.name for part in parts if loss in part.lost]
+    for loss in sorted({x for part in parts for x in part.lost})
+  }
+  return [
+    f'{loss} are not merged, which are of {_few(x)}' for loss, x in names.items()
   ]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.evaluation import multivectors
+from jaxemb.storage import attributes as attributes_lib
 from jaxemb.storage import export, word2vec_format
 
 _BLOCK_ROWS = 65_536
@@ -41,6 +42,7 @@ class Part(NamedTuple):
   # optimizers, 'optimizer/vectors/<name>', 'optimizer/context_vectors/<name>'.
   trainable: Mapping[str, np.ndarray] = {}
   senses: multivectors.MultiVectors | None = None  # if words have several
+  lost: Sequence[str] = ()  # what is not merged
   rms_norm: float = 0.0  # root mean square length, see `check`
 
   @property
@@ -174,8 +176,9 @@ def open_part(
   if _is_orbax(path) and not trainable:
     return check(_open_orbax(path, scratch))
   words, vectors, counts, folder = export.read(path, encoding)
-  more, senses = {}, None
+  more, senses, lost = {}, None, []
   if folder:
+    lost = _lost(folder, len(words))
     senses = multivectors.read(
       folder, names=words, counts=counts, vectors=vectors
     )
@@ -201,7 +204,18 @@ def open_part(
   if not isinstance(rows, np.memmap) or rows.dtype != np.float32:
     rows = write_rows([vectors], vectors.shape, folder=scratch, name='vectors')
   part = Part(name=str(path), words=words, vectors=rows, counts=counts)
-  return check(part._replace(trainable=more, senses=senses))
+  return check(part._replace(trainable=more, senses=senses, lost=lost))
+
+
+def _lost(folder: pathlib.Path, num_words: int) -> list[str]:
+  """Returns what an export has that is not merged."""
+  relations = export.read_relations(folder, num_words)
+  parts = {
+    'n-grams': (folder / export.SUBWORDS).exists(),
+    'attributes': (folder / attributes_lib.FILE).exists(),
+    'relations': relations is not None and relations.has_rows,
+  }
+  return [name for name, is_there in parts.items() if is_there]
 
 
 def _open_trainable(folder, num_words, scratch):

@@ -7,7 +7,8 @@
     attributes.npz  values of words by name, see `storage.attributes`
     targets.npy   vectors of nodes as targets of edges, where these are others
     tree.npz      of hierarchical softmax: what is above each word and node, 2
-                  node + code, and -1 above the root (rows: `inner_nodes` in orbax/)
+                  node + code, and -1 above the root (rows: `inner_nodes` of
+                  orbax/)
 
 Row i of every file is line i of vocab.txt. vectors.npy has float32 or float16;
 bfloat16 as NumPy's `V2` (`np.load(path).view(ml_dtypes.bfloat16)` reads it); or
@@ -107,6 +108,11 @@ class Relations(NamedTuple):
   rows: np.ndarray  # [names, dim] float32
   # [nodes, dim] float32, vectors as targets; None = the same ones.
   targets: np.ndarray | None = None
+
+  @property
+  def has_rows(self) -> bool:
+    """Whether edges score by further rows than the vectors of nodes."""
+    return self.operator != 'none' or self.targets is not None
 
 
 def write_relations(folder: pathlib.Path, relations: Relations | None) -> None:

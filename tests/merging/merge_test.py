@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 
+from jaxemb import embeddings
+from jaxemb.evaluation import subwords
 from jaxemb.merging import merge
 from jaxemb.merging import multivectors as senses
 from jaxemb.merging import parts as parts_lib
+from jaxemb.ops import ngrams as ngrams_lib
+from jaxemb.storage import export
 from tests import oracle
 
 _DIM = 8
@@ -219,3 +223,26 @@ def test_outliers_are_named():
   (line,) = _warnings(parts)
   assert 'long' in line and '--normalize' in line
   assert not _warnings(parts, normalize=True)
+
+
+def test_what_is_not_merged_is_a_warning(tmp_path):
+  truth = _rows(_truth(20))
+  ngrams = subwords.NgramVectors(ngrams_lib.Subwords(3, 4, 5), truth[:5])
+  operators = export.Relations('diagonal', 'product', 0.0, ['r'], truth[:1])
+  unused = operators._replace(operator='none')
+  for name, more in (
+    ('a', {'subwords': ngrams, 'relations': unused}),
+    ('b', {'attributes': {'tag': np.arange(20)}, 'relations': operators}),
+    ('c', {'subwords': ngrams}),
+  ):
+    words = [f'w{i}' for i in range(20)]
+    embeddings.Embeddings(words, truth, **more).save(tmp_path / name)
+  paths = [str(tmp_path / x) for x in 'abc']
+  parts, _ = parts_lib.open_all(paths, tmp_path / 's', False, skip_bad=False)
+  lines = [x for x in _warnings(parts) if 'not merged' in x]
+  a, b, c = paths
+  assert lines == [
+    f'attributes are not merged, which are of {b}',
+    f'n-grams are not merged, which are of {a}, {c}',
+    f'relations are not merged, which are of {b}',
+  ]
