@@ -2,7 +2,7 @@
 
 `Embeddings` has what gensim's `KeyedVectors` has; what it lacks raises an
 `AttributeError` that says what to use instead (docs/gensim.md). An integer is a
-name here, that of a node, item or token; `row` takes numbers of rows.
+name, that of a node, item or token; `row` takes numbers of rows.
 
 Vectors stay as they are stored, perhaps in a memory-mapped file, until they are
 changed; only their lengths are cached, no normalized copy.
@@ -66,8 +66,8 @@ class Embeddings:
   """Words with their vectors, the most frequent first.
 
   A word without a vector raises an `errors.UnknownWordError`, a `KeyError`.
-  Methods that change vectors change this object alone: the first one copies
-  them into memory, and no file or array that they are from is written to.
+  Methods that change vectors change this object alone: the first change copies
+  them into memory, and the file or array that they are from stays as it is.
   """
 
   index_to_key: list[str]  # [vocab] different words
@@ -164,6 +164,8 @@ class Embeddings:
     """Returns an object that shares the vectors until either is changed."""
     self._grown.clear()
     return dataclasses.replace(self)
+
+  # Rows, and how they are looked up.
 
   @functools.cached_property
   def key_to_index(self) -> dict[str, int]:
@@ -289,6 +291,8 @@ class Embeddings:
   def init_sims(self, replace: bool = False) -> None:
     """Computes `norms`; `replace` scales all vectors to length 1."""
     self.unit_normalize_all() if replace else self.fill_norms()
+
+  # Changes.
 
   def unit_normalize_all(self) -> None:
     """Scales all vectors of this object to length 1; zeros stay zeros."""
@@ -432,6 +436,8 @@ class Embeddings:
     self.counts = self.counts[order]
     self.attributes = {k: x[order] for k, x in self.attributes.items()}
 
+  # Comparisons.
+
   def similarity(self, w1: Word, w2: Word) -> float:
     """Returns the cosine of two words."""
     first, second = (geometry.unit_vector(self.get_vector(w)) for w in (w1, w2))
@@ -444,7 +450,7 @@ class Embeddings:
   def distances(
     self, word_or_vector: Key, other_words: Sequence[Word] = ()
   ) -> np.ndarray:
-    """Returns 1 minus the cosines with others, or with all rows, float32."""
+    """Returns 1 minus the cosines with words, or with all rows, float32."""
     target = geometry.unit_vector(self._direction(word_or_vector))
     if len(other_words):
       return 1 - geometry.unit(self[other_words]) @ target
@@ -505,7 +511,7 @@ class Embeddings:
   def most_similar_to_given(
     self, key1: Word, keys_list: Sequence[Word]
   ) -> Word:
-    """Returns the one of some words that is nearest to `key1`."""
+    """Returns the word of a list that is nearest to `key1`."""
     return keys_list[int(self.distances(key1, keys_list).argmin())]
 
   def relative_cosine_similarity(
@@ -514,6 +520,48 @@ class Embeddings:
     """Returns the cosine of two words over the sum of the `topn` nearest."""
     near = self.most_similar(wa, topn=topn)
     return self.similarity(wa, wb) / sum(cosine for _, cosine in near)
+
+  def rank_by_centrality(
+    self, words: Sequence[Word], use_norm: bool = True
+  ) -> list[tuple[float, Word]]:
+    """Ranks words by cosines with the mean of all; warns of unknown words.
+
+    Returns (cosine, word), the nearest first; with `use_norm` False products
+    of vectors as they are with the mean at length 1. Raises a `ValueError` if
+    no word is known.
+    """
+    known = [words[i] for i in self._known(words)]
+    rows = [self.get_vector(word, norm=use_norm) for word in known]
+    products = groups.centralities(rows).tolist()
+    return sorted(zip(products, known, strict=True), reverse=True)
+
+  def doesnt_match(self, words: Sequence[Word]) -> Word:
+    """Returns the word farthest from the mean of all; warns of unknown words.
+
+    Raises a `ValueError` if no word is known.
+    """
+    return self.rank_by_centrality(words)[-1][1]
+
+  def wmdistance(
+    self,
+    document1: Sequence[Word],
+    document2: Sequence[Word],
+    norm: bool = True,
+  ) -> float:
+    """Returns Word Mover's distance of two lists of words; warns of unknown.
+
+    That is the least mean distance that the words of one are moved to be those
+    of the other, between vectors of length 1 unless `norm` is False; infinite
+    if one has no word with a vector.
+    """
+    if isinstance(document1, str) or isinstance(document2, str):
+      raise TypeError('documents are lists of words; split the text first')
+    documents = [
+      [words[i] for i in self._known(words)] for words in (document1, document2)
+    ]
+    return groups.movers_distance(
+      documents, lambda word: self.get_vector(word, norm)
+    )
 
   def vectors_for_all(
     self,
@@ -559,6 +607,8 @@ class Embeddings:
       warnings.warn(line, stacklevel=3)
     return list(itertools.compress(range(len(keys)), is_known))
 
+  # Edges of graphs.
+
   def edge_scores(self, edges: Sequence[tuple[str, ...]]) -> np.ndarray:
     """Returns the scores that rank held-out edges, [n] float32.
 
@@ -592,6 +642,8 @@ class Embeddings:
     names = [lookup.name(relation)]
     return edge_scores.mapped(self[[source]], names, self.relations)[0]
 
+  # Neighbors.
+
   def most_similar(
     self,
     positive: Weighted | Sequence[Weighted] = (),
@@ -610,9 +662,9 @@ class Embeddings:
     weight); default weights are 1 and -1. Only words from `clip_start` to
     `clip_end` are searched, or the first `restrict_vocab`. A word with several
     senses occurs once, as the nearest sense of at least `min_prior`; `sense`
-    selects a sense of a single word. An `indexer`, of `index`, proposes the
-    rows that are compared, of all; any other object answers itself, by its
-    `most_similar(unit vector, topn)`.
+    selects a sense of a single word. With an `indexer` that `index` returned,
+    only the rows that it proposes are compared; any other object returns the
+    result itself, by its `most_similar(unit vector, topn)`.
 
     Returns (word, cosine) by falling cosine, without the arguments; with `topn`
     None, float32 cosines of the rows searched. Raises a `ValueError` without
@@ -636,8 +688,8 @@ class Embeddings:
       return self._ranked(scores, start=start, **limits)
     if topn is None or clip_start or clip_end:
       raise errors.UserError(
-        'an indexer finds some neighbors among all words; leave out indexer, '
-        'or give a topn and no limits of the vocabulary'
+        'an indexer searches all words and finds no more than topn; leave out '
+        'indexer, or give a topn and no limits of the vocabulary'
       )
     if not isinstance(indexer, neighbor_index.Index):
       return indexer.most_similar(target, topn)  # as gensim calls it
@@ -756,6 +808,8 @@ class Embeddings:
     """Finds words d such that a is to b as c is to d (3CosAdd)."""
     return self.most_similar([b, c], [a], topn=topn)
 
+  # Senses.
+
   def senses(self, word: str) -> list[tuple[str, float]]:
     """Returns (name of the row, prior) of every sense of a word."""
     table, word = self.sense_table, lookup.name(word)
@@ -792,47 +846,7 @@ class Embeddings:
       return self
     return Embeddings(table.words, table.mean_vectors(), table.counts)
 
-  def rank_by_centrality(
-    self, words: Sequence[Word], use_norm: bool = True
-  ) -> list[tuple[float, Word]]:
-    """Ranks words by cosines with the mean of all; warns of unknown words.
-
-    Returns (cosine, word), the nearest first; with `use_norm` False products
-    of vectors as they are with the mean at length 1. Raises a `ValueError` if
-    no word is known.
-    """
-    known = [words[i] for i in self._known(words)]
-    rows = [self.get_vector(word, norm=use_norm) for word in known]
-    products = groups.centralities(rows).tolist()
-    return sorted(zip(products, known, strict=True), reverse=True)
-
-  def doesnt_match(self, words: Sequence[Word]) -> Word:
-    """Returns the word farthest from the mean of all; warns of unknown words.
-
-    Raises a `ValueError` if no word is known.
-    """
-    return self.rank_by_centrality(words)[-1][1]
-
-  def wmdistance(
-    self,
-    document1: Sequence[Word],
-    document2: Sequence[Word],
-    norm: bool = True,
-  ) -> float:
-    """Returns Word Mover's distance of two lists of words; warns of unknown.
-
-    That is the least mean distance that the words of one are moved to be those
-    of the other, between vectors of length 1 unless `norm` is False; infinite
-    if one has no word with a vector.
-    """
-    if isinstance(document1, str) or isinstance(document2, str):
-      raise TypeError('documents are lists of words; split the text first')
-    documents = [
-      [words[i] for i in self._known(words)] for words in (document1, document2)
-    ]
-    return groups.movers_distance(
-      documents, lambda word: self.get_vector(word, norm)
-    )
+  # Benchmarks.
 
   def evaluate(
     self,
@@ -920,6 +934,8 @@ class Embeddings:
     if self.subwords is None:
       return None
     return lambda word: self.get_vector(word) if word in self else None
+
+  # Files.
 
   def save(self, folder: pathlib.Path | str, **options: Any) -> None:
     """Writes vectors.npy, vocab.txt, any senses and operators, for `load`.

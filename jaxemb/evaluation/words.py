@@ -71,8 +71,8 @@ class Searched:
       [self._rows.get(self._fold(x), -1) for x in words]
       for words in benchmark.words
     ])  # fmt: skip
-    is_found = (rows >= 0).all(axis=1)
-    return is_found, rows[is_found]
+    is_known = (rows >= 0).all(axis=1)
+    return is_known, rows[is_known]
 
   def pair_cosines(self, benchmark: benchmarks.Benchmark) -> np.ndarray:
     """Returns cosines [pairs] float32; NaN if a word has no vector.
@@ -106,16 +106,16 @@ class Searched:
   def solve(
     self, benchmark: benchmarks.Benchmark
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns [questions] bool, found, and [questions, 2] bool, right.
+    """Returns [questions] bool, known, and [questions, 2] bool, right.
 
     The columns are 3CosAdd and 3CosMul.
     """
-    is_found, questions = self.find(benchmark)
-    is_right = np.zeros((len(is_found), 2), bool)
-    is_right[is_found] = analogies.solve(
+    is_known, questions = self.find(benchmark)
+    is_right = np.zeros((len(is_known), 2), bool)
+    is_right[is_known] = analogies.solve(
       self.vectors, self.norms, questions, spellings=self._spellings
     )
-    return is_found, is_right
+    return is_known, is_right
 
 
 def evaluate(
@@ -156,8 +156,8 @@ def evaluate(
     )
   results = {}
   for benchmark in eval_sets:
-    is_found, _ = searched.find(benchmark)
-    num_found, total = int(is_found.sum()), len(is_found)
+    is_known, _ = searched.find(benchmark)
+    num_found, total = int(is_known.sum()), len(is_known)
     results[benchmark.name] = {
       'kind': benchmark.kind,
       'layout': benchmark.layout,
@@ -188,8 +188,8 @@ def correlations(
   ratings: Sequence[float], cosines: np.ndarray
 ) -> dict[str, float | None]:
   """Returns `score` (Spearman) and `pearson` of cosines [n]; NaN = unknown."""
-  is_found = ~np.isnan(cosines)
-  both = np.array(ratings)[is_found], cosines[is_found]
+  is_known = ~np.isnan(cosines)
+  both = np.array(ratings)[is_known], cosines[is_known]
   # Correlations are undefined without two different values on each side.
   if any(len(np.unique(x)) < 2 for x in both):
     return {'score': None, 'pearson': None}
@@ -222,11 +222,11 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 def _analogies(
   benchmark: benchmarks.Benchmark, searched: Searched
 ) -> dict[str, Any]:
-  is_found, is_right = searched.solve(benchmark)
+  is_known, is_right = searched.solve(benchmark)
   labels = np.array(benchmark.labels)
 
   def count(chosen: np.ndarray) -> dict[str, Any]:
-    num_found = int(is_found[chosen].sum())
+    num_found = int(is_known[chosen].sum())
     right = is_right[chosen].sum(axis=0).tolist()
     return {
       'score': right[0] / num_found if num_found else None,
@@ -249,9 +249,9 @@ def _analogies(
 def _categories(
   benchmark: benchmarks.Benchmark, searched: Searched
 ) -> dict[str, Any]:
-  is_found, rows = searched.find(benchmark)
+  is_known, rows = searched.find(benchmark)
   rows, purity = rows[:, 0], None
-  categories = np.array(benchmark.labels)[is_found]
+  categories = np.array(benchmark.labels)[is_known]
   names, labels = np.unique(categories, return_inverse=True)
   if len(rows):
     units = geometry.unit(searched.vectors[rows], searched.norms[rows])

@@ -441,13 +441,11 @@ def check_words(
 
 def _losses(parts: Sequence[parts_lib.Part]) -> list[str]:
   """Warnings of what parts have beside vectors that is not merged."""
-  names = {
-    loss: [part.name for part in parts if loss in part.lost]
-    for loss in sorted({x for part in parts for x in part.lost})
-  }
-  return [
-    f'{loss} are not merged, which are of {_few(x)}' for loss, x in names.items()
-  ]
+  warnings = []
+  for name in sorted({x for part in parts for x in part.lost}):
+    owners = [part.name for part in parts if name in part.lost]
+    warnings.append(f'{name} are not merged, which are of {_few(owners)}')
+  return warnings
 
 
 def _outliers(part_reports, normalize):

@@ -226,9 +226,9 @@ def write(
   `context_words` are what rows of context vectors are of, if not of words. The
   files replace those of an earlier export together, once all are written.
 
-  Returns, for the report, how many words were renamed because of white space,
-  and how many the projector does not show. Raises a `UserError` if a file
-  cannot be written.
+  Returns, for the report, how many words were renamed, see
+  `word2vec_format.spell`, and how many the projector does not show. Raises a
+  `UserError` if a file cannot be written.
   """
   folder = pathlib.Path(folder)
   spelled, num_renamed = word2vec_format.spell(words)

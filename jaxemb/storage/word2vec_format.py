@@ -39,7 +39,7 @@ _MAX_COUNT_DIGITS = 12  # sums over a vocabulary fit int64
 _HEADER = re.compile(rb'\s*(\d+)[ \t]+(\d+)\s*')
 _SPACE = re.compile(r'[ \t-\r]')
 _SURROGATE = re.compile(r'[\ud800-\udfff]')  # which no UTF-8 has
-_UNWRITABLE = re.compile(r'[ \t-\r\ud800-\udfff]|\A\Z')
+_UNWRITABLE = re.compile(r'[ \t-\r\ud800-\udfff]')
 _CONTROLS = re.compile(rb'[\0-\x08\x0e-\x1f\x7f]')
 _NUMBER = re.compile(rb'\s[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$')
 _FRACTION = re.compile(rb'[-+]?\d*\.\d+([eE][-+]?\d+)?')
@@ -162,7 +162,9 @@ def spell(
   UTF-8 lacks an escape. The names of different words are different.
   """
   pattern = _SURROGATE if has_spaces else _UNWRITABLE
-  renamed = [i for i, x in enumerate(words) if pattern.search(x)]
+  renamed = [
+    i for i, x in enumerate(words) if not (x or has_spaces) or pattern.search(x)
+  ]
   if not renamed:
     return words, 0
   names, taken = list(words), set(words)
