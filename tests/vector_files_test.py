@@ -23,6 +23,11 @@ _FORMATS = {
   'save_fasttext': 'v.bin',
   'save': 'folder',
 }
+_SETTINGS = {  # of documents
+  'model': 'dbow', 'window': 5, 'dynamic_window': True, 'negatives': 5,
+  'sample': 0.0, 'tokens': 'words', 'lowercase': True, 'epochs': 1,
+  'learning_rate': 0.05, 'final_learning_rate': 0.0, 'seed': 1,
+}  # fmt: skip
 each_format = pytest.mark.parametrize('method', _FORMATS)
 
 
@@ -109,7 +114,7 @@ def test_saving_over_documents_makes_them_vectors(tmp_path):
     jaxemb.Embeddings(['old', 'older'], _VECTORS[:2]),
     outputs=words,
     inputs=None,
-    settings={'model': 'dbow', 'epochs': 1},
+    settings=_SETTINGS,
   )
   documents.save(tmp_path)
   assert isinstance(jaxemb.load(tmp_path), trained.Documents)
