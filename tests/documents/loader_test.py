@@ -141,6 +141,13 @@ def test_subsampling_counts_what_is_in_the_text_and_is_changed(tmp_path):
     changed.frequencies[:2], np.array([first, second]) / (first + second) / 50
   )
   np.testing.assert_array_equal(changed.counts, made.counts)
+  kept_counts = made.word_counts * keep
+  np.testing.assert_allclose(
+    changed.word_frequencies, kept_counts / kept_counts.sum()
+  )
+  # Equal documents have their random numbers.
+  texts = _words(made.with_passes(1, sample=0.05))
+  assert len({tuple(x) for x in texts}) > 10
   np.testing.assert_allclose(made.frequencies, 0.01)
 
 

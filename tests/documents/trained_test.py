@@ -113,6 +113,7 @@ def test_documents_without_known_words_are_zeros_and_others_refused():
 def test_epochs_and_rates_that_cannot_be_used_are_refused():
   model, text = _model(), _texts(1, seed=4)[0]
   none = model.infer_vector(text, min_alpha=0)
+  assert model.infer_vector(text, alpha=1e-6).any()  # below the run's final one
   assert (none != model.infer_vector(text)).any()
   for name, value, message in (
     ('epochs', -3, 'epochs=-3 must be 1 or more'),
@@ -138,9 +139,11 @@ def test_saved_documents_are_loaded_and_damaged_ones_refused(tmp_path):
   )
   words = tmp_path / 'saved' / 'words'
   outputs = words / 'outputs.npy'
+  whole = outputs.read_bytes()
   np.save(outputs, np.load(outputs)[:, :3])
   with pytest.raises(errors.UserError, match='outputs.npy has other dim'):
     jaxemb.load(tmp_path / 'saved')
+  outputs.write_bytes(whole)
   settings = json.loads((words / 'documents.json').read_text())
   for text in (
     '{', '[]', '{}', json.dumps(settings | {'window': 'x'}),
