@@ -299,6 +299,7 @@ class BlockSource:
     self.counts = self.word_counts = corpus.counts
     text_counts = getattr(corpus, 'text_counts', None)
     self.earlier = None if text_counts is None else self.counts - text_counts
+    self.earlier_words = self.earlier
     self.fingerprint = corpus.manifest.get('fingerprint')
     self.dropped = corpus.manifest.get('dropped')
     parts_of_blocks = corpus.blocks.pieces % self.num_parts
@@ -312,8 +313,8 @@ class BlockSource:
     """Sets what depends on epochs, subsampling and the size of steps."""
     self.spec, self.steps = spec, windows.Steps.of(spec)
     self.epochs, occurring = spec.epochs, self.counts
-    if self.earlier is not None:
-      occurring = self.counts - self.earlier
+    if self.earlier_words is not None:
+      occurring = self.counts - self.earlier_words
     self.frequencies = subsampling.center_probabilities(
       self.counts, spec.settings['sample'], occurring
     )

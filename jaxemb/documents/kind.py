@@ -30,7 +30,7 @@ class Documents(text_kind.Text):
   factory = 'jaxemb.documents.loader:make'
   start = 'documents'
   settings = tuple(x for x in text_kind.TEXT.settings if x.name in _SETTINGS)
-  uses = kind.WINDOWS | {'data.columns', 'data.min_count'}
+  uses = kind.WINDOWS | kind.STARTED | {'data.columns', 'data.min_count'}
   models = {
     'dbow': 'jaxemb.documents.models:dbow',
     'dm': 'jaxemb.documents.models:dm',
@@ -48,7 +48,9 @@ class Documents(text_kind.Text):
     'the number of the document, its tag, such as text:review,tag:id',
     'model.dynamic_window': 'windows are drawn from 1 to window',
   }
-  uncontinued = 'trains documents with their words'
+  continued_from = (
+    'vocab.txt', 'vectors.npy', 'words/vocab.txt', 'words/outputs.npy'
+  )  # fmt: skip
   undivided = {
     'partition': 'train documents, of which each sub-model would have few',
     'workers': 'train documents',
@@ -66,6 +68,7 @@ class Documents(text_kind.Text):
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
     """See `kind.Kind`."""
     yield from super().check(config)
+    yield from kind.alone_conflicts(config)
     if config.data.path.startswith('wikipedia:'):
       yield (
         f'config.data.path={config.data.path} downloads text for word vectors; '
@@ -105,19 +108,6 @@ class Documents(text_kind.Text):
     """See `kind.Kind`: documents whose rows stay as they began."""
     super().dropped(config, source)
     return {'documents_without_words': int((source.counts == 0).sum())}
-
-  def collect(
-    self, parts: 'build.Parts', state: Any, workdir: pathlib.Path
-  ) -> Any:
-    """See `kind.Kind`: with input vectors of words, if there are any."""
-    from jaxemb.models import skipgram
-    from jaxemb.run import vectors
-
-    export = vectors.collect(parts, state)
-    if skipgram.INPUT not in parts.trainable.tables:
-      return export
-    words = vectors.rows_of(parts, state)(skipgram.INPUT).rows
-    return export._replace(others={**export.others, 'word_vectors': words})
 
   def export(
     self, folder: pathlib.Path, parts: 'build.Parts', model: Any

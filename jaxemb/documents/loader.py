@@ -26,7 +26,7 @@ from jaxemb.io import cache as cache_lib
 from jaxemb.io import columns as columns_lib
 from jaxemb.io import roles, tables, text_files
 from jaxemb.models import base as model_base
-from jaxemb.storage import packed
+from jaxemb.storage import packed, word2vec_format
 from jaxemb.text import encode, loader, wiki
 
 ROLES = (
@@ -88,6 +88,9 @@ class DocumentSource(blocks_lib.BlockSource):
       tags = hashlib.sha256(json.dumps([*lines.tags]).encode())
       tags.update(lines.rows)
       self.fingerprint = f'{self.fingerprint} {tags.hexdigest()}'
+    if spec.known:  # documents that come again learn as new ones do
+      self.earlier = np.zeros(len(self.keys), np.int64)
+      self.earlier_contexts = self.earlier_words
     self.dropped = _added(self.dropped, lines.dropped)
     if len(self.keys) > np.iinfo(np.int32).max - 1:
       raise errors.UserError(
@@ -150,6 +153,8 @@ class DocumentSource(blocks_lib.BlockSource):
         np.bincount(self._rows, x, num) for x in (words, surviving)
       )
     self.counts = words.astype(np.int64)
+    if spec.known:
+      self.counts[: len(spec.known.keys)] += spec.known.counts
     self.frequencies = surviving / max(surviving.sum(), 1)
 
   def word_corpus(self) -> model_base.Corpus:
@@ -194,9 +199,43 @@ def make(spec: base.SourceSpec) -> DocumentSource:
     progress=spec.progress,
     num_parts=spec.num_parts,
     readers=spec.readers,
+    known=spec.known and _words_of(spec.known),
   )
   loader.check_step(spec, corpus.num_words)
+  if spec.known:
+    num = int((corpus.ids == sentences.END).sum())
+    lines = _behind(spec.known, lines, num)
   return DocumentSource(corpus, spec, lines)
+
+
+def _words_of(run: base.Known) -> base.Known:
+  """Returns the words of a run that is continued, in place of documents."""
+  words, counts = word2vec_format.read_vocab(run.folder / 'words' / 'vocab.txt')
+  return run._replace(keys=words, counts=counts)
+
+
+def _behind(run: base.Known, lines: Lines, num: int) -> Lines:
+  """Returns `num` lines whose rows come behind those of a run.
+
+  Those with tags of the run share its rows; numbers go on. Raises a `UserError`
+  for lines without tags where the run has some.
+  """
+  old = list(run.keys)
+  if lines.tags is None:
+    if old != [str(i) for i in range(len(old))]:
+      raise errors.UserError(
+        f'--from={run.path} has tags of documents, and lines have none; give a '
+        'table with tags, or a run of lines'
+      )
+    rows = np.arange(len(old), len(old) + num, dtype=np.int32)
+    return lines._replace(tags=[*old, *map(str, rows.tolist())], rows=rows)
+  spelled, _ = word2vec_format.spell(lines.tags)
+  row_of = {x: i for i, x in enumerate(old)}
+  new = [i for i, x in enumerate(spelled) if x not in row_of]
+  row_of |= {spelled[x]: len(old) + i for i, x in enumerate(new)}
+  rows = np.array([row_of[x] for x in spelled], np.int32)
+  tags = [*old, *(lines.tags[i] for i in new)]
+  return lines._replace(tags=tags, rows=rows[lines.rows])
 
 
 def _lines(path: str, spec: base.SourceSpec) -> Lines:

@@ -69,6 +69,8 @@ class Dbow(skipgram.SkipGram):
 class Dm(Dbow):
   """PV-DM with negative sampling, of means."""
 
+  context_inputs_table = skipgram.INPUT
+
   def ids(self, batch, key):
     """Returns those of PV-DBOW, and inputs [L / c, c + 2 W], windows."""
     return {**super().ids(batch, key), skipgram.INPUT: batch.words.windows()}

@@ -166,6 +166,7 @@ def _matched(
       contexts or words,
       run.contexts or run.keys,
     ),
+    (model.context_inputs_table, 'word_vectors', contexts, run.contexts),
   ):
     if name in trainable.tables:
       row_of = {x: i for i, x in enumerate(old)}

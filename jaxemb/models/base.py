@@ -112,6 +112,8 @@ class Model(Protocol):
     `rows` are [..., d] float32 by table; `ids` is what that method returned.
     """
 
+  # A table with further rows of contexts, as inputs.
+  context_inputs_table: str = ''
   # The table of the inner nodes of a tree, and what they are.
   nodes_table: str = ''
 

@@ -330,8 +330,8 @@ def fit_passes(
   if not (setup.kind.fits_passes and left_open):
     return setup, source
   num_words = source.units_per_epoch
-  if source.earlier is not None:
-    num_words += source.earlier.sum()
+  if source.earlier_words is not None:
+    num_words += source.earlier_words.sum()
   fitted = config_lib.fitted_passes(source.word_counts, num_words)
   config = setup.config.copy_and_resolve_references()
   config.update_from_flattened_dict({x: fitted[x] for x in left_open})

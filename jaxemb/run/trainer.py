@@ -136,6 +136,7 @@ def _brakes(
   for name, counts in (
     (model.vectors_table, corpus.earlier),
     (model.contexts_table, of_contexts),
+    (model.context_inputs_table, of_contexts),
   ):
     if name and counts.any():
       learned = counts * subsampling.keep_probabilities(counts, sample)

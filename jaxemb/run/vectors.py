@@ -158,6 +158,8 @@ def collect(
   by_name = {model.vectors_table: tables[title].encoded}
   if model.contexts_table:
     tables['context_vectors'] = export_rows(model.contexts_table)
+  if model.context_inputs_table:
+    tables['word_vectors'] = export_rows(model.context_inputs_table)
   if model.nodes_table:
     tables['inner_nodes'] = export_rows(model.nodes_table)
   for name in model.composed_of:

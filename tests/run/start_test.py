@@ -434,6 +434,65 @@ def test_nodes_and_items_grow_as_words_do(name, tmp_path):
     np.testing.assert_array_equal(rows[1][key], row, key)
 
 
+def _documents(path, tags, words):
+  lines = [json.dumps({'text': f'{words} {words}', 'tag': tag}) for tag in tags]
+  path.write_text('\n'.join(lines) + '\n')
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'model.name': 'dm'},
+    *marking.slow_after(
+      0,
+      [
+        {'model.name': 'dbow'},
+        {'model.name': 'dm', 'train.fused': False},
+        {'model.name': 'dm', 'strategy.name': 'replicas', 'mesh.data': 2},
+      ],
+    ),
+  ],
+)
+def test_documents_go_on_by_tag_and_words_by_name(tmp_path, changes):
+  old, new = tmp_path / 'old', tmp_path / 'new'
+  _documents(tmp_path / 'old.jsonl', ['one', 'two', 'a b'], 'cat dog egg')
+  _documents(tmp_path / 'new.jsonl', ['two', 'c d', 'four'], 'cat fish')
+  usual = {'data.min_count': 1, 'model.name': changes['model.name']}
+  _train('documents', tmp_path / 'old.jsonl', old, **usual)
+  begun = {'train.init_from': str(old), 'data.grow': True}
+  path = tmp_path / 'new.jsonl'
+  _train('documents', path, new, **usual | begun | _STILL | changes)
+  before, after = jaxemb.load(old), jaxemb.load(new)
+  assert after.dv.index_to_key == ['one', 'two', 'a_b', 'c_d', 'four']
+  assert after.dv.counts.tolist() == [6, 6 + 4, 6, 4, 4]
+  counts = dict(zip(after.wv.index_to_key, after.wv.counts, strict=True))
+  assert counts == {'cat': 12, 'dog': 6, 'egg': 6, 'fish': 6}
+  for x, y in (
+    (before.dv, after.dv),
+    (before.wv, after.wv),
+    (before._outputs, after._outputs),
+  ):
+    for key in x.index_to_key:
+      np.testing.assert_array_equal(y[key], x[key], key)
+  assert np.abs(after.dv['four']).max() > 0
+  (tmp_path / 'lines.txt').write_text('cat dog\n')
+  with pytest.raises(errors.UserError, match='has tags of documents'):
+    _train('documents', tmp_path / 'lines.txt', tmp_path / 'x', **usual | begun)
+
+
+def test_numbers_of_documents_go_on(tmp_path):
+  path = tmp_path / 'lines.txt'
+  path.write_text('cat dog egg\n' * 3)
+  usual = {'data.min_count': 1}
+  _train('documents', path, tmp_path / 'old', **usual)
+  begun = {'train.init_from': str(tmp_path / 'old'), 'data.grow': True}
+  _train('documents', path, tmp_path / 'new', **usual | begun)
+  before, after = (jaxemb.load(tmp_path / x) for x in ('old', 'new'))
+  assert after.dv.index_to_key == list('012345')
+  for key in '012':  # which the new data do not name
+    np.testing.assert_array_equal(after.dv[key], before.dv[key])
+
+
 _CLICKS = {
   'data.numbers': 'standard',
   'data.min_count': 2,

@@ -278,10 +278,12 @@ class Paragraphs:
     names = model.vectors_table, model.contexts_table
     names += tuple(x for x in trainable.tables if x not in names)
     num_others = spec.chunk * (self.num_threads - 1)
-    braked = [
-      brakes.of_rows(trainable.tables[x].spec.lookups_per_center, num_others)
-      for x in names
-    ]
+    braked = _brakes(
+      trainable,
+      dict.fromkeys(names, num_others),
+      context=context,
+      state=state,
+    )
     braked += [np.zeros(1, np.float32)] * (3 - len(braked))
     numbers = context.learning_rate, spec.negatives
     drawing = jax.lax.bitcast_convert_type(context.key, jnp.int32)
