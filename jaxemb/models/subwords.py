@@ -36,6 +36,7 @@ from jaxemb.tables import spec as spec_lib
 
 NGRAMS = 'ngrams'  # the table
 _OWNERS = 'owners'  # beside the ids of the tables
+_BLOCK_WORDS = 16_384  # whose vectors are composed at once
 # The compact room is this many deviations above the mean.
 _DEVIATIONS = 4.0
 
@@ -66,27 +67,23 @@ class WordRows:
     )
     return stops - starts
 
-  def means(self, ids: np.ndarray, own: Any, ngrams: Any) -> np.ndarray:
+  def means(self, ids: np.ndarray, inputs: Any, ngrams: Any) -> np.ndarray:
     """Returns vectors [n, dim] float32 of words, on the host.
 
-    `own` [vocab, dim] and `ngrams` are float32 rows of both tables, or are read
-    when they are indexed.
+    `inputs` [vocab, dim] and `ngrams` are float32 rows of both tables, or are
+    read when they are indexed.
     """
-    from scipy import sparse  # takes a moment to import
-
-    starts = np.asarray(self.starts)
-    counts = starts[ids + 1] - starts[ids]
-    stops = np.cumsum(counts)
-    positions = np.arange(stops[-1]) + np.repeat(
-      starts[ids] - (stops - counts), counts
-    )
-    rows, columns_of = np.unique(
-      np.asarray(self.rows)[positions], return_inverse=True
-    )
-    ones = np.ones(len(positions), np.float32)
-    shape = len(ids), len(rows)
-    sums = sparse.csr_array((ones, columns_of, np.append(0, stops)), shape)
-    return (own[ids] + sums @ ngrams[rows]) / (1 + counts[:, None]).astype('f4')
+    vectors = np.empty((len(ids), *inputs.shape[1:]), np.float32)
+    starts, rows = np.asarray(self.starts), np.asarray(self.rows)
+    for i in range(0, len(ids), _BLOCK_WORDS):
+      block = ids[i : i + _BLOCK_WORDS]
+      counts = starts[block + 1] - starts[block]
+      stops = np.append(0, np.cumsum(counts))
+      offsets = np.repeat(starts[block] - stops[:-1], counts)
+      sums = _sums(ngrams, rows[offsets + np.arange(stops[-1])], stops)
+      sums += inputs[block]
+      vectors[i : i + len(block)] = sums / np.float32(1 + counts)[:, None]
+    return vectors
 
   def pack(self, tokens: jax.Array, room: int) -> tuple[jax.Array, jax.Array]:
     """Returns rows [k, room] of tokens [k, w], and their owners, 0..w - 1.
@@ -106,6 +103,21 @@ class WordRows:
     ids = self.rows.at[offsets + positions].get(mode='clip')
     none = np.int32(len(self.buckets.of_rows))
     return jnp.where(owners < width, ids, none), owners
+
+
+def _sums(table: Any, ids: np.ndarray, stops: np.ndarray) -> np.ndarray:
+  """Returns [n, dim] float32, sums of the rows of ids, stops[i] : stops[i + 1].
+
+  An array is not copied; of rows that are read on demand each is read once.
+  """
+  from scipy import sparse  # takes a moment to import
+
+  if isinstance(table, export.OnDemand):
+    rows, ids = np.unique(ids, return_inverse=True)
+    table = table[rows]
+  ones = np.ones(len(ids), np.float32)
+  shape = len(stops) - 1, len(table)
+  return sparse.csr_array((ones, ids, stops), shape) @ table
 
 
 @jax.custom_vjp
@@ -134,13 +146,13 @@ class SkipGram(skipgram.SkipGram):
 
   def composed(self, tables):
     """See `Model`: the means of the rows of words."""
-    own, ngrams = (tables[x].decode() for x in (skipgram.INPUT, NGRAMS))
+    inputs, ngrams = (tables[x].decode() for x in (skipgram.INPUT, NGRAMS))
 
     def read(ids):
-      return self.words.means(ids, own, ngrams)
+      return self.words.means(ids, inputs, ngrams)
 
-    rows = export.OnDemand(read, own.shape, np.dtype(np.float32))
-    is_read = isinstance(own, export.OnDemand)
+    rows = export.OnDemand(read, inputs.shape, np.dtype(np.float32))
+    is_read = isinstance(inputs, export.OnDemand)
     return export.Encoded(rows if is_read else rows[:])
 
   def composed_keys(self, name):
@@ -189,12 +201,12 @@ class SkipGram(skipgram.SkipGram):
 
   def _sums(self, rows, ids):
     """Returns sums of the rows of tokens [..., d], and how many [...]."""
-    own, tokens = rows[skipgram.INPUT], ids[skipgram.INPUT]
+    inputs, tokens = rows[skipgram.INPUT], ids[skipgram.INPUT]
     width = tokens.shape[-1]
     owners = ids[_OWNERS][:, None, :] == jnp.arange(width)[None, :, None]
     sums = columns.weighted_sums(owners.astype(jnp.float32), rows[NGRAMS])
     counts = self.words.counts(tokens).astype(jnp.float32)
-    return own + sums.reshape(own.shape), 1 + counts
+    return inputs + sums.reshape(inputs.shape), 1 + counts
 
 
 @jax.tree_util.register_dataclass
@@ -235,24 +247,24 @@ def _rows(
 
   Raises a `UserError` if no word has an n-gram.
   """
-  found = ngrams_lib.of_words(keys, subwords)
-  lengths = np.diff(found.starts)
-  if not len(found.buckets):
+  ngrams = ngrams_lib.of_words(keys, subwords)
+  lengths = np.diff(ngrams.starts)
+  if not len(ngrams.buckets):
     raise errors.UserError(
       f'config.model.subwords={subwords.min_chars}-{subwords.max_chars}: no '
       'word is as long as that; lower the first number'
     )
-  if len(found.buckets) >= 2**31:
+  if len(ngrams.buckets) >= 2**31:
     raise errors.UserError(
-      f'config.model.subwords: {len(found.buckets):,} n-grams of all words are '
-      'more than 2^31; lower --config.data.max_vocab'
+      f'config.model.subwords: {len(ngrams.buckets):,} n-grams of all words '
+      'are more than 2^31; lower --config.data.max_vocab'
     )
-  buckets, numbers = np.unique(found.buckets, return_inverse=True)
+  buckets, numbers = np.unique(ngrams.buckets, return_inverse=True)
   by_bucket = np.bincount(numbers, np.repeat(lookups, lengths))
   order = np.argsort(-by_bucket, kind='stable')
   ranks = np.empty(len(order), np.int32)
   ranks[order] = np.arange(len(order), dtype=np.int32)
-  starts = np.append(found.starts, found.starts[-1]).astype(np.int32)
+  starts = np.append(ngrams.starts, ngrams.starts[-1]).astype(np.int32)
   words = WordRows(starts, ranks[numbers], Buckets(subwords, buckets[order]))
   return _Rows(words, by_bucket[order])
 
@@ -270,18 +282,18 @@ def make(
   """
   plain = (cbow if is_cbow else skipgram).make(spec, corpus, loss_of)
   inputs, outputs = (x.lookups_per_center for x in plain.tables)
-  made = _rows(corpus.keys, subwords, inputs)
+  rows = _rows(corpus.keys, subwords, inputs)
   starts = 1 / spec.dim  # as in fastText
   tables = spec_lib.describe(
     spec.dim,
     (skipgram.INPUT, inputs, starts),
     (skipgram.OUTPUT, outputs, 0.0),
-    (NGRAMS, made.lookups, starts),
+    (NGRAMS, rows.lookups, starts),
   )
   width = spec.chunk
   if is_cbow and not spec.tokens_once:
     width += 2 * spec.window
-  lengths = np.diff(made.words.starts)[:-1]
+  lengths = np.diff(rows.words.starts)[:-1]
   mean = float(corpus.centers @ lengths)
   variance = max(float(corpus.centers @ lengths**2) - mean**2, 0.0)
   room = width * mean + _DEVIATIONS * math.sqrt(width * variance)
@@ -291,7 +303,7 @@ def make(
     tables=tables,
     negatives=plain.negatives,
     loss_of=loss_of,
-    words=made.words,
+    words=rows.words,
     longest=int(lengths.max()),
     room=width * int(lengths.max()),
     compact_room=8 * math.ceil(room / 8),

@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import json
 import logging
+import math
 import pathlib
 import platform
 import struct
@@ -227,10 +228,16 @@ class Totals:
     """Counts a dispatch, waiting for it to end; see `Meter.count`.
 
     Raises a `UserError` if training has diverged: the loss is not finite, or
-    far beyond `untrained_loss`, nats per example.
+    far beyond `untrained_loss`, nats per example. Or if a kernel has failed,
+    which does not count examples.
     """
     steps, num_steps = step_metrics.steps, int(step_metrics.num_steps)
     loss, examples, bad_step = (x.item() for x in steps[:3])
+    if math.isnan(examples):
+      raise errors.UserError(
+        f'the kernel of step {self.steps + max(bad_step, 0):,} had too little '
+        'memory and changed nothing; set --config.train.fused=false'
+      )
     if examples and loss / examples > _HOPELESS * untrained_loss:
       bad_step = max(bad_step, 0)
     if bad_step >= 0:

@@ -56,7 +56,7 @@ def test_rows_are_of_buckets_in_use_and_frequent_ones_come_first():
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'int8'])
-def test_vectors_are_means_of_the_rows_of_words(dtype):
+def test_vectors_are_means_of_the_rows_of_words(dtype, monkeypatch):
   model, rng = _model(), np.random.default_rng(0)
   rows = {k: rng.normal(size=(x.vocab, 5)) for k, x in model.specs().items()}
   stored = {k: export.Encoded(x.astype(np.float32)) for k, x in rows.items()}
@@ -74,6 +74,7 @@ def test_vectors_are_means_of_the_rows_of_words(dtype):
     all_rows = [rows[skipgram.INPUT][i]]
     all_rows += [rows[subwords.NGRAMS][row_of[x]] for x in _ngrams_of(word)]
     expected.append(np.mean(all_rows, 0))
+  monkeypatch.setattr(subwords, '_BLOCK_WORDS', 3)
   vectors = model.composed(stored)
   np.testing.assert_allclose(vectors.data, expected, 1e-5, 1e-6)
   # Of tables in a store, whose rows are read when they are needed.
@@ -91,6 +92,7 @@ def test_vectors_are_means_of_the_rows_of_words(dtype):
   np.testing.assert_allclose(
     vectors.data[[4, 0, 4]], np.array(expected)[[4, 0, 4]], 1e-5, 1e-6
   )
+  assert vectors.data[:0].shape == (0, 5)
 
 
 @pytest.mark.parametrize(

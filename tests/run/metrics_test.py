@@ -103,6 +103,8 @@ def test_the_meter_counts_and_stops_at_a_loss_that_is_not_finite(tmp_path):
   with pytest.raises(errors.UserError, match='step 15.*rate 0.15') as caught:
     meter.count(_item(1000), (0.2, 0.1), _metrics(np.nan, 200, 5))
   assert '\n' not in str(caught.value)
+  with pytest.raises(errors.UserError, match='step 12 had too little memory'):
+    meter.count(_item(1000), (0.2, 0.1), _metrics(np.nan, np.nan, 2))
   meter.close()
 
 
