@@ -44,7 +44,7 @@ from jaxemb.evaluation import subwords as subwords_lib
 from jaxemb.evaluation import words as words_lib
 from jaxemb.ops import growing
 from jaxemb.storage import attributes as attributes_lib
-from jaxemb.storage import bucket, export, word2vec_format
+from jaxemb.storage import bucket, export, fasttext_format, word2vec_format
 
 Word = str | int  # 7 is the word '7'
 # A word or a [dim] vector; in sums perhaps with a weight.
@@ -81,6 +81,9 @@ class Embeddings:
   attributes: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
   # Rows of n-grams of characters, from which unseen words have vectors.
   subwords: subwords_lib.NgramVectors | None = None
+  # The model of fastText that the vectors are from, if they are, whose settings
+  # and output rows `save_fasttext` writes.
+  origin: fasttext_format.Model | None = None
 
   def __init__(
     self,
@@ -91,6 +94,7 @@ class Embeddings:
     relations: export.Relations | None = None,
     attributes: Mapping[str, np.ndarray] = types.MappingProxyType({}),
     subwords: subwords_lib.NgramVectors | None = None,
+    origin: fasttext_format.Model | None = None,
     *,
     vector_size: int | None = None,
     count: int | None = None,
@@ -127,6 +131,7 @@ class Embeddings:
     self.relations = relations
     self.attributes = dict(attributes)
     self.subwords = subwords
+    self.origin = origin
     checked = vector_files.checked(self._contents(), len(self.key_to_index))
     self.counts, self.attributes = checked.counts, checked.attributes
 
@@ -705,7 +710,9 @@ class Embeddings:
   def _cosines(self, target: np.ndarray, num_words: int | None) -> np.ndarray:
     """Returns products of unit vectors and the target, float32 by row."""
     limit = neighbors.num_rows(num_words, self.sense_table)
-    return neighbors.cosines(self.vectors, self.norms, target, limit=limit)
+    # First, as composed vectors compute lengths on the way.
+    products = geometry.products(self.vectors, target, limit)
+    return products / geometry.divisors(self.norms[:limit])
 
   def _rows_of(self, query: Iterable[Key]) -> set[int]:
     """Returns the rows of the words among words and vectors."""
@@ -793,6 +800,23 @@ class Embeddings:
   ) -> Ranked:
     """Finds the words nearest to a word; see `most_similar`."""
     return self.most_similar([key], topn=topn, restrict_vocab=restrict_vocab)
+
+  def similar_by_ngrams(
+    self, word: Word, topn: int | None = 10, restrict_vocab: int | None = None
+  ) -> Ranked:
+    """Finds the words nearest to the n-grams of a word, their mean.
+
+    That is `most_similar` of a known word as if it had never been seen. Raises
+    a `UserError` without subwords, and a `KeyError` for a word without n-grams.
+    """
+    vectors = [x for _, x in self.ngrams(word)]
+    if not vectors:
+      raise errors.UnknownWordError(word, self.index_to_key)
+    mean = np.mean(vectors, axis=0, dtype=np.float32)
+    # Words of the query are left out, with a weight of 0, too.
+    return self.most_similar(
+      [mean, (word, 0.0)], topn=topn, restrict_vocab=restrict_vocab
+    )
 
   def similar_by_vector(
     self,
@@ -957,9 +981,10 @@ class Embeddings:
   def save_fasttext(self, fname: pathlib.Path | str) -> None:
     """Writes fastText's `.bin`, which gensim's load_facebook_model reads, too.
 
-    Settings and output rows are those of the `.bin` that the vectors are from,
-    and else fastText's defaults and zeros. Unknown counts become 1. Raises a
-    `UserError` if it cannot be written, or for words of several vectors.
+    Settings, and output rows of words, are those of the `.bin` that the vectors
+    are from, and else fastText's defaults and zeros, with a warning of their
+    number. Unknown counts become 1. Raises a `UserError` if it cannot be
+    written, or for words of several vectors.
     """
     vector_files.write_fasttext(fname, self._contents())
 

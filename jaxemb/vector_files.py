@@ -13,12 +13,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.evaluation import multivectors
+from jaxemb.evaluation import fasttext_models, multivectors
 from jaxemb.evaluation import subwords as subwords_lib
 from jaxemb.io import onnx_lookups, static_models
 from jaxemb.ops import growing
 from jaxemb.storage import attributes as attributes_lib
-from jaxemb.storage import export, parquet, word2vec_format
+from jaxemb.storage import (
+  export,
+  fasttext_format,
+  ngram_files,
+  parquet,
+  word2vec_format,
+)
 
 # What vectors may have beside words and counts.
 _PARTS = 'attributes', 'senses', 'relations', 'n-grams'
@@ -34,6 +40,7 @@ class Contents(NamedTuple):
   relations: export.Relations | None = None
   attributes: Mapping[str, np.ndarray] = types.MappingProxyType({})
   subwords: subwords_lib.NgramVectors | None = None
+  origin: fasttext_format.Model | None = None  # that all of these are from
 
 
 def model_folder(path: pathlib.Path | str) -> pathlib.Path | None:
@@ -54,9 +61,11 @@ def read(path: pathlib.Path | str, encoding: str = 'utf-8') -> Contents:
     )
   if static_models.is_static(path):
     return Contents(*static_models.read(path))
-  if word2vec_format.is_fasttext(path):
-    model, vectors, ngrams = subwords_lib.of_file(path)
-    return Contents(model.words, vectors, model.counts, subwords=ngrams)
+  if fasttext_format.is_model(path):
+    model, vectors, ngrams = fasttext_models.load(path)
+    return Contents(
+      model.words, vectors, model.counts, subwords=ngrams, origin=model
+    )
   words, vectors, counts, folder = export.read(path, encoding)
   if not folder:
     return Contents(words, vectors, counts)
@@ -118,8 +127,7 @@ def write(folder: pathlib.Path | str, contents: Contents) -> None:
   if not len(contents.words):
     raise errors.UserError(f'{folder}: there are no words to save; add one')
   attributes = attributes_lib.encoded(contents.attributes)
-  if contents.subwords is not None:  # which may refuse, too
-    subwords_lib.write(folder, contents.subwords)
+  ngrams = contents.subwords and contents.subwords.table()  # may refuse, too
   attributes_lib.write(folder, attributes)
   counted = export.write(
     folder,
@@ -130,8 +138,7 @@ def write(folder: pathlib.Path | str, contents: Contents) -> None:
   )
   multivectors.write(folder, contents.sense_table)
   export.write_relations(folder, contents.relations)
-  if contents.subwords is None:
-    subwords_lib.write(folder, None)
+  ngram_files.write(folder, ngrams)
   with contextlib.suppress(NotADirectoryError):
     # Of documents with other vectors; without it, their words are not read.
     (folder / export.DOCUMENTS).unlink(missing_ok=True)
@@ -148,12 +155,13 @@ def write_fasttext(path: pathlib.Path | str, contents: Contents) -> None:
     raise errors.UserError(
       'senses cannot be written as a .bin: use of_words() first'
     )
-  subwords_lib.write_model(
+  fasttext_models.write(
     path,
     words=contents.words,
     vectors=contents.vectors,
     counts=contents.counts,
     ngrams=contents.subwords,
+    origin=contents.origin,
   )
   _warn_of_losses(path, contents, holds=['n-grams'])
 

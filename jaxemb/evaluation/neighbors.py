@@ -107,14 +107,6 @@ def num_rows(
   return int(senses.starts[: num_words + 1][-1])
 
 
-def cosines(
-  vectors: Any, norms: np.ndarray, target: np.ndarray, limit: int | None = None
-) -> np.ndarray:
-  """Returns products of the first unit vectors and a target, [rows] float32."""
-  products = geometry.products(vectors, target, limit)
-  return products / geometry.divisors(norms[:limit])
-
-
 def cosmul(
   positive: Iterable[np.ndarray], negative: Iterable[np.ndarray]
 ) -> np.ndarray:

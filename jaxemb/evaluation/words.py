@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.evaluation import analogies, benchmarks, geometry
+from jaxemb.evaluation import benchmarks, geometry
 
 # By kind: title of the score, title and key of the second score.
 _KINDS = {
@@ -110,6 +110,8 @@ class Searched:
 
     The columns are 3CosAdd and 3CosMul.
     """
+    from jaxemb.evaluation import analogies  # and with it JAX
+
     is_known, questions = self.find(benchmark)
     is_right = np.zeros((len(is_known), 2), bool)
     is_right[is_known] = analogies.solve(

@@ -33,12 +33,12 @@ class Subwords:
   def __post_init__(self):
     if not 1 <= self.min_chars <= self.max_chars <= MAX_CHARS:
       raise errors.UserError(
-        f'n-grams of {self.min_chars} to {self.max_chars} characters are none: '
+        f'n-grams of {self.min_chars} to {self.max_chars} characters are none; '
         f'give a range within 1 to {MAX_CHARS}, such as 3-6'
       )
     if not 1 <= self.buckets <= _MAX_BUCKETS:
       raise errors.UserError(
-        f'n-grams cannot have {self.buckets:,} buckets: give 1 to '
+        f'n-grams cannot have {self.buckets:,} buckets; give 1 to '
         f'{_MAX_BUCKETS:,}, such as 2,000,000'
       )
 

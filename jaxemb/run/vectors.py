@@ -21,7 +21,7 @@ from jaxemb.merging import warm_start
 from jaxemb.ops import huffman
 from jaxemb.report import pages, report
 from jaxemb.run import build, evaluation
-from jaxemb.storage import atomic, orbax_export
+from jaxemb.storage import atomic, ngram_files, orbax_export
 from jaxemb.storage import export as export_lib
 
 _NOTHING = types.MappingProxyType({})
@@ -224,7 +224,7 @@ def write_export(
     multivectors.write(folder, export.multi)
     export_lib.write_relations(folder, export.relations)
     export_lib.write_tree(folder, export.tree)
-    subwords.write(folder, export.ngrams)
+    ngram_files.write(folder, export.ngrams and export.ngrams.table())
     written.result()
   return dropped
 

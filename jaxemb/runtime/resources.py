@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import psutil
 
@@ -237,6 +236,8 @@ def use_huge_pages(arrays: Any) -> None:
   """
   if sys.platform != 'linux':
     return
+  import jax  # here, as it takes long to import
+
   advise = ctypes.CDLL(None).madvise
   advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
   for x in jax.tree.leaves(arrays):

@@ -50,28 +50,89 @@ _PROJECTOR_CONFIG = b"""embeddings {
 """
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class OnDemand:
-  """An array whose rows are read when they are asked for.
+class LazyRows:
+  """A read-only array whose rows are read when they are asked for.
 
-  It is indexed by a slice, or by ints of any shape; `np.asarray` reads all.
+  It is indexed as an array is, and `np.asarray` reads all of it; what else
+  arrays can do is one line that says so. Classes of it have a `shape`, a
+  `dtype` and `read`.
   """
 
-  read: Callable[[np.ndarray], np.ndarray]  # different rows [n] -> [n, ...]
   shape: tuple[int, ...]
   dtype: np.dtype
+  read: Callable[[np.ndarray], np.ndarray]  # different rows [n] -> [n, ...]
+
+  def read_into(self, first: int, block: np.ndarray) -> None:
+    """Fills a block [n, ...] with the rows from `first` on."""
+    block[...] = self.read(np.arange(first, first + len(block)))
 
   def __len__(self) -> int:
     return self.shape[0]
 
+  @property
+  def ndim(self) -> int:
+    """Returns the number of axes."""
+    return len(self.shape)
+
+  @property
+  def size(self) -> int:
+    """Returns how many numbers all rows have."""
+    return math.prod(self.shape)
+
+  @property
+  def nbytes(self) -> int:
+    """Returns the bytes of an array of all rows."""
+    return self.size * np.dtype(self.dtype).itemsize
+
+  def astype(self, dtype: Any) -> np.ndarray:
+    """Returns an array of all rows in another type."""
+    return np.asarray(self, dtype)
+
   def __getitem__(self, index: Any) -> np.ndarray:
-    if isinstance(index, slice):
-      return self.read(np.arange(*index.indices(len(self))))
-    rows, places = np.unique(index, return_inverse=True)
-    return self.read(rows)[places]
+    index = index if isinstance(index, tuple) else (index,)
+    if not index or index[0] is None or index[0] is Ellipsis:
+      return np.asarray(self)[index]
+    first, *rest = index
+    if isinstance(first, slice):
+      rows = np.arange(*first.indices(len(self)))
+      return self.read(rows)[:, *rest]
+    rows, positions = np.unique(self._rows(first), return_inverse=True)
+    return self.read(rows)[positions, *rest]
+
+  def _rows(self, index: Any) -> np.ndarray:
+    """Returns the rows that ints or a mask select, from 0 on, of any shape."""
+    rows = np.asarray(index)
+    if rows.dtype == bool:
+      if rows.shape != self.shape[:1]:
+        raise IndexError(f'a mask of {rows.shape} is not of {len(self):,} rows')
+      return np.flatnonzero(rows)
+    rows = rows.astype(np.int64) if rows.size == 0 else rows
+    if rows.dtype.kind not in 'iu':
+      raise IndexError(
+        f'{rows.dtype} are no rows; give ints, a slice or a mask'
+      )
+    if ((rows < -len(self)) | (rows >= len(self))).any():
+      raise IndexError(f'rows {rows} are not all among {len(self):,}')
+    return np.where(rows < 0, rows + len(self), rows)
 
   def __array__(self, dtype: Any = None, copy: bool | None = None):
     return np.asarray(self[:], dtype)
+
+  def __getattr__(self, name: str) -> Any:
+    """Raises an `AttributeError` that says how there is such an attribute."""
+    raise AttributeError(
+      f'{type(self).__name__!r} object has no attribute {name!r}: its rows are '
+      'read when they are asked for; np.asarray(...) of it reads all'
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OnDemand(LazyRows):
+  """Rows that a function reads."""
+
+  read: Callable[[np.ndarray], np.ndarray]  # different rows [n] -> [n, ...]
+  shape: tuple[int, ...]
+  dtype: np.dtype
 
 
 class Encoded(NamedTuple):
@@ -87,7 +148,7 @@ class Encoded(NamedTuple):
 
   def decode(self) -> np.ndarray:
     """[..., n, dim] float32; exact."""
-    if isinstance(self.data, OnDemand):
+    if isinstance(self.data, LazyRows):
 
       def read(rows):
         scales = None if self.scales is None else self.scales[rows]

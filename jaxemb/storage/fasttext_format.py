@@ -20,13 +20,15 @@ a file of many GB would count as memory of the process.
 """
 
 import dataclasses
+import functools
 import mmap
 import os
 import pathlib
 import struct
+import threading
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -47,6 +49,7 @@ _LOSSES = {
 _CENTROIDS = 256
 _MAX_DIM = 1 << 20
 _REMEDY = 'fetch or write the file again'
+_OPENING = threading.Lock()
 
 
 class Settings(NamedTuple):
@@ -71,20 +74,22 @@ class Settings(NamedTuple):
 class Model:
   """A model as its file has it; rows are read when they are asked for."""
 
+  path: pathlib.Path
   settings: Settings
-  words: list[str]
+  words: list[str]  # different ones
   # Words as bytes, which n-grams are of: text[begins[i]:ends[i]].
   text: np.ndarray  # uint8
   begins: np.ndarray  # [words] int64
   ends: np.ndarray  # [words] int64
   counts: np.ndarray  # [words] int64
   labels: list[str]
-  inputs: export.OnDemand  # [words, dim] float32, their own rows
-  ngrams: export.OnDemand  # [n-grams, dim] float32
+  inputs: export.LazyRows  # [words, dim] float32, without n-grams
+  ngrams: export.LazyRows  # [n-grams, dim] float32
   # [n-grams] int32, buckets of the n-grams that were not pruned; None = all.
   buckets: np.ndarray | None
-  # [words, labels or inner nodes, dim] float32
-  outputs: export.OnDemand
+  # [words or labels, dim] float32; with hierarchical softmax [words of the
+  # file, dim], of nodes of a tree.
+  outputs: export.LazyRows
 
   @property
   def kind(self) -> str:
@@ -97,17 +102,29 @@ class Model:
     return _LOSSES[self.settings.loss]
 
 
+def is_model(path: pathlib.Path | str) -> bool:
+  """Returns whether a file, plain or packed, is a model of fastText."""
+  path = pathlib.Path(path)
+  if not path.is_file():
+    return False
+  magic = struct.pack('<i', MAGIC)
+  try:
+    with packed.File(path) as file:
+      return file.peek(len(magic)).startswith(magic)
+  except (OSError, ValueError, errors.UserError):
+    return False
+
+
 def read(path: pathlib.Path | str) -> Model:
   """Reads all but the rows of a model.
 
-  Warns of words that are not UTF-8, of which bytes are escaped. Raises a
-  `UserError` if the file is missing, packed, of another format or version, or
-  cut.
+  Warns of repeated words (the first is kept) and of words that are not UTF-8,
+  of which bytes are escaped. Raises a `UserError` if the file is missing,
+  packed, of another format or version, or cut.
   """
   path = pathlib.Path(path)
   try:
-    with path.open('rb') as file:
-      return _read(file, path)
+    return _read(path)
   except (OSError, ValueError, struct.error) as error:
     problem = getattr(error, 'strerror', None) or str(error)
     if isinstance(error, struct.error):
@@ -118,21 +135,74 @@ def read(path: pathlib.Path | str) -> Model:
     ) from error
 
 
+class _File:
+  """An open file; what is unpickled opens it again once a row is read."""
+
+  def __init__(self, path: pathlib.Path):
+    self.path = path.absolute()
+    self._number: int | None = os.open(self.path, os.O_RDONLY)
+    status = os.fstat(self._number)
+    self.size, self._time = status.st_size, status.st_mtime_ns
+
+  @property
+  def number(self) -> int:
+    """Returns the descriptor.
+
+    Raises a `UserError` if the file is gone or was changed.
+    """
+    with _OPENING:
+      if self._number is None:
+        self._reopen()
+      return self._number
+
+  def _reopen(self) -> None:
+    try:
+      file = _File(self.path)
+      if (file.size, file._time) != (self.size, self._time):
+        raise OSError('it was changed')
+    except OSError as error:
+      raise errors.UserError(
+        f'cannot read rows of {self.path}: {error.strerror or error}; load the '
+        'file as it is now, or pickle vectors.in_memory()'
+      ) from error
+    self._number, file._number = file._number, None
+
+  def fill(self, buffer: np.ndarray, position: int) -> None:
+    """Reads bytes from a position until a buffer of uint8 is full."""
+    view = memoryview(buffer)
+    while view:
+      num = os.preadv(self.number, [view], position)
+      if not num:
+        raise errors.UserError(
+          f'{self.path} was cut while it was read; {_REMEDY}'
+        )
+      view, position = view[num:], position + num
+
+  def __getstate__(self) -> dict:
+    return self.__dict__ | {'_number': None}
+
+  def __deepcopy__(self, memo: dict) -> '_File':
+    return self
+
+  def __del__(self, close=os.close):  # modules may be gone before it
+    if (number := self.__dict__.get('_number')) is not None:
+      close(number)
+
+
 class _Cursor:
   """Reads what a file has one after the other."""
 
-  def __init__(self, file: BinaryIO):
-    self.file = os.dup(file.fileno())
-    self.size = os.fstat(self.file).st_size
+  def __init__(self, file: _File):
+    self.file = file
     self.position = 0
 
   def skip(self, num_bytes: int, what: str) -> int:
-    """Returns the position, and goes on behind some bytes."""
+    """Returns the position, and moves behind some bytes."""
     start, self.position = self.position, self.position + num_bytes
-    if num_bytes < 0 or self.position > self.size:
+    if num_bytes < 0 or self.position > self.file.size:
       raise ValueError(
-        f'it is cut or damaged: {self.size:,} bytes, and its {what} would end '
-        f'at {self.position:,}'
+        f'it is cut or damaged: {self.file.size:,} bytes, and its {what} would '
+        f'end at {self.position:,}'
       )
     return start
 
@@ -140,87 +210,65 @@ class _Cursor:
     """Returns numbers."""
     size = struct.calcsize(layout)
     start = self.skip(size, what)
-    return struct.unpack(layout, os.pread(self.file, size, start))
+    return struct.unpack(layout, os.pread(self.file.number, size, start))
 
   def array(self, dtype: str, num: int, what: str) -> np.ndarray:
     """Returns an array that is read at once."""
     # Checked before there is memory for it.
     start = self.skip(np.dtype(dtype).itemsize * num, what)
     array = np.empty(num, dtype)
-    _fill(self.file, array.view(np.uint8), start)
+    self.file.fill(array.view(np.uint8), start)
     return array
 
 
-class _Handle:
-  """A file that is open as long as rows of it may be read."""
+class _Dictionary(NamedTuple):
+  """Entries of the dictionary: words, and labels behind them."""
 
-  def __init__(self, number: int):
-    self.number = number
-
-  def __del__(self, close=os.close):  # modules may be gone before it
-    close(self.number)
-
-
-def _fill(file: int, buffer: np.ndarray, position: int) -> None:
-  """Reads bytes from a position until a buffer of uint8 is full."""
-  view = memoryview(buffer)
-  while view:
-    num = os.preadv(file, [view], position)
-    if not num:
-      raise errors.UserError('a model of fastText was cut while it was read')
-    view, position = view[num:], position + num
+  names: list[str]
+  text: np.ndarray
+  begins: np.ndarray
+  ends: np.ndarray
+  counts: np.ndarray
+  num_words: int
+  first: np.ndarray | None  # [different words] int64; None = all words differ
 
 
-def _read(file: BinaryIO, path: pathlib.Path) -> Model:
-  cursor = _Cursor(file)
-  handle = _Handle(cursor.file)
+def _read(path: pathlib.Path) -> Model:
+  cursor = _Cursor(_File(path))
   settings = _read_settings(cursor, path)
-  sizes = cursor.unpack('<3i2q', 'dictionary')
-  num_entries, num_words, num_labels, _, num_pruned = sizes
-  if min(sizes[:3]) < 0 or num_entries != num_words + num_labels:
-    raise ValueError(
-      f'its dictionary is damaged: {num_entries:,} entries, {num_words:,} '
-      f'words and {num_labels:,} labels'
-    )
-  entries = _read_entries(file, cursor, num_entries)
-  text, begins, ends, counts = entries
-  names = _decoded(text, path)
+  entries, num_pruned = _read_dictionary(cursor)
   pruned = None
   if num_pruned >= 0:
     pruned = cursor.array('<i4', 2 * num_pruned, 'pruned n-grams')
     pruned = pruned.reshape(-1, 2)
-  (is_quantized,) = cursor.unpack('<?', 'input rows')
-  if pruned is not None and not is_quantized:
-    raise ValueError('it lacks pruned rows; quantize the model again')
-  inputs = _matrix(cursor, handle, is_quantized=is_quantized, what='input rows')
-  (is_quantized_too,) = cursor.unpack('<?', 'output rows')
-  outputs = _matrix(
-    cursor,
-    handle,
-    is_quantized=is_quantized and is_quantized_too,
-    what='output rows',
-  )
-  if cursor.position != cursor.size:
-    raise ValueError(
-      f'{cursor.size - cursor.position:,} bytes follow its output rows'
-    )
+  inputs, outputs = _read_matrices(cursor, has_pruned=pruned is not None)
   num_ngrams = settings.buckets if pruned is None else num_pruned
-  expected = num_words + num_ngrams, settings.dim
+  expected = entries.num_words + num_ngrams, settings.dim
   if inputs.shape != expected or outputs.shape[1] != settings.dim:
     raise ValueError(
       f'it has input rows {inputs.shape} and output rows {outputs.shape}, and '
       f'its header and dictionary say {expected}'
     )
+  words, rows = slice(entries.num_words), inputs.part(0, entries.num_words)
+  names = entries.names[words]
+  if entries.first is not None:
+    words = entries.first
+    names = [names[i] for i in words.tolist()]
+    rows = _selected(rows, words)
+    is_of_words = _MODELS[settings.model] != 'supervised'
+    if is_of_words and _LOSSES[settings.loss] != 'hierarchical_softmax':
+      outputs = _selected(outputs, words)
   return Model(
+    path=path,
     settings=settings,
-    words=names[:num_words],
-    text=text,
-    begins=begins[:num_words],
-    ends=ends[:num_words],
-    counts=counts[:num_words],
-    labels=names[num_words:],
-    inputs=_part(inputs, 0, num_words),
-    ngrams=_part(inputs, num_words, len(inputs)),
+    words=names,
+    text=entries.text,
+    begins=entries.begins[words],
+    ends=entries.ends[words],
+    counts=entries.counts[words],
+    labels=entries.names[entries.num_words :],
+    inputs=rows,
+    ngrams=inputs.part(entries.num_words, len(inputs)),
     buckets=_buckets_of(pruned, settings.buckets),
     outputs=outputs,
   )
@@ -248,11 +296,45 @@ def _read_settings(cursor: _Cursor, path: pathlib.Path) -> Settings:
   return settings._replace(min_chars=chars[0], max_chars=chars[1])
 
 
-def _read_entries(
-  file: BinaryIO, cursor: _Cursor, num: int
-) -> tuple[np.ndarray, ...]:
-  """Returns text, begins, ends and counts of the entries of the dictionary."""
-  with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+def _read_dictionary(cursor: _Cursor) -> tuple[_Dictionary, int]:
+  """Returns the entries, and the number of pruned n-grams or -1."""
+  sizes = cursor.unpack('<3i2q', 'dictionary')
+  num_entries, num_words, num_labels, _, num_pruned = sizes
+  if min(sizes[:3]) < 0 or num_entries != num_words + num_labels:
+    raise ValueError(
+      f'its dictionary is damaged: {num_entries:,} entries, {num_words:,} '
+      f'words and {num_labels:,} labels'
+    )
+  text, begins, ends, counts, hashes = _read_entries(cursor, num_entries)
+  names, has_escaped = _decoded(text, cursor.file.path)
+  first = None
+  if has_escaped or len(np.unique(hashes[:num_words])) < num_words:
+    row_of: dict[str, int] = {}
+    for row, name in enumerate(names[:num_words]):
+      row_of.setdefault(name, row)
+    if len(row_of) < num_words:
+      first = np.array([*row_of.values()])
+      warnings.warn(
+        f'{cursor.file.path}: {num_words - len(first):,} repeated words, the '
+        'first kept',
+        stacklevel=6,
+      )
+  entries = _Dictionary(
+    names,
+    text,
+    begins=begins,
+    ends=ends,
+    counts=counts,
+    num_words=num_words,
+    first=first,
+  )
+  return entries, num_pruned
+
+
+def _read_entries(cursor: _Cursor, num: int) -> tuple[np.ndarray, ...]:
+  """Returns text, begins, ends, counts and hashes of entries, of the words."""
+  number = cursor.file.number
+  with mmap.mmap(number, 0, access=mmap.ACCESS_READ) as mapped:
     data = np.frombuffer(mapped, np.uint8)
     # An entry has ten bytes or more: none is made for what is not there.
     ends = np.empty(min(num, len(data) // 10 + 1), np.int64)
@@ -265,11 +347,11 @@ def _read_entries(
     stops = np.cumsum(lengths + 1) - 1  # a 0 behind each word
     begins = stops - lengths
     text = np.zeros(stops[-1] + 1 if num else 0, np.uint8)
-    counts = np.empty(num, np.int64)
-    _copy_entries(data, starts, ends, begins, text, counts)
+    counts, hashes = np.empty(num, np.int64), np.empty(num, np.uint64)
+    _copy_entries(data, starts, ends, begins, text, counts, hashes)
     del data
   cursor.skip(stop - cursor.position, 'words')
-  return text, begins, stops, counts
+  return text, begins, stops, counts, hashes
 
 
 @numba.njit(nogil=True, cache=True)
@@ -286,60 +368,120 @@ def _find_entries(data, position, ends):
 
 
 @numba.njit(nogil=True, cache=True)
-def _copy_entries(data, starts, ends, begins, text, counts):
+def _copy_entries(data, starts, ends, begins, text, counts, hashes):
   for i in range(len(starts)):
+    value = np.uint64(14695981039346656037)  # FNV-1a
     for j in range(ends[i] - starts[i]):
-      text[begins[i] + j] = data[starts[i] + j]
+      byte = data[starts[i] + j]
+      text[begins[i] + j] = byte
+      value = (value ^ np.uint64(byte)) * np.uint64(1099511628211)
+    hashes[i] = value
     count = np.uint64(0)
     for j in range(8):
       count |= np.uint64(data[ends[i] + 1 + j]) << np.uint64(8 * j)
     counts[i] = np.int64(count)
 
 
-def _decoded(text: np.ndarray, path: pathlib.Path) -> list[str]:
-  if not len(text):
-    return []
+def _decoded(text: np.ndarray, path: pathlib.Path) -> tuple[list[str], bool]:
+  """Returns the names of entries, and whether bytes of any are escaped."""
   data = text.tobytes()
   try:
-    return data.decode().split('\0')[:-1]
+    return data.decode().split('\0')[:-1], False
   except UnicodeDecodeError:
     words = data.split(b'\0')[:-1]
   names = [x.decode(errors='backslashreplace') for x in words]
   num = sum(x.encode() != y for x, y in zip(names, words, strict=True))
   warnings.warn(
     f'{path}: {num:,} words that are not UTF-8, with bytes escaped',
-    stacklevel=5,
+    stacklevel=6,
   )
-  return names
+  return names, True
 
 
-def _matrix(
-  cursor: _Cursor, handle: _Handle, is_quantized: bool, what: str
-) -> export.OnDemand:
-  if is_quantized:
-    return _quantized(cursor, what)
+def _read_matrices(
+  cursor: _Cursor, has_pruned: bool
+) -> tuple['_DenseRows | _QuantizedRows', ...]:
+  """Returns the rows of inputs and outputs."""
+  (is_quantized,) = cursor.unpack('<?', 'input rows')
+  if has_pruned and not is_quantized:
+    raise ValueError('it lacks pruned rows; quantize the model again')
+  read = _read_quantized if is_quantized else _read_dense
+  inputs = read(cursor, 'input rows')
+  (is_quantized_too,) = cursor.unpack('<?', 'output rows')
+  read = read if is_quantized_too else _read_dense
+  outputs = read(cursor, 'output rows')
+  if cursor.position != cursor.file.size:
+    raise ValueError(
+      f'{cursor.file.size - cursor.position:,} bytes follow its output rows'
+    )
+  return inputs, outputs
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _DenseRows(export.LazyRows):
+  """Float32 rows of a file."""
+
+  file: _File
+  start: int  # position of the first row
+  shape: tuple[int, int]
+
+  dtype = np.dtype(np.float32)
+
+  def read(self, rows: np.ndarray) -> np.ndarray:
+    block = np.empty((len(rows), self.shape[1]), '<f4')
+    if not len(rows):
+      return block
+    # Neighbors are read at once.
+    firsts = np.flatnonzero(np.diff(rows, prepend=-2) != 1).tolist()
+    for first, last in zip(firsts, [*firsts[1:], len(rows)], strict=True):
+      self.read_into(int(rows[first]), block[first:last])
+    return block
+
+  def read_into(self, first: int, block: np.ndarray) -> None:
+    position = self.start + 4 * self.shape[1] * first
+    self.file.fill(block.view(np.uint8).reshape(-1), position)
+
+  def part(self, start: int, stop: int) -> '_DenseRows':
+    """Returns the rows from `start` to `stop`."""
+    position = self.start + 4 * self.shape[1] * start
+    return _DenseRows(self.file, position, (stop - start, self.shape[1]))
+
+
+def _read_dense(cursor: _Cursor, what: str) -> _DenseRows:
   num_rows, dim = cursor.unpack('<2q', what)
   if num_rows < 0 or not 0 < dim <= _MAX_DIM:
     raise ValueError(f'its {what} are damaged: {num_rows:,} x {dim:,}')
   start = cursor.skip(4 * num_rows * dim, what)
-
-  def rows(ids: np.ndarray) -> np.ndarray:
-    block = np.empty((len(ids), dim), '<f4')
-    if not len(ids):
-      return block
-    size = 4 * dim
-    flat = block.view(np.uint8)
-    # Neighbors are read at once.
-    firsts = np.flatnonzero(np.diff(ids, prepend=-2) != 1).tolist()
-    for first, last in zip(firsts, [*firsts[1:], len(ids)], strict=True):
-      position = start + size * int(ids[first])
-      _fill(handle.number, flat[first:last].reshape(-1), position)
-    return block
-
-  return export.OnDemand(rows, (num_rows, dim), np.dtype(np.float32))
+  return _DenseRows(cursor.file, start, (num_rows, dim))
 
 
-def _quantized(cursor: _Cursor, what: str) -> export.OnDemand:
+@dataclasses.dataclass(frozen=True, eq=False)
+class _QuantizedRows(export.LazyRows):
+  """Rows of which parts are centroids."""
+
+  codes: np.ndarray  # [rows, parts] uint8
+  centroids: list[np.ndarray]  # of each part, [256, numbers] float32
+  lengths: np.ndarray | None  # [rows] float32, to multiply with
+
+  dtype = np.dtype(np.float32)
+
+  @property
+  def shape(self) -> tuple[int, int]:
+    """Returns the numbers of rows and of dimensions."""
+    return len(self.codes), sum(x.shape[1] for x in self.centroids)
+
+  def read(self, rows: np.ndarray) -> np.ndarray:
+    parts = [x[self.codes[rows, i]] for i, x in enumerate(self.centroids)]
+    block = np.concatenate(parts, axis=1)
+    return block if self.lengths is None else block * self.lengths[rows, None]
+
+  def part(self, start: int, stop: int) -> '_QuantizedRows':
+    """Returns the rows from `start` to `stop`."""
+    lengths = None if self.lengths is None else self.lengths[start:stop]
+    return _QuantizedRows(self.codes[start:stop], self.centroids, lengths)
+
+
+def _read_quantized(cursor: _Cursor, what: str) -> _QuantizedRows:
   has_lengths, num_rows, dim, num_codes = cursor.unpack('<?2qi', what)
   codes = cursor.array('u1', num_codes, what)
   centroids = _quantizer(cursor, what)
@@ -352,14 +494,7 @@ def _quantized(cursor: _Cursor, what: str) -> export.OnDemand:
     raise ValueError(
       f'its quantized {what} are damaged: {num_rows:,} x {dim:,}'
     )
-  codes = codes.reshape(num_rows, -1)
-
-  def rows(ids: np.ndarray) -> np.ndarray:
-    parts = [x[codes[ids, i]] for i, x in enumerate(centroids)]
-    block = np.concatenate(parts, axis=1)
-    return block if lengths is None else block * lengths[ids, None]
-
-  return export.OnDemand(rows, (num_rows, dim), np.dtype(np.float32))
+  return _QuantizedRows(codes.reshape(num_rows, -1), centroids, lengths)
 
 
 def _quantizer(cursor: _Cursor, what: str) -> list[np.ndarray]:
@@ -372,11 +507,14 @@ def _quantizer(cursor: _Cursor, what: str) -> list[np.ndarray]:
   return [x.reshape(_CENTROIDS, -1) for x in np.split(flat, ends)]
 
 
-def _part(rows: export.OnDemand, start: int, stop: int) -> export.OnDemand:
-  def read_rows(ids: np.ndarray) -> np.ndarray:
-    return rows.read(ids + start)
+def _selected(rows: export.LazyRows, ids: np.ndarray) -> export.OnDemand:
+  """Returns rows by their ids, [n] rising int64."""
+  read = functools.partial(_read_selected, rows, ids)
+  return export.OnDemand(read, (len(ids), *rows.shape[1:]), rows.dtype)
 
-  return export.OnDemand(read_rows, (stop - start, rows.shape[1]), rows.dtype)
+
+def _read_selected(rows, ids, wanted):
+  return rows.read(ids[wanted])
 
 
 def _buckets_of(pruned: np.ndarray | None, num_buckets: int):
@@ -397,13 +535,13 @@ def write(
   words: Sequence[str],
   counts: np.ndarray | None,
   inputs: Iterable[np.ndarray],
-  outputs: np.ndarray | export.OnDemand | None,
+  outputs: np.ndarray | export.LazyRows,
 ) -> None:
   """Writes a model of version 12, rows of words and n-grams in blocks.
 
   `inputs` are blocks of the [words + settings.buckets, dim] float32 rows.
-  Unknown counts become 1; without outputs these are zeros. Raises a `UserError`
-  if the file cannot be written, or for a word with a character 0.
+  Unknown counts become 1. Raises a `UserError` if the file cannot be written,
+  or for a word with a character 0.
   """
   counts = np.ones(len(words), np.int64) if counts is None else counts
   encoded = [x.encode('utf-8', 'backslashreplace') for x in words]
@@ -426,18 +564,6 @@ def write(
       num_written += len(block)
     if num_written != num_rows:
       raise ValueError(f'{num_written} rows do not fit the {num_rows}')
-    num_outputs = len(words) if outputs is None else len(outputs)
-    file.write(struct.pack('<?2q', False, num_outputs, settings.dim))
-    for block in (
-      zeros(num_outputs, settings.dim)
-      if outputs is None
-      else (export.blocks(outputs))
-    ):
+    file.write(struct.pack('<?2q', False, *outputs.shape))
+    for block in export.blocks(outputs):
       file.write(np.ascontiguousarray(block, '<f4').data)
-
-
-def zeros(num_rows: int, dim: int) -> Iterable[np.ndarray]:
-  """Yields blocks of [num_rows, dim] float32 zeros."""
-  block = np.zeros((min(num_rows, 4096), dim), np.float32)
-  for first in range(0, num_rows, 4096):
-    yield block[: num_rows - first]

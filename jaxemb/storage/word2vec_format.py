@@ -343,18 +343,6 @@ def read(
   )
 
 
-def is_fasttext(path: pathlib.Path | str) -> bool:
-  """Returns whether a file, plain or packed, is a model of fastText."""
-  path = pathlib.Path(path)
-  if not path.is_file():
-    return False
-  try:
-    with packed.File(path) as file:
-      return bool(re.match(_OTHERS[0][0], file.peek(4)))
-  except (OSError, ValueError, errors.UserError):
-    return False
-
-
 class _Rows(NamedTuple):
   """Rows as a file has them."""
 

@@ -1,8 +1,11 @@
 """Models of fastText and n-grams of exports: the same vectors everywhere."""
 
+import copy
 import json
 import pathlib
+import pickle
 import struct
+import warnings
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ import pytest
 import jaxemb
 from jaxemb import embeddings, errors
 from jaxemb.cli import query
-from jaxemb.evaluation import benchmarks, subwords
+from jaxemb.evaluation import benchmarks, composed_vectors, subwords
 from jaxemb.io import cache
 from jaxemb.ops import ngrams
 from jaxemb.storage import export, fasttext_format
@@ -38,8 +41,15 @@ def _vector(word, rows=_ROWS, bucket_rows=None):
   return total / max(num, 1)
 
 
-def _header(version=12, model=2, buckets=_BUCKETS, magic=fasttext_format.MAGIC):
-  numbers = _DIM, 5, 5, 1, 5, 1, 2, model, buckets, *_CHARS, 100
+def _header(
+  version=12,
+  model=2,
+  buckets=_BUCKETS,
+  magic=fasttext_format.MAGIC,
+  max_chars=_CHARS[1],
+):
+  chars = _CHARS[0], max_chars
+  numbers = _DIM, 5, 5, 1, 5, 1, 2, model, buckets, *chars, 100
   return struct.pack('<2i12id', magic, version, *numbers, 1e-4)
 
 
@@ -92,7 +102,7 @@ def test_vectors_are_means_of_rows(tmp_path, version):
     np.testing.assert_allclose(vectors[word], _vector(word), atol=1e-6)
   with pytest.raises(KeyError):  # without an n-gram
     vectors['']
-  model = vectors.subwords.model
+  model = vectors.origin
   np.testing.assert_array_equal(model.outputs[:], _OUTPUTS)
   np.testing.assert_array_equal(model.inputs[:], _OWN)
   assert (model.kind, model.loss) == ('skipgram', 'negative_sampling')
@@ -103,9 +113,9 @@ def test_all_vectors_are_those_of_single_words(file, monkeypatch):
   vectors = jaxemb.load(file).vectors
   assert (len(vectors), vectors.shape) == (8, (8, _DIM))
   # Rounds of two columns, blocks of a few rows.
-  monkeypatch.setattr(subwords, '_TABLE_BYTES', 4 * _BUCKETS * 2)
-  monkeypatch.setattr(subwords, '_BLOCK_BYTES', 4 * _DIM * 3)
-  monkeypatch.setattr(subwords, '_BLOCK_WORDS', 3)
+  monkeypatch.setattr(composed_vectors, '_TABLE_BYTES', 4 * _BUCKETS * 2)
+  monkeypatch.setattr(composed_vectors, '_BLOCK_BYTES', 4 * _DIM * 3)
+  monkeypatch.setattr(composed_vectors, '_BLOCK_WORDS', 3)
   for part in (vectors[:], np.asarray(vectors)):
     np.testing.assert_allclose(part, expected, rtol=1e-5)
   np.testing.assert_allclose(vectors[[5, -1]], expected[[5, -1]], rtol=1e-5)
@@ -118,6 +128,67 @@ def test_all_vectors_are_those_of_single_words(file, monkeypatch):
     np.testing.assert_allclose(products, expected[:limit] @ target, rtol=1e-4)
   with pytest.raises(IndexError):
     vectors[8]
+
+
+def test_vectors_are_indexed_as_an_array_is(file):
+  vectors = jaxemb.load(file).vectors
+  matrix = np.asarray(vectors)
+  mask = np.arange(8) % 3 == 0
+  for index in (
+    (0, 1), (slice(0, 2), 1), (3, slice(None)), (-1, -2), ([0, 5], [1, 2]),
+    (slice(None), None), (..., 0), [[1, -1], [0, 1]], mask, (mask, 2), [],
+    np.uint8(3), (), None, slice(None, None, -3),
+  ):  # fmt: skip
+    np.testing.assert_allclose(vectors[index], matrix[index], rtol=1e-5)
+  assert (vectors.ndim, vectors.size, vectors.nbytes) == (2, 48, 192)
+  assert vectors.astype(np.float16).dtype == np.float16
+  for index in (8, -9, mask[:3], 1.5, (0, 6)):
+    with pytest.raises(IndexError):
+      vectors[index]
+  with pytest.raises(AttributeError, match='np.asarray'):
+    vectors.mean()
+
+
+def test_vectors_are_pickled_without_their_rows(file, tmp_path):
+  vectors = jaxemb.load(file)
+  _ = vectors.norms
+  data = pickle.dumps(vectors)
+  assert len(data) < 20_000
+  loaded = pickle.loads(data)
+  np.testing.assert_array_equal(loaded['kingly'], vectors['kingly'])
+  np.testing.assert_array_equal(loaded['king'], vectors['king'])
+  in_memory = pickle.dumps(vectors.in_memory())
+  copied = copy.deepcopy(vectors)
+  file.unlink()
+  np.testing.assert_array_equal(copied['king'], vectors['king'])
+  with pytest.raises(errors.UserError, match='No such file'):
+    pickle.loads(data)['king']
+  np.testing.assert_allclose(
+    pickle.loads(in_memory)['king'], vectors['king'], rtol=1e-6
+  )
+  file.write_bytes(_model() + b'other')
+  with pytest.raises(errors.UserError, match='changed'):
+    pickle.loads(data)['king']
+
+
+def test_nearest_words_by_ngrams(file):
+  vectors = jaxemb.load(file)
+  rows = [_ROWS[bucket] for _, bucket in ngrams.of_word('kings', _SPEC)]
+  target = np.mean(rows, 0) / np.linalg.norm(np.mean(rows, 0))
+  cosines = {
+    x: float(_vector(x) @ target / np.linalg.norm(_vector(x)))
+    for x in _WORDS
+    if x != 'kings'
+  }
+  expected = sorted(cosines, key=cosines.get)[::-1]
+  ranked = vectors.similar_by_ngrams('kings', topn=3)
+  assert [x for x, _ in ranked] == expected[:3]
+  assert ranked[0][1] == pytest.approx(cosines[expected[0]], abs=1e-5)
+  assert vectors.similar_by_ngrams('kingly') == vectors.most_similar('kingly')
+  with pytest.raises(KeyError):
+    vectors.similar_by_ngrams('')
+  with pytest.raises(errors.UserError, match='no n-grams'):
+    embeddings.Embeddings(['a'], _OWN[:1]).similar_by_ngrams('a')
 
 
 def test_queries_of_unseen_words(file):
@@ -165,9 +236,11 @@ def test_vectors_in_memory_do_not_need_the_file(file):
 
 
 def test_lengths_of_many_words_are_cached(file, monkeypatch):
-  monkeypatch.setattr(subwords, '_MIN_CACHED', 1)
+  monkeypatch.setattr(composed_vectors, '_MIN_CACHED', 1)
   expected = jaxemb.load(file).norms
-  monkeypatch.setattr(subwords.ComposedVectors, '_norms', None)  # not called
+  monkeypatch.setattr(
+    composed_vectors.ComposedVectors, '_compose_all', None
+  )  # not called
   np.testing.assert_array_equal(jaxemb.load(file).norms, expected)
   assert list(cache.default_folder().glob('norms-*/norms.npy'))
 
@@ -209,7 +282,7 @@ def test_quantized_classifiers_with_pruned_ngrams(tmp_path, dsub, has_lengths):
     + _dense(outputs)
   )
   vectors = jaxemb.load(path)
-  assert vectors.subwords.model.labels == ['__label__a', '__label__b']
+  assert vectors.origin.labels == ['__label__a', '__label__b']
   rows = {bucket: row for row, bucket in enumerate(pruned)}
   own, num_unseen = values[: len(_WORDS)], 0
   for word in _WORDS + [f'{x}ing' for x in _WORDS]:
@@ -227,6 +300,7 @@ def test_quantized_classifiers_with_pruned_ngrams(tmp_path, dsub, has_lengths):
   for write in (vectors.save_fasttext, vectors.save):
     with pytest.raises(errors.UserError, match='quantized'):
       write(tmp_path / 'other')
+    assert not (tmp_path / 'other').exists()
 
 
 @pytest.mark.parametrize('is_sparse', [False, True])
@@ -251,7 +325,7 @@ def test_a_folder_and_a_bin_have_the_same_vectors(tmp_path, is_sparse):
     values = loaded[_WORDS + _UNSEEN[:3]]
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(loaded.counts, _COUNTS)
-  own = loaded.subwords.model.inputs[:]
+  own = loaded.origin.inputs[:]
   np.testing.assert_allclose(own, _OWN, rtol=1e-5, atol=1e-5)
   embeddings.Embeddings(['a'], np.ones((1, 2), 'f4')).save(tmp_path / 'folder')
   assert jaxemb.load(tmp_path / 'folder').subwords is None
@@ -260,6 +334,95 @@ def test_a_folder_and_a_bin_have_the_same_vectors(tmp_path, is_sparse):
 def test_a_bin_is_written_as_it_was(file, tmp_path):
   jaxemb.load(file).save_fasttext(tmp_path / 'copy.bin')
   assert (tmp_path / 'copy.bin').read_bytes() == file.read_bytes()
+
+
+def _outputs_of(path):
+  model = fasttext_format.read(path)
+  return model.settings, dict(zip(model.words, model.outputs[:], strict=True))
+
+
+def test_output_rows_stay_with_their_words(file, tmp_path):
+  settings, expected = _outputs_of(file)
+  path = tmp_path / 'other.bin'
+  vectors = jaxemb.load(file)
+  vectors.add_vector('new', np.ones(_DIM))
+  vectors.counts[:] = np.arange(len(vectors))
+  vectors.sort_by_descending_frequency()
+  with pytest.warns(UserWarning, match='1 of 9 output rows are zeros'):
+    vectors.save_fasttext(path)
+  others = _outputs_of(path)
+  assert others[0] == settings and not others[1].pop('new').any()
+  for changed in (others[1], expected):
+    assert [*map(str, changed)] and set(changed) == set(_WORDS)
+    for word, row in changed.items():
+      np.testing.assert_array_equal(row, _OUTPUTS[_WORDS.index(word)])
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    jaxemb.load(file).in_memory().save_fasttext(path)
+  assert _outputs_of(path)[1].keys() == expected.keys()
+  jaxemb.load(file).save(tmp_path / 'folder')
+  with pytest.warns(UserWarning, match='8 of 8 .* are unknown'):
+    jaxemb.load(tmp_path / 'folder').save_fasttext(path)
+
+
+def test_a_bin_without_ngrams_stays_in_its_file(tmp_path):
+  numbers = _DIM, 7, 5, 1, 5, 1, 2, 1, 50, 0, 0, 100
+  path = tmp_path / 'model.bin'
+  data = struct.pack('<2i12id', fasttext_format.MAGIC, 12, *numbers, 1e-3)
+  unused = np.zeros((50, _DIM), np.float32)
+  rows = _dense(np.concatenate([_OWN, unused]))
+  path.write_bytes(data + _dictionary() + rows + _dense(_OUTPUTS))
+  vectors = jaxemb.load(path)
+  np.testing.assert_array_equal(vectors[_WORDS], _OWN)
+  lengths = np.linalg.norm(_OWN, axis=1)
+  np.testing.assert_allclose(vectors.norms, lengths, rtol=1e-6)
+  cosines = _OWN @ _OWN[1] / lengths / lengths[1]
+  np.testing.assert_allclose(
+    vectors.most_similar('king', topn=None), cosines, atol=1e-6
+  )
+  vectors.save_fasttext(tmp_path / 'copy.bin')
+  settings, outputs = _outputs_of(tmp_path / 'copy.bin')
+  assert (settings.window, settings.model, settings.sample) == (7, 1, 1e-3)
+  np.testing.assert_array_equal(outputs['king'], _OUTPUTS[1])
+
+
+def test_nodes_of_another_huffman_tree_are_not_written(tmp_path):
+  path = tmp_path / 'model.bin'
+  numbers = _DIM, 5, 5, 1, 5, 1, 1, 2, _BUCKETS, *_CHARS, 100
+  header = struct.pack('<2i12id', fasttext_format.MAGIC, 12, *numbers, 1e-4)
+  path.write_bytes(header + _model()[len(header) :])
+  vectors = jaxemb.load(path)
+  vectors.save_fasttext(tmp_path / 'copy.bin')
+  assert (tmp_path / 'copy.bin').read_bytes() == path.read_bytes()
+  vectors.set_vecattr('king', 'count', 99)
+  with pytest.warns(UserWarning, match='8 of 8 .* Huffman'):
+    vectors.save_fasttext(tmp_path / 'copy.bin')
+  _, outputs = _outputs_of(tmp_path / 'copy.bin')
+  assert not np.any([*outputs.values()])
+
+
+@pytest.mark.parametrize('is_escaped', [False, True])
+def test_of_repeated_words_the_first_stays(tmp_path, is_escaped):
+  words = [*_WORDS[:4], b'a\\xff', *_WORDS[5:7], b'a\xff']
+  kept = [*range(7)]
+  if not is_escaped:
+    words, kept = [*_WORDS[:6], 'king', 'kings'], [*range(6), 7]
+  rows = np.concatenate([_OWN, _ROWS])
+  path = tmp_path / 'model.bin'
+  path.write_bytes(
+    _header() + _dictionary(words) + _dense(rows) + _dense(_OUTPUTS)
+  )
+  with pytest.warns(UserWarning, match='1 repeated words, the first kept'):
+    vectors = jaxemb.load(path)
+  names = [x.decode(errors='backslashreplace') if isinstance(x, bytes) else x
+           for x in words]  # fmt: skip
+  assert vectors.index_to_key == [names[i] for i in kept]
+  np.testing.assert_array_equal(vectors.counts, _COUNTS[kept])
+  used = [b for _, b in ngrams.of_word(names[kept[-1]], _SPEC)]
+  expected = (_OWN[kept[-1]] + _ROWS[used].sum(0)) / (len(used) + 1)
+  for part in (vectors.vectors[-1], np.asarray(vectors.vectors)[-1]):
+    np.testing.assert_allclose(part, expected, rtol=1e-5)
+  np.testing.assert_array_equal(vectors.origin.outputs[:], _OUTPUTS[kept])
 
 
 def test_plain_vectors_become_a_bin_without_ngrams(tmp_path):
@@ -353,6 +516,7 @@ _BAD = {
   'rows': (_WHOLE[:-300], 'cut'),
   'end': (_WHOLE + b'more', '4 bytes follow'),
   'pruned': (_HUGE, 'cut'),
+  'lengths': (_model(max_chars=1000), 'model.bin: n-grams'),
 }
 
 
@@ -394,17 +558,37 @@ def test_a_damaged_export_is_one_line(tmp_path):
   source = subwords.NgramVectors(_SPEC, _ROWS)
   vectors = embeddings.Embeddings(_WORDS, _OWN, subwords=source)
   vectors.save(tmp_path)
-  for name, change in {
-    'subwords.json': lambda x: x.write_text('{"min_chars": 3}'),
-    'ngrams.npy': lambda x: np.save(x, _ROWS[:, :3]),
-    'buckets.npy': lambda x: np.save(x, np.arange(3, dtype=np.int32)),
-  }.items():
+  facts = '{"min_chars": %s, "max_chars": 6, "buckets": %s}'
+  buckets = np.arange(_BUCKETS)
+  for name, change in (
+    ('subwords.json', lambda x: x.write_text('{"min_chars": 3}')),
+    ('subwords.json', lambda x: x.write_text('[3, 6, 50]')),
+    ('subwords.json', lambda x: x.write_text(facts % (3, '50.5'))),
+    ('subwords.json', lambda x: x.write_text(facts % (9, 50))),
+    ('ngrams.npy', lambda x: np.save(x, _ROWS[:, :3])),
+    ('ngrams.npy', lambda x: np.save(x, _ROWS.astype(int))),
+    ('ngrams.npy', lambda x: np.save(x, _ROWS.astype(complex))),
+    ('buckets.npy', lambda x: np.save(x, np.arange(3, dtype=np.int32))),
+    ('buckets.npy', lambda x: np.save(x, buckets + 1)),
+    ('buckets.npy', lambda x: np.save(x, buckets // 2)),
+    ('buckets.npy', lambda x: np.save(x, buckets.astype('f4'))),
+    ('buckets.npy', lambda x: np.save(x, buckets[:, None])),
+  ):
     vectors.save(tmp_path)
     change(tmp_path / name)
     with pytest.raises(errors.UserError) as caught:
       jaxemb.load(tmp_path)
-    assert '\n' not in str(caught.value)
+    assert '\n' not in str(caught.value) and name in str(caught.value)
+    (tmp_path / 'buckets.npy').unlink(missing_ok=True)
+  vectors.save(tmp_path)
   assert json.loads((tmp_path / 'subwords.json').read_text()) == {
     'min_chars': 3, 'max_chars': 6, 'buckets': _BUCKETS,
   }  # fmt: skip
   assert export.SUBWORDS == 'subwords.json'
+
+
+def test_an_export_without_a_used_bucket_is_loaded(tmp_path):
+  none = np.zeros((0, _DIM), np.float32), np.zeros(0, np.int32)
+  source = subwords.NgramVectors(_SPEC, *none)
+  embeddings.Embeddings(_WORDS, _OWN, subwords=source).save(tmp_path)
+  assert not jaxemb.load(tmp_path)['kingly'].any()

@@ -1,0 +1,137 @@
+"""Models of fastText as vectors of words, and vectors as such models."""
+
+import functools
+import pathlib
+import warnings
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.evaluation import composed_vectors, subwords
+from jaxemb.ops import ngrams as ngrams_lib
+from jaxemb.storage import export, fasttext_format
+
+_BLOCK_WORDS = 4096
+
+
+def load(
+  path: pathlib.Path | str,
+) -> tuple[
+  fasttext_format.Model,
+  composed_vectors.ComposedVectors,
+  subwords.NgramVectors | None,
+]:
+  """Reads a model of fastText; returns it, vectors of words and its n-grams.
+
+  Raises a `UserError` for a file that cannot be read.
+  """
+  model = fasttext_format.read(path)
+  ngrams = subwords.of_model(model)
+  return model, composed_vectors.ComposedVectors(model, ngrams), ngrams
+
+
+def write(
+  path: pathlib.Path | str,
+  words: Sequence[str],
+  vectors: np.ndarray | export.LazyRows,
+  counts: np.ndarray | None,
+  ngrams: subwords.NgramVectors | None,
+  origin: fasttext_format.Model | None,
+) -> None:
+  """Writes a model of fastText, from which it has the same vectors.
+
+  Settings, and output rows by word, are those of the model that the vectors are
+  from, if there is one; else fastText's defaults and zeros, with a warning of
+  their number. Raises a `UserError` if it cannot be written.
+  """
+  if ngrams is not None and not ngrams.counts_missing:
+    if ngrams.buckets is not None:
+      raise errors.UserError(
+        f'{path}: rows of a quantized model cannot be written; copy its .ftz'
+      )
+  shape = len(words), vectors.shape[1]
+  rows, reason = _output_rows(origin, words, counts=counts, dim=shape[1])
+  settings = fasttext_format.Settings(shape[1])
+  if origin is not None and origin.kind != 'supervised':
+    settings = origin.settings._replace(dim=shape[1])
+  settings = settings._replace(buckets=0, min_chars=0, max_chars=0)
+  if ngrams is not None:
+    spec = ngrams.subwords
+    settings = settings._replace(
+      buckets=spec.buckets, min_chars=spec.min_chars, max_chars=spec.max_chars
+    )
+  fasttext_format.write(
+    path,
+    settings=settings,
+    words=words,
+    counts=counts,
+    inputs=_inputs(words, vectors, ngrams),
+    outputs=export.OnDemand(
+      functools.partial(_read_outputs, origin, rows, shape[1]),
+      shape,
+      np.dtype(np.float32),
+    ),
+  )
+  if num_unknown := int((rows < 0).sum()):
+    warnings.warn(
+      f'{path}: {num_unknown:,} of {len(words):,} output rows are zeros, as '
+      f'{reason}; vectors are right, but training cannot continue from them',
+      stacklevel=4,
+    )
+
+
+def _inputs(words, vectors, ngrams) -> Iterator[np.ndarray]:
+  """Yields word rows in blocks, then rows of n-grams."""
+  if ngrams is None:
+    yield from export.blocks(vectors)
+    return
+  if isinstance(vectors, composed_vectors.ComposedVectors):
+    yield from export.blocks(vectors.model.inputs)
+  else:
+    yield from _word_rows(words, vectors, ngrams)
+  yield from ngrams.all_buckets()
+
+
+def _word_rows(words, vectors, ngrams) -> Iterator[np.ndarray]:
+  """Yields the rows of which, and of n-grams, vectors are means, in blocks."""
+  for first in range(0, len(words), _BLOCK_WORDS):
+    block = np.array(vectors[first : first + _BLOCK_WORDS], np.float32)
+    names = words[first : first + _BLOCK_WORDS]
+    bags = ngrams.bags(ngrams_lib.of_words(names, ngrams.subwords))
+    sums = composed_vectors.ngram_sums(bags, ngrams.rows)
+    yield block * bags.sizes[:, None].astype(np.float32) - sums
+
+
+def _output_rows(
+  origin: fasttext_format.Model | None,
+  words: Sequence[str],
+  counts: np.ndarray | None,
+  dim: int,
+) -> tuple[np.ndarray, str]:
+  """Returns the output row of each word, -1 = unknown, and why any is."""
+  rows = np.full(len(words), -1)
+  if origin is None or origin.settings.dim != dim:
+    return rows, 'those of these vectors are unknown'
+  if origin.kind == 'supervised':
+    return rows, 'labels and output rows of a classifier are left out'
+  is_same = list(words) == origin.words
+  if is_same and len(origin.outputs) == len(words):
+    rows = np.arange(len(words))
+  if origin.loss == 'hierarchical_softmax':
+    if not np.array_equal(counts, origin.counts):
+      rows[:] = -1
+    return rows, 'words or counts have changed, and thus the Huffman tree'
+  if not is_same:
+    row_of = dict(zip(origin.words, range(len(origin.words)), strict=True))
+    rows = np.array([row_of.get(x, -1) for x in words], np.int64)
+  return rows, f'{origin.path} does not have these words'
+
+
+def _read_outputs(origin, rows, dim, wanted):
+  """Returns output rows [n, dim] of words, zeros where there are none."""
+  rows = rows[wanted]
+  block = np.zeros((len(rows), dim), np.float32)
+  if (rows >= 0).any():
+    block[rows >= 0] = origin.outputs[rows[rows >= 0]]
+  return block
