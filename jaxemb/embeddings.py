@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxemb import errors, gensim_names, vector_files
+from jaxemb import errors, missing_names, vector_files
 from jaxemb.evaluation import (
   benchmarks,
   contexts,
@@ -210,7 +210,7 @@ class Embeddings:
 
   def __getattr__(self, name: str) -> Any:
     """Raises an `AttributeError` that says what stands for gensim's `name`."""
-    raise AttributeError(gensim_names.missing(type(self).__name__, name))
+    raise AttributeError(missing_names.missing(type(self).__name__, name))
 
   def __iter__(self) -> Iterator[str]:
     return iter(self.index_to_key)

@@ -14,7 +14,7 @@ import pytest
 from gensim import models
 
 import jaxemb
-from jaxemb import errors, gensim_names
+from jaxemb import errors, missing_names
 from jaxemb.evaluation import geometry, multivectors, subwords
 from jaxemb.ops import growing
 from jaxemb.ops import ngrams as ngrams_lib
@@ -62,7 +62,7 @@ def test_every_name_and_argument_of_gensim_is_there_or_says_what_is(ours):
   for name, method in inspect.getmembers(models.KeyedVectors):
     if name.startswith('_'):
       continue
-    if name in gensim_names.INSTEAD:
+    if name in missing_names.INSTEAD:
       with pytest.raises(AttributeError, match=f'{name}.; '):
         getattr(ours, name)
       continue
@@ -70,7 +70,9 @@ def test_every_name_and_argument_of_gensim_is_there_or_says_what_is(ours):
     found = [*inspect.signature(getattr(jaxemb.Embeddings, name)).parameters]
     theirs = [x for x in theirs if x not in others.get(name, ())]
     assert found[: len(theirs)] == theirs, name
-  for name in vars(models.KeyedVectors(2)).keys() - gensim_names.INSTEAD.keys():
+  for name in (
+    vars(models.KeyedVectors(2)).keys() - missing_names.INSTEAD.keys()
+  ):
     assert hasattr(ours, name), name
   assert not hasattr(ours, 'anything')
 

@@ -17,7 +17,7 @@ PACKAGE = ROOT / 'jaxemb'
 # core imports none of them. They are found by name.
 LAYERS = """
   errors runtime storage ops data io evaluation tables models strategies
-  stores kernels workers merging config vector_files gensim_names embeddings
+  stores kernels workers merging config vector_files missing_names embeddings
   report run
   text senses documents interactions clicks graphs
   api cli query predict plan evaluate merge launch __main__ main __init__

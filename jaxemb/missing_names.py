@@ -1,6 +1,9 @@
-"""Names of gensim's `KeyedVectors`, past and present, that jaxemb lacks."""
+"""Names in gensim and fastText that `Embeddings` lacks, and what to use."""
 
-# What to use in place of a name.
+_CONTINUE = 'jaxemb.train(data, start=RUN) continues a run'
+
+# What to use in place of a name: first those of gensim's `KeyedVectors`, past
+# and present, then those of models of gensim and fastText.
 INSTEAD = {
   'allocate_vecattrs': 'set_vecattr makes room for all words',
   'resize_vectors': 'add_vectors(words, vectors) adds rows',
@@ -21,6 +24,18 @@ INSTEAD = {
   'index2entity': 'words are index_to_key',
   'vocab': 'rows of words are key_to_index, counts get_vecattr(word, "count")',
   'wv': 'these are the vectors',
+  'build_vocab': _CONTINUE,
+  'train': _CONTINUE,
+  'get_word_vector': 'vectors of words are get_vector(word)',
+  'get_sentence_vector': 'the mean of words is get_mean_vector(text.split())',
+  'get_nearest_neighbors': 'neighbors are most_similar(word, topn=10)',
+  'get_analogies': 'analogies are most_similar([a, c], [b])',
+  'get_subwords': 'n-grams and their vectors are ngrams(word)',
+  'get_words': 'words are index_to_key',
+  'words': 'words are index_to_key',
+  'get_word_id': 'the row of a word is get_index(word, -1)',
+  'get_dimension': 'the dimension is vector_size',
+  'save_model': 'save_fasttext(path) writes a .bin',
 }
 
 
