@@ -84,8 +84,9 @@ def _checked(buckets: np.ndarray, num_buckets: int) -> np.ndarray:
       f'it has {buckets.dtype} of shape {buckets.shape}, and a list of ints is '
       'needed'
     )
-  if len(buckets) and not 0 <= buckets.min() <= buckets.max() < num_buckets:
+  rising = np.sort(buckets)  # np.unique takes 20 times as long
+  if len(buckets) and not 0 <= rising[0] <= rising[-1] < num_buckets:
     raise ValueError(f'it has buckets beyond {num_buckets:,}')
-  if len(np.unique(buckets)) < len(buckets):
+  if (rising[1:] == rising[:-1]).any():
     raise ValueError('it has a bucket twice')
   return buckets.astype(np.int32)
