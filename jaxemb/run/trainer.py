@@ -25,7 +25,7 @@ from jaxemb.kernels.gpu import step as gpu_step
 from jaxemb.kernels.tpu import row_copies, sorted_sums
 from jaxemb.models import base as model_base
 from jaxemb.models import columns
-from jaxemb.ops import huffman, sampling, wire
+from jaxemb.ops import sampling, wire
 from jaxemb.run import devices
 from jaxemb.run import kind as kind_lib
 from jaxemb.runtime import distributed, resources
@@ -122,7 +122,8 @@ def _brakes(
 
   A row that has learned from n tokens, behind subsampling, moves at a rate of
   1 / (1 / rate + n), as if each had told as much as one does now. Adagrad's
-  sums, which go on as well, do the same.
+  sums, which go on as well, do the same. Inner nodes of a tree move at the full
+  rate: braked, they leave old words where they were.
   """
   config, brakes = setup.config, {}
   if corpus.earlier is None or config.optimizer.name != 'sgd':
@@ -144,11 +145,6 @@ def _brakes(
   if (of_keys := brakes.get(model.vectors_table)) is not None:
     for name in model.composed_of:
       brakes[name] = model.composed_sums(name, of_keys).astype(np.float32)
-  if of_keys is not None and model.nodes_table:
-    # New nodes may have old words below them, and have learned nothing.
-    sums = huffman.sums(model.nodes.links, of_keys.astype(np.float64))
-    is_old = model.nodes.old_rows >= 0
-    brakes[model.nodes_table] = np.where(is_old, sums, 0).astype(np.float32)
   return brakes
 
 
