@@ -124,7 +124,7 @@ class Embeddings:
         'vector_size, count and dtype are of vectors that are to be added; '
         'leave them out beside vectors'
       )
-    self.index_to_key = list(index_to_key)
+    self.index_to_key = lookup.names(index_to_key)
     self.vectors = vectors
     self.counts = counts
     self.sense_table = sense_table
@@ -326,11 +326,10 @@ class Embeddings:
     fit, a `TypeError` for values of another type, and then changes nothing.
     """
     is_one = isinstance(keys, (str, bytes, numbers.Real))
-    names = [lookup.name(x) for x in ([keys] if is_one else keys)]
+    names = lookup.names([keys] if is_one else keys)
     weights = [weights] if is_one and np.ndim(weights) == 1 else weights
-    rows = growing.checked(
-      names, weights, dim=self.vector_size, dtype=self.vectors.dtype
-    )
+    shape = len(names), self.vector_size
+    rows = growing.checked(weights, shape, self.vectors.dtype)
     values = attributes_lib.checked(extras or {}, self.expandos, len(names))
     new, changed, chosen = growing.positions(names, self.key_to_index, replace)
     if len(changed):
@@ -394,7 +393,8 @@ class Embeddings:
     words. Raises a `TypeError` for a value of another type.
     """
     row = self.get_index(key)
-    self._values(attr, np.asarray(val))[row] = val
+    kind = None if np.isscalar(val) else object
+    self._values(attr, np.asarray(val, kind))[row] = val
 
   def get_vecattr(self, key: Word, attr: str) -> Any:
     """Returns an attribute of a word; raises a `KeyError` if there is none.

@@ -124,8 +124,7 @@ def write(folder: pathlib.Path | str, contents: Contents) -> None:
   cannot be written.
   """
   folder = pathlib.Path(folder)
-  if not len(contents.words):
-    raise errors.UserError(f'{folder}: there are no words to save; add one')
+  _check_words(folder, contents)
   attributes = attributes_lib.encoded(contents.attributes)
   ngrams = contents.subwords and contents.subwords.table()  # may refuse, too
   attributes_lib.write(folder, attributes)
@@ -227,8 +226,10 @@ def write_static_model(
 def write_onnx(path: pathlib.Path | str, contents: Contents) -> None:
   """Writes an ONNX model from words to vectors.
 
-  Raises a `UserError` if the file would be too large or cannot be written.
+  Raises a `UserError` if there are none, or the file would be too large or
+  cannot be written.
   """
+  _check_words(path, contents)
   num_renamed = onnx_lookups.write(path, contents.words, contents.vectors)
   _warn_of_losses(path, contents, num_renamed)
 
@@ -242,6 +243,11 @@ def write_parquet(path: pathlib.Path | str, contents: Contents) -> None:
     path, contents.words, contents.vectors, counts=contents.counts
   )
   _warn_of_losses(path, contents, num_renamed)
+
+
+def _check_words(path: pathlib.Path | str, contents: Contents) -> None:
+  if not len(contents.words):
+    raise errors.UserError(f'{path}: there are no words to save; add one')
 
 
 def _warn_of_losses(

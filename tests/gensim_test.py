@@ -412,6 +412,13 @@ def test_values_that_do_not_fit_are_refused(ours):
     with pytest.raises(TypeError, match='leave them out'):
       jaxemb.Embeddings([*'ab'], np.ones((2, 3)), **options)
   assert jaxemb.Embeddings(['a'], np.ones((1, 2)), [3.0]).counts.dtype == int
+  vectors.set_vecattr('a', 'pair', [1, [2]])  # an object of any kind
+  assert vectors.get_vecattr('a', 'pair') == [1, [2]]
+  named = jaxemb.Embeddings([7, True, 'x'], np.ones((3, 2)))
+  assert named.index_to_key == ['7', 'true', 'x'] and 7.0 in named
+  for bad in b'x', None, ('x',):
+    with pytest.raises(errors.UserError, match='is no word'):
+      jaxemb.Embeddings(['a', bad], np.ones((2, 2)))
   senses = multivectors.MultiVectors(
     words=['a'],
     counts=np.ones(1, int),

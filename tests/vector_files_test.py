@@ -154,3 +154,5 @@ def test_what_cannot_be_saved_leaves_the_folder_as_it_was(tmp_path):
     with pytest.raises(errors.UserError, match=message):
       vectors.save(tmp_path)
     assert _files(tmp_path) == before
+  with pytest.raises(errors.UserError, match='no words'):
+    vectors.save_onnx(tmp_path / 'x')

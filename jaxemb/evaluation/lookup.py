@@ -1,11 +1,12 @@
 """Names of words, and the rows that they have."""
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from jaxemb import errors
 from jaxemb.evaluation import multivectors
 from jaxemb.io import columns
 from jaxemb.storage import word2vec_format
@@ -15,6 +16,17 @@ def name(word: Any) -> Any:
   """Returns the name of a number or flag, such as '7' of 7.0; other words."""
   is_number = isinstance(word, numbers.Real | np.bool_)
   return columns.name(word) if is_number else word
+
+
+def names(words: Iterable[Any]) -> list[str]:
+  """Returns the names of words; raises a `UserError` for what is no word."""
+  words = list(words)
+  if {*map(type, words)} <= {str}:
+    return words
+  words = [name(x) for x in words]
+  if bad := [x for x in words if not isinstance(x, str)]:
+    raise errors.UserError(f'{bad[0]!r} is no word; give a string or a number')
+  return words
 
 
 def row(

@@ -10,17 +10,10 @@ from jaxemb import errors
 _BLOCK_ROWS = 1 << 14
 
 
-def checked(
-  names: Sequence[Any], rows: Any, dim: int, dtype: Any
-) -> np.ndarray:
-  """Returns [n, dim] rows that are to be added under n names.
-
-  Raises a `UserError` for other rows, or for what is no name.
-  """
-  if bad := [x for x in names if not isinstance(x, str)]:
-    raise errors.UserError(f'{bad[0]!r} is no word; give a string or a number')
-  rows, shape = np.asarray(rows, dtype), (len(names), dim)
-  if rows.size == 0 and not names:
+def checked(rows: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
+  """Returns rows that are to be added; raises a `UserError` for others."""
+  rows = np.asarray(rows, dtype)
+  if rows.size == 0 and shape[0] == 0:
     rows = rows.reshape(shape)
   if rows.shape != shape or not np.isfinite(rows).all():
     raise errors.UserError(

@@ -273,7 +273,7 @@ def test_unusable_indexes_and_arguments_are_one_line(vectors, index, tmp_path):
     with pytest.raises(errors.UserError, match='no index of vectors'):
       vectors.load_index(folder)
   for options in {'topn': None}, {'restrict_vocab': 9}, {'clip_start': 3}:
-    with pytest.raises(errors.UserError, match='among all words'):
+    with pytest.raises(errors.UserError, match='searches all words'):
       vectors.most_similar('w1', indexer=index, **options)
   for arguments in {'kind': 'annoy'}, {'trees': 9}, {'connectivity': 1.5}:
     with pytest.raises(errors.UserError, match='hnsw|connectivity'):
