@@ -54,6 +54,11 @@ def _check_run(config: ml_collections.ConfigDict, path: str) -> None:
   """Raises a `UserError` for a run of another kind, model or size."""
   folder, kind = _export(path), kinds.of(config)
   ours = config_lib.flat(config)
+  if folder.is_file() and not fasttext_format.is_model(path):
+    raise errors.UserError(
+      f'--from={path} is no model of fastText; give a run or a .bin, or begin '
+      f'with the vectors of a file, --config.train.init_from={path}'
+    )
   if folder.is_file():
     theirs = _fasttext_settings(path, fasttext_format.read(path))
   else:
@@ -77,6 +82,11 @@ def _check_run(config: ml_collections.ConfigDict, path: str) -> None:
         f'--from={path} has no {name} in its export; give the folder of a run '
         'of the same kind that has ended'
       )
+  if folder.is_dir() and not (folder / 'orbax').is_dir():
+    raise errors.UserError(
+      f'--from={path} has vectors alone, without context vectors and settings; '
+      'give the folder of a run, such as workdir= in Python'
+    )
 
 
 def _needed(config: ml_collections.ConfigDict) -> Sequence[str]:

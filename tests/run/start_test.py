@@ -304,7 +304,7 @@ def test_models_of_fasttext_that_cannot_go_on(folder, tmp_path):
   assert 'output rows of zeros' in refused({'outputs': 0.0})
   path.write_text('1 2\nword 0.5 0.5\n')
   said = _refused(tmp_path, path.name)
-  assert 'it is no model of fastText' in said
+  assert 'give a run or a .bin, or begin with the vectors of a file' in said
 
 
 def test_frequent_rows_do_not_forget_at_full_rate(folder, tmp_path):
@@ -572,6 +572,8 @@ def test_other_runs_are_refused_in_a_line(folder, tmp_path):
   said = _refused(folder, **{'model.name': 'cbow'})
   assert 'has config.model.name=skipgram, and this run cbow' in said
   assert 'does not exist' in _refused(folder, 'absent')
+  jaxemb.load(folder / 'old').save(tmp_path / 'saved')
+  assert 'has vectors alone' in _refused(tmp_path, 'saved')
   said = _refused(folder, **{'model.loss': 'hierarchical_softmax'})
   assert 'has config.model.loss=negative_sampling' in said
   said = _refused(folder, **{'strategy.name': 'partition'})
