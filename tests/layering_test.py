@@ -97,6 +97,8 @@ _IMPORT_ALL = """
 import importlib, sys
 import jaxemb
 assert 'jax' not in sys.modules, 'jaxemb alone imports jax'
+import jaxemb.embeddings
+assert 'jax' not in sys.modules, 'loading vectors imports jax'
 import jaxemb.run.lifecycle
 assert 'scipy.stats' not in sys.modules, 'what takes long to import'
 for name in sys.argv[1:]:
