@@ -150,7 +150,7 @@ class Index:
     """
     count = 2 * (num + len(excluded)) + _SPARE_ROWS
     while num > 0:
-      rows, cosines = self._candidates(target, count)
+      rows, cosines, least = self._candidates(target, count)
       best = geometry.nearest(
         cosines,
         excluded=excluded,
@@ -159,20 +159,27 @@ class Index:
         min_prior=min_prior,
         rows=rows,
       )
-      if len(best) == num or count >= len(self.vectors):
+      # Beyond what the graph has proposed, rows of other words may be missing:
+      # senses of a few words have filled its list.
+      is_full = len(best) == num and cosines[best[-1]] >= least
+      if is_full or count >= len(self.vectors):
         return rows[best], cosines[best]
-      count *= 4  # senses of few words have filled the list
+      count *= 4
     return np.zeros(0, np.int64), np.zeros(0, np.float32)
 
   def _candidates(self, target, count):
-    """Returns rows, ascending, and cosines with a target of length 1."""
+    """Returns rows, ascending, cosines with a unit target, and the least one.
+
+    That is of the `count` rows that the graph has proposed.
+    """
     head = self._head_cosines(target[None])[0]
     near = np.sort(self._proposed(target[None], count)[0])
-    near = near[np.searchsorted(near, len(head)) :]
+    in_head, near = np.split(near, [np.searchsorted(near, len(head))])
     vectors = np.asarray(self.vectors[near], np.float32)
     cosines = np.vecdot(vectors, target) / self.norms[near]
+    least = min(x.min(initial=np.inf) for x in (head[in_head], cosines))
     rows = np.concatenate([np.arange(len(head)), near])
-    return rows, np.concatenate([head, cosines])
+    return rows, np.concatenate([head, cosines]), least
 
   @functools.cached_property
   def _head(self) -> np.ndarray:

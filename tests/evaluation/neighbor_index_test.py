@@ -109,7 +109,9 @@ def test_few_rows_are_all_found():
   assert (found[0, 14:] == -1).all()
 
 
-def test_a_word_with_several_senses_occurs_once():
+@pytest.mark.parametrize('num_head', [10, 750])  # 750 rows are 25 words
+def test_a_word_with_several_senses_occurs_once(monkeypatch, num_head):
+  monkeypatch.setattr(neighbor_index, '_HEAD_ROWS', num_head)
   names = [f's{i // 30}#{i % 30}' for i in range(3000)]
   words = [f's{i}' for i in range(100)]
   rows = _clustered(3000)
