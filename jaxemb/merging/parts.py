@@ -1,7 +1,8 @@
 """The models to merge: opened wherever they are, checked, their words united.
 
 A part is a run, an export, an earlier merge, an orbax checkpoint with a
-vocab.txt, or a word2vec, GloVe or .vec file. Rows stay in their files.
+vocab.txt, a word2vec, GloVe or .vec file, or a model of fastText. Rows stay in
+their files, but for the last, whose vectors of words are composed.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.evaluation import multivectors
 from jaxemb.storage import attributes as attributes_lib
-from jaxemb.storage import export, word2vec_format
+from jaxemb.storage import export, fasttext_format, word2vec_format
 
 _BLOCK_ROWS = 65_536
 # Files that mark a folder written by orbax.
@@ -175,6 +176,8 @@ def open_part(
     )
   if _is_orbax(path) and not trainable:
     return check(_open_orbax(path, scratch))
+  if fasttext_format.is_model(path):
+    return check(_open_fasttext(path, scratch, trainable))
   words, vectors, counts, folder = export.read(path, encoding)
   more, senses, lost = {}, None, []
   if folder:
@@ -205,6 +208,40 @@ def open_part(
     rows = write_rows([vectors], vectors.shape, folder=scratch, name='vectors')
   part = Part(name=str(path), words=words, vectors=rows, counts=counts)
   return check(part._replace(trainable=more, senses=senses, lost=lost))
+
+
+def _open_fasttext(
+  path: pathlib.Path, scratch: pathlib.Path | None, trainable: bool | None
+) -> Part:
+  """Opens a model of fastText, with its composed vectors of words."""
+  from jaxemb.evaluation import fasttext_models  # and with it numba
+
+  model, vectors, ngrams = fasttext_models.load(path)
+  has_contexts = model.loss == 'negative_sampling' and not model.labels
+  if trainable and not has_contexts:
+    raise errors.UserError(
+      f'{path} has no output rows of words by negative sampling; leave out '
+      '--trainable'
+    )
+  more = {}
+  if has_contexts and trainable is not False:
+    more['context_vectors'] = write_rows(
+      export.blocks(model.outputs),
+      model.outputs.shape,
+      folder=scratch,
+      name='context_vectors',
+    )
+  rows = write_rows(
+    export.blocks(vectors), vectors.shape, folder=scratch, name='vectors'
+  )
+  return Part(
+    name=str(path),
+    words=word2vec_format.spell(model.words)[0],
+    vectors=rows,
+    counts=model.counts,
+    trainable=more,
+    lost=['n-grams'] if ngrams else [],
+  )
 
 
 def _lost(folder: pathlib.Path, num_words: int) -> list[str]:

@@ -13,6 +13,7 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.cli import train as train_cli
 from jaxemb.data import subsampling
+from jaxemb.merging import parts
 from jaxemb.models import base, subwords
 from jaxemb.ops import ngrams, sampling
 from jaxemb.run import lifecycle, start
@@ -275,7 +276,8 @@ def test_a_model_of_fasttext_goes_on(folder, tmp_path):
     np.testing.assert_array_equal(new['context_vectors'][word], outputs[i])
   for bucket, row in new['ngrams'].items():
     np.testing.assert_array_equal(row, of_buckets[bucket])
-  vectors.save_fasttext(tmp_path / 'again.bin')
+  with pytest.warns(UserWarning, match='8 of 8 output rows are zeros'):
+    vectors.save_fasttext(tmp_path / 'again.bin')
   before, after = jaxemb.load(path), jaxemb.load(tmp_path / 'again.bin')
   for word in words:
     np.testing.assert_allclose(after[word], before[word], 1e-4, 1e-6)
@@ -286,6 +288,20 @@ def test_a_model_of_fasttext_goes_on(folder, tmp_path):
   pairs = ngrams.of_word('apples', ngrams.Subwords(3, 4, 40))
   mean = np.mean([in_use[x] for _, x in pairs], 0)
   np.testing.assert_allclose(after['apples'], mean, 1e-4, 1e-6)
+
+
+def test_vectors_of_fasttext_are_first_vectors_of_words(folder, tmp_path):
+  path = tmp_path / 'model.bin'
+  *_, outputs = _write_fasttext(path, ['apple', 'dog'])
+  settings = {'train.init_from': str(path), 'data.grow': False} | _STILL
+  vectors, _ = _continued(folder, tmp_path / 'new', **settings)
+  assert vectors.subwords is None and 'dog' not in vectors
+  np.testing.assert_array_equal(vectors['apple'], jaxemb.load(path)['apple'])
+  contexts = _tables(tmp_path / 'new')['context_vectors']
+  np.testing.assert_array_equal(contexts['apple'], outputs[0])
+  with pytest.raises(errors.UserError, match='no output rows of words'):
+    _write_fasttext(path, ['apple', 'dog'], loss=1)
+    parts.open_part(path, trainable=True)
 
 
 def test_models_of_fasttext_that_cannot_go_on(folder, tmp_path):
