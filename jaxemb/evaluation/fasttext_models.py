@@ -52,9 +52,10 @@ def write(
       )
   shape = len(words), vectors.shape[1]
   rows, reason = _output_rows(origin, words, counts=counts, dim=shape[1])
-  settings = fasttext_format.Settings(shape[1])
+  settings, num_others = fasttext_format.Settings(shape[1]), 0
   if origin is not None and origin.kind != 'supervised':
     settings = origin.settings._replace(dim=shape[1])
+    num_others = max(0, origin.num_tokens - int(np.sum(origin.counts)))
   settings = settings._replace(buckets=0, min_chars=0, max_chars=0)
   if ngrams is not None:
     spec = ngrams.subwords
@@ -72,6 +73,7 @@ def write(
       shape,
       np.dtype(np.float32),
     ),
+    num_others=num_others,
   )
   if num_unknown := int((rows < 0).sum()):
     warnings.warn(

@@ -9,12 +9,14 @@ sentence, `</s>`, has none.
 import dataclasses
 import re
 from collections.abc import Sequence
+from concurrent import futures
 from typing import NamedTuple
 
 import numba
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.runtime import resources
 
 END_OF_SENTENCE = '</s>'
 MAX_CHARS = 100  # an n-gram of a word longer than that helps nobody
@@ -118,14 +120,28 @@ def of_text(
 ) -> Ngrams:
   """Returns the buckets of words that are slices of a text, [n] each.
 
-  `text` is uint8, UTF-8; words are `text[begins[i]:ends[i]]`, int64.
+  `text` is uint8, UTF-8; words are `text[begins[i]:ends[i]]`, int64. Many words
+  take all cores.
   """
   chars = subwords.min_chars, subwords.max_chars
-  counts = _count(text, begins, ends, *chars)
-  starts = np.zeros(len(begins) + 1, np.int64)
-  np.cumsum(counts, out=starts[1:])
-  buckets = np.empty(starts[-1], np.int32)
-  _fill(text, begins, ends, *chars, np.uint32(subwords.buckets), buckets)
+  num_buckets = np.uint32(subwords.buckets)
+  firsts = range(0, len(begins), _BLOCK_WORDS)
+  blocks = [slice(x, min(x + _BLOCK_WORDS, len(begins))) for x in firsts]
+
+  def count(words: slice) -> np.ndarray:
+    return _count(text, begins[words], ends[words], *chars)
+
+  def fill(words: slice) -> None:
+    part = buckets[starts[words.start] : starts[words.stop]]
+    _fill(text, begins[words], ends[words], *chars, num_buckets, part)
+
+  with futures.ThreadPoolExecutor(len(resources.affinity())) as pool:
+    apply = pool.map if len(blocks) > 1 else map
+    counts = [np.zeros(1, np.int64), *apply(count, blocks)]
+    starts = np.cumsum(np.concatenate(counts))
+    buckets = np.empty(starts[-1], np.int32)
+    for _ in apply(fill, blocks):
+      pass
   return Ngrams(starts, buckets)
 
 

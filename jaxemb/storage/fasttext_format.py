@@ -82,6 +82,7 @@ class Model:
   begins: np.ndarray  # [words] int64
   ends: np.ndarray  # [words] int64
   counts: np.ndarray  # [words] int64
+  num_tokens: int  # of the text, with those of words that have no row
   labels: list[str]
   inputs: export.LazyRows  # [words, dim] float32, without n-grams
   ngrams: export.LazyRows  # [n-grams, dim] float32
@@ -230,6 +231,7 @@ class _Dictionary(NamedTuple):
   ends: np.ndarray
   counts: np.ndarray
   num_words: int
+  num_tokens: int
   first: np.ndarray | None  # [different words] int64; None = all words differ
 
 
@@ -266,6 +268,7 @@ def _read(path: pathlib.Path) -> Model:
     begins=entries.begins[words],
     ends=entries.ends[words],
     counts=entries.counts[words],
+    num_tokens=entries.num_tokens,
     labels=entries.names[entries.num_words :],
     inputs=rows,
     ngrams=inputs.part(entries.num_words, len(inputs)),
@@ -299,7 +302,7 @@ def _read_settings(cursor: _Cursor, path: pathlib.Path) -> Settings:
 def _read_dictionary(cursor: _Cursor) -> tuple[_Dictionary, int]:
   """Returns the entries, and the number of pruned n-grams or -1."""
   sizes = cursor.unpack('<3i2q', 'dictionary')
-  num_entries, num_words, num_labels, _, num_pruned = sizes
+  num_entries, num_words, num_labels, num_tokens, num_pruned = sizes
   if min(sizes[:3]) < 0 or num_entries != num_words + num_labels:
     raise ValueError(
       f'its dictionary is damaged: {num_entries:,} entries, {num_words:,} '
@@ -328,6 +331,7 @@ def _read_dictionary(cursor: _Cursor) -> tuple[_Dictionary, int]:
     ends=ends,
     counts=counts,
     num_words=num_words,
+    num_tokens=num_tokens,
     first=first,
   )
   return entries, num_pruned
@@ -538,12 +542,14 @@ def write(
   counts: np.ndarray | None,
   inputs: Iterable[np.ndarray],
   outputs: np.ndarray | export.LazyRows,
+  num_others: int = 0,
 ) -> None:
   """Writes a model of version 12, rows of words and n-grams in blocks.
 
   `inputs` are blocks of the [words + settings.buckets, dim] float32 rows.
-  Unknown counts become 1. Raises a `UserError` if the file cannot be written,
-  or for a word with a character 0.
+  Unknown counts become 1. The text had `num_others` tokens beside those of
+  words. Raises a `UserError` if the file cannot be written, or for a word with
+  a character 0.
   """
   counts = np.ones(len(words), np.int64) if counts is None else counts
   encoded = [x.encode('utf-8', 'backslashreplace') for x in words]
@@ -556,7 +562,7 @@ def write(
   with atomic.write(path) as file:
     file.write(struct.pack('<2i', MAGIC, _VERSIONS[-1]))
     file.write(_SETTINGS.pack(*settings))
-    total = int(np.sum(counts))
+    total = int(np.sum(counts)) + num_others
     file.write(struct.pack('<3i2q', len(words), len(words), 0, total, -1))
     file.writelines(b'%b\0%b' % (x, struct.pack('<qb', n, 0)) for x, n in pairs)
     file.write(struct.pack('<?2q', False, num_rows, settings.dim))

@@ -54,7 +54,7 @@ def _header(
 
 
 def _dictionary(words=_WORDS, labels=(), pruned=None):
-  num, total = len(words), int(_COUNTS.sum())
+  num, total = len(words), int(_COUNTS.sum()) + 17  # of words without rows
   num_pruned = -1 if pruned is None else len(pruned)
   parts = [
     struct.pack('<3i2q', num + len(labels), num, len(labels), total, num_pruned)
