@@ -98,10 +98,20 @@ def checked(contents: Contents, num_different: int) -> Contents:
     )
   if senses is not None and len(senses.priors) != num:
     raise ValueError(f'{len(senses.priors)} senses do not fit {num} words')
+  ngrams = contents.subwords
+  if ngrams is not None and ngrams.rows.shape[1] != vectors.shape[1]:
+    raise ValueError(
+      f'n-grams of {ngrams.rows.shape[1]} numbers do not fit vectors of '
+      f'{vectors.shape[1]}'
+    )
   attributes = {
     name: attributes_lib.values(name, array, num)
     for name, array in contents.attributes.items()
   }
+  if attributes_lib.COUNT in attributes:  # as in gensim's `expandos`
+    if counts is not None:
+      raise ValueError('counts are given, and an attribute count as well')
+    counts = attributes.pop(attributes_lib.COUNT)
   if counts is not None:
     counts = attributes_lib.counts(counts, num)
   return contents._replace(counts=counts, attributes=attributes)

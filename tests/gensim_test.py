@@ -426,6 +426,9 @@ def test_values_that_do_not_fit_are_refused(ours):
     vectors=np.ones((2, 2), np.float32),
     priors=np.ones(2) / 2,
   )
+  ngrams = subwords.NgramVectors(ngrams_lib.Subwords(3, 4, 5), np.ones((5, 4)))
+  with pytest.raises(ValueError, match='of 4 numbers do not fit vectors of 3'):
+    jaxemb.Embeddings([*'ab'], np.ones((2, 3)), subwords=ngrams)
   with pytest.raises(ValueError, match='2 senses do not fit 1 words'):
     jaxemb.Embeddings(['a'], np.ones((1, 2)), sense_table=senses)
 
@@ -673,6 +676,11 @@ def test_ours_and_gensim_exchange_vectors_in_memory(ours, keyed):
   assert theirs.most_similar('w3') == keyed.most_similar('w3')
   found = jaxemb.Embeddings(theirs.index_to_key, theirs.vectors)
   _assert_equal(found, keyed)
+  values = {'attributes': keyed.expandos}
+  found = jaxemb.Embeddings(keyed.index_to_key, keyed.vectors, **values)
+  assert found.counts.tolist() == _COUNTS.tolist() and not found.attributes
+  with pytest.raises(ValueError, match='attribute count as well'):
+    jaxemb.Embeddings(_NAMES, _VECTORS, _COUNTS, **values)
 
 
 def test_the_page_names_all_and_its_examples_run(tmp_path, monkeypatch):
