@@ -34,6 +34,7 @@ import hashlib
 import io
 import itertools
 import json
+import logging
 import multiprocessing
 import os
 import pathlib
@@ -59,6 +60,8 @@ from jaxemb.text import pieces as pieces_lib
 
 MAX_HELD_WORDS = 1 << 22  # words of a table in memory, some 200 MB
 
+_LOG = logging.getLogger('jaxemb')
+_MAX_CAPITALS = 0.01  # of the words of a run that goes on in lower case
 _FORMAT = 13
 _UNKNOWN = -2  # the new id of a word outside the vocabulary
 _SHOWN_CHARS = 60  # of the first line of a text
@@ -161,6 +164,8 @@ def encode(
   inputs = [source.path for source in files]
   if os.path.isfile(counts):
     inputs.append(pathlib.Path(counts))
+  if known and settings.lowercase and not readers.process:
+    _warn_of_capitals(known)
   phrase_files = _phrase_files(settings, known)
   inputs += phrase_files
   known_phrases = _known_phrases(settings, phrase_files)
@@ -193,6 +198,17 @@ def encode(
     # Opened before the move: another job may replace it at any moment.
     encoded = _open(temporary)
   return encoded._replace(folder=folder)
+
+
+def _warn_of_capitals(known: base.Known) -> None:
+  """Warns of words that text in lower case does not have."""
+  num, total = sum(x != x.lower() for x in known.keys), len(known.keys)
+  if num > _MAX_CAPITALS * total:
+    _LOG.warning(
+      f'{num:,} of the {total:,} words of {known.path} have capital letters, '
+      'and the text is lowercased; give --config.data.lowercase=false if '
+      'theirs was not'
+    )
 
 
 def _phrase_files(

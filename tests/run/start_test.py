@@ -259,15 +259,18 @@ def _write_fasttext(path, words, outputs=1.0, **settings):
 
 
 def test_a_model_of_fasttext_goes_on(folder, tmp_path):
-  words = ['</s>', 'apple', 'straße', 'dog']
+  words = ['</s>', 'apple', 'Straße', 'dog']
   path = tmp_path / 'model.bin'
   rows, of_buckets, outputs = _write_fasttext(path, words)
   settings = {'train.init_from': str(path)} | _OF_FASTTEXT | _STILL
   vectors, log = _continued(folder, tmp_path / 'new', **settings)
   assert '4 of 8 rows of words, 4 of 8 rows of context_vectors' in log
+  assert (
+    '1 of the 4 words' in log and 'give --config.data.lowercase=false' in log
+  )
   counts = dict(zip(vectors.index_to_key, vectors.counts.tolist(), strict=True))
   assert counts == {
-    '</s>': 40, 'apple': 30 + 150, 'straße': 20, 'dog': 10, 'cat': 150,
+    '</s>': 40, 'apple': 30 + 150, 'Straße': 20, 'dog': 10, 'cat': 150,
     'fish': 150, 'rare': 2, 'words': 2,
   }  # fmt: skip
   new = _subword_tables(tmp_path / 'new')
