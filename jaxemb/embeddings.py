@@ -639,8 +639,8 @@ class Embeddings:
 
     Targets are the nodes that score highest beside the result, as by their
     product with it, and sources those beside the result of 'RELATION (inverse)'
-    for a target. Raises a `UserError` for a run
-    without operators, or without this one.
+    for a target. Raises a `UserError` for a run without operators, or without
+    this one.
     """
     from jaxemb.models import edge_scores  # and with it JAX
 

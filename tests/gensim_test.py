@@ -412,6 +412,9 @@ def test_values_that_do_not_fit_are_refused(ours):
     with pytest.raises(TypeError, match='leave them out'):
       jaxemb.Embeddings([*'ab'], np.ones((2, 3)), **options)
   assert jaxemb.Embeddings(['a'], np.ones((1, 2)), [3.0]).counts.dtype == int
+  vectors.attributes['text'] = np.array(['x'])  # as it is, with a limit
+  vectors.set_vecattr('a', 'text', 'longer')
+  assert vectors.get_vecattr('a', 'text') == 'longer'
   vectors.set_vecattr('a', 'pair', [1, [2]])  # an object of any kind
   assert vectors.get_vecattr('a', 'pair') == [1, [2]]
   named = jaxemb.Embeddings([7, True, 'x'], np.ones((3, 2)))

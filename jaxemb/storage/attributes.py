@@ -78,6 +78,8 @@ def holding(
   if old is None:
     dtype = object if new.dtype.kind in 'US' else new.dtype
     old = np.zeros(num_words, np.int64 if name == COUNT else dtype)
+  if old.dtype.kind in 'US':  # which an array has that was set as it is
+    old = old.astype(object)
   if not np.can_cast(new.dtype, old.dtype, 'same_kind'):
     raise TypeError(f'{name!r} has values of {old.dtype}, not of {new.dtype}')
   if old.dtype.kind in 'iu' and (new.astype(old.dtype) != new).any():
