@@ -323,7 +323,7 @@ class _Encoder:
       'fingerprint': hashlib.sha256(' '.join(content).encode()).hexdigest(),
       'num_vocab_words': len(words.counts),
       'num_words': totals['num_words'],
-      'num_phrases': [len(x) for x in phrases.passes] if phrases else [],
+      'num_phrases': [*map(len, phrases.passes if phrases is not None else ())],
       'joined_phrases': totals['joined_phrases'],
       'text_bytes': totals['text_bytes'],
       'inputs': [x._asdict() for x in self.inputs()],

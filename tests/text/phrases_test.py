@@ -208,6 +208,11 @@ def test_totals_are_bounded(path, tmp_path, monkeypatch):
   assert len(sizes) > 20 and max(sizes) < 750  # of each of two threads
 
 
+def test_counts_no_phrases_as_none(path, tmp_path):
+  encoded = _encode(path, tmp_path, phrases='1', phrases_threshold=1e9)
+  assert encoded.manifest['num_phrases'] == [0]
+
+
 def test_joins_known_phrases_in_other_text(path, tmp_path, monkeypatch):
   found = _encode(
     path,
