@@ -414,6 +414,17 @@ def test_neighbors(run, tmp_path):
 
 
 @pytest.mark.slow
+def test_fasttext_files(run):
+  pytest.importorskip('gensim')
+  small = '--words=30000', '--buckets=5000', '--dim=20', '--runs=1'
+  found, shown = run('fasttext_files', *small, '--gensim')
+  unknown, cached = found['queries']
+  assert (unknown['lengths'], cached['lengths']) == ('unknown', 'cached')
+  assert all(x['neighbors_secs'] > 0 for x in found['queries'])
+  assert max(found['gensim'].values()) < 1e-6 and 'as it is' in shown
+
+
+@pytest.mark.slow
 def test_consistency(run, text, tmp_path):
   plot = tmp_path / 'plot.svg'
   found, shown = run(
