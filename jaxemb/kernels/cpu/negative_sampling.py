@@ -29,7 +29,7 @@ _PREFETCHED = 1
 
 
 def num_scratch(spec: Any) -> int:
-  """Returns floats that a kernel here takes; with fewer it does nothing.
+  """Returns floats that a kernel here takes; with fewer it returns NaN.
 
   `spec` is a `models.base.WindowSpec`.
   """

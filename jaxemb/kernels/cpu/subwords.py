@@ -1,7 +1,7 @@
-"""Words that are sums or means of rows: their own, and those of n-grams.
+"""Words that are sums or means of their input row and rows of n-grams.
 
-A chunk's words are composed once, in its buffers, and meet others there; what
-they learn is added to all of their rows (`models.subwords`).
+A chunk's words are composed once, in its buffers; what they learn is added to
+all of their rows (`models.subwords`).
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from jaxemb.kernels.cpu import arguments, rows, tiles
 class Words(NamedTuple):
   """Both tables that words have rows in, and buffers for a chunk."""
 
-  inputs: rows.Table  # their own rows
+  inputs: rows.Table
   ngrams: rows.Table
   starts: np.ndarray  # [vocab + 2] int32, of each word in `rows`
   rows: np.ndarray  # int32, of its n-grams
@@ -104,14 +104,14 @@ def await_bags(words, bags, first):
 
 
 @numba.njit(**rows.JIT)
-def _locate(own, ngrams, ids, firsts, bag_ids, addresses):
+def _locate(inputs, ngrams, ids, firsts, bag_ids, addresses):
   """Writes addresses of all rows of words, of which padding has none."""
-  start, size = np.uint64(own.ctypes.data), np.uint64(own.strides[0])
-  others = np.uint64(ngrams.ctypes.data)
+  start, size = np.uint64(inputs.ctypes.data), np.uint64(inputs.strides[0])
+  ngrams_start = np.uint64(ngrams.ctypes.data)
   for j in range(ids.size):
     addresses[firsts[j] + j] = start + np.uint64(ids[j]) * size
     for k in range(firsts[j], firsts[j + 1]):
-      addresses[k + j + 1] = others + np.uint64(bag_ids[k]) * size
+      addresses[k + j + 1] = ngrams_start + np.uint64(bag_ids[k]) * size
 
 
 @numba.njit(**rows.JIT)
@@ -121,31 +121,31 @@ def _add_widened(stored, out):
 
 
 @numba.njit(**rows.JIT)
-def _compose(own, ngrams, ids, bags, addresses, awaited, is_mean, values):
+def _compose(inputs, ngrams, ids, bags, addresses, awaited, is_mean, values):
   firsts, bag_ids = bags
-  if own.itemsize == 4:
-    _locate(own, ngrams, ids, firsts, bag_ids, addresses)
+  if inputs.itemsize == 4:
+    _locate(inputs, ngrams, ids, firsts, bag_ids, addresses)
   for j in range(ids.size):
     num, row = firsts[j + 1] - firsts[j], values[j]
-    if ids[j] >= own.shape[0]:
+    if ids[j] >= inputs.shape[0]:
       for k in range(row.size):
         row[k] = 0
       continue
     scale = np.float32(1) / np.float32(num + 1) if is_mean else np.float32(1)
-    if own.itemsize == 4:
+    if inputs.itemsize == 4:
       tiles.sum_rows(
         addresses, firsts[j] + j, num + 1, scale, np.uintp(row.ctypes.data),
-        own.shape[1],
+        inputs.shape[1],
       )  # fmt: skip
     else:
       for k in range(row.size):
         row[k] = 0
-      _add_widened(own[ids[j]], row)
+      _add_widened(inputs[ids[j]], row)
       for k in range(firsts[j], firsts[j + 1]):
         _add_widened(ngrams[bag_ids[k]], row)
       for k in range(row.size):
         row[k] *= scale
-    # While others are summed: as many as were read here.
+    # While rows are summed, as many as that.
     rows.prefetch_some(awaited, num)
 
 
@@ -169,16 +169,18 @@ def clear_gradients(chunk):
 
 
 @numba.njit(**rows.JIT)
-def _set_rates(own, ngrams, ids, bags, out):
+def _set_rates(inputs, ngrams, ids, bags, out):
   """Writes by what gradients of all rows are multiplied."""
   firsts, bag_ids = bags
-  own_rate, own_duplicates, own_brakes = own
-  rate, duplicates, brakes = ngrams
-  found = bag_ids[: firsts[ids.size]]
+  bag_ids = bag_ids[: firsts[ids.size]]
+  rate, duplicates, brakes = inputs
+  ngrams_rate, ngrams_duplicates, ngrams_brakes = ngrams
   for j in range(ids.size):
-    out[firsts[j] + j] = rows.rate(own_rate, own_duplicates, own_brakes, ids, j)
+    out[firsts[j] + j] = rows.rate(rate, duplicates, brakes, ids, j)
     for k in range(firsts[j], firsts[j + 1]):
-      out[k + j + 1] = rows.rate(rate, duplicates, brakes, found, k)
+      out[k + j + 1] = rows.rate(
+        ngrams_rate, ngrams_duplicates, ngrams_brakes, bag_ids, k
+      )
 
 
 @numba.njit(**rows.JIT)

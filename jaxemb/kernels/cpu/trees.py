@@ -32,7 +32,7 @@ def local_nodes(num_centers: int) -> int:
 
 
 def num_scratch(spec: Any, longest: int, num_local: int) -> int:
-  """Returns floats that the kernel takes; with fewer it does nothing.
+  """Returns floats that the kernel takes; with fewer it returns NaN.
 
   `spec` is a `models.base.WindowSpec`, `longest` the longest path of the tree,
   `num_local` the nodes of which a thread has copies. Raises a `ValueError` for

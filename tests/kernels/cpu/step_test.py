@@ -397,8 +397,23 @@ def test_too_little_scratch_changes_nothing(model, monkeypatch):
     monkeypatch.setattr(kernels, 'num_scratch', lambda *_: 1024)
   new, metrics = _program(trainable)(state, batch, np.float32(0.1))
   assert np.isnan(metrics.loss) and metrics.first_bad_step == 0
+  assert np.isnan(metrics.examples)
   for k, table in new.tables.items():
     np.testing.assert_array_equal(table.vectors, state.tables[k].vectors)
+
+
+@pytest.mark.parametrize(
+  'model', ['skipgram-subwords', marking.slow('cbow-subwords')]
+)
+def test_scratch_has_room_for_words_of_many_ngrams(model):
+  case = Case(model, dim=3)
+  trainable, batch = _make(case), dispatches.random_step(case)
+  state = _state(case, trainable)
+  for longest in (300, 5000):
+    model = dataclasses.replace(trainable.model, longest=longest)
+    changed = dataclasses.replace(trainable, model=model)
+    _, metrics = _program(changed)(state, batch, np.float32(0.1))
+    assert np.isfinite(metrics.loss)
 
 
 @some_models
