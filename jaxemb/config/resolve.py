@@ -251,7 +251,9 @@ def resolve(
   s, t, kind = config.strategy, config.train, facts.kind
   if s.name == 'partition':
     s.rate = s.rate or 1 / s.num_parts
-  config.update_from_flattened_dict({x: _USUAL[x] for x in left_open(config)})
+  config.update_from_flattened_dict(
+    {x: _USUAL[x] for x in left_open(config) if x in _USUAL}
+  )
   if kind.unit == 'examples':
     t.batch_words = t.batch_words or t.batch_examples
   if t.threads > 1 and not facts.has_kernel:
@@ -284,10 +286,11 @@ def resolve(
 
 
 def left_open(config: ml_collections.ConfigDict) -> tuple[str, ...]:
-  """Returns the settings whose values may follow from the size of a text."""
+  """Returns the settings whose values may follow from the data."""
   is_open = {
     'train.epochs': not config.train.epochs,
     'data.sample': config.data.sample < 0,
+    'optimizer.learning_rate': not config.optimizer.learning_rate,
   }
   return tuple(name for name, value in is_open.items() if value)
 

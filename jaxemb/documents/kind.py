@@ -20,6 +20,8 @@ _SETTINGS = (
   'data.tokens', 'data.encoding', 'data.lowercase', 'data.counts',
   'data.max_vocab',
 )  # fmt: skip
+# Words that a document learns from in all epochs at the usual rate of PV-DBOW.
+_USUAL_WORDS = 660
 _OF_WINDOWS = frozenset(('model.window', 'model.dynamic_window'))
 
 
@@ -38,7 +40,7 @@ class Documents(text_kind.Text):
   losses = {'negative_sampling': 'jaxemb.ops.sampling:logistic_loss'}
   # By kernels the nearest documents have the same topic as often as those of
   # gensim at .025 (experiments/topics.py). A step by XLA learns less.
-  learning_rates = {'dbow': (0.025, 0.05), 'dm': (0.06, 0.06)}
+  learning_rates = {'dbow': (0.035, 0.05), 'dm': (0.06, 0.06)}
   weights_contexts = False
   help = {
     **text_kind.TEXT.help,
@@ -64,6 +66,23 @@ class Documents(text_kind.Text):
   def chunk(self, config: ml_collections.ConfigDict) -> int:
     """See `kind.Kind`: words of a document share more than windows do."""
     return 32 if config.model.name == 'dbow' else super().chunk(config)
+
+  def rate_factor(
+    self, config: ml_collections.ConfigDict, source: 'data_base.Source'
+  ) -> float:
+    """See `kind.Kind`: it falls with the words that a document learns from.
+
+    As the fourth root of their number in all epochs: .035 of 660, .024 of 3,000
+    (experiments/topics.py).
+    """
+    from jaxemb.data import subsampling
+
+    if config.model.name != 'dbow':
+      return 1.0
+    kept = subsampling.kept_fraction(source.word_counts, config.data.sample)
+    num_words = kept * source.units_per_epoch * config.train.epochs
+    each = num_words / max(1, (source.frequencies > 0).sum())
+    return min(max((_USUAL_WORDS / each) ** (1 / 4), 0.6), 1.2)
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
     """See `kind.Kind`."""

@@ -32,6 +32,7 @@ from jaxemb.stores import local as stores
 from jaxemb.strategies import base as strategy_base
 from jaxemb.workers import remote
 
+_RATE = 'optimizer.learning_rate'
 _LOG = logging.getLogger('jaxemb')
 _DATA_FRACTION = 0.5  # of the memory beside tables, which the data may take
 _ROWS_PER_THREAD = 250  # five times as many as diverge
@@ -327,6 +328,7 @@ def fit_passes(
   setup: devices.Setup, source: data_base.Source, left_open: Sequence[str]
 ) -> tuple[devices.Setup, data_base.Source]:
   """Fits epochs and subsampling, if `left_open`, to a small text."""
+  left_open = [x for x in left_open if x != _RATE]
   if not (setup.kind.fits_passes and left_open):
     return setup, source
   num_words = source.units_per_epoch
@@ -345,6 +347,28 @@ def fit_passes(
   )
   source = source.with_passes(epochs, sample=sample)
   return setup._replace(config=config), source
+
+
+def fit_rate(
+  setup: devices.Setup, source: data_base.Source, left_open: Sequence[str]
+) -> devices.Setup:
+  """Fits the learning rate of SGD, if it is left open, to the data."""
+  optimizer = setup.config.optimizer
+  if _RATE not in left_open or optimizer.name != 'sgd':
+    return setup
+  factor = setup.kind.rate_factor(setup.config, source)
+  if factor == 1:
+    return setup
+  config = setup.config.copy_and_resolve_references()
+  rate = float(f'{optimizer.learning_rate * factor:.2g}')
+  config.optimizer.learning_rate = rate
+  config.optimizer.final_learning_rate = min(
+    rate, optimizer.final_learning_rate
+  )
+  _LOG.info(
+    f'learning rate {rate:g}, which suits these data (--config.{_RATE})'
+  )
+  return setup._replace(config=config)
 
 
 def fit_steps(
@@ -447,6 +471,7 @@ def parts(
     setup, _readers(setup), cache=cache, progress=progress, known=known
   )
   setup, source = fit_passes(setup, source, left_open)
+  setup = fit_rate(setup, source, left_open)
   setup = _with_threads(setup, len(source.keys))
   if fits_steps:
     setup, source = fit_steps(setup, source)

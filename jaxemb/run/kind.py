@@ -146,6 +146,12 @@ class Kind:
     """
     return limit
 
+  def rate_factor(
+    self, config: 'ml_collections.ConfigDict', source: 'data_base.Source'
+  ) -> float:
+    """By what the usual learning rate of SGD is multiplied for the data."""
+    return 1.0
+
   def make_source(self, spec: 'data_base.SourceSpec') -> 'data_base.Source':
     """Reads the data; raises a `UserError` if it cannot be used."""
     return kinds.bind('data.source', self.source, (spec,))()

@@ -56,6 +56,7 @@ def read(
   known = start.known(setup.config)
   source = build.make_source(setup, readers, rundir.cache_folder(), known=known)
   setup, source = build.fit_passes(setup, source, left_open)
+  setup = build.fit_rate(setup, source, left_open)
   if fits_steps:
     setup, source = build.fit_steps(setup, source)
   batch = next(iter(source.items(None, 0))).batch

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.data import subsampling
-from jaxemb.documents import loader
+from jaxemb.documents import kind, loader
 from jaxemb.runtime import resources
 from tests.documents import sources
 
@@ -149,6 +150,29 @@ def test_subsampling_counts_what_is_in_the_text_and_is_changed(tmp_path):
   texts = _words(made.with_passes(1, sample=0.05))
   assert len({tuple(x) for x in texts}) > 10
   np.testing.assert_allclose(made.frequencies, 0.01)
+
+
+@pytest.mark.parametrize(
+  ('words', 'epochs', 'factor'),
+  [
+    (66, 10, 1),
+    (300, 10, (660 / 3000) ** (1 / 4)),
+    (9, 9, 1.2),
+    (500, 90, 0.6),
+  ],
+)
+def test_learning_rates_fall_with_the_words_of_a_document(
+  tmp_path, words, epochs, factor
+):
+  path = tmp_path / 'text.txt'
+  path.write_text('\n'.join([' '.join(['a', 'b'] * (words // 2)), ''] * 5))
+  settings = {'train.epochs': epochs, 'data.sample': 0.0}
+  config = config_lib.load('documents', settings)
+  (documents,) = kind.KINDS
+  made = sources.source(path, tmp_path)
+  assert documents.rate_factor(config, made) == pytest.approx(factor, rel=0.05)
+  config.model.name = 'dm'
+  assert documents.rate_factor(config, made) == 1
 
 
 _PAGE = '<page><title>{}</title><ns>{}</ns>{}<text>{}</text></page>\n'

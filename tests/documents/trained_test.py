@@ -170,6 +170,7 @@ def test_documents_with_tags_and_tables_are_trained():
   model = jaxemb.train(tagged, config='documents', settings=settings)
   assert model.dv.index_to_key == [f'd{i}' for i in range(20)]
   assert model.epochs == 2 and model.settings['sample'] > 5e-4  # of few words
+  assert model.settings['learning_rate'] == 0.042
   rows = [{'id': f'd{i % 20}', 'content': x} for i, x in enumerate(texts)]
   columns = {'data.columns': 'tag:id', 'data.tokens': 'whitespace'}
   of_table = jaxemb.train(rows, config='documents', settings=settings | columns)

@@ -111,6 +111,7 @@ def test_other_kinds_have_the_usual_passes():
   by_source = {x.source: x for x in kinds.built_in() if x.fits_passes}
   assert [*by_source] == ['text', 'documents']
   config = config_lib.default()
-  assert config_lib.left_open(config) == ('train.epochs', 'data.sample')
+  passes = 'train.epochs', 'data.sample'
+  assert config_lib.left_open(config) == (*passes, 'optimizer.learning_rate')
   resolved, _ = config_lib.resolve(config, 'cpu', (1, 1))
   assert (resolved.train.epochs, resolved.data.sample) == (5, 1e-4)
