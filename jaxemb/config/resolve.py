@@ -251,9 +251,7 @@ def resolve(
   s, t, kind = config.strategy, config.train, facts.kind
   if s.name == 'partition':
     s.rate = s.rate or 1 / s.num_parts
-  config.update_from_flattened_dict(
-    {x: _USUAL[x] for x in left_open(config) if x in _USUAL}
-  )
+  config.update_from_flattened_dict(_usual_passes(config))
   if kind.unit == 'examples':
     t.batch_words = t.batch_words or t.batch_examples
   if t.threads > 1 and not facts.has_kernel:
@@ -293,6 +291,11 @@ def left_open(config: ml_collections.ConfigDict) -> tuple[str, ...]:
     'optimizer.learning_rate': not config.optimizer.learning_rate,
   }
   return tuple(name for name, value in is_open.items() if value)
+
+
+def _usual_passes(config: ml_collections.ConfigDict) -> dict[str, int | float]:
+  """Returns the usual epochs and subsampling, as far as they are left open."""
+  return {x: _USUAL[x] for x in left_open(config) if x in _USUAL}
 
 
 def fitted_passes(
