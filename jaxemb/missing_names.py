@@ -1,9 +1,11 @@
-"""Names in gensim and fastText that `Embeddings` lacks, and what to use."""
+"""Names of gensim and fastText that jaxemb lacks, and what to use instead."""
+
+from collections.abc import Mapping
 
 _CONTINUE = 'jaxemb.train(data, start=RUN) continues a run'
 
-# What to use in place of a name: first those of gensim's `KeyedVectors`, past
-# and present, then those of models of gensim and fastText.
+# What to use in place of a name that `Embeddings` lacks: names of gensim's
+# `KeyedVectors`, past and present, then of models of gensim and fastText.
 INSTEAD = {
   'allocate_vecattrs': 'set_vecattr makes room for all words',
   'resize_vectors': 'add_vectors(words, vectors) adds rows',
@@ -37,9 +39,17 @@ INSTEAD = {
   'get_dimension': 'the dimension is vector_size',
   'save_model': 'save_fasttext(path) writes a .bin',
 }
+# The same of `Documents` and names of gensim's `Doc2Vec`.
+OF_DOCUMENTS = {
+  'build_vocab': _CONTINUE,
+  'train': _CONTINUE,
+  'corpus_count': 'the number of documents is len(model.dv)',
+  'docvecs': 'vectors of documents are dv',
+  'most_similar': 'neighbors are dv.most_similar(tag), wv.most_similar(word)',
+}
 
 
-def missing(owner: str, name: str) -> str:
+def missing(owner: str, name: str, instead: Mapping[str, str] = INSTEAD) -> str:
   """Returns the message of an `AttributeError` for a name of a class."""
   line = f'{owner!r} object has no attribute {name!r}'
-  return f'{line}; {INSTEAD[name]}' if name in INSTEAD else line
+  return f'{line}; {instead[name]}' if name in instead else line

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxemb import embeddings, errors
+from jaxemb import embeddings, errors, missing_names
 from jaxemb.data import sentences
 from jaxemb.evaluation import geometry
 from jaxemb.storage import atomic, word2vec_format
@@ -53,6 +53,13 @@ class Documents:
     """`outputs` and `inputs` are vectors of words, with their counts."""
     self.dv, self._outputs, self._inputs = dv, outputs, inputs
     self.settings = dict(settings)
+
+  def __getattr__(self, name: str) -> Any:
+    """Raises an `AttributeError` that says what stands for gensim's `name`."""
+    instead = missing_names.OF_DOCUMENTS
+    raise AttributeError(
+      missing_names.missing(type(self).__name__, name, instead)
+    )
 
   @property
   def wv(self) -> embeddings.Embeddings:

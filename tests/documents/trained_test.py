@@ -1,7 +1,9 @@
 """Whole runs on documents: purity, resuming, inference, files, commands."""
 
+import copy
 import functools
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -126,6 +128,15 @@ def test_epochs_and_rates_that_cannot_be_used_are_refused():
   ):
     with pytest.raises(errors.UserError, match=message):
       model.infer_vector(text, **{name: value})
+
+
+def test_missing_names_say_what_to_use_and_documents_are_copied():
+  model = copy.copy(_model('dbow'))
+  with pytest.raises(AttributeError, match='docvecs.; vectors of doc.* are dv'):
+    _ = model.docvecs
+  assert not hasattr(model, 'anything')
+  known = pickle.loads(pickle.dumps(model))
+  np.testing.assert_array_equal(known.dv.vectors, model.dv.vectors)
 
 
 def test_saved_documents_are_loaded_and_damaged_ones_refused(tmp_path):
