@@ -78,7 +78,7 @@ def write(
   if num_unknown := int((rows < 0).sum()):
     warnings.warn(
       f'{path}: {num_unknown:,} of {len(words):,} output rows are zeros, as '
-      f'{reason}; vectors are right, but training cannot continue from them',
+      f'{reason}; vectors are right, but training cannot continue from it',
       stacklevel=4,
     )
 
@@ -114,20 +114,20 @@ def _output_rows(
   """Returns the output row of each word, -1 = unknown, and why any is."""
   rows = np.full(len(words), -1)
   if origin is None or origin.settings.dim != dim:
-    return rows, 'those of these vectors are unknown'
+    return rows, 'these vectors are not from a model of fastText'
   if origin.kind == 'supervised':
-    return rows, 'labels and output rows of a classifier are left out'
+    return rows, 'those of a classifier, and its labels, are not written'
   is_same = list(words) == origin.words
   if is_same and len(origin.outputs) == len(words):
     rows = np.arange(len(words))
   if origin.loss == 'hierarchical_softmax':
     if not np.array_equal(counts, origin.counts):
       rows[:] = -1
-    return rows, 'words or counts have changed, and thus the Huffman tree'
+    return rows, 'words or counts, and so the Huffman tree, have changed'
   if not is_same:
     row_of = dict(zip(origin.words, range(len(origin.words)), strict=True))
     rows = np.array([row_of.get(x, -1) for x in words], np.int64)
-  return rows, f'{origin.path} does not have these words'
+  return rows, f'{origin.path} lacks these words'
 
 
 def _read_outputs(origin, rows, dim, wanted):

@@ -118,6 +118,14 @@ class LazyRows:
   def __array__(self, dtype: Any = None, copy: bool | None = None):
     return np.asarray(self[:], dtype)
 
+  def __eq__(self, other: Any) -> np.ndarray:
+    return np.asarray(self) == other
+
+  def __ne__(self, other: Any) -> np.ndarray:
+    return np.asarray(self) != other
+
+  __hash__ = object.__hash__  # as what the rows are read from
+
   def __getattr__(self, name: str) -> Any:
     """Raises an `AttributeError` that says how there is such an attribute."""
     raise AttributeError(
