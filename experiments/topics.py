@@ -36,8 +36,8 @@ from jaxemb.documents import loader
 from jaxemb.text.toywiki import toywiki
 
 NEAREST, SAMPLED, NEW = 10, 4000, 2000
-# Of k-means, which ends in one of many minima: by the best of ten starts the
-# same vectors have .82 to .96.
+# Of k-means, which ends in one of many minima: the same vectors have .82 by the
+# best of ten starts, and .96 by that of 60.
 STARTS = 30
 _SCRIPT = pathlib.Path(__file__).with_name('train_doc2vec.py')
 _ASPECT = re.compile(r'^.* of | \(.*\)$')
