@@ -153,7 +153,7 @@ def _measure(vectors, args: argparse.Namespace) -> dict[str, Any]:
   }
   return {
     'build_secs': build_secs,
-    'bytes': index.graph.memory_usage,
+    'bytes': index.graph.serialized_length,
     'expansions': expansions,
     'singles': results,
     'batches': _batches(vectors, index, expansions),
