@@ -983,8 +983,8 @@ class Embeddings:
 
     Settings, and output rows of words, are those of the `.bin` that the vectors
     are from, and else fastText's defaults and zeros, with a warning of their
-    number. Unknown counts become 1. Raises a `UserError` if it cannot be
-    written, or for words of several vectors.
+    number. Unknown counts, and zeros, become 1. Raises a `UserError` if it
+    cannot be written, or for words of several vectors.
     """
     vector_files.write_fasttext(fname, self._contents())
 

@@ -164,7 +164,7 @@ def write_fasttext(path: pathlib.Path | str, contents: Contents) -> None:
     raise errors.UserError(
       'senses cannot be written as a .bin: use of_words() first'
     )
-  fasttext_models.write(
+  num_renamed = fasttext_models.write(
     path,
     words=contents.words,
     vectors=contents.vectors,
@@ -172,7 +172,7 @@ def write_fasttext(path: pathlib.Path | str, contents: Contents) -> None:
     ngrams=contents.subwords,
     origin=contents.origin,
   )
-  _warn_of_losses(path, contents, holds=['n-grams'])
+  _warn_of_losses(path, contents, num_renamed, holds=['n-grams'])
 
 
 def write_word2vec(

@@ -1,6 +1,8 @@
 """Models of fastText as vectors of words, and vectors as such models."""
 
 import functools
+import itertools
+import operator
 import pathlib
 import warnings
 from collections.abc import Iterator, Sequence
@@ -10,7 +12,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.evaluation import composed_vectors, subwords
 from jaxemb.ops import ngrams as ngrams_lib
-from jaxemb.storage import export, fasttext_format
+from jaxemb.storage import export, fasttext_format, word2vec_format
 
 _BLOCK_WORDS = 4096
 
@@ -38,13 +40,15 @@ def write(
   counts: np.ndarray | None,
   ngrams: subwords.NgramVectors | None,
   origin: fasttext_format.Model | None,
-) -> None:
+) -> int:
   """Writes a model of fastText, from which it has the same vectors.
 
   Settings, and output rows by word, are those of the model that the vectors are
   from, if there is one; else fastText's defaults and zeros, with a warning of
-  their number. Raises a `UserError` if it cannot be written.
+  their number. Returns how many words UTF-8 cannot hold, which are renamed.
+  Raises a `UserError` if it cannot be written.
   """
+  words, num_renamed = word2vec_format.spell(words, has_spaces=True)
   if ngrams is not None and not ngrams.counts_missing:
     if ngrams.buckets is not None:
       raise errors.UserError(
@@ -81,6 +85,7 @@ def write(
       f'{reason}; vectors are right, but training cannot continue from it',
       stacklevel=4,
     )
+  return num_renamed
 
 
 def _inputs(words, vectors, ngrams) -> Iterator[np.ndarray]:
@@ -88,21 +93,39 @@ def _inputs(words, vectors, ngrams) -> Iterator[np.ndarray]:
   if ngrams is None:
     yield from export.blocks(vectors)
     return
-  if isinstance(vectors, composed_vectors.ComposedVectors):
-    yield from export.blocks(vectors.model.inputs)
-  else:
-    yield from _word_rows(words, vectors, ngrams)
+  for first in range(0, len(words), _BLOCK_WORDS):
+    names = words[first : first + _BLOCK_WORDS]
+    rows = np.arange(first, first + len(names))
+    if not isinstance(vectors, composed_vectors.ComposedVectors):
+      yield _word_rows(names, vectors[rows], ngrams)
+      continue
+    block = vectors.model.inputs[rows]
+    is_renamed = _are_renamed(names, vectors.model, first)
+    if is_renamed.any():
+      renamed = [*itertools.compress(names, is_renamed)]
+      block[is_renamed] = _word_rows(renamed, vectors[rows[is_renamed]], ngrams)
+    yield block
   yield from ngrams.all_buckets()
 
 
-def _word_rows(words, vectors, ngrams) -> Iterator[np.ndarray]:
-  """Yields the rows of which, and of n-grams, vectors are means, in blocks."""
-  for first in range(0, len(words), _BLOCK_WORDS):
-    block = np.array(vectors[first : first + _BLOCK_WORDS], np.float32)
-    names = words[first : first + _BLOCK_WORDS]
-    bags = ngrams.bags(ngrams_lib.of_words(names, ngrams.subwords))
-    sums = composed_vectors.ngram_sums(bags, ngrams.rows)
-    yield block * bags.sizes[:, None].astype(np.float32) - sums
+def _are_renamed(names, model, first: int) -> np.ndarray:
+  """Returns which names have other bytes than words of a model, from `first`.
+
+  They have other n-grams, too, such as those of escapes in place of bytes that
+  are not UTF-8.
+  """
+  rows = slice(first, first + len(names))
+  sizes = np.array([len(x.encode()) for x in names])
+  are_equal = np.array([*map(operator.eq, names, model.words[rows])])
+  return ~are_equal | (sizes != model.ends[rows] - model.begins[rows])
+
+
+def _word_rows(names, vectors, ngrams) -> np.ndarray:
+  """Returns the rows of which, and of n-grams, vectors are means."""
+  bags = ngrams.bags(ngrams_lib.of_words(names, ngrams.subwords))
+  sums = composed_vectors.ngram_sums(bags, ngrams.rows)
+  sizes = bags.sizes[:, None].astype(np.float32)
+  return np.asarray(vectors, np.float32) * sizes - sums
 
 
 def _output_rows(

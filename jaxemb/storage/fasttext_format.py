@@ -547,11 +547,12 @@ def write(
   """Writes a model of version 12, rows of words and n-grams in blocks.
 
   `inputs` are blocks of the [words + settings.buckets, dim] float32 rows.
-  Unknown counts become 1. The text had `num_others` tokens beside those of
-  words. Raises a `UserError` if the file cannot be written, or for a word with
-  a character 0.
+  Unknown counts, and zeros, become 1: gensim refuses a model that has words
+  without any. The text had `num_others` tokens beside those of words. Raises a
+  `UserError` if the file cannot be written, or for a word with a character 0.
   """
   counts = np.ones(len(words), np.int64) if counts is None else counts
+  counts = np.maximum(counts, 1)
   encoded = [x.encode('utf-8', 'backslashreplace') for x in words]
   if bad := [x for x in words if '\0' in x]:
     raise errors.UserError(

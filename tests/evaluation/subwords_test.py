@@ -449,6 +449,11 @@ def test_gensim_reads_and_writes_the_same(tmp_path, file):
   embeddings.Embeddings(_WORDS, _OWN).save_fasttext(tmp_path / 'plain.bin')
   plain = fasttext.load_facebook_vectors(str(tmp_path / 'plain.bin'))
   np.testing.assert_array_equal(plain['king'], _OWN[1])
+  vectors.add_vector('added', np.ones(_DIM))  # never counted
+  with pytest.warns(UserWarning, match='1 of 9 output rows'):
+    vectors.save_fasttext(tmp_path / 'added.bin')
+  added = fasttext.load_facebook_vectors(str(tmp_path / 'added.bin'))
+  np.testing.assert_allclose(added['added'], np.ones(_DIM), atol=1e-6)
 
 
 def test_files_that_gensim_is_tested_with():
@@ -503,6 +508,20 @@ def test_words_that_are_not_utf8_are_escaped(tmp_path):
   used = [b for _, b in ngrams.of_word(b'caf\xc3', _SPEC)]  # of the bytes
   expected = (_OWN[-1] + _ROWS[used].sum(0)) / (len(used) + 1)
   np.testing.assert_allclose(vectors['caf\\xc3'], expected, rtol=1e-5)
+  vectors.save_fasttext(tmp_path / 'copy.bin')  # with n-grams of the escape
+  loaded = jaxemb.load(tmp_path / 'copy.bin')
+  np.testing.assert_allclose(loaded.vectors, vectors.vectors, atol=1e-6)
+  assert np.array_equal(loaded.origin.inputs[:-1], _OWN[:-1])
+
+
+def test_words_with_other_names_keep_their_vectors(file, tmp_path):
+  vectors = jaxemb.load(file)
+  vectors.index_to_key = [x.upper() for x in vectors.index_to_key]
+  with pytest.warns(UserWarning, match='7 of 8 output rows are zeros'):
+    vectors.save_fasttext(tmp_path / 'upper.bin')
+  loaded = jaxemb.load(tmp_path / 'upper.bin')
+  assert loaded.index_to_key == vectors.index_to_key
+  np.testing.assert_allclose(loaded.vectors, vectors.vectors, atol=1e-5)
 
 
 _WHOLE = _model()
