@@ -158,6 +158,13 @@ class ComposedVectors(export.LazyRows):
     return self.__dict__.get('_norms')
 
   def _cache_folder(self) -> pathlib.Path:
+    """Returns where lengths are cached.
+
+    Raises an `OSError` if another file has replaced the model's since it was
+    opened: that has other lengths.
+    """
+    if fasttext_format.status_of(self.model.path) != self.model.status:
+      raise OSError(f'{self.model.path} was replaced')
     identity = ['norms', cache.identity_of([self.model.path])]
     return cache.folder_of(cache.default_folder(), 'norms-', identity)
 

@@ -75,6 +75,7 @@ class Model:
   """A model as its file has it; rows are read when they are asked for."""
 
   path: pathlib.Path
+  status: tuple[int, int]  # size and time of the file that was opened
   settings: Settings
   words: list[str]  # different ones
   # Words as bytes, which n-grams are of: text[begins[i]:ends[i]].
@@ -136,14 +137,20 @@ def read(path: pathlib.Path | str) -> Model:
     ) from error
 
 
+def status_of(file: pathlib.Path | int) -> tuple[int, int]:
+  """Returns the size and the time of a file, by its path or descriptor."""
+  status = os.stat(file)
+  return status.st_size, status.st_mtime_ns
+
+
 class _File:
   """An open file; what is unpickled opens it again once a row is read."""
 
   def __init__(self, path: pathlib.Path):
     self.path = path.absolute()
     self._number: int | None = os.open(self.path, os.O_RDONLY)
-    status = os.fstat(self._number)
-    self.size, self._time = status.st_size, status.st_mtime_ns
+    self.status = status_of(self._number)
+    self.size = self.status[0]
 
   @property
   def number(self) -> int:
@@ -159,7 +166,7 @@ class _File:
   def _reopen(self) -> None:
     try:
       file = _File(self.path)
-      if (file.size, file._time) != (self.size, self._time):
+      if file.status != self.status:
         raise OSError('it was changed')
     except OSError as error:
       raise errors.UserError(
@@ -262,6 +269,7 @@ def _read(path: pathlib.Path) -> Model:
       outputs = _selected(outputs, words)
   return Model(
     path=path,
+    status=cursor.file.status,
     settings=settings,
     words=names,
     text=entries.text,

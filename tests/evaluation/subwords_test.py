@@ -248,6 +248,17 @@ def test_lengths_of_many_words_are_cached(file, monkeypatch):
   assert list(cache.default_folder().glob('norms-*/norms.npy'))
 
 
+def test_lengths_are_not_those_of_a_file_before(file, monkeypatch):
+  monkeypatch.setattr(composed_vectors, '_MIN_CACHED', 1)
+  before = jaxemb.load(file)
+  _ = before.vectors[0]
+  changed = jaxemb.load(file)
+  changed['king'] = np.full(_DIM, 9)
+  changed.save_fasttext(file)
+  assert before.most_similar('kings')  # of the open file, that was replaced
+  assert jaxemb.load(file).norms[1] == pytest.approx(9 * _DIM**0.5)
+
+
 def _quantized(rows, dsub, has_lengths):
   """Rows whose parts are drawn from 256 centroids, and their file."""
   rng = np.random.default_rng(1)
