@@ -57,6 +57,7 @@ _DERIVED = {
   'index_to_key': ('key_to_index',),
   'norms': ('norms',),
 }
+_MAX_NAMED = 20  # unknown words in a warning
 # Arrays that grow, beside those of attributes, whose names are strings.
 _ROWS, _NORMS = 0, 1
 
@@ -224,8 +225,18 @@ class Embeddings:
       return self.get_vector(words)
     if isinstance(words, slice):
       raise TypeError('rows are in `vectors`, and `row` takes their numbers')
-    rows = [self.get_vector(word) for word in words]
-    return np.array(rows, np.float32).reshape(-1, self.vector_size)
+    words = list(words)
+    default = None if self.subwords is None else -1
+    rows = np.array([self.get_index(x, default) for x in words], np.int64)
+    # At once, as rows of a file are read, and composed, faster in blocks.
+    known = np.asarray(self.vectors[rows[rows >= 0]], np.float32)
+    if len(known) == len(rows):
+      return known
+    vectors = np.empty((len(rows), self.vector_size), np.float32)
+    vectors[rows >= 0] = known
+    for position in np.flatnonzero(rows < 0).tolist():
+      vectors[position] = self.get_vector(words[position])
+    return vectors
 
   def get_index(self, key: Word, default: Any = None) -> Any:
     """Returns the row of a word; of an unknown one, `default` if not None."""
@@ -453,11 +464,11 @@ class Embeddings:
     return 1 - self.similarity(w1, w2)
 
   def distances(
-    self, word_or_vector: Key, other_words: Sequence[Word] = ()
+    self, word_or_vector: Key, other_words: Iterable[Word] = ()
   ) -> np.ndarray:
     """Returns 1 minus the cosines with words, or with all rows, float32."""
     target = geometry.unit_vector(self._direction(word_or_vector))
-    if len(other_words):
+    if len(other_words := lookup.listed(other_words)):
       return 1 - geometry.unit(self[other_words]) @ target
     return 1 - self._cosines(target, None)
 
@@ -470,7 +481,7 @@ class Embeddings:
 
   def get_mean_vector(
     self,
-    keys: Sequence[Key],
+    keys: Iterable[Key],
     weights: Sequence[float] | None = None,
     pre_normalize: bool = True,
     post_normalize: bool = False,
@@ -481,6 +492,7 @@ class Embeddings:
     It is divided by the sum of absolute weights. Raises a `ValueError` if no
     word is known, and a `KeyError` for an unknown one that is not ignored.
     """
+    keys = lookup.listed(keys)
     weights = np.ones(len(keys)) if weights is None else np.asarray(weights)
     if len(weights) != len(keys):
       raise ValueError(f'{len(weights)} weights do not fit {len(keys)} keys')
@@ -493,7 +505,7 @@ class Embeddings:
     ]
     return groups.mean(rows, weights[used], is_unit=post_normalize)
 
-  def n_similarity(self, ws1: Sequence[Word], ws2: Sequence[Word]) -> float:
+  def n_similarity(self, ws1: Iterable[Word], ws2: Iterable[Word]) -> float:
     """Returns the cosine of the means of two groups of words."""
     means = (
       geometry.unit_vector(self.get_mean_vector(words, pre_normalize=False))
@@ -517,6 +529,8 @@ class Embeddings:
     self, key1: Word, keys_list: Sequence[Word]
   ) -> Word:
     """Returns the word of a list that is nearest to `key1`."""
+    if not len(keys_list):
+      raise ValueError('give at least one word to choose from')
     return keys_list[int(self.distances(key1, keys_list).argmin())]
 
   def relative_cosine_similarity(
@@ -527,7 +541,7 @@ class Embeddings:
     return self.similarity(wa, wb) / sum(cosine for _, cosine in near)
 
   def rank_by_centrality(
-    self, words: Sequence[Word], use_norm: bool = True
+    self, words: Iterable[Word], use_norm: bool = True
   ) -> list[tuple[float, Word]]:
     """Ranks words by cosines with the mean of all; warns of unknown words.
 
@@ -535,12 +549,13 @@ class Embeddings:
     of vectors as they are with the mean at length 1. Raises a `ValueError` if
     no word is known.
     """
+    words = lookup.listed(words)
     known = [words[i] for i in self._known(words)]
     rows = [self.get_vector(word, norm=use_norm) for word in known]
     products = groups.centralities(rows).tolist()
     return sorted(zip(products, known, strict=True), reverse=True)
 
-  def doesnt_match(self, words: Sequence[Word]) -> Word:
+  def doesnt_match(self, words: Iterable[Word]) -> Word:
     """Returns the word farthest from the mean of all; warns of unknown words.
 
     Raises a `ValueError` if no word is known.
@@ -549,8 +564,8 @@ class Embeddings:
 
   def wmdistance(
     self,
-    document1: Sequence[Word],
-    document2: Sequence[Word],
+    document1: Iterable[Word],
+    document2: Iterable[Word],
     norm: bool = True,
   ) -> float:
     """Returns Word Mover's distance of two lists of words; warns of unknown.
@@ -559,11 +574,8 @@ class Embeddings:
     of the other, between vectors of length 1 unless `norm` is False; infinite
     if one has no word with a vector.
     """
-    if isinstance(document1, str) or isinstance(document2, str):
-      raise TypeError('documents are lists of words; split the text first')
-    documents = [
-      [words[i] for i in self._known(words)] for words in (document1, document2)
-    ]
+    documents = [lookup.listed(x) for x in (document1, document2)]
+    documents = [[words[i] for i in self._known(words)] for words in documents]
     return groups.movers_distance(
       documents, lambda word: self.get_vector(word, norm)
     )
@@ -579,7 +591,7 @@ class Embeddings:
     With `copy_vecattrs` they have their counts and other attributes. Without
     `allow_inference` a word needs a row of exactly its name.
     """
-    words = list(dict.fromkeys(map(lookup.name, keys)))
+    words = list(dict.fromkeys(map(lookup.name, lookup.listed(keys))))
     known = self if allow_inference else self.key_to_index
     words = [words[i] for i in self._known(words, known)]
     rows = np.array([self.get_index(x, -1) for x in words], np.int64)
@@ -602,14 +614,16 @@ class Embeddings:
   ) -> list[int]:
     """Returns positions of vectors, and of words that have one or are `known`.
 
-    Warns of the other words.
+    Warns of the other words, and names the first ones.
     """
     known = self if known is None else known
     is_known = [isinstance(x, np.ndarray) or x in known for x in keys]
     if not all(is_known):
-      unknown = itertools.compress(keys, np.logical_not(is_known))
-      line = f'left out, without vectors: {", ".join(map(str, unknown))}'
-      warnings.warn(line, stacklevel=3)
+      unknown = [*itertools.compress(keys, np.logical_not(is_known))]
+      line = ', '.join(map(str, unknown[:_MAX_NAMED]))
+      if (num_more := len(unknown) - _MAX_NAMED) > 0:
+        line += f' and {num_more:,} more'
+      warnings.warn(f'left out, without vectors: {line}', stacklevel=3)
     return list(itertools.compress(range(len(keys)), is_known))
 
   # Edges of graphs.

@@ -471,6 +471,32 @@ def test_what_changes_nothing_copies_nothing(tmp_path, monkeypatch):
   assert np.shares_memory(vectors.vectors, rows)
 
 
+def test_words_are_any_iterable_but_no_text(ours, keyed):
+  for words in {'w1', 'w2', 'w5'}, {'w1': 0, 'w2': 1}.keys():
+    cosines = [x.n_similarity(words, ['w7']) for x in (ours, keyed)]
+    assert cosines[0] == pytest.approx(cosines[1], abs=1e-6)
+    assert ours.wmdistance(words, ['w7']) > 0
+    means = [x.get_mean_vector(words) for x in (ours, keyed)]
+    np.testing.assert_allclose(*means, atol=1e-6)
+    assert ours.doesnt_match(words) == keyed.doesnt_match(words)
+    assert len(ours.distances('w1', words)) == len(words)
+    assert len(ours.vectors_for_all(x for x in words)) == len(words)
+  for call in (
+    lambda: ours.get_mean_vector('w1'),
+    lambda: ours.n_similarity('w1', 'w2'),
+    lambda: ours.doesnt_match('w1 w2'),
+    lambda: ours.distances('w1', 'w2'),
+    lambda: ours.vectors_for_all('w1'),
+  ):
+    with pytest.raises(TypeError, match='give a list of words'):
+      call()
+  with pytest.raises(ValueError, match='at least one word'):
+    ours.most_similar_to_given('w1', [])
+  unknown = [f'none{i}' for i in range(1025)]
+  with pytest.warns(UserWarning, match='none19 and 1,005 more$'):
+    assert not len(ours.vectors_for_all(unknown))
+
+
 def test_unknown_counts_are_made_up_with_a_warning():
   vectors = jaxemb.Embeddings(_NAMES, _VECTORS)
   with pytest.warns(UserWarning, match='made up'):

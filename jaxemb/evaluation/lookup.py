@@ -29,6 +29,16 @@ def names(words: Iterable[Any]) -> list[str]:
   return words
 
 
+def listed(words: Iterable[Any]) -> list:
+  """Returns a list of words; raises a `TypeError` for text, which is none."""
+  if isinstance(words, (str, bytes)):
+    raise TypeError(
+      f'{words!r} is one word or a text; give a list of words, such as '
+      'text.split()'
+    )
+  return list(words)
+
+
 def row(
   word: Any,
   known: Mapping[str, int],
