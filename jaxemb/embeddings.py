@@ -126,7 +126,7 @@ class Embeddings:
         'leave them out beside vectors'
       )
     self.index_to_key = lookup.names(index_to_key)
-    self.vectors = vectors
+    self.vectors = vector_files.array(vectors)
     self.counts = counts
     self.sense_table = sense_table
     self.relations = relations
@@ -401,7 +401,8 @@ class Embeddings:
     """Sets an attribute of a word, such as 'count'.
 
     The first value of an attribute determines its type, and is zero for other
-    words. Raises a `TypeError` for a value of another type.
+    words. Raises a `TypeError` for a value of another type, and a `ValueError`
+    for a count that files cannot have.
     """
     row = self.get_index(key)
     kind = None if np.isscalar(val) else object

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from jaxemb import errors
@@ -117,6 +118,18 @@ def checked(contents: Contents, num_different: int) -> Contents:
   return contents._replace(counts=counts, attributes=attributes)
 
 
+def array(vectors: Any) -> Any:
+  """Returns floats in an array, of lists or whole numbers a copy.
+
+  What computes its rows itself stays.
+  """
+  if isinstance(vectors, export.LazyRows):
+    return vectors
+  vectors = np.asarray(vectors)
+  is_float = vectors.dtype.kind == 'f' or vectors.dtype == ml_dtypes.bfloat16
+  return vectors if is_float else vectors.astype(np.float32)
+
+
 def check_dim(path: pathlib.Path | str, dim: int, expected: int) -> None:
   """Raises a `UserError` if a file has vectors of another dimension."""
   if dim != expected:
@@ -129,12 +142,17 @@ def check_dim(path: pathlib.Path | str, dim: int, expected: int) -> None:
 def write(folder: pathlib.Path | str, contents: Contents) -> None:
   """Writes a folder for `read`, and removes what an earlier export had there.
 
-  Warns of words that were renamed. Raises a `UserError` if there are none, if
-  attributes or n-grams cannot be written, and then writes nothing, or if a file
-  cannot be written.
+  Warns of words that were renamed. Raises a `UserError` if there are none, or
+  if counts, attributes or n-grams cannot be written, and then writes nothing;
+  and if a file cannot be written.
   """
   folder = pathlib.Path(folder)
   _check_words(folder, contents)
+  if contents.counts is not None:  # which anyone may have changed
+    try:
+      attributes_lib.counts(contents.counts, len(contents.words))
+    except ValueError as error:
+      raise errors.UserError(f'{folder}: {error}') from error
   attributes = attributes_lib.encoded(contents.attributes)
   ngrams = contents.subwords and contents.subwords.table()  # may refuse, too
   attributes_lib.write(folder, attributes)

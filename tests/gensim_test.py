@@ -260,6 +260,11 @@ def test_what_does_not_fit_changes_nothing(ours):
     (['new', 'w3'], np.ones((2, 4)), {'weight': np.ones(3)}),
     (['new'], np.ones((1, 4)), {'weight': np.ones((1, 3))}),
     (['new'], np.ones((1, 4)), {'weight': 3}),
+    (['new'], np.ones((1, 4)), {'count': [-1]}),
+    (['new'], np.ones((1, 4)), {'count': [10**12]}),
+    (['new', 'w3'], [np.ones(4), np.ones(3)], {}),
+    ('new', 'text', {}),
+    (['new'], (x for x in _VECTORS), {}),
   ):
     with pytest.raises(errors.UserError):
       ours.add_vectors(keys, rows, extras, replace=True)
@@ -268,6 +273,9 @@ def test_what_does_not_fit_changes_nothing(ours):
       ours.set_vecattr('w3', attr, value)
     with pytest.raises(TypeError, match='values of int64'):
       ours.add_vectors('new', np.ones(4), {attr: np.array([value])})
+  for value in -1, 10**12:
+    with pytest.raises(ValueError, match='from 0 to 999,999,999,999'):
+      ours.set_vecattr('w3', 'count', value)
   with pytest.raises(KeyError, match='none'):
     ours.set_vecattr('none', 'count', 3)
   _assert_same(ours, before)
@@ -402,11 +410,12 @@ def test_values_that_do_not_fit_are_refused(ours):
     {'counts': [1]},
     {'counts': [1, 2.5]},
     {'counts': [1, -1]},
+    {'counts': [1, 10**12]},
     {'counts': np.ones((2, 1))},
     {'attributes': {'tag': [1]}},
     {'attributes': {'tag': [[1], [2]]}},
   ):
-    with pytest.raises(ValueError, match='do not fit 2 words|whole numbers'):
+    with pytest.raises(ValueError, match='do not fit 2 words|counts must be'):
       jaxemb.Embeddings([*'ab'], np.ones((2, 3)), **options)
   for options in {'vector_size': 3}, {'count': 2}, {'dtype': np.float64}:
     with pytest.raises(TypeError, match='leave them out'):
@@ -417,6 +426,10 @@ def test_values_that_do_not_fit_are_refused(ours):
   assert vectors.get_vecattr('a', 'text') == 'longer'
   vectors.set_vecattr('a', 'pair', [1, [2]])  # an object of any kind
   assert vectors.get_vecattr('a', 'pair') == [1, [2]]
+  for rows in [[1, 2], [3, 4]], np.array([[1, 2], [3, 4]]):
+    numbers = jaxemb.Embeddings([*'ab'], rows)
+    numbers.unit_normalize_all()
+    np.testing.assert_allclose(numbers['b'], [0.6, 0.8], rtol=1e-6)
   named = jaxemb.Embeddings([7, True, 'x'], np.ones((3, 2)))
   assert named.index_to_key == ['7', 'true', 'x'] and 7.0 in named
   for bad in b'x', None, ('x',):

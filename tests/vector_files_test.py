@@ -128,6 +128,10 @@ def test_what_cannot_be_saved_leaves_the_folder_as_it_was(tmp_path):
   old = jaxemb.Embeddings(['old'], _VECTORS[:1], attributes={'tag': ['before']})
   old.save(tmp_path)
   before = _files(tmp_path)
+  counted = jaxemb.Embeddings(['new'], _VECTORS[:1], [1])
+  counted.counts[:] = -1
+  with pytest.raises(errors.UserError, match='counts must be from 0'):
+    counted.save(tmp_path)
   pruned = subwords.NgramVectors(
     ngrams_lib.Subwords(3, 4, 50),
     np.ones((1, 3), np.float32),

@@ -104,12 +104,9 @@ class Index:
     Raises a `UserError` if the vectors have been changed or queries do not fit.
     """
     self.check(self.current())
-    queries = geometry.unit(np.asarray(queries, np.float32))
-    if queries.ndim != 2 or queries.shape[1] != self.vectors.shape[1]:
-      raise errors.UserError(
-        f'queries of shape {queries.shape} do not fit an index of '
-        f'{self.vectors.shape[1]} dimensions'
-      )
+    queries = _checked(queries, self.vectors.shape[1])
+    if num < 1:
+      raise errors.UserError(f'num={num} must be 1 or more')
     rows = np.full((len(queries), num), -1, np.int64)
     cosines = np.full((len(queries), num), -np.inf, np.float32)
     for start in range(0, len(queries), _BLOCK_QUERIES):
@@ -210,6 +207,25 @@ class Index:
     # What usearch has not filled is undefined.
     is_filled = np.arange(matches.keys.shape[1]) < matches.counts[:, None]
     return np.where(is_filled, matches.keys.astype(np.int64), -1)
+
+
+def _checked(queries: Any, dim: int) -> np.ndarray:
+  """Returns unit queries; raises a `UserError` unless they are [n, dim]."""
+  try:
+    queries = np.asarray(queries, np.float32)
+  except ValueError as error:  # such as words
+    raise errors.UserError(
+      f'queries are no vectors: {errors.one_line(error)}; give '
+      'vectors[[word, ...]]'
+    ) from error
+  if queries.ndim != 2 or queries.shape[1] != dim:
+    raise errors.UserError(
+      f'queries of shape {queries.shape} do not fit an index of {dim} '
+      f'dimensions; give them as [n, {dim}]'
+    )
+  if not np.isfinite(queries).all():
+    raise errors.UserError('queries have numbers that are not finite')
+  return geometry.unit(queries)
 
 
 def build(

@@ -12,7 +12,13 @@ _BLOCK_ROWS = 1 << 14
 
 def checked(rows: Any, shape: tuple[int, int], dtype: Any) -> np.ndarray:
   """Returns rows that are to be added; raises a `UserError` for others."""
-  rows = np.asarray(rows, dtype)
+  try:
+    rows = np.asarray(rows, dtype)
+  except (TypeError, ValueError) as error:
+    raise errors.UserError(
+      f'vectors are no {shape} numbers: {errors.one_line(error)}; give an '
+      'array of them'
+    ) from error
   if rows.size == 0 and shape[0] == 0:
     rows = rows.reshape(shape)
   if rows.shape != shape or not np.isfinite(rows).all():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.storage import atomic, export
+from jaxemb.storage import atomic, export, word2vec_format
 
 FILE = 'attributes.npz'
 COUNT = 'count'  # the attribute of gensim's that `counts` are
@@ -29,9 +29,20 @@ def counts(values: Any, num_words: int) -> np.ndarray:
       f'counts of shape {array.shape} do not fit {num_words} words'
     )
   result = np.array(array, np.int64)
-  if (result < 0).any() or (result != array).any():
-    raise ValueError('counts must be whole numbers from 0 on')
+  if (result != array).any():
+    raise ValueError('counts must be whole numbers')
+  _check_range(result)
   return result
+
+
+def _check_range(counts: np.ndarray) -> None:
+  """Raises a `ValueError` for counts that vocab.txt is not read with."""
+  bad = counts[(counts < 0) | (counts > word2vec_format.MAX_COUNT)]
+  if bad.size:
+    raise ValueError(
+      f'counts must be from 0 to {word2vec_format.MAX_COUNT:,}, and not '
+      f'{bad[0]:,}'
+    )
 
 
 def values(name: str, array: Any, num_words: int) -> np.ndarray:
@@ -61,9 +72,9 @@ def checked(
   for name, array in extras.items():
     try:
       result[name] = values(name, array, num_words)
+      holding(known.get(name), name, result[name], num_words=0)
     except ValueError as error:
       raise errors.UserError(str(error)) from error
-    holding(known.get(name), name, result[name], num_words=0)
   return result
 
 
@@ -73,7 +84,8 @@ def holding(
   """Returns [num_words] values of an attribute that can hold new ones.
 
   They are zero if the attribute is new (None). Raises a `TypeError` for values
-  of another type, or that are too large for it.
+  of another type, or that are too large for it, and a `ValueError` for counts
+  below 0 or too large for files.
   """
   if old is None:
     dtype = object if new.dtype.kind in 'US' else new.dtype
@@ -84,6 +96,8 @@ def holding(
     raise TypeError(f'{name!r} has values of {old.dtype}, not of {new.dtype}')
   if old.dtype.kind in 'iu' and (new.astype(old.dtype) != new).any():
     raise TypeError(f'{name!r} has values of {old.dtype}, which is too small')
+  if name == COUNT:
+    _check_range(new)
   return old
 
 

@@ -274,6 +274,17 @@ def test_unusable_indexes_and_arguments_are_one_line(vectors, index, tmp_path):
     (folder / 'index.json').write_text(text)
     with pytest.raises(errors.UserError, match='no index of vectors'):
       vectors.load_index(folder)
+  row = vectors.vectors[0]
+  for query, num in (
+    (row, 1),
+    (row[None, 1:], 1),
+    (np.full((1, len(row)), np.nan), 1),
+    (['w1'], 1),
+    (row[None], 0),
+    (row[None], -1),
+  ):
+    with pytest.raises(errors.UserError, match='queries|num='):
+      index.search(query, num)
   for options in {'topn': None}, {'restrict_vocab': 9}, {'clip_start': 3}:
     with pytest.raises(errors.UserError, match='searches all words'):
       vectors.most_similar('w1', indexer=index, **options)
