@@ -142,7 +142,7 @@ class Model(Protocol):
   def composed_sums(self, name: str, of_keys: np.ndarray) -> np.ndarray:
     """Returns [rows] sums over the keys that such rows are parts of.
 
-    `of_keys` [vocab] are what is summed.
+    `of_keys` [vocab] are what is summed, by the weights of the parts.
     """
     raise NotImplementedError
 

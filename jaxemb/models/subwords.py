@@ -160,9 +160,10 @@ class SkipGram(skipgram.SkipGram):
     return self.words.buckets.of_rows
 
   def composed_sums(self, name, of_keys):
-    """See `Model`."""
+    """See `Model`: weighted as in the means of words."""
     starts, rows = np.asarray(self.words.starts), np.asarray(self.words.rows)
-    numbers = np.repeat(of_keys, np.diff(starts)[:-1])
+    counts = np.diff(starts)[:-1]
+    numbers = np.repeat(of_keys / (1 + counts), counts)
     return np.bincount(rows, numbers, len(self.words.buckets.of_rows))
 
   def ngram_vectors(self, rows):

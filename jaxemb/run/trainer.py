@@ -121,7 +121,8 @@ def _brakes(
   """Returns `strategies.base.Trainable.brakes` of a run that is continued.
 
   A row that has learned from n tokens, behind subsampling, moves at a rate of
-  1 / (1 / rate + n), as if each had told as much as one does now. Adagrad's
+  1 / (1 / rate + n), as if each had told as much as one does now; of a row that
+  is part of means, a token counts by its weight in that of the word. Adagrad's
   sums, which go on as well, do the same. Inner nodes of a tree move at the full
   rate: braked, they leave old words where they were.
   """
