@@ -10,8 +10,9 @@ on both sides of each center, at most W; then
               rounding, and whether there is any; whether hierarchical softmax
               averages: CBOW; N; the key of the draws; entries of the alias
               table, 0 = draws are given; the number of `descent`, 0 = none;
-              uses after which a thread merges its local copy of a tree's node
-              into the table; how many of the first nodes have such copies;
+              uses after which a thread merges its local copy of a tree's node,
+              or of the row of an n-gram, into the table; how many of the first
+              ones have such copies;
               with subwords the most n-grams of a word
   brakes      those of `rows.Table`, of inputs, outputs and n-grams, if any
   tokens      [P, L' + 2 W] int32, of runs of k / P chunks each

@@ -668,6 +668,10 @@ def skipgram_subwords(kind):
     )
     if scratch > scratch_stop:
       return
+    subwords.begin(composed, first == stop, result)
+    if first == stop:
+      turns.report(result, 0.0, 0.0)
+      return
     rows.reset(centers)
     rows.reset(others)
     coming = work.coming

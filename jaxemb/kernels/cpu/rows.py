@@ -373,20 +373,29 @@ def find_local(table, ids, most_uses, local, sources, targets):
   A row is copied at its first use, and merged and copied again after
   `most_uses`.
   """
-  uses, values, before = local
   for i in range(ids.size):
-    id_ = ids[i]
-    if id_ < uses.size:
-      if uses[id_] == most_uses:
-        _merge(table, id_, values, before)
-        uses[id_] = 0
-      copied = np.uintp(values[id_].ctypes.data)
-      if not uses[id_]:
-        tiles.copy(sources[i], copied, table.shape[1])
-        # Not from the table, which others change meanwhile.
-        tiles.copy(copied, np.uintp(before[id_].ctypes.data), table.shape[1])
-      uses[id_] += 1
+    if ids[i] < local.uses.size:
+      copied = use_local(table, ids[i], most_uses, local, sources[i])
       sources[i] = targets[i] = copied
+
+
+@numba.njit(**JIT)
+def use_local(table, id_, most_uses, local, address):
+  """Returns the address of a row's copy, as of `find_local`.
+
+  `address` is that of the row in the table.
+  """
+  uses, values, before = local
+  if uses[id_] == most_uses:
+    _merge(table, id_, values, before)
+    uses[id_] = 0
+  copied = np.uintp(values[id_].ctypes.data)
+  if not uses[id_]:
+    tiles.copy(address, copied, table.shape[1])
+    # Not from the table, which others change meanwhile.
+    tiles.copy(copied, np.uintp(before[id_].ctypes.data), table.shape[1])
+  uses[id_] += 1
+  return copied
 
 
 @numba.njit(**JIT)

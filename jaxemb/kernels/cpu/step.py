@@ -146,16 +146,24 @@ def _ids(
   return _Ids(tokens, num_draws, 0, (outputs[:, num_words:],))
 
 
-def _local_nodes(num_threads: int, num_centers: int) -> tuple[int, int]:
-  """Returns of how many nodes of a tree a thread has copies in a call.
+def _local_rows(
+  model: model_base.Model, num_threads: int, num_centers: int
+) -> tuple[int, int]:
+  """Returns of how many nodes, or n-grams, a thread has copies in a call.
 
   Before that, after how many uses it merges one: those of all threads together
   need no brakes, if there are not many of them.
   """
+  if isinstance(model, hierarchical.Hierarchical):
+    local_rows = trees.local_nodes
+  elif type(model) is subword_models.SkipGram:  # not measured with CBOW
+    local_rows = subwords.local_rows
+  else:
+    return 0, 0
   if num_threads == 1:
     return 0, 0
   uses = min(64, max(16, brakes.FREE_CENTERS // (num_threads - 1)))
-  return uses, trees.local_nodes(num_centers // num_threads)
+  return uses, local_rows(num_centers // num_threads)
 
 
 def _num_scratch(model: Any, ids: _Ids, num_local: int) -> int:
@@ -166,7 +174,9 @@ def _num_scratch(model: Any, ids: _Ids, num_local: int) -> int:
     if isinstance(model, subword_models.SkipGram):
       # Of whole tiles, of CBOW with those of the window.
       num_words = spec.chunk + 2 * spec.window + 2 * tiles.SIZE
-      number += subwords.num_scratch(num_words, model.longest)
+      number += subwords.num_scratch(
+        num_words, model.longest, num_local=num_local, dim=spec.dim
+      )
     return number
   longest = sum(x.shape[1] for x in ids.more[1:])
   return trees.num_scratch(spec, longest, num_local)
@@ -210,10 +220,9 @@ class Kernel:
     spec, num_chunks = model.spec, len(batch.chunks)
     weights = spec.context_weights or [1.0] * spec.window
     numbers = context.learning_rate, self.parameter, spec.negatives, *weights
-    # Nodes are copied where rows are changed in their place.
-    merge_uses = num_local = 0
-    if is_tree and not self.descent:
-      merge_uses, num_local = _local_nodes(self.num_threads, batch.left.size)
+    # Rows are copied where they are changed in their place.
+    num_threads = 1 if self.descent else self.num_threads
+    merge_uses, num_local = _local_rows(model, num_threads, batch.left.size)
     key = strategy_base.rounding_key(specs[0], context, 0)
     keys = [jnp.zeros(2, jnp.uint32) if key is None else key, context.key]
     rounding, drawing = (

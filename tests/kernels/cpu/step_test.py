@@ -308,11 +308,17 @@ def test_a_call_is_that_of_the_loops(case):
   check_a_call(case)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('model', ['skipgram-tree', 'cbow-tree'])
-def test_changes_of_local_nodes_are_merged(model, monkeypatch):
+@pytest.mark.parametrize(
+  ('model', 'num_local'),
+  [
+    marking.slow('skipgram-tree', 50),
+    marking.slow('cbow-tree', 50),
+    ('skipgram-subwords', 20),
+  ],
+)
+def test_changes_of_local_rows_are_merged(model, num_local, monkeypatch):
   # Of one thread, which so learns what it does without copies.
-  monkeypatch.setattr(step, '_local_nodes', lambda *unused: (5, 50))
+  monkeypatch.setattr(step, '_local_rows', lambda *_, **__: (5, num_local))
   check_a_call(Case(model, vocab=400, size=96))
 
 
@@ -394,7 +400,7 @@ def test_too_little_scratch_changes_nothing(model, monkeypatch):
   trainable, batch = _make(case), dispatches.random_step(case)
   state = _state(case, trainable)
   for kernels in step.negative_sampling, step.subwords, step.trees:
-    monkeypatch.setattr(kernels, 'num_scratch', lambda *_: 1024)
+    monkeypatch.setattr(kernels, 'num_scratch', lambda *_, **__: 1024)
   new, metrics = _program(trainable)(state, batch, np.float32(0.1))
   assert np.isnan(metrics.loss) and metrics.first_bad_step == 0
   assert np.isnan(metrics.examples)
