@@ -221,7 +221,7 @@ class Embeddings:
 
   def __getitem__(self, words: Key | Sequence[Key]) -> np.ndarray:
     """[dim] vector of a word, or [words, dim] vectors of a list."""
-    if isinstance(words, (str, numbers.Real)):
+    if isinstance(words, (str, bytes, numbers.Real)):
       return self.get_vector(words)
     if isinstance(words, slice):
       raise TypeError('rows are in `vectors`, and `row` takes their numbers')

@@ -150,7 +150,7 @@ class ComposedVectors(export.LazyRows):
     """Returns lengths that were computed before, here or by a process."""
     if '_norms' not in self.__dict__ and len(self) >= _MIN_CACHED:
       try:
-        norms = np.load(self._cache_folder() / _NORMS)
+        norms = export.load_array(self._cache_folder() / _NORMS)
         if norms.shape == self.shape[:1] and norms.dtype == np.float32:
           self.__dict__['_norms'] = norms
       except (OSError, ValueError, EOFError):  # none so far, or damaged

@@ -322,7 +322,7 @@ def _parse_priors(text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
 def _load(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
   """Memory-maps an array; raises a `UserError` if it has another shape."""
   with export.reading(path):
-    array = np.load(path, mmap_mode='r')
+    array = export.load_array(path, mmap_mode='r')
     if array.shape != shape:
       raise ValueError(f'has shape {array.shape}, the vectors need {shape}')
   return array

@@ -25,6 +25,7 @@ import dataclasses
 import math
 import os
 import pathlib
+import tokenize
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -361,9 +362,20 @@ def put_array(file: BinaryIO, array: np.ndarray) -> None:
     file.write(block.view(np.uint8))
 
 
+def load_array(path: pathlib.Path, mmap_mode: str | None = None) -> np.ndarray:
+  """Loads an .npy file; raises a `ValueError` if it is damaged."""
+  try:
+    return np.load(path, mmap_mode=mmap_mode)
+  except tokenize.TokenError as error:  # NumPy's, of a header that is cut
+    raise ValueError(f'its header is damaged: {error}') from error
+
+
 def open_array(path: pathlib.Path) -> np.ndarray:
-  """Maps what `put_array` has written, bfloat16 too."""
-  array = np.load(path, mmap_mode='r')
+  """Maps what `put_array` has written, bfloat16 too.
+
+  Raises a `ValueError` for what is damaged.
+  """
+  array = load_array(path, mmap_mode='r')
   return array.view(ml_dtypes.bfloat16) if array.dtype == 'V2' else array
 
 
@@ -438,7 +450,7 @@ def _read_rows(path: pathlib.Path) -> np.ndarray:
     return Encoded(np.asarray(rows)).decode()
   scales_path = path.with_name(SCALES)
   try:
-    scales = np.load(scales_path)
+    scales = load_array(scales_path)
     if scales.shape != rows.shape[:1]:
       raise ValueError(f'{len(scales)} scales for the {len(rows)} rows')
   except (OSError, ValueError, EOFError) as error:

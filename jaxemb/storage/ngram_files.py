@@ -70,7 +70,7 @@ def read(folder: pathlib.Path, dim: int) -> Table | None:
   num_rows, buckets = settings['buckets'], None
   with export.reading(folder / BUCKETS) as file:
     if file.exists():
-      buckets = _checked(np.load(file), settings['buckets'])
+      buckets = _checked(export.load_array(file), settings['buckets'])
       num_rows = len(buckets)
     if len(rows) != num_rows:
       raise ValueError(f'there are {len(rows):,} rows, not {num_rows:,}')

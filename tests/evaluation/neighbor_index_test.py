@@ -76,7 +76,9 @@ def test_words_and_sums_have_the_neighbors_that_all_cosines_give(
   assert num_found >= 0.99 * 20 * len(queries)
 
 
-def test_many_queries_at_once(vectors, index):
+@pytest.mark.parametrize('num_bytes', [1, 1 << 26])
+def test_many_queries_at_once(vectors, index, num_bytes, monkeypatch):
+  monkeypatch.setattr(neighbor_index, '_CANDIDATE_BYTES', num_bytes)
   rows = np.arange(0, 3000, 7)[:300]  # of more than a block
   targets = vectors.vectors[rows] * 3
   is_zero = rows == 77

@@ -157,6 +157,15 @@ def test_rows_keep_their_precision(tmp_path, dtype):
   assert not (tmp_path / 'scales.npy').exists()
 
 
+def test_an_array_with_a_damaged_header_is_one_line(tmp_path):
+  export.write(tmp_path, ['a'], export.Encoded(np.ones((1, 2))), None, True)
+  data = (tmp_path / 'vectors.npy').read_bytes()
+  assert data.count(b'}') == 1
+  (tmp_path / 'vectors.npy').write_bytes(data.replace(b'}', b' '))
+  with pytest.raises(errors.UserError, match='header is damaged.*give a work'):
+    export.read(tmp_path)
+
+
 def test_a_failed_export_keeps_the_earlier_one(tmp_path, monkeypatch):
   def contents():
     files = (x for x in tmp_path.rglob('*') if x.is_file())
