@@ -92,7 +92,8 @@ def test_many_queries_at_once(vectors, index, num_bytes, monkeypatch):
     recalls.append(len({*best} & {*found[i].tolist()}) / 5)
     if best == found[i].tolist():
       np.testing.assert_allclose(cosines[i], expected, atol=1e-6)
-  assert np.mean(recalls) >= 0.99
+  # Threads build the graph, so that which rows it misses varies.
+  assert np.mean(recalls) >= 0.95
   with pytest.raises(errors.UserError, match='16 dimensions'):
     index.search(np.ones((2, 3)))
 
