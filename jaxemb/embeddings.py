@@ -126,7 +126,7 @@ class Embeddings:
         'leave them out beside vectors'
       )
     self.index_to_key = lookup.names(index_to_key)
-    self.vectors = vector_files.array(vectors)
+    self.vectors = vectors
     self.counts = counts
     self.sense_table = sense_table
     self.relations = relations
@@ -155,6 +155,8 @@ class Embeddings:
     """
     for derived in _DERIVED.get(name, ()):
       self.__dict__.pop(derived, None)
+    if name == 'vectors':
+      value = vector_files.array(value)
     if name != 'norms' or value is not None:
       object.__setattr__(self, name, value)
 
@@ -987,11 +989,25 @@ class Embeddings:
         f'save takes a folder and no {", ".join(options)}: every array is a '
         'file of its own there, and nothing is pickled'
       )
-    vector_files.write(folder, self._contents())
+    vector_files.write(folder, self._writable())
 
   def _contents(self) -> vector_files.Contents:
     fields = dataclasses.fields(self)
     return vector_files.Contents(*(getattr(self, x.name) for x in fields))
+
+  def _writable(self) -> vector_files.Contents:
+    """Returns what is written.
+
+    Raises a `UserError` for words, vectors, counts or attributes that were set
+    and do not fit each other: no file of them could be loaded.
+    """
+    try:
+      return vector_files.checked(self._contents(), len(set(self.index_to_key)))
+    except ValueError as error:
+      raise errors.UserError(
+        f'{error}; set index_to_key, vectors, counts and attributes alike '
+        'before they are saved'
+      ) from error
 
   def save_fasttext(self, fname: pathlib.Path | str) -> None:
     """Writes fastText's `.bin`, which gensim's load_facebook_model reads, too.
@@ -1001,7 +1017,7 @@ class Embeddings:
     number. Unknown counts, and zeros, become 1. Raises a `UserError` if it
     cannot be written, or for words of several vectors.
     """
-    vector_files.write_fasttext(fname, self._contents())
+    vector_files.write_fasttext(fname, self._writable())
 
   @classmethod
   def load(
@@ -1047,7 +1063,7 @@ class Embeddings:
       raise ValueError(f'no {sort_attr}s are known: leave out fvocab')
     vector_files.write_word2vec(
       fname,
-      self._contents(),
+      self._writable(),
       order_by=values,
       vocab_path=fvocab,
       prefix=prefix,
@@ -1117,14 +1133,14 @@ class Embeddings:
 
     Raises a `UserError` if the file cannot be written.
     """
-    vector_files.write_safetensors(fname, self._contents())
+    vector_files.write_safetensors(fname, self._writable())
 
   def save_onnx(self, fname: pathlib.Path | str) -> None:
     """Writes an ONNX model from `words` to `vectors`, zeros of unknown ones.
 
     Raises a `UserError` if the file would be too large or cannot be written.
     """
-    vector_files.write_onnx(fname, self._contents())
+    vector_files.write_onnx(fname, self._writable())
 
   def save_static_model(
     self,
@@ -1140,7 +1156,7 @@ class Embeddings:
     sentence can have. Raises a `UserError` if the folder cannot be written.
     """
     vector_files.write_static_model(
-      folder, self._contents(), tokens=tokens, lowercase=lowercase
+      folder, self._writable(), tokens=tokens, lowercase=lowercase
     )
 
   def save_parquet(self, fname: pathlib.Path | str) -> None:
@@ -1148,7 +1164,7 @@ class Embeddings:
 
     Raises a `UserError` if the file cannot be written.
     """
-    vector_files.write_parquet(fname, self._contents())
+    vector_files.write_parquet(fname, self._writable())
 
 
 def load_vectors(

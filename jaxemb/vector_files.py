@@ -142,17 +142,12 @@ def check_dim(path: pathlib.Path | str, dim: int, expected: int) -> None:
 def write(folder: pathlib.Path | str, contents: Contents) -> None:
   """Writes a folder for `read`, and removes what an earlier export had there.
 
-  Warns of words that were renamed. Raises a `UserError` if there are none, or
-  if counts, attributes or n-grams cannot be written, and then writes nothing;
-  and if a file cannot be written.
+  Warns of words that were renamed. Raises a `UserError` if there are none, if
+  attributes or n-grams cannot be written, and then writes nothing, or if a file
+  cannot be written.
   """
   folder = pathlib.Path(folder)
   _check_words(folder, contents)
-  if contents.counts is not None:  # which anyone may have changed
-    try:
-      attributes_lib.counts(contents.counts, len(contents.words))
-    except ValueError as error:
-      raise errors.UserError(f'{folder}: {error}') from error
   attributes = attributes_lib.encoded(contents.attributes)
   ngrams = contents.subwords and contents.subwords.table()  # may refuse, too
   attributes_lib.write(folder, attributes)

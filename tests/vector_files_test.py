@@ -94,6 +94,28 @@ def test_what_a_format_does_not_hold_is_a_warning(
   assert all(x.filename == __file__ for x in recwarn)
 
 
+@each_format
+def test_what_was_set_and_does_not_fit_is_not_written(method, tmp_path):
+  for name, value in (
+    ('vectors', _VECTORS[:2]),
+    ('index_to_key', ['a', 'b']),
+    ('index_to_key', ['a', 'b', 'c', 'a']),
+    ('counts', np.array([4, 3, 2, -1])),
+    ('counts', [1.5] * 4),
+    ('attributes', {'tag': np.ones(3)}),
+    ('attributes', {'count': np.ones(4)}),
+  ):
+    vectors = jaxemb.Embeddings([*'abcd'], _VECTORS, [4, 3, 2, 1])
+    setattr(vectors, name, value)
+    with pytest.raises(errors.UserError, match='before they are saved'):
+      _write(vectors, method, tmp_path)
+  assert not _files(tmp_path)
+  vectors = jaxemb.Embeddings([*'abcd'], _VECTORS)
+  vectors.vectors = _VECTORS[:, :2].tolist()  # fewer dimensions, all alike
+  assert vectors.norms.shape == (4,)
+  _write(vectors, method, tmp_path)
+
+
 def test_senses_are_lost_in_files_of_rows(tmp_path):
   senses = multivectors.MultiVectors(
     words=['a', 'b'],
@@ -128,10 +150,6 @@ def test_what_cannot_be_saved_leaves_the_folder_as_it_was(tmp_path):
   old = jaxemb.Embeddings(['old'], _VECTORS[:1], attributes={'tag': ['before']})
   old.save(tmp_path)
   before = _files(tmp_path)
-  counted = jaxemb.Embeddings(['new'], _VECTORS[:1], [1])
-  counted.counts[:] = -1
-  with pytest.raises(errors.UserError, match='counts must be from 0'):
-    counted.save(tmp_path)
   pruned = subwords.NgramVectors(
     ngrams_lib.Subwords(3, 4, 50),
     np.ones((1, 3), np.float32),
