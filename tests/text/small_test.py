@@ -10,6 +10,7 @@ import jaxemb
 from jaxemb import config as config_lib
 from jaxemb.config import kinds
 from jaxemb.data import subsampling
+from jaxemb.run import build
 
 _COLORS = 'red', 'blue', 'green', 'yellow', 'black', 'white'
 _ANIMALS = 'dog', 'cat', 'horse', 'cow', 'sheep', 'goat'
@@ -74,6 +75,37 @@ def test_half_of_the_words_of_a_small_text_are_left():
     assert 0.97 * least <= sample <= 1.15 * least
   rare = np.full(20_000, 6)
   assert config_lib.fitted_passes(rare, rare.sum())['data.sample'] == 1e-4
+
+
+@pytest.mark.parametrize(
+  'settings', [{}, {'train.fused': False}], ids=['kernel', 'xla']
+)
+def test_ten_words_do_not_diverge(settings):
+  draw = random.Random(1)
+  groups = _COLORS[:5], _ANIMALS[:5]
+  vectors = jaxemb.train(
+    [draw.choices(draw.choice(groups), k=8) for _ in range(1000)],
+    model='cbow',
+    negatives=20,
+    dim=20,
+    epochs=10,
+    settings=settings,
+  )
+  nearest = vectors.most_similar('dog', topn=4)
+  assert {x for x, _ in nearest} == {*groups[1]} - {'dog'}
+
+
+def test_the_learning_rate_is_bounded_for_few_words_alone():
+  def bounded(frequencies):
+    return build._bounded_rate(
+      0.2, negatives=5, frequencies=np.array(frequencies), most=0.0025
+    )
+
+  assert bounded(np.full(400, 3.0)) == pytest.approx(0.2)
+  assert bounded(np.full(100, 3.0)) == pytest.approx(0.1)
+  assert bounded([*np.full(100, 3.0), *np.full(1000, 1e-9)]) == pytest.approx(
+    0.1
+  )
 
 
 def test_the_fraction_that_is_kept():
