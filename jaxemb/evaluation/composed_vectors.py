@@ -94,12 +94,16 @@ class ComposedVectors(export.LazyRows):
 
   def __array__(self, dtype: Any = None, copy: bool | None = None):
     out = np.empty(self.shape, np.float32)
+    self.copy_to(out)
+    return out if dtype is None else out.astype(dtype, copy=False)
+
+  def copy_to(self, out: np.ndarray) -> None:
+    """Writes all vectors to an array, faster than in blocks of words."""
 
     def fill(first: int, columns: slice, block: np.ndarray) -> None:
       out[first : first + len(block), columns] = block
 
     self._by_columns(fill)
-    return out if dtype is None else out.astype(dtype, copy=False)
 
   def _by_columns(self, use: Callable[[int, slice, np.ndarray], None]) -> None:
     """Calls `use(first word, columns, [n, columns] vectors)` for all words.

@@ -47,7 +47,10 @@ def grown(rows: np.ndarray, num_new: int, is_grown: bool) -> np.ndarray:
   if not is_grown or total > len(whole):
     spare = total // 2 if is_grown else 0
     whole = np.zeros((total + spare, *rows.shape[1:]), rows.dtype)
-    _copy(rows, whole, np.arange(len(rows)))
+    if isinstance(rows, np.ndarray):
+      _copy(rows, whole, np.arange(len(rows)))
+    else:  # rows of a file
+      rows.copy_to(whole[: len(rows)])
   return whole[:total]
 
 
@@ -59,7 +62,7 @@ def in_order(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def _copy(rows: np.ndarray, copy: np.ndarray, order: np.ndarray) -> None:
-  for start in range(0, len(order), _BLOCK_ROWS):  # rows may be read on demand
+  for start in range(0, len(order), _BLOCK_ROWS):  # rows may be of a file
     block = slice(start, min(start + _BLOCK_ROWS, len(order)))
     copy[block] = rows[order[block]]
 

@@ -119,6 +119,13 @@ class LazyRows:
   def __array__(self, dtype: Any = None, copy: bool | None = None):
     return np.asarray(self[:], dtype)
 
+  def copy_to(self, out: np.ndarray) -> None:
+    """Writes all rows to an array, some at a time."""
+    first = 0
+    for block in blocks(self):
+      out[first : first + len(block)] = block
+      first += len(block)
+
   def __eq__(self, other: Any) -> np.ndarray:
     return np.asarray(self) == other
 

@@ -248,6 +248,24 @@ def test_lengths_of_many_words_are_cached(file, monkeypatch):
   assert list(cache.default_folder().glob('norms-*/norms.npy'))
 
 
+def test_many_rows_are_read_by_a_compiled_loop(file, monkeypatch):
+  expected = np.asarray(jaxemb.load(file).vectors)
+  monkeypatch.setattr(fasttext_format, '_MIN_COMPILED', 1)
+  vectors = jaxemb.load(file)
+  for rows in [0], [5, 0, 1, 2, 7], [*range(8)]:
+    np.testing.assert_allclose(vectors.vectors[rows], expected[rows], rtol=1e-6)
+  out = np.zeros_like(expected)
+  vectors.origin.inputs.copy_to(out)
+  np.testing.assert_array_equal(out, _OWN)
+  vectors.add_vector('new', np.ones(_DIM))
+  np.testing.assert_allclose(vectors.vectors[:-1], expected, rtol=1e-6)
+  vectors = jaxemb.load(file)
+  with open(file, 'r+b') as opened:  # within the first row
+    opened.truncate(vectors.origin.inputs.start + 9)
+  with pytest.raises(errors.UserError, match='was cut while it was read'):
+    _ = vectors.vectors[[3, 5]]
+
+
 def test_lengths_are_not_those_of_a_file_before(file, monkeypatch):
   monkeypatch.setattr(composed_vectors, '_MIN_CACHED', 1)
   before = jaxemb.load(file)
