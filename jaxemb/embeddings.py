@@ -500,13 +500,12 @@ class Embeddings:
     if len(weights) != len(keys):
       raise ValueError(f'{len(weights)} weights do not fit {len(keys)} keys')
     used = self._known(keys) if ignore_missing else range(len(keys))
-    rows = [
-      keys[i]
-      if isinstance(keys[i], np.ndarray)
-      else self.get_vector(keys[i], pre_normalize)
-      for i in used
-    ]
-    return groups.mean(rows, weights[used], is_unit=post_normalize)
+    rows = {i: keys[i] for i in used}
+    words = [i for i, key in rows.items() if not isinstance(key, np.ndarray)]
+    vectors = self[[keys[i] for i in words]]
+    vectors = geometry.unit(vectors) if pre_normalize else vectors
+    rows |= zip(words, vectors, strict=True)
+    return groups.mean([*rows.values()], weights[used], is_unit=post_normalize)
 
   def n_similarity(self, ws1: Iterable[Word], ws2: Iterable[Word]) -> float:
     """Returns the cosine of the means of two groups of words."""

@@ -494,6 +494,15 @@ def test_words_are_any_iterable_but_no_text(ours, keyed):
     assert ours.doesnt_match(words) == keyed.doesnt_match(words)
     assert len(ours.distances('w1', words)) == len(words)
     assert len(ours.vectors_for_all(x for x in words)) == len(words)
+  mixed = [['w1', _VECTORS[3], 'w2'], [1.0, -2.0, 0.5]]
+  for options in {}, {'pre_normalize': False, 'post_normalize': True}:
+    means = [x.get_mean_vector(*mixed, **options) for x in (ours, keyed)]
+    np.testing.assert_allclose(*means, atol=1e-6)
+  with pytest.raises(errors.UserError, match='not finite'):
+    ours.get_mean_vector(['w1', 'w2'], [1, np.nan])
+  infinite = jaxemb.Embeddings(['a', 'b'], np.array([[1.0, np.inf], [2, 3]]))
+  with pytest.raises(errors.UserError, match='not finite'):
+    infinite.get_mean_vector(['a', 'b'])
   for call in (
     lambda: ours.get_mean_vector('w1'),
     lambda: ours.n_similarity('w1', 'w2'),

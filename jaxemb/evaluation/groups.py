@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from jaxemb import errors
 from jaxemb.evaluation import geometry, word_movers
 
 
@@ -15,11 +16,15 @@ def mean(
   """Returns the mean of [n, dim] rows, perhaps at length 1, [dim] float32.
 
   It is divided by the sum of absolute weights, [n]. Raises a `ValueError` if
-  there is none.
+  there is none, and a `UserError` if one is not finite.
   """
   if not np.any(weights):
     raise ValueError('none of the words has a vector and a weight')
   result = weights @ np.stack(rows) / np.abs(weights).sum()
+  if not np.isfinite(result).all():
+    raise errors.UserError(
+      'a vector or a weight of the mean is not finite; mend or remove it'
+    )
   return np.float32(geometry.unit_vector(result) if is_unit else result)
 
 

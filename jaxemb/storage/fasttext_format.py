@@ -50,7 +50,7 @@ _CENTROIDS = 256
 _MAX_DIM = 1 << 20
 _REMEDY = 'fetch or write the file again'
 _OPENING = threading.Lock()
-_MIN_COMPILED = 64  # runs of rows; fewer are not worth a compiled function
+_MIN_COMPILED = 4  # runs of rows; fewer are not worth the call
 # That of the C library.
 _PREAD = numba.types.ExternalFunction(
   'pread',
