@@ -261,7 +261,8 @@ def _assert_alike(theirs, ours):
     ]
     assert counts[0] == counts[1]
     assert vectors.vectors.shape == expected.vectors.shape
-    assert _purity(vectors) > 0.9 and _purity(vectors) >= _purity(expected)
+    # Of 27 words three may miss, of outputs or few dimensions; chance is .3.
+    assert _purity(vectors) > 0.85 and _purity(vectors) >= _purity(expected)
   elif isinstance(ours, np.ndarray):
     assert ours.shape == theirs.shape and np.isfinite(ours).all()
   elif isinstance(ours, list) and type(ours[0]) is tuple:
