@@ -32,6 +32,7 @@ from jaxemb import errors, missing_names, vector_files
 from jaxemb.evaluation import (
   benchmarks,
   contexts,
+  fasttext_models,
   files,
   geometry,
   groups,
@@ -82,9 +83,9 @@ class Embeddings:
   attributes: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
   # Rows of n-grams of characters, from which unseen words have vectors.
   subwords: subwords_lib.NgramVectors | None = None
-  # The model of fastText that the vectors are from, if they are, whose settings
-  # and output rows `save_fasttext` writes.
-  origin: fasttext_format.Model | None = None
+  # The model of fastText or the export that the vectors are from, if any, whose
+  # settings and output rows `save_fasttext` writes.
+  origin: fasttext_format.Model | fasttext_models.Export | None = None
 
   def __init__(
     self,
@@ -95,7 +96,7 @@ class Embeddings:
     relations: export.Relations | None = None,
     attributes: Mapping[str, np.ndarray] = types.MappingProxyType({}),
     subwords: subwords_lib.NgramVectors | None = None,
-    origin: fasttext_format.Model | None = None,
+    origin: fasttext_format.Model | fasttext_models.Export | None = None,
     *,
     vector_size: int | None = None,
     count: int | None = None,
@@ -1011,10 +1012,11 @@ class Embeddings:
   def save_fasttext(self, fname: pathlib.Path | str) -> None:
     """Writes fastText's `.bin`, which gensim's load_facebook_model reads, too.
 
-    Settings, and output rows of words, are those of the `.bin` that the vectors
-    are from, and else fastText's defaults and zeros, with a warning of their
-    number. Unknown counts, and zeros, become 1. Raises a `UserError` if it
-    cannot be written, or for words of several vectors.
+    Settings, and output rows of words, are those of the `.bin` or the run with
+    negative sampling that the vectors were loaded from, and else fastText's
+    defaults and zeros, with a warning of their number. Unknown counts, and
+    zeros, become 1. Raises a `UserError` if it cannot be written, or for words
+    of several vectors.
     """
     vector_files.write_fasttext(fname, self._writable())
 

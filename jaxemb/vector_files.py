@@ -41,7 +41,8 @@ class Contents(NamedTuple):
   relations: export.Relations | None = None
   attributes: Mapping[str, np.ndarray] = types.MappingProxyType({})
   subwords: subwords_lib.NgramVectors | None = None
-  origin: fasttext_format.Model | None = None  # that all of these are from
+  # What all of these are from.
+  origin: fasttext_format.Model | fasttext_models.Export | None = None
 
 
 def model_folder(path: pathlib.Path | str) -> pathlib.Path | None:
@@ -81,6 +82,7 @@ def read(path: pathlib.Path | str, encoding: str = 'utf-8') -> Contents:
     relations=export.read_relations(folder, num_nodes=len(words)),
     attributes=attributes_lib.read(folder, len(words)),
     subwords=subwords_lib.read(folder, vectors.shape[1]),
+    origin=fasttext_models.Export(pathlib.Path(folder), words),
   )
 
 

@@ -2,10 +2,12 @@
 
 import functools
 import itertools
+import json
 import operator
 import pathlib
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +17,27 @@ from jaxemb.ops import ngrams as ngrams_lib
 from jaxemb.storage import export, fasttext_format, word2vec_format
 
 _BLOCK_WORDS = 4096
+_MODELS = {'cbow': 1, 'skipgram': 2}  # as `fasttext_format.Settings.model`
+
+
+class Export(NamedTuple):
+  """The export of a run, which may have output rows of words in `orbax/`."""
+
+  folder: pathlib.Path
+  words: Sequence[str]
+
+
+class _Origin(NamedTuple):
+  """What vectors are from, with attributes of `fasttext_format.Model`."""
+
+  path: pathlib.Path
+  settings: fasttext_format.Settings
+  kind: str
+  loss: str
+  words: list[str]
+  counts: np.ndarray
+  num_tokens: int
+  outputs: np.ndarray  # [words, dim] float32
 
 
 def load(
@@ -39,14 +62,14 @@ def write(
   vectors: np.ndarray | export.LazyRows,
   counts: np.ndarray | None,
   ngrams: subwords.NgramVectors | None,
-  origin: fasttext_format.Model | None,
+  origin: fasttext_format.Model | Export | None,
 ) -> int:
   """Writes a model of fastText, from which it has the same vectors.
 
-  Settings, and output rows by word, are those of the model that the vectors are
-  from, if there is one; else fastText's defaults and zeros, with a warning of
-  their number. Returns how many words UTF-8 cannot hold, which are renamed.
-  Raises a `UserError` if it cannot be written.
+  Settings, and output rows by word, are those of the model or the run that the
+  vectors are from, if there is one; else fastText's defaults and zeros, with a
+  warning of their number. Returns how many words UTF-8 cannot hold, which are
+  renamed. Raises a `UserError` if it cannot be written.
   """
   words, num_renamed = word2vec_format.spell(words, has_spaces=True)
   if ngrams is not None and not ngrams.counts_missing:
@@ -54,6 +77,8 @@ def write(
       raise errors.UserError(
         f'{path}: rows of a quantized model cannot be written; copy its .ftz'
       )
+  if isinstance(origin, Export):
+    origin = _of_export(origin)
   shape = len(words), vectors.shape[1]
   rows, reason = _output_rows(origin, words, counts=counts, dim=shape[1])
   settings, num_others = fasttext_format.Settings(shape[1]), 0
@@ -86,6 +111,43 @@ def write(
       stacklevel=4,
     )
   return num_renamed
+
+
+def _of_export(exported: Export) -> _Origin | None:
+  """Reads what a run has learned beside its vectors, if fastText knows it.
+
+  That are output rows of skip-gram and CBOW with negative sampling.
+  """
+  folder, config_file = exported.folder, exported.folder.parent / 'config.json'
+  if not ((folder / 'orbax').is_dir() and config_file.is_file()):
+    return None
+  from jaxemb.storage import orbax_export
+
+  config = json.loads(config_file.read_text())
+  model, data = config['model'], config['data']
+  name = 'context_vectors'
+  num_rows, dim = orbax_export.shapes(folder / 'orbax').get(name, (0, 0))
+  is_known = model['loss'] == 'negative_sampling' and model['name'] in _MODELS
+  if not is_known or num_rows != len(exported.words):
+    return None
+  return _Origin(
+    path=folder,
+    settings=fasttext_format.Settings(
+      dim,
+      window=model['window'],
+      epochs=config['train']['epochs'],
+      min_count=data['min_count'],
+      negatives=model['negatives'],
+      model=_MODELS[model['name']],
+      sample=data['sample'],
+    ),
+    kind=model['name'],
+    loss=model['loss'],
+    words=list(exported.words),
+    counts=np.zeros(0, np.int64),
+    num_tokens=0,
+    outputs=orbax_export.read(folder / 'orbax', [name])[name],
+  )
 
 
 def _inputs(words, vectors, ngrams) -> Iterator[np.ndarray]:
@@ -129,7 +191,7 @@ def _word_rows(names, vectors, ngrams) -> np.ndarray:
 
 
 def _output_rows(
-  origin: fasttext_format.Model | None,
+  origin: fasttext_format.Model | _Origin | None,
   words: Sequence[str],
   counts: np.ndarray | None,
   dim: int,
@@ -137,7 +199,10 @@ def _output_rows(
   """Returns the output row of each word, -1 = unknown, and why any is."""
   rows = np.full(len(words), -1)
   if origin is None or origin.settings.dim != dim:
-    return rows, 'these vectors are not from a model of fastText'
+    return rows, (
+      'these vectors are neither from a model of fastText nor those of a run '
+      'that is still there'
+    )
   if origin.kind == 'supervised':
     return rows, 'those of a classifier, and its labels, are not written'
   is_same = list(words) == origin.words

@@ -393,7 +393,7 @@ def test_output_rows_stay_with_their_words(file, tmp_path):
     jaxemb.load(file).in_memory().save_fasttext(path)
   assert _outputs_of(path)[1].keys() == expected.keys()
   jaxemb.load(file).save(tmp_path / 'folder')
-  with pytest.warns(UserWarning, match='8 of 8 .* are not from'):
+  with pytest.warns(UserWarning, match='8 of 8 .* are neither from'):
     jaxemb.load(tmp_path / 'folder').save_fasttext(path)
 
 
