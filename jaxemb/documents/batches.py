@@ -121,7 +121,7 @@ def _pack(text, chosen, rows, keep_below, key, reaches, out):
       return -1, 0
     ids = text[chosen.starts[i] : chosen.stops[i]]
     position, document, start = chosen.positions[i], chosen.documents[i], 0
-    while start <= ids.size:
+    while start < ids.size:
       stop = start
       while stop < ids.size and ids[stop] != sentences.END:
         stop += 1

@@ -8,6 +8,7 @@ inputs.npy, [words, dim] float32; documents.json, settings
 import functools
 import json
 import math
+import numbers
 import pathlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -105,7 +106,10 @@ class Documents:
       raise errors.UserError(
         f'{documents[:60]!r} is one document; give a list, or infer_vector'
       )
-    s, documents = self.settings, list(documents)
+    for name, value in (('epochs', epochs), ('seed', seed)):
+      if not (value is None or isinstance(value, numbers.Integral)):
+        raise errors.UserError(f'{name}={value!r} must be a whole number')
+    s, documents = self.settings, _listed(documents)
     ids, starts = self._words_of(documents)
     empty = np.flatnonzero(np.diff(starts) == 0)
     if len(empty):
@@ -116,7 +120,7 @@ class Documents:
       )
     first, last = self._rates(learning_rate, final_learning_rate)
     epochs = s['epochs'] if epochs is None else epochs
-    if epochs < 1:
+    if not 1 <= epochs < 2**31:
       raise errors.UserError(f'epochs={epochs} must be 1 or more')
     options = inference.Options(
       window=s['window'],
@@ -133,6 +137,9 @@ class Documents:
     self, first: float | None, last: float | None
   ) -> tuple[float, float]:
     """Returns learning rates; raises a `UserError` for unusable ones."""
+    for rate in first, last:
+      if not (rate is None or isinstance(rate, numbers.Real)):
+        raise errors.UserError(f'a learning rate of {rate!r} must be a number')
     if first is None:
       first = self.settings['learning_rate']
     if last is None:
@@ -239,6 +246,13 @@ class Documents:
     starts = np.cumsum([0, *map(len, ids)])
     flat = np.fromiter((y for x in ids for y in x), np.int32, starts[-1])
     return flat, starts
+
+
+def _listed(documents: Iterable[str | Sequence[str]]) -> list:
+  """Returns documents in a list; raises a `UserError` for anything else."""
+  if not isinstance(documents, Iterable):
+    raise errors.UserError(f'{documents!r} must be a list of documents')
+  return list(documents)
 
 
 def _split(

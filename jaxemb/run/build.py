@@ -367,7 +367,8 @@ def fit_rate(
     rate = _bounded_rate(
       rate,
       negatives=setup.config.model.negatives,
-      frequencies=source.frequencies,
+      # Of the words of documents, which are what negatives are.
+      frequencies=getattr(source, 'word_frequencies', source.frequencies),
       most=_FUSED_RATE_BOUND if setup.tuning.fused else _RATE_BOUND,
     )
   if rate == usual:

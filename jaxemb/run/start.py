@@ -70,10 +70,10 @@ def _check_run(config: ml_collections.ConfigDict, path: str) -> None:
   }
   if different:
     has = ', '.join(f'config.{k}={x}' for k, x in different.items())
-    given = ', '.join(str(ours.get(x)) for x in different)
+    values = ', '.join(str(ours.get(x)) or "''" for x in different)
     flags = ' '.join(f'--config.{k}={x}' for k, x in different.items())
     raise errors.UserError(
-      f'--from={path} has {has}, and this run {given}; give {flags}, or '
+      f'--from={path} has {has}, and this run {values}; give {flags}, or '
       'another run'
     )
   for name in () if folder.is_file() else _needed(config):

@@ -110,6 +110,14 @@ def test_documents_without_known_words_are_zeros_and_others_refused():
     model.infer('c1 c2')
   with pytest.raises(errors.UserError, match='document 1 is'):
     model.infer(['c1', 7])
+  for arguments in (
+    {'epochs': 2.5}, {'epochs': '3'}, {'epochs': 2**70}, {'seed': 1.5},
+    {'learning_rate': 'a'},
+  ):  # fmt: skip
+    with pytest.raises(errors.UserError, match='must be'):
+      model.infer(['c1'], **arguments)
+  with pytest.raises(errors.UserError, match='must be a list of documents'):
+    model.infer(3)
 
 
 def test_epochs_and_rates_that_cannot_be_used_are_refused():

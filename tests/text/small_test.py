@@ -95,6 +95,21 @@ def test_ten_words_do_not_diverge(settings):
   assert {x for x, _ in nearest} == {*groups[1]} - {'dog'}
 
 
+def test_many_documents_of_ten_words_do_not_diverge():
+  draw = random.Random(1)
+  documents = [draw.choices(_COLORS[:5], k=10) for _ in range(1500)]
+  documents += [draw.choices(_ANIMALS[:5], k=10) for _ in range(1500)]
+  model = jaxemb.train(
+    documents,
+    config='documents',
+    negatives=20,
+    dim=16,
+    epochs=10,
+    settings={'train.fused': False},
+  )
+  assert np.isfinite(model.dv.vectors).all()
+
+
 def test_the_learning_rate_is_bounded_for_few_words_alone():
   def bounded(frequencies):
     return build._bounded_rate(
