@@ -139,7 +139,7 @@ _SETTINGS = (
   _set('data.phrases_connectors=of', 'give a number of passes'),
   _text(
     'text.txt',
-    'above all scores',
+    'is none of the scores of npmi',
     '--config.data.phrases=1 '
     '--config.data.phrases_score=npmi --config.data.phrases_threshold=2',
   ),
