@@ -183,8 +183,10 @@ class Source(Protocol):
   # What was read of which files, for log and report: `io.roles.Input`s.
   inputs: Sequence[Any] = ()
 
-  # The contexts, in order of rows, where these are not keys.
+  # The contexts, in order of rows, where these are not keys; and of words of
+  # documents, which negatives are drawn from, the chance of each.
   context_keys: Sequence[str] = ()
+  word_frequencies: np.ndarray | None = None
 
   # Of a run that is continued: of the counts [keys] those in its own data, and
   # how often each of `context_keys` was there.

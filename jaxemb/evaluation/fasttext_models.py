@@ -17,7 +17,6 @@ from jaxemb.ops import ngrams as ngrams_lib
 from jaxemb.storage import export, fasttext_format, word2vec_format
 
 _BLOCK_WORDS = 4096
-_MODELS = {'cbow': 1, 'skipgram': 2}  # as `fasttext_format.Settings.model`
 
 
 class Export(NamedTuple):
@@ -116,7 +115,7 @@ def write(
 def _of_export(exported: Export) -> _Origin | None:
   """Reads what a run has learned beside its vectors, if fastText knows it.
 
-  That are output rows of skip-gram and CBOW with negative sampling.
+  It knows output rows of skip-gram and CBOW with negative sampling.
   """
   folder, config_file = exported.folder, exported.folder.parent / 'config.json'
   if not ((folder / 'orbax').is_dir() and config_file.is_file()):
@@ -127,7 +126,8 @@ def _of_export(exported: Export) -> _Origin | None:
   model, data = config['model'], config['data']
   name = 'context_vectors'
   num_rows, dim = orbax_export.shapes(folder / 'orbax').get(name, (0, 0))
-  is_known = model['loss'] == 'negative_sampling' and model['name'] in _MODELS
+  number_of = {name: number for number, name in fasttext_format.MODELS.items()}
+  is_known = model['loss'] == 'negative_sampling' and model['name'] in number_of
   if not is_known or num_rows != len(exported.words):
     return None
   return _Origin(
@@ -138,7 +138,7 @@ def _of_export(exported: Export) -> _Origin | None:
       epochs=config['train']['epochs'],
       min_count=data['min_count'],
       negatives=model['negatives'],
-      model=_MODELS[model['name']],
+      model=number_of[model['name']],
       sample=data['sample'],
     ),
     kind=model['name'],

@@ -39,7 +39,7 @@ from jaxemb.storage import atomic, export, packed
 MAGIC = 793712314
 _VERSIONS = 11, 12
 _SETTINGS = struct.Struct('<12id')
-_MODELS = {1: 'cbow', 2: 'skipgram', 3: 'supervised'}
+MODELS = {1: 'cbow', 2: 'skipgram', 3: 'supervised'}
 _LOSSES = {
   1: 'hierarchical_softmax',
   2: 'negative_sampling',
@@ -68,7 +68,7 @@ class Settings(NamedTuple):
   negatives: int = 5
   word_ngrams: int = 1  # of classifiers
   loss: int = 2  # a key of _LOSSES
-  model: int = 2  # a key of _MODELS
+  model: int = 2  # a key of MODELS
   buckets: int = 0  # of n-grams of characters and of words
   min_chars: int = 0
   max_chars: int = 0  # 0 = no n-grams of characters
@@ -102,7 +102,7 @@ class Model:
   @property
   def kind(self) -> str:
     """Returns cbow, skipgram or supervised."""
-    return _MODELS[self.settings.model]
+    return MODELS[self.settings.model]
 
   @property
   def loss(self) -> str:
@@ -270,7 +270,7 @@ def _read(path: pathlib.Path) -> Model:
     words = entries.first
     names = [names[i] for i in words.tolist()]
     rows = _selected(rows, words)
-    is_of_words = _MODELS[settings.model] != 'supervised'
+    is_of_words = MODELS[settings.model] != 'supervised'
     if is_of_words and _LOSSES[settings.loss] != 'hierarchical_softmax':
       outputs = _selected(outputs, words)
   return Model(
@@ -303,10 +303,10 @@ def _read_settings(cursor: _Cursor, path: pathlib.Path) -> Settings:
       f'with a fastText of version {" or ".join(map(str, _VERSIONS))}'
     )
   settings = Settings(*cursor.unpack('<12id', 'settings'))
-  is_known = settings.model in _MODELS and settings.loss in _LOSSES
+  is_known = settings.model in MODELS and settings.loss in _LOSSES
   if not is_known or settings.buckets < 0 or not 0 < settings.dim <= _MAX_DIM:
     raise ValueError(f'its header is damaged: {settings}')
-  is_old_classifier = version == 11 and _MODELS[settings.model] == 'supervised'
+  is_old_classifier = version == 11 and MODELS[settings.model] == 'supervised'
   chars = max(settings.min_chars, 1), settings.max_chars
   if is_old_classifier or chars[0] > chars[1] or not settings.buckets:
     chars = 0, 0
