@@ -84,8 +84,8 @@ def test_sub_models_share_a_wait(waiting_long, settings, home, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_workers_compile_after_the_run_has_waited(waiting_long, tmp_path):
-  pytest.importorskip('ray', reason='Ray is not installed')
   workers = {'strategy.name': 'workers', 'strategy.num_workers': 2}
   workers |= {'train.batch_words': 512, 'strategy.sync_every': 512}
   settings = _SETTINGS | workers | {'mesh.data': 0, 'train.epochs': 5}

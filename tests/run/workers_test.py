@@ -15,18 +15,13 @@ from jaxemb.run import metrics
 from jaxemb.workers import remote
 from tests import runs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 WORKERS = {
   'strategy.name': 'workers', 'strategy.num_workers': 2, 'mesh.data': 0,
   'train.epochs': 20, 'train.batch_words': 512, 'strategy.sync_every': 512,
   'train.log_every_secs': 0.0, 'model.dim': 8, 'train.threads': 0,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _needs_ray():
-  pytest.importorskip('ray', reason='Ray is not installed')
 
 
 def _until(find):

@@ -126,8 +126,8 @@ def test_a_store_changes_no_bit(policy, case, caplog):
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_a_store_on_actors_changes_no_bit():
-  pytest.importorskip('ray', reason='Ray is not installed')
   settings, fused, _ = CASES['int8']
   _check_bits('lfu', settings, fused, 'remote')
 

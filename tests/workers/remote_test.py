@@ -13,7 +13,7 @@ from jaxemb import errors
 from jaxemb.workers import remote, shards, shared_rows
 
 ROWS, WIDTH = 301, 4
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 
 def _make(ids):
@@ -22,7 +22,6 @@ def _make(ids):
 
 @pytest.fixture(scope='module')
 def _ray_here(tmp_path_factory):
-  pytest.importorskip('ray', reason='Ray is not installed')
   # As long as it has a table, there is Ray.
   held = remote.Cluster(address='local')
   table = _table(held, tmp_path_factory.mktemp('held'), 'held', 1)
