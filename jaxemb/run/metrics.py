@@ -267,7 +267,8 @@ class Totals:
 
   def _add(self, other: 'Totals') -> None:
     self.steps += other.steps
-    if other.epoch > self.epoch:
+    # One without examples, at the very end, begins none.
+    if other.epoch > self.epoch and other.examples:
       self.epoch, self.loss, self.examples = other.epoch, 0.0, 0.0
     if other.epoch == self.epoch:
       self.loss += other.loss

@@ -150,6 +150,9 @@ def test_the_loss_stays_right_over_many_pairs():
     totals.add(_item(0), 1000, (0.2, 0.1), _metrics(1, 1), 9.0)
   assert (totals.loss, totals.examples) == (3e12 + 1000, 1e12 + 1000)
   assert totals.counters == {'pairs': 1000 * 3000}
+  # What has no examples, at the end of the last epoch, begins none.
+  totals.add(_item(1000), 1000, (0.2, 0.1), _metrics(0, 0), 9.0)
+  assert (totals.epoch, totals.loss) == (0, 3e12 + 1000)
   # Another model, which is in a later epoch, and one that is not.
   other.add(_item(2000), 1000, (0.2, 0.1), _metrics(3, 1), 9.0)
   other.add_model(totals)

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
 
 import numpy as np
+import orbax.checkpoint as ocp
 import psutil
 import pytest
 
@@ -52,12 +54,13 @@ def _meanwhile(workdir, do):
   return thread
 
 
-def _kill(name, number=signal.SIGKILL):
-  def processes():
+def _kill(name, number=signal.SIGKILL, which=0):
+  def find():
     children = psutil.Process().children(recursive=True)
     return [x for x in children if x.name().startswith(f'ray::{name}')]
 
-  process = _until(processes)[0]
+  processes = sorted(_until(find), key=lambda x: x.pid)
+  process = processes[which % len(processes)]
   os.kill(process.pid, number)
   return process
 
@@ -76,37 +79,94 @@ def _check_all_words(workdir):
   return report
 
 
-def test_a_run_outlives_its_processes_and_goes_on_with_others(tmp_path):
-  settings = {
-    'strategy.pace': 'ssp', 'strategy.rounds_ahead': 4, 'table.staleness': 5,
-    'optimizer.name': 'adagrad',
-  }  # fmt: skip
-  settings = WORKERS | settings
-  # Without who deals out the text it ends.
-  killed = []
-  thread = _meanwhile(tmp_path, lambda: killed.append(_kill('Coordinator')))
+# Each lookup adds exactly 1 to the square sums of its row, and those of workers
+# add up: what a run exports of them is how often each word was trained.
+COUNTING = WORKERS | {
+  'model.name': 'tests.counting:make', 'optimizer.name': 'adagrad',
+  'model.dim': 1, 'data.sample': 0.0, 'table.staleness': 5,
+  'strategy.num_workers': 3, 'train.checkpoint_every_secs': 2.0,
+}  # fmt: skip
+
+
+def _kill_often(workdir, names):
+  """Kills a process of each name, in the first half of the rest of a run."""
+  path = workdir / 'metrics.jsonl'
+  num_before = len(metrics.read(path))
+
+  def epoch():
+    records = metrics.read(path)
+    return records[-1]['epoch'] if len(records) > num_before else 0.0
+
+  def run():
+    first = _until(epoch)
+    stretch = (COUNTING['train.epochs'] - first) / len(names) / 2
+    for i, name in enumerate(names):
+      _until(lambda: epoch() > first + (i + 1) * stretch)  # noqa: B023
+      _kill(name, which=i)
+
+  thread = threading.Thread(target=run)
+  thread.start()
+  return thread
+
+
+def _lost(log):
+  """Returns updates that may be lost, and words that are read again."""
+  patterns = (
+    r'([\d,]+) updates of rows that it had not pushed are lost',
+    r'([\d,]+) updates of (?:rows since then|them) are lost',
+    r'again; ([\d,]+) words that it had leased are read again',
+  )
+  return [
+    sum(int(x.replace(',', '')) for x in re.findall(pattern, log))
+    for pattern in patterns
+  ]
+
+
+@pytest.mark.parametrize(
+  ('pace', 'num_workers'),
+  [
+    ({'strategy.pace': 'ssp', 'strategy.rounds_ahead': 4}, 2),
+    (
+      {
+        'strategy.pace': 'bsp', 'strategy.sync_every': 0,
+        'train.batch_words': 768,  # shares of whole chunks
+      },
+      3,
+    ),
+  ],
+  ids=['ssp', 'bsp'],
+)  # fmt: skip
+def test_what_kills_lose_is_in_the_log(pace, num_workers, tmp_path):
+  settings = COUNTING | pace
+  # Without who deals out the text the run ends.
+  thread = _kill_often(tmp_path, ['Worker', 'Actor', 'Coordinator'])
   line = r'^the coordinator of the workers has ended[^\n]*run the same'
-  with pytest.raises(errors.UserError, match=line):
-    runs.run(tmp_path, settings)
+  with pytest.raises(errors.LostError, match=line):
+    runs.run(tmp_path, settings | {'strategy.num_workers': num_workers})
   thread.join()
-  killed[0].wait(20)
-
-  # A worker and a shard that are killed are replaced.
-  def kill():
-    _kill('Worker')
-    _until(lambda: 'is started again' in runs.log(tmp_path))
-    _kill('Actor')
-
-  thread = _meanwhile(tmp_path, kill)
-  assert runs.run(tmp_path, settings | {'strategy.num_workers': 3}) == 0
+  # Others are replaced.
+  num_before = runs.log(tmp_path).count('is started again')
+  thread = _kill_often(tmp_path, ['Worker', 'Actor', 'Worker'])
+  assert runs.run(tmp_path, settings) == 0
   thread.join()
   report = _check_all_words(tmp_path)
-  assert report['workers']['replaced'] == 1
+  assert report['loss_per_example'] is not None
   assert report['workers']['most_missed_updates'] <= 5
-  log = runs.log(tmp_path)
-  assert ' had not pushed are lost' in log
-  assert 'ended and came back from its last snapshot' in log
   assert not list((tmp_path / 'store').glob('*'))
+  log = runs.log(tmp_path)
+  num_replaced = log.count('is started again') - num_before
+  assert report['workers']['replaced'] == num_replaced > 0
+  assert re.search('resuming after [^0]', log)
+  _check_counts(tmp_path, *_lost(log))
+
+
+def _check_counts(workdir, unpushed, of_shards, read_again):
+  words = (workdir / 'export' / 'vocab.txt').read_text().split()
+  expected = np.array(words[1::2], int) * COUNTING['train.epochs']
+  arrays = ocp.PyTreeCheckpointer().restore(workdir / 'export' / 'orbax')
+  missing = expected - arrays['optimizer']['vectors']['sum_squares']
+  # What is read again had been pushed, or not.
+  assert -read_again <= missing.sum() <= unpushed + of_shards
 
 
 def test_lockstep_is_one_process(tmp_path):
