@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxemb.stores import cached, fetching
+from jaxemb.stores import cached
 from jaxemb.strategies import base as strategy_base
 from jaxemb.workers import coordinator, dense, shared_rows
 
@@ -127,6 +127,7 @@ class Rows(shared_rows.SharedRows):
   """Rows that all workers push before any of them reads."""
 
   adds_up = True
+  may_read_ahead = False
   # The dispatch, the round in it, and the steps of the longest dispatch.
   _index, _number, _num_steps = 0, -1, 0
 
@@ -144,12 +145,6 @@ class Rows(shared_rows.SharedRows):
     if not stretch.first:
       self._num_steps = most
     return self._num_steps, examples
-
-  def fetch(
-    self, stretch: fetching.Stretch
-  ) -> tuple[int, dict[str, shared_rows.Used], None]:
-    """Reads nothing ahead."""
-    return self._flushes, self._used(stretch), None
 
   def _round(self, tables, stretch, fetched):
     """Pushes the round before, and reads what all have pushed of it."""

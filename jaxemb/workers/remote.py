@@ -24,14 +24,14 @@ import time
 import uuid
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxemb import errors
 from jaxemb.storage import atomic
-from jaxemb.workers import shards
+from jaxemb.workers import actors, links, shards
 
 _LOG = logging.getLogger('jaxemb')
 WAIT_SECS = 60  # for a shard that is being restarted
@@ -49,7 +49,9 @@ class Request(NamedTuple):
   table: str
   method: str  # of `shards.Shard`
   args: Mapping[int, tuple]  # by shard
-  indices: Mapping[int, np.ndarray] = {}  # by shard, of the ids that it has
+  # By shard, which rows of the request it has: the first of them, or all.
+  starts: Mapping[int, int] = {}
+  order: np.ndarray | None = None  # in which they are; None = as they were
 
 
 # Requests, done in this order, -> the results of each, by shard
@@ -70,68 +72,102 @@ class Sharded:
   num_bytes: int
   make: Callable[[np.ndarray], np.ndarray]  # ids -> their first records
   call: Call
-  client: str  # unique
+  client: int  # unique, not 0
   close: Callable[[], None]  # as of `stores.local.Store`
+  is_near: Callable[[], bool]  # whether all its rows are on this machine
   _calls: int = dataclasses.field(default=0, init=False)
 
-  def _split(self, method, ids, *arrays):
-    """Returns a call with ids [n] and arrays [n, ...], split by shard."""
-    shard = ids % self.num_shards
-    indices = {i: np.flatnonzero(shard == i) for i in range(self.num_shards)}
+  def by_shard(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """See `shards.by_shard`."""
+    return shards.by_shard(ids, self.num_shards)
+
+  def _slices(self, stops):
+    """Slices of what is sorted by shard, by those shards that have any."""
+    bounds = [0, *stops.tolist()]
+    slices = {
+      i: slice(*bounds[i : i + 2])
+      for i in range(self.num_shards)
+      if bounds[i] < bounds[i + 1]
+    }
     # Of no ids, from a shard that returns as many rows.
-    indices = {i: x for i, x in indices.items() if len(x)} or {0: np.arange(0)}
-    args = {i: tuple(y[x] for y in (ids, *arrays)) for i, x in indices.items()}
-    return Request(self.name, method, args, indices=indices)
+    return slices or {0: slice(0, 0)}
+
+  def _split(self, method, arrays, stops=None):
+    """Returns a call with arrays [n, ...], of which the first has ids.
+
+    They are sorted by shard if it is known where each shard's stop.
+    """
+    order = None
+    if stops is None:
+      order, stops = self.by_shard(arrays[0])
+      arrays = [x[order] for x in arrays]
+    slices = self._slices(stops)
+    args = {i: tuple(y[x] for y in arrays) for i, x in slices.items()}
+    starts = {i: x.start for i, x in slices.items()}
+    return Request(self.name, method, args, starts=starts, order=order)
 
   def _ask(self, method, args):
     """Results by shard."""
     return self.call([Request(self.name, method, args)])[0]
 
   def newer_request(
-    self, ids: np.ndarray, clocks: np.ndarray, bound: int
+    self,
+    ids: np.ndarray,
+    clocks: np.ndarray,
+    bound: int,
+    stops: np.ndarray | None = None,
   ) -> Request:
     """Asks for those of ids [n] with more than `bound` updates since clocks.
 
-    All of `NEVER`.
+    All of `NEVER`. For `stops` see `by_shard`; None = ids are not sorted.
     """
-    request = self._split('newer', ids, clocks)
+    request = self._split('newer', [ids, clocks], stops)
     args = {i: (*x, bound) for i, x in request.args.items()}
     return request._replace(args=args)
+
+  def newer_of_shards(
+    self, request: Request, results: Mapping[int, shards.Newer]
+  ) -> Iterator[shards.Newer]:
+    """Yields the results; makes the records of rows that nobody changed."""
+    for i, new in results.items():
+      records, ids = new.records, request.args[i][0]
+      if not new.is_known.all():
+        records = np.empty((len(new.clocks), self.num_bytes), np.uint8)
+        records[new.is_known] = new.records
+        records[~new.is_known] = self.make(ids[new.at][~new.is_known])
+      at = request.starts[i] + new.at
+      at = at if request.order is None else request.order[at]
+      yield new._replace(at=at, records=records)
 
   def newer(
     self, request: Request, results: Mapping[int, shards.Newer]
   ) -> shards.Newer:
-    """Joins the results; makes the records of rows that nobody changed."""
-    of_shards = list(results.values())
-    clocks = np.concatenate([x.clocks for x in of_shards])
-    is_known = np.concatenate([x.is_known for x in of_shards])
-    records = np.concatenate([x.records for x in of_shards])
-    indices = [request.indices[i][x.at] for i, x in results.items()]
-    if not is_known.all():
-      known = records
-      records = np.empty((len(clocks), self.num_bytes), np.uint8)
-      records[is_known] = known
-      ids = [request.args[i][0][x.at] for i, x in results.items()]
-      records[~is_known] = self.make(np.concatenate(ids)[~is_known])
-    return shards.Newer(
-      at=np.concatenate(indices),
-      clocks=clocks,
-      is_known=is_known,
-      records=records,
-      missed=sum(x.missed for x in of_shards),
-      most_missed=max(x.most_missed for x in of_shards),
+    """Joins `newer_of_shards`."""
+    *arrays, missed, most = zip(
+      *self.newer_of_shards(request, results), strict=True
     )
+    joined = map(np.concatenate, arrays)
+    return shards.Newer(*joined, missed=sum(missed), most_missed=max(most))
 
-  def add_request(self, push: shards.Push) -> Request:
-    """See `shards.Shard.add`."""
-    number_of = np.full(len(push.ids), -1)
-    number_of[push.first_at] = np.arange(len(push.first_at))
-    request = self._split('add', *push[:3], number_of)
+  def add_request(
+    self, push: shards.Push, stops: np.ndarray | None = None
+  ) -> Request:
+    """See `shards.Shard.add`; for `stops` see `by_shard`."""
+    arrays = list(push[:3])
+    if len(push.first_at):
+      number_of = np.full(len(push.ids), -1)
+      number_of[push.first_at] = np.arange(len(push.first_at))
+      arrays.append(number_of)
+    request, args = self._split('add', arrays, stops), {}
     self._calls += 1
-    args = {}
-    for i, (*arrays, numbers) in request.args.items():
-      new = np.flatnonzero(numbers >= 0)
-      some = shards.Push(*arrays, first_at=new, first=push.first[numbers[new]])
+    for i, (*of_shard, numbers) in request.args.items():
+      if len(push.first_at):
+        first_at = np.flatnonzero(numbers >= 0)
+        first = push.first[numbers[first_at]]
+      else:
+        of_shard.append(numbers)
+        first_at, first = push.first_at, push.first
+      some = shards.Push(*of_shard, first_at=first_at, first=first)
       args[i] = self.client, self._calls, some
     return request._replace(args=args)
 
@@ -146,13 +182,13 @@ class Sharded:
     for i in range(0, len(ids), size):
       some = ids[i : i + size]
       request = self.newer_request(some, np.full(len(some), shards.NEVER), 0)
-      newer = self.newer(request, self.call([request])[0])
-      records[i + newer.at] = newer.records
+      for new in self.newer_of_shards(request, self.call([request])[0]):
+        records[i + new.at] = new.records
     return records
 
   def write(self, ids: np.ndarray, records: np.ndarray) -> None:
     """See `stores.local.Store`."""
-    self.call([self._split('write', ids, records)])
+    self.call([self._split('write', [ids, records])])
 
   def snapshot(self, path: pathlib.Path) -> int:
     """See `stores.local.Store`; a folder with a file of each shard."""
@@ -185,31 +221,71 @@ def _ray() -> Any:
   return ray
 
 
-class _Calls:
-  """A `Call` of actors, which may be restarted meanwhile."""
+def _node() -> str:
+  """Returns the name that Ray has for this machine."""
+  return _ray().get_runtime_context().get_node_id()
 
-  def __init__(self, actors: list[Any]):
-    self.actors = actors
+
+class _Calls:
+  """A `Call` of actors, which may be restarted meanwhile.
+
+  Rows are read and changed by links to the shards; Ray has the other calls.
+  """
+
+  # Methods of `shards.Shard` that links call.
+  _BY_LINK = frozenset({'newer', 'add', 'write'})
+
+  def __init__(self, actors: list[Any], folder: pathlib.Path):
+    """The folder has one of each actor."""
+    self.actors, self._folder = actors, folder
     # By table, its arguments of `shards.Shard`, but for the number.
     self.sizes: dict[str, tuple] = {}
     # By table and number, starts and lost updates as far as is known.
     self._known: dict[tuple[str, int], tuple[int, int]] = {}
+    self._links: dict[int, links.Near | links.Far] = {}  # by number
+    self._node = _ray().get_runtime_context().get_node_id()
 
   def __call__(self, requests: Sequence[Request]) -> list[dict[int, Any]]:
-    start = time.monotonic()
     results = [dict.fromkeys(x.args) for x in requests]
     waiting: dict[int, list[tuple[int, tuple]]] = {}  # by number of the shard
     for k, request in enumerate(requests):
       for i, args in request.args.items():
-        sizes = i, *self.sizes[request.table]
-        call = request.table, sizes, request.method, args
+        call = request.table, self._sizes(request.table, i)
+        call = *call, request.method, args
         waiting.setdefault(i, []).append((k, call))
-    deadline, late = start + WAIT_SECS, collections.Counter()
+    calls = {i: [call for _, call in x] for i, x in waiting.items()}
+    by_link = all(x.method in self._BY_LINK for x in requests)
+    answers = self._ask(calls, self._by_link if by_link else self._by_ray)
+    for i, of_shard in answers.items():
+      for (k, call), answer in zip(waiting[i], of_shard, strict=True):
+        results[k][i] = answer.value
+        self._note(call[0], i, answer)
+    return results
+
+  def _sizes(self, table, i):
+    return i, *self.sizes[table]
+
+  def are_near(self) -> bool:
+    """Whether all shards are on this machine."""
+    return all(
+      isinstance(self._link(i), links.Near) for i in range(len(self.actors))
+    )
+
+  def _ask(self, calls, send):
+    """Returns the answers of shards, by number, once they have all answered.
+
+    `send` returns those that have, by number, and why others have not.
+    """
+    start = time.monotonic()
+    deadline, late, answers = start + WAIT_SECS, collections.Counter(), {}
     while True:
       num_late = late.total()
-      why = self._send(waiting, results, late)
+      waiting = {i: x for i, x in calls.items() if i not in answers}
+      answered, why = send(waiting, late)
+      answers |= answered
+      waiting = waiting.keys() - answered.keys()
       if not waiting:
-        return results
+        return answers
       now = time.monotonic()
       if late.total() > num_late:
         deadline = now + WAIT_SECS
@@ -222,36 +298,74 @@ class _Calls:
         ) from why
       time.sleep(_RETRY_SECS)
 
-  def _send(self, waiting, results, late):
-    """Makes the calls that wait; returns why some of them still do."""
-    ray, why = _ray(), None
-    refs = {
-      i: self.actors[i].call.remote([call for _, call in calls])
-      for i, calls in waiting.items()
-    }
-    # A shard may have to write or read its rows before it answers.
+  def _until(self):
+    """Returns when answers are late: a shard may write or read rows before."""
     shard_bytes = sum(
       num_rows * num_bytes // num_shards
       for num_shards, num_rows, num_bytes, _ in self.sizes.values()
     )
-    until = time.monotonic() + CALL_SECS + shard_bytes / _FILE_BYTES_PER_SEC
+    return time.monotonic() + CALL_SECS + shard_bytes / _FILE_BYTES_PER_SEC
+
+  def _by_ray(self, waiting, late, method='call'):
+    """See `_ask`; calls a method of actors."""
+    ray, answers, why = _ray(), {}, None
+    refs = {
+      i: getattr(self.actors[i], method).remote(calls)
+      for i, calls in waiting.items()
+    }
+    until = self._until()
     for i, ref in refs.items():
       try:
-        answers = ray.get(ref, timeout=max(0.0, until - time.monotonic()))
+        secs = max(0.0, until - time.monotonic())
+        answers[i] = ray.get(ref, timeout=secs)
       except ray.exceptions.GetTimeoutError as error:
         # Asked again: a call that was done is not done twice.
         why = error
         late[i] += 1
-        continue
       except ray.exceptions.RayActorError as error:
         why = error
-        continue
       except ray.exceptions.RayTaskError as error:
         raise error.cause from None
-      for (k, call), answer in zip(waiting.pop(i), answers, strict=True):
-        results[k][i] = answer.value
-        self._note(call[0], i, answer)
-    return why
+    return answers, why
+
+  def _by_link(self, waiting, late):
+    """See `_ask`."""
+    answers, why, sent = {}, None, {}
+    for i, calls in waiting.items():
+      try:
+        link = self._link(i)
+        link.send(calls)
+        sent[i] = link
+      except OSError as error:
+        why = error
+    until = self._until()
+    for i, link in sent.items():
+      try:
+        answers[i] = link.receive(max(0.001, until - time.monotonic()))
+      except TimeoutError as error:
+        why = error
+        late[i] += 1
+      except OSError as error:
+        why = error
+    return answers, why
+
+  def _link(self, i):
+    """Returns the link to an actor, which is asked where its shards are.
+
+    Again once it has failed. Raises an OSError if that cannot be reached.
+    """
+    link = self._links.get(i)
+    if link and link.is_open() and link.tables == self.sizes.keys():
+      return link
+    sizes = {k: self._sizes(k, i) for k in self.sizes}
+
+    def send(waiting, late):
+      return self._by_ray(waiting, late, method='place')
+
+    place = self._ask({i: sizes}, send)[i]
+    link = links.near(place, self._node, self._folder / str(i), sizes=sizes)
+    self._links[i] = link = link or links.Far(place, CALL_SECS)
+    return link
 
   def _note(self, table, i, answer):
     """Logs what a shard has lost, and why it was not saved."""
@@ -264,7 +378,12 @@ class _Calls:
     starts, lost = self._known.get((table, i), (1, 0))
     self._known[table, i] = answer.starts, answer.lost
     more = answer.lost - lost
-    if answer.starts != starts:
+    if answer.starts != starts and not more:
+      _LOG.warning(
+        f'shard {i} of table {table} ended and came back; its rows are still '
+        'in memory, and no update is lost'
+      )
+    elif answer.starts != starts:
       _LOG.warning(
         f'shard {i} of table {table} ended and came back from its last '
         f'snapshot: {more:,} updates of rows since then are lost'
@@ -403,7 +522,7 @@ class Cluster:
     folder: pathlib.Path,
     snapshot_secs: float,
     num_added: int = 0,
-    client: str = '',
+    client: int = 0,
   ) -> Sharded:
     """A table, whose shards are started if they are not there.
 
@@ -419,14 +538,14 @@ class Cluster:
       options['namespace'] = self.namespace
       self._calls = _Calls([
         self.start(
-          shards.Actor,
+          actors.Actor,
           folder / str(i),
           snapshot_secs,
           name=f'shards-{i}',
           **options,
         )
         for i in range(num_shards)
-      ])  # fmt: skip
+      ], folder)  # fmt: skip
     self._calls.sizes[name] = num_shards, num_rows, num_bytes, num_added
     return Sharded(
       name=name,
@@ -435,8 +554,9 @@ class Cluster:
       num_bytes=num_bytes,
       make=make,
       call=self._calls,
-      client=client or uuid.uuid4().hex,
+      client=client or 1 + secrets.randbits(62),
       close=lambda: self._close(name, folder),
+      is_near=self._calls.are_near,
     )
 
   def _close(self, name, folder):

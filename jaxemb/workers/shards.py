@@ -13,23 +13,46 @@ several decays could turn a mean square negative. Where one worker has the table
 for itself, it writes its records, whose bytes mean nothing here.
 """
 
-import json
 import pathlib
-import shutil
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
-from jaxemb.storage import atomic
 from jaxemb.stores import local as stores
+from jaxemb.workers import memory as memory_lib
 
 NEVER = -1  # the clock of a row that was not read so far
 EPOCH = 1 << 40  # more than all updates of a row
 _CLOCK_BYTES = 8
-_LEAST_SAVE_SECS = 5.0  # between two snapshots of a shard
+HOLDERS = 'holders'  # the file of processes that have the rows of a shard
+# Numbers before the rows: updates that a process is adding; clients so far; and
+# their last calls, of so many clients.
+_ADDING, _CLIENTS, _DONE = range(3)
+_HEAD = _DONE + 2 * 1024
+
+
+def _num_rows(number, num_shards, num_rows):
+  return len(range(number, num_rows, num_shards))
+
+
+def _aligned(num_bytes):
+  return -(-num_bytes // 64) * 64
+
+
+def _record_bytes(num_bytes):
+  """Bytes of a record with its clock, whose numbers are aligned."""
+  return _CLOCK_BYTES + -(-num_bytes // 8) * 8
+
+
+def buffer_bytes(
+  number: int, num_shards: int, num_rows: int, num_bytes: int, *_: int
+) -> int:
+  """Bytes of the buffer of a `Shard`, by its first arguments."""
+  num_here = _num_rows(number, num_shards, num_rows)
+  head_bytes = _aligned(8 * _HEAD + num_here)
+  return head_bytes + num_here * _record_bytes(num_bytes)
 
 
 class Newer(NamedTuple):
@@ -57,14 +80,100 @@ class Push(NamedTuple):
 
 
 @numba.njit(nogil=True, cache=True)
-def _add(numbers, at, deltas, num_added):
-  """Adds deltas [n, width] to rows at [n]; the last columns are replaced."""
+def _sort_by_shard(ids, num_shards, order, stops):
+  for id_ in ids:
+    stops[id_ % num_shards] += 1
+  total = 0
+  for i in range(num_shards):
+    total, stops[i] = total + stops[i], total
+  for i in range(len(ids)):
+    number = ids[i] % num_shards
+    order[stops[number]] = i
+    stops[number] += 1
+
+
+def by_shard(ids: np.ndarray, num_shards: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns an order [n] of ids [n] that has those of a shard side by side.
+
+  And where those of each shard stop, [num_shards].
+  """
+  order, stops = np.empty(len(ids), np.int64), np.zeros(num_shards, np.int64)
+  _sort_by_shard(ids, num_shards, order, stops)
+  return order, stops
+
+
+@numba.njit(nogil=True, cache=True)
+def _find_old(words, is_known, at, clocks, epoch, bound, old, now):
+  """Writes which of rows at [n] had more than `bound` updates since clocks [n].
+
+  Of these `old` has the numbers of n, and `now` the clocks. Returns how many
+  they are, and how many updates the others have had, in sum and at most.
+  """
+  num = missed = most = 0
   for i in range(len(at)):
-    row = numbers[at[i]]
+    clock = epoch
+    if is_known[at[i]]:
+      clock += words[at[i], 0]
+    behind = clock - clocks[i]
+    if clocks[i] < 0 or behind > bound:
+      old[num], now[num] = i, clock
+      num += 1
+    else:
+      missed += behind
+      most = max(most, behind)
+  return num, missed, most
+
+
+@numba.njit(nogil=True, cache=True)
+def _gather(records, is_known, at, old, known, out):
+  """Writes records of rows at[old] that are known, and which of them are."""
+  num = 0
+  for i in range(len(old)):
+    row = at[old[i]]
+    known[i] = is_known[row]
+    if known[i]:
+      source, target = records[row], out[num]
+      for k in range(len(target)):
+        target[k] = source[_CLOCK_BYTES + k]
+      num += 1
+  return num
+
+
+@numba.njit(nogil=True, cache=True)
+def _add(numbers, words, is_known, at, deltas, updates, num_added):
+  """Adds deltas [n, width] to rows at [n]; the last columns are replaced.
+
+  Returns updates of rows that are known, and of others, which are lost.
+  """
+  first = _CLOCK_BYTES // 4
+  added = lost = 0
+  for i in range(len(at)):
+    if not is_known[at[i]]:
+      lost += updates[i]
+      continue
+    row, delta = numbers[at[i]], deltas[i]
     for k in range(num_added):
-      row[k] += deltas[i, k]
-    for k in range(num_added, deltas.shape[1]):
-      row[k] = deltas[i, k]
+      row[first + k] += delta[k]
+    for k in range(num_added, len(delta)):
+      row[first + k] = delta[k]
+    words[at[i], 0] += updates[i]
+    added += updates[i]
+  return added, lost
+
+
+# Numbers of a shard that outlive its process and its rows: how many processes
+# had it so far; how often it has lost rows; updates of all rows; and updates
+# that are lost.
+COUNTS = np.dtype([
+  (name, np.int64) for name in ('starts', 'epoch', 'updates', 'lost')
+])  # fmt: skip
+
+
+def saved_counts(folder: pathlib.Path) -> np.ndarray:
+  """Returns `COUNTS` of a shard in a file, whose page outlives the process."""
+  path = folder / 'counts'
+  mode = 'r+' if path.exists() else 'w+'
+  return np.memmap(path, COUNTS, mode, shape=(1,))
 
 
 class Shard:
@@ -77,79 +186,162 @@ class Shard:
     num_rows: int,
     num_bytes: int,
     num_added: int = 0,
+    buffer: memoryview | None = None,
+    counts: np.ndarray | None = None,
   ):
-    """The table has `num_rows` of `num_bytes`; see the module for the last."""
-    num_here = len(range(number, num_rows, num_shards))
-    # Takes memory as rows are written; clients make those that are not known.
-    self._rows = stores.Store(num_here, _CLOCK_BYTES + num_bytes, make=None)
-    self._clocks = self._rows.records[:, :_CLOCK_BYTES].view(np.int64)[:, 0]
-    self._records = self._rows.records[:, _CLOCK_BYTES:]
+    """The table has `num_rows` of `num_bytes`; see the module for `num_added`.
+
+    The buffer has `buffer_bytes`, and other processes may have shards of it;
+    None = memory of this process, taken as rows are written.
+    """
+    num_here = _num_rows(number, num_shards, num_rows)
+    record_bytes = _record_bytes(num_bytes)
+    # Clients make the records that are not known.
+    self._rows = stores.Store(num_here, record_bytes, make=None)
+    if buffer is not None:
+      head = 8 * _HEAD
+      start = _aligned(head + num_here)
+      self._head = np.frombuffer(buffer, np.int64, _HEAD)
+      self._rows.is_known = np.frombuffer(buffer, bool, num_here, head)
+      self._rows.records = np.frombuffer(
+        buffer, np.uint8, num_here * record_bytes, start
+      ).reshape(num_here, record_bytes)
+    else:
+      self._head = np.zeros(_HEAD, np.int64)
+    self._words = self._rows.records.view(np.int64)
+    self._numbers = self._rows.records.view(np.float32)
+    self._num_bytes = num_bytes
     self._num_shards, self._num_added = num_shards, num_added
-    self.epoch = 0  # how often it came back
-    self.updates = 0  # of all rows
-    self.lost = 0  # updates of rows with which it has not come back
+    self.counts = np.zeros(1, COUNTS) if counts is None else counts
     # By client, the last call of `add`: one that is repeated, as the answer
     # was lost, is not done twice.
-    self.done: dict[str, int] = {}
+    self._done = self._head[_DONE:].reshape(-1, 2)
+    self._answer = np.empty((0, num_bytes), np.uint8)
 
-  def _find(self, ids):
-    at = ids // self._num_shards
-    return at, self._rows.is_known[at]
+  @property
+  def updates(self) -> int:
+    """Updates of all rows."""
+    return self._get('updates')
+
+  @property
+  def lost(self) -> int:
+    """Updates that are lost."""
+    return self._get('lost')
+
+  def _get(self, name):
+    return int(self.counts[name][0])
+
+  def _count(self, name, number):
+    self.counts[name] += number
+
+  def _is_known(self, at):
+    return self._rows.is_known[at]
 
   def newer(self, ids: np.ndarray, clocks: np.ndarray, bound: int) -> Newer:
-    """Those of ids [n] that had more than `bound` updates since clocks [n]."""
-    at, is_known = self._find(ids)
-    now = np.where(is_known, self._clocks[at], 0) + self.epoch * EPOCH
-    behind = now - clocks
-    is_old = (clocks < 0) | (behind > bound)
-    old, missed = np.flatnonzero(is_old), behind[~is_old]
-    at, is_known = at[old], is_known[old]
+    """Those of ids [n] that had more than `bound` updates since clocks [n].
+
+    Records are valid until the next call.
+    """
+    self._recover()
+    at = ids // self._num_shards
+    old, now = np.empty((2, len(at)), np.int64)
+    num, missed, most = _find_old(
+      self._words,
+      self._rows.is_known,
+      at,
+      clocks=clocks,
+      epoch=self._get('epoch') * EPOCH,
+      bound=bound,
+      old=old,
+      now=now,
+    )
+    old, now, known = old[:num], now[:num], np.empty(num, bool)
+    if len(self._answer) < num:  # not anew, as the system takes long for pages
+      self._answer = np.empty((num + num // 4, self._num_bytes), np.uint8)
+    num = _gather(
+      self._rows.records,
+      self._rows.is_known,
+      at,
+      old=old,
+      known=known,
+      out=self._answer,
+    )
     return Newer(
       at=old,
-      clocks=now[old],
-      is_known=is_known,
-      records=self._records[at[is_known]],
-      missed=int(np.sum(missed)),
-      most_missed=int(np.max(missed, initial=0)),
+      clocks=now,
+      is_known=known,
+      records=self._answer[:num],
+      missed=missed,
+      most_missed=most,
     )
+
+  def _recover(self):
+    """Counts updates as lost whose process ended while it added them."""
+    if self._head[_ADDING]:
+      self._count('lost', int(self._head[_ADDING]))
+      self._head[_ADDING] = 0
 
   def _begin(self, at, records):
     """Begins rows that no worker had changed."""
-    self._clocks[at], self._records[at] = 0, records
+    self._words[at, 0] = 0
+    self._set(at, records)
     self._rows.is_known[at] = True
 
-  def _tick(self, at, updates):
-    self._clocks[at] += updates
-    self.updates += int(np.sum(updates))
+  def _set(self, at, records):
+    stop = _CLOCK_BYTES + self._num_bytes
+    self._rows.records[at, _CLOCK_BYTES:stop] = records
 
-  def add(self, client: str, call: int, push: Push) -> None:
+  def add(self, client: int, call: int, push: Push) -> None:
     """Adds updates to rows, which begin as `push.first` unless they are known.
 
     Calls of a client have rising numbers. Updates of rows that this shard had
     and has not come back with are lost, as those before them.
     """
+    self._recover()
     if call <= self.done.get(client, -1):
       return
-    self.done[client] = call
     ids, deltas, updates, first_at, first = push
-    at, is_known = self._find(ids)
-    is_new = ~is_known[first_at]
-    self._begin(at[first_at[is_new]], first[is_new])
-    is_lost = ~self._rows.is_known[at]
-    if is_lost.any():
-      self.lost += int(np.sum(updates[is_lost]))
-      at, deltas, updates = at[~is_lost], deltas[~is_lost], updates[~is_lost]
-    numbers = self._rows.records.view(np.float32)[:, _CLOCK_BYTES // 4 :]
-    deltas = deltas.view(np.float32)
-    _add(numbers, at, deltas=deltas, num_added=self._num_added)
-    self._tick(at, updates)
+    self._head[_ADDING] = np.sum(updates)
+    self._note_done(client, call)
+    at = ids // self._num_shards
+    if len(first_at):
+      is_new = ~self._is_known(at[first_at])
+      self._begin(at[first_at[is_new]], first[is_new])
+    added, lost = _add(
+      self._numbers,
+      self._words,
+      self._rows.is_known,
+      at,
+      deltas=deltas.view(np.float32),
+      updates=updates,
+      num_added=self._num_added,
+    )
+    self._count('updates', added)
+    self._head[_ADDING] = 0
+    if lost:
+      self._count('lost', lost)
+
+  @property
+  def done(self) -> dict[int, int]:
+    """By client, its last call of `add` that was done."""
+    return dict(self._done[self._done[:, 0] != 0].tolist())
+
+  def _note_done(self, client, call):
+    found = np.flatnonzero(self._done[:, 0] == client)
+    if not len(found):  # in a free entry, or that of the oldest client
+      found = [self._head[_CLIENTS] % len(self._done)]
+      self._head[_CLIENTS] += 1
+    self._done[found[0]] = client, call
 
   def write(self, ids: np.ndarray, records: np.ndarray) -> None:
     """Replaces the records of ids [n] that differ."""
-    at, is_known = self._find(ids)
+    self._recover()
+    at = ids // self._num_shards
+    is_known = self._is_known(at)
     self._begin(at[~is_known], records[~is_known])
-    self._records[at] = records
-    self._tick(at, np.ones(len(at), np.int64))
+    self._set(at, records)
+    self._words[at, 0] += 1
+    self._count('updates', len(at))
 
   def num_known(self) -> int:
     """Rows that anybody ever changed."""
@@ -162,8 +354,26 @@ class Shard:
   def restore(self, path: pathlib.Path, checksum: int) -> None:
     """Goes back to a snapshot. Raises a ValueError if it is damaged."""
     self._rows.restore(path, checksum)
-    self.updates = int(np.sum(self._clocks, where=self._rows.is_known))
-    self.epoch += 1
+    updates = int(np.sum(self._words[:, 0], where=self._rows.is_known))
+    self._count('updates', updates - self.updates)
+    self._count('epoch', 1)
+
+  def begin_again(
+    self, path: pathlib.Path | None, checksum: int, done: Mapping[int, int]
+  ) -> None:
+    """Goes on in a new process without the rows of the last one.
+
+    It has those of a snapshot, if there is a path; `done` is as of then.
+    """
+    before = self.updates
+    if path:
+      self.restore(path, checksum)
+      for client, call in done.items():
+        self._note_done(client, call)
+    else:
+      self._count('updates', -before)
+      self._count('epoch', 1)
+    self._count('lost', before - self.updates)
 
 
 class Answer(NamedTuple):
@@ -175,84 +385,24 @@ class Answer(NamedTuple):
   value: Any  # what the method returns
 
 
-class _SavedShard:
-  """A shard with snapshots, from which it goes on in another process."""
+def answer(shard: Shard, value: Any, problem: str = '') -> Answer:
+  """Returns an answer of a shard."""
+  starts, _, _, lost = shard.counts[0].item()
+  return Answer(starts=starts, lost=lost, problem=problem, value=value)
 
-  def __init__(self, folder: pathlib.Path, snapshot_secs: float, *sizes: int):
-    """The folder is this shard's; `sizes` are arguments of `Shard`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    self._folder, self._latest = folder, folder / 'latest.json'
-    self._every_secs, self._shard = snapshot_secs, Shard(*sizes)
-    # Starts, epoch, updates, and updates lost, for the next start. The page
-    # outlives the process.
-    path = folder / 'counts'
-    mode = 'r+' if path.exists() else 'w+'
-    self._counts = np.memmap(path, np.int64, mode, shape=(4,))
-    if self._latest.exists():
-      saved = json.loads(self._latest.read_text())
-      self._shard.restore(folder / saved['rows'], saved['checksum'])
-      self._shard.done = saved['done']
-    self._lost = self._counts[3] + self._counts[2] - self._shard.updates
-    self._shard.epoch = int(self._counts[1]) + 1
-    self._counts[0] += 1
-    self._number, self._saved, self._save_secs = 0, time.monotonic(), 0.0
-    self._count()
 
-  def _count(self):
-    shard, lost = self._shard, self._lost + self._shard.lost
-    self._counts[1:4] = shard.epoch, shard.updates, lost
+class Mapped:
+  """A shard whose rows lie in memory that processes of a machine share."""
+
+  def __init__(
+    self, memory: memory_lib.Memory, folder: pathlib.Path, *sizes: int
+  ):
+    """The folder is the shard's; `sizes` are arguments of `Shard`."""
+    self.memory = memory
+    counts = saved_counts(folder)
+    self.shard = Shard(*sizes, buffer=memory.buffer, counts=counts)
 
   def call(self, method: str, args: tuple) -> Answer:
-    """Calls a method of the shard; saves it if that is due."""
-    value = getattr(self._shard, method)(*args)
-    self._count()
-    # Snapshots take a twentieth of the time, if they are to be that frequent.
-    every_secs = min(20 * self._save_secs, self._every_secs)
-    every_secs = max(_LEAST_SAVE_SECS, every_secs)
-    is_old, problem = time.monotonic() - self._saved > every_secs, ''
-    if is_old or method == 'restore':
-      try:
-        self._save()
-      except OSError as error:  # the snapshot before it stays
-        problem, self._saved = str(error), time.monotonic()
-    starts, _, _, lost = self._counts.tolist()
-    return Answer(starts=starts, lost=lost, problem=problem, value=value)
-
-  def _save(self):
-    start = time.monotonic()
-    path = self._folder / f'rows-{self._counts[0]}-{self._number % 2}'
-    checksum = self._shard.snapshot(path)
-    state = {'rows': path.name, 'checksum': checksum, 'done': self._shard.done}
-    with atomic.write(self._latest) as file:
-      file.write(json.dumps(state).encode())
-    for old in self._folder.glob('rows-*'):
-      if old != path:
-        old.unlink()
-    self._number, self._saved = self._number + 1, time.monotonic()
-    self._save_secs = self._saved - start
-
-
-class Actor:
-  """A process with a shard of every table; Ray restarts it if it ends."""
-
-  def __init__(self, folder: pathlib.Path, snapshot_secs: float):
-    """The folder is for its snapshots."""
-    self._folder, self._snapshot_secs = folder, snapshot_secs
-    self._shards: dict[str, _SavedShard] = {}
-
-  def call(
-    self, calls: Sequence[tuple[str, tuple, str, tuple]]
-  ) -> list[Answer]:
-    """Calls shards, each by (table, sizes, method, arguments)."""
-    answers = []
-    for name, sizes, method, args in calls:
-      if name not in self._shards:
-        folder, secs = self._folder / name, self._snapshot_secs
-        self._shards[name] = _SavedShard(folder, secs, *sizes)
-      answers.append(self._shards[name].call(method, args))
-    return answers
-
-  def drop(self, name: str) -> None:
-    """Removes the shard of a table."""
-    self._shards.pop(name, None)
-    shutil.rmtree(self._folder / name, ignore_errors=True)
+    """Calls a method of the shard, while it is locked."""
+    value = getattr(self.shard, method)(*args)
+    return answer(self.shard, value)

@@ -39,7 +39,7 @@ that were pushed, and a staleness of s lets them be that of s updates of others.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -60,96 +60,162 @@ def num_updates(clocks: np.ndarray) -> np.ndarray:
 
 
 class Pending(NamedTuple):
-  """Updates of this worker that are to be pushed."""
+  """Updates of this worker that are to be pushed, sorted by shard."""
 
   lines: np.ndarray  # [n]
   ids: np.ndarray  # [n]
+  stops: np.ndarray  # [num_shards], see `shards.by_shard`
   updates: np.ndarray  # [n] int64
   # [m, width] float32, rows that nobody had changed, and which of n they are
   first: np.ndarray
   first_at: np.ndarray
 
 
+class Part(NamedTuple):
+  """Numbers of rows that change alike."""
+
+  numbers: np.ndarray  # [m, columns] float32
+  kind: str  # 'weighted' | 'added' | 'replaced', when they are pushed
+
+
+class Block(NamedTuple):
+  """Rows that are read and changed."""
+
+  parts: Sequence[Part]  # of rows, in the order of their columns
+  at: np.ndarray  # [n] int64, which of m rows they are
+
+  def columns(self) -> Iterator[tuple[Part, slice]]:
+    """Yields parts with their columns."""
+    start = 0
+    for part in self.parts:
+      stop = start + part.numbers.shape[1]
+      yield part, slice(start, stop)
+      start = stop
+
+
 @numba.njit(nogil=True, cache=True)
-def _settle(rows, base, lines, weights, num_weighted, num_added):
+def _settle(numbers, at, base, lines, weights, start, deltas):
   """Moves the base of lines [n] to where their rows have been pushed.
 
-  Of the first columns of rows [n, width] a weighted part is pushed, and the row
-  becomes that; others add up; the last are pushed as they are.
-  Returns what is pushed, [n, width].
+  A weighted part of what was learned is pushed, and the row becomes that.
   """
-  deltas = np.empty((len(lines), rows.shape[1]), np.float32)
+  stop = start + numbers.shape[1]
   for i in range(len(lines)):
-    row, old = rows[i], base[lines[i]]
-    for k in range(num_weighted):
-      deltas[i, k] = weights[i] * (row[k] - old[k])
-      old[k] += deltas[i, k]
+    row, old = numbers[at[i]], base[lines[i], start:stop]
+    delta, weight = deltas[i, start:stop], weights[i]
+    for k in range(len(row)):
+      delta[k] = weight * (row[k] - old[k])
+      old[k] += delta[k]
       row[k] = old[k]
-    for k in range(num_weighted, num_added):
-      deltas[i, k] = row[k] - old[k]
-      old[k] = row[k]
-    for k in range(num_added, rows.shape[1]):
-      deltas[i, k] = row[k]
-  return deltas
 
 
 @numba.njit(nogil=True, cache=True)
-def _merge(rows, base, lines, has_updates, new, num_added):
+def _settle_all(numbers, at, base, lines, start, deltas):
+  """As `_settle`, of all that was learned."""
+  stop = start + numbers.shape[1]
+  for i in range(len(lines)):
+    row, old = numbers[at[i]], base[lines[i], start:stop]
+    delta = deltas[i, start:stop]
+    for k in range(len(row)):
+      delta[k] = row[k] - old[k]
+      old[k] = row[k]
+
+
+@numba.njit(nogil=True, cache=True)
+def _copy(numbers, at, start, deltas):
+  """Pushes rows as they are."""
+  stop = start + numbers.shape[1]
+  for i in range(len(at)):
+    row, delta = numbers[at[i]], deltas[i, start:stop]
+    for k in range(len(row)):
+      delta[k] = row[k]
+
+
+@numba.njit(nogil=True, cache=True)
+def _merge(numbers, at, base, lines, has_updates, new, start, adds):
   """Writes rows that were read into lines [n], and adds pending updates.
 
   Columns that do not add up stay as they are where updates are pending.
   """
+  stop = start + numbers.shape[1]
   for i in range(len(lines)):
-    row, old = rows[i], base[lines[i]]
-    for k in range(rows.shape[1]):
-      if not has_updates[i]:
-        row[k] = new[i, k]
-      elif k < num_added:
-        row[k] += new[i, k] - old[k]
-      old[k] = new[i, k]
+    row, old, read = (
+      numbers[at[i]],
+      base[lines[i], start:stop],
+      new[i, start:stop],
+    )
+    if not has_updates[i]:
+      for k in range(len(row)):
+        row[k] = read[k]
+        old[k] = read[k]
+    else:
+      for k in range(len(row)):
+        if adds:
+          row[k] += read[k] - old[k]
+        old[k] = read[k]
+
+
+@numba.njit(nogil=True, cache=True)
+def _tally(lookups, cache_row_of, counts, lines, ids):
+  """Writes lines and ids of lookups [n], each once, and counts them by line.
+
+  Those from `cache_row_of.size` on are padding. Returns how many differ.
+  """
+  num = 0
+  for id_ in lookups:
+    if id_ < cache_row_of.size:
+      line = cache_row_of[id_]
+      if counts[line] == 0:
+        lines[num], ids[num] = line, id_
+        num += 1
+      counts[line] += 1
+  return num
 
 
 class Copies:
   """The lines of one table on one worker; one thread at a time uses it."""
 
-  def __init__(
-    self, table: remote.Sharded, capacity: int, num_added: int, bound: int
-  ):
-    """`num_added` is as of `shards`; the bound is in updates of a row."""
-    self.table, self._num_added, self.bound = table, num_added, bound
+  def __init__(self, table: remote.Sharded, capacity: int, bound: int):
+    """The bound is in updates of a row."""
+    self.table, self.bound = table, bound
     self._ids = np.full(capacity, -1, np.int64)
     self._clocks = np.full(capacity, shards.NEVER, np.int64)
     self._updates = np.zeros(capacity, np.int64)
     self._base = np.zeros((capacity, table.num_bytes // 4), np.float32)
+    self._deltas, self._num_deltas = np.empty_like(self._base[:0]), 0
 
-  def read_request(self, lines: np.ndarray, ids: np.ndarray) -> remote.Request:
-    """Asks for the rows of ids [n] that differ, which have or get lines [n]."""
+  def read_request(
+    self, lines: np.ndarray, ids: np.ndarray, stops: np.ndarray | None = None
+  ) -> remote.Request:
+    """Asks for the rows of ids [n] that differ, which have or get lines [n].
+
+    They are sorted by shard if there are `stops`.
+    """
     has_line = self._ids[lines] == ids
     clocks = np.where(has_line, self._clocks[lines], shards.NEVER)
-    return self.table.newer_request(ids, clocks, self.bound)
+    return self.table.newer_request(ids, clocks, self.bound, stops=stops)
 
   def commit(
-    self,
-    lines: np.ndarray,
-    ids: np.ndarray,
-    newer: shards.Newer,
-    rows: np.ndarray,
+    self, lines: np.ndarray, ids: np.ndarray, newer: shards.Newer, block: Block
   ) -> None:
     """Notes rows that were read into lines [n], whose old rows were settled.
 
-    Those of ids [n] are `newer`. `rows` [n, width] float32, what the device has
-    in the lines, become what it is to have.
+    Those of ids [n] are `newer`. The block, what the device has in the lines,
+    becomes what it is to have.
     """
     has_updates = (self._ids[lines] == ids) & (self._updates[lines] > 0)
     self._ids[lines], self._clocks[lines] = ids, newer.clocks
-    _merge(
-      rows,
-      self._base,
-      lines=lines,
-      has_updates=has_updates,
-      new=newer.records.view(np.float32),
-      num_added=self._num_added,
-    )
+    for part, columns in block.columns():
+      _merge(
+        part.numbers,
+        block.at,
+        base=self._base,
+        lines=lines,
+        has_updates=has_updates,
+        new=newer.records.view(np.float32),
+        start=columns.start,
+        adds=part.kind != 'replaced',
+      )
 
   def rebase(self, lines: np.ndarray, errors: np.ndarray) -> None:
     """Adds rounding errors of lines [n] that were written to their base."""
@@ -178,42 +244,63 @@ class Copies:
     return pending
 
   def _take(self, lines):
+    ids = self._ids[lines]
+    order, stops = self.table.by_shard(ids)
+    lines, ids = lines[order], ids[order]
     updates = self._updates[lines]
     self._updates[lines] = 0
     first_at = np.flatnonzero(num_updates(self._clocks[lines]) == 0)
     return Pending(
       lines=lines,
-      ids=self._ids[lines],
+      ids=ids,
+      stops=stops,
       updates=updates,
       first=self._base[lines[first_at]],
       first_at=first_at,
     )
 
+  def _room(self, num):
+    """Returns room for deltas, until `pushed`."""
+    start, self._num_deltas = self._num_deltas, self._num_deltas + num
+    if self._num_deltas > len(self._deltas):
+      # Not anew each time, as the system takes long for pages.
+      size = start + 2 * num
+      self._deltas = np.empty((size, self._base.shape[1]), np.float32)
+    return self._deltas[start : self._num_deltas]
+
+  def pushed(self) -> None:
+    """Notes that all that was settled is pushed."""
+    self._num_deltas = 0
+
   def settle(
-    self,
-    pending: Pending,
-    rows: np.ndarray,
-    weights: np.ndarray | None = None,
-    num_weighted: int = 0,
+    self, pending: Pending, block: Block, weights: np.ndarray | None = None
   ) -> shards.Push:
     """Returns what to push before anything else is read.
 
-    `rows` [n, width] float32 are those of the lines. Of the first
-    `num_weighted` numbers a part is pushed, by weights [n] float32, and the
-    rows become that.
+    The block has the rows of the lines. Of numbers that are 'weighted' a part
+    is pushed, by weights [n] float32, and they become that; None = all.
     """
     lines = pending.lines
     self._clocks[lines] += pending.updates
-    if weights is None:
-      weights = np.ones(len(lines), np.float32)
-    deltas = _settle(
-      rows,
-      self._base,
-      lines=lines,
-      weights=weights,
-      num_weighted=num_weighted,
-      num_added=self._num_added,
-    )
+    deltas = self._room(len(lines))
+    for part, columns in block.columns():
+      args = part.numbers, block.at
+      start = columns.start
+      if part.kind == 'replaced':
+        _copy(*args, start=start, deltas=deltas)
+      elif part.kind == 'added' or weights is None:
+        _settle_all(
+          *args, base=self._base, lines=lines, start=start, deltas=deltas
+        )
+      else:
+        _settle(
+          *args,
+          base=self._base,
+          lines=lines,
+          weights=weights,
+          start=start,
+          deltas=deltas,
+        )
     return shards.Push(
       ids=pending.ids,
       deltas=deltas.view(np.uint8),
@@ -238,6 +325,13 @@ class FloatRows:
     self._stops = (self.dim + np.cumsum([0, *sizes])).tolist()
     self.num_bytes = 4 * self._stops[-1]
     self.num_added = self._stops[sum(k in sums for k in self._names)]
+    kinds = ['added' if k in sums else 'replaced' for k in self._names]
+    self._kinds = ['weighted', *kinds]
+    dtypes = [x.dtype for x in table.arrays(table.form)]
+    # Whether the device has what records have, in memory of the process.
+    self._is_in_place = cached.are_in_memory() and all(
+      x == np.float32 for x in dtypes
+    )
 
   def encode(self, block: spec_lib.RowBlock) -> np.ndarray:
     """[n, num_bytes] uint8, the records of rows."""
@@ -263,16 +357,34 @@ class FloatRows:
     encoded = spec_lib.encode_rows(rows, self.table.spec.dtype)
     return spec_lib.RowBlock(encoded, opt_state)
 
-  def read(self, state: spec_lib.TableState, lines: np.ndarray) -> np.ndarray:
-    """[n, width] float32, what the device has in lines [n], n > 0."""
-    return self._join(self.table.row_block(self.table.take(state, lines)))
+  def read(self, state: spec_lib.TableState, lines: np.ndarray) -> Block:
+    """Returns the rows that the device has in lines [n], n > 0.
+
+    They are its memory itself if that has float32 and is of the process.
+    """
+    if self._is_in_place:
+      vectors, *views = self.table.views(state)
+      views = dict(zip(sorted(self._names), views, strict=True))
+      arrays = [vectors, *(views[k] for k in self._names)]
+      return self._block([x.view(np.float32) for x in arrays], lines)
+    rows = self._join(self.table.row_block(self.table.take(state, lines)))
+    arrays = np.split(rows, self._stops[:-1], 1)
+    arrays = list(map(np.ascontiguousarray, arrays))
+    return self._block(arrays, np.arange(len(rows)))
+
+  def _block(self, arrays, at):
+    pairs = zip(arrays, self._kinds, strict=True)
+    return Block([Part(x, kind) for x, kind in pairs], at)
 
   def write(
-    self, state: spec_lib.TableState, lines: np.ndarray, floats: np.ndarray
+    self, state: spec_lib.TableState, lines: np.ndarray, block: Block
   ) -> tuple[spec_lib.TableState, np.ndarray | None]:
-    """Writes [n, width] into lines [n]; returns what rounding added."""
-    block = self._split(floats)
-    arrays = self.table.arrays_of(block)
+    """Writes back a block that was changed; returns what rounding added."""
+    if self._is_in_place:
+      return state, None
+    floats = np.concatenate([x.numbers for x in block.parts], 1)
+    rows = self._split(floats)
+    arrays = self.table.arrays_of(rows)
     if cached.are_in_memory():
       for view, new in zip(self.table.views(state), arrays, strict=True):
         new = np.ascontiguousarray(new).reshape(len(lines), -1)
@@ -282,22 +394,27 @@ class FloatRows:
     if self.table.spec.dtype == 'float32':
       return state, None
     errors = np.zeros_like(floats)
-    errors[:, : self.dim] = block.rows - floats[:, : self.dim]
+    errors[:, : self.dim] = rows.rows - floats[:, : self.dim]
     return state, errors
 
 
 class Used(NamedTuple):
   """Rows of a table that a stretch uses."""
 
-  lines: np.ndarray  # [n]
-  ids: np.ndarray  # [n]
-  updates: np.ndarray  # [n]
+  lines: np.ndarray  # [n] int64, sorted by shard
+  ids: np.ndarray  # [n] int64
+  stops: np.ndarray  # [num_shards], see `shards.by_shard`
+  updates: np.ndarray  # [n] int64
 
 
 class SharedRows(cached.Rows):
   """See the module."""
 
   adds_up = False  # whether pushes have no weights
+  # Whether rows on other machines are read while the round before runs; those
+  # of this machine are read, in little time, when it has ended.
+  may_read_ahead = True
+  reads_ahead = False
 
   # Of `rows_checked`, `updates_missed` by those that were not read.
   COUNTS = (
@@ -342,9 +459,9 @@ class SharedRows(cached.Rows):
     self.most_missed = 0  # since it was last set to 0
     # Flushes so far: what was read before the last one lacks what it pushed.
     self._flushes = 0
-    self._copies, self._last_lines = {}, {}
+    self._copies, self._last_lines, self._tallies = {}, {}, {}
     # What was taken from the device, to be pushed when something is read.
-    self._pushes: list[tuple[str, shards.Push]] = []
+    self._pushes: list[tuple[str, shards.Push, np.ndarray]] = []
 
   def init(self, keys: Mapping[str, jax.Array]) -> None:
     """See the base; where others have begun, with their rows."""
@@ -353,10 +470,12 @@ class SharedRows(cached.Rows):
       self._copies[name] = Copies(
         self.stores[name],
         table.num_rows,
-        self.layouts[name].num_added,
         bound=self._staleness,
       )
+      self._tallies[name] = np.zeros(table.num_rows, np.int64)
       self._last_lines[name] = np.zeros(0, np.int64)
+    is_near = all(x.is_near() for x in self.stores.values())
+    self.reads_ahead = self.may_read_ahead and not is_near
 
   @property
   def copy_bytes(self) -> int:
@@ -374,7 +493,7 @@ class SharedRows(cached.Rows):
 
   def num_updates(self) -> int:
     """Updates of rows on the device that no shard has."""
-    taken = sum(int(np.sum(x.updates)) for _, x in self._pushes)
+    taken = sum(int(np.sum(x.updates)) for _, x, _ in self._pushes)
     return taken + sum(x.num_updates() for x in self._copies.values())
 
   # Rounds, which are stretches of steps.
@@ -406,31 +525,41 @@ class SharedRows(cached.Rows):
 
   def fetch(
     self, stretch: fetching.Stretch
-  ) -> tuple[int, dict[str, Used], dict[str, shards.Newer] | None]:
+  ) -> tuple[int, dict[str, Used], dict[str, list[shards.Newer]] | None]:
     """See the base."""
     flushes, used = self._flushes, self._used(stretch)
-    return flushes, used, self._exchange(used)
+    newer = self._exchange(used) if self.reads_ahead else None
+    return flushes, used, newer
 
   def _used(self, stretch):
     lookups, used = stretch.lookups, {}
     for cache in stretch.caches:
       for name in cache.names:
-        ids, updates = np.unique(lookups[name], return_counts=True)
-        num = np.searchsorted(ids, cache.num_rows)  # others are padding
-        ids, updates = ids[:num], updates[:num]
-        used[name] = Used(cache.cache_row_of[ids], ids, updates)
+        ids, tally = lookups[name].reshape(-1), self._tallies[name]
+        lines, found = np.empty((2, min(len(ids), len(tally))), np.int64)
+        num = _tally(
+          ids, cache.cache_row_of, counts=tally, lines=lines, ids=found
+        )
+        order, stops = self.stores[name].by_shard(found[:num])
+        lines, ids = lines[order], found[order]
+        used[name] = Used(lines, ids, stops=stops, updates=tally[lines])
+        tally[lines] = 0
     return used
 
-  def _exchange(self, used: Mapping[str, Used]) -> dict[str, shards.Newer]:
+  def _exchange(
+    self, used: Mapping[str, Used]
+  ) -> dict[str, list[shards.Newer]]:
     """Pushes what was settled, and reads; in one call for each shard."""
     pushes, self._pushes = self._pushes, []
-    requests = [self.stores[k].add_request(x) for k, x in pushes]
+    requests = [self.stores[k].add_request(x, y) for k, x, y in pushes]
     reads = {
-      k: self._copies[k].read_request(x.lines, x.ids) for k, x in used.items()
+      k: self._copies[k].read_request(x.lines, x.ids, x.stops)
+      for k, x in used.items()
     }
     call = next(iter(self.stores.values())).call
     results = call([*requests, *reads.values()])[len(requests) :]
-    for name, push in pushes:
+    for name, push, _ in pushes:
+      self._copies[name].pushed()
       num, size = len(push.ids), self.layouts[name].num_bytes
       self.counts.add(
         rows_pushed=num,
@@ -439,16 +568,18 @@ class SharedRows(cached.Rows):
       )
     newer = {}
     for (name, request), result in zip(reads.items(), results, strict=True):
-      newer[name] = new = self.stores[name].newer(request, result)
-      self.most_missed = max(self.most_missed, new.most_missed)
-      num, num_read = len(used[name].ids), len(new.at)
+      new = list(self.stores[name].newer_of_shards(request, result))
+      newer[name] = new
+      most = max(x.most_missed for x in new)
+      self.most_missed = max(self.most_missed, most)
+      num, num_read = len(used[name].ids), sum(len(x.at) for x in new)
       self.counts.add(
         rows_checked=num,
         rows_fetched=num_read,
         # An id and a clock for each; where a row was, and its clock, too.
         bytes_sent=16 * num,
         bytes_received=num_read * (17 + self.layouts[name].num_bytes),
-        updates_missed=new.missed,
+        updates_missed=sum(x.missed for x in new),
       )
     return newer
 
@@ -473,6 +604,13 @@ class SharedRows(cached.Rows):
   def _round(self, tables, stretch, fetched):
     """Puts rows that were read on the device, and begins a round."""
     flushes, used, newer = fetched
+    if not self.reads_ahead:
+      self._settle_due(tables)
+      if self._waits:  # others wait for what this worker has learned
+        self._exchange({})
+      begun = self._begin_round(stretch)
+      self._commit(tables, used, self._exchange(used))
+      return begun
     if flushes != self._flushes:
       newer = self._exchange(used)
     self._commit(tables, used, newer)
@@ -480,16 +618,17 @@ class SharedRows(cached.Rows):
     return self._begin_round(stretch)
 
   def _commit(self, tables, used, newer):
-    for name, new in newer.items():
-      if not len(new.at):
-        continue
-      lines, ids = used[name].lines[new.at], used[name].ids[new.at]
-      rows = self.layouts[name].read(tables[name], lines)
-      self._copies[name].commit(lines, ids, new, rows)
-      self._write(name, tables, lines, rows=rows)
+    for name, of_shards in newer.items():
+      for new in of_shards:
+        if not len(new.at):
+          continue
+        lines, ids = used[name].lines[new.at], used[name].ids[new.at]
+        block = self.layouts[name].read(tables[name], lines)
+        self._copies[name].commit(lines, ids, new, block)
+        self._write(name, tables, lines, block=block)
 
-  def _write(self, name, tables, lines, rows):
-    tables[name], errors = self.layouts[name].write(tables[name], lines, rows)
+  def _write(self, name, tables, lines, block):
+    tables[name], errors = self.layouts[name].write(tables[name], lines, block)
     if errors is not None:
       self._copies[name].rebase(lines, errors)
 
@@ -502,15 +641,12 @@ class SharedRows(cached.Rows):
     layout, lines = self.layouts[name], pending.lines
     if not len(lines):
       return
-    rows, weights, num_weighted = layout.read(tables[name], lines), None, 0
-    if not self.adds_up:
-      weights, num_weighted = self.weights(pending.updates), layout.dim
-    push = self._copies[name].settle(
-      pending, rows, weights, num_weighted=num_weighted
-    )
-    self._pushes.append((name, push))
-    if stays and num_weighted:
-      self._write(name, tables, lines, rows=rows)
+    block = layout.read(tables[name], lines)
+    weights = None if self.adds_up else self.weights(pending.updates)
+    push = self._copies[name].settle(pending, block, weights)
+    self._pushes.append((name, push, pending.stops))
+    if stays and weights is not None:
+      self._write(name, tables, lines, block=block)
 
   def flush(self, tables: cached.Tables, held: cached.Held) -> cached.Tables:
     """See the base."""

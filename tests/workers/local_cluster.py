@@ -8,7 +8,8 @@ from jaxemb.workers import remote, shards
 class Cluster:
   """As `remote.Cluster`, for any number of threads."""
 
-  def __init__(self):
+  def __init__(self, is_near=False):
+    self.is_near = is_near
     self.shards, self.lock, self.num_clients = {}, threading.Lock(), 0
 
   def table(
@@ -20,17 +21,19 @@ class Cluster:
       made = [shards.Shard(i, *args) for i in range(num)]
       self.shards.setdefault(name, made)
       self.num_clients += 1
-      client = str(self.num_clients)
+      client = self.num_clients
     args = name, num, rows, num_bytes, make, self.call, client, list
-    return remote.Sharded(*args)
+    return remote.Sharded(*args, is_near=lambda: self.is_near)
 
   def call(self, requests):
     """See `remote.Call`."""
     with self.lock:
       return [
-        {
-          i: getattr(self.shards[x.table][i], x.method)(*y)
-          for i, y in x.args.items()
-        }
-        for x in requests
+        {i: self._call(x, i, y) for i, y in x.args.items()} for x in requests
       ]
+
+  def _call(self, request, number, args):
+    result = getattr(self.shards[request.table][number], request.method)(*args)
+    if isinstance(result, shards.Newer):  # or another thread's is there next
+      return result._replace(records=result.records.copy())
+    return result

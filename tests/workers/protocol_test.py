@@ -32,8 +32,11 @@ class _Worker:
     self.table = _table(servers, num_shards)
     capacity = 24
     self.cache = cache_lib.Cache(('x',), ROWS, capacity, policy)
-    self.copies = shared_rows.Copies(self.table, capacity, ADDED, bound)
-    self.rows = np.zeros((capacity, WIDTH), np.float32)
+    self.copies = shared_rows.Copies(self.table, capacity, bound)
+    sums = np.zeros((capacity, ADDED), np.float32)
+    last = np.zeros((capacity, WIDTH - ADDED), np.float32)
+    parts = shared_rows.Part(sums, 'added'), shared_rows.Part(last, 'replaced')
+    self.sums_here, self.last_here, self.parts = sums, last, parts
     self.used = np.zeros(0, np.int64), np.zeros(0, np.int64)
     self.number = number
     # By id, as counted here: not pushed, pushed since the row was read, and the
@@ -50,8 +53,11 @@ class _Worker:
     self.pending[ids], self.sums[ids] = 0, 0
     self.log(ids, pending.updates, self.number)
 
+  def block(self, lines):
+    return shared_rows.Block(self.parts, np.asarray(lines, np.int64))
+
   def settle(self, pending):
-    return self.copies.settle(pending, self.rows[pending.lines])
+    return self.copies.settle(pending, self.block(pending.lines))
 
   def place(self, ids):
     """Finds lines for rows; what leaves is pushed, then what is old is read."""
@@ -70,15 +76,13 @@ class _Worker:
 
   def commit(self, lines, ids, newer):
     lines, ids = lines[newer.at], ids[newer.at]
-    rows = self.rows[lines]
-    self.copies.commit(lines, ids, newer, rows)
-    self.rows[lines] = rows
+    self.copies.commit(lines, ids, newer, self.block(lines))
     return newer
 
   def train(self, lines, ids, updates, deltas):
     self.copies.begin(lines, updates)
-    self.rows[lines, :ADDED] += deltas
-    self.rows[lines, ADDED:] = self.number
+    self.sums_here[lines] += deltas
+    self.last_here[lines] = self.number
     self.pending[ids] += updates
     self.sums[ids] += deltas
 
@@ -146,7 +150,7 @@ def test_invariants_hold_under_any_schedule(bound, policy, num_turns):
       if not bound:
         # I5: what lies in the shards, and what this worker has beside it.
         wanted = rows[ids, :ADDED] + worker.sums[ids]
-        np.testing.assert_array_equal(worker.rows[lines, :ADDED], wanted)
+        np.testing.assert_array_equal(worker.sums_here[lines], wanted)
     worker.train(lines, ids, updates, deltas)
     sums[ids] += deltas
     running[worker.number] = lines

@@ -34,13 +34,17 @@ def cluster(_ray_here):
   return remote.Cluster()
 
 
-def _table(cluster, folder, name, num=3, secs=1e9, client=''):
+def _table(cluster, folder, name, num=3, secs=1e9, client=0):
   args = num, ROWS, 4 * WIDTH, _make, folder, secs, WIDTH
   return cluster.table(name, *args, client)
 
 
+def _block(rows, lines):
+  return shared_rows.Block([shared_rows.Part(rows, 'added')], lines)
+
+
 def _push(worker, pending, rows):
-  push = worker.settle(pending, rows[pending.lines])
+  push = worker.settle(pending, _block(rows, pending.lines))
   worker.table.call([worker.table.add_request(push)])
 
 
@@ -86,11 +90,11 @@ def test_kills_at_random_lose_what_is_said_and_no_more(
 ):
   rng = np.random.default_rng(1)
   tables = [
-    _table(cluster, tmp_path, 'random', secs=0.05, client=f'worker {i}')
+    _table(cluster, tmp_path, 'random', secs=0.05, client=i + 1)
     for i in range(3)
   ]
   # Lines are ids: every row has one.
-  workers = [shared_rows.Copies(x, ROWS, WIDTH, 2) for x in tables]
+  workers = [shared_rows.Copies(x, ROWS, 2) for x in tables]
   rows, pushed = np.zeros((3, ROWS, WIDTH), np.float32), 0
   for step in range(60):
     number = rng.integers(3)
@@ -100,9 +104,7 @@ def test_kills_at_random_lose_what_is_said_and_no_more(
     ids = np.unique(rng.zipf(1.3, 40) % ROWS)
     newer = _newer(worker.table, worker.read_request(ids, ids))
     lines = ids[newer.at]
-    new = own[lines]
-    worker.commit(lines, lines, newer, new)
-    own[lines] = new
+    worker.commit(lines, lines, newer, _block(own, lines))
     worker.begin(ids, np.ones(len(ids), np.int64))
     own[ids] += 1
     due = worker.due(ids)
