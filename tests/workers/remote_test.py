@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb.workers import remote, shards, shared_rows
+from jaxemb.workers import links, remote, shards, shared_rows
 
 ROWS, WIDTH = 301, 4
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
@@ -32,6 +32,12 @@ def _ray_here(tmp_path_factory):
 @pytest.fixture
 def cluster(_ray_here):
   return remote.Cluster()
+
+
+@pytest.fixture
+def is_far(monkeypatch):
+  """Has clients use shards as if they were on another machine."""
+  monkeypatch.setattr(links, 'near', lambda *args, **kwargs: None)
 
 
 def _table(cluster, folder, name, num=3, secs=1e9, client=0):
@@ -58,6 +64,14 @@ def _kill(table, number):
   actor.__ray_call__.remote(lambda self: os._exit(9))
 
 
+def _read_again(table, ids):
+  """Rows, once a shard that is killed has ended and come back."""
+  link = table.call._links[1]
+  while isinstance(link, links.Near) and link.is_open():
+    time.sleep(0.01)
+  return table.read(ids)
+
+
 def _clocks(table):
   ids = np.arange(ROWS)
   found = _newer(table, table.newer_request(ids, ids - ROWS, 0))
@@ -66,7 +80,12 @@ def _clocks(table):
   return clocks
 
 
-def test_a_shard_that_is_killed_says_what_it_lost(cluster, tmp_path, caplog):
+@pytest.mark.parametrize('near', [True, False])
+def test_a_shard_that_is_killed_says_what_it_lost(
+  cluster, tmp_path, caplog, request, near
+):
+  if not near:
+    request.getfixturevalue('is_far')
   table = _table(cluster, tmp_path, 'killed', num=2)
   ids = np.arange(10)
   table.write(ids, old := _make(ids + 1))
@@ -77,16 +96,21 @@ def test_a_shard_that_is_killed_says_what_it_lost(cluster, tmp_path, caplog):
   for _ in range(3):
     table.write(ids, new)
   _kill(table, 1)
-  expected = np.where((ids % 2 == 1)[:, None], old, new)
-  np.testing.assert_array_equal(table.read(ids), expected)
+  found = _read_again(table, ids)
   assert caplog.text.count('came back') == 1
   assert 'shard 1 of table killed' in caplog.text
-  assert 'snapshot: 15 updates of rows' in caplog.text
+  if near:  # this process has the rows, too
+    np.testing.assert_array_equal(found, new)
+    assert 'no update is lost' in caplog.text
+  else:
+    expected = np.where((ids % 2 == 1)[:, None], old, new)
+    np.testing.assert_array_equal(found, expected)
+    assert 'snapshot: 15 updates of rows' in caplog.text
   table.close()
 
 
 def test_kills_at_random_lose_what_is_said_and_no_more(
-  cluster, tmp_path, caplog
+  cluster, tmp_path, caplog, is_far
 ):
   rng = np.random.default_rng(1)
   tables = [
@@ -141,26 +165,24 @@ def _suspend(table, number):
 
 
 def test_a_shard_that_was_suspended_is_asked_again(
-  cluster, tmp_path, monkeypatch
+  cluster, tmp_path, monkeypatch, is_far
 ):
-  import ray
-
   table = _table(cluster, tmp_path, 'late', num=2)
   ids, one = np.arange(10), np.ones(10, np.int64)
   rows = _make(ids)
   table.read(ids)  # once actors have started
   monkeypatch.setattr(remote, 'CALL_SECS', 2)
-  pid, get = _suspend(table, 1), ray.get
+  pid, receive = _suspend(table, 1), links.Far.receive
 
-  def get_or_resume(*args, **kwargs):
+  def receive_or_resume(self, secs):
     try:
-      return get(*args, **kwargs)
-    except ray.exceptions.GetTimeoutError:
+      return receive(self, secs)
+    except TimeoutError:
       monkeypatch.setattr(remote, 'CALL_SECS', 60)  # it may be slow
       os.kill(pid, signal.SIGCONT)
       raise
 
-  monkeypatch.setattr(ray, 'get', get_or_resume)
+  monkeypatch.setattr(links.Far, 'receive', receive_or_resume)
   push = shards.Push(ids, rows, one, ids, rows)
   table.call([table.add_request(push)])
   # Both calls have come, and one was done.
@@ -181,6 +203,8 @@ def test_a_shard_that_has_ended_is_one_line(cluster, tmp_path, monkeypatch):
   with pytest.raises(ray.exceptions.RayActorError):
     while True:  # it may still answer for a moment
       ray.get(actor.__ray_call__.remote(lambda self: None))
+  while table.call._links[1].is_open():
+    time.sleep(0.01)
   start = time.monotonic()
   with pytest.raises(errors.UserError, match='^shard 1 of the tables has not'):
     table.read(np.arange(3))
