@@ -27,7 +27,11 @@ class _SavedShard:
   """
 
   def __init__(
-    self, folder: pathlib.Path, snapshot_secs: float, node: str, *sizes: int
+    self,
+    folder: pathlib.Path,
+    snapshot_secs: float,
+    node: str,
+    sizes: tuple[int, ...],
   ):
     """The folder is this shard's; `sizes` are arguments of `shards.Shard`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +119,9 @@ class Actor:
   def _shard(self, name, sizes):
     if name not in self._shards:
       folder, secs = self._folder / name, self._snapshot_secs
-      self._shards[name] = _SavedShard(folder, secs, self._node, *sizes)
+      self._shards[name] = _SavedShard(
+        folder, snapshot_secs=secs, node=self._node, sizes=sizes
+      )
     return self._shards[name]
 
   def call(
