@@ -416,8 +416,6 @@ def _in_store(
 ) -> fetching.Fetching:
   """Steps on tables in a store, with room for so many rows on the device."""
   config, tuning = setup.config, setup.tuning
-  vocabs = {k: x.vocab for k, x in trainable.model.specs().items()}
-  caches = cache_lib.caches(vocabs, num_cache_rows, config.table.evict)
   folder = folder or pathlib.Path(tempfile.gettempdir())
   if config.table.store == 'remote' and not cluster:
     cluster = remote.Cluster()
@@ -439,8 +437,9 @@ def _in_store(
       num_workers=config.strategy.num_workers,
       memory_lookups=tuning.memory_lookups,
     )
-    most_steps = _round_steps(setup, trainable)
+    most_steps, centers = _round_steps(setup, trainable), tuning.part_words
   else:
+    centers = config.train.batch_words
     make_stores = {
       'memory': lambda name, *args: stores.Store(*args),
       'disk': lambda name, *args: stores.Disk(*args, folder=folder),
@@ -455,10 +454,31 @@ def _in_store(
     lends = tuning.fused and tuning.threads >= resources.usable_cores()
   return fetching.Fetching(
     trainable=trainable,
-    caches=caches,
+    caches=_caches(
+      config,
+      trainable,
+      num_cache_rows,
+      stretch_centers=centers * most_steps,
+    ),
     rows=rows,
     most_steps=most_steps,
     **({'lend': ffi.lend} if lends else {}),
+  )
+
+
+def _caches(
+  config: ml_collections.ConfigDict,
+  trainable: strategy_base.Trainable,
+  num_cache_rows: Mapping[str, int],
+  stretch_centers: int,
+) -> list[cache_lib.Cache]:
+  """Caches of tables, for stretches of so many centers."""
+  specs = trainable.model.specs().items()
+  return cache_lib.caches(
+    {k: x.vocab for k, x in specs},
+    num_cache_rows,
+    policy=config.table.evict,
+    lookups={k: stretch_centers * x.lookups_per_center for k, x in specs},
   )
 
 

@@ -12,8 +12,10 @@ used
 then those that are needed last (Belady 1966). A use is a stretch. Rows that it
 needs stay until it has ended.
 
-Ranking all cache rows takes long where there are millions. By lru an order of
-them holds until they are used, so that one ranking serves many stretches.
+Ranking all cache rows takes long where there are millions. The order of the
+first `_SPARE` of them holds until they are used, so that one ranking serves
+many stretches. By lfu this delays the eviction of rows that have come since,
+which costs .1 % of the rows, and saves a third to three quarters of the time.
 """
 
 import collections
@@ -31,9 +33,12 @@ _MOST_NUMBERS = 1 << 30  # of rows, which then are counted from 0 again
 # a row there.
 _NEXT_USE, _LAST_USE, _USED, _USES, _HELD = range(5)
 _NEEDED = 1 << 61  # rank of rows that a step needs
-_LOOK_AHEAD = 16  # steps
+_PRIOR = 100  # stretches, whose expected uses a row comes with
+_USE = 16  # what a use counts, as expected ones are fractions
+_MOST_USES = 1 << 29  # that are counted; shifted by 31 they are below `_NEEDED`
+LOOK_AHEAD = 64  # steps
 MOST_TABLES = 8  # bits of uint8
-_SPARE = 1 / 8  # of the cache rows: those that are ranked ahead, by lru
+_SPARE = 1 / 16  # of the cache rows: those that are ranked ahead
 _NUM_TABLES = np.array([x.bit_count() for x in range(256)])  # by these bits
 
 
@@ -131,7 +136,7 @@ def _use(ids, tables, later, now, cache_row_of, states, new, others, needed):
       known = states[cache_row]
       if known[_LAST_USE] != now:
         known[_LAST_USE], known[_USED] = now, 0
-        known[_USES] += 1
+        known[_USES] = min(known[_USES] + _USE, _MOST_USES)
       known[_NEXT_USE] = later[i]
       needed[known[_USED]] -= 1
       known[_USED] |= tables[i]
@@ -201,6 +206,8 @@ class Cache:
   num_rows: int
   capacity: int  # cache rows
   policy: str = 'lfu'
+  prior: np.ndarray | None = None  # see `prior_uses`; None = all are alike
+  look_ahead: int = LOOK_AHEAD  # steps behind those that may be taken
 
   def __post_init__(self) -> None:
     self.cache_row_of = np.full(self.num_rows, self.capacity, np.int32)
@@ -213,7 +220,7 @@ class Cache:
     size *= len(self.names)
     self._others = tuple(np.zeros(size, x) for x in kinds[:2])
     self._free = self.capacity  # cache rows from here on are in use
-    # By lru, cache rows that go next, and their last uses.
+    # Cache rows that go next, and their last uses.
     self._spare = np.empty((0, 2), np.int64)
     self._now = 0  # stretches so far
     self._numbers = np.full(self.num_rows, -1, np.int32)  # of rows, the last
@@ -234,6 +241,8 @@ class Cache:
     """Bytes of its arrays, and of what `_choose` ranks."""
     maps = self.cache_row_of, self.id_of, self._states, self._numbers
     arrays = *maps, *self._new, *self._others
+    if self.prior is not None:
+      arrays = *arrays, self.prior
     return sum(x.nbytes for x in arrays) + 16 * self.capacity
 
   def held(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -310,7 +319,7 @@ class Cache:
     If rows are to move beside the steps before, it has to have room for these,
     too, or else for one step. Raises `TooSmall`.
     """
-    while self._foreseen and len(self._ends) < most + _LOOK_AHEAD:
+    while self._foreseen and len(self._ends) < most + self.look_ahead:
       self._list_next()
     total, both = 0, self._running[1] if is_beside else 0
     start, first = self._start, self._first + self._start
@@ -382,7 +391,9 @@ class Cache:
     self.cache_row_of[ids], self.id_of[filled] = filled, ids
     states = np.empty((len(filled), 5), np.int32)
     states[:, _NEXT_USE], states[:, _LAST_USE] = later, self._now
-    states[:, _USED], states[:, _HELD], states[:, _USES] = tables, tables, 1
+    states[:, _USED], states[:, _HELD], states[:, _USES] = tables, tables, _USE
+    if self.prior is not None:
+      states[:, _USES] += self.prior[ids]
     self._states[filled] = states
 
   def _by_table(self, cache_rows, tables, num_late):
@@ -400,7 +411,7 @@ class Cache:
     """[num] int64, or fewer, cache rows to evict of a range of last uses."""
     if not num:
       return np.empty(0, np.int64)
-    if self.policy != 'lru' or first:
+    if first:
       return self._ranked(num, first, last)
     picked = self._pick(num)
     if len(picked) < num:
@@ -431,15 +442,27 @@ class Cache:
     if num < size:
       some = np.argpartition(ranks, num)[:num]
       ranks, ranked = ranks[some], ranked[some]
-    if by_uses:
-      return ranked
     return ranked[np.argsort(ranks, kind='stable')]
 
 
+def prior_uses(lookups: np.ndarray) -> np.ndarray:
+  """Returns [rows] uint16, what the uses of rows begin with.
+
+  A stretch is expected to look each row up `lookups` [rows] times.
+  """
+  return np.rint(-_USE * _PRIOR * np.expm1(-lookups)).astype(np.uint16)
+
+
 def caches(
-  vocabs: Mapping[str, int], capacities: Mapping[str, int], policy: str
+  vocabs: Mapping[str, int],
+  capacities: Mapping[str, int],
+  policy: str,
+  lookups: Mapping[str, np.ndarray],
 ) -> list[Cache]:
-  """Returns caches of tables, of which those of one vocabulary share maps."""
+  """Returns caches of tables, of which those of one vocabulary share maps.
+
+  `lookups` [vocab] of each table are those that a stretch is expected to make.
+  """
   by_vocab: dict[int, list[str]] = {}
   for name, vocab in sorted(vocabs.items()):
     by_vocab.setdefault(vocab, []).append(name)
@@ -449,6 +472,7 @@ def caches(
       num_rows=vocab,
       capacity=capacities[names[0]],
       policy=policy,
+      prior=prior_uses(sum(lookups[x] for x in names[i : i + MOST_TABLES])),
     )
     for vocab, names in by_vocab.items()
     for i in range(0, len(names), MOST_TABLES)

@@ -40,7 +40,6 @@ from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
 MOST_STEPS = 64  # whose ids are computed at once, and of a stretch
-_LOOK_AHEAD = 16  # steps
 
 
 class Block(NamedTuple):
@@ -147,9 +146,7 @@ class _Upcoming:
   def look(self, constants: Any) -> None:
     """Has caches foresee as many steps as are known, or enough."""
     self._compute_next(constants)
-    while self._computing and (
-      not self._blocks or self._blocks[-1].stop - self.first < _LOOK_AHEAD
-    ):
+    while self._computing and self._num_known() < cache_lib.LOOK_AHEAD:
       block, self._computing = self._computing.on_host(self._names), None
       self._blocks.append(block)
       for cache in self._caches:
@@ -158,6 +155,13 @@ class _Upcoming:
       if block.stop < block.count:
         self._batches.appendleft((block.batch, block.schedule, block.stop))
       self._compute_next(constants)
+
+  def _num_known(self):
+    """Returns the number of steps whose ids are known."""
+    if not self._blocks:
+      return 0
+    taken = self.first - self.block.first
+    return sum(x.stop - x.first for x in self._blocks) - taken
 
   def _compute_next(self, constants):
     """Has ids of the next steps computed, while others are used."""

@@ -89,9 +89,49 @@ def test_a_step_that_does_not_fit_is_refused():
 
 def test_nine_tables_of_one_vocabulary_share_two_maps():
   vocabs = {f't{i}': VOCAB for i in range(9)} | {'other': 7}
-  found = cache_lib.caches(vocabs, dict.fromkeys(vocabs, 5), 'lfu')
+  lookups = {k: np.full(x, 0.1) for k, x in vocabs.items()}
+  capacities = dict.fromkeys(vocabs, 5)
+  found = cache_lib.caches(vocabs, capacities, policy='lfu', lookups=lookups)
   assert [len(x.names) for x in found] == [1, 8, 1]
   assert {(x.num_rows, x.capacity) for x in found} == {(VOCAB, 5), (7, 5)}
   ids = np.arange(4, dtype=np.int32)
   moves = _admit(found[1], [ids] * 8)
   assert all(len(x[0]) == 4 for x in moves.into.values())
+
+
+@pytest.mark.parametrize('policy', ['lru', 'lfu'])
+def test_foreseen_steps_evict_as_few_rows_as_can_be(policy):
+  rng, most = np.random.default_rng(2), 40
+  steps = [np.unique(VOCAB * rng.random(12) ** 3) for _ in range(200)]
+  cache = cache_lib.Cache(('a',), VOCAB, most, policy, look_ahead=200)
+  cache.foresee([[x.astype(np.int32)] for x in steps])
+  num = 0
+  for _ in steps:
+    cache.num_fitting(1)
+    num += len(cache.take(1).into['a'][0])
+
+  # Belady 1966: of the rows that a step does not need, those needed last go.
+  steps, held, least = [set(x.astype(int)) for x in steps], set(), 0
+  for i, needed in enumerate(steps):
+    later = {
+      x: next((j for j in range(i, 200) if x in steps[j]), 200) for x in held
+    }
+    least += len(needed - held)
+    rest = sorted(held - needed, key=later.get)
+    held = needed | set(rest[: most - len(needed)])
+  assert num == least
+
+
+def test_rows_come_with_expected_uses():
+  often = np.arange(10, dtype=np.int32)
+  lookups = np.zeros(VOCAB)
+  lookups[often] = 0.3
+  found = []
+  for prior in (None, cache_lib.prior_uses(lookups)):
+    cache = cache_lib.Cache(('a',), VOCAB, 30, prior=prior)
+    _admit(cache, [often])
+    for i in range(10):  # rows that were used as often, and later
+      for _ in range(2):
+        _admit(cache, [np.arange(10 * i, 10 * i + 10, dtype=np.int32) + 10])
+    found.append(np.isin(cache.held('a')[1], often).sum())
+  assert found == [0, 10]
