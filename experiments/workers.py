@@ -54,6 +54,7 @@ import psutil
 
 from jaxemb import errors
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import labels as labels_lib
 from jaxemb.run import metrics
 
 _TEXT_CASES = [
@@ -111,7 +112,8 @@ def write_graph(args: argparse.Namespace, path: pathlib.Path) -> None:
   low, high = sums[bounds[own]], sums[bounds[own + 1]]
   is_any = rng.random(len(own)) < args.mixing
   seconds = drawn(np.where(is_any, 0, low), np.where(is_any, sums[-1], high))
-  graph = graph_lib.from_edges(firsts, seconds, num, labels=communities)
+  labels = labels_lib.Labels(communities)
+  graph = graph_lib.from_edges(firsts, seconds, num, labels=labels)
   nodes = np.argsort(-np.diff(graph.offsets), kind='stable').astype(np.int32)
   num_train = int(args.labelled * num)
   test = rng.permutation(nodes[num_train:])[:_MOST_TEST]
@@ -273,15 +275,10 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> str:
   return experiment.table({'case': '', **head}, rows)
 
 
-def main() -> None:
-  """Runs all cases and prints the table."""
-  parser = experiment.parser(__doc__)
-  experiment.add_run_flags(parser, epochs=0)
+def add_data_flags(parser: argparse.ArgumentParser) -> None:
+  """Adds the flags of random data, and of who reads it."""
   add, count = parser.add_argument, experiment.count
-  add('--seeds', type=count, default=1)
-  add('--cases', type=lambda x: x.split(','), help='default: see above')
   add('--model', default='', help='graphsage, or one of clicks')
-  add('--data', default='', help="of it; '' = random")
   add('--workers', type=count, default=4)
   add('--rows', type=count, default=200_000)
   add('--fields', type=count, default=8)
@@ -292,8 +289,19 @@ def main() -> None:
   add('--communities', type=count, default=40)
   add('--mixing', type=float, default=0.2)
   add('--labelled', type=float, default=0.1, help='share that is learned from')
-  add('--dim', type=count, default=16)
   add('--batch_examples', type=count, default=128)
+
+
+def main() -> None:
+  """Runs all cases and prints the table."""
+  parser = experiment.parser(__doc__)
+  experiment.add_run_flags(parser, epochs=0)
+  add, count = parser.add_argument, experiment.count
+  add('--seeds', type=count, default=1)
+  add('--cases', type=lambda x: x.split(','), help='default: see above')
+  add_data_flags(parser)
+  add('--data', default='', help="of the model; '' = random")
+  add('--dim', type=count, default=16)
   add('--optimizer', default='sgd', help='of rows')
   add('--learning_rate', type=float, default=1.0)
   add('--dense', default='sgd')

@@ -587,3 +587,21 @@ def test_graphsage_beside_peers(run):
   found, _ = run('graphsage', '--case=sampling', *flags)
   assert found.keys() == {'without replacement', 'with replacement'}
   assert all(x['jaxemb']['seeds_per_sec'] > 0 for x in found.values())
+
+
+def test_rows_that_caches_save_are_bounded(run):
+  found, _ = run(
+    'cached_rows', '--rows=3000', '--fields=2', '--categories=300',
+    '--workers=2', '--batch_examples=20', '--percent=20,100',
+    '--staleness=0,5',
+  )  # fmt: skip
+  for bound in (0, 5):
+    *rows, often, cold = found[f'20 {bound}']
+    lfu, lru, perfect, no_limit = (x[0] for x in rows)
+    # Up to reads of rows that stay, which others have changed.
+    assert max(lru, lfu) < perfect + 0.001 < no_limit < cold
+    assert all(x < y for x, y in rows)  # rows that nobody changed
+    # With room for all, a worker reads and pushes each once.
+    *rows, often, cold = found[f'100 {bound}']
+    assert (rows[3][0], often) == (pytest.approx(cold), 1)
+  assert found['20 0'][0][0] < 0.5 < found['20 5'][0][0]  # all are pushed
