@@ -29,6 +29,7 @@ Slots are computed in blocks, as many as a step needs.
 import dataclasses
 import functools
 import hashlib
+import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -370,6 +371,7 @@ def tables(
     dim=rows.num_senses + 1,
     init_scale=0.0,
     row_optimizer=functools.partial(averaging, momentum),
+    memory_lookups=-1 / math.log(momentum),
     # So high that replicas always average running averages, never add them.
     lookups_per_center=1e6 * lookups[rows.are_ambiguous()],
   )

@@ -37,6 +37,9 @@ class TableSpec:
   # (learning rate, final learning rate) -> the optimizer, in place of that of
   # the settings; such rows are float32, and never split into columns.
   row_optimizer: Callable[..., row_optimizers.RowOptimizer] | None = None
+  # Lookups after which a row has forgotten its start, for pushes of workers;
+  # None = as rows that learn by gradients.
+  memory_lookups: float | None = None
   # [vocab], expected per center (or example), for buffers and synchronisation.
   lookups_per_center: np.ndarray | None = dataclasses.field(
     default=None, compare=False

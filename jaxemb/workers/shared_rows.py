@@ -451,8 +451,11 @@ class SharedRows(cached.Rows):
     super().__init__(tables, make_store, layouts)
     self._staleness, self._num_workers = staleness, num_workers
     self._memory_lookups = memory_lookups
-    self._weights = np.zeros(0, np.float32)  # of few lookups, by their number
-    self._weights = self.weights(np.arange(_FEW_LOOKUPS))
+    # By table, of few lookups, by their number.
+    self._weights: dict[str, np.ndarray] = {}
+    few = np.arange(_FEW_LOOKUPS)
+    for name in tables:
+      self._weights[name] = self.weights(few, name)
     self.adds_up |= num_workers == 1
     self.join(lambda *_: None, waits=False)  # until there are others
     self.waited_secs = 0.0  # for other workers
@@ -483,11 +486,17 @@ class SharedRows(cached.Rows):
     tables = self.tables.items()  # an id, a clock and updates of each row
     return sum(x.num_rows * (24 + self.layouts[k].num_bytes) for k, x in tables)
 
-  def weights(self, lookups: np.ndarray) -> np.ndarray:
-    """Returns [n] float32, the weights of pushes of rows with lookups [n]."""
-    if np.max(lookups, initial=0) < len(self._weights):
-      return self._weights[lookups]
-    times = lookups / self._memory_lookups
+  def weights(self, lookups: np.ndarray, name: str = '') -> np.ndarray:
+    """Returns [n] float32, the weights of pushes of rows with lookups [n].
+
+    Of rows of a table, or as of rows that learn by gradients.
+    """
+    few, memory_lookups = self._weights.get(name, ()), self._memory_lookups
+    if np.max(lookups, initial=0) < len(few):
+      return few[lookups]
+    if name:
+      memory_lookups = self.tables[name].spec.memory_lookups or memory_lookups
+    times = lookups / memory_lookups
     weights = policies.parallel_weights(times, self._num_workers, np)
     return weights.astype(np.float32)
 
@@ -642,7 +651,11 @@ class SharedRows(cached.Rows):
     if not len(lines):
       return
     block = layout.read(tables[name], lines)
-    weights = None if self.adds_up else self.weights(pending.updates)
+    # Workers move a running average most of the way: it would overshoot.
+    averages = self.tables[name].spec.memory_lookups is not None
+    weights = None
+    if averages or not self.adds_up:
+      weights = self.weights(pending.updates, name)
     push = self._copies[name].settle(pending, block, weights)
     self._pushes.append((name, push, pending.stops))
     if stays and weights is not None:

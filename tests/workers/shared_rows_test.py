@@ -209,3 +209,35 @@ def test_workers_that_never_wait_learn_as_much(staleness):
   pushed = sum(x['updates_pushed'] for x in counts)
   clocks = [y.updates for x in cluster.shards.values() for y in x]
   assert sum(clocks) == pushed > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('method', 'pace'),
+  [('contexts', 'asp'), ('likelihoods', 'asp'), ('likelihoods', 'bsp')],
+)
+def test_running_averages_of_workers_stay_averages(method, pace):
+  settings = {
+    'model.name': 'mixture', 'senses.number': 3, 'senses.top_ratio': 0.1,
+    'senses.method': method, 'table.device_bytes': '100%',
+    'strategy.pace': pace,
+    'strategy.sync_every': 16 * WORDS if pace == 'asp' else 0,
+  }  # fmt: skip
+  made = trainers(4, settings, local_cluster.Cluster())
+  work = batches(4, 4, made[0].trainable.steps, 0.03)
+  run(made, work)
+  rows_of, tables = made[0].strategy.store.rows, made[0].trainable.tables
+  found = {
+    name: rows_of.export_rows(name, np.arange(table.spec.vocab)).rows[:, :-1]
+    for name, table in tables.items()
+    if table.spec.memory_lookups
+  }
+  priors = found.pop('priors')
+  assert np.abs(priors).max(1).min() > 1e-3  # all have learned
+  if method == 'likelihoods':
+    assert priors.max() <= 0  # of logarithms of chances
+    return
+  priors = made[0].trainable.model.priors_of(np.pad(priors, ((0, 0), (0, 1))))
+  assert -1e-5 < priors.min() < priors.max() < 1 + 1e-5
+  (means,) = found.values()  # of vectors of at most unit length
+  assert 0.1 < np.linalg.norm(means, axis=1).max() < 1
