@@ -9,8 +9,9 @@ data, in one process and by each of --cases.
 
 Cases of text are STRATEGY:SETTING=VALUE:..., such as
 workers:table.staleness=100:table.device_bytes=10% or replicas:mesh.data=4. With
-kills=3 so many workers are killed (SIGKILL), one after the other, and with
-shard_kills=1 so many shards.
+kills=30 so many workers are killed (SIGKILL), evenly over the run, with
+shard_kills=10 so many shards, and with coordinator_kills=1 the coordinator: the
+run ends with exit code 75 then, and is started again.
 
 Cases of other models are 'sync' (one process, as much in a step as one worker
 has) or STALENESS:SETTING=VALUE:... of workers whose devices have room for a
@@ -24,6 +25,10 @@ without a cache.
             without a cache)
   saved     of the rows that would move if each lookup read and pushed one
   missed    updates by others that a row lacked when it was used
+  killed    processes; replaced: workers that were
+  lost      updates that, by the log, may be lost, of all; again: words that are
+            read again, of all. All words are counted as trained once in an
+            epoch, or the run counts as failed.
 
 The random log: in each example every field has a category, p ~ 1 /
 rank^exponent, and the log odds of a click are the sum of normal numbers of the
@@ -40,6 +45,7 @@ import argparse
 import functools
 import os
 import pathlib
+import re
 import signal
 import statistics
 import subprocess
@@ -65,6 +71,10 @@ _TEXT_CASES = [
   'workers:table.staleness=-1:table.device_bytes=10%',
   'replicas:mesh.data=4',
 ]
+# Settings of a case, and the actors of Ray that they kill.
+_KILLED = {
+  'kills': 'Worker', 'shard_kills': 'Actor', 'coordinator_kills': 'Coordinator',
+}  # fmt: skip
 _HET_CASES = ['sync', '-1', '0', '100']
 _HIDDEN = 4
 _MOST_TEST = 20_000  # nodes
@@ -169,8 +179,7 @@ def text_settings(case: str) -> tuple[dict[str, str], dict[str, int]]:
   if strategy == 'one':
     settings |= {'strategy.name': 'replicas', 'mesh.data': '1'}
   settings |= dict(x.split('=', 1) for x in more)
-  names = 'kills', 'shard_kills'
-  return settings, {k: int(settings.pop(k, 0)) for k in names}
+  return settings, {k: int(settings.pop(k, 0)) for k in _KILLED}
 
 
 # Runs.
@@ -185,44 +194,88 @@ def _processes(name: str, above: psutil.Process) -> list[psutil.Process]:
   return sorted(found, key=lambda x: x.pid)
 
 
+def _kills(numbers: Mapping[str, int], epochs: int) -> list[tuple[float, str]]:
+  """Returns when to kill what, by epoch; each kind evenly over the run."""
+  return sorted(
+    (epochs * (i + 0.5) / num, _KILLED[name])
+    for name, num in numbers.items()
+    for i in range(num)
+  )
+
+
+def _kill(
+  process: subprocess.Popen, path: pathlib.Path, epoch: float, name: str
+) -> bool:
+  """Kills an actor of a run once it has come so far; False if it ended."""
+  done, processes, above = 0.0, [], psutil.Process(process.pid)
+  while done < epoch or not processes:
+    if process.poll() is not None:
+      return False
+    time.sleep(0.05)
+    if records := metrics.read(path):
+      done = records[-1].get('epoch', 0.0)
+    if done >= epoch:
+      processes = _processes(name, above)
+  # The one that has run longest: all workers, one after the other.
+  os.kill(min(processes, key=lambda x: x.create_time()).pid, signal.SIGKILL)
+  return True
+
+
 def _train(
   args: argparse.Namespace,
   workdir: pathlib.Path,
   settings: Mapping[str, Any],
-  kills: Mapping[str, int],
+  kills: list[tuple[float, str]],
 ) -> None:
-  """Trains, and kills what is to be killed, evenly over the run."""
-  wanted = ['Worker'] * kills['kills'] + ['Actor'] * kills['shard_kills']
-  with open(workdir.with_suffix('.log'), 'w') as log:
-    process = subprocess.Popen(
-      experiment.training_command(args, workdir, settings),
-      stdout=log,
-      stderr=subprocess.STDOUT,
-    )
-    above, path = psutil.Process(process.pid), workdir / 'metrics.jsonl'
-    for i, name in enumerate(wanted):
-      epoch, place = 0.0, args.epochs * (i + 1) / (len(wanted) + 1)
-      while epoch < place and process.poll() is None:
-        time.sleep(0.05)
-        if records := metrics.read(path):
-          epoch = records[-1].get('epoch', 0.0)
-      if found := _processes(name, above):
-        os.kill(found[i % len(found)].pid, signal.SIGKILL)
-    if process.wait():
-      line = workdir.with_suffix('.log').read_text().splitlines()[-1:]
+  """Trains, and kills what is to be killed; starts again what was stopped."""
+  kills, log = list(kills), workdir.with_suffix('.log')
+  command, code = experiment.training_command(args, workdir, settings), 75
+  while code == 75:
+    with open(log, 'w') as file:
+      process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+      may_stop = False
+      while kills and not may_stop:
+        if not _kill(process, workdir / 'metrics.jsonl', *kills[0]):
+          break
+        may_stop = kills.pop(0)[1] == 'Coordinator'
+      code = process.wait()
+    if code and not (may_stop and code == 75):
+      line = log.read_text().splitlines()[-1:]
       raise errors.UserError(f'the run has failed: {line}')
+  if kills:
+    raise errors.UserError(f'the run ended before {len(kills)} kills')
+
+
+def _losses(workdir: pathlib.Path, epochs: int) -> dict[str, float]:
+  """Returns what kills have cost, by the log; checks that all was trained."""
+  report = experiment.read_report(workdir)
+  words = report['corpus_words'] * epochs
+  trained = metrics.read(workdir / 'metrics.jsonl')[-1]['words']
+  if trained != words:
+    raise AssertionError(f'{trained:,} of {words:,} words were trained')
+  log = (workdir / 'log.txt').read_text()
+
+  def total(pattern):
+    return sum(int(x.replace(',', '')) for x in re.findall(pattern, log))
+
+  lost = total(r'([\d,]+) updates of [^:;]* are lost')
+  return {
+    'lost': lost / report['store']['updates_pushed'],
+    'again': total(r'started again; ([\d,]+)') / words,
+  }
 
 
 def run(
   args: argparse.Namespace, case: str, seed: int, folder: pathlib.Path
 ) -> dict[str, Any]:
   """Trains and evaluates a case."""
-  workdir, kills = folder / 'run', {'kills': 0, 'shard_kills': 0}
+  workdir, kills = folder / 'run', []
   if args.model:
     settings = {'data.path': args.data, 'seed': seed}
     settings |= het_settings(args, case)
   else:
-    settings, kills = text_settings(case)
+    settings, numbers = text_settings(case)
+    kills = _kills(numbers, args.epochs)
     settings = experiment.run_settings(args, seed) | settings
   _train(args, workdir, settings, kills)
   report = experiment.read_report(workdir)
@@ -253,7 +306,12 @@ def run(
       'saved': 1 - moved / (2 * store['updates_pushed']),
       'bytes_per_unit': sent / units,
       'missed': workers['mean_missed_updates'],
-      'replaced': workers['replaced'],
+    }
+  if kills:
+    found |= {
+      'killed': len(kills),
+      'replaced': report['workers']['replaced'],
+      **_losses(workdir, args.epochs),
     }
   return found
 
@@ -263,7 +321,8 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> str:
   head = {
     'quality': '.4f', 'units_per_sec': ',.0f', 'busy_secs_per_unit': '.2g',
     'read': '.3f', 'moved': '.3f', 'saved': '.1%', 'bytes_per_unit': ',.0f',
-    'missed': '.2f', 'replaced': '.0f',
+    'missed': '.2f', 'killed': '.0f', 'replaced': '.0f', 'lost': '.3%',
+    'again': '.2%',
   }  # fmt: skip
   rows = []
   for name, runs in found.items():
