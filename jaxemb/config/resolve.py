@@ -542,9 +542,12 @@ def _exchange_choices(facts: _Facts) -> dict[str, float]:
       'lower --config.strategy.hot_every'
     )
   memory_lookups = 200.0 if is_pair else 100 / num_replicas
+  if facts.is_workers:
+    # Of all workers: what others did is counted, not how many they are.
+    memory_lookups = 200.0
   if facts.kind.has_dense and facts.is_workers:
     # Each is one of those whose mean a step learns from.
-    memory_lookups *= facts.config.train.batch_words
+    memory_lookups = 100.0 * facts.config.train.batch_words
   return {
     'sync_words': sync_words,
     'rest_words': rest_words,

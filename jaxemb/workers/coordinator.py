@@ -24,6 +24,9 @@ class Lease(NamedTuple):
   part: int
   position: Any  # see `data.base.Item`
   done: int  # units of progress before it, as if all parts were read abreast
+  # Units that all workers have done before it, if they are of one speed; None =
+  # as many as if parts were read abreast, as they are.
+  done_of_all: int | None = None
 
 
 class Ended(NamedTuple):
@@ -101,6 +104,10 @@ class Coordinator:
     self.is_pausing, self._rate_factor, self._is_over = False, 1.0, False
     self._reports: list[dict[str, Any]] = []
     self._change = asyncio.Event()
+    # Dispatches that were leased; of those that were read, how many, and their
+    # units; and units that earlier starts have trained.
+    self._num_leased = self._num_read = self._units_read = 0
+    self._units_before = 0
     self.parameters = None
     if dense:
       from jaxemb.workers import dense as dense_lib  # and with it JAX
@@ -146,7 +153,12 @@ class Coordinator:
     member, units = self.members.pop(worker, None), 0
     for part in self.parts:
       if part.owner == worker:
-        units += sum(num for *_, num in part.leased)
+        of_part = sum(num for *_, num in part.leased)
+        units += of_part
+        # They are leased and read again.
+        self._num_leased -= len(part.leased) + part.is_being_read
+        self._num_read -= len(part.leased)
+        self._units_read -= of_part
         part.is_read &= not part.leased
         part.leased.clear()
         part.is_being_read = False
@@ -182,7 +194,11 @@ class Coordinator:
       number, *dispatch = result
       part = self.parts[number]
       part.leased.append(dispatch)
-      part.position, part.done, _ = dispatch
+      part.position, part.done, units = dispatch
+      self._num_read, self._units_read = (
+        self._num_read + 1,
+        self._units_read + units,
+      )
       part.is_being_read = False
     if ended is not None:
       part = self.parts[ended]
@@ -200,7 +216,20 @@ class Coordinator:
     done, number = min(free)
     part = self.parts[number]
     part.owner, part.is_being_read = worker, True
-    return Lease(part=number, position=part.position, done=done)
+    done_of_all = self.done_of_all()
+    self._num_leased += 1
+    return Lease(
+      part=number, position=part.position, done=done, done_of_all=done_of_all
+    )
+
+  def done_of_all(self) -> int | None:
+    """Returns `Lease.done_of_all` of the next lease.
+
+    Workers of one speed begin their n-th dispatches together.
+    """
+    begun = self._num_leased - self._num_leased % max(len(self.members), 1)
+    units = self._units_read / max(self._num_read, 1)
+    return self._units_before + round(begun * units)
 
   def may_lease(self, worker: int, part: _Part) -> bool:
     """Whether a worker may lease a dispatch of a free part."""
@@ -312,6 +341,7 @@ class Coordinator:
         part.trained = saved['position'], saved['done']
         part.position, part.done = part.trained
         part.is_read = saved['has_ended']
+      self._units_before = sum(x['done'] for x in state) // len(state)
     if self.parameters:
       self.parameters.params, self.parameters.optimizer = dense
 

@@ -115,8 +115,7 @@ class Exchange:
     (`strategies.base.gathered`), of all of the step's examples.
     """
     learned = jax.device_get(state[1:])
-    lookups = np.array([num_steps * self._step_centers])
-    (weight,) = self._rows.weights(lookups).tolist()
+    weight = self._rows.weight(num_steps * self._step_centers)
     params = self._rows.ask('push_dense', *learned, weight)
     return self._learned(state, params, sent=learned)
 

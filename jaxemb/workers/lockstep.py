@@ -37,6 +37,9 @@ class Coordinator(coordinator.Coordinator):
     """Returns the round of a new member, before all others."""
     return (-1, -1), False
 
+  def done_of_all(self) -> None:
+    """See the base; parts are read abreast."""
+
   def may_lease(self, worker: int, part: Any) -> bool:
     """A worker has one part, and no other before that is trained."""
     if self.is_pausing and part.num_leased >= self._pause_at:

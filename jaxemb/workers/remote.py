@@ -114,15 +114,15 @@ class Sharded:
     self,
     ids: np.ndarray,
     clocks: np.ndarray,
-    bound: int,
+    rule: shards.Rule,
     stops: np.ndarray | None = None,
   ) -> Request:
-    """Asks for those of ids [n] with more than `bound` updates since clocks.
+    """Asks for those of ids [n] with too many updates since clocks [n].
 
     All of `NEVER`. For `stops` see `by_shard`; None = ids are not sorted.
     """
     request = self._split('newer', [ids, clocks], stops)
-    args = {i: (*x, bound) for i, x in request.args.items()}
+    args = {i: (*x, rule) for i, x in request.args.items()}
     return request._replace(args=args)
 
   def newer_of_shards(
@@ -150,26 +150,41 @@ class Sharded:
     return shards.Newer(*joined, missed=sum(missed), most_missed=max(most))
 
   def add_request(
-    self, push: shards.Push, stops: np.ndarray | None = None
+    self,
+    push: shards.Push,
+    rule: shards.Rule,
+    stops: np.ndarray | None = None,
   ) -> Request:
     """See `shards.Shard.add`; for `stops` see `by_shard`."""
-    arrays = list(push[:3])
+    arrays = [push.ids, push.deltas, push.updates, push.clocks]
     if len(push.first_at):
       number_of = np.full(len(push.ids), -1)
       number_of[push.first_at] = np.arange(len(push.first_at))
       arrays.append(number_of)
     request, args = self._split('add', arrays, stops), {}
     self._calls += 1
-    for i, (*of_shard, numbers) in request.args.items():
-      if len(push.first_at):
-        first_at = np.flatnonzero(numbers >= 0)
-        first = push.first[numbers[first_at]]
-      else:
-        of_shard.append(numbers)
-        first_at, first = push.first_at, push.first
-      some = shards.Push(*of_shard, first_at=first_at, first=first)
-      args[i] = self.client, self._calls, some
+    for i, (ids, deltas, updates, clocks, *numbers) in request.args.items():
+      first_at, first = push.first_at, push.first
+      if numbers:
+        first_at = np.flatnonzero(numbers[0] >= 0)
+        first = first[numbers[0][first_at]]
+      of_shard = shards.Push(
+        ids=ids,
+        deltas=deltas,
+        updates=updates,
+        first_at=first_at,
+        first=first,
+        clocks=clocks,
+      )
+      args[i] = self.client, self._calls, of_shard, rule
     return request._replace(args=args)
+
+  def weights(
+    self, request: Request, results: Mapping[int, np.ndarray | None]
+  ) -> np.ndarray | None:
+    """Joins the answers to an `add_request` whose push was sorted by shard."""
+    weights = list(results.values())
+    return None if weights[0] is None else np.concatenate(weights)
 
   def check(self) -> None:
     """Asks every shard for something."""
@@ -181,7 +196,8 @@ class Sharded:
     size = max(1, _ANSWER_BYTES // self.num_bytes)
     for i in range(0, len(ids), size):
       some = ids[i : i + size]
-      request = self.newer_request(some, np.full(len(some), shards.NEVER), 0)
+      never = np.full(len(some), shards.NEVER)
+      request = self.newer_request(some, never, shards.Rule(0))
       for new in self.newer_of_shards(request, self.call([request])[0]):
         records[i + new.at] = new.records
     return records

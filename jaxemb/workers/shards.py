@@ -13,6 +13,7 @@ several decays could turn a mean square negative. Where one worker has the table
 for itself, it writes its records, whose bytes mean nothing here.
 """
 
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -77,6 +78,28 @@ class Push(NamedTuple):
   # worker's knowledge, and which of n they are
   first_at: np.ndarray
   first: np.ndarray
+  clocks: np.ndarray  # [n] int64, of the worker's copies before these updates
+
+
+class Rule(NamedTuple):
+  """How stale copies may be, and what becomes of updates of stale ones."""
+
+  # Updates that a copy may lack, at most; -1 = it is always read and pushed.
+  bound: int
+  # And no more than one in so many of those that its row has had: while a row
+  # has few, each changes it much. 0 = the bound alone.
+  ramp: int = 0
+  # Of updates of a copy that lacked m updates exp(-m / memory) is added to the
+  # first `num_weighted` numbers: in a quadratic bowl, one after the other, they
+  # would have come as far. 0 = all of it.
+  memory: float = 0.0
+  num_weighted: int = 0
+
+
+@numba.njit(nogil=True, cache=True)
+def bound_of(updates: int, bound: int, ramp: int) -> int:
+  """Returns how many updates a copy of a row that had so many may lack."""
+  return min(bound, updates // ramp) if ramp else bound
 
 
 @numba.njit(nogil=True, cache=True)
@@ -103,19 +126,18 @@ def by_shard(ids: np.ndarray, num_shards: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @numba.njit(nogil=True, cache=True)
-def _find_old(words, is_known, at, clocks, epoch, bound, old, now):
-  """Writes which of rows at [n] had more than `bound` updates since clocks [n].
+def _find_old(words, is_known, at, clocks, epoch, bound, ramp, old, now):
+  """Writes which of rows at [n] had too many updates since clocks [n].
 
   Of these `old` has the numbers of n, and `now` the clocks. Returns how many
   they are, and how many updates the others have had, in sum and at most.
   """
   num = missed = most = 0
   for i in range(len(at)):
-    clock = epoch
-    if is_known[at[i]]:
-      clock += words[at[i], 0]
+    updates = words[at[i], 0] if is_known[at[i]] else 0
+    clock = epoch + updates
     behind = clock - clocks[i]
-    if clocks[i] < 0 or behind > bound:
+    if clocks[i] < 0 or behind > bound_of(updates, bound, ramp):
       old[num], now[num] = i, clock
       num += 1
     else:
@@ -140,10 +162,24 @@ def _gather(records, is_known, at, old, known, out):
 
 
 @numba.njit(nogil=True, cache=True)
-def _add(numbers, words, is_known, at, deltas, updates, num_added):
+def _weigh(words, at, clocks, memory, weights):
+  """Writes the parts of pushes that are added; see `Rule`."""
+  for i in range(len(at)):
+    # Of other epochs as far as is known.
+    before = max(clocks[i], 0) % EPOCH
+    missed = max(0, words[at[i], 0] - before)
+    weights[i] = math.exp(-missed / memory)
+
+
+@numba.njit(nogil=True, cache=True)
+def _add(
+  numbers, words, is_known, at, deltas, updates, weights, num_weighted,
+  num_added,
+):  # fmt: skip
   """Adds deltas [n, width] to rows at [n]; the last columns are replaced.
 
-  Returns updates of rows that are known, and of others, which are lost.
+  Of the first ones weighted parts. Returns updates of rows that are known, and
+  of others, which are lost.
   """
   first = _CLOCK_BYTES // 4
   added = lost = 0
@@ -152,7 +188,9 @@ def _add(numbers, words, is_known, at, deltas, updates, num_added):
       lost += updates[i]
       continue
     row, delta = numbers[at[i]], deltas[i]
-    for k in range(num_added):
+    for k in range(num_weighted):
+      row[first + k] += weights[i] * delta[k]
+    for k in range(num_weighted, num_added):
       row[first + k] += delta[k]
     for k in range(num_added, len(delta)):
       row[first + k] = delta[k]
@@ -216,6 +254,7 @@ class Shard:
     # By client, the last call of `add`: one that is repeated, as the answer
     # was lost, is not done twice.
     self._done = self._head[_DONE:].reshape(-1, 2)
+    self._answers: dict[int, np.ndarray | None] = {}  # of these calls
     self._answer = np.empty((0, num_bytes), np.uint8)
 
   @property
@@ -237,13 +276,13 @@ class Shard:
   def _is_known(self, at):
     return self._rows.is_known[at]
 
-  def newer(self, ids: np.ndarray, clocks: np.ndarray, bound: int) -> Newer:
-    """Those of ids [n] that had more than `bound` updates since clocks [n].
+  def newer(self, ids: np.ndarray, clocks: np.ndarray, rule: Rule) -> Newer:
+    """Those of ids [n] that had too many updates since clocks [n].
 
     Records are valid until the next call.
     """
     self._recover()
-    at = ids // self._num_shards
+    rule, at = Rule(*rule), ids // self._num_shards
     old, now = np.empty((2, len(at)), np.int64)
     num, missed, most = _find_old(
       self._words,
@@ -251,7 +290,8 @@ class Shard:
       at,
       clocks=clocks,
       epoch=self._get('epoch') * EPOCH,
-      bound=bound,
+      bound=rule.bound,
+      ramp=rule.ramp,
       old=old,
       now=now,
     )
@@ -291,22 +331,31 @@ class Shard:
     stop = _CLOCK_BYTES + self._num_bytes
     self._rows.records[at, _CLOCK_BYTES:stop] = records
 
-  def add(self, client: int, call: int, push: Push) -> None:
+  def add(
+    self, client: int, call: int, push: Push, rule: Rule
+  ) -> np.ndarray | None:
     """Adds updates to rows, which begin as `push.first` unless they are known.
+
+    Returns which part of each row's was added, [n] float32; None = all.
 
     Calls of a client have rising numbers. Updates of rows that this shard had
     and has not come back with are lost, as those before them.
     """
     self._recover()
     if call <= self.done.get(client, -1):
-      return
-    ids, deltas, updates, first_at, first = push
+      return self._answers.get(client)
+    ids, deltas, updates, first_at, first, clocks = push
+    rule = Rule(*rule)
     self._head[_ADDING] = np.sum(updates)
     self._note_done(client, call)
     at = ids // self._num_shards
     if len(first_at):
       is_new = ~self._is_known(at[first_at])
       self._begin(at[first_at[is_new]], first[is_new])
+    weights, num_weighted = np.empty(len(at), np.float32), 0
+    if rule.memory:
+      num_weighted = rule.num_weighted
+      _weigh(self._words, at, clocks, memory=rule.memory, weights=weights)
     added, lost = _add(
       self._numbers,
       self._words,
@@ -314,12 +363,16 @@ class Shard:
       at,
       deltas=deltas.view(np.float32),
       updates=updates,
+      weights=weights,
+      num_weighted=num_weighted,
       num_added=self._num_added,
     )
     self._count('updates', added)
     self._head[_ADDING] = 0
     if lost:
       self._count('lost', lost)
+    self._answers[client] = weights if rule.memory else None
+    return self._answers[client]
 
   @property
   def done(self) -> dict[int, int]:

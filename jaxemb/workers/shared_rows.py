@@ -25,12 +25,11 @@ it still has them beside it. So nothing is added twice, unlike in HET's released
 code, and a worker always reads what it wrote. What rounding takes off a
 difference goes with the next one.
 
-Workers that exchange seldom learn much of a row from its old value, each by
-itself, and the sum of that overshoots. A push is weighted as by the policy
-`policies.Bounded`, from 1, the sum, to 1 / n, the mean of n workers, which DMWE
-always has; the worker's copy goes back by the rest. Here tau does not grow as
-the learning rate falls: what a worker pushes reaches the others two rounds
-later, which sums close to 1 do not bear.
+Workers that learn much of a row from its old value, each by itself, overshoot
+together. So a part of each push is added, exp(-m / tau) after m updates of
+others that the worker's copy lacked (`shards.Rule`); the copy goes back by the
+rest. And a copy of a row that has had few updates may lack only one in `_RAMP`
+of them: they are those that change it most.
 
 What a shard has of a row is float32, whatever the device's dtype: the row, and
 the state of its optimizer. Adagrad's squares add up over workers, so that all
@@ -51,7 +50,7 @@ from jaxemb.strategies import policies
 from jaxemb.tables import spec as spec_lib
 from jaxemb.workers import remote, shards
 
-_FEW_LOOKUPS = 1 << 12  # of a row, whose weights are computed once
+_RAMP = 50  # see `shards.Rule`
 
 
 def num_updates(clocks: np.ndarray) -> np.ndarray:
@@ -75,7 +74,7 @@ class Part(NamedTuple):
   """Numbers of rows that change alike."""
 
   numbers: np.ndarray  # [m, columns] float32
-  kind: str  # 'weighted' | 'added' | 'replaced', when they are pushed
+  kind: str  # 'weighted' | 'added' | 'replaced', by a push
 
 
 class Block(NamedTuple):
@@ -94,24 +93,8 @@ class Block(NamedTuple):
 
 
 @numba.njit(nogil=True, cache=True)
-def _settle(numbers, at, base, lines, weights, start, deltas):
-  """Moves the base of lines [n] to where their rows have been pushed.
-
-  A weighted part of what was learned is pushed, and the row becomes that.
-  """
-  stop = start + numbers.shape[1]
-  for i in range(len(lines)):
-    row, old = numbers[at[i]], base[lines[i], start:stop]
-    delta, weight = deltas[i, start:stop], weights[i]
-    for k in range(len(row)):
-      delta[k] = weight * (row[k] - old[k])
-      old[k] += delta[k]
-      row[k] = old[k]
-
-
-@numba.njit(nogil=True, cache=True)
-def _settle_all(numbers, at, base, lines, start, deltas):
-  """As `_settle`, of all that was learned."""
+def _settle(numbers, at, base, lines, start, deltas):
+  """Moves the base of lines [n] to their rows; writes what was learned."""
   stop = start + numbers.shape[1]
   for i in range(len(lines)):
     row, old = numbers[at[i]], base[lines[i], start:stop]
@@ -119,6 +102,29 @@ def _settle_all(numbers, at, base, lines, start, deltas):
     for k in range(len(row)):
       delta[k] = row[k] - old[k]
       old[k] = row[k]
+
+
+@numba.njit(nogil=True, cache=True)
+def _go_back(numbers, at, base, lines, weights, deltas):
+  """Takes off lines [n], and their base, what was not added of deltas [n]."""
+  for i in range(len(lines)):
+    row, old, delta = numbers[at[i]], base[lines[i]], deltas[i]
+    for k in range(len(row)):
+      rest = (weights[i] - np.float32(1)) * delta[k]
+      row[k] += rest
+      old[k] += rest
+
+
+@numba.njit(nogil=True, cache=True)
+def _find_due(lines, updates, clocks, bound, ramp, due):
+  """Writes those of lines [n] that are to be pushed; returns how many."""
+  num = 0
+  for line in lines:
+    known = max(clocks[line], 0) % shards.EPOCH
+    most = max(0, shards.bound_of(known, bound, ramp))
+    due[num] = line
+    num += updates[line] > most
+  return num
 
 
 @numba.njit(nogil=True, cache=True)
@@ -175,14 +181,16 @@ def _tally(lookups, cache_row_of, counts, lines, ids):
 class Copies:
   """The lines of one table on one worker; one thread at a time uses it."""
 
-  def __init__(self, table: remote.Sharded, capacity: int, bound: int):
-    """The bound is in updates of a row."""
-    self.table, self.bound = table, bound
+  def __init__(self, table: remote.Sharded, capacity: int, rule: shards.Rule):
+    """As many lines as the capacity."""
+    self.table, self._rule = table, rule
     self._ids = np.full(capacity, -1, np.int64)
     self._clocks = np.full(capacity, shards.NEVER, np.int64)
     self._updates = np.zeros(capacity, np.int64)
     self._base = np.zeros((capacity, table.num_bytes // 4), np.float32)
-    self._deltas, self._num_deltas = np.empty_like(self._base[:0]), 0
+    # Deltas since the last exchange, and those that it pushes.
+    self._deltas, self._pushed = (np.empty_like(self._base[:0]) for _ in '01')
+    self._num_deltas = 0
 
   def read_request(
     self, lines: np.ndarray, ids: np.ndarray, stops: np.ndarray | None = None
@@ -193,7 +201,7 @@ class Copies:
     """
     has_line = self._ids[lines] == ids
     clocks = np.where(has_line, self._clocks[lines], shards.NEVER)
-    return self.table.newer_request(ids, clocks, self.bound, stops=stops)
+    return self.table.newer_request(ids, clocks, self._rule, stops=stops)
 
   def commit(
     self, lines: np.ndarray, ids: np.ndarray, newer: shards.Newer, block: Block
@@ -231,7 +239,16 @@ class Copies:
 
   def due(self, lines: np.ndarray) -> Pending:
     """Takes the updates to push of lines [n], when their steps are done."""
-    return self._take(lines[self._updates[lines] > max(self.bound, 0)])
+    due = np.empty(len(lines) + 1, np.int64)
+    num = _find_due(
+      lines,
+      updates=self._updates,
+      clocks=self._clocks,
+      bound=self._rule.bound,
+      ramp=self._rule.ramp,
+      due=due,
+    )
+    return self._take(due[:num])
 
   def all(self) -> Pending:
     """Takes all updates that were not pushed."""
@@ -260,7 +277,7 @@ class Copies:
     )
 
   def _room(self, num):
-    """Returns room for deltas, until `pushed`."""
+    """Returns room for deltas, until an exchange after the next one begins."""
     start, self._num_deltas = self._num_deltas, self._num_deltas + num
     if self._num_deltas > len(self._deltas):
       # Not anew each time, as the system takes long for pages.
@@ -268,45 +285,59 @@ class Copies:
       self._deltas = np.empty((size, self._base.shape[1]), np.float32)
     return self._deltas[start : self._num_deltas]
 
-  def pushed(self) -> None:
-    """Notes that all that was settled is pushed."""
+  def begin_push(self) -> None:
+    """Notes that all that was settled is being pushed."""
+    self._deltas, self._pushed = self._pushed, self._deltas
     self._num_deltas = 0
 
-  def settle(
-    self, pending: Pending, block: Block, weights: np.ndarray | None = None
-  ) -> shards.Push:
+  def settle(self, pending: Pending, block: Block) -> shards.Push:
     """Returns what to push before anything else is read.
 
-    The block has the rows of the lines. Of numbers that are 'weighted' a part
-    is pushed, by weights [n] float32, and they become that; None = all.
+    The block has the rows of the lines.
     """
     lines = pending.lines
+    clocks = self._clocks[lines]
     self._clocks[lines] += pending.updates
     deltas = self._room(len(lines))
     for part, columns in block.columns():
-      args = part.numbers, block.at
-      start = columns.start
+      args, start = (part.numbers, block.at), columns.start
       if part.kind == 'replaced':
         _copy(*args, start=start, deltas=deltas)
-      elif part.kind == 'added' or weights is None:
-        _settle_all(
-          *args, base=self._base, lines=lines, start=start, deltas=deltas
-        )
       else:
-        _settle(
-          *args,
-          base=self._base,
-          lines=lines,
-          weights=weights,
-          start=start,
-          deltas=deltas,
-        )
+        _settle(*args, base=self._base, lines=lines, start=start, deltas=deltas)
     return shards.Push(
       ids=pending.ids,
       deltas=deltas.view(np.uint8),
       updates=pending.updates,
       first_at=pending.first_at,
       first=pending.first.view(np.uint8),
+      clocks=clocks,
+    )
+
+  def are_still(self, lines: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Returns whether lines [n] have the rows of ids [n]."""
+    return self._ids[lines] == ids
+
+  def go_back(
+    self,
+    lines: np.ndarray,
+    block: Block,
+    weights: np.ndarray,
+    deltas: np.ndarray,
+  ) -> None:
+    """Takes back what was not added of deltas [n, width] that were pushed.
+
+    A weighted part was, of the columns with weights. The block has the rows of
+    lines [n].
+    """
+    part = block.parts[0]
+    _go_back(
+      part.numbers,
+      block.at,
+      base=self._base,
+      lines=lines,
+      weights=weights,
+      deltas=deltas,
     )
 
 
@@ -398,6 +429,10 @@ class FloatRows:
     return state, errors
 
 
+def _floats(push):
+  return push.deltas.view(np.float32)
+
+
 class Used(NamedTuple):
   """Rows of a table that a stretch uses."""
 
@@ -439,8 +474,8 @@ class SharedRows(cached.Rows):
     """`make_table` makes a table, as of `remote.Cluster.table`.
 
     Its arguments are those of `cached.Rows`, and how many numbers add up.
-    `staleness` is in updates of a row; for `memory_lookups` see
-    `policies.Bounded`.
+    `staleness` is in updates of a row; `memory_lookups` are those after which a
+    row has forgotten what it was.
     """
     tables = trainable.tables
     layouts = {k: FloatRows(x) for k, x in tables.items()}
@@ -449,14 +484,19 @@ class SharedRows(cached.Rows):
       return make_table(name, *args, layouts[name].num_added)
 
     super().__init__(tables, make_store, layouts)
-    self._staleness, self._num_workers = staleness, num_workers
+    self._num_workers = num_workers
     self._memory_lookups = memory_lookups
-    # By table, of few lookups, by their number.
-    self._weights: dict[str, np.ndarray] = {}
-    few = np.arange(_FEW_LOOKUPS)
-    for name in tables:
-      self._weights[name] = self.weights(few, name)
     self.adds_up |= num_workers == 1
+    self._rules = {
+      k: shards.Rule(
+        staleness,
+        # Rows that learn by means of many examples change little with each.
+        ramp=0 if trainable.model.is_mean else _RAMP,
+        memory=self._memory(tables[k].spec),
+        num_weighted=x.dim,
+      )
+      for k, x in layouts.items()
+    }
     self.join(lambda *_: None, waits=False)  # until there are others
     self.waited_secs = 0.0  # for other workers
     self.most_missed = 0  # since it was last set to 0
@@ -464,7 +504,9 @@ class SharedRows(cached.Rows):
     self._flushes = 0
     self._copies, self._last_lines, self._tallies = {}, {}, {}
     # What was taken from the device, to be pushed when something is read.
-    self._pushes: list[tuple[str, shards.Push, np.ndarray]] = []
+    self._pushes: list[tuple[str, Pending, shards.Push]] = []
+    # Of these, those of which a part was added, and which part.
+    self._rests: list[tuple[str, Pending, shards.Push, np.ndarray]] = []
 
   def init(self, keys: Mapping[str, jax.Array]) -> None:
     """See the base; where others have begun, with their rows."""
@@ -473,12 +515,19 @@ class SharedRows(cached.Rows):
       self._copies[name] = Copies(
         self.stores[name],
         table.num_rows,
-        bound=self._staleness,
+        rule=self._rules[name],
       )
       self._tallies[name] = np.zeros(table.num_rows, np.int64)
       self._last_lines[name] = np.zeros(0, np.int64)
     is_near = all(x.is_near() for x in self.stores.values())
     self.reads_ahead = self.may_read_ahead and not is_near
+
+  def _memory(self, spec):
+    """Returns `memory` of a table's `shards.Rule`."""
+    # Workers move a running average most of the way: sums would overshoot.
+    if spec.memory_lookups is not None:
+      return float(spec.memory_lookups)
+    return 0.0 if self.adds_up else float(self._memory_lookups)
 
   @property
   def copy_bytes(self) -> int:
@@ -486,23 +535,18 @@ class SharedRows(cached.Rows):
     tables = self.tables.items()  # an id, a clock and updates of each row
     return sum(x.num_rows * (24 + self.layouts[k].num_bytes) for k, x in tables)
 
-  def weights(self, lookups: np.ndarray, name: str = '') -> np.ndarray:
-    """Returns [n] float32, the weights of pushes of rows with lookups [n].
+  def weight(self, lookups: int) -> float:
+    """Returns the part of what dense parameters learn that is added.
 
-    Of rows of a table, or as of rows that learn by gradients.
+    As if each of so many lookups had been of them; see `policies.Bounded`.
     """
-    few, memory_lookups = self._weights.get(name, ()), self._memory_lookups
-    if np.max(lookups, initial=0) < len(few):
-      return few[lookups]
-    if name:
-      memory_lookups = self.tables[name].spec.memory_lookups or memory_lookups
-    times = lookups / memory_lookups
-    weights = policies.parallel_weights(times, self._num_workers, np)
-    return weights.astype(np.float32)
+    times = np.array([lookups * self._num_workers / self._memory_lookups])
+    (weight,) = policies.parallel_weights(times, self._num_workers, np)
+    return float(weight)
 
   def num_updates(self) -> int:
     """Updates of rows on the device that no shard has."""
-    taken = sum(int(np.sum(x.updates)) for _, x, _ in self._pushes)
+    taken = sum(int(np.sum(x.updates)) for *_, x in self._pushes)
     return taken + sum(x.num_updates() for x in self._copies.values())
 
   # Rounds, which are stretches of steps.
@@ -560,21 +604,22 @@ class SharedRows(cached.Rows):
   ) -> dict[str, list[shards.Newer]]:
     """Pushes what was settled, and reads; in one call for each shard."""
     pushes, self._pushes = self._pushes, []
-    requests = [self.stores[k].add_request(x, y) for k, x, y in pushes]
+    if pushes:
+      for copies in self._copies.values():
+        copies.begin_push()
+    requests = [
+      self.stores[k].add_request(push, self._rules[k], x.stops)
+      for k, x, push in pushes
+    ]
     reads = {
       k: self._copies[k].read_request(x.lines, x.ids, x.stops)
       for k, x in used.items()
     }
     call = next(iter(self.stores.values())).call
-    results = call([*requests, *reads.values()])[len(requests) :]
-    for name, push, _ in pushes:
-      self._copies[name].pushed()
-      num, size = len(push.ids), self.layouts[name].num_bytes
-      self.counts.add(
-        rows_pushed=num,
-        updates_pushed=int(np.sum(push.updates)),
-        bytes_sent=num * (16 + size) + len(push.first_at) * size,
-      )
+    results = call([*requests, *reads.values()])
+    added, results = results[: len(requests)], results[len(requests) :]
+    for push, request, result in zip(pushes, requests, added, strict=True):
+      self._count_push(push, request, result)
     newer = {}
     for (name, request), result in zip(reads.items(), results, strict=True):
       new = list(self.stores[name].newer_of_shards(request, result))
@@ -592,6 +637,35 @@ class SharedRows(cached.Rows):
       )
     return newer
 
+  def _count_push(self, settled, request, result):
+    """Counts a push, and notes of which rows a part was added."""
+    name, pending, push = settled
+    num, size = len(push.ids), self.layouts[name].num_bytes
+    self.counts.add(
+      rows_pushed=num,
+      updates_pushed=int(np.sum(push.updates)),
+      bytes_sent=num * (24 + size) + len(push.first_at) * size,
+    )
+    weights = self.stores[name].weights(request, result)
+    if weights is not None:
+      self._rests.append((name, pending, push, weights))
+
+  def _go_back(self, tables):
+    """Takes off the device what was not added, before rows are read."""
+    for name, pending, push, weights in self._rests:
+      copies, layout = self._copies[name], self.layouts[name]
+      at = np.flatnonzero(
+        (weights < 1) & copies.are_still(pending.lines, pending.ids)
+      )
+      if len(at):
+        lines = pending.lines[at]
+        block = layout.read(tables[name], lines)
+        copies.go_back(
+          lines, block, weights=weights[at], deltas=_floats(push)[at]
+        )
+        self._write(name, tables, lines, block=block)
+    self._rests.clear()
+
   def swap(
     self, tables: cached.Tables, stretch: fetching.Stretch, fetched: tuple
   ) -> tuple[cached.Tables, int, float]:
@@ -601,7 +675,7 @@ class SharedRows(cached.Rows):
     for moves in stretch.moves:
       for name, (lines, _) in moves.out.items():
         self.counts.add(rows_evicted=len(lines))
-        self._settle(name, tables, self._copies[name].leave(lines), stays=False)
+        self._settle(name, tables, self._copies[name].leave(lines))
     begun = self._round(tables, stretch, fetched)
     for name, used in fetched[1].items():
       self._copies[name].begin(used.lines, used.updates)
@@ -627,6 +701,7 @@ class SharedRows(cached.Rows):
     return self._begin_round(stretch)
 
   def _commit(self, tables, used, newer):
+    self._go_back(tables)
     for name, of_shards in newer.items():
       for new in of_shards:
         if not len(new.at):
@@ -645,21 +720,12 @@ class SharedRows(cached.Rows):
     for name, lines in self._last_lines.items():
       self._settle(name, tables, self._copies[name].due(lines))
 
-  def _settle(self, name, tables, pending, stays=True):
+  def _settle(self, name, tables, pending):
     """Takes updates off the device, to be pushed with the next read."""
-    layout, lines = self.layouts[name], pending.lines
-    if not len(lines):
-      return
-    block = layout.read(tables[name], lines)
-    # Workers move a running average most of the way: it would overshoot.
-    averages = self.tables[name].spec.memory_lookups is not None
-    weights = None
-    if averages or not self.adds_up:
-      weights = self.weights(pending.updates, name)
-    push = self._copies[name].settle(pending, block, weights)
-    self._pushes.append((name, push, pending.stops))
-    if stays and weights is not None:
-      self._write(name, tables, lines, block=block)
+    if len(pending.lines):
+      block = self.layouts[name].read(tables[name], pending.lines)
+      push = self._copies[name].settle(pending, block)
+      self._pushes.append((name, pending, push))
 
   def flush(self, tables: cached.Tables, held: cached.Held) -> cached.Tables:
     """See the base."""
@@ -667,6 +733,7 @@ class SharedRows(cached.Rows):
     for name, copies in self._copies.items():
       self._settle(name, tables, copies.all())
     self._exchange({})
+    self._go_back(tables)
     self._flushes += 1
     return tables
 

@@ -220,4 +220,4 @@ def test_a_process_that_was_replaced_is_told():
   with pytest.raises(coordinator.Stale, match='worker 0 was replaced'):
     actor.lease(0, old, (0, 1, 10, 5), None)
   lease = actor.lease(0, new, None, None)
-  assert lease == coordinator.Lease(0, None, 0)
+  assert lease[:3] == (0, None, 0)

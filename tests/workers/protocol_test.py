@@ -32,7 +32,7 @@ class _Worker:
     self.table = _table(servers, num_shards)
     capacity = 24
     self.cache = cache_lib.Cache(('x',), ROWS, capacity, policy)
-    self.copies = shared_rows.Copies(self.table, capacity, bound)
+    self.copies = shared_rows.Copies(self.table, capacity, shards.Rule(bound))
     sums = np.zeros((capacity, ADDED), np.float32)
     last = np.zeros((capacity, WIDTH - ADDED), np.float32)
     parts = shared_rows.Part(sums, 'added'), shared_rows.Part(last, 'replaced')
@@ -45,9 +45,12 @@ class _Worker:
     self.sums = np.zeros((ROWS, ADDED))
     self.pushed, self.seen = np.zeros((2, ROWS), np.int64)
 
+  def add_request(self, push):
+    return self.table.add_request(push, shards.Rule(0))
+
   def push(self, pending):
     ids = pending.ids
-    self.table.call([self.table.add_request(self.settle(pending))])
+    self.table.call([self.add_request(self.settle(pending))])
     np.testing.assert_array_equal(pending.updates, self.pending[ids])
     self.pushed[ids] += pending.updates
     self.pending[ids], self.sums[ids] = 0, 0
@@ -100,7 +103,9 @@ def _state(servers, num_shards=2):
   """Rows and clocks of all shards."""
   reader = _table(servers, num_shards)
   ids = np.arange(ROWS)
-  request = reader.newer_request(ids, np.full(ROWS, shards.NEVER), 0)
+  request = reader.newer_request(
+    ids, np.full(ROWS, shards.NEVER), shards.Rule(0)
+  )
   found = reader.newer(request, reader.call([request])[0])
   order = np.argsort(found.at)
   rows = found.records.view(np.float32)[order]
@@ -187,7 +192,7 @@ def test_rows_read_while_a_stretch_runs_lose_nothing(bound):
       worker.train(lines, ids, updates, deltas)
       sums[ids] += deltas
       # Beside the steps.
-      servers.call([worker.table.add_request(x) for x in (gone, kept)])
+      servers.call([worker.add_request(x) for x in (gone, kept)])
       worker.lines = lines
     else:
       worker.lines = np.zeros(0, np.int64)
@@ -198,7 +203,7 @@ def test_rows_read_while_a_stretch_runs_lose_nothing(bound):
     ahead[worker.number] = moves, worker.read(lines, ids), lines, ids
   for worker in workers:
     push = worker.settle(worker.copies.all())
-    servers.call([worker.table.add_request(push)])
+    servers.call([worker.add_request(push)])
   np.testing.assert_array_equal(_state(servers)[0][:, :ADDED], sums)
 
 
@@ -236,8 +241,9 @@ def test_a_call_that_is_repeated_is_done_once():
   servers = local_cluster.Cluster()
   table, ids = _table(servers), np.array([3, 8, 9])
   deltas = np.ones((3, WIDTH), np.float32).view(np.uint8)
-  push = shards.Push(ids, deltas, np.full(3, 2), np.arange(3), _make(ids))
-  request = table.add_request(push)
+  two = np.full(3, 2)
+  push = shards.Push(ids, deltas, two, np.arange(3), _make(ids), two - 2)
+  request = table.add_request(push, shards.Rule(0))
   for _ in range(2):
     servers.call([request])
   rows, clocks = _state(servers)

@@ -51,7 +51,7 @@ def _block(rows, lines):
 
 def _push(worker, pending, rows):
   push = worker.settle(pending, _block(rows, pending.lines))
-  worker.table.call([worker.table.add_request(push)])
+  worker.table.call([worker.table.add_request(push, shards.Rule(0))])
 
 
 def _newer(table, request):
@@ -74,7 +74,7 @@ def _read_again(table, ids):
 
 def _clocks(table):
   ids = np.arange(ROWS)
-  found = _newer(table, table.newer_request(ids, ids - ROWS, 0))
+  found = _newer(table, table.newer_request(ids, ids - ROWS, shards.Rule(0)))
   clocks = np.empty(ROWS, np.int64)
   clocks[found.at] = shared_rows.num_updates(found.clocks)
   return clocks
@@ -118,7 +118,7 @@ def test_kills_at_random_lose_what_is_said_and_no_more(
     for i in range(3)
   ]
   # Lines are ids: every row has one.
-  workers = [shared_rows.Copies(x, ROWS, 2) for x in tables]
+  workers = [shared_rows.Copies(x, ROWS, shards.Rule(2)) for x in tables]
   rows, pushed = np.zeros((3, ROWS, WIDTH), np.float32), 0
   for step in range(60):
     number = rng.integers(3)
@@ -183,8 +183,8 @@ def test_a_shard_that_was_suspended_is_asked_again(
       raise
 
   monkeypatch.setattr(links.Far, 'receive', receive_or_resume)
-  push = shards.Push(ids, rows, one, ids, rows)
-  table.call([table.add_request(push)])
+  push = shards.Push(ids, rows, one, ids, rows, one)
+  table.call([table.add_request(push, shards.Rule(0))])
   # Both calls have come, and one was done.
   np.testing.assert_array_equal(
     table.read(ids).view(np.float32), 2 * rows.view(np.float32)
