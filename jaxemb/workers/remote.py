@@ -75,6 +75,8 @@ class Sharded:
   client: int  # unique, not 0
   close: Callable[[], None]  # as of `stores.local.Store`
   is_near: Callable[[], bool]  # whether all its rows are on this machine
+  # Of all tables: records of an answer are valid until the next one.
+  lock: Any = dataclasses.field(default_factory=threading.RLock)
   _calls: int = dataclasses.field(default=0, init=False)
 
   def by_shard(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -198,8 +200,9 @@ class Sharded:
       some = ids[i : i + size]
       never = np.full(len(some), shards.NEVER)
       request = self.newer_request(some, never, shards.Rule(0))
-      for new in self.newer_of_shards(request, self.call([request])[0]):
-        records[i + new.at] = new.records
+      with self.lock:
+        for new in self.newer_of_shards(request, self.call([request])[0]):
+          records[i + new.at] = new.records
     return records
 
   def write(self, ids: np.ndarray, records: np.ndarray) -> None:
@@ -251,8 +254,9 @@ class _Calls:
   # Methods of `shards.Shard` that links call.
   _BY_LINK = frozenset({'newer', 'add', 'write'})
 
-  def __init__(self, actors: list[Any], folder: pathlib.Path):
-    """The folder has one of each actor."""
+  def __init__(self, actors: list[Any], folder: pathlib.Path, lock: Any):
+    """The folder has one of each actor; the lock is of `Sharded`."""
+    self._lock = lock
     self.actors, self._folder = actors, folder
     # By table, its arguments of `shards.Shard`, but for the number.
     self.sizes: dict[str, tuple] = {}
@@ -262,6 +266,10 @@ class _Calls:
     self._node = _ray().get_runtime_context().get_node_id()
 
   def __call__(self, requests: Sequence[Request]) -> list[dict[int, Any]]:
+    with self._lock:
+      return self._call(requests)
+
+  def _call(self, requests):
     results = [dict.fromkeys(x.args) for x in requests]
     waiting: dict[int, list[tuple[int, tuple]]] = {}  # by number of the shard
     for k, request in enumerate(requests):
@@ -421,6 +429,7 @@ class Cluster:
     """
     self.namespace = namespace or f'jaxemb-{uuid.uuid4().hex[:8]}'
     self._calls: _Calls | None = None
+    self._lock = threading.RLock()
     self._address = address or os.environ.get('RAY_ADDRESS') or 'local'
     if self._address == 'local' and 'ray' not in sys.modules:
       # It listens on all addresses and executes what it is sent, and asks for
@@ -561,7 +570,7 @@ class Cluster:
           **options,
         )
         for i in range(num_shards)
-      ], folder)  # fmt: skip
+      ], folder, self._lock)  # fmt: skip
     self._calls.sizes[name] = num_shards, num_rows, num_bytes, num_added
     return Sharded(
       name=name,
@@ -573,6 +582,7 @@ class Cluster:
       client=client or 1 + secrets.randbits(62),
       close=lambda: self._close(name, folder),
       is_near=self._calls.are_near,
+      lock=self._lock,
     )
 
   def _close(self, name, folder):
