@@ -216,6 +216,7 @@ class GraphSage(base.ExampleModel):
   features: Any  # [nodes, num] float32, or `features.Sparse`, or None
 
   vectors_table = NODES
+  stale_share = 4  # nodes have few updates, of which each changes them much
 
   @property
   def untrained_loss(self) -> float:

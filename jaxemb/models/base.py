@@ -167,6 +167,9 @@ class Model(Protocol):
 
   # Whether rows learn by the mean over a step's examples, not by the sum.
   is_mean: bool = False
+  # A copy of a row on a worker may lack one in so many of the updates that the
+  # row has had, if that is less than the staleness; 0 = the staleness alone.
+  stale_share: int = 50
   # Learning rate of dense parameters by that of rows, which multiplies what the
   # optimizer makes of their gradients; 0 = the optimizer has its own.
   dense_rate: float = 0.0
@@ -185,6 +188,7 @@ class ExampleModel(Model):
 
   spec: Any  # with `optimizer`, `dense_rate` and `dense_decay` of settings
   is_mean = True
+  stale_share = 0  # of many examples in a step, each changes rows little
 
   @property
   def dense_rate(self) -> float:

@@ -88,7 +88,7 @@ class Rule(NamedTuple):
   bound: int
   # And no more than one in so many of those that its row has had: while a row
   # has few, each changes it much. 0 = the bound alone.
-  ramp: int = 0
+  share: int = 0
   # Of updates of a copy that lacked m updates exp(-m / memory) is added to the
   # first `num_weighted` numbers: in a quadratic bowl, one after the other, they
   # would have come as far. 0 = all of it.
@@ -97,9 +97,9 @@ class Rule(NamedTuple):
 
 
 @numba.njit(nogil=True, cache=True)
-def bound_of(updates: int, bound: int, ramp: int) -> int:
+def bound_of(updates: int, bound: int, share: int) -> int:
   """Returns how many updates a copy of a row that had so many may lack."""
-  return min(bound, updates // ramp) if ramp else bound
+  return min(bound, updates // share) if share else bound
 
 
 @numba.njit(nogil=True, cache=True)
@@ -126,7 +126,7 @@ def by_shard(ids: np.ndarray, num_shards: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @numba.njit(nogil=True, cache=True)
-def _find_old(words, is_known, at, clocks, epoch, bound, ramp, old, now):
+def _find_old(words, is_known, at, clocks, epoch, bound, share, old, now):
   """Writes which of rows at [n] had too many updates since clocks [n].
 
   Of these `old` has the numbers of n, and `now` the clocks. Returns how many
@@ -137,7 +137,7 @@ def _find_old(words, is_known, at, clocks, epoch, bound, ramp, old, now):
     updates = words[at[i], 0] if is_known[at[i]] else 0
     clock = epoch + updates
     behind = clock - clocks[i]
-    if clocks[i] < 0 or behind > bound_of(updates, bound, ramp):
+    if clocks[i] < 0 or behind > bound_of(updates, bound, share):
       old[num], now[num] = i, clock
       num += 1
     else:
@@ -291,7 +291,7 @@ class Shard:
       clocks=clocks,
       epoch=self._get('epoch') * EPOCH,
       bound=rule.bound,
-      ramp=rule.ramp,
+      share=rule.share,
       old=old,
       now=now,
     )

@@ -8,13 +8,13 @@ these (`base`); the rows themselves are on the device. An update is a lookup of
 a row in a step, as the clocks of HET's released code count.
 
   read    Before a stretch of steps, rows without a line are read, and those
-          with one if others pushed more than `bound` updates since. This may
-          be while the stretch before runs: what others push meanwhile comes on
-          top of the bound.
-  push    After it, rows with more than `bound` updates go to the shards,
-          as the difference to their base; and so do all that leave their
-          lines, before they can be read again. With a bound of 0 every row
-          that was used is pushed.
+          with one if others pushed more updates since than they may lack
+          (`shards.Rule`). Of other machines this may be while the stretch
+          before runs: what others push meanwhile comes on top.
+  push    After it, rows with more updates than that go to the shards, as the
+          difference to their base; and so do all that leave their lines,
+          before they can be read again. With a bound of 0 every row that was
+          used is pushed.
   flush   Before a checkpoint, an evaluation or an export, all are pushed.
 
     own clock = clock when read + own pushes since;  own updates <= bound
@@ -28,8 +28,8 @@ difference goes with the next one.
 Workers that learn much of a row from its old value, each by itself, overshoot
 together. So a part of each push is added, exp(-m / tau) after m updates of
 others that the worker's copy lacked (`shards.Rule`); the copy goes back by the
-rest. And a copy of a row that has had few updates may lack only one in `_RAMP`
-of them: they are those that change it most.
+rest. And a copy of a row that has had few updates may lack only one in
+`stale_share` of them: they are those that change it most.
 
 What a shard has of a row is float32, whatever the device's dtype: the row, and
 the state of its optimizer. Adagrad's squares add up over workers, so that all
@@ -49,8 +49,6 @@ from jaxemb.stores import cached, fetching
 from jaxemb.strategies import policies
 from jaxemb.tables import spec as spec_lib
 from jaxemb.workers import remote, shards
-
-_RAMP = 50  # see `shards.Rule`
 
 
 def num_updates(clocks: np.ndarray) -> np.ndarray:
@@ -116,12 +114,12 @@ def _go_back(numbers, at, base, lines, weights, deltas):
 
 
 @numba.njit(nogil=True, cache=True)
-def _find_due(lines, updates, clocks, bound, ramp, due):
+def _find_due(lines, updates, clocks, bound, share, due):
   """Writes those of lines [n] that are to be pushed; returns how many."""
   num = 0
   for line in lines:
     known = max(clocks[line], 0) % shards.EPOCH
-    most = max(0, shards.bound_of(known, bound, ramp))
+    most = max(0, shards.bound_of(known, bound, share))
     due[num] = line
     num += updates[line] > most
   return num
@@ -245,7 +243,7 @@ class Copies:
       updates=self._updates,
       clocks=self._clocks,
       bound=self._rule.bound,
-      ramp=self._rule.ramp,
+      share=self._rule.share,
       due=due,
     )
     return self._take(due[:num])
@@ -490,8 +488,7 @@ class SharedRows(cached.Rows):
     self._rules = {
       k: shards.Rule(
         staleness,
-        # Rows that learn by means of many examples change little with each.
-        ramp=0 if trainable.model.is_mean else _RAMP,
+        share=trainable.model.stale_share,
         memory=self._memory(tables[k].spec),
         num_weighted=x.dim,
       )

@@ -23,6 +23,7 @@ WORKERS = {
   'strategy.name': 'workers', 'strategy.num_workers': 2, 'mesh.data': 0,
   'train.epochs': 20, 'train.batch_words': 512, 'strategy.sync_every': 512,
   'train.log_every_secs': 0.0, 'model.dim': 8, 'train.threads': 0,
+  'table.staleness': 0,
 }  # fmt: skip
 
 
@@ -175,7 +176,9 @@ def test_lockstep_is_one_process(tmp_path):
     'train.epochs': 1, 'train.fused': False, 'data.path': 'toywiki:20000',
     'train.batch_words': 32,  # two chunks: the text is cut for two workers
   }  # fmt: skip
-  workers = {'strategy.pace': 'bsp', 'strategy.sync_every': 0, **common}
+  workers = {
+    'strategy.pace': 'bsp', 'strategy.sync_every': 0, **common,
+  }  # fmt: skip
   assert runs.run(tmp_path / 'workers', WORKERS | workers) == 0
   sync = {'strategy.name': 'sync', 'mesh.data': 2, 'model.dim': 8, **common}
   assert runs.run(tmp_path / 'sync', sync) == 0

@@ -18,6 +18,7 @@ from tests.workers import local_cluster
 
 NUM, STEPS, DISPATCHES, RATE = 2, 4, 3, 0.1
 SETTINGS = {
+  'table.staleness': 0,
   'optimizer__name': 'sgd', 'optimizer__dense': 'sgd',
   'optimizer__learning_rate': RATE, 'optimizer__final_learning_rate': RATE,
 }  # fmt: skip

@@ -34,7 +34,8 @@ def trainers(num, settings, cluster, fused=False, **fixed):
     'model.dim': DIM, 'model.window': WINDOW, 'data.sample': 0.0,
     'model.shared_negatives': 4, 'train.batch_words': WORDS,
     'optimizer.learning_rate': 0.1, 'strategy.name': 'workers',
-    'strategy.num_workers': num, 'table.device_bytes': '60%', **settings,
+    'strategy.num_workers': num, 'table.device_bytes': '60%',
+    'table.staleness': 0, **settings,
   }  # fmt: skip
   steps = windows.Steps(WORDS, num, WINDOW, CHUNK)
   if settings.get('strategy.pace') == 'bsp':
