@@ -287,10 +287,11 @@ def run(
     if quality is None:
       quality = statistics.mean(x for x in scores.values() if x is not None)
   busy = report['hosts'][0]['mean_host_busy_cores'] * report['train_secs']
-  units = report['words_per_sec'] * report['train_secs']
+  per_sec = report['examples_per_sec' if args.model else 'words_per_sec']
+  units = per_sec * report['train_secs']
   found = {
     'quality': quality,
-    'units_per_sec': report['words_per_sec'],
+    'units_per_sec': per_sec,
     'busy_secs_per_unit': busy / units,
     'commit': experiment.commit(),
     'date': experiment.today(),
