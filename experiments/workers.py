@@ -42,6 +42,7 @@ test.
 """
 
 import argparse
+import contextlib
 import functools
 import os
 import pathlib
@@ -189,9 +190,11 @@ def _processes(name: str, above: psutil.Process) -> list[psutil.Process]:
   """Those of Ray that run an actor of a class, below a process."""
   found = []
   for one in above.children(recursive=True):
-    if one.is_running() and one.name().startswith(f'ray::{name}'):
-      found.append(one)
-  return sorted(found, key=lambda x: x.pid)
+    with contextlib.suppress(psutil.NoSuchProcess):
+      has_ended = one.status() == psutil.STATUS_ZOMBIE
+      if not has_ended and one.name().startswith(f'ray::{name}'):
+        found.append(one)
+  return found
 
 
 def _kills(numbers: Mapping[str, int], epochs: int) -> list[tuple[float, str]]:
