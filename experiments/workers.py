@@ -13,6 +13,10 @@ kills=30 so many workers are killed (SIGKILL), evenly over the run, with
 shard_kills=10 so many shards, and with coordinator_kills=1 the coordinator: the
 run ends with exit code 75 then, and is started again.
 
+With --machines=4 the workers are on so many machines of a Ray cluster, which
+are namespaces of this one (machines.py), and with --link_gbits=1 each is behind
+a link that takes so much each way.
+
 Cases of other models are 'sync' (one process, as much in a step as one worker
 has) or STALENESS:SETTING=VALUE:... of workers whose devices have room for a
 tenth of the rows, and which exchange rows after every step, as HET's do; -1 is
@@ -56,6 +60,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import experiment
+import machines
 import numpy as np
 import psutil
 
@@ -210,7 +215,7 @@ def _kill(
   process: subprocess.Popen, path: pathlib.Path, epoch: float, name: str
 ) -> bool:
   """Kills an actor of a run once it has come so far; False if it ended."""
-  done, processes, above = 0.0, [], psutil.Process(process.pid)
+  done, processes, above = 0.0, [], psutil.Process()
   while done < epoch or not processes:
     if process.poll() is not None:
       return False
@@ -233,18 +238,33 @@ def _train(
   """Trains, and kills what is to be killed; starts again what was stopped."""
   kills, log = list(kills), workdir.with_suffix('.log')
   command, code = experiment.training_command(args, workdir, settings), 75
-  while code == 75:
-    with open(log, 'w') as file:
-      process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-      may_stop = False
-      while kills and not may_stop:
-        if not _kill(process, workdir / 'metrics.jsonl', *kills[0]):
-          break
-        may_stop = kills.pop(0)[1] == 'Coordinator'
-      code = process.wait()
-    if code and not (may_stop and code == 75):
-      line = log.read_text().splitlines()[-1:]
-      raise errors.UserError(f'the run has failed: {line}')
+  with contextlib.ExitStack() as stack:
+    environment = None
+    if args.machines and settings.get('strategy.name') == 'workers':
+      cluster = stack.enter_context(
+        machines.Cluster(
+          args.machines,
+          workdir.parent / 'ray',
+          link_gbits=args.link_gbits,
+          num_cpus=-(-args.workers // args.machines),
+        )
+      )
+      command = cluster.command(0, command)
+      environment = os.environ | cluster.environment
+    while code == 75:
+      with open(log, 'w') as file:
+        process = subprocess.Popen(
+          command, env=environment, stdout=file, stderr=subprocess.STDOUT
+        )
+        may_stop = False
+        while kills and not may_stop:
+          if not _kill(process, workdir / 'metrics.jsonl', *kills[0]):
+            break
+          may_stop = kills.pop(0)[1] == 'Coordinator'
+        code = process.wait()
+      if code and not (may_stop and code == 75):
+        line = log.read_text().splitlines()[-1:]
+        raise errors.UserError(f'the run has failed: {line}')
   if kills:
     raise errors.UserError(f'the run ended before {len(kills)} kills')
 
@@ -369,7 +389,11 @@ def main() -> None:
   add('--learning_rate', type=float, default=1.0)
   add('--dense', default='sgd')
   add('--dense_learning_rate', type=float, default=0.05)
+  add('--machines', type=int, default=0, help='0 = this one')
+  add('--link_gbits', type=float, default=None)
   args = experiment.parse(parser)
+  if args.machines and (problem := machines.missing()):
+    parser.error(f'--machines={args.machines}: {problem}')
   if args.model:
     args.config = 'graphsage' if args.model == 'graphsage' else 'ctr'
   args.epochs = args.epochs or (1 if args.model else 5)

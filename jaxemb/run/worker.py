@@ -6,8 +6,10 @@ its source, and its meter and hook report to the coordinator.
 """
 
 import collections
+import contextlib
 import copy
 import logging
+import os
 import pathlib
 import threading
 import time
@@ -33,6 +35,7 @@ class Task(NamedTuple):
   config: Mapping[str, Any]  # resolved
   tuning: Mapping[str, Any]  # resolved, but what follows from the rest
   workdir: pathlib.Path
+  home: pathlib.Path  # of paths that are relative
   namespace: str  # of the tables in Ray
   cache: pathlib.Path | None  # None = the usual one of each machine
   fingerprint: str  # of the data
@@ -63,6 +66,9 @@ class Worker:
     """Trains until no lease is left."""
     logging.getLogger('jaxemb').addHandler(logging.NullHandler())
     task = self._task
+    # A machine without it has whatever the settings name elsewhere, or not.
+    with contextlib.suppress(OSError):
+      os.chdir(task.home)
     if task.cache is None:
       rundir.keep_programs(self.cache)
     config = ml_collections.ConfigDict(dict(task.config))

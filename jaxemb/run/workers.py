@@ -10,6 +10,7 @@ started again; the dispatches that it had leased are read again.
 import contextlib
 import dataclasses
 import pathlib
+import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +21,7 @@ from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.run import build, evaluation, loop, metrics, results, worker
 from jaxemb.storage import checkpoint
-from jaxemb.workers import coordinator, lockstep, remote
+from jaxemb.workers import coordinator, lockstep, nodes, remote
 
 _POLL_SECS = 0.2
 _CHECK_SECS = 1.0  # between looks at shards
@@ -48,14 +49,19 @@ class _Crew:
       kind, limit = lockstep.Coordinator, s.num_workers
     elif s.pace == 'ssp':
       limit = s.rounds_ahead
-    self._coordinator = cluster.start(
+    self._head = None
+    if not cluster.is_own:
+      with tempfile.NamedTemporaryFile(dir=workdir) as file:
+        cluster.check_nodes(nodes.check_file, pathlib.Path(file.name))
+      self._head = nodes.Head(cluster.head_address())
+    # Here: what ends with this machine had better be with this process.
+    self._coordinator = cluster.start_here(
       kind,
       parts.tuning.parts,
       limit,
       dense,
       name='coordinator',
       namespace=cluster.namespace,
-      num_cpus=0,
     )
     tuning = dataclasses.asdict(parts.tuning)
     del tuning['part_words']  # follows from the others
@@ -63,13 +69,22 @@ class _Crew:
       config=parts.config.to_dict(),
       tuning=tuning,
       workdir=workdir,
+      home=pathlib.Path.cwd(),
       namespace=cluster.namespace,
       cache=cache,
       fingerprint=parts.source.fingerprint,
     )
-    self.running: dict[Any, int] = {}  # calls of `run`, of which worker
+    # Calls of `run`: of which worker, and its actor.
+    self.running: dict[Any, tuple[int, Any]] = {}
     self.failures: dict[int, int] = {}  # since a worker last reported
     self.num_replaced = 0
+
+  def close(self) -> None:
+    """Ends what watches the cluster, and workers that have no CPU so far."""
+    if self._head:
+      self._head.close()
+    for _, actor in self.running.values():
+      self._cluster.kill(actor)
 
   def ask(self, method: str, *args: Any) -> Any:
     """Calls a method of the coordinator."""
@@ -84,7 +99,7 @@ class _Crew:
     actor = self._cluster.start(
       worker.Worker, number, self._coordinator, self._task, **options
     )
-    self.running[actor.run.remote()] = number
+    self.running[actor.run.remote()] = number, actor
 
   def start_all(self) -> None:
     """Starts all workers; warns if there are too few CPUs for them."""
@@ -103,9 +118,11 @@ class _Crew:
       self.start(number)
 
   def watch(self, secs: float) -> bool:
-    """Waits, and replaces workers that ended; whether any is left."""
+    """Waits, and replaces workers that ended; whether any may push."""
+    if self._head:
+      self._head.check()
     for call in self._cluster.ended(list(self.running), secs):
-      number = self.running.pop(call)
+      number, _ = self.running.pop(call)
       why = self._cluster.why_lost(call)
       if why is None:
         continue
@@ -125,7 +142,7 @@ class _Crew:
       )
       self.num_replaced += 1
       self.start(number)
-    return bool(self.running)
+    return bool(self.running) and not self.ask('is_done')
 
 
 def run(
@@ -144,9 +161,10 @@ def run(
     with contextlib.closing(runner.meter):
       num_replaced = 0
       if not runner.has_ended():
-        crew = _Crew(parts, workdir, cluster, cache=cache)
-        if not runner.train(crew):
-          return False
+        crew = _Crew(parts, workdir.absolute(), cluster, cache=cache)
+        with contextlib.closing(crew):
+          if not runner.train(crew):
+            return False
         num_replaced = crew.num_replaced
       results.finish(
         workdir,

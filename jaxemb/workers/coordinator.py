@@ -345,6 +345,10 @@ class Coordinator:
     if self.parameters:
       self.parameters.params, self.parameters.optimizer = dense
 
+  def is_done(self) -> bool:
+    """Whether all has ended, and no worker is left that may push."""
+    return self.has_ended() and not self.members
+
   def has_ended(self) -> bool:
     """Whether all of the data is trained, or no more of it is to be."""
     return self._is_over or all(x.has_ended for x in self.parts)

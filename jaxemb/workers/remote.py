@@ -31,7 +31,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.storage import atomic
-from jaxemb.workers import actors, links, shards
+from jaxemb.workers import actors, links, nodes, shards
 
 _LOG = logging.getLogger('jaxemb')
 WAIT_SECS = 60  # for a shard that is being restarted
@@ -442,6 +442,7 @@ class Cluster:
   def _start(self):
     if self._ray.is_initialized():
       return
+    self._check_address()
     self._has_started, options = True, {}
     if self._address == 'local':
       # Nothing is sent from a machine that is only used by itself.
@@ -476,6 +477,23 @@ class Cluster:
       if is_main:
         signal.signal(signal.SIGTERM, handler)
 
+  def _check_address(self):
+    """Raises a `UserError` for a cluster that Ray would wait for, for ever."""
+    address = self._address
+    if address.startswith('ray://'):
+      raise errors.UserError(
+        f'cannot use Ray at {address}: give the HOST:PORT of its head in '
+        'RAY_ADDRESS (port 6379 unless it was started with another), and run '
+        'the command on one of its machines'
+      )
+    port = address.rpartition(':')[2]
+    if port.isdigit() and not nodes.answers(address):
+      raise errors.UserError(
+        f'nobody answers at RAY_ADDRESS={address}: see that Ray was started '
+        'there and that its port is open, or remove RAY_ADDRESS to start Ray '
+        'on this machine'
+      )
+
   @property
   def is_own(self) -> bool:
     """Whether Ray was started here, on this machine."""
@@ -490,6 +508,77 @@ class Cluster:
     """Ends Ray if this has started it."""
     if self._has_started:
       self._ray.shutdown()
+
+  def _on(self, node):
+    """Options of Ray to have something on a machine."""
+    kinds = self._ray.util.scheduling_strategies
+    strategy = kinds.NodeAffinitySchedulingStrategy(node, soft=False)
+    return {'scheduling_strategy': strategy, 'num_cpus': 0}
+
+  def _spread(self, num):
+    """Options of Ray to have `num` actors on as many machines as there are.
+
+    Of actors without CPUs Ray itself draws machines; if one is lost, its actors
+    move to another. The group ends with this process's job.
+    """
+    if len(self._nodes()) == 1:
+      return [{'num_cpus': 0}] * num
+    util, name = self._ray.util, self.namespace
+    try:
+      group = util.get_placement_group(name)
+    except ValueError:
+      bundles = [{'memory': 1}] * num
+      group = util.placement_group(bundles, strategy='SPREAD', name=name)
+    kind = util.scheduling_strategies.PlacementGroupSchedulingStrategy
+    return [
+      {
+        'num_cpus': 0,
+        'memory': 1,
+        'scheduling_strategy': kind(group, placement_group_bundle_index=i),
+      }
+      for i in range(num)
+    ]
+
+  def _nodes(self):
+    """Returns addresses of machines, by their names in Ray."""
+    nodes = [x for x in self._ray.nodes() if x['Alive']]
+    return {x['NodeID']: x['NodeManagerAddress'] for x in nodes}
+
+  def start_here(self, kind: type, *args: Any, **options: Any) -> Any:
+    """The same, on this machine."""
+    self._start()
+    node = self._ray.get_runtime_context().get_node_id()
+    return self.start(kind, *args, **options, **self._on(node))
+
+  def kill(self, actor: Any) -> None:
+    """Ends an actor, or has it not begin."""
+    self._ray.kill(actor)
+
+  def head_address(self) -> str:
+    """Returns the HOST:PORT of the cluster's head."""
+    return self._ray.get_runtime_context().gcs_address
+
+  def check_nodes(
+    self, check: Callable[[Any, str], None], argument: Any
+  ) -> None:
+    """Calls a function on every machine, with an argument and its address.
+
+    Raises a `UserError` if it does, or if a machine cannot call it.
+    """
+    calls = {}
+    for node, address in self._nodes().items():
+      task = self._ray.remote(check).options(**self._on(node))
+      calls[task.remote(argument, address)] = address
+    ended = self.ended(list(calls), CALL_SECS)
+    for call in calls:
+      why = 'it does not answer'
+      if call in ended:
+        why = self.why_lost(call)
+      if why:
+        raise errors.UserError(
+          f'the machine {calls[call]} of the Ray cluster cannot run jaxemb: '
+          f'{why}; install it there as on this one'
+        )
 
   def num_cpus(self) -> tuple[int, int]:
     """Returns the CPUs of all machines, and how many of them are free."""
@@ -559,7 +648,7 @@ class Cluster:
     folder = folder.absolute() / self.namespace
     if self._calls is None:
       # Started unless they are there.
-      options = {'max_restarts': -1, 'num_cpus': 0, 'get_if_exists': True}
+      options = {'max_restarts': -1, 'get_if_exists': True}
       options['namespace'] = self.namespace
       self._calls = _Calls([
         self.start(
@@ -568,8 +657,9 @@ class Cluster:
           snapshot_secs,
           name=f'shards-{i}',
           **options,
+          **where,
         )
-        for i in range(num_shards)
+        for i, where in enumerate(self._spread(num_shards))
       ], folder, self._lock)  # fmt: skip
     self._calls.sizes[name] = num_shards, num_rows, num_bytes, num_added
     return Sharded(

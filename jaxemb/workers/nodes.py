@@ -1,0 +1,77 @@
+"""Machines of a Ray cluster: what each has, and whether the head answers.
+
+Ray ends a process of its own accord, with exit code 1, if the head of its
+cluster has not answered for a minute. `Head` notices before that.
+"""
+
+import logging
+import os
+import pathlib
+import socket
+import threading
+import time
+
+from jaxemb import errors
+
+_ASK_SECS, _ANSWER_SECS = 5.0, 3.0
+# Without an answer: until a run ends, and until its process does if it waits
+# for something that was lost with the head. Both before Ray ends it.
+_LOST_SECS, _EXIT_SECS = 30.0, 40.0
+
+
+def check_file(path: pathlib.Path, address: str) -> None:
+  """Raises a `UserError` unless a machine has a file; it is called there."""
+  if not path.exists():
+    raise errors.UserError(
+      f'the machine {address} of the Ray cluster does not see '
+      f'--workdir={path.parent}; give a folder that all machines share'
+    )
+
+
+def answers(address: str) -> bool:
+  """Whether anybody listens at HOST:PORT."""
+  host, port = address.rsplit(':', 1)
+  try:
+    address = host.strip('[]'), int(port)  # brackets of IPv6
+    with socket.create_connection(address, _ANSWER_SECS):
+      return True
+  except OSError:
+    return False
+
+
+class Head:
+  """Whether the head of a cluster answers, asked by a thread."""
+
+  def __init__(self, address: str):
+    """An address is HOST:PORT."""
+    self._address = address
+    self._answered, self._ends = time.monotonic(), threading.Event()
+    threading.Thread(target=self._watch, daemon=True).start()
+
+  def _silent_secs(self):
+    return time.monotonic() - self._answered
+
+  def _error(self):
+    return errors.LostError(
+      f'the head of the Ray cluster at {self._address} has not answered for '
+      f'{self._silent_secs():.0f} s; start Ray on its machines anew, then run '
+      'the same command to resume'
+    )
+
+  def check(self) -> None:
+    """Raises a `LostError` if it has not answered for long."""
+    if self._silent_secs() > _LOST_SECS:
+      raise self._error()
+
+  def _watch(self):
+    while not self._ends.wait(_ASK_SECS):
+      if answers(self._address):
+        self._answered = time.monotonic()
+      elif self._silent_secs() > _EXIT_SECS:
+        error = self._error()
+        logging.getLogger('jaxemb').error(error)
+        os._exit(error.exit_code)
+
+  def close(self) -> None:
+    """Asks no more."""
+    self._ends.set()
