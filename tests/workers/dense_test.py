@@ -18,7 +18,6 @@ from tests.workers import local_cluster
 
 NUM, STEPS, DISPATCHES, RATE = 2, 4, 3, 0.1
 SETTINGS = {
-  'table.staleness': 0,
   'optimizer__name': 'sgd', 'optimizer__dense': 'sgd',
   'optimizer__learning_rate': RATE, 'optimizer__final_learning_rate': RATE,
 }  # fmt: skip
@@ -96,6 +95,7 @@ def _run(is_graph, num, pace, **settings):
   cluster = local_cluster.Cluster()
   settings = {
     'strategy__name': 'workers', 'strategy__num_workers': num,
+    'table__staleness': 0,
     'strategy__pace': pace, 'table__device_bytes': '80%', **settings,
   }  # fmt: skip
   made = [_make(is_graph, num, cluster=cluster, **settings) for _ in range(num)]
