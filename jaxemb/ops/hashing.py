@@ -25,6 +25,38 @@ def mix(x):
 
 
 @numba.njit(nogil=True, cache=True)
+def random_bits(first: int, second: int, position: int) -> np.uint32:
+  """`ops.sampling.random_bits` of a key of two numbers."""
+  x = np.uint32(np.uint32(position) * np.uint32(0x9E3779B9))
+  return mix(mix(np.uint32(x + np.uint32(first))) ^ np.uint32(second))
+
+
+@numba.njit(nogil=True, cache=True)
+def fill_uniform(
+  first: int,
+  second: int,
+  ids: np.ndarray,
+  columns: np.ndarray,
+  scale: np.float32,
+  out: np.ndarray,
+) -> None:
+  """Writes `ops.sampling.uniform_rows` to [n, d] float32.
+
+  Of a key of two numbers, ids [n] and columns [d].
+  """
+  other = np.uint32(0x5BD1E995)
+  again, last = np.uint32(second) ^ other, np.uint32(first) ^ other
+  for i in range(ids.size):
+    row = random_bits(first, second, ids[i])
+    crossed = random_bits(again, last, ids[i])
+    for k in range(columns.size):
+      column = np.uint32(np.uint32(columns[k]) * np.uint32(0x9E3779B9))
+      bits = mix(mix(np.uint32(row + column)) ^ crossed)
+      unit = np.float32(bits >> np.uint32(8)) * np.float32(2**-23)
+      out[i, k] = scale * (unit - np.float32(1))
+
+
+@numba.njit(nogil=True, cache=True)
 def permuted(index: int, size: int, key: np.uint64) -> int:
   """Returns where a keyed permutation of 0..size-1 sends `index`.
 

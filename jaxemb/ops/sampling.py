@@ -126,28 +126,26 @@ def uniform_rows(
   A pure function of the key [2] uint32, ids of rows [...] and columns [d].
   """
   ids, columns = ids.astype(jnp.uint32), columns.astype(jnp.uint32)
+  if isinstance(ids, np.ndarray) and ids.ndim == 1:
+    # NumPy takes ten times as long.
+    out = np.empty((len(ids), len(columns)), np.float32)
+    hashing.fill_uniform(
+      key[0],
+      key[1],
+      ids=ids,
+      columns=columns,
+      scale=np.float32(scale),
+      out=out,
+    )
+    return out
   # Two hashes of a row: with one, some would be others moved by a column.
   first = random_bits(key, ids)
   second = random_bits(key[::-1] ^ np.uint32(0x5BD1E995), ids)
   columns = columns * np.uint32(0x9E3779B9)
-  if isinstance(ids, np.ndarray) and ids.ndim == 1:
-    out = np.empty((len(ids), len(columns)), np.float32)
-    _fill(first, second, columns, scale=np.float32(scale), out=out)
-    return out
   columns = columns.reshape(*[1] * ids.ndim, -1)
   bits = _mix(_mix(first[..., None] + columns) ^ second[..., None])
   unit = (bits >> 8).astype(jnp.float32) * np.float32(2**-23) - 1
   return np.float32(scale) * unit
-
-
-@numba.njit(nogil=True, cache=True)
-def _fill(first, second, columns, scale, out):
-  """Writes what `uniform_rows` has: NumPy takes ten times as long."""
-  for i in range(first.size):
-    for k in range(columns.size):
-      bits = hashing.mix(hashing.mix(first[i] + columns[k]) ^ second[i])
-      unit = np.float32(bits >> np.uint32(8)) * np.float32(2**-23)
-      out[i, k] = scale * (unit - np.float32(1))
 
 
 def _scale(bits: jax.Array, size: int) -> jax.Array:

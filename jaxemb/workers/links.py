@@ -204,7 +204,9 @@ class Far:
   def send(self, calls: Sequence[tuple]) -> None:
     """Sends calls, as of `shards.Actor.call`."""
     self._calls, self._is_open = calls, False
-    _send(self._socket, tuple(calls))
+    # Shards are there: their sizes are not sent.
+    calls = [(name, None, method, args) for name, _, method, args in calls]
+    _send(self._socket, calls)
 
   def receive(self, secs: float) -> list[shards.Answer]:
     """Returns the answers, which have so long. Raises an OSError."""

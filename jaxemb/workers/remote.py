@@ -158,27 +158,12 @@ class Sharded:
     stops: np.ndarray | None = None,
   ) -> Request:
     """See `shards.Shard.add`; for `stops` see `by_shard`."""
-    arrays = [push.ids, push.deltas, push.updates, push.clocks]
-    if len(push.first_at):
-      number_of = np.full(len(push.ids), -1)
-      number_of[push.first_at] = np.arange(len(push.first_at))
-      arrays.append(number_of)
-    request, args = self._split('add', arrays, stops), {}
+    request = self._split('add', list(push), stops)
     self._calls += 1
-    for i, (ids, deltas, updates, clocks, *numbers) in request.args.items():
-      first_at, first = push.first_at, push.first
-      if numbers:
-        first_at = np.flatnonzero(numbers[0] >= 0)
-        first = first[numbers[0][first_at]]
-      of_shard = shards.Push(
-        ids=ids,
-        deltas=deltas,
-        updates=updates,
-        first_at=first_at,
-        first=first,
-        clocks=clocks,
-      )
-      args[i] = self.client, self._calls, of_shard, rule
+    args = {
+      i: (self.client, self._calls, shards.Push(*x), rule)
+      for i, x in request.args.items()
+    }
     return request._replace(args=args)
 
   def weights(
@@ -326,7 +311,7 @@ class _Calls:
     """Returns when answers are late: a shard may write or read rows before."""
     shard_bytes = sum(
       num_rows * num_bytes // num_shards
-      for num_shards, num_rows, num_bytes, _ in self.sizes.values()
+      for num_shards, num_rows, num_bytes, *_ in self.sizes.values()
     )
     return time.monotonic() + CALL_SECS + shard_bytes / _FILE_BYTES_PER_SEC
 
@@ -661,7 +646,9 @@ class Cluster:
         )
         for i, where in enumerate(self._spread(num_shards))
       ], folder, self._lock)  # fmt: skip
-    self._calls.sizes[name] = num_shards, num_rows, num_bytes, num_added
+    sizes = num_shards, num_rows, num_bytes, num_added
+    # Shards make rows that are added to.
+    self._calls.sizes[name] = *sizes, make if num_added else None
     return Sharded(
       name=name,
       num_shards=num_shards,

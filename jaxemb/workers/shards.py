@@ -15,12 +15,13 @@ for itself, it writes its records, whose bytes mean nothing here.
 
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
+from jaxemb.ops import hashing
 from jaxemb.stores import local as stores
 from jaxemb.workers import memory as memory_lib
 
@@ -45,6 +46,11 @@ def _aligned(num_bytes):
 def _record_bytes(num_bytes):
   """Bytes of a record with its clock, whose numbers are aligned."""
   return _CLOCK_BYTES + -(-num_bytes // 8) * 8
+
+
+def num_updates(clocks: np.ndarray) -> np.ndarray:
+  """[n] int64, updates that clocks [n] count; of `NEVER`, none."""
+  return np.maximum(clocks, 0) % EPOCH
 
 
 def buffer_bytes(
@@ -74,11 +80,30 @@ class Push(NamedTuple):
   ids: np.ndarray  # [n], which differ
   deltas: np.ndarray  # [n, num_bytes] uint8, records of float32
   updates: np.ndarray  # [n] int64, of each row
-  # [m, num_bytes] uint8, the records of rows that nobody had changed, to the
-  # worker's knowledge, and which of n they are
-  first_at: np.ndarray
-  first: np.ndarray
   clocks: np.ndarray  # [n] int64, of the worker's copies before these updates
+
+
+class FirstRecords(NamedTuple):
+  """What makes the records of rows that nobody has changed."""
+
+  key: tuple[int, int]  # of a new table
+  dim: int
+  scale: float  # of numbers of a row, which are uniform; 0 = all are 0
+  rest: np.ndarray  # float32, what follows a row in its record
+
+  def __call__(self, ids: np.ndarray) -> np.ndarray:
+    """Returns the records [n, bytes] uint8 of ids [n]."""
+    records = np.zeros((len(ids), self.dim + len(self.rest)), np.float32)
+    records[:, self.dim :] = self.rest
+    if self.scale:
+      hashing.fill_uniform(
+        *self.key,
+        ids=ids.astype(np.uint32),
+        columns=np.arange(self.dim, dtype=np.uint32),
+        scale=np.float32(self.scale),
+        out=records,
+      )
+    return records.view(np.uint8)
 
 
 class Rule(NamedTuple):
@@ -224,18 +249,22 @@ class Shard:
     num_rows: int,
     num_bytes: int,
     num_added: int = 0,
+    make: Callable[[np.ndarray], np.ndarray] | None = None,
     buffer: memoryview | None = None,
     counts: np.ndarray | None = None,
   ):
     """The table has `num_rows` of `num_bytes`; see the module for `num_added`.
+
+    `make` makes the records of rows that nobody has changed, from their ids;
+    needed where rows are added to.
+
 
     The buffer has `buffer_bytes`, and other processes may have shards of it;
     None = memory of this process, taken as rows are written.
     """
     num_here = _num_rows(number, num_shards, num_rows)
     record_bytes = _record_bytes(num_bytes)
-    # Clients make the records that are not known.
-    self._rows = stores.Store(num_here, record_bytes, make=None)
+    self._rows, self._make = stores.Store(num_here, record_bytes, None), make
     if buffer is not None:
       head = 8 * _HEAD
       start = _aligned(head + num_here)
@@ -334,7 +363,7 @@ class Shard:
   def add(
     self, client: int, call: int, push: Push, rule: Rule
   ) -> np.ndarray | None:
-    """Adds updates to rows, which begin as `push.first` unless they are known.
+    """Adds updates to rows.
 
     Returns which part of each row's was added, [n] float32; None = all.
 
@@ -344,14 +373,14 @@ class Shard:
     self._recover()
     if call <= self.done.get(client, -1):
       return self._answers.get(client)
-    ids, deltas, updates, first_at, first, clocks = push
+    ids, deltas, updates, clocks = push
     rule = Rule(*rule)
     self._head[_ADDING] = np.sum(updates)
     self._note_done(client, call)
     at = ids // self._num_shards
-    if len(first_at):
-      is_new = ~self._is_known(at[first_at])
-      self._begin(at[first_at[is_new]], first[is_new])
+    new = np.flatnonzero(~self._is_known(at) & (num_updates(clocks) == 0))
+    if len(new):
+      self._begin(at[new], self._make(ids[new]))
     weights, num_weighted = np.empty(len(at), np.float32), 0
     if rule.memory:
       num_weighted = rule.num_weighted

@@ -51,11 +51,6 @@ from jaxemb.tables import spec as spec_lib
 from jaxemb.workers import remote, shards
 
 
-def num_updates(clocks: np.ndarray) -> np.ndarray:
-  """[n] int64, updates that clocks [n] count; of `NEVER`, none."""
-  return np.maximum(clocks, 0) % shards.EPOCH
-
-
 class Pending(NamedTuple):
   """Updates of this worker that are to be pushed, sorted by shard."""
 
@@ -63,9 +58,6 @@ class Pending(NamedTuple):
   ids: np.ndarray  # [n]
   stops: np.ndarray  # [num_shards], see `shards.by_shard`
   updates: np.ndarray  # [n] int64
-  # [m, width] float32, rows that nobody had changed, and which of n they are
-  first: np.ndarray
-  first_at: np.ndarray
 
 
 class Part(NamedTuple):
@@ -264,14 +256,11 @@ class Copies:
     lines, ids = lines[order], ids[order]
     updates = self._updates[lines]
     self._updates[lines] = 0
-    first_at = np.flatnonzero(num_updates(self._clocks[lines]) == 0)
     return Pending(
       lines=lines,
       ids=ids,
       stops=stops,
       updates=updates,
-      first=self._base[lines[first_at]],
-      first_at=first_at,
     )
 
   def _room(self, num):
@@ -307,8 +296,6 @@ class Copies:
       ids=pending.ids,
       deltas=deltas.view(np.uint8),
       updates=pending.updates,
-      first_at=pending.first_at,
-      first=pending.first.view(np.uint8),
       clocks=clocks,
     )
 
@@ -361,6 +348,12 @@ class FloatRows:
     self._is_in_place = cached.are_in_memory() and all(
       x == np.float32 for x in dtypes
     )
+
+  def first_state(self) -> np.ndarray:
+    """Returns what follows a row in its record before any update, float32."""
+    empty = self.table.optimizer.init(1, self.dim)
+    state = [np.asarray(getattr(empty, k)).reshape(-1) for k in self._names]
+    return np.concatenate([*state, []], dtype=np.float32)
 
   def encode(self, block: spec_lib.RowBlock) -> np.ndarray:
     """[n, num_bytes] uint8, the records of rows."""
@@ -519,6 +512,18 @@ class SharedRows(cached.Rows):
     is_near = all(x.is_near() for x in self.stores.values())
     self.reads_ahead = self.may_read_ahead and not is_near
 
+  def _new_store(self, name, key):
+    """See the base; shards make rows, too."""
+    table, layout = self.tables[name], self.layouts[name]
+    bits = np.asarray(jax.random.key_data(key)).reshape(-1)[:2].tolist()
+    make = shards.FirstRecords(
+      key=tuple(bits),
+      dim=layout.dim,
+      scale=float(table.spec.init_scale),
+      rest=layout.first_state(),
+    )
+    return self._make_store(name, table.spec.vocab, layout.num_bytes, make)
+
   def _memory(self, spec):
     """Returns `memory` of a table's `shards.Rule`."""
     # Workers move a running average most of the way: sums would overshoot.
@@ -623,13 +628,15 @@ class SharedRows(cached.Rows):
       newer[name] = new
       most = max(x.most_missed for x in new)
       self.most_missed = max(self.most_missed, most)
-      num, num_read = len(used[name].ids), sum(len(x.at) for x in new)
+      num, num_new = len(used[name].ids), sum(len(x.at) for x in new)
+      # Those that nobody has changed are made here.
+      num_read = sum(int(np.count_nonzero(x.is_known)) for x in new)
       self.counts.add(
         rows_checked=num,
         rows_fetched=num_read,
         # An id and a clock for each; where a row was, and its clock, too.
         bytes_sent=16 * num,
-        bytes_received=num_read * (17 + self.layouts[name].num_bytes),
+        bytes_received=num_new * 17 + num_read * self.layouts[name].num_bytes,
         updates_missed=sum(x.missed for x in new),
       )
     return newer
@@ -641,7 +648,7 @@ class SharedRows(cached.Rows):
     self.counts.add(
       rows_pushed=num,
       updates_pushed=int(np.sum(push.updates)),
-      bytes_sent=num * (24 + size) + len(push.first_at) * size,
+      bytes_sent=num * (24 + size),
     )
     weights = self.stores[name].weights(request, result)
     if weights is not None:

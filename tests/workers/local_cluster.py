@@ -17,7 +17,7 @@ class Cluster:
   ):
     """See `remote.Cluster.table`."""
     with self.lock:
-      args = num, rows, num_bytes, num_added
+      args = num, rows, num_bytes, num_added, make
       made = [shards.Shard(i, *args) for i in range(num)]
       self.shards.setdefault(name, made)
       self.num_clients += 1

@@ -69,7 +69,7 @@ class _Worker:
     lines = self.cache.cache_row_of[ids]
     self.push(self.copies.leave(moves.out['x'][0]))
     newer = self.commit(lines, ids, self.read(lines, ids))
-    self.seen[ids[newer.at]] = shared_rows.num_updates(newer.clocks)
+    self.seen[ids[newer.at]] = shards.num_updates(newer.clocks)
     self.pushed[ids[newer.at]] = 0
     return lines
 
@@ -109,7 +109,7 @@ def _state(servers, num_shards=2):
   found = reader.newer(request, reader.call([request])[0])
   order = np.argsort(found.at)
   rows = found.records.view(np.float32)[order]
-  return rows, shared_rows.num_updates(found.clocks[order])
+  return rows, shards.num_updates(found.clocks[order])
 
 
 # What is read and pushed does not depend on what a policy evicts.
@@ -143,7 +143,7 @@ def test_invariants_hold_under_any_schedule(bound, policy, num_turns):
       # I1: a clock counts all that was pushed.
       np.testing.assert_array_equal(clocks, pushed)
       # I6: a copy's clock has risen by this worker's own pushes alone.
-      own = shared_rows.num_updates(worker.copies._clocks[lines])
+      own = shards.num_updates(worker.copies._clocks[lines])
       np.testing.assert_array_equal(own, (worker.seen + worker.pushed)[ids])
       # I3: what others have pushed since.
       missed = clocks[ids] - own
@@ -242,7 +242,7 @@ def test_a_call_that_is_repeated_is_done_once():
   table, ids = _table(servers), np.array([3, 8, 9])
   deltas = np.ones((3, WIDTH), np.float32).view(np.uint8)
   two = np.full(3, 2)
-  push = shards.Push(ids, deltas, two, np.arange(3), _make(ids), two - 2)
+  push = shards.Push(ids, deltas, two, two - 2)
   request = table.add_request(push, shards.Rule(0))
   for _ in range(2):
     servers.call([request])

@@ -76,7 +76,7 @@ def _clocks(table):
   ids = np.arange(ROWS)
   found = _newer(table, table.newer_request(ids, ids - ROWS, shards.Rule(0)))
   clocks = np.empty(ROWS, np.int64)
-  clocks[found.at] = shared_rows.num_updates(found.clocks)
+  clocks[found.at] = shards.num_updates(found.clocks)
   return clocks
 
 
@@ -183,7 +183,7 @@ def test_a_shard_that_was_suspended_is_asked_again(
       raise
 
   monkeypatch.setattr(links.Far, 'receive', receive_or_resume)
-  push = shards.Push(ids, rows, one, ids, rows, one)
+  push = shards.Push(ids, rows, one, one - 1)
   table.call([table.add_request(push, shards.Rule(0))])
   # Both calls have come, and one was done.
   np.testing.assert_array_equal(
