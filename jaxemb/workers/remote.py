@@ -276,9 +276,10 @@ class _Calls:
 
   def are_near(self) -> bool:
     """Whether all shards are on this machine."""
-    return all(
-      isinstance(self._link(i), links.Near) for i in range(len(self.actors))
-    )
+    with self._lock:
+      return all(
+        isinstance(self._link(i), links.Near) for i in range(len(self.actors))
+      )
 
   def _ask(self, calls, send):
     """Returns the answers of shards, by number, once they have all answered.
@@ -399,8 +400,8 @@ class _Calls:
       )
     elif more:
       _LOG.warning(
-        f'shard {i} of table {table} lacks rows since it came back: '
-        f'{more:,} updates of them are lost'
+        f'shard {i} of table {table} lacks rows since it came back, or a '
+        f'worker ended while it pushed: {more:,} updates of them are lost'
       )
 
 

@@ -187,6 +187,17 @@ def _gather(records, is_known, at, old, known, out):
 
 
 @numba.njit(nogil=True, cache=True)
+def _find_new(is_known, at, clocks, new):
+  """Writes which of rows at [n] nobody has changed; returns how many."""
+  num = 0
+  for i in range(len(at)):
+    if not is_known[at[i]] and max(clocks[i], 0) % EPOCH == 0:
+      new[num] = i
+      num += 1
+  return num
+
+
+@numba.njit(nogil=True, cache=True)
 def _weigh(words, at, clocks, memory, weights):
   """Writes the parts of pushes that are added; see `Rule`."""
   for i in range(len(at)):
@@ -236,7 +247,7 @@ def saved_counts(folder: pathlib.Path) -> np.ndarray:
   """Returns `COUNTS` of a shard in a file, whose page outlives the process."""
   path = folder / 'counts'
   mode = 'r+' if path.exists() else 'w+'
-  return np.memmap(path, COUNTS, mode, shape=(1,))
+  return np.memmap(path, COUNTS, mode, shape=(1,)).view(np.ndarray)
 
 
 class Shard:
@@ -371,16 +382,17 @@ class Shard:
     and has not come back with are lost, as those before them.
     """
     self._recover()
-    if call <= self.done.get(client, -1):
+    if call <= self._last_call(client):
       return self._answers.get(client)
     ids, deltas, updates, clocks = push
     rule = Rule(*rule)
     self._head[_ADDING] = np.sum(updates)
     self._note_done(client, call)
     at = ids // self._num_shards
-    new = np.flatnonzero(~self._is_known(at) & (num_updates(clocks) == 0))
-    if len(new):
-      self._begin(at[new], self._make(ids[new]))
+    new = np.empty(len(at), np.int64)
+    num = _find_new(self._rows.is_known, at, clocks=clocks, new=new)
+    if num:
+      self._begin(at[new[:num]], self._make(ids[new[:num]]))
     weights, num_weighted = np.empty(len(at), np.float32), 0
     if rule.memory:
       num_weighted = rule.num_weighted
@@ -402,6 +414,10 @@ class Shard:
       self._count('lost', lost)
     self._answers[client] = weights if rule.memory else None
     return self._answers[client]
+
+  def _last_call(self, client):
+    entry = np.flatnonzero(self._done[:, 0] == client)
+    return int(self._done[entry[0], 1]) if len(entry) else -1
 
   @property
   def done(self) -> dict[int, int]:

@@ -201,7 +201,8 @@ def test_workers_that_never_wait_learn_as_much(staleness):
     needed, checked = found['rows_needed'], found['rows_checked']
     assert checked == needed
     if staleness < 0:
-      assert found['rows_fetched'] == needed
+      # But for those that nobody had changed, once each.
+      assert needed - 2 * VOCAB <= found['rows_fetched'] <= needed
     else:
       assert found['rows_fetched'] < needed
       assert trainer.strategy.store.rows.most_missed <= staleness
