@@ -17,8 +17,7 @@ need not move, where a cache with no row moves each of them twice:
   frequent   if the most frequent rows were always there, and never moved
   cold       if there were room for all rows: each moves twice a worker
 
-The second figure leaves out reads of rows that nobody has changed, which a
-worker can make itself.
+Rows that nobody has changed are not read: a worker makes them itself.
 """
 
 import argparse
@@ -118,8 +117,8 @@ class _Worker:
     self.clocks, self.updates = np.zeros((2, cache.capacity), np.int64)
     cache.foresee([[ids] for ids, _ in steps])
 
-  def step(self, number: int, clocks: np.ndarray, bound: int) -> np.ndarray:
-    """Takes a step: rows read, those of them that nobody changed, and pushed.
+  def step(self, number: int, clocks: np.ndarray, bound: int) -> int:
+    """Takes a step; returns how many rows are read and pushed.
 
     `clocks` [rows] are those of the shards, which change.
     """
@@ -128,15 +127,15 @@ class _Worker:
     moves = self.cache.take(1)
     num_evicted = self._push(*moves.out[''], clocks)
     new, new_ids = moves.into['']
+    num_new = np.count_nonzero(clocks[new_ids])  # others are made
     self.clocks[new] = clocks[new_ids]
     lines = self.cache.cache_row_of[ids]
     is_old = clocks[ids] - self.clocks[lines] > bound
     self.clocks[lines[is_old]] = clocks[ids[is_old]]
-    num_made = int(np.sum(clocks[new_ids] == 0))
     self.updates[lines] += lookups
     due = self.updates[lines] > bound
     pushed = num_evicted + self._push(lines[due], ids[due], clocks)
-    return np.array([len(new) + np.sum(is_old), num_made, pushed])
+    return int(num_new + np.sum(is_old) + pushed)
 
   def _push(self, lines, ids, clocks):
     """Pushes the updates of rows; returns how many have any."""
@@ -153,8 +152,8 @@ class _Worker:
 
 def saved(
   needs: Needs, lookups: np.ndarray, capacity: int, bound: int, policy: str
-) -> tuple[float, float]:
-  """Fractions of moves that a cache saves; without rows that nobody changed."""
+) -> float:
+  """Returns the fraction of moves that a cache saves."""
   num_steps = sum(map(len, needs))
   is_perfect = policy not in ('lfu', 'lru')
   members = [
@@ -171,15 +170,14 @@ def saved(
     )
     for steps in needs
   ]
-  clocks, sums = np.zeros(len(lookups), np.int64), np.zeros(3, np.int64)
+  clocks, moved = np.zeros(len(lookups), np.int64), 0
   bound = _ANY if policy == 'no limit' else bound
   for number in range(len(needs[0])):
     for member in members:
-      sums += member.step(number, clocks, bound)
-  read, made, pushed = sums.tolist()
-  pushed += sum(x.flush() for x in members)
+      moved += member.step(number, clocks, bound)
+  moved += sum(x.flush() for x in members)
   num = 2 * sum(len(ids) for steps in needs for ids, _ in steps)
-  return 1 - (read + pushed) / num, 1 - (read - made + pushed) / num
+  return 1 - moved / num
 
 
 def bounds(
@@ -188,11 +186,9 @@ def bounds(
   """Fractions that are saved if the most frequent rows, or all, are there."""
   is_there = np.zeros(len(lookups), bool)
   is_there[np.argsort(-lookups, kind='stable')[:capacity]] = True
-  ids = [np.concatenate([x for x, _ in steps]) for steps in needs]
-  num_needed = sum(map(len, ids))
-  num_cold = sum(len(np.unique(x)) for x in ids)
-  frequent = np.mean(is_there[np.concatenate(ids)])
-  return float(frequent), 1 - num_cold / num_needed
+  ids = np.concatenate([x for steps in needs for x, _ in steps])
+  cold = saved(needs, lookups, len(lookups), bound=0, policy='no limit')
+  return float(np.mean(is_there[ids])), cold
 
 
 def main() -> None:
@@ -229,10 +225,9 @@ def main() -> None:
         for x in _CASES
       ]
       results.found[f'{percent} {bound}'] = [*row, often, cold]
-      texts = [f'{x:.1%} ({y:.1%})' for x, y in row]
-      rows.append([f'{percent} %', bound, *texts, often, cold])
-  head = {'cache': '', 's': '', **dict.fromkeys(_CASES, '')}
-  head |= {'frequent': '.1%', 'cold': '.1%'}
+      rows.append([f'{percent} %', bound, *row, often, cold])
+  names = *_CASES, 'frequent', 'cold'
+  head = {'cache': '', 's': '', **dict.fromkeys(names, '.1%')}
   results.finish(f'{title}\n{experiment.table(head, rows)}')
 
 
