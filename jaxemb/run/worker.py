@@ -106,7 +106,6 @@ class _Leases:
     self._worker, self._whole, self._setup = worker, source, setup
     self.unit, self.epochs = source.unit, source.epochs
     self.units_per_epoch = source.units_per_epoch
-    self._num_workers = setup.config.strategy.num_workers
     self._total = round(source.units_per_epoch * source.epochs)
     self.goes_on = threading.Event()  # set at the end of a pause
     self._sources: dict[int, data_base.Source] = {}
@@ -151,16 +150,17 @@ class _Leases:
       begun[lease.part] = item.position, items
       made = lease.part, item.position, item.done_after, item.own
       if lease.done_of_all is not None:
-        item = self._among_all(item, lease.done_of_all)
+        item = self._among_all(item, lease)
       yield item._replace(part=lease.part)
 
-  def _among_all(self, item, before):
+  def _among_all(self, item, lease):
     """Returns an item whose progress is that of all workers.
 
     Parts of the data that are read later begin no earlier, as they would by
     themselves.
     """
-    after = before + self._num_workers * item.own
+    before = lease.done_of_all
+    after = before + lease.num_workers * item.own
     before, after = (min(x, self._total) for x in (before, after))
     return item._replace(done_before=before, done_after=after)
 

@@ -51,8 +51,10 @@ class _Crew:
       limit = s.rounds_ahead
     self._head = None
     if not cluster.is_own:
-      with tempfile.NamedTemporaryFile(dir=workdir) as file:
-        cluster.check_nodes(nodes.check_file, pathlib.Path(file.name))
+      with tempfile.TemporaryDirectory(dir=workdir) as folder:
+        path = pathlib.Path(folder, 'seen')
+        path.touch()  # and closed: mounted buckets have it from then on
+        cluster.check_nodes(nodes.check_file, path)
       self._head = nodes.Head(cluster.head_address())
     # Here: what ends with this machine had better be with this process.
     self._coordinator = cluster.start_here(

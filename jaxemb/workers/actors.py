@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from jaxemb import errors
 from jaxemb.storage import atomic
 from jaxemb.workers import links, shards
 from jaxemb.workers import memory as memory_lib
 
 _LEAST_SAVE_SECS = 5.0  # between two snapshots of a shard
+_LOCK_SECS = 60  # for a lock whose process may be suspended
 
 
 class _SavedShard:
@@ -60,8 +62,7 @@ class _SavedShard:
 
   def call(self, method: str, args: tuple) -> shards.Answer:
     """Calls a method of the shard; saves it if that is due."""
-    lock = self._memory.lock() if self._memory else contextlib.nullcontext()
-    with lock:
+    with self._locked():
       value = getattr(self._shard, method)(*args)
       # Snapshots take a twentieth of the time, if they are to be that frequent.
       every_secs = min(20 * self._save_secs, self._every_secs)
@@ -73,6 +74,21 @@ class _SavedShard:
         except OSError as error:  # the snapshot before it stays
           problem, self._saved = str(error), time.monotonic()
     return shards.answer(self._shard, value, problem)
+
+  @contextlib.contextmanager
+  def _locked(self):
+    if self._memory is None:
+      yield
+      return
+    with contextlib.ExitStack() as stack:
+      try:
+        stack.enter_context(self._memory.lock(_LOCK_SECS))
+      except TimeoutError as error:
+        raise errors.LostError(
+          f'a worker has had rows of a shard locked for {_LOCK_SECS} s; see '
+          'that none is suspended, then run the same command to resume'
+        ) from error
+      yield
 
   def _save(self):
     start = time.monotonic()

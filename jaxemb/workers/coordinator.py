@@ -27,6 +27,7 @@ class Lease(NamedTuple):
   # Units that all workers have done before it, if they are of one speed; None =
   # as many as if parts were read abreast, as they are.
   done_of_all: int | None = None
+  num_workers: int = 1  # that have not ended
 
 
 class Ended(NamedTuple):
@@ -203,6 +204,7 @@ class Coordinator:
     if ended is not None:
       part = self.parts[ended]
       part.is_read, part.is_being_read = True, False
+      self._num_leased -= 1  # it had no dispatch
       self._release(part)
     self.changed()
     free = [
@@ -219,7 +221,11 @@ class Coordinator:
     done_of_all = self.done_of_all()
     self._num_leased += 1
     return Lease(
-      part=number, position=part.position, done=done, done_of_all=done_of_all
+      part=number,
+      position=part.position,
+      done=done,
+      done_of_all=done_of_all,
+      num_workers=len(self.members),
     )
 
   def done_of_all(self) -> int | None:

@@ -13,15 +13,19 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxemb import errors
 from jaxemb.workers import memory as memory_lib
 from jaxemb.workers import shards
 
+METHODS = frozenset({'newer', 'add', 'write'})  # of `shards.Shard`
 _SECRET_BYTES = 32
+_SECRET_SECS, _RETRY_SECS = 10.0, 0.1
 _HEAD = struct.Struct('<QQ')  # bytes of the JSON, and of all arrays
 _ALIGN = 8
 
@@ -129,7 +133,11 @@ class Server:
 
   def _accept(self):
     while True:
-      connection, _ = self._socket.accept()
+      try:
+        connection, _ = self._socket.accept()
+      except OSError:  # it has too many files, or the client has ended
+        time.sleep(_RETRY_SECS)
+        continue
       threading.Thread(
         target=self._serve, args=[connection], daemon=True
       ).start()
@@ -138,15 +146,26 @@ class Server:
     with connection:
       try:
         _tune(connection)
+        connection.settimeout(_SECRET_SECS)
         secret = bytearray(_SECRET_BYTES)
         receiver = _Receiver(connection)
         receiver._fill(memoryview(secret))
         if not hmac.compare_digest(secret, self.secret):
           return
+        connection.settimeout(None)
         while True:
-          _send(connection, self._call(receiver.receive()))
+          _send(connection, self._answer(receiver.receive()))
       except OSError:  # the client has ended, or asks again
         return
+
+  def _answer(self, calls):
+    """Returns why calls have failed, or '', and their answers."""
+    try:
+      if any(method not in METHODS for _, _, method, _ in calls):
+        raise ValueError('this is no call of a link')
+      return '', self._call(calls)
+    except Exception as error:
+      return errors.one_line(error), ()
 
 
 # Links.
@@ -176,11 +195,14 @@ class Near:
     self._calls = calls
 
   def receive(self, secs: float) -> list[shards.Answer]:
-    """Does them, with the rows of a shard locked; returns the answers."""
+    """Does them, with the rows of a shard locked; returns the answers.
+
+    Raises a `TimeoutError` if they are locked for so long.
+    """
     answers = []
     for name, _, method, args in self._calls:
       shard = self._mapped[name]
-      with shard.memory.lock():
+      with shard.memory.lock(secs):
         answers.append(shard.call(method, args))
     return answers
 
@@ -211,7 +233,10 @@ class Far:
   def receive(self, secs: float) -> list[shards.Answer]:
     """Returns the answers, which have so long. Raises an OSError."""
     self._socket.settimeout(secs)
-    answers = [shards.Answer(*x) for x in self._receiver.receive()]
+    problem, answers = self._receiver.receive()
+    if problem:
+      raise OSError(problem)
+    answers = [shards.Answer(*x) for x in answers]
     self._is_open = True
     return [
       x._replace(value=shards.Newer(*x.value)) if call[2] == 'newer' else x
@@ -237,5 +262,5 @@ def near(
     mapped[name] = shards.Mapped(memory, folder / name, *sizes[name])
   try:
     return Near(memory_lib.Process(place.pid), mapped)
-  except ProcessLookupError:
+  except OSError:
     return None

@@ -18,9 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxemb import errors
-
-LOCK_SECS = 60  # for a lock whose process may be suspended
 _RETRY_SECS = 0.0002
 _HEAD_BYTES = 64  # the token
 
@@ -56,21 +53,17 @@ class Memory:
       os.close(self._fd)
 
   @contextlib.contextmanager
-  def lock(self) -> Iterator[None]:
-    """Keeps others from changing it. Raises a `LostError` if it waits long."""
+  def lock(self, secs: float) -> Iterator[None]:
+    """Keeps others from changing it. Raises a `TimeoutError` after so long."""
     until = None
     while True:
       try:
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         break
       except BlockingIOError as error:
-        now = time.monotonic()
-        until = until or now + LOCK_SECS
-        if now > until:
-          raise errors.LostError(
-            f'rows of a shard have been locked for {LOCK_SECS} s; see that no '
-            'worker is suspended, then run the same command to resume'
-          ) from error
+        until = until or time.monotonic() + secs
+        if time.monotonic() > until:
+          raise TimeoutError('another process has it locked') from error
         time.sleep(_RETRY_SECS)
     try:
       yield
@@ -80,9 +73,10 @@ class Memory:
 
 def create(num_bytes: int) -> Memory | None:
   """Returns new memory of zeros, or None where the system has none to share."""
-  if not hasattr(os, 'memfd_create'):
+  try:
+    fd = os.memfd_create('jaxemb-shard')
+  except (AttributeError, OSError):
     return None
-  fd = os.memfd_create('jaxemb-shard')
   os.ftruncate(fd, _HEAD_BYTES + num_bytes)
   memory = Memory(fd, num_bytes)
   memory._token[0] = int.from_bytes(os.urandom(7), 'little')
@@ -97,7 +91,9 @@ def attach(address: Address, node: str, num_bytes: int) -> Memory | None:
   if address.node != node:
     return None
   with contextlib.suppress(OSError, ValueError):
-    fd = os.open(f'/proc/{address.pid}/fd/{address.fd}', os.O_RDWR)
+    fd = os.open(
+      f'/proc/{address.pid}/fd/{address.fd}', os.O_RDWR | os.O_CLOEXEC
+    )
     if os.fstat(fd).st_size != _HEAD_BYTES + num_bytes:
       os.close(fd)
       return None
@@ -111,7 +107,9 @@ class Process:
   """A process of this machine, which may end."""
 
   def __init__(self, pid: int):
-    """Raises a `ProcessLookupError` if it has ended."""
+    """Raises an OSError if it has ended, or the system watches none."""
+    if not hasattr(os, 'pidfd_open'):
+      raise OSError('no process can be watched')
     self._fd = os.pidfd_open(pid)
     self._poll = select.poll()
     self._poll.register(self._fd, select.POLLIN)

@@ -24,18 +24,18 @@ def check_file(path: pathlib.Path, address: str) -> None:
   if not path.exists():
     raise errors.UserError(
       f'the machine {address} of the Ray cluster does not see '
-      f'--workdir={path.parent}; give a folder that all machines share'
+      f'--workdir={path.parent.parent}; give a folder that all machines share'
     )
 
 
 def answers(address: str) -> bool:
   """Whether anybody listens at HOST:PORT."""
-  host, port = address.rsplit(':', 1)
   try:
+    host, port = address.rsplit(':', 1)
     address = host.strip('[]'), int(port)  # brackets of IPv6
     with socket.create_connection(address, _ANSWER_SECS):
       return True
-  except OSError:
+  except (OSError, ValueError):  # or it is no address
     return False
 
 

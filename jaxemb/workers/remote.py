@@ -236,9 +236,6 @@ class _Calls:
   Rows are read and changed by links to the shards; Ray has the other calls.
   """
 
-  # Methods of `shards.Shard` that links call.
-  _BY_LINK = frozenset({'newer', 'add', 'write'})
-
   def __init__(self, actors: list[Any], folder: pathlib.Path, lock: Any):
     """The folder has one of each actor; the lock is of `Sharded`."""
     self._lock = lock
@@ -263,7 +260,7 @@ class _Calls:
         call = *call, request.method, args
         waiting.setdefault(i, []).append((k, call))
     calls = {i: [call for _, call in x] for i, x in waiting.items()}
-    by_link = all(x.method in self._BY_LINK for x in requests)
+    by_link = all(x.method in links.METHODS for x in requests)
     answers = self._ask(calls, self._by_link if by_link else self._by_ray)
     for i, of_shard in answers.items():
       for (k, call), answer in zip(waiting[i], of_shard, strict=True):
@@ -273,6 +270,12 @@ class _Calls:
 
   def _sizes(self, table, i):
     return i, *self.sizes[table]
+
+  def drop(self, name: str) -> None:
+    """Forgets a table; links to others are made anew."""
+    with self._lock:
+      self.sizes.pop(name)
+      self._links.clear()
 
   def are_near(self) -> bool:
     """Whether all shards are on this machine."""
@@ -666,7 +669,7 @@ class Cluster:
   def _close(self, name, folder):
     """Removes a table, with the shards if it was the last."""
     calls = self._calls
-    calls.sizes.pop(name)
+    calls.drop(name)
     if calls.sizes:
       dropped = [x.drop.remote(name) for x in calls.actors]
       # An actor that does not answer is killed with the last table.

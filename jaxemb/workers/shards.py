@@ -15,6 +15,7 @@ for itself, it writes its records, whose bytes mean nothing here.
 
 import math
 import pathlib
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ HOLDERS = 'holders'  # the file of processes that have the rows of a shard
 # their last calls, of so many clients.
 _ADDING, _CLIENTS, _DONE = range(3)
 _HEAD = _DONE + 2 * 1024
+_CALLS = 64  # of a client that may be repeated
 
 
 def _num_rows(number, num_shards, num_rows):
@@ -269,7 +271,6 @@ class Shard:
     `make` makes the records of rows that nobody has changed, from their ids;
     needed where rows are added to.
 
-
     The buffer has `buffer_bytes`, and other processes may have shards of it;
     None = memory of this process, taken as rows are written.
     """
@@ -294,8 +295,9 @@ class Shard:
     # By client, the last call of `add`: one that is repeated, as the answer
     # was lost, is not done twice.
     self._done = self._head[_DONE:].reshape(-1, 2)
-    self._answers: dict[int, np.ndarray | None] = {}  # of these calls
-    self._answer = np.empty((0, num_bytes), np.uint8)
+    # By client and call, what the last few of these have returned.
+    self._weights: dict[int, dict[int, np.ndarray]] = {}
+    self._answers = threading.local()  # each thread sends its own
 
   @property
   def updates(self) -> int:
@@ -319,7 +321,7 @@ class Shard:
   def newer(self, ids: np.ndarray, clocks: np.ndarray, rule: Rule) -> Newer:
     """Those of ids [n] that had too many updates since clocks [n].
 
-    Records are valid until the next call.
+    Records are valid until the next call by the same thread.
     """
     self._recover()
     rule, at = Rule(*rule), ids // self._num_shards
@@ -336,21 +338,23 @@ class Shard:
       now=now,
     )
     old, now, known = old[:num], now[:num], np.empty(num, bool)
-    if len(self._answer) < num:  # not anew, as the system takes long for pages
-      self._answer = np.empty((num + num // 4, self._num_bytes), np.uint8)
+    records = getattr(self._answers, 'records', ())
+    if len(records) < num:  # not anew, as the system takes long for pages
+      records = np.empty((num + num // 4 + 1, self._num_bytes), np.uint8)
+      self._answers.records = records
     num = _gather(
       self._rows.records,
       self._rows.is_known,
       at,
       old=old,
       known=known,
-      out=self._answer,
+      out=records,
     )
     return Newer(
       at=old,
       clocks=now,
       is_known=known,
-      records=self._answer[:num],
+      records=records[:num],
       missed=missed,
       most_missed=most,
     )
@@ -376,16 +380,17 @@ class Shard:
   ) -> np.ndarray | None:
     """Adds updates to rows.
 
-    Returns which part of each row's was added, [n] float32; None = all.
+    Returns which part of each row's was added, [n] float32; None = all. NaN is
+    a part that nobody knows any more, as a process has ended.
 
     Calls of a client have rising numbers. Updates of rows that this shard had
     and has not come back with are lost, as those before them.
     """
     self._recover()
-    if call <= self._last_call(client):
-      return self._answers.get(client)
     ids, deltas, updates, clocks = push
     rule = Rule(*rule)
+    if call <= self._last_call(client):
+      return self._weights_of(client, call, rule, num=len(ids))
     self._head[_ADDING] = np.sum(updates)
     self._note_done(client, call)
     at = ids // self._num_shards
@@ -412,8 +417,20 @@ class Shard:
     self._head[_ADDING] = 0
     if lost:
       self._count('lost', lost)
-    self._answers[client] = weights if rule.memory else None
-    return self._answers[client]
+    if not rule.memory:
+      return None
+    calls = self._weights.setdefault(client, {})
+    calls[call] = weights
+    if len(calls) > _CALLS:
+      del calls[min(calls)]
+    return weights
+
+  def _weights_of(self, client, call, rule, num):
+    """Returns what a call has returned; NaN if a process had it that ended."""
+    if not rule.memory:
+      return None
+    weights = self._weights.get(client, {}).get(call)
+    return np.full(num, np.nan, np.float32) if weights is None else weights
 
   def _last_call(self, client):
     entry = np.flatnonzero(self._done[:, 0] == client)

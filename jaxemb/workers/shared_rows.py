@@ -299,6 +299,10 @@ class Copies:
       clocks=clocks,
     )
 
+  def forget(self, lines: np.ndarray) -> None:
+    """Has lines [n] read again, when they are used next."""
+    self._clocks[lines] = shards.NEVER
+
   def are_still(self, lines: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Returns whether lines [n] have the rows of ids [n]."""
     return self._ids[lines] == ids
@@ -658,9 +662,10 @@ class SharedRows(cached.Rows):
     """Takes off the device what was not added, before rows are read."""
     for name, pending, push, weights in self._rests:
       copies, layout = self._copies[name], self.layouts[name]
-      at = np.flatnonzero(
-        (weights < 1) & copies.are_still(pending.lines, pending.ids)
-      )
+      is_here = copies.are_still(pending.lines, pending.ids)
+      # Nobody knows which part was added.
+      copies.forget(pending.lines[is_here & np.isnan(weights)])
+      at = np.flatnonzero(is_here & (weights < 1))
       if len(at):
         lines = pending.lines[at]
         block = layout.read(tables[name], lines)

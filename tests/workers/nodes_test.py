@@ -32,7 +32,7 @@ def test_a_head_that_does_not_answer_is_lost(monkeypatch):
 def test_an_address_where_nobody_answers_is_one_line():
   with socket.create_server(('127.0.0.1', 0)) as server:
     port = server.getsockname()[1]
-  for address in f'127.0.0.1:{port}', 'ray://127.0.0.1:10001':
+  for address in f'127.0.0.1:{port}', 'ray://127.0.0.1:10001', '6379':
     with pytest.raises(errors.UserError, match=f'{address}[^\n]*$'):
       remote.Cluster(address=address).num_cpus()
 
@@ -41,4 +41,4 @@ def test_a_folder_that_a_machine_lacks_is_named(tmp_path):
   nodes.check_file(tmp_path, '10.0.0.1')
   line = f'10.0.0.1 .* --workdir={tmp_path}; '
   with pytest.raises(errors.UserError, match=line):
-    nodes.check_file(tmp_path / 'file', '10.0.0.1')
+    nodes.check_file(tmp_path / 'seen' / 'file', '10.0.0.1')
