@@ -196,10 +196,8 @@ class Coordinator:
       part = self.parts[number]
       part.leased.append(dispatch)
       part.position, part.done, units = dispatch
-      self._num_read, self._units_read = (
-        self._num_read + 1,
-        self._units_read + units,
-      )
+      self._num_read += 1
+      self._units_read += units
       part.is_being_read = False
     if ended is not None:
       part = self.parts[ended]

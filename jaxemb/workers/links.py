@@ -191,11 +191,11 @@ class Near:
     return not self._process.has_ended()
 
   def send(self, calls: Sequence[tuple]) -> None:
-    """Takes calls, as of `shards.Actor.call`."""
+    """Keeps calls for `receive`, as of `actors.Actor.call`."""
     self._calls = calls
 
   def receive(self, secs: float) -> list[shards.Answer]:
-    """Does them, with the rows of a shard locked; returns the answers.
+    """Makes the calls, each with its shard locked; returns the answers.
 
     Raises a `TimeoutError` if they are locked for so long.
     """
@@ -224,7 +224,7 @@ class Far:
     return self._is_open
 
   def send(self, calls: Sequence[tuple]) -> None:
-    """Sends calls, as of `shards.Actor.call`."""
+    """Sends calls, as of `actors.Actor.call`."""
     self._calls, self._is_open = calls, False
     # Shards are there: their sizes are not sent.
     calls = [(name, None, method, args) for name, _, method, args in calls]

@@ -225,11 +225,6 @@ def _ray() -> Any:
   return ray
 
 
-def _node() -> str:
-  """Returns the name that Ray has for this machine."""
-  return _ray().get_runtime_context().get_node_id()
-
-
 class _Calls:
   """A `Call` of actors, which may be restarted meanwhile.
 

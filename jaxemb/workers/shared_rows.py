@@ -135,11 +135,8 @@ def _merge(numbers, at, base, lines, has_updates, new, start, adds):
   """
   stop = start + numbers.shape[1]
   for i in range(len(lines)):
-    row, old, read = (
-      numbers[at[i]],
-      base[lines[i], start:stop],
-      new[i, start:stop],
-    )
+    row, old = numbers[at[i]], base[lines[i], start:stop]
+    read = new[i, start:stop]
     if not has_updates[i]:
       for k in range(len(row)):
         row[k] = read[k]
@@ -172,7 +169,7 @@ class Copies:
   """The lines of one table on one worker; one thread at a time uses it."""
 
   def __init__(self, table: remote.Sharded, capacity: int, rule: shards.Rule):
-    """As many lines as the capacity."""
+    """The capacity is the number of lines."""
     self.table, self._rule = table, rule
     self._ids = np.full(capacity, -1, np.int64)
     self._clocks = np.full(capacity, shards.NEVER, np.int64)
@@ -256,12 +253,7 @@ class Copies:
     lines, ids = lines[order], ids[order]
     updates = self._updates[lines]
     self._updates[lines] = 0
-    return Pending(
-      lines=lines,
-      ids=ids,
-      stops=stops,
-      updates=updates,
-    )
+    return Pending(lines=lines, ids=ids, stops=stops, updates=updates)
 
   def _room(self, num):
     """Returns room for deltas, until an exchange after the next one begins."""
@@ -287,11 +279,17 @@ class Copies:
     self._clocks[lines] += pending.updates
     deltas = self._room(len(lines))
     for part, columns in block.columns():
-      args, start = (part.numbers, block.at), columns.start
       if part.kind == 'replaced':
-        _copy(*args, start=start, deltas=deltas)
+        _copy(part.numbers, block.at, start=columns.start, deltas=deltas)
       else:
-        _settle(*args, base=self._base, lines=lines, start=start, deltas=deltas)
+        _settle(
+          part.numbers,
+          block.at,
+          base=self._base,
+          lines=lines,
+          start=columns.start,
+          deltas=deltas,
+        )
     return shards.Push(
       ids=pending.ids,
       deltas=deltas.view(np.uint8),
@@ -319,9 +317,8 @@ class Copies:
     A weighted part was, of the columns with weights. The block has the rows of
     lines [n].
     """
-    part = block.parts[0]
     _go_back(
-      part.numbers,
+      block.parts[0].numbers,
       block.at,
       base=self._base,
       lines=lines,
@@ -422,10 +419,6 @@ class FloatRows:
     errors = np.zeros_like(floats)
     errors[:, : self.dim] = rows.rows - floats[:, : self.dim]
     return state, errors
-
-
-def _floats(push):
-  return push.deltas.view(np.float32)
 
 
 class Used(NamedTuple):
@@ -669,9 +662,8 @@ class SharedRows(cached.Rows):
       if len(at):
         lines = pending.lines[at]
         block = layout.read(tables[name], lines)
-        copies.go_back(
-          lines, block, weights=weights[at], deltas=_floats(push)[at]
-        )
+        deltas = push.deltas.view(np.float32)[at]
+        copies.go_back(lines, block, weights=weights[at], deltas=deltas)
         self._write(name, tables, lines, block=block)
     self._rests.clear()
 
