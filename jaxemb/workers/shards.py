@@ -55,6 +55,12 @@ def num_updates(clocks: np.ndarray) -> np.ndarray:
   return np.maximum(clocks, 0) % EPOCH
 
 
+@numba.njit(nogil=True, cache=True)
+def updates_of(clock: int) -> int:
+  """`num_updates` of one clock, in kernels."""
+  return max(clock, 0) % EPOCH
+
+
 def buffer_bytes(
   number: int, num_shards: int, num_rows: int, num_bytes: int, *_: int
 ) -> int:
@@ -193,7 +199,7 @@ def _find_new(is_known, at, clocks, new):
   """Writes which of rows at [n] nobody has changed; returns how many."""
   num = 0
   for i in range(len(at)):
-    if not is_known[at[i]] and max(clocks[i], 0) % EPOCH == 0:
+    if not is_known[at[i]] and updates_of(clocks[i]) == 0:
       new[num] = i
       num += 1
   return num
@@ -204,7 +210,7 @@ def _weigh(words, at, clocks, memory, weights):
   """Writes the parts of pushes that are added; see `Rule`."""
   for i in range(len(at)):
     # Of other epochs as far as is known.
-    before = max(clocks[i], 0) % EPOCH
+    before = updates_of(clocks[i])
     missed = max(0, words[at[i], 0] - before)
     weights[i] = math.exp(-missed / memory)
 

@@ -110,7 +110,7 @@ def _find_due(lines, updates, clocks, bound, share, due):
   """Writes those of lines [n] that are to be pushed; returns how many."""
   num = 0
   for line in lines:
-    known = max(clocks[line], 0) % shards.EPOCH
+    known = shards.updates_of(clocks[line])
     most = max(0, shards.bound_of(known, bound, share))
     due[num] = line
     num += updates[line] > most
