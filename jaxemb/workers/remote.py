@@ -141,16 +141,6 @@ class Sharded:
       at = at if request.order is None else request.order[at]
       yield new._replace(at=at, records=records)
 
-  def newer(
-    self, request: Request, results: Mapping[int, shards.Newer]
-  ) -> shards.Newer:
-    """Joins `newer_of_shards`."""
-    *arrays, missed, most = zip(
-      *self.newer_of_shards(request, results), strict=True
-    )
-    joined = map(np.concatenate, arrays)
-    return shards.Newer(*joined, missed=sum(missed), most_missed=max(most))
-
   def add_request(
     self,
     push: shards.Push,

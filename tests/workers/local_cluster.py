@@ -2,7 +2,18 @@
 
 import threading
 
+import numpy as np
+
 from jaxemb.workers import remote, shards
+
+
+def newer(table, request, results):
+  """Joins what shards return for a request of newer rows."""
+  *arrays, missed, most = zip(
+    *table.newer_of_shards(request, results), strict=True
+  )
+  joined = map(np.concatenate, arrays)
+  return shards.Newer(*joined, missed=sum(missed), most_missed=max(most))
 
 
 class Cluster:

@@ -75,7 +75,9 @@ class _Worker:
 
   def read(self, lines, ids):
     request = self.copies.read_request(lines, ids)
-    return self.table.newer(request, self.table.call([request])[0])
+    return local_cluster.newer(
+      self.table, request, self.table.call([request])[0]
+    )
 
   def commit(self, lines, ids, newer):
     lines, ids = lines[newer.at], ids[newer.at]
@@ -106,7 +108,7 @@ def _state(servers, num_shards=2):
   request = reader.newer_request(
     ids, np.full(ROWS, shards.NEVER), shards.Rule(0)
   )
-  found = reader.newer(request, reader.call([request])[0])
+  found = local_cluster.newer(reader, request, reader.call([request])[0])
   order = np.argsort(found.at)
   rows = found.records.view(np.float32)[order]
   return rows, shards.num_updates(found.clocks[order])

@@ -11,6 +11,7 @@ import pytest
 
 from jaxemb import errors
 from jaxemb.workers import links, remote, shards, shared_rows
+from tests.workers import local_cluster
 
 ROWS, WIDTH = 301, 4
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
@@ -55,7 +56,7 @@ def _push(worker, pending, rows):
 
 
 def _newer(table, request):
-  return table.newer(request, table.call([request])[0])
+  return local_cluster.newer(table, request, table.call([request])[0])
 
 
 def _kill(table, number):

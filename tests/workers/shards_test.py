@@ -46,5 +46,5 @@ def test_rows_that_are_read_take_no_memory_on_a_shard():
   table.read(np.arange(ROWS))
   never = np.full(ROWS, shards.NEVER)
   request = table.newer_request(np.arange(ROWS), never, shards.Rule(0))
-  found = table.newer(request, table.call([request])[0])
+  found = local_cluster.newer(table, request, table.call([request])[0])
   assert not found.is_known.any() and not found.clocks.any()
