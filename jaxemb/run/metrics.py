@@ -401,7 +401,8 @@ class Meter:
       'loss': self._loss / self._examples if self._examples else None,
       'learning_rate': learning_rate,
       'elapsed_secs': t.train_secs,
-      'eta_secs': (self.total - t.done) / max(rate, 1e-9),
+      # A dispatch may have no words.
+      'eta_secs': (self.total - t.done) / rate if rate else None,
       'hosts': list(map(resources.between, before, self._seen)),
     }
     if self._store:
@@ -409,12 +410,13 @@ class Meter:
     if self._writer:
       self._writer.write(record)
     loss = 'n/a' if record['loss'] is None else f'{record["loss"]:.4f}'
-    # A dispatch may have no words.
-    left = datetime.timedelta(seconds=min(round(record['eta_secs']), 10**9))
     note = (
       f'epoch {record["epoch"]:.2f} loss {loss} {rate / 1e6:.2f} M {t.unit}/s '
-      f'lr {learning_rate:.5f} {left} left'
+      f'lr {learning_rate:.5f}'
     )
+    if rate:
+      secs = min(round(record['eta_secs']), 10**9)
+      note += f' {datetime.timedelta(seconds=secs)} left'
     self._progress('training', t.done, self.total, note)
     self._begin_record(now)
 

@@ -595,6 +595,7 @@ class Cluster:
     except self._ray.exceptions.RayTaskError as error:
       if isinstance(error.cause, errors.UserError):
         raise error.cause from None
+      _LOG.error(f'an actor has failed:\n{error}')  # with its traceback
       return errors.one_line(error.cause, 100)
     except Exception as error:  # the actor's process has ended
       return errors.one_line(error, 100)

@@ -344,8 +344,9 @@ class Shard:
       now=now,
     )
     old, now, known = old[:num], now[:num], np.empty(num, bool)
-    records = getattr(self._answers, 'records', ())
-    if len(records) < num:  # not anew, as the system takes long for pages
+    records = getattr(self._answers, 'records', None)
+    # Not anew each time, as the system takes long for pages.
+    if records is None or len(records) < num:
       records = np.empty((num + num // 4 + 1, self._num_bytes), np.uint8)
       self._answers.records = records
     num = _gather(

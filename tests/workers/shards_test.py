@@ -48,3 +48,13 @@ def test_rows_that_are_read_take_no_memory_on_a_shard():
   request = table.newer_request(np.arange(ROWS), never, shards.Rule(0))
   found = local_cluster.newer(table, request, table.call([request])[0])
   assert not found.is_known.any() and not found.clocks.any()
+
+
+def test_nothing_newer_is_an_answer_before_any_other():
+  table = _table(1)
+  for num in (0, 3, 0):
+    ids = np.arange(num)
+    never = np.full(num, shards.NEVER)
+    request = table.newer_request(ids, never, shards.Rule(0))
+    found = local_cluster.newer(table, request, table.call([request])[0])
+    np.testing.assert_array_equal(found.records, _make(ids))
