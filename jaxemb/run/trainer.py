@@ -433,7 +433,7 @@ def _in_store(
     rows = make_rows(
       trainable,
       make_shared,
-      staleness=config.table.staleness,
+      bound=config.table.staleness,
       num_workers=config.strategy.num_workers,
       memory_lookups=tuning.memory_lookups,
     )

@@ -31,7 +31,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.storage import atomic
-from jaxemb.workers import actors, links, nodes, shards
+from jaxemb.workers import actors, links, nodes, shards, staleness
 
 _LOG = logging.getLogger('jaxemb')
 WAIT_SECS = 60  # for a shard that is being restarted
@@ -116,7 +116,7 @@ class Sharded:
     self,
     ids: np.ndarray,
     clocks: np.ndarray,
-    rule: shards.Rule,
+    rule: staleness.Rule,
     stops: np.ndarray | None = None,
   ) -> Request:
     """Asks for those of ids [n] with too many updates since clocks [n].
@@ -144,7 +144,7 @@ class Sharded:
   def add_request(
     self,
     push: shards.Push,
-    rule: shards.Rule,
+    rule: staleness.Rule,
     stops: np.ndarray | None = None,
   ) -> Request:
     """See `shards.Shard.add`; for `stops` see `by_shard`."""
@@ -173,8 +173,8 @@ class Sharded:
     size = max(1, _ANSWER_BYTES // self.num_bytes)
     for i in range(0, len(ids), size):
       some = ids[i : i + size]
-      never = np.full(len(some), shards.NEVER)
-      request = self.newer_request(some, never, shards.Rule(0))
+      never = np.full(len(some), staleness.NEVER)
+      request = self.newer_request(some, never, staleness.Rule(0))
       with self.lock:
         for new in self.newer_of_shards(request, self.call([request])[0]):
           records[i + new.at] = new.records

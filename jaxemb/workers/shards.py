@@ -13,7 +13,6 @@ several decays could turn a mean square negative. Where one worker has the table
 for itself, it writes its records, whose bytes mean nothing here.
 """
 
-import math
 import pathlib
 import threading
 from collections.abc import Callable, Mapping
@@ -25,9 +24,8 @@ import numpy as np
 from jaxemb.ops import hashing
 from jaxemb.stores import local as stores
 from jaxemb.workers import memory as memory_lib
+from jaxemb.workers import staleness
 
-NEVER = -1  # the clock of a row that was not read so far
-EPOCH = 1 << 40  # more than all updates of a row
 _CLOCK_BYTES = 8
 HOLDERS = 'holders'  # the file of processes that have the rows of a shard
 # Numbers before the rows: updates that a process is adding; clients so far; and
@@ -48,17 +46,6 @@ def _aligned(num_bytes):
 def _record_bytes(num_bytes):
   """Bytes of a record with its clock, whose numbers are aligned."""
   return _CLOCK_BYTES + -(-num_bytes // 8) * 8
-
-
-def num_updates(clocks: np.ndarray) -> np.ndarray:
-  """[n] int64, updates that clocks [n] count; of `NEVER`, none."""
-  return np.maximum(clocks, 0) % EPOCH
-
-
-@numba.njit(nogil=True, cache=True)
-def updates_of(clock: int) -> int:
-  """`num_updates` of one clock, in kernels."""
-  return max(clock, 0) % EPOCH
 
 
 def buffer_bytes(
@@ -114,27 +101,6 @@ class FirstRecords(NamedTuple):
     return records.view(np.uint8)
 
 
-class Rule(NamedTuple):
-  """How stale copies may be, and what becomes of updates of stale ones."""
-
-  # Updates that a copy may lack, at most; -1 = it is always read and pushed.
-  bound: int
-  # And no more than one in so many of those that its row has had: while a row
-  # has few, each changes it much. 0 = the bound alone.
-  share: int = 0
-  # Of updates of a copy that lacked m updates exp(-m / memory) is added to the
-  # first `num_weighted` numbers: in a quadratic bowl, one after the other, they
-  # would have come as far. 0 = all of it.
-  memory: float = 0.0
-  num_weighted: int = 0
-
-
-@numba.njit(nogil=True, cache=True)
-def bound_of(updates: int, bound: int, share: int) -> int:
-  """Returns how many updates a copy of a row that had so many may lack."""
-  return min(bound, updates // share) if share else bound
-
-
 @numba.njit(nogil=True, cache=True)
 def _sort_by_shard(ids, num_shards, order, stops):
   for id_ in ids:
@@ -170,7 +136,7 @@ def _find_old(words, is_known, at, clocks, epoch, bound, share, old, now):
     updates = words[at[i], 0] if is_known[at[i]] else 0
     clock = epoch + updates
     behind = clock - clocks[i]
-    if clocks[i] < 0 or behind > bound_of(updates, bound, share):
+    if clocks[i] < 0 or behind > staleness.bound_of(updates, bound, share):
       old[num], now[num] = i, clock
       num += 1
     else:
@@ -199,7 +165,7 @@ def _find_new(is_known, at, clocks, new):
   """Writes which of rows at [n] nobody has changed; returns how many."""
   num = 0
   for i in range(len(at)):
-    if not is_known[at[i]] and updates_of(clocks[i]) == 0:
+    if not is_known[at[i]] and staleness.updates_of(clocks[i]) == 0:
       new[num] = i
       num += 1
   return num
@@ -207,12 +173,9 @@ def _find_new(is_known, at, clocks, new):
 
 @numba.njit(nogil=True, cache=True)
 def _weigh(words, at, clocks, memory, weights):
-  """Writes the parts of pushes that are added; see `Rule`."""
+  """Writes the parts of pushes that are added; see `staleness.Rule`."""
   for i in range(len(at)):
-    # Of other epochs as far as is known.
-    before = updates_of(clocks[i])
-    missed = max(0, words[at[i], 0] - before)
-    weights[i] = math.exp(-missed / memory)
+    weights[i] = staleness.weight_of(words[at[i], 0], clocks[i], memory)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -324,20 +287,22 @@ class Shard:
   def _is_known(self, at):
     return self._rows.is_known[at]
 
-  def newer(self, ids: np.ndarray, clocks: np.ndarray, rule: Rule) -> Newer:
+  def newer(
+    self, ids: np.ndarray, clocks: np.ndarray, rule: staleness.Rule
+  ) -> Newer:
     """Those of ids [n] that had too many updates since clocks [n].
 
     Records are valid until the next call by the same thread.
     """
     self._recover()
-    rule, at = Rule(*rule), ids // self._num_shards
+    rule, at = staleness.Rule(*rule), ids // self._num_shards
     old, now = np.empty((2, len(at)), np.int64)
     num, missed, most = _find_old(
       self._words,
       self._rows.is_known,
       at,
       clocks=clocks,
-      epoch=self._get('epoch') * EPOCH,
+      epoch=self._get('epoch') * staleness.EPOCH,
       bound=rule.bound,
       share=rule.share,
       old=old,
@@ -383,7 +348,7 @@ class Shard:
     self._rows.records[at, _CLOCK_BYTES:stop] = records
 
   def add(
-    self, client: int, call: int, push: Push, rule: Rule
+    self, client: int, call: int, push: Push, rule: staleness.Rule
   ) -> np.ndarray | None:
     """Adds updates to rows.
 
@@ -395,7 +360,7 @@ class Shard:
     """
     self._recover()
     ids, deltas, updates, clocks = push
-    rule = Rule(*rule)
+    rule = staleness.Rule(*rule)
     if call <= self._last_call(client):
       return self._weights_of(client, call, rule, num=len(ids))
     self._head[_ADDING] = np.sum(updates)

@@ -9,7 +9,7 @@ a row in a step, as the clocks of HET's released code count.
 
   read    Before a stretch of steps, rows without a line are read, and those
           with one if others pushed more updates since than they may lack
-          (`shards.Rule`). Of other machines this may be while the stretch
+          (`staleness.Rule`). Of other machines this may be while the stretch
           before runs: what others push meanwhile comes on top.
   push    After it, rows with more updates than that go to the shards, as the
           difference to their base; and so do all that leave their lines,
@@ -27,8 +27,8 @@ difference goes with the next one.
 
 Workers that learn much of a row from its old value, each by itself, overshoot
 together. So a part of each push is added, exp(-m / tau) after m updates of
-others that the worker's copy lacked (`shards.Rule`); the copy goes back by the
-rest. And a copy of a row that has had few updates may lack only one in
+others that the worker's copy lacked (`staleness.Rule`); the copy goes back by
+the rest. And a copy of a row that has had few updates may lack only one in
 `stale_share` of them: they are those that change it most.
 
 What a shard has of a row is float32, whatever the device's dtype: the row, and
@@ -38,7 +38,7 @@ that were pushed, and a staleness of s lets them be that of s updates of others.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -48,104 +48,8 @@ import numpy as np
 from jaxemb.stores import cached, fetching
 from jaxemb.strategies import policies
 from jaxemb.tables import spec as spec_lib
-from jaxemb.workers import remote, shards
-
-
-class Pending(NamedTuple):
-  """Updates of this worker that are to be pushed, sorted by shard."""
-
-  lines: np.ndarray  # [n]
-  ids: np.ndarray  # [n]
-  stops: np.ndarray  # [num_shards], see `shards.by_shard`
-  updates: np.ndarray  # [n] int64
-
-
-class Part(NamedTuple):
-  """Numbers of rows that change alike."""
-
-  numbers: np.ndarray  # [m, columns] float32
-  kind: str  # 'weighted' | 'added' | 'replaced', by a push
-
-
-class Block(NamedTuple):
-  """Rows that are read and changed."""
-
-  parts: Sequence[Part]  # of rows, in the order of their columns
-  at: np.ndarray  # [n] int64, which of m rows they are
-
-  def columns(self) -> Iterator[tuple[Part, slice]]:
-    """Yields parts with their columns."""
-    start = 0
-    for part in self.parts:
-      stop = start + part.numbers.shape[1]
-      yield part, slice(start, stop)
-      start = stop
-
-
-@numba.njit(nogil=True, cache=True)
-def _settle(numbers, at, base, lines, start, deltas):
-  """Moves the base of lines [n] to their rows; writes what was learned."""
-  stop = start + numbers.shape[1]
-  for i in range(len(lines)):
-    row, old = numbers[at[i]], base[lines[i], start:stop]
-    delta = deltas[i, start:stop]
-    for k in range(len(row)):
-      delta[k] = row[k] - old[k]
-      old[k] = row[k]
-
-
-@numba.njit(nogil=True, cache=True)
-def _go_back(numbers, at, base, lines, weights, deltas):
-  """Takes off lines [n], and their base, what was not added of deltas [n]."""
-  for i in range(len(lines)):
-    row, old, delta = numbers[at[i]], base[lines[i]], deltas[i]
-    for k in range(len(row)):
-      rest = (weights[i] - np.float32(1)) * delta[k]
-      row[k] += rest
-      old[k] += rest
-
-
-@numba.njit(nogil=True, cache=True)
-def _find_due(lines, updates, clocks, bound, share, due):
-  """Writes those of lines [n] that are to be pushed; returns how many."""
-  num = 0
-  for line in lines:
-    known = shards.updates_of(clocks[line])
-    most = max(0, shards.bound_of(known, bound, share))
-    due[num] = line
-    num += updates[line] > most
-  return num
-
-
-@numba.njit(nogil=True, cache=True)
-def _copy(numbers, at, start, deltas):
-  """Pushes rows as they are."""
-  stop = start + numbers.shape[1]
-  for i in range(len(at)):
-    row, delta = numbers[at[i]], deltas[i, start:stop]
-    for k in range(len(row)):
-      delta[k] = row[k]
-
-
-@numba.njit(nogil=True, cache=True)
-def _merge(numbers, at, base, lines, has_updates, new, start, adds):
-  """Writes rows that were read into lines [n], and adds pending updates.
-
-  Columns that do not add up stay as they are where updates are pending.
-  """
-  stop = start + numbers.shape[1]
-  for i in range(len(lines)):
-    row, old = numbers[at[i]], base[lines[i], start:stop]
-    read = new[i, start:stop]
-    if not has_updates[i]:
-      for k in range(len(row)):
-        row[k] = read[k]
-        old[k] = read[k]
-    else:
-      for k in range(len(row)):
-        if adds:
-          row[k] += read[k] - old[k]
-        old[k] = read[k]
+from jaxemb.workers import copies as copies_lib
+from jaxemb.workers import remote, shards, staleness
 
 
 @numba.njit(nogil=True, cache=True)
@@ -163,168 +67,6 @@ def _tally(lookups, cache_row_of, counts, lines, ids):
         num += 1
       counts[line] += 1
   return num
-
-
-class Copies:
-  """The lines of one table on one worker; one thread at a time uses it."""
-
-  def __init__(self, table: remote.Sharded, capacity: int, rule: shards.Rule):
-    """The capacity is the number of lines."""
-    self.table, self._rule = table, rule
-    self._ids = np.full(capacity, -1, np.int64)
-    self._clocks = np.full(capacity, shards.NEVER, np.int64)
-    self._updates = np.zeros(capacity, np.int64)
-    self._base = np.zeros((capacity, table.num_bytes // 4), np.float32)
-    # Deltas since the last exchange, and those that it pushes.
-    self._deltas, self._pushed = (np.empty_like(self._base[:0]) for _ in '01')
-    self._num_deltas = 0
-
-  def read_request(
-    self, lines: np.ndarray, ids: np.ndarray, stops: np.ndarray | None = None
-  ) -> remote.Request:
-    """Asks for the rows of ids [n] that differ, which have or get lines [n].
-
-    They are sorted by shard if there are `stops`.
-    """
-    has_line = self._ids[lines] == ids
-    clocks = np.where(has_line, self._clocks[lines], shards.NEVER)
-    return self.table.newer_request(ids, clocks, self._rule, stops=stops)
-
-  def commit(
-    self, lines: np.ndarray, ids: np.ndarray, newer: shards.Newer, block: Block
-  ) -> None:
-    """Notes rows that were read into lines [n], whose old rows were settled.
-
-    Those of ids [n] are `newer`. The block, what the device has in the lines,
-    becomes what it is to have.
-    """
-    has_updates = (self._ids[lines] == ids) & (self._updates[lines] > 0)
-    self._ids[lines], self._clocks[lines] = ids, newer.clocks
-    for part, columns in block.columns():
-      _merge(
-        part.numbers,
-        block.at,
-        base=self._base,
-        lines=lines,
-        has_updates=has_updates,
-        new=newer.records.view(np.float32),
-        start=columns.start,
-        adds=part.kind != 'replaced',
-      )
-
-  def rebase(self, lines: np.ndarray, errors: np.ndarray) -> None:
-    """Adds rounding errors of lines [n] that were written to their base."""
-    self._base[lines] += errors
-
-  def begin(self, lines: np.ndarray, updates: np.ndarray) -> None:
-    """Steps that update lines [n], each so often, begin."""
-    self._updates[lines] += updates
-
-  def num_updates(self) -> int:
-    """Updates that were not pushed."""
-    return int(np.sum(self._updates))
-
-  def due(self, lines: np.ndarray) -> Pending:
-    """Takes the updates to push of lines [n], when their steps are done."""
-    due = np.empty(len(lines) + 1, np.int64)
-    num = _find_due(
-      lines,
-      updates=self._updates,
-      clocks=self._clocks,
-      bound=self._rule.bound,
-      share=self._rule.share,
-      due=due,
-    )
-    return self._take(due[:num])
-
-  def all(self) -> Pending:
-    """Takes all updates that were not pushed."""
-    return self._take(np.flatnonzero(self._updates))
-
-  def leave(self, lines: np.ndarray) -> Pending:
-    """Takes the updates of lines [n] that other rows are to get."""
-    pending = self._take(lines[self._updates[lines] > 0])
-    self._ids[lines] = -1
-    return pending
-
-  def _take(self, lines):
-    ids = self._ids[lines]
-    order, stops = self.table.by_shard(ids)
-    lines, ids = lines[order], ids[order]
-    updates = self._updates[lines]
-    self._updates[lines] = 0
-    return Pending(lines=lines, ids=ids, stops=stops, updates=updates)
-
-  def _room(self, num):
-    """Returns room for deltas, until an exchange after the next one begins."""
-    start, self._num_deltas = self._num_deltas, self._num_deltas + num
-    if self._num_deltas > len(self._deltas):
-      # Not anew each time, as the system takes long for pages.
-      size = start + 2 * num
-      self._deltas = np.empty((size, self._base.shape[1]), np.float32)
-    return self._deltas[start : self._num_deltas]
-
-  def begin_push(self) -> None:
-    """Notes that all that was settled is being pushed."""
-    self._deltas, self._pushed = self._pushed, self._deltas
-    self._num_deltas = 0
-
-  def settle(self, pending: Pending, block: Block) -> shards.Push:
-    """Returns what to push before anything else is read.
-
-    The block has the rows of the lines.
-    """
-    lines = pending.lines
-    clocks = self._clocks[lines]
-    self._clocks[lines] += pending.updates
-    deltas = self._room(len(lines))
-    for part, columns in block.columns():
-      if part.kind == 'replaced':
-        _copy(part.numbers, block.at, start=columns.start, deltas=deltas)
-      else:
-        _settle(
-          part.numbers,
-          block.at,
-          base=self._base,
-          lines=lines,
-          start=columns.start,
-          deltas=deltas,
-        )
-    return shards.Push(
-      ids=pending.ids,
-      deltas=deltas.view(np.uint8),
-      updates=pending.updates,
-      clocks=clocks,
-    )
-
-  def forget(self, lines: np.ndarray) -> None:
-    """Has lines [n] read again, when they are used next."""
-    self._clocks[lines] = shards.NEVER
-
-  def are_still(self, lines: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Returns whether lines [n] have the rows of ids [n]."""
-    return self._ids[lines] == ids
-
-  def go_back(
-    self,
-    lines: np.ndarray,
-    block: Block,
-    weights: np.ndarray,
-    deltas: np.ndarray,
-  ) -> None:
-    """Takes back what was not added of deltas [n, width] that were pushed.
-
-    A weighted part was, of the columns with weights. The block has the rows of
-    lines [n].
-    """
-    _go_back(
-      block.parts[0].numbers,
-      block.at,
-      base=self._base,
-      lines=lines,
-      weights=weights,
-      deltas=deltas,
-    )
 
 
 class FloatRows:
@@ -380,7 +122,9 @@ class FloatRows:
     encoded = spec_lib.encode_rows(rows, self.table.spec.dtype)
     return spec_lib.RowBlock(encoded, opt_state)
 
-  def read(self, state: spec_lib.TableState, lines: np.ndarray) -> Block:
+  def read(
+    self, state: spec_lib.TableState, lines: np.ndarray
+  ) -> copies_lib.Block:
     """Returns the rows that the device has in lines [n], n > 0.
 
     They are its memory itself if that has float32 and is of the process.
@@ -397,10 +141,10 @@ class FloatRows:
 
   def _block(self, arrays, at):
     pairs = zip(arrays, self._kinds, strict=True)
-    return Block([Part(x, kind) for x, kind in pairs], at)
+    return copies_lib.Block([copies_lib.Part(x, kind) for x, kind in pairs], at)
 
   def write(
-    self, state: spec_lib.TableState, lines: np.ndarray, block: Block
+    self, state: spec_lib.TableState, lines: np.ndarray, block: copies_lib.Block
   ) -> tuple[spec_lib.TableState, np.ndarray | None]:
     """Writes back a block that was changed; returns what rounding added."""
     if self._is_in_place:
@@ -455,14 +199,14 @@ class SharedRows(cached.Rows):
     self,
     trainable: Any,
     make_table: Callable[..., remote.Sharded],
-    staleness: int,
+    bound: int,
     num_workers: int,
     memory_lookups: float,
   ):
     """`make_table` makes a table, as of `remote.Cluster.table`.
 
     Its arguments are those of `cached.Rows`, and how many numbers add up.
-    `staleness` is in updates of a row; `memory_lookups` are those after which a
+    The bound is of `staleness.Rule`; `memory_lookups` are those after which a
     row has forgotten what it was.
     """
     tables = trainable.tables
@@ -476,8 +220,8 @@ class SharedRows(cached.Rows):
     self._memory_lookups = memory_lookups
     self.adds_up |= num_workers == 1
     self._rules = {
-      k: shards.Rule(
-        staleness,
+      k: staleness.Rule(
+        bound,
         share=trainable.model.stale_share,
         memory=self._memory(tables[k].spec),
         num_weighted=x.dim,
@@ -491,15 +235,17 @@ class SharedRows(cached.Rows):
     self._flushes = 0
     self._copies, self._last_lines, self._tallies = {}, {}, {}
     # What was taken from the device, to be pushed when something is read.
-    self._pushes: list[tuple[str, Pending, shards.Push]] = []
+    self._pushes: list[tuple[str, copies_lib.Pending, shards.Push]] = []
     # Of these, those of which a part was added, and which part.
-    self._rests: list[tuple[str, Pending, shards.Push, np.ndarray]] = []
+    self._rests: list[
+      tuple[str, copies_lib.Pending, shards.Push, np.ndarray]
+    ] = []
 
   def init(self, keys: Mapping[str, jax.Array]) -> None:
     """See the base; where others have begun, with their rows."""
     super().init(keys)
     for name, table in self.tables.items():
-      self._copies[name] = Copies(
+      self._copies[name] = copies_lib.Copies(
         self.stores[name],
         table.num_rows,
         rule=self._rules[name],
@@ -522,7 +268,7 @@ class SharedRows(cached.Rows):
     return self._make_store(name, table.spec.vocab, layout.num_bytes, make)
 
   def _memory(self, spec):
-    """Returns `memory` of a table's `shards.Rule`."""
+    """Returns `memory` of a table's `staleness.Rule`."""
     # Workers move a running average most of the way: sums would overshoot.
     if spec.memory_lookups is not None:
       return float(spec.memory_lookups)

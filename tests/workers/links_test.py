@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from jaxemb.workers import actors, links, memory, shards
+from jaxemb.workers import actors, links, memory, shards, staleness
 
 ROWS, WIDTH, NODE = 2000, 256, 'node'
-RULE = shards.Rule(0, memory=10.0, num_weighted=WIDTH)
+RULE = staleness.Rule(0, memory=10.0, num_weighted=WIDTH)
 
 
 def _make(ids):
@@ -57,8 +57,8 @@ def test_connections_have_answers_of_their_own(actor):
   def read(number):
     link, mine = _far(actor), ids[number * 1000 : (number + 1) * 1000]
     for _ in range(30):
-      never = np.full(len(mine), shards.NEVER)
-      new = _call(link, 'newer', mine, never, shards.Rule(0))
+      never = np.full(len(mine), staleness.NEVER)
+      new = _call(link, 'newer', mine, never, staleness.Rule(0))
       if not np.array_equal(new.records, _make(mine[new.at])):
         wrong.append(number)
 
@@ -103,10 +103,10 @@ def test_rows_outlive_the_process_that_made_them(actor, tmp_path):
   )
   _call(near, 'add', 7, 1, _push(ids), RULE)
   again = _Actor(tmp_path)  # in place of one that has ended
-  never = np.full(5, shards.NEVER)
-  new = _call(_far(again), 'newer', ids, never, shards.Rule(0))
+  never = np.full(5, staleness.NEVER)
+  new = _call(_far(again), 'newer', ids, never, staleness.Rule(0))
   np.testing.assert_array_equal(new.records.view(np.float32)[:, 0], ids + 1)
-  assert shards.num_updates(new.clocks).tolist() == [1] * 5
+  assert staleness.num_updates(new.clocks).tolist() == [1] * 5
   # Of another machine, of other sizes, and of a process that is not there.
   num_bytes = shards.buffer_bytes(*SIZES)
   assert memory.attach(address, 'another', num_bytes) is None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxemb.stores import cache as cache_lib
-from jaxemb.workers import shards, shared_rows
+from jaxemb.workers import copies, shards, staleness
 from tests.workers import local_cluster
 
 ROWS, WIDTH, ADDED, WORKERS = 60, 3, 2, 3
@@ -32,10 +32,10 @@ class _Worker:
     self.table = _table(servers, num_shards)
     capacity = 24
     self.cache = cache_lib.Cache(('x',), ROWS, capacity, policy)
-    self.copies = shared_rows.Copies(self.table, capacity, shards.Rule(bound))
+    self.copies = copies.Copies(self.table, capacity, staleness.Rule(bound))
     sums = np.zeros((capacity, ADDED), np.float32)
     last = np.zeros((capacity, WIDTH - ADDED), np.float32)
-    parts = shared_rows.Part(sums, 'added'), shared_rows.Part(last, 'replaced')
+    parts = copies.Part(sums, 'added'), copies.Part(last, 'replaced')
     self.sums_here, self.last_here, self.parts = sums, last, parts
     self.used = np.zeros(0, np.int64), np.zeros(0, np.int64)
     self.number = number
@@ -46,7 +46,7 @@ class _Worker:
     self.pushed, self.seen = np.zeros((2, ROWS), np.int64)
 
   def add_request(self, push):
-    return self.table.add_request(push, shards.Rule(0))
+    return self.table.add_request(push, staleness.Rule(0))
 
   def push(self, pending):
     ids = pending.ids
@@ -57,7 +57,7 @@ class _Worker:
     self.log(ids, pending.updates, self.number)
 
   def block(self, lines):
-    return shared_rows.Block(self.parts, np.asarray(lines, np.int64))
+    return copies.Block(self.parts, np.asarray(lines, np.int64))
 
   def settle(self, pending):
     return self.copies.settle(pending, self.block(pending.lines))
@@ -69,7 +69,7 @@ class _Worker:
     lines = self.cache.cache_row_of[ids]
     self.push(self.copies.leave(moves.out['x'][0]))
     newer = self.commit(lines, ids, self.read(lines, ids))
-    self.seen[ids[newer.at]] = shards.num_updates(newer.clocks)
+    self.seen[ids[newer.at]] = staleness.num_updates(newer.clocks)
     self.pushed[ids[newer.at]] = 0
     return lines
 
@@ -106,12 +106,12 @@ def _state(servers, num_shards=2):
   reader = _table(servers, num_shards)
   ids = np.arange(ROWS)
   request = reader.newer_request(
-    ids, np.full(ROWS, shards.NEVER), shards.Rule(0)
+    ids, np.full(ROWS, staleness.NEVER), staleness.Rule(0)
   )
   found = local_cluster.newer(reader, request, reader.call([request])[0])
   order = np.argsort(found.at)
   rows = found.records.view(np.float32)[order]
-  return rows, shards.num_updates(found.clocks[order])
+  return rows, staleness.num_updates(found.clocks[order])
 
 
 # What is read and pushed does not depend on what a policy evicts.
@@ -145,7 +145,7 @@ def test_invariants_hold_under_any_schedule(bound, policy, num_turns):
       # I1: a clock counts all that was pushed.
       np.testing.assert_array_equal(clocks, pushed)
       # I6: a copy's clock has risen by this worker's own pushes alone.
-      own = shards.num_updates(worker.copies._clocks[lines])
+      own = staleness.num_updates(worker.copies._clocks[lines])
       np.testing.assert_array_equal(own, (worker.seen + worker.pushed)[ids])
       # I3: what others have pushed since.
       missed = clocks[ids] - own
@@ -245,7 +245,7 @@ def test_a_call_that_is_repeated_is_done_once():
   deltas = np.ones((3, WIDTH), np.float32).view(np.uint8)
   two = np.full(3, 2)
   push = shards.Push(ids, deltas, two, two - 2)
-  request = table.add_request(push, shards.Rule(0))
+  request = table.add_request(push, staleness.Rule(0))
   for _ in range(2):
     servers.call([request])
   rows, clocks = _state(servers)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb.workers import links, remote, shards, shared_rows
+from jaxemb.workers import copies, links, remote, shards, staleness
 from tests.workers import local_cluster
 
 ROWS, WIDTH = 301, 4
@@ -47,12 +47,12 @@ def _table(cluster, folder, name, num=3, secs=1e9, client=0):
 
 
 def _block(rows, lines):
-  return shared_rows.Block([shared_rows.Part(rows, 'added')], lines)
+  return copies.Block([copies.Part(rows, 'added')], lines)
 
 
 def _push(worker, pending, rows):
   push = worker.settle(pending, _block(rows, pending.lines))
-  worker.table.call([worker.table.add_request(push, shards.Rule(0))])
+  worker.table.call([worker.table.add_request(push, staleness.Rule(0))])
 
 
 def _newer(table, request):
@@ -75,9 +75,9 @@ def _read_again(table, ids):
 
 def _clocks(table):
   ids = np.arange(ROWS)
-  found = _newer(table, table.newer_request(ids, ids - ROWS, shards.Rule(0)))
+  found = _newer(table, table.newer_request(ids, ids - ROWS, staleness.Rule(0)))
   clocks = np.empty(ROWS, np.int64)
-  clocks[found.at] = shards.num_updates(found.clocks)
+  clocks[found.at] = staleness.num_updates(found.clocks)
   return clocks
 
 
@@ -119,7 +119,7 @@ def test_kills_at_random_lose_what_is_said_and_no_more(
     for i in range(3)
   ]
   # Lines are ids: every row has one.
-  workers = [shared_rows.Copies(x, ROWS, shards.Rule(2)) for x in tables]
+  workers = [copies.Copies(x, ROWS, staleness.Rule(2)) for x in tables]
   rows, pushed = np.zeros((3, ROWS, WIDTH), np.float32), 0
   for step in range(60):
     number = rng.integers(3)
@@ -185,7 +185,7 @@ def test_a_shard_that_was_suspended_is_asked_again(
 
   monkeypatch.setattr(links.Far, 'receive', receive_or_resume)
   push = shards.Push(ids, rows, one, one - 1)
-  table.call([table.add_request(push, shards.Rule(0))])
+  table.call([table.add_request(push, staleness.Rule(0))])
   # Both calls have come, and one was done.
   np.testing.assert_array_equal(
     table.read(ids).view(np.float32), 2 * rows.view(np.float32)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxemb.workers import shards
+from jaxemb.workers import staleness
 from tests.workers import local_cluster
 
 ROWS, BYTES = 101, 6
@@ -44,8 +44,8 @@ def test_a_store_of_several_shards(num, tmp_path):
 def test_rows_that_are_read_take_no_memory_on_a_shard():
   table = _table(2)
   table.read(np.arange(ROWS))
-  never = np.full(ROWS, shards.NEVER)
-  request = table.newer_request(np.arange(ROWS), never, shards.Rule(0))
+  never = np.full(ROWS, staleness.NEVER)
+  request = table.newer_request(np.arange(ROWS), never, staleness.Rule(0))
   found = local_cluster.newer(table, request, table.call([request])[0])
   assert not found.is_known.any() and not found.clocks.any()
 
@@ -54,7 +54,7 @@ def test_nothing_newer_is_an_answer_before_any_other():
   table = _table(1)
   for num in (0, 3, 0):
     ids = np.arange(num)
-    never = np.full(num, shards.NEVER)
-    request = table.newer_request(ids, never, shards.Rule(0))
+    never = np.full(num, staleness.NEVER)
+    request = table.newer_request(ids, never, staleness.Rule(0))
     found = local_cluster.newer(table, request, table.call([request])[0])
     np.testing.assert_array_equal(found.records, _make(ids))

@@ -1,0 +1,277 @@
+"""Copies of rows on a worker: lines, their clocks and what was not pushed.
+
+See `workers.shared_rows` for the protocol. Here are its two ways: copies that
+ask shards, and are told what is newer (`Copies.read_request`, `commit`), and
+push what they have learned (`settle`), wherever the shards are; and copies
+beside shards in memory that this process has mapped, too, where one pass over
+a row does all of it (`push_in_place`, `read_in_place`).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from jaxemb.workers import remote, shards, staleness
+
+
+class Pending(NamedTuple):
+  """Updates of this worker that are to be pushed, sorted by shard."""
+
+  lines: np.ndarray  # [n]
+  ids: np.ndarray  # [n]
+  stops: np.ndarray  # [num_shards], see `shards.by_shard`
+  updates: np.ndarray  # [n] int64
+
+
+class Part(NamedTuple):
+  """Numbers of rows that change alike."""
+
+  numbers: np.ndarray  # [m, columns] float32
+  kind: str  # 'weighted' | 'added' | 'replaced', by a push
+
+
+class Block(NamedTuple):
+  """Rows that are read and changed."""
+
+  parts: Sequence[Part]  # of rows, in the order of their columns
+  at: np.ndarray  # [n] int64, which of m rows they are
+
+  def columns(self) -> Iterator[tuple[Part, slice]]:
+    """Yields parts with their columns."""
+    start = 0
+    for part in self.parts:
+      stop = start + part.numbers.shape[1]
+      yield part, slice(start, stop)
+      start = stop
+
+
+@numba.njit(nogil=True, cache=True)
+def _settle(numbers, at, base, lines, start, deltas):
+  """Moves the base of lines [n] to their rows; writes what was learned."""
+  stop = start + numbers.shape[1]
+  for i in range(len(lines)):
+    row, old = numbers[at[i]], base[lines[i], start:stop]
+    delta = deltas[i, start:stop]
+    for k in range(len(row)):
+      delta[k] = row[k] - old[k]
+      old[k] = row[k]
+
+
+@numba.njit(nogil=True, cache=True)
+def _go_back(numbers, at, base, lines, weights, deltas):
+  """Takes off lines [n], and their base, what was not added of deltas [n]."""
+  for i in range(len(lines)):
+    row, old, delta = numbers[at[i]], base[lines[i]], deltas[i]
+    for k in range(len(row)):
+      rest = (weights[i] - np.float32(1)) * delta[k]
+      row[k] += rest
+      old[k] += rest
+
+
+@numba.njit(nogil=True, cache=True)
+def _find_due(lines, updates, clocks, bound, share, due):
+  """Writes those of lines [n] that are to be pushed; returns how many."""
+  num = 0
+  for line in lines:
+    known = staleness.updates_of(clocks[line])
+    most = max(0, staleness.bound_of(known, bound, share))
+    due[num] = line
+    num += updates[line] > most
+  return num
+
+
+@numba.njit(nogil=True, cache=True)
+def _copy(numbers, at, start, deltas):
+  """Pushes rows as they are."""
+  stop = start + numbers.shape[1]
+  for i in range(len(at)):
+    row, delta = numbers[at[i]], deltas[i, start:stop]
+    for k in range(len(row)):
+      delta[k] = row[k]
+
+
+@numba.njit(nogil=True, cache=True)
+def _merge(numbers, at, base, lines, has_updates, new, start, adds):
+  """Writes rows that were read into lines [n], and adds pending updates.
+
+  Columns that do not add up stay as they are where updates are pending.
+  """
+  stop = start + numbers.shape[1]
+  for i in range(len(lines)):
+    row, old = numbers[at[i]], base[lines[i], start:stop]
+    read = new[i, start:stop]
+    if not has_updates[i]:
+      for k in range(len(row)):
+        row[k] = read[k]
+        old[k] = read[k]
+    else:
+      for k in range(len(row)):
+        if adds:
+          row[k] += read[k] - old[k]
+        old[k] = read[k]
+
+
+class Copies:
+  """The lines of one table on one worker; one thread at a time uses it."""
+
+  def __init__(
+    self, table: remote.Sharded, capacity: int, rule: staleness.Rule
+  ):
+    """The capacity is the number of lines."""
+    self.table, self._rule = table, rule
+    self._ids = np.full(capacity, -1, np.int64)
+    self._clocks = np.full(capacity, staleness.NEVER, np.int64)
+    self._updates = np.zeros(capacity, np.int64)
+    self._base = np.zeros((capacity, table.num_bytes // 4), np.float32)
+    # Deltas since the last exchange, and those that it pushes.
+    self._deltas, self._pushed = (np.empty_like(self._base[:0]) for _ in '01')
+    self._num_deltas = 0
+
+  def read_request(
+    self, lines: np.ndarray, ids: np.ndarray, stops: np.ndarray | None = None
+  ) -> remote.Request:
+    """Asks for the rows of ids [n] that differ, which have or get lines [n].
+
+    They are sorted by shard if there are `stops`.
+    """
+    has_line = self._ids[lines] == ids
+    clocks = np.where(has_line, self._clocks[lines], staleness.NEVER)
+    return self.table.newer_request(ids, clocks, self._rule, stops=stops)
+
+  def commit(
+    self, lines: np.ndarray, ids: np.ndarray, newer: shards.Newer, block: Block
+  ) -> None:
+    """Notes rows that were read into lines [n], whose old rows were settled.
+
+    Those of ids [n] are `newer`. The block, what the device has in the lines,
+    becomes what it is to have.
+    """
+    has_updates = (self._ids[lines] == ids) & (self._updates[lines] > 0)
+    self._ids[lines], self._clocks[lines] = ids, newer.clocks
+    for part, columns in block.columns():
+      _merge(
+        part.numbers,
+        block.at,
+        base=self._base,
+        lines=lines,
+        has_updates=has_updates,
+        new=newer.records.view(np.float32),
+        start=columns.start,
+        adds=part.kind != 'replaced',
+      )
+
+  def rebase(self, lines: np.ndarray, errors: np.ndarray) -> None:
+    """Adds rounding errors of lines [n] that were written to their base."""
+    self._base[lines] += errors
+
+  def begin(self, lines: np.ndarray, updates: np.ndarray) -> None:
+    """Steps that update lines [n], each so often, begin."""
+    self._updates[lines] += updates
+
+  def num_updates(self) -> int:
+    """Updates that were not pushed."""
+    return int(np.sum(self._updates))
+
+  def due(self, lines: np.ndarray) -> Pending:
+    """Takes the updates to push of lines [n], when their steps are done."""
+    due = np.empty(len(lines) + 1, np.int64)
+    num = _find_due(
+      lines,
+      updates=self._updates,
+      clocks=self._clocks,
+      bound=self._rule.bound,
+      share=self._rule.share,
+      due=due,
+    )
+    return self._take(due[:num])
+
+  def all(self) -> Pending:
+    """Takes all updates that were not pushed."""
+    return self._take(np.flatnonzero(self._updates))
+
+  def leave(self, lines: np.ndarray) -> Pending:
+    """Takes the updates of lines [n] that other rows are to get."""
+    pending = self._take(lines[self._updates[lines] > 0])
+    self._ids[lines] = -1
+    return pending
+
+  def _take(self, lines):
+    ids = self._ids[lines]
+    order, stops = self.table.by_shard(ids)
+    lines, ids = lines[order], ids[order]
+    updates = self._updates[lines]
+    self._updates[lines] = 0
+    return Pending(lines=lines, ids=ids, stops=stops, updates=updates)
+
+  def _room(self, num):
+    """Returns room for deltas, until an exchange after the next one begins."""
+    start, self._num_deltas = self._num_deltas, self._num_deltas + num
+    if self._num_deltas > len(self._deltas):
+      # Not anew each time, as the system takes long for pages.
+      size = start + 2 * num
+      self._deltas = np.empty((size, self._base.shape[1]), np.float32)
+    return self._deltas[start : self._num_deltas]
+
+  def begin_push(self) -> None:
+    """Notes that all that was settled is being pushed."""
+    self._deltas, self._pushed = self._pushed, self._deltas
+    self._num_deltas = 0
+
+  def settle(self, pending: Pending, block: Block) -> shards.Push:
+    """Returns what to push before anything else is read.
+
+    The block has the rows of the lines.
+    """
+    lines = pending.lines
+    clocks = self._clocks[lines]
+    self._clocks[lines] += pending.updates
+    deltas = self._room(len(lines))
+    for part, columns in block.columns():
+      if part.kind == 'replaced':
+        _copy(part.numbers, block.at, start=columns.start, deltas=deltas)
+      else:
+        _settle(
+          part.numbers,
+          block.at,
+          base=self._base,
+          lines=lines,
+          start=columns.start,
+          deltas=deltas,
+        )
+    return shards.Push(
+      ids=pending.ids,
+      deltas=deltas.view(np.uint8),
+      updates=pending.updates,
+      clocks=clocks,
+    )
+
+  def forget(self, lines: np.ndarray) -> None:
+    """Has lines [n] read again, when they are used next."""
+    self._clocks[lines] = staleness.NEVER
+
+  def are_still(self, lines: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Returns whether lines [n] have the rows of ids [n]."""
+    return self._ids[lines] == ids
+
+  def go_back(
+    self,
+    lines: np.ndarray,
+    block: Block,
+    weights: np.ndarray,
+    deltas: np.ndarray,
+  ) -> None:
+    """Takes back what was not added of deltas [n, width] that were pushed.
+
+    A weighted part was, of the columns with weights. The block has the rows of
+    lines [n].
+    """
+    _go_back(
+      block.parts[0].numbers,
+      block.at,
+      base=self._base,
+      lines=lines,
+      weights=weights,
+      deltas=deltas,
+    )
