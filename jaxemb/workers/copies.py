@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from jaxemb.workers import remote, shards, staleness
+from jaxemb.workers import in_place, remote, shards, staleness
 
 
 class Pending(NamedTuple):
@@ -29,7 +29,7 @@ class Part(NamedTuple):
   """Numbers of rows that change alike."""
 
   numbers: np.ndarray  # [m, columns] float32
-  kind: str  # 'weighted' | 'added' | 'replaced', by a push
+  kind: str  # of `in_place.KINDS`, by what a push does
 
 
 class Block(NamedTuple):
@@ -168,7 +168,7 @@ class Copies:
 
   def begin(self, lines: np.ndarray, updates: np.ndarray) -> None:
     """Steps that update lines [n], each so often, begin."""
-    self._updates[lines] += updates
+    in_place.begin(self._updates, lines, updates)
 
   def num_updates(self) -> int:
     """Updates that were not pushed."""
@@ -194,7 +194,7 @@ class Copies:
   def leave(self, lines: np.ndarray) -> Pending:
     """Takes the updates of lines [n] that other rows are to get."""
     pending = self._take(lines[self._updates[lines] > 0])
-    self._ids[lines] = -1
+    self.has_left(lines)
     return pending
 
   def _take(self, lines):
@@ -274,4 +274,62 @@ class Copies:
       lines=lines,
       weights=weights,
       deltas=deltas,
+    )
+
+  # In place: `block` has all lines, in their order.
+
+  def _lines(self, block):
+    starts = [columns.start for _, columns in block.columns()]
+    kinds = [in_place.KINDS.index(x.kind) for x in block.parts]
+    return in_place.Lines(
+      parts=tuple(x.numbers for x in block.parts),
+      starts=np.array(starts),
+      kinds=np.array(kinds),
+      ids=self._ids,
+      clocks=self._clocks,
+      updates=self._updates,
+      base=self._base,
+    )
+
+  @property
+  def _limits(self):
+    return in_place.Limits(
+      bound=self._rule.bound, share=self._rule.share, memory=self._rule.memory
+    )
+
+  def push_in_place(
+    self, block: Block, used: np.ndarray, leaving: np.ndarray
+  ) -> remote.Request:
+    """Pushes what `due` and `leave` return, of lines used last and leaving.
+
+    Those that leave have left when it is done.
+    """
+    lines, limits = self._lines(block), self._limits
+    found = np.empty(len(used) + len(leaving), np.int64)
+    num = in_place.select(
+      lines, used, leaving=leaving, limits=limits, out=found
+    )
+    found = found[:num]
+    order, stops = self.table.by_shard(self._ids[found])
+    return self.table.in_place_request(
+      'push_in_place', lines, [found[order]], limits=limits, stops=stops
+    )
+
+  def has_left(self, lines: np.ndarray) -> None:
+    """Notes that other rows may get lines [n], of which all was pushed."""
+    self._ids[lines] = -1
+
+  def read_in_place(
+    self, block: Block, lines: np.ndarray, ids: np.ndarray, stops: np.ndarray
+  ) -> remote.Request:
+    """Reads those of ids [n] that lines [n] lack, or have too old.
+
+    They are sorted by shard.
+    """
+    return self.table.in_place_request(
+      'read_in_place',
+      self._lines(block),
+      [lines, ids],
+      limits=self._limits,
+      stops=stops,
     )

@@ -24,6 +24,8 @@ from jaxemb.workers import memory as memory_lib
 from jaxemb.workers import shards
 
 METHODS = frozenset({'newer', 'add', 'write'})  # of `shards.Shard`
+# And those that change memory of the caller.
+IN_PLACE = frozenset({'push_in_place', 'read_in_place'})
 _SECRET_BYTES = 32
 _SECRET_SECS, _RETRY_SECS = 10.0, 0.1
 _HEAD = struct.Struct('<QQ')  # bytes of the JSON, and of all arrays
@@ -40,6 +42,10 @@ class Place(NamedTuple):
   host: str
   port: int
   secret: bytes  # that a connection begins with
+
+
+class NotNear(Exception):
+  """A shard is on another machine, and was to use memory of this one."""
 
 
 # Messages.
@@ -224,7 +230,9 @@ class Far:
     return self._is_open
 
   def send(self, calls: Sequence[tuple]) -> None:
-    """Sends calls, as of `actors.Actor.call`."""
+    """Sends calls, as of `actors.Actor.call`. May raise `NotNear`."""
+    if any(method in IN_PLACE for _, _, method, _ in calls):
+      raise NotNear
     self._calls, self._is_open = calls, False
     # Shards are there: their sizes are not sent.
     calls = [(name, None, method, args) for name, _, method, args in calls]

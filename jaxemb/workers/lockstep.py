@@ -9,6 +9,7 @@ share, and their sum makes a step of the optimizer. With rows that may be stale,
 this is the setting of HET (Miao et al. 2022).
 """
 
+import math
 from typing import Any
 
 import jax
@@ -134,6 +135,10 @@ class Rows(shared_rows.SharedRows):
   # The dispatch, the round in it, and the steps of the longest dispatch.
   _index, _number, _num_steps = 0, -1, 0
 
+  def most_steps(self, num_steps: int) -> float:
+    """See the base; one that begins has rounds as long as the others'."""
+    return math.inf
+
   def start(self, index: int) -> None:
     """See the base."""
     self._index, self._number = index, -1
@@ -149,16 +154,15 @@ class Rows(shared_rows.SharedRows):
       self._num_steps = most
     return self._num_steps, examples
 
-  def _round(self, tables, stretch, fetched):
+  def _round(self, tables, stretch, fetched, leaving):
     """Pushes the round before, and reads what all have pushed of it."""
     _, used, _ = fetched
-    self._settle_due(tables)
     self.wait('end')  # until all have read the rows of the round
+    self._push_due(tables, leaving)
     self._exchange({})
     begun = self._begin_round(stretch)
-    newer = self._exchange(used)
+    self._read(tables, used)
     self.ask('has_read')
-    self._commit(tables, used, newer)
     return begun
 
   def flush(self, tables: cached.Tables, held: cached.Held) -> cached.Tables:

@@ -31,7 +31,14 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.storage import atomic
-from jaxemb.workers import actors, links, nodes, shards, staleness
+from jaxemb.workers import (
+  actors,
+  in_place,
+  links,
+  nodes,
+  shards,
+  staleness,
+)
 
 _LOG = logging.getLogger('jaxemb')
 WAIT_SECS = 60  # for a shard that is being restarted
@@ -52,6 +59,7 @@ class Request(NamedTuple):
   # By shard, which rows of the request it has: the first of them, or all.
   starts: Mapping[int, int] = {}
   order: np.ndarray | None = None  # in which they are; None = as they were
+  num_rows: int = 0
 
 
 # Requests, done in this order, -> the results of each, by shard
@@ -163,6 +171,46 @@ class Sharded:
     weights = list(results.values())
     return None if weights[0] is None else np.concatenate(weights)
 
+  def in_place_request(
+    self, method: str, lines: in_place.Lines, arrays: Sequence[np.ndarray],
+    limits: in_place.Limits, stops: np.ndarray,
+  ) -> Request:  # fmt: skip
+    """Asks shards to read and change memory of this process.
+
+    With `arrays` [n], which are sorted by shard, see `by_shard`; a call raises
+    `links.NotNear` if a shard cannot.
+    """
+    slices = self._slices(stops)
+    args = {
+      i: (lines, *(y[x] for y in arrays), limits) for i, x in slices.items()
+    }
+    starts = {i: x.start for i, x in slices.items()}
+    num_rows = len(arrays[0])
+    return Request(self.name, method, args, starts=starts, num_rows=num_rows)
+
+  def made_of_shards(
+    self, request: Request, results: Mapping[int, tuple]
+  ) -> Iterator[tuple[in_place.Read, shards.Newer]]:
+    """Yields what shards return for `read_in_place`.
+
+    With the records of the rows that nobody has changed, which are to be read.
+    """
+    for i, (found, at, clock) in results.items():
+      _, _, ids, _ = request.args[i]
+      num = len(at)
+      records = (
+        self.make(ids[at]) if num else np.zeros((0, self.num_bytes), np.uint8)
+      )
+      yield (
+        found,
+        shards.Newer(
+          at=request.starts[i] + at,
+          clocks=np.full(num, clock),
+          is_known=np.zeros(num, bool),
+          records=records,
+        ),
+      )
+
   def check(self) -> None:
     """Asks every shard for something."""
     self._ask('num_known', {i: () for i in range(self.num_shards)})
@@ -245,7 +293,8 @@ class _Calls:
         call = *call, request.method, args
         waiting.setdefault(i, []).append((k, call))
     calls = {i: [call for _, call in x] for i, x in waiting.items()}
-    by_link = all(x.method in links.METHODS for x in requests)
+    linked = links.METHODS | links.IN_PLACE
+    by_link = all(x.method in linked for x in requests)
     answers = self._ask(calls, self._by_link if by_link else self._by_ray)
     for i, of_shard in answers.items():
       for (k, call), answer in zip(waiting[i], of_shard, strict=True):

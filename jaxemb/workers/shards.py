@@ -23,8 +23,8 @@ import numpy as np
 
 from jaxemb.ops import hashing
 from jaxemb.stores import local as stores
+from jaxemb.workers import in_place, staleness
 from jaxemb.workers import memory as memory_lib
-from jaxemb.workers import staleness
 
 _CLOCK_BYTES = 8
 HOLDERS = 'holders'  # the file of processes that have the rows of a shard
@@ -396,6 +396,67 @@ class Shard:
     if len(calls) > _CALLS:
       del calls[min(calls)]
     return weights
+
+  # In the memory of a worker.
+
+  def _in_place(self):
+    return in_place.Rows(
+      numbers=self._numbers,
+      words=self._words,
+      is_known=self._rows.is_known,
+      num_shards=self._num_shards,
+      epoch_clock=self._get('epoch') * staleness.EPOCH,
+    )
+
+  def push_in_place(
+    self, lines: in_place.Lines, pushed: np.ndarray, limits: in_place.Limits
+  ) -> int:
+    """Adds updates of lines [n] that a worker pushes, and has it read them.
+
+    Returns how many they are. If it fails, nothing was done.
+    """
+    self._recover()
+    rows, new = self._in_place(), np.empty(len(pushed), np.int64)
+    num, total = in_place.find_new(rows, lines, pushed, new)
+    if num:
+      ids = lines.ids[new[:num]]
+      self._begin(ids // self._num_shards, self._make(ids))
+    self._head[_ADDING] = total
+    added, lost = in_place.push(
+      rows, lines, pushed, limits=limits, first=_CLOCK_BYTES // 4
+    )
+    self._count('updates', added)
+    self._head[_ADDING] = 0
+    if lost:
+      self._count('lost', lost)
+    return total
+
+  def read_in_place(
+    self,
+    lines: in_place.Lines,
+    used: np.ndarray,
+    ids: np.ndarray,
+    limits: in_place.Limits,
+  ) -> tuple[in_place.Read, np.ndarray, int]:
+    """Reads rows of ids [n] into lines [n] that lack them, or are too old.
+
+    But for those that nobody has changed: it returns which of n these are, too,
+    and their clock.
+    """
+    self._recover()
+    rows, unknown = self._in_place(), np.empty(len(ids), np.int64)
+    found = in_place.Read(
+      *in_place.read(
+        rows,
+        lines,
+        used,
+        ids=ids,
+        limits=limits,
+        first=_CLOCK_BYTES // 4,
+        unknown=unknown,
+      )
+    )
+    return found, unknown[: found.num_unknown], rows.epoch_clock
 
   def _weights_of(self, client, call, rule, num):
     """Returns what a call has returned; NaN if a process had it that ended."""

@@ -37,6 +37,7 @@ have the learning rates of all; of Adam's moments the shard has the last ones
 that were pushed, and a staleness of s lets them be that of s updates of others.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ from jaxemb.stores import cached, fetching
 from jaxemb.strategies import policies
 from jaxemb.tables import spec as spec_lib
 from jaxemb.workers import copies as copies_lib
-from jaxemb.workers import remote, shards, staleness
+from jaxemb.workers import links, remote, shards, staleness
 
 
 @numba.njit(nogil=True, cache=True)
@@ -88,7 +89,7 @@ class FloatRows:
     self._kinds = ['weighted', *kinds]
     dtypes = [x.dtype for x in table.arrays(table.form)]
     # Whether the device has what records have, in memory of the process.
-    self._is_in_place = cached.are_in_memory() and all(
+    self.is_in_place = cached.are_in_memory() and all(
       x == np.float32 for x in dtypes
     )
 
@@ -129,15 +130,19 @@ class FloatRows:
 
     They are its memory itself if that has float32 and is of the process.
     """
-    if self._is_in_place:
-      vectors, *views = self.table.views(state)
-      views = dict(zip(sorted(self._names), views, strict=True))
-      arrays = [vectors, *(views[k] for k in self._names)]
-      return self._block([x.view(np.float32) for x in arrays], lines)
+    if self.is_in_place:
+      return self.whole(state)._replace(at=lines)
     rows = self._join(self.table.row_block(self.table.take(state, lines)))
     arrays = np.split(rows, self._stops[:-1], 1)
     arrays = list(map(np.ascontiguousarray, arrays))
     return self._block(arrays, np.arange(len(rows)))
+
+  def whole(self, state: spec_lib.TableState) -> copies_lib.Block:
+    """Returns the memory of the device, with all lines, if it is in place."""
+    vectors, *views = self.table.views(state)
+    views = dict(zip(sorted(self._names), views, strict=True))
+    arrays = [vectors, *(views[k] for k in self._names)]
+    return self._block([x.view(np.float32) for x in arrays], np.zeros(0, int))
 
   def _block(self, arrays, at):
     pairs = zip(arrays, self._kinds, strict=True)
@@ -147,7 +152,7 @@ class FloatRows:
     self, state: spec_lib.TableState, lines: np.ndarray, block: copies_lib.Block
   ) -> tuple[spec_lib.TableState, np.ndarray | None]:
     """Writes back a block that was changed; returns what rounding added."""
-    if self._is_in_place:
+    if self.is_in_place:
       return state, None
     floats = np.concatenate([x.numbers for x in block.parts], 1)
     rows = self._split(floats)
@@ -163,6 +168,10 @@ class FloatRows:
     errors = np.zeros_like(floats)
     errors[:, : self.dim] = rows.rows - floats[:, : self.dim]
     return state, errors
+
+
+# So many steps come before a round is one step longer.
+_STEPS_A_STEP = 64
 
 
 class Used(NamedTuple):
@@ -254,6 +263,10 @@ class SharedRows(cached.Rows):
       self._last_lines[name] = np.zeros(0, np.int64)
     is_near = all(x.is_near() for x in self.stores.values())
     self.reads_ahead = self.may_read_ahead and not is_near
+    # Whether shards and the device are memory of this process.
+    self._is_in_place = is_near and all(
+      x.is_in_place for x in self.layouts.values()
+    )
 
   def _new_store(self, name, key):
     """See the base; shards make rows, too."""
@@ -310,6 +323,10 @@ class SharedRows(cached.Rows):
     self.waited_secs += time.monotonic() - start
     return answer
 
+  def most_steps(self, num_steps: int) -> float:
+    """See the base; rounds are short as long as each changes much."""
+    return max(1, num_steps // _STEPS_A_STEP)
+
   def start(self, index: int) -> None:
     """Begins a dispatch, the `index`-th of its part of the data."""
 
@@ -363,39 +380,49 @@ class SharedRows(cached.Rows):
     call = next(iter(self.stores.values())).call
     results = call([*requests, *reads.values()])
     added, results = results[: len(requests)], results[len(requests) :]
-    for push, request, result in zip(pushes, requests, added, strict=True):
-      self._count_push(push, request, result)
+    for (name, pending, push), request, result in zip(
+      pushes, requests, added, strict=True
+    ):
+      self._count_pushed(name, len(push.ids), int(np.sum(push.updates)))
+      weights = self.stores[name].weights(request, result)
+      if weights is not None:  # of rows of which a part was added
+        self._rests.append((name, pending, push, weights))
     newer = {}
     for (name, request), result in zip(reads.items(), results, strict=True):
-      new = list(self.stores[name].newer_of_shards(request, result))
-      newer[name] = new
-      most = max(x.most_missed for x in new)
-      self.most_missed = max(self.most_missed, most)
-      num, num_new = len(used[name].ids), sum(len(x.at) for x in new)
-      # Those that nobody has changed are made here.
-      num_read = sum(int(np.count_nonzero(x.is_known)) for x in new)
-      self.counts.add(
-        rows_checked=num,
-        rows_fetched=num_read,
-        # An id and a clock for each; where a row was, and its clock, too.
-        bytes_sent=16 * num,
-        bytes_received=num_new * 17 + num_read * self.layouts[name].num_bytes,
-        updates_missed=sum(x.missed for x in new),
-      )
+      newer[name] = list(self.stores[name].newer_of_shards(request, result))
+      self._count_newer(name, len(used[name].ids), newer[name])
     return newer
 
-  def _count_push(self, settled, request, result):
-    """Counts a push, and notes of which rows a part was added."""
-    name, pending, push = settled
-    num, size = len(push.ids), self.layouts[name].num_bytes
-    self.counts.add(
-      rows_pushed=num,
-      updates_pushed=int(np.sum(push.updates)),
-      bytes_sent=num * (24 + size),
+  def _count_newer(self, name, num_checked, newer):
+    self._count_read(
+      name,
+      num_checked=num_checked,
+      num_new=sum(len(x.at) for x in newer),
+      # Those that nobody has changed are made here.
+      num_read=sum(int(np.count_nonzero(x.is_known)) for x in newer),
+      missed=sum(x.missed for x in newer),
+      most_missed=max(x.most_missed for x in newer),
     )
-    weights = self.stores[name].weights(request, result)
-    if weights is not None:
-      self._rests.append((name, pending, push, weights))
+
+  def _count_read(
+    self, name, num_checked, num_new, num_read, missed, most_missed
+  ):
+    self.most_missed = max(self.most_missed, most_missed)
+    self.counts.add(
+      rows_checked=num_checked,
+      rows_fetched=num_read,
+      # An id and a clock for each; where a row was, and its clock, too.
+      bytes_sent=16 * num_checked,
+      bytes_received=num_new * 17 + num_read * self.layouts[name].num_bytes,
+      updates_missed=missed,
+    )
+
+  def _count_pushed(self, name, num_rows, num_updates):
+    self.counts.add(
+      rows_pushed=num_rows,
+      updates_pushed=num_updates,
+      bytes_sent=num_rows * (24 + self.layouts[name].num_bytes),
+    )
 
   def _go_back(self, tables):
     """Takes off the device what was not added, before rows are read."""
@@ -419,11 +446,11 @@ class SharedRows(cached.Rows):
     """See the base."""
     start, waited = time.monotonic(), self.waited_secs
     tables = dict(tables)
-    for moves in stretch.moves:
-      for name, (lines, _) in moves.out.items():
-        self.counts.add(rows_evicted=len(lines))
-        self._settle(name, tables, self._copies[name].leave(lines))
-    begun = self._round(tables, stretch, fetched)
+    leaving = {
+      k: x for moves in stretch.moves for k, (x, _) in moves.out.items()
+    }
+    self.counts.add(rows_evicted=sum(map(len, leaving.values())))
+    begun = self._round(tables, stretch, fetched, leaving=leaving)
     for name, used in fetched[1].items():
       self._copies[name].begin(used.lines, used.updates)
       self._last_lines[name] = used.lines
@@ -431,37 +458,102 @@ class SharedRows(cached.Rows):
     self.counts.add(fetch_secs=secs, fetch_waited_secs=secs)
     return tables, *begun
 
-  def _round(self, tables, stretch, fetched):
-    """Puts rows that were read on the device, and begins a round."""
+  def _round(self, tables, stretch, fetched, leaving):
+    """Puts rows that were read on the device, and begins a round.
+
+    `leaving` are lines by table which other rows are to get.
+    """
     flushes, used, newer = fetched
     if not self.reads_ahead:
-      self._settle_due(tables)
+      self._push_due(tables, leaving)
       if self._waits:  # others wait for what this worker has learned
         self._exchange({})
       begun = self._begin_round(stretch)
-      self._commit(tables, used, self._exchange(used))
+      self._read(tables, used)
       return begun
+    self._settle_leaving(tables, leaving)
     if flushes != self._flushes:
       newer = self._exchange(used)
     self._commit(tables, used, newer)
     self._settle_due(tables)
     return self._begin_round(stretch)
 
+  def _push_due(self, tables, leaving):
+    """Pushes what is due, at once or with the next exchange."""
+    if self._is_in_place:
+      with contextlib.suppress(links.NotNear):
+        self._push_in_place(tables, leaving)
+        return
+    self._settle_leaving(tables, leaving)
+    self._settle_due(tables)
+
+  def _read(self, tables, used):
+    """Reads rows, and puts them on the device."""
+    if self._is_in_place and not self._pushes:
+      with contextlib.suppress(links.NotNear):
+        self._read_in_place(tables, used)
+        return
+    self._commit(tables, used, self._exchange(used))
+
+  def _push_in_place(self, tables, leaving):
+    requests = {
+      k: x.push_in_place(
+        self.layouts[k].whole(tables[k]), self._last_lines[k], leaving[k]
+      )
+      for k, x in self._copies.items()
+    }
+    for (name, request), updates in self._call(requests):
+      self._copies[name].has_left(leaving[name])
+      self._count_pushed(name, request.num_rows, sum(updates.values()))
+
+  def _read_in_place(self, tables, used):
+    requests = {
+      k: self._copies[k].read_in_place(
+        self.layouts[k].whole(tables[k]), x.lines, ids=x.ids, stops=x.stops
+      )
+      for k, x in used.items()
+    }
+    for (name, request), results in self._call(requests):
+      new = list(self.stores[name].made_of_shards(request, results))
+      for _, unknown in new:
+        self._commit_new(name, tables, used[name], newer=unknown)
+      found = [x for x, _ in new]
+      self._count_read(
+        name,
+        num_checked=request.num_rows,
+        num_new=sum(x.num_read + x.num_unknown for x in found),
+        num_read=sum(x.num_read for x in found),
+        missed=sum(x.missed for x in found),
+        most_missed=max(x.most_missed for x in found),
+      )
+
+  def _call(self, requests):
+    """Calls shards; returns requests by table with their results."""
+    call = next(iter(self.stores.values())).call
+    results = call(list(requests.values()))
+    return zip(requests.items(), results, strict=True)
+
   def _commit(self, tables, used, newer):
     self._go_back(tables)
     for name, of_shards in newer.items():
       for new in of_shards:
-        if not len(new.at):
-          continue
-        lines, ids = used[name].lines[new.at], used[name].ids[new.at]
-        block = self.layouts[name].read(tables[name], lines)
-        self._copies[name].commit(lines, ids, new, block)
-        self._write(name, tables, lines, block=block)
+        self._commit_new(name, tables, used[name], newer=new)
+
+  def _commit_new(self, name, tables, used, newer):
+    if len(newer.at):
+      lines, ids = used.lines[newer.at], used.ids[newer.at]
+      block = self.layouts[name].read(tables[name], lines)
+      self._copies[name].commit(lines, ids, newer, block)
+      self._write(name, tables, lines, block=block)
 
   def _write(self, name, tables, lines, block):
     tables[name], errors = self.layouts[name].write(tables[name], lines, block)
     if errors is not None:
       self._copies[name].rebase(lines, errors)
+
+  def _settle_leaving(self, tables, leaving):
+    for name, lines in leaving.items():
+      self._settle(name, tables, self._copies[name].leave(lines))
 
   def _settle_due(self, tables):
     for name, lines in self._last_lines.items():

@@ -27,15 +27,21 @@ def _table(cluster, num_shards=2):
 class _Worker:
   """A device with its cache: lines, and random steps that change them."""
 
-  def __init__(self, servers, number, policy, bound, log, num_shards=2):
+  def __init__(
+    self, servers, number, policy, bound, log, num_shards=2, is_in_place=False
+  ):
     self.log = log  # of what is pushed
+    self.is_in_place = is_in_place
     self.table = _table(servers, num_shards)
     capacity = 24
     self.cache = cache_lib.Cache(('x',), ROWS, capacity, policy)
-    self.copies = copies.Copies(self.table, capacity, staleness.Rule(bound))
+    rule = bound if isinstance(bound, staleness.Rule) else staleness.Rule(bound)
+    self.copies = copies.Copies(self.table, capacity, rule)
+    self.servers, self.rule = servers, rule
     sums = np.zeros((capacity, ADDED), np.float32)
     last = np.zeros((capacity, WIDTH - ADDED), np.float32)
-    parts = copies.Part(sums, 'added'), copies.Part(last, 'replaced')
+    kind = 'weighted' if rule.num_weighted else 'added'
+    parts = copies.Part(sums, kind), copies.Part(last, 'replaced')
     self.sums_here, self.last_here, self.parts = sums, last, parts
     self.used = np.zeros(0, np.int64), np.zeros(0, np.int64)
     self.number = number
@@ -46,7 +52,7 @@ class _Worker:
     self.pushed, self.seen = np.zeros((2, ROWS), np.int64)
 
   def add_request(self, push):
-    return self.table.add_request(push, staleness.Rule(0))
+    return self.table.add_request(push, self.rule)
 
   def push(self, pending):
     ids = pending.ids
@@ -67,6 +73,10 @@ class _Worker:
     self.cache.foresee([[ids]])
     moves = self.cache.take(self.cache.num_fitting(1))
     lines = self.cache.cache_row_of[ids]
+    if self.is_in_place:
+      self.push_in_place(lines[:0], moves.out['x'][0])
+      self.read_in_place(lines, ids)
+      return lines
     self.push(self.copies.leave(moves.out['x'][0]))
     newer = self.commit(lines, ids, self.read(lines, ids))
     self.seen[ids[newer.at]] = staleness.num_updates(newer.clocks)
@@ -92,7 +102,52 @@ class _Worker:
     self.sums[ids] += deltas
 
   def finish(self, lines):
-    self.push(self.copies.due(lines))
+    if self.is_in_place:
+      self.push_in_place(lines, lines[:0])
+    else:
+      self.push(self.copies.due(lines))
+
+  def push_in_place(self, used, leaving):
+    copies = self.copies
+    before = copies._updates.copy(), copies._ids.copy()
+    request = copies.push_in_place(self.block([]), used, leaving)
+    (totals,) = self.table.call([request])
+    copies.has_left(leaving)
+    updates, ids = (x[before[0] > copies._updates] for x in before)
+    assert sum(totals.values()) == updates.sum()
+    np.testing.assert_array_equal(updates, self.pending[ids])
+    lines = np.flatnonzero(copies._updates < before[0])
+    # They are also read.
+    self.seen[ids] = staleness.num_updates(copies._clocks[lines])
+    self.pushed[ids] = self.pending[ids] = self.sums[ids] = 0
+    self.log(ids, updates, self.number)
+    # They are as new as those of the shards.
+    is_here = copies._ids[lines] >= 0
+    found = staleness.num_updates(copies._clocks[lines[is_here]])
+    wanted = _state(self.servers, self.table.num_shards)[1][ids[is_here]]
+    is_known = wanted > 0  # or their shard has lost them
+    np.testing.assert_array_equal(found[is_known], wanted[is_known])
+
+  def read_in_place(self, lines, ids):
+    order, stops = self.table.by_shard(ids)
+    lines, ids = lines[order].astype(np.int64), ids[order].astype(np.int64)
+    before = self.copies._clocks[lines], self.copies._ids[lines]
+    keep = lines[self.copies._updates[lines] > 0]
+    last = self.last_here[keep]
+    request = self.copies.read_in_place(
+      self.block([]), lines, ids=ids, stops=stops
+    )
+    (results,) = self.table.call([request])
+    num_read = 0
+    for found, new in self.table.made_of_shards(request, results):
+      self.commit(lines, ids, new)
+      num_read += found.num_read + found.num_unknown
+    np.testing.assert_array_equal(self.last_here[keep], last)
+    clocks = self.copies._clocks[lines]
+    is_read = (clocks != before[0]) | (self.copies._ids[lines] != before[1])
+    assert np.count_nonzero(is_read) <= num_read <= len(ids)
+    self.seen[ids[is_read]] = staleness.num_updates(clocks[is_read])
+    self.pushed[ids[is_read]] = 0
 
 
 def _draw(rng, num=8):
@@ -116,11 +171,9 @@ def _state(servers, num_shards=2):
 
 # What is read and pushed does not depend on what a policy evicts.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('bound', 'policy', 'num_turns'),
-  [(0, 'lru', 3000), (4, 'lfu', 3000)],
-)
-def test_invariants_hold_under_any_schedule(bound, policy, num_turns):
+@pytest.mark.parametrize('is_in_place', [False, True])
+@pytest.mark.parametrize(('bound', 'policy'), [(0, 'lru'), (4, 'lfu')])
+def test_invariants_hold_under_any_schedule(bound, policy, is_in_place):
   rng, servers = np.random.default_rng(bound), local_cluster.Cluster()
   pushed, last = np.zeros(ROWS, np.int64), {}
 
@@ -128,10 +181,13 @@ def test_invariants_hold_under_any_schedule(bound, policy, num_turns):
     pushed[ids] += updates
     last.update(dict.fromkeys(ids, number))
 
-  workers = [_Worker(servers, i, policy, bound, log) for i in range(WORKERS)]
+  workers = [
+    _Worker(servers, i, policy, bound, log, is_in_place=is_in_place)
+    for i in range(WORKERS)
+  ]
   sums = _first(np.arange(ROWS))[:, :ADDED].astype(float)
   running = {}
-  for step in range(num_turns):
+  for step in range(3000):
     worker = workers[rng.integers(WORKERS)]
     if (lines := running.pop(worker.number, None)) is not None:
       worker.finish(lines)
@@ -172,6 +228,29 @@ def test_invariants_hold_under_any_schedule(bound, policy, num_turns):
     assert rows[row, ADDED] == number
 
 
+def test_a_part_of_what_stale_copies_learn_is_added_in_place_too():
+  rule, states = staleness.Rule(0, memory=3.0, num_weighted=ADDED), []
+  for is_in_place in (False, True):
+    rng, servers = np.random.default_rng(3), local_cluster.Cluster()
+    workers = [
+      _Worker(servers, i, 'lru', rule, lambda *x: None, is_in_place=is_in_place)
+      for i in range(WORKERS)
+    ]
+    running = {}
+    for _ in range(300):
+      worker = workers[rng.integers(WORKERS)]
+      if (lines := running.pop(worker.number, None)) is not None:
+        worker.finish(lines)
+        continue
+      ids, updates, deltas = _draw(rng)
+      running[worker.number] = worker.place(ids)
+      worker.train(running[worker.number], ids, updates, deltas)
+    states.append(_state(servers))
+  for by_messages, in_place in zip(*states, strict=True):
+    np.testing.assert_array_equal(by_messages, in_place)
+  assert (states[0][0][:, 0] % 1).any()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('bound', [0, 5])
 def test_rows_read_while_a_stretch_runs_lose_nothing(bound):
@@ -209,9 +288,14 @@ def test_rows_read_while_a_stretch_runs_lose_nothing(bound):
   np.testing.assert_array_equal(_state(servers)[0][:, :ADDED], sums)
 
 
-def test_a_shard_that_came_back_is_read_anew_and_loses_updates(tmp_path):
+@pytest.mark.parametrize('is_in_place', [False, True])
+def test_a_shard_that_came_back_is_read_anew_and_loses_updates(
+  is_in_place, tmp_path
+):
   servers = local_cluster.Cluster()
-  worker = _Worker(servers, 0, 'lru', 0, lambda *x: None, 1)
+  worker = _Worker(
+    servers, 0, 'lru', 0, lambda *x: None, 1, is_in_place=is_in_place
+  )
   shard = servers.shards['x'][0]
   ids, once = np.arange(4, dtype=np.int32), np.ones(4, np.int64)
 

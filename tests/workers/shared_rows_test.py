@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxemb.data import windows
+from jaxemb.workers import links
 from tests import dispatches
 from tests.workers import local_cluster
 
@@ -123,12 +124,14 @@ def alone(num_parts, settings, work, **fixed):
 
 
 @pytest.mark.slow
-def test_lockstep_without_staleness_is_synchronous():
+@pytest.mark.parametrize('is_near', [False, True])
+def test_lockstep_without_staleness_is_synchronous(is_near):
   num = 3  # each with more than one other
   # What is limited in a step of all is not what is limited in a worker's.
   common = {'optimizer.max_duplicates': 0.0}
   settings = {'strategy.pace': 'bsp', 'table.staleness': 0}
-  made = trainers(num, {**common, **settings}, local_cluster.Cluster())
+  cluster = local_cluster.Cluster(is_near)
+  made = trainers(num, {**common, **settings}, cluster)
   work = batches(num, 4, made[0].trainable.steps, 0.02)
   losses = run(made, work)
   expected, expected_losses = alone(num, common, work)
@@ -142,8 +145,11 @@ def test_lockstep_without_staleness_is_synchronous():
   ('settings', 'cached', 'exports'),
   [
     ({'optimizer.name': 'sgd', 'table.staleness': -1}, '60%', False),
+    ({'optimizer.name': 'sgd', 'table.staleness': -1}, 'near', False),
     ({'optimizer.name': 'adam', 'table.staleness': 5}, '60%', False),
+    ({'optimizer.name': 'adam', 'table.staleness': 5}, 'near', False),
     ({'table.staleness': 50}, '60%', True),
+    ({'table.staleness': 50}, 'near', True),
     (
       # Workers and one device have other limits by default.
       {'model.loss': 'hierarchical_softmax', 'model.shared_negatives': 0,
@@ -157,10 +163,11 @@ def test_lockstep_without_staleness_is_synchronous():
   ],
 )  # fmt: skip
 def test_one_worker_learns_what_it_would_alone(settings, cached, exports):
+  is_near = cached == 'near'
   (made,) = trainers(
     1,
-    {**settings, 'table.device_bytes': cached},
-    local_cluster.Cluster(),
+    {**settings, 'table.device_bytes': '60%' if is_near else cached},
+    local_cluster.Cluster(is_near),
     shared_nodes=4,
   )
   store, work = made.strategy.store, batches(1, 3, made.trainable.steps, 0.02)
@@ -185,12 +192,18 @@ def _losses_of_four():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('staleness', [20, -1])
-def test_workers_that_never_wait_learn_as_much(staleness):
+@pytest.mark.parametrize(
+  ('staleness', 'is_near'), [(20, False), (-1, False), (20, True), (-1, True)]
+)
+def test_workers_that_never_wait_learn_as_much(staleness, is_near):
   settings = {'table.staleness': staleness, 'train.threads': 1}
   settings['strategy.sync_every'] = 4 * WORDS
   made = trainers(
-    4, settings, cluster := local_cluster.Cluster(), True, memory_lookups=20.0
+    4,
+    settings,
+    cluster := local_cluster.Cluster(is_near),
+    True,
+    memory_lookups=20.0,
   )
   work, expected = _losses_of_four()
   losses = np.sum(run(made, work), 0)
@@ -211,6 +224,32 @@ def test_workers_that_never_wait_learn_as_much(staleness):
   pushed = sum(x['updates_pushed'] for x in counts)
   clocks = [y.updates for x in cluster.shards.values() for y in x]
   assert sum(clocks) == pushed > 0
+
+
+@pytest.mark.slow
+def test_shards_that_are_near_no_more_are_called(monkeypatch):
+  # One in a few calls finds a shard on another machine, some after it was done.
+  rng, common = np.random.default_rng(0), {'optimizer.name': 'adagrad'}
+  cluster, num_refused = local_cluster.Cluster(True), 0
+  (made,) = trainers(1, {**common, 'table.staleness': 5}, cluster)
+
+  def call_or_refuse(requests, inner=cluster.call):
+    nonlocal num_refused
+    in_place = [x.method in links.IN_PLACE for x in requests]
+    if any(in_place) and rng.random() < 0.4:
+      num_refused += 1
+      inner(requests[: rng.integers(len(requests) + 1)])
+      raise links.NotNear
+    return inner(requests)
+
+  monkeypatch.setattr(cluster, 'call', call_or_refuse)
+  work = batches(1, 3, made.trainable.steps, 0.02)
+  losses = train(made, 0, work)
+  assert num_refused > 5
+  expected, expected_losses = alone(1, common, work)
+  np.testing.assert_allclose(losses, expected_losses, rtol=1e-4)
+  for name, found in rows(made).items():
+    np.testing.assert_allclose(found.rows, expected[name].rows, atol=1e-4)
 
 
 @pytest.mark.slow
