@@ -18,6 +18,7 @@ import collections
 import ctypes
 import dataclasses
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -299,6 +300,10 @@ class Rows:
       return layout.encode(spec_lib.RowBlock(first_rows(ids), new))
 
     return self._make_store(name, spec.vocab, layout.num_bytes, make)
+
+  def most_steps(self, num_steps: int) -> float:
+    """Returns the most steps of a stretch that begins after so many."""
+    return math.inf
 
   def fetch(self, stretch: Any) -> Any:
     """Reads rows of a `fetching.Stretch`, while earlier steps change others."""

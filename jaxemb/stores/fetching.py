@@ -253,7 +253,7 @@ class Fetching:
     # The stretch that is fetched; its cache rows by table, [most_steps, n]
     # int32 on the device; and what `Rows.fetch` returns.
     self._next: futures.Future | None = None
-    self._is_flushed = True
+    self._is_flushed, self._num_steps = True, 0  # steps in all stretches
     # When the last two stretches ended.
     self._ended = [self._clock.submit(time.monotonic)] * 2
 
@@ -406,7 +406,8 @@ class Fetching:
 
   def _num_fitting(self, block, first):
     """Returns how many steps of a block the caches have room for at once."""
-    num_steps = most = min(self.most_steps, block.stop - first)
+    most = min(self.most_steps, self.rows.most_steps(self._num_steps))
+    num_steps = most = min(most, block.stop - first)
     for cache in self.caches:
       try:
         num_steps = cache.num_fitting(num_steps, self.rows.is_beside)
@@ -469,6 +470,7 @@ class Fetching:
       )
       cache_rows = self._cache_rows(stretch.lookups)
       self._ahead.advance(num_steps)
+      self._num_steps += num_steps
       counts.add(rows_needed=sum(x.num_needed for x in moves))
       fetched = self.rows.fetch(stretch)
       counts.add(fetch_secs=time.monotonic() - start - waited)
