@@ -374,6 +374,24 @@ def test_hot_rows_have_synchronisations_of_their_own():
 
 
 @pytest.mark.parametrize(
+  ('settings', 'fused', 'expected'),
+  [
+    ({}, True, 32_768),
+    ({'train.threads': 32}, True, 32_768),
+    ({'strategy.sync_every': 4096}, True, 4096),
+    ({}, False, 8192),
+    ({'strategy.pace': 'bsp'}, True, 1),
+  ],
+)
+def test_rounds_of_workers_have_steps_that_fit(settings, fused, expected):
+  settings = {'strategy.name': 'workers', 'train.fused': fused, **settings}
+  config, tuning = config_lib.resolve(_config(settings), 'cpu', (1, 1))
+  assert tuning.sync_words == expected
+  if settings.get('strategy.pace') != 'bsp':
+    assert config.train.batch_words <= min(8192, expected)
+
+
+@pytest.mark.parametrize(
   ('sync_every', 'steps_per_loop', 'expected'),
   [
     (0, 16, (4, 4)),  # what an accelerator has

@@ -74,6 +74,8 @@ class _ShortSteps(NamedTuple):
 # next to its root: longer steps diverge. And of skip-gram in sub-models, which
 # have fewer words to learn from.
 _SHORT_WORDS = 256
+# Of a step of workers on CPUs, whose rounds may have several.
+_MOST_WORKER_WORDS = 8192
 _SHORT_PARTITION = _ShortSteps(0.04, max_duplicates=0.0)
 _SHORT_TREES = {
   'skipgram': _ShortSteps(0.02, max_duplicates=8.0),
@@ -631,7 +633,8 @@ def _usual_batch_words(facts: _Facts, chosen: dict[str, Any]) -> int:
     return usual * chosen['parts']
   exchanges = s.name in ('replicas', 'workers') and not is_alone
   if facts.on_cpu and exchanges:
-    usual = min(usual, chosen['sync_words'])
+    most = _MOST_WORKER_WORDS if facts.is_workers else usual
+    usual = min(usual, chosen['sync_words'], most)
   return usual
 
 

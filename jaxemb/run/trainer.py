@@ -496,7 +496,7 @@ def _round_steps(
       f'config.model.name={setup.config.model.name} is exchanged after every '
       'step; remove it, or give another --config.strategy.pace'
     )
-  if steps > fetching.MOST_STEPS:
+  if steps > fetching.MOST_STEPS and s.sync_every:
     most = fetching.MOST_STEPS * tuning.part_words
     _LOG.warning(f'rounds are cut to {most:,} {setup.kind.unit}')
   return steps

@@ -57,10 +57,11 @@ class Worker:
     call = getattr(self._coordinator, method).remote
     return self._cluster.ask(call(self._number, self._start, *args))
 
-  def join(self) -> None:
-    """Joins the others."""
+  def join(self) -> int:
+    """Joins the others; returns units of progress that each has made."""
     call = self._coordinator.join.remote(self._number)
-    self._start, self.rate_factor = self._cluster.ask(call)
+    self._start, self.rate_factor, done = self._cluster.ask(call)
+    return done
 
   def run(self) -> None:
     """Trains until no lease is left."""
@@ -274,7 +275,7 @@ def _train(
   arguments = strategy.constants(), batch, schedule
   program = loop.compile_dispatch(parts, state, arguments)
   compile_secs += time.monotonic() - start
-  worker.join()
+  store.rows.begin_after(worker.join() // tuning.part_words)
   if has_dense:
     state = dense.begin(state)
   member = _Member(

@@ -301,7 +301,7 @@ class Rows:
 
     return self._make_store(name, spec.vocab, layout.num_bytes, make)
 
-  def most_steps(self, num_steps: int) -> float:
+  def stretch_limit(self, num_steps: int) -> float:
     """Returns the most steps of a stretch that begins after so many."""
     return math.inf
 

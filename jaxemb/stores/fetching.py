@@ -397,7 +397,8 @@ class Fetching:
     self._begin([dataclasses.replace(x) for x in self.caches])
     names = enumerate(sorted(self.tables))
     self.rows.init({k: jax.random.fold_in(key, i) for i, k in names})
-    return jax.jit(self.trainable.init)(key)
+    # Rows are written into its memory, which has to be there.
+    return jax.block_until_ready(jax.jit(self.trainable.init)(key))
 
   def _wait_for_next(self):
     """Waits until the thread uses no store."""
@@ -406,7 +407,7 @@ class Fetching:
 
   def _num_fitting(self, block, first):
     """Returns how many steps of a block the caches have room for at once."""
-    most = min(self.most_steps, self.rows.most_steps(self._num_steps))
+    most = min(self.most_steps, self.rows.stretch_limit(self._num_steps))
     num_steps = most = min(most, block.stop - first)
     for cache in self.caches:
       try:

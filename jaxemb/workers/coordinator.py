@@ -132,10 +132,11 @@ class Coordinator:
 
   # Membership.
 
-  def join(self, worker: int) -> tuple[int, float]:
+  def join(self, worker: int) -> tuple[int, float, int]:
     """Registers a process of a worker.
 
-    Returns its number among these, and the factor of its learning rates.
+    Returns its number among these, the factor of its learning rates, and units
+    of progress that each worker has made so far.
     """
     if worker in self.members:
       self.leave(worker)
@@ -143,7 +144,8 @@ class Coordinator:
     start = self._starts[worker]
     self.members[worker] = Member(start, self.first_round())
     self.changed()
-    return start, self._rate_factor
+    done = (self.done_of_all() or 0) // len(self.members)
+    return start, self._rate_factor, done
 
   def first_round(self) -> Any:
     """Returns the round of a new member: that of the slowest."""

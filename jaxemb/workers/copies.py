@@ -113,6 +113,12 @@ def _merge(numbers, at, base, lines, has_updates, new, start, adds):
         old[k] = read[k]
 
 
+@numba.njit(nogil=True, cache=True)
+def _add_updates(updates, lines, more):
+  for i in range(len(lines)):
+    updates[lines[i]] += more[i]
+
+
 class Copies:
   """The lines of one table on one worker; one thread at a time uses it."""
 
@@ -168,7 +174,7 @@ class Copies:
 
   def begin(self, lines: np.ndarray, updates: np.ndarray) -> None:
     """Steps that update lines [n], each so often, begin."""
-    in_place.begin(self._updates, lines, updates)
+    _add_updates(self._updates, lines, updates)
 
   def num_updates(self) -> int:
     """Updates that were not pushed."""

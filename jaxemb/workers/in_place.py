@@ -13,8 +13,8 @@ import numpy as np
 from jaxemb.ops import memory
 from jaxemb.workers import staleness
 
-# Rows that are asked for before the one that is used, so that none is waited
-# for; and clocks, of which each takes a line of the cache.
+# How far ahead of the one that is used rows are prefetched; and clocks, each of
+# which is in another line of the cache.
 _ROWS_AHEAD, _CLOCKS_AHEAD = 2, 16
 # Of parts of a row, by what a push does with them.
 KINDS = ('weighted', 'added', 'replaced')
@@ -52,7 +52,7 @@ class Limits(NamedTuple):
 
 
 class Read(NamedTuple):
-  """What reading has found."""
+  """Counts of a read."""
 
   num_read: int
   num_unknown: int  # rows that nobody has changed, which are made elsewhere
@@ -92,13 +92,6 @@ def select(
 
 
 @numba.njit(nogil=True, cache=True)
-def begin(updates: np.ndarray, lines: np.ndarray, more: np.ndarray) -> None:
-  """Adds to the updates of lines [n]."""
-  for i in range(len(lines)):
-    updates[lines[i]] += more[i]
-
-
-@numba.njit(nogil=True, cache=True)
 def find_new(
   rows: Rows, lines: Lines, pushed: np.ndarray, new: np.ndarray
 ) -> tuple[int, int]:
@@ -117,7 +110,7 @@ def find_new(
 
 
 @numba.njit(nogil=True, cache=True)
-def _ask_for_clock(rows, id_):
+def _prefetch_clock(rows, id_):
   address = np.uint64(rows.words.ctypes.data)
   row_bytes = np.uint64(rows.words.strides[0])
   memory.prefetch_to_write(
@@ -126,7 +119,7 @@ def _ask_for_clock(rows, id_):
 
 
 @numba.njit(nogil=True, cache=True)
-def _ask_for_row(array, at):
+def _prefetch_row(array, at):
   row_bytes = np.uint64(array.strides[0])
   address = np.uint64(array.ctypes.data) + np.uint64(at) * row_bytes
   for offset in range(0, row_bytes + memory.LINE - 1, memory.LINE):
@@ -134,12 +127,12 @@ def _ask_for_row(array, at):
 
 
 @numba.njit(nogil=True, cache=True)
-def _ask_for(rows, lines, line, id_):
-  """Asks for all that a row has in the shard and in a line."""
-  _ask_for_row(rows.numbers, id_ // rows.num_shards)
-  _ask_for_row(lines.base, line)
+def _prefetch(rows, lines, line, id_):
+  """Prefetches a row in the shard and in a line."""
+  _prefetch_row(rows.numbers, id_ // rows.num_shards)
+  _prefetch_row(lines.base, line)
   for i in range(len(lines.parts)):
-    _ask_for_row(lines.parts[i], line)
+    _prefetch_row(lines.parts[i], line)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -160,7 +153,7 @@ def _copy(source, one, other):
 
 
 @numba.njit(nogil=True, cache=True)
-def _add_news(shared, row, base):
+def _merge(shared, row, base):
   for k in range(len(row)):
     row[k] += shared[k] - base[k]
     base[k] = shared[k]
@@ -169,20 +162,23 @@ def _add_news(shared, row, base):
 @numba.njit(nogil=True, cache=True)
 def push(
   rows: Rows, lines: Lines, pushed: np.ndarray, limits: Limits, first: int
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
   """Adds the updates of lines to their rows; see `shards.Shard.add`.
 
   Of a record, numbers of a row begin at `first`. Returns updates that were
-  added, and those that are lost, as the shard lacks their rows.
+  added; those that are lost, as the shard lacks their rows; and the number of
+  rows that are read, too, as others have changed them.
   """
-  added = lost = 0
+  added = lost = num_read = 0
   for j in range(len(pushed)):
     if j + _ROWS_AHEAD < len(pushed):
       ahead = pushed[j + _ROWS_AHEAD]
-      _ask_for(rows, lines, ahead, lines.ids[ahead])
+      _prefetch(rows, lines, ahead, lines.ids[ahead])
     line = pushed[j]
     at = lines.ids[line] // rows.num_shards
     updates, lines.updates[line] = lines.updates[line], 0
+    if not updates:  # it was pushed by a call that is repeated
+      continue
     if not rows.is_known[at]:
       lost += updates  # as the epoch is another: the row is read again
       continue
@@ -203,10 +199,13 @@ def push(
         is_weighted = lines.kinds[i] == _WEIGHTED
         part = weight if is_weighted else np.float32(1)
         _push_row(shared, row, base, part)
+    # Where everything is read before each round, it is counted then.
+    is_old = rows.epoch_clock + rows.words[at, 0] > lines.clocks[line]
+    num_read += is_old and limits.bound >= 0
     rows.words[at, 0] += updates
     lines.clocks[line] = rows.epoch_clock + rows.words[at, 0]
     added += updates
-  return added, lost
+  return added, lost, num_read
 
 
 @numba.njit(nogil=True, cache=True)
@@ -223,7 +222,7 @@ def _read_row(rows, lines, line, id_, first):
     elif lines.kinds[i] == _REPLACED:
       _copy(shared, base, base)
     else:
-      _add_news(shared, row, base)
+      _merge(shared, row, base)
   lines.ids[line] = id_
   lines.clocks[line] = rows.epoch_clock + rows.words[at, 0]
 
@@ -247,7 +246,7 @@ def read(
   old = np.empty(len(used), np.int64)
   for j in range(len(used)):
     if j + _CLOCKS_AHEAD < len(used):
-      _ask_for_clock(rows, ids[j + _CLOCKS_AHEAD])
+      _prefetch_clock(rows, ids[j + _CLOCKS_AHEAD])
     line, at = used[j], ids[j] // rows.num_shards
     updates = rows.words[at, 0] if rows.is_known[at] else 0
     behind = rows.epoch_clock + updates - lines.clocks[line]
@@ -267,6 +266,6 @@ def read(
   for j in range(num_read):
     if j + _ROWS_AHEAD < num_read:
       ahead = old[j + _ROWS_AHEAD]
-      _ask_for(rows, lines, used[ahead], ids[ahead])
+      _prefetch(rows, lines, used[ahead], ids[ahead])
     _read_row(rows, lines, used[old[j]], id_=ids[old[j]], first=first)
   return num_read, num_unknown, missed, most

@@ -135,7 +135,7 @@ class Rows(shared_rows.SharedRows):
   # The dispatch, the round in it, and the steps of the longest dispatch.
   _index, _number, _num_steps = 0, -1, 0
 
-  def most_steps(self, num_steps: int) -> float:
+  def stretch_limit(self, num_steps: int) -> float:
     """See the base; one that begins has rounds as long as the others'."""
     return math.inf
 

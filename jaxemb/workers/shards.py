@@ -410,10 +410,11 @@ class Shard:
 
   def push_in_place(
     self, lines: in_place.Lines, pushed: np.ndarray, limits: in_place.Limits
-  ) -> int:
+  ) -> tuple[int, int]:
     """Adds updates of lines [n] that a worker pushes, and has it read them.
 
-    Returns how many they are. If it fails, nothing was done.
+    Returns how many these are, and the number of rows that others had changed.
+    A call may be repeated: a line without updates is pushed.
     """
     self._recover()
     rows, new = self._in_place(), np.empty(len(pushed), np.int64)
@@ -422,14 +423,14 @@ class Shard:
       ids = lines.ids[new[:num]]
       self._begin(ids // self._num_shards, self._make(ids))
     self._head[_ADDING] = total
-    added, lost = in_place.push(
+    added, lost, num_read = in_place.push(
       rows, lines, pushed, limits=limits, first=_CLOCK_BYTES // 4
     )
     self._count('updates', added)
     self._head[_ADDING] = 0
     if lost:
       self._count('lost', lost)
-    return total
+    return total, num_read
 
   def read_in_place(
     self,

@@ -15,6 +15,9 @@ a row in a step, as the clocks of HET's released code count.
           difference to their base; and so do all that leave their lines,
           before they can be read again. With a bound of 0 every row that was
           used is pushed.
+  On one machine a row that is pushed is read at once (`workers.in_place`). The
+  first rounds have one step; they grow with what was trained.
+
   flush   Before a checkpoint, an evaluation or an export, all are pushed.
 
     own clock = clock when read + own pushes since;  own updates <= bound
@@ -170,7 +173,7 @@ class FloatRows:
     return state, errors
 
 
-# So many steps come before a round is one step longer.
+# Steps after which rounds are one step longer.
 _STEPS_A_STEP = 64
 
 
@@ -240,6 +243,7 @@ class SharedRows(cached.Rows):
     self.join(lambda *_: None, waits=False)  # until there are others
     self.waited_secs = 0.0  # for other workers
     self.most_missed = 0  # since it was last set to 0
+    self._steps_before, self._is_in_place = 0, False
     # Flushes so far: what was read before the last one lacks what it pushed.
     self._flushes = 0
     self._copies, self._last_lines, self._tallies = {}, {}, {}
@@ -323,9 +327,13 @@ class SharedRows(cached.Rows):
     self.waited_secs += time.monotonic() - start
     return answer
 
-  def most_steps(self, num_steps: int) -> float:
-    """See the base; rounds are short as long as each changes much."""
-    return max(1, num_steps // _STEPS_A_STEP)
+  def begin_after(self, num_steps: int) -> None:
+    """Has rounds be as long as after so many steps."""
+    self._steps_before = num_steps
+
+  def stretch_limit(self, num_steps: int) -> float:
+    """See the base; rounds are short as long as each changes rows much."""
+    return max(1, (self._steps_before + num_steps) // _STEPS_A_STEP)
 
   def start(self, index: int) -> None:
     """Begins a dispatch, the `index`-th of its part of the data."""
@@ -490,6 +498,7 @@ class SharedRows(cached.Rows):
   def _read(self, tables, used):
     """Reads rows, and puts them on the device."""
     if self._is_in_place and not self._pushes:
+      self._go_back(tables)
       with contextlib.suppress(links.NotNear):
         self._read_in_place(tables, used)
         return
@@ -502,9 +511,14 @@ class SharedRows(cached.Rows):
       )
       for k, x in self._copies.items()
     }
-    for (name, request), updates in self._call(requests):
+    for (name, request), results in self._call(requests):
       self._copies[name].has_left(leaving[name])
-      self._count_pushed(name, request.num_rows, sum(updates.values()))
+      updates, num_read = map(sum, zip(*results.values(), strict=True))
+      self._count_pushed(name, request.num_rows, updates)
+      self.counts.add(
+        rows_fetched=num_read,
+        bytes_received=num_read * (17 + self.layouts[name].num_bytes),
+      )
 
   def _read_in_place(self, tables, used):
     requests = {

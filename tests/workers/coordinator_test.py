@@ -179,7 +179,7 @@ def test_lockstep_reads_what_all_have_pushed_and_no_more():
   pushed, log = collections.Counter(), []
 
   async def work(worker):
-    start, _ = actor.join(worker)
+    start, *_ = actor.join(worker)
     made = None
     for dispatch in range(rounds):
       part = actor.lease(worker, start, made, None).part
@@ -217,11 +217,29 @@ def test_lockstep_reads_what_all_have_pushed_and_no_more():
     assert seen.setdefault((dispatch, i), found) == found
 
 
+def test_who_joins_knows_how_much_each_has_trained():
+  actor, made = coordinator.Coordinator(4), {}
+  starts = []
+  for worker in range(2):
+    start, _, done = actor.join(worker)
+    starts.append(start)
+    assert done == 0
+  for i in range(10):
+    for worker, start in enumerate(starts):
+      lease = actor.lease(worker, start, made.get(worker), None)
+      if worker in made:
+        actor.trained(worker, start, made[worker][0], {'pending': 0})
+      made[worker] = lease.part, i + 1, 100 * (i + 1), 100
+  assert actor.join(0)[2] in (900, 1000)
+  lockstep_actor = lockstep.Coordinator(2, 2)
+  assert lockstep_actor.join(0)[2] == 0
+
+
 def test_a_process_that_was_replaced_is_told():
   actor = coordinator.Coordinator(2)
-  old, _ = actor.join(0)
+  old, *_ = actor.join(0)
   actor.lease(0, old, None, None)
-  new, _ = actor.join(0)
+  new, *_ = actor.join(0)
   with pytest.raises(coordinator.Stale, match='worker 0 was replaced'):
     actor.lease(0, old, (0, 1, 10, 5), None)
   lease = actor.lease(0, new, None, None)

@@ -114,7 +114,14 @@ class _Worker:
     (totals,) = self.table.call([request])
     copies.has_left(leaving)
     updates, ids = (x[before[0] > copies._updates] for x in before)
-    assert sum(totals.values()) == updates.sum()
+    assert sum(x for x, _ in totals.values()) == updates.sum()
+    state = _state(self.servers, self.table.num_shards)
+    if self.number == 0:  # a call that is repeated is done once
+      (again,) = self.table.call([request])
+      assert set(again.values()) == {(0, 0)}
+      after = _state(self.servers, self.table.num_shards)
+      for x, y in zip(state, after, strict=True):
+        np.testing.assert_array_equal(x, y)
     np.testing.assert_array_equal(updates, self.pending[ids])
     lines = np.flatnonzero(copies._updates < before[0])
     # They are also read.
@@ -124,7 +131,7 @@ class _Worker:
     # They are as new as those of the shards.
     is_here = copies._ids[lines] >= 0
     found = staleness.num_updates(copies._clocks[lines[is_here]])
-    wanted = _state(self.servers, self.table.num_shards)[1][ids[is_here]]
+    wanted = state[1][ids[is_here]]
     is_known = wanted > 0  # or their shard has lost them
     np.testing.assert_array_equal(found[is_known], wanted[is_known])
 

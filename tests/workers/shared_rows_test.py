@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxemb.data import windows
-from jaxemb.workers import links
+from jaxemb.workers import links, staleness
 from tests import dispatches
 from tests.workers import local_cluster
 
@@ -193,10 +193,10 @@ def _losses_of_four():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ('staleness', 'is_near'), [(20, False), (-1, False), (20, True), (-1, True)]
+  ('bound', 'is_near'), [(20, False), (-1, False), (20, True), (-1, True)]
 )
-def test_workers_that_never_wait_learn_as_much(staleness, is_near):
-  settings = {'table.staleness': staleness, 'train.threads': 1}
+def test_workers_that_never_wait_learn_as_much(bound, is_near):
+  settings = {'table.staleness': bound, 'train.threads': 1}
   settings['strategy.sync_every'] = 4 * WORDS
   made = trainers(
     4,
@@ -207,18 +207,18 @@ def test_workers_that_never_wait_learn_as_much(staleness, is_near):
   )
   work, expected = _losses_of_four()
   losses = np.sum(run(made, work), 0)
-  assert losses[-1] < (1.3 if staleness > 0 else 1.1) * expected[-1]
+  assert losses[-1] < (1.3 if bound > 0 else 1.1) * expected[-1]
   counts = [x.strategy.store.take_counts() for x in made]
   for found, trainer in zip(counts, made, strict=True):
     assert set(found) == set(trainer.strategy.store.counted)
     needed, checked = found['rows_needed'], found['rows_checked']
     assert checked == needed
-    if staleness < 0:
+    if bound < 0:
       # But for those that nobody had changed, once each.
       assert needed - 2 * VOCAB <= found['rows_fetched'] <= needed
     else:
       assert found['rows_fetched'] < needed
-      assert trainer.strategy.store.rows.most_missed <= staleness
+      assert trainer.strategy.store.rows.most_missed <= bound
     assert trainer.strategy.store.rows.num_updates() == 0
   # Every update has reached a shard, once.
   pushed = sum(x['updates_pushed'] for x in counts)
@@ -231,7 +231,8 @@ def test_shards_that_are_near_no_more_are_called(monkeypatch):
   # One in a few calls finds a shard on another machine, some after it was done.
   rng, common = np.random.default_rng(0), {'optimizer.name': 'adagrad'}
   cluster, num_refused = local_cluster.Cluster(True), 0
-  (made,) = trainers(1, {**common, 'table.staleness': 5}, cluster)
+  settings = {**common, 'table.staleness': 5}
+  (made,) = trainers(1, settings, cluster)
 
   def call_or_refuse(requests, inner=cluster.call):
     nonlocal num_refused
@@ -250,6 +251,57 @@ def test_shards_that_are_near_no_more_are_called(monkeypatch):
   np.testing.assert_allclose(losses, expected_losses, rtol=1e-4)
   for name, found in rows(made).items():
     np.testing.assert_allclose(found.rows, expected[name].rows, atol=1e-4)
+  # With others, of what copies that lacked theirs have learned a part is added.
+  others = trainers(2, settings, cluster, memory_lookups=20.0)
+  run(others, batches(2, 2, others[0].trainable.steps, 0.02))
+  for trainer in others:
+    shared = trainer.strategy.store.rows
+    assert shared.num_updates() == 0 == len(shared._rests)
+    for name, copies in shared._copies.items():
+      _check_copies(trainer, name, copies)
+
+
+def _check_copies(trainer, name, copies):
+  """Copies as new as the shards' rows are equal to them."""
+  lines = np.flatnonzero(copies._ids >= 0)
+  ids = copies._ids[lines]
+  request = copies.table.newer_request(
+    ids, copies._clocks[lines], staleness.Rule(0)
+  )
+  results = copies.table.call([request])[0]
+  newer = local_cluster.newer(copies.table, request, results)
+  is_new = np.ones(len(lines), bool)
+  is_new[newer.at] = False
+  assert is_new.any()
+  wanted = rows(trainer)[name].rows[ids[is_new]]
+  found = copies._base[lines[is_new], :DIM]
+  np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_rounds_grow_with_what_was_trained():
+  made = trainers(
+    2, {'strategy.sync_every': 8 * WORDS}, local_cluster.Cluster()
+  )
+  first, second = (x.strategy.store for x in made)
+  second.rows.begin_after(64 * 5)
+  limits = [first.rows.stretch_limit(x) for x in (0, 63, 127, 128, 640)]
+  assert limits == [1, 1, 1, 2, 10]
+  assert second.rows.stretch_limit(0) == 5
+  lengths = {}
+  for i, trainer in enumerate(made):
+    store, lengths[i] = trainer.strategy.store, []
+    fetch = store.rows.fetch
+
+    def counted(stretch, fetch=fetch, lengths=lengths[i]):
+      lengths.append(stretch.num_steps)
+      return fetch(stretch)
+
+    store.rows.fetch = counted
+  for i, trainer in enumerate(made):
+    train(trainer, i, batches(2, 4, trainer.trainable.steps, 0.02))
+  assert lengths[0][0] == 1 and set(lengths[0]) >= {1, 2}
+  assert lengths[1][0] == 5 and max(lengths[1]) <= 8
 
 
 @pytest.mark.slow
