@@ -68,7 +68,7 @@ def _work(is_graph, trainable, parts):
 def _train(number, made, actor, pace, work):
   """All dispatches of a part; mean losses of them."""
   strategy, store, losses = made.strategy, made.strategy.store, []
-  start, _ = actor.ask('join', number)
+  start, *_ = actor.ask('join', number)
 
   def ask(method, *args):
     return actor.ask(method, number, start, *args)
