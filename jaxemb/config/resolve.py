@@ -535,10 +535,7 @@ def _exchange_choices(facts: _Facts) -> dict[str, float]:
     if s.policy == 'average':
       usual_words = 262_144
     if facts.is_workers:
-      # Measured with four and eight, from one million words of text on.
-      by_kernel = facts.kind.unit == 'words' and facts.on_cpu and facts.fused
-      usual_words = 32_768 if by_kernel else 8192
-      usual_words = 1 if facts.is_lockstep else usual_words
+      usual_words = _round_words(facts)
     rest_words = sync_words = s.sync_every or usual_words
   if rest_words < sync_words:
     raise errors.UserError(
@@ -559,6 +556,17 @@ def _exchange_choices(facts: _Facts) -> dict[str, float]:
     'sync_lookups': 8.0 if is_pair else 2 / num_replicas,
     'memory_lookups': memory_lookups,
   }
+
+
+def _round_words(facts: _Facts) -> int:
+  """Words or examples of a worker's longest round; 1 = of one step.
+
+  Of text measured with four and eight workers, from one million words on.
+  """
+  if facts.is_lockstep:
+    return 1
+  by_kernel = facts.kind.unit == 'words' and facts.on_cpu and facts.fused
+  return 32_768 if by_kernel else 8192
 
 
 def _batch_multiple(facts: _Facts, chunk: int, parts: int) -> int:

@@ -2,6 +2,8 @@
 
 One record goes everywhere: {step, epoch, words, words_per_sec, loss,
 learning_rate, elapsed_secs, eta_secs, hosts}, with all processes in `hosts`.
+What is not known, such as the loss or the time that is left where nothing was
+counted, is None.
 """
 
 import collections

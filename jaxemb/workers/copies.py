@@ -75,10 +75,8 @@ def _find_due(lines, updates, clocks, bound, share, due):
   """Writes those of lines [n] that are to be pushed; returns how many."""
   num = 0
   for line in lines:
-    known = staleness.updates_of(clocks[line])
-    most = max(0, staleness.bound_of(known, bound, share))
     due[num] = line
-    num += updates[line] > most
+    num += updates[line] > staleness.push_bound(clocks[line], bound, share)
   return num
 
 
@@ -297,12 +295,6 @@ class Copies:
       base=self._base,
     )
 
-  @property
-  def _limits(self):
-    return in_place.Limits(
-      bound=self._rule.bound, share=self._rule.share, memory=self._rule.memory
-    )
-
   def push_in_place(
     self, block: Block, used: np.ndarray, leaving: np.ndarray
   ) -> remote.Request:
@@ -310,15 +302,13 @@ class Copies:
 
     Those that leave have left when it is done.
     """
-    lines, limits = self._lines(block), self._limits
+    lines, rule = self._lines(block), self._rule
     found = np.empty(len(used) + len(leaving), np.int64)
-    num = in_place.select(
-      lines, used, leaving=leaving, limits=limits, out=found
-    )
+    num = in_place.select(lines, used, leaving=leaving, rule=rule, out=found)
     found = found[:num]
     order, stops = self.table.by_shard(self._ids[found])
     return self.table.in_place_request(
-      'push_in_place', lines, [found[order]], limits=limits, stops=stops
+      'push_in_place', lines, [found[order]], rule=rule, stops=stops
     )
 
   def has_left(self, lines: np.ndarray) -> None:
@@ -336,6 +326,6 @@ class Copies:
       'read_in_place',
       self._lines(block),
       [lines, ids],
-      limits=self._limits,
+      rule=self._rule,
       stops=stops,
     )

@@ -43,14 +43,6 @@ class Lines(NamedTuple):
   base: np.ndarray  # [lines, numbers] float32
 
 
-class Limits(NamedTuple):
-  """A `staleness.Rule`, for kernels."""
-
-  bound: int
-  share: int
-  memory: float
-
-
 class Read(NamedTuple):
   """Counts of a read."""
 
@@ -65,7 +57,7 @@ def select(
   lines: Lines,
   used: np.ndarray,
   leaving: np.ndarray,
-  limits: Limits,
+  rule: staleness.Rule,
   out: np.ndarray,
 ) -> int:
   """Writes lines whose updates are to be pushed; returns how many.
@@ -81,8 +73,7 @@ def select(
       lines.updates[line] = -lines.updates[line]  # marked
   num_leaving = num
   for line in used:
-    known = staleness.updates_of(lines.clocks[line])
-    most = max(0, staleness.bound_of(known, limits.bound, limits.share))
+    most = staleness.push_bound(lines.clocks[line], rule.bound, rule.share)
     if lines.updates[line] > most:
       out[num] = line
       num += 1
@@ -161,7 +152,7 @@ def _merge(shared, row, base):
 
 @numba.njit(nogil=True, cache=True)
 def push(
-  rows: Rows, lines: Lines, pushed: np.ndarray, limits: Limits, first: int
+  rows: Rows, lines: Lines, pushed: np.ndarray, rule: staleness.Rule, first: int
 ) -> tuple[int, int, int]:
   """Adds the updates of lines to their rows; see `shards.Shard.add`.
 
@@ -183,10 +174,10 @@ def push(
       lost += updates  # as the epoch is another: the row is read again
       continue
     weight = np.float32(1)
-    if limits.memory:
+    if rule.memory:
       clock = lines.clocks[line]
       weight = np.float32(
-        staleness.weight_of(rows.words[at, 0], clock, limits.memory)
+        staleness.weight_of(rows.words[at, 0], clock, rule.memory)
       )
     for i in range(len(lines.parts)):
       row = lines.parts[i][line]
@@ -201,7 +192,7 @@ def push(
         _push_row(shared, row, base, part)
     # Where everything is read before each round, it is counted then.
     is_old = rows.epoch_clock + rows.words[at, 0] > lines.clocks[line]
-    num_read += is_old and limits.bound >= 0
+    num_read += is_old and rule.bound >= 0
     rows.words[at, 0] += updates
     lines.clocks[line] = rows.epoch_clock + rows.words[at, 0]
     added += updates
@@ -233,7 +224,7 @@ def read(
   lines: Lines,
   used: np.ndarray,
   ids: np.ndarray,
-  limits: Limits,
+  rule: staleness.Rule,
   first: int,
   unknown: np.ndarray,
 ) -> tuple[int, int, int, int]:
@@ -253,7 +244,7 @@ def read(
     if (
       lines.ids[line] == ids[j]
       and lines.clocks[line] >= 0
-      and behind <= staleness.bound_of(updates, limits.bound, limits.share)
+      and behind <= staleness.bound_of(updates, rule.bound, rule.share)
     ):
       missed += behind
       most = max(most, behind)

@@ -59,7 +59,7 @@ class Request(NamedTuple):
   # By shard, which rows of the request it has: the first of them, or all.
   starts: Mapping[int, int] = {}
   order: np.ndarray | None = None  # in which they are; None = as they were
-  num_rows: int = 0
+  num_rows: int = 0  # counted for requests in place
 
 
 # Requests, done in this order, -> the results of each, by shard
@@ -173,7 +173,7 @@ class Sharded:
 
   def in_place_request(
     self, method: str, lines: in_place.Lines, arrays: Sequence[np.ndarray],
-    limits: in_place.Limits, stops: np.ndarray,
+    rule: staleness.Rule, stops: np.ndarray,
   ) -> Request:  # fmt: skip
     """Asks shards to read and change memory of this process.
 
@@ -182,7 +182,7 @@ class Sharded:
     """
     slices = self._slices(stops)
     args = {
-      i: (lines, *(y[x] for y in arrays), limits) for i, x in slices.items()
+      i: (lines, *(y[x] for y in arrays), rule) for i, x in slices.items()
     }
     starts = {i: x.start for i, x in slices.items()}
     num_rows = len(arrays[0])

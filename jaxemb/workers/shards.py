@@ -409,7 +409,7 @@ class Shard:
     )
 
   def push_in_place(
-    self, lines: in_place.Lines, pushed: np.ndarray, limits: in_place.Limits
+    self, lines: in_place.Lines, pushed: np.ndarray, rule: staleness.Rule
   ) -> tuple[int, int]:
     """Adds updates of lines [n] that a worker pushes, and has it read them.
 
@@ -424,7 +424,7 @@ class Shard:
       self._begin(ids // self._num_shards, self._make(ids))
     self._head[_ADDING] = total
     added, lost, num_read = in_place.push(
-      rows, lines, pushed, limits=limits, first=_CLOCK_BYTES // 4
+      rows, lines, pushed, rule=rule, first=_CLOCK_BYTES // 4
     )
     self._count('updates', added)
     self._head[_ADDING] = 0
@@ -437,7 +437,7 @@ class Shard:
     lines: in_place.Lines,
     used: np.ndarray,
     ids: np.ndarray,
-    limits: in_place.Limits,
+    rule: staleness.Rule,
   ) -> tuple[in_place.Read, np.ndarray, int]:
     """Reads rows of ids [n] into lines [n] that lack them, or are too old.
 
@@ -452,7 +452,7 @@ class Shard:
         lines,
         used,
         ids=ids,
-        limits=limits,
+        rule=rule,
         first=_CLOCK_BYTES // 4,
         unknown=unknown,
       )

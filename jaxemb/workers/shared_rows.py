@@ -15,10 +15,11 @@ a row in a step, as the clocks of HET's released code count.
           difference to their base; and so do all that leave their lines,
           before they can be read again. With a bound of 0 every row that was
           used is pushed.
-  On one machine a row that is pushed is read at once (`workers.in_place`). The
-  first rounds have one step; they grow with what was trained.
-
   flush   Before a checkpoint, an evaluation or an export, all are pushed.
+
+A stretch is a round. The first ones have one step; they grow with what was
+trained. With shards and device in the memory of one machine, a push also reads
+its rows (`workers.in_place`), whose own clocks are then those of the shard.
 
     own clock = clock when read + own pushes since;  own updates <= bound
     clock of the shard - own clock = pushes of others since <= bound
@@ -31,8 +32,8 @@ difference goes with the next one.
 Workers that learn much of a row from its old value, each by itself, overshoot
 together. So a part of each push is added, exp(-m / tau) after m updates of
 others that the worker's copy lacked (`staleness.Rule`); the copy goes back by
-the rest. And a copy of a row that has had few updates may lack only one in
-`stale_share` of them: they are those that change it most.
+the rest, or is read. And a copy of a row that has had few updates may lack only
+one in `stale_share` of them: they are those that change it most.
 
 What a shard has of a row is float32, whatever the device's dtype: the row, and
 the state of its optimizer. Adagrad's squares add up over workers, so that all

@@ -47,6 +47,12 @@ def bound_of(updates: int, bound: int, share: int) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
+def push_bound(clock: int, bound: int, share: int) -> int:
+  """Returns how many updates a copy with a clock may keep unpushed."""
+  return max(0, bound_of(updates_of(clock), bound, share))
+
+
+@numba.njit(nogil=True, cache=True)
 def weight_of(updates: int, clock: int, memory: float) -> float:
   """Returns the part of a push that is added; see `Rule`.
 
