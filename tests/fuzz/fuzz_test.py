@@ -1,0 +1,84 @@
+"""Every input of a reader ends in a result or in one line; see fuzzing.py."""
+
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.fuzz import faulty_targets, fuzzing, targets
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_SECS = 30
+_KINDS = {
+  'fail': {'traceback'},
+  'say_two_lines': {'traceback'},
+  'hang': {'hang'},
+  'crash': {'crash'},
+  'exit': {'crash'},
+  'fill_memory': {'memory'},
+  'ask_for_memory': {'memory'},
+}
+
+
+def _command(*flags):
+  return sys.executable, '-m', 'tests.fuzz', *flags
+
+
+@pytest.fixture(scope='module')
+def fuzzer(tmp_path_factory):
+  """A process that fuzzes a target for each line, in forks of itself."""
+  folder = tmp_path_factory.mktemp('found')
+  process = subprocess.Popen(
+    _command('--targets=-', f'--secs={_SECS}', f'--found={folder}'),
+    cwd=_ROOT,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  with process:
+    yield process
+    process.stdin.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('target', targets.TARGETS, ids=lambda x: x.name)
+def test_half_a_minute_of_changed_inputs(target, fuzzer):
+  print(target.name, file=fuzzer.stdin, flush=True)
+  lines = []
+  for line in fuzzer.stdout:
+    lines.append(line)
+    if line.startswith(f'{target.name}: '):
+      break
+  assert lines and lines[-1].endswith(' 0 faults\n'), ''.join(lines)
+
+
+@pytest.mark.parametrize('target', targets.TARGETS, ids=lambda x: x.name)
+def test_inputs_that_were_faults(target, tmp_path, monkeypatch):
+  inputs = fuzzing.stored(target)
+  if not inputs:
+    return
+  folder = tmp_path / 'input'
+  monkeypatch.setenv('JAXEMB_CACHE', str(folder / 'cache'))
+  reader = fuzzing.Reader(target, folder)
+  for data in inputs:
+    start = time.monotonic()
+    outcome = reader.read(data)
+    assert not outcome.is_fault, outcome.text
+    assert time.monotonic() - start < fuzzing.HANG_SECS
+
+
+@pytest.mark.slow
+def test_faults_are_noticed(tmp_path):
+  flags = '--module=tests.fuzz.faulty_targets', f'--found={tmp_path}'
+  done = subprocess.run(
+    _command(*flags, '--secs=1', '--hang_secs=3'),
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 1, done.stderr
+  for target in faulty_targets.TARGETS:
+    kinds = {x.name.split('-')[0] for x in tmp_path.glob(f'{target.name}/*')}
+    assert kinds == _KINDS.get(target.name, set()), done.stdout
