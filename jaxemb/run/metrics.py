@@ -13,6 +13,7 @@ import datetime
 import json
 import logging
 import math
+import os
 import pathlib
 import platform
 import struct
@@ -20,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import tqdm
 from tensorboardX import record_writer
@@ -103,7 +104,7 @@ class Progress:
 
 
 class _Events:
-  """A file of events for TensorBoard.
+  """A file of events for TensorBoard, one for all starts of a run.
 
   Not tensorboardX's `SummaryWriter`, whose thread dies of a full disk while the
   loop waits for it, nor its `EventsWriter`: that waits for the disk after each
@@ -112,8 +113,14 @@ class _Events:
 
   def __init__(self, folder: pathlib.Path):
     name = f'events.out.tfevents.{int(time.time())}.{platform.node()}'
-    self._file = open(folder / name, 'wb')  # noqa: SIM115
-    self.add(wall_time=time.time(), file_version='brain.Event:2')
+    earlier = sorted(folder.glob('events.out.tfevents.*'))
+    path = earlier[-1] if earlier else folder / name
+    self._file = open(path, 'r+b' if earlier else 'xb')  # noqa: SIM115
+    end = _end_of_events(self._file) if earlier else 0
+    self._file.seek(end)
+    self._file.truncate()  # what a start that was killed has cut
+    if not end:
+      self.add(wall_time=time.time(), file_version='brain.Event:2')
 
   def add(self, **fields: Any) -> None:
     """Appends an event of these fields, for other programs to see."""
@@ -127,6 +134,18 @@ class _Events:
   def close(self) -> None:
     """Closes the file."""
     self._file.close()
+
+
+def _end_of_events(file: BinaryIO) -> int:
+  """Returns where the last event ends that is whole."""
+  size, end = os.fstat(file.fileno()).st_size, 0
+  while len(header := file.read(12)) == 12:
+    length, checksum = struct.unpack('<QI', header)
+    following = end + length + 16
+    if following > size or checksum != record_writer.masked_crc32c(header[:8]):
+      break
+    end = file.seek(following)
+  return end
 
 
 class Writer:

@@ -51,7 +51,10 @@ def test_records_go_to_json_lines_and_tensorboard(tmp_path):
   # What is trained again is forgotten.
   with open(tmp_path / 'metrics.jsonl', 'a') as file:
     file.write('5\n{"step": 4, "wor')
+  (path,) = (tmp_path / 'tensorboard').iterdir()
+  path.write_bytes(path.read_bytes() + path.read_bytes()[:30])
   _write(tmp_path, 2, [3])
+  assert list((tmp_path / 'tensorboard').iterdir()) == [path]
   rows = metrics.read(tmp_path / 'metrics.jsonl')
   assert rows == [_record(1), _record(2), _record(3)]
   start = event_pb2.SessionLog.START
