@@ -413,6 +413,35 @@ def test_neighbors(run, tmp_path):
   assert found['build_secs'] is None and ' s to build' not in shown
 
 
+def test_what_starts_have_grown():
+  import soak
+
+  def start(number):
+    sample = {'rss': 1e8 + 1e6 * number, 'anonymous': 1e8, 'peak': 1e8}
+    sample |= {'open_files': 7 + number // 8, 'threads': 30}
+    keys = (x for x, _ in soak._SHOWN.values() if x not in sample)
+    return {
+      'is_expected': number != 3, 'code': 75, 'end': 'a traceback',
+      'resumed_after': 10 * number or None,
+      'samples': {'5': sample} if number else {}, **dict.fromkeys(keys, 2),
+    }  # fmt: skip
+
+  lines = '\n'.join(soak._lines([start(i) for i in range(11)]))
+  lines = re.sub(' +', ' ', lines)
+  assert 'memory, MB 101.0 110.0 +8.91%' in lines
+  assert 'open files 7.0 8.0 +14.29%' in lines and '75: a traceback' in lines
+  assert '1 ended otherwise than asked, 0 went back; 100 words' in lines
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != 'linux', reason='needs /proc')
+def test_soak(run):
+  found, shown = run('soak', '--hours=0.005', '--every_secs=6')
+  first, *_ = found['starts']
+  assert first['is_expected'] and first['workdir_files'] > 10
+  assert first['samples']['5']['rss'] > 1e8 and ' starts, memory' in shown
+
+
 @pytest.mark.slow
 def test_fasttext_files(run):
   pytest.importorskip('gensim')
