@@ -8,11 +8,11 @@ when to save) goes through the store, so that no device waits for it.
 import collections
 import contextlib
 import json
-import multiprocessing
 import os
 import secrets
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -30,6 +30,7 @@ from jax._src import xla_bridge
 from jax.experimental import multihost_utils
 
 from jaxemb import errors
+from jaxemb.runtime import addresses, peers, tls
 
 # Exit code: stopped by a signal, after saving if there was work; or because
 # another process is gone.
@@ -42,13 +43,10 @@ GO_ON, SAVE, STOP = 'go on', 'save', 'stop'  # see `decide`
 _HEARTBEAT_SECS = 7 * 86_400
 _SHUTDOWN_SECS = 600  # from the first to end to the last, once all are done
 _GRACE_SECS = 5
-# A machine that died, or its network, is noticed in 30 s. Of processes that are
-# paused, the system answers.
-_ALIVE = {
-  'TCP_KEEPIDLE': 10, 'TCP_KEEPALIVE': 10,  # s; the latter on macOS
-  'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 4, 'TCP_USER_TIMEOUT': 30_000,  # ms
-}  # fmt: skip
-_OUTSIDE = '198.51.100.1'  # of no machine (RFC 5737): the route out
+# What a client of HTTP/2 begins with; a server of TLS ends the connection.
+_HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\4' + bytes(5)
+_TLS_VERSION = '0.11.2'  # the first JAX that has it
+_DEMANDS_TLS = 'JAX_DISTRIBUTED_VERIFY_SECURE_CREDENTIALS'
 _MESSAGE_BYTES = 1 << 20  # of `gather`: one length is one program
 # A process that is done waits until process 0 is, too.
 _DONE, _BYE, _FAILED, _STOP = b'done', b'bye', b'failed', b'stop'
@@ -81,7 +79,8 @@ def join(job: Job) -> None:
     )
   if not job.coordinator and not job.detects:
     return
-  options = _options(job) if job.coordinator else {}
+  credentials = _credentials()
+  options = _options(job, credentials) if job.coordinator else {}
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   # It handles SIGTERM while steps run: not Ctrl-C, and not before training.
   jax.config.update('jax_enable_preemption_service', False)
@@ -103,8 +102,9 @@ def join(job: Job) -> None:
     raise errors.UserError(
       f'cannot join the processes of {name}: {errors.one_line(error)}; {hint}'
     ) from error
-  host, _, port = state.coordinator_address.rpartition(':')
-  if address := reachable_address(host, int(port)):
+  if address := addresses.reachable(
+    *addresses.split(state.coordinator_address)
+  ):
     make = xla_bridge._jax.make_gloo_tcp_collectives
     xla_bridge.register_backend_factory(
       'cpu',
@@ -114,83 +114,99 @@ def join(job: Job) -> None:
     )
 
 
-def _options(job: Job) -> dict[str, Any]:
+def _options(job: Job, credentials: tls.Credentials | None) -> dict[str, Any]:
   """Returns arguments of `jax.distributed.initialize`, once process 0 answers.
 
-  Raises a `UserError` for a job that nobody can join.
+  Raises a `UserError` for a job that nobody can join, or that refuses this one.
   """
-  host, _, port = job.coordinator.rpartition(':')
+  host, port = addresses.split(job.coordinator)
   if not 0 <= job.process_id < job.num_processes:
     raise errors.UserError(
       f'--process_id={job.process_id} must be less than --num_processes='
       f'{job.num_processes}, and 0 or more'
     )
-  if (
-    not host or ':' in host or not port.isdecimal() or not 0 < int(port) < 2**16
-  ):
-    raise errors.UserError(
-      f'--coordinator={job.coordinator} must be HOST:PORT, with a name or an '
-      'IPv4 address and a port from 1 to 65,535'
-    )
+  if credentials:  # JAX would try again and again
+    credentials.check('' if job.process_id else host)
   if job.process_id:
-    _wait_for(host, int(port))
+    _wait_for(job.coordinator, credentials)
   return {
     'coordinator_address': job.coordinator,
     'num_processes': job.num_processes,
     'process_id': job.process_id,
     # By default JAX listens on all addresses of the machine.
-    'coordinator_bind_address': f'{bind_host(host)}:{port}',
+    'coordinator_bind_address': addresses.join(addresses.bind_host(host), port),
   }
 
 
-def reachable_address(host: str, port: int) -> str:
-  """Returns the address at which others reach this machine, given process 0's.
+def _credentials() -> tls.Credentials | None:
+  """Returns those that JAX is told to use; None = no TLS."""
+  names = [f'JAX_MTLS_{x}_FILE' for x in ('CERT', 'KEY', 'CA')]
+  prefix, demands = 'JAX_MTLS_PEER_URI_PREFIX', _DEMANDS_TLS
+  settings = {x: _jax_setting(x) for x in (*names, prefix, demands)}
+  found = tls.credentials(
+    [settings[x] for x in names], names, settings[prefix] or ''
+  )
+  if settings[demands] and not found:
+    raise errors.UserError(
+      f'{demands} is set, and {", ".join(names)} are not: set these, or see '
+      'docs/security.md for how to make the files'
+    )
+  return found
 
-  '' where its host name resolves to one, as Gloo expects. On Debian and Ubuntu
-  it resolves to loopback, and no other machine could connect.
+
+def _jax_setting(name: str) -> Any:
+  """Returns a setting of JAX's for TLS, by its variable of the environment."""
+  if hasattr(jax.config, name.lower()):
+    return getattr(jax.config, name.lower())
+  if os.environ.get(name):
+    raise errors.UserError(
+      f'{name} is set, and JAX {jax.__version__} has no TLS: install jax>='
+      f'{_TLS_VERSION} (Python 3.12 or later), or unset it'
+    )
+  return None
+
+
+def _wait_for(coordinator: str, credentials: tls.Credentials | None) -> None:
+  """Waits until process 0 answers: until then JAX would abort.
+
+  Raises a `UserError` if it does not, or if one of both demands TLS.
   """
-  try:
-    if not socket.gethostbyname(socket.gethostname()).startswith('127.'):
-      return ''
-  except OSError:  # no name that means anything
-    pass
-  if bind_host(host) == '0.0.0.0':  # this may be the machine that it names
-    host = _OUTSIDE
-  try:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-      probe.connect((host, port))  # sends nothing: it chooses a route
-      address = probe.getsockname()[0]
-  except OSError:  # reported by whoever connects
-    return ''
-  return '' if address.startswith('127.') else address
-
-
-def bind_host(host: str) -> str:
-  """Returns the address on which process 0 listens, given its name.
-
-  Some systems resolve a machine's own name to loopback, which no other machine
-  reaches: there it is all addresses.
-  """
-  if host != 'localhost' and not host.startswith('127.'):
-    with contextlib.suppress(OSError):  # reported by whoever connects
-      if socket.gethostbyname(host).startswith('127.'):
-        return '0.0.0.0'
-  return host
-
-
-def _wait_for(host: str, port: int) -> None:
-  """Waits until something listens there: until then JAX would abort."""
-  deadline = time.monotonic() + WAIT_SECS
+  host, port = addresses.split(coordinator)
+  deadline, num_resets = time.monotonic() + WAIT_SECS, 0
   while True:
     try:
-      return socket.create_connection((host, port), timeout=5).close()
+      with socket.create_connection((host, port), timeout=5) as connected:
+        return _greet(connected, host, credentials)
     except OSError as error:
+      num_resets += isinstance(error, ConnectionResetError)
+      why = tls.reason(error) if isinstance(error, ssl.SSLError) else ''
+      if num_resets > 1 and not credentials:  # the first may be of its end
+        why = 'it ends connections without TLS, which this process has not'
+      if why:
+        raise errors.UserError(
+          f'the coordinator {coordinator} and this process do not accept each '
+          f'other ({why}): give all processes certificates of one CA in JAX_'
+          'MTLS_CERT_FILE, _KEY_FILE and _CA_FILE, see docs/security.md'
+        ) from error
       if time.monotonic() > deadline:
         raise errors.UserError(
-          f'the coordinator {host}:{port} does not answer ({error}); start '
+          f'the coordinator {coordinator} does not answer ({error}); start '
           'process 0 there, or correct --coordinator=HOST:PORT'
         ) from error
       time.sleep(0.5)
+
+
+def _greet(
+  connected: socket.socket, host: str, credentials: tls.Credentials | None
+) -> None:
+  """Waits for what a server of HTTP/2 begins with; raises an OSError."""
+  if credentials:
+    with credentials.client(connected, host, protocols=['h2']) as encrypted:
+      encrypted.recv(1)  # or it refuses the certificate
+  else:
+    connected.sendall(_HTTP2)
+    if not connected.recv(1):
+      raise ConnectionResetError
 
 
 def process_id() -> int:
@@ -328,22 +344,24 @@ class Monitor:
     self.stop = threading.Event()  # set when any process is asked to stop
     self.has_begun = threading.Event()  # to be set when there is work to save
     self._is_closing = threading.Event()
-    self._peers: dict[connection.Connection, int] = {}  # to their numbers
+    self._peers: dict[peers.Peer, int] = {}  # to their numbers
     self._are_done = threading.Event()  # all others
     if num_processes() == 1:
       return
     address = jax_distributed.global_state.coordinator_address
-    host = address.rpartition(':')[0]
+    host, _ = addresses.split(address)
     try:
       if is_first():
-        self._accept(bind_host(host))
+        self._accept(addresses.bind_host(host))
       else:
-        port, key = _get('monitor').split()
-        peer = connection.Client((host, int(port)), authkey=bytes.fromhex(key))
+        port, secret = _get('monitor').split()
+        peer = peers.connect(
+          (host, int(port)), bytes.fromhex(secret), _credentials()
+        )
         peer.send_bytes(b'%d' % process_id())
         self._peers[peer] = 0
       for peer in self._peers:
-        _keep_alive(peer)
+        peer.keep()
     except (OSError, EOFError) as error:
       raise errors.UserError(
         f'the connections between the processes of {address} cannot be made '
@@ -354,17 +372,17 @@ class Monitor:
     self._listener.start()
 
   def _accept(self, host: str) -> None:
-    key = secrets.token_bytes(16)  # known to this job alone
+    secret = secrets.token_bytes(16)  # known to this job alone
+    credentials = _credentials()
     # JAX does not say that one has ended since it joined.
-    strangers = multiprocessing.AuthenticationError, ConnectionError, EOFError
     with (
       _at_most(WAIT_SECS, _LOST.format('another process')),
-      connection.Listener((host, 0), authkey=key) as listener,
+      peers.listen(host) as listener,
     ):
-      _set('monitor', f'{listener.address[1]} {key.hex()}')
+      _set('monitor', f'{listener.getsockname()[1]} {secret.hex()}')
       while len(self._peers) < num_processes() - 1:
-        with contextlib.suppress(*strangers):
-          peer = listener.accept()
+        with contextlib.suppress(*peers.STRANGERS):
+          peer = peers.accept(listener, secret, credentials)
           self._peers[peer] = int(peer.recv_bytes())
 
   def _listen(self) -> None:
@@ -387,9 +405,7 @@ class Monitor:
           if not is_first():
             return
 
-  def _lost(
-    self, peer: connection.Connection, running: Iterable[connection.Connection]
-  ) -> None:
+  def _lost(self, peer: peers.Peer, running: Iterable[peers.Peer]) -> None:
     """Ends this process, unless it is about to end with a reason of its own."""
     # The other may have failed for a reason that this one is about to report;
     # but without process 0, JAX is about to abort.
@@ -452,7 +468,7 @@ class Monitor:
       jax.distributed.shutdown()
 
 
-def _wait_for_ends(peers: Iterable[connection.Connection]) -> None:
+def _wait_for_ends(peers: Iterable[peers.Peer]) -> None:
   """Returns once all peers have ended, or do not within `_GRACE_SECS`."""
   deadline, running = time.monotonic() + _GRACE_SECS, set(peers)
   while running and (secs := deadline - time.monotonic()) > 0:
@@ -481,17 +497,7 @@ def _at_most(secs: float, line: str) -> Iterator[None]:
     timer.cancel()
 
 
-def _keep_alive(peer: connection.Connection) -> None:
-  with socket.fromfd(
-    peer.fileno(), socket.AF_INET, socket.SOCK_STREAM
-  ) as shared:
-    shared.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _ALIVE.items():
-      if number := getattr(socket, name, None):
-        shared.setsockopt(socket.IPPROTO_TCP, number, value)
-
-
-def _received(peer: connection.Connection) -> bytes:
+def _received(peer: peers.Peer) -> bytes:
   """The next message; empty if the other has ended."""
   with contextlib.suppress(EOFError, OSError):
     return peer.recv_bytes()

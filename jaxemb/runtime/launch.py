@@ -41,8 +41,7 @@ def run(
   the exit code of the process that failed first (128 + the signal that ended
   it), else 75 if one was stopped after saving, else 0.
   """
-  with socket.create_server(('127.0.0.1', 0)) as server:
-    coordinator = f'127.0.0.1:{server.getsockname()[1]}'
+  coordinator = _coordinator()
   environment = os.environ | {'PYTHONUNBUFFERED': '1'}
   if devices:
     environment['JAX_NUM_CPU_DEVICES'] = str(devices)
@@ -67,6 +66,16 @@ def run(
       process.kill()
     for number, handler in handlers.items():
       signal.signal(number, handler)
+
+
+def _coordinator() -> str:
+  """Returns HOST:PORT of loopback, of IPv6 if the machine has no other."""
+  try:
+    with socket.create_server(('127.0.0.1', 0)) as server:
+      return f'127.0.0.1:{server.getsockname()[1]}'
+  except OSError:
+    with socket.create_server(('::1', 0), family=socket.AF_INET6) as server:
+      return f'[::1]:{server.getsockname()[1]}'
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
 import threading
 import time
 from multiprocessing import connection
@@ -25,6 +24,7 @@ from jaxemb.run import lifecycle as train
 from jaxemb.run import results
 from jaxemb.runtime import distributed
 from tests import forked, forks
+from tests.runtime import addresses_test
 
 ROOT = pathlib.Path(__file__).parents[2]
 FLAGS = [
@@ -127,8 +127,8 @@ def _check_same(workdir, folder):
   np.testing.assert_allclose(ours, theirs, 1e-5, 1e-5)
 
 
-def _join_agree_and_stop(port, i):
-  distributed.join(distributed.Job(f'127.0.0.1:{port}', 2, i))
+def _join_agree_and_stop(host, port, i):
+  distributed.join(distributed.Job(f'{host}:{port}', 2, i))
   monitor = distributed.Monitor()
   distributed.agree('setting', {'a': 1})
   jax.config.update('jax_num_cpu_devices', 3)  # fails once JAX has started
@@ -151,9 +151,12 @@ def _join_agree_and_stop(port, i):
 
 
 @pytest.mark.slow
-def test_two_processes_join_agree_and_stop():
+@pytest.mark.parametrize('host', ['127.0.0.1', '[::1]'])
+def test_two_processes_join_agree_and_stop(host):
+  if host == '[::1]' and not addresses_test.has_ipv6():
+    pytest.skip('this machine has no IPv6')
   port = forked.free_port()
-  both = _fork(_join_agree_and_stop, (port, 0), (port, 1))
+  both = _fork(_join_agree_and_stop, (host, port, 0), (host, port, 1))
   assert _codes(both) == [distributed.STOPPED] * 2
 
 
@@ -242,21 +245,6 @@ def test_process_0_ends_when_the_others_have(monkeypatch):
   monitor._lost(first, {second})
   assert told == [distributed._FAILED, distributed.STOPPED]
   assert time.monotonic() - start < 20
-
-
-def test_addresses_where_names_mean_loopback(monkeypatch):
-  for host in ('127.0.0.1', 'localhost'):
-    assert distributed.bind_host(host) == host
-  for address, bound in (('10.0.0.7', 'here'), ('127.0.1.1', '0.0.0.0')):
-    monkeypatch.setattr(socket, 'gethostbyname', lambda name, a=address: a)
-    assert distributed.bind_host('here') == bound
-  assert not distributed.reachable_address('localhost', 9)
-  found = [y for x in psutil.net_if_addrs().values() for y in x]
-  found = [x.address for x in found if x.family == socket.AF_INET]
-  if outside := [x for x in found if not x.startswith('127.')][:1]:
-    monkeypatch.setattr(distributed, '_OUTSIDE', *outside)
-    name = socket.gethostname()
-    assert distributed.reachable_address(name, 9) == outside[0]
 
 
 def _join_alone(port):
