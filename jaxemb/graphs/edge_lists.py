@@ -133,8 +133,9 @@ def _plan(path, settings):
   if is_matrix and sizes[:1] != sizes[1:2]:
     prefixes = 'row:', 'column:'
   # OpenKE has the number of rows.
-  if len(sizes) == 1 and sizes[0].isdecimal() and len(below) > 1:
-    num_rows = int(sizes[0])
+  if len(sizes) == 1 and len(below) > 1:
+    num_rows = roles.whole_number(sizes[0])
+  if num_rows is not None:
     if len(below) == 3 and all(map(str.isdecimal, below)):
       declared = declared or 'source,target,relation'
   if is_matrix or num_rows is not None:
@@ -229,8 +230,7 @@ def _of_networkx(path, head):
       f'{path} is a multiline adjacency list; write edges instead '
       '(networkx.write_edgelist(networkx.read_multiline_adjlist(PATH), FILE))'
     )
-  form = r'[^\t]*(\t[^\t]*)?\W\{.*\}\s*'
-  if not (lines and all(re.fullmatch(form, x) for x in lines)):
+  if not (lines and all(map(_has_attributes, lines))):
     return None
   names = ['source', 'target']
   names += ['weight'] * any(
@@ -252,6 +252,13 @@ def _of_networkx(path, head):
   return Plan(layout, shown, blocks=of_lines)
 
 
+def _has_attributes(line):
+  """Whether two cells, between spaces or a tab, have a dict behind them."""
+  match = re.search(r'\W\{', line)
+  is_closed = line.rstrip().endswith('}')
+  return match and is_closed and line.count('\t', 0, match.start()) < 2
+
+
 def _attributed(path, line):
   """The nodes of an edge and its weight."""
   nodes, _, attributes = line.partition('{')
@@ -262,7 +269,10 @@ def _attributed(path, line):
   try:
     a, b = nodes
     return a, b, ast.literal_eval(text.strip()).get('weight', 1)
-  except (ValueError, SyntaxError, AttributeError) as error:
+  except (
+    *(ValueError, SyntaxError, AttributeError, TypeError),
+    *(RecursionError, MemoryError),  # of nested brackets
+  ) as error:
     raise errors.UserError(
       f'{path} has the line {line.strip()[:80]!r}, which is no edge as '
       'NetworkX writes it; write names without spaces, or CSV'
@@ -560,7 +570,7 @@ class _Edges:
     if self._num < 5 or sizes[1] != str(self._num - 1):
       return
     num_nodes = len(np.unique(ends[1:]))
-    if sizes[0].isdecimal() and int(sizes[0]) >= num_nodes:
+    if (roles.whole_number(sizes[0]) or 0) >= num_nodes:
       raise errors.UserError(
         f'{self._path} begins with {" ".join(sizes)}, which seem to be the '
         'numbers of nodes and edges; remove this line'

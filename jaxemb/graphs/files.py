@@ -35,6 +35,8 @@ from jaxemb.io import download, inputs, tables
 
 _OF_NODES = 'labels', 'features'
 _CACHED_BY = 'columns', 'comments', 'directed', 'num_nodes'
+# Of a folder of OGB, however few edges it has.
+_MIN_NODES, _NODES_PER_BYTE = 1 << 20, 64
 _FORMAT = 11  # of graphs in the cache
 
 Progress = Callable[[str, int, int], None]
@@ -222,7 +224,7 @@ def _ogb(paths, settings, folder, progress):
         f'there is no raw/{name}.csv.gz in {settings["path"]}; give a folder '
         'of OGB with one kind of nodes'
       )
-  num = int(_numbers(raw['num-node-list']).sum())
+  num = _num_nodes(raw['num-node-list'], raw['edge'])
   settings = settings | {'columns': 'source,target', 'num_nodes': num}
   plans = edge_lists.planned([raw['edge']], settings)
   graph = edge_lists.listed(plans, settings, folder, progress=progress)
@@ -244,6 +246,18 @@ def _ogb(paths, settings, folder, progress):
   return graph._replace(**known)
 
 
+def _num_nodes(path, edges):
+  num = _numbers(path).sum()
+  # Of each edge a file has some bytes, packed or not.
+  most = max(_MIN_NODES, _NODES_PER_BYTE * edges.stat().st_size)
+  if not (1 <= num <= most and num == np.floor(num)):
+    raise errors.UserError(
+      f'{path} says that there are {num:,.0f} nodes, which {edges.name} is too '
+      'small for; download it again'
+    )
+  return int(num)
+
+
 def _numbers(path, kind=np.float64):
   """[rows, columns] of an OGB file."""
   import pyarrow.csv
@@ -253,7 +267,10 @@ def _numbers(path, kind=np.float64):
     table = pyarrow.csv.read_csv(path, read_options=options)
     columns = [x.to_numpy() for x in table.columns]
     return np.stack(columns, 1).astype(kind)
-  except (OSError, EOFError, ValueError) as error:
+  except (
+    *(OSError, EOFError, ValueError, TypeError, NotImplementedError),
+    *(OverflowError, MemoryError),
+  ) as error:
     raise errors.UserError(
       f'cannot read {path}: {errors.one_line(error)}; download it again'
     ) from error

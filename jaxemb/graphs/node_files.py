@@ -5,7 +5,6 @@ Files have a row for each node, with its name and what is known of it; or, as
 line for each community.
 """
 
-import json
 import logging
 import pathlib
 import re
@@ -20,7 +19,7 @@ from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import heads, published
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.io import columns as columns_lib
-from jaxemb.io import inputs, keys, roles, tables
+from jaxemb.io import inputs, json_text, keys, roles, tables
 
 _LOG = logging.getLogger('jaxemb')
 
@@ -171,7 +170,7 @@ def _array(path, graph):
     _LOG.info('%s: rows are read as of the nodes %s, ..', path, first)
   try:
     return np.load(pathlib.Path(path).expanduser(), mmap_mode='r')
-  except (OSError, ValueError, EOFError) as error:
+  except Exception as error:  # of any class, where a file is damaged
     raise errors.UserError(
       f'cannot read {path}: {errors.one_line(error)}; give an array by '
       'numpy.save'
@@ -184,8 +183,9 @@ def numbers(graph: graph_lib.Graph) -> Callable[[str], int | None]:
     return {x: i for i, x in enumerate(graph.names)}.get
 
   def number(name):
-    is_number = name.isdecimal() and str(int(name)) == name
-    return int(name) if is_number and int(name) < graph.num_nodes else None
+    node = roles.whole_number(name)
+    is_node = node is not None and node < graph.num_nodes
+    return node if is_node and str(node) == name else None
 
   return number
 
@@ -393,7 +393,7 @@ def _communities(path, comments):
 def _json(path) -> dict[str, Any]:
   file = pathlib.Path(path).expanduser()
   try:
-    fields = json.loads(file.read_text('utf-8'))
+    fields = json_text.loads(file.read_text('utf-8'))
     if not isinstance(fields, dict) or not fields:
       raise ValueError('it is no object of nodes')
   except (OSError, ValueError) as error:
@@ -430,6 +430,8 @@ def _of_lists(path, lists: Sequence[Any]) -> Any:
   try:
     lists = [[y for y in x if y != ''] for x in lists]
     arrays = [np.asarray(x, float) for x in lists]
+    if any(x.ndim > 1 for x in arrays):
+      raise ValueError('they are lists of lists')
     sizes = {len(x) for x in arrays}
     has_points = any('.' in str(y) for x in lists for y in x)
     are_places = not has_points and all(
@@ -444,7 +446,7 @@ def _of_lists(path, lists: Sequence[Any]) -> Any:
       raise ValueError(f'the place {most:.0f} is too large')
     if len(sizes) == 1:
       return np.array(arrays, np.float32)
-  except (ValueError, TypeError) as error:
+  except (ValueError, TypeError, OverflowError) as error:
     raise errors.UserError(
       f'cannot read features of {path}: {errors.one_line(error)}; give as '
       'many numbers for each node, with points, or all as .npy, or an object '
@@ -478,8 +480,14 @@ def role_splits(folder: pathlib.Path, num_nodes: int) -> dict[str, Any]:
   path = folder / 'role.json'
   if not path.is_file():
     return {}
-  nodes = {k: np.array(x, np.int64) for k, x in _json(path).items() if x}
-  return splits_of(path, nodes, num_nodes)
+  try:
+    nodes = {k: np.array(x, np.int64) for k, x in _json(path).items() if x}
+    return splits_of(path, nodes, num_nodes)
+  except (ValueError, TypeError, OverflowError) as error:
+    raise errors.UserError(
+      f'cannot read {path}: {errors.one_line(error)}; give an object of lists '
+      'of nodes'
+    ) from error
 
 
 def splits_of(
@@ -554,6 +562,7 @@ def array_labels(
   if numbers_of is not None:
     labels = labels._replace(classes=labels.classes[numbers_of])
   used = labels.names
-  if names and all(x.isdecimal() and int(x) < len(names) for x in used):
-    labels = labels._replace(names=[names[int(x)] for x in used])
+  places = [roles.whole_number(x) for x in used]
+  if names and all(x is not None and x < len(names) for x in places):
+    labels = labels._replace(names=[names[x] for x in places])
   return labels

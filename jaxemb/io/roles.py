@@ -154,6 +154,14 @@ def is_number(text: str) -> bool:
   return True
 
 
+def whole_number(text: str) -> int | None:
+  """Returns the number that digits write, None for other text.
+
+  Also for more digits than a 64-bit integer has.
+  """
+  return int(text) if re.fullmatch('[0-9]{1,18}', text) else None
+
+
 def words(name: str) -> list[str]:
   """Returns the words of a name, such as node and id of nodeId or NODE_ID."""
   found = re.findall(r'[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+', name)
@@ -205,7 +213,7 @@ def is_header(
   numbers = [x for x in first if is_number(x) and not _is_missing(x)]
   may_be_names = numbers in ([], ['0']) or (
     len(numbers) > 1
-    and all(x.isdigit() for x in numbers)
+    and all(whole_number(x) is not None for x in numbers)
     and all(int(y) == int(x) + 1 for x, y in itertools.pairwise(numbers))
   )
   return may_be_names and any(

@@ -13,7 +13,6 @@ import csv
 import functools
 import io
 import itertools
-import json
 import pathlib
 import re
 import types
@@ -26,7 +25,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.io import columns as columns_lib
-from jaxemb.io import inputs, keys, libsvm, roles, text_files
+from jaxemb.io import inputs, json_text, keys, libsvm, roles, text_files
 from jaxemb.runtime import resources
 from jaxemb.storage import packed
 
@@ -43,6 +42,9 @@ _SUFFIXES = {f'.{x}': x for x in FORMS} | {
 }  # fmt: skip
 # How it begins; names of nodes may begin with brackets, too.
 _JSON = re.compile(r'\s*(\{\s*("|$)|\[\s*(["{]|\[\s*["\d-]|$))')
+# Of Vowpal Wabbit, in so many characters of a line.
+_VOWPAL = re.compile(r'-?\d+(\.\d+)? (\S+ )?(\S+)?\|[A-Za-z]\w*(:\S+)? \S')
+_MAX_TOLD = 1000
 # Of libsvm.
 _COMMENT = r'(?m)(^|[ \t])#.*'
 _HEAD_ROWS = 20
@@ -268,7 +270,7 @@ def guess(
     if known.matches(first):
       return name
   with contextlib.suppress(ValueError):
-    if isinstance(json.loads(first), dict):
+    if isinstance(json_text.loads(first), dict):
       return 'jsonl'
   if _JSON.match(first):
     raise errors.UserError(
@@ -277,11 +279,12 @@ def guess(
       'object each'
     )
   text = _head(file) if first[:1] in '@%#' else first
-  if re.search(r'(?im)^@relation\s(.*\n)*@data\b', text):
+  relation = re.search(r'(?im)^@relation\s', text)
+  if relation and re.search(r'(?im)^@data\b', text[relation.end() :]):
     raise errors.UserError(
       f'{file} is ARFF, of Weka; write CSV (scipy.io.arff.loadarff reads it)'
     )
-  if re.match(r'-?\d+(\.\d+)? (\S+ )?(\S+)?\|[A-Za-z]\w*(:\S+)? \S', first):
+  if _VOWPAL.match(first[:_MAX_TOLD]):
     raise errors.UserError(
       f"{file} is of Vowpal Wabbit; write libsvm's lines, or CSV"
     )
@@ -580,7 +583,7 @@ def _json(text, names, columns):
     if not line.strip():
       continue
     try:
-      row = json.loads(line.decode('utf-8-sig', 'replace'))
+      row = json_text.loads(line.decode('utf-8-sig', 'replace'))
       if not isinstance(row, dict):
         raise ValueError('it is no object')
       rows.append(row)
@@ -597,13 +600,14 @@ def _first_row(text, layout):
   lines = lines.splitlines(keepends=True)[layout.skip_lines :]
   if layout.comment:
     lines = [x for x in lines if not x.startswith(layout.comment)]
-  return cells(
+  rows = cells(
     ''.join(lines),
     layout.delimiter,
     layout.quote,
     escapes=layout.escapes,
     num_rows=1,
-  )[0]
+  )
+  return rows[0] if rows else []
 
 
 def _parse(text, layout, tidy, header):
@@ -619,7 +623,10 @@ def _parse(text, layout, tidy, header):
   names = layout.columns[:1] if layout.is_ragged else layout.columns
   most = np.count_nonzero(data == 10)  # `count` is ten times slower
   most = len(data) // 2 + 1 if layout.is_ragged else most
-  spans = np.empty((2, len(names), most), np.int32)
+  # A row has a delimiter in front of each cell but the first; the cells of the
+  # last one are written before they are counted.
+  most_rows = most if layout.is_ragged else len(data) // len(names) + 1
+  spans = np.empty((2, len(names), min(most, most_rows)), np.int32)
   lines = np.empty(most, np.int32)
   bad = np.empty((2, most), np.int32)
   spaced, ragged = sign == ' ' or None, layout.is_ragged or None
@@ -704,7 +711,7 @@ def json_head(file: pathlib.Path) -> list[Sequence[str]]:
   rows = []
   for line in _head(file).splitlines():
     with contextlib.suppress(ValueError):  # the last one may be cut
-      row = json.loads(line)
+      row = json_text.loads(line)
       rows += [row] if isinstance(row, dict) else []
   names = list(dict.fromkeys(k for row in rows for k in row))
   head = [[str(x.get(k, '')) for k in names] for x in rows[:_HEAD_ROWS]]

@@ -206,6 +206,11 @@ def pieces(
         yield piece
   except OSError as error:
     raise errors.UserError(unreadable(source.path, error)) from error
+  except UnicodeError as error:  # without the mark that tells the byte order
+    raise errors.UserError(
+      f'{source.path} is not in {encoding} ({errors.one_line(error)}); give '
+      'another --config.data.encoding, such as utf-16-le'
+    ) from error
   if splits_words:
     report.problems.append(
       f'no white space in {piece_bytes} bytes; cut inside a word'

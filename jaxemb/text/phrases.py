@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from jaxemb import errors
 from jaxemb.config import schema
+from jaxemb.io import json_text
 from jaxemb.storage import atomic
 
 FILE = 'phrases.txt'
@@ -30,6 +31,7 @@ ENGLISH = frozenset(
 THRESHOLDS = {'word2vec': 10.0, 'npmi': 0.5}  # by score
 USUAL = -2.0  # below all scores: the threshold that suits the score
 _FORMAT = 1
+_MAX_PASSES = 1000
 
 
 class Rules(NamedTuple):
@@ -201,7 +203,7 @@ def load(path: str | os.PathLike) -> Phrases:
 def _head(path: pathlib.Path, line: str) -> tuple[Rules, int]:
   """Returns the rules in the first line of a file, and the number of passes."""
   try:
-    head: Mapping[str, Any] = json.loads(line)
+    head: Mapping[str, Any] = json_text.loads(line)
     if head['format'] != _FORMAT:
       raise ValueError(f'format {head["format"]}')
     rules = Rules(
@@ -212,8 +214,12 @@ def _head(path: pathlib.Path, line: str) -> tuple[Rules, int]:
     )
     if rules.score not in THRESHOLDS or math.isnan(rules.threshold):
       raise ValueError(f'score {rules.score}')
-    return rules, int(head['passes'])
-  except (ValueError, KeyError, TypeError) as error:
+    num_passes = int(head['passes'])
+    if not 0 <= num_passes <= _MAX_PASSES:
+      raise ValueError(f'{num_passes} passes')
+    ' '.join(rules.connectors).encode()  # may have half characters
+    return rules, num_passes
+  except (ValueError, KeyError, TypeError, OverflowError) as error:
     raise errors.UserError(
       f'{path} has no settings of phrases in its first line; give the {FILE} '
       'of a run with --config.data.phrases'

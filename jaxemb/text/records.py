@@ -132,10 +132,18 @@ def _opened(text: str, declared: str) -> tuple[_Head, int, str]:
   is_long = bool(values.records) or len(text) > _MIN_CHARS
   if not (wrapper and is_one and is_long) or _has_strings(values):
     return values, 0, ''
-  array, name = _Head.of(text, wrapper.end()), json.loads(wrapper[1])
+  array, name = _Head.of(text, wrapper.end()), _string(wrapper[1])
   if declared == name and '' not in array.keys():
     return values, 0, ''
   return array, wrapper.end(), name
+
+
+def _string(text: str) -> str:
+  """Returns a string of JSON; as it is written if it is damaged."""
+  try:
+    return json.loads(text, strict=False)
+  except ValueError:
+    return text[1:-1]
 
 
 def _has_strings(head: _Head) -> bool:
@@ -164,7 +172,7 @@ def _cut_record(text: str) -> Any:
     return ''
   record, position = {}, 0
   while match := _KEY.match(text, position):
-    key, position = json.loads(match[1], strict=False), match.end()
+    key, position = _string(match[1]), match.end()
     try:
       record[key], position = _DECODER.raw_decode(text, position)
     except (ValueError, RecursionError):
@@ -176,19 +184,27 @@ def _cut_record(text: str) -> Any:
 
 def _objects(record: Any) -> list[dict[str, Any]]:
   """Returns the objects of a record; text without one has the key ''."""
-  if isinstance(record, list):
-    if not record or _has_text(record):
-      return [{'': record}]
-    return [y for x in record for y in _objects(x)]
-  if isinstance(record, str):
-    return [{'': record}]
-  return [record] if isinstance(record, dict) else []
+  objects, rest = [], [record]
+  while rest:  # lists may be nested more deeply than functions
+    x = rest.pop()
+    if isinstance(x, dict):
+      objects.append(x)
+    elif isinstance(x, list) and x and not _has_text(x):
+      rest += reversed(x)
+    elif isinstance(x, list | str):
+      objects.append({'': x})
+  return objects
 
 
 def _has_text(value: Any) -> bool:
-  if isinstance(value, list):
-    return any(map(_has_text, value))
-  return isinstance(value, str)
+  rest = [value]
+  while rest:
+    x = rest.pop()
+    if isinstance(x, str):
+      return True
+    if isinstance(x, list):
+      rest += x
+  return False
 
 
 def _texts(value: Any) -> list[str]:
@@ -196,13 +212,18 @@ def _texts(value: Any) -> list[str]:
 
   Strings of a list are lines, but tokens, which have no white space, are one.
   """
-  if isinstance(value, str):
-    return [value]
-  if not isinstance(value, list):
-    raise ValueError(value)
-  if not any(isinstance(x, list) or _SPACE.search(x) for x in value):
-    return [' '.join(value)]
-  return [y for x in value for y in _texts(x)]
+  lines, rest = [], [value]
+  while rest:
+    x = rest.pop()
+    if isinstance(x, str):
+      lines.append(x)
+    elif not isinstance(x, list):
+      raise ValueError(x)
+    elif any(isinstance(y, list) or _SPACE.search(y) for y in x):
+      rest += reversed(x)
+    else:
+      lines.append(' '.join(x))
+  return lines
 
 
 def _text(record: Any, key: str) -> bytes:

@@ -67,10 +67,12 @@ _SIGNS = {
 }  # fmt: skip
 _MAX_DEPTH = 99  # of links: joining their labels could take quadratic time
 _EXTERNAL = re.compile(
-  r'\[(?:[a-z]+:)?//[^][\s<>"]*'
-  r'([^][\n]*(?:\[\[[^][\n]*\]\][^][\n]*)*)\]',
+  r'\[(?:[a-z]+:)?//[^][\s<>"]*+'
+  r'([^][\n]*+(?:\[\[[^][\n]*+\]\][^][\n]*+)*+)\]',
   re.IGNORECASE,
 )
+# Digits of which Python makes no integer.
+_LONG_REFERENCE = re.compile(r'&#\d{1000,};?')
 _LANGUAGE = re.compile(r'(?:[a-z]{2,3}(?:-[a-z]+)*|simple):\S')
 _DISAMBIGUATION = re.compile(r'(?:\([^()]*\)|,.*)$')
 _BREAK = re.compile(
@@ -205,10 +207,18 @@ def pages(blocks: Iterable[bytes], report: ReadReport) -> Iterator[Page]:
     report.problems.append(f'damaged in {num_more} more places')
 
 
+def _unescaped(text: str) -> str:
+  """Replaces references such as &amp;; those to no character by U+FFFD."""
+  try:
+    return html.unescape(text)
+  except ValueError:
+    return html.unescape(_LONG_REFERENCE.sub('\ufffd', text))
+
+
 def _read_header(xml: bytes, names: dict[str, int], is_open: bool) -> bool:
   """Adds namespaces to `names`; returns whether a <mediawiki> is open after."""
   for key, name in _NAMESPACE.findall(xml):
-    names[html.unescape(name.decode(errors='replace')).lower()] = int(key)
+    names[_unescaped(name.decode(errors='replace')).lower()] = int(key)
   opened, closed = xml.rfind(b'<mediawiki'), xml.rfind(b'</mediawiki>')
   return is_open if opened == closed else opened > closed
 
@@ -225,7 +235,7 @@ def _page(xml: bytes, names: dict[str, int], report: ReadReport) -> Page | None:
   if 'title' not in fields or 'text' not in fields:
     return None
   report.replaced_bytes += num_replaced
-  title, text = html.unescape(fields['title']), html.unescape(fields['text'])
+  title, text = _unescaped(fields['title']), _unescaped(fields['text'])
   number, namespace = fields.get('ns', '').strip(), 0
   if re.fullmatch(r'-?\d{1,9}', number):
     namespace = int(number)
@@ -376,7 +386,7 @@ def plain(text: str, hidden: frozenset[str] = HIDDEN) -> str:
   if '://' in text:
     text = _URL.sub('', text)
   text = _paragraphs(text.replace('&nbsp;', ' ').replace('\xa0', ' '))
-  return _HOLLOW.sub('', html.unescape(text))
+  return _HOLLOW.sub('', _unescaped(text))
 
 
 def plain_batch(texts: Iterable[str], hidden: frozenset[str]) -> bytes:

@@ -1,5 +1,8 @@
 """Tables of text files: cells, encodings, and what is refused."""
 
+import contextlib
+import time
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -58,6 +61,42 @@ def test_json_is_told_from_names_in_brackets(tmp_path):
     path.write_text(f'{first}\n')
     with pytest.raises(errors.UserError, match='is JSON'):
       tables.guess(path)
+
+
+@pytest.mark.parametrize('signs', ['[]', ('{"a":', '}')])
+@pytest.mark.parametrize('depth', [100, 100_000])
+def test_rows_that_are_nested_deeply_are_bad(signs, depth, tmp_path):
+  path = tmp_path / 'log.jsonl'
+  value = f'{signs[0] * depth}1{signs[1] * depth}'
+  path.write_text(f'{{"y": 1, "a": 2}}\n{{"y": {value}}}\n')
+  rows, reader = _read(path)
+  assert rows == [(1, 2)] and 'nested too deeply' in reader.first_bad
+  path.write_text(f'{value}\n{{"y": 1, "a": 2}}\n')
+  with contextlib.suppress(errors.UserError):
+    _read(path)
+
+
+def test_short_lines_below_a_header_take_little_memory(tmp_path):
+  path = tmp_path / 'log.csv'
+  header = ','.join(f'x{i}' for i in range(10_000))
+  path.write_text(f'{header}\n{header.replace("x", "y")}\n' + '\n' * 1_000_000)
+  rows, reader = _read(path)
+  assert len(rows) == 1 and rows[0][-1] == 'y9999'
+
+
+def test_a_file_of_a_line_end_has_no_rows(tmp_path):
+  path = tmp_path / 'log.csv'
+  path.write_bytes(b'\r')
+  assert _read(path)[0] == []
+
+
+def test_long_lines_are_told_quickly(tmp_path):
+  path = tmp_path / 'log'
+  for text in ('1 ' + '|a:' * 100_000, '@relation \n' * 50_000):
+    path.write_text(text)
+    start_secs = time.process_time()
+    tables.guess(path)
+    assert time.process_time() - start_secs < 5  # quadratic time is minutes
 
 
 def test_integers_of_any_size_are_names():

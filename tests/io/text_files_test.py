@@ -91,6 +91,12 @@ def test_what_is_text_and_what_is_not(tmp_path):
   assert _read(_write(tmp_path / 'h.txt', control))[0] == control.encode()
 
 
+def test_utf_16_without_its_mark_is_refused(tmp_path):
+  path = _write(tmp_path / 'a.txt', 'a b c\n'.encode('utf-16-le'))
+  with pytest.raises(errors.UserError, match='such as utf-16-le'):
+    _read(path, encoding='utf-16')
+
+
 def test_files_that_change_under_the_reader_or_are_empty(tmp_path):
   path = _write(tmp_path / 'a.txt', 'some words\n' * 10)
   [source] = sources.find(path)

@@ -327,6 +327,8 @@ def test_phrases_of_a_run_that_goes_on_are_joined_first(path, tmp_path):
     (None, 'cannot read .*phrases.txt: No such file'),
     ('', 'no settings of phrases in its first line'),
     ('pass\twords', 'no settings of phrases in its first line'),
+    ('[' * 100_000, 'no settings of phrases in its first line'),
+    ('HEAD, "passes": 1000000000}', 'no settings of phrases'),
     ('HEAD\n1\t5\t2.5\tnew', 'line 2: .* is no phrase'),
     ('HEAD\n2\t5\t2.5\tnew york', 'line 2: .* is no phrase'),
     ('HEAD\n1\tfive\t2.5\tnew york', 'line 2: .* is no phrase'),
@@ -338,7 +340,9 @@ def test_unusable_files_are_refused(tmp_path, text, says):
   file = tmp_path / phrases.FILE
   if text is not None:
     phrases.Phrases(rules, [[]]).save(file)
-    file.write_text(text.replace('HEAD', file.read_text().strip()))
+    head = file.read_text().strip()
+    text = text.replace('HEAD,', f'{head[:-1]},').replace('HEAD', head)
+    file.write_text(text)
   with pytest.raises(errors.UserError, match=says):
     jaxemb.load_phrases(file)
   if text is None:

@@ -101,6 +101,25 @@ def test_what_is_damaged_is_lost_and_counted():
   assert report.problems == ['2 objects skipped: no text as "text"']
 
 
+def test_what_is_nested_deeply_is_text_or_lost():
+  few, many = 500, 100_000
+  assert _read(b'[' * few + b'"a b"' + b']' * few)[0] == 'a b\n'
+  record = b'{"text": ' + b'[' * few + b'"c"' + b']' * few + b'}'
+  assert _read(b'[{"text": "b"}, ' + record + b']')[0] == 'b\nc\n'
+  lines = [b'{"text": "b"}', b'{"text": ' + b'[' * many, b'{"text": "d"}']
+  text, report = _read(b'\n'.join(lines))
+  assert text == 'b\nd\n' and report.problems
+
+
+@pytest.mark.parametrize('key', [rb'\q', '\t', '\\'])
+def test_keys_may_be_damaged(key):
+  key = key if isinstance(key, bytes) else key.encode()
+  with pytest.raises(errors.UserError, match='config.data.columns'):
+    _read(b'{"%b": "x y", "b' % key)
+  with pytest.raises(errors.UserError):
+    _read(b'{"%b": [{"id": 1}, {"id": 2}]}' % key)
+
+
 def test_other_text_is_no_json():
   for head in (b'["Intro", words]', b'{} words', b'[[link]]', b'{words} "x"'):
     assert records.extractor(head, 'x.txt', '') is None

@@ -206,6 +206,7 @@ def test_hidden_links_follow_the_language_of_the_wiki():
   "'" * 100_000, '__' * 50_000, '__' + 'A_' * 50_000, '(' * 100_000,
   '(' + ' ' * 100_000, '\n' + ':' * 100_000, '=' * 100_000, '<br' * 30_000,
   '<span ' * 30_000, '\n' + ('  ' * 100 + '\n') * 500, '[[a|b (' * 30_000,
+  '[//' + 'a' * 200_000, '[//' + 'a b' * 70_000, '[//a' + '[[b]]' * 40_000,
   '[[' + '(' * 50_000 + '|]]', '[[a' + ' ' * 50_000 + 'b|]]', '&' * 100_000,
   'hard\nwrapped\n' * 30_000,
 ])  # fmt: skip
@@ -213,6 +214,15 @@ def test_hostile_markup_takes_linear_time(source):
   start_secs = time.process_time()
   wiki.plain(source)
   assert time.process_time() - start_secs < 20  # quadratic time is minutes
+
+
+def test_references_may_have_any_digits():
+  digits = '9' * 5000
+  assert (
+    wiki.plain(f'a &#{digits}; b &#{digits} &#233;') == 'a \ufffd b \ufffd é'
+  )
+  page, *_ = wiki.pages([_dump(_page(f'A&#{digits};', 'b'))], wiki.ReadReport())
+  assert page.title == 'A\ufffd'
 
 
 @pytest.mark.slow
