@@ -318,7 +318,8 @@ class BlockSource:
     self.frequencies = subsampling.center_probabilities(
       self.counts, spec.settings['sample'], occurring
     )
-    self._group = group_blocks(spec.part_words)  # of each part in a batch
+    # Of each part in a batch.
+    self._group = min(group_blocks(spec.part_words), self._most_blocks())
     self._make = self.batches_on_host()
     if spec.device_words and self.has_device_batches:
       self._group = self._device_group()
@@ -352,9 +353,12 @@ class BlockSource:
     spec, words = self.spec, self.corpus.num_words
     num = max(words / spec.device_words, 1 / spec.batch_epochs)
     group = -(-self._num_blocks // math.ceil(num))
-    # Pairs are counted in 32 bits.
-    block_pairs = 2 * spec.window * BLOCK_WORDS * self.num_parts
-    return max(1, min(group, _MOST // block_pairs))
+    return max(1, min(group, self._most_blocks()))
+
+  def _most_blocks(self) -> int:
+    """Returns blocks per part of a batch whose pairs 32 bits surely count."""
+    block_pairs = 2 * self.spec.window * BLOCK_WORDS * self.num_parts
+    return max(1, _MOST // block_pairs)
 
   def reside(self, room_bytes: int, shares_memory: bool = False) -> int:
     """Has items hold all ids, if these take no more bytes of device memory.

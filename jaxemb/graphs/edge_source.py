@@ -225,7 +225,8 @@ class Edges:
     """Ids [n, 2 or 3] and numbers [n, 0 or 1] in the order of an epoch."""
     rng = np.random.default_rng((self.spec.seed, epoch, bucket))
     start, stop = self._starts[bucket : bucket + 2]
-    order = rng.permutation(np.arange(start, stop, dtype=np.uint32))
+    kind = np.uint32 if stop < 2**32 else np.int64
+    order = rng.permutation(np.arange(start, stop, dtype=kind))
     ids = np.empty((len(order), self._num_ids), np.int32)
     numbers = np.empty(
       (len(order), len(self._columns) - self._num_ids), np.float32

@@ -16,6 +16,7 @@ from jaxemb import errors
 from jaxemb.ops import hashing
 
 _FIRST_SLOTS = 1 << 12
+_MAX_KEYS = 2**31 - 2
 # As spreadsheets and C++ write large numbers by default.
 _ROUNDED = re.compile(r'-?\d\.?(\d{0,5}E|\d{5}e)\+(\d\d)')
 _LARGE_SLOTS = 1 << 20
@@ -390,6 +391,11 @@ class Keys:
         num=first,
         new=indices,
       )
+      if self.num > _MAX_KEYS:
+        raise errors.UserError(
+          f'there are more than {_MAX_KEYS:,} different keys, of which ids '
+          'have 32 bits; give fewer data'
+        )
       new.append(done + indices[: self.num - first])
       done += num_done
       if done < len(keys):

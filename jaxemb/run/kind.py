@@ -50,6 +50,9 @@ PAIRS = frozenset((
   'optimizer.max_duplicates', 'optimizer.decay', 'train.batch_examples',
 ))  # fmt: skip
 
+# Links of a tree are int32, 2 * node + code, with nodes of words and of joins.
+_MOST_LEAVES = 2**29
+
 
 class Context(NamedTuple):
   """What a kind makes a model for."""
@@ -357,6 +360,12 @@ def check_tree(corpus: 'model_base.Corpus') -> None:
     raise errors.UserError(
       'config.model.loss=hierarchical_softmax needs a vocabulary of two words '
       'or more; give more text, or lower --config.data.min_count'
+    )
+  if len(corpus.counts) > _MOST_LEAVES:
+    raise errors.UserError(
+      f'config.model.loss=hierarchical_softmax: {len(corpus.counts):,} words '
+      f'are more than the {_MOST_LEAVES:,} that a tree has; raise '
+      '--config.data.min_count'
     )
 
 

@@ -116,6 +116,7 @@ def number(mask: np.ndarray, num_senses: int) -> Rows:
   """Numbers the rows; words of the mask [vocab] have `num_senses`."""
   starts = np.append(0, np.cumsum(np.where(mask, num_senses, 1)))
   num, num_ambiguous = int(starts[-1]), int(mask.sum())
+  spec_lib.check_rows(skipgram.INPUT, num)
   priors = np.where(mask, np.cumsum(mask) - 1, num_ambiguous)
   priors = np.append(priors, num_ambiguous).astype(np.int32)
   return Rows(

@@ -427,7 +427,7 @@ def read(
   if (folder / 'export').is_dir():
     folder = folder / 'export'
   try:
-    vectors = _read_rows(folder / VECTORS)
+    rows = open_array(folder / VECTORS)
   except (OSError, ValueError, EOFError) as error:
     hint = 'a workdir whose run has ended, its export folder or a word2vec file'
     if (folder / 'parts').is_dir():
@@ -438,19 +438,26 @@ def read(
   words, counts = word2vec_format.read_vocab(
     folder / 'vocab.txt', needs_counts=False
   )
-  if len(words) != len(vectors):
+  if rows.ndim != 2:
+    raise errors.UserError(
+      f'{folder}: vectors.npy has {rows.ndim} axes, not 2; export again'
+    )
+  # Before rows are decoded, which may take four times their bytes.
+  if len(words) != len(rows):
     raise errors.UserError(
       f'{folder}: vocab.txt has {len(words)} words, vectors.npy has '
-      f'{len(vectors)} rows; export again'
+      f'{len(rows)} rows; export again'
     )
   return word2vec_format.Vectors(
-    words=words, vectors=vectors, counts=counts, folder=folder
+    words=words,
+    vectors=_decoded(rows, folder / VECTORS),
+    counts=counts,
+    folder=folder,
   )
 
 
-def _read_rows(path: pathlib.Path) -> np.ndarray:
+def _decoded(rows: np.ndarray, path: pathlib.Path) -> np.ndarray:
   """[vocab, dim] float32, memory-mapped if stored as such."""
-  rows = open_array(path)
   if np.iscomplexobj(rows):
     raise errors.UserError(f'{path} has complex numbers; give real ones')
   if rows.dtype != np.int8:

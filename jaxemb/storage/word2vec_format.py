@@ -33,7 +33,7 @@ _BLOCK_ROWS = 4096
 _FORMATTED_ROWS = 512  # at once, 2 ms in which no other thread runs
 _BLOCK_BYTES = 1 << 22
 _MAX_LINE_BYTES = 1 << 20
-_MAX_WORD_BYTES = 1 << 16
+_MAX_WORD_BYTES, _MAX_NUMBER_BYTES = 1 << 16, 64
 _MAX_DIM = 1 << 20
 _MAX_COUNT_DIGITS = 12
 MAX_COUNT = 10**_MAX_COUNT_DIGITS - 1  # sums over a vocabulary fit int64
@@ -534,7 +534,14 @@ def _read_text(
   file: BinaryIO, num_rows: int | None, dim: int, limit: int | None = None
 ) -> _Rows:
   words, values, num_extra = [], array.array('f'), 0
-  for number, line in enumerate(file, 1 if num_rows is None else 2):
+  most = _MAX_WORD_BYTES + dim * _MAX_NUMBER_BYTES
+  lines = iter(lambda: file.readline(most), b'')
+  for number, line in enumerate(lines, 1 if num_rows is None else 2):
+    if len(line) == most and not line.endswith(b'\n'):
+      raise ValueError(
+        f'line {number} has more than {most:,} bytes for a word and {dim:,} '
+        'numbers'
+      )
     line = line.rstrip()
     if not line:
       continue

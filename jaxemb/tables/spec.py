@@ -15,12 +15,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxemb import errors
 from jaxemb.ops import rounding
 from jaxemb.storage import export
 from jaxemb.tables import row_optimizers
 
 # Numbers in a block, of all replicas of a table.
 NUMBERS_AT_ONCE = 1 << 24
+MAX_ROWS = 2**31 - 2  # ids are int32, and the highest of them is padding
+
+
+def check_rows(name: str, num_rows: int) -> None:
+  """Raises a `UserError` for a table of more rows than int32 ids count."""
+  if num_rows > MAX_ROWS:
+    raise errors.UserError(
+      f'the table {name!r} would have {num_rows:,} rows, and a table has '
+      f'{MAX_ROWS:,} at most; give data of fewer keys, or drop rare ones'
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +55,9 @@ class TableSpec:
   lookups_per_center: np.ndarray | None = dataclasses.field(
     default=None, compare=False
   )
+
+  def __post_init__(self):
+    check_rows(self.name, self.vocab)
 
 
 def describe(
