@@ -30,7 +30,7 @@ from jax._src import xla_bridge
 from jax.experimental import multihost_utils
 
 from jaxemb import errors
-from jaxemb.runtime import addresses, peers, tls
+from jaxemb.runtime import addresses, peers, relay, tls
 
 # Exit code: stopped by a signal, after saving if there was work; or because
 # another process is gone.
@@ -51,6 +51,7 @@ _MESSAGE_BYTES = 1 << 20  # of `gather`: one length is one program
 # A process that is done waits until process 0 is, too.
 _DONE, _BYE, _FAILED, _STOP = b'done', b'bye', b'failed', b'stop'
 _calls: collections.Counter[str] = collections.Counter()  # of `everyone`
+_has_left = threading.Event()  # set when this process needs the others no more
 _LOST = (
   '{} of this job is gone; start all processes again to resume from the last '
   'checkpoint'
@@ -91,7 +92,7 @@ def join(job: Job) -> None:
   )
   late = f'not all processes of {name} have joined in {WAIT_SECS} s; {hint}'
   try:
-    with _at_most(WAIT_SECS, late):
+    with _at_most(WAIT_SECS, late), _relayed(credentials):
       jax.distributed.initialize(
         **options,
         initialization_timeout=WAIT_SECS + 60,  # after which JAX aborts
@@ -112,6 +113,38 @@ def join(job: Job) -> None:
       priority=0,
       fail_quietly=False,
     )
+
+
+@contextlib.contextmanager
+def _relayed(credentials: tls.Credentials | None) -> Iterator[None]:
+  """Has JAX's client reach process 0 by a relay, which outlives it.
+
+  Not where JAX checks that the certificate is of the host that it connects to.
+  """
+  if credentials and not credentials.peer_uri_prefix:
+    yield
+    return
+  jaxlib = jax_distributed._jax
+  make = jaxlib.get_distributed_runtime_client
+
+  def make_relayed(address: str, *args: Any, **options: Any) -> Any:
+    if not is_first():
+      port = relay.start(addresses.split(address), _end_without_first)
+      address = f'127.0.0.1:{port}'
+    return make(address, *args, **options)
+
+  jaxlib.get_distributed_runtime_client = make_relayed
+  try:
+    yield
+  finally:
+    jaxlib.get_distributed_runtime_client = make
+
+
+def _end_without_first() -> None:
+  """Ends this process, unless it has left or its `Monitor` ends it."""
+  if not _has_left.wait(2 * _GRACE_SECS):
+    _say(_LOST.format('process 0'))
+    os._exit(STOPPED)
 
 
 def _options(job: Job, credentials: tls.Credentials | None) -> dict[str, Any]:
@@ -335,8 +368,7 @@ class Monitor:
   """Ends this process when another one is lost; passes on requests to stop.
 
   Process 0 has a connection to each of the others, which breaks when a process
-  or its machine dies. JAX aborts (SIGABRT, and pages of log) whoever misses
-  process 0: that one exits last. Where it is killed, JAX may be faster.
+  or its machine dies. Process 0 exits last: JAX's coordinator is in it.
   """
 
   def __init__(self):
@@ -394,22 +426,22 @@ class Monitor:
           running.remove(peer)
         if message == _STOP:
           self.request_stop()
+        elif message == _BYE:
+          done[peer] = message
         elif peer not in done:
           done[peer] = message
-          if message not in (_DONE, _BYE):
+          if message != _DONE:
             self._lost(peer, running)
         elif not message and done[peer] == _DONE:
           self._lost(peer, running)  # unless this one is done by now
         if len(done) == len(self._peers):
           self._are_done.set()
-          if not is_first():
-            return
 
   def _lost(self, peer: peers.Peer, running: Iterable[peers.Peer]) -> None:
     """Ends this process, unless it is about to end with a reason of its own."""
-    # The other may have failed for a reason that this one is about to report;
-    # but without process 0, JAX is about to abort.
-    if self._is_closing.wait(1 if is_first() else 0):
+    # The other may have failed for a reason that this one is about to report,
+    # or both are leaving JAX's service.
+    if self._is_closing.wait(_GRACE_SECS if self._are_done.is_set() else 1):
       return
     _say(_LOST.format(f'process {self._peers[peer]}'))
     if is_first():
@@ -463,9 +495,11 @@ class Monitor:
       # A process that ends with messages unread, such as the answer to a stop,
       # resets the connection: what it has just sent may be lost with it.
       self._are_done.wait(_GRACE_SECS if code else None)
-    self._is_closing.set()
-    if code == 0:
+    if code == 0:  # a loss ends this process until all have left
       jax.distributed.shutdown()
+      self._send(_BYE)
+    self._is_closing.set()
+    _has_left.set()
 
 
 def _wait_for_ends(peers: Iterable[peers.Peer]) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -225,6 +226,40 @@ def test_who_is_lost_while_the_first_writes_is_noticed(tmp_path):
   other.kill()
   first.join(20)
   assert first.exitcode == distributed.STOPPED
+
+
+def _end_together(port, num, i, told):
+  with (told / f'said-{i}').open('wb') as file:
+    os.dup2(file.fileno(), 2)
+  distributed.join(distributed.Job(f'127.0.0.1:{port}', num, i))
+  monitor = distributed.Monitor()
+  distributed.everyone('begun', '')
+  (told / f'begun-{i}').touch()
+  time.sleep(0.05)
+  monitor.close(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('num', [2, 3])
+def test_a_kill_at_any_moment_of_the_farewell_aborts_nobody(tmp_path, num):
+  rng = np.random.default_rng(num)
+  for k in range(8):
+    told = tmp_path / str(k)
+    told.mkdir()
+    port, victim = forked.free_port(), k % num
+    arguments = [(port, num, i, told) for i in range(num)]
+    processes = _fork(_end_together, *arguments)
+    _wait_until(lambda told=told: len(list(told.glob('begun-*'))) == num)
+    time.sleep(rng.uniform(0.04, 0.1))
+    processes[victim].kill()
+    codes = _codes(processes)
+    assert codes.pop(victim) in (0, -signal.SIGKILL)
+    # Who has not left by then cannot, although all results are written.
+    for i, code in zip(set(range(num)) - {victim}, codes, strict=True):
+      said = (told / f'said-{i}').read_text()
+      assert code in (0, 75)
+      assert said.count('\n') == (code == 75), said
+      assert not code or said.startswith('jaxemb: process ')
 
 
 def test_process_0_ends_when_the_others_have(monkeypatch):
