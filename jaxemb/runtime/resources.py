@@ -27,6 +27,8 @@ import psutil
 _LARGE_BYTES, _HUGE_PAGE_BYTES = 1 << 23, 1 << 21
 _COLLAPSE = 25  # MADV_COLLAPSE of Linux 6.1 and later
 
+_CGROUPS = pathlib.Path('/sys/fs/cgroup')
+_OWN_CGROUPS = pathlib.Path('/proc/self/cgroup')
 _PACKAGES = ('jaxemb', 'jax', 'jaxlib', 'orbax-checkpoint', 'numpy', 'numba')
 _BUSY = ('user', 'nice', 'system', 'irq', 'softirq', 'steal')
 _MIN_PEAK_SECS = 1.0  # cores in use over less time are noise
@@ -147,13 +149,46 @@ def affinity() -> list[int]:
   return sorted(os.sched_getaffinity(0))
 
 
-def usable_cores() -> int:
-  """Returns the cores this process may use, by affinity and container quota."""
+def usable_cores(
+  root: pathlib.Path = _CGROUPS, own: pathlib.Path = _OWN_CGROUPS
+) -> int:
+  """Returns the cores this process may use, by affinity and container quota.
+
+  `root` has the limits of containers, and `own` says which apply.
+  """
   cores = len(affinity())
-  with contextlib.suppress(OSError, ValueError):  # where there is no quota
-    quota, period = pathlib.Path('/sys/fs/cgroup/cpu.max').read_text().split()
-    return min(cores, max(1, round(int(quota) / int(period))))
+  for folder in _cgroups('cpu', root, own):
+    for names in (('cpu.max',), ('cpu.cfs_quota_us', 'cpu.cfs_period_us')):
+      with contextlib.suppress(OSError, ValueError):  # where there is no quota
+        text = ' '.join((folder / x).read_text() for x in names)
+        quota, period = map(int, text.split())
+        if quota > 0 and period > 0:
+          cores = min(cores, max(1, round(quota / period)))
   return cores
+
+
+def _cgroups(
+  controller: str, root: pathlib.Path, own: pathlib.Path
+) -> list[pathlib.Path]:
+  """Returns folders that may limit this process, of cgroup v1 and v2.
+
+  A limit of any ancestor applies. In a container, `own` may name a folder of
+  the host, and the container's limits lie in the root.
+  """
+  folders, lines = {root: None}, []
+  with contextlib.suppress(OSError):  # not Linux
+    lines = own.read_text().splitlines()
+  for line in lines:
+    _, controllers, path = line.split(':', 2)
+    if controllers and controller not in controllers.split(','):
+      continue
+    folders[folder := root / controllers] = None
+    for name in path.split('/'):
+      if name not in ('', '..'):
+        folders[folder := folder / name] = None
+    if controllers != controller:  # mounted once, and linked by each name
+      folders[root / controller] = None
+  return [x for x in folders if x.is_dir()]
 
 
 def reading_threads() -> int:
@@ -210,22 +245,37 @@ def code_digest() -> str:
 
 
 def available_bytes(
-  folder: pathlib.Path = pathlib.Path('/sys/fs/cgroup'),
+  root: pathlib.Path = _CGROUPS, own: pathlib.Path = _OWN_CGROUPS
 ) -> int:
   """Returns the free memory of this machine, or of its container.
 
-  `folder` has the limits of containers.
+  `root` has the limits of containers, and `own` says which apply.
   """
   free_bytes = psutil.virtual_memory().available
-  with contextlib.suppress(OSError, ValueError):  # where there is no limit
-    limit = int((folder / 'memory.max').read_text())
-    used = int((folder / 'memory.current').read_text())
-    lines = (folder / 'memory.stat').read_text().splitlines()
-    stats = dict(x.split() for x in lines)
-    # Pages of files go when memory is needed.
-    pages = sum(int(stats.get(f'{x}active_file', 0)) for x in ('', 'in'))
-    return min(free_bytes, max(0, limit - max(0, used - pages)))
+  for folder in _cgroups('memory', root, own):
+    for limit, used in (
+      ('max', 'current'),
+      ('limit_in_bytes', 'usage_in_bytes'),
+    ):
+      with contextlib.suppress(OSError, ValueError):  # where there is no limit
+        limit_bytes = int((folder / f'memory.{limit}').read_text())
+        used_bytes = int((folder / f'memory.{used}').read_text())
+        stats = _stats(folder)
+        # Of ancestors that the container does not see.
+        most = stats.get('hierarchical_memory_limit', limit_bytes)
+        # Pages of files go when memory is needed. Version 1 has totals, too.
+        of_group = 'total_' * ('total_active_file' in stats)
+        pages = sum(
+          stats.get(f'{of_group}{x}active_file', 0) for x in ('', 'in')
+        )
+        room = min(limit_bytes, most) - max(0, used_bytes - pages)
+        free_bytes = min(free_bytes, max(0, room))
   return free_bytes
+
+
+def _stats(folder: pathlib.Path) -> dict[str, int]:
+  lines = (folder / 'memory.stat').read_text().splitlines()
+  return {key: int(value) for key, value in map(str.split, lines)}
 
 
 def use_huge_pages(arrays: Any) -> None:

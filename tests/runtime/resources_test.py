@@ -74,15 +74,79 @@ def test_sockets(tmp_path, monkeypatch):
   assert resources.sockets(tmp_path) == [[0, 1, 8], [2, 3]]
 
 
-def test_memory_of_a_container_is_limited(tmp_path):
-  free = resources.available_bytes(tmp_path)
-  assert free > 2**20
-  files = {'max': 'max', 'current': '700', 'stat': 'active_file 200\nx 1\n'}
+def _write(folder, files):
+  folder.mkdir(parents=True, exist_ok=True)
   for name, text in files.items():
-    (tmp_path / f'memory.{name}').write_text(text)
-  assert resources.available_bytes(tmp_path) > 2**20
-  (tmp_path / 'memory.max').write_text('1000\n')
-  assert resources.available_bytes(tmp_path) == 500
+    (folder / name).write_text(f'{text}\n')
+
+
+@pytest.fixture
+def own(tmp_path):
+  """A file that says which cgroups apply; their root is beside it."""
+  path = tmp_path / 'own'
+  path.write_text('5:cpu,cpuacct:/a/b\n4:memory:/a/b\n1:name=systemd:/a\n')
+  return path
+
+
+def test_memory_of_a_container_is_limited(tmp_path):
+  root, missing = tmp_path / 'root', tmp_path / 'missing'
+  files = {'max': 'max', 'current': '700', 'stat': 'active_file 200\nx 1'}
+  files = {f'memory.{name}': text for name, text in files.items()}
+  _write(root, files)
+  assert resources.available_bytes(root, missing) > 2**20
+  _write(root, {'memory.max': 1000})
+  assert resources.available_bytes(root, missing) == 500
+  # The lowest room of any ancestor counts.
+  missing.write_text('0::/a/b')
+  _write(root / 'a' / 'b', {**files, 'memory.max': 900})
+  assert resources.available_bytes(root, missing) == 400
+  _write(root / 'a', {**files, 'memory.max': 600})
+  assert resources.available_bytes(root, missing) == 100
+
+
+def test_memory_is_limited_by_cgroups_of_version_1(tmp_path, own):
+  root = tmp_path / 'root'
+  stat = 'inactive_file 1\ntotal_inactive_file 200\ntotal_active_file 0'
+  files = {
+    'memory.limit_in_bytes': 9223372036854771712,
+    'memory.usage_in_bytes': 700,
+    'memory.stat': stat,
+  }
+  _write(root / 'memory', files)
+  assert resources.available_bytes(root, own) > 2**20
+  # As in a container: it sees its folder as the root, under another path.
+  _write(root / 'memory', {'memory.limit_in_bytes': 1000})
+  assert resources.available_bytes(root, own) == 500
+  _write(root / 'memory' / 'a' / 'b', {**files, 'memory.limit_in_bytes': 800})
+  assert resources.available_bytes(root, own) == 300
+  hidden = f'{stat}\nhierarchical_memory_limit 750'
+  _write(root / 'memory' / 'a' / 'b', {'memory.stat': hidden})
+  assert resources.available_bytes(root, own) == 250
+
+
+def test_cores_of_a_container_are_limited(tmp_path, own, monkeypatch):
+  monkeypatch.setattr(resources, 'affinity', lambda: list(range(64)))
+  for version in (1, 2):
+    root = tmp_path / f'root-{version}'
+
+    def write(path, quota, version=version, root=root):
+      if version == 1:
+        files = {'cpu.cfs_quota_us': quota, 'cpu.cfs_period_us': 100_000}
+        _write(root / 'cpu,cpuacct' / path, files)
+      else:
+        quota = 'max' if quota < 0 else quota
+        _write(root / path, {'cpu.max': f'{quota} 100000'})
+
+    write('', -1)
+    assert resources.usable_cores(root, own) == 64
+    write('', 800_000)
+    assert resources.usable_cores(root, own) == 8
+    if version == 2:
+      own.write_text('0::/a/b')
+    write('a', 250_000)
+    assert resources.usable_cores(root, own) == 2
+    write('a/b', 40_000)
+    assert resources.usable_cores(root, own) == 1
 
 
 def test_huge_pages_change_no_number(monkeypatch):
