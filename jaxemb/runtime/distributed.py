@@ -428,7 +428,7 @@ class Monitor:
           self.request_stop()
         elif message == _BYE:
           done[peer] = message
-        elif peer not in done:
+        elif peer not in done or message == _FAILED:
           done[peer] = message
           if message != _DONE:
             self._lost(peer, running)
