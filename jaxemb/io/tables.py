@@ -54,6 +54,7 @@ _PAIR = '\x1f'  # stands for `::`
 _REPEATED = 'it repeats the header'
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 # Row numbers as pandas writes them: without a name, or as it reads that again.
+_MARKUP = re.compile(rb'(?i)(\xef\xbb\xbf)?\s*<(\?xml|!doctype|html)\b')
 _INDEX = re.compile(r'|Unnamed: 0(\.\d+)?|__index_level_\d+__')
 
 
@@ -442,6 +443,11 @@ def _head(file):
     raise errors.UserError(
       f'{file} is binary; give text, plain or compressed, or a Parquet file '
       'with the suffix .parquet'
+    )
+  if _MARKUP.match(data):
+    raise errors.UserError(
+      f'{file} is HTML or XML; write what it has as CSV (of tables: pandas.'
+      'read_html or pandas.read_xml)'
     )
   # A letter may be cut at the end.
   text = codecs.getincrementaldecoder('utf-8-sig')('replace').decode(data)

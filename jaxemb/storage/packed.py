@@ -58,13 +58,16 @@ _UNPACK = 'unpack it first, and give a file of it'
 _AS_TEXT = 'save it as plain text'
 _AS_CSV = 'save it as CSV, or read it with pandas and give the table in Python'
 _LINES = 'write what it has as lines of text, or CSV'
+_PICKLE = f'it can run any code when it is read: {_LINES}'
 _OTHERS = (  # that are not read: what they are, how they begin, what to do
   ('a tar archive', r'(?s).{257}ustar', _UNPACK),
   ('a 7z archive', r'7z\xbc\xaf\x27\x1c', _UNPACK),
   ('a rar archive', r'Rar!\x1a\x07', _UNPACK),
   ('packed by compress', r'\x1f\x9d', _UNPACK),
   ('packed by lz4', r'\x04\x22M\x18', _UNPACK),
-  ('a PDF', r'%PDF-', 'extract its text first (pdftotext)'),
+  ('a PDF', r'(\xef\xbb\xbf)?\s*%PDF-\d', 'extract its text first (pdftotext)'),
+  ('PostScript', r'%!PS|\xc5\xd0\xd3\xc6', 'extract its text first (ps2ascii)'),
+  ('a pickle', r'\x80[\x02-\x05]|\([ld]p\d+\n|c[\w.]+\n\w+\np\d+\n', _PICKLE),
   ('Rich Text', r'\{\\rtf\d', _AS_TEXT),
   ('an old Excel or Word file', r'\xd0\xcf\x11\xe0', 'save it as text or CSV'),
   ('Parquet', r'PAR1[\x00-\x1f]', _LINES),

@@ -177,6 +177,7 @@ def test_a_comment_may_be_the_header(tmp_path):
     ('By x, y\n\n\ny\tc\n1\t2\n', "'By x, y' above its header, "),
     ('1 |u a b |i:.5 c\n', 'Vowpal Wabbit'),
     ('-1 2.0 x|u a\n', 'Vowpal Wabbit'),
+    ('\n<!DOCTYPE html>\n<p>y, c</p>\n', 'is HTML or XML'),
   ],
 )
 def test_other_forms_are_refused_by_name(text, message, tmp_path):

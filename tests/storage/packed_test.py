@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import pickle
 import tarfile
 import zipfile
 
@@ -111,6 +112,13 @@ _REFUSED = [
   (gzip.compress(b'%PDF-1.7 '), 'a PDF: extract its text'),
   (b'\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1', 'an old Excel or Word file'),
   (rb'{\rtf1\ansi the king', 'Rich Text'),
+  (b'\xef\xbb\xbf\n%PDF-1.4\nthe king', 'a PDF: extract its text'),
+  (b'%!PS-Adobe-3.0\n(the king) show', 'PostScript: extract its text'),
+  *(
+    (pickle.dumps(x, protocol), 'a pickle: it can run any code')
+    for x in ({'the': 1}, ['the'], np.ones(3))
+    for protocol in (0, 2, 4, 5)
+  ),
 ]
 
 
@@ -123,6 +131,16 @@ def test_what_has_no_single_file_is_refused(tmp_path, data, message):
   path.write_bytes(data)
   with pytest.raises(errors.UserError, match=message):
     packed.File(path)
+
+
+@pytest.mark.parametrize(
+  'text', [b'a %PDF-1.4', b'%PDF- or %!Ps', b'(lp0 c.x\n', b'cats\ndogs\np\n']
+)
+def test_text_that_tells_of_other_formats_is_read(tmp_path, text):
+  path = tmp_path / 'v'
+  path.write_bytes(text)
+  with packed.File(path) as file:
+    assert file.read() == text
 
 
 @pytest.mark.parametrize('suffix', ['', '.txt', *packed.SUFFIXES, '.GZ'])
