@@ -25,6 +25,7 @@ from jaxemb.evaluation import multivectors
 from jaxemb.merging import merge as merging
 from jaxemb.merging import multivectors as senses
 from jaxemb.merging import parts as parts_lib
+from jaxemb.report import pages
 from jaxemb.run import rundir
 from jaxemb.runtime import process
 from jaxemb.storage import atomic, export
@@ -106,7 +107,9 @@ def _run(argv: Sequence[str] | None) -> None:
       arrays[path] = rows[:, 0] if rows.shape[1] == 1 else rows
     arrays = traverse_util.unflatten_dict(arrays, sep='/')
     orbax_export.write(output / 'export' / 'orbax', arrays)
-    report = merged.report | {
+    report = {
+      **pages.FORMAT.stamp(),
+      **merged.report,
       'warnings': warnings,
       'skipped': skipped,
       'tables': sorted(merged.trainable),

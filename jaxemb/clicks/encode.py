@@ -31,9 +31,11 @@ from jaxemb.io import cache as cache_lib
 from jaxemb.io import inputs, keys, tables, text_files
 from jaxemb.ops import hashing
 from jaxemb.runtime import resources
-from jaxemb.storage import checksums, export
+from jaxemb.storage import checksums, export, formats
 
-_FORMAT = 8  # of what is cached
+FORMAT = formats.Format(
+  'an encoded log of clicks', number=8, remedy=cache_lib.REMEDY
+)
 _SPLITS = 'train', 'valid', 'test'
 # The settings of `config.data` that matter.
 _USED = (
@@ -114,17 +116,17 @@ def encode(
       raw.read(name, reader)
     _Writer(raw, fractions, seed, run=run).write(readers)
 
-  folder = cache_lib.folder_of(
-    cache,
-    'clicks-',
-    [_FORMAT, files, settings, seed, *([known.fingerprint] if known else [])],
-  )
+  numbers = FORMAT.number, encoder_lib.FORMAT.number
+  identity = [numbers, files, settings, seed]
+  identity += [known.fingerprint] if known else []
+  folder = cache_lib.folder_of(cache, 'clicks-', identity)
   return cache_lib.opened(folder, load=_opened, make=make)
 
 
 def _opened(folder):
   """Opens what `encode` has written; raises an error if it is damaged."""
   manifest = checksums.opened(folder)
+  FORMAT.check(folder, manifest)
   encoder = encoder_lib.load(folder)
   splits = {
     name: raw_log.mapped(folder, name, num, fields=encoder.fields)
@@ -234,7 +236,8 @@ class _Writer:
     dropped = self._dropped(readers.values(), vocabularies, totals['unknown'])
     checksums.seal(
       self.folder,
-      {
+      FORMAT.stamp()
+      | {
         # Of what is trained on, wherever it was read.
         'fingerprint': hashlib.sha256(
           f'{content} {encoder.fields}'.encode()

@@ -25,8 +25,13 @@ from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
 from jaxemb.io import columns as columns_lib
 from jaxemb.io import keys, tables
-from jaxemb.storage import atomic
+from jaxemb.storage import atomic, export, formats
 
+FORMAT = formats.Format(
+  'an encoder of clicks',
+  number=1,
+  remedy='use that version, or train its model again',
+)
 _LABELS = {
   **dict.fromkeys(('1', '+1', 'true', 'yes'), 1),
   **dict.fromkeys(('0', '-1', 'false', 'no'), 0),
@@ -114,7 +119,7 @@ class Encoder:
 
   def save(self, folder: pathlib.Path) -> None:
     """Writes encoder.json and encoder.npz into a folder."""
-    record = {
+    record = FORMAT.stamp() | {
       'schema': dataclasses.asdict(self.schema),
       'settings': dict(self.settings),
       'fields': [[*x] for x in self.fields.ids],
@@ -129,7 +134,8 @@ class Encoder:
 
 def load(folder: pathlib.Path) -> Encoder:
   """Reads what `Encoder.save` has written."""
-  record = json.loads((folder / 'encoder.json').read_text())
+  record = export.read_record(folder / 'encoder.json')
+  FORMAT.check(folder / 'encoder.json', record)
   arrays = np.load(folder / 'encoder.npz')
   label, *columns = (
     record['schema'][x.name] for x in dataclasses.fields(schema_lib.Schema)

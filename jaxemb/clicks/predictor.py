@@ -43,10 +43,13 @@ from jaxemb.io import tables
 from jaxemb.models import columns
 from jaxemb.ops import sampling
 from jaxemb.runtime import resources
-from jaxemb.storage import atomic
+from jaxemb.storage import atomic, export, formats
 
 _LOG = logging.getLogger('jaxemb')
 _MODEL = 'model.json'
+FORMAT = formats.Format(
+  'a model of clicks', number=1, remedy='use that version, or train it again'
+)
 _EXAMPLES = 4096  # at once; more leave the caches of a CPU
 _MIN_ROWS = 1 << 17  # from a file, or the last rows of each take too much
 _PLATFORMS = 'cpu', 'cuda', 'rocm', 'tpu'
@@ -241,7 +244,7 @@ class ClickModel:
     spec = dataclasses.asdict(self.model.spec)
     for key in ('fields', 'row_ops', 'axes'):  # of the encoder, or the mesh
       del spec[key]
-    record = {
+    record = FORMAT.stamp() | {
       'terms': self.model.terms,
       'spec': spec,
       'tables': {k: list(x.shape) for k, x in self.tables.items()},
@@ -277,7 +280,8 @@ def load(folder: pathlib.Path) -> ClickModel:
   Raises a `UserError` if it is damaged.
   """
   try:
-    record = json.loads((folder / _MODEL).read_text())
+    record = export.read_record(folder / _MODEL)
+    FORMAT.check(folder, record)
     encoder = encoder_lib.load(folder)
     spec = clicks.ClickSpec(encoder.fields, **record['spec'])
     spec = dataclasses.replace(

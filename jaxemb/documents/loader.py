@@ -26,7 +26,7 @@ from jaxemb.io import cache as cache_lib
 from jaxemb.io import columns as columns_lib
 from jaxemb.io import roles, tables, text_files
 from jaxemb.models import base as model_base
-from jaxemb.storage import packed, word2vec_format
+from jaxemb.storage import formats, packed, word2vec_format
 from jaxemb.text import encode, loader, wiki
 
 ROLES = (
@@ -37,7 +37,7 @@ ROLES = (
   ),
   roles.Role('tag', ('tag', 'document_id doc_id')),
 )
-_FORMAT = 2
+FORMAT = formats.Format('written documents', number=2, remedy=cache_lib.REMEDY)
 _HEAD_BYTES = 1 << 16
 _LINES, _TAGS = 'lines.txt', 'tags.json'
 
@@ -244,7 +244,7 @@ def _lines(path: str, spec: base.SourceSpec) -> Lines:
   files, form = _find(path, declared, encoding=spec.settings['encoding'])
   if form == 'lines':
     return Lines(path)
-  identity = _FORMAT, declared, cache_lib.identity_of(files)
+  identity = FORMAT.number, declared, cache_lib.identity_of(files)
   folder = cache_lib.folder_of(spec.cache / 'documents', '', identity)
   progress = functools.partial(spec.progress, 'reading documents')
   reader = _reader(form, declared, progress)
@@ -346,6 +346,7 @@ def _is_table(file: pathlib.Path) -> bool:
 def _read_lines(folder: pathlib.Path) -> Lines:
   """Opens what `_write` has written."""
   stored = json.loads((folder / _TAGS).read_text('utf-8'))
+  FORMAT.check(folder, stored)
   return Lines(
     path=str(folder / _LINES),
     tags=stored['tags'],
@@ -368,7 +369,7 @@ def _write(
         out.write(' '.join(text.splitlines()).replace('\0', ' ') + '\n')
         if tag is not None:
           rows.append(row_of.setdefault(tag, len(row_of)))
-  stored = {
+  stored = FORMAT.stamp() | {
     'tags': [*row_of] if rows else None,
     'inputs': [x._asdict() for x in reader.inputs],
     'dropped': reader.dropped(),

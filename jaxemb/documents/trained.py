@@ -19,7 +19,7 @@ import numpy as np
 from jaxemb import embeddings, errors, missing_names
 from jaxemb.data import sentences
 from jaxemb.evaluation import geometry
-from jaxemb.storage import atomic, word2vec_format
+from jaxemb.storage import atomic, formats, word2vec_format
 from jaxemb.storage import export as export_lib
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _FOLDER, _SETTINGS = 'words', 'documents.json'
 _OUTPUTS, _INPUTS = 'outputs.npy', 'inputs.npy'
+FORMAT = formats.Format(
+  'a model of documents', number=1, remedy='use that version, or train it again'
+)
 _MOST_NAMES = 5
 # Of the settings that are saved.
 _KINDS = {
@@ -324,13 +327,12 @@ def _write(
           export_lib.put_array(file, np.asarray(array))
     with (new / 'vocab.txt').open('wb') as file:
       word2vec_format.put_counts(file, words, counts)
-    (new / _SETTINGS).write_text(json.dumps(settings, indent=2), 'utf-8')
+    record = FORMAT.stamp() | dict(settings)
+    (new / _SETTINGS).write_text(json.dumps(record, indent=2), 'utf-8')
 
 
-def _check_settings(settings: Any) -> None:
+def _check_settings(settings: Mapping[str, Any]) -> None:
   """Raises a `ValueError` for settings that inference cannot use."""
-  if not isinstance(settings, dict):
-    raise ValueError(f'{_SETTINGS} has no settings')
   for name, kind in _KINDS.items():
     # bool is an int in Python.
     if type(settings.get(name)) not in (kind, int if kind is float else kind):
@@ -352,7 +354,7 @@ def load(folder: pathlib.Path) -> Documents:
   """
   inner = folder / _FOLDER
   try:
-    settings = json.loads((inner / _SETTINGS).read_text('utf-8'))
+    settings = FORMAT.check(inner, export_lib.read_record(inner / _SETTINGS))
     _check_settings(settings)
     words, counts = word2vec_format.read_vocab(inner / 'vocab.txt')
     arrays = {

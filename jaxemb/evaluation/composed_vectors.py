@@ -33,7 +33,7 @@ _TABLE_BYTES = 640 << 20  # of columns of all n-grams in memory
 _LINE_NUMBERS = memory.LINE // 4
 # Of fewer words, lengths are computed anew rather than cached in a file.
 _MIN_CACHED = 200_000
-_NORMS = 'norms.npy'
+_NORMS, _FORMAT = 'norms.npy', 1  # in the cache
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -169,7 +169,7 @@ class ComposedVectors(export.LazyRows):
     """
     if fasttext_format.status_of(self.model.path) != self.model.status:
       raise OSError(f'{self.model.path} was replaced')
-    identity = ['norms', cache.identity_of([self.model.path])]
+    identity = ['norms', _FORMAT, cache.identity_of([self.model.path])]
     return cache.folder_of(cache.default_folder(), 'norms-', identity)
 
   def _compose_all(

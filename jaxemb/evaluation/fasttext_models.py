@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import json
 import operator
 import pathlib
 import warnings
@@ -14,7 +13,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.evaluation import composed_vectors, subwords
 from jaxemb.ops import ngrams as ngrams_lib
-from jaxemb.storage import export, fasttext_format, word2vec_format
+from jaxemb.storage import export, fasttext_format, formats, word2vec_format
 
 _BLOCK_WORDS = 4096
 
@@ -122,7 +121,9 @@ def _of_export(exported: Export) -> _Origin | None:
     return None
   from jaxemb.storage import orbax_export
 
-  config = json.loads(config_file.read_text())
+  with export.reading(config_file):
+    config = export.read_record(config_file)
+    formats.RUN.check(config_file.parent, config)
   model, data = config['model'], config['data']
   name = 'context_vectors'
   num_rows, dim = orbax_export.shapes(folder / 'orbax').get(name, (0, 0))

@@ -21,10 +21,13 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.evaluation import geometry
-from jaxemb.storage import atomic, export
+from jaxemb.storage import atomic, export, formats
 
 KINDS = ('hnsw',)
 _GRAPH, _SETTINGS = 'graph.usearch', 'index.json'
+FORMAT = formats.Format(
+  'an index of neighbors', number=1, remedy='build it again'
+)
 _BLOCK_ROWS = 1 << 16
 _BLOCK_QUERIES = 1 << 8
 _BLOCK_BYTES = 1 << 22
@@ -84,6 +87,7 @@ class Index:
       self.graph.save(str(temporary / _GRAPH))
       values = dataclasses.asdict(self.settings) | _identity(self.vectors)
       values |= {'graph_checksum': _file_checksum(temporary / _GRAPH)}
+      values |= FORMAT.stamp()
       (temporary / _SETTINGS).write_text(json.dumps(values, indent=1))
 
   def check(self, vectors: Any) -> None:
@@ -294,7 +298,7 @@ def read(
   usearch = errors.optional('usearch.index', 'ann')
   folder = pathlib.Path(folder)
   try:
-    values = json.loads((folder / _SETTINGS).read_text())
+    values = FORMAT.check(folder, export.read_record(folder / _SETTINGS))
     identity = {k: values.pop(k) for k in _identity(vectors[:0])}
     checksum = values.pop('graph_checksum')
     settings = Settings(**values)

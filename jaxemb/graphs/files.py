@@ -200,7 +200,7 @@ def _built(make, paths, settings, cache, progress):
   identity = [
     make.__name__,
     {x: settings[x] for x in _CACHED_BY},
-    _FORMAT,
+    [_FORMAT, graph_lib.FORMAT.number],
     edge_lists.learns_edges(settings),
     cache_lib.identity_of(sorted(paths)),
   ]

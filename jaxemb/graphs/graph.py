@@ -26,11 +26,13 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.graphs import features as features_lib
 from jaxemb.graphs import labels as labels_lib
-from jaxemb.storage import checksums, export
+from jaxemb.storage import checksums, export, formats
 
 _RANGE_EDGES = 1 << 25  # sorted at once, where edges lie on disk
 _COLUMNS = 'neighbors', 'weights', 'relations'  # in order of lists
-_FORMAT = 1
+FORMAT = formats.Format(
+  'a graph', number=1, remedy='remove it, and save the graph again'
+)
 
 
 class Names(Sequence):
@@ -438,8 +440,7 @@ def save(graph: Graph, folder: pathlib.Path | str) -> Graph:
     if not isinstance(x, np.memmap) or pathlib.Path(x.filename) != path:
       np.save(path, x)
   label_names = graph.labels and graph.labels.names
-  manifest = {
-    'format': _FORMAT,
+  manifest = FORMAT.stamp() | {
     'directed': graph.directed,
     'digest': fingerprint(graph),
     'arrays': sorted(_arrays(graph)),
@@ -456,8 +457,8 @@ def is_saved(folder: pathlib.Path | str) -> bool:
   """Whether `load` finds a graph there."""
   try:
     text = (pathlib.Path(folder) / 'manifest.json').read_text('utf-8')
-    return json.loads(text).get('format') == _FORMAT and 'arrays' in text
-  except (OSError, ValueError):
+    return {'format', 'arrays'} <= json.loads(text).keys()
+  except (OSError, ValueError, AttributeError):
     return False
 
 
@@ -469,6 +470,7 @@ def load(folder: pathlib.Path | str) -> Graph:
   folder = pathlib.Path(folder)
   try:
     manifest = checksums.opened(folder)
+    FORMAT.check(folder, manifest)
     arrays = {
       k: np.load(folder / f'{k}.npy', mmap_mode='r') for k in manifest['arrays']
     }

@@ -25,12 +25,15 @@ from jaxemb.graphs import features as features_lib
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import graphsage, neighbors, node_source
 from jaxemb.runtime import resources
-from jaxemb.storage import atomic, export
+from jaxemb.storage import atomic, export, formats
 
 NETWORK = 'network.npz'
 _SEPARATOR = '.'  # of paths of parameters, in names of files
 FIRST_BIAS = 'layer_0.own.bias.npy'
 _RECORD = 'network.json'
+FORMAT = formats.Format(
+  'a network of nodes', number=1, remedy='use that version, or train it again'
+)
 _ROWS = 1 << 15  # of a product
 _SETTINGS = 'directed', 'normalize'  # under `config.data`
 
@@ -269,7 +272,8 @@ def load(path: pathlib.Path | str) -> NodeModel | None:
   if folder is None:
     return None
   try:
-    record = json.loads((folder / _RECORD).read_text())
+    record = export.read_record(folder / _RECORD)
+    FORMAT.check(folder, record)
     fields = dict(record['network'])
     fields['sizes'] = tuple(fields['sizes'])
     fields['fanouts'] = tuple(fields.pop('tree'))
@@ -299,7 +303,7 @@ def save(
   fields = dataclasses.asdict(spec)
   fields['tree'] = fields.pop('fanouts')
   del fields['row_ops']
-  record = {
+  record = FORMAT.stamp() | {
     'network': fields,
     'classes': [] if spec.from_walks else source.labels.class_names,
     'settings': {k: source.spec.settings[k] for k in _SETTINGS},

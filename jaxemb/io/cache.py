@@ -7,6 +7,7 @@ of it. Sizes and times of files alone do not tell: some tools set times.
 
 import hashlib
 import json
+import logging
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from jaxemb import errors
 from jaxemb.storage import atomic
 
 T = TypeVar('T')
+
+_LOG = logging.getLogger('jaxemb')
 
 REMEDY = 'set JAXEMB_CACHE to another folder'
 
@@ -67,11 +70,16 @@ def opened(
       f'cannot read {folder}: {errors.one_line(error)}; mend that, or set '
       'JAXEMB_CACHE to another folder'
     ) from error
-  except Exception:  # damaged in any way
-    pass
+  except Exception as error:  # damaged in any way, or of another format
+    log_unusable(folder, error)
   with atomic.folder(folder, REMEDY) as temporary:
     make(temporary)
   return load(folder)
+
+
+def log_unusable(folder: pathlib.Path, error: Exception) -> None:
+  """Logs why a folder is made again."""
+  _LOG.info('%s is made again: %s', folder, errors.one_line(error))
 
 
 def sample_sha256(path: pathlib.Path, num_samples: int) -> str:

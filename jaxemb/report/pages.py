@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxemb import config as config_lib
-from jaxemb.storage import atomic
+from jaxemb.storage import atomic, formats
 
+# Of report.json and merge.json, which other programs read.
+FORMAT = formats.Format('a report', number=1, remedy='read it as that version')
 _MAX_POINTS = 300  # per curve
 _NUM_TABLE_ROWS = 20
 _UNITS = ('', ' k', ' M', ' G', ' T')
@@ -91,7 +93,8 @@ def write(
 
 def write_json(workdir: pathlib.Path, report: Mapping[str, Any]) -> None:
   """Writes `workdir/report.json` alone; values that are not finite are null."""
-  text = json.dumps(_plain(report), indent=2, ensure_ascii=False)
+  report = FORMAT.stamp() | _plain(report)
+  text = json.dumps(report, indent=2, ensure_ascii=False)
   with atomic.write(workdir / 'report.json') as file:
     file.write(text.encode(errors='backslashreplace') + b'\n')
 

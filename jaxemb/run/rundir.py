@@ -15,7 +15,7 @@ import ml_collections
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.io import cache
-from jaxemb.storage import atomic
+from jaxemb.storage import atomic, formats
 
 # What config.json holds beside the settings, or how its names begin.
 _RECORDED = ('tuning.', 'fingerprint')
@@ -67,7 +67,7 @@ def recorded(workdir: pathlib.Path) -> dict[str, Any]:
   with using(workdir):
     data = path.read_bytes() if path.exists() else b'{}'
   try:
-    return config_lib.flat(json.loads(data))
+    return config_lib.flat(formats.RUN.check(workdir, json.loads(data)))
   except (ValueError, AttributeError) as error:
     raise errors.UserError(
       f'{path} does not hold the settings of a run: {error}; '
@@ -129,7 +129,11 @@ def record(
 
   And that of the run which it continues, if it does.
   """
-  data = {**settings, 'tuning': dataclasses.asdict(tuning)}
+  data = {
+    **formats.RUN.stamp(),
+    **settings,
+    'tuning': dataclasses.asdict(tuning),
+  }
   data['fingerprint'] = fingerprint
   if fingerprint_from:
     data['fingerprint_from'] = fingerprint_from

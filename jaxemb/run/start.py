@@ -5,7 +5,6 @@ such as words, stay with their counts, and so do all of its tables. In place of
 a run, a model of fastText may be continued (.bin).
 """
 
-import json
 import os
 import pathlib
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from jaxemb.config import kinds
 from jaxemb.data import base as data_base
 from jaxemb.io import text_files
 from jaxemb.ops import ngrams
-from jaxemb.storage import export, fasttext_format, word2vec_format
+from jaxemb.storage import export, fasttext_format, formats, word2vec_format
 
 # Settings of which a run that is continued must have the same values.
 _SAME = (
@@ -76,6 +75,8 @@ def _check_run(config: ml_collections.ConfigDict, path: str) -> None:
       f'--from={path} has {has}, and this run {values}; give {flags}, or '
       'another run'
     )
+  if folder.is_dir():
+    export.check_format(folder)
   for name in () if folder.is_file() else _needed(config):
     if not (folder / name).is_file():
       raise errors.UserError(
@@ -147,7 +148,8 @@ def _settings(path: str) -> dict[str, Any]:
     file = folder / 'config.json'
     if file.is_file():
       with export.reading(file):
-        return config_lib.flat(json.loads(file.read_text('utf-8')))
+        settings = formats.RUN.check(folder, export.read_record(file))
+        return config_lib.flat(settings)
   return {}
 
 

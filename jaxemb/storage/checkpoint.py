@@ -23,9 +23,15 @@ import orbax.checkpoint as ocp
 
 from jaxemb import errors
 from jaxemb.runtime import process
+from jaxemb.storage import formats
 
 TO_KEEP = 3  # newest checkpoints of a run
-_FORMAT = 6  # of state and record; checkpoints of another are refused
+# Of state, record and what a store writes with them.
+FORMAT = formats.Format(
+  'a checkpoint',
+  number=6,
+  remedy='go on with that version, or give another --workdir',
+)
 # Errors that say nothing about the checkpoint itself.
 _PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
 
@@ -99,7 +105,7 @@ def newest_record(folder: pathlib.Path) -> dict[str, Any] | None:
   with contextlib.suppress(OSError, ValueError):
     record = json.loads(newest.read_bytes()) if newest else {}
     if isinstance(record, dict) and _is_intact(record):
-      return record if record.get('format') == _FORMAT else None
+      return record if record.get('format') == FORMAT.number else None
   return None
 
 
@@ -182,7 +188,7 @@ class Checkpoints:
     with self._reported():
       if write:
         state, record['store'] = write(self._new_folder(step))
-      record = record | {'format': _FORMAT, 'checksums': _checksums(state)}
+      record = record | FORMAT.stamp() | {'checksums': _checksums(state)}
       record['checksum'] = _record_checksum(record)
       args = ocp.args.Composite(
         state=ocp.args.PyTreeSave(state), record=ocp.args.JsonSave(record)
@@ -289,11 +295,7 @@ class Checkpoints:
     record = restored(record=ocp.args.JsonRestore()).record
     if not _is_intact(record):
       raise ValueError('its record has changed')
-    if record.get('format') != _FORMAT:
-      raise errors.UserError(
-        f'checkpoint {step} in {self._folder} is of another version of jaxemb; '
-        'go on with that version, or give another --workdir'
-      )
+    FORMAT.check(self._folder / str(step), record)
     like = like(record)
     args = jax.tree.map(_restore_args, like)
     state = restored(state=ocp.args.PyTreeRestore(like, args)).state

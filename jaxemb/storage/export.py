@@ -5,6 +5,7 @@
     projector/    for the TensorBoard projector       orbax/        all tables
     relations.npz  how edges score: operators of relations, if there are any
     attributes.npz  values of words by name, see `storage.attributes`
+    export.json   the number of the format of all files of vectors
     targets.npy   vectors of nodes as targets of edges, where these are others
     tree.npz      of hierarchical softmax: what is above each word and node, 2
                   node + code, and -1 above the root (rows: `inner_nodes` of
@@ -22,6 +23,7 @@ projector.tensorflow.org takes the two .tsv files by hand. Both draw at most
 import bisect
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import pathlib
@@ -34,12 +36,18 @@ import ml_dtypes
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.storage import atomic, word2vec_format
+from jaxemb.storage import atomic, formats, word2vec_format
 
 VECTORS, SCALES, CONTEXTS = 'vectors.npy', 'scales.npy', 'context_vocab.txt'
 RELATIONS, TARGETS, TREE = 'relations.npz', 'targets.npy', 'tree.npz'
 SUBWORDS = 'subwords.json'  # see evaluation.subwords
 DOCUMENTS = 'words/documents.json'  # see documents.trained
+FORMAT = formats.Format(
+  'an export',
+  number=1,
+  remedy='load it with that version, and give what save_word2vec_format writes',
+)
+_FORMAT_FILE = 'export.json'
 _MAX_PROJECTOR_WORDS = 100_000
 # At once; to read a number of a row may take the whole row.
 _BLOCK_BYTES, _BLOCK_ROWS = 1 << 22, 1 << 14
@@ -298,8 +306,8 @@ def write(
   """Writes every form of the vectors, with one spelling of the words.
 
   Row i of `rows`, [vocab, dim], is word i, which occurs `counts[i]` times, the
-  most frequent first; a minimal export is vectors.npy and vocab.txt alone, and
-  may be of unknown counts (None).
+  most frequent first; a minimal export has no text or word2vec files, and may
+  be of unknown counts (None).
   `context_words` are what rows of context vectors are of, if not of words. The
   files replace those of an earlier export together, once all are written.
 
@@ -326,6 +334,7 @@ def write(
       )
       _put_texts(create, words=spelled, vectors=vectors, counts=counts)
     word2vec_format.put_counts(create('vocab.txt'), spelled, counts)
+    create(_FORMAT_FILE).write(json.dumps(FORMAT.stamp()).encode())
     if context_words:
       names, _ = word2vec_format.spell(context_words)
       word2vec_format.put_counts(create(CONTEXTS), names, None)
@@ -426,6 +435,7 @@ def read(
   folder = path if path.is_dir() else path.parent
   if (folder / 'export').is_dir():
     folder = folder / 'export'
+  check_format(folder)
   try:
     rows = open_array(folder / VECTORS)
   except (OSError, ValueError, EOFError) as error:
@@ -454,6 +464,22 @@ def read(
     counts=counts,
     folder=folder,
   )
+
+
+def check_format(folder: pathlib.Path) -> None:
+  """Raises a `UserError` for an export that this version cannot read."""
+  path = folder / _FORMAT_FILE
+  if path.exists():  # not in a folder that a user has filled
+    with reading(path):
+      FORMAT.check(folder, read_record(path))
+
+
+def read_record(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a JSON object; raises a `ValueError` or `OSError` if it is none."""
+  value = json.loads(path.read_text('utf-8'))
+  if not isinstance(value, dict):
+    raise ValueError('it has no JSON object')
+  return value
 
 
 def _decoded(rows: np.ndarray, path: pathlib.Path) -> np.ndarray:

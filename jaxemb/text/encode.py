@@ -27,7 +27,6 @@ knows the sizes of all blocks.
 
 import codecs
 import collections
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -53,7 +52,7 @@ from jaxemb.io import cache as cache_lib
 from jaxemb.io import roles
 from jaxemb.io import text_files as sources
 from jaxemb.runtime import resources
-from jaxemb.storage import atomic, checksums, packed, word2vec_format
+from jaxemb.storage import atomic, checksums, formats, packed, word2vec_format
 from jaxemb.text import ahead, growth, passes, tokenize, wiki
 from jaxemb.text import phrases as phrases_lib
 from jaxemb.text import pieces as pieces_lib
@@ -62,7 +61,7 @@ MAX_HELD_WORDS = 1 << 22  # words of a table in memory, some 200 MB
 
 _LOG = logging.getLogger('jaxemb')
 _MAX_CAPITALS = 0.01  # of the words of a run that goes on in lower case
-_FORMAT = 13
+FORMAT = formats.Format('an encoded text', number=13, remedy=cache_lib.REMEDY)
 _UNKNOWN = -2  # the new id of a word outside the vocabulary
 _SHOWN_CHARS = 60  # of the first line of a text
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
@@ -170,16 +169,14 @@ def encode(
   inputs += phrase_files
   known_phrases = _known_phrases(settings, phrase_files)
   unused = [str(x.path) for x in held_out]
-  identity = [settings, _FORMAT, cache_lib.identity_of(inputs), unused]
+  identity = [settings, FORMAT.number, cache_lib.identity_of(inputs), unused]
   if known:
     identity.append(known.fingerprint)
   if readers.num_processes > 1:
     # Processes that read the same parts may share a cache, but not a folder.
     identity += [num_parts, readers.process, *readers.local_parts]
   folder = cache_lib.folder_of(cache / 'corpora', '', identity)
-  encoded = None
-  with contextlib.suppress(Exception):  # missing, or damaged in any way
-    encoded = _open(folder)
+  encoded = _open_cached(folder)
   # All or none: the processes choose a vocabulary together.
   if all(_gather(readers, encoded is not None)):
     return encoded
@@ -314,7 +311,7 @@ class _Encoder:
         '--config.data.lowercase and --config.data.tokens'
       )
     content = [sources.file_sha256(self.folder / 'vocab.txt'), *digests]
-    manifest = {
+    manifest = FORMAT.stamp() | {
       'size_bytes': sum(x.size_bytes for x in self.files),
       # By this process.
       'num_read_files': sum(x.source_bytes > 0 for x in self.reports),
@@ -807,9 +804,21 @@ def block_starts(
   return np.array(starts, np.int64), sizes[: len(starts)].astype(np.int64)
 
 
+def _open_cached(folder: pathlib.Path) -> Encoded | None:
+  """Opens a folder of the cache; logs why it cannot if there is one."""
+  try:
+    return _open(folder)
+  except FileNotFoundError:
+    pass
+  except Exception as error:  # damaged in any way, or of another format
+    cache_lib.log_unusable(folder, error)
+  return None
+
+
 def _open(folder: pathlib.Path) -> Encoded:
   """Opens a corpus folder; raises various errors if it is damaged."""
   manifest = checksums.opened(folder)
+  FORMAT.check(folder, manifest)
   words, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
   of_text = folder / 'counts.npy'
   text_counts = np.load(of_text) if of_text.exists() else None

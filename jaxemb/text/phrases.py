@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from jaxemb import errors
 from jaxemb.config import schema
 from jaxemb.io import json_text
-from jaxemb.storage import atomic
+from jaxemb.storage import atomic, formats
 
 FILE = 'phrases.txt'
 DELIMITER = '_'
@@ -30,8 +30,10 @@ ENGLISH = frozenset(
 )
 THRESHOLDS = {'word2vec': 10.0, 'npmi': 0.5}  # by score
 USUAL = -2.0  # below all scores: the threshold that suits the score
-_FORMAT = 1
 _MAX_PASSES = 1000
+FORMAT = formats.Format(
+  'phrases', number=1, remedy='find them again by a run with data.phrases'
+)
 
 
 class Rules(NamedTuple):
@@ -132,7 +134,7 @@ class Phrases:
 
   def save(self, path: str | os.PathLike) -> None:
     """Writes phrases.txt; raises a `UserError` if it cannot be written."""
-    head = {'format': _FORMAT, 'passes': len(self.passes)}
+    head = FORMAT.stamp() | {'passes': len(self.passes)}
     lines = [json.dumps(head | self.rules._asdict(), ensure_ascii=False)]
     for number, phrases in enumerate(self.passes, 1):
       lines += [
@@ -204,8 +206,7 @@ def _head(path: pathlib.Path, line: str) -> tuple[Rules, int]:
   """Returns the rules in the first line of a file, and the number of passes."""
   try:
     head: Mapping[str, Any] = json_text.loads(line)
-    if head['format'] != _FORMAT:
-      raise ValueError(f'format {head["format"]}')
+    FORMAT.check(path, head)
     rules = Rules(
       score=head['score'],
       threshold=float(head['threshold']),

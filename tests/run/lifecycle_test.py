@@ -306,7 +306,7 @@ def test_another_version_is_refused(copied):
     record = json.loads(path.read_text())
     del record['checksum']  # which came later
     path.write_text(json.dumps(record | {'format': 1}))
-  assert 'another version of jaxemb' in _refused(copied, _EVALUATED)
+  assert 'reads format 6; go on' in _refused(copied, _EVALUATED)
 
 
 def _text(tmp_path: pathlib.Path, data: bytes) -> dict:

@@ -32,7 +32,8 @@ def test_every_form_holds_the_same(tmp_path, monkeypatch):
   assert export.write(tmp_path, _WORDS, rows, _COUNTS) == {
     'words_renamed_in_exports': 1, 'words_left_out_of_projector': 2,
   }  # fmt: skip
-  files = {'vectors.bin', 'vectors.txt', 'vectors.npy', 'vocab.txt'}
+  files = {'vectors.bin', 'vectors.txt', 'vectors.npy'}
+  files |= {'vocab.txt', 'export.json'}
   assert {x.name for x in tmp_path.iterdir()} == files | {'projector'}
   words, counts = w2v.read_vocab(tmp_path / 'vocab.txt')
   assert words == ['x_y', *_WORDS[1:]] and counts.tolist() == _COUNTS.tolist()
@@ -145,7 +146,7 @@ def test_rows_keep_their_precision(tmp_path, dtype):
   rows = spec_lib.encode_rows(_VECTORS, dtype)
   export.write(tmp_path, _WORDS, rows, _COUNTS, is_minimal=True)
   has_scales = {'scales.npy'} if dtype == 'int8' else set()
-  names = {'vectors.npy', 'vocab.txt'} | has_scales
+  names = {'vectors.npy', 'vocab.txt', 'export.json'} | has_scales
   assert {x.name for x in tmp_path.iterdir()} == names
   found = export.read(tmp_path)
   assert found.vectors.dtype == np.float32
