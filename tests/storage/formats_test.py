@@ -1,3 +1,5 @@
+"""Numbers of formats: which are read, and what others end with."""
+
 import pytest
 
 import jaxemb
