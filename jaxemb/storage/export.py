@@ -474,12 +474,9 @@ def check_format(folder: pathlib.Path) -> None:
       FORMAT.check(folder, read_record(path))
 
 
-def read_record(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a JSON object; raises a `ValueError` or `OSError` if it is none."""
-  value = json.loads(path.read_text('utf-8'))
-  if not isinstance(value, dict):
-    raise ValueError('it has no JSON object')
-  return value
+def read_record(path: pathlib.Path) -> Any:
+  """Reads a file of JSON; raises a `ValueError` or `OSError` if it cannot."""
+  return json.loads(path.read_text('utf-8'))
 
 
 def _decoded(rows: np.ndarray, path: pathlib.Path) -> np.ndarray:

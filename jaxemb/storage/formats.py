@@ -36,8 +36,10 @@ class Format(NamedTuple):
     """Returns a record of the file or folder `path` without its stamp.
 
     Raises a `UserError` if this version does not read files of its number, and
-    a `ValueError` if that is no number.
+    a `ValueError` if that is no number or the record no JSON object.
     """
+    if not isinstance(record, Mapping):
+      raise ValueError('it has no JSON object')
     number = record.get('format', 1)
     if type(number) is not int or number < 1:
       raise ValueError(f'its format {str(number)[:_MAX_CHARS]!r} is no number')

@@ -209,10 +209,18 @@ def test_stored_runs_are_resumed(version, name, tmp_path):
     except errors.UserError as error:
       assert _REFUSED.search(str(error)), error
       return
-  assert 'resuming after' in (folder / name / 'log.txt').read_text()
-  readers.compare(
-    readers.READERS[name](folder / name), readers.expected(version, name)
-  )
+  log = (folder / name / 'log.txt').read_text()
+  found = readers.READERS[name](folder / name)
+  wanted = readers.expected(version, name)
+  if name == 'sub-models':  # which are merged again, by products
+    assert 'sub-model 0' not in log
+    found, wanted = (
+      {'close' if k == 'vectors' else k: y for k, y in x.items()}
+      for x in (found, wanted)
+    )
+  else:
+    assert 'resuming after' in log
+  readers.compare(found, wanted)
 
 
 def _keys(value: object, path: str = '') -> Iterator[str]:
@@ -283,10 +291,12 @@ def test_todays_code_writes_what_is_stored(written):
 
 
 @pytest.mark.slow
-@_FORMATS
+@pytest.mark.parametrize(
+  'name',
+  # CPUs and compilers round what is trained in their own ways.
+  [x for x in readers.READERS if x not in write.RUNS],
+)
 def test_todays_files_have_the_numbers_that_are_stored(written, name):
-  if name in write.RUNS:  # which CPUs and compilers round in their own ways
-    pytest.skip('trained numbers depend on the machine')
   readers.compare(
     readers.READERS[name](written / name), readers.expected(NEWEST, name)
   )

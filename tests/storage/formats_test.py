@@ -42,3 +42,8 @@ def test_others_are_refused_by_name(record, line):
 def test_what_is_no_number_is_damage(number):
   with pytest.raises(ValueError, match='is no number'):
     _FORMAT.check('file', {'format': number})
+
+
+def test_a_record_is_an_object():
+  with pytest.raises(ValueError, match='no JSON object'):
+    _FORMAT.check('file', [3])
