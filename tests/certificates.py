@@ -43,3 +43,13 @@ def of_jax(credentials: tls.Credentials) -> dict[str, str]:
     'JAX_MTLS_KEY_FILE': credentials.key_file,
     'JAX_MTLS_CA_FILE': credentials.ca_file,
   }
+
+
+def of_ray(credentials: tls.Credentials) -> dict[str, str]:
+  """Returns the variables of the environment by which Ray uses them."""
+  return {
+    'RAY_USE_TLS': '1',
+    'RAY_TLS_SERVER_CERT': credentials.cert_file,
+    'RAY_TLS_SERVER_KEY': credentials.key_file,
+    'RAY_TLS_CA_CERT': credentials.ca_file,
+  }

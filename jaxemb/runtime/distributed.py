@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import ssl
 import sys
 import threading
@@ -43,8 +42,6 @@ GO_ON, SAVE, STOP = 'go on', 'save', 'stop'  # see `decide`
 _HEARTBEAT_SECS = 7 * 86_400
 _SHUTDOWN_SECS = 600  # from the first to end to the last, once all are done
 _GRACE_SECS = 5
-# What a client of HTTP/2 begins with; a server of TLS ends the connection.
-_HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\4' + bytes(5)
 _TLS_VERSION = '0.11.2'  # the first JAX that has it
 _DEMANDS_TLS = 'JAX_DISTRIBUTED_VERIFY_SECURE_CREDENTIALS'
 _MESSAGE_BYTES = 1 << 20  # of `gather`: one length is one program
@@ -208,13 +205,12 @@ def _wait_for(coordinator: str, credentials: tls.Credentials | None) -> None:
   deadline, num_resets = time.monotonic() + WAIT_SECS, 0
   while True:
     try:
-      with socket.create_connection((host, port), timeout=5) as connected:
-        return _greet(connected, host, credentials)
+      return tls.greet((host, port), credentials, secs=5)
     except OSError as error:
       num_resets += isinstance(error, ConnectionResetError)
       why = tls.reason(error) if isinstance(error, ssl.SSLError) else ''
       if num_resets > 1 and not credentials:  # the first may be of its end
-        why = 'it ends connections without TLS, which this process has not'
+        why = tls.DEMANDED
       if why:
         raise errors.UserError(
           f'the coordinator {coordinator} and this process do not accept each '
@@ -227,19 +223,6 @@ def _wait_for(coordinator: str, credentials: tls.Credentials | None) -> None:
           'process 0 there, or correct --coordinator=HOST:PORT'
         ) from error
       time.sleep(0.5)
-
-
-def _greet(
-  connected: socket.socket, host: str, credentials: tls.Credentials | None
-) -> None:
-  """Waits for what a server of HTTP/2 begins with; raises an OSError."""
-  if credentials:
-    with credentials.client(connected, host, protocols=['h2']) as encrypted:
-      encrypted.recv(1)  # or it refuses the certificate
-  else:
-    connected.sendall(_HTTP2)
-    if not connected.recv(1):
-      raise ConnectionResetError
 
 
 def process_id() -> int:

@@ -13,6 +13,10 @@ from typing import NamedTuple
 
 from jaxemb import errors
 
+# What a client of HTTP/2 begins with; a server of TLS ends the connection.
+_HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\4' + bytes(5)
+DEMANDED = 'it ends connections without TLS, which this process has not'
+
 
 class Credentials(NamedTuple):
   """Files in PEM that authenticate this process and its peers."""
@@ -127,6 +131,24 @@ def credentials(
       f'{", ".join(names)}, or none'
     )
   return Credentials(*map(os.fspath, files), peer_uri_prefix)
+
+
+def greet(
+  address: tuple[str, int], credentials: Credentials | None, secs: float
+) -> None:
+  """Waits for the first word of a server of gRPC, or raises an OSError.
+
+  An SSLError if either refuses the other, a ConnectionResetError if it demands
+  TLS and there are no credentials, or has ended.
+  """
+  with socket.create_connection(address, secs) as connected:
+    if credentials:
+      with credentials.client(connected, address[0], ['h2']) as encrypted:
+        encrypted.recv(1)  # or it refuses the certificate
+    else:
+      connected.sendall(_HTTP2)
+      if not connected.recv(1):
+        raise ConnectionResetError
 
 
 def reason(error: Exception) -> str:

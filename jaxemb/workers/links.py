@@ -2,8 +2,8 @@
 
 Those on its machine it calls itself, on rows in shared memory (`Near`); those
 on others by a connection to the actor (`Far`), which takes a third of the CPU
-time of messages by Ray, or less. A message is JSON, then the bytes of arrays:
-nothing that comes is executed.
+time of messages by Ray, or less, and is encrypted if those are. A message is
+JSON, then the bytes of arrays: nothing that comes is executed.
 """
 
 import hmac
@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.workers import memory as memory_lib
-from jaxemb.workers import shards
+from jaxemb.workers import nodes, shards
 
 METHODS = frozenset({'newer', 'add', 'write'})  # of `shards.Shard`
 # And those that change memory of the caller.
@@ -133,7 +133,9 @@ class Server:
   def __init__(self, host: str, call: Callable[[tuple], Sequence[Any]]):
     """`call` has what `Far.send` has; the host is this machine's address."""
     self._call, self.secret = call, secrets.token_bytes(_SECRET_BYTES)
-    self._socket = socket.create_server((host, 0))
+    self._credentials = nodes.credentials()
+    family = socket.AF_INET6 if ':' in host else socket.AF_INET
+    self._socket = socket.create_server((host, 0), family=family)
     self.host, self.port = self._socket.getsockname()[:2]
     threading.Thread(target=self._accept, daemon=True).start()
 
@@ -149,10 +151,12 @@ class Server:
       ).start()
 
   def _serve(self, connection):
-    with connection:
-      try:
-        _tune(connection)
-        connection.settimeout(_SECRET_SECS)
+    try:
+      _tune(connection)
+      connection.settimeout(_SECRET_SECS)
+      if self._credentials:
+        connection = self._credentials.server(connection)
+      with connection:
         secret = bytearray(_SECRET_BYTES)
         receiver = _Receiver(connection)
         receiver._fill(memoryview(secret))
@@ -161,8 +165,8 @@ class Server:
         connection.settimeout(None)
         while True:
           _send(connection, self._answer(receiver.receive()))
-      except OSError:  # the client has ended, or asks again
-        return
+    except OSError:  # the client has ended, or asks again
+      return
 
   def _answer(self, calls):
     """Returns why calls have failed, or '', and their answers."""
@@ -221,6 +225,8 @@ class Far:
     self.tables = set(place.addresses)
     self._socket = socket.create_connection((place.host, place.port), secs)
     _tune(self._socket)
+    if credentials := nodes.credentials():
+      self._socket = credentials.client(self._socket, place.host)
     self._socket.sendall(place.secret)
     self._receiver, self._is_open = _Receiver(self._socket), True
     self._calls: Sequence[tuple] = ()

@@ -8,15 +8,53 @@ import logging
 import os
 import pathlib
 import socket
+import ssl
 import threading
 import time
 
 from jaxemb import errors
+from jaxemb.runtime import addresses, tls
 
 _ASK_SECS, _ANSWER_SECS = 5.0, 3.0
 # Without an answer: until a run ends, and until its process does if it waits
 # for something that was lost with the head. Both before Ray ends it.
 _LOST_SECS, _EXIT_SECS = 30.0, 40.0
+
+_TLS_FILES = 'RAY_TLS_SERVER_CERT', 'RAY_TLS_SERVER_KEY', 'RAY_TLS_CA_CERT'
+
+
+def credentials() -> tls.Credentials | None:
+  """Returns those that Ray is told to use; None = no TLS."""
+  if os.environ.get('RAY_USE_TLS', '').lower() not in ('1', 'true'):
+    return None
+  found = tls.credentials([os.environ.get(x) for x in _TLS_FILES], _TLS_FILES)
+  if not found:
+    raise errors.UserError(
+      f'RAY_USE_TLS is set without {", ".join(_TLS_FILES)}: set these, too; '
+      'docs/security.md has how to make the files'
+    )
+  return found
+
+
+def check_tls(address: str) -> None:
+  """Raises a `UserError` if the head and this process do not agree on TLS.
+
+  Ray would try again and again.
+  """
+  mine = credentials()
+  if mine:
+    mine.check()
+  try:
+    tls.greet(addresses.split(address), mine, _ANSWER_SECS)
+  except (ssl.SSLError, ConnectionResetError) as error:
+    is_tls = isinstance(error, ssl.SSLError)
+    raise errors.UserError(
+      f'the head of Ray at RAY_ADDRESS={address} and this process do not '
+      f'accept each other ({tls.reason(error) if is_tls else tls.DEMANDED}): '
+      f'set RAY_USE_TLS and {", ".join(_TLS_FILES)} as on its machines'
+    ) from error
+  except OSError:  # Ray says more
+    return
 
 
 def check_file(path: pathlib.Path, address: str) -> None:

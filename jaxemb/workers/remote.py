@@ -503,6 +503,8 @@ class Cluster:
   def _check_address(self):
     """Raises a `UserError` for a cluster that Ray would wait for, for ever."""
     address = self._address
+    if address == 'local' and (credentials := nodes.credentials()):
+      credentials.check(self._ray.util.get_node_ip_address())
     if address.startswith('ray://'):
       raise errors.UserError(
         f'cannot use Ray at {address}: give the HOST:PORT of its head in '
@@ -516,6 +518,8 @@ class Cluster:
         'there and that its port is open, or remove RAY_ADDRESS to start Ray '
         'on this machine'
       )
+    if port.isdigit():
+      nodes.check_tls(address)
 
   @property
   def is_own(self) -> bool:
