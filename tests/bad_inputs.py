@@ -309,6 +309,8 @@ _CLICKS = (
   _clicks('clicks.csv', 'positive numbers', 'model.hidden=8;4'),
   _clicks('clicks.csv', 'must be at least 1', 'data.min_count=0'),
   _clicks('clicks.csv', 'at most', 'data.hash_size=9000000000'),
+  _clicks('clicks.csv', 'lower --config.data.hash_size=2000000000',
+          'data.hash_size=2000000000'),
   _clicks('toyclicks:2000', 'more than twice', 'train.batch_examples=16777216'),
   _clicks('toyclicks:2000', 'lower --config.model.hidden',
           'model.hidden=2000000,2000000'),

@@ -19,8 +19,9 @@ from jaxemb.clicks import encoder as encoder_lib
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
 from jaxemb.io import keys, roles, tables
-from jaxemb.runtime import resources
+from jaxemb.runtime import budget, resources
 
+_COUNT_BYTES = 24  # of a hash: counts of a field, of all, and on their way
 _ROWS = 1 << 16  # that a thread holds at once
 _HEAD_BLOCKS = 4  # by which the roles of columns are guessed
 _ENDINGS = 'ids', 'numbers', 'labels'
@@ -59,6 +60,13 @@ class RawLog:
     self.layout = _layout(schema, self.settings)
     self.keys = [keys.Keys() for _ in self.layout.ids]
     self.strings = [[] for _ in self.layout.ids]
+    if size := self.settings['hash_size']:
+      num_ids = self.fields([size] * len(self.layout.ids)).vocab
+      budget.check_host(
+        f'counts of {num_ids:,} categories take',
+        _COUNT_BYTES * num_ids,
+        remedy=f'lower --config.data.hash_size={size}',
+      )
 
   def read(self, name: str, reader: tables.Reader) -> None:
     """Writes the rows of a reader; the first one decides on the columns."""
@@ -140,9 +148,11 @@ class RawLog:
     """Returns the fields with ranges of `num_ids` ids, one after another."""
     ends = np.cumsum([0, *num_ids]).tolist()
     if ends[-1] >= examples.PADDING:
+      remedy = 'raise --config.data.min_count, or give --config.data.hash_size'
+      if size := self.settings['hash_size']:
+        remedy = f'lower --config.data.hash_size={size}'
       raise errors.UserError(
-        f'{ends[-1]:,} categories are too many; raise --config.data.min_count, '
-        'or give --config.data.hash_size'
+        f'{ends[-1]:,} categories are more than 32-bit ids can number; {remedy}'
       )
     return self.layout._replace(
       ids=tuple(

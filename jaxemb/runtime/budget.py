@@ -57,10 +57,15 @@ def free_bytes(devices: Sequence[jax.Device]) -> int:
   return room.free_bytes // max(1, room.num_devices)
 
 
+def check_host(what: str, needed_bytes: int, remedy: str) -> None:
+  """Raises a `UserError` if data that are read do not fit into memory."""
+  _host().check(what, needed_bytes, remedy)
+
+
 def check_synthetic(path: str, needed_bytes: int) -> None:
   """Raises a `UserError` if synthetic data does not fit into memory."""
   what, remedy = f'config.data.path={path} takes', 'give a smaller one'
-  _host().check(what, needed_bytes, remedy)
+  check_host(what, needed_bytes, remedy)
 
 
 def check_state(

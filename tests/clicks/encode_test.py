@@ -13,8 +13,9 @@ from pyarrow import parquet
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.clicks import encoder as encoder_lib
-from jaxemb.clicks import loader, toyclicks
+from jaxemb.clicks import loader, raw_log, toyclicks
 from jaxemb.data import base, examples
+from jaxemb.runtime import resources
 
 ROWS = 400
 
@@ -420,3 +421,19 @@ def test_real_logs(form, end, rows, sizes, clicks, shared_data, tmp_path):
   assert (len(source.fields.ids), len(source.fields.numbers)) == sizes
   assert examples.PADDING not in source.train.ids
   assert source.train.labels.mean() == pytest.approx(clicks, abs=0.02)
+
+
+@pytest.mark.parametrize(
+  'size, says', [(10**9, '32-bit'), (10**8, 'counts of')]
+)
+def test_hashes_without_room_are_refused_before_they_are_counted(
+  tmp_path, monkeypatch, size, says
+):
+  path = tmp_path / 'log.csv'
+  path.write_text('label,a,b,c\n' + '1,x,y,z\n0,z,y,x\n' * 20)
+  monkeypatch.setattr(resources, 'available_bytes', lambda: 10**9)
+  monkeypatch.setattr(raw_log.RawLog, '_numbered', None)
+  with pytest.raises(errors.UserError) as caught:
+    _source(path, tmp_path, hash_size=size)
+  assert says in str(caught.value)
+  assert f'lower --config.data.hash_size={size}' in str(caught.value)
