@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -75,6 +77,42 @@ def test_containers_of_one_host_name_leave_each_other_alone(
     atomic.machine.cache_clear()
     atomic.remove_leftovers(tmp_path)
     assert mine.exists() and theirs.exists()
+
+
+_IN_A_CONTAINER = """
+import os, pathlib, platform, sys, time
+from jaxemb.storage import atomic
+folder, mine, other = pathlib.Path(sys.argv[1]), *sys.argv[2:]
+with atomic.folder(folder / 'x') as new:
+  (new / 'first').write_text('whole')
+  (folder / mine).touch()
+  while not (folder / other).exists():
+    time.sleep(0.01)
+  atomic.remove_leftovers(folder)
+  time.sleep(0.2)
+  (new / 'last').write_text('whole')
+print(os.getpid(), platform.node())
+"""
+
+
+@pytest.mark.slow
+def test_processes_of_two_pid_namespaces_share_a_folder(tmp_path):
+  enter = ['unshare', '--pid', '--fork', '--mount-proc', '--uts']
+  try:
+    subprocess.run([*enter, 'true'], check=True, capture_output=True)
+  except (OSError, subprocess.CalledProcessError):
+    pytest.skip('needs root and unshare')
+  pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+  command = [*enter, sys.executable, '-c', _IN_A_CONTAINER, str(tmp_path)]
+  both = [
+    subprocess.Popen([*command, *names], **pipes)
+    for names in (('a', 'b'), ('b', 'a'))
+  ]
+  said = [x.communicate(timeout=60)[0] for x in both]
+  assert [x.returncode for x in both] == [0, 0], said
+  assert said[0] == said[1]  # one process id and one host name
+  assert {x.name for x in tmp_path.iterdir()} == {'a', 'b', 'x'}
+  assert {x.name for x in (tmp_path / 'x').iterdir()} == {'first', 'last'}
 
 
 @pytest.mark.parametrize('reserves', [True, False])
