@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from jaxemb import errors
+from jaxemb.runtime import truncated
 
 # Errors of writing to an open file, such as the output.
 _UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EDQUOT)
@@ -26,6 +27,7 @@ def exit_code(command: Callable[..., int | None], *args: Any) -> int:
   usual = signal.SIG_DFL, signal.default_int_handler
   if is_main and signal.getsignal(signal.SIGINT) in usual:
     signal.signal(signal.SIGINT, _interrupt)
+  truncated.end_by_a_line()
   warnings.showwarning = _show_warning
   filter_dropped(_interrupts_again)
   logging.raiseExceptions = False  # a closed terminal ends no run

@@ -1,0 +1,72 @@
+"""Ends a command by one line if a file that it has mapped becomes shorter.
+
+The system sends SIGBUS to whoever reads the pages that are gone. Python's own
+handlers run after the instruction that failed, which never ends: this one is
+called at once, and the process ends in it.
+"""
+
+import ctypes
+import os
+import pathlib
+import signal
+import sys
+
+from jaxemb import errors
+
+_SA_SIGINFO = 4
+
+
+class _Info(ctypes.Structure):
+  """Begins as `siginfo_t` of Linux does, of 64 bits."""
+
+  _fields_ = (('numbers', ctypes.c_int * 4), ('address', ctypes.c_void_p))
+
+
+_Handler = ctypes.CFUNCTYPE(
+  None, ctypes.c_int, ctypes.POINTER(_Info), ctypes.c_void_p
+)
+
+
+class _Action(ctypes.Structure):
+  """`struct sigaction` of Linux's C libraries, of 64 bits."""
+
+  _fields_ = (
+    ('handler', _Handler),
+    ('mask', ctypes.c_ulong * 16),
+    ('flags', ctypes.c_int),
+    ('restorer', ctypes.c_void_p),
+  )
+
+
+def end_by_a_line() -> None:
+  """Has this process end so from now on, on Linux."""
+  if sys.platform == 'linux' and sys.maxsize > 2**32:
+    _set(_ACTION)
+
+
+def _set(action: _Action) -> None:
+  ctypes.CDLL(None).sigaction(signal.SIGBUS, ctypes.byref(action), None)
+
+
+def _end(unused_number, info, unused_context) -> None:
+  _set(_Action())  # what failed is tried again where this returns
+  if file := _mapped_at(info.contents.address or 0):
+    line = (
+      f'jaxemb: {file} became shorter while it was read, or cannot be read; '
+      'restore it, and start again\n'
+    )
+    os.write(2, line.encode(errors='backslashreplace'))
+    os._exit(errors.UserError.exit_code)
+
+
+def _mapped_at(address: int) -> str:
+  """Returns the file that this process has mapped at an address, or ''."""
+  for line in pathlib.Path('/proc/self/maps').read_text('utf-8').splitlines():
+    span, *_, path = line.split(maxsplit=5)
+    first, stop = (int(x, 16) for x in span.split('-'))
+    if first <= address < stop:
+      return path if path.startswith('/') else ''
+  return ''
+
+
+_ACTION = _Action(_Handler(_end), flags=_SA_SIGINFO)  # as long as Python runs
