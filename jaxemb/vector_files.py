@@ -3,7 +3,6 @@
 Arrays in and out: `Embeddings` is made of what `read` returns.
 """
 
-import contextlib
 import pathlib
 import types
 import warnings
@@ -18,14 +17,15 @@ from jaxemb.evaluation import fasttext_models, multivectors
 from jaxemb.evaluation import subwords as subwords_lib
 from jaxemb.io import onnx_lookups, static_models
 from jaxemb.ops import growing
-from jaxemb.storage import attributes as attributes_lib
 from jaxemb.storage import (
+  atomic,
   export,
   fasttext_format,
   ngram_files,
   parquet,
   word2vec_format,
 )
+from jaxemb.storage import attributes as attributes_lib
 
 # What vectors may have beside words and counts.
 _PARTS = 'attributes', 'senses', 'relations', 'n-grams'
@@ -47,7 +47,7 @@ class Contents(NamedTuple):
 
 def model_folder(path: pathlib.Path | str) -> pathlib.Path | None:
   """Returns the folder of a model that predicts, or None for vectors."""
-  folders = pathlib.Path(path), pathlib.Path(path, 'export')
+  folders = export.folders(path)
   return next((x for x in folders if (x / 'model.json').is_file()), None)
 
 
@@ -152,20 +152,20 @@ def write(folder: pathlib.Path | str, contents: Contents) -> None:
   _check_words(folder, contents)
   attributes = attributes_lib.encoded(contents.attributes)
   ngrams = contents.subwords and contents.subwords.table()  # may refuse, too
-  attributes_lib.write(folder, attributes)
-  counted = export.write(
-    folder,
-    words=contents.words,
-    rows=export.Encoded(contents.vectors),
-    counts=contents.counts,
-    is_minimal=True,
-  )
-  multivectors.write(folder, contents.sense_table)
-  export.write_relations(folder, contents.relations)
-  ngram_files.write(folder, ngrams)
-  with contextlib.suppress(NotADirectoryError):
+  with atomic.together(folder) as new:
+    attributes_lib.write(new, attributes)
+    counted = export.write(
+      new,
+      words=contents.words,
+      rows=export.Encoded(contents.vectors),
+      counts=contents.counts,
+      is_minimal=True,
+    )
+    multivectors.write(new, contents.sense_table)
+    export.write_relations(new, contents.relations)
+    ngram_files.write(new, ngrams)
     # Of documents with other vectors; without it, their words are not read.
-    (folder / export.DOCUMENTS).unlink(missing_ok=True)
+    atomic.remove(new / export.DOCUMENTS)
   num_renamed = counted['words_renamed_in_exports']
   _warn_of_losses(folder, contents, num_renamed, holds=_PARTS)
 

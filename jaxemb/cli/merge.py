@@ -14,8 +14,8 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -73,7 +73,8 @@ def _run(argv: Sequence[str] | None) -> None:
       'products'
     )
   output = rundir.named(flags.output, '--output')
-  temporary = _make(output, flags.parts)
+  _check_output(output, flags.parts)
+  scratch = _scratch(output)
   # JAX only once the arguments are right.
   from flax import traverse_util
 
@@ -81,8 +82,7 @@ def _run(argv: Sequence[str] | None) -> None:
   from jaxemb.storage import orbax_export
 
   mesh.all_devices()
-  with temporary as name:
-    scratch = pathlib.Path(name)
+  with atomic.removed(scratch):
     parts, skipped = parts_lib.open_all(
       flags.parts,
       scratch,
@@ -100,27 +100,28 @@ def _run(argv: Sequence[str] | None) -> None:
       print(f'warning: {line}', file=sys.stderr)
     exported = time.monotonic()
     rows = export.Encoded(merged.vectors)
-    export.write(output / 'export', merged.words, rows, counts=merged.counts)
-    multivectors.write(output / 'export', merged.senses)
     arrays = {'vectors': merged.vectors}
-    for path, rows in merged.trainable.items():
-      arrays[path] = rows[:, 0] if rows.shape[1] == 1 else rows
+    for path, table in merged.trainable.items():
+      arrays[path] = table[:, 0] if table.shape[1] == 1 else table
     arrays = traverse_util.unflatten_dict(arrays, sep='/')
-    orbax_export.write(output / 'export' / 'orbax', arrays)
-    report = {
-      **pages.FORMAT.stamp(),
-      **merged.report,
-      'warnings': warnings,
-      'skipped': skipped,
-      'tables': sorted(merged.trainable),
-      'read_secs': read_secs,
-      'export_secs': time.monotonic() - exported,
-      'total_secs': time.monotonic() - started,
-      'peak_rss_bytes': resources.peak_rss_bytes(),
-      'output': str(output),
-    }
-  with atomic.write(output / 'merge.json') as file:
-    file.write(json.dumps(report, indent=2).encode())
+    with atomic.together(output) as new:
+      export.write(new / 'export', merged.words, rows, counts=merged.counts)
+      multivectors.write(new / 'export', merged.senses)
+      orbax_export.write(new / 'export' / 'orbax', arrays)
+      report = {
+        **pages.FORMAT.stamp(),
+        **merged.report,
+        'warnings': warnings,
+        'skipped': skipped,
+        'tables': sorted(merged.trainable),
+        'read_secs': read_secs,
+        'export_secs': time.monotonic() - exported,
+        'total_secs': time.monotonic() - started,
+        'peak_rss_bytes': resources.peak_rss_bytes(),
+        'output': str(output),
+      }
+      with atomic.write(new / 'merge.json') as file:
+        file.write(json.dumps(report, indent=2).encode())
   print(_table(report))
 
 
@@ -146,10 +147,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   return parser.parse_args(argv)
 
 
-def _make(
-  output: pathlib.Path, parts: Sequence[str]
-) -> tempfile.TemporaryDirectory:
-  """Makes the folder, and in it one for rows; overwrites no part and no run."""
+def _check_output(output: pathlib.Path, parts: Sequence[str]) -> None:
+  """Raises a `UserError` if a part or a run would be overwritten."""
   # Links that lead in a circle are told where they are opened.
   folder, seen = pathlib.Path(os.path.realpath(output)), set()
   for part in parts:
@@ -166,9 +165,17 @@ def _make(
     raise errors.UserError(
       f'--output={output} is the folder of a run; give another one'
     )
+
+
+def _scratch(output: pathlib.Path) -> pathlib.Path:
+  """Makes the folder of the result, and in it one for rows."""
+  scratch = atomic.temporary_of(output / 'merging')
   try:
     output.mkdir(parents=True, exist_ok=True)
-    return tempfile.TemporaryDirectory(prefix='.merging-', dir=output)
+    atomic.remove_leftovers(output)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    return scratch
   except OSError as error:
     raise errors.UserError(
       f'cannot write in {output}: {error.strerror}; give another --output'

@@ -76,7 +76,9 @@ def _run(argv: Sequence[str] | None) -> None:
   if not output.parent.is_dir():
     raise errors.UserError(f'there is no folder {output.parent}; make it first')
   keep = [x.strip() for x in flags.keep.split(',') if x.strip()]
-  folders = pathlib.Path(flags.model), pathlib.Path(flags.model, 'export')
+  from jaxemb.storage import export  # here to keep --help fast
+
+  folders = export.folders(flags.model)
   is_of_nodes = any((x / 'network.json').is_file() for x in folders)
   is_of_documents = any((x / 'words').is_dir() for x in folders)
   predict = _predict_nodes if is_of_nodes else _predict_clicks

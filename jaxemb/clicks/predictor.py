@@ -251,12 +251,7 @@ class ClickModel:
     }
     leaves = jax.tree.leaves((self.params, self.moments))
     arrays = {str(i): np.asarray(x) for i, x in enumerate(leaves)}
-    files = {'encoder.json', 'encoder.npz', 'dense.npz', _MODEL}
-    # An earlier model, maybe with other tables, or its export.
-    files |= {'keys.arrow', 'orbax', 'serving'}
-    if (folder / _MODEL).is_file():
-      files |= {x.name for x in folder.glob('*.npy')}
-    with atomic.folder(folder, replaces=files) as new:
+    with atomic.folder(folder, replaces=files_of(folder)) as new:
       self.encoder.save(new)
       (new / _MODEL).write_text(json.dumps(record, indent=1))
       for name, rows in self.tables.items():
@@ -272,6 +267,15 @@ class ClickModel:
     from jaxemb.clicks import onnx_models
 
     onnx_models.write(path, self)
+
+
+def files_of(folder: pathlib.Path) -> set[str]:
+  """Returns names of what a model replaces: an earlier one, or its export."""
+  files = {'encoder.json', 'encoder.npz', 'dense.npz', _MODEL}
+  files |= {'keys.arrow', 'orbax', 'serving'}
+  if (folder / _MODEL).is_file():  # maybe with other tables
+    files |= {x.name for x in folder.glob('*.npy')}
+  return files
 
 
 def load(folder: pathlib.Path) -> ClickModel:

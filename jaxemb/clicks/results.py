@@ -16,7 +16,7 @@ from jaxemb.evaluation import geometry
 from jaxemb.io import keys
 from jaxemb.report import pages
 from jaxemb.run import build, evaluation, vectors
-from jaxemb.storage import orbax_export
+from jaxemb.storage import atomic, orbax_export
 
 _LOG = logging.getLogger('jaxemb')
 MAX_SEARCHED = 200_000  # ids of a field
@@ -176,18 +176,19 @@ def export(
   folder: pathlib.Path, parts: build.Parts, model: predictor.ClickModel
 ) -> dict[str, int]:
   """Writes a folder for `predictor.load`, with orbax and a function."""
-  model.save(folder)
   names = parts.source.encoded.folder / 'keys.arrow'
-  if names.exists():
-    shutil.copyfile(names, folder / names.name)
   arrays = {
     'tables': model.tables,
     'dense': model.params,
     'moments': {str(i): x for i, x in enumerate(model.moments)},
   }
   arrays = {k: x for k, x in arrays.items() if jax.tree.leaves(x)}
-  orbax_export.write(folder / 'orbax', arrays)
-  predictor.write_function(folder / 'serving', model)
+  with atomic.folder(folder, replaces=predictor.files_of(folder)) as new:
+    model.save(new)
+    if names.exists():
+      shutil.copyfile(names, new / names.name)
+    orbax_export.write(new / 'orbax', arrays)
+    predictor.write_function(new / 'serving', model)
   return {}
 
 

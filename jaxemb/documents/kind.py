@@ -133,10 +133,11 @@ class Documents(text_kind.Text):
   ) -> dict[str, int]:
     """See `kind.Kind`: with what infers vectors of other documents."""
     from jaxemb.documents import trained
+    from jaxemb.storage import atomic
 
-    dropped = super().export(folder, parts, model)
-    trained.save(folder, parts.config, parts.source, arrays=model.others)
-    return dropped
+    with atomic.together(folder) as new:
+      trained.save(new, parts.config, parts.source, arrays=model.others)
+      return super().export(new, parts, model)
 
 
 KINDS = (Documents(),)

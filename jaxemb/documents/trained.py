@@ -196,16 +196,17 @@ class Documents:
 
     Raises a `UserError` if a file cannot be written.
     """
-    self.dv.save(folder)
     inputs = self._inputs and self._inputs.vectors
     arrays = {_OUTPUTS: self._outputs.vectors, _INPUTS: inputs}
-    _write(
-      pathlib.Path(folder),
-      self.settings,
-      words=self._outputs.index_to_key,
-      counts=self._outputs.counts,
-      arrays=arrays,
-    )
+    with atomic.together(folder) as new:
+      self.dv.save(new)
+      _write(
+        new,
+        self.settings,
+        words=self._outputs.index_to_key,
+        counts=self._outputs.counts,
+        arrays=arrays,
+      )
 
   def in_memory(self) -> 'Documents':
     """Returns a copy that does not depend on files."""
@@ -343,7 +344,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 
 def folder_of(path: pathlib.Path | str) -> pathlib.Path | None:
   """Returns the folder of an export with documents, or None."""
-  folders = pathlib.Path(path), pathlib.Path(path, 'export')
+  folders = export_lib.folders(path)
   return next((x for x in folders if (x / _FOLDER / _SETTINGS).is_file()), None)
 
 

@@ -230,14 +230,16 @@ def write(folder: pathlib.Path, senses: MultiVectors | None) -> None:
 
   Words have no white space. Raises a `UserError` if a file cannot be written.
   """
-  for name in FILES:
-    (folder / name).unlink(missing_ok=True)
   if senses is None:
+    for name in FILES:
+      atomic.remove(folder / name)
     return
   facts = {key: getattr(senses, key) for key in _FACTS}
   for name in ('outputs', 'means'):
     array = getattr(senses, name)
-    if array is not None:
+    if array is None:
+      atomic.remove(folder / f'{name}.npy')
+    else:
       with atomic.write(folder / f'{name}.npy') as file:
         np.save(file, np.ascontiguousarray(array, '<f4'))
   with atomic.write(folder / 'priors.txt') as file:

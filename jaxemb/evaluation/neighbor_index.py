@@ -297,6 +297,7 @@ def read(
   """
   usearch = errors.optional('usearch.index', 'ann')
   folder = pathlib.Path(folder)
+  atomic.complete(folder)
   try:
     values = FORMAT.check(folder, export.read_record(folder / _SETTINGS))
     identity = {k: values.pop(k) for k in _identity(vectors[:0])}

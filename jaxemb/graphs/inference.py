@@ -267,7 +267,7 @@ def load(path: pathlib.Path | str) -> NodeModel | None:
 
   Raises a `UserError` if it is damaged.
   """
-  folders = pathlib.Path(path), pathlib.Path(path, 'export')
+  folders = export.folders(path)
   folder = next((x for x in folders if (x / _RECORD).is_file()), None)
   if folder is None:
     return None

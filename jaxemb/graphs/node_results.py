@@ -160,10 +160,11 @@ def export(
 ) -> dict[str, int]:
   """Writes vectors, the network and classes; returns what is dropped."""
   source = parts.source
-  dropped = vectors_lib.write_export(folder, _export(source, model.vectors))
-  inference.save(folder, model, parts.trainable.model.spec, source=source)
-  if not source.from_walks:
-    _write_classes(folder / 'classes.tsv', source, model.outputs)
+  with atomic.together(folder) as new:
+    dropped = vectors_lib.write_export(new, _export(source, model.vectors))
+    inference.save(new, model, parts.trainable.model.spec, source=source)
+    if not source.from_walks:
+      _write_classes(new / 'classes.tsv', source, model.outputs)
   return dropped
 
 

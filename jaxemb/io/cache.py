@@ -72,7 +72,7 @@ def opened(
     ) from error
   except Exception as error:  # damaged in any way, or of another format
     log_unusable(folder, error)
-  with atomic.folder(folder, REMEDY) as temporary:
+  with atomic.folder(folder, REMEDY, is_checked=True) as temporary:
     make(temporary)
   return load(folder)
 

@@ -16,9 +16,10 @@ mark, such as '▁king', and an unknown one would be spelled by single character
 
 import json
 import pathlib
+import struct
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -34,6 +35,11 @@ TOKENS = 'words', 'words+emoji', 'whitespace'
 _MARKS = '\u2581', '\x01'
 _NO_WORD = ' '  # the token of the empty word, which no text has
 _TENSORS = 'vectors', 'embeddings', 'embedding.weight'
+# Of NumPy's types.
+_DTYPES = {
+  'float64': 'F64', 'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16',
+  'int64': 'I64',
+}  # fmt: skip
 _MAX_HEADER_BYTES = 90_000_000  # safetensors reads 100 MB
 # Lower-cased by code points, this letter alone becomes two and so stays.
 _LONG_CAPITAL, _STAND_IN = '\u0130', '\U0010fffd'
@@ -67,7 +73,6 @@ def write(
 
   Raises a `UserError` if the file cannot be written.
   """
-  safetensors = errors.optional('safetensors.numpy', _EXTRA)
   text = json.dumps(list(words))
   if len(text) > _MAX_HEADER_BYTES:
     raise errors.UserError(
@@ -78,8 +83,32 @@ def write(
   if counts is not None:
     tensors['counts'] = np.ascontiguousarray(counts)
   with atomic.write(path) as file:
-    # Not `save`, which returns a copy.
-    safetensors.save_file(tensors, file.name, {'words': text})
+    _put(file, tensors, {'words': text})
+
+
+def _put(
+  file: BinaryIO, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> None:
+  """Writes safetensors.
+
+  The library's `save` returns a copy, and `save_file` names a temporary file
+  that a killed process leaves.
+  """
+  header: dict[str, Any] = {'__metadata__': metadata}
+  size = 0
+  for name, array in arrays.items():
+    offsets = size, size + array.nbytes
+    header[name] = {
+      'dtype': _DTYPES[array.dtype.name],
+      'shape': array.shape,
+      'data_offsets': offsets,
+    }
+    size += array.nbytes
+  data = json.dumps(header).encode()
+  data += b' ' * (-len(data) % 8)  # arrays begin at a multiple of 8
+  file.write(struct.pack('<Q', len(data)) + data)
+  for array in arrays.values():
+    file.write(array.reshape(-1).view(np.uint8))
 
 
 def is_static(path: pathlib.Path | str) -> bool:
@@ -183,7 +212,6 @@ def write_model(
   Warns of words that no sentence can have. Returns how many words UTF-8 cannot
   hold, which are renamed. Raises a `UserError` if the folder cannot be written.
   """
-  safetensors = errors.optional('safetensors.numpy', _EXTRA)
   folder = pathlib.Path(folder)
   if tokens not in TOKENS:
     raise errors.UserError(f'tokens={tokens!r} is none of {", ".join(TOKENS)}')
@@ -208,8 +236,10 @@ def write_model(
   embeddings = np.ascontiguousarray(vectors, np.float32)
   files = MODEL, TOKENIZER, 'config.json', 'modules.json', 'README.md'
   with atomic.folder(folder, replaces=files) as temporary:
-    safetensors.save_file({'embeddings': embeddings}, temporary / MODEL)
-    tokenizer.save(str(temporary / TOKENIZER), pretty=False)
+    with (temporary / MODEL).open('wb') as file:
+      _put(file, {'embeddings': embeddings}, {})
+    # Not its `save`, which raises errors of its own.
+    (temporary / TOKENIZER).write_text(tokenizer.to_str(), 'utf-8')
     (temporary / files[2]).write_text(json.dumps(config, indent=2))
     (temporary / files[3]).write_text(json.dumps(modules, indent=2))
     (temporary / files[4]).write_text(card, 'utf-8')

@@ -169,7 +169,7 @@ def open_part(
   be read, is empty or not finite, or lacks context vectors.
   """
   path = pathlib.Path(path)
-  if any((x / 'model.json').is_file() for x in (path, path / 'export')):
+  if any((x / 'model.json').is_file() for x in export.folders(path)):
     raise errors.UserError(
       f'{path} is a click model, which has no vectors of words; give runs of '
       'embeddings, such as those of --config=wiki, rec or graph'

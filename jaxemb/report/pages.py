@@ -68,8 +68,7 @@ def write(
   Any key of `report` may be missing; `metrics` are the rows of metrics.jsonl.
   Raises a `UserError` if a file cannot be written.
   """
-  write_json(workdir, report)
-  report, rows = _plain(report), _plain(metrics)
+  written, report, rows = report, _plain(report), _plain(metrics)
   evaluations = report.get('evaluations') or []
   text = template(page.name, page.package).render(
     report=report,
@@ -87,8 +86,10 @@ def write(
     devices=_devices(report),
     **page.values,
   )
-  with atomic.write(workdir / 'report.html') as file:
-    file.write(text.encode(errors='backslashreplace'))
+  with atomic.together(workdir) as new:
+    write_json(new, written)
+    with atomic.write(new / 'report.html') as file:
+      file.write(text.encode(errors='backslashreplace'))
 
 
 def write_json(workdir: pathlib.Path, report: Mapping[str, Any]) -> None:

@@ -138,8 +138,8 @@ def _fasttext_settings(
 
 def _export(path: str) -> pathlib.Path:
   """Returns the export of a run, or the folder or file itself."""
-  folder = pathlib.Path(path)
-  return folder / 'export' if (folder / 'export').is_dir() else folder
+  folder, inner = export.folders(path)
+  return inner if inner.is_dir() else folder
 
 
 def _settings(path: str) -> dict[str, Any]:

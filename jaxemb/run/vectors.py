@@ -211,20 +211,23 @@ def write_export(
   """Writes the files of `storage.export`; returns what is dropped."""
   names, counts = export.names()
   arrays = {'vectors': export.rows.decode(), **export.others}
-  with futures.ThreadPoolExecutor() as pool:
-    written = pool.submit(orbax_export.write, folder / 'orbax', arrays)
+  with (
+    atomic.together(folder) as new,
+    futures.ThreadPoolExecutor() as pool,
+  ):
+    written = pool.submit(orbax_export.write, new / 'orbax', arrays)
     dropped = export_lib.write(
-      folder,
+      new,
       words=names,
       rows=export.rows,
       counts=counts,
       is_minimal=is_minimal,
       context_words=export.context_keys,
     )
-    multivectors.write(folder, export.multi)
-    export_lib.write_relations(folder, export.relations)
-    export_lib.write_tree(folder, export.tree)
-    ngram_files.write(folder, export.ngrams and export.ngrams.table())
+    multivectors.write(new, export.multi)
+    export_lib.write_relations(new, export.relations)
+    export_lib.write_tree(new, export.tree)
+    ngram_files.write(new, export.ngrams and export.ngrams.table())
     written.result()
   return dropped
 

@@ -15,8 +15,22 @@ from jaxemb.runtime import truncated
 
 # Errors of writing to an open file, such as the output.
 _UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EDQUOT)
-# Errors of a name that no file can have.
-_IMPOSSIBLE = errno.ENAMETOOLONG, errno.ELOOP
+# What to do about errors of the system that no code could have prevented.
+_REMEDIES = {
+  errno.ENAMETOOLONG: 'give another path',
+  errno.ELOOP: 'give another path',
+  errno.ENOSPC: 'free space there',
+  errno.EDQUOT: 'free space there',
+  errno.EFBIG: 'free space there',
+  errno.EACCES: 'change its permissions, or give another path',
+  errno.EPERM: 'change its permissions, or give another path',
+  errno.EROFS: 'give another path',
+  errno.EIO: 'check that disk, or give another path',
+  errno.ESTALE: 'check that disk, or give another path',
+  errno.ENOMEM: 'free memory',
+  errno.EMFILE: 'raise the limit of open files (ulimit -n)',
+  errno.ENFILE: 'raise the limit of open files (ulimit -n)',
+}
 _PIPE_CLOSED = 141  # which shells report for programs ended by SIGPIPE
 
 
@@ -41,6 +55,10 @@ def exit_code(command: Callable[..., int | None], *args: Any) -> int:
     return getattr(error, 'exit_code', 2)
   except OSError as error:
     return _exit_code_of(error)
+  except MemoryError as error:
+    reason = errors.one_line(error) if str(error) else 'out of memory'
+    print(f'jaxemb: {reason}; free memory', file=sys.stderr)
+    return 2
   except KeyboardInterrupt:
     print('jaxemb: interrupted', file=sys.stderr)
     return 130
@@ -48,11 +66,11 @@ def exit_code(command: Callable[..., int | None], *args: Any) -> int:
 
 def _exit_code_of(error: OSError) -> int:
   """Reports unusable paths and output that cannot be written; else raises."""
-  if error.errno in _IMPOSSIBLE:
+  if error.filename is not None and error.errno in _REMEDIES:
     name = str(error.filename)
     name = name if len(name) < 200 else f'{name[:200]}...'
     print(
-      f'jaxemb: cannot use {name}: {error.strerror}; give another path',
+      f'jaxemb: cannot use {name}: {error.strerror}; {_REMEDIES[error.errno]}',
       file=sys.stderr,
     )
     return 2

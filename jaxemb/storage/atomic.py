@@ -8,6 +8,7 @@ import hashlib
 import os
 import pathlib
 import platform
+import re
 import shutil
 import tempfile
 import time
@@ -18,6 +19,13 @@ import psutil
 
 from jaxemb import errors
 
+# In a folder: complete files that are to replace those beside it; in that
+# folder, how names of files begin that mark others as removed, and what marks a
+# folder that is replaced as one.
+_REPLACEMENT, _REMOVED, _WHOLE = '.replacement', '.removed-', '.whole'
+_TEMPORARY = re.compile(r'\.(.+)\.tmp-.+-\d+')  # see `temporary_of`
+# Of file systems that have nothing to wait for.
+_NO_SYNC = errno.EINVAL, errno.ENOTSUP, errno.EROFS
 _LEFTOVER_SECS = 7 * 24 * 3600  # of processes that cannot be looked up
 
 
@@ -36,6 +44,7 @@ def write(path: pathlib.Path | str) -> Iterator[BinaryIO]:
       file.flush()
       os.fsync(file.fileno())
     os.replace(temporary, path)
+    _sync(path.parent)
 
 
 @contextlib.contextmanager
@@ -43,30 +52,182 @@ def folder(
   path: pathlib.Path,
   remedy: str = 'choose another folder',
   replaces: Collection[str] | None = None,
+  is_checked: bool = False,
 ) -> Iterator[pathlib.Path]:
   """Makes a temporary folder that replaces `path` once all is in it.
 
   On any error an earlier folder stays. Where another process has put one there
-  in the meantime, that stays. Raises a `UserError`, which ends with the remedy,
+  in the meantime, that stays. If readers check what `is_checked`, that does not
+  wait for the disk. Raises a `UserError`, which ends with the remedy,
   if the file system refuses, or if there is a folder with files whose names
   are not those that it `replaces`; None = any.
   """
+  if _is_nested(path):  # nobody reads it yet
+    shutil.rmtree(path, ignore_errors=True)
+  complete(path)
   if replaces is not None and path.is_dir():
     others = sorted({x.name for x in path.iterdir()} - {*replaces})
     if others:
       raise errors.UserError(
         f'{path} has {others[0]!r}, which would be lost; {remedy}'
       )
-  with _temporary(path, remedy) as temporary:
+  with _replacing(path, remedy, is_whole=True, is_checked=is_checked) as new:
+    yield new
+    if _is_replacement(path):  # an earlier one may be where it will be
+      (new / _WHOLE).touch()
+
+
+@contextlib.contextmanager
+def together(
+  path: pathlib.Path | str, remedy: str = 'choose another folder'
+) -> Iterator[pathlib.Path]:
+  """Makes a temporary folder whose files replace those of `path` together.
+
+  Files of `path` with other names stay, apart from those that `remove` is
+  called for in the temporary folder. On any error all stay. Within another
+  replacement, it is a part of that. Raises a `UserError` as `folder` does.
+  """
+  path = pathlib.Path(path)
+  if _is_nested(path):
+    path.mkdir(parents=True, exist_ok=True)
+    yield path
+    return
+  complete(path)
+  with _replacing(path, remedy, is_whole=False) as new:
+    yield new
+
+
+@contextlib.contextmanager
+def _replacing(
+  path: pathlib.Path, remedy: str, is_whole: bool, is_checked: bool = False
+) -> Iterator[pathlib.Path]:
+  """Makes a temporary folder that becomes `path`, or replaces its files.
+
+  No file system exchanges two folders at once everywhere. A folder that exists
+  gets the new files in one of its own, whose name says that they are complete;
+  from then on `complete` moves them to their places, in this process or in the
+  next one that reads or writes the folder.
+  """
+  is_new = not os.path.isdir(path)
+  target = path if is_new else path / _REPLACEMENT
+  with _temporary(target, remedy) as temporary:
     temporary.mkdir()
-    remove_leftovers(path.parent)
+    remove_leftovers(target.parent)
     yield temporary
-    shutil.rmtree(path, ignore_errors=True)
+    if not is_new:
+      _mark_removed(temporary, path, is_whole)
+    if not is_checked:
+      for inner, _, names in os.walk(temporary):
+        for name in ('', *names):
+          _sync(pathlib.Path(inner, name))
     try:
-      temporary.rename(path)
-    except OSError:
-      if not path.is_dir():
+      temporary.rename(target)
+    except OSError as error:
+      if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
         raise
+      if not is_new:  # another process has just written this folder
+        complete(path)
+        temporary.rename(target)
+    _sync(target.parent)
+  if not is_new:
+    complete(path)
+
+
+def complete(path: pathlib.Path | str) -> None:
+  """Completes an interrupted replacement of files in a folder, if there is one.
+
+  Whoever reads several files of a folder that `folder` or `together` writes
+  calls this first. Processes may do so at once. Raises a `UserError` if the
+  file system refuses.
+  """
+  replacement = pathlib.Path(path, _REPLACEMENT)
+  if not os.path.isdir(replacement):
+    return
+  try:
+    for inner, _, names in os.walk(replacement, topdown=False):
+      source = pathlib.Path(inner)
+      target = pathlib.Path(path, source.relative_to(replacement))
+      for name in names:
+        with contextlib.suppress(FileNotFoundError):  # another process has
+          _move(source / name, target)
+      with contextlib.suppress(OSError):  # it is not empty, or not there
+        target.rmdir()
+      with contextlib.suppress(FileNotFoundError):
+        source.rmdir()
+    _sync(pathlib.Path(path))
+  except OSError as error:
+    raise errors.UserError(
+      f'{path} was being replaced, which cannot be completed: '
+      f'{error.strerror or error}; make it writable, or free space'
+    ) from error
+
+
+def _move(source: pathlib.Path, target: pathlib.Path) -> None:
+  """Moves a file to a folder, or removes the file there that it marks."""
+  marked = source.name.removeprefix(_REMOVED)
+  if marked != source.name:
+    (target / marked).unlink(missing_ok=True)
+    source.unlink()
+    return
+  if target.is_file():
+    target.unlink()
+  target.mkdir(parents=True, exist_ok=True)
+  if (target / source.name).is_dir():
+    shutil.rmtree(target / source.name)
+  source.replace(target / source.name)
+
+
+def remove(path: pathlib.Path) -> None:
+  """Removes a file if there is one.
+
+  In the folder of `together`, the file of this name that others replace.
+  """
+  if _is_replacement(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_name(_REMOVED + path.name).touch()
+  with contextlib.suppress(NotADirectoryError):
+    path.unlink(missing_ok=True)
+
+
+def _mark_removed(new: pathlib.Path, old: pathlib.Path, is_whole: bool) -> None:
+  """Marks files of `old` that are not in `new`, of folders replaced as one."""
+  wholes = {x.parent for x in new.rglob(_WHOLE)} | (
+    {new} if is_whole else set()
+  )
+  for inner in wholes:
+    (inner / _WHOLE).unlink(missing_ok=True)
+    earlier = old / inner.relative_to(new)
+    for path in earlier.rglob('*'):
+      name = path.relative_to(earlier)
+      is_kept = (inner / name).exists() or '.tmp-' in str(name)
+      if is_kept or (path.is_dir() and not path.is_symlink()):
+        continue
+      same = inner / name
+      same.parent.mkdir(parents=True, exist_ok=True)
+      same.with_name(_REMOVED + same.name).touch()
+
+
+def _is_nested(path: pathlib.Path) -> bool:
+  """Whether a path is in a temporary folder of this process."""
+  end = temporary_of(pathlib.Path('x')).name.removeprefix('.x')
+  return any(x.endswith(end) for x in path.parts)
+
+
+def _is_replacement(path: pathlib.Path) -> bool:
+  """Whether a path is in a folder whose files are to replace others."""
+  return any(x.startswith(f'{_REPLACEMENT}.tmp-') for x in path.parts)
+
+
+def _sync(path: pathlib.Path) -> None:
+  """Waits until a file, or the names in a folder, are on the disk."""
+  number = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(number)
+  except OSError as error:
+    if error.errno not in _NO_SYNC:
+      raise
+  finally:
+    os.close(number)
 
 
 @contextlib.contextmanager
@@ -79,10 +240,26 @@ def _temporary(path: pathlib.Path, remedy: str) -> Iterator[pathlib.Path]:
     yield temporary
   except OSError as error:
     raise errors.UserError(
-      f'cannot write {path}: {error.strerror or error}; free space or {remedy}'
+      f'cannot write {_final(path)}: {error.strerror or error}; free space or '
+      f'{remedy}'
     ) from error
   finally:
     _remove(temporary)
+
+
+def _final(path: pathlib.Path) -> pathlib.Path:
+  """Returns where a file in temporary folders will be."""
+  names = [x for x in path.parts if not x.startswith(_REPLACEMENT)]
+  return pathlib.Path(*(_TEMPORARY.sub(r'\1', x) for x in names))
+
+
+@contextlib.contextmanager
+def removed(path: pathlib.Path) -> Iterator[None]:
+  """Removes a temporary file or folder in the end."""
+  try:
+    yield
+  finally:
+    _remove(path)
 
 
 def _remove(path: pathlib.Path) -> None:
@@ -106,7 +283,8 @@ def machine() -> str:
 
 def temporary_of(path: pathlib.Path) -> pathlib.Path:
   """Returns the path that this process writes before it replaces another."""
-  return path.with_name(f'.{path.name}.tmp-{machine()}-{os.getpid()}')
+  name = path.name.removeprefix('.')
+  return path.with_name(f'.{name}.tmp-{machine()}-{os.getpid()}')
 
 
 def remove_leftovers(folder: pathlib.Path, name: str = '') -> None:
@@ -114,7 +292,8 @@ def remove_leftovers(folder: pathlib.Path, name: str = '') -> None:
 
   Those of processes on other machines go by their age.
   """
-  for left in folder.glob(f'.{glob.escape(name) or "*"}.tmp-*'):
+  name = glob.escape(name.removeprefix('.')) or '*'
+  for left in folder.glob(f'.{name}.tmp-*'):
     writer, _, pid = left.name.split('.tmp-', 1)[1].rpartition('-')
     if not (writer and pid.isdecimal()):
       continue  # of another program

@@ -3,7 +3,6 @@
 Text is held as Python strings of any length; what has no value is zero.
 """
 
-import contextlib
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -142,8 +141,7 @@ def write(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
   Raises a `UserError` if it cannot be written.
   """
   if not arrays:
-    with contextlib.suppress(NotADirectoryError):  # whoever writes says so
-      (folder / FILE).unlink(missing_ok=True)
+    atomic.remove(folder / FILE)
     return
   with atomic.write(folder / FILE) as file:
     np.savez(file, **{_PREFIX + name: x for name, x in arrays.items()})

@@ -25,7 +25,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import pathlib
 import tokenize
 import zipfile
@@ -206,12 +205,12 @@ def write_relations(folder: pathlib.Path, relations: Relations | None) -> None:
   Raises a `UserError` if it cannot be written.
   """
   if relations is None or relations.targets is None:
-    (folder / TARGETS).unlink(missing_ok=True)
+    atomic.remove(folder / TARGETS)
   else:
     with atomic.write(folder / TARGETS) as file:
       put_array(file, relations.targets)
   if relations is None:
-    (folder / RELATIONS).unlink(missing_ok=True)
+    atomic.remove(folder / RELATIONS)
     return
   arrays = relations._asdict()
   arrays['has_targets'] = arrays.pop('targets') is not None
@@ -227,7 +226,7 @@ def write_tree(
   Raises a `UserError` if it cannot be written.
   """
   if tree is None:
-    (folder / TREE).unlink(missing_ok=True)
+    atomic.remove(folder / TREE)
     return
   with atomic.write(folder / TREE) as file:
     np.savez(file, words=tree[0], inner_nodes=tree[1])
@@ -285,6 +284,17 @@ def read_relations(folder: pathlib.Path, num_nodes: int) -> Relations | None:
     )
 
 
+def folders(path: pathlib.Path | str) -> list[pathlib.Path]:
+  """Returns a folder and its export/, in either of which a model may be.
+
+  Completes what was interrupted there; see `atomic.complete`.
+  """
+  found = [pathlib.Path(path), pathlib.Path(path, 'export')]
+  for folder in found:
+    atomic.complete(folder)
+  return found
+
+
 @contextlib.contextmanager
 def reading(path: pathlib.Path) -> Iterator[pathlib.Path]:
   """Raises a `UserError` that names a file of an export if it is damaged."""
@@ -317,12 +327,10 @@ def write(
   """
   folder = pathlib.Path(folder)
   spelled, num_renamed = word2vec_format.spell(words)
-  files = []
-  with contextlib.ExitStack() as stack:
+  with atomic.together(folder) as new, contextlib.ExitStack() as stack:
 
     def create(name: str) -> BinaryIO:
-      files.append(stack.enter_context(atomic.write(folder / name)))
-      return files[-1]
+      return stack.enter_context(atomic.write(new / name))
 
     put_array(create(VECTORS), rows.data)
     if rows.scales is not None:
@@ -338,12 +346,9 @@ def write(
     if context_words:
       names, _ = word2vec_format.spell(context_words)
       word2vec_format.put_counts(create(CONTEXTS), names, None)
-    for file in files:
-      file.flush()
-      os.fsync(file.fileno())
-  for name, is_there in ((SCALES, rows.scales), (CONTEXTS, context_words)):
-    if is_there is None or not len(is_there):  # of an earlier export
-      (folder / name).unlink(missing_ok=True)
+    for name, is_there in ((SCALES, rows.scales), (CONTEXTS, context_words)):
+      if is_there is None or not len(is_there):  # of an earlier export
+        atomic.remove(new / name)
   return {
     'words_renamed_in_exports': num_renamed,
     'words_left_out_of_projector': max(len(words) - _MAX_PROJECTOR_WORDS, 0),
@@ -435,6 +440,7 @@ def read(
   folder = path if path.is_dir() else path.parent
   if (folder / 'export').is_dir():
     folder = folder / 'export'
+  atomic.complete(folder)
   check_format(folder)
   try:
     rows = open_array(folder / VECTORS)

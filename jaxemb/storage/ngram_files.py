@@ -34,12 +34,12 @@ def write(folder: pathlib.Path, table: Table | None) -> None:
   """
   if table is None:
     for name in (FACTS, NGRAMS, BUCKETS):
-      (folder / name).unlink(missing_ok=True)
+      atomic.remove(folder / name)
     return
   with atomic.write(folder / NGRAMS) as file:
     export.put_array(file, table.rows)
   if table.buckets is None:
-    (folder / BUCKETS).unlink(missing_ok=True)
+    atomic.remove(folder / BUCKETS)
   else:
     with atomic.write(folder / BUCKETS) as file:
       export.put_array(file, np.asarray(table.buckets, np.int32))

@@ -28,9 +28,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxemb import errors
-from jaxemb.storage import export
+from jaxemb.storage import atomic, export
 
 _PIECE_BYTES = 1 << 26  # at most, of a file
+_FORM = 'form'  # where orbax writes first
 
 
 def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
@@ -45,19 +46,19 @@ def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
   leaves, tree = jax.tree.flatten_with_path(dict(arrays))
   # What orbax writes, in which the arrays then take their places.
   form = tree.unflatten([np.zeros(1, np.float32)] * len(leaves))
-  temporary = folder.with_name(f'.{folder.name}.tmp')
   try:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with ocp.Checkpointer(_handler(), multiprocessing_options=_alone()) as to:
-      to.save(temporary, ocp.args.PyTreeSave(form), force=True)
-    for path, array in leaves:
-      name = '.'.join(str(x.key) for x in path)
-      _put(temporary / name, array)
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
+    with atomic.folder(folder) as new:
+      with ocp.Checkpointer(_handler(), multiprocessing_options=_alone()) as to:
+        to.save(new / _FORM, ocp.args.PyTreeSave(form))
+      for path, array in leaves:
+        name = '.'.join(str(x.key) for x in path)
+        _put(new / _FORM / name, array)
+      for path in (new / _FORM).iterdir():
+        path.rename(new / path.name)
+      (new / _FORM).rmdir()
+  except errors.UserError:
+    raise
   except Exception as error:  # orbax and tensorstore raise many types
-    for rest in folder.parent.glob(f'{temporary.name}*'):
-      shutil.rmtree(rest, ignore_errors=True)
     raise errors.UserError(
       f'cannot write {folder}: {errors.one_line(error)}; free space or choose '
       'another folder'

@@ -180,7 +180,7 @@ def encode(
   # All or none: the processes choose a vocabulary together.
   if all(_gather(readers, encoded is not None)):
     return encoded
-  with atomic.folder(folder, cache_lib.REMEDY) as temporary:
+  with atomic.folder(folder, cache_lib.REMEDY, is_checked=True) as temporary:
     _Encoder(
       files=files,
       settings=settings,

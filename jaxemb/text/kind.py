@@ -99,13 +99,13 @@ class Text(kind.Kind):
     from jaxemb.storage import atomic
     from jaxemb.text import phrases
 
-    dropped = super().export(folder, parts, model)
-    if text := parts.source.corpus.phrases:
-      with atomic.write(folder / phrases.FILE) as file:
-        file.write(text)
-    else:  # of an earlier export
-      (folder / phrases.FILE).unlink(missing_ok=True)
-    return dropped
+    with atomic.together(folder) as new:
+      if text := parts.source.corpus.phrases:
+        with atomic.write(new / phrases.FILE) as file:
+          file.write(text)
+      else:  # of an earlier export
+        atomic.remove(new / phrases.FILE)
+      return super().export(new, parts, model)
 
 
 def _phrase_conflicts(data: ml_collections.ConfigDict) -> Iterator[str]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from jaxemb import errors
 from jaxemb.config import schema
 from jaxemb.io import json_text
-from jaxemb.storage import atomic, formats
+from jaxemb.storage import atomic, export, formats
 
 FILE = 'phrases.txt'
 DELIMITER = '_'
@@ -164,7 +164,7 @@ class Phrases:
 def file_of(path: str | os.PathLike) -> pathlib.Path:
   """Returns the phrases.txt that a run, its export or the file itself names."""
   path = pathlib.Path(os.path.expanduser(path))
-  for folder in (path / 'export', path):
+  for folder in reversed(export.folders(path)):
     if (folder / FILE).is_file():
       return folder / FILE
   return path

@@ -145,3 +145,93 @@ def test_a_file_is_not_taken_for_a_folder(tmp_path):
     with atomic.folder(path):
       pass
   assert path.read_text() == 'yours' and list(tmp_path.iterdir()) == [path]
+
+
+def _write(path, names, removed=()):
+  with atomic.together(path) as new:
+    for name in names:
+      with atomic.write(new / name) as file:
+        file.write(name.encode())
+    for name in removed:
+      atomic.remove(new / name)
+
+
+def _files(path):
+  found = (x for x in path.rglob('*') if x.is_file())
+  return sorted(x.relative_to(path).as_posix() for x in found)
+
+
+def test_files_are_replaced_together(tmp_path):
+  path = tmp_path / 'x'
+  _write(path, ['a', 'b', 'c/d'], removed=['nothing'])
+  (path / 'yours').touch()
+  _write(path, ['a', 'e'], removed=['b', 'c/d', 'nothing'])
+  assert _files(path) == ['a', 'e', 'yours'] and not (path / 'c').exists()
+  assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize('moved', [0, 1, 2, 3])
+def test_a_replacement_that_was_interrupted_is_completed(
+  moved, tmp_path, monkeypatch
+):
+  path = tmp_path / 'x'
+  _write(path, ['a', 'b', 'c/d'])
+  move, calls = atomic._move, []
+
+  def interrupted(*arguments):
+    if len(calls) == moved:
+      raise KeyboardInterrupt
+    calls.append(arguments)
+    move(*arguments)
+
+  with monkeypatch.context() as patched:
+    patched.setattr(atomic, '_move', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+      _write(path, ['e', 'c/f', 'g'], removed=['a', 'b', 'c/d'])
+  atomic.complete(path)
+  assert _files(path) == ['c/f', 'e', 'g']
+  assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_replacement_that_cannot_be_completed_is_one_line(
+  tmp_path, monkeypatch
+):
+  (tmp_path / '.replacement').mkdir()
+  (tmp_path / '.replacement' / 'a').touch()
+
+  def refuse(*unused):
+    raise PermissionError(errno.EACCES, 'Permission denied')
+
+  monkeypatch.setattr(atomic, '_move', refuse)
+  with pytest.raises(errors.UserError, match='was being replaced, which'):
+    atomic.complete(tmp_path)
+
+
+def test_a_folder_in_a_replacement_replaces_an_earlier_one(tmp_path):
+  for names in (('a', 'b/c'), ('d',)):
+    with atomic.together(tmp_path / 'x') as new:
+      with atomic.folder(new / 'inner') as inner:
+        for name in names:
+          (inner / name).parent.mkdir(exist_ok=True)
+          (inner / name).touch()
+      _write(new, [f'of-{names[0]}'])
+  assert _files(tmp_path / 'x') == ['inner/d', 'of-a', 'of-d']
+
+
+def test_a_folder_that_exists_stays_where_a_rename_fails(tmp_path, monkeypatch):
+  path = tmp_path / 'x'
+  with atomic.folder(path) as new:
+    (new / 'old').touch()
+
+  def refuse(*unused):
+    raise OSError(errno.EIO, 'Input/output error')
+
+  with monkeypatch.context() as patched:
+    patched.setattr(type(path), 'rename', refuse)
+    with pytest.raises(errors.UserError, match='x: Input/output error'):
+      with atomic.folder(path) as new:
+        (new / 'new').touch()
+  assert _files(path) == ['old'] and list(tmp_path.iterdir()) == [path]
+  with atomic.folder(path) as new:
+    (new / 'new').touch()
+  assert _files(path) == ['new']
