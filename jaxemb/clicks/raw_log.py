@@ -111,7 +111,10 @@ class RawLog:
       blocks = [*itertools.islice(blocks, _HEAD_BLOCKS)]
     if not blocks:
       return
-    head = pa.concat_tables(blocks, promote_options='permissive')
+    head = blocks[0]
+    with contextlib.suppress(pa.ArrowInvalid, pa.ArrowTypeError):
+      # Unless later blocks of JSON have other types.
+      head = pa.concat_tables(blocks, promote_options='permissive')
     if self.schema is None:
       schema, left_out = schema_lib.make(settings, reader, head)
       self._set(schema, look.features)

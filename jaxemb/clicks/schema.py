@@ -171,9 +171,15 @@ def shown(reader: tables.Reader, head: Any, schema: Schema) -> roles.Input:
   }
   names = head.column_names
   columns = roles.named(names, by_role, has_header=_has_names(names))
-  row = [x[0].as_py() for x in head.columns]
-  row = ['' if x is None else x for x in row]
+  row = [_shown(x[0]) for x in head.columns]
   return roles.Input.of(reader.files, reader.form, columns, row)
+
+
+def _shown(value):
+  try:
+    return '' if value.as_py() is None else value.as_py()
+  except (ValueError, OverflowError):  # a time that Python has not
+    return '?'
 
 
 def _has_names(names):
@@ -264,6 +270,8 @@ def _is_numeric(name, column, decimal):
   try:
     numbers = columns_lib.numbers(values, decimal)
   except ValueError:
+    if not is_text:  # integers that no float is, as ids are
+      return False
     if fitting := columns_lib.likely_decimals(values):
       raise errors.UserError(
         f'column {name} has numbers such as {values[0].as_py()!r}; give '

@@ -250,7 +250,13 @@ def _parse_scws(line: str) -> Item | None:
   if len(fields) != _SCWS_FIELDS or not (fields[1] and fields[3]):
     return None
   rating = _number(fields[7])
-  contexts = [re.fullmatch('(.*?)<b>(.*?)</b>(.*)', x) for x in fields[5:7]]
+  contexts = [_parse_context(x) for x in fields[5:7]]
   if rating is None or None in contexts:
     return None
-  return rating, (fields[1], fields[3]), [x.groups() for x in contexts]
+  return rating, (fields[1], fields[3]), contexts
+
+
+def _parse_context(text: str) -> tuple[str, str, str] | None:
+  before, opening, rest = text.partition('<b>')
+  word, closing, after = rest.partition('</b>')
+  return (before, word, after) if opening and closing else None

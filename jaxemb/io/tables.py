@@ -141,6 +141,8 @@ class Reader:
 
     `progress` gets bytes read, and of all.
     """
+    import pyarrow as pa
+
     threads = resources.reading_threads()
 
     def parsed(parse, read_bytes):
@@ -170,7 +172,7 @@ class Reader:
       if str(self._file) in str(error):
         raise
       raise errors.UserError(f'{self._file}: {error}') from error
-    except (ValueError, NotImplementedError) as error:  # or a column of lists
+    except (ValueError, pa.ArrowException) as error:  # or a column of lists
       raise errors.UserError(
         f'cannot read {self._file} as {self.form}: {errors.one_line(error)}; '
         f'{self._remedy}'
@@ -696,6 +698,7 @@ def _pairs(cells, lines):
 
 def parquet_head(file: pathlib.Path) -> list[Sequence[str]]:
   """Reads the names of columns, and the first rows as strings."""
+  import pyarrow as pa
   from pyarrow import parquet
 
   try:
@@ -704,7 +707,7 @@ def parquet_head(file: pathlib.Path) -> list[Sequence[str]]:
       for batch in itertools.islice(reader.iter_batches(_HEAD_ROWS), 1):
         columns = [map(str, x.to_pylist()) for x in batch.columns]
         head += zip(*columns, strict=True)
-  except ValueError as error:
+  except (pa.ArrowException, ValueError, OverflowError) as error:
     raise errors.UserError(
       f'cannot read {file} as parquet: {errors.one_line(error)}; copy or '
       'download it again'

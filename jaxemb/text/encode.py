@@ -465,7 +465,8 @@ class _Encoder:
     worst = max(wrong, key=lambda i: invalid[i])
     path = self.files[worst].path
     likely = _likely_encoding(path, of_invalid=encoding == 'UTF-8')
-    percent = 100 * invalid[worst] / total[worst]
+    # Of JSON and dumps all text may be lost.
+    percent = min(100, 100 * invalid[worst] / max(1, total[worst]))
     remedy = f'it looks like {likely}: give --config.data.encoding={likely}'
     if likely.upper() == encoding:
       remedy = 'it is damaged, or no text: remove it'

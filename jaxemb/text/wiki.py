@@ -66,6 +66,7 @@ _SIGNS = {
   'shy': '', 'wbr': '', 'wj': '', "'": "'", 'zwnj': '\u200c', 'zwj': '\u200d',
 }  # fmt: skip
 _MAX_DEPTH = 99  # of links: joining their labels could take quadratic time
+_MAX_FRAMES = 10_000  # brackets that are open at once
 _EXTERNAL = re.compile(
   r'\[(?:[a-z]+:)?//[^][\s<>"]*+'
   r'([^][\n]*+(?:\[\[[^][\n]*+\]\][^][\n]*+)*+)\]',
@@ -324,7 +325,8 @@ def _unbracket(text: str, hidden: frozenset[str]) -> str:
         label = _link(''.join(frames.pop()[1]), hidden)
         frames[-1][1].append(label)
     elif token[0] == '{':
-      num_templates = len(token) // 2
+      room = max(0, _MAX_FRAMES - len(frames))
+      num_templates = min(len(token) // 2, room)
       frames += (('{{', []) for _ in range(num_templates))
       num_open['{{'] += num_templates
     else:
@@ -335,7 +337,7 @@ def _unbracket(text: str, hidden: frozenset[str]) -> str:
           close('{|')
       for _ in range(braces // 2):
         close('{{')
-      if token.endswith('{|'):
+      if token.endswith('{|') and len(frames) < _MAX_FRAMES:
         frames[-1][1].append('\n')
         frames.append(('{|', []))
         num_open['{|'] += 1

@@ -1,6 +1,7 @@
 """Logs of every form: read, encoded, cut into batches, and refused."""
 
 import collections
+import contextlib
 import json
 import lzma
 import math
@@ -15,6 +16,7 @@ from jaxemb import errors
 from jaxemb.clicks import encoder as encoder_lib
 from jaxemb.clicks import loader, raw_log, toyclicks
 from jaxemb.data import base, examples
+from jaxemb.io import tables
 from jaxemb.runtime import resources
 
 ROWS = 400
@@ -303,6 +305,33 @@ def test_decimal_commas_need_a_setting(tmp_path):
   path.write_text(path.read_text().replace('1.000,5', 'unknown', 1))
   with pytest.raises(errors.UserError, match="but for some such as 'unknown'"):
     _source(path, tmp_path, decimal=',')
+
+
+def test_integers_that_no_float_is_are_categories(tmp_path):
+  numbers = [2**60 + i for i in range(300)]
+  table = pa.table({'click': [i % 2 for i in range(300)], 'x': numbers})
+  parquet.write_table(table, tmp_path / 'a.parquet')
+  fields = _source(tmp_path / 'a.parquet', tmp_path).fields
+  assert [x.name for x in fields.ids] == ['x'] and not fields.numbers
+
+
+def test_times_that_python_has_not_are_one_line_or_names(tmp_path):
+  times = pa.array([2**62, -(2**62), 0] * 9, pa.timestamp('us'))
+  flags, names = [i % 2 for i in range(27)], [f'a{i % 3}' for i in range(27)]
+  table = pa.table({'click': flags, 'x': names, 't': times})
+  parquet.write_table(table, tmp_path / 'a.parquet')
+  with contextlib.suppress(errors.UserError):
+    _source(tmp_path / 'a.parquet', tmp_path)
+
+
+def test_json_may_change_its_types_behind_the_first_rows(tmp_path, monkeypatch):
+  monkeypatch.setattr(tables, '_BLOCK_BYTES', 200)
+  rows = [{'click': i % 2, 'x': 'ab', 'z': 7} for i in range(20)]
+  rows += [{'click': 1, 'x': 5, 'z': 'cd'} for i in range(20)]
+  path = tmp_path / 'log.jsonl'
+  path.write_text(''.join(json.dumps(x) + '\n' for x in rows))
+  source = _source(path, tmp_path)
+  assert len(source.train) == 40 and 'x=5' in source.keys[:]
 
 
 def test_the_fingerprint_is_of_what_is_trained_on(tmp_path):

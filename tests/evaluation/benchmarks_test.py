@@ -1,5 +1,7 @@
 """Every layout is recognised from content; what is malformed is counted."""
 
+import time
+
 import pytest
 
 from jaxemb import errors
@@ -91,6 +93,18 @@ def test_find_walks_folders_and_makes_names_unique(tmp_path):
     benchmarks.find([tmp_path / 'no-such'])
   with pytest.raises(errors.UserError, match='no benchmark recognised'):
     benchmarks.find([tmp_path / 'README.md'])
+
+
+def test_contexts_of_scws_are_read_in_linear_time(tmp_path):
+  context = 'the <b>word</b> is', 'a <b>text</b>'
+  fields = '1', 'word', 'n', 'text', 'n', *context, '5', *['5'] * 10
+  line = '\t'.join(fields)
+  damaged = line.replace('<b>word</b>', '<b>' * 100_000)
+  start_secs = time.process_time()
+  scws = _read(tmp_path, f'{line}\n{line}\n{damaged}\n')
+  assert time.process_time() - start_secs < 5  # quadratic time is minutes
+  assert scws.malformed == 1 and len(scws.words) == 2
+  assert scws.contexts[0][0] == ('the ', 'word', ' is')
 
 
 def test_real_files(shared_data, caplog):

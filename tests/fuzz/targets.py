@@ -1,5 +1,5 @@
 """All readers that are fuzzed."""
 
-from tests.fuzz import vector_targets
+from tests.fuzz import data_targets, vector_targets
 
-TARGETS = (*vector_targets.TARGETS,)
+TARGETS = (*vector_targets.TARGETS, *data_targets.TARGETS)

@@ -56,9 +56,7 @@ def _matlab(kind, sizes, name, data=b'', num_bytes=None):
 
 def _nested(depth):
   cell = _matlab(6, (1, 1), b'', _element(9, bytes(8)))
-  for _ in range(depth):
-    cell = _matlab(1, (1, 1), b'', cell, num_bytes=8)
-  return cell
+  return _matlab(1, (1, 1), b'', num_bytes=8) * depth + cell
 
 
 @pytest.mark.parametrize('is_packed', [False, True])

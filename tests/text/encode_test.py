@@ -356,6 +356,12 @@ def test_another_encoding_is_refused_named_and_read(tmp_path, text, encoding):
   assert 'c.txt' in problem and 'not UTF-8' in problem
 
 
+def test_a_text_may_be_lost_wholly_and_not_in_its_encoding(tmp_path):
+  path = tmp_path / 'a.json'
+  path.write_bytes(b'[{"text": "\xff\xfe\xfd",')
+  assert '100 %' in _fails(_encode, path, tmp_path)
+
+
 def test_an_encoding_is_guessed_where_a_file_is_not_utf_8(tmp_path):
   path = tmp_path / 'a.txt'
   line = 'да и мы дома были там\n'
