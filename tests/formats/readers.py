@@ -54,10 +54,9 @@ def vectors(path: pathlib.Path) -> Arrays:
 def documents(path: pathlib.Path) -> Arrays:
   """Vectors of documents and of words."""
   model = jaxemb.load(path)
-  parts = {'documents': model.dv, 'of words': model.wv}
-  return {
-    f'{name} {k}': x for name, y in parts.items() for k, x in _of(y).items()
-  } | {'settings': np.array(json.dumps(model.settings, sort_keys=True))}
+  arrays = {f'documents {k}': x for k, x in _of(model.dv).items()}
+  arrays |= {f'words {k}': x for k, x in _of(model.wv).items()}
+  return arrays | {'epochs': np.array(model.epochs)}
 
 
 def clicks(path: pathlib.Path) -> Arrays:
@@ -153,7 +152,8 @@ def compare(found: Arrays, wanted: Arrays) -> None:
 
 
 def main(folder: pathlib.Path) -> None:
-  """Prints a line of JSON for each name: '' or why it is refused."""
+  """Prints where jaxemb is, and by name '' or why files are refused."""
+  print(json.dumps(jaxemb.__file__))
   for name, read in READERS.items():
     line = ''
     try:

@@ -231,32 +231,41 @@ def _keep_few(folder: pathlib.Path) -> None:
       shutil.rmtree(step)
 
 
-def write(folder: pathlib.Path) -> None:
-  """Writes a new folder with files of all formats and their numbers."""
-  with tempfile.TemporaryDirectory() as name:
-    temporary = pathlib.Path(name, 'files')
-    temporary.mkdir()
-    write_inputs(temporary / INPUTS)
-    write_graph(temporary / 'graph')
-    write_vectors(temporary)
-    for run in RUNS:
-      write_run(run, temporary)
-    shutil.copyfile(temporary / 'run/export/phrases.txt',
-                    temporary / 'phrases.txt')  # fmt: skip
-    caches = temporary / CACHES
-    for path in caches.iterdir():  # programs, and the graph that is here
-      if path.name == 'programs' or path.name.startswith(('toy', 'graph-')):
-        shutil.rmtree(path)
-    _keep_few(temporary)
-    shutil.copytree(
-      temporary, folder, ignore=shutil.ignore_patterns(*_LEFT_OUT)
-    )
+def make(folder: pathlib.Path) -> None:
+  """Writes files of all formats into a folder, and what they are made of."""
+  write_inputs(folder / INPUTS)
+  write_graph(folder / 'graph')
+  write_vectors(folder)
+  for name in RUNS:
+    write_run(name, folder)
+  phrases = folder / 'run' / 'export' / 'phrases.txt'
+  shutil.copyfile(phrases, folder / phrases.name)
+
+
+def write_expected(folder: pathlib.Path) -> None:
+  """Writes the numbers that files have now."""
   arrays = {
     f'{name}: {key}': array
     for name, read in readers.READERS.items()
     for key, array in read(folder / name).items()
   }
   np.savez_compressed(folder / 'expected.npz', **arrays)
+
+
+def write(folder: pathlib.Path) -> None:
+  """Writes a new folder with few files of each format and their numbers."""
+  with tempfile.TemporaryDirectory() as name:
+    temporary = pathlib.Path(name, 'files')
+    temporary.mkdir()
+    make(temporary)
+    caches = temporary / CACHES
+    for path in caches.iterdir():  # programs, and the graph that is here
+      if path.name == 'programs' or path.name.startswith(('toy', 'graph-')):
+        shutil.rmtree(path)
+    _keep_few(temporary)
+    left_out = shutil.ignore_patterns(*_LEFT_OUT)
+    shutil.copytree(temporary, folder, ignore=left_out)
+  write_expected(folder)
 
 
 if __name__ == '__main__':
