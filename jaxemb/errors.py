@@ -23,6 +23,10 @@ class UserError(Exception):
 
   exit_code = 2
 
+  def __init__(self, message: object = ''):
+    # Names, and what a file holds, may end lines.
+    super().__init__(' '.join(str(message).splitlines()))
+
 
 class LostError(UserError):
   """A peer exited or this process was stopped; restart all to resume."""

@@ -37,6 +37,11 @@ _LABELS = {
   **dict.fromkeys(('0', '-1', 'false', 'no'), 0),
 }
 _NO_LABEL, _WRONG_LABEL = 2, 3
+# What is read of `config.data` when rows are encoded.
+_NEEDED = {
+  'features', 'format', 'hash_size', 'multi_values', 'numbers', 'positive',
+  'separator',
+}  # fmt: skip
 
 
 class Rows(NamedTuple):
@@ -140,14 +145,25 @@ def load(folder: pathlib.Path) -> Encoder:
   label, *columns = (
     record['schema'][x.name] for x in dataclasses.fields(schema_lib.Schema)
   )
+  schema = schema_lib.Schema(label, *map(tuple, columns))
   fields = [examples.IdField(*x) for x in record['fields']]
+  if len(fields) < len(schema.categories) + len(schema.lists):
+    raise ValueError(f'it has {len(fields)} fields, fewer than its columns')
   return Encoder(
-    schema=schema_lib.Schema(label, *map(tuple, columns)),
-    settings=record['settings'],
+    schema=schema,
+    settings=_checked(record['settings']),
     fields=examples.Fields(tuple(fields), tuple(record['numbers'])),
     hashes=tuple(arrays[f'hashes_{i}'] for i in range(len(fields))),
     scales=arrays['scales'],
   )
+
+
+def _checked(settings: Any) -> dict[str, Any]:
+  """Returns settings; raises a `ValueError` unless they have what is used."""
+  missing = _NEEDED.difference(settings if isinstance(settings, dict) else ())
+  if missing:
+    raise ValueError(f'its settings lack {", ".join(sorted(missing))}')
+  return settings
 
 
 def bucket(hashes: np.ndarray, num_ids: int) -> np.ndarray:

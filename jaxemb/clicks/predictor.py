@@ -26,7 +26,6 @@ import logging
 import os
 import pathlib
 import shutil
-import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -43,7 +42,7 @@ from jaxemb.io import tables
 from jaxemb.models import columns
 from jaxemb.ops import sampling
 from jaxemb.runtime import resources
-from jaxemb.storage import atomic, export, formats
+from jaxemb.storage import atomic, damage, export, formats
 
 _LOG = logging.getLogger('jaxemb')
 _MODEL = 'model.json'
@@ -292,9 +291,14 @@ def load(folder: pathlib.Path) -> ClickModel:
       spec, hidden=tuple(spec.hidden), lower_hidden=tuple(spec.lower_hidden)
     )
     model = clicks.of_terms(spec, tuple(record['terms']))
-    tree = jax.tree.structure(jax.eval_shape(model.init, sampling.key_shape()))
+    shapes = jax.eval_shape(model.init, sampling.key_shape())
+    expected, tree = jax.tree.flatten(shapes)
     arrays, num = np.load(folder / 'dense.npz'), tree.num_leaves
     leaves = [arrays[str(i)] for i in range(len(arrays.files))]
+    for leaf, shape in zip(leaves, expected, strict=False):
+      export.check_real(leaf, shape.shape)
+    if {x.name for x in model.tables} != {*record['tables']}:
+      raise ValueError(f'it has tables {record["tables"]}')
     return ClickModel(
       model=model,
       params=jax.tree.unflatten(tree, leaves[:num]),
@@ -306,11 +310,9 @@ def load(folder: pathlib.Path) -> ClickModel:
     )
   except (
     OSError,
-    ValueError,
-    KeyError,
     TypeError,
     AttributeError,
-    zipfile.BadZipFile,
+    *damage.ERRORS,
   ) as error:
     raise errors.UserError(
       f'{folder} is no whole model of clicks: {errors.one_line(error)}; export '

@@ -19,7 +19,7 @@ import numpy as np
 from jaxemb import embeddings, errors, missing_names
 from jaxemb.data import sentences
 from jaxemb.evaluation import geometry
-from jaxemb.storage import atomic, formats, word2vec_format
+from jaxemb.storage import atomic, damage, formats, word2vec_format
 from jaxemb.storage import export as export_lib
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ FORMAT = formats.Format(
   'a model of documents', number=1, remedy='use that version, or train it again'
 )
 _MOST_NAMES = 5
+_MAX_SETTING = 1 << 32
 # Of the settings that are saved.
 _KINDS = {
   'model': str, 'window': int, 'dynamic_window': bool, 'negatives': int,
@@ -340,6 +341,8 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
       raise ValueError(
         f'{_SETTINGS} has {name}={settings.get(name)!r}, no {kind.__name__}'
       )
+    if kind in (int, float) and not abs(settings[name]) <= _MAX_SETTING:
+      raise ValueError(f'{_SETTINGS} has {name}={settings[name]}')
 
 
 def folder_of(path: pathlib.Path | str) -> pathlib.Path | None:
@@ -373,7 +376,7 @@ def load(folder: pathlib.Path) -> Documents:
       inputs=arrays.get(_INPUTS),
       settings=settings,
     )
-  except (KeyError, OSError, ValueError) as error:
+  except (OSError, *damage.ERRORS) as error:
     raise errors.UserError(
       f'{inner} is damaged: {errors.one_line(error)}; export the run again'
     ) from error

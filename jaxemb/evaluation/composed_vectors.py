@@ -22,7 +22,7 @@ from jaxemb.io import cache
 from jaxemb.ops import memory
 from jaxemb.ops import ngrams as ngrams_lib
 from jaxemb.runtime import resources
-from jaxemb.storage import atomic, export, fasttext_format
+from jaxemb.storage import atomic, damage, export, fasttext_format
 
 _BLOCK_WORDS = 4096
 # Read at once by a thread: a buffer that stays in the cache of its core is
@@ -157,7 +157,7 @@ class ComposedVectors(export.LazyRows):
         norms = export.load_array(self._cache_folder() / _NORMS)
         if norms.shape == self.shape[:1] and norms.dtype == np.float32:
           self.__dict__['_norms'] = norms
-      except (OSError, ValueError, EOFError):  # none so far, or damaged
+      except (OSError, *damage.ERRORS):  # none so far, or damaged
         pass
     return self.__dict__.get('_norms')
 

@@ -26,6 +26,7 @@ import pathlib
 import re
 import unicodedata
 from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,8 @@ from jaxemb.storage import atomic, export
 
 # The first one marks an export of senses.
 FILES = ('senses.json', 'priors.txt', 'outputs.npy', 'means.npy')
+_LOSSES = 'negative_sampling', 'hierarchical_softmax'
+_MAX_FACT = 10**9
 _PRIOR_TOLERANCE = 1e-3  # of sums of rounded and averaged priors
 # The fields of `MultiVectors` in senses.json.
 _FACTS = 'loss', 'negatives', 'window', 'concentration', 'half_weight'
@@ -269,6 +272,7 @@ def read(
     if not isinstance(facts, dict) or not facts.keys() >= {*_FACTS}:
       missing = {*_FACTS}.difference(facts if isinstance(facts, dict) else ())
       raise ValueError(f'has no {", ".join(sorted(missing))}')
+    _check_facts(facts)
   with export.reading(folder / 'priors.txt') as path:
     words, starts, priors = _parse_priors(path.read_text(encoding='utf-8'))
     if len(priors) != len(names):
@@ -295,6 +299,20 @@ def read(
     means=means,
     **{key: facts[key] for key in _FACTS},
   )
+
+
+def _check_facts(facts: Mapping[str, Any]) -> None:
+  """Raises a `ValueError` for facts that contexts cannot be used with."""
+  if facts['loss'] not in (None, *_LOSSES):
+    raise ValueError(f'loss {facts["loss"]!r} is none of {", ".join(_LOSSES)}')
+  numbers = [facts[x] for x in ('negatives', 'window', 'half_weight')]
+  if facts['concentration'] is not None:
+    numbers.append(facts['concentration'])
+  for x in numbers:
+    if type(x) not in (int, float) or not 0 <= x <= _MAX_FACT:
+      raise ValueError(f'{x!r} is no number from 0 to {_MAX_FACT:,}')
+  if type(facts['window']) is not int:
+    raise ValueError(f'window {facts["window"]!r} is no int')
 
 
 def _parse_priors(text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
@@ -325,6 +343,5 @@ def _load(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
   """Memory-maps an array; raises a `UserError` if it has another shape."""
   with export.reading(path):
     array = export.load_array(path, mmap_mode='r')
-    if array.shape != shape:
-      raise ValueError(f'has shape {array.shape}, the vectors need {shape}')
+    export.check_real(array, shape)
   return array

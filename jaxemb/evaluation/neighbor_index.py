@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.evaluation import geometry
-from jaxemb.storage import atomic, export, formats
+from jaxemb.storage import atomic, damage, export, formats
 
 KINDS = ('hnsw',)
 _GRAPH, _SETTINGS = 'graph.usearch', 'index.json'
@@ -303,7 +303,9 @@ def read(
     identity = {k: values.pop(k) for k in _identity(vectors[:0])}
     checksum = values.pop('graph_checksum')
     settings = Settings(**values)
-  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    if not all(type(x) is int for x in identity.values()):
+      raise ValueError(f'{_SETTINGS} has {identity}, and ints are needed')
+  except (OSError, TypeError, AttributeError, *damage.ERRORS) as error:
     reason = getattr(error, 'strerror', None) or errors.one_line(error)
     raise errors.UserError(
       f'{folder} is no index of vectors: {reason}; give the folder of '
@@ -327,7 +329,7 @@ def read(
     )
     if graph is None or len(graph) != np.count_nonzero(norms):
       raise ValueError('another number of rows')
-  except (RuntimeError, ValueError, OSError) as error:
+  except (RuntimeError, TypeError, OSError, *damage.ERRORS) as error:
     raise errors.UserError(
       f'{folder / _GRAPH} is damaged: {errors.one_line(error)}; build it again'
     ) from error

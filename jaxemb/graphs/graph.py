@@ -26,7 +26,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.graphs import features as features_lib
 from jaxemb.graphs import labels as labels_lib
-from jaxemb.storage import checksums, export, formats
+from jaxemb.storage import checksums, damage, export, formats
 
 _RANGE_EDGES = 1 << 25  # sorted at once, where edges lie on disk
 _COLUMNS = 'neighbors', 'weights', 'relations'  # in order of lists
@@ -458,7 +458,7 @@ def is_saved(folder: pathlib.Path | str) -> bool:
   try:
     text = (pathlib.Path(folder) / 'manifest.json').read_text('utf-8')
     return {'format', 'arrays'} <= json.loads(text).keys()
-  except (OSError, ValueError, AttributeError):
+  except (OSError, AttributeError, *damage.ERRORS):
     return False
 
 
@@ -494,7 +494,7 @@ def load(folder: pathlib.Path | str) -> Graph:
         for k in ('directed', 'digest', 'counted', 'relation_names')
       },
     )
-  except (OSError, ValueError, KeyError, EOFError) as error:
+  except (OSError, TypeError, AttributeError, *damage.ERRORS) as error:
     raise errors.UserError(
       f'{folder} holds no whole graph ({errors.one_line(error)}); remove it, '
       'and it is made again'

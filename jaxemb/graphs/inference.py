@@ -25,7 +25,7 @@ from jaxemb.graphs import features as features_lib
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import graphsage, neighbors, node_source
 from jaxemb.runtime import resources
-from jaxemb.storage import atomic, export, formats
+from jaxemb.storage import atomic, damage, export, formats
 
 NETWORK = 'network.npz'
 _SEPARATOR = '.'  # of paths of parameters, in names of files
@@ -286,8 +286,11 @@ def load(path: pathlib.Path | str) -> NodeModel | None:
       settings=record['settings'],
     )
   except (
-    OSError, EOFError, ValueError, LookupError, TypeError, zipfile.BadZipFile
-  ) as error:  # fmt: skip
+    OSError,
+    TypeError,
+    AttributeError,
+    *damage.ERRORS,
+  ) as error:
     raise errors.UserError(
       f'{folder} has no usable network: {errors.one_line(error)}; export again'
     ) from error

@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.ops import characters
-from jaxemb.storage import atomic, word2vec_format
+from jaxemb.storage import atomic, damage, word2vec_format
 from jaxemb.storage import attributes as attributes_lib
 
 _EXTRA = 'hub'
@@ -152,7 +152,7 @@ def read(
       )
     if counts is not None:
       counts = attributes_lib.counts(counts, len(words))
-  except (OSError, ValueError, IndexError) as error:
+  except (OSError, *damage.ERRORS) as error:
     reason = getattr(error, 'strerror', None) or errors.one_line(error)
     raise errors.UserError(
       f'{path} is no safetensors of word vectors: {reason}; give a file of '
@@ -175,7 +175,8 @@ def _tensors(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict]:
   try:
     with safetensors.safe_open(path, framework='numpy') as file:
       return {x: file.get_tensor(x) for x in file.keys()}, file.metadata() or {}
-  except safetensors.SafetensorError as error:
+  # NumPy has no float8.
+  except (safetensors.SafetensorError, AttributeError, TypeError) as error:
     raise ValueError(errors.one_line(error)) from error
 
 

@@ -201,7 +201,7 @@ def read(path: pathlib.Path) -> list[dict[str, Any]]:
   records = []
   text = path.read_text('utf-8', 'replace') if path.exists() else ''
   for line in text.splitlines():
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
       record = json.loads(line)
       if isinstance(record, dict) and isinstance(record.get('step'), int):
         records.append(record)

@@ -43,7 +43,7 @@ from jaxemb.report import pages
 from jaxemb.run import build, loop, metrics, results, rundir
 from jaxemb.run import vectors as vectors_lib
 from jaxemb.runtime import mesh
-from jaxemb.storage import atomic, checkpoint, word2vec_format
+from jaxemb.storage import atomic, checkpoint, damage, word2vec_format
 from jaxemb.strategies import base as strategy_base
 from jaxemb.tables import spec as spec_lib
 
@@ -186,7 +186,7 @@ class _Runner:
         if path.exists():
           values = json.loads(path.read_text())
           done.append(values | {'totals': metrics.Totals(**values['totals'])})
-      except (ValueError, TypeError, KeyError) as error:
+      except (TypeError, *damage.ERRORS) as error:
         raise errors.UserError(
           f'{path} is damaged ({error}); remove its folder to train it again'
         ) from error

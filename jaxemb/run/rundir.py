@@ -15,7 +15,7 @@ import ml_collections
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.io import cache
-from jaxemb.storage import atomic, formats
+from jaxemb.storage import atomic, damage, formats
 
 # What config.json holds beside the settings, or how its names begin.
 _RECORDED = ('tuning.', 'fingerprint')
@@ -68,10 +68,10 @@ def recorded(workdir: pathlib.Path) -> dict[str, Any]:
     data = path.read_bytes() if path.exists() else b'{}'
   try:
     return config_lib.flat(formats.RUN.check(workdir, json.loads(data)))
-  except (ValueError, AttributeError) as error:
+  except (AttributeError, *damage.ERRORS) as error:
     raise errors.UserError(
-      f'{path} does not hold the settings of a run: {error}; '
-      'give another --workdir'
+      f'{path} does not hold the settings of a run: '
+      f'{errors.one_line(error)}; give another --workdir'
     ) from error
 
 

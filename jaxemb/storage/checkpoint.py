@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 
 from jaxemb import errors
 from jaxemb.runtime import process
-from jaxemb.storage import formats
+from jaxemb.storage import damage, formats
 
 TO_KEEP = 3  # newest checkpoints of a run
 # Of state, record and what a store writes with them.
@@ -102,7 +102,7 @@ def newest_record(folder: pathlib.Path) -> dict[str, Any] | None:
   # A save under way, or killed, has another name.
   steps = {int(x.parts[-3]): x for x in paths if x.parts[-3].isdecimal()}
   newest = steps[max(steps)] if steps else None
-  with contextlib.suppress(OSError, ValueError):
+  with contextlib.suppress(OSError, *damage.ERRORS):
     record = json.loads(newest.read_bytes()) if newest else {}
     if isinstance(record, dict) and _is_intact(record):
       return record if record.get('format') == FORMAT.number else None

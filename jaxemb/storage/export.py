@@ -26,8 +26,6 @@ import dataclasses
 import json
 import math
 import pathlib
-import tokenize
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
@@ -35,7 +33,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.storage import atomic, formats, word2vec_format
+from jaxemb.storage import atomic, damage, formats, word2vec_format
 
 VECTORS, SCALES, CONTEXTS = 'vectors.npy', 'scales.npy', 'context_vocab.txt'
 RELATIONS, TARGETS, TREE = 'relations.npz', 'targets.npy', 'tree.npz'
@@ -244,8 +242,8 @@ def read_tree(
     return None
   with reading(path), np.load(path) as arrays:
     words, nodes = arrays['words'], arrays['inner_nodes']
-    if (len(words), len(nodes)) != (num_words, num_words - 1):
-      raise ValueError(f'it is of {len(words):,} words, not {num_words:,}')
+    check_real(words, (num_words,))
+    check_real(nodes, (num_words - 1,))
     # A node comes behind those above it.
     limits = np.append(np.full(num_words, num_words - 1), np.arange(len(nodes)))
     above = np.append(words, nodes)
@@ -267,10 +265,10 @@ def read_relations(folder: pathlib.Path, num_nodes: int) -> Relations | None:
     if arrays.get('has_targets', False):
       with reading(folder / TARGETS) as file:
         targets = open_array(file)
-        if len(targets) != num_nodes:
-          raise ValueError(f'{len(targets)} rows for the {num_nodes} nodes')
+        check_real(targets, (num_nodes, *targets.shape[1:]))
     if 'measure' in arrays:
       measure = str(arrays['measure'])
+      check_real(arrays['temperature'], ())
       temperature = float(arrays['temperature'])
     elif arrays['is_cosine']:  # of earlier exports, without a temperature
       measure, temperature = 'cosine', 1.0
@@ -300,7 +298,7 @@ def reading(path: pathlib.Path) -> Iterator[pathlib.Path]:
   """Raises a `UserError` that names a file of an export if it is damaged."""
   try:
     yield path
-  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+  except (OSError, *damage.ERRORS) as error:
     reason = getattr(error, 'strerror', None) or errors.one_line(error)
     raise errors.UserError(f'{path}: {reason}; export again') from error
 
@@ -387,8 +385,22 @@ def load_array(path: pathlib.Path, mmap_mode: str | None = None) -> np.ndarray:
   """Loads an .npy file; raises a `ValueError` if it is damaged."""
   try:
     return np.load(path, mmap_mode=mmap_mode)
-  except tokenize.TokenError as error:  # NumPy's, of a header that is cut
-    raise ValueError(f'its header is damaged: {error}') from error
+  except damage.ERRORS as error:
+    if isinstance(error, (ValueError, EOFError)):
+      raise
+    is_large = isinstance(error, MemoryError)
+    problem = 'it is too large' if is_large else 'its header is damaged'
+    raise ValueError(f'{problem}: {errors.one_line(error)}') from error
+
+
+def check_real(array: np.ndarray, shape: tuple[int, ...]) -> None:
+  """Raises a `ValueError` unless an array has real numbers in a shape."""
+  is_real = array.dtype.kind in 'fiub' or array.dtype == ml_dtypes.bfloat16
+  if not is_real or array.shape != shape:
+    raise ValueError(
+      f'it has {array.dtype} of shape {array.shape}; real numbers of shape '
+      f'{shape} are needed'
+    )
 
 
 def open_array(path: pathlib.Path) -> np.ndarray:
@@ -444,7 +456,7 @@ def read(
   check_format(folder)
   try:
     rows = open_array(folder / VECTORS)
-  except (OSError, ValueError, EOFError) as error:
+  except (OSError, *damage.ERRORS) as error:
     hint = 'a workdir whose run has ended, its export folder or a word2vec file'
     if (folder / 'parts').is_dir():
       hint = f'its sub-models, {folder}/parts/*, or let the run merge them'
@@ -489,14 +501,15 @@ def _decoded(rows: np.ndarray, path: pathlib.Path) -> np.ndarray:
   """[vocab, dim] float32, memory-mapped if stored as such."""
   if np.iscomplexobj(rows):
     raise errors.UserError(f'{path} has complex numbers; give real ones')
+  with reading(path):
+    check_real(rows, rows.shape)
   if rows.dtype != np.int8:
     return Encoded(np.asarray(rows)).decode()
   scales_path = path.with_name(SCALES)
   try:
     scales = load_array(scales_path)
-    if scales.shape != rows.shape[:1]:
-      raise ValueError(f'{len(scales)} scales for the {len(rows)} rows')
-  except (OSError, ValueError, EOFError) as error:
+    check_real(scales, rows.shape[:1])
+  except (OSError, *damage.ERRORS) as error:
     raise errors.UserError(
       f'{path} has int8 rows, and their scales in {scales_path} cannot be '
       f'used: {error}; export again'

@@ -54,6 +54,16 @@ def test_half_a_minute_of_changed_inputs(target, fuzzer):
   assert lines and lines[-1].endswith(' 0 faults\n'), ''.join(lines)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('target', targets.TARGETS, ids=lambda x: x.name)
+def test_seeds_are_read(target, tmp_path, monkeypatch):
+  folder = tmp_path / 'input'
+  monkeypatch.setenv('JAXEMB_CACHE', str(folder / 'cache'))
+  reader = fuzzing.Reader(target, folder)
+  outcomes = [reader.read(data) for data in target.seeds()]
+  assert {x.kind for x in outcomes} == {'result'}, outcomes
+
+
 @pytest.mark.parametrize('target', targets.TARGETS, ids=lambda x: x.name)
 def test_inputs_that_were_faults(target, tmp_path, monkeypatch):
   inputs = fuzzing.stored(target)

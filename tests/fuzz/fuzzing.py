@@ -47,7 +47,7 @@ from tests.fuzz import mutation
 HANG_SECS = 10.0
 _MEMORY_FACTOR, _MEMORY_FLOOR = 10, 64 << 20
 _MAPPED_BYTES = 4 << 30
-_START_SECS = 120.0  # of imports and compilation while seeds are read
+_START_SECS = 600.0  # of imports and compilation while seeds are read
 _MAX_ENDED = 5  # crashes and hangs of a target, after which it is given up
 _LOG_BYTES = 4000
 _POLL_SECS = 0.1
@@ -394,7 +394,7 @@ def run(
   `is_guided` is for a process whose functions Atheris has instrumented. A child
   that crashes or hangs is replaced by another.
   """
-  start, seeds = time.monotonic(), [*target.seeds()]
+  start, seeds = time.monotonic(), _seeds_of(target)
   inputs = [*seeds, *stored(target, found)]
   progress, faults, num_ended = _Progress(), [], 0
   with tempfile.TemporaryDirectory(prefix='fuzz-', dir=_memory()) as name:
@@ -419,7 +419,7 @@ def run(
         is_guided=is_guided,
       )
       ended = _watch(
-        body, folder, progress, hang_secs=hang_secs, secs=max(left, 0)
+        body, folder / 'log', progress, hang_secs=hang_secs, secs=max(left, 0)
       )
       faults += _collected(folder / 'faults')
       if ended is None:
@@ -442,6 +442,21 @@ def run(
   )
 
 
+def _seeds_of(target: Target) -> list[bytes]:
+  """Returns what seeds a target has; libraries may make threads for them."""
+  with tempfile.TemporaryDirectory(dir=_memory()) as name:
+    folder = pathlib.Path(name)
+
+    def write():
+      for number, data in enumerate(target.seeds()):
+        (folder / f'{number:04}').write_bytes(data)
+
+    if ended := _watch(write, folder / 'log', _Progress(), hang_secs=0, secs=0):
+      raise RuntimeError(f'{target.name} has no seeds: {ended.text}')
+    (folder / 'log').unlink()
+    return [x.read_bytes() for x in sorted(folder.iterdir())]
+
+
 def _fuzz(child, seeds, inputs, *, secs, seed, is_guided):
   """Is what a child does."""
   child.warm_up(seeds)
@@ -457,9 +472,8 @@ def _memory() -> str | None:
   return folder if os.access(folder, os.W_OK) else None
 
 
-def _watch(body, folder, progress, hang_secs, secs) -> Outcome | None:
+def _watch(body, log, progress, hang_secs, secs) -> Outcome | None:
   """Runs a function in a fork; returns how it ended, None = as it should."""
-  log = folder / 'log'
   progress.end()
   if not (process := os.fork()):
     _enter(body, log)

@@ -29,7 +29,7 @@ _TOKENS = (
   b'>', b'&', b'#', b'%', b'\\', b'\xff', b'\xef\xbb\xbf', b'\xff\xfe',
   b'\xc3', b'\xed\xa0\x80', '\u2028'.encode(), '\u3000'.encode(), b'\x1a',
   b'\x7f', b'\x1f\x8b\x08', b'BZh9', b'\xfd7zXZ\0', b'\x28\xb5\x2f\xfd',
-  b'PK\x03\x04',
+  b'PK\x03\x04', b'[' * 5000, b'{"a":' * 5000,
 )  # fmt: skip
 
 

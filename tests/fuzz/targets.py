@@ -1,5 +1,9 @@
 """All readers that are fuzzed."""
 
-from tests.fuzz import data_targets, vector_targets
+from tests.fuzz import data_targets, run_targets, vector_targets
 
-TARGETS = (*vector_targets.TARGETS, *data_targets.TARGETS)
+TARGETS = (
+  *vector_targets.TARGETS,
+  *run_targets.TARGETS,
+  *data_targets.TARGETS,
+)
