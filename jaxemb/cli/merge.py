@@ -76,8 +76,6 @@ def _run(argv: Sequence[str] | None) -> None:
   _check_output(output, flags.parts)
   scratch = _scratch(output)
   # JAX only once the arguments are right.
-  from flax import traverse_util
-
   from jaxemb.runtime import mesh, resources
   from jaxemb.storage import orbax_export
 
@@ -100,10 +98,7 @@ def _run(argv: Sequence[str] | None) -> None:
       print(f'warning: {line}', file=sys.stderr)
     exported = time.monotonic()
     rows = export.Encoded(merged.vectors)
-    arrays = {'vectors': merged.vectors}
-    for path, table in merged.trainable.items():
-      arrays[path] = table[:, 0] if table.shape[1] == 1 else table
-    arrays = traverse_util.unflatten_dict(arrays, sep='/')
+    arrays = _arrays(merged)
     with atomic.together(output) as new:
       export.write(new / 'export', merged.words, rows, counts=merged.counts)
       multivectors.write(new / 'export', merged.senses)
@@ -123,6 +118,16 @@ def _run(argv: Sequence[str] | None) -> None:
       with atomic.write(new / 'merge.json') as file:
         file.write(json.dumps(report, indent=2).encode())
   print(_table(report))
+
+
+def _arrays(merged: Any) -> dict[str, Any]:
+  """Returns what export/orbax has of a merge: vectors and other tables."""
+  from flax import traverse_util  # with JAX, once the arguments are right
+
+  arrays = {'vectors': merged.vectors}
+  for path, table in merged.trainable.items():
+    arrays[path] = table[:, 0] if table.shape[1] == 1 else table
+  return traverse_util.unflatten_dict(arrays, sep='/')
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
