@@ -58,7 +58,7 @@ class Export(NamedTuple):
     """
     names, counts = self.names()
     first = slice(num if self.multi is None else None)
-    rows = np.asarray(self.rows.decode()[first])
+    rows = np.asarray(self.rows.on_demand()[first])
     return embeddings.Embeddings(
       index_to_key=list(names[first]),
       vectors=rows,
@@ -165,7 +165,9 @@ def collect(
   for name in model.composed_of:
     tables[name] = export_rows(name)
     by_name[name] = tables[name].encoded
-  others = {k: x.rows for k, x in tables.items() if k != 'vectors'}
+  others = {
+    k: x.encoded.on_demand() for k, x in tables.items() if k != 'vectors'
+  }
   if optimizer := {k: x.opt_state for k, x in tables.items() if x.opt_state}:
     others['optimizer'] = optimizer
   return _collected(parts, model.composed(by_name), others)
@@ -210,7 +212,7 @@ def write_export(
 ) -> dict[str, int]:
   """Writes the files of `storage.export`; returns what is dropped."""
   names, counts = export.names()
-  arrays = {'vectors': export.rows.decode(), **export.others}
+  arrays = {'vectors': export.rows.on_demand(), **export.others}
   with (
     atomic.together(folder) as new,
     futures.ThreadPoolExecutor() as pool,

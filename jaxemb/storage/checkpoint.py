@@ -8,12 +8,13 @@ full disk, say) is reported, and training goes on.
 
 import contextlib
 import errno
+import functools
 import json
 import logging
 import pathlib
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from jaxemb.runtime import process
 from jaxemb.storage import damage, formats
 
 TO_KEEP = 3  # newest checkpoints of a run
+_BLOCK_NUMBERS = 1 << 20  # of an array, whose checksum is made at once
 # Of state, record and what a store writes with them.
 FORMAT = formats.Format(
   'a checkpoint',
@@ -36,39 +38,80 @@ FORMAT = formats.Format(
 _PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
 
 
-def _checksum(array: jax.Array) -> jax.Array:
+def _checksum(array: jax.Array, is_whole: bool) -> jax.Array:
   """uint32 of an array's bits and their indices, on any mesh.
 
-  Zeros do not count: the number of padding columns depends on the mesh.
+  `is_whole`: a device has all of it. Zeros do not count: the number of padding
+  columns depends on the mesh.
   """
+  if array.size <= _BLOCK_NUMBERS or not is_whole:
+    return _sum(_bits(array))
+  # At once, the weights of bytes would take four times their memory.
+  axis = int(np.argmax(array.shape))
+  num = array.shape[axis]
+  size = max(1, _BLOCK_NUMBERS * num // array.size)
+  if array.dtype.itemsize == 2:
+    array = _bits(array)  # or XLA makes float32 of all bfloat16
+
+  def add(i, total):
+    first = jnp.minimum(i * size, num - size)
+    block = jax.lax.dynamic_slice_in_dim(array, first, size, axis)
+    # The last block has numbers of the one before.
+    is_new = first + jnp.arange(size) >= i * size
+    bits = jnp.where(jnp.expand_dims(is_new, others), _bits(block), 0)
+    return total + _sum(bits, axis=axis, first=first)
+
+  others = [x for x in range(array.ndim) if x != axis]
+  return jax.lax.fori_loop(0, -(-num // size), add, jnp.uint32(0))
+
+
+def _bits(array: jax.Array) -> jax.Array:
+  """Returns unsigned integers of the bits of an array."""
   if array.dtype == jnp.bool_ or array.dtype.itemsize == 1:
-    bits = array.astype(jnp.uint8)
-  else:
-    unsigned = {2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
-    bits = jax.lax.bitcast_convert_type(array, unsigned)
-  weights = jnp.full(array.shape, 0x9E3779B9, jnp.uint32)
-  for axis in range(array.ndim):
-    index = jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+    return array.astype(jnp.uint8)
+  unsigned = {2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
+  return jax.lax.bitcast_convert_type(array, unsigned)
+
+
+def _sum(
+  bits: jax.Array, axis: int = 0, first: jax.Array | int = 0
+) -> jax.Array:
+  """uint32 of a part of an array, which begins at `first` of an axis."""
+  weights = jnp.full(bits.shape, 0x9E3779B9, jnp.uint32)
+  for i in range(bits.ndim):
+    index = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, i)
+    if i == axis:
+      index += jnp.uint32(first)
     weights = (weights ^ index) * np.uint32(0x21F0AAAD)
     weights ^= weights >> 15
   # Odd, so that no change of a single number is lost.
   return jnp.sum(bits.astype(jnp.uint32) * (weights | 1), dtype=jnp.uint32)
 
 
-@jax.jit
-def _all_checksums(arrays: list[jax.Array]) -> list[jax.Array]:
-  return list(map(_checksum, arrays))
+@functools.partial(jax.jit, static_argnums=1)
+def _all_checksums(
+  arrays: list[jax.Array], are_whole: tuple[bool, ...]
+) -> list[jax.Array]:
+  return list(map(_checksum, arrays, are_whole))
+
+
+def _are_whole(arrays: Sequence[Any]) -> tuple[bool, ...]:
+  """Whether a device has all of each; of shapes without a sharding, too."""
+  shardings = (getattr(x, 'sharding', None) for x in arrays)
+  return tuple(x is None or len(x.device_set) == 1 for x in shardings)
 
 
 def _checksums(state: Any) -> list[int]:
   # In one program: a GPU compiles each for a while.
-  sums = jax.device_get(_all_checksums(jax.tree.leaves(state)))
+  leaves = jax.tree.leaves(state)
+  sums = jax.device_get(_all_checksums(leaves, _are_whole(leaves)))
   return list(map(int, sums))
 
 
 def compile_ahead(shapes: Any) -> None:
   """Compiles what saves a state of these shapes."""
-  _all_checksums.lower(jax.tree.leaves(shapes)).compile()
+  leaves = jax.tree.leaves(shapes)
+  _all_checksums.lower(leaves, _are_whole(leaves)).compile()
 
 
 def _record_checksum(record: dict[str, Any]) -> int:

@@ -170,14 +170,20 @@ class Encoded(NamedTuple):
   def decode(self) -> np.ndarray:
     """[..., n, dim] float32; exact."""
     if isinstance(self.data, LazyRows):
-
-      def read(rows):
-        scales = None if self.scales is None else self.scales[rows]
-        return Encoded(self.data[rows], scales).decode()
-
-      return OnDemand(read, self.data.shape, np.dtype(np.float32))
+      return self.on_demand()
     rows = self.data.astype(np.float32, copy=False)
     return rows if self.scales is None else rows * self.scales[..., None]
+
+  def on_demand(self) -> np.ndarray:
+    """Returns [n, dim] float32, of which other types are decoded when read."""
+    if self.data.dtype == np.float32 and self.scales is None:
+      return self.data
+
+    def read(rows):
+      scales = None if self.scales is None else self.scales[rows]
+      return Encoded(self.data[rows], scales).decode()
+
+    return OnDemand(read, self.data.shape, np.dtype(np.float32))
 
 
 class Relations(NamedTuple):
@@ -334,7 +340,7 @@ def write(
     if rows.scales is not None:
       put_array(create(SCALES), rows.scales)
     if not is_minimal:
-      vectors = rows.decode()
+      vectors = rows.on_demand()
       word2vec_format.put_rows(
         create('vectors.bin'), words=spelled, vectors=vectors, is_binary=True
       )

@@ -281,7 +281,7 @@ class Table(Protocol):
     stop = self.spec.vocab if stop is None else stop
     numbers = self.spec.dim * (len(leaf) if has_replicas else 1)
     size = max(1, NUMBERS_AT_ONCE // numbers)
-    parts = []
+    axis, whole, tree = int(has_replicas), [], None
     for first in range(start, max(stop, start + 1), size):
       num = min(size, stop - first)
       part = _read(
@@ -292,9 +292,20 @@ class Table(Protocol):
         has_replicas=has_replicas,
         sharding=everywhere,
       )
-      parts.append(jax.device_get(part))
-    axis = int(has_replicas)
-    stored, opt_state = jax.tree.map(lambda *x: np.concatenate(x, axis), *parts)
+      leaves, tree = jax.tree.flatten(jax.device_get(part))
+      if num == stop - start:
+        whole = leaves
+        break
+      # Pieces that are joined in the end would take the memory twice.
+      for i, leaf in enumerate(leaves):
+        if len(whole) == i:
+          shape = list(leaf.shape)
+          shape[axis] = stop - start
+          whole.append(np.empty(shape, leaf.dtype))
+        np.moveaxis(whole[i], axis, 0)[first - start :][:num] = np.moveaxis(
+          leaf, axis, 0
+        )
+    stored, opt_state = tree.unflatten(whole)
     return RowBlock(from_stored(stored, self.spec.dtype), opt_state)
 
   def import_rows(
