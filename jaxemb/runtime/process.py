@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -74,6 +75,13 @@ def _exit_code_of(error: OSError) -> int:
       file=sys.stderr,
     )
     return 2
+  if folder := _numba_cache(error):
+    print(
+      f'jaxemb: cannot write compiled code to {folder}: {error.strerror}; free '
+      'space, or set NUMBA_CACHE_DIR to another folder',
+      file=sys.stderr,
+    )
+    return 2
   if error.filename is not None or error.errno not in _UNWRITTEN:
     raise error
   if error.errno != errno.EPIPE:  # otherwise a reader such as `head` has enough
@@ -85,6 +93,15 @@ def _exit_code_of(error: OSError) -> int:
   # Otherwise Python would flush again at exit, and report the error.
   os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
   return _PIPE_CLOSED if error.errno == errno.EPIPE else 2
+
+
+def _numba_cache(error: OSError) -> str:
+  """Returns the folder of the cache that Numba could not write, or ''."""
+  for frame, _ in traceback.walk_tb(error.__traceback__):
+    if frame.f_globals.get('__name__') == 'numba.core.caching':
+      if folder := getattr(frame.f_locals.get('self'), '_cache_path', ''):
+        return folder
+  return ''
 
 
 def _open_streams() -> None:

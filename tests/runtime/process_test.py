@@ -50,3 +50,19 @@ def test_an_interrupt_during_an_import_ends_the_process(tmp_path):
     f'def command():\n  sys.path.append({str(tmp_path)!r})\n  import loaded'
   )
   assert (done.returncode, done.stderr) == (-signal.SIGINT, '')
+
+
+def test_the_cache_of_numba_is_named_where_it_cannot_be_written():
+  done = _run(
+    'import types\n'
+    'numba = {"__name__": "numba.core.caching"}\n'
+    'exec("def save(self):\\n  raise OSError(28, \'No space\')", numba)\n'
+    'cache = types.SimpleNamespace(_cache_path="/full/__pycache__")\n'
+    'def command():\n'
+    '  numba["save"](cache)'
+  )
+  assert done.returncode == 2
+  assert done.stderr == (
+    'jaxemb: cannot write compiled code to /full/__pycache__: No space; free '
+    'space, or set NUMBA_CACHE_DIR to another folder\n'
+  )
