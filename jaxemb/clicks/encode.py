@@ -115,6 +115,8 @@ def encode(
     for name, reader in readers.items():
       raw.read(name, reader)
     _Writer(raw, fractions, seed, run=run).write(readers)
+    for name, reader in readers.items():
+      cache_lib.check_unchanged(reader.files, files[name])
 
   numbers = FORMAT.number, encoder_lib.FORMAT.number
   identity = [numbers, files, settings, seed]

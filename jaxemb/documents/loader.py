@@ -244,11 +244,16 @@ def _lines(path: str, spec: base.SourceSpec) -> Lines:
   files, form = _find(path, declared, encoding=spec.settings['encoding'])
   if form == 'lines':
     return Lines(path)
-  identity = FORMAT.number, declared, cache_lib.identity_of(files)
+  of_files = cache_lib.identity_of(files)
+  identity = FORMAT.number, declared, of_files
   folder = cache_lib.folder_of(spec.cache / 'documents', '', identity)
   progress = functools.partial(spec.progress, 'reading documents')
   reader = _reader(form, declared, progress)
-  make = functools.partial(_write, files=files, reader=reader)
+
+  def make(folder: pathlib.Path) -> None:
+    _write(folder, files=files, reader=reader)
+    cache_lib.check_unchanged(files, of_files)
+
   return cache_lib.opened(folder, _read_lines, make)
 
 

@@ -197,16 +197,19 @@ def from_networkx(
 
 def _built(make, paths, settings, cache, progress):
   """What `make` makes of files, from the cache if nothing has changed."""
+  files = sorted(paths)
+  of_files = cache_lib.identity_of(files)
   identity = [
     make.__name__,
     {x: settings[x] for x in _CACHED_BY},
     [_FORMAT, graph_lib.FORMAT.number],
     edge_lists.learns_edges(settings),
-    cache_lib.identity_of(sorted(paths)),
+    of_files,
   ]
 
   def save(folder):
     graph_lib.save(make(paths, settings, folder, progress), folder)
+    cache_lib.check_unchanged(files, of_files)
 
   folder = cache_lib.folder_of(pathlib.Path(cache), 'graph-', identity)
   return cache_lib.opened(folder, graph_lib.load, save)

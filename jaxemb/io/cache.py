@@ -44,6 +44,33 @@ def identity_of(files: Sequence[pathlib.Path]) -> list[list[Any]]:
   return identity
 
 
+def check_unchanged(
+  files: Sequence[pathlib.Path],
+  identity: Sequence[Sequence[Any]],
+  may_grow: Callable[[pathlib.Path], bool] = lambda path: False,
+) -> None:
+  """Raises a `UserError` if files are no longer what they were identified as.
+
+  They may be gone: what is open can be read to its end. What is added to those
+  that `may_grow` was not read.
+  """
+  for path, (_, size, time_ns, sample) in zip(files, identity, strict=True):
+    try:
+      status = path.stat()
+      if (status.st_size, status.st_mtime_ns) == (size, time_ns):
+        continue
+      num = max(1, _SAMPLES // len(files))
+      is_longer = status.st_size > size and may_grow(path)
+      if is_longer and sample_sha256(path, num, size) == sample:
+        continue
+    except OSError:
+      continue
+    raise errors.UserError(
+      f'{path} was changed while it was read; start again when it is complete, '
+      'or give a copy of it'
+    )
+
+
 def folder_of(cache: pathlib.Path, name: str, identity: Any) -> pathlib.Path:
   """Returns the folder of `cache` for a kind of content and its identity."""
   text = json.dumps(identity, sort_keys=True)
@@ -82,15 +109,21 @@ def log_unusable(folder: pathlib.Path, error: Exception) -> None:
   _LOG.info('%s is made again: %s', folder, errors.one_line(error))
 
 
-def sample_sha256(path: pathlib.Path, num_samples: int) -> str:
-  """Returns the SHA-256 of samples of 16 KB, evenly apart, first to last."""
+def sample_sha256(
+  path: pathlib.Path, num_samples: int, size: int | None = None
+) -> str:
+  """Returns the SHA-256 of samples of 16 KB, evenly apart, first to last.
+
+  Of the first `size` bytes; None = of all.
+  """
   import numpy as np  # imported here to keep --help fast
 
   digest = hashlib.sha256()
   with open(path, 'rb', buffering=0) as file:
-    last = max(0, os.fstat(file.fileno()).st_size - _SAMPLE_BYTES)
+    size = os.fstat(file.fileno()).st_size if size is None else size
+    last = max(0, size - _SAMPLE_BYTES)
     starts = np.linspace(0, last, num_samples, dtype=np.int64)
     for start in sorted({*starts.tolist()}):
       file.seek(start)
-      digest.update(file.read(_SAMPLE_BYTES))
+      digest.update(file.read(min(_SAMPLE_BYTES, size - start)))
   return digest.hexdigest()

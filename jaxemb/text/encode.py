@@ -169,7 +169,8 @@ def encode(
   inputs += phrase_files
   known_phrases = _known_phrases(settings, phrase_files)
   unused = [str(x.path) for x in held_out]
-  identity = [settings, FORMAT.number, cache_lib.identity_of(inputs), unused]
+  of_inputs = cache_lib.identity_of(inputs)
+  identity = [settings, FORMAT.number, of_inputs, unused]
   if known:
     identity.append(known.fingerprint)
   if readers.num_processes > 1:
@@ -181,7 +182,7 @@ def encode(
   if all(_gather(readers, encoded is not None)):
     return encoded
   with atomic.folder(folder, cache_lib.REMEDY, is_checked=True) as temporary:
-    _Encoder(
+    encoder = _Encoder(
       files=files,
       settings=settings,
       folder=temporary,
@@ -191,7 +192,9 @@ def encode(
       unused=unused,
       known=known,
       known_phrases=known_phrases,
-    ).run()
+    )
+    encoder.run()
+    cache_lib.check_unchanged(inputs, of_inputs, encoder.has_left_out)
     # Opened before the move: another job may replace it at any moment.
     encoded = _open(temporary)
   return encoded._replace(folder=folder)
@@ -287,6 +290,13 @@ class _Encoder:
 
   def __post_init__(self):
     self.reports = [wiki.ReadReport() for _ in self.files]
+
+  def has_left_out(self, path: pathlib.Path) -> bool:
+    """Whether nothing was read of what a file has got since it was found."""
+    return any(
+      source.path == path and report.source_bytes <= source.size_bytes
+      for source, report in zip(self.files, self.reports, strict=True)
+    )
 
   def run(self) -> None:
     """Writes the files of the folder."""

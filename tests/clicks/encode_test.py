@@ -466,3 +466,17 @@ def test_hashes_without_room_are_refused_before_they_are_counted(
     _source(path, tmp_path, hash_size=size)
   assert says in str(caught.value)
   assert f'lower --config.data.hash_size={size}' in str(caught.value)
+
+
+def test_a_log_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+  path = _write(tmp_path / 'log.csv', _text(_rows()))
+  read = raw_log.RawLog.read
+
+  def then_add(self, *args):
+    read(self, *args)
+    with path.open('a') as file:
+      file.write('1,')
+
+  monkeypatch.setattr(raw_log.RawLog, 'read', then_add)
+  with pytest.raises(errors.UserError, match=r'log\.csv was changed while'):
+    _source(path, tmp_path)

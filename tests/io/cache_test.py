@@ -1,5 +1,6 @@
 """Folders of the cache: made once, made again if they are damaged."""
 
+import contextlib
 import os
 
 import pytest
@@ -43,3 +44,44 @@ def test_the_identity_of_files_has_samples_of_their_bytes(tmp_path):
   path.write_bytes(bytes(999) + b'a')
   os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
   assert cache.identity_of([path]) != before
+
+
+def _changed(path, how):
+  data = path.read_bytes()
+  if how == 'appended':
+    path.write_bytes(data + b'more')
+  elif how == 'cut':
+    path.write_bytes(data[:-4])
+  elif how == 'written over':
+    path.write_bytes(data[::-1])
+  elif how == 'written over and appended':
+    path.write_bytes(data[::-1] + b'more')
+  elif how == 'removed':
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+  'how, is_refused, may_grow',
+  [
+    ('not at all', False, False),
+    ('appended', True, False),
+    ('appended', False, True),
+    ('cut', True, True),
+    ('written over', True, True),
+    ('written over and appended', True, True),
+    ('removed', False, False),
+  ],
+)
+def test_a_file_that_changes_while_it_is_read_is_named(
+  tmp_path, how, is_refused, may_grow
+):
+  path = tmp_path / 'text.txt'
+  path.write_bytes(bytes(range(200)))
+  os.utime(path, (1, 1))
+  identity = cache.identity_of([path])
+  _changed(path, how)
+  refused = contextlib.nullcontext()
+  if is_refused:
+    refused = pytest.raises(errors.UserError, match=r'text\.txt was changed')
+  with refused:
+    cache.check_unchanged([path], identity, lambda _: may_grow)

@@ -606,3 +606,25 @@ def test_files_that_differ_between_processes_are_refused():
     message = _fails(encode.check_same_files, 0, [same, other])
     assert difference in message and 'in process 1' in message
     assert 'in process 0' in _fails(encode.check_same_files, 1, [same, other])
+
+
+def test_a_text_that_changes_while_it_is_read_is_no_mixture(tmp_path):
+  path = tmp_path / 'text.txt'
+  path.write_bytes(b'a b c a b c\n' * 50)
+  expected = _encode(path, tmp_path / 'whole').words
+  os.utime(path, (1, 1))
+
+  def grow(*unused):
+    if path.stat().st_mtime == 1:
+      with path.open('ab') as file:
+        file.write(b'd e d e\n' * 50)
+
+  assert _encode(path, tmp_path / 'cache', progress=grow).words == expected
+  os.utime(path, (1, 1))
+
+  def write_over(*unused):
+    with path.open('r+b') as file:
+      file.write(b'f g h f g h\n' * 50)
+
+  with pytest.raises(errors.UserError, match=r'text\.txt was changed while'):
+    _encode(path, tmp_path / 'cache', progress=write_over)
