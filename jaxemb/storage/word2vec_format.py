@@ -324,7 +324,13 @@ def read(
     codec = codecs.lookup(encoding).name
     is_wide = codec.startswith(('utf-16', 'utf-32'))
     ' '.encode(encoding)  # which no codec of bytes does
+    before = _status(path)
     rows = _read_file(path, wide=codec if is_wide else '', reading=reading)
+    if path.exists() and _status(path) != before:
+      raise ValueError(
+        'it was changed while it was read',
+        'start again when it is complete, or give a copy of it',
+      )
   except LookupError as error:
     raise errors.UserError(
       f'there is no encoding {encoding!r}; give another, such as utf-8'
@@ -412,6 +418,11 @@ def _named(
   if len(index) < len(raw):
     vectors = vectors[list(index.values())]
   return Vectors(list(index), vectors)
+
+
+def _status(path: pathlib.Path) -> tuple[int, int]:
+  status = path.stat()
+  return status.st_size, status.st_mtime_ns
 
 
 def _open(path: pathlib.Path, wide: str) -> BinaryIO:

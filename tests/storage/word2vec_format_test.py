@@ -373,3 +373,20 @@ def test_rows_without_words_or_finite_numbers(tmp_path):
   path.write_text('a 1 2\nb nan 2\nc 1 1e60\n')
   with pytest.warns(UserWarning, match='2 vectors that are not finite'):
     assert w2v.read(path).words == ['a', 'b', 'c']
+
+
+def test_a_file_that_is_written_over_while_it_is_read_is_refused(
+  tmp_path, monkeypatch
+):
+  path = tmp_path / 'vectors.txt'
+  path.write_text('2 2\na 1 2\nb 3 4\n')
+  read_text = w2v._read_text
+
+  def then_write(*args, **more):
+    rows = read_text(*args, **more)
+    path.write_text('2 2\na 1 2\nb 5 6 \n')
+    return rows
+
+  monkeypatch.setattr(w2v, '_read_text', then_write)
+  with pytest.raises(errors.UserError, match=r'vectors\.txt: it was changed'):
+    w2v.read(path)
