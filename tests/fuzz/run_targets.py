@@ -15,12 +15,13 @@ from jaxemb.clicks import predictor
 from jaxemb.documents import trained
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import inference
-from jaxemb.graphs import labels as labels_lib
 from jaxemb.io import cache as cache_lib
 from jaxemb.run import metrics, rundir, start
 from jaxemb.storage import checkpoint
 from jaxemb.text import encode, phrases
 from tests.fuzz import folders, fuzzing, run_seeds
+
+_ROOT = pathlib.Path(__file__).parents[1]
 
 
 def _stored(name: str) -> list[bytes]:
@@ -135,18 +136,9 @@ def _use_text_cache(folder: pathlib.Path) -> None:
 
 
 def _graph() -> list[bytes]:
-  rng, num = np.random.default_rng(1), 8
-  made = graph_lib.from_edges(
-    *rng.integers(num, size=(2, 20)),
-    num_nodes=num,
-    weights=1 + rng.random(20),
-    names=graph_lib.Names.of(f'node {i}' for i in range(num)),
-    features=rng.normal(size=(num, 3)).astype(np.float32),
-    labels=labels_lib.Labels(np.arange(num) % 2, None, ['even', 'odd']),
-  )
-  with tempfile.TemporaryDirectory() as name:
-    graph_lib.save(made, pathlib.Path(name, 'graph'))
-    return [folders.of_folder(pathlib.Path(name, 'graph'))]
+  """Returns that of stored formats: to make one compiles for long."""
+  *_, newest = sorted((_ROOT / 'formats').glob('v*/graph'))
+  return [folders.of_folder(newest)]
 
 
 def _phrases() -> list[bytes]:
