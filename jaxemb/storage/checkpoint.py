@@ -152,11 +152,11 @@ def newest_record(folder: pathlib.Path) -> dict[str, Any] | None:
   return None
 
 
-def _is_late_read(unraisable: Any) -> bool:
+def _is_late(unraisable: Any) -> bool:
   """Whether a dropped error is of what orbax no longer waits for.
 
-  Where one array cannot be read, orbax closes the event loop that reads all of
-  them; tensorstore then fails to say there that others are read, at any time.
+  Where one array cannot be read or written, orbax closes the event loop of all
+  of them; tensorstore then fails to say there that others are, at any time.
   """
   return str(unraisable.exc_value) == 'Event loop is closed'
 
@@ -173,6 +173,7 @@ class Checkpoints:
     # Orbax logs pages of tracebacks for an error that is reported here.
     self._absl = logging.getLogger('absl')
     self._absl.addFilter(self._is_critical)
+    process.filter_dropped(_is_late)
     self._remove_unfinished()
     self._manager = ocp.CheckpointManager(
       self._folder,
@@ -290,7 +291,6 @@ class Checkpoints:
     can be read (all stay), or if they are of another version of jaxemb.
     """
     damaged: dict[int, str] = {}
-    process.filter_dropped(_is_late_read)
     for step in sorted(self._manager.all_steps(), reverse=True):
       try:
         state, record = self._read(step, like)

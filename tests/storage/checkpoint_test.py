@@ -236,7 +236,7 @@ def test_reads_that_nobody_waits_for_leave_no_traceback(monkeypatch):
   found = []
   monkeypatch.setattr(sys, 'unraisablehook', found.append)
   for _ in range(2):
-    process.filter_dropped(checkpoint._is_late_read)
+    process.filter_dropped(checkpoint._is_late)
   late = types.SimpleNamespace(exc_value=RuntimeError('Event loop is closed'))
   other = types.SimpleNamespace(exc_value=ValueError('another'))
   sys.unraisablehook(late)
