@@ -67,6 +67,13 @@ def exit_code(command: Callable[..., int | None], *args: Any) -> int:
 
 def _exit_code_of(error: OSError) -> int:
   """Reports unusable paths and output that cannot be written; else raises."""
+  if folder := _numba_cache(error):
+    print(
+      f'jaxemb: cannot write compiled code to {folder}: {error.strerror}; free '
+      'space, or set NUMBA_CACHE_DIR to another folder',
+      file=sys.stderr,
+    )
+    return 2
   if error.filename is not None and error.errno in _REMEDIES:
     name = str(error.filename)
     name = name if len(name) < 200 else f'{name[:200]}...'
@@ -75,11 +82,10 @@ def _exit_code_of(error: OSError) -> int:
       file=sys.stderr,
     )
     return 2
-  if folder := _numba_cache(error):
+  if error.filename is None and error.errno in (errno.EACCES, errno.ENOMEM):
+    # Such as of mapping a file.
     print(
-      f'jaxemb: cannot write compiled code to {folder}: {error.strerror}; free '
-      'space, or set NUMBA_CACHE_DIR to another folder',
-      file=sys.stderr,
+      f'jaxemb: {error.strerror}; {_REMEDIES[error.errno]}', file=sys.stderr
     )
     return 2
   if error.filename is not None or error.errno not in _UNWRITTEN:

@@ -240,14 +240,14 @@ def _temporary(path: pathlib.Path, remedy: str) -> Iterator[pathlib.Path]:
     yield temporary
   except OSError as error:
     raise errors.UserError(
-      f'cannot write {_final(path)}: {error.strerror or error}; free space or '
+      f'cannot write {final(path)}: {error.strerror or error}; free space or '
       f'{remedy}'
     ) from error
   finally:
     _remove(temporary)
 
 
-def _final(path: pathlib.Path) -> pathlib.Path:
+def final(path: pathlib.Path) -> pathlib.Path:
   """Returns where a file in temporary folders will be."""
   names = [x for x in path.parts if not x.startswith(_REPLACEMENT)]
   return pathlib.Path(*(_TEMPORARY.sub(r'\1', x) for x in names))

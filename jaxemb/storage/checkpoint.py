@@ -24,7 +24,7 @@ import orbax.checkpoint as ocp
 
 from jaxemb import errors
 from jaxemb.runtime import process
-from jaxemb.storage import damage, formats
+from jaxemb.storage import damage, formats, orbax_export
 
 TO_KEEP = 3  # newest checkpoints of a run
 _BLOCK_NUMBERS = 1 << 20  # of an array, whose checksum is made at once
@@ -152,15 +152,6 @@ def newest_record(folder: pathlib.Path) -> dict[str, Any] | None:
   return None
 
 
-def _is_late(unraisable: Any) -> bool:
-  """Whether a dropped error is of what orbax no longer waits for.
-
-  Where one array cannot be read or written, orbax closes the event loop of all
-  of them; tensorstore then fails to say there that others are, at any time.
-  """
-  return str(unraisable.exc_value) == 'Event loop is closed'
-
-
 class Checkpoints:
   """The checkpoints of one run; a context manager that waits for saves."""
 
@@ -173,7 +164,7 @@ class Checkpoints:
     # Orbax logs pages of tracebacks for an error that is reported here.
     self._absl = logging.getLogger('absl')
     self._absl.addFilter(self._is_critical)
-    process.filter_dropped(_is_late)
+    process.filter_dropped(orbax_export.is_late)
     self._remove_unfinished()
     self._manager = ocp.CheckpointManager(
       self._folder,

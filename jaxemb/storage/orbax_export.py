@@ -16,11 +16,13 @@ read it, whatever the number of devices:
     arrays = ocp.PyTreeCheckpointer().restore(pathlib.Path(FOLDER).absolute())
 """
 
+import contextlib
 import json
+import logging
 import math
 import pathlib
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -28,6 +30,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxemb import errors
+from jaxemb.runtime import process
 from jaxemb.storage import atomic, export
 
 _PIECE_BYTES = 1 << 26  # at most, of a file
@@ -48,7 +51,10 @@ def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
   form = tree.unflatten([np.zeros(1, np.float32)] * len(leaves))
   try:
     with atomic.folder(folder) as new:
-      with ocp.Checkpointer(_handler(), multiprocessing_options=_alone()) as to:
+      with (
+        _quiet(),
+        ocp.Checkpointer(_handler(), multiprocessing_options=_alone()) as to,
+      ):
         to.save(new / _FORM, ocp.args.PyTreeSave(form))
       for path, array in leaves:
         name = '.'.join(str(x.key) for x in path)
@@ -60,9 +66,34 @@ def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
     raise
   except Exception as error:  # orbax and tensorstore raise many types
     raise errors.UserError(
-      f'cannot write {folder}: {errors.one_line(error)}; free space or choose '
-      'another folder'
+      f'cannot write {atomic.final(folder)}: {errors.one_line(error)}; free '
+      'space or choose another folder'
     ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Drops orbax's warnings, and tracebacks of errors that are raised anyway."""
+  logger = logging.getLogger('absl')
+
+  def is_critical(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.CRITICAL
+
+  logger.addFilter(is_critical)
+  process.filter_dropped(is_late)
+  try:
+    yield
+  finally:
+    logger.removeFilter(is_critical)
+
+
+def is_late(unraisable: Any) -> bool:
+  """Whether a dropped error is of what orbax no longer waits for.
+
+  Where one array cannot be read or written, orbax closes the event loop of all
+  of them; tensorstore then fails to say there that others are, at any time.
+  """
+  return str(unraisable.exc_value) == 'Event loop is closed'
 
 
 def _put(folder: pathlib.Path, array: Any) -> None:

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxemb import errors
 from jaxemb.runtime import mesh, process
-from jaxemb.storage import checkpoint
+from jaxemb.storage import checkpoint, orbax_export
 
 
 def _state(value):
@@ -236,7 +236,7 @@ def test_reads_that_nobody_waits_for_leave_no_traceback(monkeypatch):
   found = []
   monkeypatch.setattr(sys, 'unraisablehook', found.append)
   for _ in range(2):
-    process.filter_dropped(checkpoint._is_late)
+    process.filter_dropped(orbax_export.is_late)
   late = types.SimpleNamespace(exc_value=RuntimeError('Event loop is closed'))
   other = types.SimpleNamespace(exc_value=ValueError('another'))
   sys.unraisablehook(late)

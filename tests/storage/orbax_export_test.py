@@ -1,5 +1,6 @@
 """Exports that plain orbax reads, and reading them with jaxemb."""
 
+import errno
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxemb import errors
 from jaxemb.storage import checkpoint, orbax_export
 
 ARRAYS = {
@@ -69,3 +71,15 @@ def test_arrays_of_a_sharded_checkpoint_are_read_whole(tmp_path):
   found = orbax_export.read(tmp_path / '3' / 'state')
   assert isinstance(found['tables'], np.ndarray)
   np.testing.assert_array_equal(found['tables'], ARRAYS['vectors'])
+
+
+def test_an_error_of_the_disk_is_one_line(tmp_path, monkeypatch, capfd):
+  def refuse(*unused):
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+  monkeypatch.setattr(orbax_export.ocp.Checkpointer, 'save', refuse)
+  with pytest.raises(errors.UserError, match='x/orbax: No space left on de'):
+    orbax_export.write(tmp_path / 'x' / 'orbax', {'a': np.ones(2)})
+  assert not (tmp_path / 'x' / 'orbax').exists()
+  assert not list(tmp_path.rglob('*tmp*'))
+  assert 'WARNING' not in capfd.readouterr().err
