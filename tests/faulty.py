@@ -377,7 +377,8 @@ def _read_run(folder: pathlib.Path) -> str:
 _USES_JAX = {'allocates': False, 'stride': 4}
 OPERATIONS = {
   'vectors': _saving('vectors', embeddings.Embeddings.save),
-  # orjson, tokenizers and usearch end the process where no memory is left.
+  # orjson, tokenizers, usearch and what encodes texts end the process where no
+  # memory is left.
   'word2vec': _saving(
     'x.txt', embeddings.Embeddings.save_word2vec_format, allocates=False
   ),
@@ -396,6 +397,7 @@ OPERATIONS = {
     _prepare_converting,
     _convert,
     functools.partial(_read_vectors, 'x.bin.gz'),
+    allocates=False,
   ),
   'index': Operation(
     functools.partial(_save_index, 1),
@@ -408,6 +410,7 @@ OPERATIONS = {
     _cache_text,
     functools.partial(_read_cache, 'corpora/*', text_encode._open),
     compiles=True,
+    allocates=False,
   ),
   'log-cache': Operation(
     _write_log,

@@ -141,7 +141,8 @@ def load(folder: pathlib.Path) -> Encoder:
   """Reads what `Encoder.save` has written."""
   record = export.read_record(folder / 'encoder.json')
   FORMAT.check(folder / 'encoder.json', record)
-  arrays = np.load(folder / 'encoder.npz')
+  with np.load(folder / 'encoder.npz') as file:
+    arrays = dict(file)
   label, *columns = (
     record['schema'][x.name] for x in dataclasses.fields(schema_lib.Schema)
   )

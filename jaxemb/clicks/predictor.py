@@ -293,8 +293,9 @@ def load(folder: pathlib.Path) -> ClickModel:
     model = clicks.of_terms(spec, tuple(record['terms']))
     shapes = jax.eval_shape(model.init, sampling.key_shape())
     expected, tree = jax.tree.flatten(shapes)
-    arrays, num = np.load(folder / 'dense.npz'), tree.num_leaves
-    leaves = [arrays[str(i)] for i in range(len(arrays.files))]
+    num = tree.num_leaves
+    with np.load(folder / 'dense.npz') as arrays:
+      leaves = [arrays[str(i)] for i in range(len(arrays.files))]
     for leaf, shape in zip(leaves, expected, strict=False):
       export.check_real(leaf, shape.shape)
     if {x.name for x in model.tables} != {*record['tables']}:

@@ -833,7 +833,8 @@ def _open(folder: pathlib.Path) -> Encoded:
   words, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
   of_text = folder / 'counts.npy'
   text_counts = np.load(of_text) if of_text.exists() else None
-  blocks = blocks_lib.Blocks(**np.load(folder / 'blocks.npz'))
+  with np.load(folder / 'blocks.npz') as arrays:
+    blocks = blocks_lib.Blocks(**arrays)
   path, ids = folder / 'ids.bin', np.zeros(0, np.int32)
   if path.stat().st_size:  # a process without text has nothing to map
     ids = np.asarray(np.memmap(path, '<i4', 'r'))

@@ -1,10 +1,13 @@
 """Ends of commands: pipes that are closed, Ctrl-C at odd moments."""
 
+import errno
 import signal
 import subprocess
 import sys
 
 import pytest
+
+from jaxemb.runtime import process
 
 pytestmark = pytest.mark.slow
 
@@ -66,3 +69,26 @@ def test_the_cache_of_numba_is_named_where_it_cannot_be_written():
     'jaxemb: cannot write compiled code to /full/__pycache__: No space; free '
     'space, or set NUMBA_CACHE_DIR to another folder\n'
   )
+
+
+@pytest.mark.parametrize(
+  ('error', 'expected'),
+  [
+    (MemoryError(), 'jaxemb: out of memory; free memory'),
+    (
+      OSError(errno.EIO, 'Input/output error', 'x.bin'),
+      'jaxemb: cannot use x.bin: Input/output error; check that disk, or give '
+      'another path',
+    ),
+    (
+      OSError(errno.ENOMEM, 'Cannot allocate memory'),
+      'jaxemb: Cannot allocate memory; free memory',
+    ),
+  ],
+)
+def test_errors_of_the_system_are_one_line(error, expected, capsys):
+  def fail():
+    raise error
+
+  assert process.exit_code(fail) == 2
+  assert capsys.readouterr().err == f'{expected}\n'
