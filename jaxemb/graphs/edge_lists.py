@@ -26,8 +26,9 @@ from jaxemb.graphs import edge_columns, heads, published
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.io import columns as columns_lib
 from jaxemb.io import keys, roles, tables, text_files
-from jaxemb.runtime import resources
+from jaxemb.runtime import budget, resources
 
+_NODE_BYTES = 8  # at least: where its edges begin
 _CHUNK = 1 << 22  # edges
 _ROWS = 1 << 17  # of a table, at once
 _NAMED = 'source', 'target', 'relation'
@@ -63,8 +64,14 @@ def listed(
 ) -> graph_lib.Graph:
   """Read lists of edges into a graph whose arrays are files of a folder.
 
-  Raises a `UserError` if one cannot be read.
+  Raises a `UserError` if one cannot be read, or if its nodes have no room.
   """
+  if num_nodes := settings['num_nodes']:
+    budget.check_host(
+      f'a graph of {num_nodes:,} nodes takes',
+      _NODE_BYTES * num_nodes,
+      remedy=f'lower --config.data.num_nodes={num_nodes}',
+    )
   for as_integers in (True, False):
     with tempfile.TemporaryDirectory(dir=folder) as spill:
       edges = _Edges(settings, pathlib.Path(spill), as_integers=as_integers)

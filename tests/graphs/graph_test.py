@@ -9,9 +9,10 @@ import pytest
 from scipy import io, sparse
 
 from jaxemb import errors
-from jaxemb.graphs import files
+from jaxemb.graphs import edge_lists, files
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import labels as labels_lib
+from jaxemb.runtime import resources
 
 
 def _edges(num, seed=0):
@@ -503,3 +504,16 @@ def test_graphs_of_networkx():
   labels = graph.labels
   assert labels.names == ['a', 'b'] and labels.classes.tolist() == [0, 1]
   assert labels.offsets.tolist() == [0, 2, 2, 2]
+
+
+def test_nodes_without_room_are_refused_before_edges_are_read(
+  tmp_path, monkeypatch
+):
+  path = tmp_path / 'edges.tsv'
+  path.write_text('0\t1\n1\t2\n2\t0\n')
+  monkeypatch.setattr(resources, 'available_bytes', lambda: 10**9)
+  settings = {'num_nodes': 2 * 10**9}
+  with pytest.raises(errors.UserError) as caught:
+    edge_lists.listed({path: None}, settings, tmp_path, lambda *_: None)
+  assert '16.0 GB' in str(caught.value)
+  assert 'lower --config.data.num_nodes=2000000000' in str(caught.value)
