@@ -1,12 +1,14 @@
 """Counters, ids and positions beyond 32 bits, from positions that are faked."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 
 from jaxemb import config as config_lib
 from jaxemb import errors
+from jaxemb.cli import train
 from jaxemb.data import base as data_base
 from jaxemb.data import blocks as blocks_lib
 from jaxemb.data import subsampling
@@ -14,7 +16,8 @@ from jaxemb.graphs import edge_source
 from jaxemb.io import keys
 from jaxemb.models import base as model_base
 from jaxemb.ops import huffman
-from jaxemb.run import kind, loop, metrics
+from jaxemb.run import build, kind, loop, metrics
+from jaxemb.runtime import resources
 from jaxemb.senses import mixture
 from jaxemb.storage import checkpoint, export, word2vec_format
 from jaxemb.strategies import base as strategy_base
@@ -196,3 +199,24 @@ def test_a_line_without_an_end_is_refused(tmp_path):
   path.write_bytes(b'3000000000 2\na 1 2\n' + bytes(300_000))
   with pytest.raises(errors.UserError, match='line 3 has more than 65,664'):
     word2vec_format.read(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'config',
+  [
+    'wiki:smoke', 'mixture:smoke', 'documents:smoke', 'ctr:smoke', 'rec',
+    'rec:item2vec', 'graph', 'graph:line', 'graph:relations', 'graphsage',
+  ],
+)  # fmt: skip
+def test_what_has_no_room_is_refused_before_it_is_made(
+  monkeypatch, tmp_path, capsys, config
+):
+  def fail(*unused):
+    raise AssertionError('takes memory')
+
+  monkeypatch.setattr(resources, 'available_bytes', lambda: 150_000_000)
+  monkeypatch.setattr(build.Parts, 'new_state', fail)
+  assert train.main([f'--config={config}', f'--workdir={tmp_path}']) == 2
+  *_, line = capsys.readouterr().err.splitlines()
+  assert re.search(r'training and its results \(.* GB\) need .* 0.1 GB', line)

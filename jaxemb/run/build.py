@@ -44,6 +44,7 @@ _ROWS_PER_BLOCK = 500
 # which each learns from more centers at once. Twice as much and more diverges:
 # texts of 10 to 400 words, with 5 to 20 negatives.
 _FUSED_RATE_BOUND, _RATE_BOUND = 0.02, 0.0025
+_MOST_SHOWN = 200_000  # keys in a report
 _MIN_KNOWN = 0.5  # of the items of a set
 _MOST_FREE_EXAMPLES = 1 << 16  # of a step, however few there are
 
@@ -66,6 +67,7 @@ class Parts(NamedTuple):
   compiling: ahead.Compiling | None = None
   # The run that is continued, if one is.
   known: data_base.Known | None = None
+  memory: budget.Memory | None = None  # of this process, from `check_fits`
 
   @property
   def setup(self) -> devices.Setup:
@@ -96,14 +98,13 @@ class Parts(NamedTuple):
     if self.strategy.store:
       self.strategy.store.close()
 
-  def check_fits(self) -> None:
-    """Logs what each device will hold.
+  def check_fits(self) -> budget.Memory:
+    """Logs what each device will hold; returns the memory of this process.
 
     Raises a `UserError` with the number of devices or hosts that would have
     room.
     """
-    if self.strategy.store:
-      self._check_store()
+    store = self._check_store() if self.strategy.store else None
     state = self.strategy.init.eval_shape(sampling.key_shape())
     held = self.strategy.device_bytes(state)
     vectors = sum(x.vector_bytes for x in state.tables.values())
@@ -126,9 +127,50 @@ class Parts(NamedTuple):
       copy_bytes=copy,
       smaller=smaller,
     )
+    memory = self._memory(state, store)
+    if not store:  # which was checked
+      memory.check(smaller)
+    _LOG.info(memory.describe())
+    return memory
 
-  def _check_store(self) -> None:
-    """Logs the memory budget of tables in a store.
+  def _memory(self, state: Any, store: budget.Store | None) -> budget.Memory:
+    """Returns what this process takes, of the shapes of a state."""
+    devices = self.mesh.local_devices
+    on_host = self.setup.platform == 'cpu'
+    state_bytes = self.strategy.device_bytes(state) * len(devices) * on_host
+    rows_bytes = batch_bytes = 0
+    if store:
+      state_bytes, rows_bytes = store.resident_bytes, store.rows_bytes
+      state_bytes = 0 if store.num_workers else state_bytes
+    if not self.tuning.fused:
+      item = next(iter(self.source.items(None, 0)), None)
+      arrays = jax.tree.leaves(item.batch if item else ())
+      # Two that are read ahead, the next one and this.
+      batch_bytes = 4 * sum(getattr(x, 'nbytes', 0) for x in arrays)
+    # Tables are copied; those of another type and those in a store are read
+    # for the report, and of words that are composed the vectors are made.
+    num_copies = max(1, self.strategy.num_replicas)
+    arrays = jax.tree.leaves(
+      [(x.vectors, x.opt_state) for x in state.tables.values()]
+    )
+    result_bytes = sum(x.size * x.dtype.itemsize for x in arrays) / num_copies
+    result_bytes *= not store
+    num_keys = max(1, len(self.source.keys))
+    vectors_bytes = 4 * self.config.model.dim * num_keys
+    if store or self.config.table.dtype != 'float32':
+      result_bytes += min(1, _MOST_SHOWN / num_keys) * vectors_bytes
+    if getattr(self.trainable.model, 'composed_of', ()):
+      result_bytes += vectors_bytes
+    return budget.memory(
+      has_dense=bool(jax.tree.leaves(state.params)),
+      state_bytes=state_bytes,
+      rows_bytes=rows_bytes,
+      batch_bytes=batch_bytes,
+      result_bytes=int(result_bytes),
+    )
+
+  def _check_store(self) -> budget.Store:
+    """Logs the memory budget of tables in a store and returns it.
 
     Raises a `UserError` if the machine has less.
     """
@@ -157,6 +199,7 @@ class Parts(NamedTuple):
     if where != 'remote' or not os.environ.get('RAY_ADDRESS'):
       needed.check(smaller)
     _LOG.info(needed.describe())
+    return needed
 
 
 def make_source(

@@ -227,7 +227,7 @@ def _build(
       parts = read(start.fixed)
       stores.callback(parts.close)
       if is_alone:
-        _take_memory(parts)
+        parts = _take_memory(parts)
         _compile_beside_kernel(parts)
       build.wait_for_kernel(parts)
     except ffi.Unavailable as error:
@@ -239,19 +239,20 @@ def _build(
       parts = read({**start.fixed, 'fused': False})
       stores.callback(parts.close)
     if whys or not is_alone:
-      _take_memory(parts)
+      parts = _take_memory(parts)
     stores.pop_all()
   return parts
 
 
-def _take_memory(parts: build.Parts) -> None:
+def _take_memory(parts: build.Parts) -> build.Parts:
   """Has devices hold the data, beside tables for which there is room.
 
-  Raises a `UserError` if there is none. All processes take part, where each has
-  made its parts.
+  Returns the parts with the memory that they will take. Raises a `UserError` if
+  there is none. All processes take part, where each has made its parts.
   """
-  parts.check_fits()
+  memory = parts.check_fits()
   build.reside(parts)
+  return parts._replace(memory=memory)
 
 
 def _compile_beside_kernel(parts: build.Parts) -> None:

@@ -156,6 +156,13 @@ def _staleness(
   }
 
 
+def _memory(parts: build.Parts) -> dict[str, int]:
+  """Returns what was expected of the memory of this process, in bytes."""
+  if (memory := parts.memory) is None:
+    return {}
+  return {**memory._asdict(), 'predicted_peak_bytes': memory.peak_bytes}
+
+
 def summary(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
   """What every report has."""
   source, config, unit = parts.source, parts.config, totals.unit
@@ -180,6 +187,7 @@ def summary(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
     'evaluation_secs': totals.evaluation_secs,
     'total_secs': totals.total_secs,
     'peak_rss_bytes': resources.peak_rss_bytes(),
+    'memory': _memory(parts),
     'table_bytes': mesh.num_bytes(state),  # with optimizer state
     'vector_bytes': sum(x.vector_bytes for x in state.tables.values()),
     'table_dtype': config.table.dtype,

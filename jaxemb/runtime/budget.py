@@ -1,9 +1,10 @@
 """The memory budget: what a run needs against what is free, before it is taken.
 
-Three things take memory: the state (tables, optimizer state and dense
-parameters), the rows of tables in a store that are on the device, and batches
-with the temporary arrays of a step. A run that they do not fit is refused with
-these numbers and the setting to lower.
+Four things take memory: the state (tables, optimizer state and dense
+parameters), the rows of tables in a store that are on the device, batches with
+the temporary arrays of a step, and the results, for which tables are copied. A
+run that they do not fit is refused with these numbers and the setting to lower.
+`experiments/memory.py` compares the sum with what processes take.
 """
 
 import math
@@ -18,6 +19,8 @@ from jaxemb.runtime import resources
 # Programs, threads and a snapshot that is being written take up to so much once
 # steps are compiled; a new process has the other before it has tables.
 _PROGRAM_BYTES, _PROCESS_BYTES = 200_000_000, 500_000_000
+# With dense layers there are more programs, those of evaluations among them.
+_DENSE_PROGRAM_BYTES = 250_000_000
 
 
 class _Room(NamedTuple):
@@ -108,6 +111,56 @@ def check_step(
   needed_bytes = analysis.temp_size_in_bytes + max(0, new_bytes)
   room = _room(devices)
   room.check('a step needs', needed_bytes * room.num_devices, smaller)
+
+
+class Memory(NamedTuple):
+  """Bytes of the memory of this process at its peak, by what takes them."""
+
+  process_bytes: int  # before there are tables
+  program_bytes: int  # programs, and libraries that write results
+  state_bytes: int  # of all devices that have the memory of the host
+  rows_bytes: int  # of tables in a store, as of `Store`
+  batch_bytes: int
+  result_bytes: int
+
+  @property
+  def peak_bytes(self) -> int:
+    """The sum."""
+    return sum(self)
+
+  def describe(self) -> str:
+    """The budget in a line."""
+    parts = ', '.join(
+      f'{name.removesuffix("_bytes")} {x / 1e6:,.0f}'
+      for name, x in self._asdict().items()
+    )
+    return (
+      f'memory of this process at most {self.peak_bytes / 1e6:,.0f} MB: {parts}'
+    )
+
+  def check(self, smaller: str) -> None:
+    """Raises a `UserError` if the memory of this machine is too small."""
+    needed_bytes = self.peak_bytes - self.process_bytes
+    what = f'training and its results ({self.result_bytes / 1e9:.1f} GB) need'
+    _host().check(what, needed_bytes, smaller)
+
+
+def memory(
+  has_dense: bool,
+  state_bytes: int,
+  rows_bytes: int,
+  batch_bytes: int,
+  result_bytes: int,
+) -> Memory:
+  """Returns the budget of this process, which has no tables yet."""
+  return Memory(
+    process_bytes=resources.rss_bytes(),
+    program_bytes=_DENSE_PROGRAM_BYTES if has_dense else _PROGRAM_BYTES,
+    state_bytes=state_bytes,
+    rows_bytes=rows_bytes,
+    batch_bytes=batch_bytes,
+    result_bytes=result_bytes,
+  )
 
 
 class Store(NamedTuple):

@@ -75,3 +75,22 @@ def test_a_store_that_does_not_fit_is_refused(
   with pytest.raises(errors.UserError, match=f'need .* GB .*{SMALLER}'):
     store.check(SMALLER)
   assert '900.0 MB of tables' in store.describe()
+
+
+def test_results_that_do_not_fit_are_refused(monkeypatch):
+  memory = budget.memory(
+    has_dense=True,
+    state_bytes=300_000_000,
+    rows_bytes=0,
+    batch_bytes=150_000_000,
+    result_bytes=300_000_000,
+  )
+  assert memory.peak_bytes - memory.process_bytes == 1_000_000_000
+  line = memory.describe()
+  assert f'most {memory.peak_bytes / 1e6:,.0f} MB' in line
+  assert 'program 250, state 300, rows 0, batch 150, result 300' in line
+  monkeypatch.setattr(resources, 'available_bytes', lambda: 10**9)
+  memory.check(SMALLER)
+  monkeypatch.setattr(resources, 'available_bytes', lambda: 10**9 - 1)
+  with pytest.raises(errors.UserError, match=f'0.3 GB.* 1.0 GB .*{SMALLER}'):
+    memory.check(SMALLER)
