@@ -72,7 +72,14 @@ _CASES = {
   'senses': _Case(
     'text', {**_TEXT, 'senses.top_ratio': 0.3, 'model.dim': 80}, 'mixture'
   ),
-  'documents': _Case('documents', {**_TEXT, 'model.dim': 400}, 'documents'),
+  'documents': _Case(
+    'documents',
+    {
+      'data.min_count': 1, 'data.sample': 0.0, 'train.epochs': 1,
+      'model.dim': 400,
+    },
+    'documents',
+  ),
   'tables in memory': _Case('text', {**_TEXT, **_STORE}),
   'three million words': _Case('words', {**_TEXT, 'model.dim': 16}),
   'sub-models, merged': _Case(

@@ -161,6 +161,9 @@ class Parts(NamedTuple):
       result_bytes += min(1, _MOST_SHOWN / num_keys) * vectors_bytes
     if getattr(self.trainable.model, 'composed_of', ()):
       result_bytes += vectors_bytes
+    if self.config.strategy.name == 'partition':
+      # Those of each sub-model are copied, compared and selected.
+      result_bytes = len(devices) * (2 * result_bytes + vectors_bytes)
     return budget.memory(
       has_dense=bool(jax.tree.leaves(state.params)),
       state_bytes=state_bytes,
