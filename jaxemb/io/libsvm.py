@@ -24,7 +24,7 @@ def _cells(data, has_fields, labels, starts, fields, spans, lines):
   """
   i = row = line = num = 0
   while i < len(data):
-    while data[i] == 32 or data[i] == 9 or data[i] == 13:
+    while data[i] <= 32 and data[i] != 10:
       i += 1
     if data[i] == 10 or data[i] == 35:
       while data[i] != 10:
@@ -40,7 +40,7 @@ def _cells(data, has_fields, labels, starts, fields, spans, lines):
     labels[1, row] = i
     starts[row] = num
     while True:
-      while data[i] == 32 or data[i] == 9 or data[i] == 13:
+      while data[i] <= 32 and data[i] != 10:  # control characters as well
         i += 1
       if data[i] == 35:  # a comment
         while data[i] != 10:
@@ -92,7 +92,7 @@ class Cells(NamedTuple):
   def of(cls, text: bytearray, has_fields: bool) -> 'Cells':
     """Finds the cells of a block of lines."""
     data = np.frombuffer(text, np.uint8)
-    n, most = text.count(b'\n'), text.count(b':') + len(text.split()) + 1
+    n, most = text.count(b'\n'), np.count_nonzero(data <= 32) + 1
     labels, spans = np.empty((2, n), np.int64), np.empty((4, most), np.int64)
     starts, fields = np.empty(n + 1, np.int64), np.empty(most, np.int64)
     lines = np.empty(n, np.int64)

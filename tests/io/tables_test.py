@@ -187,6 +187,13 @@ def test_other_forms_are_refused_by_name(text, message, tmp_path):
     _read(path, has_header=_is_header)
 
 
+def test_control_characters_are_white_space_in_libsvm(tmp_path):
+  path = tmp_path / 'log.libsvm'
+  path.write_bytes(b'\x02\n1 1:1\x01 2:1 \x03\n0 3:1\x0b4:1\n' * 3)
+  rows, _ = _read(path, form='libsvm')
+  assert [x for x in rows if x[0]] == [('1', '1', '2'), ('0', '3', '4')] * 3
+
+
 def test_lines_of_libsvm_may_have_comments(tmp_path):
   path = tmp_path / 'log'
   path.write_text('# x\n0 1:2 3:1 # c\n1 2:1 3:1\n')
