@@ -41,6 +41,8 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
   """
   if (form := tables.guess(path)) in ('parquet', 'jsonl'):
     head = tables.head(path)
+    if not (head.rows and head.rows[0]):
+      raise errors.UserError(f'{path} has no column; give another file')
     return Head(head.rows, [], head.layout, form=form)
   marks = {'': '#%', 'none': ''}.get(comments, comments)
   if comments == marks and not re.fullmatch(r'[!-/:-@\[-`{-~]?', comments):

@@ -680,6 +680,8 @@ def _equal_rows(columns, header):
     name = np.frombuffer(name.encode().lower(), np.uint8)
     rows = rows[(stops - starts)[rows] == len(name)]
     for i, sign in enumerate(name):
+      if not len(rows):  # a name may be very long
+        return ()
       rows = rows[_LOWER[data[starts[rows] + i]] == sign]
   return rows
 

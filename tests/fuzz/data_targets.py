@@ -226,12 +226,17 @@ def _edges() -> list[bytes]:
 
 
 def _adjacency() -> list[bytes]:
-  return [b'#G\n# GMT Mon\n#\n0 1 2 3\n1 2\n2 3\n3\n', b'a b c\nb c\nd\n']
+  return [
+    *_edges(),
+    b'#G\n# GMT Mon\n#\n0 1 2 3\n1 2\n2 3\n3\n',
+    b'a b c\nb c\nd\n',
+  ]
 
 
 def _matrix_market() -> list[bytes]:
   head = b'%%MatrixMarket matrix coordinate '
   return [
+    *_edges(),  # which others may become
     head + b'real general\n% of a graph\n4 4 3\n1 2 1.5\n2 3 2\n4 1 0.5\n',
     head + b'pattern symmetric\n4 4 2\n2 1\n3 2\n',
     head + b'integer general\n3 5 2\n1 5 2\n3 4 7\n',

@@ -5,6 +5,7 @@ import struct
 import zlib
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from scipy import io, sparse
 
@@ -116,3 +117,12 @@ def test_numbers_of_nodes_of_ogb_are_not_trusted(num, read, write):
   write({f'raw/{k}.csv.gz': x for k, x in texts.items()}, 'ogb')
   with pytest.raises(errors.UserError, match='download it again'):
     read(None, 'ogb')
+
+
+def test_tables_may_have_no_column(tmp_path, read, write):
+  write({'a.parquet': pa.table({})})
+  with pytest.raises(errors.UserError, match='has no column'):
+    read(None, 'a.parquet')
+  for role in 'labels', 'features':
+    with pytest.raises(errors.UserError, match='has no column'):
+      read('0 1\n1 2\n', **{role: 'a.parquet'})
