@@ -218,6 +218,11 @@ def _read_rows(path, settings, number, role):
     named = ['node', *[role] * (1 if role == 'label' else len(first) - 1)]
     if is_ragged and len(widths) == 1:
       _refuse_columns(path, head.rows)
+  if role not in named:
+    raise errors.UserError(
+      f'{path} has the first line {" ".join(first)[:60]!r}, which is shorter '
+      f'than others; give lines `node {role} ...`, or a header'
+    )
   columns = roles.assign(
     path,
     _ROLES,
