@@ -561,7 +561,14 @@ def array_labels(
     if array.dtype.kind in 'biuf':
       array, numbers_of = np.unique(array, return_inverse=True)
     nodes = np.arange(len(array))
-    texts = columns_lib.values(columns_lib.array(array)).strings().to_pylist()
+    try:
+      column = columns_lib.array(array)
+    except UnicodeError as error:  # of a damaged array
+      raise errors.UserError(
+        f'cannot read labels of {path}: {errors.one_line(error)}'
+        '; give an array by numpy.save'
+      ) from error
+    texts = columns_lib.values(column).strings().to_pylist()
   num = num_nodes if numbers_of is None else len(array)
   labels, _ = _numbered(path, nodes, texts, num_nodes=num)
   if numbers_of is not None:
