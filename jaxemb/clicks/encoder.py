@@ -150,6 +150,11 @@ def load(folder: pathlib.Path) -> Encoder:
   fields = [examples.IdField(*x) for x in record['fields']]
   if len(fields) < len(schema.categories) + len(schema.lists):
     raise ValueError(f'it has {len(fields)} fields, fewer than its columns')
+  num_columns = sum(x.num_columns for x in fields)
+  for x in fields:
+    is_right = all(type(y) is int and y >= 0 for y in x[1:5])
+    if not is_right or x.first_column + x.num_columns > num_columns:
+      raise ValueError(f'its field {x} is damaged')
   return Encoder(
     schema=schema,
     settings=_checked(record['settings']),
