@@ -98,7 +98,8 @@ def opened(
       'JAXEMB_CACHE to another folder'
     ) from error
   except Exception as error:  # damaged in any way, or of another format
-    log_unusable(folder, error)
+    if folder.exists():
+      log_unusable(folder, error)
   with atomic.folder(folder, REMEDY, is_checked=True) as temporary:
     make(temporary)
   return load(folder)

@@ -36,6 +36,23 @@ def test_a_folder_is_made_once_and_again_if_it_is_damaged(tmp_path):
   assert [*tmp_path.iterdir()] == [folder]
 
 
+def test_the_log_has_only_folders_that_are_made_again(tmp_path, caplog):
+  caplog.set_level('INFO', 'jaxemb')
+
+  def load(folder):
+    if not (folder / 'x').exists():
+      raise ValueError('holds nothing')
+
+  def make(folder):
+    (folder / 'x').touch()
+
+  cache.opened(tmp_path / 'a', load, make)
+  assert not caplog.messages
+  (tmp_path / 'a' / 'x').unlink()
+  cache.opened(tmp_path / 'a', load, make)
+  assert caplog.messages == [f'{tmp_path}/a is made again: holds nothing']
+
+
 def test_the_identity_of_files_has_samples_of_their_bytes(tmp_path):
   path = tmp_path / 'x'
   path.write_bytes(bytes(1000))
