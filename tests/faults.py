@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[1]
 _MAX_SECS = 30.0  # of an operation
+_PREPARING_SECS = 600.0  # in which kernels are compiled
 _MIN_ALLOCATION = 1 << 15  # bytes
 _LIBRARY = 'JAXEMB_TESTS_FAULTS'  # set where the library is preloaded
 _ERRNOS = errno.ENOSPC, errno.EIO, errno.EACCES, errno.ENOMEM
@@ -96,7 +97,9 @@ def run(arguments: list[str]) -> int:
     return subprocess.run(command, env=environment).returncode
 
 
-def _in_fork(function: Callable[[], Any], said: pathlib.Path) -> Any:
+def _in_fork(
+  function: Callable[[], Any], said: pathlib.Path, secs: float = _MAX_SECS
+) -> Any:
   """Returns the status of a fork that calls a function, killed if it hangs."""
   sys.stdout.flush()
   if not (child := os.fork()):
@@ -105,7 +108,7 @@ def _in_fork(function: Callable[[], Any], said: pathlib.Path) -> Any:
       number = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
       os.dup2(number, 1)
       os.dup2(number, 2)
-      faulthandler.dump_traceback_later(0.9 * _MAX_SECS, file=sys.stderr)
+      faulthandler.dump_traceback_later(0.9 * secs, file=sys.stderr)
       code = function() or 0
     except SystemExit as end:
       code = end.code
@@ -115,7 +118,7 @@ def _in_fork(function: Callable[[], Any], said: pathlib.Path) -> Any:
       with contextlib.suppress(Exception):
         sys.stdout.flush()
       os._exit(code)
-  deadline = time.monotonic() + _MAX_SECS
+  deadline = time.monotonic() + secs
   while time.monotonic() < deadline:
     done, status = os.waitpid(child, os.WNOHANG)
     if done:
@@ -145,7 +148,7 @@ class Tester:
       shutil.rmtree(self._case)
       self._case.mkdir()
     # Runs name their folders: all copies lie where the first one did.
-    self._call(lambda: operation.prepare(self._case))
+    self._call(lambda: operation.prepare(self._case), _PREPARING_SECS)
     self._case.rename(folder / 'prepared')
     self._copy()
     self.old = self._call(lambda: operation.read(self._case))
@@ -156,7 +159,7 @@ class Tester:
     self.new = self._call(lambda: operation.read(self._case))
     assert self.old != self.new or name == 'metrics', self.old
 
-  def _call(self, function: Callable[[], Any]) -> Any:
+  def _call(self, function: Callable[[], Any], secs: float = _MAX_SECS) -> Any:
     """Returns the result of a function that runs in a fork."""
     result = self.folder / 'result.json'
 
@@ -164,7 +167,7 @@ class Tester:
       value = function()
       result.write_text(json.dumps(value, default=str))
 
-    code = _in_fork(write, self._said)
+    code = _in_fork(write, self._said, secs)
     if code:
       raise AssertionError(f'{code}: {self._read_said()[-3000:]}')
     return json.loads(result.read_text())
@@ -235,7 +238,7 @@ class Tester:
     if 'Traceback' in said:
       return 'a traceback'
     lines = [x for x in said.splitlines() if 'warning: ' not in x]
-    if code == 2 and not self.operation.logs and len(lines) != 1:
+    if code == 2 and len(lines) != 1:
       return f'{len(lines)} lines'
     if code == 2 and not lines[-1].startswith('jaxemb: '):
       return 'no line of its own'

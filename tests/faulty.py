@@ -10,8 +10,6 @@ import functools
 import hashlib
 import json
 import pathlib
-import shutil
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +35,6 @@ from jaxemb.run import metrics
 from jaxemb.run import vectors as vectors_lib
 from jaxemb.storage import checkpoint, export
 from jaxemb.text import encode as text_encode
-from tests import forked
 
 NOTHING = 'nothing'  # where nothing has been written yet
 _DIM = 16
@@ -54,7 +51,6 @@ class Operation:
   stride: int = 1  # a start of JAX takes long: one call in so many is tried
   allocates: bool = True  # whether failed allocations raise a `MemoryError`
   compiles: bool = False  # whether Numba does, which is done before the forks
-  logs: bool = False  # whether it says more than one line
 
 
 def _digest(*values: Any) -> str:
@@ -344,36 +340,6 @@ def _read_merged(folder: pathlib.Path) -> str:
   return f'{found} {[x["name"] for x in report["parts"]]}'
 
 
-_TRAIN = (
-  'train', '--config=wiki', '--config.data.min_count=1',
-  '--config.train.epochs=2', '--config.train.threads=1',
-  '--config.model.dim=8', '--config.eval.paths=none',
-  '--config.train.checkpoint_every_secs=0', '--config.mesh.data=1',
-)  # fmt: skip
-
-
-def _train(folder: pathlib.Path) -> None:
-  path = f'--config.data.path={folder}/text.txt'
-  _command(*_TRAIN, path, f'--workdir={folder}/run')
-
-
-def _prepare_resuming(folder: pathlib.Path) -> None:
-  _write_text(folder)
-  forked._send_after(1, signal.SIGTERM)
-  try:
-    _train(folder)
-  except SystemExit as end:
-    assert end.code == 75
-  shutil.rmtree(folder / 'run' / 'tensorboard')
-
-
-def _read_run(folder: pathlib.Path) -> str:
-  export.folders(folder / 'run')
-  if not (folder / 'run' / 'export').exists():
-    return NOTHING
-  return _read_vectors('run', folder)
-
-
 _USES_JAX = {'allocates': False, 'stride': 4}
 OPERATIONS = {
   'vectors': _saving('vectors', embeddings.Embeddings.save),
@@ -449,8 +415,5 @@ OPERATIONS = {
     functools.partial(_merge, (1, 2, 3)),
     _read_merged,
     **_USES_JAX,
-  ),
-  'resuming': Operation(
-    _prepare_resuming, _train, _read_run, stride=25, allocates=False, logs=True
   ),
 }
