@@ -18,7 +18,7 @@ from jaxemb.runtime import resources
 
 # Programs, threads and a snapshot that is being written take up to so much once
 # steps are compiled; a new process has the other before it has tables.
-_PROGRAM_BYTES, _PROCESS_BYTES = 200_000_000, 500_000_000
+_PROGRAM_BYTES, _PROCESS_BYTES = 190_000_000, 500_000_000
 # With dense layers there are more programs, those of evaluations among them.
 _DENSE_PROGRAM_BYTES = 250_000_000
 

@@ -14,7 +14,7 @@ import logging
 import pathlib
 import shutil
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,16 +38,15 @@ FORMAT = formats.Format(
 _PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
 
 
-def _checksum(array: jax.Array, is_whole: bool) -> jax.Array:
+def _checksum(array: jax.Array, axis: int | None) -> jax.Array:
   """uint32 of an array's bits and their indices, on any mesh.
 
-  `is_whole`: a device has all of it. Zeros do not count: the number of padding
-  columns depends on the mesh.
+  It is read in blocks along an axis; None = at once. Zeros do not count: the
+  number of padding columns depends on the mesh.
   """
-  if array.size <= _BLOCK_NUMBERS or not is_whole:
+  if array.size <= _BLOCK_NUMBERS or axis is None:
     return _sum(_bits(array))
   # At once, the weights of bytes would take four times their memory.
-  axis = int(np.argmax(array.shape))
   num = array.shape[axis]
   size = max(1, _BLOCK_NUMBERS * num // array.size)
   if array.dtype.itemsize == 2:
@@ -90,28 +89,31 @@ def _sum(
 
 @functools.partial(jax.jit, static_argnums=1)
 def _all_checksums(
-  arrays: list[jax.Array], are_whole: tuple[bool, ...]
+  arrays: list[jax.Array], axes: tuple[int | None, ...]
 ) -> list[jax.Array]:
-  return list(map(_checksum, arrays, are_whole))
+  return list(map(_checksum, arrays, axes))
 
 
-def _are_whole(arrays: Sequence[Any]) -> tuple[bool, ...]:
-  """Whether a device has all of each; of shapes without a sharding, too."""
-  shardings = (getattr(x, 'sharding', None) for x in arrays)
-  return tuple(x is None or len(x.device_set) == 1 for x in shardings)
+def _block_axis(array: Any) -> int | None:
+  """Returns the longest axis, but for columns, that devices do not share."""
+  sharding, shape = getattr(array, 'sharding', None), array.shape
+  local = shape if sharding is None else sharding.shard_shape(shape)
+  axes = [i for i in range(max(1, len(shape) - 1)) if i < len(shape)]
+  axes = [i for i in axes if local[i] == shape[i]]
+  return max(axes, key=lambda i: shape[i], default=None)
 
 
 def _checksums(state: Any) -> list[int]:
   # In one program: a GPU compiles each for a while.
   leaves = jax.tree.leaves(state)
-  sums = jax.device_get(_all_checksums(leaves, _are_whole(leaves)))
+  sums = jax.device_get(_all_checksums(leaves, tuple(map(_block_axis, leaves))))
   return list(map(int, sums))
 
 
 def compile_ahead(shapes: Any) -> None:
   """Compiles what saves a state of these shapes."""
   leaves = jax.tree.leaves(shapes)
-  _all_checksums.lower(leaves, _are_whole(leaves)).compile()
+  _all_checksums.lower(leaves, tuple(map(_block_axis, leaves))).compile()
 
 
 def _record_checksum(record: dict[str, Any]) -> int:

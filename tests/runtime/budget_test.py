@@ -57,7 +57,7 @@ def test_a_step_that_does_not_fit_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ('num_workers', 'expected'), [(0, 700e6), (3, 500e6 + 3 * 700e6)]
+  ('num_workers', 'expected'), [(0, 690e6), (3, 500e6 + 3 * 690e6)]
 )
 def test_a_store_that_does_not_fit_is_refused(
   monkeypatch, num_workers, expected

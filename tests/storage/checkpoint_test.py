@@ -224,12 +224,12 @@ def test_arrays_come_back_on_any_mesh(tmp_path):
 
 def test_checksums_see_every_number_and_its_index():
   values = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-  expected = checkpoint._checksum(values, True)
+  expected = checkpoint._checksum(values, 0)
   for index in np.ndindex(values.shape):
     other = values.copy()
     other[index] += 1
-    assert checkpoint._checksum(other, True) != expected
-  assert checkpoint._checksum(values[::-1].copy(), True) != expected
+    assert checkpoint._checksum(other, 0) != expected
+  assert checkpoint._checksum(values[::-1].copy(), 0) != expected
 
 
 def test_reads_that_nobody_waits_for_leave_no_traceback(monkeypatch):
@@ -250,7 +250,9 @@ def test_checksums_of_blocks_are_those_of_the_whole(monkeypatch, dtype, shape):
   values = np.random.default_rng(0).integers(-9, 9, shape)
   values = jnp.asarray(values, dtype)
   monkeypatch.setattr(checkpoint, '_BLOCK_NUMBERS', 250)
-  blocks, whole = (checkpoint._checksum(values, x) for x in (True, False))
+  axis = checkpoint._block_axis(values)
+  assert axis == len(shape) - 2
+  blocks, whole = (checkpoint._checksum(values, x) for x in (axis, None))
   assert int(blocks) == int(whole) != 0
 
 
@@ -259,5 +261,17 @@ def test_checksums_of_blocks_are_those_of_the_whole(monkeypatch, dtype, shape):
 )
 def test_checksums_take_little_memory(dtype, most):
   shape = jax.ShapeDtypeStruct((1 << 18, 64), dtype)
-  program = checkpoint._all_checksums.lower([shape], (True,)).compile()
+  program = checkpoint._all_checksums.lower([shape], (0,)).compile()
   assert program.memory_analysis().temp_size_in_bytes < most * 2**20
+
+
+def test_checksums_of_replicas_take_little_memory():
+  sharding = NamedSharding(
+    mesh.make(mesh.Shape(2, 1), devices=jax.devices()[:2]),
+    PartitionSpec('data'),
+  )
+  shape = jax.ShapeDtypeStruct((2, 1 << 17, 64), 'int8', sharding=sharding)
+  axis = checkpoint._block_axis(shape)
+  assert axis == 1
+  program = checkpoint._all_checksums.lower([shape], (axis,)).compile()
+  assert program.memory_analysis().temp_size_in_bytes < 10 * 2**20
