@@ -434,6 +434,17 @@ def test_what_starts_have_grown():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != 'linux', reason='needs wait4 in KiB')
+def test_memory(run):
+  found, shown = run('memory', '--scale=0.01', '--cases=interactions')
+  (one,) = found.values()
+  assert one['peak_bytes'] == pytest.approx(
+    one['predicted_peak_bytes'], rel=0.3
+  )
+  assert f' {one["peak_bytes"] / one["predicted_peak_bytes"]:.2f}' in shown
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != 'linux', reason='needs /proc')
 def test_soak(run):
   found, shown = run('soak', '--hours=0.005', '--every_secs=6')
