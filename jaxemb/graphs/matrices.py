@@ -164,8 +164,8 @@ def _mat(path) -> Mapping[str, Any]:
   """The arrays of a .mat file."""
   from scipy import sparse
 
-  loaded = mat_files.load(path)
-  arrays = {k.lower(): x for k, x in loaded.items() if k[:1] not in ('', '_')}
+  loaded, others = mat_files.load(path)
+  arrays = {k.lower(): x for k, x in loaded.items()}
   of_nodes = {*_FEATURES, *_LABELS}
   square = [
     k
@@ -175,14 +175,14 @@ def _mat(path) -> Mapping[str, Any]:
     and x.shape[0] == x.shape[1]
     and k not in of_nodes
   ]
-  graph, *others = ['network'] if 'network' in square else square or ['']
-  if others:
+  graph, *more = ['network'] if 'network' in square else square or ['']
+  if more:
     raise ValueError(
       f'{", ".join(square)} may all be the graph; call one `network`'
     )
   firsts = [[x for x in y if x in arrays][:1] for y in (_FEATURES, _LABELS)]
   used = {x: arrays[x] for y in firsts for x in y}
-  if unused := sorted(arrays.keys() - used.keys() - {graph}):
+  if unused := sorted({*arrays, *others} - used.keys() - {graph}):
     _LOG.info('%s: not used: %s', path, ', '.join(unused))
   return used | ({'adj': arrays[graph]} if graph else {})
 

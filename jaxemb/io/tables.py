@@ -54,7 +54,7 @@ _PAIR = '\x1f'  # stands for `::`
 _REPEATED = 'it repeats the header'
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 # Row numbers as pandas writes them: without a name, or as it reads that again.
-_MARKUP = re.compile(rb'(?i)(\xef\xbb\xbf)?\s*<(\?xml|!doctype|html)\b')
+_MARKUP = re.compile(r'\s*<(\?xml|!doctype|html)\b', re.IGNORECASE)
 _INDEX = re.compile(r'|Unnamed: 0(\.\d+)?|__index_level_\d+__')
 
 
@@ -317,6 +317,11 @@ def head(
     rows = parquet_head(file) if form == 'parquet' else json_head(file)
     return Head(form, rows, Layout(delimiter=''), has_names=True)
   text = _head(file)
+  if _MARKUP.match(text):
+    raise errors.UserError(
+      f'{file} is HTML or XML; write what it has as CSV (of tables: pandas.'
+      'read_html or pandas.read_xml)'
+    )
   text = text[: text.rfind('\n') + 1] or text  # whole lines
   comments = re.match(r'(?:(?:[%#] |%%).*\n)+(?=[^%\n])', text)
   if of_excel := re.match(r'"?sep=(.)"?\r?\n', text):
@@ -445,11 +450,6 @@ def _head(file):
     raise errors.UserError(
       f'{file} is binary; give text, plain or compressed, or a Parquet file '
       'with the suffix .parquet'
-    )
-  if _MARKUP.match(data):
-    raise errors.UserError(
-      f'{file} is HTML or XML; write what it has as CSV (of tables: pandas.'
-      'read_html or pandas.read_xml)'
     )
   # A letter may be cut at the end.
   text = codecs.getincrementaldecoder('utf-8-sig')('replace').decode(data)
