@@ -28,7 +28,11 @@ def _arguments() -> argparse.Namespace:
   parser = argparse.ArgumentParser('python -m tests.fuzz', description=__doc__)
   add = parser.add_argument
   add('--secs', type=float, default=30, help='of each target')
-  add('--targets', default='', help='names, by commas; default: all; -: stdin')
+  add(
+    '--targets',
+    default='',
+    help='names or NAME=SECS, by commas; default: all; -: stdin',
+  )
   add('--seed', type=int, default=1)
   add('--found', type=pathlib.Path, default=fuzzing.FOUND)
   add('--hang_secs', type=float, default=fuzzing.HANG_SECS)
@@ -50,10 +54,11 @@ def main() -> int:
     num = fuzzing.instrument(atheris)
     print(f'Atheris sees {num:,} functions', flush=True)
   names = args.targets.split(',') if args.targets else targets
-  for name in (x.strip() for x in sys.stdin) if args.targets == '-' else names:
+  for item in (x.strip() for x in sys.stdin) if args.targets == '-' else names:
+    name, _, secs = item.partition('=')
     result = fuzzing.run(
       targets[name],
-      args.secs,
+      float(secs or args.secs),
       seed=args.seed,
       is_guided=atheris is not None,
       hang_secs=args.hang_secs,
