@@ -270,6 +270,7 @@ class ClickModel:
 
 def files_of(folder: pathlib.Path) -> set[str]:
   """Returns names of what a model replaces: an earlier one, or its export."""
+  atomic.complete(folder)  # its tables may not be in their places
   files = {'encoder.json', 'encoder.npz', 'dense.npz', _MODEL}
   files |= {'keys.arrow', 'orbax', 'serving'}
   if (folder / _MODEL).is_file():  # maybe with other tables

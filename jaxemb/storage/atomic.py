@@ -66,7 +66,10 @@ def folder(
     shutil.rmtree(path, ignore_errors=True)
   complete(path)
   if replaces is not None and path.is_dir():
-    others = sorted({x.name for x in path.iterdir()} - {*replaces})
+    remove_leftovers(path)
+    names = {x.name for x in path.iterdir()} - {*replaces}
+    # Of another process that writes it at this moment.
+    others = sorted(x for x in names if not x.startswith(f'{_REPLACEMENT}.tmp'))
     if others:
       raise errors.UserError(
         f'{path} has {others[0]!r}, which would be lost; {remedy}'
@@ -116,6 +119,7 @@ def _replacing(
     yield temporary
     if not is_new:
       _mark_removed(temporary, path, is_whole)
+      _check_places(temporary, path)
     if not is_checked:
       for inner, _, names in os.walk(temporary):
         for name in ('', *names):
@@ -166,15 +170,45 @@ def _move(source: pathlib.Path, target: pathlib.Path) -> None:
   """Moves a file to a folder, or removes the file there that it marks."""
   marked = source.name.removeprefix(_REMOVED)
   if marked != source.name:
-    (target / marked).unlink(missing_ok=True)
+    source.stat()  # else a later writer may have put a file there
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+      (target / marked).unlink()
     source.unlink()
     return
-  if target.is_file():
-    target.unlink()
   target.mkdir(parents=True, exist_ok=True)
-  if (target / source.name).is_dir():
-    shutil.rmtree(target / source.name)
   source.replace(target / source.name)
+
+
+def _check_places(new: pathlib.Path, path: pathlib.Path) -> None:
+  """Raises a `UserError` if files of `new` cannot be moved to those of `path`.
+
+  Once their folder says that they are complete, it would be too late.
+  """
+  files = [x.relative_to(new) for x in new.rglob('*') if not x.is_dir()]
+  inner = set()
+  for file in files:
+    is_mark = file.name.startswith(_REMOVED)
+    place = path / file.with_name(file.name.removeprefix(_REMOVED))
+    if place.is_dir() and not (is_mark and place.is_symlink()):
+      raise errors.UserError(
+        f'{place} is a folder, where a file is to be replaced; move it away'
+      )
+    inner |= set() if is_mark else {*file.parents}
+  for place in sorted(path / x for x in inner):
+    if not place.is_dir():
+      if os.path.lexists(place):
+        raise errors.UserError(
+          f'{place} is a file, where a folder is to be made; move it away'
+        )
+    elif place.stat().st_dev != new.stat().st_dev:
+      raise errors.UserError(
+        f'{place} is on another file system than {path}, so that their files '
+        'cannot be replaced together; move it away'
+      )
+    elif not os.access(place, os.W_OK | os.X_OK):
+      raise errors.UserError(
+        f'{place} cannot be written; make it writable, or move it away'
+      )
 
 
 def remove(path: pathlib.Path) -> None:

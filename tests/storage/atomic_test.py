@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -136,6 +137,62 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path):
     with atomic.folder(path, replaces=['mine']):
       pass
   assert {x.name for x in path.iterdir()} == {'mine', 'yours'}
+
+
+def test_a_save_that_was_killed_does_not_refuse_later_ones(tmp_path):
+  path = tmp_path / 'x'
+  path.mkdir()
+  dead = path / f'.replacement.tmp-{atomic.machine()}-99999999'
+  running = path / f'.replacement.tmp-{atomic.machine()}-1'
+  for left in (dead, running):
+    left.mkdir()
+  with atomic.folder(path, replaces=['mine']) as new:
+    (new / 'mine').write_text('mine')
+  assert {*path.iterdir()} == {path / 'mine', running}
+
+
+@pytest.mark.parametrize(
+  ('theirs', 'name', 'match'),
+  [
+    ('a/precious', 'a', 'x/a is a folder, where a file'),
+    ('a', 'a/b/c', 'x/a is a file, where a folder'),
+    ('b/precious', 'a', 'x/b is a folder, where a file'),
+  ],
+)
+def test_what_is_of_another_kind_is_refused_before_anything_is_replaced(
+  theirs, name, match, tmp_path
+):
+  path = tmp_path / 'x'
+  (path / theirs).parent.mkdir(parents=True)
+  (path / theirs).write_text('theirs')
+  (path / '0').write_text('old')
+  with pytest.raises(errors.UserError, match=match):
+    _write(path, ['0', name], removed=['b'])
+  assert _files(path) == sorted(['0', theirs])
+  assert (path / '0').read_text() == 'old'
+
+
+def test_what_is_removed_from_no_folder_is_not_there(tmp_path):
+  path = tmp_path / 'x'
+  path.mkdir()
+  (path / 'words').write_text('theirs')
+  _write(path, ['a'], removed=['words/b'])
+  assert _files(path) == ['a', 'words']
+  assert (path / 'words').read_text() == 'theirs'
+
+
+@pytest.mark.skipif(not os.path.isdir('/dev/shm'), reason='not Linux')
+def test_another_file_system_is_refused_before_anything_is_replaced(tmp_path):
+  path = tmp_path / 'x'
+  _write(path, ['0'])
+  with tempfile.TemporaryDirectory(dir='/dev/shm') as other:
+    if os.stat(other).st_dev == path.stat().st_dev:
+      pytest.skip('one file system')
+    (path / 'b').symlink_to(other)
+    with pytest.raises(errors.UserError, match='x/b is on another file sys'):
+      _write(path, ['a', 'b/c'])
+    assert _files(path) == ['0']
+    assert {x.name for x in path.iterdir()} == {'0', 'b'}
 
 
 def test_a_file_is_not_taken_for_a_folder(tmp_path):
