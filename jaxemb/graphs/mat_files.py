@@ -1,16 +1,16 @@
 """The arrays of a .mat file by SciPy, which trusts what the file says.
 
-A damaged file may crash SciPy, so it reads in a process of its own.
+A damaged file may crash SciPy, or have it allocate what the file cannot hold,
+so it reads in a process of its own, which has a limit of memory.
 """
 
 import contextlib
 import io
-import math
 import pathlib
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,10 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.runtime import background
 
-_HEADER_BYTES = 128  # of version 5, which begins with text
-_COMPRESSED, _MATRIX = 15, 14  # types of elements
-_INTEGERS = 5, 6  # of the sizes of a matrix
-_SPARSE = 5  # a class of matrices
-_MAX_DIMENSIONS = 32
+_HEADER_BYTES, _COMPRESSED = 128, 15  # of version 5; a type of elements
+_BLOCK_BYTES = 1 << 16  # unpacked, some thousand times as many at most
+# Integers of a byte become numbers of eight, and are copied.
+_LEAST_BYTES, _GROWTH = 1 << 30, 32
 _KINDS = 'biufcU'  # of dtypes; cell arrays and structs are objects
 _DAMAGED, _UNSUPPORTED = 3, 4  # exit codes
 _SPARSE_ARRAYS = 'data', 'indices', 'indptr', 'shape'
@@ -34,7 +33,6 @@ def load(path: pathlib.Path) -> tuple[dict[str, Any], list[str]]:
   Raises a `ValueError` if the file is damaged, and a `NotImplementedError` for
   version 7.3, which is HDF5.
   """
-  _check_sizes(path)
   with tempfile.TemporaryDirectory() as folder:
     output = pathlib.Path(folder, 'arrays.npz')
     try:
@@ -42,6 +40,9 @@ def load(path: pathlib.Path) -> tuple[dict[str, Any], list[str]]:
     except OSError:  # there is no Python to start
       return _named(_read(path))
     reason = process.stdout.decode(errors='replace')
+    if process.returncode == 1:  # a traceback
+      lines = process.stderr.decode(errors='replace').strip().splitlines()
+      raise OSError(lines[-1] if lines else 'the reading process failed')
     if process.returncode == _UNSUPPORTED:
       raise NotImplementedError(reason)
     if process.returncode:
@@ -97,6 +98,7 @@ def main(path: str, output: str) -> None:
   from scipy import sparse
 
   sys.stdout = io.TextIOWrapper(sys.stdout.buffer, 'utf-8')
+  _limit_memory(_LEAST_BYTES + _GROWTH * _unpacked_bytes(pathlib.Path(path)))
   try:
     arrays, others = _named(_read(pathlib.Path(path)))
   except (NotImplementedError, ValueError) as error:
@@ -114,44 +116,33 @@ def main(path: str, output: str) -> None:
   np.savez(output, **written)
 
 
-def _check_sizes(path: pathlib.Path) -> None:
-  """Raises a `ValueError` for matrices that are larger than their file."""
+def _limit_memory(num_bytes: int) -> None:
+  """Has this process map no more than so much beside what it has."""
+  with contextlib.suppress(ImportError, OSError, ValueError):  # not Linux
+    import resource
+
+    size = pathlib.Path('/proc/self/statm').read_text().split()[0]
+    limit = int(size) * resource.getpagesize() + num_bytes
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if hard == resource.RLIM_INFINITY or limit < hard:
+      resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def _unpacked_bytes(path: pathlib.Path) -> int:
+  """Returns the size of a file once the elements of version 5 are unpacked."""
   data = np.memmap(path, np.uint8, 'r')
-  is_little = bytes(data[126:128]) == b'IM'
-  version = data[125:126] if is_little else data[124:125]
-  if version.tolist() == [1] and data[:4].all():
-    kind = '<u4' if is_little else '>u4'
-    for stretch in _stretches(data, kind):
-      _check(np.frombuffer(stretch, kind, len(stretch) // 4))
-
-
-def _stretches(data: np.ndarray, kind: str) -> Iterator[bytes | np.ndarray]:
-  """Yields stretches of bytes, unpacked, with matrices at multiples of 8."""
-  position, seen = _HEADER_BYTES, set()
+  kind = '<u4' if bytes(data[126:128]) == b'IM' else '>u4'
+  position, total = _HEADER_BYTES, len(data)
   while len(tag := data[position : position + 8]) == 8:
     element, num_bytes = tag.view(kind).tolist()
-    start, position = position, position + 8 + num_bytes
+    start, position = position + 8, position + 8 + num_bytes
     if element == _COMPRESSED:
       unpacker = zlib.decompressobj()
       with contextlib.suppress(zlib.error):  # of which SciPy has a line
-        yield unpacker.decompress(data[start + 8 : position])
-    elif start % 8 not in seen:  # a matrix may be longer than it says
-      seen.add(start % 8)
-      yield data[start % 8 :]
-
-
-def _check(words: np.ndarray) -> None:
-  """Refuses matrices larger than their file. `words` are uint32 [n] of it."""
-  for i in 2 * np.flatnonzero(words[::2] == _MATRIX):
-    _, _, _, _, flags, _, element, num_bytes = (*words[i : i + 8], *8 * [0])[:8]
-    num = int(num_bytes) // 4
-    if element not in _INTEGERS or not 2 <= num <= _MAX_DIMENSIONS:
-      continue
-    shape = words[i + 8 : i + 8 + num].tolist()
-    if int(flags) & 0xFF != _SPARSE and math.prod(shape) > 4 * len(words):
-      raise ValueError(
-        f'a matrix of {" x ".join(map(str, shape))} is larger than the file'
-      )
+        for i in range(start, min(position, len(data)), _BLOCK_BYTES):
+          block = data[i : min(i + _BLOCK_BYTES, position)]
+          total += len(unpacker.decompress(block))
+  return total
 
 
 if __name__ == '__main__':
