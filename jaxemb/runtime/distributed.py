@@ -126,8 +126,9 @@ def _relayed(credentials: tls.Credentials | None) -> Iterator[None]:
 
   def make_relayed(address: str, *args: Any, **options: Any) -> Any:
     if not is_first():
-      port = relay.start(addresses.split(address), _end_without_first)
-      address = f'127.0.0.1:{port}'
+      near = relay.start(addresses.split(address), _end_without_first)
+      with _without_proxy(near[0]):
+        return make(addresses.join(*near), *args, **options)
     return make(address, *args, **options)
 
   jaxlib.get_distributed_runtime_client = make_relayed
@@ -135,6 +136,20 @@ def _relayed(credentials: tls.Credentials | None) -> Iterator[None]:
     yield
   finally:
     jaxlib.get_distributed_runtime_client = make
+
+
+@contextlib.contextmanager
+def _without_proxy(host: str) -> Iterator[None]:
+  """Has gRPC connect to a host itself, whatever `http_proxy` is."""
+  old = os.environ.get('no_grpc_proxy')
+  others = os.environ.get('no_proxy', '') if old is None else old
+  os.environ['no_grpc_proxy'] = f'{others},{host}' if others else host
+  try:
+    yield
+  finally:
+    del os.environ['no_grpc_proxy']
+    if old is not None:
+      os.environ['no_grpc_proxy'] = old
 
 
 def _end_without_first() -> None:

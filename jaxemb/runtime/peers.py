@@ -75,11 +75,16 @@ class Peer:
 
   def keep(self) -> None:
     """Has the connection last, and break when the other machine is gone."""
-    self._socket.settimeout(None)
-    self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _ALIVE.items():
-      if number := getattr(socket, name, None):
-        self._socket.setsockopt(socket.IPPROTO_TCP, number, value)
+    keep(self._socket)
+
+
+def keep(connected: socket.socket) -> None:
+  """Has a connection last, and break when the other machine is gone."""
+  connected.settimeout(None)
+  connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+  for name, value in _ALIVE.items():
+    if number := getattr(socket, name, None):
+      connected.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
 def listen(host: str) -> socket.socket:

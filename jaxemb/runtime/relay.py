@@ -8,30 +8,50 @@ status to Python. A relay in the same process keeps that connection open.
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 
+import psutil
+
+from jaxemb.runtime import peers
+
 _MAX_BYTES = 1 << 16  # of a message
+_CONNECT_SECS = 10
+# IPv6 sockets, as gRPC has, write IPv4 addresses with it.
+_MAPPED = '::ffff:'
 
 
-def start(address: tuple[str, int], on_loss: Callable[[], None]) -> int:
-  """Returns a port of loopback that leads to another address.
+def start(
+  address: tuple[str, int], on_loss: Callable[[], None]
+) -> tuple[str, int]:
+  """Returns an address of loopback that leads to another address.
 
-  `on_loss` is called, in a thread, if the other side ends a connection first;
-  this side of it stays open.
+  Only this process may use it. `on_loss` is called, in a thread, if the other
+  side ends a connection first; this side of it stays open.
   """
-  listener = socket.create_server(('127.0.0.1', 0))
+  try:
+    listener = socket.create_server(('127.0.0.1', 0))
+  except OSError:  # a machine without IPv4
+    listener = socket.create_server(('::1', 0), family=socket.AF_INET6)
   args = listener, address, on_loss
   threading.Thread(target=_accept, args=args, daemon=True).start()
-  return listener.getsockname()[1]
+  return listener.getsockname()[:2]
 
 
 def _accept(
   listener: socket.socket, address: tuple[str, int], on_loss: Callable[[], None]
 ) -> None:
   while True:
-    near, _ = listener.accept()
     try:
-      far = socket.create_connection(address)
+      near, _ = listener.accept()
+    except OSError:  # such as too many open files
+      time.sleep(0.1)
+      continue
+    try:
+      if not _is_own(near):
+        raise PermissionError
+      far = socket.create_connection(address, _CONNECT_SECS)
+      peers.keep(far)
     except OSError:
       near.close()  # JAX tries again, or says why it cannot join
       continue
@@ -42,6 +62,21 @@ def _accept(
       thread = threading.Thread(target=_carry, args=(*args, is_over))
       thread.daemon = True
       thread.start()
+
+
+def _is_own(accepted: socket.socket) -> bool:
+  """Whether this process made the connection, or the system does not tell."""
+  ends = accepted.getpeername()[:2], accepted.getsockname()[:2]
+  try:
+    connections = psutil.Process().net_connections('tcp')
+  except (psutil.Error, FileNotFoundError):
+    return True
+  return ends in [(_plain(x.laddr), _plain(x.raddr)) for x in connections]
+
+
+def _plain(address: tuple[str, int] | tuple[()]) -> tuple[str, int]:
+  host, port = address or ('', 0)
+  return host.removeprefix(_MAPPED), port
 
 
 def _carry(
