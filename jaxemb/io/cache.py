@@ -52,7 +52,8 @@ def check_unchanged(
   """Raises a `UserError` if files are no longer what they were identified as.
 
   They may be gone: what is open can be read to its end. What is added to those
-  that `may_grow` was not read.
+  that `may_grow` was not read. If only the time of one differs, as after
+  `touch`, a warning is logged.
   """
   for path, (_, size, time_ns, sample) in zip(files, identity, strict=True):
     try:
@@ -60,8 +61,16 @@ def check_unchanged(
       if (status.st_size, status.st_mtime_ns) == (size, time_ns):
         continue
       num = max(1, _SAMPLES // len(files))
-      is_longer = status.st_size > size and may_grow(path)
-      if is_longer and sample_sha256(path, num, size) == sample:
+      may_be_same = status.st_size == size or (
+        status.st_size > size and may_grow(path)
+      )
+      if may_be_same and sample_sha256(path, num, size) == sample:
+        if status.st_size == size:
+          _LOG.warning(
+            '%s has another time since it was read; samples of its bytes are '
+            'the same',
+            path,
+          )
         continue
     except OSError:
       continue

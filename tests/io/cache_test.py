@@ -73,6 +73,8 @@ def _changed(path, how):
     path.write_bytes(data[::-1])
   elif how == 'written over and appended':
     path.write_bytes(data[::-1] + b'more')
+  elif how == 'touched':
+    path.touch()
   elif how == 'removed':
     path.unlink()
 
@@ -81,6 +83,7 @@ def _changed(path, how):
   'how, is_refused, may_grow',
   [
     ('not at all', False, False),
+    ('touched', False, False),
     ('appended', True, False),
     ('appended', False, True),
     ('cut', True, True),
