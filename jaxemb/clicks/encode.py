@@ -118,17 +118,25 @@ def encode(
     for name, reader in readers.items():
       cache_lib.check_unchanged(reader.files, files[name])
 
-  numbers = FORMAT.number, encoder_lib.FORMAT.number
-  identity = [numbers, files, settings, seed]
+  identity = [_numbers(), files, settings, seed]
   identity += [known.fingerprint] if known else []
   folder = cache_lib.folder_of(cache, 'clicks-', identity)
   return cache_lib.opened(folder, load=_opened, make=make)
 
 
+def _numbers():
+  """Returns the numbers of formats that a cached log depends on."""
+  of_encoder = encoder_lib.FORMAT.number
+  if of_encoder == 1:  # as it was before encoders had a number
+    return FORMAT.number
+  return FORMAT.number, of_encoder
+
+
 def _opened(folder):
   """Opens what `encode` has written; raises an error if it is damaged."""
   manifest = checksums.opened(folder)
-  FORMAT.check(folder, manifest)
+  # The folder's name has the number, too, as it had before manifests did.
+  FORMAT.check(folder, {'format': FORMAT.number} | manifest)
   encoder = encoder_lib.load(folder)
   splits = {
     name: raw_log.mapped(folder, name, num, fields=encoder.fields)

@@ -351,7 +351,8 @@ def _is_table(file: pathlib.Path) -> bool:
 def _read_lines(folder: pathlib.Path) -> Lines:
   """Opens what `_write` has written."""
   stored = json.loads((folder / _TAGS).read_text('utf-8'))
-  FORMAT.check(folder, stored)
+  # The folder's name has the number, too, as it had before the file did.
+  FORMAT.check(folder, {'format': FORMAT.number} | stored)
   return Lines(
     path=str(folder / _LINES),
     tags=stored['tags'],

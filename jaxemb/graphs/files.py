@@ -199,10 +199,13 @@ def _built(make, paths, settings, cache, progress):
   """What `make` makes of files, from the cache if nothing has changed."""
   files = sorted(paths)
   of_files = cache_lib.identity_of(files)
+  numbers, of_graph = _FORMAT, graph_lib.FORMAT.number
+  if of_graph > 1:  # else as it was before that number was looked at
+    numbers = _FORMAT, of_graph
   identity = [
     make.__name__,
     {x: settings[x] for x in _CACHED_BY},
-    [_FORMAT, graph_lib.FORMAT.number],
+    numbers,
     edge_lists.learns_edges(settings),
     of_files,
   ]

@@ -829,7 +829,8 @@ def _open_cached(folder: pathlib.Path) -> Encoded | None:
 def _open(folder: pathlib.Path) -> Encoded:
   """Opens a corpus folder; raises various errors if it is damaged."""
   manifest = checksums.opened(folder)
-  FORMAT.check(folder, manifest)
+  # The folder's name has the number, too, as it had before manifests did.
+  FORMAT.check(folder, {'format': FORMAT.number} | manifest)
   words, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
   of_text = folder / 'counts.npy'
   text_counts = np.load(of_text) if of_text.exists() else None

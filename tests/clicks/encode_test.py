@@ -13,11 +13,12 @@ from pyarrow import parquet
 
 from jaxemb import config as config_lib
 from jaxemb import errors
+from jaxemb.clicks import encode, loader, raw_log, toyclicks
 from jaxemb.clicks import encoder as encoder_lib
-from jaxemb.clicks import loader, raw_log, toyclicks
 from jaxemb.data import base, examples
-from jaxemb.io import tables
+from jaxemb.io import cache, tables
 from jaxemb.runtime import resources
+from jaxemb.storage import checksums
 
 ROWS = 400
 
@@ -466,6 +467,25 @@ def test_hashes_without_room_are_refused_before_they_are_counted(
     _source(path, tmp_path, hash_size=size)
   assert says in str(caught.value)
   assert f'lower --config.data.hash_size={size}' in str(caught.value)
+
+
+def test_a_cache_from_before_formats_had_numbers_is_used(tmp_path, monkeypatch):
+  path = _write(tmp_path / 'log.csv', _text(_rows()))
+  folder_of, identities = cache.folder_of, []
+
+  def kept(*args):
+    identities.append(args[-1])
+    return folder_of(*args)
+
+  monkeypatch.setattr(cache, 'folder_of', kept)
+  folder = _source(path, tmp_path).encoded.folder
+  assert identities[-1][0] == encode.FORMAT.number
+  manifest = checksums.opened(folder)
+  del manifest['format'], manifest['jaxemb']
+  checksums.seal(folder, manifest)
+  before = (folder / 'manifest.json').read_bytes()
+  _source(path, tmp_path)
+  assert (folder / 'manifest.json').read_bytes() == before
 
 
 def test_a_log_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):

@@ -197,6 +197,18 @@ def test_what_dumps_lack_is_counted(tmp_path):
     assert dropped == {'redirects': 1, 'other_namespace_pages': 2}
 
 
+def test_a_cache_from_before_formats_had_numbers_is_used(tmp_path):
+  path = tmp_path / 'rows.jsonl'
+  path.write_text('{"id": "x", "text": "a b"}\n' * 9)
+  sources.source(path, tmp_path)
+  (tags,) = tmp_path.rglob('documents/*/tags.json')
+  stored = json.loads(tags.read_text())
+  del stored['format'], stored['jaxemb']
+  tags.write_text(json.dumps(stored))
+  sources.source(path, tmp_path)
+  assert json.loads(tags.read_text()) == stored
+
+
 def test_rows_that_cannot_be_read_need_tags(tmp_path):
   rows = [f'{{"id": "x{i}", "text": "a b"}}\n' for i in range(200)]
   rows[100] = '{"id": \n'

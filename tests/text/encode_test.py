@@ -16,6 +16,7 @@ from jaxemb import errors
 from jaxemb.data import base
 from jaxemb.io import text_files as sources
 from jaxemb.runtime import resources
+from jaxemb.storage import checksums
 from jaxemb.text import encode, loader, passes, tokenize
 from tests import corpora, marking
 
@@ -383,6 +384,17 @@ def test_damaged_cache_is_made_again(tmp_path):
         (folder / name).write_bytes(damaged)
       assert _encode(tmp_path / 'a.txt', tmp_path).folder == folder
       assert _files(folder) == files, (name, damaged)
+
+
+def test_a_cache_from_before_formats_had_numbers_is_used(tmp_path):
+  (tmp_path / 'a.txt').write_text('a b c ' * 99)
+  folder = _encode(tmp_path / 'a.txt', tmp_path).folder
+  manifest = checksums.opened(folder)
+  del manifest['format'], manifest['jaxemb']
+  checksums.seal(folder, manifest)
+  files = _files(folder)
+  _encode(tmp_path / 'a.txt', tmp_path)
+  assert _files(folder) == files
 
 
 # Given counts and unusable text.
