@@ -12,8 +12,11 @@ _OUTSIDE = {4: '198.51.100.1', 6: '2001:db8::1'}
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 
-def split(address: str) -> tuple[str, int]:
-  """Returns host and port of HOST:PORT; IPv6 addresses are in brackets."""
+def split(address: str, name: str = '--coordinator') -> tuple[str, int]:
+  """Returns host and port of HOST:PORT; IPv6 addresses are in brackets.
+
+  `name` is that of the setting.
+  """
   host, _, port = address.rpartition(':')
   is_v6 = host.startswith('[') and host.endswith(']')
   host = host[1:-1] if is_v6 else host
@@ -24,7 +27,7 @@ def split(address: str) -> tuple[str, int]:
     or not 0 < int(port) < 2**16
   ):
     raise errors.UserError(
-      f'--coordinator={address} must be HOST:PORT, with a name, an IPv4 '
+      f'{name}={address} must be HOST:PORT, with a name, an IPv4 '
       'address or an IPv6 address in brackets, as in [::1]:1234, and a port '
       'from 1 to 65,535'
     )

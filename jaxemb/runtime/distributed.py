@@ -78,7 +78,11 @@ def join(job: Job) -> None:
   if not job.coordinator and not job.detects:
     return
   credentials = _credentials()
-  options = _options(job, credentials) if job.coordinator else {}
+  options = {}
+  if job.coordinator:
+    options = _options(job, credentials)
+  elif credentials:
+    credentials.check()
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   # It handles SIGTERM while steps run: not Ctrl-C, and not before training.
   jax.config.update('jax_enable_preemption_service', False)
@@ -217,25 +221,25 @@ def _wait_for(coordinator: str, credentials: tls.Credentials | None) -> None:
   Raises a `UserError` if it does not, or if one of both demands TLS.
   """
   host, port = addresses.split(coordinator)
-  deadline, num_resets = time.monotonic() + WAIT_SECS, 0
+  deadline = time.monotonic() + WAIT_SECS
   while True:
     try:
       return tls.greet((host, port), credentials, secs=5)
     except OSError as error:
-      num_resets += isinstance(error, ConnectionResetError)
-      why = tls.reason(error) if isinstance(error, ssl.SSLError) else ''
-      if num_resets > 1 and not credentials:  # the first may be of its end
-        why = tls.DEMANDED
-      if why:
+      has_ended = isinstance(error, tls.ENDED)
+      if isinstance(error, ssl.SSLError) and not has_ended:
         raise errors.UserError(
           f'the coordinator {coordinator} and this process do not accept each '
-          f'other ({why}): give all processes certificates of one CA in JAX_'
-          'MTLS_CERT_FILE, _KEY_FILE and _CA_FILE, see docs/security.md'
+          f'other ({tls.reason(error)}): give all processes certificates of '
+          'one CA in JAX_MTLS_CERT_FILE, _KEY_FILE and _CA_FILE, see '
+          'docs/security.md'
         ) from error
       if time.monotonic() > deadline:
+        likely = ', likely as it or this process has no TLS' * has_ended
         raise errors.UserError(
-          f'the coordinator {coordinator} does not answer ({error}); start '
-          'process 0 there, or correct --coordinator=HOST:PORT'
+          f'the coordinator {coordinator} does not answer ({tls.reason(error)}'
+          f'{likely}); start process 0 there, or correct --coordinator='
+          'HOST:PORT'
         ) from error
       time.sleep(0.5)
 
@@ -376,6 +380,8 @@ class Monitor:
     self._is_closing = threading.Event()
     self._peers: dict[peers.Peer, int] = {}  # to their numbers
     self._are_done = threading.Event()  # all others
+    self._has_passed_on = False  # the request to stop
+    self._passes_on = threading.Lock()
     if num_processes() == 1:
       return
     address = jax_distributed.global_state.coordinator_address
@@ -400,6 +406,7 @@ class Monitor:
       ) from error
     self._listener = threading.Thread(target=self._listen, daemon=True)
     self._listener.start()
+    threading.Thread(target=self._await_stop, daemon=True).start()
 
   def _accept(self, host: str) -> None:
     secret = secrets.token_bytes(16)  # known to this job alone
@@ -454,15 +461,27 @@ class Monitor:
         peer.send_bytes(message)
 
   def request_stop(self) -> None:
-    """Makes all processes stop, after saving if there is work."""
-    if not self.stop.is_set():
-      self.stop.set()
-      self._send(_STOP)  # process 0 passes it on
-      if self._peers:
-        threading.Thread(target=self._end_waiting, daemon=True).start()
+    """Makes all processes stop, after saving if there is work.
 
-  def _end_waiting(self) -> None:
-    """Ends a process that waits for a stopped one before training begins."""
+    It sends nothing itself: as the handler of a signal it may interrupt what
+    holds the lock of a connection.
+    """
+    self.stop.set()
+
+  def _pass_on(self) -> None:
+    """Tells the others, once, to stop; process 0 tells all."""
+    with self._passes_on:
+      if not self._has_passed_on:
+        self._has_passed_on = True
+        self._send(_STOP)
+
+  def _await_stop(self) -> None:
+    """Passes a request to stop on.
+
+    Ends a process that waits for a stopped one before training begins.
+    """
+    self.stop.wait()
+    self._pass_on()
     if not self._is_closing.wait(_GRACE_SECS) and not self.has_begun.is_set():
       self.close(STOPPED)
       leave(STOPPED)
@@ -479,6 +498,7 @@ class Monitor:
     """
     if code == STOPPED:
       self.request_stop()
+      self._pass_on()
     if not self._peers:
       return self._is_closing.set()
     if code is None:

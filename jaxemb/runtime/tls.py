@@ -15,7 +15,9 @@ from jaxemb import errors
 
 # What a client of HTTP/2 begins with; a server of TLS ends the connection.
 _HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\4' + bytes(5)
-DEMANDED = 'it ends connections without TLS, which this process has not'
+_DEMANDED = 'it ends connections without TLS, which this process has not'
+# The other ends, or a proxy before it has nobody to connect to yet.
+ENDED = ConnectionResetError, ssl.SSLEOFError
 
 
 class Credentials(NamedTuple):
@@ -138,17 +140,36 @@ def greet(
 ) -> None:
   """Waits for the first word of a server of gRPC, or raises an OSError.
 
-  An SSLError if either refuses the other, a ConnectionResetError if it demands
-  TLS and there are no credentials, or has ended.
+  One of `ENDED` if it ends the connection; another SSLError if either refuses
+  the other.
   """
-  with socket.create_connection(address, secs) as connected:
-    if credentials:
-      with credentials.client(connected, address[0], ['h2']) as encrypted:
-        encrypted.recv(1)  # or it refuses the certificate
-    else:
-      connected.sendall(_HTTP2)
-      if not connected.recv(1):
-        raise ConnectionResetError
+  try:
+    with socket.create_connection(address, secs) as connected:
+      if credentials:
+        with credentials.client(connected, address[0], ['h2']) as encrypted:
+          encrypted.recv(1)  # or it refuses the certificate
+      else:
+        connected.sendall(_HTTP2)
+        if not connected.recv(1):
+          raise ConnectionResetError('it ends connections')
+  except ConnectionResetError:
+    if not credentials and _has_tls(address, secs):
+      raise ssl.SSLError(0, _DEMANDED) from None
+    raise
+
+
+def _has_tls(address: tuple[str, int], secs: float) -> bool:
+  """Whether a server answers in TLS; nothing is sent to it."""
+  context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+  context.check_hostname = False
+  context.verify_mode = ssl.CERT_NONE
+  context.set_alpn_protocols(['h2'])
+  try:
+    with socket.create_connection(address, secs) as connected:
+      context.wrap_socket(connected).close()
+  except OSError as error:
+    return 'ALERT' in (getattr(error, 'reason', '') or '')
+  return True
 
 
 def reason(error: Exception) -> str:

@@ -45,12 +45,13 @@ def check_tls(address: str) -> None:
   if mine:
     mine.check()
   try:
-    tls.greet(addresses.split(address), mine, _ANSWER_SECS)
-  except (ssl.SSLError, ConnectionResetError) as error:
-    is_tls = isinstance(error, ssl.SSLError)
+    tls.greet(addresses.split(address, 'RAY_ADDRESS'), mine, _ANSWER_SECS)
+  except tls.ENDED:  # Ray waits
+    return
+  except ssl.SSLError as error:
     raise errors.UserError(
       f'the head of Ray at RAY_ADDRESS={address} and this process do not '
-      f'accept each other ({tls.reason(error) if is_tls else tls.DEMANDED}): '
+      f'accept each other ({tls.reason(error)}): '
       f'set RAY_USE_TLS and {", ".join(_TLS_FILES)} as on its machines'
     ) from error
   except OSError:  # Ray says more

@@ -282,6 +282,21 @@ def test_process_0_ends_when_the_others_have(monkeypatch):
   assert time.monotonic() - start < 20
 
 
+def test_a_signal_to_stop_waits_for_no_connection():
+  """Its handler may have interrupted what holds the lock of one."""
+  monitor, (peer, other) = distributed.Monitor(), connection.Pipe()
+  monitor._peers, monitor._listener = {peer: 1}, threading.Thread()
+  monitor._listener.start()
+  monitor.request_stop()
+  assert monitor.stop.is_set() and not other.poll()
+  monitor.has_begun.set()
+  monitor.close(distributed.STOPPED)
+  monitor._await_stop()  # which its thread does
+  messages = [other.recv_bytes() for _ in range(2)]
+  assert messages == [distributed._STOP, distributed._BYE]
+  assert not other.poll()
+
+
 def _join_alone(port):
   distributed.WAIT_SECS = 1
   distributed.join(distributed.Job(f'127.0.0.1:{port}', 2, 0))

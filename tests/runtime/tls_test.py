@@ -212,6 +212,43 @@ def test_who_does_not_fit_the_coordinator_hears_so(listener, right, wrong):
   assert 'unknown ca' in _greeted(listener, right, other)
 
 
+@pytest.mark.parametrize('has_tls', [False, True])
+def test_who_ends_connections_is_waited_for(
+  listener, right, monkeypatch, has_tls
+):
+  """As a proxy does until process 0 listens, or one that ends."""
+  monkeypatch.setattr(distributed, 'WAIT_SECS', 0.1)
+  credentials = right if has_tls else None
+  answers = threading.Event()
+
+  def serve():
+    with contextlib.suppress(OSError):
+      while True:
+        connected, _ = listener.accept()
+        with connected:
+          if answers.is_set():
+            credentials and credentials.server(connected)
+            connected.sendall(b'\0')
+
+  _, thread = _in_thread(serve)
+  address = f'127.0.0.1:{listener.getsockname()[1]}'
+  with pytest.raises(errors.UserError, match='not answer .* TLS.; start proc'):
+    distributed._wait_for(address, credentials)
+  monkeypatch.setattr(distributed, 'WAIT_SECS', 20)
+  timer = threading.Timer(0.2, answers.set)
+  timer.start()
+  distributed._wait_for(address, credentials)
+  listener.shutdown(socket.SHUT_RDWR)
+  thread.join()
+
+
+def test_a_detected_job_checks_its_certificate(monkeypatch, right, tmp_path):
+  missing = right._replace(cert_file=str(tmp_path / 'missing'))
+  monkeypatch.setattr(distributed, '_credentials', lambda: missing)
+  with pytest.raises(errors.UserError, match='cannot read .*missing of TLS'):
+    distributed.join(distributed.Job(detects=True))
+
+
 def _start(workdir, port, number, environment):
   flags = {
     'config.data.path': 'toywiki:20000', 'config.model.dim': 8,

@@ -73,15 +73,16 @@ def _checked(listener, of_head, monkeypatch, credentials):
   """Returns why a command does not use a head, or ''."""
 
   def serve():
-    connected, _ = listener.accept()
-    try:
-      connected = of_head.server(connected) if of_head else connected
-      connected.sendall(bytes(9))  # as gRPC
-      connected.recv(100)
-    except OSError:
-      pass
-    finally:
-      connected.close()
+    for _ in range(1 + (bool(of_head) and not credentials)):
+      connected, _ = listener.accept()
+      try:
+        connected = of_head.server(connected) if of_head else connected
+        connected.sendall(bytes(9))  # as gRPC
+        connected.recv(100)
+      except OSError:
+        pass
+      finally:
+        connected.close()
 
   thread = threading.Thread(target=serve)
   thread.start()
@@ -105,6 +106,21 @@ def test_a_head_with_another_certificate_is_one_line(monkeypatch, right, wrong):
     args = listener, None, monkeypatch
     assert not _checked(*args, credentials=None)
     assert 'other has no TLS' in _checked(*args, credentials=right)
+
+
+def test_a_head_that_ends_connections_is_left_to_ray(monkeypatch, right):
+  with socket.create_server(('127.0.0.1', 0)) as listener:
+
+    def serve():
+      for _ in range(3):  # a greeting, another of TLS, one of the latter alone
+        listener.accept()[0].close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    for credentials in (None, right):
+      _set(monkeypatch, credentials)
+      nodes.check_tls(f'127.0.0.1:{listener.getsockname()[1]}')
+  with pytest.raises(errors.UserError, match='^RAY_ADDRESS=::1:6379 must be'):
+    nodes.check_tls('::1:6379')
 
 
 @pytest.mark.slow  # imports Ray
