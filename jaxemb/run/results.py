@@ -15,6 +15,7 @@ from jaxemb.ops import sampling
 from jaxemb.report import pages
 from jaxemb.run import build, evaluation, metrics
 from jaxemb.runtime import distributed, mesh, resources
+from jaxemb.storage import atomic
 
 _NOTHING = types.MappingProxyType({})
 
@@ -35,6 +36,8 @@ def finish(
   start, kind = time.time(), parts.kind
   main = hook.metrics[0] if hook.metrics else ''
   best = {k: hook.best(k) for k in hook.metrics}
+  for k in best:  # of a process that was killed while it kept one
+    atomic.complete(hook.best_folder(k))
   saved = [k for k in best if best[k] and kind.is_saved(hook.best_folder(k))]
   model = None if main in saved else kind.collect(parts, state, workdir)
   if not distributed.is_first():

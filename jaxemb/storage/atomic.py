@@ -26,6 +26,10 @@ _REPLACEMENT, _REMOVED, _WHOLE = '.replacement', '.removed-', '.whole'
 _TEMPORARY = re.compile(r'\.(.+)\.tmp-.+-\d+')  # see `temporary_of`
 # Of file systems that have nothing to wait for.
 _NO_SYNC = errno.EINVAL, errno.ENOTSUP, errno.EROFS
+_NOT_EMPTY = errno.ENOTEMPTY, errno.EEXIST  # of folders that rename and rmdir
+_NOT_ALLOWED = errno.EACCES, errno.EPERM, errno.EROFS
+_MAX_ROUNDS = 3  # of writers who are faster
+_WAIT_SECS, _POLL_SECS = 5, 0.05  # for a writer who is at it
 _LEFTOVER_SECS = 7 * 24 * 3600  # of processes that cannot be looked up
 
 
@@ -76,7 +80,7 @@ def folder(
       )
   with _replacing(path, remedy, is_whole=True, is_checked=is_checked) as new:
     yield new
-    if _is_replacement(path):  # an earlier one may be where it will be
+    if _is_nested(path):  # an earlier one may be where it will be
       (new / _WHOLE).touch()
 
 
@@ -117,24 +121,41 @@ def _replacing(
     temporary.mkdir()
     remove_leftovers(target.parent)
     yield temporary
+    marks = []
     if not is_new:
       _mark_removed(temporary, path, is_whole)
       _check_places(temporary, path)
+    elif not _is_nested(path):
+      marks = _take_marks(temporary)
     if not is_checked:
-      for inner, _, names in os.walk(temporary):
-        for name in ('', *names):
-          _sync(pathlib.Path(inner, name))
-    try:
-      temporary.rename(target)
-    except OSError as error:
-      if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-        raise
-      if not is_new:  # another process has just written this folder
+      _sync_all(temporary)
+    if not _renamed(temporary, target) and not (is_new and is_whole):
+      # Another process has just written this folder.
+      complete(path)
+      if is_new:
+        target = path / _REPLACEMENT
+        for mark in marks:
+          mark.parent.mkdir(parents=True, exist_ok=True)
+          mark.touch()
+        _mark_removed(temporary, path, is_whole)
+        _check_places(temporary, path)
+        _sync_all(temporary)
+      while not _renamed(temporary, target):
         complete(path)
-        temporary.rename(target)
     _sync(target.parent)
-  if not is_new:
+  if target != path:
     complete(path)
+
+
+def _renamed(temporary: pathlib.Path, target: pathlib.Path) -> bool:
+  """Renames a folder; False if there is one that is not empty."""
+  try:
+    temporary.rename(target)
+  except OSError as error:
+    if error.errno not in _NOT_EMPTY:
+      raise
+    return False
+  return True
 
 
 def complete(path: pathlib.Path | str) -> None:
@@ -148,22 +169,53 @@ def complete(path: pathlib.Path | str) -> None:
   if not os.path.isdir(replacement):
     return
   try:
-    for inner, _, names in os.walk(replacement, topdown=False):
-      source = pathlib.Path(inner)
-      target = pathlib.Path(path, source.relative_to(replacement))
-      for name in names:
-        with contextlib.suppress(FileNotFoundError):  # another process has
-          _move(source / name, target)
-      with contextlib.suppress(OSError):  # it is not empty, or not there
-        target.rmdir()
-      with contextlib.suppress(FileNotFoundError):
-        source.rmdir()
+    for _ in range(_MAX_ROUNDS):
+      if not os.path.isdir(replacement):
+        break
+      _move_all(replacement, pathlib.Path(path))
+    else:
+      if os.path.isdir(replacement):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
     _sync(pathlib.Path(path))
   except OSError as error:
+    remedy = 'free space'
+    if error.errno in _NOT_ALLOWED:
+      if _is_completed(replacement):
+        return
+      remedy = 'let its owner read it once, or make it writable'
     raise errors.UserError(
       f'{path} was being replaced, which cannot be completed: '
-      f'{error.strerror or error}; make it writable, or free space'
+      f'{error.strerror or error}; {remedy}'
     ) from error
+
+
+def _move_all(replacement: pathlib.Path, path: pathlib.Path) -> None:
+  """Moves the files of a replacement, until another one is there."""
+  for inner, _, names in os.walk(replacement, topdown=False):
+    source = pathlib.Path(inner)
+    target = path / source.relative_to(replacement)
+    for name in names:
+      with contextlib.suppress(FileNotFoundError):  # another process has
+        _move(source / name, target)
+    with contextlib.suppress(OSError):  # it is not empty, or not there
+      target.rmdir()
+    try:
+      source.rmdir()
+    except FileNotFoundError:
+      pass
+    except OSError as error:  # of a later writer
+      if error.errno not in _NOT_EMPTY:
+        raise
+
+
+def _is_completed(replacement: pathlib.Path) -> bool:
+  """Waits until the process that replaces files has done so, if one does."""
+  stop = time.monotonic() + _WAIT_SECS
+  while os.path.isdir(replacement):
+    if time.monotonic() > stop:
+      return False
+    time.sleep(_POLL_SECS)
+  return True
 
 
 def _move(source: pathlib.Path, target: pathlib.Path) -> None:
@@ -216,7 +268,7 @@ def remove(path: pathlib.Path) -> None:
 
   In the folder of `together`, the file of this name that others replace.
   """
-  if _is_replacement(path):
+  if _is_nested(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_name(_REMOVED + path.name).touch()
   with contextlib.suppress(NotADirectoryError):
@@ -247,14 +299,31 @@ def _is_nested(path: pathlib.Path) -> bool:
   return any(x.endswith(end) for x in path.parts)
 
 
-def _is_replacement(path: pathlib.Path) -> bool:
-  """Whether a path is in a folder whose files are to replace others."""
-  return any(x.startswith(f'{_REPLACEMENT}.tmp-') for x in path.parts)
+def _take_marks(new: pathlib.Path) -> list[pathlib.Path]:
+  """Removes marks from a folder that replaces none; returns their paths."""
+  marks = [
+    x for x in new.rglob('*') if x.name == _WHOLE or x.name.startswith(_REMOVED)
+  ]
+  for mark in marks:
+    mark.unlink()
+    if mark.parent != new:
+      with contextlib.suppress(OSError):  # it has files
+        mark.parent.rmdir()
+  return marks
+
+
+def _sync_all(folder: pathlib.Path) -> None:
+  for inner, _, names in os.walk(folder):
+    for name in ('', *names):
+      _sync(pathlib.Path(inner, name))
 
 
 def _sync(path: pathlib.Path) -> None:
   """Waits until a file, or the names in a folder, are on the disk."""
-  number = os.open(path, os.O_RDONLY)
+  try:
+    number = os.open(path, os.O_RDONLY)
+  except PermissionError:  # a folder that may be written, and not read
+    return
   try:
     os.fsync(number)
   except OSError as error:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 
 import pytest
 
@@ -260,8 +261,96 @@ def test_a_replacement_that_cannot_be_completed_is_one_line(
     raise PermissionError(errno.EACCES, 'Permission denied')
 
   monkeypatch.setattr(atomic, '_move', refuse)
-  with pytest.raises(errors.UserError, match='was being replaced, which'):
+  monkeypatch.setattr(atomic, '_WAIT_SECS', 0)
+  with pytest.raises(errors.UserError, match='replaced, which .* its owner'):
     atomic.complete(tmp_path)
+
+
+def test_who_may_not_write_waits_for_who_may(tmp_path, monkeypatch):
+  replacement = tmp_path / '.replacement'
+  replacement.mkdir()
+  (replacement / 'a').touch()
+  writer = threading.Timer(0.1, lambda: replacement.rename(tmp_path / 'b'))
+
+  def refuse(*unused):
+    writer.start()
+    raise PermissionError(errno.EACCES, 'Permission denied')
+
+  monkeypatch.setattr(atomic, '_move', refuse)
+  atomic.complete(tmp_path)
+  assert [x.name for x in tmp_path.iterdir()] == ['b']
+  writer.join()
+
+
+def _meanwhile(monkeypatch, others):
+  """Others complete a folder before this process moves its first file."""
+  move = atomic._move
+
+  def slow(*args):
+    monkeypatch.undo()
+    others()
+    return move(*args)
+
+  monkeypatch.setattr(atomic, '_move', slow)
+
+
+def test_a_mark_of_earlier_writers_removes_nothing(tmp_path, monkeypatch):
+  replacement = tmp_path / '.replacement'
+  replacement.mkdir()
+  (replacement / '.removed-a').touch()
+
+  def others():
+    atomic.complete(tmp_path)
+    _write(tmp_path, ['a'])
+
+  _meanwhile(monkeypatch, others)
+  atomic.complete(tmp_path)
+  assert _files(tmp_path) == ['a']
+
+
+def test_what_a_faster_writer_replaces_is_completed_too(tmp_path, monkeypatch):
+  replacement = tmp_path / '.replacement'
+  replacement.mkdir()
+  (replacement / 'a').touch()
+
+  def others():
+    atomic.complete(tmp_path)
+    replacement.mkdir()
+    (replacement / 'b').touch()
+
+  _meanwhile(monkeypatch, others)
+  atomic.complete(tmp_path)
+  assert _files(tmp_path) == ['a', 'b']
+  assert not replacement.exists()
+
+
+def test_a_folder_that_another_process_makes_gets_the_files(tmp_path):
+  path = tmp_path / 'x'
+  with atomic.together(path) as new:
+    with atomic.folder(new / 'inner') as inner:
+      (inner / 'mine').touch()
+    (new / 'a').write_text('mine')
+    atomic.remove(new / 'b')
+    atomic.remove(new / 'c' / 'd')
+    for name in ('a', 'b', 'c/d', 'e', 'inner/theirs'):
+      (path / name).parent.mkdir(parents=True, exist_ok=True)
+      (path / name).write_text('theirs')
+  assert _files(path) == ['a', 'e', 'inner/mine']
+  assert (path / 'a').read_text() == 'mine'
+
+
+def test_a_folder_may_be_written_that_cannot_be_read(tmp_path, monkeypatch):
+  really = os.open
+
+  def refuse(path, *args, **kwargs):
+    if os.path.isdir(path):
+      raise PermissionError(errno.EACCES, 'Permission denied')
+    return really(path, *args, **kwargs)
+
+  monkeypatch.setattr(os, 'open', refuse)
+  with atomic.write(tmp_path / 'a') as file:
+    file.write(b'a')
+  assert _files(tmp_path) == ['a']
 
 
 def test_a_folder_in_a_replacement_replaces_an_earlier_one(tmp_path):
