@@ -92,11 +92,20 @@ def _put(
   """Writes safetensors.
 
   The library's `save` returns a copy, and `save_file` names a temporary file
-  that a killed process leaves.
+  that a killed process leaves. Raises a `UserError` for types it has not.
   """
+  arrays = {
+    name: array.astype(array.dtype.newbyteorder('<'), copy=False)
+    for name, array in arrays.items()
+  }
   header: dict[str, Any] = {'__metadata__': metadata}
   size = 0
   for name, array in arrays.items():
+    if array.dtype.name not in _DTYPES:
+      raise errors.UserError(
+        f'{name} of {array.dtype.name} cannot be written as safetensors; give '
+        f'one of {", ".join(_DTYPES)}'
+      )
     offsets = size, size + array.nbytes
     header[name] = {
       'dtype': _DTYPES[array.dtype.name],

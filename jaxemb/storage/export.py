@@ -291,10 +291,12 @@ def read_relations(folder: pathlib.Path, num_nodes: int) -> Relations | None:
 def folders(path: pathlib.Path | str) -> list[pathlib.Path]:
   """Returns a folder and its export/, in either of which a model may be.
 
-  Completes what was interrupted there; see `atomic.complete`.
+  Completes what was interrupted there, or in a folder that `merge` replaces
+  with its export/; see `atomic.complete`.
   """
   found = [pathlib.Path(path), pathlib.Path(path, 'export')]
-  for folder in found:
+  outer = found[0].absolute()
+  for folder in ([outer.parent] if outer.name == 'export' else []) + found:
     atomic.complete(folder)
   return found
 
@@ -453,12 +455,12 @@ def read(
   not recognised, cut or damaged.
   """
   path = pathlib.Path(path)
+  folders(path.parent if path.name == VECTORS else path)
   if not path.is_dir() and path.name != VECTORS:
     return word2vec_format.read(path, encoding)
   folder = path if path.is_dir() else path.parent
   if (folder / 'export').is_dir():
     folder = folder / 'export'
-  atomic.complete(folder)
   check_format(folder)
   try:
     rows = open_array(folder / VECTORS)

@@ -117,6 +117,23 @@ def test_what_is_written_is_read_again(tmp_path):
   assert "from_pretrained('model')" in card and '4 word vectors of 3' in card
 
 
+@pytest.mark.parametrize('dtype', ['>f4', '>f2', '<f8'])
+def test_the_order_of_bytes_does_not_matter(dtype, tmp_path):
+  vectors = np.arange(6, dtype=dtype).reshape(3, 2)
+  path, counts = tmp_path / 'x.safetensors', np.array([3, 2, 1], '>i8')
+  static_models.write(path, ['a', 'b', 'c'], vectors, counts)
+  _, found, found_counts = static_models.read(path)
+  np.testing.assert_array_equal(found, vectors)
+  np.testing.assert_array_equal(found_counts, counts)
+
+
+def test_types_that_safetensors_has_not_are_one_line(tmp_path):
+  vectors = np.zeros((1, 2), np.complex64)
+  with pytest.raises(errors.UserError, match='vectors of complex64 cannot be'):
+    static_models.write(tmp_path / 'x.safetensors', ['a'], vectors, None)
+  assert not [*tmp_path.iterdir()]
+
+
 def test_the_empty_word_is_no_unknown_word(tmp_path):
   words = ['', 'king', '\u2581', ' ']
   rows = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -167,6 +167,17 @@ def test_an_array_with_a_damaged_header_is_one_line(tmp_path):
     export.read(tmp_path)
 
 
+@pytest.mark.parametrize('given', ['', 'export', 'export/vectors.npy'])
+def test_a_merge_that_was_killed_is_completed_by_readers(given, tmp_path):
+  for folder, value in ((tmp_path, 1), (tmp_path / '.replacement', 2)):
+    rows = export.Encoded(np.full((3, 2), value, np.float32))
+    export.write(folder / 'export', list('abc'), rows, None, is_minimal=True)
+  first, *_ = tmp_path.glob('.replacement/export/*.npy')
+  first.replace(tmp_path / 'export' / first.name)  # and then killed
+  assert export.read(tmp_path / given).vectors[0, 0] == 2
+  assert not (tmp_path / '.replacement').exists()
+
+
 def test_a_failed_export_keeps_the_earlier_one(tmp_path, monkeypatch):
   def contents():
     files = (x for x in tmp_path.rglob('*') if x.is_file())
