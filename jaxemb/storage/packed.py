@@ -58,7 +58,10 @@ _UNPACK = 'unpack it first, and give a file of it'
 _AS_TEXT = 'save it as plain text'
 _AS_CSV = 'save it as CSV, or read it with pandas and give the table in Python'
 _LINES = 'write what it has as lines of text, or CSV'
-_PICKLE = f'it can run any code when it is read: {_LINES}'
+_PICKLE = (
+  f'it can run any code when it is read: {_LINES} (vectors of gensim: '
+  'save_word2vec_format)'
+)
 _OTHERS = (  # that are not read: what they are, how they begin, what to do
   ('a tar archive', r'(?s).{257}ustar', _UNPACK),
   ('a 7z archive', r'7z\xbc\xaf\x27\x1c', _UNPACK),

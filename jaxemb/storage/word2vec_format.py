@@ -56,12 +56,6 @@ _OTHERS = (  # first bytes of formats that are not read, and what to do
     "jaxemb.load('model.bin').save_word2vec_format('vectors.txt')",
   ),
   (
-    rb'\x80[\2-\5]',
-    "it is a pickle, such as gensim's own format",
-    "load it there and write it with save_word2vec_format('vectors.bin', "
-    'binary=True)',
-  ),
-  (
     rb'\xff\xfe|\xfe\xff|\0\0\xfe\xff|[^\0]\0[^\0]\0|\0[^\0]\0[^\0]',
     'it is UTF-16 or UTF-32',
     "load it with encoding='utf-16', or convert it to UTF-8 (iconv -f UTF-16 "

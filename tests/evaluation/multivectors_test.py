@@ -129,7 +129,7 @@ DAMAGE = [
   ('priors.txt', 'money 0 1\n', '', 'has 6 lines, vocab.txt 7'),
   ('priors.txt', 'river 0', 'sea 0', "row 4 is 'sea', 'river' in vocab"),
   ('senses.json', '"half_weight"', '"half"', 'has no half_weight'),
-  ('means.npy', None, (7, 3), r'means.npy: has shape \(7, 3\)'),
+  ('means.npy', None, (7, 3), r'means.npy: it has float32 of shape \(7, 3\)'),
   ('outputs.npy', None, 'cut', 'outputs.npy: '),
 ]
 

@@ -83,7 +83,7 @@ def test_json_holds_the_values_and_null_for_what_is_not_finite(tmp_path):
   _write(tmp_path)
   text = (tmp_path / 'report.json').read_text()
   read = json.loads(text, parse_constant=pytest.fail)
-  assert read == _REPORT | {'compile_secs': None}
+  assert read == pages.FORMAT.stamp() | _REPORT | {'compile_secs': None}
   assert '\n  "words_per_sec": 2870000.0,' in text
 
 

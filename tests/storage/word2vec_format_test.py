@@ -140,7 +140,7 @@ def test_truncated_anywhere_is_refused(tmp_path, name):
     (b'2 1\na ' + b'\1\2\3\4' * 2 + b'\nb ' + bytes(8), 'vector 2'),
     (b'a 1 2\rb 3 4\r', 'carriage returns alone'),
     (b'\xba\x16\x4f\x2f' + bytes(90), 'fastText; give its .vec'),
-    (pickle.dumps({'a': 1}), "gensim's own format"),
+    (pickle.dumps({'a': 1}), 'of gensim: save_word2vec_format'),
     ('1 2\na 1 2\n'.encode('utf-16-be'), "encoding='utf-16'"),
     ('1 2\na 1 2\n'.encode('utf-32'), "encoding='utf-16'"),
     ('é 1 2\nß 1 2\n'.encode('latin-1'), 'its encoding, such as encoding='),
