@@ -42,13 +42,13 @@ def exit_code(command: Callable[..., int | None], *args: Any) -> int:
   usual = signal.SIG_DFL, signal.default_int_handler
   if is_main and signal.getsignal(signal.SIGINT) in usual:
     signal.signal(signal.SIGINT, _interrupt)
-  truncated.end_by_a_line()
   warnings.showwarning = _show_warning
   filter_dropped(_interrupts_again)
   logging.raiseExceptions = False  # a closed terminal ends no run
   logging.basicConfig(format='%(message)s', stream=sys.stderr)
   try:
-    code = command(*args) or 0
+    with truncated.ending_by_a_line():
+      code = command(*args) or 0
     sys.stdout.flush()
     return code
   except (errors.UserError, errors.UnknownWordError) as error:

@@ -5,15 +5,19 @@ handlers run after the instruction that failed, which never ends: this one is
 called at once, and the process ends in it.
 """
 
+import contextlib
 import ctypes
 import os
 import pathlib
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 
 from jaxemb import errors
 
 _SA_SIGINFO = 4
+_ENDS = threading.Lock()
 
 
 class _Info(ctypes.Structure):
@@ -38,25 +42,37 @@ class _Action(ctypes.Structure):
   )
 
 
-def end_by_a_line() -> None:
-  """Has this process end so from now on, on Linux."""
-  if sys.platform == 'linux' and sys.maxsize > 2**32:
-    _set(_ACTION)
+@contextlib.contextmanager
+def ending_by_a_line() -> Iterator[None]:
+  """Has this process end so inside, on Linux."""
+  if sys.platform != 'linux' or sys.maxsize < 2**32:
+    yield
+    return
+  old = _Action()
+  _set(_ACTION, old)
+  try:
+    yield
+  finally:
+    _set(old)
 
 
-def _set(action: _Action) -> None:
-  ctypes.CDLL(None).sigaction(signal.SIGBUS, ctypes.byref(action), None)
+def _set(action: _Action, old: _Action | None = None) -> None:
+  """Sets what SIGBUS does; `old` gets what it did."""
+  ctypes.CDLL(None).sigaction(
+    signal.SIGBUS, ctypes.byref(action), old and ctypes.byref(old)
+  )
 
 
 def _end(unused_number, info, unused_context) -> None:
-  _set(_Action())  # what failed is tried again where this returns
-  if file := _mapped_at(info.contents.address or 0):
-    line = (
-      f'jaxemb: {file} became shorter while it was read, or cannot be read; '
-      'restore it, and start again\n'
-    )
-    os.write(2, line.encode(errors='backslashreplace'))
-    os._exit(errors.UserError.exit_code)
+  with _ENDS:  # other threads may fail meanwhile: they wait
+    if file := _mapped_at(info.contents.address or 0):
+      line = (
+        f'jaxemb: {file} became shorter while it was read, or cannot be read; '
+        'restore it, and start again\n'
+      )
+      os.write(2, line.encode(errors='backslashreplace'))
+      os._exit(errors.UserError.exit_code)
+    _set(_Action())  # what failed is tried again where this returns
 
 
 def _mapped_at(address: int) -> str:
