@@ -63,8 +63,9 @@ def folder(
   On any error an earlier folder stays. Where another process has put one there
   in the meantime, that stays. If readers check what `is_checked`, that does not
   wait for the disk. Raises a `UserError`, which ends with the remedy,
-  if the file system refuses, or if there is a folder with files whose names
-  are not those that it `replaces`; None = any.
+  if the file system refuses, if something there is of another kind than what
+  replaces it, or if there is a folder with files whose names are not those that
+  it `replaces`; None = any.
   """
   if _is_nested(path):  # nobody reads it yet
     shutil.rmtree(path, ignore_errors=True)
@@ -237,22 +238,26 @@ def _check_places(new: pathlib.Path, path: pathlib.Path) -> None:
   Once their folder says that they are complete, it would be too late.
   """
   files = [x.relative_to(new) for x in new.rglob('*') if not x.is_dir()]
-  inner = set()
+  folders, filled = set(), set()
   for file in files:
     is_mark = file.name.startswith(_REMOVED)
     place = path / file.with_name(file.name.removeprefix(_REMOVED))
+    if is_mark and not os.path.lexists(place):
+      continue
     if place.is_dir() and not (is_mark and place.is_symlink()):
       raise errors.UserError(
         f'{place} is a folder, where a file is to be replaced; move it away'
       )
-    inner |= set() if is_mark else {*file.parents}
-  for place in sorted(path / x for x in inner):
+    folders |= {*file.parents}
+    filled |= set() if is_mark else {*file.parents}
+  for name in sorted(folders):
+    place = path / name
     if not place.is_dir():
-      if os.path.lexists(place):
+      if name in filled and os.path.lexists(place):
         raise errors.UserError(
           f'{place} is a file, where a folder is to be made; move it away'
         )
-    elif place.stat().st_dev != new.stat().st_dev:
+    elif name in filled and place.stat().st_dev != new.stat().st_dev:
       raise errors.UserError(
         f'{place} is on another file system than {path}, so that their files '
         'cannot be replaced together; move it away'

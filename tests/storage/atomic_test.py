@@ -173,6 +173,18 @@ def test_what_is_of_another_kind_is_refused_before_anything_is_replaced(
   assert (path / '0').read_text() == 'old'
 
 
+@pytest.mark.parametrize('removed', [[], ['b/c']])
+def test_a_folder_that_cannot_be_written_is_refused_before(
+  removed, tmp_path, monkeypatch
+):
+  path = tmp_path / 'x'
+  _write(path, ['a', 'b/c'])
+  monkeypatch.setattr(os, 'access', lambda place, mode: place.name != 'b')
+  with pytest.raises(errors.UserError, match='x/b cannot be written'):
+    _write(path, ['d', *({'b/c'} - {*removed})], removed=removed)
+  assert _files(path) == ['a', 'b/c']
+
+
 def test_what_is_removed_from_no_folder_is_not_there(tmp_path):
   path = tmp_path / 'x'
   path.mkdir()
