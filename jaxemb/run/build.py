@@ -125,6 +125,7 @@ class Parts(NamedTuple):
       list(self.mesh.devices.flat),
       held_bytes=held,
       copy_bytes=copy,
+      result_bytes=self._result_bytes(state, store is not None),
       smaller=smaller,
     )
     memory = self._memory(state, store)
@@ -147,6 +148,17 @@ class Parts(NamedTuple):
       arrays = jax.tree.leaves(item.batch if item else ())
       # Two that are read ahead, the next one and this.
       batch_bytes = 4 * sum(getattr(x, 'nbytes', 0) for x in arrays)
+      del item, arrays  # before what is free is read
+    return budget.memory(
+      has_dense=bool(jax.tree.leaves(state.params)),
+      state_bytes=state_bytes,
+      rows_bytes=rows_bytes,
+      batch_bytes=batch_bytes,
+      result_bytes=self._result_bytes(state, store is not None),
+    )
+
+  def _result_bytes(self, state: Any, has_store: bool) -> int:
+    """Returns what this process takes for results."""
     # Tables are copied; those of another type and those in a store are read
     # for the report, and of words that are composed the vectors are made.
     num_copies = max(1, self.strategy.num_replicas)
@@ -154,23 +166,18 @@ class Parts(NamedTuple):
       [(x.vectors, x.opt_state) for x in state.tables.values()]
     )
     result_bytes = sum(x.size * x.dtype.itemsize for x in arrays) / num_copies
-    result_bytes *= not store
+    result_bytes *= not has_store
     num_keys = max(1, len(self.source.keys))
     vectors_bytes = 4 * self.config.model.dim * num_keys
-    if store or self.config.table.dtype != 'float32':
+    if has_store or self.config.table.dtype != 'float32':
       result_bytes += min(1, _MOST_SHOWN / num_keys) * vectors_bytes
     if getattr(self.trainable.model, 'composed_of', ()):
       result_bytes += vectors_bytes
     if self.config.strategy.name == 'partition':
       # Those of each sub-model are copied, compared and selected.
-      result_bytes = len(devices) * (2 * result_bytes + vectors_bytes)
-    return budget.memory(
-      has_dense=bool(jax.tree.leaves(state.params)),
-      state_bytes=state_bytes,
-      rows_bytes=rows_bytes,
-      batch_bytes=batch_bytes,
-      result_bytes=int(result_bytes),
-    )
+      num_models = len(self.mesh.local_devices)
+      result_bytes = num_models * (2 * result_bytes + vectors_bytes)
+    return int(result_bytes)
 
   def _check_store(self) -> budget.Store:
     """Logs the memory budget of tables in a store and returns it.

@@ -72,19 +72,28 @@ def check_synthetic(path: str, needed_bytes: int) -> None:
 
 
 def check_state(
-  devices: Sequence[jax.Device], held_bytes: int, copy_bytes: int, smaller: str
+  devices: Sequence[jax.Device],
+  held_bytes: int,
+  copy_bytes: int,
+  result_bytes: int,
+  smaller: str,
 ) -> None:
   """Raises a `UserError` if each device cannot hold `held_bytes`.
 
   It names the number of devices or hosts that have room for `copy_bytes`, one
   whole copy of the tables, and how to make these `smaller`. 0 = most of it is
-  in layers, which are not divided.
+  in layers, which are not divided. Each host has all results, `result_bytes`.
   """
   room = _room(devices)
   needed_bytes = held_bytes * room.num_devices
   if not copy_bytes:
     return room.check('layers and tables need', needed_bytes, smaller)
-  num = math.ceil(copy_bytes / max(room.free_bytes, 1))
+  left_bytes = room.free_bytes
+  if room.kind == 'host':
+    left_bytes -= result_bytes + _PROGRAM_BYTES
+  if left_bytes <= 0:
+    return room.check('the tables need', needed_bytes, smaller)
+  num = math.ceil(copy_bytes / left_bytes)
   num = 1 << (num - 1).bit_length()  # rows are divided by powers of two
   where = f'{num} {room.kind}{"s" if num > 1 else ""}'
   if room.kind == 'host':

@@ -263,10 +263,12 @@ def available_bytes(
         stats = _stats(folder)
         # Of ancestors that the container does not see.
         most = stats.get('hierarchical_memory_limit', limit_bytes)
-        # Pages of files go when memory is needed. Version 1 has totals, too.
+        # Pages of files, and in version 2 what the kernel keeps of their names,
+        # go when memory is needed. Version 1 has totals, too.
         of_group = 'total_' * ('total_active_file' in stats)
         pages = sum(
-          stats.get(f'{of_group}{x}active_file', 0) for x in ('', 'in')
+          stats.get(f'{of_group}{x}', 0)
+          for x in ('active_file', 'inactive_file', 'slab_reclaimable')
         )
         room = min(limit_bytes, most) - max(0, used_bytes - pages)
         free_bytes = min(free_bytes, max(0, room))

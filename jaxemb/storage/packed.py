@@ -70,7 +70,7 @@ _OTHERS = (  # that are not read: what they are, how they begin, what to do
   ('packed by lz4', r'\x04\x22M\x18', _UNPACK),
   ('a PDF', r'(\xef\xbb\xbf)?\s*%PDF-\d', 'extract its text first (pdftotext)'),
   ('PostScript', r'%!PS|\xc5\xd0\xd3\xc6', 'extract its text first (ps2ascii)'),
-  ('a pickle', r'\x80[\x02-\x05]|\([ld]p\d+\n|c[\w.]+\n\w+\np\d+\n', _PICKLE),
+  ('a pickle', r'\x80[\x02-\x05]|\([ld]p\d+\n|c[\w.]+\n\w+\np0\n', _PICKLE),
   ('Rich Text', r'\{\\rtf\d', _AS_TEXT),
   ('an old Excel or Word file', r'\xd0\xcf\x11\xe0', 'save it as text or CSV'),
   ('Parquet', r'PAR1[\x00-\x1f]', _LINES),

@@ -14,22 +14,43 @@ SMALLER = 'lower --config.model.dim or --config.data.max_vocab'
 
 
 @pytest.mark.parametrize(
-  ('copies', 'free_bytes', 'needed'),
-  [(1, 4000, 0), (1, 500, 4), (1, 399, 8), (2, 399, 16)],
-)
+  ('copies', 'free_mb', 'result_mb', 'needed'),
+  [(1, 4000, 0, 0), (1, 690, 0, 4), (1, 589, 0, 8), (2, 589, 0, 16),
+   (1, 1690, 1000, 4), (1, 1690, 1400, 32)],
+)  # fmt: skip
 def test_tables_that_do_not_fit_are_refused(
-  monkeypatch, copies, free_bytes, needed
+  monkeypatch, copies, free_mb, result_mb, needed
 ):
-  monkeypatch.setattr(resources, 'available_bytes', lambda: free_bytes)
+  monkeypatch.setattr(resources, 'available_bytes', lambda: free_mb * 10**6)
   devices = jax.devices()[:2]  # which share the memory of the host
+  sizes = {
+    'held_bytes': 2 * 10**9 if not needed else 10**9,
+    'copy_bytes': 2 * 10**9 * copies,
+    'result_bytes': result_mb * 10**6,
+  }
   if not needed:
-    return budget.check_state(devices, 2000, 2000 * copies, SMALLER)
+    return budget.check_state(devices, **sizes, smaller=SMALLER)
   with pytest.raises(errors.UserError) as caught:
-    budget.check_state(devices, 1000, 2000 * copies, SMALLER)
+    budget.check_state(devices, **sizes, smaller=SMALLER)
   line = str(caught.value)
   # Rows are divided by powers of two alone.
   assert f'{needed} hosts' in line and f'mesh.table={needed}' in line
   assert '\n' not in line
+
+
+def test_no_hosts_are_named_where_results_do_not_fit(monkeypatch):
+  monkeypatch.setattr(resources, 'available_bytes', lambda: 10**9)
+  with pytest.raises(errors.UserError) as caught:
+    budget.check_state(
+      jax.devices()[:1],
+      held_bytes=2 * 10**9,
+      copy_bytes=2 * 10**9,
+      result_bytes=9 * 10**8,
+      smaller=SMALLER,
+    )
+  assert str(caught.value) == (
+    f'the tables need 2.0 GB on each host, where 1.0 GB are free; {SMALLER}'
+  )
 
 
 def test_synthetic_data_that_does_not_fit_is_refused(monkeypatch, tmp_path):

@@ -88,9 +88,12 @@ def own(tmp_path):
   return path
 
 
+_STAT = 'active_file 150\nslab 60\nslab_reclaimable 50\nx 1'
+
+
 def test_memory_of_a_container_is_limited(tmp_path):
   root, missing = tmp_path / 'root', tmp_path / 'missing'
-  files = {'max': 'max', 'current': '700', 'stat': 'active_file 200\nx 1'}
+  files = {'max': 'max', 'current': '700', 'stat': _STAT}
   files = {f'memory.{name}': text for name, text in files.items()}
   _write(root, files)
   assert resources.available_bytes(root, missing) > 2**20

@@ -134,7 +134,8 @@ def test_what_has_no_single_file_is_refused(tmp_path, data, message):
 
 
 @pytest.mark.parametrize(
-  'text', [b'a %PDF-1.4', b'%PDF- or %!Ps', b'(lp0 c.x\n', b'cats\ndogs\np\n']
+  'text',
+  [b'a %PDF-1.4', b'%PDF- or %!Ps', b'(lp0 c.x\n', b'cat\ndog\np1\n'],
 )
 def test_text_that_tells_of_other_formats_is_read(tmp_path, text):
   path = tmp_path / 'v'
