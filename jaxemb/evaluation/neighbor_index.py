@@ -84,7 +84,13 @@ class Index:
     """
     folder, files = pathlib.Path(folder), (_GRAPH, _SETTINGS)
     with atomic.folder(folder, replaces=files) as temporary:
-      self.graph.save(str(temporary / _GRAPH))
+      try:
+        self.graph.save(str(temporary / _GRAPH))
+      except RuntimeError as error:  # usearch says no more
+        raise errors.UserError(
+          f'cannot write {folder}: {errors.one_line(error)}; free space or '
+          'choose another folder'
+        ) from error
       values = dataclasses.asdict(self.settings) | _identity(self.vectors)
       values |= {'graph_checksum': _file_checksum(temporary / _GRAPH)}
       values |= FORMAT.stamp()

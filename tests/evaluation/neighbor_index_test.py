@@ -260,6 +260,17 @@ def test_a_saved_index_belongs_to_its_vectors(vectors, index, tmp_path):
       search()
 
 
+def test_an_index_that_does_not_fit_a_disk_is_one_line(index, tmp_path):
+  class Graph:
+    def save(self, path):
+      raise RuntimeError('Failed to serialize into stream')
+
+  full = dataclasses.replace(index, graph=Graph())
+  with pytest.raises(errors.UserError, match='index: .*stream; free space'):
+    full.save(tmp_path / 'index')
+  assert not [*tmp_path.iterdir()]
+
+
 def test_unusable_indexes_and_arguments_are_one_line(vectors, index, tmp_path):
   folder = tmp_path / 'index'
   with pytest.raises(errors.UserError, match='No such file.*index.save'):
