@@ -129,11 +129,11 @@ def _relayed(credentials: tls.Credentials | None) -> Iterator[None]:
   make = jaxlib.get_distributed_runtime_client
 
   def make_relayed(address: str, *args: Any, **options: Any) -> Any:
+    near = addresses.split(address)
     if not is_first():
-      near = relay.start(addresses.split(address), _end_without_first)
-      with _without_proxy(near[0]):
-        return make(addresses.join(*near), *args, **options)
-    return make(address, *args, **options)
+      near = relay.start(near, _end_without_first)
+    with _without_proxy(near[0]):
+      return make(addresses.join(*near), *args, **options)
 
   jaxlib.get_distributed_runtime_client = make_relayed
   try:

@@ -95,5 +95,9 @@ def test_a_relay_needs_no_proxy(monkeypatch, variables, expected):
   monkeypatch.setattr(distributed, 'is_first', lambda: False)
   with distributed._relayed(None):
     address = jaxlib.get_distributed_runtime_client('127.0.0.1:9', 1)
-  assert seen == [expected] and address.startswith('127.0.0.1:')
+    # Process 0 has no relay, and is its own coordinator.
+    monkeypatch.setattr(distributed, 'is_first', lambda: True)
+    make_relayed = jaxlib.get_distributed_runtime_client
+    assert make_relayed('127.0.0.1:9', 1) == '127.0.0.1:9'
+  assert seen == [expected] * 2 and address.startswith('127.0.0.1:')
   assert dict(os.environ) == old
