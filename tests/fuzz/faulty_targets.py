@@ -16,8 +16,8 @@ def _fail(path: pathlib.Path) -> None:
     raise KeyError('without a line')
 
 
-def _say_two_lines(path: pathlib.Path) -> None:
-  raise errors.UserError('one line\nand another')
+def _say_nothing(path: pathlib.Path) -> None:
+  raise errors.UserError()
 
 
 def _hang(path: pathlib.Path) -> None:
@@ -58,7 +58,7 @@ def _seeds() -> list[bytes]:
 TARGETS = [
   fuzzing.Target(read.__name__.strip('_'), '', seeds=_seeds, read=read)
   for read in (
-    _fail, _say_two_lines, _hang, _crash, _exit, _fill_memory, _ask_for_memory,
+    _fail, _say_nothing, _hang, _crash, _exit, _fill_memory, _ask_for_memory,
     _refuse,
   )
 ]  # fmt: skip
