@@ -212,8 +212,7 @@ _COMMANDS = (
   Case('train --coordinator=localhost --workdir=bad', 'must be HOST:PORT'),
   Case('train --coordinator=localhost:1', 'the same --workdir'),
   Case(
-    'train --coordinator=[::1]:9 --num_processes=2 --process_id=0 '
-    '--workdir=bad',
+    'train --coordinator=::1:9 --num_processes=2 --process_id=0 --workdir=bad',
     'IPv4 address',
   ),
   Case('train --num_processes=2', 'need --coordinator'),
