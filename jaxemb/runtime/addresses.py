@@ -64,6 +64,14 @@ def reachable(host: str, port: int) -> str:
   return '' if ipaddress.ip_address(address).is_loopback else address
 
 
+def listen_on_loopback() -> socket.socket:
+  """Returns a socket of loopback, of IPv6 if the machine has no IPv4."""
+  try:
+    return socket.create_server(('127.0.0.1', 0))
+  except OSError:
+    return socket.create_server(('::1', 0), family=socket.AF_INET6)
+
+
 def bind_host(host: str) -> str:
   """Returns the address on which process 0 listens, given its name.
 

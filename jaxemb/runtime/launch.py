@@ -4,7 +4,6 @@ import contextlib
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 from jaxemb import errors
+from jaxemb.runtime import addresses
 
 _STOPPED = errors.LostError.exit_code
 _DRAIN_SECS = 2.0  # a child that outlives its process may hold its output open
@@ -69,13 +69,9 @@ def run(
 
 
 def _coordinator() -> str:
-  """Returns HOST:PORT of loopback, of IPv6 if the machine has no other."""
-  try:
-    with socket.create_server(('127.0.0.1', 0)) as server:
-      return f'127.0.0.1:{server.getsockname()[1]}'
-  except OSError:
-    with socket.create_server(('::1', 0), family=socket.AF_INET6) as server:
-      return f'[::1]:{server.getsockname()[1]}'
+  """Returns HOST:PORT of loopback; nobody listens there yet."""
+  with addresses.listen_on_loopback() as server:
+    return addresses.join(*server.getsockname()[:2])
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import psutil
 
-from jaxemb.runtime import peers
+from jaxemb.runtime import addresses, peers
 
 _MAX_BYTES = 1 << 16  # of a message
 _CONNECT_SECS = 10
@@ -29,10 +29,7 @@ def start(
   Only this process may use it. `on_loss` is called, in a thread, if the other
   side ends a connection first; this side of it stays open.
   """
-  try:
-    listener = socket.create_server(('127.0.0.1', 0))
-  except OSError:  # a machine without IPv4
-    listener = socket.create_server(('::1', 0), family=socket.AF_INET6)
+  listener = addresses.listen_on_loopback()
   args = listener, address, on_loss
   threading.Thread(target=_accept, args=args, daemon=True).start()
   return listener.getsockname()[:2]

@@ -76,7 +76,7 @@ def test_names_that_mean_loopback_are_of_no_use_to_others(
   assert addresses.reachable('here', 9) == outside[0]
 
 
-def test_peers_and_launch_have_ipv6(monkeypatch):
+def test_peers_and_launch_have_ipv6(without_ipv4):
   if not has_ipv6():
     pytest.skip('this machine has no IPv6')
   with peers.listen('::1') as listener:
@@ -86,12 +86,5 @@ def test_peers_and_launch_have_ipv6(monkeypatch):
     port = listener.getsockname()[1]
     for host in ('::1', '127.0.0.1'):
       socket.create_connection((host, port)).close()
-  create = socket.create_server
-
-  def create_without_ipv4(address, **more):
-    if '.' in address[0]:
-      raise OSError(99, 'Cannot assign requested address')
-    return create(address, **more)
-
-  monkeypatch.setattr(socket, 'create_server', create_without_ipv4)
+  without_ipv4()
   assert addresses.split(launch._coordinator())[0] == '::1'

@@ -58,15 +58,8 @@ def test_only_this_process_uses_a_relay(mapped):
   assert messages == [b'question']
 
 
-def test_a_relay_has_ipv6_where_there_is_no_ipv4(monkeypatch):
-  create = socket.create_server
-
-  def create_without_ipv4(address, **more):
-    if '.' in address[0]:
-      raise OSError(99, 'Cannot assign requested address')
-    return create(address, **more)
-
-  monkeypatch.setattr(socket, 'create_server', create_without_ipv4)
+def test_a_relay_has_ipv6_where_there_is_no_ipv4(without_ipv4):
+  without_ipv4()
   try:
     host, port = relay.start(('127.0.0.1', 9), lambda: None)
   except OSError:
