@@ -564,13 +564,18 @@ def stopping_on_signals(
   """Has signals request a stop; a second SIGINT interrupts.
 
   Schedulers repeat SIGTERM, and a closed terminal sends several signals: these
-  never interrupt saving.
+  never interrupt saving. One request is enough; a second would wait for ever
+  for a lock that the first, which it interrupts, has.
   """
+  has_requested = False
 
   def handle(number: int, frame: Any) -> None:
+    nonlocal has_requested
     if number == signal.SIGINT:
       signal.signal(number, old[number])
-    request_stop()
+    if not has_requested:
+      has_requested = True
+      request_stop()
 
   is_main = threading.current_thread() is threading.main_thread()
   names = names if is_main else ()  # only it may

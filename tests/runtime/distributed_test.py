@@ -480,3 +480,17 @@ def test_what_each_process_does_is_reported(trained):
   assert hosts[0]['loopback_sent_bytes'] > sent_bytes > 0
   assert 0 < staleness['mean_words'] <= staleness['max_words']
   assert staleness['max_words'] <= staleness['bound_words']
+
+
+def test_a_signal_within_the_handler_of_another_requests_nothing_more():
+  requests = []
+
+  def request_stop():
+    requests.append(1)
+    if len(requests) < 3:
+      signal.raise_signal(signal.SIGTERM)
+
+  with distributed.stopping_on_signals(request_stop):
+    signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGTERM)
+  assert requests == [1]
