@@ -470,6 +470,8 @@ class Cluster:
     if self._address == 'local':
       # Nothing is sent from a machine that is only used by itself.
       os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
+      # Ray would run the processes that train behind all others of a machine.
+      os.environ.setdefault('RAY_worker_niceness', '0')
       options = {
         'include_dashboard': False,
         'num_cpus': 1,  # or it has idle processes for more

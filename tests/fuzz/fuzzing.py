@@ -13,7 +13,8 @@ memory     the resident memory's peak grows by more than ten times the input and
 memory     an allocation of more than 4 GB beyond what the process has mapped
            fails (RLIMIT_AS), in a `MemoryError`
 crash      the child ended by a signal or an exit
-hang       an input takes more than ten seconds
+hang       an input takes more than ten seconds, without those in which it waits
+           for a core that others have (Linux)
 """
 
 import contextlib
@@ -478,11 +479,13 @@ def _watch(body, log, progress, hang_secs, secs) -> Outcome | None:
   if not (process := os.fork()):
     _enter(body, log)
   end = time.monotonic() + _START_SECS + secs + hang_secs
-  status, is_hanging = 0, False
+  status, is_hanging, deadline, queued_secs = 0, False, end, 0.0
   while not os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
     time.sleep(_POLL_SECS)
-    deadline = progress.get()[0] or end
-    if is_hanging := time.monotonic() > deadline:
+    if deadline != (deadline := progress.get()[0] or end):
+      queued_secs = _queued_secs(process)
+    late_secs = time.monotonic() - deadline
+    if is_hanging := late_secs > max(0, _queued_secs(process) - queued_secs):
       os.kill(process, signal.SIGUSR1)
       time.sleep(_POLL_SECS)
       os.kill(process, signal.SIGKILL)
@@ -492,6 +495,14 @@ def _watch(body, log, progress, hang_secs, secs) -> Outcome | None:
   if is_hanging:
     return Outcome('hang', _tail(log))
   return Outcome('crash', f'exit code {code}\n{_tail(log)}') if code else None
+
+
+def _queued_secs(process: int) -> float:
+  """Returns how long a process has been ready to run without a core."""
+  with contextlib.suppress(OSError):
+    fields = pathlib.Path(f'/proc/{process}/schedstat').read_text().split()
+    return int(fields[1]) / 1e9
+  return 0.0
 
 
 def _enter(body: Callable[[], None], log: pathlib.Path) -> NoReturn:

@@ -213,6 +213,15 @@ def test_a_shard_that_has_ended_is_one_line(cluster, tmp_path, monkeypatch):
   assert time.monotonic() - start < 30
 
 
+def test_shards_have_the_priority_of_the_command(cluster, tmp_path):
+  import ray
+
+  table = _table(cluster, tmp_path, 'priority', num=1)
+  call = table.call.actors[0].__ray_call__.remote(lambda self: os.nice(0))
+  assert ray.get(call) == os.nice(0)
+  table.close()
+
+
 def test_without_ray_the_extra_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'ray', None)
   with pytest.raises(errors.UserError, match=r"pip install -e '\.\[ray\]'"):
