@@ -26,6 +26,8 @@ from jaxemb.tables import spec as spec_lib
 _AXES = synchronisation.AXES
 _EVERYWHERE = jax.sharding.PartitionSpec()
 _OVER_DATA = jax.sharding.PartitionSpec(mesh_lib.DATA)
+# Exported: each device of a CPU has those of all replicas on the way.
+_NUMBERS_AT_ONCE = 1 << 22
 
 
 class ReplicaState(NamedTuple):
@@ -232,25 +234,37 @@ class _Replicas:
     stop: int | None = None,
   ) -> spec_lib.RowBlock:
     """Returns rows as after synchronising all, at a learning rate of zero."""
-    rows, opt_state, encoded = self._combined(state, name, start, stop=stop)
-    return spec_lib.RowBlock(spec_lib.encode_rows(rows, encoded), opt_state)
+    spec = self.trainable.tables[name].spec
+    stop = spec.vocab if stop is None else stop
+    weights = np.asarray(
+      self.policy.weights(
+        name, start, num=stop - start, learning_rate=jnp.float32(0)
+      )
+    )
 
-  def _combined(
-    self, state, name, start, stop, num=None, policy=None, learning_rate=0
-  ):
+    def read(first, num):
+      rows, opt_state, encoded = self._combined(
+        state, name, first, weights=weights[first - start :][:num]
+      )
+      return spec_lib.RowBlock(spec_lib.encode_rows(rows, encoded), opt_state)
+
+    # A power of two, of which `encode_rows` has nothing to pad.
+    size = max(1, _NUMBERS_AT_ONCE // (self.mesh.size * spec.dim))
+    size = 1 << (size.bit_length() - 1)
+    return spec_lib.in_pieces(read, start, stop, size=size)
+
+  def _combined(self, state, name, start, weights, num=None):
     """Returns rows and optimizer state after synchronising `num` replicas.
 
-    Also returns the encoded rows after their last synchronisation.
+    They are those of `weights` [rows] from row `start`. Also returns the
+    encoded rows after their last synchronisation.
     """
-    table, policy = self.trainable.tables[name], policy or self.policy
+    table, stop = self.trainable.tables[name], start + len(weights)
     of_replicas = table.export_rows(
       state.tables[name], start, stop, has_replicas=True
     )
     synced = table.export_rows(state.synced[name], start, stop)
     old = synced.rows
-    weights = policy.weights(
-      name, start, num=len(old), learning_rate=jnp.float32(learning_rate)
-    )
     weights, rows = np.asarray(weights)[:, None], np.array(old)
     for replica in of_replicas.rows[:num]:
       rows += weights * (replica - old)
@@ -307,14 +321,11 @@ class _Replicas:
         size = max(1, spec_lib.NUMBERS_AT_ONCE // (num * table.spec.dim))
         for first in range(0, vocab, size):
           ids = np.arange(first, min(first + size, vocab))
+          weights = policy.weights(
+            name, first, num=len(ids), learning_rate=jnp.float32(learning_rate)
+          )
           rows, opt_state, _ = self._combined(
-            saved,
-            name,
-            first,
-            stop=first + len(ids),
-            num=num,
-            policy=policy,
-            learning_rate=learning_rate,
+            saved, name, first, weights=weights, num=num
           )
           state = self.import_rows(
             state, name, ids, rows=rows, opt_state=opt_state

@@ -280,32 +280,26 @@ class Table(Protocol):
       everywhere = everywhere.update(spec=jax.sharding.PartitionSpec())
     stop = self.spec.vocab if stop is None else stop
     numbers = self.spec.dim * (len(leaf) if has_replicas else 1)
-    size = max(1, NUMBERS_AT_ONCE // numbers)
-    axis, whole, tree = int(has_replicas), [], None
-    for first in range(start, max(stop, start + 1), size):
-      num = min(size, stop - first)
-      part = _read(
-        self,
-        state,
-        start=np.int32(first),
-        num=num,
-        has_replicas=has_replicas,
-        sharding=everywhere,
-      )
-      leaves, tree = jax.tree.flatten(jax.device_get(part))
-      if num == stop - start:
-        whole = leaves
-        break
-      # Pieces that are joined in the end would take the memory twice.
-      for i, leaf in enumerate(leaves):
-        if len(whole) == i:
-          shape = list(leaf.shape)
-          shape[axis] = stop - start
-          whole.append(np.empty(shape, leaf.dtype))
-        np.moveaxis(whole[i], axis, 0)[first - start :][:num] = np.moveaxis(
-          leaf, axis, 0
+
+    def read(first, num):
+      return jax.device_get(
+        _read(
+          self,
+          state,
+          start=np.int32(first),
+          num=num,
+          has_replicas=has_replicas,
+          sharding=everywhere,
         )
-    stored, opt_state = tree.unflatten(whole)
+      )
+
+    stored, opt_state = in_pieces(
+      read,
+      start,
+      stop,
+      size=max(1, NUMBERS_AT_ONCE // numbers),
+      axis=int(has_replicas),
+    )
     return RowBlock(from_stored(stored, self.spec.dtype), opt_state)
 
   def import_rows(
@@ -331,6 +325,34 @@ class Table(Protocol):
       has_replicas=has_replicas,
       shardings=shardings,
     )
+
+
+def in_pieces(
+  read: Callable[[int, int], Any],
+  start: int,
+  stop: int,
+  size: int,
+  axis: int = 0,
+) -> Any:
+  """Returns what `read(first, num)` returns of rows start to stop.
+
+  It reads `size` rows at once, which are along an axis of every array. Pieces
+  that are joined in the end would take the memory twice.
+  """
+  whole, tree = [], None
+  for first in range(start, max(stop, start + 1), size):
+    num = min(size, stop - first)
+    leaves, tree = jax.tree.flatten(read(first, num))
+    if num == stop - start:
+      return tree.unflatten(leaves)
+    for i, leaf in enumerate(leaves):
+      if len(whole) == i:
+        shape = list(leaf.shape)
+        shape[axis] = stop - start
+        whole.append(np.empty(shape, leaf.dtype))
+      rows = np.moveaxis(whole[i], axis, 0)[first - start :][:num]
+      rows[...] = np.moveaxis(leaf, axis, 0)
+  return tree.unflatten(whole)
 
 
 def from_stored(stored: Any, dtype: str) -> export.Encoded:

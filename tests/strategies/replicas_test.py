@@ -259,7 +259,7 @@ def test_rows_that_nobody_changed_stay_as_they_are():
   jax.tree.map(np.testing.assert_array_equal, found['int8'], stored)
 
 
-def test_exported_rows_keep_the_scales_of_rows_that_nobody_changed():
+def test_exported_rows_keep_the_scales_of_rows_that_nobody_changed(monkeypatch):
   spec = spec_lib.TableSpec('input', 500, 8, 0.0, 'int8', 'stochastic')
   table = replicated.Replicated(spec, row_optimizers.sgd(0))
   trainable = base.Trainable(None, {'input': table}, None, 1)
@@ -280,6 +280,20 @@ def test_exported_rows_keep_the_scales_of_rows_that_nobody_changed():
   np.testing.assert_array_equal(found.data[:-100], codes[:-100])
   np.testing.assert_array_equal(found.data[-100:], moved)
   np.testing.assert_array_equal(found.scales, synced['input'].vectors.scales)
+  # Copies of all rows of all replicas would take more memory than training.
+  monkeypatch.setattr(replicas, '_NUMBERS_AT_ONCE', 40 * 8 * 3)
+  read, sizes = replicated.Replicated.export_rows, []
+
+  def counted(self, *args, **kwargs):
+    block = read(self, *args, **kwargs)
+    sizes.append(block.rows.shape[-2])
+    return block
+
+  monkeypatch.setattr(replicated.Replicated, 'export_rows', counted)
+  pieces = strategy.export_rows(state, 'input').encoded
+  assert max(sizes) == 32
+  np.testing.assert_array_equal(pieces.data, found.data)
+  np.testing.assert_array_equal(pieces.scales, found.scales)
 
 
 class _Model(model_base.Model):
