@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxemb import errors
-from jaxemb.runtime import mesh, process
+from jaxemb.runtime import mesh, process, resources
 from jaxemb.storage import checkpoint, orbax_export
 
 
@@ -275,3 +275,20 @@ def test_checksums_of_replicas_take_little_memory():
   assert axis == 1
   program = checkpoint._all_checksums.lower([shape], (axis,)).compile()
   assert program.memory_analysis().temp_size_in_bytes < 10 * 2**20
+
+
+@pytest.mark.slow
+def test_what_several_devices_hold_is_saved_without_a_copy(tmp_path, lines):
+  size = 64 << 20
+  everywhere = NamedSharding(
+    mesh.make(mesh.Shape(2, 1), devices=jax.devices()[:2]), PartitionSpec()
+  )
+  array = jax.device_put(np.ones((size >> 8, 64), np.float32), everywhere)
+  with checkpoint.Checkpoints(tmp_path, 1, lines.append) as checkpoints:
+    checkpoints.save(0, jnp.zeros(3), {})  # whose threads and programs stay
+    checkpoints.wait()
+    checkpoint._checksums(array)
+    before = resources.rss_bytes()
+    checkpoints.save(1, array, {})
+    assert resources.rss_bytes() - before < size / 2
+  assert not lines
