@@ -118,9 +118,12 @@ class Senses(text_kind.Text):
     rows_of = vectors.rows_of(parts, state)
     table = rows_of(model.vectors_table)
     encoded = table.encoded
-    senses = model.export_senses(
-      lambda name: np.asarray(rows_of(name).rows), source.keys, source.counts
-    )
+
+    def rows_by_name(name):  # those of vectors are there already
+      read = table if name == model.vectors_table else rows_of(name)
+      return np.asarray(read.rows)
+
+    senses = model.export_senses(rows_by_name, source.keys, source.counts)
     window = parts.config.senses.query_window or senses.window
     senses = dataclasses.replace(senses, window=window)
     if senses.means is not None:  # its vectors are not those of the table
