@@ -2,8 +2,9 @@
 
 One run for each kind of data and way to store tables, on random data with many
 keys, so that tables, rows, batches and results are most of the memory. The
-prediction is that of report.json; the peak is the kernel's, of the whole
-process, with the pages of files that it has mapped.
+prediction and the peak are those of report.json: the peak is the kernel's, once
+results are written, with the pages of files that the process has mapped. (The
+kernel's when a process has ended is at least that of who started it.)
 """
 
 import argparse
@@ -160,18 +161,16 @@ def _run(
   command = experiment.training_command(args, workdir, settings)
   environment = os.environ | {'JAXEMB_CACHE': str(args.cache or folder / 'c')}
   with (folder / 'output.txt').open('w+') as output:
-    process = subprocess.Popen(
+    process = subprocess.run(
       command, env=environment, stdout=output, stderr=subprocess.STDOUT
     )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
     output.seek(0)
     text = output.read()
   if process.returncode:
     raise RuntimeError(f'{" ".join(command)}:\n{text[-3000:]}')
-  memory = experiment.read_report(workdir)['memory']
+  report = experiment.read_report(workdir)
   shutil.rmtree(workdir)
-  return {'peak_bytes': 1024 * usage.ru_maxrss, **memory}
+  return {'peak_bytes': report['peak_rss_bytes'], **report['memory']}
 
 
 def _table(found: Mapping[str, Mapping[str, int]]) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 # such as those of each step of a classifier, took four times the CPU time. It
 # reads this as it is loaded, here, by xdist's workers and by what tests start.
 os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')
+# Ray would run its processes behind those of all other tests, for minutes.
+os.environ.setdefault('RAY_worker_niceness', '0')
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402

@@ -1,5 +1,6 @@
 """Every input of a reader ends in a result or in one line; see fuzzing.py."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -49,6 +50,7 @@ def fuzzer(tmp_path_factory):
   process = subprocess.Popen(
     _command('--targets=-', f'--secs={_OTHER_SECS}', f'--found={folder}'),
     cwd=_ROOT,
+    env=os.environ | {'PYTHONHASHSEED': '0'},  # the same inputs each time
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     text=True,
