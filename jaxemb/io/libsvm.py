@@ -63,7 +63,7 @@ def _cells(data, has_fields, labels, starts, fields, spans, lines):
       spans[1, num] = i
       if i == spans[0, num] or data[i] != 58:
         field = -1
-      spans[2, num] = i + 1
+      spans[2, num] = i = i + (data[i] == 58)
       while data[i] > 32:
         i += 1
       spans[3, num] = i

@@ -11,12 +11,11 @@ import pathlib
 import sys
 import tempfile
 
-# Before numba and NumPy are loaded. What is compiled with checks of bounds is
-# not for other processes.
+# Before numba and NumPy are loaded. A cache of numba's does not tell code with
+# checks of bounds from code without: those of other processes are of no use.
 os.environ['NUMBA_BOUNDSCHECK'] = '1'
-os.environ.setdefault(
-  'NUMBA_CACHE_DIR',
-  str(pathlib.Path(tempfile.gettempdir(), f'fuzz-numba-{os.getuid()}')),
+os.environ['NUMBA_CACHE_DIR'] = str(
+  pathlib.Path(tempfile.gettempdir(), f'fuzz-numba-{os.getuid()}')
 )
 os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')
 os.environ['JAX_PLATFORMS'] = 'cpu'

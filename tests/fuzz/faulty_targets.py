@@ -5,6 +5,7 @@ import pathlib
 import signal
 import time
 
+import numba
 import numpy as np
 
 from jaxemb import errors
@@ -45,6 +46,16 @@ def _ask_for_memory(path: pathlib.Path) -> None:
     np.empty(1 << 33, np.uint8)
 
 
+@numba.njit(cache=True)
+def store(array: np.ndarray, position: int) -> None:
+  """Writes where it is told to, which is only checked in the fuzzer."""
+  array[position] = 1
+
+
+def _write_beyond(path: pathlib.Path) -> None:
+  store(np.zeros(9)[:4], 0 if b'fine' in path.read_bytes() else 6)
+
+
 def _refuse(path: pathlib.Path) -> None:
   path.with_name('another').write_bytes(b'')
   path.with_name('cache').mkdir()
@@ -59,6 +70,6 @@ TARGETS = [
   fuzzing.Target(read.__name__.strip('_'), '', seeds=_seeds, read=read)
   for read in (
     _fail, _say_nothing, _hang, _crash, _exit, _fill_memory, _ask_for_memory,
-    _refuse,
+    _write_beyond, _refuse,
   )
 ]  # fmt: skip

@@ -30,6 +30,7 @@ _KINDS = {
   'exit': {'crash'},
   'fill_memory': {'memory'},
   'ask_for_memory': {'memory'},
+  'write_beyond': {'traceback'},
 }
 
 
@@ -107,14 +108,24 @@ def test_inputs_that_were_faults(target, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_faults_are_noticed(tmp_path):
-  flags = '--module=tests.fuzz.faulty_targets', f'--found={tmp_path}'
+  # Users' code, without checks of bounds, which the fuzzer must not run.
+  environment = {**os.environ, 'NUMBA_CACHE_DIR': str(tmp_path / 'numba')}
+  code = (
+    'import numpy as np; from tests.fuzz import faulty_targets; '
+    'faulty_targets.store(np.zeros(9)[:4], 6)'
+  )
+  command = sys.executable, '-c', code
+  subprocess.run(command, cwd=_ROOT, env=environment, check=True)
+  flags = '--module=tests.fuzz.faulty_targets', f'--found={tmp_path / "found"}'
   done = subprocess.run(
     _command(*flags, '--secs=1', '--hang_secs=3'),
     cwd=_ROOT,
+    env=environment,
     capture_output=True,
     text=True,
   )
   assert done.returncode == 1, done.stderr
   for target in faulty_targets.TARGETS:
-    kinds = {x.name.split('-')[0] for x in tmp_path.glob(f'{target.name}/*')}
+    paths = tmp_path.glob(f'found/{target.name}/*')
+    kinds = {x.name.split('-')[0] for x in paths}
     assert kinds == _KINDS.get(target.name, set()), done.stdout

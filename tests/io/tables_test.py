@@ -9,7 +9,7 @@ import pytest
 from pyarrow import csv
 
 from jaxemb import errors
-from jaxemb.io import columns, tables
+from jaxemb.io import columns, libsvm, tables
 
 
 @pytest.mark.parametrize('between', [',', '\t'])
@@ -192,6 +192,15 @@ def test_control_characters_are_white_space_in_libsvm(tmp_path):
   path.write_bytes(b'\x02\n1 1:1\x01 2:1 \x03\n0 3:1\x0b4:1\n' * 3)
   rows, _ = _read(path, form='libsvm')
   assert [x for x in rows if x[0]] == [('1', '1', '2'), ('0', '3', '4')] * 3
+
+
+@pytest.mark.parametrize('has_fields', [False, True])
+def test_no_cell_of_libsvm_ends_before_it_begins(has_fields):
+  # As many bytes fewer were kept for what was then written into them.
+  text = bytearray(b'1 5 3:1\n0 0:4 0:6:1 7: :\n1 8\n')
+  cells = libsvm.Cells.of(text, has_fields)
+  assert np.all(cells.spans[0] <= cells.spans[1])
+  assert np.all(cells.spans[2] <= cells.spans[3])
 
 
 def test_lines_of_libsvm_may_have_comments(tmp_path):
