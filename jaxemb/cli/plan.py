@@ -16,6 +16,7 @@ little memory the exit code is 2, and the line names devices that have more.
 import argparse
 import functools
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -195,4 +196,5 @@ def _run(argv: Sequence[str]) -> None:
   print(*lines, sep='\n')
   if flags.json:
     text = json.dumps(planned, indent=2) + '\n'
-    pathlib.Path(flags.json).expanduser().write_text(text, encoding='utf-8')
+    path = pathlib.Path(os.path.expanduser(flags.json))
+    path.write_text(text, encoding='utf-8')

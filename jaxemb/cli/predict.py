@@ -27,6 +27,7 @@ number, and its inferred vector, as above.
 
 import argparse
 import itertools
+import os
 import pathlib
 import sys
 import tempfile
@@ -68,7 +69,7 @@ def _run(argv: Sequence[str] | None) -> None:
     add(f'--{name}', type=kind, default=kind(), help=help_text)
   add('--encoding', default='', help='of documents that are lines of text')
   flags = parser.parse_args(argv)
-  output = pathlib.Path(flags.output).expanduser()
+  output = pathlib.Path(os.path.expanduser(flags.output))
   if output.suffix not in ('.csv', '.parquet'):
     raise errors.UserError(
       f'--output={flags.output} must end in .csv or .parquet'

@@ -1,6 +1,7 @@
 """Reads config files: those that come with jaxemb, and users' own."""
 
 import inspect
+import os
 import pathlib
 import runpy
 import traceback
@@ -33,8 +34,8 @@ def read(
   for a file that cannot be used.
   """
   file, _, variant = name.partition(':')
-  path = built_in().get(file) or pathlib.Path(file).expanduser()
-  if not path.is_file():
+  path = built_in().get(file) or pathlib.Path(os.path.expanduser(file))
+  if not os.path.isfile(path):  # also of names that are too long
     raise errors.UserError(
       f'there is no config file {file}; give a file, or the name of a config '
       f'that comes with jaxemb: {", ".join(built_in())}'

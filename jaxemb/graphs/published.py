@@ -1,6 +1,7 @@
 """Files of graphs as others publish them: their names tell what they have."""
 
 import logging
+import os
 import pathlib
 import re
 import tomllib
@@ -54,11 +55,11 @@ def find_files(settings: Mapping[str, Any]) -> dict[str, Any]:
   files that may be several graphs.
   """
   settings = dict(settings)
-  folder = pathlib.Path(settings['path']).expanduser()
-  if folder.is_file():
+  folder = pathlib.Path(os.path.expanduser(settings['path']))
+  if os.path.isfile(folder):
     _suggest_labels(folder, settings)
     return settings
-  files = _files(folder) if folder.is_dir() else []
+  files = _files(folder) if os.path.isdir(folder) else []
   labels = [x for x in files if is_named(x, _LABELS)]
   features = [x for x in files if is_named(x, _FEATURES)]
   names = _NEITHER

@@ -30,7 +30,7 @@ def default_folder() -> pathlib.Path:
   """Returns the folder of downloads, encoded texts and compiled programs."""
   base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
   folder = os.environ.get('JAXEMB_CACHE') or f'{base}/jaxemb'
-  return pathlib.Path(folder).expanduser()
+  return pathlib.Path(os.path.expanduser(folder))
 
 
 def identity_of(files: Sequence[pathlib.Path]) -> list[list[Any]]:

@@ -7,6 +7,7 @@ splits. Nothing else is put together by guess.
 
 import glob
 import logging
+import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -55,16 +56,17 @@ def find(
   if files of a folder do not belong together.
   """
   all_files = Files([], {}, [])
-  is_whole = pathlib.Path(path).expanduser().exists()
+  # Several names with commas may be longer than a name can be.
+  is_whole = os.path.exists(os.path.expanduser(path))
   names = [path] if is_whole else map(str.strip, path.split(','))
   for name in filter(None, names):
-    expanded = pathlib.Path(name).expanduser()
-    if expanded.is_file():
+    expanded = pathlib.Path(os.path.expanduser(name))
+    if os.path.isfile(expanded):
       all_files.train.append(expanded)
       continue
-    if is_folder := expanded.is_dir():
+    if is_folder := os.path.isdir(expanded):
       paths = _visible(expanded)
-    elif expanded.exists():
+    elif os.path.exists(expanded):
       raise errors.UserError(f'{name} is not a regular file; give a {what}')
     else:
       paths = map(pathlib.Path, glob.glob(str(expanded), recursive=True))

@@ -46,7 +46,7 @@ def named(text: str, flag: str) -> pathlib.Path:
     raise errors.UserError(
       f'{flag}={text!r} is no name in UTF-8; give another folder'
     ) from error
-  return pathlib.Path(text).expanduser()
+  return pathlib.Path(os.path.expanduser(text))
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -150,8 +151,9 @@ def ambiguous(
   if not path:
     return Ambiguous(mask)
   try:
-    text = pathlib.Path(path).expanduser().read_text(encoding='utf-8-sig')
-  except (OSError, UnicodeDecodeError) as error:
+    file = pathlib.Path(os.path.expanduser(path))
+    text = file.read_text(encoding='utf-8-sig')
+  except (OSError, ValueError) as error:
     raise errors.UserError(
       f'cannot read config.senses.words={path}: {error}; give a text file with '
       "a word per line, or ''"

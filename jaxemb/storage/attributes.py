@@ -155,6 +155,7 @@ def read(folder: pathlib.Path, num_words: int) -> dict[str, np.ndarray]:
   path = folder / FILE
   if not path.exists():
     return {}
-  with export.reading(path), np.load(path) as arrays:
+  with export.reading(path):
+    arrays = export.load_arrays(path)
     names = [(x, x.removeprefix(_PREFIX)) for x in arrays]
     return {name: values(name, arrays[x], num_words) for x, name in names}

@@ -26,6 +26,7 @@ from jaxemb import errors
 from jaxemb.runtime import process
 from jaxemb.storage import damage, formats, orbax_export
 
+_METADATA = '_CHECKPOINT_METADATA'  # by orbax, of a checkpoint
 TO_KEEP = 3  # newest checkpoints of a run
 _BLOCK_NUMBERS = 1 << 20  # of an array, whose checksum is made at once
 # Of state, record and what a store writes with them.
@@ -182,6 +183,7 @@ class Checkpoints:
     self._absl.addFilter(self._is_critical)
     process.filter_dropped(orbax_export.is_late)
     self._remove_unfinished()
+    self._remove_damaged_metadata()
     self._manager = ocp.CheckpointManager(
       self._folder,
       options=ocp.CheckpointManagerOptions(
@@ -213,6 +215,21 @@ class Checkpoints:
     if jax.process_index() == 0:
       for unfinished in self._folder.glob('*orbax-checkpoint-tmp*'):
         shutil.rmtree(unfinished, ignore_errors=True)
+
+  def _remove_damaged_metadata(self) -> None:
+    """Removes times of checkpoints that would keep orbax from opening any.
+
+    A checkpoint is whole without them.
+    """
+    if jax.process_index() != 0:
+      return
+    for step in ocp.path.step.standard_name_format().find_all(self._folder):
+      try:
+        _ = step.commit_timestamp
+      except damage.ERRORS as error:
+        path = self._folder / step.path.name / _METADATA
+        path.unlink(missing_ok=True)
+        self._report(f'removed {path}, which was damaged: {error}')
 
   def __enter__(self) -> 'Checkpoints':
     return self

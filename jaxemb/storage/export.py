@@ -246,7 +246,8 @@ def read_tree(
   path = folder / TREE
   if not path.exists():
     return None
-  with reading(path), np.load(path) as arrays:
+  with reading(path):
+    arrays = load_arrays(path)
     words, nodes = arrays['words'], arrays['inner_nodes']
     check_real(words, (num_words,))
     check_real(nodes, (num_words - 1,))
@@ -266,7 +267,8 @@ def read_relations(folder: pathlib.Path, num_nodes: int) -> Relations | None:
   path = folder / RELATIONS
   if not path.exists():
     return None
-  with reading(path), np.load(path) as arrays:
+  with reading(path):
+    arrays = load_arrays(path)
     targets, measure, temperature = None, 'product', 0.0
     if arrays.get('has_targets', False):
       with reading(folder / TARGETS) as file:
@@ -399,6 +401,19 @@ def load_array(path: pathlib.Path, mmap_mode: str | None = None) -> np.ndarray:
     is_large = isinstance(error, MemoryError)
     problem = 'it is too large' if is_large else 'its header is damaged'
     raise ValueError(f'{problem}: {errors.one_line(error)}') from error
+
+
+def load_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """Loads an .npz file; raises one of `damage.ERRORS` if it is damaged."""
+  file = load_array(path)
+  if isinstance(file, np.ndarray):
+    raise ValueError('it is one array, not an archive of arrays')
+  with file:
+    arrays = dict(file)
+  for name, array in arrays.items():
+    if not isinstance(array, np.ndarray):  # NumPy returns bytes for these
+      raise ValueError(f'{name} in it is no array')
+  return arrays
 
 
 def check_real(array: np.ndarray, shape: tuple[int, ...]) -> None:

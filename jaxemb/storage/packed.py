@@ -27,6 +27,7 @@ _HEAD_BYTES = 512
 _ERRORS = (
   EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError,
   zipfile.BadZipFile, NotImplementedError,
+  ValueError,  # of names in zip archives that are no UTF-8
 )  # fmt: skip
 SUFFIXES = '.gz', '.bz2', '.xz', '.zst', '.zip'
 
@@ -173,10 +174,11 @@ class File(io.BufferedReader):
   def _member(self, path) -> Iterator[bytes]:
     """Yields blocks of the only file of a zip archive."""
     with zipfile.ZipFile(self._file) as archive:
-      members = [x for x in archive.infolist() if not x.is_dir()]
+      # `is_dir` fails for an empty name.
+      files = (x for x in archive.infolist() if x.filename[-1:] != '/')
       # macOS and hidden files are no data.
       hidden = re.compile(r'(^|/)(\.[^/]|__MACOSX/)')
-      members = [x for x in members if not hidden.search(x.filename)]
+      members = [x for x in files if not hidden.search(x.filename)]
       every = '\n'.join(x.filename for x in members)
       for what, names, remedy in _DOCUMENTS:
         if re.match(names, every):

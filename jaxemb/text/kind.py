@@ -64,7 +64,7 @@ class Text(kind.Kind):
     yield from _phrase_conflicts(config.data)
     try:
       ''.encode(config.data.encoding)
-    except LookupError as error:
+    except (LookupError, ValueError) as error:
       yield f'config.data.encoding: {error}; give one such as cp1252 or gb18030'
     if config.data.grow and config.data.counts:
       yield (

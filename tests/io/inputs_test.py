@@ -86,6 +86,17 @@ def test_files_that_are_named_are_one_input(tmp_path):
     inputs.find(f'{folder}/x', 'list')
 
 
+def test_names_together_may_be_longer_than_a_name_can_be(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  names = [f'{"n" * 60}{i}.csv' for i in range(9)]
+  for name in names:
+    (tmp_path / name).write_text('1 2')
+  assert [str(x) for x in inputs.find(','.join(names)).train] == names
+  for name in ('n' * 300, '~nobody/rows', 'a\0b'):
+    with pytest.raises(errors.UserError, match='there is no file'):
+      inputs.find(name)
+
+
 def test_settings_go_before_splits_of_a_folder(tmp_path, caplog):
   folder = _folder(tmp_path, 'train.csv test.csv valid.csv')
   settings = {'path': folder, 'valid': '0.1', 'test': ''}

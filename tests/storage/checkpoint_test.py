@@ -1,6 +1,7 @@
 """Checkpoints: exact, limited in number, robust to damage and full disks."""
 
 import contextlib
+import json
 import resource
 import sys
 import threading
@@ -142,6 +143,19 @@ def test_of_damaged_ones_the_one_before_is_used(folder, saved, lines, damage):
   with pytest.raises(errors.UserError, match='delete that folder'):
     saved.restore(lambda _: _state(0))
   assert _names(folder) == ['2', '3']
+
+
+@pytest.mark.parametrize('time', [1.5, 10**40, [], 'now'])
+def test_damaged_times_do_not_matter(folder, lines, time):
+  for step in '2', '3':
+    path = folder / step / '_CHECKPOINT_METADATA'
+    known = json.loads(path.read_text())
+    path.write_text(json.dumps(known | {'commit_timestamp_nsecs': time}))
+  with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
+    _assert_restored(saved, 3)
+    saved.save(4, _state(4), {'step': 4})
+  assert _names(folder) == ['3', '4']
+  assert len(lines) == 2 and '_CHECKPOINT_METADATA, which' in lines[0]
 
 
 @contextlib.contextmanager

@@ -94,6 +94,13 @@ def test_damaged_data_raise_an_os_error(tmp_path, packing):
       file.read()
 
 
+def test_names_in_archives_may_be_damaged(tmp_path):
+  path = tmp_path / 'a.zip'
+  path.write_bytes(_zip({'é.txt': b'1'}).replace('é'.encode(), b'\xff\xff'))
+  with pytest.raises(OSError, match='utf-8'), packed.File(path) as file:
+    file.read()
+
+
 _REFUSED = [
   (_zip({'a.txt': b'1', 'b.txt': b'2'}), r'2 files \(a.txt, b.txt\)'),
   (_zip({'a/': b''}), 'of no file'),
