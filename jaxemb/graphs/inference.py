@@ -12,6 +12,7 @@ import json
 import math
 import mmap
 import pathlib
+import threading
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -90,10 +91,14 @@ class Inferred:
     `arrays` are tables by name, and parameters by path: layer_0/own/bias.
     """
     self._compute, self.arrays = compute, arrays
+    self._computed, self._computing = None, threading.Lock()
 
-  @functools.cached_property
+  @property
   def _whole(self):
-    return self._compute(None)
+    with self._computing:  # once, though results are written by several threads
+      if self._computed is None:
+        self._computed = self._compute(None)
+    return self._computed
 
   @property
   def vectors(self) -> np.ndarray:

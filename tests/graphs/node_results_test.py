@@ -3,7 +3,10 @@
 import csv
 import dataclasses
 import json
+import threading
+import time
 import tracemalloc
+from concurrent import futures
 
 import jax
 import numpy as np
@@ -189,6 +192,26 @@ def test_rows_of_a_store_are_read_in_blocks(tmp_path):
     bias = params['layer_1']['own']['bias']
     np.testing.assert_array_equal(saved['layer_1/own/bias'], bias)
   assert {x.name for x in tmp_path.iterdir()} == {'best', 'network.npz'}
+
+
+def test_what_several_threads_ask_for_is_computed_once():
+  all_ask, asked = threading.Barrier(2), []
+
+  def compute(blocks):
+    asked.append(blocks)
+    time.sleep(0.05)
+    return 'vectors', 'outputs'
+
+  model = inference.Inferred(compute, {})
+
+  def ask():
+    all_ask.wait()
+    return model.vectors, model.outputs
+
+  with futures.ThreadPoolExecutor(2) as pool:
+    results = [x.result() for x in [pool.submit(ask) for _ in range(2)]]
+  assert results == 2 * [('vectors', 'outputs')]
+  assert asked == [None]
 
 
 def test_scores_are_those_of_loops():
