@@ -171,8 +171,11 @@ class Encoded(NamedTuple):
     """[..., n, dim] float32; exact."""
     if isinstance(self.data, LazyRows):
       return self.on_demand()
-    rows = self.data.astype(np.float32, copy=False)
-    return rows if self.scales is None else rows * self.scales[..., None]
+    if self.scales is None:
+      return self.data.astype(np.float32, copy=False)
+    rows = self.data.astype(np.float32)
+    rows *= self.scales[..., None]  # in place: large tables have little room
+    return rows
 
   def on_demand(self) -> np.ndarray:
     """Returns [n, dim] float32, of which other types are decoded when read."""
