@@ -175,7 +175,9 @@ def _run(
 
 def _table(found: Mapping[str, Mapping[str, int]]) -> str:
   """Returns a table of what was predicted, and measured, in MB."""
-  columns = 'process', 'program', 'state', 'rows', 'batch', 'result'
+  columns = (
+    'process', 'program', 'state', 'rows', 'batch', 'snapshot', 'result',
+  )  # fmt: skip
   rows = []
   for name, x in found.items():
     parts = [x[f'{column}_bytes'] / 1e6 for column in columns]

@@ -226,6 +226,12 @@ class GraphSage(base.ExampleModel):
       return float((1 + self.spec.negatives) * np.logaddexp(0, score))
     return float(np.log(2 if self.spec.has_many else self.spec.sizes[-1]))
 
+  def num_derived(self, num_keys):
+    """See `base.Model`: inputs, messages and outputs of a layer."""
+    widths = self.spec.dim, *self.spec.sizes
+    pairs = itertools.pairwise(widths)
+    return num_keys * max(x + 2 * y for x, y in pairs)
+
   def init(self, key):
     """The network's parameters, a pytree of dicts."""
     spec, numbers = self.spec, itertools.count()

@@ -132,6 +132,12 @@ class Model(Protocol):
     """
     return tables[self.vectors_table]
 
+  def num_derived(self, num_keys: int) -> int:
+    """Returns how many float32 numbers results have beside rows of tables."""
+    if not self.composed_of:
+      return 0
+    return num_keys * self.specs()[self.vectors_table].dim
+
   def composed_keys(self, name: str) -> np.ndarray:
     """Returns [rows] what rows of a table in `composed_of` are of.
 

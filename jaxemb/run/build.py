@@ -113,13 +113,10 @@ class Parts(NamedTuple):
       f'{self.config.table.dtype} vectors of all tables)'
     )
 
-    def size(tree):
-      return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
     # Of replicas there are several copies, each on one device.
-    copy = min(size(state), held * self.mesh.shape['table'])
+    copy = min(_num_bytes(state), held * self.mesh.shape['table'])
     smaller = self.kind.smaller
-    if 2 * size(state[1:]) > held:  # layers, which each device has whole
+    if 2 * _num_bytes(state[1:]) > held:  # layers, which each device has whole
       copy, smaller = 0, 'lower --config.model.hidden or --config.model.dim'
     budget.check_state(
       list(self.mesh.devices.flat),
@@ -154,29 +151,36 @@ class Parts(NamedTuple):
       state_bytes=state_bytes,
       rows_bytes=rows_bytes,
       batch_bytes=batch_bytes,
+      snapshot_bytes=0 if store else self._snapshot_bytes(state),
       result_bytes=self._result_bytes(state, store is not None),
     )
+
+  def _snapshot_bytes(self, state: Any) -> int:
+    """Returns what this process copies to write a checkpoint."""
+    if self.setup.platform == 'cpu':
+      # Arrays on CPUs are written from where they are. TensorStore copies those
+      # with an axis of length one, such as that of replicas in a shard.
+      state = state.trained() if self.strategy.num_replicas else ()
+    fraction = len(self.mesh.local_devices) / self.mesh.size
+    return int(fraction * _num_bytes(state))
 
   def _result_bytes(self, state: Any, has_store: bool) -> int:
     """Returns what this process takes for results."""
     # Tables are copied; those of another type and those in a store are read
-    # for the report, and of words that are composed the vectors are made.
+    # for the report, and models make further arrays of them.
     num_copies = max(1, self.strategy.num_replicas)
-    arrays = jax.tree.leaves(
-      [(x.vectors, x.opt_state) for x in state.tables.values()]
-    )
-    result_bytes = sum(x.size * x.dtype.itemsize for x in arrays) / num_copies
-    result_bytes *= not has_store
+    result_bytes = 4 * self.trainable.model.num_derived(len(self.source.keys))
+    if not has_store:
+      arrays = [(x.vectors, x.opt_state) for x in state.tables.values()]
+      result_bytes += _num_bytes(arrays) / num_copies
     num_keys = max(1, len(self.source.keys))
     vectors_bytes = 4 * self.config.model.dim * num_keys
     if has_store or self.config.table.dtype != 'float32':
       result_bytes += min(1, _MOST_SHOWN / num_keys) * vectors_bytes
-    if getattr(self.trainable.model, 'composed_of', ()):
-      result_bytes += vectors_bytes
     if self.config.strategy.name == 'partition':
-      # Those of each sub-model are copied, compared and selected.
-      num_models = len(self.mesh.local_devices)
-      result_bytes = num_models * (2 * result_bytes + vectors_bytes)
+      # Copied, compared with vectors before training, and selected, of one
+      # sub-model after the other.
+      result_bytes = 2 * result_bytes + 2 * vectors_bytes
     return int(result_bytes)
 
   def _check_store(self) -> budget.Store:
@@ -210,6 +214,10 @@ class Parts(NamedTuple):
       needed.check(smaller)
     _LOG.info(needed.describe())
     return needed
+
+
+def _num_bytes(tree: Any) -> int:
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def make_source(

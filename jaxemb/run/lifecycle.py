@@ -250,6 +250,7 @@ def _take_memory(parts: build.Parts) -> build.Parts:
   Returns the parts with the memory that they will take. Raises a `UserError` if
   there is none. All processes take part, where each has made its parts.
   """
+  resources.release_freed()  # of what was read
   memory = parts.check_fits()
   build.reside(parts)
   return parts._replace(memory=memory)
@@ -396,7 +397,10 @@ def _train(
     if trained is None:
       return False
     parts.kind.check_trained(trained.totals.counters)
-    # The last checkpoint is still being written.
+    # The last checkpoint is still being written. Where that takes copies,
+    # those of the results come after them.
+    if parts.memory and parts.memory.snapshot_bytes:
+      checkpoints.wait()
     results.finish(
       workdir, parts, trained.state, totals=trained.totals, hook=hook
     )

@@ -228,6 +228,7 @@ class _Start:
     """Compiles a dispatch before its use, to time it apart."""
     start = time.monotonic()
     program = compile_dispatch(self._parts, state, arguments)
+    resources.release_freed()
     self.totals.compile_secs += (secs := time.monotonic() - start)
     secs += self._session.compile_secs
     start_secs = time.time() - self._session.started

@@ -165,6 +165,7 @@ class _Runner:
     if not self.is_job:
       self.part_session = session._replace(compile_secs=0.0)
     self.lock = threading.Lock()  # of the meter
+    self.writing = threading.Lock()  # of results
     # Strategies of one device each, with the compiled dispatch.
     self.free: queue.SimpleQueue = queue.SimpleQueue()
     self.free.put((parts.strategy, None))  # of the first device
@@ -272,7 +273,8 @@ class _Runner:
           )
           if trained is not None:
             program = trained.program
-            self._write(path, sampling, counts, trained=trained)
+            with self.writing:  # there is memory for the results of one
+              self._write(path, sampling, counts, trained=trained)
     except rundir.BusyError:  # another process trains it
       pass
     except BaseException as error:

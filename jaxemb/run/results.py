@@ -34,12 +34,14 @@ def finish(
   values of the report.
   """
   start, kind = time.time(), parts.kind
+  resources.release_freed()
   main = hook.metrics[0] if hook.metrics else ''
   best = {k: hook.best(k) for k in hook.metrics}
   for k in best:  # of a process that was killed while it kept one
     atomic.complete(hook.best_folder(k))
   saved = [k for k in best if best[k] and kind.is_saved(hook.best_folder(k))]
   model = None if main in saved else kind.collect(parts, state, workdir)
+  resources.release_freed()
   if not distributed.is_first():
     return
   others = {k: kind.load(parts, hook.best_folder(k)) for k in saved}

@@ -1,8 +1,9 @@
 """The memory budget: what a run needs against what is free, before it is taken.
 
-Four things take memory: the state (tables, optimizer state and dense
+Five things take memory: the state (tables, optimizer state and dense
 parameters), the rows of tables in a store that are on the device, batches with
-the temporary arrays of a step, and the results, for which tables are copied. A
+the temporary arrays of a step, and first the checkpoints, then the results, for
+which tables are copied. A
 run that they do not fit is refused with these numbers and the setting to lower.
 `experiments/memory.py` compares the sum with what processes take.
 """
@@ -130,12 +131,13 @@ class Memory(NamedTuple):
   state_bytes: int  # of all devices that have the memory of the host
   rows_bytes: int  # of tables in a store, as of `Store`
   batch_bytes: int
-  result_bytes: int
+  snapshot_bytes: int  # copies that a checkpoint is written from
+  result_bytes: int  # copied when the last checkpoint is written
 
   @property
   def peak_bytes(self) -> int:
-    """The sum."""
-    return sum(self)
+    """The sum, of snapshot and results the larger."""
+    return sum(self) - min(self.snapshot_bytes, self.result_bytes)
 
   def describe(self) -> str:
     """The budget in a line."""
@@ -159,6 +161,7 @@ def memory(
   state_bytes: int,
   rows_bytes: int,
   batch_bytes: int,
+  snapshot_bytes: int,
   result_bytes: int,
 ) -> Memory:
   """Returns the budget of this process, which has no tables yet."""
@@ -168,6 +171,7 @@ def memory(
     state_bytes=state_bytes,
     rows_bytes=rows_bytes,
     batch_bytes=batch_bytes,
+    snapshot_bytes=snapshot_bytes,
     result_bytes=result_bytes,
   )
 

@@ -280,6 +280,17 @@ def _stats(folder: pathlib.Path) -> dict[str, int]:
   return {key: int(value) for key, value in map(str.split, lines)}
 
 
+def release_freed() -> None:
+  """Returns memory that was freed to the system, which glibc's heap keeps.
+
+  After XLA has compiled a step these are 100 to 200 MB.
+  """
+  if sys.platform == 'linux':
+    trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)  # not of musl
+    if trim:
+      trim(0)
+
+
 def use_huge_pages(arrays: Any) -> None:
   """Moves large arrays of a pytree on CPUs to huge pages, where there are any.
 

@@ -182,6 +182,10 @@ class ContextMixture(mixture.Mixture):
     # Changes sum to zero up to rounding errors, which would accumulate.
     return rows - jnp.mean(rows, -1, keepdims=True) + 1 / rows.shape[-1]
 
+  def num_derived(self, num_keys):
+    """See `base.Model`: shifted vectors, and means of all rows."""
+    return 2 * self.rows.num * self.spec.dim
+
   def export_senses(self, table_rows, words, counts):
     """Returns the trained senses with shifted vectors."""
     senses = super().export_senses(table_rows, words, counts)

@@ -2,6 +2,10 @@
 
 import types
 import weakref
+from typing import NamedTuple
+
+import jax
+import pytest
 
 from jaxemb.run import build
 from jaxemb.runtime import budget
@@ -25,6 +29,7 @@ def test_a_batch_that_is_measured_does_not_count_as_used(monkeypatch):
     strategy=types.SimpleNamespace(device_bytes=lambda state: 7),
     tuning=types.SimpleNamespace(fused=False),
     source=types.SimpleNamespace(items=items),
+    _snapshot_bytes=lambda state: 8,
     _result_bytes=lambda *unused: 9,
   )
 
@@ -34,3 +39,28 @@ def test_a_batch_that_is_measured_does_not_count_as_used(monkeypatch):
   monkeypatch.setattr(budget, 'memory', memory)
   state = types.SimpleNamespace(params=())
   assert build.Parts._memory(parts, state, None) == (400, None)
+
+
+@pytest.mark.parametrize(
+  ('platform', 'num_replicas', 'expected'),
+  [('cpu', 0, 0), ('cpu', 2, 800), ('gpu', 0, 1200), ('gpu', 2, 1200)],
+)
+def test_checkpoints_of_replicas_and_accelerators_are_copied(
+  platform, num_replicas, expected
+):
+  own, common = (jax.ShapeDtypeStruct((x, 100), 'float32') for x in (4, 2))
+
+  class State(NamedTuple):
+    own: jax.ShapeDtypeStruct
+    common: jax.ShapeDtypeStruct
+
+    def trained(self):
+      return self.own
+
+  parts = types.SimpleNamespace(
+    mesh=types.SimpleNamespace(local_devices=[0, 1], size=4),
+    setup=types.SimpleNamespace(platform=platform),
+    strategy=types.SimpleNamespace(num_replicas=num_replicas),
+  )
+  state = State(own, common)
+  assert build.Parts._snapshot_bytes(parts, state) == expected

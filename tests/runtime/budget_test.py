@@ -104,12 +104,19 @@ def test_results_that_do_not_fit_are_refused(monkeypatch):
     state_bytes=300_000_000,
     rows_bytes=0,
     batch_bytes=150_000_000,
+    snapshot_bytes=200_000_000,
     result_bytes=300_000_000,
   )
+  # Of snapshots and results, which come one after the other, the larger.
   assert memory.peak_bytes - memory.process_bytes == 1_000_000_000
+  saved = memory._replace(snapshot_bytes=400_000_000)
+  assert saved.peak_bytes - memory.peak_bytes == 100_000_000
   line = memory.describe()
   assert f'most {memory.peak_bytes / 1e6:,.0f} MB' in line
-  assert 'program 250, state 300, rows 0, batch 150, result 300' in line
+  assert (
+    'program 250, state 300, rows 0, batch 150, snapshot 200, result 300'
+    in line
+  )
   monkeypatch.setattr(resources, 'available_bytes', lambda: 10**9)
   memory.check(SMALLER)
   monkeypatch.setattr(resources, 'available_bytes', lambda: 10**9 - 1)
