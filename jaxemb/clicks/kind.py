@@ -65,6 +65,7 @@ class Clicks(kind.Kind):
   unit = 'examples'
   has_dense = True
   monitors = 'auc', 'log_loss'
+  exports_optimizer = False
   row_kernels = frozenset(('adagrad_full', 'adam_full'))
   undivided = {'partition': 'train models with dense parameters'}
   smaller = 'lower --config.model.dim or raise --config.data.min_count'

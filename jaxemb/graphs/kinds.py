@@ -94,6 +94,7 @@ class Nodes(_Graphs):
   }
   has_dense = True
   monitors = 'score', 'log_loss'
+  exports_optimizer = False
   row_kernels = frozenset(('adagrad_full', 'adam_full'))
   undivided = {'partition': 'train models with dense parameters'}
   uncontinued = 'learns classes of one graph in layers'

@@ -171,8 +171,13 @@ class Parts(NamedTuple):
     num_copies = max(1, self.strategy.num_replicas)
     result_bytes = 4 * self.trainable.model.num_derived(len(self.source.keys))
     if not has_store:
-      arrays = [(x.vectors, x.opt_state) for x in state.tables.values()]
-      result_bytes += _num_bytes(arrays) / num_copies
+      tables = state.tables.values()
+      vectors = _num_bytes([x.vectors for x in tables]) / num_copies
+      copied = vectors + _num_bytes([x.opt_state for x in tables]) / num_copies
+      if self.kind.exports_optimizer:
+        result_bytes += copied
+      else:  # which is read with vectors, and goes
+        result_bytes = max(copied, vectors + result_bytes)
     num_keys = max(1, len(self.source.keys))
     vectors_bytes = 4 * self.config.model.dim * num_keys
     if has_store or self.config.table.dtype != 'float32':

@@ -109,6 +109,7 @@ class Kind:
   # `eval.monitor` chooses, by default the first: the best model is exported,
   # and training may end early.
   monitors: Sequence[str] = ()
+  exports_optimizer = True  # whether results have the state of row optimizers
   # Files of an export that a run is continued from, and settings that must be
   # the same, beside those of the model.
   continued_from: Sequence[str] = ('vocab.txt', 'vectors.npy')

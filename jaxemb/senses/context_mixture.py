@@ -49,6 +49,7 @@ _HALF_WEIGHT = 1e-3  # relative frequency of a word of weight 1/2 in contexts
 _CONCENTRATION_PER_WORD = 25 / 6
 # Slots of the compact variant per expected slot; its largest part of tokens.
 _COMPACT, _MAX_COMPACT = 1.2, 0.8
+_WORDS_AT_ONCE = 1 << 12  # whose senses are exported: arrays of all take memory
 _KEY = np.uint32(0x7F4A7C15)  # makes draws independent of the negatives
 
 
@@ -191,16 +192,16 @@ class ContextMixture(mixture.Mixture):
     senses = super().export_senses(table_rows, words, counts)
     mask = self.rows.are_ambiguous()
     is_sense = mask[self.rows.owners()]
-    by_word = self.rows.num_ambiguous, self.rows.num_senses
+    common = senses.mean_vectors()[mask]
     means, vectors = np.zeros_like(senses.vectors), senses.vectors.copy()
     means[is_sense] = table_rows(MEANS)[:, :-1]
-    shifts = shifted(
-      senses.mean_vectors()[mask],
-      senses.priors[is_sense].reshape(by_word),
-      means[is_sense].reshape(*by_word, -1),
-    )
-    shifts = np.asarray(shifts).reshape(-1, vectors.shape[1])
-    vectors[is_sense] += self.shift * shifts
+    by_word = np.flatnonzero(is_sense).reshape(-1, self.rows.num_senses)
+    for start in range(0, len(by_word), _WORDS_AT_ONCE):
+      rows = by_word[start : start + _WORDS_AT_ONCE]
+      shifts = shifted(
+        common[start : start + len(rows)], senses.priors[rows], means[rows]
+      )
+      vectors[rows] += self.shift * np.asarray(shifts)
     return dataclasses.replace(
       senses,
       vectors=vectors,
