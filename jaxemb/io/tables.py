@@ -778,7 +778,6 @@ def blocks(
 
 
 def _parquet(file, layout):
-  import pyarrow as pa
   from pyarrow import parquet
 
   size_bytes = file.stat().st_size
@@ -786,12 +785,20 @@ def _parquet(file, layout):
     done, total = 0, max(1, reader.metadata.num_rows)
     for batch in reader.iter_batches(_PARQUET_ROWS):
       done += len(batch)
-      table = Table.of(pa.table(batch))
-      if layout:
-        columns = table.columns.values()
-        table = Table(dict(zip(layout.columns, columns, strict=True)))
-      rows = functools.partial(_Block, table, num_lines=len(batch))
+      rows = functools.partial(_of_batch, batch, layout)
       yield rows, size_bytes * done // total
+
+
+def _of_batch(batch, layout):
+  """Returns the `_Block` of some rows of Parquet."""
+  import pyarrow as pa
+
+  batch.validate(full=True)  # text, and indices into dictionaries
+  table = Table.of(pa.table(batch))
+  if layout:
+    columns = table.columns.values()
+    table = Table(dict(zip(layout.columns, columns, strict=True)))
+  return _Block(table, num_lines=len(batch))
 
 
 @numba.njit(nogil=True, cache=True)

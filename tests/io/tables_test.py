@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import csv
+from pyarrow import csv, parquet
 
 from jaxemb import errors
 from jaxemb.io import columns, libsvm, tables
@@ -192,6 +192,17 @@ def test_control_characters_are_white_space_in_libsvm(tmp_path):
   path.write_bytes(b'\x02\n1 1:1\x01 2:1 \x03\n0 3:1\x0b4:1\n' * 3)
   rows, _ = _read(path, form='libsvm')
   assert [x for x in rows if x[0]] == [('1', '1', '2'), ('0', '3', '4')] * 3
+
+
+@pytest.mark.parametrize('is_list', [False, True])
+def test_parquet_with_text_that_is_not_utf8_is_one_line(tmp_path, is_list):
+  path = tmp_path / 'log.parquet'
+  buffers = pa.array([b'a', b'\xff']).buffers()
+  names = pa.Array.from_buffers(pa.string(), 2, buffers)
+  names = pa.ListArray.from_arrays([0, 1, 2], names) if is_list else names
+  parquet.write_table(pa.table({'x': names}), path)
+  with pytest.raises(errors.UserError, match='as parquet: .*UTF8'):
+    list(tables.Reader(str(path)).tables(lambda *_: None))
 
 
 @pytest.mark.parametrize('has_fields', [False, True])
