@@ -10,6 +10,7 @@ import jaxemb
 from jaxemb import errors
 from jaxemb.documents import trained
 from jaxemb.evaluation import multivectors, subwords
+from jaxemb.graphs import files as graph_files
 from jaxemb.ops import ngrams as ngrams_lib
 from jaxemb.storage import export
 
@@ -178,3 +179,23 @@ def test_what_cannot_be_saved_leaves_the_folder_as_it_was(tmp_path):
     assert _files(tmp_path) == before
   with pytest.raises(errors.UserError, match='no words'):
     vectors.save_onnx(tmp_path / 'x')
+
+
+@pytest.mark.parametrize(
+  'name', ['n' * 300, 'a\0b', '~nobody/a', 'a.txt,' * 99]
+)
+def test_names_that_no_file_can_have_are_one_line(name, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  vectors = jaxemb.Embeddings(['a', 'b'], _VECTORS[:2])
+  settings = {'path': name, 'labels': ''}
+  for read in (
+    jaxemb.load,
+    jaxemb.load_phrases,
+    vectors.evaluate_word_pairs,
+    lambda x: graph_files.read(settings, tmp_path / 'cache', print),
+  ):
+    with pytest.raises(errors.UserError):
+      read(name)
+  for bad in '', 'a\0b':
+    with pytest.raises(errors.UserError, match='the name of a file'):
+      vectors.save_word2vec_format(bad)

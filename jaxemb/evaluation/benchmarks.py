@@ -124,10 +124,9 @@ def read(
       sample = [] if b'\0' in data else _lines(data, encoding)[:_SNIFF_LINES]
       layout = _layout(sample, separator)
       data += file.read() if layout else b''
-  except OSError as error:
-    raise errors.UserError(
-      f'cannot read benchmark {path}: {error.strerror}'
-    ) from error
+  except (OSError, ValueError) as error:  # such as of names with zeros
+    reason = getattr(error, 'strerror', None) or errors.one_line(error)
+    raise errors.UserError(f'cannot read benchmark {path}: {reason}') from error
   except LookupError as error:
     raise errors.UserError(
       f'there is no encoding {encoding!r}; give another, such as utf-8'

@@ -39,6 +39,7 @@ _HEAD_ROWS = 2_000
 _SPARE_ROWS = 16  # candidates beyond twice those wanted, for int8's order
 _SAMPLE_ROWS = 1 << 14  # of which the range of int8 is taken
 _CLIPPED = 1e-4  # of their components
+_MAX_SETTING = 1 << 16  # usearch allocates lists of these sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +59,10 @@ class Settings:
 
   def __post_init__(self):
     for name, value in dataclasses.asdict(self).items():
-      if not isinstance(value, int) or value < 2:
-        raise errors.UserError(f'{name}={value!r} must be an int from 2 up')
+      if not isinstance(value, int) or not 2 <= value <= _MAX_SETTING:
+        raise errors.UserError(
+          f'{name}={value!r} must be an int from 2 to {_MAX_SETTING:,}'
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ files know of nodes.
 import collections
 import contextlib
 import functools
+import os
 import pathlib
 import re
 import tempfile
@@ -51,23 +52,23 @@ def read(
   `UserError` for input that cannot be used.
   """
   path = settings['path']
-  if path.startswith('ogbn-') and not pathlib.Path(path).exists():
+  if path.startswith('ogbn-') and not os.path.exists(path):
     tell = functools.partial(progress, 'downloading')
     path = str(download.ogb(path, cache, tell))
   settings = {'comments': '', **settings, 'path': path}
-  folder = pathlib.Path(path).expanduser()
+  folder = pathlib.Path(os.path.expanduser(path))
   published.refuse(folder)
   is_list = False
   if toygraph.is_named(path):
     graph = toygraph.make(path)
   elif graph_lib.is_saved(folder):
     graph = graph_lib.load(folder)
-  elif (folder / 'raw').is_dir():
+  elif os.path.isdir(folder / 'raw'):
     paths = [*folder.rglob('*.*')]
     graph = _built(_ogb, paths, settings, cache=cache, progress=progress)
   else:
     settings = published.find_files(settings)
-    file = pathlib.Path(settings['path']).expanduser()
+    file = pathlib.Path(os.path.expanduser(settings['path']))
     if is_list := _is_list(file):
       paths = inputs.together(settings['path'], 'list of edges')
       plans = edge_lists.planned(paths, settings)
@@ -92,7 +93,7 @@ def read(
 
 def _is_list(file):
   """Whether a file has edges, a line each, and no matrix or object of JSON."""
-  if file.suffix != '.json' or not file.is_file():
+  if file.suffix != '.json' or not os.path.isfile(file):
     return file.suffix not in ('.npz', '.mat', '.json')
   with contextlib.suppress(errors.UserError):
     if tables.guess(file) == 'jsonl':
@@ -107,10 +108,10 @@ def located(settings: Mapping[str, Any]) -> Mapping[str, Any]:
   Raises a `UserError` where these cannot be told.
   """
   path = settings['path']
-  folder = pathlib.Path(path).expanduser()
-  is_one = graph_lib.is_saved(folder) or (folder / 'raw').is_dir()
+  folder = pathlib.Path(os.path.expanduser(path))
+  is_one = graph_lib.is_saved(folder) or os.path.isdir(folder / 'raw')
   is_one |= toygraph.is_named(path)  # '' is no folder
-  if is_one or not (folder.is_dir() or re.search(r'[*?[]', path)):
+  if is_one or not (os.path.isdir(folder) or re.search(r'[*?[]', path)):
     return settings
   return published.find_files(settings)
 

@@ -9,6 +9,7 @@ Each is read as arrays by name, of which `adj` or `edges` are the graph.
 """
 
 import logging
+import os
 import pathlib
 import re
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ def read(path: pathlib.Path, directed: bool) -> graph_lib.Graph:
   """Read the graph of an .npz, .mat or .json file."""
   from scipy import sparse
 
-  if not path.is_file():
+  if not os.path.isfile(path):
     raise errors.UserError(f'there is no file {path}; give a graph')
   make_arrays = {'.mat': _mat, '.json': _json}.get(path.suffix, _npz)
   try:

@@ -6,6 +6,7 @@ line for each community.
 """
 
 import logging
+import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -169,7 +170,7 @@ def _array(path, graph):
     first = ', '.join(graph.names[:3])
     _LOG.info('%s: rows are read as of the nodes %s, ..', path, first)
   try:
-    return np.load(pathlib.Path(path).expanduser(), mmap_mode='r')
+    return np.load(os.path.expanduser(path), mmap_mode='r')
   except Exception as error:  # of any class, where a file is damaged
     raise errors.UserError(
       f'cannot read {path}: {errors.one_line(error)}; give an array by '
@@ -396,7 +397,7 @@ def _communities(path, comments):
 
 
 def _json(path) -> dict[str, Any]:
-  file = pathlib.Path(path).expanduser()
+  file = pathlib.Path(os.path.expanduser(path))
   try:
     fields = json_text.loads(file.read_text('utf-8'))
     if not isinstance(fields, dict) or not fields:
@@ -483,7 +484,7 @@ def check_size(
 def role_splits(folder: pathlib.Path, num_nodes: int) -> dict[str, Any]:
   """The `splits` of a graph that a folder's role.json has, if there is one."""
   path = folder / 'role.json'
-  if not path.is_file():
+  if not os.path.isfile(path):
     return {}
   try:
     nodes = {k: np.array(x, np.int64) for k, x in _json(path).items() if x}

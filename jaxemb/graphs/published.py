@@ -95,7 +95,7 @@ def find_files(settings: Mapping[str, Any]) -> dict[str, Any]:
       shown.append(f'{role} {_listed(paths)}')
   if unused := [x for x in files if x not in used]:
     shown.append(f'not used: {_listed(unused)}')
-  if folder.is_dir() or of_splits.splits:
+  if os.path.isdir(folder) or of_splits.splits:
     _LOG.info('of the folder %s: %s', folder, ', '.join(shown))
   return settings
 
@@ -115,7 +115,7 @@ def _files(folder):
 
 
 def _suggest_labels(path, settings):
-  if settings['labels'] or not path.is_file():
+  if settings['labels'] or not os.path.isfile(path):
     return
   stem = re.split(r'[._-]', path.name)[0]
   beside = [x for x in _files(path.parent) if is_named(x, _LABELS)]
@@ -133,7 +133,7 @@ def refuse(path: pathlib.Path, lines: Sequence[str] = ()) -> None:
 
   It is told by its first `lines`, or, without these, by its name.
   """
-  paths = [*path.glob('ind.*.graph')] if path.is_dir() else [path]
+  paths = [*path.glob('ind.*.graph')] if os.path.isdir(path) else [path]
   text = '\n'.join(lines).lstrip()
   for form in _TABLE['refused']:
     names, begins = (form.get(x, '(?!)') for x in ('names', 'begins'))

@@ -341,6 +341,10 @@ def _sync(path: pathlib.Path) -> None:
 @contextlib.contextmanager
 def _temporary(path: pathlib.Path, remedy: str) -> Iterator[pathlib.Path]:
   """Yields the path of a temporary file or folder, which is removed again."""
+  if not path.name or '\0' in str(path):
+    raise errors.UserError(
+      f'cannot write {str(path)!r}; give the name of a file'
+    )
   temporary = temporary_of(path)
   try:
     path.parent.mkdir(parents=True, exist_ok=True)

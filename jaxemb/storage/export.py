@@ -23,8 +23,10 @@ projector.tensorflow.org takes the two .tsv files by hand. Both draw at most
 import bisect
 import contextlib
 import dataclasses
+import errno
 import json
 import math
+import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -297,8 +299,17 @@ def folders(path: pathlib.Path | str) -> list[pathlib.Path]:
   """Returns a folder and its export/, in either of which a model may be.
 
   Completes what was interrupted there, or in a folder that `merge` replaces
-  with its export/; see `atomic.complete`.
+  with its export/; see `atomic.complete`. Raises a `UserError` for a name that
+  no file can have.
   """
+  try:
+    os.stat(path)
+  except (OSError, ValueError) as error:
+    if getattr(error, 'errno', None) in (None, errno.ENAMETOOLONG):
+      reason = getattr(error, 'strerror', None) or errors.one_line(error)
+      raise errors.UserError(
+        f'cannot read {path}: {reason}; give another path'
+      ) from error
   found = [pathlib.Path(path), pathlib.Path(path, 'export')]
   outer = found[0].absolute()
   for folder in ([outer.parent] if outer.name == 'export' else []) + found:
