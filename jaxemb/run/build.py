@@ -45,6 +45,7 @@ _ROWS_PER_BLOCK = 500
 # texts of 10 to 400 words, with 5 to 20 negatives.
 _FUSED_RATE_BOUND, _RATE_BOUND = 0.02, 0.0025
 _MOST_SHOWN = 200_000  # keys in a report
+_LISTED_BYTES, _INDEXED_BYTES = 70, 180  # of a word, in a list and in a dict
 _MIN_KNOWN = 0.5  # of the items of a set
 _MOST_FREE_EXAMPLES = 1 << 16  # of a step, however few there are
 
@@ -184,8 +185,10 @@ class Parts(NamedTuple):
       result_bytes += min(1, _MOST_SHOWN / num_keys) * vectors_bytes
     if self.config.strategy.name == 'partition':
       # Copied, compared with vectors before training, and selected, of one
-      # sub-model after the other.
+      # sub-model after the other; and words by name, to merge all.
       result_bytes = 2 * result_bytes + 2 * vectors_bytes
+      lists_bytes = _LISTED_BYTES * self.config.strategy.num_parts
+      result_bytes += (lists_bytes + _INDEXED_BYTES) * num_keys
     return int(result_bytes)
 
   def _check_store(self) -> budget.Store:
