@@ -64,3 +64,30 @@ def test_checkpoints_of_replicas_and_accelerators_are_copied(
   )
   state = State(own, common)
   assert build.Parts._snapshot_bytes(parts, state) == expected
+
+
+@pytest.mark.parametrize(
+  ('exports_optimizer', 'derived', 'expected'),
+  [(True, 50, 1400), (False, 50, 1200), (False, 300, 1800)],
+)
+def test_results_are_tables_and_what_is_computed_of_them(
+  exports_optimizer, derived, expected
+):
+  array = jax.ShapeDtypeStruct((10, 15), 'float32')
+  table = types.SimpleNamespace(vectors=array, opt_state=(array,))
+  parts = types.SimpleNamespace(
+    config=types.SimpleNamespace(
+      model=types.SimpleNamespace(dim=15),
+      table=types.SimpleNamespace(dtype='float32'),
+      strategy=types.SimpleNamespace(name='sync'),
+    ),
+    kind=types.SimpleNamespace(exports_optimizer=exports_optimizer),
+    source=types.SimpleNamespace(keys='ten words!'),
+    strategy=types.SimpleNamespace(num_replicas=0),
+    trainable=types.SimpleNamespace(
+      model=types.SimpleNamespace(num_derived=lambda num_keys: derived)
+    ),
+  )
+  state = types.SimpleNamespace(tables={'input': table})
+  result_bytes = build.Parts._result_bytes(parts, state, has_store=False)
+  assert result_bytes == expected
