@@ -287,6 +287,7 @@ def _assert_settings(code, config):
         assert ours == _VALUES.get((keyword.arg, value), value), keyword.arg
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('title', _SECTIONS)
 def test_rows_do_the_same(title, names, configs):
   (imports,) = re.findall(

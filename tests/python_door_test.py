@@ -22,6 +22,7 @@ def vectors() -> jaxemb.Embeddings:
   return jaxemb.train(_TEXT, **_SMALL)
 
 
+@pytest.mark.slow
 def test_strings_are_split_and_lowercased_and_tokens_are_not(vectors):
   words = 'the king rules land dog eats meat'.split()
   assert set(vectors.index_to_key) == set(words)

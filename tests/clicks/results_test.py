@@ -219,6 +219,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(
   assert each[0] == each[1] and len(each[0]) == 3
 
 
+@pytest.mark.slow
 def test_a_model_that_diverges_is_refused(tmp_path):
   settings = {'optimizer__name': 'sgd', 'optimizer__learning_rate': 1e6}
   with pytest.raises(errors.UserError, match='dense_learning_rate'):

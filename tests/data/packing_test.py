@@ -9,7 +9,7 @@ from jaxemb.data import blocks as blocks_lib
 from jaxemb.kernels.cpu import batches
 from jaxemb.run import loop
 from jaxemb.text import loader, tokenize
-from tests import corpora, dispatches
+from tests import corpora, dispatches, marking
 
 _END, _VOCAB = tokenize.END, 300
 
@@ -143,6 +143,7 @@ def test_batches_have_what_devices_count_and_end_at_evaluations(monkeypatch):
   assert sizes(window=255) == [2, 2, 2, 2, 1]
 
 
+@pytest.mark.slow
 def test_what_makes_its_blocks_and_what_has_no_room_is_sent():
   corpus, spec = _corpus(), corpora.spec(device_words=10**6)
   walks = loader.TextSource(_Walks(corpus), spec)
@@ -183,10 +184,10 @@ def test_a_cpu_reads_the_text_where_it_is(tmp_path):
   ('strategy', 'shape', 'fused'),
   [
     ('sync', (1, 1), False),
-    ('sync', (2, 1), False),
-    ('replicas', (2, 1), False),
+    marking.slow('sync', (2, 1), False),
+    marking.slow('replicas', (2, 1), False),
     ('sync', (1, 1), True),
-    ('replicas', (2, 1), True),
+    marking.slow('replicas', (2, 1), True),
   ],
 )
 def test_dispatches_prepare_their_batches(monkeypatch, strategy, shape, fused):

@@ -78,6 +78,7 @@ def test_inferred_vectors_are_near_those_of_their_topic(name):
   assert np.median(np.sum(a * b, 1)) > 0.9
 
 
+@pytest.mark.slow
 def test_a_vector_depends_on_its_document_and_the_seed_alone():
   model, texts = _model(), _texts(7, seed=2)
   vectors = model.infer(texts)
@@ -180,6 +181,7 @@ class Tagged:
     self.words, self.tags = words, tags
 
 
+@pytest.mark.slow
 def test_documents_with_tags_and_tables_are_trained():
   texts = _texts(40)
   settings = SETTINGS | {
@@ -199,6 +201,7 @@ def test_documents_with_tags_and_tables_are_trained():
     jaxemb.train(tagged, config='documents', settings=settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('fused', [True, marking.slow(False)])
 def test_a_run_that_is_stopped_resumes_with_the_same_bits(
   tmp_path, interrupting, fused

@@ -60,6 +60,7 @@ def _nested(depth):
   return _matlab(1, (1, 1), b'', num_bytes=8) * depth + cell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('is_packed', [False, True])
 @pytest.mark.parametrize(
   ('more', 'says'),

@@ -205,6 +205,7 @@ def test_dropout_is_by_node_and_right_on_average():
   assert np.std(each, 0).min() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dropout', [0.0, 0.4])
 def test_sparse_features_learn_what_dense_ones_do(dropout):
   model, params, rows = _made(1000, dropout=dropout, dim=0)

@@ -19,6 +19,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 def test_communities_are_found(tmp_path):
   assert train.run(config_lib.load('graph', SMALL), tmp_path) == 0
   scores = json.loads((tmp_path / 'report.json').read_text())['evaluation']

@@ -105,6 +105,7 @@ def make(tmp_path):
   return made
 
 
+@pytest.mark.slow
 def test_blocks_are_walks_and_counts_are_visits(make, monkeypatch):
   source = make(walks=60)
   corpus, graph = source.corpus, source.graph

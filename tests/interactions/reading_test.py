@@ -373,6 +373,7 @@ _NAME = st.text(
 )
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=30)
 @hypothesis.given(
   st.lists(st.tuples(_NAME, _NAME), min_size=1, max_size=30),

@@ -95,6 +95,7 @@ def test_vectors_are_means_of_the_rows_of_words(dtype, monkeypatch):
   assert vectors.data[:0].shape == (0, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'model', ['skipgram-subwords', marking.slow('cbow-subwords')]
 )

@@ -103,6 +103,7 @@ def test_steps_that_are_given_are_taken(blocks, tmp_path):
   assert config['train']['batch_words'] == 4096 and blocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('module', [nvrtc, driver])
 def test_without_a_kernel_one_line_says_so_and_xla_trains(
   module, blocks, tmp_path, monkeypatch

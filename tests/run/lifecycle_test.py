@@ -152,6 +152,7 @@ def test_killed_at_any_dispatch_it_ends_with_the_same_bits(
   assert len(metrics.read(run / 'metrics.jsonl')) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('began_with', ['windows', 'weights', 'no record'])
 def test_a_run_goes_on_with_the_windows_that_it_began_with(
   finished, tmp_path, interrupting, drawn, began_with
@@ -314,6 +315,7 @@ def _text(tmp_path: pathlib.Path, data: bytes) -> dict:
   return {'data.path': str(tmp_path / 'a.txt')}
 
 
+@pytest.mark.slow
 def test_changed_text_is_refused_and_moved_text_is_not(copied, cache, tmp_path):
   moved = tmp_path / 'moved.xml.gz'
   shutil.copy(next(cache.glob('toywiki-60000-*/*.xml.gz')), moved)
@@ -382,6 +384,7 @@ def test_keys_are_not_read_for_no_benchmarks():
 # Steps that nobody gave.
 
 
+@pytest.mark.slow
 def test_a_default_step_shrinks_to_the_rows_that_fit(tmp_path):
   settings = {
     'mesh.data': 1, 'optimizer.name': 'adam', 'train.epochs': 1,

@@ -412,6 +412,7 @@ def _train(name, path, workdir, **settings):
   assert lifecycle.run(config, workdir) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name',
   [
@@ -465,6 +466,7 @@ def _documents(path, tags, words):
   path.write_text('\n'.join(lines) + '\n')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'changes',
   [
@@ -537,6 +539,7 @@ def _log_of_clicks(path, colors, seed):
   path.write_text('\n'.join(lines) + '\n')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'changes',
   [

@@ -46,6 +46,7 @@ def test_layouts_send_what_the_formula_says(layout, mesh):
   assert sent['total'] == pytest.approx(formula, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_column_layout_sends_scores():
   # 2 (n - 1) / n = 1 for two devices, and the loss in every eighth step.
   _, sent = _sent((1, 2), 'column', loss_every_steps=8)
@@ -56,6 +57,7 @@ def test_column_layout_sends_scores():
   assert sent['total'] == SCORES_BYTES / 2
 
 
+@pytest.mark.slow
 def test_replicas_send_what_is_due():
   made, sent = _sent(settings=BFLOAT16, sync_words=128, sync_lookups=0.5)
   loop = made.strategy.loop

@@ -10,7 +10,7 @@ import pytest
 from jaxemb.kernels.gpu import row_sums
 from jaxemb.tables import dedup, row_access
 from jaxemb.tables import row_optimizers as rowopt
-from tests import compiling
+from tests import compiling, marking
 
 VOCAB = 5000
 
@@ -73,7 +73,7 @@ def test_each_id_comes_once_with_its_sums(deduplicate, kind, size):
   np.testing.assert_array_equal(found.squares[used], sums[here, 0])
 
 
-@pytest.mark.parametrize('device', ['cpu', 'gpu', 'gpu_kernel'])
+@pytest.mark.parametrize('device', ['cpu', 'gpu', marking.slow('gpu_kernel')])
 def test_rows_are_added(device, monkeypatch):
   kernels = row_access.XLA
   if device == 'gpu_kernel':

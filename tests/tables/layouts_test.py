@@ -83,7 +83,7 @@ def _state_by_id(opt_state, optimizer):
     ),
     marking.slow('column', (1, 4), 'sgd_limited'),
     ('replicated@cpu3', (1, 1), 'adagrad_full'),
-    ('row_by_two', (2, 2), 'adam'),
+    marking.slow('row_by_two', (2, 2), 'adam'),
     ('column', (2, 2), 'adagrad_full'),
     *marking.slow_after(
       0,

@@ -1,8 +1,11 @@
 """The process that compiles the tokenizer."""
 
+import pytest
+
 from jaxemb.text import ahead
 
 
+@pytest.mark.slow
 def test_compiles_once(tmp_path, monkeypatch):
   monkeypatch.setenv('NUMBA_CACHE_DIR', str(tmp_path / 'numba'))
   monkeypatch.setattr(ahead, '_started', [])

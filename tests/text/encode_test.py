@@ -562,6 +562,7 @@ def test_processes_have_what_one_has(texts, tmp_path, monkeypatch, layout):
     assert sum(item.own for item in items) == 2 * own_words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layout', _PROCESSES)
 def test_processes_find_the_phrases_that_one_finds(
   texts, tmp_path, monkeypatch, layout

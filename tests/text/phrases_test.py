@@ -13,6 +13,7 @@ from jaxemb import errors
 from jaxemb.data import base
 from jaxemb.runtime import resources
 from jaxemb.text import encode, passes, phrases, tokenize
+from tests import marking
 
 _CONNECTORS = 'of,the'
 
@@ -117,7 +118,7 @@ _RULES = [
 ]
 
 
-@pytest.mark.parametrize('values', _RULES)
+@pytest.mark.parametrize('values', [*_RULES[:3], marking.slow(_RULES[3])])
 def test_finds_what_plain_loops_find(
   sentences, path, tmp_path, monkeypatch, values
 ):

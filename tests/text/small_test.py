@@ -95,6 +95,7 @@ def test_ten_words_do_not_diverge(settings):
   assert {x for x, _ in nearest} == {*groups[1]} - {'dog'}
 
 
+@pytest.mark.slow
 def test_many_documents_of_ten_words_do_not_diverge():
   draw = random.Random(1)
   documents = [draw.choices(_COLORS[:5], k=10) for _ in range(1500)]

@@ -276,6 +276,7 @@ def test_emoji_are_words_or_counted():
   assert counts == (3, 0, 0, 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('definition', 'lowercase'),
   [

@@ -20,6 +20,7 @@ def _lookups(num, vocab, longest=0):
   return rng.permutation(ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('num', 'dim', 'longest', 'is_given'),
   # Runs in a tile, in two, and in more than are read at once.
