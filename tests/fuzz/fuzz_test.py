@@ -107,6 +107,24 @@ def test_inputs_that_were_faults(target, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_processes_that_wait_for_a_core_do_not_hang():
+  # Two share a core, as readers that start one do on a busy machine.
+  code = (
+    'import os, subprocess, sys; '
+    'os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); '
+    "busy = [sys.executable, '-c', 'while True: pass']; "
+    'both = [subprocess.Popen(busy) for _ in range(2)]; '
+    'print(flush=True); sys.stdin.read(); [x.kill() for x in both]'
+  )
+  pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE}
+  with subprocess.Popen([sys.executable, '-c', code], **pipes) as process:
+    process.stdout.readline()
+    time.sleep(2)
+    assert fuzzing._queued_secs(process.pid) > 1
+    process.communicate()
+
+
+@pytest.mark.slow
 def test_faults_are_noticed(tmp_path):
   # Users' code, without checks of bounds, which the fuzzer must not run.
   environment = {**os.environ, 'NUMBA_CACHE_DIR': str(tmp_path / 'numba')}

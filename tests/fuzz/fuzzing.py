@@ -13,8 +13,8 @@ memory     the resident memory's peak grows by more than ten times the input and
 memory     an allocation of more than 4 GB beyond what the process has mapped
            fails (RLIMIT_AS), in a `MemoryError`
 crash      the child ended by a signal or an exit
-hang       an input takes more than ten seconds, without those in which it waits
-           for a core that others have (Linux)
+hang       an input takes more than ten seconds, without those in which it, or
+           a process that it starts, waits for a core that others have (Linux)
 """
 
 import contextlib
@@ -498,11 +498,18 @@ def _watch(body, log, progress, hang_secs, secs) -> Outcome | None:
 
 
 def _queued_secs(process: int) -> float:
-  """Returns how long a process has been ready to run without a core."""
+  """Returns how long threads that are ready to run have had no core.
+
+  Those are of a process and of what it has started, as far as they live.
+  """
+  secs = 0.0
   with contextlib.suppress(OSError):
-    fields = pathlib.Path(f'/proc/{process}/schedstat').read_text().split()
-    return int(fields[1]) / 1e9
-  return 0.0
+    for thread in pathlib.Path(f'/proc/{process}/task').iterdir():
+      with contextlib.suppress(OSError):  # it has ended
+        secs += int((thread / 'schedstat').read_text().split()[1]) / 1e9
+        started = (thread / 'children').read_text().split()
+        secs += sum(map(_queued_secs, map(int, started)))
+  return secs
 
 
 def _enter(body: Callable[[], None], log: pathlib.Path) -> NoReturn:
