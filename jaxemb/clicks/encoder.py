@@ -141,8 +141,7 @@ def load(folder: pathlib.Path) -> Encoder:
   """Reads what `Encoder.save` has written."""
   record = export.read_record(folder / 'encoder.json')
   FORMAT.check(folder / 'encoder.json', record)
-  with np.load(folder / 'encoder.npz') as file:
-    arrays = dict(file)
+  arrays = export.load_arrays(folder / 'encoder.npz')
   label, *columns = (
     record['schema'][x.name] for x in dataclasses.fields(schema_lib.Schema)
   )
@@ -155,11 +154,15 @@ def load(folder: pathlib.Path) -> Encoder:
     is_right = all(type(y) is int and y >= 0 for y in x[1:5])
     if not is_right or x.first_column + x.num_columns > num_columns:
       raise ValueError(f'its field {x} is damaged')
+  hashes = tuple(arrays[f'hashes_{i}'] for i in range(len(fields)))
+  for x in hashes:
+    if x.dtype != np.uint64 or x.ndim != 1 or np.any(x == keys.EMPTY):
+      raise ValueError('its hashes are damaged')
   return Encoder(
     schema=schema,
     settings=_checked(record['settings']),
     fields=examples.Fields(tuple(fields), tuple(record['numbers'])),
-    hashes=tuple(arrays[f'hashes_{i}'] for i in range(len(fields))),
+    hashes=hashes,
     scales=arrays['scales'],
   )
 

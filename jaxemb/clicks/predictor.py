@@ -295,18 +295,24 @@ def load(folder: pathlib.Path) -> ClickModel:
     shapes = jax.eval_shape(model.init, sampling.key_shape())
     expected, tree = jax.tree.flatten(shapes)
     num = tree.num_leaves
-    with np.load(folder / 'dense.npz') as arrays:
-      leaves = [arrays[str(i)] for i in range(len(arrays.files))]
+    arrays = export.load_arrays(folder / 'dense.npz')
+    leaves = [arrays[str(i)] for i in range(len(arrays))]
     for leaf, shape in zip(leaves, expected, strict=False):
-      export.check_real(leaf, shape.shape)
+      _check_shape(leaf, shape.shape)
+    for leaf in leaves[num:]:
+      _check_shape(leaf, leaf.shape)
     if {x.name for x in model.tables} != {*record['tables']}:
       raise ValueError(f'it has tables {record["tables"]}')
+    tables_by_name = {
+      x.name: export.load_array(folder / f'{x.name}.npy', mmap_mode='r')
+      for x in model.tables
+    }
+    for x in model.tables:
+      _check_shape(tables_by_name[x.name], (x.vocab, x.dim))
     return ClickModel(
       model=model,
       params=jax.tree.unflatten(tree, leaves[:num]),
-      tables={
-        k: np.load(folder / f'{k}.npy', mmap_mode='r') for k in record['tables']
-      },
+      tables=tables_by_name,
       moments=tuple(leaves[num:]),
       encoder=encoder,
     )
@@ -320,6 +326,14 @@ def load(folder: pathlib.Path) -> ClickModel:
       f'{folder} is no whole model of clicks: {errors.one_line(error)}; export '
       'it again by starting its run again'
     ) from error
+
+
+def _check_shape(array: np.ndarray, shape: tuple[int, ...]) -> None:
+  if array.dtype != np.float32 or array.shape != shape:
+    raise ValueError(
+      f'it has {array.dtype} of shape {array.shape}; float32 of shape {shape} '
+      'is needed'
+    )
 
 
 def write_function(folder: pathlib.Path, model: ClickModel) -> None:

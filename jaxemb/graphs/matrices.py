@@ -21,6 +21,7 @@ from jaxemb import errors
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import mat_files, node_files, published
 from jaxemb.io import json_text, roles
+from jaxemb.storage import export
 
 _LOG = logging.getLogger('jaxemb')
 
@@ -41,6 +42,12 @@ def read(path: pathlib.Path, directed: bool) -> graph_lib.Graph:
     arrays = make_arrays(path)
     adjacency = _adjacency(arrays)
     known = _known(path, arrays, adjacency.shape[0])
+    if adjacency.dtype.kind not in 'biuf':
+      raise errors.UserError(
+        f'{path} has weights of {adjacency.dtype}; give real numbers above 0'
+      )
+    adjacency.sum_duplicates()
+    adjacency.eliminate_zeros()
   except (
     *(OSError, ValueError, TypeError, KeyError, AttributeError),
     *(NotImplementedError, IndexError, OverflowError),
@@ -52,12 +59,6 @@ def read(path: pathlib.Path, directed: bool) -> graph_lib.Graph:
       f'cannot read {path}: {why}; give a file by scipy.sparse.save_npz, or '
       'by save -v7 of Matlab'
     ) from error
-  if adjacency.dtype.kind not in 'biuf':
-    raise errors.UserError(
-      f'{path} has weights of {adjacency.dtype}; give real numbers above 0'
-    )
-  adjacency.sum_duplicates()
-  adjacency.eliminate_zeros()
   if not directed and not (adjacency != adjacency.T).nnz:
     adjacency = sparse.triu(adjacency, 0)
   edges = adjacency.tocoo()
@@ -218,7 +219,10 @@ def _npz(path) -> Mapping[str, Any]:
   try:
     arrays, unread = _loaded(path)
     if 'format' in arrays:
-      return {'adj': sparse.load_npz(path)}
+      matrix = sparse.load_npz(path)
+      if matrix.format in ('csr', 'csc', 'bsr'):
+        _check_format(matrix)
+      return {'adj': matrix}
   except Exception as error:  # of any class, where a file is damaged
     raise ValueError(errors.one_line(error)) from error
   if unread:
@@ -229,10 +233,20 @@ def _npz(path) -> Mapping[str, Any]:
         arrays[f'{name}_{x}'] for x in ('data', 'indices', 'indptr')
       )
       arrays[name] = sparse.csr_matrix(parts, shape=arrays[f'{name}_shape'])
-      arrays[name].check_format()
+      _check_format(arrays[name])
   if 'edge_index' in arrays:
     arrays['edges'] = arrays['edge_index'].T
   return arrays
+
+
+def _check_format(matrix):
+  """Raises a `ValueError` if a matrix in pieces is damaged.
+
+  SciPy would write beyond its arrays.
+  """
+  if np.any(matrix.indptr[1:] < matrix.indptr[:-1]):  # which SciPy may pass
+    raise ValueError('its indptr falls')
+  matrix.check_format()
 
 
 def _loaded(path):
@@ -248,6 +262,8 @@ def _loaded(path):
         if 'allow_pickle' not in str(error):
           raise
         unread.append(name)
+      else:
+        export.check_member(name, arrays[key])
   return arrays, unread
 
 

@@ -28,6 +28,7 @@ import json
 import math
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
@@ -425,9 +426,22 @@ def load_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
   with file:
     arrays = dict(file)
   for name, array in arrays.items():
-    if not isinstance(array, np.ndarray):  # NumPy returns bytes for these
-      raise ValueError(f'{name} in it is no array')
+    check_member(name, array)
   return arrays
+
+
+def check_member(name: str, array: np.ndarray | bytes) -> None:
+  """Raises a `ValueError` if a member of an .npz file is no array of its type.
+
+  NumPy returns the bytes of other files, and arrays of text with numbers that
+  are no characters.
+  """
+  if not isinstance(array, np.ndarray):
+    raise ValueError(f'{name} in it is no array')
+  if array.dtype.kind == 'U' and array.dtype.itemsize:
+    codes = np.ascontiguousarray(array).view(f'{array.dtype.byteorder}u4')
+    if np.any(codes > sys.maxunicode):
+      raise ValueError(f'{name} in it has text that is damaged')
 
 
 def check_real(array: np.ndarray, shape: tuple[int, ...]) -> None:
