@@ -282,8 +282,8 @@ def load(path: pathlib.Path | str) -> NodeModel | None:
     fields = dict(record['network'])
     fields['sizes'] = tuple(fields['sizes'])
     fields['fanouts'] = tuple(fields.pop('tree'))
-    with np.load(folder / NETWORK) as arrays:
-      params = {k: arrays[k] for k in arrays.files if '/' in k}  # no tables
+    # No tables.
+    params = export.load_arrays(folder / NETWORK, lambda name: '/' in name)
     return NodeModel(
       spec=graphsage.SageSpec(**fields),
       params=traverse_util.unflatten_dict(params, sep='/'),

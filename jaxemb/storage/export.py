@@ -408,6 +408,14 @@ def put_array(file: BinaryIO, array: np.ndarray) -> None:
 
 def load_array(path: pathlib.Path, mmap_mode: str | None = None) -> np.ndarray:
   """Loads an .npy file; raises a `ValueError` if it is damaged."""
+  array = _load(path, mmap_mode)
+  if not isinstance(array, np.ndarray):
+    array.close()
+    raise ValueError('it is an archive, not one array')
+  return array
+
+
+def _load(path, mmap_mode=None):
   try:
     return np.load(path, mmap_mode=mmap_mode)
   except damage.ERRORS as error:
@@ -418,13 +426,21 @@ def load_array(path: pathlib.Path, mmap_mode: str | None = None) -> np.ndarray:
     raise ValueError(f'{problem}: {errors.one_line(error)}') from error
 
 
-def load_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Loads an .npz file; raises one of `damage.ERRORS` if it is damaged."""
-  file = load_array(path)
+def load_arrays(
+  path: pathlib.Path, is_needed: Callable[[str], bool] = lambda name: True
+) -> dict[str, np.ndarray]:
+  """Loads arrays of an .npz file, by name, if these are needed.
+
+  Raises one of `damage.ERRORS` if it is damaged.
+  """
+  file = _load(path)
   if isinstance(file, np.ndarray):
     raise ValueError('it is one array, not an archive of arrays')
   with file:
-    arrays = dict(file)
+    try:
+      arrays = {x: file[x] for x in file.files if is_needed(x)}
+    except RuntimeError as error:  # such as of a member that is encrypted
+      raise ValueError(errors.one_line(error)) from error
   for name, array in arrays.items():
     check_member(name, array)
   return arrays

@@ -167,6 +167,14 @@ def test_an_array_with_a_damaged_header_is_one_line(tmp_path):
     export.read(tmp_path)
 
 
+def test_an_archive_in_place_of_an_array_is_one_line(tmp_path):
+  export.write(tmp_path, ['a'], export.Encoded(np.ones((1, 2))), None, True)
+  with (tmp_path / 'vectors.npy').open('wb') as file:
+    np.savez(file, np.ones((1, 2)))
+  with pytest.raises(errors.UserError, match='an archive.*give a workdir'):
+    export.read(tmp_path)
+
+
 @pytest.mark.parametrize('given', ['', 'export', 'export/vectors.npy'])
 def test_a_merge_that_was_killed_is_completed_by_readers(given, tmp_path):
   for folder, value in ((tmp_path, 1), (tmp_path / '.replacement', 2)):
