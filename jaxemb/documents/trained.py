@@ -32,6 +32,8 @@ FORMAT = formats.Format(
 )
 _MOST_NAMES = 5
 _MAX_SETTING = 1 << 32
+# As of `config.model` and `config.train`, or inference would not end.
+_MOST = {'window': 255, 'negatives': 65_536, 'epochs': 1_000_000}
 # Of the settings that are saved.
 _KINDS = {
   'model': str, 'window': int, 'dynamic_window': bool, 'negatives': int,
@@ -341,7 +343,8 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
       raise ValueError(
         f'{_SETTINGS} has {name}={settings.get(name)!r}, no {kind.__name__}'
       )
-    if kind in (int, float) and not abs(settings[name]) <= _MAX_SETTING:
+    most = _MOST.get(name, _MAX_SETTING)
+    if kind in (int, float) and not abs(settings[name]) <= most:
       raise ValueError(f'{_SETTINGS} has {name}={settings[name]}')
 
 
