@@ -25,7 +25,7 @@ from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
 from jaxemb.io import columns as columns_lib
 from jaxemb.io import keys, tables
-from jaxemb.storage import atomic, export, formats
+from jaxemb.storage import atomic, damage, export, formats
 
 FORMAT = formats.Format(
   'an encoder of clicks',
@@ -142,29 +142,49 @@ def load(folder: pathlib.Path) -> Encoder:
   record = export.read_record(folder / 'encoder.json')
   FORMAT.check(folder / 'encoder.json', record)
   arrays = export.load_arrays(folder / 'encoder.npz')
-  label, *columns = (
-    record['schema'][x.name] for x in dataclasses.fields(schema_lib.Schema)
+  schema = schema_lib.Schema(
+    **damage.checked_fields(schema_lib.Schema, record['schema'])
   )
-  schema = schema_lib.Schema(label, *map(tuple, columns))
-  fields = [examples.IdField(*x) for x in record['fields']]
-  if len(fields) < len(schema.categories) + len(schema.lists):
-    raise ValueError(f'it has {len(fields)} fields, fewer than its columns')
-  num_columns = sum(x.num_columns for x in fields)
-  for x in fields:
-    is_right = all(type(y) is int and y >= 0 for y in x[1:5])
-    if not is_right or x.first_column + x.num_columns > num_columns:
-      raise ValueError(f'its field {x} is damaged')
+  settings = _checked(record['settings'])
+  fields = _fields(record['fields'])
+  columns = schema.categories + schema.lists
+  if settings['numbers'] == 'buckets':
+    columns += schema.numbers
+  if len(fields) != len(columns):
+    raise ValueError(f'it has {len(fields)} fields for {len(columns)} columns')
   hashes = tuple(arrays[f'hashes_{i}'] for i in range(len(fields)))
   for x in hashes:
     if x.dtype != np.uint64 or x.ndim != 1 or np.any(x == keys.EMPTY):
       raise ValueError('its hashes are damaged')
   return Encoder(
     schema=schema,
-    settings=_checked(record['settings']),
-    fields=examples.Fields(tuple(fields), tuple(record['numbers'])),
+    settings=settings,
+    fields=examples.Fields(
+      fields, damage.checked(tuple[str, ...], record['numbers'])
+    ),
     hashes=hashes,
     scales=arrays['scales'],
   )
+
+
+def _fields(record: Any) -> tuple[examples.IdField, ...]:
+  """Returns fields that were stored; raises a `ValueError` for wrong ones."""
+  names, fields = examples.IdField._fields, []
+  for x in damage.checked(list, record):
+    values = dict(zip(names, x, strict=True))
+    values = damage.checked_fields(examples.IdField, values)
+    fields.append(examples.IdField(**values))
+  num_ids = sum(x.num_ids for x in fields)
+  num_columns = sum(x.num_columns for x in fields)
+  for x in fields:
+    is_right = (
+      min(x[1:5]) >= 0
+      and x.first_id + x.num_ids <= num_ids
+      and x.first_column + x.num_columns <= num_columns
+    )
+    if not is_right:
+      raise ValueError(f'its field {x} is damaged')
+  return tuple(fields)
 
 
 def _checked(settings: Any) -> dict[str, Any]:

@@ -287,11 +287,14 @@ def load(folder: pathlib.Path) -> ClickModel:
     record = export.read_record(folder / _MODEL)
     FORMAT.check(folder, record)
     encoder = encoder_lib.load(folder)
-    spec = clicks.ClickSpec(encoder.fields, **record['spec'])
-    spec = dataclasses.replace(
-      spec, hidden=tuple(spec.hidden), lower_hidden=tuple(spec.lower_hidden)
+    spec = clicks.ClickSpec(
+      encoder.fields, **damage.checked_fields(clicks.ClickSpec, record['spec'])
     )
-    model = clicks.of_terms(spec, tuple(record['terms']))
+    if min(spec.dim, *spec.hidden, *spec.lower_hidden) < 1:
+      raise ValueError('its layers have no units')
+    model = clicks.of_terms(
+      spec, damage.checked(tuple[str, ...], record['terms'])
+    )
     shapes = jax.eval_shape(model.init, sampling.key_shape())
     expected, tree = jax.tree.flatten(shapes)
     num = tree.num_leaves
