@@ -529,12 +529,16 @@ _OTHERS = (
        'is a file of --data'),
   Case('merge run loop --output=merged', 'loop'),
   *(
-    Case(f'{command}{"y" * 5000}', 'File name too long')
-    for command in (
-      'train --config=', 'train --workdir=', 'query aa0 --vectors=',
-      'train --config=ctr --workdir=bad --config.data.path=',
-      'train --config=graph --workdir=bad --config.data.path=',
-    )
+    Case(f'{command}{"y" * 5000}', says)
+    for command, says in {
+      'train --config=': 'there is no config file',
+      'train --workdir=': 'File name too long',
+      'query aa0 --vectors=': 'File name too long',
+      'train --config=ctr --workdir=bad --config.data.path=':
+        'there is no file',
+      'train --config=graph --workdir=bad --config.data.path=':
+        'there is no file',
+    }.items()
   ),
   Case('predict --model=ctr --data=no_shop.csv --output=x.csv', 'is missing'),
   Case('predict --model=ctr --data=empty.csv --output=x.csv', 'has no rows'),

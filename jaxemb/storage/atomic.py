@@ -37,10 +37,15 @@ _LEFTOVER_SECS = 7 * 24 * 3600  # of processes that cannot be looked up
 def write(path: pathlib.Path | str) -> Iterator[BinaryIO]:
   """Opens a temporary file that replaces `path` once it is complete.
 
-  On any error an earlier file stays. The folder is created if missing. Raises a
-  `UserError` if the file system refuses (full, read-only).
+  On any error an earlier file stays. The folder is created if missing. What is
+  no file, such as a pipe or /dev/null, is written to and never replaced. Raises
+  a `UserError` if the file system refuses (full, read-only).
   """
   path = pathlib.Path(path)
+  if os.path.exists(path) and not (path.is_file() or path.is_dir()):
+    with _refusals(path, 'choose another file'), path.open('wb') as file:
+      yield file
+    return
   with _temporary(path, 'choose another folder') as temporary:
     remove_leftovers(path.parent, path.name)
     with temporary.open('wb') as file:
@@ -347,16 +352,24 @@ def _temporary(path: pathlib.Path, remedy: str) -> Iterator[pathlib.Path]:
     )
   temporary = temporary_of(path)
   try:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with _refusals(path, remedy):
+      path.parent.mkdir(parents=True, exist_ok=True)
+      _remove(temporary)
+      yield temporary
+  finally:
     _remove(temporary)
-    yield temporary
+
+
+@contextlib.contextmanager
+def _refusals(path: pathlib.Path, remedy: str) -> Iterator[None]:
+  """Has errors of the file system end in a line."""
+  try:
+    yield
   except OSError as error:
     raise errors.UserError(
       f'cannot write {final(path)}: {error.strerror or error}; free space or '
       f'{remedy}'
     ) from error
-  finally:
-    _remove(temporary)
 
 
 def final(path: pathlib.Path) -> pathlib.Path:

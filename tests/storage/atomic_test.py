@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from concurrent import futures
 
 import pytest
 
@@ -393,3 +394,15 @@ def test_a_folder_that_exists_stays_where_a_rename_fails(tmp_path, monkeypatch):
   with atomic.folder(path) as new:
     (new / 'new').touch()
   assert _files(path) == ['new']
+
+
+@pytest.mark.skipif(not hasattr(os, 'mkfifo'), reason='there are no pipes')
+def test_a_pipe_is_written_to_and_stays(tmp_path):
+  path = tmp_path / 'pipe'
+  os.mkfifo(path)
+  with futures.ThreadPoolExecutor(1) as pool:
+    read = pool.submit(path.read_bytes)
+    with atomic.write(path) as file:
+      file.write(b'all')
+    assert read.result() == b'all'
+  assert path.is_fifo() and list(tmp_path.iterdir()) == [path]
