@@ -17,7 +17,7 @@ import socket, sys
 with socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5) as connected:
   try:
     connected.sendall(b'GET / HTTP/1.1')
-    sys.exit(connected.recv(1))
+    sys.exit(len(connected.recv(1)))
   except ConnectionError:
     pass
 """
