@@ -3,9 +3,9 @@
 Five things take memory: the state (tables, optimizer state and dense
 parameters), the rows of tables in a store that are on the device, batches with
 the temporary arrays of a step, and first the checkpoints, then the results, for
-which tables are copied. A
-run that they do not fit is refused with these numbers and the setting to lower.
-`experiments/memory.py` compares the sum with what processes take.
+which tables are copied. A run that they do not fit is refused with these
+numbers and the setting to lower. `experiments/memory.py` compares the sum with
+what processes take.
 """
 
 import math
