@@ -91,10 +91,11 @@ def _copy(numbers, at, start, deltas):
 
 
 @numba.njit(nogil=True, cache=True)
-def _merge(numbers, at, base, lines, has_updates, new, start, adds):
+def _merge(numbers, at, base, lines, has_updates, new, start, weights):
   """Writes rows that were read into lines [n], and adds pending updates.
 
-  Columns that do not add up stay as they are where updates are pending.
+  Of each row a part with a weight; without weights [n] numbers stay as they are
+  where updates are pending.
   """
   stop = start + numbers.shape[1]
   for i in range(len(lines)):
@@ -106,9 +107,20 @@ def _merge(numbers, at, base, lines, has_updates, new, start, adds):
         old[k] = read[k]
     else:
       for k in range(len(row)):
-        if adds:
-          row[k] += read[k] - old[k]
+        if len(weights):
+          row[k] = read[k] + weights[i] * (row[k] - old[k])
         old[k] = read[k]
+
+
+@numba.njit(nogil=True, cache=True)
+def _weights_of(newer, clocks, memory):
+  """Returns the parts [n] of updates of copies that stay; see `Rule`."""
+  weights = np.ones(len(clocks), np.float32)
+  for i in range(len(clocks)):
+    if memory:
+      updates = staleness.updates_of(newer[i])
+      weights[i] = staleness.weight_of(updates, clocks[i], memory)
+  return weights
 
 
 @numba.njit(nogil=True, cache=True)
@@ -153,7 +165,13 @@ class Copies:
     becomes what it is to have.
     """
     has_updates = (self._ids[lines] == ids) & (self._updates[lines] > 0)
+    clocks = self._clocks[lines]
     self._ids[lines], self._clocks[lines] = ids, newer.clocks
+    weights = {
+      'weighted': _weights_of(newer.clocks, clocks, self._rule.memory),
+      'added': np.ones(len(lines), np.float32),
+      'replaced': np.zeros(0, np.float32),
+    }
     for part, columns in block.columns():
       _merge(
         part.numbers,
@@ -163,7 +181,7 @@ class Copies:
         has_updates=has_updates,
         new=newer.records.view(np.float32),
         start=columns.start,
-        adds=part.kind != 'replaced',
+        weights=weights[part.kind],
       )
 
   def rebase(self, lines: np.ndarray, errors: np.ndarray) -> None:

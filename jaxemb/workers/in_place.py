@@ -144,9 +144,9 @@ def _copy(source, one, other):
 
 
 @numba.njit(nogil=True, cache=True)
-def _merge(shared, row, base):
+def _merge(shared, row, base, weight):
   for k in range(len(row)):
-    row[k] += shared[k] - base[k]
+    row[k] = shared[k] + weight * (row[k] - base[k])
     base[k] = shared[k]
 
 
@@ -200,9 +200,13 @@ def push(
 
 
 @numba.njit(nogil=True, cache=True)
-def _read_row(rows, lines, line, id_, first):
+def _read_row(rows, lines, line, id_, first, memory):
   at = id_ // rows.num_shards
   keeps = lines.ids[line] == id_ and lines.updates[line] > 0
+  weight = np.float32(1)  # of what is not pushed
+  if keeps and memory:
+    clock = lines.clocks[line]
+    weight = np.float32(staleness.weight_of(rows.words[at, 0], clock, memory))
   for i in range(len(lines.parts)):
     row = lines.parts[i][line]
     start = lines.starts[i]
@@ -213,7 +217,9 @@ def _read_row(rows, lines, line, id_, first):
     elif lines.kinds[i] == _REPLACED:
       _copy(shared, base, base)
     else:
-      _merge(shared, row, base)
+      is_weighted = lines.kinds[i] == _WEIGHTED
+      part = weight if is_weighted else np.float32(1)
+      _merge(shared, row, base, part)
   lines.ids[line] = id_
   lines.clocks[line] = rows.epoch_clock + rows.words[at, 0]
 
@@ -258,5 +264,6 @@ def read(
     if j + _ROWS_AHEAD < num_read:
       ahead = old[j + _ROWS_AHEAD]
       _prefetch(rows, lines, used[ahead], ids[ahead])
-    _read_row(rows, lines, used[old[j]], id_=ids[old[j]], first=first)
+    line, id_ = used[old[j]], ids[old[j]]
+    _read_row(rows, lines, line, id_=id_, first=first, memory=rule.memory)
   return num_read, num_unknown, missed, most

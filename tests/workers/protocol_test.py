@@ -258,6 +258,38 @@ def test_a_part_of_what_stale_copies_learn_is_added_in_place_too():
   assert (states[0][0][:, 0] % 1).any()
 
 
+@pytest.mark.parametrize('is_in_place', [False, True])
+@pytest.mark.parametrize('bound', [0, 4])
+def test_averages_of_stale_copies_stay_between_what_they_average(
+  bound, is_in_place
+):
+  rng, servers = np.random.default_rng(0), local_cluster.Cluster()
+  memory = 3.0
+  rule = staleness.Rule(bound, memory=memory, num_weighted=ADDED)
+  workers = [
+    _Worker(servers, i, 'lru', rule, lambda *x: None, is_in_place=is_in_place)
+    for i in range(WORKERS)
+  ]
+  running = {}
+  for _ in range(1000):
+    worker = workers[rng.integers(WORKERS)]
+    if (lines := running.pop(worker.number, None)) is not None:
+      worker.finish(lines)
+      continue
+    ids, updates, _ = _draw(rng)
+    lines = running[worker.number] = worker.place(ids)
+    # Of ends of a range in which all rows begin: row <- m^n row + (1 - m^n) x.
+    ends = ROWS * rng.choice([-1.0, 1.0], (len(ids), 1))
+    part = 1 - np.exp(-updates / memory)[:, None]
+    deltas = part * (ends - worker.sums_here[lines])
+    worker.train(lines, ids, updates, deltas)
+    assert np.abs(worker.sums_here).max() <= ROWS + 1e-4
+  for worker in workers:
+    worker.push(worker.copies.all())
+  rows, _ = _state(servers)
+  assert 0.9 * ROWS < np.abs(rows[:, :ADDED]).max() <= ROWS + 1e-4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('bound', [0, 5])
 def test_rows_read_while_a_stretch_runs_lose_nothing(bound):
