@@ -126,7 +126,7 @@ KINDS = {
      'table.dtype=bfloat16'),
     (_ONE,),
   ),
-  'subwords': Kind('wiki', (*_TEXT, 'model.name=subwords'), (_ONE,)),
+  'subwords': Kind('wiki', (*_TEXT, 'model.subwords=3-6'), (_ONE,)),
   'tree': Kind('wiki', (*_TEXT, 'model.loss=hierarchical_softmax'), (_ONE,)),
   'replicas': Kind('wiki', _TEXT, (_TWO, _ONE, _TWO_PROCESSES)),
   'average': Kind(
