@@ -1,8 +1,9 @@
 """Trained vectors and queries, with the names and answers of gensim.
 
 `Embeddings` has what gensim's `KeyedVectors` has; what it lacks raises an
-`AttributeError` that says what to use instead (docs/gensim.md). An integer is a
-name, that of a node, item or token; `row` takes numbers of rows.
+`AttributeError` that says what to use instead; see
+docs/guides/keyed_vectors.md. An integer is a name, that of a node, item or
+token; `row` takes numbers of rows.
 
 Vectors stay as they are stored, perhaps in a memory-mapped file, until they are
 changed; only their lengths are cached, no normalized copy.

@@ -16,7 +16,8 @@ from jaxemb import config as config_lib
 from tests import forks, runs
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_PAGES = sorted([_ROOT / 'README.md', *(_ROOT / 'docs').glob('*.md')])
+_PAGES = sorted([_ROOT / 'README.md', *(_ROOT / 'docs').rglob('*.md')])
+_SOURCES = 'https://github.com/jaxemb/jaxemb/blob/main/'
 every_page = pytest.mark.parametrize('page', _PAGES, ids=lambda x: x.stem)
 _NOTEBOOKS = sorted((_ROOT / 'colab').glob('*.ipynb'))
 every_notebook = pytest.mark.parametrize(
@@ -73,7 +74,10 @@ def test_names_and_links_in_the_docs_exist(page):
     assert (_ROOT / script).is_file(), script
   for link in re.findall(r'\]\(([^)\s]+)\)', text):
     name, _, anchor = link.partition('#')
-    target = page.parent / name if name else page
+    if name.startswith(_SOURCES):
+      target = _ROOT / name.removeprefix(_SOURCES)
+    else:
+      target = page.parent / name if name else page
     assert target.exists(), link
     if anchor:
       titles = re.findall(r'^#+ (.*)', target.read_text(), re.MULTILINE)
@@ -98,7 +102,7 @@ def test_python_of_formats(tmp_path, monkeypatch):
   for name in 'usearch', 'model2vec', 'onnx', 'onnxruntime':
     pytest.importorskip(name, reason="needs the extras 'ann', 'hub', 'onnx'")
   monkeypatch.chdir(tmp_path)
-  page = (_ROOT / 'docs/formats.md').read_text()
+  page = (_ROOT / 'docs/reference/formats.md').read_text()
   words = 'the', 'king', 'queen', 'rules', 'land'
   rows = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
   names = {'jaxemb': jaxemb, 'vectors': jaxemb.Embeddings(words, rows)}
@@ -114,7 +118,7 @@ def test_python_of_formats(tmp_path, monkeypatch):
 
 def test_python_of_text(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  page = (_ROOT / 'docs/text.md').read_text()
+  page = (_ROOT / 'docs/guides/text.md').read_text()
   joins, grows, subwords = re.findall(
     r'^```python\n(.*?)^```', page, re.S | re.M
   )
@@ -134,7 +138,7 @@ def test_python_of_text(tmp_path, monkeypatch):
 
 def test_python_of_documents(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  page = (_ROOT / 'docs/documents.md').read_text()
+  page = (_ROOT / 'docs/guides/documents.md').read_text()
   (code,) = re.findall(r'^```python\n(.*?)^```', page, re.S | re.M)
   names = {}
   exec(code, names)

@@ -735,7 +735,7 @@ def test_ours_and_gensim_exchange_vectors_in_memory(ours, keyed):
 
 
 def test_the_page_names_all_and_its_examples_run(tmp_path, monkeypatch):
-  page = pathlib.Path(__file__).parents[1] / 'docs/gensim.md'
+  page = pathlib.Path(__file__).parents[1] / 'docs/guides/keyed_vectors.md'
   text = page.read_text()
   named = set(re.findall(r'(\w+)', ' '.join(re.findall('`([^`]*)`', text))))
   public = {x for x in dir(models.KeyedVectors) if not x.startswith('_')}

@@ -1,4 +1,4 @@
-"""docs/migration.md: the rows of each section run in both libraries."""
+"""docs/guides/from_gensim.md: rows of each section run in both libraries."""
 
 import ast
 import collections.abc
@@ -20,7 +20,8 @@ import jaxemb
 from jaxemb import config as config_lib
 from jaxemb.run import lifecycle
 
-_PAGE = (pathlib.Path(__file__).parents[1] / 'docs/migration.md').read_text()
+_ROOT = pathlib.Path(__file__).parents[1]
+_PAGE = (_ROOT / 'docs/guides/from_gensim.md').read_text()
 _TEXT_OF = {x.partition('\n')[0]: x for x in _PAGE.split('\n## ')}
 _ROWS = re.compile(r'^\| `(.+)` \| `(.+)` \| .*\|$', re.MULTILINE)
 _SECTIONS = {k: x for k, text in _TEXT_OF.items() if (x := _ROWS.findall(text))}

@@ -61,8 +61,8 @@ def vectors(workdir: pathlib.Path) -> bytes:
 
 
 def examples() -> dict[str, str]:
-  """The modules of docs/extending.md, by name."""
-  text = (_ROOT / 'docs' / 'extending.md').read_text()
+  """The modules of docs/guides/extending.md, by name."""
+  text = (_ROOT / 'docs' / 'guides' / 'extending.md').read_text()
   blocks = re.findall(
     r'^```python\n(# my_.*?)^```', text, re.DOTALL | re.MULTILINE
   )

@@ -172,7 +172,7 @@ def bind(
     signature.bind(*args, **chosen)
   except TypeError as error:
     raise errors.UserError(
-      f'config.{setting}={name} cannot be called: {error}; docs/extending.md '
-      'shows what it is to take'
+      f'config.{setting}={name} cannot be called: {error}; '
+      'docs/guides/extending.md shows what it is to take'
     ) from error
   return functools.partial(function, *args, **chosen)

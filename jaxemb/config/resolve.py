@@ -32,7 +32,7 @@ _MOST_HOST_STEP_WORDS = 1 << 17
 # Of a step by a CPU's kernel: calls of it cost each thread some microseconds.
 _MOST_CPU_STEP_WORDS = 1 << 17
 # Of a step by XLA: what it looks up lacks what its other words teach, which
-# costs a text of few steps quality (docs/devices.md).
+# costs a text of few steps quality (docs/guides/devices.md).
 _LEAST_XLA_WORDS, _MOST_XLA_WORDS, _LEAST_XLA_STEPS = 256, 2048, 1 << 16
 _SYNC_PARTS = 8  # of the corpus, whatever the mesh
 # Of a batch that is made on a GPU, where it takes 11 bytes a word, for steps of
@@ -259,7 +259,7 @@ def resolve(
   if t.threads > 1 and not facts.has_kernel:
     raise errors.UserError(
       f'config.train.threads={t.threads} is only used where a kernel takes the '
-      'steps (docs/devices.md); remove it'
+      'steps (docs/guides/devices.md); remove it'
     )
   chunk = fixed.get('chunk', kind.chunk(config))
   threads = _threads(facts, chunk)

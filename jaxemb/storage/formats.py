@@ -2,9 +2,9 @@
 
 Whatever jaxemb writes and reads again has a number, which grows when a reader
 of an earlier version would take it for something else. It stands beside the
-writer, as a `Format`; docs/formats.md lists all of them. A file has it as
-`format` in its JSON, and as `jaxemb` the version that wrote it. Files without a
-number are of format 1.
+writer, as a `Format`; docs/reference/formats.md lists all of them. A file has
+it as `format` in its JSON, and as `jaxemb` the version that wrote it. Files
+without a number are of format 1.
 """
 
 import os

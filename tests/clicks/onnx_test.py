@@ -83,7 +83,7 @@ def test_chances_are_those_of_jaxemb_predict(name, tmp_path):
 def test_lines_of_the_docs_give_the_chances_of_a_run(tmp_path, monkeypatch):
   config = config_lib.load('ctr:smoke', {'train.epochs': 1, 'mesh.data': 1})
   assert lifecycle.run(config, tmp_path / 'runs/ctr-...') == 0
-  page = pathlib.Path(__file__).parents[2] / 'docs/formats.md'
+  page = pathlib.Path(__file__).parents[2] / 'docs/reference/formats.md'
   blocks = re.findall(r'^```python\n(.*?)^```', page.read_text(), re.S | re.M)
   (code,) = [x for x in blocks if 'runs/ctr-' in x]
   data = csv.read_csv(toyclicks.write(tmp_path, 20_000) / 'test.csv')
