@@ -28,9 +28,13 @@ if TYPE_CHECKING:  # with it comes numba
   from jaxemb.models import targets
 
 
-def static(**kwargs: Any) -> Any:
-  """Returns a dataclass field that is compiled into programs."""
-  return dataclasses.field(metadata={'static': True}, **kwargs)
+if TYPE_CHECKING:
+  from dataclasses import field as static  # type checkers know it by its name
+else:
+
+  def static(**kwargs: Any) -> Any:
+    """Returns a dataclass field that is compiled into programs."""
+    return dataclasses.field(metadata={'static': True}, **kwargs)
 
 
 class Corpus(NamedTuple):
