@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-_COMMANDS = {
+COMMANDS = {
   'train': 'train embedding tables; resume a run',
   'merge': 'merge models that were trained apart',
   'query': 'print the words nearest to a word or an expression',
@@ -20,12 +20,12 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command; returns its exit code."""
   command, *rest = (sys.argv[1:] if argv is None else argv) or ['--help']
   if command in ('-h', '--help'):
-    lines = [f'  {name:<10}{what}' for name, what in _COMMANDS.items()]
+    lines = [f'  {name:<10}{what}' for name, what in COMMANDS.items()]
     print('usage: jaxemb COMMAND ...', '', *lines, '', sep='\n')
     print('`jaxemb COMMAND --help` shows what a command takes.')
     return 0
-  if command not in _COMMANDS:
-    names = ', '.join(_COMMANDS)
+  if command not in COMMANDS:
+    names = ', '.join(COMMANDS)
     line = f'jaxemb: there is no command {command!r}; choose {names}'
     print(line, file=sys.stderr)
     return 2
