@@ -101,7 +101,7 @@ _TABLES = (
   Place(('mesh.data=2', 'mesh.table=2')),
   Place(('mesh.data=1', 'mesh.table=2'), 2),
 )
-_ROOMS = Place(('table.device_bytes=50%',)), Place(('table.device_bytes=30%',))
+_ROOMS = Place(('table.device_bytes=50%',)), Place(('table.device_bytes=35%',))
 _WORKERS = tuple(Place((f'strategy.num_workers={x}',)) for x in (2, 3, 1))
 _SYNC = 'strategy.name=sync'
 _EDGES = 'data.path=../../edges.tsv', 'data.test='
