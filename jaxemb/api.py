@@ -10,9 +10,9 @@ import pathlib
 import tempfile
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
-from jaxemb import errors
+from jaxemb import errors, missing_names
 
 if TYPE_CHECKING:
   from jaxemb import embeddings
@@ -29,7 +29,7 @@ _KINDS = str, bytes, Iterable  # of sentences, of which bytes are refused
 
 
 def train(
-  data: str | os.PathLike | Iterable[str | Sequence[str]] | Any,
+  data: str | os.PathLike[str] | Iterable[str | Sequence[str]] | Any,
   *,
   config: str = '',
   dim: int = 100,
@@ -40,9 +40,10 @@ def train(
   sample: float = -1.0,
   epochs: int = 0,
   seed: int = 1,
-  workdir: str | os.PathLike | None = None,
-  start: str | os.PathLike | None = None,
+  workdir: str | os.PathLike[str] | None = None,
+  start: str | os.PathLike[str] | None = None,
   settings: Mapping[str, Any] = types.MappingProxyType({}),
+  **unknown: Never,
 ) -> 'embeddings.Embeddings | predictor.ClickModel | trained.Documents':
   """Trains word vectors on sentences, or another kind on files and tables.
 
@@ -62,8 +63,11 @@ def train(
   stay.
   `settings` are any others, such as `{'optimizer.name': 'adagrad'}`.
 
-  Raises a `UserError` for unusable data or settings, or after a signal.
+  Raises a `UserError` for unusable data or settings, or after a signal, and a
+  `TypeError` for `unknown` arguments, which names what to use for gensim's.
   """
+  for argument in unknown:
+    raise TypeError(missing_names.unexpected(argument))
   from jaxemb import config as config_lib
   from jaxemb import embeddings, vector_files
   from jaxemb.run import lifecycle
@@ -212,7 +216,7 @@ def _write_table(data: Any, path: str) -> None:
 
 
 def load(
-  path: str | os.PathLike,
+  path: str | os.PathLike[str],
   encoding: str = 'utf-8',
 ) -> 'embeddings.Embeddings | predictor.ClickModel | trained.Documents':
   """Reads the vectors of a run or a file, or the model of a run on clicks.
@@ -237,7 +241,7 @@ def load(
     return vectors.in_memory() if bucket.is_url(path) else vectors
 
 
-def load_phrases(path: str | os.PathLike) -> 'phrases.Phrases':
+def load_phrases(path: str | os.PathLike[str]) -> 'phrases.Phrases':
   """Reads the phrases that a run joined, to join them in other text.
 
   `path` is the run, its export or phrases.txt in it. Raises a `UserError` if
@@ -250,7 +254,7 @@ def load_phrases(path: str | os.PathLike) -> 'phrases.Phrases':
     return phrases.load(folder)
 
 
-def _documents(path: str | os.PathLike) -> 'trained.Documents | None':
+def _documents(path: str | os.PathLike[str]) -> 'trained.Documents | None':
   """The documents of a run or of what they saved, if there are any."""
   from jaxemb.documents import trained
 

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import itertools
 import numbers
+import os
 import pathlib
 import types
 import warnings
@@ -1170,7 +1171,7 @@ class Embeddings:
 
 
 def load_vectors(
-  path: pathlib.Path | str, encoding: str = 'utf-8'
+  path: str | os.PathLike[str], encoding: str = 'utf-8'
 ) -> Embeddings:
   """Loads vectors of any format; warns of lines that were left out.
 

@@ -48,8 +48,50 @@ OF_DOCUMENTS = {
   'most_similar': 'neighbors are dv.most_similar(tag), wv.most_similar(word)',
 }
 
+# The same of `jaxemb.train` and arguments of gensim and fastText.
+OF_TRAIN = {
+  **dict.fromkeys(('vector_size', 'size'), 'dim='),
+  **dict.fromkeys(('negative', 'neg'), 'negatives='),
+  **dict.fromkeys(('epoch', 'iter'), 'epochs='),
+  'sg': "model='skipgram' or 'cbow'",
+  'ws': 'window=',
+  't': 'sample=',
+  'minCount': 'min_count=',
+  **dict.fromkeys(
+    ('hs', 'loss'), "settings={'model.loss': 'hierarchical_softmax'}"
+  ),
+  **dict.fromkeys(
+    ('alpha', 'lr', 'learning_rate'),
+    "settings={'optimizer.learning_rate': RATE}",
+  ),
+  'min_alpha': "settings={'optimizer.final_learning_rate': RATE}",
+  **dict.fromkeys(
+    ('workers', 'thread', 'threads'), "settings={'train.threads': NUMBER}"
+  ),
+  'max_final_vocab': "settings={'data.max_vocab': NUMBER}",
+  'shrink_windows': "settings={'model.dynamic_window': BOOL}",
+  **dict.fromkeys(
+    ('min_n', 'max_n', 'minn', 'maxn'), "settings={'model.subwords': '3-6'}"
+  ),
+  'bucket': "settings={'model.buckets': NUMBER}",
+  'pretrainedVectors': "settings={'train.init_from': FILE}",
+  **dict.fromkeys(
+    ('sentences', 'corpus_file', 'corpus_iterable', 'documents', 'input'),
+    'the first argument',
+  ),
+  'dm': "config='documents:dm' or 'documents'",
+}
+
 
 def missing(owner: str, name: str, instead: Mapping[str, str] = INSTEAD) -> str:
   """Returns the message of an `AttributeError` for a name of a class."""
   line = f'{owner!r} object has no attribute {name!r}'
   return f'{line}; {instead[name]}' if name in instead else line
+
+
+def unexpected(argument: str) -> str:
+  """Returns the message of a `TypeError` for an argument of `jaxemb.train`."""
+  line = f'train() got an unexpected keyword argument {argument!r}; '
+  if argument in OF_TRAIN:
+    return f'{line}use {OF_TRAIN[argument]}'
+  return f"{line}other settings are settings={{'GROUP.NAME': value}}"

@@ -3,6 +3,7 @@
 Arrays in and out: `Embeddings` is made of what `read` returns.
 """
 
+import os
 import pathlib
 import types
 import warnings
@@ -45,7 +46,7 @@ class Contents(NamedTuple):
   origin: fasttext_format.Model | fasttext_models.Export | None = None
 
 
-def model_folder(path: pathlib.Path | str) -> pathlib.Path | None:
+def model_folder(path: str | os.PathLike[str]) -> pathlib.Path | None:
   """Returns the folder of a model that predicts, or None for vectors."""
   folders = export.folders(path)
   return next((x for x in folders if (x / 'model.json').is_file()), None)

@@ -1,5 +1,7 @@
 """`jaxemb.train(...)` as a user of Python meets it."""
 
+import inspect
+import re
 import tempfile
 
 import networkx as nx
@@ -9,7 +11,7 @@ from scipy import sparse
 
 import jaxemb
 from jaxemb import config as config_lib
-from jaxemb import errors
+from jaxemb import errors, missing_names
 from tests import runs
 
 _TEXT = ['The king rules the land.', 'the dog eats the meat'] * 300
@@ -180,3 +182,32 @@ def test_numbers_of_numpy_are_settings(vectors):
   settings = {k: np.int64(x) for k, x in _SMALL['settings'].items()}
   other = jaxemb.train(_TEXT, **numbers, settings=settings)
   np.testing.assert_array_equal(other.vectors, vectors.vectors)
+
+
+@pytest.mark.parametrize(
+  'argument, instead',
+  [
+    ('vector_size', 'use dim='),
+    ('sg', "use model='skipgram' or 'cbow'"),
+    ('workers', "use settings={'train.threads': NUMBER}"),
+    ('comment', "other settings are settings={'GROUP.NAME': value}"),
+  ],
+)
+def test_arguments_of_gensim_name_the_setting_to_use(argument, instead):
+  with pytest.raises(TypeError) as caught:
+    jaxemb.train(_TEXT, **{argument: 1})
+  assert str(caught.value) == (
+    f"train() got an unexpected keyword argument '{argument}'; {instead}"
+  )
+
+
+def test_settings_that_gensims_arguments_lead_to_exist():
+  names = config_lib.flat(config_lib.default())
+  arguments = inspect.signature(jaxemb.train).parameters
+  for line in missing_names.OF_TRAIN.values():
+    if match := re.match(r"settings=\{'([\w.]+)'", line):
+      assert match[1] in names
+    elif match := re.match(r'(\w+)=', line):
+      assert match[1] in arguments
+    else:
+      assert line == 'the first argument'

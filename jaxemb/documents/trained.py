@@ -9,6 +9,7 @@ import functools
 import json
 import math
 import numbers
+import os
 import pathlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -348,7 +349,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
       raise ValueError(f'{_SETTINGS} has {name}={settings[name]}')
 
 
-def folder_of(path: pathlib.Path | str) -> pathlib.Path | None:
+def folder_of(path: str | os.PathLike[str]) -> pathlib.Path | None:
   """Returns the folder of an export with documents, or None."""
   folders = export_lib.folders(path)
   return next((x for x in folders if (x / _FOLDER / _SETTINGS).is_file()), None)

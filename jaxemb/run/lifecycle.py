@@ -45,7 +45,7 @@ _NO_MEMORY = 'RESOURCE_EXHAUSTED'  # in errors of JAX
 
 def run(
   config: ml_collections.ConfigDict,
-  workdir: pathlib.Path | str,
+  workdir: str | os.PathLike[str],
   job: distributed.Job = distributed.ALONE,
   text_cache: pathlib.Path | None = None,
   **fixed: Any,

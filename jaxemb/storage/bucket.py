@@ -9,6 +9,7 @@ run is lost, a complete checkpoint is in the bucket, or nothing was saved.
 
 import contextlib
 import logging
+import os
 import pathlib
 import shutil
 import tempfile
@@ -120,7 +121,7 @@ class Copy:
 
 @contextlib.contextmanager
 def opened(
-  path: pathlib.Path | str, every_secs: float = 0.0
+  path: str | os.PathLike[str], every_secs: float = 0.0
 ) -> Iterator[pathlib.Path]:
   """A local folder for a path; of a bucket, a copy that is removed again.
 

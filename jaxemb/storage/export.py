@@ -296,7 +296,7 @@ def read_relations(folder: pathlib.Path, num_nodes: int) -> Relations | None:
     )
 
 
-def folders(path: pathlib.Path | str) -> list[pathlib.Path]:
+def folders(path: str | os.PathLike[str]) -> list[pathlib.Path]:
   """Returns a folder and its export/, in either of which a model may be.
 
   Completes what was interrupted there, or in a folder that `merge` replaces

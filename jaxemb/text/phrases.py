@@ -132,7 +132,7 @@ class Phrases:
       for words, score in scores.items()
     }
 
-  def save(self, path: str | os.PathLike) -> None:
+  def save(self, path: str | os.PathLike[str]) -> None:
     """Writes phrases.txt; raises a `UserError` if it cannot be written."""
     head = FORMAT.stamp() | {'passes': len(self.passes)}
     lines = [json.dumps(head | self.rules._asdict(), ensure_ascii=False)]
@@ -161,7 +161,7 @@ class Phrases:
     return [*sentence]
 
 
-def file_of(path: str | os.PathLike) -> pathlib.Path:
+def file_of(path: str | os.PathLike[str]) -> pathlib.Path:
   """Returns the phrases.txt that a run, its export or the file itself names."""
   path = pathlib.Path(os.path.expanduser(path))
   for folder in reversed(export.folders(path)):
@@ -170,7 +170,7 @@ def file_of(path: str | os.PathLike) -> pathlib.Path:
   return path
 
 
-def load(path: str | os.PathLike) -> Phrases:
+def load(path: str | os.PathLike[str]) -> Phrases:
   """Reads the phrases of a run; raises a `UserError` if there are none."""
   path = file_of(path)
   try:
