@@ -8,14 +8,17 @@ position: a run that was killed repeats exactly what it lost. On the device,
 import collections
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
 
 from jaxemb import errors
+
+_T = TypeVar('_T')
+Array = np.ndarray | jax.Array  # of a batch, on the host or in a program
 
 
 def held_out(text: str, refusal: str) -> tuple[float, bool] | None:
@@ -65,7 +68,7 @@ def share(
 class Steps(Protocol):
   """Cuts batches into steps, inside a compiled program; hashable."""
 
-  def num_steps(self, batch: Any) -> jax.Array:
+  def num_steps(self, batch: Any) -> Array:
     """Returns [P] int32, steps of each part; the rest of a batch is padding."""
 
   def step(
@@ -83,9 +86,12 @@ class Steps(Protocol):
   def counters(self, batch: Any) -> Mapping[str, jax.Array]:
     """Returns int32 counts for the report, summed over the batch."""
 
-  # Where items hold what a batch is made of: the batch -> the one that the
-  # methods above get, made once a dispatch.
-  prepare: Callable[[Any], Any] | None = None
+
+class PreparingSteps(Steps, Protocol):
+  """Steps of items that hold what batches are made of."""
+
+  def prepare(self, batch: Any) -> Any:
+    """Returns the batch that the other methods get, made once a dispatch."""
 
 
 class Readers(NamedTuple):
@@ -151,7 +157,8 @@ class Item(NamedTuple):
   # Pytree of arrays [P, ...], one entry for each part of the data. A read-only
   # one that is that of the item before as well is copied to devices once.
   batch: Any
-  index: int  # grows over all epochs
+  # Grows over all epochs.
+  index: int  # type: ignore[assignment]  # hides tuple.index, which none calls
   position: Any  # JSON-ready; where reading goes on behind this batch
   done_before: int  # units of progress, such as corpus words
   done_after: int
@@ -163,16 +170,45 @@ class Item(NamedTuple):
 class Source(Protocol):
   """Data that a model can be trained on."""
 
-  unit: str  # of progress: 'words'
-  units_per_epoch: int
-  epochs: int
-  num_parts: int  # P, parts of the data that are read side by side
-  steps: Steps
-  keys: Sequence[str]  # what the exported vectors are of, in order of ids
-  counts: np.ndarray  # [len(keys)] int, how often each occurs
-  frequencies: np.ndarray  # [len(keys)] chance that an example is of each
-  fingerprint: str  # of the data and of how it was encoded
-  dropped: Mapping[str, Any]  # what was left out, counted
+  @property
+  def unit(self) -> str:
+    """Returns what progress is counted in, such as 'words'."""
+
+  @property
+  def units_per_epoch(self) -> int:
+    """Returns how many units an epoch has."""
+
+  @property
+  def epochs(self) -> int:
+    """Returns how often all data is read."""
+
+  @property
+  def num_parts(self) -> int:
+    """Returns P, parts of the data that are read side by side."""
+
+  @property
+  def steps(self) -> Steps:
+    """Returns what cuts batches into steps."""
+
+  @property
+  def keys(self) -> Sequence[str]:
+    """Returns what the exported vectors are of, in order of ids."""
+
+  @property
+  def counts(self) -> np.ndarray:
+    """Returns how often each of the keys occurs, [keys] int."""
+
+  @property
+  def frequencies(self) -> np.ndarray:
+    """Returns the chance that an example is of each of the keys, [keys]."""
+
+  @property
+  def fingerprint(self) -> str:
+    """Returns the fingerprint of the data and of how it was encoded."""
+
+  @property
+  def dropped(self) -> Mapping[str, Any]:
+    """Returns what was left out, counted."""
 
   def eval_paths(self) -> Sequence[str]:
     """Returns evaluation sets to use where the settings name none."""
@@ -180,33 +216,37 @@ class Source(Protocol):
   def describe(self) -> Sequence[str]:
     """Returns lines for the log: what was read."""
 
-  # What was read of which files, for log and report: `io.roles.Input`s.
-  inputs: Sequence[Any] = ()
-
-  # The contexts, in order of rows, where these are not keys; and of words of
-  # documents, which negatives are drawn from, the chance of each.
-  context_keys: Sequence[str] = ()
-  word_frequencies: np.ndarray | None = None
-
-  # Of a run that is continued: of the counts [keys] those in its own data, and
-  # how often each of `context_keys` was there.
-  earlier: np.ndarray | None = None
-  earlier_contexts: np.ndarray | None = None
-
-  # Where devices make batches: (bytes, whether devices share the memory of the
-  # process) -> bytes that the data, which all later items hold, take in device
-  # memory, no more than those, or shared; 0 = it is not held.
-  reside: Callable[[int, bool], int] | None = None
-
-  # Where the source holds data out: (vectors, contexts) -> scores by name, with
-  # the options of its kind of data.
-  evaluate: Callable[..., Mapping[str, Mapping[str, Any]]] | None = None
-
   def items(self, position: Any, done: int) -> Iterator[Item]:
     """Yields items from an `Item.position` (None = the start) to the end.
 
     `done` units of progress come before it.
     """
+
+
+class MoreOfSource(Protocol):
+  """What a source may have beside, which is looked for by name."""
+
+  # What was read of which files, for log and report: `io.roles.Input`s.
+  inputs: Sequence[Any]
+
+  # The contexts, in order of rows, where these are not keys; and of words of
+  # documents, which negatives are drawn from, the chance of each.
+  context_keys: Sequence[str]
+  word_frequencies: np.ndarray | None
+
+  # Of a run that is continued: of the counts [keys] those in its own data, and
+  # how often each of `context_keys` was there.
+  earlier: np.ndarray | None
+  earlier_contexts: np.ndarray | None
+
+  # Where devices make batches: (bytes, whether devices share the memory of the
+  # process) -> bytes that the data, which all later items hold, take in device
+  # memory, no more than those, or shared; 0 = it is not held.
+  reside: Callable[[int, bool], int] | None
+
+  # Where the source holds data out: (vectors, contexts) -> scores by name, with
+  # the options of its kind of data.
+  evaluate: Callable[..., Mapping[str, Mapping[str, Any]]] | None
 
 
 def scored_splits(held: Mapping[str, Any], is_last: bool) -> dict[str, Any]:
@@ -218,7 +258,7 @@ def scored_splits(held: Mapping[str, Any], is_last: bool) -> dict[str, Any]:
   return {name: held[name] for name in names}
 
 
-def prefetch(items: Iterator[Any], depth: int = 2) -> Iterator[Any]:
+def prefetch(items: Iterator[_T], depth: int = 2) -> Generator[_T, None, None]:
   """Computes items, none of them None, in a thread, `depth` ahead of use.
 
   It begins at once; close the generator, even if it was not used.
@@ -228,7 +268,9 @@ def prefetch(items: Iterator[Any], depth: int = 2) -> Iterator[Any]:
   return ahead
 
 
-def _computed_ahead(items: Iterator[Any], depth: int) -> Iterator[Any]:
+def _computed_ahead(
+  items: Iterator[Any], depth: int
+) -> Generator[Any, None, None]:
   pool = futures.ThreadPoolExecutor(1, 'prefetch')
   try:
     waiting = collections.deque(

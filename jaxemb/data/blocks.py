@@ -213,7 +213,8 @@ class _OnDevice:
 
   def reside(self, room_bytes: int, shares_memory: bool) -> int:
     """See `BlockSource.reside`."""
-    ids, num_parts = getattr(self._corpus, 'ids', None), len(self._local)
+    ids: np.ndarray | None = getattr(self._corpus, 'ids', None)
+    num_parts = len(self._local)
     num_bytes = 4 * self._part_ids * self._spec.num_parts
     is_ready = (  # as it is, in a file
       ids is not None and num_parts == 1 and len(ids) == self._part_ids
@@ -223,7 +224,7 @@ class _OnDevice:
     (is_refused,) = self._all_most(not fits)
     if is_refused:
       return 0
-    if is_ready:
+    if ids is not None and is_ready:
       text = ids[None]
       self._starts = [self._corpus.blocks.starts[self._local[0]]]
     else:
@@ -311,7 +312,8 @@ class BlockSource:
 
   def _cut(self, spec: base.SourceSpec) -> None:
     """Sets what depends on epochs, subsampling and the size of steps."""
-    self.spec, self.steps = spec, windows.Steps.of(spec)
+    self.spec = spec
+    self.steps: base.Steps = windows.Steps.of(spec)
     self.epochs, occurring = spec.epochs, self.counts
     if self.earlier_words is not None:
       occurring = self.counts - self.earlier_words

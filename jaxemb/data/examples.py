@@ -56,11 +56,11 @@ class Batch(NamedTuple):
   The parts are those that a process reads.
   """
 
-  ids: np.ndarray  # [P, n, columns] int32
-  numbers: np.ndarray  # [P, n, numbers] float32
-  labels: np.ndarray  # [P, n] float32, 0 to 1; -1 = no example
-  num_steps: np.ndarray  # [P] int32
-  examples: np.ndarray  # [P] int32
+  ids: base.Array  # [P, n, columns] int32
+  numbers: base.Array  # [P, n, numbers] float32
+  labels: base.Array  # [P, n] float32, 0 to 1; -1 = no example
+  num_steps: base.Array  # [P] int32
+  examples: base.Array  # [P] int32
 
 
 Fill = Callable[[int, range, np.ndarray, np.ndarray, np.ndarray], None]
@@ -174,7 +174,7 @@ class Steps:
   part_examples: int  # of each part in a step
   num_parts: int  # P, of all data
 
-  def num_steps(self, batch: Batch) -> jax.Array:
+  def num_steps(self, batch: Batch) -> base.Array:
     """Returns [P] int32."""
     return batch.num_steps
 

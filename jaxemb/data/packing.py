@@ -37,7 +37,8 @@ _END, _DROPPED = -1, -2  # in place of a word; `blocks.END`
 _ADDED = 0x9E3779B9, 0x7F4A7C15
 _FACTORS = (30, 0xBF58476D, 0x1CE4E5B9), (27, 0x94D049BB, 0x133111EB)
 
-_Wide = tuple[jax.Array, jax.Array]  # 64 bits as two uint32, the high one first
+_Half = jax.Array | np.uint32
+_Wide = tuple[_Half, _Half]  # 64 bits as two uint32, the high one first
 
 
 class Blocks(NamedTuple):
@@ -61,7 +62,7 @@ def num_groups(lengths: np.ndarray) -> np.ndarray:
   return np.where(lengths > 0, lengths // _GROUP + 1, 0)
 
 
-def halves(numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+def halves(numbers: Sequence[int | np.uint64] | np.ndarray) -> np.ndarray:
   """Returns [..., 2] uint32, high and low half of 64-bit numbers."""
   numbers = np.asarray(numbers, np.uint64)
   high, low = numbers >> np.uint64(32), numbers & np.uint64(_ALL)
@@ -237,7 +238,7 @@ def _product(x: _Wide, high: int, low: int) -> _Wide:
 
 def _hashed(x: _Wide) -> _Wide:
   """`ops.hashing.hashed`."""
-  x = _add(x, tuple(map(np.uint32, _ADDED)))
+  x = _add(x, (np.uint32(_ADDED[0]), np.uint32(_ADDED[1])))
   for bits, high, low in _FACTORS:
     x = _product(_shifted_xor(x, bits), high, low)
   return _shifted_xor(x, 31)

@@ -100,7 +100,7 @@ def _hashed(x: int) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def selects(rule: tuple[np.uint64, ...], offset: int) -> bool:
+def selects(rule: tuple[np.uint64, ...], offset: int) -> bool | np.bool:
   """Returns whether a part gets the sentence at an offset."""
   first, circle, key, shared_below, part_key, part_below, below = rule
   x = np.uint64(offset)

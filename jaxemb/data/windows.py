@@ -28,12 +28,12 @@ _MAX_UNROLLED_WINDOW = 10
 class Batch(NamedTuple):
   """The tokens of one dispatch, for each of P parts of the corpus."""
 
-  ids: np.ndarray  # [P, max_steps * L' + 2 W] int32
-  left: np.ndarray  # [P, max_steps * L'] uint8, contexts before each center
-  right: np.ndarray  # [P, max_steps * L'] uint8, contexts after it
-  num_steps: np.ndarray  # [P] int32; what comes after them is padding
-  kept_words: np.ndarray  # [P] int32, centers
-  pairs: np.ndarray  # [P] int32, (center, context) pairs
+  ids: base.Array  # [P, max_steps * L' + 2 W] int32
+  left: base.Array  # [P, max_steps * L'] uint8, contexts before each center
+  right: base.Array  # [P, max_steps * L'] uint8, contexts after it
+  num_steps: base.Array  # [P] int32; what comes after them is padding
+  kept_words: base.Array  # [P] int32, centers
+  pairs: base.Array  # [P] int32, (center, context) pairs
 
 
 class StepBatch(NamedTuple):
@@ -151,7 +151,7 @@ class Steps:
     """Returns steps of the sizes that the settings name."""
     return cls(spec.part_words, spec.num_parts, spec.window, spec.chunk)
 
-  def num_steps(self, batch: Batch) -> jax.Array:
+  def num_steps(self, batch: Batch) -> base.Array:
     """Returns [P] int32."""
     return batch.num_steps
 
@@ -174,7 +174,7 @@ class Steps:
     )
 
   def cut(
-    self, x: jax.Array, index: jax.Array, share: base.Share, halo: int = 0
+    self, x: base.Array, index: jax.Array, share: base.Share, halo: int = 0
   ) -> jax.Array:
     """Returns a device's share [parts, n + halo] of an array [P, ...].
 
@@ -216,5 +216,5 @@ def pack(ids: np.ndarray, window: int, part_words: int) -> Batch:
     right=right,
     num_steps=np.full(num_parts, size // part_words, np.int32),
     kept_words=np.full(num_parts, size, np.int32),
-    pairs=np.sum(left.astype(np.int32) + right, 1, dtype=np.int32),
+    pairs=np.add.reduce(left.astype(np.int32) + right, 1, dtype=np.int32),
   )

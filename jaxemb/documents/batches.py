@@ -26,7 +26,7 @@ class Batch(NamedTuple):
   """The words of one dispatch, for each of P parts of the corpus."""
 
   words: windows.Batch
-  documents: np.ndarray  # [P, max_steps * L'] int32, the row of each center
+  documents: base.Array  # [P, max_steps * L'] int32, the row of each center
 
 
 class StepBatch(NamedTuple):
@@ -50,28 +50,30 @@ class StepBatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps(windows.Steps):
+class Steps:
   """Cuts a `Batch` into steps; implements `data.base.Steps`."""
 
-  def num_steps(self, batch: Batch) -> jax.Array:
+  words: windows.Steps
+
+  def num_steps(self, batch: Batch) -> base.Array:
     """Returns [P] int32."""
-    return super().num_steps(batch.words)
+    return self.words.num_steps(batch.words)
 
   def step(
     self, batch: Batch, index: jax.Array, share: base.Share, progress: jax.Array
   ) -> StepBatch:
     """Returns a device's share of the centers of a step."""
-    words = super().step(batch.words, index, share, progress)
-    return StepBatch(words, self.cut(batch.documents, index, share))
+    words = self.words.step(batch.words, index, share, progress)
+    return StepBatch(words, self.words.cut(batch.documents, index, share))
 
   def pad(self, step_batch: StepBatch, is_step: jax.Array) -> StepBatch:
     """Returns the same step, or one without a center."""
     documents = jnp.where(is_step, step_batch.documents, _PADDING)
-    return StepBatch(super().pad(step_batch.words, is_step), documents)
+    return StepBatch(self.words.pad(step_batch.words, is_step), documents)
 
   def counters(self, batch: Batch) -> dict[str, jax.Array]:
     """Counts centers and pairs of words."""
-    return super().counters(batch.words)
+    return self.words.counters(batch.words)
 
 
 @numba.njit(nogil=True, cache=True)

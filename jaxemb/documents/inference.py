@@ -166,7 +166,10 @@ def _infer_range(first, stop, ids, starts, rows_of_words, options, vectors):
 
 
 def infer(
-  ids: np.ndarray, starts: Sequence[int], rows_of_words: Rows, options: Options
+  ids: np.ndarray,
+  starts: Sequence[int] | np.ndarray,
+  rows_of_words: Rows,
+  options: Options,
 ) -> np.ndarray:
   """Returns [documents, dim] float32, zeros of documents without a word.
 

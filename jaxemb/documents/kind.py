@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ml_collections
 
@@ -12,6 +12,7 @@ from jaxemb.text import kind as text_kind
 
 if TYPE_CHECKING:
   from jaxemb.data import base as data_base
+  from jaxemb.documents import loader
   from jaxemb.models import base as model_base
   from jaxemb.run import build
 
@@ -79,7 +80,8 @@ class Documents(text_kind.Text):
 
     if config.model.name != 'dbow':
       return 1.0
-    kept = subsampling.kept_fraction(source.word_counts, config.data.sample)
+    documents = cast('loader.DocumentSource', source)
+    kept = subsampling.kept_fraction(documents.word_counts, config.data.sample)
     num_words = kept * source.units_per_epoch * config.train.epochs
     each = num_words / max(1, (source.frequencies > 0).sum())
     return min(max((_USUAL_WORDS / each) ** (1 / 4), 0.6), 1.2)
@@ -116,7 +118,7 @@ class Documents(text_kind.Text):
     self, corpus: 'model_base.Corpus', context: kind.Context
   ) -> 'model_base.Model':
     """See `kind.Kind`: the model of a corpus whose keys are words."""
-    words = corpus.source.word_corpus()
+    words = cast('loader.DocumentSource', corpus.source).word_corpus()
     spec = kind.window_spec(words, context)
     config = context.config
     return kind.bind_model(config, (spec, words, kind.bound_loss(config)))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.data import base, sentences, subsampling
+from jaxemb.data import base, sentences, subsampling, windows
 from jaxemb.data import blocks as blocks_lib
 from jaxemb.documents import batches
 from jaxemb.io import cache as cache_lib
@@ -66,7 +66,8 @@ class DocumentSource(blocks_lib.BlockSource):
   """Documents as a `data.base.Source`; its keys are tags or numbers."""
 
   has_device_batches = False  # words alone are packed there
-  reside = None
+  # Only batches that are packed on devices reside there.
+  reside = None  # type: ignore[assignment]
 
   def __init__(
     self, corpus: encode.Encoded, spec: base.SourceSpec, lines: Lines
@@ -74,17 +75,17 @@ class DocumentSource(blocks_lib.BlockSource):
     self.is_end = np.flatnonzero(corpus.ids == sentences.END)
     self._first = np.searchsorted(self.is_end, corpus.blocks.starts[:-1])
     self._rows, self._lines, num = lines.rows, lines, len(self.is_end)
-    if lines.tags is not None and num != len(lines.rows):
+    if lines.rows is not None and num != len(lines.rows):
       raise errors.UserError(
         f'{num:,} lines were read of the {len(lines.rows):,} documents in '
         f'{lines.path}; {cache_lib.REMEDY}'
       )
     super().__init__(corpus, spec)
     self.context_keys = self.keys
-    self.keys = lines.tags
-    if lines.tags is None:
+    if lines.tags is None or lines.rows is None:
       self.keys = list(map(str, range(num)))
     else:
+      self.keys = lines.tags
       tags = hashlib.sha256(json.dumps([*lines.tags]).encode())
       tags.update(lines.rows)
       self.fingerprint = f'{self.fingerprint} {tags.hexdigest()}'
@@ -142,15 +143,17 @@ class DocumentSource(blocks_lib.BlockSource):
     """See `BlockSource`; counts and frequencies are those of documents."""
     self.counts = self.word_counts
     super()._cut(spec)
-    self.word_frequencies, self.steps = self.frequencies, batches.Steps.of(spec)
+    self.word_frequencies = self.frequencies
+    self.steps = batches.Steps(windows.Steps.of(spec))
     words, surviving = np.zeros((2, len(self.is_end)))
     batches.count_words(
       self.corpus.ids, self._chances_to_stay(), words, surviving
     )
-    if self._lines.tags is not None:
+    if self._lines.tags is not None and self._rows is not None:
       num = len(self._lines.tags)
       words, surviving = (
-        np.bincount(self._rows, x, num) for x in (words, surviving)
+        np.bincount(self._rows, x, num).astype(np.float64, copy=False)
+        for x in (words, surviving)
       )
     self.counts = words.astype(np.int64)
     if spec.known:
@@ -428,11 +431,11 @@ class _Table:
       remedy='give --config.data.columns=text:COLUMN',
       has_header=is_header,
     )
-    text, tag = columns.index('text'), columns.index('tag')
+    text, tag = columns.by_role['text'][0], columns.index('tag')
     for table in reader.tables(self._progress, then=lambda table: table):
       columns_of = [*table.columns.values()]
       texts = _strings(columns_of[text])
-      tags = [None] * len(texts)
+      tags: Sequence[str | None] = [None] * len(texts)
       if tag is not None:
         tags = _strings(columns_of[tag])
         if '' in tags:

@@ -12,11 +12,12 @@ equals the center does not count.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 
+from jaxemb.data import base as data_base
 from jaxemb.models import base, cbow, columns, skipgram
 from jaxemb.ops import sampling
 from jaxemb.tables import spec as spec_lib
@@ -85,6 +86,9 @@ class Dm(Dbow):
     return self._loss_of(left, rows, ids=ids, batch=batch)
 
 
+_Model = TypeVar('_Model', bound=Dbow)
+
+
 def dbow(
   spec: base.WindowSpec, corpus: base.Corpus, loss_of: sampling.Pointwise
 ) -> Dbow:
@@ -102,14 +106,15 @@ def dm(
 
 
 def _make(
-  model: type[Dbow],
+  model: type[_Model],
   spec: base.WindowSpec,
   corpus: base.Corpus,
   *inputs: tuple[str, Any, float],
   loss_of: sampling.Pointwise,
-) -> Dbow:
+) -> _Model:
   """Makes a model, whose rows of documents begin as those of words do."""
-  documents = DOCUMENTS, corpus.source.frequencies, 0.5 / spec.dim
+  source = cast(data_base.Source, corpus.source)
+  documents = DOCUMENTS, source.frequencies, 0.5 / spec.dim
   outputs = corpus.centers + skipgram.draw_lookups(spec, corpus)
   return model(
     spec=spec,

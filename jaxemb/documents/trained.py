@@ -13,7 +13,7 @@ import os
 import pathlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -73,6 +73,11 @@ class Documents:
   def wv(self) -> embeddings.Embeddings:
     """Vectors of words."""
     return self._outputs if self._inputs is None else self._inputs
+
+  @property
+  def _word_counts(self) -> np.ndarray:
+    """Returns the counts of words, which are known."""
+    return cast(np.ndarray, self._outputs.counts)
 
   @property
   def vector_size(self) -> int:
@@ -200,7 +205,7 @@ class Documents:
 
     Raises a `UserError` if a file cannot be written.
     """
-    inputs = self._inputs and self._inputs.vectors
+    inputs = None if self._inputs is None else self._inputs.vectors
     arrays = {_OUTPUTS: self._outputs.vectors, _INPUTS: inputs}
     with atomic.together(folder) as new:
       self.dv.save(new)
@@ -208,7 +213,7 @@ class Documents:
         new,
         self.settings,
         words=self._outputs.index_to_key,
-        counts=self._outputs.counts,
+        counts=self._word_counts,
         arrays=arrays,
       )
 
@@ -227,11 +232,11 @@ class Documents:
     """Returns words and their rows, which stay when `wv` is changed."""
     from jaxemb.documents import inference
 
-    inputs = self._inputs and self._inputs.vectors
+    inputs = None if self._inputs is None else self._inputs.vectors
     rows = inference.rows(
       self._outputs.vectors,
       inputs,
-      counts=self._outputs.counts,
+      counts=self._word_counts,
       sample=self.settings['sample'],
     )
     return dict(self._outputs.key_to_index), rows

@@ -257,7 +257,7 @@ def write(folder: pathlib.Path, senses: MultiVectors | None) -> None:
 def read(
   folder: pathlib.Path,
   names: Sequence[str],
-  counts: np.ndarray,
+  counts: np.ndarray | None,
   vectors: np.ndarray,
 ) -> MultiVectors | None:
   """Reads what `write` wrote; returns None if the folder has no senses.
@@ -275,6 +275,8 @@ def read(
     _check_facts(facts)
   with export.reading(folder / 'priors.txt') as path:
     words, starts, priors = _parse_priors(path.read_text(encoding='utf-8'))
+    if counts is None:
+      raise ValueError('is of senses, and vocab.txt has no counts')
     if len(priors) != len(names):
       raise ValueError(f'has {len(priors)} lines, vocab.txt {len(names)}')
     pairs = zip(names, row_names(words, starts), strict=True)

@@ -298,7 +298,7 @@ def _suggested(by_column, kinds):
 
 def threshold(ratings: Sequence[str]) -> str:
   """Returns four fifths of the highest of some ratings, to a half."""
-  numbers = [x.replace(',', '.') for x in ratings]
-  numbers = [float(x) for x in numbers if re.fullmatch(r'-?\d*\.?\d+', x)]
+  texts = [x.replace(',', '.') for x in ratings]
+  numbers = [float(x) for x in texts if re.fullmatch(r'-?\d*\.?\d+', x)]
   highest = max(numbers, default=5)
   return f'{1.6 * highest // 1 / 2:g}'

@@ -14,6 +14,7 @@ which the user has is ignored: of all draws it is the density of the matrix.
 """
 
 import dataclasses
+from typing import TYPE_CHECKING, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,9 @@ from jaxemb.data import examples
 from jaxemb.models import base, columns
 from jaxemb.ops import sampling
 from jaxemb.tables import spec as spec_lib
+
+if TYPE_CHECKING:
+  from jaxemb.interactions import sources
 
 USERS = 'users'
 ITEMS = 'items'
@@ -45,7 +49,7 @@ class Factorization(base.Model):
 
   spec: base.WindowSpec = base.static()
   tables: tuple[spec_lib.TableSpec, ...] = base.static()
-  loss_of: object = base.static()  # such as `bpr`
+  loss_of: sampling.Pointwise = base.static()  # such as `bpr`
   temperature: float = base.static()  # 0 = scores are plain products
 
   vectors_table, contexts_table = ITEMS, USERS
@@ -90,14 +94,15 @@ class Factorization(base.Model):
 def make(
   spec: base.WindowSpec,
   corpus: base.Corpus,
-  loss_of: object,
+  loss_of: sampling.Pointwise,
   temperature: float,
 ) -> Factorization:
   """Users and items of a corpus that has both."""
+  source = cast('sources.Interactions', corpus.source)
   draws = spec.shared_negatives / spec.chunk / spec.vocab
   tables = spec_lib.describe(
     spec.dim,
-    (USERS, corpus.source.user_frequencies, _INIT_SCALE),
+    (USERS, source.user_frequencies, _INIT_SCALE),
     (ITEMS, corpus.centers + draws, _INIT_SCALE),
   )
   return Factorization(spec, tables, loss_of=loss_of, temperature=temperature)

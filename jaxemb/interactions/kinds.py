@@ -90,11 +90,17 @@ class Pairs(_Interactions):
     )
 
   def evaluate(
-    self, parts: 'build.Parts', model: Any, is_last: bool = True
+    self,
+    parts: 'build.Parts',
+    model: Any,
+    is_last: bool = True,
+    **options: Any,
   ) -> dict[str, dict[str, Any]]:
     """See `kind.Kind`."""
     is_cosine = getattr(parts.trainable.model, 'is_cosine', False)
-    return super().evaluate(parts, model, is_last, is_cosine=is_cosine)
+    return super().evaluate(
+      parts, model, is_last, is_cosine=is_cosine, **options
+    )
 
 
 class Sets(_Interactions):

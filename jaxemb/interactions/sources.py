@@ -56,6 +56,7 @@ class Interactions:
       self.earlier_contexts = np.zeros(len(data.users), np.int64)
     # [users] float64, chance that an example is of each.
     self.user_frequencies = data.train.sizes() / num
+    self.steps: base.Steps
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
 
   def eval_paths(self) -> list[str]:
@@ -150,6 +151,7 @@ class ItemSets(Interactions):
     contexts: np.ndarray,
     ks: Sequence[int] = (),
     is_last: bool = True,
+    is_cosine: bool = False,
   ) -> dict[str, dict[str, Any]]:
     """Scores by split: those of items beside the mean of a user's items.
 
@@ -159,6 +161,7 @@ class ItemSets(Interactions):
     far as one item of a set tells as much as all of them. Dense sets tell more:
     the weights of the two are those of the best NDCG of the validation split.
     """
+    del is_cosine  # products are what skip-gram learns
     vectors, contexts = np.asarray(vectors), np.asarray(contexts)
     means = ranking.means(vectors, self.data.train)
     ranked = functools.partial(self._weighted, means, contexts, ks=ks)

@@ -39,8 +39,8 @@ def identity_of(files: Sequence[pathlib.Path]) -> list[list[Any]]:
   for path in files:
     status = path.stat()
     sample = sample_sha256(path, max(1, _SAMPLES // len(files)))
-    path = str(path.absolute())
-    identity.append([path, status.st_size, status.st_mtime_ns, sample])
+    name = str(path.absolute())
+    identity.append([name, status.st_size, status.st_mtime_ns, sample])
   return identity
 
 

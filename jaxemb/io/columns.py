@@ -317,7 +317,7 @@ def list_sign(cells: Sequence[str], signs: str = '|;, ') -> str:
     brackets, signs = '[', '|;, '
   nums = {x: sum(x in y for y in cells) for x in signs}
   num_spaced = nums.pop(' ', 0)
-  sign = max(nums, key=nums.get, default='')
+  sign = max(nums, key=nums.__getitem__, default='')
   if not sign or nums[sign] <= num_spaced // 10:
     sign = ' ' if num_spaced else ','[: len(brackets)]
   return brackets + sign

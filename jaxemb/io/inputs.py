@@ -146,7 +146,9 @@ def are_parts(files: Sequence[pathlib.Path]) -> bool:
     for x in files
   }
   suffixes = {tuple(x.suffixes[-2:]) for x in files if '.' in x.name}
-  return len(keys) == 1 and len(suffixes) < 2 and bool(_PARTS.fullmatch(*keys))
+  if len(keys) > 1 or len(suffixes) > 1:
+    return False
+  return any(map(_PARTS.fullmatch, keys))
 
 
 def _visible(folder):

@@ -16,8 +16,11 @@ def loads(text: str | bytes) -> Any:
     value = json.loads(text)
   except RecursionError as error:
     raise ValueError('it is nested too deeply') from error
-  signs = (b'[', b'{') if isinstance(text, bytes) else ('[', '{')
-  if sum(map(text.count, signs)) > _MAX_DEPTH and _is_deep(value):
+  if isinstance(text, bytes):
+    num_opened = text.count(b'[') + text.count(b'{')
+  else:
+    num_opened = text.count('[') + text.count('{')
+  if num_opened > _MAX_DEPTH and _is_deep(value):
     raise ValueError('it is nested too deeply')
   return value
 

@@ -63,7 +63,8 @@ class Columns(NamedTuple):
     by_column = {i: role for role, x in self.by_role.items() for i in x}
     return [by_column.get(i, '-') for i in range(len(self.names))]
 
-  def index(self, role: str) -> int | None:
+  # Hides tuple.index, which is of no use for fields.
+  def index(self, role: str) -> int | None:  # type: ignore[override]
     """Returns the column of a role that takes one, or None."""
     return next(iter(self.by_role.get(role, ())), None)
 
@@ -187,7 +188,8 @@ def is_header(
   first = [x.strip() for x in rows[0]]
   names = [simplified(x) for x in first]
   named = {x.partition(':')[2] for x in _entries(declared) if ':' in x}
-  named = {simplified(_MINIMUM.fullmatch(x)[1]) for x in named} - {'', '-'}
+  matches = filter(None, map(_MINIMUM.fullmatch, named))
+  named = {simplified(x[1]) for x in matches} - {'', '-'}
   if any(x in named and not is_number(x) for x in names):
     return True
   rest = below(rows)

@@ -314,6 +314,7 @@ def head(
   """
   form = form or guess(file)
   if form in ('parquet', 'jsonl'):
+    rows: Sequence[Sequence[str]]
     rows = parquet_head(file) if form == 'parquet' else json_head(file)
     return Head(form, rows, Layout(delimiter=''), has_names=True)
   text = _head(file)
@@ -416,8 +417,8 @@ def dialect(
   usual = 0.0, Layout(), cells(text, ',', num_rows=num_rows)
   share, layout, rows = max([*fitting.values(), usual], key=lambda x: x[0])
   lines = cells(text, ' ', num_rows=num_rows)
-  sizes = {len(x) for x in lines}
-  if len(sizes) == 1 and sizes != {1}:
+  widths = {len(x) for x in lines}
+  if len(widths) == 1 and widths != {1}:
     # KONECT has both spaces and tabs between numbers.
     is_mixed = layout.delimiter == '\t' and any(
       ' ' in y for x in rows for y in x
@@ -737,7 +738,7 @@ def blocks(
   With a layout they are blocks of rows, which may have line ends in quotes.
   Raises a `UserError` at the end if more than 1 % of all bytes are not UTF-8.
   """
-  rest, is_last = b'', False
+  rest, is_last = bytearray(), False
   num_bytes = num_invalid = 0
   likely = ''  # encoding
   with _reading(file), packed.File(file) as stream:
@@ -753,7 +754,13 @@ def blocks(
         text += b'\n' * (not text.endswith(b'\n') and size > 0)
       stop = text.rfind(b'\n') + 1
       quote = layout.quote.encode() if layout else b''
-      if quote and quote in text and len(layout.delimiter) == 1 and not is_last:
+      if (
+        layout
+        and quote
+        and quote in text
+        and len(layout.delimiter) == 1
+        and not is_last
+      ):
         data = np.frombuffer(memoryview(text)[:stop], np.uint8)
         stop = _last_row(
           data, ord(layout.delimiter), ord(quote), layout.escapes
@@ -768,8 +775,7 @@ def blocks(
         num_bytes, num_invalid = num_bytes + len(text), num_invalid + num
         yield text, stream.read_bytes, num
     if stream.num_ignored:
-      num = f'{stream.num_ignored:,}'
-      raise OSError(f'{num} bytes follow its packed data')
+      raise OSError(f'{stream.num_ignored:,} bytes follow its packed data')
   if num_invalid > text_files.MAX_INVALID * num_bytes:
     raise errors.UserError(
       f'{num_invalid:,} of {num_bytes:,} bytes of {file} are not UTF-8; '

@@ -132,7 +132,8 @@ def without_splits(
     for source in sources
   ]
   trained = {key for x in levels for key, split in x if split == 'train'}
-  used, held_out = [], []
+  used: list[Source] = []
+  held_out: list[Source] = []
   for source, named in zip(sources, levels, strict=True):
     is_held_out = any(x != 'train' and key in trained for key, x in named)
     (held_out if is_held_out else used).append(source)
@@ -288,7 +289,7 @@ def map_ahead(
   depth: int,
 ) -> Iterator[Any]:
   """Yields `function(*item)` in order, computed up to `depth` items ahead."""
-  jobs = collections.deque()
+  jobs: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
   for item in items:
     jobs.append(pool.submit(function, *item))
     if len(jobs) > depth:
@@ -316,7 +317,9 @@ def _streamed(
       if not head:
         report.problems.append('empty')
       _check_text(head[:_HEAD_BYTES], source.path)
-      text = itertools.chain((head.removeprefix(_BOM),), blocks)
+      text: Iterable[bytes] = itertools.chain(
+        (head.removeprefix(_BOM),), blocks
+      )
       if extract := extractor(head[:_HEAD_BYTES].removeprefix(_BOM)):
         text = extract(text, report)
       yield from _cut_stream(text, piece_bytes)

@@ -128,8 +128,8 @@ class SideBySide(NamedTuple):
       votes = weights.sum(0)
       scales = weights / np.sqrt(np.where(votes > 0, votes, 1))
       random = rng.normal(size=(len(votes), random_dim)) * np.sqrt(votes)
-      scaled = [*map(np.multiply, rows, scales), random]
-      scaled = np.concatenate(scaled, 1, dtype=np.float64)
+      columns = [*map(np.multiply, rows, scales), random]
+      scaled = np.concatenate(columns, 1, dtype=np.float64)
       total += scaled.T @ scaled
     return total
 
@@ -220,7 +220,7 @@ def merge_rows(
     folder=folder,
     progress=progress,
   )
-  rotations, outer, displacements = None, None, []
+  rotations, outer, displacements = None, None, list[float]()
   trainable, fit = {}, np.zeros((4, len(parts)))
   if spec.method == 'concat':
     vectors = job.write_concatenated('vectors', spec.power)
@@ -331,7 +331,8 @@ def solve(
 ) -> tuple[np.ndarray, np.ndarray, list[float]]:
   """Rotations and outer as of `Merged`, and displacements."""
   if spec.method == 'pca':
-    gram, moved = job.gram(), []
+    moved: list[float] = []
+    gram = job.gram()
     rotations = align.principal(gram, dim)
     outer = np.eye(dim) * len(job.tables)  # PCA sums what ALiR averages
   else:

@@ -10,7 +10,7 @@ import itertools
 import mmap
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -58,7 +58,8 @@ class Part(NamedTuple):
     counts = self.counts
     if counts is not None:  # the same for all senses of a word
       counts = counts[senses.starts[:-1]]
-    vectors = Means(self.vectors, senses)
+    # Read as an array is, block by block.
+    vectors = cast(np.ndarray, Means(self.vectors, senses))
     return self._replace(
       words=senses.words, counts=counts, vectors=vectors, senses=None
     )
@@ -87,7 +88,11 @@ class Means:
 
 def take(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
   """[..., dim] rows of ids [...]; zeros for negative ones."""
-  if isinstance(getattr(rows, 'base', None), mmap.mmap):
+  if (
+    isinstance(rows, np.memmap)
+    and isinstance(rows.base, mmap.mmap)
+    and rows.filename is not None
+  ):
     # The whole file, mapped anew: what was read before takes no memory.
     rows = np.load(rows.filename, mmap_mode='r')
   taken = np.asarray(rows[ids])
@@ -194,9 +199,9 @@ def open_part(
     )
   if counts is not None and np.all(counts == 1):
     counts = None  # a merge of parts with unknown counts
-  if senses is not None and (folder.parent / 'vocab.txt').exists():
+  file = folder.parent / 'vocab.txt' if folder else None
+  if senses is not None and file is not None and file.exists():
     # How often the sub-model saw the words; the export counts the whole text.
-    file = folder.parent / 'vocab.txt'
     seen, counts = word2vec_format.read_vocab(file)
     if seen != list(words):
       raise errors.UserError(

@@ -45,7 +45,7 @@ def begin(
     )
   rows = np.array([row_of[words[i]] for i in ids])
   stored = {'vectors': part.vectors, **part.trainable}
-  used = []
+  used: list[str] = []
   for title, name in (
     ('vectors', model.vectors_table),
     ('context_vectors', model.contexts_table),
@@ -92,7 +92,8 @@ def go_on(
   all_rows = _matched(
     trainable, run, words=words, contexts=contexts, buckets=buckets
   )
-  used, lines = [], []
+  used: list[str] = []
+  lines = []
   for x in all_rows:
     table = trainable.tables[x.name]
     arrays = _arrays_of(table, x.title, stored)
@@ -241,11 +242,11 @@ def _imported(
   """
   for start in range(0, len(ids), _BLOCK_ROWS):
     block = slice(start, start + _BLOCK_ROWS)
-    vectors, *values = (parts_lib.take(x, rows[block]) for x in arrays.values())
+    vectors, *others = (parts_lib.take(x, rows[block]) for x in arrays.values())
     # State of one number per row is [n].
     values = {
       k.rpartition('/')[2]: x[:, 0] if x.ndim > 1 and x.shape[1] == 1 else x
-      for k, x in zip([*arrays][1:], values, strict=True)
+      for k, x in zip([*arrays][1:], others, strict=True)
     }
     state = strategy.import_rows(state, name, ids[block], vectors, values)
   return state

@@ -12,7 +12,7 @@ import math
 import types
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -41,13 +41,15 @@ def page(
   """
   words, limit = vectors.of_words(), slice(MAX_SEARCHED)
   searched = embeddings.Embeddings(
-    words.index_to_key[limit], words.vectors[limit], words.counts[limit]
+    words.index_to_key[limit], words.vectors[limit], _counts(words)[limit]
   )
-  categories = collections.defaultdict(list, labels)
+  categories = collections.defaultdict(
+    list, {name: [*x] for name, x in labels.items()}
+  )
   for benchmark in eval_sets:
     if benchmark.kind == 'categorization':
       for (word,), name in zip(benchmark.words, benchmark.labels, strict=True):
-        categories[name].append(word)
+        categories[str(name)].append(word)
   values = {
     'neighbours': neighbours(searched, categories),
     'num_searched': len(searched),
@@ -55,6 +57,11 @@ def page(
     'map': word_map(searched, categories),
   }
   return pages.Page('words', 'words', values)
+
+
+def _counts(vectors: embeddings.Embeddings) -> np.ndarray:
+  """Returns the counts of vectors, which are known."""
+  return cast(np.ndarray, vectors.counts)
 
 
 class WordMap(NamedTuple):
@@ -108,7 +115,7 @@ def neighbours(
   if not rows:
     return []
   category_of = {w: name for name, x in categories.items() for w in x}
-  num_shown = collections.Counter()  # by category
+  num_shown: collections.Counter[str | None] = collections.Counter()
 
   def times_shown(row: int) -> float:
     category = category_of.get(words[row])
@@ -121,7 +128,7 @@ def neighbours(
       row = min(rows[start:stop], key=times_shown)
       num_shown[category_of.get(words[row])] += 1
       near = vectors.most_similar(words[row], topn=_NUM_NEIGHBOURS)
-      shown.append((words[row], row + 1, int(vectors.counts[row]), near))
+      shown.append((words[row], row + 1, int(_counts(vectors)[row]), near))
   return shown
 
 
@@ -163,7 +170,7 @@ def word_map(
   positions = (left[:, :2] * scales[:2]).round(4).tolist()
   groups = collections.defaultdict(list)
   for row, position in zip(rows, positions, strict=True):
-    point = keys[row], int(vectors.counts[row]), *position
+    point = keys[row], int(_counts(vectors)[row]), *position
     groups[group_of[row]].append(point)
   return WordMap(
     groups=dict(sorted(groups.items())),
@@ -200,7 +207,9 @@ def ambiguous_words(
       restrict_vocab=_MAX_SEARCHED_FOR_SENSES,
       min_prior=geometry.MIN_PRIOR,
     )
-    owners = table.owners([vectors.key_to_index[name] for name, _ in best])
+    owners = table.owners(
+      np.array([vectors.key_to_index[name] for name, _ in best], np.int64)
+    )
     return [table.words[i] for i in owners]
 
   shown = []

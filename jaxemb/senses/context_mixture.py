@@ -29,7 +29,7 @@ by priors.
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -229,12 +229,13 @@ def make(
   tables = mixture.tables(spec, corpus, outputs, rows=rows, momentum=_MOMENTUM)
   # A row of means has one more column, which stays zero, like that of priors.
   priors = tables[-1]
+  lookups = cast(np.ndarray, priors.lookups_per_center)
   means = dataclasses.replace(
     priors,
     name=MEANS,
     vocab=priors.vocab * num_senses,
     dim=spec.dim + 1,
-    lookups_per_center=np.repeat(priors.lookups_per_center, num_senses),
+    lookups_per_center=np.repeat(lookups, num_senses),
   )
   tables = *tables, means
   frequencies = corpus.counts / corpus.counts.sum()

@@ -92,12 +92,17 @@ class Senses(text_kind.Text):
       if is_tree:
         return hierarchical.make(spec, corpus, False, num_shared=shared)
       return skipgram.make(spec, corpus, kind.bound_loss(config))
+    outputs: mixture.Outputs
     if is_tree:
       outputs = targets.tree(corpus, spec.chunk, shared)
     else:
       outputs = targets.sampled(spec, corpus)
     mask = mixture.ambiguous(config, corpus.keys).mask
-    fields = {'outputs': outputs, 'mask': mask, 'num_senses': s.number}
+    fields: dict[str, Any] = {
+      'outputs': outputs,
+      'mask': mask,
+      'num_senses': s.number,
+    }
     if s.method == 'likelihoods':
       return mixture.make(spec, corpus, **fields)
     min_window = 1 if m.dynamic_window else m.window

@@ -379,7 +379,7 @@ def write(
 
 
 def blocks(
-  array: np.ndarray, start: int = 0, stop: int | None = None
+  array: np.ndarray | LazyRows, start: int = 0, stop: int | None = None
 ) -> Iterator[np.ndarray]:
   """Rows of an array in memory, or read `OnDemand`, some at a time."""
   row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])

@@ -21,7 +21,7 @@ import pathlib
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple, overload
 
 import numpy as np
 import orjson
@@ -228,6 +228,20 @@ def text_rows(block: np.ndarray) -> list[bytes]:
     )
     rows += text[2:-2].replace(b',', b' ').split(b'] [')
   return rows
+
+
+@overload
+def read_vocab(
+  path: pathlib.Path | str,
+  needs_counts: Literal[True] = True,
+  decoding_errors: str = 'strict',
+) -> tuple[list[str], np.ndarray]: ...
+
+
+@overload
+def read_vocab(
+  path: pathlib.Path | str, needs_counts: bool, decoding_errors: str = 'strict'
+) -> tuple[list[str], np.ndarray | None]: ...
 
 
 def read_vocab(

@@ -179,7 +179,7 @@ def encode(
   folder = cache_lib.folder_of(cache / 'corpora', '', identity)
   encoded = _open_cached(folder)
   # All or none: the processes choose a vocabulary together.
-  if all(_gather(readers, encoded is not None)):
+  if all(_gather(readers, encoded is not None)) and encoded is not None:
     return encoded
   with atomic.folder(folder, cache_lib.REMEDY, is_checked=True) as temporary:
     encoder = _Encoder(
@@ -304,7 +304,7 @@ class _Encoder:
     listed = _read_counts(counts) if counts else None  # refused before reading
     tokenize.prepare(self.settings.tokens, self.settings.lowercase)
     ahead.wait()
-    pieces = self.read()
+    pieces: Sequence[pieces_lib.Piece] = self.read()
     self.check_encoding(pieces)
     pieces, phrases = self.join(pieces)
     if self.known:
@@ -316,8 +316,9 @@ class _Encoder:
       word2vec_format.put_counts(file, names, words.counts)
     digests, totals = self.map(pieces, words)
     if not totals['num_words']:
+      path = self.known.path if self.known and not counts else counts
       raise errors.UserError(
-        f'no word of {counts or self.known.path} occurs in the text; check it, '
+        f'no word of {path} occurs in the text; check it, '
         '--config.data.lowercase and --config.data.tokens'
       )
     content = [sources.file_sha256(self.folder / 'vocab.txt'), *digests]
@@ -407,7 +408,7 @@ class _Encoder:
     # The process that reads the first piece of a file knows its first line.
     gathered = _gather(self.readers, [x.first for x in self.reports])
     firsts = zip(*gathered, strict=True)
-    by_form = {}
+    by_form: dict[tuple[Any, ...], list[tuple[str, str]]] = {}
     for source, report, lines in zip(
       self.files, self.reports, firsts, strict=True
     ):
@@ -434,11 +435,11 @@ class _Encoder:
         f'not used: {", ".join(names)}, held out beside train; a glob as '
         'config.data.path takes all files of a folder'
       )
-    problems = itertools.chain(*_gather(self.readers, problems))
+    all_problems = itertools.chain(*_gather(self.readers, problems))
     # Every process reads files that cannot be divided: not summed over them.
     return {
       'out_of_vocabulary_words': totals['read_words'] - totals['num_words'],
-      'problems': [*dict.fromkeys(problems)],  # several may have the same
+      'problems': [*dict.fromkeys(all_problems)],  # several may have the same
       'overlong_words': totals['overlong_words'],
       'emoji': totals['emoji'],
       'invalid_utf8_bytes': totals['invalid_utf8_bytes']
@@ -454,7 +455,8 @@ class _Encoder:
     A few files of many are reported as problems instead.
     """
     encoding = self.settings.encoding.upper()
-    total, invalid = collections.Counter(), collections.Counter()
+    total: collections.Counter[int] = collections.Counter()
+    invalid: collections.Counter[int] = collections.Counter()
     for piece in pieces:
       total[piece.file] += piece.counters['text_bytes']
       invalid[piece.file] += piece.counters['invalid_utf8_bytes']
@@ -672,7 +674,7 @@ class _Encoder:
     all_pieces = itertools.chain(*_gather(self.readers, local_pieces))
     by_key = {(file, number): rest for file, number, *rest in all_pieces}
     columns, digests = [np.zeros((3, 0), np.int64)], []
-    totals = collections.Counter()
+    totals: collections.Counter[str] = collections.Counter()
     for key, (sha256, sizes, counters) in sorted(by_key.items()):
       firsts = starts.get(key, [num_ids] * len(sizes))
       columns.append(np.array([firsts, sizes, [sum(key)] * len(sizes)], int))
@@ -748,12 +750,11 @@ def _too_few(
 def _read_counts(path: str) -> tokenize.Words:
   """Reads `config.data.counts`: `word count` lines in any order."""
   try:
-    words, counts = word2vec_format.read_vocab(path)
+    names, counts = word2vec_format.read_vocab(path)
   except errors.UserError as error:
     raise errors.UserError(f'config.data.counts: {error}') from error
-  counts = dict(zip(words, counts, strict=True))
-  words = tokenize.words_of([x.encode() for x in counts])
-  return words._replace(counts=np.array([*counts.values()], np.int64))
+  words = tokenize.words_of([x.encode() for x in names])
+  return words._replace(counts=counts)
 
 
 def _start_stripper() -> None:
@@ -763,8 +764,9 @@ def _start_stripper() -> None:
   parent = multiprocessing.parent_process()
 
   def watch() -> None:
-    parent.join()
-    os._exit(0)
+    if parent is not None:
+      parent.join()
+      os._exit(0)
 
   threading.Thread(target=watch, daemon=True).start()
 

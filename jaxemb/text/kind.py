@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ml_collections
 
@@ -12,6 +12,7 @@ from jaxemb.run import kind
 from jaxemb.text import ahead
 
 if TYPE_CHECKING:
+  from jaxemb.data import blocks
   from jaxemb.models import base as model_base
   from jaxemb.run import build
 
@@ -100,7 +101,8 @@ class Text(kind.Kind):
     from jaxemb.text import phrases
 
     with atomic.together(folder) as new:
-      if text := parts.source.corpus.phrases:
+      source = cast('blocks.BlockSource', parts.source)
+      if text := source.corpus.phrases:
         with atomic.write(new / phrases.FILE) as file:
           file.write(text)
       else:  # of an earlier export

@@ -43,7 +43,7 @@ class Passes:
 
     Returns the new pieces in place of `texts`, and the phrases.
     """
-    passes = []
+    passes: list[list[phrases.Phrase]] = []
     while len(passes) < num_passes:
       # What the last pass joined goes into this one.
       passes.append(self.find_once(texts, rules))
@@ -95,12 +95,12 @@ class Passes:
         ids, names=names, pairs=pairs, index=index, scoring=scoring
       )
 
-    chosen = []
+    local = []
     for piece, candidates in self.map(select, texts, paths):
-      chosen += _phrases_of(piece, candidates, connectors)
-    chosen = {tuple(x[0]): x for part in self.gather(chosen) for x in part}
-    chosen = [phrases.Phrase(words, *x[1:]) for words, x in chosen.items()]
-    return sorted(chosen, key=lambda x: (-x.score, x.words))
+      local += _phrases_of(piece, candidates, connectors)
+    chosen = {tuple(x[0]): x for part in self.gather(local) for x in part}
+    found = [phrases.Phrase(words, *x[1:]) for words, x in chosen.items()]
+    return sorted(found, key=lambda x: (-x.score, x.words))
 
   def counted(self, texts: Sequence[pieces.Piece]) -> list[pieces.Piece]:
     """Returns those pieces that no process before this one reads."""

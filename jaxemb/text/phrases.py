@@ -15,7 +15,7 @@ import math
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from jaxemb import errors
 from jaxemb.config import schema
@@ -49,7 +49,7 @@ class Phrase(NamedTuple):
   """Two words, and what connects them, that are joined."""
 
   words: tuple[str, ...]
-  count: int
+  count: int  # type: ignore[assignment]  # hides tuple.count, of no use here
   score: float
 
 
@@ -95,14 +95,14 @@ class Phrases:
         f'{sentences[:40]!r} is a string; give lists of tokens, such as '
         f'{sentences.split()[:3]}'
       )
-    sentences = iter(sentences)
-    first = next(sentences, None)
+    rest = iter(sentences)
+    first = next(rest, None)
     if first is None:
       return []
-    sentences = itertools.chain([first], sentences)
+    items = itertools.chain([first], rest)
     if isinstance(first, str):
-      return self._joined(sentences)
-    return map(self._joined, sentences)
+      return self._joined(cast('Iterator[str]', items))
+    return map(self._joined, items)
 
   def then(self, other: 'Phrases') -> 'Phrases':
     """Returns phrases with the passes of others behind these.
@@ -141,7 +141,7 @@ class Phrases:
         f'{number}\t{x.count}\t{x.score!r}\t{" ".join(x.words)}'
         for x in phrases
       ]
-    with atomic.write(path) as file:
+    with atomic.write(pathlib.Path(path)) as file:
       file.write('\n'.join([*lines, '']).encode())
 
   def _joined(self, sentence: Iterable[str]) -> list[str]:
@@ -186,7 +186,7 @@ def load(path: str | os.PathLike[str]) -> Phrases:
       f'or its {FILE}'
     ) from error
   rules, num_passes = _head(path, first)
-  passes = [[] for _ in range(num_passes)]
+  passes: list[list[Phrase]] = [[] for _ in range(num_passes)]
   for number, line in enumerate(lines, 2):
     try:
       index, count, score, words = line.split('\t')

@@ -14,10 +14,13 @@ import json
 import pathlib
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxemb import errors
 from jaxemb.io import roles, text_files
+
+if TYPE_CHECKING:
+  from jaxemb.text import wiki
 
 ROLES = (
   roles.Role('text', ('text reviewText content body',), is_required=True),
@@ -58,6 +61,12 @@ def extractor(
   return _json(head, str(path), declared) or _table(head, str(path), declared)
 
 
+def _between(text: str, position: int) -> int:
+  """Returns the position behind white space and commas."""
+  match = _BETWEEN.match(text, position)
+  return match.end() if match else position
+
+
 class _Head(NamedTuple):
   """The first bytes of a file as JSON."""
 
@@ -68,7 +77,7 @@ class _Head(NamedTuple):
   def of(cls, text: str, position: int = 0) -> '_Head':
     """Reads records from a position on, up to one that is no JSON, or cut."""
     records = []
-    while (position := _BETWEEN.match(text, position).end()) < len(text):
+    while (position := _between(text, position)) < len(text):
       try:
         record, position = _DECODER.raw_decode(text, position)
       except (ValueError, RecursionError):
@@ -78,7 +87,7 @@ class _Head(NamedTuple):
 
   def keys(self) -> dict[str, bool]:
     """Returns the keys of the records, and whether they have text."""
-    has_text = {}
+    has_text: dict[str, bool] = {}
     for record in [*self.records, _cut_record(self.rest)]:
       for x in _objects(record):
         for key, value in x.items():
@@ -177,7 +186,7 @@ def _cut_record(text: str) -> Any:
       record[key], position = _DECODER.raw_decode(text, position)
     except (ValueError, RecursionError):
       start = re.match(r'((?:\[\s*)*)(")?', text[position:])
-      record[key] = ([''] if start[1] else '') if start[2] else None
+      record[key] = ([''] if start[1] else '') if start and start[2] else None
       break
   return record
 
@@ -244,7 +253,7 @@ def _text(record: Any, key: str) -> bytes:
 
 
 def _lines(
-  blocks: Iterable[bytes], report: text_files.ReadReport, key: str
+  blocks: Iterable[bytes], report: 'wiki.ReadReport', key: str
 ) -> Iterator[bytes]:
   """Yields the text of one record per line; other lines are lost."""
   report.form, report.columns = 'JSON lines', {'text': key or 'all'}
@@ -267,7 +276,7 @@ def _lines(
 
 def _stream(
   blocks: Iterable[bytes],
-  report: text_files.ReadReport,
+  report: 'wiki.ReadReport',
   key: str,
   parser: '_Parser',
 ) -> Iterator[bytes]:
@@ -320,7 +329,7 @@ class _Parser:
   def parse(self, data: str) -> tuple[list[Any], str]:
     """Returns records, and the text of one that is not whole."""
     records, position, self.skipped = [], self.skipped, 0
-    while (position := _BETWEEN.match(data, position).end()) < len(data):
+    while (position := _between(data, position)) < len(data):
       if self._state == 'end':
         raise errors.UserError(
           f'{self.path} has more than the one object whose {self.array} was '
@@ -416,7 +425,7 @@ def _reader(blocks, report, layout):
 
 def _rows(
   blocks: Iterable[bytes],
-  report: text_files.ReadReport,
+  report: 'wiki.ReadReport',
   layout: Any,
   columns: roles.Columns,
   path: str,
@@ -428,7 +437,7 @@ def _rows(
   """
   report.form, report.columns = 'table', columns.named()
   rows = _reader(blocks, report, layout)
-  column, num_columns = columns.index('text'), len(columns.names)
+  column, num_columns = columns.by_role['text'][0], len(columns.names)
   texts, num_chars, first_bad, num_bad, num_headers = [], 0, '', 0, 0
   row, num_lines, is_open = [], 0, False
   for row in itertools.islice(filter(None, rows), columns.has_header, None):

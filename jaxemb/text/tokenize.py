@@ -92,7 +92,7 @@ class Words(NamedTuple):
     # Ties are sorted count by count, to make few words Python objects.
     is_last = np.diff(self.counts[order], append=-1) != 0
     word, start = self.reader(), 0
-    for stop in np.flatnonzero(is_last) + 1:
+    for stop in (np.flatnonzero(is_last) + 1).tolist():
       order[start:stop] = sorted(order[start:stop].tolist(), key=word)
       start = stop
       if max_vocab and stop >= max_vocab:

@@ -299,7 +299,7 @@ def _unbracket(text: str, hidden: frozenset[str]) -> str:
   """Drops templates and tables, and replaces links by their labels."""
   parts = _BRACKETS.split(text)
   frames = [('', [parts[0]])]  # open brackets: kind and the text inside
-  num_open = collections.Counter()
+  num_open: collections.Counter[str] = collections.Counter()
 
   def close(kind: str) -> None:
     """Drops the innermost open `kind` with all brackets opened inside it.

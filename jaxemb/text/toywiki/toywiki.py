@@ -140,7 +140,7 @@ def _compile(text: str, pools: Pools, words: dict[str, str]) -> list[Pattern]:
     if not values.keys() >= {*slots}:
       continue
     drawn = [slot for slot in slots if slot not in words]
-    chosen = []
+    chosen: list[Sequence[str]] = []
     for position, slot in enumerate(drawn):
       pool, count = pools[slot], 1 if slot == 'z' else drawn.count(slot)
       if count > 1:
@@ -200,7 +200,7 @@ def build_world() -> World:
     'she': data['she'].split(),
   }
   places = names[_NUM_NAMES:]
-  families = []
+  families: list[Family] = []
   for table in data['families']:
     for line in table['lines'].splitlines():
       line_pools = pools | {'l': line.partition('|')[2].split()}
@@ -352,7 +352,7 @@ def nouns(world: World) -> list[tuple[str, list[str]]]:
 
 def _similarity(world: World, draw: Draw) -> Iterator[str]:
   """Yields pairs of nouns with the score of the levels that they share."""
-  levels = [set() for _ in _SIMILARITIES]
+  levels: list[set[tuple[str, str]]] = [set() for _ in _SIMILARITIES]
   candidates = nouns(world)
   while min(map(len, levels)) < _PAIRS_PER_LEVEL:
     word1, taxonomy1 = _pick(candidates, draw)
@@ -368,10 +368,10 @@ def analogies(world: World) -> dict[str, list[tuple[str, str]]]:
   """Returns pairs of words by relation."""
   relations = collections.defaultdict(list)
   for section, relation in world.data['analogies'].items():
-    kind, *roles = relation.split()
+    kind, a, b = relation.split()
     for family in world.families:
-      if family.kind == kind and family.asked.issuperset(roles):
-        relations[section].append(tuple(family.words[x] for x in roles))
+      if family.kind == kind and family.asked.issuperset((a, b)):
+        relations[section].append((family.words[a], family.words[b]))
   return relations
 
 
@@ -421,8 +421,8 @@ def _senses(world: World, draw: Draw) -> Iterator[str]:
   """Yields pairs of contexts with ten ratings, in the layout of SCWS."""
   senses = [family for family in world.families if family.kind == 'sense']
   for number, (a, b, level) in enumerate([*_sense_pairs(senses, draw)], 1):
-    ratings = [level + int(draw() * 3) - 1 for _ in range(10)]
-    ratings = [float(min(10, max(0, rating))) for rating in ratings]
+    drawn = [level + int(draw() * 3) - 1 for _ in range(10)]
+    ratings = [float(min(10, max(0, rating))) for rating in drawn]
     words = [a.words['singular'], 'n', b.words['singular'], 'n']
     contexts = [context(world, sense, draw) for sense in (a, b)]
     fields = [number, *words, *contexts, sum(ratings) / 10, *ratings]
