@@ -74,7 +74,7 @@ def items(
   fill: Fill,
   position: Sequence[int] | None,
   done: int,
-  ends_of: Callable[[int], Sequence[int]] | None = None,
+  ends_of: Callable[[int], Sequence[int] | np.ndarray] | None = None,
 ) -> Iterator[base.Item]:
   """Yields items of epochs of `num` examples, from [epoch, example] on.
 

@@ -306,7 +306,7 @@ def prefixes(rows: Rows, columns: roles.Columns) -> tuple[str, str] | None:
   """
   if not columns.has_header:
     return None
-  positions = [columns.index(x) for x in ('source', 'target')]
+  positions = [columns.by_role[x][0] for x in ('source', 'target')]
   ends = [columns.names[x] for x in positions]
   groups = [re.search(r'ID\((.+)\)$', x) for x in ends]
   kinds = [x[1] for x in groups if x]

@@ -56,8 +56,12 @@ class Plan(NamedTuple):
   blocks: Callable[[], Iterable[tables.Table]] | None = None
 
 
+# By file, or by what stands for one.
+Plans = Mapping[pathlib.Path, Plan] | Mapping[str, Plan]
+
+
 def listed(
-  plans: Mapping[pathlib.Path | str, Plan],
+  plans: Plans,
   settings: Mapping[str, Any],
   folder: pathlib.Path,
   progress: Callable[[str, int, int], None],
@@ -103,7 +107,7 @@ def planned(
   return plans
 
 
-def shown(plans: Mapping[pathlib.Path, Plan]) -> list[roles.Input]:
+def shown(plans: Plans) -> list[roles.Input]:
   """Return what log and report show of files."""
   (_, first), *_ = plans.items()
   return [first.shown._replace(files=tuple(map(str, plans)))]
@@ -193,6 +197,7 @@ def _is_adjacency(where, head, declared):
 def of_table(table: tables.Table, declared: str) -> Plan:
   """Plan how to read a table of Python; columns 0, 1, .. have no names."""
   names, where = [*table.columns], 'the table'
+  rows: list[Sequence[str]]
   rows = [*zip(*map(_shown, table.columns.values()), strict=True)]
   if not rows:
     raise errors.UserError(f'{where} has no row with an edge; give edges')
@@ -429,14 +434,15 @@ class _Edges:
     self._settings, self._num_nodes = settings, settings['num_nodes']
     self._spill, self._as_integers = spill, as_integers
     self._nodes, self._relations = keys.Keys(), keys.Keys()
-    self._names, self._relation_names = [], []
+    self._names: list[Any] = []  # Arrow arrays
+    self._relation_names: list[str] = []
     self._num = 0
     self._num_alone = 0  # nodes of an adjacency list without neighbors
     self._largest = -1
 
   def read(
     self,
-    plans: Mapping[pathlib.Path, Plan],
+    plans: Plans,
     progress: Callable[[int, int], None],
   ) -> None:
     """Read all files, or raise `_NotIntegers`."""
@@ -444,14 +450,15 @@ class _Edges:
     if first.prefixes and self._as_integers:
       raise _NotIntegers
     self._may_have_comments = first.layout.delimiter and not first.blocks
+    self._reader: tables.Reader | _Tables
     if first.blocks:
-      items = (y for x in plans.values() for y in x.blocks())
-      self._reader = _Tables(self._path, items)
+      items = (y for x in plans.values() if x.blocks for y in x.blocks())
+      self._reader = _Tables(str(self._path), items)
     else:
       self._reader = tables.Reader(
         str(self._path),
         form='edges',
-        layouts={k: x.layout for k, x in plans.items()},
+        layouts={pathlib.Path(k): x.layout for k, x in plans.items()},
         remedy='give --config.data.columns or .comments, or another file',
       )
     self._num_comments = sum(x.num_comments for x in plans.values())

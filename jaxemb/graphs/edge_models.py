@@ -28,6 +28,7 @@ chunk's own ends, so that a bucket of edges needs no row of another partition.
 
 import dataclasses
 from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,9 @@ from jaxemb.data import examples
 from jaxemb.models import base, columns, edge_scores
 from jaxemb.ops import sampling
 from jaxemb.tables import spec as spec_lib
+
+if TYPE_CHECKING:
+  from jaxemb.graphs import edge_source
 
 NODES, CONTEXTS, RELATIONS = 'nodes', 'contexts', 'relations'
 # Rare nodes keep what is random in their vectors, which distances suffer from.
@@ -90,8 +94,8 @@ class Line(base.Model):
   @property
   def untrained_loss(self) -> float:
     """Of an edge whose scores are all zero."""
-    zero = np.float32(0)
-    edge, other = self.loss_of(zero, 1.0), self.loss_of(zero, 0.0)
+    zero, one = (cast(jax.Array, np.float32(x)) for x in (0, 1))
+    edge, other = self.loss_of(zero, one), self.loss_of(zero, zero)
     return float(edge + self.spec.negatives * other)
 
   def ids(self, batch: examples.StepBatch, key: jax.Array):
@@ -128,14 +132,14 @@ class Line(base.Model):
 class Relations(base.Model):
   """Vectors of nodes, and operators of relations."""
 
-  starts: jax.Array  # [partitions + 1] int32, the first id of each
+  starts: edge_scores.Array  # [partitions + 1] int32, the first id of each
   spec: base.WindowSpec = base.static()
   tables: tuple[spec_lib.TableSpec, ...] = base.static()
-  loss_of: object = base.static()  # such as `margin`
+  loss_of: sampling.Pointwise = base.static()  # such as `margin`
   score: edge_scores.EdgeScore = base.static()
   # [2, vocab] float32, logarithm of how often each node is among negative
   # sources and targets, over that of uniform draws; None = not corrected.
-  log_counts: jax.Array | None
+  log_counts: edge_scores.Array | None
   n3: float = base.static()  # weight of N3 of the rows of an edge
   # (rows, ids, weights, vocab) -> the loss: softmax of plain products.
   kernel: Callable[..., jax.Array] | None = base.static(default=None)
@@ -259,17 +263,17 @@ def line(
   draws = spec.shared_negatives / spec.chunk * degrees / degrees.sum()
   ends = corpus.centers / 2  # of undirected edges either is first
   scale = 0.5 / spec.dim
-  tables = [(NODES, ends, scale), (CONTEXTS, ends + draws, 0.0)]
+  described = [(NODES, ends, scale), (CONTEXTS, ends + draws, 0.0)]
   if order == 1:
-    tables = [(NODES, 2 * ends + draws, scale)]
-  tables = spec_lib.describe(spec.dim, *tables)
+    described = [(NODES, 2 * ends + draws, scale)]
+  tables = spec_lib.describe(spec.dim, *described)
   return Line(sampling.alias_table(degrees), spec, tables, loss_of=loss_of)
 
 
 def relations(
   spec: base.WindowSpec,
   corpus: base.Corpus,
-  loss_of: object,
+  loss_of: sampling.Pointwise,
   score: edge_scores.EdgeScore,
   n3: float = 0.0,
   make_kernel: Callable[[], Callable[..., jax.Array]] | None = None,
@@ -278,22 +282,23 @@ def relations(
 
   `make_kernel` makes the `Relations.kernel`, if that can be used.
   """
+  source = cast('edge_source.Edges', corpus.source)
   draws = 2 * spec.shared_negatives / spec.chunk / spec.vocab
   scale = _INIT_SCALES[score.measure]
   tables = [(NODES, corpus.centers + draws, scale)]
   if score.operator != 'none':
     # Operators of both directions.
-    both = np.tile(corpus.source.relation_frequencies, 2)
+    both = np.tile(source.relation_frequencies, 2)
     tables.append((RELATIONS, both, 0.0))
   log_counts = None
   if score.operator != 'none' and loss_of is sampling.softmax_loss:
     num, uniform = spec.chunk + spec.shared_negatives, 1 / spec.vocab
-    others = spec.chunk * corpus.source.end_frequencies
+    others = spec.chunk * source.end_frequencies
     log_counts = np.log((others + spec.shared_negatives * uniform) / num)
-    log_counts = np.float32(log_counts - np.log(uniform))
-  starts = getattr(corpus.source, 'partitions', None)
+    log_counts = (log_counts - np.log(uniform)).astype(np.float32)
+  starts = getattr(source, 'partitions', None)
   is_plain = score == edge_scores.PRODUCT and not n3
-  has_kernel = make_kernel and is_plain and loss_of is sampling.softmax_loss
+  has_kernel = is_plain and loss_of is sampling.softmax_loss
   return Relations(
     np.asarray([0, spec.vocab] if starts is None else starts, np.int32),
     spec,
@@ -302,5 +307,5 @@ def relations(
     score=score,
     log_counts=log_counts,
     n3=n3,
-    kernel=make_kernel() if has_kernel else None,
+    kernel=make_kernel() if make_kernel and has_kernel else None,
   )

@@ -69,20 +69,20 @@ class Held(NamedTuple):
   counted: Mapping[str, int] = MappingProxyType({})
 
   def ids(
-    self, ids_of: np.ndarray, relation_counts: Sequence[int] = (1,)
-  ) -> tuple[np.ndarray, ...]:
+    self, ids_of: np.ndarray, relation_counts: Sequence[int] | np.ndarray = (1,)
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns sources, targets and relations [n], -1 where not in training.
 
     `ids_of` are of nodes, or -1; `relation_counts` of edges in training.
     """
-    ends = np.append(ids_of, -1)[self.edges.T]
+    sources, targets = np.append(ids_of, -1)[self.edges.T]
     relations = np.zeros(len(self.edges), np.int64)
     if self.relations is not None:
       numbers = np.arange(len(relation_counts))
       numbers = np.where(relation_counts, numbers, -1)
       last = np.minimum(self.relations, len(numbers))
       relations = np.append(numbers, -1)[last]
-    return *ends, relations
+    return sources, targets, relations
 
   def counts(self, ids: Sequence[np.ndarray]) -> dict[str, int]:
     """Returns what the report counts of the edges, whose `ids` are given."""
@@ -91,14 +91,16 @@ class Held(NamedTuple):
     if self.relations is not None:
       is_unknown = is_node & (ids[2] < 0)
       unknown[f'{self.name}_edges_of_unknown_relations'] = is_unknown
-    return {k: int(x.sum()) for k, x in unknown.items()} | self.counted
+    return {k: int(x.sum()) for k, x in unknown.items()} | dict(self.counted)
 
 
 def located(
   splits: Mapping[str, Held],
   ids_of: np.ndarray,
-  relation_counts: Sequence[int] = (1,),
-) -> tuple[dict[str, tuple[np.ndarray, ...]], dict[str, int]]:
+  relation_counts: Sequence[int] | np.ndarray = (1,),
+) -> tuple[
+  dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], dict[str, int]
+]:
   """Returns the ids of each split's edges, and what the report counts."""
   ids = {k: x.ids(ids_of, relation_counts) for k, x in splits.items()}
   counted: dict[str, int] = {}
@@ -147,8 +149,8 @@ def read_held(
   settings = {**spec.settings, 'path': path, **none}
   other = files.read(settings, spec.cache, spec.progress)
   number = node_files.numbers(graph)
-  nodes = [number(x) for x in other.keys()]
-  nodes = np.array([-1 if x is None else x for x in nodes], np.int64)
+  numbers = [number(x) for x in other.keys()]
+  nodes = np.array([-1 if x is None else x for x in numbers], np.int64)
   sources = np.repeat(np.arange(other.num_nodes), np.diff(other.offsets))
   edges = np.stack([sources, np.asarray(other.neighbors)], 1)
   relations = _relations(other, graph, name)
@@ -233,5 +235,5 @@ def split(
       'no edge is left to learn from; hold out fewer with config.data.valid '
       'and config.data.test'
     )
-  inputs = [y for x in (graph, *splits.values()) for y in x.inputs]
+  inputs = [*graph.inputs, *(y for x in splits.values() for y in x.inputs)]
   return graph._replace(inputs=inputs), splits

@@ -140,6 +140,7 @@ def from_table(
     plans = {'the table': plan}
     graph = edge_lists.listed(plans, settings, folder, progress=lambda *_: None)
     arrays = graph._asdict().items()
+    copies: dict[str, Any]
     copies = {k: np.array(x) for k, x in arrays if isinstance(x, np.memmap)}
   return graph._replace(**copies, inputs=edge_lists.shown(plans))
 
@@ -187,7 +188,8 @@ def from_networkx(
   labelled = np.array([i for i, _ in labels], np.int64)
   texts = [x for _, x in labels]
   return graph_lib.from_edges(
-    *ends.T,
+    ends[:, 0],
+    ends[:, 1],
     num_nodes=len(names),
     weights=weights,
     directed=graph.is_directed(),

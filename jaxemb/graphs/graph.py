@@ -185,7 +185,8 @@ def build(
   nodes is added by `save`. Raises a `UserError` as `from_edges` does.
   """
   folder.mkdir(parents=True, exist_ok=True)
-  files, sizes, counted = {}, [], {}
+  files, sizes = {}, []
+  counted: dict[str, int] = {}
   for degrees, *arrays in _ranges(
     chunks, num_nodes, directed, counted=counted, range_edges=_RANGE_EDGES
   ):
@@ -437,7 +438,8 @@ def save(graph: Graph, folder: pathlib.Path | str) -> Graph:
   (folder / 'manifest.json').unlink(missing_ok=True)
   for name, x in _arrays(graph).items():
     path = folder / f'{name}.npy'
-    if not isinstance(x, np.memmap) or pathlib.Path(x.filename) != path:
+    file = x.filename if isinstance(x, np.memmap) else None
+    if file is None or pathlib.Path(file) != path:
       np.save(path, x)
   label_names = graph.labels and graph.labels.names
   manifest = FORMAT.stamp() | {

@@ -28,7 +28,7 @@ Dense parameters are dicts, {'layer_0': {'own': {'features', 'rows', 'bias'},
 import dataclasses
 import functools
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,9 @@ from jaxemb.models import base, columns
 from jaxemb.ops import rounding, sampling
 from jaxemb.tables import dedup, row_access
 from jaxemb.tables import spec as spec_lib
+
+if TYPE_CHECKING:
+  from jaxemb.graphs import node_source
 
 NODES = 'nodes'
 _INIT_SCALE = 0.1  # of rows
@@ -297,7 +300,7 @@ class GraphSage(base.ExampleModel):
         layer_key = rounding.key(key, i + 1)
         x = _drop(jax.nn.relu(x), spec.dropout, layer_key, positions=places)
         level = _Level(spec, ids[:, : x.shape[1]], x)
-    return x[:, 0].reshape(num, spec.num_trees, -1)
+    return cast(jax.Array, x)[:, 0].reshape(num, spec.num_trees, -1)
 
   def _of_walks(self, outputs, weights):
     """[E] nats of u, v and n [E, 3, d]."""
@@ -321,6 +324,7 @@ class GraphSage(base.ExampleModel):
 def make(spec: SageSpec, corpus: base.Corpus) -> GraphSage:
   """The model of the nodes of a `corpus`."""
   tables = [(NODES, corpus.centers, _INIT_SCALE)] if spec.dim else []
-  features = corpus.source.features if spec.num_features else None
+  source = cast('node_source.NodeSource', corpus.source)
+  features = source.features if spec.num_features else None
   features = features_lib.on_device(features)
   return GraphSage(spec, spec_lib.describe(spec.dim, *tables), features)

@@ -84,13 +84,12 @@ def read(path: pathlib.Path, what: str, comments: str = '') -> Head:
     rows = bare
   if skip and (named := _named(lines[skip - 1], rows[0], delimiter)):
     rows, body, skip = [named, *rows], [lines[skip - 1], *body], skip - 1
-  rows = tables.with_end(rows)
   layout = tables.Layout(
     delimiter=delimiter,
     skip_lines=skip,
     comment=marks if comments else '',
   )
-  return Head(rows, body, layout, comments=lines[:skip])
+  return Head(tables.with_end(rows), body, layout, comments=lines[:skip])
 
 
 def lines(path: pathlib.Path, head: Head) -> Iterator[str]:

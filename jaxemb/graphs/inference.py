@@ -337,7 +337,8 @@ def likeliest(
     chances /= chances.sum(1, keepdims=True)
   rows = []
   for row in chances:
-    likely = np.flatnonzero(row > 0.5) if has_many else [row.argmax()]
+    many = np.flatnonzero(row > 0.5).tolist()
+    likely = many if has_many else [int(row.argmax())]
     probabilities = ','.join(f'{row[x]:.4f}' for x in likely)
     rows.append((','.join(classes[x] for x in likely), probabilities))
   return rows

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ml_collections
 
@@ -13,6 +13,7 @@ from jaxemb.config import schema
 from jaxemb.run import kind
 
 if TYPE_CHECKING:
+  from jaxemb.graphs import edge_source, node_source
   from jaxemb.models import base as model_base
   from jaxemb.run import build
 
@@ -132,7 +133,8 @@ class Nodes(_Graphs):
     """See `kind.Kind`."""
     from jaxemb.graphs import graphsage
 
-    config, tuning, source = context.config, context.tuning, corpus.source
+    config, tuning = context.config, context.tuning
+    source = cast('node_source.NodeSource', corpus.source)
     m, o = config.model, config.optimizer
     hidden = schema.sizes('model.hidden', m.hidden)
     num_layers = len(source.fanouts)
@@ -237,7 +239,8 @@ class Edges(_Graphs):
     from jaxemb.models import edge_scores
 
     config, threads = context.config, context.tuning.row_threads
-    m, graph = config.model, corpus.source.graph
+    source = cast('edge_source.Edges', corpus.source)
+    m, graph = config.model, source.graph
     is_asked = m.name == 'relations' and graph.relations is None
     if is_asked and graph.inputs and not config.data.columns:
       shown = graph.inputs[0]

@@ -35,9 +35,9 @@ class Labels(NamedTuple):
     cls, nodes: np.ndarray, texts: Sequence[str], num_nodes: int
   ) -> 'Labels':
     """Number the labels [n] of int nodes [n]: by value if all are numbers."""
-    names = {*texts}
-    is_number = all(re.fullmatch(r'\d{1,18}', x) for x in names)
-    names = sorted(names, key=int if is_number else str)
+    different = {*texts}
+    is_number = all(re.fullmatch(r'\d{1,18}', x) for x in different)
+    names = sorted(different, key=int if is_number else str)
     numbers = {x: i for i, x in enumerate(names)}
     classes = np.array([numbers[x] for x in texts], np.int64)
     # Once each, in their order.

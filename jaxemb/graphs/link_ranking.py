@@ -17,8 +17,9 @@ if all tied. `known_mrr` and `known_hits@k` are of the other edges alone.
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+import jax
 import numba
 import numpy as np
 
@@ -237,8 +238,11 @@ class Vectors:
 
   @functools.cached_property
   def _sizes(self):
-    sizes = [np.asarray(self._score.sizes(x)) for _, x in self._blocks()]
-    return np.concatenate(sizes)
+    return np.concatenate([self._sizes_of(x) for _, x in self._blocks()])
+
+  def _sizes_of(self, rows: np.ndarray) -> np.ndarray:
+    """Returns [...], what scores need of rows [..., d]."""
+    return np.asarray(self._score.sizes(cast(jax.Array, rows)))
 
   def take(self, nodes: np.ndarray) -> np.ndarray:
     """[m, d] those of nodes [m]."""
@@ -246,12 +250,12 @@ class Vectors:
 
   def scores(self, mapped: np.ndarray, others: np.ndarray | None) -> np.ndarray:
     """Of mapped [m, d]: [m, nodes] with all, or [m, k] with others [m, k]."""
-    sizes = np.asarray(self._score.sizes(mapped))[:, None]
+    sizes = self._sizes_of(mapped)[:, None]
     if others is None:
       scores = np.empty((len(mapped), len(self._rows)), np.float32)
       for some, rows in self._blocks():
         np.matmul(mapped, rows.T, out=scores[:, some])
-      return self._score.scores(scores, sizes, self._sizes)
+      return np.asarray(self._score.scores(scores, sizes, self._sizes))
     scores = np.empty(others.shape, np.float32)
     size = max(1, _BLOCK_NUMBERS // max(1, others[:1].size * mapped.shape[1]))
     for i in range(0, len(mapped), size):
@@ -259,7 +263,7 @@ class Vectors:
       ends = self.take(others[some].ravel())
       ends = ends.reshape(-1, others.shape[1], mapped.shape[1])
       products = np.einsum('md,mkd->mk', mapped[some], ends)
-      of_ends = np.asarray(self._score.sizes(ends))
+      of_ends = self._sizes_of(ends)
       scores[some] = self._score.scores(products, sizes[some], of_ends)
     return scores
 

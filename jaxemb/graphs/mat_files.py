@@ -105,7 +105,7 @@ def main(path: str, output: str) -> None:
     print(errors.one_line(error), end='')
     is_damaged = isinstance(error, ValueError)
     sys.exit(_DAMAGED if is_damaged else _UNSUPPORTED)
-  written = {'others': np.array(others, np.str_)}
+  written: dict[str, Any] = {'others': np.array(others, np.str_)}
   for name, array in arrays.items():
     if sparse.issparse(array):
       columns = array.tocsc()

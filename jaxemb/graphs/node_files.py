@@ -577,5 +577,5 @@ def array_labels(
   used = labels.names
   places = [roles.whole_number(x) for x in used]
   if names and all(x is not None and x < len(names) for x in places):
-    labels = labels._replace(names=[names[x] for x in places])
+    labels = labels._replace(names=[names[x] for x in places if x is not None])
   return labels

@@ -16,11 +16,11 @@ import io
 import itertools
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from jaxemb.graphs import inference, node_classification, node_source
+from jaxemb.graphs import graphsage, inference, node_classification, node_source
 from jaxemb.graphs import labels as labels_lib
 from jaxemb.report import pages, report
 from jaxemb.run import build, evaluation
@@ -54,7 +54,10 @@ def score_classes(
   those with a chance above one half.
   """
   num, num_classes = len(nodes), outputs.shape[1]
-  loss, hits, sizes = 0.0, 0, 0  # of each class, where nodes may have several
+  loss = 0.0
+  # Of each class, where nodes may have several.
+  hits: int | np.ndarray = 0
+  sizes: int | np.ndarray = 0
   size = max(1, _PAIRS // num_classes)
   for start in range(0, num, size):
     some = nodes[start : start + size]
@@ -71,13 +74,13 @@ def score_classes(
       hits += np.sum(scores.argmax(1) == classes)
   if labels.has_many:
     loss /= num_classes
-    micro = float(2 * hits.sum() / max(1, sizes.sum()))
+    micro = float(2 * np.sum(hits) / max(1, np.sum(sizes)))
     macro = float(np.mean(2 * hits / np.maximum(1, sizes)))
-    scores = {'score': micro, 'micro_f1': micro, 'macro_f1': macro}
+    shares = {'score': micro, 'micro_f1': micro, 'macro_f1': macro}
   else:
-    scores = dict.fromkeys(('score', 'accuracy'), float(hits / num))
+    shares = dict.fromkeys(('score', 'accuracy'), float(hits / num))
   counts = {'kind': 'classes', 'found': num, 'total': num}
-  return {**scores, 'log_loss': float(loss / num), **counts}
+  return {**shares, 'log_loss': float(loss / num), **counts}
 
 
 def has_validation(source: node_source.NodeSource) -> bool:
@@ -87,7 +90,11 @@ def has_validation(source: node_source.NodeSource) -> bool:
 
 def can_evaluate(parts: build.Parts) -> bool:
   """Whether there are nodes for validation."""
-  return has_validation(parts.source)
+  return has_validation(_source(parts))
+
+
+def _source(parts: build.Parts) -> node_source.NodeSource:
+  return cast(node_source.NodeSource, parts.source)
 
 
 def evaluate(
@@ -97,7 +104,8 @@ def evaluate(
 
   While training goes on, only the nodes for validation are scored.
   """
-  source, labels = parts.source, parts.source.labels
+  source = _source(parts)
+  labels = source.labels
   if source.from_walks:
     if not len(labels.nodes):
       return {}
@@ -159,10 +167,11 @@ def export(
   folder: pathlib.Path, parts: build.Parts, model: inference.Inferred
 ) -> dict[str, int]:
   """Writes vectors, the network and classes; returns what is dropped."""
-  source = parts.source
+  source, network = _source(parts), parts.trainable.model
   with atomic.together(folder) as new:
     dropped = vectors_lib.write_export(new, _export(source, model.vectors))
-    inference.save(new, model, parts.trainable.model.spec, source=source)
+    spec = cast(graphsage.GraphSage, network).spec
+    inference.save(new, model, spec, source=source)
     if not source.from_walks:
       _write_classes(new / 'classes.tsv', source, model.outputs)
   return dropped
@@ -170,9 +179,10 @@ def export(
 
 def page(parts: build.Parts, model: inference.Inferred) -> pages.Page:
   """The page of vectors, with a map of nodes by class."""
-  labels = parts.source.labels
-  keys = [parts.source.keys[i] for i in labels.nodes]
-  vectors = _export(parts.source, model.vectors)
+  source = _source(parts)
+  labels = source.labels
+  keys = [source.keys[i] for i in labels.nodes]
+  vectors = _export(source, model.vectors)
   return report.page(
     vectors.embeddings(report.MAX_SEARCHED),
     labels=labels.keys_by_class(keys, labels.nodes),

@@ -21,7 +21,7 @@ show that repeated passes come close to METIS).
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -122,17 +122,19 @@ class NodeSource:
       num_threads=min(_MOST_THREADS, resources.usable_cores()),
     )
     self.from_walks = settings['targets'] == 'walks'
-    self.labels = graph.labels
-    if self.labels is None:
-      self.labels = labels_lib.Labels(np.full(graph.num_nodes, -1))
+    labels = graph.labels
+    if labels is None:
+      labels = labels_lib.Labels(np.full(graph.num_nodes, -1))
+    self.labels = labels
     self.counts = degrees = np.diff(graph.offsets)
     self.dropped = dict(graph.counted)
     # Labelled nodes, int32, without splits that have none.
     self.splits = {
       k: x.astype(np.int32) for k, x in self._split().items() if len(x)
     }
+    self.valid: np.ndarray | None = None
+    self.test: np.ndarray | None = None
     if self.from_walks:  # classes are not learned
-      self.valid = self.test = None
       self.starts = np.flatnonzero(degrees).astype(np.int32)
       self._sums = np.cumsum(degrees**_POWER)
       self.dropped['nodes_without_neighbors'] = int((degrees == 0).sum())
@@ -151,7 +153,7 @@ class NodeSource:
   @functools.cached_property
   def valid_blocks(self) -> tuple[np.ndarray, Sequence[neighbors.Block]]:
     """The nodes for validation, rising, and what layers need to score them."""
-    nodes, graph = np.sort(self.valid), self.graph
+    nodes, graph = np.sort(cast(np.ndarray, self.valid)), self.graph
     lists = graph.offsets, graph.neighbors
     return nodes, neighbors.blocks(*lists, len(self.fanouts), nodes)
 
@@ -333,8 +335,8 @@ class NodeSource:
       drawn = np.searchsorted(self._sums, drawn, 'right').astype(np.int32)
       roots = np.stack([nodes, ends, drawn], 1)
     num_trees = roots.shape[1]
-    places = num_trees * every[:, None] + np.arange(num_trees)
-    ids = self.trees.sample(roots.reshape(-1), places.reshape(-1), trees)
+    numbers = num_trees * every[:, None] + np.arange(num_trees)
+    ids = self.trees.sample(roots.reshape(-1), numbers.reshape(-1), trees)
     return nodes, ids.reshape(len(nodes), -1)
 
 

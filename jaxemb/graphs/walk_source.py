@@ -157,7 +157,8 @@ class Walks(blocks_lib.BlockSource):
     ks: Sequence[int] = (),
   ) -> dict[str, dict[str, Any]]:
     """What vectors [vocab, d] tell of labels and of edges held out."""
-    graph, corpus, scores = self.graph, self.corpus, {}
+    graph, corpus = self.graph, self.corpus
+    scores: dict[str, dict[str, Any]] = {}
     if graph.labels is not None:
       labels = graph.labels.matrix(corpus.nodes)
       total = len(graph.labels.nodes)

@@ -30,7 +30,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -389,7 +389,7 @@ def blocks(
     yield np.ascontiguousarray(array[i : min(i + size, stop)])
 
 
-def put_header(file: BinaryIO, dtype: Any, shape: Sequence[int]) -> None:
+def put_header(file: IO[bytes], dtype: Any, shape: Sequence[int]) -> None:
   """Writes the header of an .npy file.
 
   Its size is the same for any number of rows, which may be written later.
@@ -399,7 +399,7 @@ def put_header(file: BinaryIO, dtype: Any, shape: Sequence[int]) -> None:
   np.lib.format.write_array_header_1_0(file, header)
 
 
-def put_array(file: BinaryIO, array: np.ndarray) -> None:
+def put_array(file: IO[bytes], array: np.ndarray) -> None:
   """As `np.save`, of rows that need not be in memory all at once."""
   put_header(file, array.dtype, array.shape)
   for block in blocks(array):
