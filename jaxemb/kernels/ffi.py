@@ -362,7 +362,7 @@ def register(name: str, handler: ccallback.CFunc, platform: str) -> None:
   """
   import jax  # takes a second; what only compiles does not need it
 
-  start = ctypes.cast(handler.address, ctypes.c_void_p)
+  start = ctypes.c_void_p(handler.address)
   capsule = ctypes.pythonapi.PyCapsule_New
   capsule.restype = ctypes.py_object
   capsule.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p

@@ -12,7 +12,7 @@ otherwise they are compiled into it.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -83,9 +83,11 @@ class Aux(NamedTuple):
 class Model(Protocol):
   """A loss of rows; what has a body here is optional."""
 
-  # The table whose rows users get, and the one of its contexts, if any.
-  vectors_table: str
-  contexts_table: str = ''
+  @property
+  def vectors_table(self) -> str:
+    """The table whose rows users get."""
+
+  contexts_table: str = ''  # the one of its contexts, if any
   # Whether its rows are of keys, where the source has contexts of other kinds.
   has_contexts_of_keys: bool = False
   metrics: tuple[str, ...] = ()  # names in `Aux.metrics`
@@ -124,7 +126,7 @@ class Model(Protocol):
   @property
   def nodes(self) -> 'targets.Nodes':
     """Returns the inner nodes of the tree, if there is one."""
-    raise NotImplementedError
+    return _lacks(self, 'inner nodes')
 
   # Further tables that the vectors which users get are composed of.
   composed_of: Sequence[str] = ()
@@ -147,14 +149,14 @@ class Model(Protocol):
 
     A run that is continued hands on the rows of the same keys.
     """
-    raise NotImplementedError
+    return _lacks(self, 'vectors that are composed')
 
   def composed_sums(self, name: str, of_keys: np.ndarray) -> np.ndarray:
     """Returns [rows] sums over the keys that such rows are parts of.
 
     `of_keys` [vocab] are what is summed, by the weights of the parts.
     """
-    raise NotImplementedError
+    return _lacks(self, 'vectors that are composed')
 
   def ngram_vectors(
     self, rows: Mapping[str, Any]
@@ -180,17 +182,31 @@ class Model(Protocol):
   # A copy of a row on a worker may lack one in so many of the updates that the
   # row has had, if that is less than the staleness; 0 = the staleness alone.
   stale_share: int = 50
-  # Learning rate of dense parameters by that of rows, which multiplies what the
-  # optimizer makes of their gradients; 0 = the optimizer has its own.
-  dense_rate: float = 0.0
-  # Nats per example, far above which a run has diverged; inf = unknown.
-  untrained_loss: float = float('inf')
+
+  @property
+  def dense_rate(self) -> float:
+    """Learning rate of dense parameters by that of rows.
+
+    It multiplies what the optimizer makes of their gradients; 0 = the optimizer
+    has its own.
+    """
+    return 0.0
+
+  @property
+  def untrained_loss(self) -> float:
+    """Nats per example, far above which a run has diverged; inf = unknown."""
+    return float('inf')
+
   # A variant with smaller buffers, used for steps that `fits` it; None = none.
   compact: 'Model | None' = None
 
   def fits(self, batch: Any) -> jax.Array:
     """Returns bool, whether the compact variant is large enough for a step."""
-    raise NotImplementedError
+    return _lacks(self, 'compact variant')
+
+
+def _lacks(model: Model, what: str) -> NoReturn:
+  raise NotImplementedError(f'{type(model).__name__} has no {what}')
 
 
 class ExampleModel(Model):

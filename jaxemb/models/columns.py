@@ -13,6 +13,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxemb.ops import wire
 
@@ -131,7 +132,7 @@ whole.defvjp(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def sums(products: jax.Array, row_ops: RowOps) -> jax.Array:
+def sums(products: jax.Array | np.ndarray, row_ops: RowOps) -> jax.Array:
   """Returns [...], sums over columns [..., d] of all devices."""
   return row_ops.sum_columns(jnp.sum(products, -1))
 
@@ -142,7 +143,7 @@ sums.defvjp(
 )
 
 
-def inverse_lengths(rows: jax.Array, row_ops: RowOps) -> jax.Array:
+def inverse_lengths(rows: jax.Array | np.ndarray, row_ops: RowOps) -> jax.Array:
   """Returns [...] of rows [..., d]."""
   squares = sums(jnp.square(rows), row_ops)
   return jax.lax.rsqrt(jnp.maximum(squares, _LEAST_LENGTH**2))

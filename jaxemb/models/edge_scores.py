@@ -59,7 +59,7 @@ class EdgeScore:
     return jnp.stack(pairs, -1).reshape(rows.shape)
 
   def sizes(
-    self, rows: jax.Array, row_ops: columns.RowOps = columns.WHOLE_ROWS
+    self, rows: Array, row_ops: columns.RowOps = columns.WHOLE_ROWS
   ) -> jax.Array:
     """Returns [...] of rows [..., d], what `scores` needs of them."""
     if self.measure == 'cosine':
@@ -163,6 +163,8 @@ def mapped(
       f'{", ".join(known[:5]) or "none"}; train graph:relations with an '
       'operator, or give one of these'
     )
+  if relations is None:
+    return rows  # of no names
   operators = relations.rows[[index[x] for x in names]]
   return np.asarray(score.operate(rows, operators))
 

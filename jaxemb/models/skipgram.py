@@ -140,7 +140,7 @@ def make(
 
 def tables(
   spec: base.WindowSpec, inputs: np.ndarray, outputs: np.ndarray
-) -> tuple[spec_lib.TableSpec, spec_lib.TableSpec]:
+) -> tuple[spec_lib.TableSpec, ...]:
   """Makes input and output table, initialised as in word2vec.c.
 
   Of expected lookups per center, [rows] float64.

@@ -20,7 +20,7 @@ words, and in a compact variant for most steps.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +82,8 @@ class WordRows:
       offsets = np.repeat(starts[block] - stops[:-1], counts)
       sums = _sums(ngrams, rows[offsets + np.arange(stops[-1])], stops)
       sums += inputs[block]
-      vectors[i : i + len(block)] = sums / np.float32(1 + counts)[:, None]
+      totals = (1 + counts).astype(np.float32)
+      vectors[i : i + len(block)] = sums / totals[:, None]
     return vectors
 
   def pack(self, tokens: jax.Array, room: int) -> tuple[jax.Array, jax.Array]:
@@ -266,7 +267,11 @@ def _rows(
   ranks = np.empty(len(order), np.int32)
   ranks[order] = np.arange(len(order), dtype=np.int32)
   starts = np.append(ngrams.starts, ngrams.starts[-1]).astype(np.int32)
-  words = WordRows(starts, ranks[numbers], Buckets(subwords, buckets[order]))
+  words = WordRows(
+    cast(jax.Array, starts),  # of the host until a program takes them
+    cast(jax.Array, ranks[numbers]),
+    buckets=Buckets(subwords, buckets[order]),
+  )
   return _Rows(words, by_bucket[order])
 
 

@@ -104,7 +104,7 @@ class Tree:
     # Padding takes any path, all of whose nodes are masked.
     centers = batch.centers().reshape(-1)
     centers = jnp.minimum(centers, spec.vocab - 1)
-    exits = split.exits.at[centers].get(mode='promise_in_bounds')
+    exits = jnp.asarray(split.exits).at[centers].get(mode='promise_in_bounds')
 
     def of_pairs(rows, index, nothing):
       values = rows.at[index].get(mode='promise_in_bounds')

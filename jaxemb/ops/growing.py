@@ -44,7 +44,7 @@ def grown(rows: np.ndarray, num_new: int, is_grown: bool) -> np.ndarray:
   """
   total = len(rows) + num_new
   whole = rows.base if is_grown else rows
-  if not is_grown or total > len(whole):
+  if not is_grown or whole is None or total > len(whole):
     spare = total // 2 if is_grown else 0
     whole = np.zeros((total + spare, *rows.shape[1:]), rows.dtype)
     if isinstance(rows, np.ndarray):

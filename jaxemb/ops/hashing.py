@@ -57,7 +57,7 @@ def fill_uniform(
 
 
 @numba.njit(nogil=True, cache=True)
-def permuted(index: int, size: int, key: np.uint64) -> int:
+def permuted(index: int, size: int, key: np.uint64) -> np.int64:
   """Returns where a keyed permutation of 0..size-1 sends `index`.
 
   A Feistel network of four rounds over the next even power of two, walked until

@@ -88,12 +88,14 @@ def paths(tree: Links) -> Paths:
   while np.any(above >= 0):
     levels.append(above)
     above = np.where(above >= 0, tree.nodes[above >> 1], -1)
-  lengths = sum(x >= 0 for x in levels)
+  lengths = np.zeros(num_words, np.int64)
+  for level in levels:
+    lengths += level >= 0
   points = np.full((num_words, len(levels)), num_words - 1, np.int32)
   codes = np.zeros(points.shape, np.uint8)
-  for level, above in enumerate(levels):
+  for depth, above in enumerate(levels):
     below = np.flatnonzero(above >= 0)
-    depths = lengths[below] - 1 - level
+    depths = lengths[below] - 1 - depth
     points[below, depths] = above[below] >> 1
     codes[below, depths] = above[below] & 1
   return Paths(points, codes, lengths.astype(np.int32))

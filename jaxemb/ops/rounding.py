@@ -94,9 +94,9 @@ def _to_bfloat16(values: jax.Array, bits: jax.Array | None) -> jax.Array:
 
 def _fixed(values: jax.Array, point: float) -> jax.Array:
   """Returns uint32, values in units of the spacing of float32 at `point`."""
-  point = np.float32(point)
-  sums = jax.lax.bitcast_convert_type(values + point, jnp.uint32)
-  return sums - point.view(np.uint32)
+  added = np.float32(point)
+  sums = jax.lax.bitcast_convert_type(values + added, jnp.uint32)
+  return sums - added.view(np.uint32)
 
 
 def _to_float16(values: jax.Array, bits: jax.Array | None) -> jax.Array:

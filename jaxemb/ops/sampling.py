@@ -7,7 +7,7 @@ rather than threefry, which took a seventh of a training step on a CPU.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +64,7 @@ class Alias(NamedTuple):
   # [n / 64, 128] int32. Of an entry the bits of a float32, the chance to keep
   # the word of the entry's own number, and the word taken otherwise, side by
   # side: a TPU reads 128 numbers in less time than two in different places.
-  lines: jax.Array
+  lines: jax.Array  # of the host until a program takes it
 
 
 @numba.njit(nogil=True, cache=True)
@@ -100,7 +100,7 @@ def alias_table(weights: np.ndarray) -> Alias:
   # What is left differs from 1 by rounding only.
   scaled[work[:stop]] = scaled[work[start:]] = 1.0
   pairs = np.stack([scaled.astype(np.float32).view(np.int32), alias], 1)
-  return Alias(pairs.reshape(-1, 2 * _ENTRIES))
+  return Alias(cast(jax.Array, pairs.reshape(-1, 2 * _ENTRIES)))
 
 
 def _mix(x: jax.Array) -> jax.Array:

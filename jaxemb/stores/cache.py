@@ -20,6 +20,8 @@ which costs .1 % of the rows, and saves a third to three quarters of the time.
 
 import collections
 import dataclasses
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -224,12 +226,16 @@ class Cache:
     self._spare = np.empty((0, 2), np.int64)
     self._now = 0  # stretches so far
     self._numbers = np.full(self.num_rows, -1, np.int32)  # of rows, the last
-    self._foreseen = collections.deque()  # steps whose rows are not listed
+    # Steps whose rows are not listed.
+    self._foreseen: collections.deque[Sequence[np.ndarray]] = (
+      collections.deque()
+    )
     # Of other steps, which were not taken: all rows, with others before them;
     # the number of the first, counted from the beginning; where these steps
     # begin; and where each of them ends.
     self._rows = _Rows(*(np.empty(0, x) for x in (*kinds, np.int32)))
-    self._first, self._start, self._ends = 0, 0, []
+    self._first, self._start = 0, 0
+    self._ends: list[int] = []
     self._num_steps = 0  # listed so far
     # Of the stretch before: the number of its first row, and how many it uses.
     self._running = _NEVER, 0
@@ -325,8 +331,9 @@ class Cache:
     start, first = self._start, self._first + self._start
     for num, stop in enumerate(self._ends[:most]):
       earlier = self._rows.earlier[start:stop]
-      total += np.count_nonzero(earlier < first)
-      both += np.count_nonzero(earlier < self._running[0]) if is_beside else 0
+      total += int(np.count_nonzero(earlier < first))
+      if is_beside:
+        both += int(np.count_nonzero(earlier < self._running[0]))
       if max(total, both) > self.capacity and num:
         return num
       if total > self.capacity:
@@ -472,7 +479,11 @@ def caches(
       num_rows=vocab,
       capacity=capacities[names[0]],
       policy=policy,
-      prior=prior_uses(sum(lookups[x] for x in names[i : i + MOST_TABLES])),
+      prior=prior_uses(
+        functools.reduce(
+          operator.add, [lookups[x] for x in names[i : i + MOST_TABLES]]
+        )
+      ),
     )
     for vocab, names in by_vocab.items()
     for i in range(0, len(names), MOST_TABLES)

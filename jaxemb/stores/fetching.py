@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,8 @@ class Block(NamedTuple):
   first: int  # step
   # Ids as on the device, [steps, ...] by table, count and examples.
   computed: Any
-  count: int = 0  # steps of the dispatch
+  # Steps of the dispatch. A field, in place of tuple's method.
+  count: int = 0  # type: ignore[assignment]
   ids: Mapping[str, np.ndarray] = {}  # [steps, n] int32, on the host
   examples: np.ndarray | None = None  # [steps] float32
 
@@ -98,7 +99,9 @@ class Stretch(NamedTuple):
   @property
   def examples(self) -> float:
     """Of all its steps, if they are shared."""
-    return float(self.block.examples[self._slice].sum())
+    examples = self.block.examples
+    assert examples is not None
+    return float(examples[self._slice].sum())
 
   @property
   def _slice(self):
@@ -195,7 +198,7 @@ def expected_rows(lookups: np.ndarray) -> float:
 def _all_examples(num_parts: int, schedule: base.Schedule) -> data_base.Share:
   """All examples of the parts in a batch."""
   return data_base.Share(
-    before=schedule.parts_before,
+    before=cast(jax.Array, schedule.parts_before),  # in a program
     first_part=0,
     num_parts=num_parts,
     split=0,
@@ -225,7 +228,7 @@ class Fetching:
     """
     self.trainable, self.rows = trainable, rows
     self._lend, self._dense = lend, None
-    self.tables: Mapping[str, cached.Cached] = trainable.tables
+    self.tables = cast(Mapping[str, cached.Cached], trainable.tables)
     self.most_steps = min(most_steps, MOST_STEPS)
     self._thread = futures.ThreadPoolExecutor(1, 'fetch')
     self._clock = futures.ThreadPoolExecutor(1, 'clock')
@@ -234,7 +237,9 @@ class Fetching:
       jax.jit(self._ids),
       jax.jit(self._steps, donate_argnums=0),
     )
-    self._compute_ids, self._run = self._programs
+    # Or compiled.
+    self._compute_ids: Callable[..., Any] = self._programs[0]
+    self._run: Callable[..., Any] = self._programs[1]
     self._no_metrics = jax.jit(lambda: self.trainable.no_metrics())
     self._finish = jax.jit(
       lambda measured, batch, count: base.over_devices(
@@ -383,11 +388,11 @@ class Fetching:
 
   def as_text(self) -> str:
     """The program of a stretch."""
-    return self._run.as_text()
+    return cast(jax.stages.Compiled, self._run).as_text()
 
   def memory_analysis(self) -> Any:
     """What the compiled steps need."""
-    return self._run.memory_analysis()
+    return cast(jax.stages.Compiled, self._run).memory_analysis()
 
   # Rows.
 
@@ -505,6 +510,7 @@ class Fetching:
     if self._next is None:
       self._request(constants, state.tables)
     while True:
+      assert self._next is not None
       (stretch, cache_rows, fetched), self._next = self._next.result(), None
       self._wait_for_steps(stretch, called)
       tables, num, examples = self.rows.swap(state.tables, stretch, fetched)
@@ -578,7 +584,9 @@ class Fetching:
       device_bytes = _num_bytes(state)
     map_bytes = sum(x.num_bytes for x in self.caches)
     for name, table in self.tables.items():
-      lookups = table.spec.lookups_per_center * step_centers * self.most_steps
+      lookups = table.spec.lookups_per_center
+      assert lookups is not None
+      lookups = lookups * step_centers * self.most_steps
       num_rows = min(expected_rows(lookups), table.num_rows)
       stretch_bytes += int(num_rows) * self.rows.layouts[name].num_bytes
     return device_bytes + map_bytes + stretch_bytes + self.rows.copy_bytes
@@ -696,7 +704,8 @@ def fetching(step: Fetching, device: jax.sharding.Mesh) -> base.Strategy:
       jax.eval_shape(step.trainable.init, key),
     )
 
-  init.eval_shape = eval_shape  # as of `jax.jit`
+  # As functions of `jax.jit` have.
+  init.eval_shape = eval_shape  # type: ignore[attr-defined]
   return base.Strategy(
     init=init,
     constants=lambda: jax.device_put(constants, everywhere),

@@ -37,19 +37,20 @@ class Record:
     """Of each array, its dtype and its shape for a row."""
     fields = enumerate(zip(dtypes, shapes, strict=True))
     self._dtype = np.dtype([(str(i), *x) for i, x in fields])
+    self._names = [str(i) for i in range(len(dtypes))]
     self.num_bytes = self._dtype.itemsize
 
   def pack(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """[n, num_bytes] uint8 of arrays [n, ...]."""
     records = np.empty((len(arrays[0]), 1), self._dtype)
-    for name, array in zip(self._dtype.names, arrays, strict=True):
+    for name, array in zip(self._names, arrays, strict=True):
       records[name][:, 0] = array
     return records.view(np.uint8)
 
   def unpack(self, records: np.ndarray) -> list[np.ndarray]:
     """Arrays [n, ...] of records [n, num_bytes] uint8."""
     records = np.ascontiguousarray(records).view(self._dtype)[:, 0]
-    return [np.ascontiguousarray(records[x]) for x in self._dtype.names]
+    return [np.ascontiguousarray(records[x]) for x in self._names]
 
 
 def _by_array(arrays, records):
@@ -149,12 +150,12 @@ class Store:
       head, actual = _take(file, 8, 0)
       num_records = int.from_bytes(head, 'little')
       for some in self._blocks(np.arange(min(num_records, self.num_rows))):
-        ids, actual = _take(file, 8 * len(some), actual)
-        ids = np.frombuffer(ids, '<i8')
-        records, actual = _take(file, len(some) * self.num_bytes, actual)
+        data, actual = _take(file, 8 * len(some), actual)
+        ids = np.frombuffer(data, '<i8')
+        data, actual = _take(file, len(some) * self.num_bytes, actual)
         if len(ids) and not 0 <= ids.min() <= ids.max() < self.num_rows:
           raise ValueError(f'{path} is of another table')
-        records = np.frombuffer(records, np.uint8)
+        records = np.frombuffer(data, np.uint8)
         self.write(ids, records.reshape(len(some), -1))
       if file.read(1) or num_records > self.num_rows or actual != checksum:
         raise ValueError(f'{path} is damaged')
@@ -167,6 +168,14 @@ class Store:
 def _put(file: BinaryIO, data: Any, checksum: int) -> int:
   file.write(memoryview(data).cast('B'))
   return zlib.crc32(memoryview(data).cast('B'), checksum)
+
+
+def _by_second(
+  pair: tuple[np.ndarray, np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns arrays [n] in the order of the second one."""
+  order = np.argsort(pair[1])
+  return pair[0][order], pair[1][order]
 
 
 def _take(file: BinaryIO, num_bytes: int, checksum: int) -> tuple[bytes, int]:
@@ -234,7 +243,7 @@ class Disk(Store):
   ) -> None:
     """See `Store`."""
     # Rows that lie side by side are in the same pages.
-    out, into = ([y[np.argsort(x[1])] for y in x] for x in (out, into))
+    out, into = _by_second(out), _by_second(into)
     none = into[0][:0], into[1][:0]
     for some in self._few(len(out[0])):
       super().swap(arrays, (out[0][some], out[1][some]), none)

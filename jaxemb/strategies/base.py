@@ -139,8 +139,8 @@ def arrays_of(tree: Any) -> list[Any]:
 
 def with_arrays(tree: Any, arrays: Sequence[jax.Array]) -> Any:
   """Returns the model or policy with other `arrays_of` it."""
-  arrays = iter(arrays)
-  return jax.tree.map(lambda x: next(arrays) if _is_array(x) else x, tree)
+  rest = iter(arrays)
+  return jax.tree.map(lambda x: next(rest) if _is_array(x) else x, tree)
 
 
 class Schedule(NamedTuple):
@@ -211,7 +211,8 @@ class Strategy(NamedTuple):
 class StepContext(NamedTuple):
   """What a step needs beside its batch."""
 
-  index: jax.Array  # int32, within the dispatch
+  # int32, within the dispatch. A field, in place of tuple's method.
+  index: jax.Array  # type: ignore[assignment]
   key: jax.Array  # [2] uint32, of the dispatch
   learning_rate: jax.Array  # float32
   # bool, whether the loss is needed, whose logarithms cost a CPU an eighth of a

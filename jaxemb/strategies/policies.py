@@ -44,7 +44,7 @@ class Policy:
     return jnp.sum(number % self.periods == 0)
 
   def weights(
-    self, name: str, start: jax.Array, num: int, learning_rate: jax.Array
+    self, name: str, start: jax.Array | int, num: int, learning_rate: jax.Array
   ) -> jax.Array:
     """Returns [num] float32, g of rows start to start + num of a table."""
     return jnp.full(num, 1 / self.num_replicas, jnp.float32)
@@ -82,7 +82,7 @@ class Bounded(Policy):
   first_learning_rate: float = base.static()  # tau grows as the rate falls
 
   def weights(
-    self, name: str, start: jax.Array, num: int, learning_rate: jax.Array
+    self, name: str, start: jax.Array | int, num: int, learning_rate: jax.Array
   ) -> jax.Array:
     """See the class."""
     tau = self.first_learning_rate * self.memory_lookups

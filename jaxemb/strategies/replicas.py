@@ -111,14 +111,16 @@ class _Replicas:
   @functools.cached_property
   def spec(self) -> ReplicaState:
     """`PartitionSpec`s of a state."""
-    over = jax.sharding.PartitionSpec(self.axes)
+    # In place of arrays.
+    over: Any = jax.sharding.PartitionSpec(self.axes)
+    everywhere: Any = _EVERYWHERE
     return ReplicaState(
       tables=over,
       params=over,
       optimizer=over,
-      synced=_EVERYWHERE,
-      num_syncs=_EVERYWHERE,
-      num_steps=_EVERYWHERE,
+      synced=everywhere,
+      num_syncs=everywhere,
+      num_steps=everywhere,
     )
 
   def named(self, spec: Any = _EVERYWHERE) -> Any:

@@ -121,6 +121,7 @@ class Codec:
     if dtype == 'float32':
       return rows
     if self.spec.rounding == 'stochastic':
+      assert key is not None
       bits = rounding.random_bits(key, ids, self.columns())
     if dtype == 'int8':
       scales = self._scales(rows, encoding)

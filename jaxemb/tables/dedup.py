@@ -32,7 +32,8 @@ def in_order(ids: jax.Array, bound: int) -> tuple[jax.Array, jax.Array]:
   bits = (num - 1).bit_length()
   if bound.bit_length() + bits > 32:
     positions = jnp.arange(num, dtype=jnp.int32)
-    return tuple(jax.lax.sort([ids, positions], num_keys=1))
+    ids, positions = jax.lax.sort([ids, positions], num_keys=1)
+    return ids, positions
   positions = jnp.arange(num, dtype=jnp.uint32)
   both = (ids.astype(jnp.uint32) << bits) | positions
   both = jax.lax.sort(both, is_stable=False)  # no two are equal
@@ -52,7 +53,8 @@ def running_sums(
   rows are sorted as well.
   """
   ids, grads, squares, counts, rows = row_grads
-  if kernels.running_sums and kernels.copies.can_copy(grads):
+  copies = kernels.copies
+  if kernels.running_sums and copies and copies.can_copy(grads):
     sums, rows = kernels.running_sums(grads, order, ids, rows=rows)
     if squares is not None:
       squares = _running_sums(ids, squares[:, None])[:, 0]
@@ -92,10 +94,12 @@ def _running_counts(ids: jax.Array, counts: jax.Array | None) -> jax.Array:
   is_first = jnp.append(True, ids[1:] != ids[:-1])
   if counts is None:
     # XLA would compute a sum of constants itself, in seconds, and warn of it.
-    totals, counts = jnp.arange(1, len(ids) + 1, dtype=jnp.float32), 1.0
+    totals = jnp.arange(1, len(ids) + 1, dtype=jnp.float32)
+    others = totals - 1.0
   else:
     totals = jnp.cumsum(counts)
-  before = jax.lax.cummax(jnp.where(is_first, totals - counts, 0.0))
+    others = totals - counts
+  before = jax.lax.cummax(jnp.where(is_first, others, 0.0))
   return totals - before
 
 
@@ -136,7 +140,7 @@ def by_sorting(
   ids, numbers = row_grads.ids, {}
   if row_grads.squares is not None:
     numbers['squares'] = row_grads.squares
-  if not are_single:
+  if row_grads.counts is not None and not are_single:
     numbers['counts'] = row_grads.counts
   if numbers:
     # They come along with their ids: a TPU sorts more of them in the time of
@@ -148,7 +152,9 @@ def by_sorting(
     numbers = dict(zip(numbers, moved, strict=True))
   else:
     ids, order = in_order(ids, vocab)
-  row_grads = row_grads._replace(ids=ids, **({'counts': None} | numbers))
+  row_grads = row_grads._replace(
+    ids=ids, squares=numbers.get('squares'), counts=numbers.get('counts')
+  )
   is_last = jnp.append(ids[1:] != ids[:-1], True)
   unused = vocab + jnp.arange(len(ids), dtype=jnp.int32)
   unique = jnp.where(is_last & (ids < vocab), ids, unused)

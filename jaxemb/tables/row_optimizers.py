@@ -86,7 +86,9 @@ class RowOptimizer(NamedTuple):
   # (vocab, dim) -> state
   init: Callable[[int, int], OptState]
   # (state, gradients, learning_rate) -> (what to add to rows [..., dim], state)
-  update: Callable[[OptState, RowGrads, jax.Array], tuple[jax.Array, OptState]]
+  update: Callable[
+    [OptState, RowGrads, jax.Array | float], tuple[jax.Array, OptState]
+  ]
   uses_squares: bool
   # Fields of the state that are exported, and averaged where replicas
   # synchronise.

@@ -161,7 +161,9 @@ class Route:
     squares = None if squares is None else squares[self.order]
     row_grads = row_optimizers.RowGrads(self.in_order, grads, squares)
     sums = dedup.running_sums(row_grads, self.order, kernels)
-    return jax.tree.map(lambda x: x[self.last], sums._replace(ids=None))
+    # Offsets are in place of ids.
+    sums = sums._replace(ids=None)  # type: ignore[arg-type]
+    return jax.tree.map(lambda x: x[self.last], sums)
 
   def send(
     self, sums: row_optimizers.RowGrads, state: Any, apply: Callable[..., Any]

@@ -149,13 +149,20 @@ def on_demand(
 ) -> RowBlock:
   """Returns all rows of a table; `read` returns those of distinct ids [n]."""
   leaves, tree = jax.tree.flatten(read(np.arange(1)))
-  return tree.unflatten(
-    export.OnDemand(
-      lambda ids, i=i: jax.tree.leaves(read(ids))[i],
-      (num_rows, *leaf.shape[1:]),
-      leaf.dtype,
-    )
-    for i, leaf in enumerate(leaves)
+
+  def read_leaf(i, ids):
+    return jax.tree.leaves(read(ids))[i]
+
+  return jax.tree.unflatten(
+    tree,
+    [
+      export.OnDemand(
+        functools.partial(read_leaf, i),
+        (num_rows, *leaf.shape[1:]),
+        leaf.dtype,
+      )
+      for i, leaf in enumerate(leaves)
+    ],
   )
 
 
@@ -339,12 +346,13 @@ def in_pieces(
   It reads `size` rows at once, which are along an axis of every array. Pieces
   that are joined in the end would take the memory twice.
   """
-  whole, tree = [], None
+  whole: list[np.ndarray] = []
+  tree: Any = None  # of JAX, whose type has no annotations
   for first in range(start, max(stop, start + 1), size):
     num = min(size, stop - first)
     leaves, tree = jax.tree.flatten(read(first, num))
     if num == stop - start:
-      return tree.unflatten(leaves)
+      return jax.tree.unflatten(tree, leaves)
     for i, leaf in enumerate(leaves):
       if len(whole) == i:
         shape = list(leaf.shape)
@@ -352,7 +360,7 @@ def in_pieces(
         whole.append(np.empty(shape, leaf.dtype))
       rows = np.moveaxis(whole[i], axis, 0)[first - start :][:num]
       rows[...] = np.moveaxis(leaf, axis, 0)
-  return tree.unflatten(whole)
+  return jax.tree.unflatten(tree, whole)
 
 
 def from_stored(stored: Any, dtype: str) -> export.Encoded:
@@ -379,11 +387,11 @@ def encode_rows(rows: np.ndarray, like: export.Encoded | str) -> export.Encoded:
   if dtype == 'float32':
     return export.Encoded(rows)
   num_rows = max(1, NUMBERS_AT_ONCE // max(rows.shape[1], 1))
-  is_kept = dtype == 'int8' and not isinstance(like, str)
+  scales = None if isinstance(like, str) else like.scales
   parts = []
   for start in range(0, max(len(rows), 1), num_rows):
     block_rows = slice(start, start + num_rows)
-    block = [rows[block_rows], *([like.scales[block_rows]] if is_kept else [])]
+    block = [x[block_rows] for x in (rows, scales) if x is not None]
     num = len(block[0])
     # Numbers of rows differ from call to call; those of programs are few.
     size = min(1 << (num - 1).bit_length(), num_rows)

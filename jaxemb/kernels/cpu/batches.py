@@ -25,8 +25,8 @@ class Steps(data_packing.Steps):
     num_chunks = num_parts * num_blocks
     scratch = self.num_threads, packing.STRIP
     sizes = self.shortest_window, self.window, batch.highest_kept.shape[1]
-    read = batch.ids, batch.starts, batch.lengths, batch.stops
-    read = *read, jnp.array(sizes, jnp.int32)
+    arrays = batch.ids, batch.starts, batch.lengths, batch.stops
+    read = *arrays, jnp.array(sizes, jnp.int32)
 
     def shaped(kind, *sizes):
       return jax.ShapeDtypeStruct((num_parts, *sizes), kind)
@@ -83,6 +83,8 @@ def steps(
 
   `later` as of `step.load`. Raises `ffi.Unavailable`.
   """
-  names = 'subsample-int32', 'pack-int32'
-  numbers = tuple(step.load(x, later) for x in names)
+  numbers = (
+    step.load('subsample-int32', later),
+    step.load('pack-int32', later),
+  )
   return Steps(**vars(made), numbers=numbers, num_threads=num_threads)

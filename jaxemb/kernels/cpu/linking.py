@@ -49,8 +49,8 @@ class _Library(codegen.JITCodeLibrary):
     passes.run(self._final_module, builder)
 
   def _get_module_for_linking(self) -> Any:
-    if self._shared_module:
-      return self._shared_module
+    if shared := self._shared_module:  # type: ignore[has-type] # of numba
+      return shared
     if self._finalized:
       return super()._get_module_for_linking()
     module = self._final_module.clone()
@@ -88,7 +88,8 @@ def hurry() -> None:
   """Has numba compile quickly, in a process that does nothing else."""
   gc.disable()  # a seventh of the time, for garbage that ends with the process
   # numba imports it, .15 s, for products of matrices, which nothing here has.
-  sys.modules.setdefault('scipy.linalg', None)
+  modules: dict[str, Any] = sys.modules
+  modules.setdefault('scipy.linalg', None)
   config.reload_config = lambda: None  # it looks for a file with each function
   ir.Loc.strformat = lambda *_: ''  # of errors, which numba has caught mostly
   with contextlib.suppress(AttributeError):  # of another numba

@@ -10,7 +10,7 @@ that come with jaxemb.
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -91,11 +91,11 @@ def call(
   kernel: int | jax.Array,
   num_chunks: int,
   scratch: tuple[int, int],
-  read: Sequence[jax.Array] = (),
+  read: Sequence[jax.typing.ArrayLike] = (),
   changed: Sequence[jax.Array] = (),
   new: Sequence[jax.ShapeDtypeStruct] = (),
   spoiled: int = -1,
-) -> tuple[jax.Array, list[jax.Array]]:
+) -> tuple[jax.Array, Sequence[jax.Array]]:
   """Has threads compute all chunks of a kernel's call (`turns`).
 
   Takes the kernel's number and the shape of its scratch, [threads, n] float32.
@@ -121,7 +121,7 @@ class _Ids(NamedTuple):
   tokens: jax.Array
   num_draws: int
   num_entries: int  # of the alias table; 0 = draws are given
-  more: Sequence[jax.Array]
+  more: Sequence[jax.Array | np.ndarray]
 
 
 def _ids(
@@ -132,9 +132,10 @@ def _ids(
   if isinstance(model, hierarchical.Hierarchical):
     split = model.tree.split
     return _Ids(batch.tokens, 0, 0, (split.exits, split.firsts, split.deep))
-  num_draws = model.spec.shared_negatives
+  negatives = cast(skipgram.SkipGram, model)
+  num_draws = negatives.spec.shared_negatives
   if context.positions is None:
-    more = [model.negatives.lines]
+    more = [negatives.negatives.lines]
     if isinstance(model, subword_models.SkipGram):
       more += [model.words.starts, model.words.rows]
     return _Ids(batch.tokens, num_draws, more[0].size // 2, more)
@@ -213,8 +214,9 @@ class Kernel:
   ) -> tuple[strategy_base.TrainState, strategy_base.StepMetrics]:
     """As `strategies.base.training_step`."""
     state, metrics = carry
-    model, ids = trainable.model, _ids(trainable.model, batch, context)
-    is_tree = isinstance(model, hierarchical.Hierarchical)
+    model = cast(skipgram.WindowModel, trainable.model)
+    ids = _ids(model, batch, context)
+    tree = model if isinstance(model, hierarchical.Hierarchical) else None
     names = _tables(model)
     specs = [trainable.tables[name].spec for name in names]
     spec, num_chunks = model.spec, len(batch.chunks)
@@ -232,7 +234,7 @@ class Kernel:
       self.optimizer,
       *rounding,
       key is not None,
-      is_tree and model.averages,
+      tree is not None and tree.averages,
       ids.num_draws,
       *drawing,
       ids.num_entries,
@@ -241,9 +243,9 @@ class Kernel:
       num_local,
       getattr(model, 'longest', 0),
     )
-    centers = (1, merge_uses or 1) if is_tree else [spec.chunk] * len(names)
-    others = [x * (self.num_threads - 1) for x in centers]
-    others = dict(zip(names, others, strict=True))
+    centers = (1, merge_uses or 1) if tree else [spec.chunk] * len(names)
+    num_others = [x * (self.num_threads - 1) for x in centers]
+    others = dict(zip(names, num_others, strict=True))
     totals, changed = call(
       self.number,
       num_chunks,
@@ -280,12 +282,14 @@ class Paragraphs:
     carry: tuple[strategy_base.TrainState, strategy_base.StepMetrics],
   ) -> tuple[strategy_base.TrainState, strategy_base.StepMetrics]:
     """As `strategies.base.training_step`."""
-    (state, metrics), model = carry, trainable.model
+    state, metrics = carry
+    model = cast(skipgram.SkipGram, trainable.model)
     words, spec = batch.words, model.spec
     num_chunks, lines = len(batch.chunks), model.negatives.lines
     # The rows of documents, of outputs, and of inputs, if there are any.
-    names = model.vectors_table, model.contexts_table
-    names += tuple(x for x in trainable.tables if x not in names)
+    words_tables = model.vectors_table, model.contexts_table
+    others = (x for x in trainable.tables if x not in words_tables)
+    names = *words_tables, *others
     num_others = spec.chunk * (self.num_threads - 1)
     braked = _brakes(
       trainable,
@@ -331,7 +335,7 @@ def make_paragraphs(
 
 
 def make(
-  model: type,
+  model: type[model_base.Model],
   dtype: str,
   optimizer: Mapping[str, Any],
   num_threads: int = 1,

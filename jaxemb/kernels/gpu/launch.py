@@ -154,7 +154,7 @@ def call(
   arguments: Sequence[jax.Array],
   results: Sequence[jax.ShapeDtypeStruct],
   aliases: Mapping[int, int],
-) -> list[jax.Array]:
+) -> Sequence[jax.Array]:
   """Launches a kernel; returns its results.
 
   `aliases` are the results, by the arguments that become them in place.

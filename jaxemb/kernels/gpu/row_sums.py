@@ -15,7 +15,7 @@ operation.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -134,8 +134,8 @@ class RowKernel:
     )
     in_order = Sorted.of(row_grads, vocab).padded(vocab)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-    vectors, *changed = kernel(in_order, arrays, shapes, (learning_rate,))
-    changed = dict(zip(names, changed, strict=True))
+    vectors, *others = kernel(in_order, arrays, shapes, (learning_rate,))
+    changed = dict(zip(names, others, strict=True))
     return vectors, opt_state._replace(**changed) if names else opt_state
 
 
@@ -153,8 +153,10 @@ class Sorted(NamedTuple):
     """Sorts; ids from `vocab` on are padding."""
     ids, grads = row_access.flatten(row_grads.ids, row_grads.grads)
     ids, order = dedup.in_order(jnp.minimum(ids, vocab), vocab)
-    more = row_grads.squares, row_grads.counts
-    more = (None if x is None else x.reshape(-1) for x in more)
+    more = [
+      None if x is None else x.reshape(-1)
+      for x in (row_grads.squares, row_grads.counts)
+    ]
     return cls(ids, order, grads, *more)
 
   @property
@@ -187,7 +189,7 @@ class _Kernel:
     in_order: Sorted,
     arrays: list[jax.Array],
     outs: list[jax.ShapeDtypeStruct],
-    numbers: tuple[jax.Array, ...],
+    numbers: Sequence[jax.Array],
   ) -> list[jax.Array]:
     """Returns arrays that are changed, or new."""
     import jax.experimental.pallas as pl  # takes long, and few need it
@@ -230,11 +232,11 @@ class _Kernel:
         interpret=self.interpret,
       )(*first, *aliased)
 
-    first = in_order, numbers
-    results = call(self._sum_tiles, first, aliased=arrays, outs=[*outs, *parts])
+    tiles = in_order, numbers
+    results = call(self._sum_tiles, tiles, aliased=arrays, outs=[*outs, *parts])
     changed, parts = results[: len(outs)], results[len(outs) :]
-    first = in_order.ids, tuple(parts), numbers
-    return call(self._sum_runs, first, aliased=changed, outs=outs)
+    runs = in_order.ids, tuple(parts), numbers
+    return call(self._sum_runs, runs, aliased=changed, outs=outs)
 
   def _sum_tiles(self, at: '_Place', inputs: Any, refs: Any) -> None:
     """Changes the rows of runs within a tile, sums the parts of others."""
@@ -351,7 +353,8 @@ class _Place(NamedTuple):
   """A program of a kernel, and how it reads and writes rows."""
 
   triton: Any
-  index: jax.Array  # of its tile
+  # Of its tile. A field, in place of tuple's method.
+  index: jax.Array  # type: ignore[assignment]
   tile: int  # positions of it
   dim: int
   block: int  # numbers of a row, with padding to a power of two
@@ -384,7 +387,7 @@ class _Place(NamedTuple):
 
   def put_row(self, ref: Any, i: jax.Array, row: Any, where: Any) -> None:
     """Writes it."""
-    at = (i,)
+    at: tuple[jax.Array, ...] = (i,)
     if len(ref.shape) > 1:
       where = (self._columns < self.dim) & where
       at = i, self._columns

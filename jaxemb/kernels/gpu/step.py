@@ -11,7 +11,7 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -61,19 +61,25 @@ class Kernel:
   ) -> tuple[strategy_base.TrainState, strategy_base.StepMetrics]:
     """As `strategies.base.training_step`."""
     state, metrics = carry
+    model = cast(skipgram.WindowModel, trainable.model)
     specs = [trainable.tables[name].spec for name in _TABLES]
     others = dict.fromkeys(_TABLES, self.words_in_flight - self.variant.chunk)
     braked = brakes.of_step(trainable, others, context=context, state=state)
-    spec = trainable.model.spec
+    spec = model.spec
     numbers = (
       context.learning_rate,
       self.parameter,
       spec.negatives / spec.shared_negatives,
       *(spec.context_weights or [1] * spec.window),
     )
-    keys = [context.key, strategy_base.rounding_key(specs[0], context, 0)]
-    keys = [jnp.zeros(2, jnp.uint32) if x is None else x for x in keys]
-    more, num_entries = _constants(trainable.model)
+    keys = [
+      jnp.zeros(2, jnp.uint32) if x is None else x
+      for x in (
+        context.key,
+        strategy_base.rounding_key(specs[0], context, 0),
+      )
+    ]
+    more, num_entries = _constants(model)
     arrays = state_lib.arrays(state, _TABLES)
     totals = jnp.zeros(2, jnp.float32)
     num_parts, length = batch.left.shape
@@ -111,9 +117,9 @@ class Kernel:
   def _launch(
     self,
     num_chunks: int,
-    read: Sequence[jax.Array],
+    read: Sequence[jax.typing.ArrayLike],
     changed: Sequence[jax.Array],
-  ) -> list[jax.Array]:
+  ) -> Sequence[jax.Array]:
     """Returns what has changed, in place."""
     launched = launch.Launch(
       digest=self.digest,
@@ -138,12 +144,15 @@ def _integer(number: jax.Array | int) -> jax.Array:
   return number.astype(jnp.int32)
 
 
-def _constants(model: model_base.Model) -> tuple[list[jax.Array], int]:
+def _constants(
+  model: model_base.Model,
+) -> tuple[list[jax.typing.ArrayLike], int]:
   """Returns three arrays of a model, and the entries of its alias table."""
   if isinstance(model, hierarchical.Hierarchical):
     split = model.tree.split
     return [split.exits, split.firsts, split.deep], 0
-  lines, none = model.negatives.lines, np.zeros(1, np.int32)
+  lines = cast(skipgram.SkipGram, model).negatives.lines
+  none = np.zeros(1, np.int32)
   return [lines, none, none], lines.shape[0] * lines.shape[1] // 2
 
 
@@ -156,9 +165,10 @@ def variant(
 
   `table` and `optimizer` have the settings of these names.
   """
-  spec, name = model.spec, _MODELS[type(model)]
+  name = _MODELS[type(model)]
+  spec = cast(skipgram.WindowModel, model).spec
   sizes = {'dim': spec.dim, 'chunk': spec.chunk, 'window': spec.window}
-  if name != 'hierarchical':
+  if not isinstance(model, hierarchical.Hierarchical):
     sizes['draws'] = spec.shared_negatives
     return _variant(name, table, optimizer, **sizes)
   split = model.tree.split

@@ -65,7 +65,7 @@ def running_sums(
   ]
   sums, *rows = pl.pallas_call(
     functools.partial(_kernel, len(arrays)),
-    grid=len(ids) // block,
+    grid=(len(ids) // block,),
     in_specs=[
       pl.BlockSpec((block,), lambda i: (i,), memory_space=pltpu.SMEM),
       pl.BlockSpec((block // _TILE, _TILE), lambda i: (i, 0)),
