@@ -71,7 +71,8 @@ def find(paths: Iterable[pathlib.Path | str]) -> list[Benchmark]:
 
   Raises a `UserError` if a path is missing or no benchmark is recognised.
   """
-  paths, names = list(paths), collections.Counter()
+  paths = list(paths)
+  names: collections.Counter[str] = collections.Counter()
   recognised, unknown = [], []
   for path in _files(paths):
     benchmark = read(path)
@@ -89,8 +90,9 @@ def find(paths: Iterable[pathlib.Path | str]) -> list[Benchmark]:
       'category, word or type, word1, word2, word3, target'
     )
   if unknown:
-    names = ', '.join(unknown)
-    _LOG.warning(f'skipped {len(unknown)} file(s) of unknown layout: {names}')
+    _LOG.warning(
+      f'skipped {len(unknown)} file(s) of unknown layout: {", ".join(unknown)}'
+    )
   return recognised
 
 
@@ -138,13 +140,13 @@ def read(
   num_good, num_blank, num_repeated = len(good), 0, 0
   if layout == 'categories':
     named = [item for item in good if item[1] != ('',)]
-    first = {}
+    first: dict[str, Item] = {}
     for item in named:
       first.setdefault(item[1][0].upper(), item)
     good = list(first.values())
     num_blank = num_good - len(named)
     num_repeated = len(named) - len(good)
-  if not good:
+  if layout is None or not good:
     return None
   labels, words, *contexts = map(list, zip(*good, strict=True))
   return Benchmark(
@@ -198,14 +200,15 @@ def _parse(
     return [_parse_scws(line) for line in lines]
   if layout == 'pairs':
     return [_parse_pair(line, separator) for line in lines]
-  items, section = [], 'unnamed'
+  items: list[Item | None] = []
+  section = 'unnamed'
   if layout == 'questions-words':
     for line in lines:
       if line.startswith(':'):
         section = line[1:].strip() or 'unnamed'
       else:
-        words = tuple(line.split())
-        items.append((section, words) if len(words) == 4 else None)
+        four = tuple(line.split())
+        items.append((section, four) if len(four) == 4 else None)
     return items
   header = [field.lower() for field in _csv_fields(lines[0])]
   for fields in map(_csv_fields, lines[1:]):

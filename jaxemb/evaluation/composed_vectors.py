@@ -50,7 +50,7 @@ class ComposedVectors(export.LazyRows):
   dtype = np.dtype(np.float32)
 
   @property
-  def shape(self) -> tuple[int, int]:
+  def shape(self) -> tuple[int, ...]:  # type: ignore[override] # read only
     """Returns the numbers of words and of dimensions."""
     return self.model.inputs.shape
 

@@ -12,6 +12,7 @@ Scores are Spearman's correlation of the mean ratings with (Reisinger and Mooney
 
 import re
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
@@ -43,8 +44,9 @@ def similarities(
   """
   result = np.full((len(benchmark.words), len(MEASURES)), np.nan)
   for i, pair in enumerate(benchmark.words):
-    words = [senses.index.get(x, senses.index.get(x.lower())) for x in pair]
-    if None in words:
+    known = [senses.index.get(x, senses.index.get(x.lower())) for x in pair]
+    words = [x for x in known if x is not None]
+    if len(words) < len(known):
       continue
     contexts = [
       senses.context(*_tokens(x), window) if senses.can_disambiguate else ()
@@ -55,7 +57,7 @@ def similarities(
     vectors = [senses.vectors[x].astype(np.float64) for x in rows]
     means = [senses.priors[x] @ y for x, y in zip(rows, vectors, strict=True)]
     cosines = geometry.unit(vectors[0]) @ geometry.unit(vectors[1]).T
-    lengths = [max(np.linalg.norm(x), 1e-30) for x in means]
+    lengths = [max(float(np.linalg.norm(x)), 1e-30) for x in means]
     result[i] = (
       cosines[first.argmax(), second.argmax()],
       first @ cosines @ second,
@@ -89,7 +91,7 @@ def evaluate(
       results[f'{benchmark.path.stem} {name}'] = {
         'kind': 'similarity',
         'layout': 'scws-senses',
-        **words_lib.correlations(benchmark.labels, column),
+        **words_lib.correlations(cast(list[float], benchmark.labels), column),
         'found': num_found,
         'total': len(column),
         'oov': len(column) - num_found,

@@ -75,14 +75,13 @@ def write(
       raise errors.UserError(
         f'{path}: rows of a quantized model cannot be written; copy its .ftz'
       )
-  if isinstance(origin, Export):
-    origin = _of_export(origin)
+  source = _of_export(origin) if isinstance(origin, Export) else origin
   shape = len(words), vectors.shape[1]
-  rows, reason = _output_rows(origin, words, counts=counts, dim=shape[1])
+  rows, reason = _output_rows(source, words, counts=counts, dim=shape[1])
   settings, num_others = fasttext_format.Settings(shape[1]), 0
-  if origin is not None and origin.kind != 'supervised':
-    settings = origin.settings._replace(dim=shape[1])
-    num_others = max(0, origin.num_tokens - int(np.sum(origin.counts)))
+  if source is not None and source.kind != 'supervised':
+    settings = source.settings._replace(dim=shape[1])
+    num_others = max(0, source.num_tokens - int(np.sum(source.counts)))
   settings = settings._replace(buckets=0, min_chars=0, max_chars=0)
   if ngrams is not None:
     spec = ngrams.subwords
@@ -96,7 +95,7 @@ def write(
     counts=counts,
     inputs=_inputs(words, vectors, ngrams),
     outputs=export.OnDemand(
-      functools.partial(_read_outputs, origin, rows, shape[1]),
+      functools.partial(_read_outputs, source, rows, shape[1]),
       shape,
       np.dtype(np.float32),
     ),
@@ -210,7 +209,7 @@ def _output_rows(
   if is_same and len(origin.outputs) == len(words):
     rows = np.arange(len(words))
   if origin.loss == 'hierarchical_softmax':
-    if not np.array_equal(counts, origin.counts):
+    if counts is None or not np.array_equal(counts, origin.counts):
       rows[:] = -1
     return rows, 'words or counts, and so the Huffman tree, have changed'
   if not is_same:

@@ -104,10 +104,10 @@ def nearest(
   if senses is None:
     return best
   ends = np.append(starts, len(scores))
-  positions = [
+  of_words = [
     starts[i] + scores[starts[i] : ends[i + 1]].argmax() for i in best
   ]
-  return np.array(positions, np.int64)
+  return np.array(of_words, np.int64)
 
 
 def cluster(points: np.ndarray, num_clusters: int) -> np.ndarray:
@@ -132,7 +132,7 @@ def _moved(points: np.ndarray, chosen: list) -> tuple[np.ndarray, np.ndarray]:
 
   Returns them with the center of each point.
   """
-  centers, assigned = points[chosen], None
+  centers, assigned = points[chosen], np.full(len(points), -1)
   # Threads of BLAS wait for each other longer than small products take, .01 s.
   is_small = points.size * len(centers) < _MIN_THREADED
   for _ in range(_ITERATIONS):
@@ -141,7 +141,7 @@ def _moved(points: np.ndarray, chosen: list) -> tuple[np.ndarray, np.ndarray]:
     else:
       products = points @ centers.T
     nearest = (np.sum(centers**2, 1) - 2 * products).argmin(1)
-    if assigned is not None and (nearest == assigned).all():
+    if (nearest == assigned).all():
       break
     assigned = nearest
     for number in np.unique(assigned):  # those of no point stay

@@ -25,7 +25,8 @@ def mean(
     raise errors.UserError(
       'a vector or a weight of the mean is not finite; mend or remove it'
     )
-  return np.float32(geometry.unit_vector(result) if is_unit else result)
+  result = geometry.unit_vector(result) if is_unit else result
+  return result.astype(np.float32)
 
 
 def centralities(rows: Sequence[np.ndarray]) -> np.ndarray:
@@ -35,8 +36,8 @@ def centralities(rows: Sequence[np.ndarray]) -> np.ndarray:
   """
   if not len(rows):
     raise ValueError('none of the words has a vector')
-  rows = np.stack(rows)
-  return rows @ geometry.unit_vector(rows.mean(axis=0))
+  stacked = np.stack(rows)
+  return stacked @ geometry.unit_vector(stacked.mean(axis=0))
 
 
 def movers_distance(
@@ -53,5 +54,5 @@ def movers_distance(
     np.array([vector_of(word) for word in words], np.float64)
     for words in counts
   )
-  shares = tuple(np.array([*x.values()]) / x.total() for x in counts)
-  return word_movers.distance(first, second, shares)
+  shares = [np.array([*x.values()]) / x.total() for x in counts]
+  return word_movers.distance(first, second, (shares[0], shares[1]))

@@ -133,13 +133,13 @@ class MultiVectors:
     """
     priors = self.priors[self.rows(word)].astype(np.float64)
     logs = np.log(np.maximum(priors, 1e-30))
-    context = np.asarray(context, np.int64)
-    if len(context) and len(logs) > 1:
+    words = np.asarray(context, np.int64)
+    if len(words) and len(logs) > 1:
       if self.means is not None:
-        distances = self._mean(context) - self.means[self.rows(word)]
+        distances = self._mean(words) - self.means[self.rows(word)]
         logs = logs - self.concentration * np.sum(distances**2, 1)
       elif self.outputs is not None:
-        logs = logs + self._log_likelihoods(word, context).sum(1)
+        logs = logs + self._log_likelihoods(word, words).sum(1)
       else:
         raise errors.UserError(
           'these vectors have no outputs.npy and cannot disambiguate senses; '
@@ -319,7 +319,8 @@ def _check_facts(facts: Mapping[str, Any]) -> None:
 
 def _parse_priors(text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
   """Returns words, starts and priors, as in `MultiVectors`."""
-  words, starts, priors = [], [], []
+  words, starts = [], []
+  priors: list[float] = []
   for line in filter(None, text.split('\n')):
     word, k, prior = line.rsplit(' ', 2)
     if int(k) == 0:
@@ -337,8 +338,8 @@ def _parse_priors(text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
   if is_wrong.any():
     word = words[int(is_wrong.argmax())]
     raise ValueError(f'priors of {word!r} must not be negative, and sum to 1')
-  starts = np.array([*starts, len(priors)], np.int64)
-  return words, starts, np.array(priors, np.float32)
+  stops = np.array([*starts, len(priors)], np.int64)
+  return words, stops, np.array(priors, np.float32)
 
 
 def _load(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:

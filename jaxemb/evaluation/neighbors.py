@@ -11,7 +11,7 @@ from jaxemb import errors
 from jaxemb.evaluation import geometry, multivectors, neighbor_index
 
 
-def as_list(items: object) -> list:
+def as_list(items: Any) -> list:
   """Returns a list of a single item or of several, perhaps with weights.
 
   Raises a `ValueError` for two numbers, of which the second might be a weight.
@@ -78,7 +78,7 @@ def direction(
 
   Raises a `UserError` if the sum is zero.
   """
-  target = sum(weight * vector_of(item) for item, weight in items)
+  target = np.asarray(sum(weight * vector_of(item) for item, weight in items))
   if not np.any(target):
     words = ', '.join(str(x) for x, _ in items if isinstance(x, str))
     raise errors.UserError(
@@ -114,12 +114,12 @@ def cosmul(
 
   They are 3CosMul's (Levy and Goldberg 2014, equation 4).
   """
-  products = (
-    functools.reduce(np.multiply, ((1 + x) / 2 for x in side), np.float32(1))
-    for side in (positive, negative)
-  )
-  numerator, denominator = products
-  return numerator / (denominator + np.float32(1e-6))
+
+  def product(side):
+    factors = ((1 + x) / 2 for x in side)
+    return functools.reduce(np.multiply, factors, np.float32(1))
+
+  return product(positive) / (product(negative) + np.float32(1e-6))
 
 
 def nearest(

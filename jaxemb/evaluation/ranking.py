@@ -45,9 +45,9 @@ class Sets(NamedTuple):
   @classmethod
   def of(cls, sets: Iterable[Sequence[int]]) -> 'Sets':
     """Returns the sets of lists."""
-    sets = [np.asarray(x, np.int32) for x in sets]
-    starts = np.cumsum([0, *map(len, sets)])
-    return cls(starts, np.concatenate([np.zeros(0, np.int32), *sets]))
+    ids = [np.asarray(x, np.int32) for x in sets]
+    starts = np.cumsum([0, *map(len, ids)])
+    return cls(starts, np.concatenate([np.zeros(0, np.int32), *ids]))
 
   def __len__(self) -> int:
     return len(self.starts) - 1

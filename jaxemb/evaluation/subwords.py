@@ -35,6 +35,7 @@ class NgramVectors:
   @functools.cached_property
   def _order(self) -> tuple[np.ndarray, np.ndarray]:
     """Returns sorted buckets and their rows."""
+    assert self.buckets is not None
     order = np.argsort(self.buckets, kind='stable')
     return self.buckets[order], order.astype(np.int32)
 
@@ -70,7 +71,7 @@ class NgramVectors:
   def vector(self, word: str) -> np.ndarray | None:
     """Returns the mean of the n-grams of a word, [dim], or None without any."""
     values = [x for _, x in self.ngrams(word)]
-    return np.mean(values, axis=0, dtype=np.float32) if values else None
+    return np.stack(values).mean(0, dtype=np.float32) if values else None
 
   def has_vector(self, word: str) -> bool:
     """Returns whether a word has an n-gram that counts."""

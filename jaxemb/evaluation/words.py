@@ -71,7 +71,7 @@ class Searched:
       [self._rows.get(self._fold(x), -1) for x in words]
       for words in benchmark.words
     ])  # fmt: skip
-    is_known = (rows >= 0).all(axis=1)
+    is_known = np.all(rows >= 0, axis=1)
     return is_known, rows[is_known]
 
   def pair_cosines(self, benchmark: benchmarks.Benchmark) -> np.ndarray:

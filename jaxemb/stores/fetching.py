@@ -388,7 +388,7 @@ class Fetching:
 
   def as_text(self) -> str:
     """The program of a stretch."""
-    return cast(jax.stages.Compiled, self._run).as_text()
+    return cast(jax.stages.Compiled, self._run).as_text() or ''
 
   def memory_analysis(self) -> Any:
     """What the compiled steps need."""

@@ -72,12 +72,10 @@ class Kernel:
       spec.negatives / spec.shared_negatives,
       *(spec.context_weights or [1] * spec.window),
     )
+    rounding = strategy_base.rounding_key(specs[0], context, 0)
     keys = [
-      jnp.zeros(2, jnp.uint32) if x is None else x
-      for x in (
-        context.key,
-        strategy_base.rounding_key(specs[0], context, 0),
-      )
+      context.key,
+      jnp.zeros(2, jnp.uint32) if rounding is None else rounding,
     ]
     more, num_entries = _constants(model)
     arrays = state_lib.arrays(state, _TABLES)
