@@ -17,9 +17,8 @@ if all tied. `known_mrr` and `known_hits@k` are of the other edges alone.
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-import jax
 import numba
 import numpy as np
 
@@ -242,7 +241,7 @@ class Vectors:
 
   def _sizes_of(self, rows: np.ndarray) -> np.ndarray:
     """Returns [...], what scores need of rows [..., d]."""
-    return np.asarray(self._score.sizes(cast(jax.Array, rows)))
+    return np.asarray(self._score.sizes(rows))
 
   def take(self, nodes: np.ndarray) -> np.ndarray:
     """[m, d] those of nodes [m]."""

@@ -87,7 +87,11 @@ class Model(Protocol):
   def vectors_table(self) -> str:
     """The table whose rows users get."""
 
-  contexts_table: str = ''  # the one of its contexts, if any
+  @property
+  def contexts_table(self) -> str:
+    """The table of its contexts, if any."""
+    return ''
+
   # Whether its rows are of keys, where the source has contexts of other kinds.
   has_contexts_of_keys: bool = False
   metrics: tuple[str, ...] = ()  # names in `Aux.metrics`
@@ -197,8 +201,10 @@ class Model(Protocol):
     """Nats per example, far above which a run has diverged; inf = unknown."""
     return float('inf')
 
-  # A variant with smaller buffers, used for steps that `fits` it; None = none.
-  compact: 'Model | None' = None
+  @property
+  def compact(self) -> 'Model | None':
+    """A variant with smaller buffers, used for steps that `fits` it."""
+    return None
 
   def fits(self, batch: Any) -> jax.Array:
     """Returns bool, whether the compact variant is large enough for a step."""
