@@ -14,7 +14,7 @@ import itertools
 import json
 import pathlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -220,7 +220,8 @@ class _Writer:
     """Writes all files, the manifest last."""
     raw = self.raw
     counts, scales, num_missing = self._statistics()
-    before = [None] * len(counts)
+    assert raw.schema is not None
+    before: Sequence[np.ndarray | None] = [None] * len(counts)
     if self.run:
       scales, before = self.run.encoder.scales, self.run.encoder.hashes
     with futures.ThreadPoolExecutor(resources.reading_threads()) as pool:
@@ -229,7 +230,7 @@ class _Writer:
     form = readers['train'].form
     encoder = encoder_lib.Encoder(
       schema=raw.schema,
-      settings=self.settings | {'format': form, 'features': raw.features},
+      settings={**self.settings, 'format': form, 'features': raw.features},
       fields=raw.fields([len(x.counts) for x in vocabularies]),
       hashes=tuple(x.hashes for x in vocabularies),
       scales=scales,
@@ -361,7 +362,7 @@ class _Writer:
 
     Returns rows, positives and unknown categories by split, and a hash of all.
     """
-    totals = {
+    totals: dict[str, collections.Counter[str]] = {
       k: collections.Counter() for k in ('rows', 'positives', 'unknown')
     }
     digest, num_all = hashlib.sha256(), sum(self.raw.num_rows.values())

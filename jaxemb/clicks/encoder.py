@@ -104,7 +104,8 @@ class Encoder:
     table = tables.Table.of(table)
     raw = read(table, self.schema, self.settings, has_labels=has_labels)
     shape = len(raw.labels), self.fields.num_columns
-    ids, unknown = np.full(shape, examples.PADDING, np.int32), {}
+    ids = np.full(shape, examples.PADDING, np.int32)
+    unknown: dict[str, int] = {}
     for field, known, values in zip(
       self.fields.ids, self._keys, raw.fields, strict=True
     ):
@@ -112,7 +113,7 @@ class Encoder:
         local_ids = bucket(values.hashes, field.num_ids)
       else:
         local_ids = known.find(values.hashes, -1) + 1
-        if num_unknown := len(local_ids) - np.count_nonzero(local_ids):
+        if num_unknown := len(local_ids) - int(np.count_nonzero(local_ids)):
           unknown[field.name] = num_unknown
       values.put(ids, field, local_ids + field.first_id)
     numbers = scaled(raw.numbers, self.settings['numbers'], self.scales)
@@ -132,7 +133,9 @@ class Encoder:
     }
     with atomic.write(folder / 'encoder.json') as file:
       file.write(json.dumps(record, indent=1).encode())
-    arrays = {f'hashes_{i}': x for i, x in enumerate(self.hashes)}
+    arrays: dict[str, Any] = {
+      f'hashes_{i}': x for i, x in enumerate(self.hashes)
+    }
     with atomic.write(folder / 'encoder.npz') as file:
       np.savez(file, scales=self.scales, **arrays)
 

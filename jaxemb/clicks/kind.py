@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import ml_collections
 
@@ -10,6 +10,7 @@ from jaxemb.config import schema
 from jaxemb.run import kind
 
 if TYPE_CHECKING:
+  from jaxemb.clicks import loader
   from jaxemb.models import base as model_base
 
 
@@ -99,8 +100,9 @@ class Clicks(kind.Kind):
     from jaxemb.clicks import models
 
     m, o = context.config.model, context.config.optimizer
+    source = cast('loader.ClickSource', corpus.source)
     spec = models.ClickSpec(
-      fields=corpus.source.fields,
+      fields=source.fields,
       dim=m.dim,
       hidden=schema.sizes('model.hidden', m.hidden),
       lower_hidden=schema.sizes('model.lower_hidden', m.lower_hidden),

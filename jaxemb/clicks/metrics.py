@@ -25,7 +25,7 @@ def group_auc(
   order = np.argsort(groups, kind='stable')
   ordered = groups[order]
   edges = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
-  total = weight = number = 0
+  total, weight, number = 0.0, 0, 0
   for rows in np.split(order, edges[1:]):
     area = ranking.auc(labels[rows], scores[rows])
     if not np.isnan(area):

@@ -70,6 +70,7 @@ class Inputs:
 
   def flat(self) -> jax.Array:
     """Returns [E, fields * dim + numbers], all of an example in a row."""
+    assert self.vectors is not None
     flat = self.vectors.reshape(self.vectors.shape[0], -1)
     return jnp.concatenate([flat, self.numbers], 1)
 
@@ -115,6 +116,7 @@ class Pass:
     rate = self.spec.dropout
     if not rate or self._trained is not None:
       return x
+    assert self.key is not None
     key = rounding.key(self.key ^ _DROPOUT, next(self._layers))
     units = jnp.arange(x.shape[1])
     bits = rounding.random_bits(key, self.batch.positions, units)
@@ -127,15 +129,16 @@ class Pass:
 
     They have batch normalization (Ioffe and Szegedy 2015) if the spec says so.
     """
-    for i in itertools.count():
-      if f'layer_{i}' not in params:
-        return x
+    i = 0
+    while f'layer_{i}' in params:
       x = _linear(params[f'layer_{i}'], x)
       if norm := params.get(f'norm_{i}'):
         mean, variance = self.moments(x)
         factor = norm['scale'] * jax.lax.rsqrt(variance + _EPSILON)
         x = (x - mean[None]) * factor[None] + norm['bias'][None]
       x = self.drop(jax.nn.relu(x))
+      i += 1
+    return x
 
 
 def _linear(params, x):

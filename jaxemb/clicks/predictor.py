@@ -27,7 +27,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ from jaxemb.clicks import encoder as encoder_lib
 from jaxemb.clicks import models as clicks
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
-from jaxemb.io import tables
+from jaxemb.io import tables as tables_lib
 from jaxemb.models import columns
 from jaxemb.ops import sampling
 from jaxemb.runtime import resources
@@ -151,7 +151,7 @@ class ClickModel:
     Vectors of the field `without` are replaced by their mean.
     """
     left_out = self._left_out(without) if without else None
-    batches = []
+    batches: list[Any] = []  # on the device or, of those before, on the host
     for start in range(0, len(rows), _EXAMPLES):
       batch = [np.asarray(x[start : start + _EXAMPLES]) for x in rows[:2]]
       if missing := _EXAMPLES - len(batch[0]):  # no program of another size
@@ -189,13 +189,13 @@ class ClickModel:
 
   def predicted(
     self, data: Any, unknown: dict[str, int] | None = None
-  ) -> Iterator[tuple[np.ndarray, tables.Table]]:
+  ) -> Iterator[tuple[np.ndarray, tables_lib.Table]]:
     """Yields probabilities [n] of some rows after others, and their tables.
 
     Adds the number of unknown categories, by field, to `unknown`.
     """
     counts = {} if unknown is None else unknown
-    waiting: list[tuple[tables.Table, encoder_lib.Rows]] = []
+    waiting: list[tuple[tables_lib.Table, encoder_lib.Rows]] = []
     for table, rows, num_unknown in self._encoded(data):
       for name, num in num_unknown.items():
         counts[name] = counts.get(name, 0) + num
@@ -217,7 +217,7 @@ class ClickModel:
     """Yields tables with their encoded rows and unknown categories."""
 
     def encoded(table):
-      table = tables.Table.of(table)
+      table = tables_lib.Table.of(table)
       return table, *self.encoder.encode(table, has_labels=False)
 
     if isinstance(data, str | os.PathLike):
@@ -249,7 +249,9 @@ class ClickModel:
       'tables': {k: list(x.shape) for k, x in self.tables.items()},
     }
     leaves = jax.tree.leaves((self.params, self.moments))
-    arrays = {str(i): np.asarray(x) for i, x in enumerate(leaves)}
+    arrays: dict[str, Any] = {
+      str(i): np.asarray(x) for i, x in enumerate(leaves)
+    }
     with atomic.folder(folder, replaces=files_of(folder)) as new:
       self.encoder.save(new)
       (new / _MODEL).write_text(json.dumps(record, indent=1))
@@ -297,7 +299,7 @@ def load(folder: pathlib.Path) -> ClickModel:
     )
     shapes = jax.eval_shape(model.init, sampling.key_shape())
     expected, tree = jax.tree.flatten(shapes)
-    num = tree.num_leaves
+    num = len(expected)
     arrays = export.load_arrays(folder / 'dense.npz')
     leaves = [arrays[str(i)] for i in range(len(arrays))]
     for leaf, shape in zip(leaves, expected, strict=False):
@@ -316,7 +318,7 @@ def load(folder: pathlib.Path) -> ClickModel:
       model=model,
       params=jax.tree.unflatten(tree, leaves[:num]),
       tables=tables_by_name,
-      moments=tuple(leaves[num:]),
+      moments=cast(clicks.Moments, tuple(leaves[num:])),
       encoder=encoder,
     )
   except (

@@ -71,13 +71,15 @@ class RawLog:
   def read(self, name: str, reader: tables.Reader) -> None:
     """Writes the rows of a reader; the first one decides on the columns."""
     self._look(reader)
+    schema = self.schema
+    assert schema is not None
     reader.features = self.features
     num_rows = 0
     # Columns are read in threads, as that takes most of the time.
     blocks = reader.tables(
       functools.partial(self.progress, 'reading clicks'),
       lambda table: encoder_lib.read(
-        table, self.schema, self.settings, has_labels=True
+        table, schema, self.settings, has_labels=True
       ),
     )
     with futures.ThreadPoolExecutor(resources.reading_threads()) as pool:
@@ -92,7 +94,7 @@ class RawLog:
       problem = 'has no rows'
       if reader.num_rows:
         problem = (
-          f'has no row with a label in its column {self.schema.label}; name '
+          f'has no row with a label in its column {schema.label}; name '
           'another one by --config.data.columns=label:COLUMN'
         )
       raise errors.UserError(f'{reader.path} {problem}')

@@ -4,7 +4,7 @@ import logging
 import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
@@ -18,6 +18,10 @@ from jaxemb.report import pages
 from jaxemb.run import build, evaluation, vectors
 from jaxemb.storage import atomic, orbax_export
 
+if TYPE_CHECKING:
+  from jaxemb.clicks import loader
+  from jaxemb.clicks import models as click_models
+
 _LOG = logging.getLogger('jaxemb')
 MAX_SEARCHED = 200_000  # ids of a field
 _MAX_SMALL_VOCAB = 100_000  # for which a step may update all rows
@@ -29,6 +33,10 @@ _MAX_FIELDS, _NUM_FREQUENT = 40, 6  # fields, ids of each
 def has_validation(source: Any) -> bool:
   """Whether there are rows for validation."""
   return source.valid is not None
+
+
+def _source(parts: build.Parts) -> 'loader.ClickSource':
+  return cast('loader.ClickSource', parts.source)
 
 
 def can_evaluate(parts: build.Parts) -> bool:
@@ -44,12 +52,13 @@ def collect(
     name: parts.strategy.export_rows(state, name).rows
     for name in parts.trainable.model.specs()
   }
+  source = _source(parts)
   return predictor.of_training(
-    parts.trainable.model,
+    cast('click_models.ClickModel', parts.trainable.model),
     vectors.dense_params(parts, state),
     tables,
-    encoder=parts.source.encoder,
-    train=parts.source.train,
+    encoder=source.encoder,
+    train=source.train,
     batch_examples=parts.config.train.batch_examples,
   )
 
@@ -59,7 +68,8 @@ def go_on(parts: build.Parts, state: Any) -> Any:
 
   New categories start at random; the optimizer's state starts anew.
   """
-  run, source = predictor.load(parts.known.folder), parts.source
+  assert parts.known is not None
+  run, source = predictor.load(parts.known.folder), _source(parts)
   old_ids, new_ids = _common_ids(run.encoder, source.encoder)
   for name in parts.trainable.model.specs():
     for start in range(0, len(new_ids), _BLOCK_IDS):
@@ -143,9 +153,10 @@ def evaluate(
   While training, of the validation rows alone; in the end with `bins`, for
   curves of calibration.
   """
-  splits = {'validation': parts.source.valid}
+  source = _source(parts)
+  splits = {'validation': source.valid}
   if is_last:
-    splits['test'] = parts.source.test
+    splits['test'] = source.test
   group = parts.config.eval.group
   scores = {
     name: metrics.of_model(model, rows, group)
@@ -162,7 +173,7 @@ def report_values(
   parts: build.Parts, model: predictor.ClickModel, scores: dict[str, Any]
 ) -> dict[str, Any]:
   """Values of the report; takes the `bins` out of the scores."""
-  source = parts.source
+  source = _source(parts)
   rows = source.valid if source.valid is not None else source.test
   return {
     'calibration_bins': {k: x.pop('bins') for k, x in scores.items()},
@@ -176,7 +187,7 @@ def export(
   folder: pathlib.Path, parts: build.Parts, model: predictor.ClickModel
 ) -> dict[str, int]:
   """Writes a folder for `predictor.load`, with orbax and a function."""
-  names = parts.source.encoded.folder / 'keys.arrow'
+  names = _source(parts).encoded.folder / 'keys.arrow'
   arrays = {
     'tables': model.tables,
     'dense': model.params,
@@ -194,7 +205,7 @@ def export(
 
 def page(parts: build.Parts, model: predictor.ClickModel) -> pages.Page:
   """Returns the page of a log, with neighbors in the largest fields."""
-  source = parts.source
+  source = _source(parts)
   ranges = [x[:3] for x in source.fields.ids]
   values = {
     'fields': field_neighbors(
@@ -223,7 +234,7 @@ def field_neighbors(
   left out, fields with fewer than two such ids, and those after the first 40.
   Nothing is shown of single numbers, whose cosines are 1 or -1.
   """
-  shown = {}
+  shown: dict[str, list[tuple[str, int, embeddings.Ranked]]] = {}
   for field, first, num in ranges[:_MAX_FIELDS] if vectors.shape[1] > 1 else ():
     num_searched = min(num, MAX_SEARCHED)
     field_counts = np.asarray(counts[first : first + num])

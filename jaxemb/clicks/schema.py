@@ -144,7 +144,7 @@ def make(
     for name in columns:
       _check(head[name], name, role)
   if not by_role and reader.form == 'criteo':
-    by_role = {'category': _CRITEO_CATEGORIES, 'number': _CRITEO_NUMBERS}
+    by_role = {'category': [*_CRITEO_CATEGORIES], 'number': [*_CRITEO_NUMBERS]}
   elif not by_role:
     unused = {label, *(names[i] for i in chosen.unused)}
     by_role, left_out = _guess(

@@ -263,7 +263,11 @@ class Rows:
   COUNTS: tuple[str, ...] = ()  # names of what it counts
   # Whether `fetch` has rows go and come that may do so beside steps.
   is_beside = False
-  copy_bytes = 0  # of copies in this process of rows that others change, too
+
+  @property
+  def copy_bytes(self) -> int:
+    """Of copies in this process of rows that others change, too."""
+    return 0
 
   def __init__(
     self,

@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxemb import errors
 from jaxemb.storage import atomic
@@ -33,7 +34,7 @@ class _SavedShard:
     folder: pathlib.Path,
     snapshot_secs: float,
     node: str,
-    sizes: tuple[int, ...],
+    sizes: tuple[Any, ...],
   ):
     """The folder is this shard's; `sizes` are arguments of `shards.Shard`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +57,7 @@ class _SavedShard:
       self._shard.begin_again(path, checksum, done=done)
     counts['starts'] += 1
     self.address = memory.address(node) if memory else None
-    if memory:
+    if self.address:
       memory_lib.note(holders, self.address)
     self._number, self._saved, self._save_secs = 0, time.monotonic(), 0.0
 

@@ -294,11 +294,13 @@ class Coordinator:
 
   def dense(self) -> tuple[Any, Any]:
     """Returns parameters, and the state of their optimizer."""
+    assert self.parameters is not None
     return self.parameters.params, self.parameters.optimizer
 
   def take_dense(self, worker: int, start: int) -> tuple[Any, Any]:
     """The same, for a worker that begins."""
     self.check(worker, start)
+    assert self.parameters is not None
     return self.parameters.take(worker)
 
   def push_dense(
@@ -306,6 +308,7 @@ class Coordinator:
   ) -> Any:
     """See `dense.Parameters.push`."""
     self.check(worker, start)
+    assert self.parameters is not None
     return self.parameters.push(worker, params, optimizer, weight)
 
   # Of the run.

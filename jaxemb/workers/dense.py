@@ -51,12 +51,12 @@ class Parameters:
 
     Returns the parameters that it goes on with.
     """
-    before, weight = self._taken[worker], np.float32(weight)
-    if before is self.params and weight == 1:
+    before, factor = self._taken[worker], np.float32(weight)
+    if before is self.params and factor == 1:
       self.params = params  # to the last bit
     else:
       self.params = jax.tree.map(
-        lambda x, new, old: x + weight * (new - old),
+        lambda x, new, old: x + factor * (new - old),
         self.params,
         params,
         before,

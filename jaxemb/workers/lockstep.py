@@ -65,7 +65,7 @@ class Coordinator(coordinator.Coordinator):
     """Returns the workers that are in a round."""
     return {i for i, x in self.members.items() if x.begun[0] == number}
 
-  async def begin(
+  async def begin(  # type: ignore[override] # its workers call it with more
     self,
     worker: int,
     start: int,
@@ -83,8 +83,8 @@ class Coordinator(coordinator.Coordinator):
     self.changed()
     await self.until(self.may_begin, worker, start)
     steps = [x for i, (x, _) in self._work.items() if i in self.members]
-    examples = [self._work[i][1] for i in self._workers_in(number)]
-    return max(steps), sum(examples)
+    num_examples = [self._work[i][1] for i in self._workers_in(number)]
+    return max(steps), sum(num_examples)
 
   def has_read(self, worker: int, start: int) -> None:
     """Notes that a worker has read the rows of its round."""
@@ -119,6 +119,7 @@ class Coordinator(coordinator.Coordinator):
       return has_ended or self._workers_in(number) <= grads_of.keys()
 
     await self.until(has_all, worker, start)
+    assert self.parameters is not None
     if self._grads.get(number) is grads_of:
       del self._grads[number]
       ordered = [grads_of[i] for i in sorted(grads_of)]

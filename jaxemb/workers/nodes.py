@@ -71,8 +71,8 @@ def answers(address: str) -> bool:
   """Whether anybody listens at HOST:PORT."""
   try:
     host, port = address.rsplit(':', 1)
-    address = host.strip('[]'), int(port)  # brackets of IPv6
-    with socket.create_connection(address, _ANSWER_SECS):
+    pair = host.strip('[]'), int(port)  # brackets of IPv6
+    with socket.create_connection(pair, _ANSWER_SECS):
       return True
   except (OSError, ValueError):  # or it is no address
     return False

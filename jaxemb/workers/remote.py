@@ -168,8 +168,8 @@ class Sharded:
     self, request: Request, results: Mapping[int, np.ndarray | None]
   ) -> np.ndarray | None:
     """Joins the answers to an `add_request` whose push was sorted by shard."""
-    weights = list(results.values())
-    return None if weights[0] is None else np.concatenate(weights)
+    weights = [x for x in results.values() if x is not None]
+    return np.concatenate(weights) if weights else None
 
   def in_place_request(
     self, method: str, lines: in_place.Lines, arrays: Sequence[np.ndarray],
@@ -600,7 +600,7 @@ class Cluster:
       calls[task.remote(argument, address)] = address
     ended = self.ended(list(calls), CALL_SECS)
     for call in calls:
-      why = 'it does not answer'
+      why: str | None = 'it does not answer'
       if call in ended:
         why = self.why_lost(call)
       if why:
@@ -612,8 +612,11 @@ class Cluster:
   def num_cpus(self) -> tuple[int, int]:
     """Returns the CPUs of all machines, and how many of them are free."""
     self._start()
-    both = self._ray.cluster_resources(), self._ray.available_resources()
-    return tuple(int(x.get('CPU', 0)) for x in both)
+    total, free = (
+      int(x.get('CPU', 0))
+      for x in (self._ray.cluster_resources(), self._ray.available_resources())
+    )
+    return total, free
 
   def ask(self, ref: Any, secs: float | None = None) -> Any:
     """Returns the answer of the coordinator; raises a `LostError` if it ended.
@@ -678,8 +681,11 @@ class Cluster:
     folder = folder.absolute() / self.namespace
     if self._calls is None:
       # Started unless they are there.
-      options = {'max_restarts': -1, 'get_if_exists': True}
-      options['namespace'] = self.namespace
+      options: dict[str, Any] = {
+        'max_restarts': -1,
+        'get_if_exists': True,
+        'namespace': self.namespace,
+      }
       self._calls = _Calls([
         self.start(
           actors.Actor,

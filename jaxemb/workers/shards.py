@@ -16,7 +16,7 @@ for itself, it writes its records, whose bytes mean nothing here.
 import pathlib
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numba
 import numpy as np
@@ -217,7 +217,7 @@ COUNTS = np.dtype([
 def saved_counts(folder: pathlib.Path) -> np.ndarray:
   """Returns `COUNTS` of a shard in a file, whose page outlives the process."""
   path = folder / 'counts'
-  mode = 'r+' if path.exists() else 'w+'
+  mode: Literal['r+', 'w+'] = 'r+' if path.exists() else 'w+'
   return np.memmap(path, COUNTS, mode, shape=(1,)).view(np.ndarray)
 
 
@@ -232,6 +232,7 @@ class Shard:
     num_bytes: int,
     num_added: int = 0,
     make: Callable[[np.ndarray], np.ndarray] | None = None,
+    *,
     buffer: memoryview | None = None,
     counts: np.ndarray | None = None,
   ):
@@ -245,7 +246,10 @@ class Shard:
     """
     num_here = _num_rows(number, num_shards, num_rows)
     record_bytes = _record_bytes(num_bytes)
-    self._rows, self._make = stores.Store(num_here, record_bytes, None), make
+    # Unknown rows are made by this class, and none is read of the store.
+    makes_none: Any = None
+    self._rows = stores.Store(num_here, record_bytes, makes_none)
+    self._make = make
     if buffer is not None:
       head = 8 * _HEAD
       start = _aligned(head + num_here)
@@ -369,6 +373,7 @@ class Shard:
     new = np.empty(len(at), np.int64)
     num = _find_new(self._rows.is_known, at, clocks=clocks, new=new)
     if num:
+      assert self._make is not None
       self._begin(at[new[:num]], self._make(ids[new[:num]]))
     weights, num_weighted = np.empty(len(at), np.float32), 0
     if rule.memory:
@@ -421,6 +426,7 @@ class Shard:
     num, total = in_place.find_new(rows, lines, pushed, new)
     if num:
       ids = lines.ids[new[:num]]
+      assert self._make is not None
       self._begin(ids // self._num_shards, self._make(ids))
     self._head[_ADDING] = total
     added, lost, num_read = in_place.push(
@@ -544,7 +550,7 @@ class Mapped:
   """A shard whose rows lie in memory that processes of a machine share."""
 
   def __init__(
-    self, memory: memory_lib.Memory, folder: pathlib.Path, *sizes: int
+    self, memory: memory_lib.Memory, folder: pathlib.Path, *sizes: Any
   ):
     """The folder is the shard's; `sizes` are arguments of `Shard`."""
     self.memory = memory

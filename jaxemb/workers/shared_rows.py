@@ -144,8 +144,8 @@ class FloatRows:
   def whole(self, state: spec_lib.TableState) -> copies_lib.Block:
     """Returns the memory of the device, with all lines, if it is in place."""
     vectors, *views = self.table.views(state)
-    views = dict(zip(sorted(self._names), views, strict=True))
-    arrays = [vectors, *(views[k] for k in self._names)]
+    by_name = dict(zip(sorted(self._names), views, strict=True))
+    arrays = [vectors, *(by_name[k] for k in self._names)]
     return self._block([x.view(np.float32) for x in arrays], np.zeros(0, int))
 
   def _block(self, arrays, at):
@@ -247,7 +247,9 @@ class SharedRows(cached.Rows):
     self._steps_before, self._is_in_place = 0, False
     # Flushes so far: what was read before the last one lacks what it pushed.
     self._flushes = 0
-    self._copies, self._last_lines, self._tallies = {}, {}, {}
+    self._copies: dict[str, copies_lib.Copies] = {}
+    self._last_lines: dict[str, np.ndarray] = {}
+    self._tallies: dict[str, np.ndarray] = {}
     # What was taken from the device, to be pushed when something is read.
     self._pushes: list[tuple[str, copies_lib.Pending, shards.Push]] = []
     # Of these, those of which a part was added, and which part.
