@@ -26,7 +26,7 @@ from collections.abc import (
   Mapping,
   Sequence,
 )
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -111,14 +111,18 @@ class Embeddings:
     and `dtype` their type, float32. Raises a `ValueError` for words, vectors,
     counts or attributes that do not fit each other.
     """
-    if isinstance(index_to_key, numbers.Integral):
+    words: Sequence[str]
+    if isinstance(index_to_key, int | numbers.Integral):
       # In gensim's order: vector_size, count, dtype.
-      index_to_key, vector_size = (), int(index_to_key)
-      vectors, count = None, vectors if count is None else count
+      words, vector_size = (), int(index_to_key)
+      vectors, count = None, cast(Any, vectors) if count is None else count
       counts, dtype = None, counts if dtype is None else dtype
+    else:
+      words = index_to_key
+    self._grown: weakref.WeakValueDictionary[str | int, np.ndarray]
     self._grown = weakref.WeakValueDictionary()
     if vectors is None:
-      if vector_size is None or len(index_to_key):
+      if vector_size is None or len(words):
         raise TypeError('give words and their vectors, or a vector_size')
       dtype = np.float32 if dtype is None else dtype
       vectors = growing.reserved(count or 0, vector_size, dtype)
@@ -128,7 +132,7 @@ class Embeddings:
         'vector_size, count and dtype are of vectors that are to be added; '
         'leave them out beside vectors'
       )
-    self.index_to_key = lookup.names(index_to_key)
+    self.index_to_key = lookup.names(words)
     self.vectors = vectors
     self.counts = counts
     self.sense_table = sense_table
@@ -137,7 +141,7 @@ class Embeddings:
     self.subwords = subwords
     self.origin = origin
     checked = vector_files.checked(self._contents(), len(self.key_to_index))
-    self.counts, self.attributes = checked.counts, checked.attributes
+    self.counts, self.attributes = checked.counts, dict(checked.attributes)
 
   def in_memory(self) -> 'Embeddings':
     """Returns a copy whose vectors do not depend on a file."""
@@ -201,18 +205,20 @@ class Embeddings:
   @property
   def vector_size(self) -> int:
     """Returns the dimension of the vectors."""
-    return self.vectors.shape[1]
+    dim: int = self.vectors.shape[1]
+    return dim
 
   def __len__(self) -> int:
     return len(self.index_to_key)
 
   def __contains__(self, word: object) -> bool:
     """Whether a word has a vector, with subwords that of its n-grams."""
-    if self.has_index_for(word):
+    if self.has_index_for(cast(Word, word)):
       return True
     name = lookup.name(word)
-    is_unseen = isinstance(name, str) and self.subwords is not None
-    return is_unseen and self.subwords.has_vector(name)
+    if self.subwords is None or not isinstance(name, str):
+      return False
+    return self.subwords.has_vector(name)
 
   def __getattr__(self, name: str) -> Any:
     """Raises an `AttributeError` that says what stands for gensim's `name`."""
@@ -227,12 +233,12 @@ class Embeddings:
   def __getitem__(self, words: Key | Sequence[Key]) -> np.ndarray:
     """[dim] vector of a word, or [words, dim] vectors of a list."""
     if isinstance(words, (str, bytes, numbers.Real)):
-      return self.get_vector(words)
+      return self.get_vector(cast(Word, words))
     if isinstance(words, slice):
       raise TypeError('rows are in `vectors`, and `row` takes their numbers')
-    words = list(words)
+    keys: list[Any] = list(cast(Iterable[Any], words))
     default = None if self.subwords is None else -1
-    rows = np.array([self.get_index(x, default) for x in words], np.int64)
+    rows = np.array([self.get_index(x, default) for x in keys], np.int64)
     # At once, as rows of a file are read, and composed, faster in blocks.
     known = np.asarray(self.vectors[rows[rows >= 0]], np.float32)
     if len(known) == len(rows):
@@ -240,7 +246,7 @@ class Embeddings:
     vectors = np.empty((len(rows), self.vector_size), np.float32)
     vectors[rows >= 0] = known
     for position in np.flatnonzero(rows < 0).tolist():
-      vectors[position] = self.get_vector(words[position])
+      vectors[position] = self.get_vector(keys[position])
     return vectors
 
   def get_index(self, key: Word, default: Any = None) -> Any:
@@ -252,7 +258,7 @@ class Embeddings:
 
   def has_index_for(self, key: Word) -> bool:
     """Returns whether a word has a row."""
-    return self.get_index(key, -1) >= 0
+    return bool(self.get_index(key, -1) >= 0)
 
   def row(self, number: int) -> np.ndarray:
     """Returns a row by its number from 0 on, [dim] float32, read-only.
@@ -268,7 +274,7 @@ class Embeddings:
     row = self.get_index(key, None if self.subwords is None else -1)
     if row < 0:
       return self._unseen(key, norm)
-    vector = self.vectors[row]
+    vector: np.ndarray = self.vectors[row]
     if norm and isinstance(self.vectors, np.ndarray):
       vector = vector / (self.norms[row] or np.float32(1))
     elif norm:  # lengths of all words take a while
@@ -279,7 +285,9 @@ class Embeddings:
   def _unseen(self, key: Word, norm: bool) -> np.ndarray:
     """Returns the mean of the rows of a word's n-grams, read-only."""
     name = lookup.name(key)
-    vector = self.subwords.vector(name) if isinstance(name, str) else None
+    vector = None
+    if self.subwords is not None and isinstance(name, str):
+      vector = self.subwords.vector(name)
     if vector is None:
       raise errors.UnknownWordError(key, self.index_to_key)
     vector = geometry.unit_vector(vector) if norm else vector
@@ -306,7 +314,7 @@ class Embeddings:
   def fill_norms(self, force: bool = False) -> None:
     """Computes `norms`; with `force`, again, after a change in `vectors`."""
     if force:
-      self.norms = None
+      self.norms = None  # type: ignore[assignment]  # means: forget it
     _ = self.norms
 
   def init_sims(self, replace: bool = False) -> None:
@@ -342,8 +350,9 @@ class Embeddings:
     fit, a `TypeError` for values of another type, and then changes nothing.
     """
     is_one = isinstance(keys, (str, bytes, numbers.Real))
-    names = lookup.names([keys] if is_one else keys)
-    weights = [weights] if is_one and np.ndim(weights) == 1 else weights
+    names = lookup.names([keys] if is_one else cast(Sequence[Word], keys))
+    if is_one and np.ndim(weights) == 1:
+      weights = [cast(np.ndarray, weights)]
     shape = len(names), self.vector_size
     rows = growing.checked(weights, shape, self.vectors.dtype)
     values = attributes_lib.checked(extras or {}, self.expandos, len(names))
@@ -372,7 +381,7 @@ class Embeddings:
     Raises a `UserError` if they cannot be changed.
     """
     self._check_changeable()
-    arrays = {_ROWS: self.vectors}
+    arrays: dict[Any, np.ndarray] = {_ROWS: self.vectors}
     if 'norms' in self.__dict__:
       arrays[_NORMS] = self.norms
     if num_new:
@@ -475,15 +484,19 @@ class Embeddings:
     """Returns 1 minus the cosines with words, or with all rows, float32."""
     target = geometry.unit_vector(self._direction(word_or_vector))
     if len(other_words := lookup.listed(other_words)):
-      return 1 - geometry.unit(self[other_words]) @ target
-    return 1 - self._cosines(target, None)
+      cosines: np.ndarray = geometry.unit(self[other_words]) @ target
+    else:
+      cosines = self._cosines(target, None)
+    return 1 - cosines
 
   @staticmethod
   def cosine_similarities(
     vector_1: np.ndarray, vectors_all: np.ndarray
   ) -> np.ndarray:
     """Returns cosines of a [dim] vector with each of [n, dim] vectors."""
-    return geometry.unit(vectors_all) @ geometry.unit_vector(vector_1)
+    cosines: np.ndarray
+    cosines = geometry.unit(vectors_all) @ geometry.unit_vector(vector_1)
+    return cosines
 
   def get_mean_vector(
     self,
@@ -499,16 +512,16 @@ class Embeddings:
     word is known, and a `KeyError` for an unknown one that is not ignored.
     """
     keys = lookup.listed(keys)
-    weights = np.ones(len(keys)) if weights is None else np.asarray(weights)
-    if len(weights) != len(keys):
-      raise ValueError(f'{len(weights)} weights do not fit {len(keys)} keys')
+    factors = np.ones(len(keys)) if weights is None else np.asarray(weights)
+    if len(factors) != len(keys):
+      raise ValueError(f'{len(factors)} weights do not fit {len(keys)} keys')
     used = self._known(keys) if ignore_missing else range(len(keys))
     rows = {i: keys[i] for i in used}
     words = [i for i, key in rows.items() if not isinstance(key, np.ndarray)]
     vectors = self[[keys[i] for i in words]]
     vectors = geometry.unit(vectors) if pre_normalize else vectors
     rows |= zip(words, vectors, strict=True)
-    return groups.mean([*rows.values()], weights[used], is_unit=post_normalize)
+    return groups.mean([*rows.values()], factors[used], is_unit=post_normalize)
 
   def n_similarity(self, ws1: Iterable[Word], ws2: Iterable[Word]) -> float:
     """Returns the cosine of the means of two groups of words."""
@@ -645,13 +658,13 @@ class Embeddings:
       return np.zeros(0, np.float32)
     from jaxemb.models import edge_scores  # and with it JAX
 
-    sources, *names, ends = zip(*edges, strict=True)
-    names = [lookup.name(x) for x in names[0]] if names else None
+    sources, *relations, ends = zip(*edges, strict=True)
+    names = [lookup.name(x) for x in relations[0]] if relations else None
     mapped = edge_scores.mapped(self[sources], names, self.relations)
     targets = self.relations and self.relations.targets
     targets = self.vectors if targets is None else targets
-    ends = targets[[self.get_index(x) for x in ends]]
-    return edge_scores.of_ends(mapped, ends, self.relations)
+    rows = targets[[self.get_index(x) for x in ends]]
+    return edge_scores.of_ends(mapped, rows, self.relations)
 
   def related(self, source: str, relation: str) -> np.ndarray:
     """Applies the operator of a relation to a node's vector, [dim] float32.
@@ -664,7 +677,8 @@ class Embeddings:
     from jaxemb.models import edge_scores  # and with it JAX
 
     names = [lookup.name(relation)]
-    return edge_scores.mapped(self[[source]], names, self.relations)[0]
+    rows = edge_scores.mapped(self[[source]], names, self.relations)
+    return cast(np.ndarray, rows[0])
 
   # Neighbors.
 
@@ -700,7 +714,7 @@ class Embeddings:
     target = neighbors.direction(items, self._direction)
     if restrict_vocab:
       clip_start, clip_end = 0, restrict_vocab
-    limits = {
+    limits: dict[str, Any] = {
       'num': topn,
       'excluded': self._rows_of(key for key, _ in items),
       'senses': self.sense_table,
@@ -708,7 +722,7 @@ class Embeddings:
     }
     if indexer is None:
       scores = self._cosines(target, clip_end or None)
-      start = neighbors.num_rows(clip_start, self.sense_table)
+      start = neighbors.num_rows(clip_start, self.sense_table) or 0
       return self._ranked(scores, start=start, **limits)
     if topn is None or clip_start or clip_end:
       raise errors.UserError(
@@ -716,7 +730,8 @@ class Embeddings:
         'indexer, or give a topn and no limits of the vocabulary'
       )
     if not isinstance(indexer, neighbor_index.Index):
-      return indexer.most_similar(target, topn)  # as gensim calls it
+      found: Ranked = indexer.most_similar(target, topn)  # as gensim calls it
+      return found
     near = neighbors.by_index(indexer, self.vectors, target, **limits)
     return self._named(*near)
 
@@ -731,7 +746,8 @@ class Embeddings:
     limit = neighbors.num_rows(num_words, self.sense_table)
     # First, as composed vectors compute lengths on the way.
     products = geometry.products(self.vectors, target, limit)
-    return products / geometry.divisors(self.norms[:limit])
+    cosines: np.ndarray = products / geometry.divisors(self.norms[:limit])
+    return cosines
 
   def _rows_of(self, query: Iterable[Key]) -> set[int]:
     """Returns the rows of the words among words and vectors."""
@@ -831,7 +847,7 @@ class Embeddings:
     vectors = [x for _, x in self.ngrams(word)]
     if not vectors:
       raise errors.UnknownWordError(word, self.index_to_key)
-    mean = np.mean(vectors, axis=0, dtype=np.float32)
+    mean = np.asarray(np.mean(vectors, axis=0, dtype=np.float32))
     # Words of the query are left out, with a weight of 0, too.
     return self.most_similar(
       [mean, (word, 0.0)], topn=topn, restrict_vocab=restrict_vocab
@@ -896,7 +912,7 @@ class Embeddings:
     eval_sets: Sequence[benchmarks.Benchmark],
     restrict_vocab: int = 300_000,
     window: int = 0,
-  ) -> dict[str, dict]:
+  ) -> dict[str, dict[str, Any]]:
     """Returns the results of `evaluation.words`, and of words in contexts.
 
     `window` known words on each side disambiguate; 0 = as many as in training.
@@ -921,7 +937,7 @@ class Embeddings:
     restrict_vocab: int | None = 300_000,
     case_insensitive: bool = True,
     dummy4unknown: bool = False,
-  ) -> tuple[tuple, tuple, float]:
+  ) -> tuple[tuple[float, float], tuple[float, float], float]:
     """Correlates cosines with the ratings of a similarity benchmark.
 
     Fields are separated by `delimiter`, None = white space or commas. Returns
@@ -945,7 +961,7 @@ class Embeddings:
     case_insensitive: bool = True,
     dummy4unknown: bool = False,
     similarity_function: str = 'most_similar',
-  ) -> tuple[float, list[dict]]:
+  ) -> tuple[float, list[dict[str, Any]]]:
     """Answers the questions of an analogy benchmark.
 
     Returns the fraction answered right, and per section, with 'Total accuracy'

@@ -53,7 +53,8 @@ class UnknownWordError(KeyError):
 
 def _near_spellings(word: str, known: Sequence[str]) -> list[str]:
   """Returns a few similar frequent words, other cases of the word first."""
-  folded, spellings = word.casefold(), {}
+  folded = word.casefold()
+  spellings: dict[str, list[str]] = {}
   for other in known[:_MAX_COMPARED_WORDS]:
     # Comparing all words would take seconds.
     if abs(len(other) - len(word)) <= 2 and other[:1].casefold() == folded[:1]:

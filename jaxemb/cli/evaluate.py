@@ -8,6 +8,7 @@ FILE is what `jaxemb.load` reads: a workdir, an export folder, a word2vec file.
 import argparse
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from jaxemb import embeddings, errors
 from jaxemb.evaluation import benchmarks, words
@@ -31,7 +32,7 @@ def _run(argv: Sequence[str] | None) -> None:
   add('--encoding', default='utf-8', help=text)
   add('--eval', required=True, help='benchmarks, separated by commas')
   add('--json', help='file for the results in full')
-  number = {'type': int, 'metavar': 'N'}
+  number: dict[str, Any] = {'type': int, 'metavar': 'N'}
   text = 'most frequent words that count; 0 = all (%(default)s)'
   add('--restrict_vocab', default=300_000, help=text, **number)
   text = 'known words around one with senses; 0 = as in training (%(default)s)'

@@ -142,7 +142,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   add('--encoding', default='utf-8', help=text)
   for name, text in _HELP.items():
     default = getattr(merging.Spec, name, False)
-    form = {'type': type(default), 'choices': merging.CHOICES.get(name)}
+    form: dict[str, Any] = {
+      'type': type(default),
+      'choices': merging.CHOICES.get(name),
+    }
     if isinstance(default, bool):
       form = {'action': argparse.BooleanOptionalAction}
     text = f'{text} (default: {default})'

@@ -36,7 +36,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import ml_collections
 
@@ -229,9 +229,9 @@ def _line(setting: config_lib.Setting, kind: kind_lib.Kind) -> str:
   if members is not None:
     note = ', '.join([*setting.values, *members, 'module:attribute'])
   elif setting.values and isinstance(setting.default, str):
-    note = ', '.join(setting.values)
+    note = ', '.join(cast(Sequence[str], setting.values))
   elif setting.values:
-    low, high = setting.values
+    low, high = cast(Sequence[float], setting.values)
     note = f'from {low:,}' if high > 10**6 else f'{low:,} to {high:,}'
   default = repr('') if setting.default == '' else setting.default
   text = kind.help.get(setting.name, setting.help)
@@ -260,7 +260,7 @@ def parse(
   add('--coordinator', default='')
   add('--num_processes', type=int, default=1)
   add('--process_id', type=int, default=0)
-  flag = {'nargs': '?', 'type': _bool, 'const': True}
+  flag: dict[str, Any] = {'nargs': '?', 'type': _bool, 'const': True}
   add('--distributed', **flag, default=False)
   name = parser.parse_known_args(argv)[0].config
   for x in _all_settings(name, argv).values():
@@ -269,10 +269,10 @@ def parse(
     add(f'--config.{x.name}', **form, default=argparse.SUPPRESS)
   known, unknown = parser.parse_known_args(argv)
   if unknown:
-    flag = unknown[0].partition('=')[0]
-    if flag.startswith('--config.'):
-      config_lib.find(flag.removeprefix('--config.'))
-    near = difflib.get_close_matches(flag, [f'--{x}' for x in vars(known)], 1)
+    option = unknown[0].partition('=')[0]
+    if option.startswith('--config.'):
+      config_lib.find(option.removeprefix('--config.'))
+    near = difflib.get_close_matches(option, [f'--{x}' for x in vars(known)], 1)
     hint = f'; did you mean {near[0]}?' if near else ''
     raise errors.UserError(f'argument {unknown[0]!r} is not understood{hint}')
   values = {

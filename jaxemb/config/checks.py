@@ -152,10 +152,10 @@ def _users(setting: schema.Setting, kind: Any) -> str:
   ]
   same = [x for x in users if x.source == kind.source]
   if same and kind not in same:
-    names = list(same[0].models)
+    models = list(same[0].models)
     return (
-      f'only used when config.model.name is {" or ".join(names)}; remove it or '
-      f'set --config.model.name={names[0]}'
+      f'only used when config.model.name is {" or ".join(models)}; remove it '
+      f'or set --config.model.name={models[0]}'
     )
   names = ' or '.join(dict.fromkeys(x.source for x in users if x is not kind))
   return (

@@ -60,7 +60,7 @@ def read(path: pathlib.Path) -> tuple[Setting, ...]:
 
 def flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   """Nested settings as one dict with dotted names."""
-  result = {}
+  result: dict[str, Any] = {}
   for key, value in config.items():
     name = f'{prefix}{key}'
     is_group = isinstance(value, Mapping | ml_collections.ConfigDict)

@@ -283,8 +283,10 @@ class SourceAlone(Kind):
   ) -> 'model_base.Model':
     """See `Kind`: the model as the kind makes it that has one of that name."""
     name = context.config.model.name
-    owner = next((x for x in kinds.built_in() if name in x.models), super())
-    return owner.make_model(corpus, context)
+    for kind in kinds.built_in():
+      if name in kind.models:
+        return kind.make_model(corpus, context)
+    return super().make_model(corpus, context)
 
 
 def context_weights(

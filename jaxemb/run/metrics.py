@@ -70,7 +70,8 @@ class Progress:
   def __init__(self, every_secs: float, stop: threading.Event | None = None):
     """Shows lines at least `every_secs` apart, until `stop` is set."""
     self._every_secs, self._stop = max(every_secs, 10.0), stop
-    self._stage, self._bar, self._last = '', None, 0.0
+    self._stage, self._last = '', 0.0
+    self._bar: Any = None  # of tqdm, which has no types
 
   def __call__(self, stage: str, done: int, total: int, note: str = '') -> None:
     """Shows how much of a stage is done, or raises `Stopped`."""
@@ -355,8 +356,10 @@ class Meter:
     """Starts the clock: what came before, such as compilation, is not timed."""
     self.resume()
     self._clock -= secs_ago
-    self._first, self._seen = resources.sample(), []
-    self._usage = collections.defaultdict(float)  # of this process
+    self._first = resources.sample()
+    self._seen: list[Any] = []
+    # Of this process.
+    self._usage: dict[str, float] = collections.defaultdict(float)
     self._begin_record(self._clock)
 
   def resume(self) -> None:

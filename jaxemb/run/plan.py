@@ -149,7 +149,8 @@ def _table_copies(job: Job, text: str) -> dict[str, int]:
   """Counts copies of whole tables (or a device's shard), by depth of loop."""
   leaves = [jax.tree.leaves(x.vectors)[0] for x in job.state.tables.values()]
   sizes = {math.prod(x.sharding.shard_shape(x.shape)) for x in leaves}
-  program, counts = hlo.parse(text), collections.Counter()
+  program = hlo.parse(text)
+  counts: collections.Counter[str] = collections.Counter()
   for x, loops, _ in hlo.executed(program, program.entry):
     # The last is a move into a TPU's core in several pieces.
     is_copy = x.opcode.startswith(('copy', 'transpose'))
@@ -172,7 +173,8 @@ def examine(job: Job) -> dict[str, Any]:
     if 'RESOURCE_EXHAUSTED' in str(error):
       _check_fits(job, device_bytes)
     raise
-  text, memory = program.as_text(), program.memory_analysis()
+  text, memory = program.as_text() or '', program.memory_analysis()
+  assert memory is not None  # of the compilers for these devices
   # What is changed in place is an argument and not a result as well.
   arguments = memory.argument_size_in_bytes
   results = memory.output_size_in_bytes - memory.alias_size_in_bytes

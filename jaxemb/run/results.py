@@ -17,7 +17,7 @@ from jaxemb.run import build, evaluation, metrics
 from jaxemb.runtime import distributed, mesh, resources
 from jaxemb.storage import atomic
 
-_NOTHING = types.MappingProxyType({})
+_NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def finish(

@@ -24,7 +24,7 @@ from jaxemb.run import build, evaluation
 from jaxemb.storage import atomic, ngram_files, orbax_export
 from jaxemb.storage import export as export_lib
 
-_NOTHING = types.MappingProxyType({})
+_NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class Export(NamedTuple):

@@ -11,9 +11,12 @@ def start(module: str, *arguments: str | pathlib.Path) -> subprocess.Popen:
 
   Raises an `OSError` where no process can be started.
   """
-  silent = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)
   return subprocess.Popen(
-    [*_command(module), *arguments], env=os.environ | _paths(), **silent
+    [*_command(module), *arguments],
+    env=os.environ | _paths(),
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
   )
 
 

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -42,8 +42,9 @@ def waited() -> Iterator[Waited]:
     if event == _EVENT:
       total.secs += secs
 
-  jax.monitoring.register_event_duration_secs_listener(add)
+  listener = cast(Any, add)  # JAX has other names for its arguments
+  jax.monitoring.register_event_duration_secs_listener(listener)
   try:
     yield total
   finally:
-    jax.monitoring.unregister_event_duration_listener(add)
+    jax.monitoring.unregister_event_duration_listener(listener)

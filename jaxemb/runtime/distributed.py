@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -425,7 +425,7 @@ class Monitor:
   def _listen(self) -> None:
     done, running = {}, set(self._peers)
     while running:
-      for peer in connection.wait(running):
+      for peer in cast(list[peers.Peer], connection.wait(cast(Any, running))):
         message = _received(peer)
         if not message:
           running.remove(peer)
@@ -524,7 +524,7 @@ def _wait_for_ends(peers: Iterable[peers.Peer]) -> None:
   """Returns once all peers have ended, or do not within `_GRACE_SECS`."""
   deadline, running = time.monotonic() + _GRACE_SECS, set(peers)
   while running and (secs := deadline - time.monotonic()) > 0:
-    ready = connection.wait(running, secs)
+    ready = cast(list[Any], connection.wait(cast(Any, running), secs))
     running -= {peer for peer in ready if not _received(peer)}
 
 

@@ -174,8 +174,10 @@ def _length(
     )
     start = around[loop.names[0]]
     counter, limit = compared.names
-    index = re.search(r'index=(\d+)', condition[counter].attributes)
-    index = int(index[1])
+    found = re.search(r'index=(\d+)', condition[counter].attributes)
+    if found is None:
+      return None
+    index = int(found[1])
     change = body[results.names[index]]
     counts = (
       'direction=LT' in compared.attributes
@@ -194,8 +196,9 @@ def _constant(around: Mapping[str, Instruction], name: str) -> int | None:
   x = around.get(name)
   while x and x.opcode in ('copy', 'bitcast') and x.names:
     x = around.get(x.names[0])
-  is_number = x and x.opcode == 'constant' and x.inside.lstrip('-').isdigit()
-  return int(x.inside) if is_number else None
+  if x and x.opcode == 'constant' and x.inside.lstrip('-').isdigit():
+    return int(x.inside)
+  return None
 
 
 def copied_arrays(text: str) -> set[tuple[int, ...]]:
@@ -250,7 +253,7 @@ def traffic(text: str, loop: Loop) -> dict[str, Any]:
   Returns the number of each of `KINDS` and `bytes_per_step_per_device`, by kind
   and in `total`.
   """
-  counts = collections.Counter()
+  counts: collections.Counter[str] = collections.Counter()
   step = dict.fromkeys((*KINDS, 'total'), 0.0)
   for x in collectives(text):
     counts[x.kind] += 1
@@ -277,5 +280,5 @@ def _group_size(x: Instruction, num_devices: int) -> float:
     return num_devices
   if groups[1].startswith('{'):
     return max(len(x.split(',')) for x in re.findall(r'[\d,]*\d', groups[1]))
-  sizes = re.findall(r'\d+', groups[1])  # [groups, size of each]<=[...]
-  return int(sizes[1]) if len(sizes) == 2 else math.nan
+  shape = re.findall(r'\d+', groups[1])  # [groups, size of each]<=[...]
+  return int(shape[1]) if len(shape) == 2 else math.nan

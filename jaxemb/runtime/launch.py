@@ -1,6 +1,7 @@
 """Runs several processes of one job on this host, as a scheduler would."""
 
 import contextlib
+import functools
 import os
 import queue
 import signal
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from jaxemb import errors
 from jaxemb.runtime import addresses
@@ -102,7 +103,7 @@ class _Process(subprocess.Popen):
     )
     pairs = (self.stdout, sys.stdout), (self.stderr, sys.stderr)
     self._copying = [
-      _start(lambda s=source, t=target: _copy(s, t, index))
+      _start(functools.partial(_copy, source, target, index))
       for source, target in pairs
     ]
     _start(lambda: events.put((index, self.wait())))
@@ -169,14 +170,14 @@ def _start(work: Callable[[], object]) -> threading.Thread:
   return thread
 
 
-def _copy(source: IO[bytes], target: IO[str], index: int) -> None:
+def _copy(source: IO[bytes], target: TextIO, index: int) -> None:
   # If the target is closed, so is the source: its writer should know.
   with source, contextlib.suppress(OSError):
     for line in source:
       _write(target, b'[%d] %s\n' % (index, line.removesuffix(b'\n')))
 
 
-def _write(file: IO[str], line: bytes) -> None:
+def _write(file: TextIO, line: bytes) -> None:
   """Writes a whole line at once, whatever bytes it has."""
   with _WRITING:
     file.flush()

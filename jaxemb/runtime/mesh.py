@@ -75,7 +75,8 @@ def start(
   num = size if is_given else max(size, most)  # for a later call that uses them
   per_process = -(-num // distributed.num_processes())
   is_free = 'xla_force_host_platform' not in os.environ.get('XLA_FLAGS', '')
-  chosen = jax.config.jax_num_cpu_devices  # -1 = not by the user
+  # -1 = not by the user. JAX adds its options at run time.
+  chosen = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
   if chosen >= 1 and (size == 1 or per_process <= chosen):
     per_process = chosen
   if is_free and not absent:

@@ -12,6 +12,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from multiprocessing import connection
+from typing import Any, cast
 
 from jaxemb.runtime import tls
 
@@ -105,8 +106,8 @@ def accept(
   connected.settimeout(_BEGIN_SECS)
   peer = Peer(credentials.server(connected) if credentials else connected)
   with peer.closed_if_it_fails():
-    connection.deliver_challenge(peer, secret)
-    connection.answer_challenge(peer, secret)
+    connection.deliver_challenge(cast(Any, peer), secret)
+    connection.answer_challenge(cast(Any, peer), secret)
   return peer
 
 
@@ -121,6 +122,6 @@ def connect(
     connected = credentials.client(connected, address[0])
   peer = Peer(connected)
   with peer.closed_if_it_fails():
-    connection.answer_challenge(peer, secret)
-    connection.deliver_challenge(peer, secret)
+    connection.answer_challenge(cast(Any, peer), secret)
+    connection.deliver_challenge(cast(Any, peer), secret)
   return peer

@@ -1,6 +1,7 @@
 """How commands end: exit codes, one-line errors, Ctrl-C and closed streams."""
 
 import errno
+import io
 import logging
 import os
 import signal
@@ -9,7 +10,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from jaxemb import errors
 from jaxemb.runtime import truncated
@@ -125,10 +126,10 @@ def _open_streams() -> None:
       mode = 'w' if number else 'r'
       setattr(sys, name, open(number, mode, closefd=False))
   if getattr(sys.stdout, 'errors', '') == 'strict':
-    sys.stdout.reconfigure(errors='backslashreplace')
+    cast(io.TextIOWrapper, sys.stdout).reconfigure(errors='backslashreplace')
 
 
-def _show_warning(message: Warning | str, *unused: Any) -> None:
+def _show_warning(message: Warning | str, *unused: Any, **options: Any) -> None:
   print(f'jaxemb: warning: {message}', file=sys.stderr)
 
 
@@ -150,7 +151,8 @@ def _interrupts_again(unraisable: Any) -> bool:
   """Repeats a Ctrl-C that Python has dropped, as in JAX's `gc` callback."""
   is_interrupt = unraisable.exc_type is KeyboardInterrupt
   if is_interrupt:
-    repeat, args = signal.raise_signal, (signal.SIGINT,)
+    repeat: Callable[..., None] = signal.raise_signal
+    args: tuple[int | None, ...] = (signal.SIGINT,)
     if hasattr(signal, 'pthread_kill'):  # interrupts blocking calls, too
       repeat = signal.pthread_kill
       args = threading.main_thread().ident, signal.SIGINT
@@ -172,5 +174,5 @@ def filter_dropped(handles: Callable[[Any], bool]) -> None:
     if not handles(unraisable):
       report(unraisable)
 
-  hook.filters = *filters, handles
+  vars(hook)['filters'] = *filters, handles
   sys.unraisablehook = hook

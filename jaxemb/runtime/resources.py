@@ -134,7 +134,9 @@ def peak_rss_bytes() -> int:
   # started by a large one (a notebook) would report the memory of the other.
   if sys.platform == 'linux':
     status = pathlib.Path('/proc/self/status').read_text()
-    return 1024 * int(re.search(r'^VmHWM:\s*(\d+) kB', status, re.M)[1])
+    peak = re.search(r'^VmHWM:\s*(\d+) kB', status, re.M)
+    if peak:  # some sandboxes leave the line out
+      return 1024 * int(peak[1])
   if sys.platform == 'win32':
     return psutil.Process().memory_info().peak_wset
   import resource
@@ -218,8 +220,11 @@ def machine() -> dict[str, Any]:
   """Returns the name of the CPU, its number of cores and the system."""
   try:
     info = pathlib.Path('/proc/cpuinfo').read_text()
-    cpu = re.search(r'^model name\s*:\s*(.+)', info, re.M)[1]
-  except (OSError, TypeError):  # not Linux, or without a name there
+    named = re.search(r'^model name\s*:\s*(.+)', info, re.M)
+  except OSError:  # not Linux
+    named = None
+  cpu = named[1] if named else ''
+  if not cpu:
     cpu = platform.processor() or platform.machine()
   return {'cpu': cpu, 'cores': os.cpu_count(), 'os': platform.platform()}
 

@@ -132,7 +132,13 @@ def credentials(
       f'TLS is set up without {" and ".join(missing)}: set all of '
       f'{", ".join(names)}, or none'
     )
-  return Credentials(*map(os.fspath, files), peer_uri_prefix)
+  cert_file, key_file, ca_file = (os.fspath(x) for x in files if x)
+  return Credentials(
+    cert_file=cert_file,
+    key_file=key_file,
+    ca_file=ca_file,
+    peer_uri_prefix=peer_uri_prefix,
+  )
 
 
 def greet(

@@ -99,7 +99,7 @@ def topology(name: str) -> Topology:
   Raises a `UserError` for one that is not known, or whose compiler is missing.
   """
   if name not in known():
-    lines = {}
+    lines: dict[str, list[str]] = {}
     for x in known():
       lines.setdefault(x.partition(':')[0], []).append(x.partition(':')[2])
     names = '; '.join(f'{k}: {" ".join(x)}' for k, x in lines.items())
@@ -116,7 +116,7 @@ def topology(name: str) -> Topology:
     )
   if is_tpu:
     _check_version(name)
-    options = {'platform': 'tpu', 'topology_name': name}
+    options: dict[str, Any] = {'platform': 'tpu', 'topology_name': name}
     if set(shape) <= set('1x'):
       options['topology_name'] = f'{kind}:1x1x1'
       options |= {'chips_per_host_bounds': (1, 1, 1), 'num_slices': 1}

@@ -133,7 +133,7 @@ def opened(
   if not is_url(path):
     yield pathlib.Path(path)
     return
-  folder = pathlib.Path(tempfile.mkdtemp(prefix='jaxemb-'))
+  folder, is_kept = pathlib.Path(tempfile.mkdtemp(prefix='jaxemb-')), False
   try:
     copy = Copy(str(path), folder)
     copy.fetch(has_checkpoints=bool(every_secs))
@@ -159,9 +159,8 @@ def opened(
       try:
         copy.push()
       except errors.UserError as error:
-        message = f'{error}; all is in {folder}'
-        folder = None  # which stays
-        raise errors.UserError(message) from error
+        is_kept = True
+        raise errors.UserError(f'{error}; all is in {folder}') from error
   finally:
-    if folder:
+    if not is_kept:
       shutil.rmtree(folder, ignore_errors=True)

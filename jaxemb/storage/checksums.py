@@ -51,7 +51,9 @@ def opened(folder: pathlib.Path) -> dict[str, Any]:
 
 def _of_files(folder: pathlib.Path) -> dict[str, list[int]]:
   """CRC-32s of the files in a folder, by their names."""
-  with futures.ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count())) as pool:
+  with futures.ThreadPoolExecutor(
+    min(_MAX_THREADS, os.cpu_count() or 1)
+  ) as pool:
     jobs = {
       path.name: [
         pool.submit(_of_stretch, path, start)

@@ -232,6 +232,7 @@ def packer(file: BinaryIO, path: pathlib.Path | str) -> Iterator[BinaryIO]:
   """Gives a stream that writes to an open file, packed as `path` is named."""
   path = pathlib.Path(path)
   suffix = path.suffix.lower()
+  stream: Any
   with contextlib.ExitStack() as stack:
     if suffix == '.gz':
       stream = gzip.GzipFile('', 'wb', 6, file, mtime=0)

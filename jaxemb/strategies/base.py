@@ -13,7 +13,7 @@ all take the same ones.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,20 @@ class StepMetrics(NamedTuple):
   first_bad_step: jax.Array  # int32, first with a non-finite loss, or -1
   # Sums: of lookups over all steps, of the model where the loss is measured.
   sums: dict[str, jax.Array]
+
+
+class Compiled(Protocol):
+  """A function that `jax.jit` returned."""
+
+  def __call__(self, *args: Any) -> Any:
+    """Calls it, compiled for these arguments."""
+
+  def eval_shape(self, *args: Any) -> Any:
+    """Returns the shapes, types and shardings of the result."""
+
+  def lower(self, *args: Any) -> jax.stages.Lowered:
+    """Returns the program for arguments like these."""
+    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,13 +190,13 @@ class Strategy(NamedTuple):
   """Pure functions over a `TrainState`, or a NamedTuple that has its fields."""
 
   # key -> state, compiled; `init.eval_shape` has its shapes and shardings
-  init: Callable[[jax.Array], Any]
+  init: Compiled
   # -> arrays on the devices that every step reads and none changes
   constants: Callable[[], Any]
   # (state, constants, batch, schedule) -> (state, `DispatchMetrics`), one
   # dispatch; the state is donated. On several CPU devices wait for its metrics
   # before the next but one: with dozens under way XLA's threads deadlock.
-  step: Callable[..., tuple[Any, DispatchMetrics]]
+  step: Compiled
   # (state, name of a table, start = 0, stop = None), (state, name of a table,
   # ids, rows, opt_state): see `tables.spec.Table`.
   export_rows: Callable[..., spec_lib.RowBlock]
