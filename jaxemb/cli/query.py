@@ -123,7 +123,8 @@ def split_expression(
   whole = ' '.join(terms)
   if whole in known and (len(terms) == 1 or not all(x in known for x in terms)):
     return [whole], []
-  words, sign = {'+': [], '-': []}, ''
+  words: dict[str, list[str]] = {'+': [], '-': []}
+  sign = ''
   for term in terms:
     if term in words:
       if sign:

@@ -170,7 +170,9 @@ class Parts(NamedTuple):
     # Tables are copied; those of another type and those in a store are read
     # for the report, and models make further arrays of them.
     num_copies = max(1, self.strategy.num_replicas)
-    result_bytes = 4 * self.trainable.model.num_derived(len(self.source.keys))
+    result_bytes: float = 4 * self.trainable.model.num_derived(
+      len(self.source.keys)
+    )
     if not has_store:
       tables = state.tables.values()
       vectors = _num_bytes([x.vectors for x in tables]) / num_copies
@@ -485,7 +487,7 @@ def fit_steps(
     is_free = is_apart or setup.is_alone or not tuning.fused
   if name == 'workers' or not is_free:
     return setup, source
-  num_words = source.units_per_epoch * source.epochs
+  num_words: float = source.units_per_epoch * source.epochs
   if is_apart:
     num_words *= config.strategy.rate
   elif name == 'replicas':

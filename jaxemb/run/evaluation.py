@@ -158,7 +158,7 @@ def _is_better(
 
 def _progress(
   records: Sequence[Mapping[str, Any]], metric: str
-) -> tuple[dict[str, Any] | None, int, int]:
+) -> tuple[Mapping[str, Any] | None, int, int]:
   """The best record; how many were no better since, and at any time."""
   best, since, ever = None, 0, 0
   for record in records:

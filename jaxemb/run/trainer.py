@@ -126,7 +126,8 @@ def _brakes(
   sums, which go on as well, do the same. Inner nodes of a tree move at the full
   rate: braked, they leave old words where they were.
   """
-  config, brakes = setup.config, {}
+  config = setup.config
+  brakes: dict[str, np.ndarray] = {}
   if corpus.earlier is None or config.optimizer.name != 'sgd':
     return brakes
   sample = 0.0

@@ -95,7 +95,7 @@ class _Crew:
 
   def start(self, number: int) -> None:
     """Starts a worker."""
-    options = {'num_cpus': 0}
+    options: dict[str, Any] = {'num_cpus': 0}
     if not self._cluster.is_own:  # one core, on as many machines as there are
       options = {'num_cpus': 1, 'scheduling_strategy': 'SPREAD'}
     actor = self._cluster.start(
