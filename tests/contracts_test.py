@@ -180,11 +180,8 @@ def _make(member):
   shape = (1, 1) if strategy == 'sync' else (2, 1)
   if layout != 'replicated':
     shape = (1, 2)
-  sizes = BATCH_WORDS, shape[0], window, CHUNK
-  if source:
-    steps = _traced(batches.Steps, windows.Steps(*sizes))
-  else:
-    steps = _traced(windows.Steps, *sizes)
+  kind = batches.Steps if source else windows.Steps
+  steps = _traced(kind, BATCH_WORDS, shape[0], window, CHUNK)
   made = dispatches.trainer(
     counts,
     settings,

@@ -12,7 +12,7 @@ c centers, which share draws and a window of c + 2 W tokens:
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -138,8 +138,8 @@ class StepBatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
-  """Cuts a `Batch` into steps; implements `data.base.Steps`."""
+class Sizes:
+  """The sizes of steps, by which arrays of a batch are cut."""
 
   part_words: int  # L', centers of each part in a step
   num_parts: int  # P, of the whole corpus
@@ -147,9 +147,27 @@ class Steps:
   chunk: int  # c
 
   @classmethod
-  def of(cls, spec: base.SourceSpec) -> 'Steps':
+  def of(cls, spec: base.SourceSpec) -> Self:
     """Returns steps of the sizes that the settings name."""
     return cls(spec.part_words, spec.num_parts, spec.window, spec.chunk)
+
+  def cut(
+    self, x: base.Array, index: jax.Array, share: base.Share, halo: int = 0
+  ) -> jax.Array:
+    """Returns a device's share [parts, n + halo] of an array [P, ...].
+
+    Of that it takes the numbers of step `index`, one for each center.
+    """
+    size = self.part_words // share.num_splits
+    first = index * self.part_words + share.split * size
+    return jax.lax.dynamic_slice(
+      x, (share.first_part, first), (share.num_parts, size + halo)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps(Sizes):
+  """Cuts a `Batch` into steps; implements `data.base.Steps`."""
 
   def num_steps(self, batch: Batch) -> base.Array:
     """Returns [P] int32."""
@@ -171,19 +189,6 @@ class Steps:
       right=cut(batch.right),
       chunks=chunks.reshape(-1).astype(jnp.uint32),
       progress=progress,
-    )
-
-  def cut(
-    self, x: base.Array, index: jax.Array, share: base.Share, halo: int = 0
-  ) -> jax.Array:
-    """Returns a device's share [parts, n + halo] of an array [P, ...].
-
-    Of that it takes the numbers of step `index`, one for each center.
-    """
-    size = self.part_words // share.num_splits
-    first = index * self.part_words + share.split * size
-    return jax.lax.dynamic_slice(
-      x, (share.first_part, first), (share.num_parts, size + halo)
     )
 
   def pad(self, step_batch: StepBatch, is_step: jax.Array) -> StepBatch:

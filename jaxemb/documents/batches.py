@@ -50,10 +50,15 @@ class StepBatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
+class Steps(windows.Sizes):
   """Cuts a `Batch` into steps; implements `data.base.Steps`."""
 
-  words: windows.Steps
+  @property
+  def words(self) -> windows.Steps:
+    """Returns what cuts the words of a batch."""
+    return windows.Steps(
+      self.part_words, self.num_parts, window=self.window, chunk=self.chunk
+    )
 
   def num_steps(self, batch: Batch) -> base.Array:
     """Returns [P] int32."""
@@ -64,7 +69,7 @@ class Steps:
   ) -> StepBatch:
     """Returns a device's share of the centers of a step."""
     words = self.words.step(batch.words, index, share, progress)
-    return StepBatch(words, self.words.cut(batch.documents, index, share))
+    return StepBatch(words, self.cut(batch.documents, index, share))
 
   def pad(self, step_batch: StepBatch, is_step: jax.Array) -> StepBatch:
     """Returns the same step, or one without a center."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.data import base, sentences, subsampling, windows
+from jaxemb.data import base, sentences, subsampling
 from jaxemb.data import blocks as blocks_lib
 from jaxemb.documents import batches
 from jaxemb.io import cache as cache_lib
@@ -144,7 +144,7 @@ class DocumentSource(blocks_lib.BlockSource):
     self.counts = self.word_counts
     super()._cut(spec)
     self.word_frequencies = self.frequencies
-    self.steps = batches.Steps(windows.Steps.of(spec))
+    self.steps = batches.Steps.of(spec)
     words, surviving = np.zeros((2, len(self.is_end)))
     batches.count_words(
       self.corpus.ids, self._chances_to_stay(), words, surviving

@@ -55,7 +55,7 @@ def make(case, **settings):
   )
   assert tuning.fused == is_fused
   window = config.model.window
-  steps = batches.Steps(windows.Steps(case.chunk, 1, window, case.chunk))
+  steps = batches.Steps(case.chunk, 1, window, case.chunk)
   corpus = sources.Counted(counts, case.documents).corpus()
   made = dispatches.made(config, tuning, (1, 1), corpus=corpus, steps=steps)
   return made.trainable
