@@ -167,7 +167,8 @@ KINDS = {
   'edges': Kind('graph:line', (*_EDGES, 'train.epochs=4'), _MESHES),
   'relations': Kind(
     'graph:relations',
-    (*_EDGES, 'train.epochs=2', 'data.partitions=3'),
+    ('data.path=../../triples.tsv', 'data.test=', 'train.epochs=2',
+     'data.partitions=3'),
     (_ONE, _TWO),
   ),
   # They cache nothing.
@@ -214,6 +215,8 @@ def _write_files(folder: pathlib.Path) -> None:
   pairs = {tuple(sorted(x)) for x in rng.integers(0, 300, (4000, 2)).tolist()}
   pairs = sorted((a, b) for a, b in pairs if a != b)
   (folder / 'edges.tsv').write_text(''.join(f'n{a}\tn{b}\n' for a, b in pairs))
+  triples = (f'n{a}\tr{(a + b) % 3}\tn{b}\n' for a, b in pairs)
+  (folder / 'triples.tsv').write_text(''.join(triples))
   sets = (rng.choice(200, 8, replace=False) for _ in range(600))
   lines = (f'u{i} ' + ' '.join(f'i{x}' for x in y) for i, y in enumerate(sets))
   (folder / 'sets.txt').write_text('\n'.join(lines) + '\n')

@@ -159,31 +159,20 @@ def test_notebooks_have_no_output(path):
 # Choices of its forms and smaller ones, its pictures, and the reports in the
 # folder of its name.
 _NOTEBOOK_RUNS = {
-  'clicks': (
-    {
-      'rows = 200_000': 'rows = 6_000',
-      'epochs = 15': 'epochs = 2',
-      "('logistic', 'deepfm')": "('deepfm',)",
-    },
-    2,
-    1,
-  ),
-  'graphs': (
-    {
-      "path = ''": "path = 'toygraph:200'",
-      'epochs = 5': 'epochs = 1',
-      "(('deepwalk', 1.0), ('node2vec', 0.5))": "(('deepwalk', 1.0),)",
-      "('deepwalk', 'node2vec')": "('deepwalk',)",
-    },
-    1,
-    1,
-  ),
   'quickstart': (
     {'epochs = 15': 'epochs = 3', "text = ''": "text = 'toywiki:60000'"},
     1,
     1,
   ),
-  'tpu': ({'toywiki:100000': 'toywiki:60000'}, 0, 1),
+  'own_data': (
+    {
+      'toywiki:100000': 'toywiki:60000',
+      'epochs = 5': 'epochs = 1',
+      'num = 200_000': 'num = 4_000',
+    },
+    0,
+    4,
+  ),
   'sharded_tables': (
     {
       "'jax_num_cpu_devices', 8": "'jax_num_cpu_devices', 4",
