@@ -71,16 +71,18 @@ class RawLog:
   def read(self, name: str, reader: tables.Reader) -> None:
     """Writes the rows of a reader; the first one decides on the columns."""
     self._look(reader)
-    schema = self.schema
-    assert schema is not None
     reader.features = self.features
     num_rows = 0
+
+    def encoded(table):
+      assert self.schema is not None  # a file without rows may have none
+      return encoder_lib.read(
+        table, self.schema, self.settings, has_labels=True
+      )
+
     # Columns are read in threads, as that takes most of the time.
     blocks = reader.tables(
-      functools.partial(self.progress, 'reading clicks'),
-      lambda table: encoder_lib.read(
-        table, schema, self.settings, has_labels=True
-      ),
+      functools.partial(self.progress, 'reading clicks'), encoded
     )
     with futures.ThreadPoolExecutor(resources.reading_threads()) as pool:
       for block in blocks:
@@ -92,9 +94,9 @@ class RawLog:
         num_rows += len(rows)
     if not num_rows:
       problem = 'has no rows'
-      if reader.num_rows:
+      if reader.num_rows and self.schema:
         problem = (
-          f'has no row with a label in its column {schema.label}; name '
+          f'has no row with a label in its column {self.schema.label}; name '
           'another one by --config.data.columns=label:COLUMN'
         )
       raise errors.UserError(f'{reader.path} {problem}')
