@@ -1,15 +1,21 @@
 """Readers of training data, from a file to the encoded corpus, log or graph."""
 
 import bz2
+import contextlib
 import functools
 import gzip
 import io
 import json
+import os
 import pathlib
 import shutil
+import subprocess
+import sys
+import traceback
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +28,9 @@ from jaxemb.clicks import loader as clicks
 from jaxemb.data import base
 from jaxemb.evaluation import benchmarks
 from jaxemb.graphs import files as graph_files
+from jaxemb.graphs import mat_files
 from jaxemb.interactions import sets
+from jaxemb.runtime import background
 from jaxemb.text import encode, phrases
 from tests.fuzz import fuzzing
 
@@ -199,6 +207,39 @@ def _read_graph(path: pathlib.Path, **changes: Any) -> None:
   settings = {**_settings(), 'path': str(path), **changes}
   graph = graph_files.read(settings, _cache(path), _progress)
   graph.keys()[-1], graph.neighbors.max()
+
+
+def _read_mat(path: pathlib.Path) -> None:
+  """Reads a .mat file, with a fork where users have a process that starts."""
+  with mock.patch.object(background, 'call', _call_in_fork):
+    _read_graph(path)
+
+
+def _call_in_fork(
+  module: str, *arguments: pathlib.Path, message: bytes
+) -> subprocess.CompletedProcess:
+  """Does what `background.call` does, twenty times as fast."""
+  assert module == mat_files.__name__ and not message
+  output = arguments[-1].with_name('printed')
+  sys.stdout.flush()
+  if not (child := os.fork()):
+    code = 1
+    try:
+      with output.open('wb') as file:
+        os.dup2(file.fileno(), 1)
+      mat_files.main(*map(str, arguments))
+      code = 0
+    except SystemExit as end:
+      code = end.code
+    except BaseException:
+      traceback.print_exc()
+    finally:
+      with contextlib.suppress(Exception):
+        sys.stdout.flush()
+      os._exit(code)
+  code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+  printed = output.read_bytes()
+  return subprocess.CompletedProcess(module, code, printed, stderr=b'')
 
 
 def _read_node_file(path: pathlib.Path, role: str, file_name: str = '') -> None:
@@ -549,7 +590,7 @@ TARGETS = (
   _target('matrix_market', '.mtx', _matrix_market, _read_graph),
   _target('graph_npz', '.npz', _npz_files, _read_graph),
   _target('graph_npz_members', '', _npz_members, _read_npz_members),
-  _target('mat', '.mat', _mat_files, _read_graph),
+  _target('mat', '.mat', _mat_files, _read_mat),
   _target('wiki_cs', '.json', _wiki_cs, _read_graph),
   _target('ogb', '', _ogb, _read_ogb),
   _target('labels', '.tsv', _node_rows, _read_node_file, role='labels'),
