@@ -8,6 +8,8 @@ import contextlib
 import io
 import math
 import pathlib
+import re
+from typing import NamedTuple
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure import files as mkdocs_files
@@ -19,6 +21,18 @@ from jaxemb.config import kinds
 _ROOT = pathlib.Path(__file__).parents[1]
 # Pages of MkDocs from files that lie elsewhere.
 _COPIES = {'contributing.md': 'CONTRIBUTING.md'}
+# Columns of the table of names in settings.md.
+_PROGRAMS = 'gensim', 'word2vec', 'fastText'
+_NUM_CELLS = 6
+
+
+class OtherNames(NamedTuple):
+  """A setting, and its names in other programs."""
+
+  setting: str
+  what: str  # what it is
+  by_program: list[list[str]]  # names in each of `_PROGRAMS`
+  default: str  # as settings.md states it
 
 
 def on_files(
@@ -56,8 +70,15 @@ def settings_page() -> str:
   lines = [
     '# All settings',
     '',
-    'Give a setting as `--config.NAME=VALUE` on the command line, or as',
-    '`config.NAME` in a config. [Settings](settings.md) explains the choices.',
+    'Give a setting as `--config.NAME=VALUE` on the command line, as',
+    '`config.NAME` in a config, or in `settings={...}` of `jaxemb.train`.',
+    '[Settings](settings.md) explains the choices.',
+    '',
+    '## Most used',
+    '',
+    '| what it is | elsewhere | setting | default |',
+    '|---|---|---|---|',
+    *_most_used(),
     '',
   ]
   for group, settings in groups.items():
@@ -67,17 +88,57 @@ def settings_page() -> str:
   return '\n'.join(lines)
 
 
+def elsewhere() -> list[OtherNames]:
+  """Returns the table of names of other programs in `settings.md`."""
+  text = (_ROOT / 'docs/reference/settings.md').read_text()
+  result = []
+  for row in re.findall(r'^\| (.+ \| .*`--config\..*) \|$', text, re.MULTILINE):
+    cells = [x.strip() for x in row.split('|')]
+    if len(cells) == _NUM_CELLS:
+      (name,) = re.findall(r'--config\.([\w.]+)', cells[4])
+      by_program = [re.findall(r'`([^`]+)`', x) for x in cells[1:4]]
+      result.append(OtherNames(name, cells[0], by_program, default=cells[5]))
+  return result
+
+
+def _most_used():
+  """Yields rows of the settings that other programs have, and of the usual."""
+  known, settings = elsewhere(), config_lib.settings()
+  named = {x.setting for x in known}
+  for setting in settings.values():
+    if setting.most_used and setting.name not in named:
+      yield _cells(setting.help, '', _link(setting), _default(setting))
+  for names in known:
+    programs = zip(_PROGRAMS, names.by_program, strict=True)
+    others = ', '.join(
+      f'{program} ' + ', '.join(f'`{x}`' for x in all_names)
+      for program, all_names in programs
+      if all_names
+    )
+    setting = settings[names.setting]
+    yield _cells(names.what, others, _link(setting), _default(setting))
+
+
 def _row(setting):
   """Returns a setting's row of a table."""
   notes = setting.help
   if setting.only_with:
     notes += f' (only with `{setting.only_with}`)'
-  cells = (
-    f'`{setting.name}`',
-    f'`{setting.default!r}`' if setting.default != '' else "`''`",
-    _values(setting),
-    notes,
-  )
+  name = f'<a id="{setting.name}"></a>`{setting.name}`'
+  return _cells(name, _default(setting), _values(setting), notes)
+
+
+def _link(setting):
+  """Returns a link to the row of a setting."""
+  return f'[`{setting.name}`](#{setting.name})'
+
+
+def _default(setting):
+  return f'`{setting.default!r}`'
+
+
+def _cells(*cells):
+  """Returns the row of a table."""
   return '| ' + ' | '.join(x.replace('|', '\\|') for x in cells) + ' |'
 
 
