@@ -250,7 +250,9 @@ class Edges(_Graphs):
           '--config.data.columns=source,relation,target, or source,target if '
           'there is none, or --config.model.name=line'
         )
-    loss_of = kind.bound_loss(config, least=m.margin)
+    loss_of = kind.bound_loss(
+      config, ranks=m.name == 'relations', least=m.margin
+    )
     measure = 'cosine' if m.temperature else m.score
     make_kernel = functools.partial(updates.edge_softmax, threads)
     return kind.bind_model(

@@ -83,9 +83,10 @@ class Pairs(_Interactions):
   ) -> 'model_base.Model':
     """See `kind.Kind`."""
     config = context.config
+    loss_of = kind.bound_loss(config, ranks=True)
     return kind.bind_model(
       config,
-      (kind.window_spec(corpus, context), corpus, kind.bound_loss(config)),
+      (kind.window_spec(corpus, context), corpus, loss_of),
       temperature=config.model.temperature,
     )
 

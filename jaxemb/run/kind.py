@@ -16,6 +16,8 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from jaxemb import errors
 from jaxemb.config import kinds, schema
 
@@ -372,13 +374,39 @@ def check_tree(corpus: 'model_base.Corpus') -> None:
     )
 
 
-def bound_loss(config: 'ml_collections.ConfigDict', **available: Any) -> Any:
-  """The loss that settings name, with those of `available` that it takes."""
+def bound_loss(
+  config: 'ml_collections.ConfigDict', ranks: bool = False, **available: Any
+) -> Any:
+  """The loss that settings name, with those of `available` that it takes.
+
+  It is a function of scores and labels, or if it `ranks` of the scores of
+  positives and of their negatives. Raises a `UserError` if a user's own loss
+  of a model of jaxemb does not return one number for each pair or positive.
+  """
   arguments = 'scores', 'labels'
   name = config.model.loss
   bound = kinds.bind('model.loss', name, arguments, available=available)
   function, more = bound.func, bound.keywords
-  return functools.partial(function, **more) if more else function
+  loss = functools.partial(function, **more) if more else function
+  if ':' in name and ':' not in config.model.name:
+    _check_shape(name, loss, ranks)
+  return loss
+
+
+def _check_shape(name, loss, ranks):
+  """Raises a `UserError` if a loss sums over pairs, or is no array."""
+  import jax
+
+  scores = jax.ShapeDtypeStruct((2,), np.float32)
+  others = jax.ShapeDtypeStruct((2, 3), np.float32) if ranks else scores
+  result = jax.eval_shape(loss, scores, others)
+  shape = getattr(result, 'shape', type(result).__name__)
+  if shape != scores.shape:
+    what = 'positive' if ranks else 'pair'
+    raise errors.UserError(
+      f'config.model.loss={name} returns {shape} and not (2,) for two {what}s; '
+      f'return the loss of each {what}, without a sum or a mean over them'
+    )
 
 
 def bind_model(
