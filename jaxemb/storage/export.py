@@ -103,10 +103,19 @@ class LazyRows:
       return np.asarray(self)[index]
     first, *rest = index
     if isinstance(first, slice):
-      rows = np.arange(*first.indices(len(self)))
-      return self.read(rows)[:, *rest]
+      return self._slice(np.arange(*first.indices(len(self))))[:, *rest]
     rows, positions = np.unique(self._rows(first), return_inverse=True)
     return self.read(rows)[positions, *rest]
+
+  def _slice(self, rows: np.ndarray) -> np.ndarray:
+    """Returns rows, read some at a time: reading may copy them twice."""
+    if len(rows) <= _BLOCK_ROWS:
+      return self.read(rows)
+    result = np.empty((len(rows), *self.shape[1:]), self.dtype)
+    for start in range(0, len(rows), _BLOCK_ROWS):
+      some = slice(start, start + _BLOCK_ROWS)
+      result[some] = self.read(rows[some])
+    return result
 
   def _rows(self, index: Any) -> np.ndarray:
     """Returns the rows that ints or a mask select, from 0 on, of any shape."""

@@ -32,6 +32,7 @@ from jaxemb.storage import atomic, packed
 _BLOCK_ROWS = 4096
 _FORMATTED_ROWS = 512  # at once, 2 ms in which no other thread runs
 _BLOCK_BYTES = 1 << 22
+_WRITTEN_BYTES = 1 << 20  # of vectors at once: their text is larger, and copied
 _MAX_LINE_BYTES = 1 << 20
 _MAX_WORD_BYTES, _MAX_NUMBER_BYTES = 1 << 16, 64
 _MAX_DIM = 1 << 20
@@ -191,15 +192,16 @@ def put_rows(
   `seen` is called with the first number and the bytes of some rows at a time.
   The header has the number of rows, or `num_announced`.
   """
+  num_rows, dim = vectors.shape
   if has_header:
-    num_rows, dim = vectors.shape
     num_rows = num_rows if num_announced is None else num_announced
     file.write(b'%d %d\n' % (num_rows, dim))
-  for start in range(0, len(words), _BLOCK_ROWS):
-    block = np.asarray(vectors[start : start + _BLOCK_ROWS], '<f4')
+  size = max(1, min(_BLOCK_ROWS, _WRITTEN_BYTES // max(1, 4 * dim)))
+  for start in range(0, len(words), size):
+    block = np.asarray(vectors[start : start + size], '<f4')
     rows = [x.tobytes() for x in block] if is_binary else text_rows(block)
     seen(start, rows)
-    names = _encoded(words[start : start + _BLOCK_ROWS])
+    names = _encoded(words[start : start + size])
     pairs = zip(names, rows, strict=True)
     file.write(b''.join(b'%b %b\n' % pair for pair in pairs))
 

@@ -141,6 +141,19 @@ def test_a_table_in_a_file_is_never_in_memory_as_a_whole(tmp_path):
   assert int(done.stdout) < 64e6
 
 
+def test_slices_of_rows_on_demand_are_read_some_at_a_time():
+  rows, nums = np.arange(120_000).reshape(40_000, 3), []
+
+  def read(some):
+    nums.append(len(some))
+    return rows[some]
+
+  lazy = export.OnDemand(read, rows.shape, rows.dtype)
+  np.testing.assert_array_equal(np.asarray(lazy), rows)
+  np.testing.assert_array_equal(lazy[39_990:5:-2, 1:], rows[39_990:5:-2, 1:])
+  assert max(nums) < 20_000
+
+
 @pytest.mark.parametrize('dtype', ['bfloat16', 'int8'])
 def test_rows_keep_their_precision(tmp_path, dtype):
   rows = spec_lib.encode_rows(_VECTORS, dtype)
