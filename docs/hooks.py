@@ -76,7 +76,7 @@ def settings_page() -> str:
     '',
     '## Most used',
     '',
-    '| what it is | elsewhere | setting | default |',
+    '| what it is | in other programs | setting | default |',
     '|---|---|---|---|',
     *_most_used(),
     '',
@@ -88,7 +88,7 @@ def settings_page() -> str:
   return '\n'.join(lines)
 
 
-def elsewhere() -> list[OtherNames]:
+def other_names() -> list[OtherNames]:
   """Returns the table of names of other programs in `settings.md`."""
   text = (_ROOT / 'docs/reference/settings.md').read_text()
   result = []
@@ -103,11 +103,7 @@ def elsewhere() -> list[OtherNames]:
 
 def _most_used():
   """Yields rows of the settings that other programs have, and of the usual."""
-  known, settings = elsewhere(), config_lib.settings()
-  named = {x.setting for x in known}
-  for setting in settings.values():
-    if setting.most_used and setting.name not in named:
-      yield _cells(setting.help, '', _link(setting), _default(setting))
+  known, settings = other_names(), config_lib.settings()
   for names in known:
     programs = zip(_PROGRAMS, names.by_program, strict=True)
     others = ', '.join(
@@ -115,8 +111,11 @@ def _most_used():
       for program, all_names in programs
       if all_names
     )
-    setting = settings[names.setting]
-    yield _cells(names.what, others, _link(setting), _default(setting))
+    default = names.default.replace('](#', '](settings.md#')
+    yield _cells(names.what, others, _link(settings[names.setting]), default)
+  for setting in settings.values():
+    if setting.most_used and setting.name not in {x.setting for x in known}:
+      yield _cells(setting.help, '', _link(setting), _default(setting))
 
 
 def _row(setting):
@@ -130,7 +129,7 @@ def _row(setting):
 
 def _link(setting):
   """Returns a link to the row of a setting."""
-  return f'[`{setting.name}`](#{setting.name})'
+  return f'[`--config.{setting.name}`](#{setting.name})'
 
 
 def _default(setting):

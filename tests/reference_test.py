@@ -51,7 +51,7 @@ def _setting_of(name):
 
 def test_settings_page_and_errors_translate_the_same_names(hooks):
   documented = {}
-  for row in hooks.elsewhere():
+  for row in hooks.other_names():
     for names in row.by_program:
       documented |= dict.fromkeys((x.lstrip('-') for x in names), row.setting)
   for name, setting in documented.items():
@@ -63,7 +63,7 @@ def test_settings_page_and_errors_translate_the_same_names(hooks):
 
 
 def test_settings_page_names_no_argument_that_errors_do_not_know(hooks):
-  for row in hooks.elsewhere():
+  for row in hooks.other_names():
     gensim, _, fasttext = row.by_program
     for name in {*gensim, *fasttext} - _METHODS:
       assert _setting_of(name) == row.setting, name
@@ -71,7 +71,7 @@ def test_settings_page_names_no_argument_that_errors_do_not_know(hooks):
 
 def test_settings_page_states_the_defaults(hooks):
   settings = config_lib.settings()
-  for row in hooks.elsewhere():
+  for row in hooks.other_names():
     default = settings[row.setting].default
     if default in ('', 0, -1):  # chosen when a run begins
       continue

@@ -53,15 +53,15 @@ class Clicks(kind.Kind):
     'model.dropout': _OF_DEEP_MODELS,
   }
   help = {
-    'data.columns': 'of a log: label:COLUMN, category:COLUMN, number:COLUMN, '
+    'data.columns': 'columns: label:COLUMN, category:COLUMN, number:COLUMN, '
     "list:COLUMN (several categories), -:COLUMN; '' = the label by its name, "
     'others by their values',
-    'data.path': "a log: file, folder or glob; '' or 'toyclicks:ROWS' = "
-    'embedded',
-    'data.min_count': 'categories that are rarer share one id',
-    'eval.monitor': 'metric by which evaluations are compared, the best of '
-    'which is exported: auc or log_loss, or both, separated by a comma: the '
-    "second has its best model in export_<metric>; '' = auc",
+    'data.path': "log: file, folder or glob; '' or 'toyclicks:ROWS' = "
+    'synthetic',
+    'data.min_count': 'categories that occur less often share one id',
+    'eval.monitor': 'metric on data.valid that chooses the exported model: '
+    'auc or log_loss; or both, separated by a comma: the best model of the '
+    "second is in export_<metric>; '' = auc",
   }
   unit = 'examples'
   has_dense = True

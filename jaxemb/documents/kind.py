@@ -45,10 +45,10 @@ class Documents(text_kind.Text):
   weights_contexts = False
   help = {
     **text_kind.TEXT.help,
-    'data.path': 'file, folder or glob: a document a line, or a row of a '
-    "table or of JSON lines; '' or 'toywiki:WORDS' = embedded articles",
-    'data.columns': 'columns or keys with the text and, if it is not to be '
-    'the number of the document, its tag, such as text:review,tag:id',
+    'data.path': 'file, folder or glob: a document per line, or per row of '
+    "a table or of JSON lines; '' or 'toywiki:WORDS' = synthetic articles",
+    'data.columns': 'columns or keys that have the text and, unless '
+    'documents are numbered, their tags, such as text:review,tag:id',
     'model.dynamic_window': 'windows are drawn from 1 to window',
   }
   continued_from = (

@@ -37,10 +37,10 @@ class Text(kind.Kind):
   fits_passes = True
   help = {
     'data.path': "file, folder or glob; 'wikipedia:LANGUAGE' "
-    "(simple, en, de, ...) to download; '' or 'toywiki:WORDS' = embedded",
-    'data.columns': 'the key of JSON objects, or the column of a table, with '
-    'the text, such as text:reviewText',
-    'data.min_count': 'words that are rarer are dropped',
+    "(simple, en, de, ...) downloads; '' or 'toywiki:WORDS' = synthetic",
+    'data.columns': 'key of JSON objects, or column of a table, that has the '
+    'text, such as text:reviewText',
+    'data.min_count': 'words that occur less often are dropped',
     'model.dynamic_window': 'near words count more: windows are drawn from 1 '
     'to window, or words weighted by 1 / distance in skip-gram without a tree',
   }
