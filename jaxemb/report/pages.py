@@ -77,7 +77,9 @@ def write(
     num_rows=len(rows),
     rows=_some(rows),
     evaluations=_some(evaluations),
-    curves=_curves(rows, page.unit) + _validation_curves(evaluations),
+    curves=_curves(rows, page.unit, evaluations=evaluations),
+    axes=_axes(rows, evaluations),
+    changed=_changed(report),
     stride=_stride(rows),
     dropped=config_lib.flat(report.get('dropped') or {}),
     settings=config_lib.flat(
@@ -108,49 +110,91 @@ def _plain(value: Any) -> Any:
   return json.loads(text, parse_constant=lambda name: None)
 
 
+def _axes(
+  rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, list[float]]]:
+  """Returns what the horizontal axes of curves may show, by their source."""
+  axes = {
+    'training': {
+      'epoch': [row['epoch'] for row in rows],
+      'step': [row['step'] for row in rows],
+      'secs': [row.get('elapsed_secs') or 0.0 for row in rows],
+    }
+  }
+  if rows and evaluations:
+    training, steps = axes['training'], [x['step'] for x in evaluations]
+    axes['validation'] = {
+      'epoch': [x['epoch'] for x in evaluations],
+      'step': steps,
+      'secs': np.interp(steps, training['step'], training['secs']).tolist(),
+    }
+  return {
+    source: {name: _thinned(values) for name, values in values_of.items()}
+    for source, values_of in axes.items()
+  }
+
+
 def _curves(
-  rows: Sequence[Mapping[str, Any]], unit: str
-) -> list[tuple[str, str, list[Any]]]:
-  """Returns curves of training as the page's script draws them."""
-  curves = [
+  rows: Sequence[Mapping[str, Any]],
+  unit: str,
+  evaluations: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+  """Returns the curves that the page draws, each of one or two series."""
+  names = [
     ('Loss per example', 'nats', 'loss'),
     ('Speed', f'{unit} per second', f'{unit}_per_sec'),
     ('Learning rate', '', 'learning_rate'),
   ]
   if any(len(row.get('hosts') or ()) > 1 for row in rows):
-    curves += [
+    names += [
       ('CPU', 'cores, all processes', 'cores'),
       ('Network', 'bytes sent per second', 'network_sent_bytes_per_sec'),
       ('Loopback', 'bytes sent per second', 'loopback_sent_bytes_per_sec'),
     ]
-  return _drawn(curves, rows, lambda row, key: row.get(key, _total(row, key)))
-
-
-def _validation_curves(records):
-  """Returns curves of the evaluations while training went on."""
-  names = {
-    'auc': 'AUC', 'ndcg': 'NDCG', 'mrr': 'MRR', 'score': 'score',
-    'log_loss': 'loss',
-  }  # fmt: skip
-  known = records[0]['validation'] if records else {}
   curves = [
-    (f'Validation {name}', 'nats' if key == 'log_loss' else '', key)
-    for key, name in names.items()
-    # Where there is another one, the score is the same, or less telling.
-    if key in known
-    and not (key == 'score' and {'auc', 'ndcg', 'mrr'} & {*known})
+    _curve(title, unit, [row.get(key, _total(row, key)) for row in rows])
+    for title, unit, key in names
   ]
-  return _drawn(curves, records, lambda record, key: record['validation'][key])
+  if rows and evaluations:
+    curves += _validation_curves(evaluations, curves[0]['series'])
+  return [x for x in curves if any(y for s in x['series'] for y in s['ys'])]
 
 
-def _drawn(curves, rows, value):
-  """Returns curves with points, the last among them; None leaves a gap."""
-  rows = rows[:: -_stride(rows)][::-1]
-  drawn = [
-    (title, unit, [[row['epoch'], value(row, key)] for row in rows])
-    for title, unit, key in curves
+def _validation_curves(evaluations, losses):
+  """Returns curves of evaluations while training went on.
+
+  The validation loss is added to `losses`, the series of the training loss.
+  """
+  scores = [x['validation'] for x in evaluations]
+  known = [x for x in ('auc', 'ndcg', 'mrr', 'score') if x in scores[0]]
+  if len(known) > 1:  # where there is another one, the score tells less
+    known.remove('score')
+  titles = {name: name.upper() for name in known} | {'score': 'score'}
+  curves = [
+    _curve(
+      f'Validation {titles[name]}',
+      unit='',
+      ys=[x[name] for x in scores],
+      source='validation',
+    )
+    for name in known
   ]
-  return [curve for curve in drawn if any(y for _, y in curve[2])]
+  if 'log_loss' in scores[0]:
+    ys = [x['log_loss'] for x in scores]
+    losses += _curve('', unit='', ys=ys, source='validation')['series']
+  return curves
+
+
+def _curve(title, unit, ys, source='training'):
+  """Returns a curve of one series; None among its values leaves a gap."""
+  series = {'name': source, 'axis': source, 'ys': _thinned(ys)}
+  return {'title': title, 'unit': unit, 'series': [series]}
+
+
+def _thinned(values):
+  """Returns at most 300 values, the last among them, with six digits."""
+  values = values[:: -_stride(values)][::-1]
+  return [None if x is None else float(f'{x:.6g}') for x in values]
 
 
 def _stride(rows):
@@ -173,12 +217,28 @@ def _total(row: Mapping[str, Any], key: str) -> float | None:
   return None if None in values or not values else sum(values)
 
 
+def _changed(report: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the settings that differ from their documented defaults.
+
+  Without the mesh, which the devices tell.
+  """
+  values = config_lib.flat(report.get('config') or {})
+  documented = config_lib.settings(values.get('data.source', 'text'))
+  return {
+    name: value
+    for name, value in values.items()
+    if not name.startswith('mesh.')
+    and (name not in documented or value != documented[name].default)
+  }
+
+
 def _devices(report: Mapping[str, Any]) -> list[str]:
   """Counts devices by kind: `cuda:0 NVIDIA H200` without its number."""
   kinds = collections.Counter(
     re.sub(r'^\w+:\d+ (?=.)', '', name) for name in report.get('devices') or ()
   )
-  return [f'{n} × {kind}' if n > 1 else kind for kind, n in kinds.items()]
+  names = [(kind.replace('cpu', 'CPU'), n) for kind, n in kinds.items()]
+  return [f'{n} × {name}' if n > 1 else name for name, n in names]
 
 
 def _written(write: Callable[[float], str], value: Any) -> str:

@@ -112,7 +112,7 @@ def test_page_shows_the_values_as_text(tmp_path):
   text = _text(page)
   for expected in (
     '<b>deepfm, 160 categories of 3 fields × 8',
-    '20 k examples, 3 epochs of at most 15 on cpu.',
+    '20 k examples, 3 epochs of at most 15 on CPU.',
     'Calibration 1.125 test, predicted / observed',
     'The model of epoch 2 was evaluated', 'the best by log loss',
     'The best by AUC, of epoch 3, is in export_auc.',
@@ -134,13 +134,15 @@ def test_page_shows_the_values_as_text(tmp_path):
 
 def test_curves_and_calibration_are_drawn_from_what_was_measured(tmp_path):
   data = _data(_write(tmp_path))
-  curves = {title: points for title, _, points in data['curves']}
+  curves = {x['title']: x['series'] for x in data['curves']}
   assert [*curves] == ['Loss per example', 'Speed', 'Learning rate',
-                       'Validation AUC', 'Validation loss']  # fmt: skip
-  assert curves['Speed'][-1] == [3, 45_600]
-  expected = [[i, 0.5 + i / 1024] for i in (1, 2, 3)]
-  assert curves['Validation AUC'] == expected
-  assert curves['Validation loss'] == [[i, 0.4375] for i in (1, 2, 3)]
+                       'Validation AUC']  # fmt: skip
+  assert curves['Speed'][0]['ys'][-1] == 45_600
+  (areas,) = curves['Validation AUC']
+  assert areas['ys'] == [float(f'{0.5 + i / 1024:.6g}') for i in (1, 2, 3)]
+  assert data['axes'][areas['axis']]['epoch'] == [1, 2, 3]
+  losses = {x['name']: x['ys'] for x in curves['Loss per example']}
+  assert losses['validation'] == [0.4375] * 3
   assert dict(data['calibration']) == _BINS
 
 

@@ -113,10 +113,12 @@ def test_page_shows_the_values_as_text(tmp_path):
   assert not re.search(r'(src|href)="(?!#|data:,)|@import|url\(', page)
   assert len(page) < 200_000
   data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
-  curves = {title: points for title, _, points in data['curves']}
+  curves = {x['title']: x['series'][0]['ys'] for x in data['curves']}
   assert len(curves) == 5 and len(curves['CPU']) == 250
-  assert curves['CPU'][-1] == [1, 4.5]  # of three processes
-  assert curves['Network'][-1] == [1, 200]  # of two hosts
+  assert curves['CPU'][-1] == 4.5  # of three processes
+  assert curves['Network'][-1] == 200  # of two hosts
+  assert data['axes']['training']['epoch'][-1] == 1
+  assert data['axes']['training']['step'][-2:] == [996, 1000]
 
 
 def test_nothing_known(tmp_path):
@@ -159,7 +161,54 @@ def test_browser_draws_the_page_and_finds_a_word(tmp_path):
   page.write_text(_write(tmp_path).replace('</body>', _PROBE))
   found = _drawn(page)
   assert '× 8 · jaxemb report: 9 found</title>' in found
-  assert found.count('class="line"') == 5
+  assert found.count('class="line s0"') == 5
+
+
+_CHARTS = """<script>
+const pointer = (type, x) => {
+  const svg = document.querySelector('#curves svg');
+  const box = svg.getBoundingClientRect();
+  const [clientX, clientY] = [box.left + x * box.width, box.top + 50];
+  svg.setPointerCapture = () => {};
+  const where = {clientX, clientY, pointerType: 'mouse'};
+  svg.dispatchEvent(new PointerEvent(type, where));
+};
+const find = (selector) => [...document.querySelectorAll(selector)];
+const tips = () => find('#curves .tip').map((tip) => tip.textContent);
+pointer('pointermove', .6);
+const result = {shown: tips()};
+pointer('pointerdown', .5);
+pointer('pointermove', .8);
+pointer('pointerup', .8);
+result.zoomed = view.range;
+result.paths = find('#curves path.line').length;
+document.querySelector('#unzoom').click();
+const axis = document.querySelector('#controls select');
+axis.value = 'step';
+axis.dispatchEvent(new Event('input'));
+pointer('pointermove', 1);
+result.step = tips()[0];
+const table = document.querySelector('table');
+const heads = [...table.tHead.rows[0].cells];
+heads.find((head) => head.textContent === 'Step').firstChild.click();
+result.first = table.tBodies[0].rows[0].cells[0].textContent;
+document.title = JSON.stringify(result);
+</script></body>"""
+
+
+@pytest.mark.slow
+def test_browser_zooms_smooths_and_sorts(tmp_path):
+  page = tmp_path / 'report.html'
+  page.write_text(_write(tmp_path, num_rows=50).replace('</body>', _CHARTS))
+  found = re.search('<title>(.*)</title>', _drawn(page))[1]
+  found = json.loads(html.unescape(found))
+  assert len(found['shown']) == 5  # all charts show their value there
+  assert found['shown'][0].startswith('3.5 at epoch 0.5')
+  assert found['shown'][1].startswith('1 M at epoch 0.5')
+  low, high = found['zoomed']
+  assert 0.3 < low < 0.5 and 0.7 < high < 0.9
+  assert found['paths'] == 9  # four of them smoothed
+  assert found['step'] == '3.5 at step 50' and found['first'] == '50'
 
 
 def test_words_span_all_ranks_and_alternate_between_categories():
