@@ -65,6 +65,16 @@ def train(
 
   Raises a `UserError` for unusable data or settings, or after a signal, and a
   `TypeError` for `unknown` arguments, which names what to use for gensim's.
+
+  Examples:
+    >>> import jaxemb
+    >>> rulers = 'king', 'queen'
+    >>> sentences = [f'the {ruler} rules the land' for ruler in rulers] * 500
+    >>> vectors = jaxemb.train(sentences, dim=20, workdir='runs/kings')
+    >>> vectors
+    Embeddings(5 words x 20)
+    >>> vectors.most_similar('king', topn=1)
+    [('queen', 0.9...)]
   """
   for argument in unknown:
     raise TypeError(missing_names.unexpected(argument))
@@ -226,6 +236,13 @@ def load(
   fastText (.vec), plain or packed, with words in `encoding`, models of fastText
   (.bin, .ftz), or safetensors and folders of model2vec. Raises a `UserError` if
   it cannot be read.
+
+  Examples:
+    >>> import jaxemb
+    >>> jaxemb.load('runs/kings')
+    Embeddings(5 words x 20)
+    >>> jaxemb.load('runs/kings/export/vectors.bin')
+    Embeddings(5 words x 20)
   """
   from jaxemb import embeddings, vector_files
   from jaxemb.storage import bucket
@@ -246,6 +263,21 @@ def load_phrases(path: str | os.PathLike[str]) -> 'phrases.Phrases':
 
   `path` is the run, its export or phrases.txt in it. Raises a `UserError` if
   there are none.
+
+  Examples:
+    >>> import jaxemb
+    >>> names = 'anna', 'ben', 'carla', 'dan', 'eva', 'finn'
+    >>> cities = 'new york', 'paris', 'rome', 'oslo', 'san francisco'
+    >>> text = [f'{x} lives in {y}' for x in names for y in cities] * 20
+    >>> settings = {
+    ...   'data.phrases': '1',
+    ...   'data.phrases_score': 'npmi',
+    ...   'data.phrases_connectors': 'english',
+    ... }
+    >>> _ = jaxemb.train(text, settings=settings, workdir='runs/cities')
+    >>> phrases = jaxemb.load_phrases('runs/cities')
+    >>> phrases[['he', 'left', 'new', 'york']]
+    ['he', 'left', 'new_york']
   """
   from jaxemb.storage import bucket
   from jaxemb.text import phrases

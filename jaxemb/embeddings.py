@@ -72,6 +72,25 @@ class Embeddings:
   A word without a vector raises an `errors.UnknownWordError`, a `KeyError`.
   Methods that change vectors change this object alone: the first change copies
   them into memory, and the file or array that they are from stays as it is.
+
+  Examples:
+    The examples of all methods begin with these vectors:
+
+    >>> import numpy as np
+    >>> import jaxemb
+    >>> words = ['king', 'queen', 'man', 'woman', 'sea']
+    >>> rows = [[3, 1, 0], [3, -1, 0], [1, 2, 0], [1, -2, 0], [0, 0, 2]]
+    >>> counts = np.array([9, 7, 5, 3, 1])
+    >>> vectors = jaxemb.Embeddings(words, np.array(rows), counts)
+    >>> vectors
+    Embeddings(5 words x 3)
+    >>> vectors['king']
+    array([3., 1., 0.], dtype=float32)
+    >>> vectors[['king', 'sea']]
+    array([[3., 1., 0.],
+           [0., 0., 2.]], dtype=float32)
+    >>> 'queen' in vectors, 'prince' in vectors
+    (True, False)
   """
 
   index_to_key: list[str]  # [vocab] different words
@@ -144,7 +163,16 @@ class Embeddings:
     self.counts, self.attributes = checked.counts, dict(checked.attributes)
 
   def in_memory(self) -> 'Embeddings':
-    """Returns a copy whose vectors do not depend on a file."""
+    """Returns a copy whose vectors do not depend on a file.
+
+    Examples:
+      >>> import shutil
+      >>> vectors.save('vectors')
+      >>> loaded = jaxemb.load('vectors').in_memory()
+      >>> shutil.rmtree('vectors')
+      >>> loaded['king']
+      array([3., 1., 0.], dtype=float32)
+    """
     relations = self.relations
     if relations and relations.targets is not None:
       relations = relations._replace(targets=np.array(relations.targets))
@@ -184,7 +212,12 @@ class Embeddings:
 
   @functools.cached_property
   def key_to_index(self) -> dict[str, int]:
-    """Returns the row of each word."""
+    """Returns the row of each word.
+
+    Examples:
+      >>> vectors.key_to_index['man']
+      2
+    """
     return {word: row for row, word in enumerate(self.index_to_key)}
 
   @functools.cached_property
@@ -192,6 +225,10 @@ class Embeddings:
     """Returns lengths of the vectors, [vocab] float32.
 
     Raises a `UserError` for one that is not finite.
+
+    Examples:
+      >>> vectors.norms.round(2)
+      array([3.16, 3.16, 2.24, 2.24, 2.  ], dtype=float32)
     """
     norms = geometry.norms(self.vectors)
     if not (is_finite := np.isfinite(norms)).all():
@@ -250,27 +287,50 @@ class Embeddings:
     return vectors
 
   def get_index(self, key: Word, default: Any = None) -> Any:
-    """Returns the row of a word; of an unknown one, `default` if not None."""
+    """Returns the row of a word; of an unknown one, `default` if not None.
+
+    Examples:
+      >>> vectors.get_index('man')
+      2
+      >>> vectors.get_index('prince', -1)
+      -1
+    """
     row = lookup.row(lookup.name(key), self.key_to_index, self.sense_table)
     if row < 0 and default is None:
       raise errors.UnknownWordError(key, self.index_to_key)
     return row if row >= 0 else default
 
   def has_index_for(self, key: Word) -> bool:
-    """Returns whether a word has a row."""
+    """Returns whether a word has a row.
+
+    Examples:
+      >>> vectors.has_index_for('prince')
+      False
+    """
     return bool(self.get_index(key, -1) >= 0)
 
   def row(self, number: int) -> np.ndarray:
     """Returns a row by its number from 0 on, [dim] float32, read-only.
 
     The word of that row is `index_to_key[number]`. Raises an `IndexError`.
+
+    Examples:
+      >>> vectors.index_to_key[4], vectors.row(4)
+      ('sea', array([0., 0., 2.], dtype=float32))
     """
     if not 0 <= number < len(self):
       raise IndexError(f'there is no row {number} among {len(self):,}')
     return self.get_vector(self.index_to_key[number])
 
   def get_vector(self, key: Word, norm: bool = False) -> np.ndarray:
-    """Returns a word's vector, [dim] float32, read-only; length 1 if `norm`."""
+    """Returns a word's vector, [dim] float32, read-only; length 1 if `norm`.
+
+    Examples:
+      >>> vectors.get_vector('sea')
+      array([0., 0., 2.], dtype=float32)
+      >>> vectors.get_vector('sea', norm=True)
+      array([0., 0., 1.], dtype=float32)
+    """
     row = self.get_index(key, None if self.subwords is None else -1)
     if row < 0:
       return self._unseen(key, norm)
@@ -299,6 +359,11 @@ class Embeddings:
 
     The vector of an unseen word is their mean, that of a known one the mean of
     these and a row of its own. Raises a `UserError` without subwords.
+
+    Examples:
+      >>> model = jaxemb.load('model.bin')  # of fastText, with n-grams of 5
+      >>> [name for name, vector in model.ngrams('kings')]
+      ['<king', 'kings', 'ings>']
     """
     if self.subwords is None:
       raise errors.UserError(
@@ -308,23 +373,48 @@ class Embeddings:
     return self.subwords.ngrams(str(lookup.name(word)))
 
   def get_normed_vectors(self) -> np.ndarray:
-    """Returns a copy of all vectors at length 1, [vocab, dim] float32."""
+    """Returns a copy of all vectors at length 1, [vocab, dim] float32.
+
+    Examples:
+      >>> vectors.get_normed_vectors().round(2)[:2]
+      array([[ 0.95,  0.32,  0.  ],
+             [ 0.95, -0.32,  0.  ]], dtype=float32)
+    """
     return geometry.unit(self.vectors, self.norms)
 
   def fill_norms(self, force: bool = False) -> None:
-    """Computes `norms`; with `force`, again, after a change in `vectors`."""
+    """Computes `norms`; with `force`, again, after a change in `vectors`.
+
+    Examples:
+      >>> vectors.vectors[4] = 0, 0, 3
+      >>> vectors.fill_norms(force=True)
+      >>> vectors.norms[4]
+      np.float32(3.0)
+    """
     if force:
       self.norms = None  # type: ignore[assignment]  # means: forget it
     _ = self.norms
 
   def init_sims(self, replace: bool = False) -> None:
-    """Computes `norms`; `replace` scales all vectors to length 1."""
+    """Computes `norms`; `replace` scales all vectors to length 1.
+
+    Examples:
+      >>> vectors.init_sims(replace=True)
+      >>> vectors['sea']
+      array([0., 0., 1.], dtype=float32)
+    """
     self.unit_normalize_all() if replace else self.fill_norms()
 
   # Changes.
 
   def unit_normalize_all(self) -> None:
-    """Scales all vectors of this object to length 1; zeros stay zeros."""
+    """Scales all vectors of this object to length 1; zeros stay zeros.
+
+    Examples:
+      >>> vectors.unit_normalize_all()
+      >>> vectors['sea']
+      array([0., 0., 1.], dtype=float32)
+    """
     self._make_room()
     lengths = self.norms
     divisors = geometry.divisors(lengths)[:, None]
@@ -332,7 +422,14 @@ class Embeddings:
     self.norms = (lengths > 0).astype(np.float32)
 
   def add_vector(self, key: Word, vector: np.ndarray) -> int:
-    """Adds a word; returns its row. One that has a row keeps its vector."""
+    """Adds a word; returns its row. One that has a row keeps its vector.
+
+    Examples:
+      >>> vectors.add_vector('lake', np.array([0, 1, 2]))
+      5
+      >>> vectors['lake']
+      array([0., 1., 2.], dtype=float32)
+    """
     self.add_vectors([key], [vector])
     return self.key_to_index[lookup.name(key)]
 
@@ -348,6 +445,15 @@ class Embeddings:
     Words that have a row keep what they have unless `replace`. Values that are
     not given are zero. Raises a `UserError` for vectors or values that do not
     fit, a `TypeError` for values of another type, and then changes nothing.
+
+    Examples:
+      >>> rows = np.array([[0, 1, 2], [1, 0, 2]])
+      >>> counts = np.array([4, 2])
+      >>> vectors.add_vectors(['lake', 'ship'], rows, {'count': counts})
+      >>> vectors
+      Embeddings(7 words x 3)
+      >>> vectors.get_vecattr('lake', 'count')
+      np.int64(4)
     """
     is_one = isinstance(keys, (str, bytes, numbers.Real))
     names = lookup.names([keys] if is_one else cast(Sequence[Word], keys))
@@ -407,7 +513,12 @@ class Embeddings:
 
   @property
   def expandos(self) -> Mapping[str, np.ndarray]:
-    """Returns the attributes of words by name, each [vocab], and counts."""
+    """Returns the attributes of words by name, each [vocab], and counts.
+
+    Examples:
+      >>> vectors.expandos['count']
+      array([9, 7, 5, 3, 1])
+    """
     counts = {} if self.counts is None else {'count': self.counts}
     return types.MappingProxyType({**counts, **self.attributes})
 
@@ -417,6 +528,11 @@ class Embeddings:
     The first value of an attribute determines its type, and is zero for other
     words. Raises a `TypeError` for a value of another type, and a `ValueError`
     for a count that files cannot have.
+
+    Examples:
+      >>> vectors.set_vecattr('king', 'is_title', True)
+      >>> vectors.expandos['is_title']
+      array([ True, False, False, False, False])
     """
     row = self.get_index(key)
     kind = None if np.isscalar(val) else object
@@ -426,6 +542,10 @@ class Embeddings:
     """Returns an attribute of a word; raises a `KeyError` if there is none.
 
     Unknown counts are made up, with a warning, to fall by row as in gensim.
+
+    Examples:
+      >>> vectors.get_vecattr('king', 'count')
+      np.int64(9)
     """
     row = self.get_index(key)
     if attr == 'count' and self.counts is None:
@@ -454,7 +574,14 @@ class Embeddings:
       self.attributes[name] = values
 
   def sort_by_descending_frequency(self) -> None:
-    """Sorts the rows by falling counts; without counts, warns and does not."""
+    """Sorts the rows by falling counts; without counts, warns and does not.
+
+    Examples:
+      >>> vectors.set_vecattr('sea', 'count', 20)
+      >>> vectors.sort_by_descending_frequency()
+      >>> vectors.index_to_key
+      ['sea', 'king', 'queen', 'man', 'woman']
+    """
     if self.counts is None:
       warnings.warn('no counts are known; rows stay as they are', stacklevel=2)
       return
@@ -470,18 +597,33 @@ class Embeddings:
   # Comparisons.
 
   def similarity(self, w1: Word, w2: Word) -> float:
-    """Returns the cosine of two words."""
+    """Returns the cosine of two words.
+
+    Examples:
+      >>> round(vectors.similarity('king', 'queen'), 3)
+      0.8
+    """
     first, second = (geometry.unit_vector(self.get_vector(w)) for w in (w1, w2))
     return float(np.dot(first, second))
 
   def distance(self, w1: Word, w2: Word) -> float:
-    """Returns 1 minus the cosine of two words."""
+    """Returns 1 minus the cosine of two words.
+
+    Examples:
+      >>> round(vectors.distance('king', 'queen'), 3)
+      0.2
+    """
     return 1 - self.similarity(w1, w2)
 
   def distances(
     self, word_or_vector: Key, other_words: Iterable[Word] = ()
   ) -> np.ndarray:
-    """Returns 1 minus the cosines with words, or with all rows, float32."""
+    """Returns 1 minus the cosines with words, or with all rows, float32.
+
+    Examples:
+      >>> vectors.distances('king', ['queen', 'sea']).round(2)
+      array([0.2, 1. ], dtype=float32)
+    """
     target = geometry.unit_vector(self._direction(word_or_vector))
     if len(other_words := lookup.listed(other_words)):
       cosines: np.ndarray = geometry.unit(self[other_words]) @ target
@@ -493,7 +635,12 @@ class Embeddings:
   def cosine_similarities(
     vector_1: np.ndarray, vectors_all: np.ndarray
   ) -> np.ndarray:
-    """Returns cosines of a [dim] vector with each of [n, dim] vectors."""
+    """Returns cosines of a [dim] vector with each of [n, dim] vectors.
+
+    Examples:
+      >>> vectors.cosine_similarities(vectors['king'], vectors.vectors).round(2)
+      array([1.  , 0.8 , 0.71, 0.14, 0.  ], dtype=float32)
+    """
     cosines: np.ndarray
     cosines = geometry.unit(vectors_all) @ geometry.unit_vector(vector_1)
     return cosines
@@ -510,6 +657,10 @@ class Embeddings:
 
     It is divided by the sum of absolute weights. Raises a `ValueError` if no
     word is known, and a `KeyError` for an unknown one that is not ignored.
+
+    Examples:
+      >>> vectors.get_mean_vector(['king', 'queen'], pre_normalize=False)
+      array([3., 0., 0.], dtype=float32)
     """
     keys = lookup.listed(keys)
     factors = np.ones(len(keys)) if weights is None else np.asarray(weights)
@@ -524,7 +675,12 @@ class Embeddings:
     return groups.mean([*rows.values()], factors[used], is_unit=post_normalize)
 
   def n_similarity(self, ws1: Iterable[Word], ws2: Iterable[Word]) -> float:
-    """Returns the cosine of the means of two groups of words."""
+    """Returns the cosine of the means of two groups of words.
+
+    Examples:
+      >>> round(vectors.n_similarity(['king', 'man'], ['queen', 'woman']), 3)
+      0.28
+    """
     means = (
       geometry.unit_vector(self.get_mean_vector(words, pre_normalize=False))
       for words in (ws1, ws2)
@@ -532,7 +688,12 @@ class Embeddings:
     return float(np.dot(*means))
 
   def closer_than(self, key1: Word, key2: Word) -> list[str]:
-    """Returns the words that are nearer to `key1` than `key2` is, by row."""
+    """Returns the words that are nearer to `key1` than `key2` is, by row.
+
+    Examples:
+      >>> vectors.closer_than('king', 'woman')
+      ['queen', 'man']
+    """
     distances = self.distances(key1)
     limit = distances[self.get_index(key2)]
     distances[self.get_index(key1)] = np.inf
@@ -540,13 +701,23 @@ class Embeddings:
     return [self.index_to_key[row] for row in rows.tolist()]
 
   def rank(self, key1: Word, key2: Word) -> int:
-    """Returns the rank of `key2`, from 1 on, by its distance from `key1`."""
+    """Returns the rank of `key2`, from 1 on, by its distance from `key1`.
+
+    Examples:
+      >>> vectors.rank('king', 'woman')
+      3
+    """
     return len(self.closer_than(key1, key2)) + 1
 
   def most_similar_to_given(
     self, key1: Word, keys_list: Sequence[Word]
   ) -> Word:
-    """Returns the word of a list that is nearest to `key1`."""
+    """Returns the word of a list that is nearest to `key1`.
+
+    Examples:
+      >>> vectors.most_similar_to_given('man', ['queen', 'woman', 'sea'])
+      'queen'
+    """
     if not len(keys_list):
       raise ValueError('give at least one word to choose from')
     return keys_list[int(self.distances(key1, keys_list).argmin())]
@@ -554,7 +725,12 @@ class Embeddings:
   def relative_cosine_similarity(
     self, wa: Word, wb: Word, topn: int = 10
   ) -> float:
-    """Returns the cosine of two words over the sum of the `topn` nearest."""
+    """Returns the cosine of two words over the sum of the `topn` nearest.
+
+    Examples:
+      >>> round(vectors.relative_cosine_similarity('king', 'queen', topn=2), 3)
+      0.531
+    """
     near = self.most_similar(wa, topn=topn)
     return self.similarity(wa, wb) / sum(cosine for _, cosine in near)
 
@@ -566,6 +742,11 @@ class Embeddings:
     Returns (cosine, word), the nearest first; with `use_norm` False products
     of vectors as they are with the mean at length 1. Raises a `ValueError` if
     no word is known.
+
+    Examples:
+      >>> ranked = vectors.rank_by_centrality(['sea', 'man', 'king', 'queen'])
+      >>> [word for cosine, word in ranked]
+      ['king', 'queen', 'man', 'sea']
     """
     words = lookup.listed(words)
     known = [words[i] for i in self._known(words)]
@@ -577,6 +758,10 @@ class Embeddings:
     """Returns the word farthest from the mean of all; warns of unknown words.
 
     Raises a `ValueError` if no word is known.
+
+    Examples:
+      >>> vectors.doesnt_match(['king', 'sea', 'queen'])
+      'sea'
     """
     return self.rank_by_centrality(words)[-1][1]
 
@@ -591,6 +776,12 @@ class Embeddings:
     That is the least mean distance that the words of one are moved to be those
     of the other, between vectors of length 1 unless `norm` is False; infinite
     if one has no word with a vector.
+
+    Examples:
+      >>> near = vectors.wmdistance(['king'], ['queen'])
+      >>> far = vectors.wmdistance(['king'], ['sea'])
+      >>> round(near, 3), round(far, 3)
+      (0.632, 1.414)
     """
     documents = [lookup.listed(x) for x in (document1, document2)]
     documents = [[words[i] for i in self._known(words)] for words in documents]
@@ -608,6 +799,11 @@ class Embeddings:
 
     With `copy_vecattrs` they have their counts and other attributes. Without
     `allow_inference` a word needs a row of exactly its name.
+
+    Examples:
+      >>> chosen = vectors.vectors_for_all(['sea', 'king'], copy_vecattrs=True)
+      >>> chosen.index_to_key, chosen.counts
+      (['sea', 'king'], array([1, 9]))
     """
     words = list(dict.fromkeys(map(lookup.name, lookup.listed(keys))))
     known = self if allow_inference else self.key_to_index
@@ -653,6 +849,14 @@ class Embeddings:
     and target, of which the score is that of `related` and the target. It is
     the product, distance or cosine that the model was trained with, by vectors
     of targets if these are others; after walks the cosine.
+
+    Examples:
+      >>> vectors.edge_scores([('king', 'queen'), ('king', 'sea')]).round(2)
+      array([0.8, 0. ], dtype=float32)
+      >>> nodes = jaxemb.load('runs/graph')  # a run with operators
+      >>> edges = [('rome', 'capital_of', x) for x in ('italy', 'france')]
+      >>> nodes.edge_scores(edges)
+      array([1., 0.], dtype=float32)
     """
     if not len(edges):
       return np.zeros(0, np.float32)
@@ -673,6 +877,13 @@ class Embeddings:
     product with it, and sources those beside the result of 'RELATION (inverse)'
     for a target. Raises a `UserError` for a run without operators, or without
     this one.
+
+    Examples:
+      >>> nodes = jaxemb.load('runs/graph')
+      >>> nodes.related('rome', 'capital_of')
+      array([0., 1.], dtype=float32)
+      >>> nodes['italy']
+      array([0., 1.], dtype=float32)
     """
     from jaxemb.models import edge_scores  # and with it JAX
 
@@ -707,6 +918,12 @@ class Embeddings:
     Returns (word, cosine) by falling cosine, without the arguments; with `topn`
     None, float32 cosines of the rows searched. Raises a `ValueError` without
     arguments, and a `UserError` if the sum is zero or a vector does not fit.
+
+    Examples:
+      >>> vectors.most_similar('king', topn=2)
+      [('queen', 0.80...), ('man', 0.707...)]
+      >>> vectors.most_similar(['king', 'woman'], ['man'], topn=1)
+      [('queen', 0.779...)]
     """
     items = neighbors.weighted(positive, negative)
     if sense is not None:
@@ -729,8 +946,14 @@ class Embeddings:
         'an indexer searches all words and finds no more than topn; leave out '
         'indexer, or give a topn and no limits of the vocabulary'
       )
+    return self._near_by_index(indexer, target, limits)
+
+  def _near_by_index(
+    self, indexer: Any, target: np.ndarray, limits: Mapping[str, Any]
+  ) -> Ranked:
+    """Returns the words that an index, or another object, finds nearest."""
     if not isinstance(indexer, neighbor_index.Index):
-      found: Ranked = indexer.most_similar(target, topn)  # as gensim calls it
+      found: Ranked = indexer.most_similar(target, limits['num'])  # as gensim
       return found
     near = neighbors.by_index(indexer, self.vectors, target, **limits)
     return self._named(*near)
@@ -775,6 +998,11 @@ class Embeddings:
 
     `settings` are those of `neighbor_index.Settings`. Changed vectors need
     another index. Raises a `UserError` without usearch, the extra `ann`.
+
+    Examples:
+      >>> index = vectors.index('hnsw')
+      >>> vectors.most_similar('king', topn=1, indexer=index)
+      [('queen', 0.80...)]
     """
     return neighbor_index.build(
       self.vectors,
@@ -788,6 +1016,12 @@ class Embeddings:
     """Maps an index of these vectors that `index.save(folder)` has written.
 
     Raises a `UserError` if it is missing, damaged or of other vectors.
+
+    Examples:
+      >>> vectors.index('hnsw').save('king.index')
+      >>> index = vectors.load_index('king.index')
+      >>> vectors.most_similar('king', topn=1, indexer=index)
+      [('queen', 0.80...)]
     """
     return neighbor_index.read(
       folder,
@@ -807,6 +1041,10 @@ class Embeddings:
 
     Like `most_similar`, without weights, and with quotients in place of cosines
     (equation 4).
+
+    Examples:
+      >>> vectors.most_similar_cosmul(['king', 'woman'], ['man'], topn=1)
+      [('queen', 1.34...)]
     """
     positive = neighbors.as_list(positive)
     negative = neighbors.as_list(negative)
@@ -827,13 +1065,23 @@ class Embeddings:
   def similar_by_word(
     self, word: Word, topn: int | None = 10, restrict_vocab: int | None = None
   ) -> Ranked:
-    """Finds the words nearest to a word; see `most_similar`."""
+    """Finds the words nearest to a word; see `most_similar`.
+
+    Examples:
+      >>> vectors.similar_by_word('king', topn=1)
+      [('queen', 0.80...)]
+    """
     return self.most_similar([word], topn=topn, restrict_vocab=restrict_vocab)
 
   def similar_by_key(
     self, key: Word, topn: int | None = 10, restrict_vocab: int | None = None
   ) -> Ranked:
-    """Finds the words nearest to a word; see `most_similar`."""
+    """Finds the words nearest to a word; see `most_similar`.
+
+    Examples:
+      >>> vectors.similar_by_key('king', topn=1)
+      [('queen', 0.80...)]
+    """
     return self.most_similar([key], topn=topn, restrict_vocab=restrict_vocab)
 
   def similar_by_ngrams(
@@ -843,6 +1091,11 @@ class Embeddings:
 
     That is `most_similar` of a known word as if it had never been seen. Raises
     a `UserError` without subwords, and a `KeyError` for a word without n-grams.
+
+    Examples:
+      >>> model = jaxemb.load('model.bin')  # of fastText
+      >>> model.similar_by_ngrams('king', topn=1)
+      [('queen', 0.758...)]
     """
     vectors = [x for _, x in self.ngrams(word)]
     if not vectors:
@@ -859,18 +1112,34 @@ class Embeddings:
     topn: int | None = 10,
     restrict_vocab: int | None = None,
   ) -> Ranked:
-    """Finds the words nearest to a [dim] vector; see `most_similar`."""
+    """Finds the words nearest to a [dim] vector; see `most_similar`.
+
+    Examples:
+      >>> vectors.similar_by_vector(np.array([0, 1, 5]), topn=1)
+      [('sea', 0.980...)]
+    """
     vector = np.asarray(vector, np.float32)
     return self.most_similar([vector], topn=topn, restrict_vocab=restrict_vocab)
 
   def analogy(self, a: str, b: str, c: str, topn: int | None = 10) -> Ranked:
-    """Finds words d such that a is to b as c is to d (3CosAdd)."""
+    """Finds words d such that a is to b as c is to d (3CosAdd).
+
+    Examples:
+      >>> vectors.analogy('man', 'king', 'woman', topn=1)
+      [('queen', 0.779...)]
+    """
     return self.most_similar([b, c], [a], topn=topn)
 
   # Senses.
 
   def senses(self, word: str) -> list[tuple[str, float]]:
-    """Returns (name of the row, prior) of every sense of a word."""
+    """Returns (name of the row, prior) of every sense of a word.
+
+    Examples:
+      >>> senses = jaxemb.load('runs/mixture')
+      >>> senses.senses('bank')
+      [('bank#0', 0.75), ('bank#1', 0.25)]
+    """
     table, word = self.sense_table, lookup.name(word)
     if table is not None and word in table.index:
       rows = table.rows(table.index[word])
@@ -890,6 +1159,11 @@ class Embeddings:
     `window` known words on each side are used, 0 = as many as in training.
     Raises a `UserError` for a position outside the sentence or a negative
     window.
+
+    Examples:
+      >>> senses = jaxemb.load('runs/mixture')
+      >>> senses.disambiguate('the bank of the river', 1).round(2)
+      array([0.31, 0.69])
     """
     tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
     table = self.sense_table
@@ -899,7 +1173,13 @@ class Embeddings:
     )
 
   def of_words(self) -> 'Embeddings':
-    """Returns one vector per word, the mean of its senses by priors."""
+    """Returns one vector per word, the mean of its senses by priors.
+
+    Examples:
+      >>> senses = jaxemb.load('runs/mixture')
+      >>> len(senses), len(senses.of_words())
+      (4, 3)
+    """
     table = self.sense_table
     if table is None:
       return self
@@ -913,9 +1193,18 @@ class Embeddings:
     restrict_vocab: int = 300_000,
     window: int = 0,
   ) -> dict[str, dict[str, Any]]:
-    """Returns the results of `evaluation.words`, and of words in contexts.
+    r"""Returns the results of `evaluation.words`, and of words in contexts.
 
     `window` known words on each side disambiguate; 0 = as many as in training.
+
+    Examples:
+      >>> import pathlib
+      >>> from jaxemb.evaluation import benchmarks
+      >>> pairs = ['king queen 9', 'king man 7', 'king sea 1']
+      >>> _ = pathlib.Path('pairs.txt').write_text('\n'.join(pairs))
+      >>> results = vectors.evaluate(benchmarks.find(['pairs.txt']))
+      >>> round(results['pairs']['score'], 3), results['pairs']['found']
+      (1.0, 3)
     """
     words = self.of_words()
     results = words_lib.evaluate(
@@ -938,13 +1227,21 @@ class Embeddings:
     case_insensitive: bool = True,
     dummy4unknown: bool = False,
   ) -> tuple[tuple[float, float], tuple[float, float], float]:
-    """Correlates cosines with the ratings of a similarity benchmark.
+    r"""Correlates cosines with the ratings of a similarity benchmark.
 
     Fields are separated by `delimiter`, None = white space or commas. Returns
     (Pearson's r, p), (Spearman's rho, p) and the percentage of pairs with an
     unknown word, which are left out or, with `dummy4unknown`, have cosine 0.
     Raises a `UserError` for a file that cannot be read, or if fewer than two
     pairs count.
+
+    Examples:
+      >>> import pathlib
+      >>> pairs = ['king queen 9', 'king man 7', 'king sea 1', 'king prince 8']
+      >>> _ = pathlib.Path('pairs.txt').write_text('\n'.join(pairs))
+      >>> pearson, spearman, unknown = vectors.evaluate_word_pairs('pairs.txt')
+      >>> round(spearman[0], 3), unknown
+      (np.float64(1.0), 25.0)
     """
     return files.word_pairs(
       self._searched(restrict_vocab, case_insensitive),
@@ -962,7 +1259,7 @@ class Embeddings:
     dummy4unknown: bool = False,
     similarity_function: str = 'most_similar',
   ) -> tuple[float, list[dict[str, Any]]]:
-    """Answers the questions of an analogy benchmark.
+    r"""Answers the questions of an analogy benchmark.
 
     Returns the fraction answered right, and per section, with 'Total accuracy'
     last, {'section', 'correct', 'incorrect'}: its name and lists of questions.
@@ -970,6 +1267,14 @@ class Embeddings:
     `similarity_function` is 'most_similar' or 'most_similar_cosmul' (gensim 4.4
     ignores it and takes the first). Raises a `UserError` for a file that cannot
     be read or holds no analogies.
+
+    Examples:
+      >>> import pathlib
+      >>> questions = ': titles\nman king woman queen\n'
+      >>> _ = pathlib.Path('questions.txt').write_text(questions)
+      >>> accuracy, sections = vectors.evaluate_word_analogies('questions.txt')
+      >>> accuracy, [x['section'] for x in sections]
+      (1.0, ['titles', 'Total accuracy'])
     """
     return files.word_analogies(
       self._searched(restrict_vocab, case_insensitive),
@@ -1001,6 +1306,11 @@ class Embeddings:
 
     Raises a `UserError` if a file cannot be written, and a `TypeError` for
     gensim's `options` of pickles.
+
+    Examples:
+      >>> vectors.save('vectors')
+      >>> jaxemb.load('vectors')
+      Embeddings(5 words x 3)
     """
     if options:
       raise TypeError(
@@ -1035,6 +1345,11 @@ class Embeddings:
     defaults and zeros, with a warning of their number. Unknown counts, and
     zeros, become 1. Raises a `UserError` if it cannot be written, or for words
     of several vectors.
+
+    Examples:
+      >>> vectors.save_fasttext('king.bin')
+      >>> jaxemb.load('king.bin')
+      Embeddings(5 words x 3)
     """
     vector_files.write_fasttext(fname, self._writable())
 
@@ -1046,6 +1361,11 @@ class Embeddings:
 
     Files that `save` writes are memory-mapped with either, and are never
     written to.
+
+    Examples:
+      >>> vectors.save('vectors')
+      >>> jaxemb.Embeddings.load('vectors', mmap='r')
+      Embeddings(5 words x 3)
     """
     if mmap not in (None, 'r'):
       raise ValueError(
@@ -1074,6 +1394,16 @@ class Embeddings:
     Raises a `UserError` if a file cannot be written, a `ValueError` if
     `sort_attr` is needed for `fvocab` and not known, or for a binary file
     without a header.
+
+    Examples:
+      >>> vectors.save_word2vec_format('king.bin', 'counts.txt', binary=True)
+      >>> print(open('counts.txt').read())
+      king 9
+      queen 7
+      man 5
+      woman 3
+      sea 1
+      <BLANKLINE>
     """
     values = self.expandos.get(sort_attr)
     if binary and not write_header and not append:
@@ -1112,6 +1442,11 @@ class Embeddings:
     Raises a `UserError` for a file that cannot be read or is another than these
     say, and a `UnicodeDecodeError` for words that are not in the encoding
     unless `unicode_errors` is 'replace' or 'ignore'.
+
+    Examples:
+      >>> vectors.save_word2vec_format('king.txt')
+      >>> jaxemb.Embeddings.load_word2vec_format('king.txt', limit=2)
+      Embeddings(2 words x 3)
     """
     reading = word2vec_format.Reading(
       is_binary=binary,
@@ -1137,6 +1472,13 @@ class Embeddings:
 
     Its other words are not added. Raises a `UserError` for a file that cannot
     be read, or of another dimension, and a `TypeError` for `lockf`.
+
+    Examples:
+      >>> others = jaxemb.Embeddings(['sea', 'lake'], np.ones((2, 3)))
+      >>> others.save_word2vec_format('others.bin', binary=True)
+      >>> vectors.intersect_word2vec_format('others.bin')
+      >>> vectors['sea'], 'lake' in vectors
+      (array([1., 1., 1.], dtype=float32), False)
     """
     if lockf is not None:
       raise TypeError('vectors are not trained further; leave out lockf')
@@ -1151,6 +1493,11 @@ class Embeddings:
     """Writes safetensors: vectors, any counts, and words in the metadata.
 
     Raises a `UserError` if the file cannot be written.
+
+    Examples:
+      >>> vectors.save_safetensors('king.safetensors')
+      >>> jaxemb.load('king.safetensors')
+      Embeddings(5 words x 3)
     """
     vector_files.write_safetensors(fname, self._writable())
 
@@ -1158,6 +1505,15 @@ class Embeddings:
     """Writes an ONNX model from `words` to `vectors`, zeros of unknown ones.
 
     Raises a `UserError` if the file would be too large or cannot be written.
+
+    Examples:
+      >>> import onnxruntime
+      >>> vectors.save_onnx('king.onnx')
+      >>> session = onnxruntime.InferenceSession('king.onnx')
+      >>> (rows,) = session.run(['vectors'], {'words': np.array(['sea', '?'])})
+      >>> rows
+      array([[0., 0., 2.],
+             [0., 0., 0.]], dtype=float32)
     """
     vector_files.write_onnx(fname, self._writable())
 
@@ -1173,6 +1529,13 @@ class Embeddings:
     `lowercase` are those of `config.data` of the run; without the latter,
     sentences are lower-cased if no word has capitals. Warns of words that no
     sentence can have. Raises a `UserError` if the folder cannot be written.
+
+    Examples:
+      >>> from model2vec import StaticModel
+      >>> vectors.save_static_model('king-model')
+      >>> model = StaticModel.from_pretrained('king-model')
+      >>> model.encode(['the king, the queen']).round(2)
+      array([[3., 0., 0.]], dtype=float32)
     """
     vector_files.write_static_model(
       folder, self._writable(), tokens=tokens, lowercase=lowercase
@@ -1182,6 +1545,12 @@ class Embeddings:
     """Writes Parquet with the columns key, count (if known) and vector.
 
     Raises a `UserError` if the file cannot be written.
+
+    Examples:
+      >>> from pyarrow import parquet
+      >>> vectors.save_parquet('king.parquet')
+      >>> parquet.read_table('king.parquet').column_names
+      ['key', 'count', 'vector']
     """
     vector_files.write_parquet(fname, self._writable())
 

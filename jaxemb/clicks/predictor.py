@@ -128,15 +128,40 @@ def _moments(model, params, tables, ids, numbers):
   return model.moments(params, _looked_up(tables, ids), _batch(ids, numbers))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ClickModel:
-  """Predicts probabilities of clicks."""
+  """Predicts probabilities of clicks.
+
+  Examples:
+    The examples of all methods begin with this model:
+
+    >>> import jaxemb
+    >>> log = {
+    ...   'label': [1, 0, 0, 1] * 500,
+    ...   'color': ['red', 'green', 'blue', 'red'] * 500,
+    ...   'price': [i / 100 for i in range(2000)],
+    ... }
+    >>> settings = {'optimizer.learning_rate': 0.02}
+    >>> model = jaxemb.train(log, config='ctr', epochs=10, settings=settings)
+    >>> model
+    ClickModel(1 categorical, 1 numeric fields, dim 16)
+    >>> new = {'color': ['red', 'blue'], 'price': [2.0, 2.0]}
+    >>> model.predict(new).round()
+    array([1., 0.], dtype=float32)
+  """
 
   model: clicks.ClickModel
   params: Any  # dense parameters, a pytree of dicts
   tables: dict[str, np.ndarray]  # by name, [vocab, dim] float32
   moments: clicks.Moments
   encoder: encoder_lib.Encoder
+
+  def __repr__(self) -> str:
+    fields = self.encoder.fields
+    return (
+      f'ClickModel({len(fields.ids)} categorical, {len(fields.numbers)} '
+      f'numeric fields, dim {self.model.spec.dim})'
+    )
 
   @functools.cached_property
   def _arrays(self):
@@ -149,6 +174,15 @@ class ClickModel:
     """Returns [n] float32 probabilities of encoded rows.
 
     Vectors of the field `without` are replaced by their mean.
+
+    Examples:
+      >>> from jaxemb.io import tables
+      >>> table = tables.Table.of(new)
+      >>> rows, unknown = model.encoder.encode(table, has_labels=False)
+      >>> model.scores(rows).round()
+      array([1., 0.], dtype=float32)
+      >>> model.scores(rows, without='color').shape
+      (2,)
     """
     left_out = self._left_out(without) if without else None
     batches: list[Any] = []  # on the device or, of those before, on the host
@@ -180,6 +214,10 @@ class ClickModel:
     `data` is a path as of `config.data.path`, a table of pyarrow, pandas or
     polars, or lists by column. New categories count as unknown, which a warning
     counts. Raises a `UserError` for a column that is missing.
+
+    Examples:
+      >>> model.predict(new).round()
+      array([1., 0.], dtype=float32)
     """
     unknown: dict[str, int] = {}
     scores = [x for x, _ in self.predicted(data, unknown)]
@@ -193,6 +231,11 @@ class ClickModel:
     """Yields probabilities [n] of some rows after others, and their tables.
 
     Adds the number of unknown categories, by field, to `unknown`.
+
+    Examples:
+      >>> for probabilities, table in model.predicted(new):
+      ...   print(probabilities.round(), table.num_rows)
+      [1. 0.] 2
     """
     counts = {} if unknown is None else unknown
     waiting: list[tuple[tables_lib.Table, encoder_lib.Rows]] = []
@@ -238,6 +281,11 @@ class ClickModel:
 
     Raises a `UserError` if it cannot be written, or if the folder has files
     that are not of a click model.
+
+    Examples:
+      >>> model.save('clicks')
+      >>> jaxemb.load('clicks').predict(new).round()
+      array([1., 0.], dtype=float32)
     """
     folder = pathlib.Path(folder)
     spec = dataclasses.asdict(self.model.spec)
@@ -264,6 +312,13 @@ class ClickModel:
 
     Inputs are those of `write_function`. Raises a `UserError` without the
     extra `onnx`, or if the file would be too large or cannot be written.
+
+    Examples:
+      >>> import onnxruntime
+      >>> model.save_onnx('clicks.onnx')
+      >>> session = onnxruntime.InferenceSession('clicks.onnx')
+      >>> [x.name for x in session.get_inputs()]
+      ['ids', 'numbers']
     """
     from jaxemb.clicks import onnx_models
 

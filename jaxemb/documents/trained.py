@@ -49,6 +49,20 @@ class Documents:
   `dv` has vectors by tag, or by the number of the document as a string; `wv`
   those of words: the input vectors of PV-DM, or the output vectors of PV-DBOW,
   which has no inputs. `infer` makes vectors of new documents.
+
+  Examples:
+    The examples of all methods begin with this model:
+
+    >>> import jaxemb
+    >>> animals, foods = ('cow', 'horse'), ('grass', 'hay', 'straw')
+    >>> texts = [f'the {x} eats {y}' for x in animals for y in foods] * 30
+    >>> model = jaxemb.train(texts, config='documents', dim=20, epochs=50)
+    >>> model
+    Documents(dbow, 180 documents, 7 words, dim 20)
+    >>> model.dv['0'].shape  # of the first document
+    (20,)
+    >>> 'cow' in model.wv
+    True
   """
 
   def __init__(
@@ -111,6 +125,10 @@ class Documents:
     list of words. Its vector depends on its words and the seed alone. None
     stands for the epochs, rates or seed of the run. Documents without a known
     word have zeros, with a warning.
+
+    Examples:
+      >>> model.infer(['the cow eats hay', ['a', 'horse']]).shape
+      (2, 20)
     """
     from jaxemb.documents import inference
 
@@ -175,6 +193,12 @@ class Documents:
     """Returns [dim] float32, as `infer`, with gensim's arguments.
 
     Many documents take `infer` less time together.
+
+    Examples:
+      >>> vector = model.infer_vector(['cow', 'eats', 'hay'])
+      >>> number, cosine = model.dv.most_similar(vector, topn=1)[0]
+      >>> texts[int(number)]
+      'the cow eats hay'
     """
     return self.infer(
       [doc_words],
@@ -191,7 +215,15 @@ class Documents:
     min_alpha: float | None = None,
     epochs: int | None = None,
   ) -> float:
-    """Returns the cosine of the inferred vectors of two documents."""
+    """Returns the cosine of the inferred vectors of two documents.
+
+    Examples:
+      >>> text = 'the cow eats hay'
+      >>> near = model.similarity_unseen_docs(text, 'a cow eats hay')
+      >>> far = model.similarity_unseen_docs(text, 'a horse eats straw')
+      >>> near > far
+      True
+    """
     a, b = (
       geometry.unit_vector(
         self.infer_vector(x, alpha, min_alpha, epochs=epochs)
@@ -204,6 +236,11 @@ class Documents:
     """Writes a folder for `jaxemb.load`.
 
     Raises a `UserError` if a file cannot be written.
+
+    Examples:
+      >>> model.save('documents')
+      >>> jaxemb.load('documents')
+      Documents(dbow, 180 documents, 7 words, dim 20)
     """
     inputs = None if self._inputs is None else self._inputs.vectors
     arrays = {_OUTPUTS: self._outputs.vectors, _INPUTS: inputs}
@@ -218,7 +255,16 @@ class Documents:
       )
 
   def in_memory(self) -> 'Documents':
-    """Returns a copy that does not depend on files."""
+    """Returns a copy that does not depend on files.
+
+    Examples:
+      >>> import shutil
+      >>> model.save('documents')
+      >>> loaded = jaxemb.load('documents').in_memory()
+      >>> shutil.rmtree('documents')
+      >>> loaded.infer(['the cow eats hay']).shape
+      (1, 20)
+    """
     inputs = self._inputs and self._inputs.in_memory()
     return Documents(
       self.dv.in_memory(),

@@ -66,7 +66,21 @@ def _setting(value: str | tuple[str, ...]) -> str:
 
 
 class Phrases:
-  """Joins the phrases of a run in other text, as gensim's `FrozenPhrases`."""
+  """Joins the phrases of a run in other text, as gensim's `FrozenPhrases`.
+
+  Examples:
+    The examples of all methods begin with the phrases of a run with
+    `data.phrases`:
+
+    >>> import jaxemb
+    >>> phrases = jaxemb.load_phrases('runs/cities')
+    >>> phrases[['he', 'left', 'new', 'york']]
+    ['he', 'left', 'new_york']
+    >>> list(phrases[[['san', 'francisco'], ['in', 'new', 'york']]])
+    [['san_francisco'], ['in', 'new_york']]
+    >>> len(phrases)
+    2
+  """
 
   def __init__(self, rules: Rules, passes: Sequence[Sequence[Phrase]]):
     """`passes` are the phrases of each, which are joined in this order."""
@@ -109,6 +123,11 @@ class Phrases:
 
     Raises a `UserError` if their scores or connectors differ, of which a file
     has one.
+
+    Examples:
+      >>> twice = phrases.then(phrases)
+      >>> len(twice.passes)
+      1
     """
     for name in ('score', 'connectors'):
       values = [getattr(x.rules, name) for x in (self, other)]
@@ -125,7 +144,12 @@ class Phrases:
     return Phrases(other.rules, passes)
 
   def export_phrases(self) -> dict[str, float]:
-    """Returns the score of each phrase, by its name."""
+    """Returns the score of each phrase, by its name.
+
+    Examples:
+      >>> sorted(phrases.export_phrases())
+      ['new_york', 'san_francisco']
+    """
     return {
       DELIMITER.join(words): score
       for scores in self._scores
@@ -133,7 +157,13 @@ class Phrases:
     }
 
   def save(self, path: str | os.PathLike[str]) -> None:
-    """Writes phrases.txt; raises a `UserError` if it cannot be written."""
+    """Writes phrases.txt; raises a `UserError` if it cannot be written.
+
+    Examples:
+      >>> phrases.save('phrases.txt')
+      >>> len(jaxemb.load_phrases('phrases.txt'))
+      2
+    """
     head = FORMAT.stamp() | {'passes': len(self.passes)}
     lines = [json.dumps(head | self.rules._asdict(), ensure_ascii=False)]
     for number, phrases in enumerate(self.passes, 1):
