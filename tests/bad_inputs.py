@@ -493,6 +493,7 @@ _PLACES = (
   _set('senses.number=3', 'only used when config.model.name is mixture'),
   _set('senses.number=0 --config.model.name=mixture', 'at least 1'),
   _set('model.name=mixture', 'has no ambiguous words'),
+  _set('model.loss=jax.numpy:dot --config.model.name=mixture', 'with several'),
   _set('senses.words=absent --config.model.name=mixture', 'absent'),
   _set('train.init_from=run --config.model.dim=5', 'vectors of 8 numbers'),
   _set('train.init_from=other.bin --config.model.dim=20', 'none of the'),

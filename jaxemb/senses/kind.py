@@ -44,6 +44,12 @@ class Senses(text_kind.Text):
         'word, but config.model.name=mixture needs other tables; change one of '
         'them'
       )
+    loss = config.model.loss
+    if s.number > 1 and ':' in loss:
+      yield (
+        f'config.model.loss={loss} is not used with several senses; choose '
+        f'{" or ".join(self.losses)}'
+      )
     if s.number > 1 and not (s.top_ratio or s.words):
       yield (
         f'config.model.name=mixture with config.senses.number={s.number} has '
