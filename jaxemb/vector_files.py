@@ -8,7 +8,7 @@ import pathlib
 import types
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import ml_dtypes
 import numpy as np
@@ -36,7 +36,7 @@ class Contents(NamedTuple):
   """Words and their vectors, and what a file or folder has of these."""
 
   words: Sequence[str]  # [vocab]
-  vectors: np.ndarray  # [vocab, dim]
+  vectors: np.ndarray  # [vocab, dim]; or `LazyRows`, which stand for one
   counts: np.ndarray | None = None  # [vocab] int64, if known
   sense_table: multivectors.MultiVectors | None = None
   relations: export.Relations | None = None
@@ -65,9 +65,13 @@ def read(path: pathlib.Path | str, encoding: str = 'utf-8') -> Contents:
   if static_models.is_static(path):
     return Contents(*static_models.read(path))
   if fasttext_format.is_model(path):
-    model, vectors, ngrams = fasttext_models.load(path)
+    model, composed, ngrams = fasttext_models.load(path)
     return Contents(
-      model.words, vectors, model.counts, subwords=ngrams, origin=model
+      model.words,
+      cast(np.ndarray, composed),
+      model.counts,
+      subwords=ngrams,
+      origin=model,
     )
   words, vectors, counts, folder = export.read(path, encoding)
   if not folder:
@@ -152,7 +156,8 @@ def write(folder: pathlib.Path | str, contents: Contents) -> None:
   folder = pathlib.Path(folder)
   _check_words(folder, contents)
   attributes = attributes_lib.encoded(contents.attributes)
-  ngrams = contents.subwords and contents.subwords.table()  # may refuse, too
+  subwords = contents.subwords
+  ngrams = None if subwords is None else subwords.table()  # may refuse, too
   with atomic.together(folder) as new:
     attributes_lib.write(new, attributes)
     counted = export.write(
@@ -206,14 +211,14 @@ def write_word2vec(
   cannot be written.
   """
   words, vectors, *_ = contents
-  order = np.arange(len(words))
   if order_by is not None:
     order = growing.descending(order_by)
-  if (np.diff(order) < 0).any():
-    words, order_by = [words[row] for row in order.tolist()], order_by[order]
-    vectors = export.OnDemand(
-      lambda rows: contents.vectors[order[rows]], vectors.shape, vectors.dtype
-    )
+    if (np.diff(order) < 0).any():
+      words, order_by = [words[row] for row in order.tolist()], order_by[order]
+      in_order = export.OnDemand(
+        lambda rows: contents.vectors[order[rows]], vectors.shape, vectors.dtype
+      )
+      vectors = cast(np.ndarray, in_order)
   words = [prefix + x for x in words] if prefix else words
   num_renamed = word2vec_format.write(path, words, vectors, **options)
   if vocab_path is not None:

@@ -20,7 +20,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import ml_collections
 import numpy as np
@@ -63,7 +63,8 @@ def _zipf_text(
   shape = steps.num_parts, blocks_lib.batch_words(steps.part_words)
   ids = np.broadcast_to(np.int32(0), shape)
   batch = windows.pack(ids, steps.window, steps.part_words)
-  words = range(num_words)  # nobody reads them, but their number counts
+  # Nobody reads them, but their number counts.
+  words = cast(Sequence[str], range(num_words))
   corpus = model_base.Corpus(words, counts, chances)
   return plan.Data(setup=setup, corpus=corpus, steps=steps, batch=batch)
 
@@ -150,8 +151,8 @@ def compare(plans: Sequence[Mapping[str, Any]]) -> Iterator[str]:
       if x['idle_devices']:
         text += f'; {x["idle_devices"]} devices are idle'
       fitting[x['topology']] = num
-    sizes = (memory[f'{k}_bytes'] / 1e9 for k in ('device', 'peak'))
-    yield '{:14}{:7}{:9.1f}{:8.1f}  {}'.format(x['topology'], num, *sizes, text)
+    device, peak = (memory[f'{k}_bytes'] / 1e9 for k in ('device', 'peak'))
+    yield f'{x["topology"]:14}{num:7}{device:9.1f}{peak:8.1f}  {text}'
   if not fitting:
     yield 'fits none of them'
     return
@@ -167,8 +168,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> None:
   if {'-h', '--help'} & set(argv):
-    names = ' '.join(topologies.known())
-    print(__doc__.strip(), '', 'topologies:', names, sep='\n')
+    known = ' '.join(topologies.known())
+    print(__doc__.strip(), '', 'topologies:', known, sep='\n')
     return
   parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
   parser.add_argument('--topology', default='')
@@ -185,6 +186,7 @@ def _run(argv: Sequence[str]) -> None:
     )
   config, _, _ = main_lib.parse(rest)
   names = [x.strip() for x in flags.topology.split(',')]
+  planned: dict[str, Any] | list[dict[str, Any]]
   if len(names) > 1:
     for name in names:
       topologies.topology(name)  # before any of them is compiled

@@ -163,6 +163,7 @@ def _predict_nodes(
       continue
     _refuse_overwriting(output, flag, paths)
   model = inference.load(flags.model)
+  assert model is not None  # as it has a network.json
   settings = {
     'path': flags.data, 'labels': '', 'label_column': '',
     'directed': model.settings['directed'],
@@ -181,7 +182,7 @@ def _predict_nodes(
         strict=True,
       )
       if not model.spec.has_many:
-        chances = [float(x) for x in chances]
+        chances = tuple(map(float, chances))
       columns |= {'class': pa.array(classes), 'probability': pa.array(chances)}
     if keep or not model.classes:
       columns |= _vector_columns(inferred.vectors, output)
@@ -208,7 +209,7 @@ def _predict_documents(
   import pyarrow as pa
 
   from jaxemb import api
-  from jaxemb.documents import loader
+  from jaxemb.documents import loader, trained
   from jaxemb.io import text_files
 
   for name in (x for x in _OF_NODES if x != 'columns'):
@@ -222,6 +223,11 @@ def _predict_documents(
       f'--keep={flags.keep}: of documents there are tag and vector; remove it'
     )
   model = api.load(flags.model)
+  if not isinstance(model, trained.Documents):
+    raise errors.UserError(
+      f'--model={flags.model} has vectors, and no documents; give a run that '
+      'was trained with --config=documents'
+    )
   paths = [x.path for x in text_files.find(flags.data)]
   _refuse_overwriting(output, 'data', paths)
   encoding = flags.encoding or text_files.UTF_8

@@ -22,6 +22,8 @@ import functools
 import sys
 from collections.abc import Container, Sequence
 
+import numpy as np
+
 from jaxemb import embeddings, errors
 from jaxemb.evaluation import geometry, multivectors
 from jaxemb.runtime import process
@@ -48,9 +50,11 @@ def _run(argv: Sequence[str] | None) -> None:
       print(f'{word:<{width}}  {cosine:.4f}')
     return
   words = ' '.join(terms).split()
+  chances: Sequence[float] | np.ndarray
   if flags.position is not None:
     chances = vectors.disambiguate(words, flags.position)
     word = multivectors.spelled(words[flags.position], vectors)
+    assert word is not None  # or it had no chances
   elif len(words) == 1:
     (word,) = words
     chances = [prior for _, prior in vectors.senses(word)]
@@ -76,8 +80,8 @@ class _WordsWithRows:
   def __init__(self, vectors: embeddings.Embeddings):
     self._vectors = vectors
 
-  def __contains__(self, word: str) -> bool:
-    return self._vectors.has_index_for(word)
+  def __contains__(self, word: object) -> bool:
+    return isinstance(word, str) and self._vectors.has_index_for(word)
 
 
 def _parse(

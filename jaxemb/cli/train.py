@@ -170,7 +170,7 @@ def _start_devices(
   Errors are for the run, which starts the devices again.
   """
   # A run that is resumed wants the devices that it began with.
-  may_resume = bucket.is_url(workdir) or rundir.recorded(workdir)
+  may_resume = bucket.is_url(workdir) or rundir.recorded(pathlib.Path(workdir))
   if may_resume or not _may_have_accelerator():
     return
   from jaxemb.runtime import mesh

@@ -166,6 +166,11 @@ class Item(NamedTuple):
   own: int | None = None
   part: int = 0  # of the data, the first one in the batch
 
+  @property
+  def own_units(self) -> int:
+    """Returns the units of progress in parts that this process reads."""
+    return self.done_after - self.done_before if self.own is None else self.own
+
 
 class Source(Protocol):
   """Data that a model can be trained on."""
@@ -175,8 +180,8 @@ class Source(Protocol):
     """Returns what progress is counted in, such as 'words'."""
 
   @property
-  def units_per_epoch(self) -> int:
-    """Returns how many units an epoch has."""
+  def units_per_epoch(self) -> float:
+    """Returns how many units an epoch has; of samples their mean."""
 
   @property
   def epochs(self) -> int:

@@ -295,7 +295,7 @@ class BlockSource:
   ):
     self.corpus, self.eval_paths = corpus, eval_paths
     self.num_parts = spec.num_parts
-    self.units_per_epoch = corpus.num_words
+    self.units_per_epoch: float = corpus.num_words
     self.keys = corpus.words
     self.counts = self.word_counts = corpus.counts
     text_counts = getattr(corpus, 'text_counts', None)
@@ -333,6 +333,10 @@ class BlockSource:
   def batches_on_host(self) -> Callable[[Sequence[Chosen]], Any]:
     """Returns what makes a batch of blocks that are chosen in each part."""
     return _OnHost(self.corpus, self.spec)
+
+  def describe(self) -> list[str]:
+    """Returns lines about the corpus for the log."""
+    return []
 
   def with_step(self, part_words: int) -> 'BlockSource':
     """Returns the same data in steps of so many centers of each part."""

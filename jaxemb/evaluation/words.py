@@ -14,7 +14,7 @@ belong to the largest category of their cluster.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -278,7 +278,7 @@ _MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-def format_table(results: dict[str, dict]) -> str:
+def format_table(results: Mapping[str, Mapping[str, Any]]) -> str:
   """Returns lines of text for the results of `evaluate`."""
   limits = (
     'vocabulary limit {restrict_vocab:,}: {vocab:,} words searched, compared '

@@ -6,7 +6,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import ml_collections
@@ -16,6 +16,7 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.config import kinds
 from jaxemb.data import base as data_base
+from jaxemb.data import blocks as blocks_lib
 from jaxemb.evaluation import benchmarks
 from jaxemb.kernels import ffi
 from jaxemb.kernels.cpu import ahead
@@ -407,10 +408,11 @@ def fit_passes(
   left_open = [x for x in left_open if x != _RATE]
   if not (setup.kind.fits_passes and left_open):
     return setup, source
-  num_words = source.units_per_epoch
-  if source.earlier_words is not None:
-    num_words += source.earlier_words.sum()
-  fitted = config_lib.fitted_passes(source.word_counts, num_words)
+  text = cast(blocks_lib.BlockSource, source)  # which all such kinds read
+  num_words = text.units_per_epoch
+  if text.earlier_words is not None:
+    num_words += text.earlier_words.sum()
+  fitted = config_lib.fitted_passes(text.word_counts, num_words)
   config = setup.config.copy_and_resolve_references()
   config.update_from_flattened_dict({x: fitted[x] for x in left_open})
   flat = config_lib.flat(config)
@@ -421,8 +423,8 @@ def fit_passes(
     f'a text of {num_words:,.0f} words is small: {epochs} epochs, subsampling '
     f'threshold {sample:g} (--config.train.epochs, --config.data.sample)'
   )
-  source = source.with_passes(epochs, sample=sample)
-  return setup._replace(config=config), source
+  text = text.with_passes(epochs, sample=sample)
+  return setup._replace(config=config), text
 
 
 def fit_rate(

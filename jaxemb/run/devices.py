@@ -162,8 +162,8 @@ def _warn_of_few_columns(
 def _of_gpu(
   config: ml_collections.ConfigDict,
   mesh: jax.sharding.Mesh,
-  fixed: Mapping[str, Any],
-) -> tuple[int, Mapping[str, Any]]:
+  fixed: dict[str, Any],
+) -> tuple[int, dict[str, Any]]:
   """Returns multiprocessors, and `fixed` with a chunk that has room in them.
 
   Raises `ffi.Unavailable` for GPUs without a kernel that takes the steps.

@@ -120,7 +120,7 @@ class Evaluation(loop.Hook):
       with open(self._path, 'a') as file:
         file.write(json.dumps(record) + '\n')
 
-  def best(self, metric: str) -> dict[str, Any] | None:
+  def best(self, metric: str) -> Mapping[str, Any] | None:
     """The record of the best evaluation so far by a metric, if there is any."""
     return _progress(self.records, metric)[0]
 

@@ -187,7 +187,7 @@ def _run_steps(start: _Start, monitor: distributed.Monitor) -> int:
     _log_step(parts)
     if name == 'partition':
       has_ended = partition.run(workdir, parts, session)
-    elif name == 'workers':
+    elif cluster is not None:
       has_ended = workers.run(
         workdir, parts, session, cluster=cluster, cache=start.text_cache
       )

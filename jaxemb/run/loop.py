@@ -184,7 +184,8 @@ class _Start:
     hooks: Sequence[Hook],
     stream: Sequence[int],
   ):
-    self._hooks, self._stream, self.meter = hooks, stream, None
+    self._hooks, self._stream = hooks, stream
+    self.meter: Meter | metrics.Meter  # which `train` sets
     self._checkpoints, self._parts, self._session = checkpoints, parts, session
     self._store, self._total = parts.strategy.store, parts.total_units
     self.totals, self.constants = totals, parts.strategy.constants()
@@ -246,7 +247,7 @@ class _Start:
     """Prepares a dispatch: the meter, hooks, rows of the one that follows."""
     if not self._dispatches:
       loop = self._parts.strategy.loop
-      self.totals.collectives = hlo.traffic(program.as_text(), loop)
+      self.totals.collectives = hlo.traffic(program.as_text() or '', loop)
       self.meter.start()
       self.totals.begin(self._session)
     self._dispatches += 1
@@ -280,7 +281,7 @@ class _Start:
       self._last_save = time.monotonic()
     if has_ended:
       log_early_stop()
-    elif decision == distributed.STOP and not is_last:
+    elif self._checkpoints and decision == distributed.STOP and not is_last:
       log_stop(self._checkpoints)
       self.has_stopped = True
     return has_ended or self.has_stopped
@@ -331,7 +332,7 @@ def _with_next(items):
 
 def put_parts(
   batch: Any,
-  sharding: jax.sharding.NamedSharding,
+  sharding: jax.sharding.Sharding,
   num_parts: int,
   before: tuple[Any, Any] | None = None,
 ) -> Any:
@@ -396,9 +397,11 @@ def schedule(
   # NumPy's: a JAX operation would wait for the running dispatch.
   key = np.random.SeedSequence((config.seed, _DISPATCHES, item.index, *stream))
   return strategy_base.Schedule(
-    *map(np.float32, rates),
-    key.generate_state(2, np.uint32),
-    *map(np.float32, progress),
+    first_learning_rate=np.float32(rates[0]),
+    last_learning_rate=np.float32(rates[1]),
+    key=key.generate_state(2, np.uint32),
+    first_progress=np.float32(progress[0]),
+    last_progress=np.float32(progress[1]),
     parts_before=np.int32(item.part),
   )
 

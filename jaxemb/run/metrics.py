@@ -372,7 +372,7 @@ class Meter:
     self._store: collections.Counter = collections.Counter()
 
   def count(
-    self, item: Any, learning_rates: tuple[float, float], step_metrics: Any
+    self, item: Any, learning_rates: Sequence[float], step_metrics: Any
   ) -> None:
     """Counts a dispatch, waiting for it to end; as `Totals.add`.
 
@@ -401,8 +401,7 @@ class Meter:
     sent = self.totals.collectives.get('bytes_per_step_per_device', {})
     sent_bytes = num_steps * self._num_devices * sent.get('total', 0)
     usage['collective_bytes_per_sec'] += sent_bytes
-    done = item.done_after - item.done_before if item.own is None else item.own
-    usage[f'{self.totals.unit}_per_sec'] += done
+    usage[f'{self.totals.unit}_per_sec'] += item.own_units
 
   def count_store(self, counts: Mapping[str, float]) -> None:
     """Counts rows and seconds of `stores.fetching`, by name."""
@@ -417,7 +416,9 @@ class Meter:
     before, self._seen = self._seen, self._gather(usage, is_last)
     before = before or [{}] * len(self._seen)
     rate = (t.done - self._last_done) / max(now - self._last, 1e-9)
-    record = {
+    # A dispatch may have no words.
+    eta_secs = (self.total - t.done) / rate if rate else None
+    record: dict[str, Any] = {
       'step': t.steps,
       'epoch': t.done / self._units_per_epoch,
       t.unit: t.done,
@@ -425,8 +426,7 @@ class Meter:
       'loss': self._loss / self._examples if self._examples else None,
       'learning_rate': learning_rate,
       'elapsed_secs': t.train_secs,
-      # A dispatch may have no words.
-      'eta_secs': (self.total - t.done) / rate if rate else None,
+      'eta_secs': eta_secs,
       'hosts': list(map(resources.between, before, self._seen)),
     }
     if self._store:
@@ -438,8 +438,8 @@ class Meter:
       f'epoch {record["epoch"]:.2f} loss {loss} {rate / 1e6:.2f} M {t.unit}/s '
       f'lr {learning_rate:.5f}'
     )
-    if rate:
-      secs = min(round(record['eta_secs']), 10**9)
+    if eta_secs is not None:
+      secs = min(round(eta_secs), 10**9)
       note += f' {datetime.timedelta(seconds=secs)} left'
     self._progress('training', t.done, self.total, note)
     self._begin_record(now)

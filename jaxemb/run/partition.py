@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, cast
 
 import jax
 import ml_collections
@@ -35,6 +35,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base as data_base
+from jaxemb.data import blocks as blocks_lib
 from jaxemb.data import partition_sampling
 from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import multivectors as multivectors_merge
@@ -130,7 +131,7 @@ class _Meter(loop.Meter):
       self._run.meter.start()
 
   def count(
-    self, item: data_base.Item, learning_rates: tuple, measured: Any
+    self, item: data_base.Item, learning_rates: Sequence[float], measured: Any
   ) -> None:
     """Sub-models that train side by side share the time."""
     loss = self._run.parts.trainable.model.untrained_loss
@@ -157,7 +158,9 @@ class _Runner:
     self, workdir: pathlib.Path, parts: build.Parts, session: loop.Session
   ):
     self.config, self.workdir, self.parts = parts.config, workdir, parts
-    self.session, self.source = session, parts.source
+    self.session = session
+    # This strategy trains on text alone.
+    self.source = cast(blocks_lib.BlockSource, parts.source)
     self.folder = functools.partial(folder, parts.config, workdir)
     self.is_job = parts.config.strategy.part >= 0
     # What sub-models of one process waited for together is counted once.
@@ -241,7 +244,7 @@ class _Runner:
       return
     source = copy.copy(self.source)  # the text, as this one reads it
     source.units_per_epoch = counts.words / source.epochs
-    source.items = functools.partial(
+    source.items = functools.partial(  # type: ignore[method-assign]  # of it
       partition_sampling.items, source.corpus, sampling, source.spec
     )
     strategy, program = self.free.get()
@@ -386,11 +389,12 @@ class _Runner:
           f'{error}; or remove {path} and run the same command again, to train '
           'that sub-model again'
         ) from error
-    merged, report = opened[0], {'merge_secs': 0.0}
+    merged: parts_lib.Part | merge_lib.Merged = opened[0]
+    report: dict[str, Any] = {'merge_secs': 0.0}
     if len(opened) > 1:
       spec = merge_lib.Spec(method=self.config.strategy.merge)
-      merged = multivectors_merge.merge(opened, spec)
-      report = merged.report
+      several = multivectors_merge.merge(opened, spec)
+      merged, report = several, several.report
     for line in report.get('warnings', ()):
       metrics.LOG.warning('%s', line)
     if line := multivectors_merge.line(report):

@@ -173,7 +173,8 @@ def known(config: ml_collections.ConfigDict) -> data_base.Known | None:
     )
   with export.reading(folder):
     digests = [text_files.file_sha256(folder / x) for x in files]
-  keys, counts = [], np.zeros(0, np.int64)
+  keys: list[str] = []
+  counts: np.ndarray = np.zeros(0, np.int64)
   if 'vocab.txt' in files:
     keys, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
   contexts: list[str] = []

@@ -207,7 +207,7 @@ def _replicas(
   specs = trainable.model.specs()
   if centers > tuning.sync_words and not setup.is_alone:
     unit = setup.kind.unit
-    lookups = max(x.lookups_per_center.max() for x in specs.values())
+    lookups = max(_lookups(x).max() for x in specs.values())
     _LOG.warning(
       f'replicas synchronise after every step: its {centers:,} {unit}, with up '
       f'to {lookups * centers:,.0f} lookups of a row, are more than the '
@@ -386,12 +386,18 @@ def _num_cache_rows(
   return num_rows
 
 
+def _lookups(spec: spec_lib.TableSpec) -> np.ndarray:
+  """Returns the lookups of a table, for replicas or tables in a store."""
+  assert spec.lookups_per_center is not None  # `_tables` refuses such tables
+  return spec.lookups_per_center
+
+
 def _looked_up(
   tables: Mapping[str, spec_lib.Table], centers: float
 ) -> dict[str, float]:
   """Returns how many rows of each table a step of so many centers looks up."""
   return {
-    k: fetching.expected_rows(x.spec.lookups_per_center * centers)
+    k: fetching.expected_rows(_lookups(x.spec) * centers)
     for k, x in tables.items()
   }
 
@@ -427,6 +433,7 @@ def _in_store(
     shards = config.table.shards
     return cluster.table(name, shards, num_rows, num_bytes, make, *where, *more)
 
+  rows: cached.Rows
   lends = False
   if config.strategy.name == 'workers':
     is_lockstep = config.strategy.pace == 'bsp'
@@ -479,7 +486,7 @@ def _caches(
     {k: x.vocab for k, x in specs},
     num_cache_rows,
     policy=config.table.evict,
-    lookups={k: stretch_centers * x.lookups_per_center for k, x in specs},
+    lookups={k: stretch_centers * _lookups(x) for k, x in specs},
   )
 
 

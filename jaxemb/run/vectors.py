@@ -84,7 +84,7 @@ class Export(NamedTuple):
     def selected(x):  # rows of n-grams are not of words
       return x[mask] if len(x) == len(mask) else x
 
-    keys = [self.keys[i] for i in np.flatnonzero(mask)]
+    keys = [self.keys[i] for i in np.flatnonzero(mask).tolist()]
     # A tree has all words.
     others = {k: x for k, x in self.others.items() if k != 'inner_nodes'}
     if 'optimizer' in others:
@@ -130,6 +130,7 @@ def can_evaluate(parts: build.Parts) -> bool:
 
 def go_on(parts: build.Parts, state: Any) -> Any:
   """See `Kind`: a state with the tables of the run that is continued."""
+  assert parts.known is not None  # of other runs nobody calls this
   model, source = parts.trainable.model, parts.source
   has_keys = getattr(model, 'has_contexts_of_keys', False)
   return warm_start.go_on(
@@ -229,7 +230,7 @@ def write_export(
     multivectors.write(new, export.multi)
     export_lib.write_relations(new, export.relations)
     export_lib.write_tree(new, export.tree)
-    ngram_files.write(new, export.ngrams and export.ngrams.table())
+    ngram_files.write(new, export.ngrams.table() if export.ngrams else None)
     written.result()
   return dropped
 

@@ -13,8 +13,8 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import jax
 import ml_collections
@@ -149,6 +149,7 @@ class _Leases:
         ended = lease.part
         continue
       begun[lease.part] = item.position, items
+      item = item._replace(own=item.own_units)  # before progress is of all
       made = lease.part, item.position, item.done_after, item.own
       if lease.done_of_all is not None:
         item = self._among_all(item, lease)
@@ -205,14 +206,14 @@ class _Member(loop.Hook, loop.Meter):
     self._first, self._began = resources.sample(), time.time()
 
   def count(
-    self, item: data_base.Item, learning_rates: tuple, measured: Any
+    self, item: data_base.Item, learning_rates: Sequence[float], measured: Any
   ) -> None:
     """Reports a dispatch, once it has ended."""
     measured = jax.device_get(measured)
-    self._sums['words'] += item.own
+    self._sums['words'] += item.own_units
     report = self._take() | {
       'pending': self._rows.num_updates(),
-      'own': item.own,
+      'own': item.own_units,
       'rates': tuple(map(float, learning_rates)),
       'metrics': measured,
       'compile_secs': self._compile_secs,
@@ -259,7 +260,8 @@ def _train(
   """
   config, tuning = parts.config, parts.tuning
   leases = _Leases(worker, setup, parts.source)
-  parts = parts._replace(source=leases)
+  # The loop reads no more of a source than leases have.
+  parts = parts._replace(source=cast(data_base.Source, leases))
   strategy, trainable = parts.strategy, parts.trainable
   store, has_dense = strategy.store, trainable.has_dense
   pace = config.strategy.pace
@@ -281,7 +283,7 @@ def _train(
   member = _Member(
     worker, leases, dense=dense, store=store, compile_secs=compile_secs
   )
-  state = loop.train(
+  trained = loop.train(
     None,
     parts,
     loop.Session(time.time(), 0.0, threading.Event()),
@@ -290,6 +292,7 @@ def _train(
     program=program,
     state=state,
     items_ahead=1,
-  ).state
-  store.flush(state)
+  )
+  assert trained is not None  # no worker is stopped: its session is its own
+  store.flush(trained.state)
   member.finish()

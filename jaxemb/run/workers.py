@@ -41,10 +41,12 @@ class _Crew:
   ):
     self._strategy = s = parts.config.strategy
     self._cluster, self._unit = cluster, parts.source.unit
-    trainable, dense = parts.trainable, ()
+    trainable = parts.trainable
+    dense: tuple[Any, ...] = ()
     if trainable.has_dense:
       dense = trainable.optimizer(), trainable.model.dense_rate
-    kind, limit = coordinator.Coordinator, None
+    kind: type[coordinator.Coordinator] = coordinator.Coordinator
+    limit = None
     if s.pace == 'bsp':
       kind, limit = lockstep.Coordinator, s.num_workers
     elif s.pace == 'ssp':
@@ -335,7 +337,7 @@ class _Runner:
 
 def _sum_starts(used: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
   """Sums the usage of all processes of a worker, by their starts."""
-  newest = used[max(used)] if used else {}
+  newest = dict(used[max(used)]) if used else {}
   sums = {'secs', 'cores', 'host_busy_cores'} & newest.keys()
   sums |= {k for k in newest if k.endswith('_per_sec')}
   return newest | {k: sum(x.get(k, 0.0) for x in used.values()) for k in sums}

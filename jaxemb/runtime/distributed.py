@@ -20,11 +20,17 @@ from multiprocessing import connection
 from typing import Any, NamedTuple, cast
 
 import jax
+import jax.extend.backend
 import numpy as np
 
-# The only way to the store, and to ids before JAX looks for devices; and to the
-# address of collectives.
+# JAX has no public name for these. `global_state` has the store, the address of
+# process 0, and the number and index of processes before there is a back end,
+# which `jax.process_index` would start; `_jax` has the client that `_relayed`
+# wraps.
 from jax._src import distributed as jax_distributed
+
+# Makes a CPU back end whose collectives listen at a given address; the setting
+# `jax_cpu_collectives_implementation` cannot choose the address.
 from jax._src import xla_bridge
 from jax.experimental import multihost_utils
 
@@ -70,7 +76,7 @@ ALONE = Job()
 def join(job: Job) -> None:
   """Joins the other processes, before JAX is used, or raises a `UserError`."""
   state = jax_distributed.global_state
-  if state.coordinator_address and not state.client:
+  if state.coordinator_address and not jax.distributed.is_initialized():
     raise errors.UserError(
       'this process was one of a job that has ended, whose devices JAX still '
       'has; start a new process for another run'
@@ -104,11 +110,10 @@ def join(job: Job) -> None:
     raise errors.UserError(
       f'cannot join the processes of {name}: {errors.one_line(error)}; {hint}'
     ) from error
-  if address := addresses.reachable(
-    *addresses.split(state.coordinator_address)
-  ):
+  first = cast(str, state.coordinator_address)  # known once all have joined
+  if address := addresses.reachable(*addresses.split(first)):
     make = xla_bridge._jax.make_gloo_tcp_collectives
-    xla_bridge.register_backend_factory(
+    jax.extend.backend.register_backend_factory(
       'cpu',
       lambda: xla_bridge.make_cpu_client(make(state.client, address)),
       priority=0,

@@ -101,6 +101,7 @@ class _Process(subprocess.Popen):
       process_group=0,
       **options,
     )
+    assert self.stdout is not None and self.stderr is not None  # pipes
     pairs = (self.stdout, sys.stdout), (self.stderr, sys.stderr)
     self._copying = [
       _start(functools.partial(_copy, source, target, index))

@@ -114,12 +114,13 @@ def encoded(attributes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """
   arrays = {}
   for name, array in attributes.items():
-    arrays[name] = _plain(array) if array.dtype == object else array
-    if arrays[name] is None:
+    plain = _plain(array) if array.dtype == object else array
+    if plain is None:
       raise errors.UserError(
         f'attribute {name!r} has Python objects, which are not saved; delete '
         f'attributes[{name!r}]'
       )
+    arrays[name] = plain
   return arrays
 
 
@@ -143,8 +144,9 @@ def write(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
   if not arrays:
     atomic.remove(folder / FILE)
     return
+  named: dict[str, Any] = {_PREFIX + k: x for k, x in arrays.items()}
   with atomic.write(folder / FILE) as file:
-    np.savez(file, **{_PREFIX + name: x for name, x in arrays.items()})
+    np.savez(file, **named)
 
 
 def read(folder: pathlib.Path, num_words: int) -> dict[str, np.ndarray]:

@@ -30,7 +30,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 import ml_dtypes
 import numpy as np
@@ -143,10 +143,14 @@ class LazyRows:
       out[first : first + len(block)] = block
       first += len(block)
 
-  def __eq__(self, other: Any) -> np.ndarray:
+  def __eq__(  # type: ignore[override]  # by element, as of arrays
+    self, other: object
+  ) -> np.ndarray:
     return np.asarray(self) == other
 
-  def __ne__(self, other: Any) -> np.ndarray:
+  def __ne__(  # type: ignore[override]  # by element, as of arrays
+    self, other: object
+  ) -> np.ndarray:
     return np.asarray(self) != other
 
   __hash__ = object.__hash__  # as what the rows are read from
@@ -198,7 +202,8 @@ class Encoded(NamedTuple):
       scales = None if self.scales is None else self.scales[rows]
       return Encoded(self.data[rows], scales).decode()
 
-    return OnDemand(read, self.data.shape, np.dtype(np.float32))
+    rows = OnDemand(read, self.data.shape, np.dtype(np.float32))
+    return cast(np.ndarray, rows)  # for which they stand
 
 
 class Relations(NamedTuple):
@@ -233,8 +238,9 @@ def write_relations(folder: pathlib.Path, relations: Relations | None) -> None:
     return
   arrays = relations._asdict()
   arrays['has_targets'] = arrays.pop('targets') is not None
+  arrays = {k: np.asarray(x) for k, x in arrays.items()}
   with atomic.write(folder / RELATIONS) as file:
-    np.savez(file, **{k: np.asarray(x) for k, x in arrays.items()})
+    np.savez(file, **arrays)
 
 
 def write_tree(
@@ -368,6 +374,8 @@ def write(
     if rows.scales is not None:
       put_array(create(SCALES), rows.scales)
     if not is_minimal:
+      if counts is None:
+        raise ValueError('all but minimal exports need counts')
       vectors = rows.on_demand()
       word2vec_format.put_rows(
         create('vectors.bin'), words=spelled, vectors=vectors, is_binary=True
@@ -408,7 +416,7 @@ def put_header(file: IO[bytes], dtype: Any, shape: Sequence[int]) -> None:
   np.lib.format.write_array_header_1_0(file, header)
 
 
-def put_array(file: IO[bytes], array: np.ndarray) -> None:
+def put_array(file: IO[bytes], array: np.ndarray | LazyRows) -> None:
   """As `np.save`, of rows that need not be in memory all at once."""
   put_header(file, array.dtype, array.shape)
   for block in blocks(array):
@@ -509,8 +517,8 @@ def _put_texts(
   word2vec_format.put_rows(text, words, vectors, is_binary=False, seen=show)
   metadata = create('projector/metadata.tsv')
   lines = [f'{words[i]}\t{counts[i]}\n' for i in rows]
-  text = ''.join(['word\tcount\n', *lines])
-  metadata.write(text.encode('utf-8', 'backslashreplace'))
+  table = ''.join(['word\tcount\n', *lines])
+  metadata.write(table.encode('utf-8', 'backslashreplace'))
   create('projector/projector_config.pbtxt').write(_PROJECTOR_CONFIG)
 
 

@@ -28,7 +28,7 @@ import struct
 import threading
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numba
 import numpy as np
@@ -166,10 +166,11 @@ class _File:
     """
     with _OPENING:
       if self._number is None:
-        self._reopen()
+        self._number = self._reopened()
       return self._number
 
-  def _reopen(self) -> None:
+  def _reopened(self) -> int:
+    """Returns a new descriptor of the file, if it is as it was."""
     try:
       file = _File(self.path)
       if file.status != self.status:
@@ -179,7 +180,9 @@ class _File:
         f'cannot read rows of {self.path}: {error.strerror or error}; load the '
         'file as it is now, or pickle vectors.in_memory()'
       ) from error
-    self._number, file._number = file._number, None
+    # `file` no longer closes it.
+    number, file._number = cast(int, file._number), None
+    return number
 
   def fill(self, buffer: np.ndarray, position: int) -> None:
     """Reads bytes from a position until a buffer of uint8 is full."""
@@ -264,8 +267,9 @@ def _read(path: pathlib.Path) -> Model:
       f'it has input rows {inputs.shape} and output rows {outputs.shape}, and '
       f'its header and dictionary say {expected}'
     )
-  words, rows = slice(entries.num_words), inputs.part(0, entries.num_words)
-  names = entries.names[words]
+  words: slice | np.ndarray = slice(entries.num_words)
+  names = entries.names[: entries.num_words]
+  rows: export.LazyRows = inputs.part(0, entries.num_words)
   if entries.first is not None:
     words = entries.first
     names = [names[i] for i in words.tolist()]
@@ -420,7 +424,7 @@ def _decoded(text: np.ndarray, path: pathlib.Path) -> tuple[list[str], bool]:
 
 def _read_matrices(
   cursor: _Cursor, has_pruned: bool
-) -> tuple['_DenseRows | _QuantizedRows', ...]:
+) -> tuple['_DenseRows | _QuantizedRows', export.LazyRows]:
   """Returns the rows of inputs and outputs."""
   (is_quantized,) = cursor.unpack('<?', 'input rows')
   if has_pruned and not is_quantized:
@@ -517,7 +521,7 @@ class _QuantizedRows(export.LazyRows):
   dtype = np.dtype(np.float32)
 
   @property
-  def shape(self) -> tuple[int, int]:
+  def shape(self) -> tuple[int, ...]:  # type: ignore[override] # read only
     """Returns the numbers of rows and of dimensions."""
     return len(self.codes), sum(x.shape[1] for x in self.centroids)
 

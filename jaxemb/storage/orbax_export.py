@@ -48,7 +48,7 @@ def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
   folder = pathlib.Path(folder).absolute()
   leaves, tree = jax.tree.flatten_with_path(dict(arrays))
   # What orbax writes, in which the arrays then take their places.
-  form = tree.unflatten([np.zeros(1, np.float32)] * len(leaves))
+  form = jax.tree.unflatten(tree, [np.zeros(1, np.float32)] * len(leaves))
   try:
     with atomic.folder(folder) as new:
       with (
@@ -59,8 +59,8 @@ def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
       for path, array in leaves:
         name = '.'.join(str(x.key) for x in path)
         _put(new / _FORM / name, array)
-      for path in (new / _FORM).iterdir():
-        path.rename(new / path.name)
+      for file in (new / _FORM).iterdir():
+        file.rename(new / file.name)
       (new / _FORM).rmdir()
   except errors.UserError:
     raise

@@ -120,10 +120,13 @@ def write(
 def write_vocab(
   path: pathlib.Path | str,
   words: Sequence[str],
-  counts: np.ndarray,
+  counts: np.ndarray | None,
   appends: bool = False,
 ) -> None:
-  """Writes `word count` lines, with words as `spell` renames them."""
+  """Writes `word count` lines, with words as `spell` renames them.
+
+  Of unknown counts, it writes words alone.
+  """
   with _writing(path, appends) as file:
     put_counts(file, spell(words)[0], counts)
 
@@ -262,7 +265,9 @@ def read_vocab(
     lines = pathlib.Path(path).read_bytes().removeprefix(b'\xef\xbb\xbf')
   except OSError as error:
     raise errors.UserError(f'cannot read {path}: {error.strerror}') from error
-  words, counts, has_counts = [], [], True
+  words: list[str] = []
+  counts: list[int] = []
+  has_counts = True
   for number, line in enumerate(lines.split(b'\n'), 1):
     fields = line.split()
     if not fields:
@@ -459,8 +464,8 @@ def _read_file(path: pathlib.Path, wide: str, reading: Reading) -> _Rows:
   """Reads all rows, or raises a `ValueError`."""
   with _open(path, wide) as file:
     first = file.readline(_MAX_LINE_BYTES)
-    lines = iter(lambda: file.readline(_MAX_LINE_BYTES), b'')
-    lines = [*itertools.islice(filter(bytes.strip, lines), _NUM_HEAD_LINES)]
+    every = iter(lambda: file.readline(_MAX_LINE_BYTES), b'')
+    lines = [*itertools.islice(filter(bytes.strip, every), _NUM_HEAD_LINES)]
   header = _HEADER.fullmatch(first)
   if reading.has_header is not None:
     header = _expected(header, reading.has_header)
@@ -468,11 +473,11 @@ def _read_file(path: pathlib.Path, wide: str, reading: Reading) -> _Rows:
     raise ValueError(
       'its numbers have decimal commas', "write points (tr ',' '.')"
     )
+  num_rows, is_text = None, True
   if header:
     num_rows, dim = map(int, header.groups())
     is_text = bool(lines) and _is_text(lines[0], dim)
   else:
-    num_rows, is_text = None, True
     counts = collections.Counter(map(_num_numbers, [first, *lines]))
     dim = counts.most_common(1)[0][0]
     if b'\r' in first.rstrip() and not lines:
@@ -493,19 +498,22 @@ def _read_file(path: pathlib.Path, wide: str, reading: Reading) -> _Rows:
   with _open(path, wide) as file:
     if header:
       file.readline()
-    read_rows = _read_text if is_text else _read_binary
-    rows = read_rows(file, num_rows, dim, limit=reading.limit)
+    if num_rows is None or is_text:
+      rows = _read_text(file, num_rows, dim, limit=reading.limit)
+    else:
+      rows = _read_binary(file, num_rows, dim, limit=reading.limit)
   num_fractions = sum(bool(_FRACTION.fullmatch(x)) for x in rows.words)
   if not header and num_fractions > max(1, len(rows.words) / 2):
     raise ValueError(
       'its rows are numbers without words', 'write a word before those of each'
     )
-  num_rows = _least(num_rows, reading.limit)
-  if header and len(rows.words) < num_rows:
-    raise ValueError(
-      f'it holds {len(rows.words)} of the {num_rows} vectors that its first '
-      'line promises'
-    )
+  if num_rows is not None:
+    num_wanted = _least(num_rows, reading.limit)
+    if len(rows.words) < num_wanted:
+      raise ValueError(
+        f'it holds {len(rows.words)} of the {num_wanted} vectors that its '
+        'first line promises'
+      )
   return rows
 
 
@@ -520,9 +528,9 @@ def _expected(
   return header if has_header else None
 
 
-def _least(*numbers: int | None) -> int | None:
-  """Returns the smallest number; None = no limit."""
-  return min((x for x in numbers if x is not None), default=None)
+def _least(number: int, limit: int | None) -> int:
+  """Returns the number, or a limit below it; None = no limit."""
+  return number if limit is None else min(number, limit)
 
 
 def _num_numbers(line: bytes) -> int:
@@ -554,7 +562,8 @@ def _is_text(line: bytes, dim: int) -> bool:
 def _read_text(
   file: BinaryIO, num_rows: int | None, dim: int, limit: int | None = None
 ) -> _Rows:
-  words, values, num_extra = [], array.array('f'), 0
+  words: list[bytes] = []
+  values, num_extra = array.array('f'), 0
   most = _MAX_WORD_BYTES + dim * _MAX_NUMBER_BYTES
   lines = iter(lambda: file.readline(most), b'')
   for number, line in enumerate(lines, 1 if num_rows is None else 2):
@@ -636,7 +645,8 @@ def _read_binary(
   file: BinaryIO, num_rows: int, dim: int, limit: int | None = None
 ) -> _Rows:
   """Reads rows that all end in a line end, or none."""
-  words, values, data, position = [], bytearray(), b'', 0
+  words: list[bytes] = []
+  values, data, position = bytearray(), b'', 0
   num_needed = _MAX_WORD_BYTES + 4 * dim + 2
   has_ends = None
   num_wanted = _least(num_rows, limit)

@@ -111,6 +111,17 @@ class Cached(spec_lib.Table):
   def update(self, state, ids, row_grads, rows, step):
     return self.cache.update(state, ids, row_grads, rows=rows, step=step)
 
+  # Other rows are in stores: no program sees all of a table.
+
+  def positions(self, ids):
+    raise NotImplementedError
+
+  def read_range(self, state, start, num):
+    raise NotImplementedError
+
+  def write_range(self, state, start, rows, encoding, key, opt_state):
+    raise NotImplementedError
+
   @functools.cached_property
   def form(self) -> spec_lib.TableState:
     """The shapes of a state."""

@@ -704,12 +704,13 @@ def fetching(step: Fetching, device: jax.sharding.Mesh) -> base.Strategy:
       jax.eval_shape(step.trainable.init, key),
     )
 
-  # As functions of `jax.jit` have.
+  # As functions of `jax.jit` have; of them runs use no more, and of `step` no
+  # more than `Fetching` has.
   init.eval_shape = eval_shape  # type: ignore[attr-defined]
   return base.Strategy(
-    init=init,
+    init=cast(base.Compiled, init),
     constants=lambda: jax.device_put(constants, everywhere),
-    step=step,
+    step=cast(base.Compiled, step),
     export_rows=step.export_rows,
     import_rows=step.import_rows,
     batch_sharding=everywhere,
