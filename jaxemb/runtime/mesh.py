@@ -127,6 +127,9 @@ def make(shape: Shape, devices: Sequence[jax.Device] = ()) -> jax.sharding.Mesh:
   return jax.sharding.Mesh(
     np.array(firsts[:num_devices]).reshape(shape),
     (DATA, TABLE),
+    # Outside `shard_map`, programs slice and gather rows that devices split, to
+    # export, import or convert tables. With explicit axes each of them would
+    # name the sharding of its result, and JAX lacks some of these slices.
     axis_types=(jax.sharding.AxisType.Auto,) * 2,
   )
 

@@ -609,7 +609,9 @@ def sync(
 
   step = functools.partial(_sync_dispatch, trainable, mesh, splits_examples)
   if mesh.size > 1:
-    # What leaves a step is the same along the data axis; JAX cannot tell.
+    # Devices gather the same gradients with `all_gather` and update their copies
+    # of rows alike, so copies stay equal. The check (vma) takes what that
+    # returns as different on each device, and would refuse the program.
     shard_map = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
     step = shard_map(
       step,

@@ -159,7 +159,9 @@ class _Replicas:
 
   def step(self) -> Any:
     """Returns the compiled dispatch."""
-    # The rows that leave a sum are the same everywhere; JAX cannot tell.
+    # `synced` is equal in all replicas. With a short `exchange_dtype` it is made
+    # of what `all_gather` returns (`ops.wire.psum`), which the check (vma) takes
+    # as different on each device; it would refuse the program.
     step = jax.shard_map(
       self._dispatch,
       mesh=self.mesh,
