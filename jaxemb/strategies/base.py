@@ -609,9 +609,9 @@ def sync(
 
   step = functools.partial(_sync_dispatch, trainable, mesh, splits_examples)
   if mesh.size > 1:
-    # Devices gather the same gradients with `all_gather` and update their copies
-    # of rows alike, so copies stay equal. The check (vma) takes what that
-    # returns as different on each device, and would refuse the program.
+    # Devices gather the same gradients and update their copies of rows alike,
+    # so these stay equal. The check (vma) takes what `all_gather` returns as
+    # different on each device, and would refuse the program.
     shard_map = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
     step = shard_map(
       step,

@@ -159,8 +159,8 @@ class _Replicas:
 
   def step(self) -> Any:
     """Returns the compiled dispatch."""
-    # `synced` is equal in all replicas. With a short `exchange_dtype` it is made
-    # of what `all_gather` returns (`ops.wire.psum`), which the check (vma) takes
+    # `synced` is equal in all replicas. With a short `exchange_dtype` it comes
+    # from an `all_gather` (`ops.wire.psum`), whose result the check (vma) takes
     # as different on each device; it would refuse the program.
     step = jax.shard_map(
       self._dispatch,

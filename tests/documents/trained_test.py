@@ -241,6 +241,10 @@ def test_predict_writes_vectors_of_other_documents(tmp_path, capsys):
   assert (tmp_path / 'again.csv').read_text().splitlines()[:6] == lines[:6]
   assert predict.main([*again, '--encoding=no']) == 2
   assert predict.main([*again, '--keep=x']) == 2
+  # As after `Embeddings.save` to the same folder.
+  (tmp_path / 'saved' / 'words' / 'documents.json').unlink()
+  assert predict.main(again) == 2
+  assert 'has vectors, and no documents' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
