@@ -23,7 +23,6 @@ _ROOT = pathlib.Path(__file__).parents[1]
 _COPIES = {'contributing.md': 'CONTRIBUTING.md'}
 # Columns of the table of names in settings.md.
 _PROGRAMS = 'gensim', 'word2vec', 'fastText'
-_NUM_CELLS = 6
 
 
 class OtherNames(NamedTuple):
@@ -70,39 +69,46 @@ def settings_page() -> str:
   lines = [
     '# All settings',
     '',
-    'Give a setting as `--config.NAME=VALUE` on the command line, as',
-    '`config.NAME` in a config, or in `settings={...}` of `jaxemb.train`.',
-    '[Settings](settings.md) explains the choices.',
+    'Give a setting as `--config.NAME=VALUE` on the command line (such as',
+    '`--config.model.window=10`), as `config.NAME` in a config, or in',
+    '`settings={...}` of `jaxemb.train`. [Settings](settings.md) explains',
+    'the choices.',
     '',
     '## Most used',
     '',
-    '| what it is | in other programs | setting | default |',
+    '<div class="names" markdown>',
+    '',
+    '| what it is | setting | default | in other programs |',
     '|---|---|---|---|',
     *_most_used(),
+    '',
+    '</div>',
     '',
   ]
   for group, settings in groups.items():
     lines += [f'## {group or "General"}', '']
-    lines += ['| setting | default | values | what it is |']
-    lines += ['|---|---|---|---|', *map(_row, settings), '']
+    lines += ['<div class="names" markdown>', '']
+    lines += ['| setting | what it is | default | values |']
+    lines += ['|---|---|---|---|', *map(_row, settings), '', '</div>', '']
   return '\n'.join(lines)
 
 
 def other_names() -> list[OtherNames]:
   """Returns the table of names of other programs in `settings.md`."""
   text = (_ROOT / 'docs/reference/settings.md').read_text()
+  table = text[text.index('\n|') :].partition('\n\n')[0]  # the first one
   result = []
-  for row in re.findall(r'^\| (.+ \| .*`--config\..*) \|$', text, re.MULTILINE):
-    cells = [x.strip() for x in row.split('|')]
-    if len(cells) == _NUM_CELLS:
-      (name,) = re.findall(r'--config\.([\w.]+)', cells[4])
-      by_program = [re.findall(r'`([^`]+)`', x) for x in cells[1:4]]
-      result.append(OtherNames(name, cells[0], by_program, default=cells[5]))
+  for row in table.strip().splitlines()[2:]:
+    cells = [x.strip() for x in row.strip('|').split('|')]
+    setting, *_ = re.findall(r'`([^`]+)`', cells[1])
+    if not setting.startswith('--'):  # an argument that is no setting
+      by_program = [re.findall(r'`([^`]+)`', x) for x in cells[3:]]
+      result.append(OtherNames(setting, cells[0], by_program, default=cells[2]))
   return result
 
 
 def _most_used():
-  """Yields rows of the settings that other programs have, and of the usual."""
+  """Yields rows of the table of names, with links to the settings."""
   known, settings = other_names(), config_lib.settings()
   for names in known:
     programs = zip(_PROGRAMS, names.by_program, strict=True)
@@ -112,10 +118,7 @@ def _most_used():
       if all_names
     )
     default = names.default.replace('](#', '](settings.md#')
-    yield _cells(names.what, others, _link(settings[names.setting]), default)
-  for setting in settings.values():
-    if setting.most_used and setting.name not in {x.setting for x in known}:
-      yield _cells(setting.help, '', _link(setting), _default(setting))
+    yield _cells(names.what, _link(settings[names.setting]), default, others)
 
 
 def _row(setting):
@@ -124,12 +127,12 @@ def _row(setting):
   if setting.only_with:
     notes += f' (only with `{setting.only_with}`)'
   name = f'<a id="{setting.name}"></a>`{setting.name}`'
-  return _cells(name, _default(setting), _values(setting), notes)
+  return _cells(name, notes, _default(setting), _values(setting))
 
 
 def _link(setting):
   """Returns a link to the row of a setting."""
-  return f'[`--config.{setting.name}`](#{setting.name})'
+  return f'[`{setting.name}`](#{setting.name})'
 
 
 def _default(setting):

@@ -45,26 +45,40 @@ def train(
   settings: Mapping[str, Any] = types.MappingProxyType({}),
   **unknown: Never,
 ) -> 'embeddings.Embeddings | predictor.ClickModel | trained.Documents':
-  """Trains word vectors on sentences, or another kind on files and tables.
+  """Trains word vectors on sentences, or another model on files and tables.
 
-  `data` is sentences, each a string or a list of tokens, which are read once; a
-  path, as in `config.data.path`; a table of pandas, polars or Arrow, lists by
-  column, or a list of dicts; or a config. `config` names the config to start
-  from, which a table needs: 'rec:bpr', 'ctr', 'graph', ... With either config
-  the arguments up to `seed` are its own unless they are given. The model,
-  'skipgram' or 'cbow', has vectors of size `dim`, up to `window` words on each
-  side of a center and `negatives` for each positive. Words rarer than
-  `min_count` are dropped; `sample` is the threshold of frequent-word
-  subsampling, 0 = off. Unless they are given, `epochs` and `sample` are 5 and
-  1e-4, or in text of fewer than 16 million words as many as suit it, which the
-  log says. `workdir` is the folder of the run, in which a second
-  call resumes; None = a temporary one. `start` is the folder of a run that is
-  continued on the data, as by --from, or a .bin of fastText: all of its words
-  stay.
-  `settings` are any others, such as `{'optimizer.name': 'adagrad'}`.
+  Args:
+    data: sentences, each a string or a list of tokens (an iterator is read
+      once); the path of a file or folder; a table of pandas, polars or Arrow,
+      lists by column, or a list of dicts; or a config.
+    config: name of the config to start from, such as 'documents', 'rec:bpr',
+      'ctr' or 'graph'. Tables need one. With a config, arguments down to `seed`
+      that are not given have its values.
+    dim: size of the vectors.
+    window: context window, words on each side of a center.
+    negatives: negative samples per positive example.
+    model: 'skipgram' or 'cbow'.
+    min_count: words that occur less often are dropped.
+    sample: subsampling threshold of frequent words; 0 = no subsampling, -1 =
+      1e-4, or a larger one for text of fewer than 16 million words.
+    epochs: passes over the data; 0 = 5, or more for text of fewer than 16
+      million words.
+    seed: of all random choices.
+    workdir: folder of the run, in which a second call resumes; None = a
+      temporary folder.
+    start: folder of a run that is continued on the data, as by `--from`, or a
+      `.bin` of fastText. All of its words stay.
+    settings: all other settings by name, such as
+      `{'optimizer.name': 'adagrad'}`.
+    unknown: other arguments raise a `TypeError`.
 
-  Raises a `UserError` for unusable data or settings, or after a signal, and a
-  `TypeError` for `unknown` arguments, which names what to use for gensim's.
+  Returns:
+    The vectors; with `config` a `ClickModel` of clicks, or `Documents`.
+
+  Raises:
+    UserError: data or settings are unusable, or a signal stopped training.
+    TypeError: an argument is unknown; the message names the one to use instead
+      if it is one of gensim or fastText.
 
   Examples:
     >>> import jaxemb

@@ -43,6 +43,8 @@ def _setting_of(name):
   if name in inspect.signature(jaxemb.train).parameters:
     return _ARGUMENTS.get(name, '')
   instead = missing_names.OF_TRAIN.get(name, '')
+  if instead == 'the first argument':
+    return 'data.path'
   if match := re.match(r"settings=\{'([\w.]+)'", instead):
     return match[1]
   match = re.match(r'(\w+)=', instead)
@@ -75,7 +77,7 @@ def test_settings_page_states_the_defaults(hooks):
     default = settings[row.setting].default
     if default in ('', 0, -1):  # chosen when a run begins
       continue
-    stated = row.default.strip('`').replace(',', '')
+    stated = row.default.strip('`').replace(',', '').replace(' ', '_')
     if isinstance(default, bool | str):
       assert stated == str(default).lower(), row.setting
     else:
