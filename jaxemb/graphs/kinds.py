@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 
 
 _HELP = {
-  'data.columns': 'of a list of edges, role:column,.., or roles in their '
-  'order: source, target, weight, relation, time (not used), - for others; '
-  "source,targets: an adjacency list; '' = by header or contents",
-  'data.path': "edges, a folder as published, .npz, .mat, ...; '' = an "
-  'embedded graph',
-  'data.valid': 'edges held out for validation: a file or a fraction; '
-  "'' = none",
-  'data.test': 'edges held out for a test at the end, as data.valid',
+  'data.columns': 'columns of a list of edges, as role:column,... or as roles '
+  'in their order: source, target, weight, relation, time (not used), - for '
+  "others; source,targets: an adjacency list; '' = by header or contents",
+  'data.path': "edges, a published folder, .npz, .mat, ...; '' = a synthetic "
+  'graph',
+  'data.valid': "validation edges: a file or a fraction; '' = none",
+  'data.test': 'test edges, scored at the end; given as data.valid',
 }
 _LISTS = kind.HELD_OUT | {'data.columns'}
 _OF_WALKS = frozenset((
@@ -84,14 +83,13 @@ class Nodes(_Graphs):
   only_with = {'model.negatives': ''}
   help = _HELP | {
     'model.hidden': 'sizes of all layers but the last, separated by commas',
-    'model.dropout': 'fraction of the inputs of layers that a step leaves out',
-    'data.valid': 'nodes held out for validation: a fraction, or a number such '
-    "as 500; '' = none",
-    'data.test': 'nodes held out for a test at the end, as data.valid',
-    'eval.monitor': 'metric by which evaluations are compared, the best of '
-    'which is exported: score (accuracy or micro F1) or log_loss, or both, '
-    'separated by a comma: the second has its best model in export_<metric>; '
-    "'' = score",
+    'model.dropout': 'fraction of the inputs of layers that a step drops',
+    'data.valid': 'validation nodes: a fraction, or a number such as 500; '
+    "'' = none",
+    'data.test': 'test nodes, scored at the end; given as data.valid',
+    'eval.monitor': 'metric on data.valid that chooses the exported model: '
+    'score (accuracy or micro F1) or log_loss; or both, separated by a comma: '
+    "the best model of the second is in export_<metric>; '' = score",
   }
   has_dense = True
   monitors = 'score', 'log_loss'
@@ -204,8 +202,8 @@ class Edges(_Graphs):
   row_kernels = frozenset(('adagrad', 'adagrad_full', 'adam_full'))
   undivided = {x: 'divide edges' for x in ('partition', 'workers')}
   help = _HELP | {
-    'eval.monitor': 'metric by which evaluations of data.valid while training '
-    "are compared, the best of which is exported: mrr, as is ''",
+    'eval.monitor': 'metric on data.valid that chooses the exported model: '
+    "mrr; '' = mrr",
   }
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 _UNDIVIDED = {x: 'divide users' for x in ('partition', 'workers')}
 _HELP = {
   'data.path': 'tables of users and items, or lines `user item item ...`: '
-  "files, a folder or a glob; '' = embedded sets",
+  "files, a folder or a glob; '' = synthetic sets",
   'data.columns': 'user, item, rating, count, label and time, as role:column, '
   'such as user:userId,rating:stars>=4 (- = none), or in order; user,items: '
   "lists; '' = by known names, or plain",
-  'data.min_count': 'items that are rarer are dropped',
+  'data.min_count': 'items that occur less often are dropped',
 }
 _OPTIONAL = (
   kind.HELD_OUT
@@ -33,10 +33,9 @@ _OPTIONAL = (
 
 class _Interactions(kind.Kind):
   help = _HELP | {
-    'eval.monitor': 'metric by which evaluations of data.valid while training '
-    'are compared, the best of which is exported: ndcg or score (recall), at '
-    'the first of eval.k; or both, separated by a comma: the second has its '
-    "best model in export_<metric>; '' = ndcg",
+    'eval.monitor': 'metric on data.valid that chooses the exported model: '
+    'ndcg or score (recall), at the first of eval.k; or both, separated by a '
+    "comma: the best model of the second is in export_<metric>; '' = ndcg",
   }
   undivided = _UNDIVIDED
   monitors = 'ndcg', 'score'
