@@ -1,7 +1,8 @@
 """Generates the pages of the reference that the package can write itself.
 
-MkDocs calls `on_files`. Commands show what `--help` prints, settings what
-`settings.toml` declares, so neither page can be out of date.
+MkDocs calls `on_files` and `on_page_content`. Commands show what `--help`
+prints, settings what `settings.toml` declares, so neither page can be out of
+date.
 """
 
 import contextlib
@@ -9,7 +10,7 @@ import io
 import math
 import pathlib
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure import files as mkdocs_files
@@ -21,6 +22,8 @@ from jaxemb.config import kinds
 _ROOT = pathlib.Path(__file__).parents[1]
 # Pages of MkDocs from files that lie elsewhere.
 _COPIES = {'contributing.md': 'CONTRIBUTING.md'}
+# A short flag in a sentence or a cell.
+_FLAG = re.compile(r'<code>(--[a-z][^<]{1,40})</code>')
 # Columns of the table of names in settings.md.
 _PROGRAMS = 'gensim', 'word2vec', 'fastText'
 
@@ -46,6 +49,11 @@ def on_files(
   for page, text in pages.items():
     files.append(mkdocs_files.File.generated(config, page, content=text))
   return files
+
+
+def on_page_content(html: str, **context: Any) -> str:
+  """Keeps flags on one line, which browsers break after the hyphens."""
+  return _FLAG.sub(r'<code style="white-space: nowrap">\1</code>', html)
 
 
 def commands_page() -> str:

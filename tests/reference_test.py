@@ -38,6 +38,11 @@ def hooks():
   return module
 
 
+def test_flags_stay_on_one_line(hooks):
+  html = hooks.on_page_content('<p><code>--seed</code> <code>king</code></p>')
+  assert html.count('nowrap') == 1 and html.endswith(' <code>king</code></p>')
+
+
 def _setting_of(name):
   """Returns the setting that `jaxemb.train` names for an argument, or ''."""
   if name in inspect.signature(jaxemb.train).parameters:
