@@ -10,6 +10,7 @@ gets an export/ like that of a run, and merge.json with facts and warnings.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -26,7 +27,7 @@ from jaxemb.merging import merge as merging
 from jaxemb.merging import multivectors as senses
 from jaxemb.merging import parts as parts_lib
 from jaxemb.report import pages
-from jaxemb.run import rundir
+from jaxemb.run import progress, rundir
 from jaxemb.runtime import process
 from jaxemb.storage import atomic, export
 
@@ -89,9 +90,10 @@ def _run(argv: Sequence[str] | None) -> None:
       encoding=flags.encoding,
     )
     read_secs = time.monotonic() - started
-    merged = senses.merge(
-      parts, spec, folder=scratch / 'merged', progress=_show_progress
-    )
+    with contextlib.closing(progress.Progress()) as shown:
+      merged = senses.merge(
+        parts, spec, folder=scratch / 'merged', progress=shown
+      )
     left_out = [f'left out: {x["reason"]}' for x in skipped]
     warnings = left_out + merged.report['warnings']
     for line in warnings:
@@ -188,12 +190,6 @@ def _scratch(output: pathlib.Path) -> pathlib.Path:
     raise errors.UserError(
       f'cannot write in {output}: {error.strerror}; give another --output'
     ) from error
-
-
-def _show_progress(what: str, done: int, total: int) -> None:
-  if sys.stderr.isatty():
-    end = '\n' if done >= total else ''
-    print(f'\r{what} {done / max(total, 1):4.0%}', end=end, file=sys.stderr)
 
 
 def _table(report: dict[str, Any]) -> str:

@@ -34,6 +34,7 @@ from jaxemb.run import (
   workers,
 )
 from jaxemb.run import devices as devices_lib
+from jaxemb.run import progress as progress_lib
 from jaxemb.runtime import compile_time, distributed, mesh, resources
 from jaxemb.storage import bucket, checkpoint
 from jaxemb.workers import remote
@@ -171,7 +172,7 @@ def _run_steps(start: _Start, monitor: distributed.Monitor) -> int:
   try:
     with compile_time.waited() as waited:
       parts = _build(start, monitor, cluster)
-  except metrics.Stopped:
+  except progress_lib.Stopped:
     metrics.LOG.info('stopped before training; nothing to save')
     return STOPPED
   monitor.has_begun.set()
@@ -287,7 +288,7 @@ def _read_and_make(
   setup = devices_lib.choose(start.config, begun, **fixed)
   rundir.check(setup.config, workdir)
   metrics.LOG.info('%s; results in %s', mesh.describe(setup.mesh), workdir)
-  progress = metrics.Progress(setup.config.train.log_every_secs, stop)
+  progress = progress_lib.Progress(setup.config.train.log_every_secs, stop)
   with contextlib.closing(progress):
     return build.parts(
       setup,

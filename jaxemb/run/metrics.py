@@ -9,7 +9,6 @@ counted, is None.
 import collections
 import contextlib
 import dataclasses
-import datetime
 import json
 import logging
 import math
@@ -17,17 +16,15 @@ import os
 import pathlib
 import platform
 import struct
-import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
-import tqdm
 from tensorboardX import record_writer
 from tensorboardX.proto import event_pb2, summary_pb2
 
 from jaxemb import errors
+from jaxemb.run import progress
 from jaxemb.runtime import resources
 from jaxemb.storage import atomic
 
@@ -38,10 +35,10 @@ _HOPELESS = 3  # times the loss of an untrained model: training has diverged
 
 
 class _Console(logging.Handler):
-  """Writes above a progress bar instead of through it."""
+  """Writes above the line that shows progress."""
 
   def emit(self, record: logging.LogRecord) -> None:
-    tqdm.tqdm.write(self.format(record), file=sys.stderr)
+    progress.write_line(self.format(record))
 
 
 def start_log(path: pathlib.Path, is_first: bool) -> logging.Handler:
@@ -58,50 +55,6 @@ def start_log(path: pathlib.Path, is_first: bool) -> logging.Handler:
   file.setFormatter(logging.Formatter('%(asctime)s %(message)s'))
   LOG.addHandler(file)
   return file
-
-
-class Stopped(Exception):
-  """A signal came before there was anything to save."""
-
-
-class Progress:
-  """Progress of a stage: a bar on a terminal, elsewhere a few lines."""
-
-  def __init__(self, every_secs: float, stop: threading.Event | None = None):
-    """Shows lines at least `every_secs` apart, until `stop` is set."""
-    self._every_secs, self._stop = max(every_secs, 10.0), stop
-    self._stage, self._last = '', 0.0
-    self._bar: Any = None  # of tqdm, which has no types
-
-  def __call__(self, stage: str, done: int, total: int, note: str = '') -> None:
-    """Shows how much of a stage is done, or raises `Stopped`."""
-    if self._stop and self._stop.is_set():
-      raise Stopped
-    if stage != self._stage:
-      self.close()
-      self._stage, self._last = stage, time.monotonic()
-      self._bar = tqdm.tqdm(
-        desc=stage,
-        total=total or None,
-        unit_scale=True,
-        dynamic_ncols=True,
-        file=sys.stderr,
-        leave=False,
-        disable=not sys.stderr.isatty(),
-        bar_format='{desc} {percentage:3.0f}% |{bar:16}| {n_fmt}/{total_fmt}'
-        '{postfix}',
-      )
-    if not self._bar.disable:
-      self._bar.postfix = f' {note}' if note else None
-      self._bar.update(done - self._bar.n)
-    elif time.monotonic() - self._last > self._every_secs:
-      self._last = time.monotonic()
-      LOG.info('%s %.0f%% %s', stage, 100 * done / max(total, 1), note)
-
-  def close(self) -> None:
-    """Removes the bar."""
-    if self._bar is not None:
-      self._bar.close()
 
 
 class _Events:
@@ -349,13 +302,15 @@ class Meter:
     self._num_devices = num_devices
     self._every_steps, self._has_ended = every_steps, False
     self._writer = Writer(workdir, totals.steps) if workdir else None
-    self._progress = Progress(log_every_secs)
+    self._progress, self._note = progress.Progress(log_every_secs), ''
     self.start()
 
   def start(self, secs_ago: float = 0.0) -> None:
     """Starts the clock: what came before, such as compilation, is not timed."""
     self.resume()
     self._clock -= secs_ago
+    self._progress.begin('training', self.totals.done, secs_ago)
+    self._progress('training', self.totals.done, self.total)
     self._first = resources.sample()
     self._seen: list[Any] = []
     # Of this process.
@@ -393,6 +348,7 @@ class Meter:
     is_due = now - self._last >= self._every_secs
     if is_due or is_far or t.done == self.total:
       self._record(now, float(learning_rates[1]))
+    self._progress('training', t.done, self.total, self._note)
 
   def _count_usage(self, item: Any, num_steps: int) -> None:
     usage, steps, every = self._usage, self.totals.steps, self._every_steps
@@ -416,8 +372,6 @@ class Meter:
     before, self._seen = self._seen, self._gather(usage, is_last)
     before = before or [{}] * len(self._seen)
     rate = (t.done - self._last_done) / max(now - self._last, 1e-9)
-    # A dispatch may have no words.
-    eta_secs = (self.total - t.done) / rate if rate else None
     record: dict[str, Any] = {
       'step': t.steps,
       'epoch': t.done / self._units_per_epoch,
@@ -426,7 +380,7 @@ class Meter:
       'loss': self._loss / self._examples if self._examples else None,
       'learning_rate': learning_rate,
       'elapsed_secs': t.train_secs,
-      'eta_secs': eta_secs,
+      'eta_secs': self._progress.secs_left(t.done, self.total),
       'hosts': list(map(resources.between, before, self._seen)),
     }
     if self._store:
@@ -434,14 +388,11 @@ class Meter:
     if self._writer:
       self._writer.write(record)
     loss = 'n/a' if record['loss'] is None else f'{record["loss"]:.4f}'
-    note = (
-      f'epoch {record["epoch"]:.2f} loss {loss} {rate / 1e6:.2f} M {t.unit}/s '
-      f'lr {learning_rate:.5f}'
+    shown = f'{rate / 1e6:.2f} M' if rate > 1e5 else f'{rate:,.0f}'
+    self._note = (
+      f'{shown} {t.unit}/s, loss {loss}, epoch {record["epoch"]:.1f}, '
+      f'learning rate {learning_rate:.5f}'
     )
-    if eta_secs is not None:
-      secs = min(round(eta_secs), 10**9)
-      note += f' {datetime.timedelta(seconds=secs)} left'
-    self._progress('training', t.done, self.total, note)
     self._begin_record(now)
 
   def close(self) -> None:

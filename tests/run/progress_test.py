@@ -1,0 +1,185 @@
+"""Progress: a line in place on terminals and in notebooks, lines elsewhere."""
+
+import contextlib
+import io
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+import types
+
+import pytest
+
+from jaxemb.run import metrics, progress
+
+_CHILD = """
+import time
+from jaxemb.run import progress
+shown = progress.Progress()
+for done in range(5):
+  shown('training', done, 4, '0.56 M words/s, loss 1.8289')
+  if done == 2:
+    progress.write_line('epoch 2: AUC 0.5')
+  time.sleep(.25)
+shown.close()
+"""
+
+
+def _on_a_terminal():
+  """What a child writes to a terminal that does not know its size."""
+  pty = pytest.importorskip('pty')
+  leader, follower = pty.openpty()
+  child = subprocess.Popen(
+    [sys.executable, '-c', _CHILD],
+    stderr=follower, env=os.environ | {'COLUMNS': '60'},
+  )  # fmt: skip
+  os.close(follower)
+  shown = b''
+  with contextlib.suppress(OSError):  # as Linux ends it
+    while data := os.read(leader, 10_000):
+      shown += data
+  os.close(leader)
+  assert child.wait() == 0
+  return shown.decode()
+
+
+def test_a_terminal_has_one_line_that_is_updated():
+  text = _on_a_terminal()
+  above, below = text.split('\r\n')  # the one line that was written above it
+  assert above.endswith('\repoch 2: AUC 0.5')
+  states = [x for x in below.split('\r') if x.strip()]
+  for state, start in zip(states, (' 50%', ' 75%', '100%'), strict=True):
+    assert re.match(rf'training {start} \|[█ ▌]{{10}}\| 0:00:0\d left, ', state)
+    assert len(state) == 59 and state.endswith('0.56 M words/s, lo')
+  assert not below.split('\r')[-2].strip()  # at last it is removed
+
+
+class _Clock:
+  """Seconds that a test sets."""
+
+  now = 100.0
+
+  def monotonic(self) -> float:
+    return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  clock = _Clock()
+  monkeypatch.setattr(progress, 'time', clock)
+  return clock
+
+
+@pytest.fixture
+def lines(monkeypatch):
+  lines = []
+  handler = logging.Handler()
+  handler.emit = lambda record: lines.append(record.getMessage())
+  monkeypatch.setattr(progress.LOG, 'handlers', [handler])
+  monkeypatch.setattr(progress.LOG, 'level', logging.INFO)
+  monkeypatch.setattr(sys, 'stderr', io.StringIO())
+  return lines
+
+
+def test_files_and_pipes_get_a_line_now_and_then(clock, lines):
+  shown = progress.Progress(2.0)
+  for done in range(0, 101, 10):
+    shown('reading', done, 100)
+    clock.now += 6
+  shown('counting', 0, 0)
+  clock.now += 11
+  shown('counting', 0, 0)
+  shown.close()
+  assert lines == [
+    'reading 20%, 0:00:48 left', 'reading 40%, 0:00:36 left',
+    'reading 60%, 0:00:24 left', 'reading 80%, 0:00:12 left',
+    'reading 100%, 0:00:00 left', 'counting',
+  ]  # fmt: skip
+  stop = threading.Event()
+  stop.set()
+  with pytest.raises(progress.Stopped):
+    progress.Progress(2.0, stop)('reading', 0, 1)
+
+
+def test_the_time_left_leaves_out_what_was_done_before(clock, lines):
+  shown = progress.Progress()
+  shown.begin('training', 500, secs_ago=2.0)
+  assert shown.secs_left(500, 1000) is None
+  clock.now += 8
+  assert shown.secs_left(600, 1000) == 40.0
+  clock.now += 3
+  shown('training', 750, 1000, 'loss 1.5')
+  assert lines == ['training 75%, 0:00:13 left, loss 1.5']
+
+
+class _Notebook(types.ModuleType):
+  """As much of IPython as a notebook's outputs need."""
+
+  def __init__(self):
+    super().__init__('IPython')
+    self.shell, self.states = types.SimpleNamespace(kernel=object()), []
+    self.display = types.ModuleType('IPython.display')
+    self.display.display = self._show
+
+  def get_ipython(self):
+    return self.shell
+
+  def _show(self, data, raw, display_id):
+    self.states.append([data])
+    return types.SimpleNamespace(
+      update=lambda data, raw: self.states[-1].append(data)
+    )
+
+
+def test_a_notebook_has_an_output_per_stage(clock, lines, monkeypatch):
+  notebook = _Notebook()
+  monkeypatch.setitem(sys.modules, 'IPython', notebook)
+  monkeypatch.setitem(sys.modules, 'IPython.display', notebook.display)
+  shown = progress.Progress()
+  for stage in 'reading', 'training':
+    for done in range(5):
+      shown(stage, done, 4, '<loss> 1.5' if stage == 'training' else '')
+      clock.now += 30
+  shown.close()
+  assert lines == []
+  reading, training = (
+    [x['text/plain'] for x in states] for states in notebook.states
+  )
+  assert reading[1:] == [
+    'reading 25%, 0:01:30 left', 'reading 50%, 0:01:00 left',
+    'reading 75%, 0:00:30 left', 'reading 100%, 0:00:00 left',
+    'reading 100%, in 0:02:30',
+  ]  # fmt: skip
+  assert training[-1] == 'training 100%, in 0:02:30, <loss> 1.5'
+  page = notebook.states[1][2]['text/html']
+  assert '<progress value="0.5000"' in page and '&lt;loss&gt;' in page
+  # IPython without a kernel, as in a script that it runs, has no outputs.
+  notebook.shell.kernel = None
+  shown('later', 0, 4)
+  assert len(notebook.states) == 2
+
+
+def test_the_meter_shows_speed_loss_and_time_left(lines, clock, monkeypatch):
+  monkeypatch.setattr(metrics, 'time', clock)
+  totals = metrics.Totals(steps=30, done=500)
+  meter = metrics.Meter(None, totals, 1000, 2, 2.0)
+  meter.start()
+  clock.now += 10.5
+  item = types.SimpleNamespace(
+    done_before=500, done_after=1000, position=0, own_units=500
+  )
+  steps = types.SimpleNamespace(loss=9.0, examples=4.0, sums={})
+  monkeypatch.setattr(
+    metrics.Totals, 'add', lambda *_: setattr(totals, 'done', 1000)
+  )
+  meter.count(
+    item, (0.2, 0.1), types.SimpleNamespace(steps=steps, num_steps=10)
+  )
+  meter.close()
+  (line,) = lines
+  assert line == (
+    'training 50%, 0:00:21 left, 48 words/s, loss 2.2500, epoch 1.0, '
+    'learning rate 0.10000'
+  )
