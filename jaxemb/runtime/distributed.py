@@ -20,7 +20,6 @@ from multiprocessing import connection
 from typing import Any, NamedTuple, cast
 
 import jax
-import jax.extend.backend
 import numpy as np
 
 # JAX has no public name for these. `global_state` has the store, the address of
@@ -29,8 +28,8 @@ import numpy as np
 # wraps.
 from jax._src import distributed as jax_distributed
 
-# Makes a CPU back end whose collectives listen at a given address; the setting
-# `jax_cpu_collectives_implementation` cannot choose the address.
+# Nor for what makes a CPU back end whose collectives listen at a given address,
+# which the setting `jax_cpu_collectives_implementation` cannot choose.
 from jax._src import xla_bridge
 from jax.experimental import multihost_utils
 
@@ -112,8 +111,10 @@ def join(job: Job) -> None:
     ) from error
   first = cast(str, state.coordinator_address)  # known once all have joined
   if address := addresses.reachable(*addresses.split(first)):
+    from jax.extend import backend  # here, as it takes long to import
+
     make = xla_bridge._jax.make_gloo_tcp_collectives
-    jax.extend.backend.register_backend_factory(
+    backend.register_backend_factory(
       'cpu',
       lambda: xla_bridge.make_cpu_client(make(state.client, address)),
       priority=0,
