@@ -88,67 +88,6 @@ def test_names_and_links_in_the_docs_exist(page):
       assert anchor in [x.replace(' ', '-') for x in slugs], link
 
 
-def test_python_of_the_readme(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  readme = (_ROOT / 'README.md').read_text()
-  train, orbax = re.findall(r'^```python\n(.*?)^```', readme, re.S | re.M)
-  names = {}
-  exec(train, names)
-  sentences, run = names['sentences'], tmp_path / 'run'
-  vectors = jaxemb.train(sentences, dim=8, epochs=1, workdir=run)
-  folder = re.search("'(.*/orbax)'", orbax)[1]
-  exec(orbax.replace(folder, str(run / 'export/orbax')), names)
-  np.testing.assert_array_equal(names['arrays']['vectors'], vectors.vectors)
-
-
-def test_python_of_formats(tmp_path, monkeypatch):
-  for name in 'usearch', 'model2vec', 'onnx', 'onnxruntime':
-    pytest.importorskip(name, reason="needs the extras 'ann', 'hub', 'onnx'")
-  monkeypatch.chdir(tmp_path)
-  page = (_ROOT / 'docs/reference/formats.md').read_text()
-  words = 'the', 'king', 'queen', 'rules', 'land'
-  rows = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
-  names = {'jaxemb': jaxemb, 'vectors': jaxemb.Embeddings(words, rows)}
-  for code in re.findall(r'^```python\n(.*?)^```', page, re.S | re.M):
-    if 'runs/ctr-' not in code:  # tests/clicks/onnx_test.py runs that
-      exec(code, names)
-  np.testing.assert_array_equal(names['vectors'].vectors, rows)
-  vectors = jaxemb.Embeddings(words, names['index'].vectors)
-  nearest = vectors.most_similar('king', indexer=names['index'])
-  assert {*dict(nearest)} == {*words} - {'king'}
-  assert names['rows'][:, 0].tolist() == [1, 2]
-
-
-def test_python_of_text(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  page = (_ROOT / 'docs/guides/text.md').read_text()
-  joins, grows, subwords = re.findall(
-    r'^```python\n(.*?)^```', page, re.S | re.M
-  )
-  names = {}
-  exec(joins, names)
-  assert {'new_york', 'san_francisco'} <= set(names['vectors'].index_to_key)
-  assert 'new' not in names['vectors']
-  assert names['phrases'][['new', 'york', 'new']] == ['new_york', 'new']
-  exec(grows, names)
-  assert {'king', 'fish'} <= set(names['vectors'].index_to_key)
-  exec(subwords, names)
-  vectors = jaxemb.load(tmp_path / 'kings.bin')
-  np.testing.assert_allclose(
-    vectors['kingly'], names['vectors']['kingly'], 1e-5, 1e-7
-  )
-
-
-def test_python_of_documents(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  page = (_ROOT / 'docs/guides/documents.md').read_text()
-  (code,) = re.findall(r'^```python\n(.*?)^```', page, re.S | re.M)
-  names = {}
-  exec(code, names)
-  model = names['model']
-  assert model.dv.vectors.shape == (180, 20) and 'cow' in model.wv
-
-
 @every_notebook
 def test_notebooks_have_no_output(path):
   for cell in nbformat.read(path, as_version=4).cells:

@@ -7,17 +7,11 @@ import inspect
 import pathlib
 import pydoc
 import re
-import warnings
 
-import numpy as np
 import pytest
 
 import jaxemb
-from jaxemb.evaluation import multivectors
-from jaxemb.evaluation import subwords as subwords_lib
-from jaxemb.ops import ngrams
-from jaxemb.storage import export
-from tests import runs
+from tests import doc_files
 
 _PAGE = pathlib.Path(__file__).parents[1] / 'docs/reference/python.md'
 # Names of the page whose examples run one after the other in a folder.
@@ -79,40 +73,10 @@ def test_all_functions_and_methods_have_examples():
 
 
 def _write_files() -> None:
-  """Writes the files that examples load: a fastText model and two runs."""
-  words = ['king', 'queen', 'sea']
-  subwords = ngrams.Subwords(min_chars=5, max_chars=5, buckets=8)
-  rows = np.random.default_rng(8).normal(size=(8, 4)).astype(np.float32)
-  of_ngrams = subwords_lib.NgramVectors(subwords, rows)
-  vectors = jaxemb.Embeddings(
-    words, rows[:3], np.array([9, 7, 1]), subwords=of_ngrams
-  )
-  with warnings.catch_warnings(action='ignore'):  # its output rows are zeros
-    vectors.save_fasttext('model.bin')
-  relations = export.Relations(
-    operator='translation',
-    measure='product',
-    temperature=1.0,
-    names=['capital_of', 'capital_of (inverse)'],
-    rows=np.array([[-1, 1], [1, -1]], np.float32),
-  )
-  nodes = np.array([[1, 0], [0, 1], [1, 1], [2, 0]], np.float32)
-  jaxemb.Embeddings(
-    ['rome', 'italy', 'paris', 'france'], nodes, relations=relations
-  ).save('runs/graph/export')
-  rows = np.array([[1, 1], [1, -1], [0, 1], [1, 0]], np.float32)
-  senses = multivectors.MultiVectors(
-    words=['bank', 'river', 'money'],
-    counts=np.array([9, 6, 3]),
-    starts=np.array([0, 2, 3, 4]),
-    vectors=rows,
-    priors=np.array([0.75, 0.25, 1, 1], np.float32),
-    outputs=np.array([[0, 0], [0, -6], [0, 6]], np.float32),
-    loss='negative_sampling',
-    negatives=5,
-    window=5,
-  )
-  runs.write_senses('runs/mixture/export', senses)
+  """Writes the files that examples load."""
+  doc_files.fasttext_model('model.bin', buckets=8)
+  doc_files.run_of_relations('runs/graph')
+  doc_files.run_of_senses('runs/mixture')
 
 
 def _run(name: str, documented: object, names: dict) -> str:
