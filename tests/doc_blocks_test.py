@@ -298,7 +298,8 @@ def _small(page: str, tokens: list[str], workdir: str) -> list[str]:
   flags = dict(_OF_CONFIG[name])
   flags |= {k: x for k, x in _MORE.get(page, {}).items()}
   if not any(x.startswith('--config.data.path=') for x in arguments):
-    flags['data.path'] = 'toywiki:60000'
+    doc_files.text('embedded.txt')
+    flags['data.path'] = 'embedded.txt'
   if not any(x.startswith('--workdir=') for x in arguments):
     arguments = [*arguments, f'--workdir={workdir}']
   return [*arguments, *(f'--config.{k}={x}' for k, x in flags.items())]
@@ -355,7 +356,19 @@ def _check_formats(names: dict[str, Any]) -> None:
   vectors = jaxemb.Embeddings(expected.index_to_key, names['index'].vectors)
   nearest = vectors.most_similar('king', indexer=names['index'])
   assert {*dict(nearest)} == {*expected.index_to_key} - {'king'}
-  assert names['rows'][:, 0].tolist() == [1, 2]
+  near = expected.most_similar('king', topn=1)
+  assert names['vectors'].most_similar('king', topn=1) == near
+  if 'chances' in names:  # of jax2onnx
+    chances = jaxemb.load('runs/ctr-...').predict(names['data'])
+    np.testing.assert_allclose(names['chances'], chances, atol=1e-6)
+
+
+def _check_keyed_vectors(names: dict[str, Any]) -> None:
+  assert names['ours'].index_to_key == ['sea', 'king', 'queen', 'island']
+
+
+def _check_items(names: dict[str, Any]) -> None:
+  assert 'ITEM' in names['vectors']
 
 
 def _check_documents(names: dict[str, Any]) -> None:
@@ -376,6 +389,8 @@ def _check_text(names: dict[str, Any]) -> None:
 _CHECKS = {
   'README.md': _check_readme,
   'guides/documents.md': _check_documents,
+  'guides/items.md': _check_items,
+  'guides/keyed_vectors.md': _check_keyed_vectors,
   'guides/text.md': _check_text,
   'reference/formats.md': _check_formats,
 }

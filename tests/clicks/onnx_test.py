@@ -1,21 +1,15 @@
 """Every click model gives the same chances in ONNX Runtime."""
 
-import pathlib
-import re
 import types
 
 import jax
 import numpy as np
 import pytest
-from pyarrow import csv
 
-import jaxemb
-from jaxemb import config as config_lib
 from jaxemb.clicks import kind as click_kind
 from jaxemb.clicks import models as clicks
-from jaxemb.clicks import predictor, toyclicks
+from jaxemb.clicks import predictor
 from jaxemb.ops import sampling
-from jaxemb.run import lifecycle
 from tests import log_of_clicks
 
 # The extra 'onnx', of which jax2onnx is not among the extra 'dev'.
@@ -77,18 +71,3 @@ def test_chances_are_those_of_jaxemb_predict(name, tmp_path):
     (found,) = session.run(['chances'], {'ids': ids, 'numbers': numbers})
     np.testing.assert_allclose(found, model.scores(rows), atol=1e-5)
     assert num == 1 or found.std() > 0.01
-
-
-@pytest.mark.slow
-def test_lines_of_the_docs_give_the_chances_of_a_run(tmp_path, monkeypatch):
-  config = config_lib.load('ctr:smoke', {'train.epochs': 1, 'mesh.data': 1})
-  assert lifecycle.run(config, tmp_path / 'runs/ctr-...') == 0
-  page = pathlib.Path(__file__).parents[2] / 'docs/reference/formats.md'
-  blocks = re.findall(r'^```python\n(.*?)^```', page.read_text(), re.S | re.M)
-  (code,) = [x for x in blocks if 'runs/ctr-' in x]
-  data = csv.read_csv(toyclicks.write(tmp_path, 20_000) / 'test.csv')
-  names = {'jaxemb': jaxemb, 'data': data}
-  monkeypatch.chdir(tmp_path)
-  exec(code, names)
-  expected = names['model'].predict(data)
-  np.testing.assert_allclose(names['chances'], expected, atol=1e-6)
