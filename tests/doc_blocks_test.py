@@ -95,7 +95,7 @@ _FILES = {
   'guides/graphs.md': _Files(doc_files.graphs),
   'guides/graphsage.md': _Files(doc_files.nodes),
   'guides/items.md': _Files(doc_files.ratings),
-  'guides/memory.md': _Files(_text('TEXT')),
+  'guides/memory.md': _Files(doc_files.many_words),
   'guides/merging.md': _Files(doc_files.models_to_merge),
   'guides/partition.md': _Files(_text('TEXT')),
   'guides/precision.md': _Files(_text('TEXT')),

@@ -30,6 +30,13 @@ def text(*names: str) -> None:
     pathlib.Path(name).write_text('\n'.join(_SENTENCES * 200))
 
 
+def many_words() -> None:
+  """Writes a text of more words than a small cache has room for."""
+  drawn = np.random.default_rng(0).integers(0, 2000, (4000, 10)).tolist()
+  lines = [' '.join(f'word{x}' for x in sentence) for sentence in drawn]
+  pathlib.Path('TEXT').write_text('\n'.join(lines))
+
+
 def words(num: int = 5) -> jaxemb.Embeddings:
   """Returns random vectors of words, most frequent first."""
   rows = np.random.default_rng(0).normal(size=(num, 8)).astype(np.float32)
