@@ -108,16 +108,17 @@ _SMALL = {'model.dim': 8, 'train.epochs': 1}
 _OF_TEXT = {'eval.paths': 'none', 'data.sample': 0.0}
 _OF_CONFIG = {
   'wiki': _SMALL | _OF_TEXT,
-  'mixture': _SMALL | _OF_TEXT,
+  'mixture': _SMALL | _OF_TEXT | {'senses.top_ratio': 1.0},
   'documents': _SMALL,
   'graph': _SMALL,
   'graphsage': {'train.epochs': 2},
   'rec': _SMALL,
   'ctr': {'train.epochs': 1},
 }
-_MORE = {  # by page
-  'guides/partition.md': {'strategy.num_parts': 2},
-  'guides/text.md': {'model.buckets': 1000},
+# Of commands that have a setting.
+_IF_SET = {
+  'strategy.num_parts': {'strategy.num_parts': 2},
+  'model.subwords': {'model.buckets': 1000},
 }
 
 
@@ -288,7 +289,7 @@ def _run_python(block: doc_blocks.Block, names: dict[str, Any]) -> None:
   exec(compile(code, str(block), 'exec'), names)
 
 
-def _small(page: str, tokens: list[str], workdir: str) -> list[str]:
+def _small(tokens: list[str], workdir: str) -> list[str]:
   """Returns the arguments of a command, of a run with smaller choices."""
   arguments = tokens[1:]
   if arguments[0] != 'train':
@@ -296,7 +297,9 @@ def _small(page: str, tokens: list[str], workdir: str) -> list[str]:
   (config,) = [x for x in arguments if x.startswith('--config=')]
   name = pathlib.PurePath(config.partition('=')[2].partition(':')[0]).stem
   flags = dict(_OF_CONFIG[name])
-  flags |= {k: x for k, x in _MORE.get(page, {}).items()}
+  for setting, values in _IF_SET.items():
+    if any(x.startswith(f'--config.{setting}=') for x in arguments):
+      flags |= values
   if not any(x.startswith('--config.data.path=') for x in arguments):
     doc_files.text('embedded.txt')
     flags['data.path'] = 'embedded.txt'
@@ -325,7 +328,7 @@ def _run_page(page: pathlib.Path, names: dict[str, Any]) -> None:
         continue
       workdir = _FILES.get(name, _Files()).workdir
       workdir += f'-{num_runs}' if num_runs else ''
-      arguments = _small(name, tokens, workdir)
+      arguments = _small(tokens, workdir)
       num_runs += f'--workdir={workdir}' in arguments
       arguments = [y for x in arguments for y in _globbed(x)]
       assert jaxemb_command.main(arguments) == 0, f'{block}: {line}'

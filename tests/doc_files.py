@@ -144,8 +144,8 @@ def graphs() -> dict[str, Any]:
 def nodes() -> dict[str, Any]:
   """Writes a graph of nodes with features and classes, and a second one."""
   rng = np.random.default_rng(0)
-  num = 200
-  edges = rng.integers(0, num, (2, 1500))
+  num = 2000
+  edges = rng.integers(0, num, (2, 8000))
   labels = np.arange(num) % 4
   features = np.eye(4)[labels] + rng.normal(size=(num, 4))
   np.savez('cora.npz', edges=edges, node_features=features, node_labels=labels)
