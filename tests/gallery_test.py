@@ -15,6 +15,8 @@ _RUNS = {
   'merging': ('toywiki:60000', r'after merging: .* (\S+)', 0.3, 1),
   'calibration': ('toyclicks:8000', r'AUC (\S+),', 0.5, 1),
   'node_map': ('toygraph:400', r'same community: (\S+)', 0.9, 1),
+  'training_curve': ('1000', r'epochs, \S+ s, (\S+)', 0, 1),
+  'own_model': ('', r'(\S+) degrees', -180, 180),
 }
 
 
