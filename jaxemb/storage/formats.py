@@ -2,7 +2,7 @@
 
 Whatever jaxemb writes and reads again has a number, which grows when a reader
 of an earlier version would take it for something else. It stands beside the
-writer, as a `Format`; docs/reference/formats.md lists all of them. A file has
+writer, as a `Format`; docs/reference/formats.md lists the numbers. A file has
 it as `format` in its JSON, and as `jaxemb` the version that wrote it. Files
 without a number are of format 1.
 """
