@@ -13,7 +13,7 @@ import jaxemb
 from jaxemb.evaluation import multivectors
 from jaxemb.evaluation import subwords as subwords_lib
 from jaxemb.ops import ngrams
-from jaxemb.storage import export
+from jaxemb.storage import export, fasttext_format
 from tests import doc_blocks, runs
 
 _STORED = doc_blocks.ROOT / 'tests/formats/v1'
@@ -51,10 +51,10 @@ def readme() -> dict[str, Any]:
   return {}
 
 
-def fasttext_model(path: str, buckets: int, dim: int = 4) -> None:
+def fasttext_model(path: str, buckets: int) -> None:
   """Writes a model of fastText with n-grams of five characters."""
   subwords = ngrams.Subwords(min_chars=5, max_chars=5, buckets=buckets)
-  rows = np.random.default_rng(8).normal(size=(buckets, dim))
+  rows = np.random.default_rng(8).normal(size=(buckets, 4))
   rows = rows.astype(np.float32)
   vectors = jaxemb.Embeddings(
     ['king', 'queen', 'sea'],
@@ -214,5 +214,17 @@ def senses() -> dict[str, Any]:
 def texts() -> dict[str, Any]:
   """Writes texts, and a model of fastText."""
   text('PATH', 'NEW')
-  fasttext_model('cc.en.300.bin', buckets=1000, dim=8)
+  known = ['king', 'queen', 'sea']
+  rng = np.random.default_rng(0)
+  rows = rng.normal(size=(2 * len(known) + 1000, 8)).astype(np.float32)
+  fasttext_format.write(
+    'cc.en.300.bin',
+    fasttext_format.Settings(
+      dim=8, model=1, buckets=1000, min_chars=5, max_chars=5
+    ),
+    words=known,
+    counts=np.array([9, 7, 1]),
+    inputs=[rows[len(known) :]],
+    outputs=rows[: len(known)],
+  )
   return {}
