@@ -1,12 +1,10 @@
 """Shows how far a stage is, and how long it will take.
 
-On a terminal one line is updated in place, in a notebook one output; elsewhere,
-as in files and pipes, a line is logged now and then.
+In a terminal or a notebook it is a bar of tqdm; elsewhere, as in files and
+pipes, a line is logged now and then.
 """
 
-import datetime
-import html
-import importlib
+import importlib.util
 import logging
 import shutil
 import sys
@@ -14,10 +12,12 @@ import threading
 import time
 from typing import Any
 
+import tqdm
+
 LOG = logging.getLogger('jaxemb')
-_BAR_COLUMNS = 10
-_LIVE_SECS = 0.2  # between updates in place
 _MIN_LINE_SECS = 10.0  # between lines
+_BAR = '{desc} {percentage:3.0f}% |{bar:10}| {remaining} left{postfix}'
+_NO_BAR = '{desc} {elapsed}{postfix}'  # where a total is unknown
 
 
 class Stopped(Exception):
@@ -30,17 +30,16 @@ class Progress:
   def __init__(
     self, every_secs: float = 0.0, stop: threading.Event | None = None
   ):
-    """Shows lines at least `every_secs` apart, until `stop` is set."""
+    """Logs lines at least `every_secs` apart, until `stop` is set."""
     self._every_secs, self._stop = max(every_secs, _MIN_LINE_SECS), stop
     self._stage, self._last = '', 0.0
-    self._began, self._done_before, self._note = 0.0, 0, ''
-    self._shown: _Bar | _Output | None = None  # what is updated in place
+    self._began, self._done_before = 0.0, 0
+    self._bar: Any = None  # of tqdm, which has no types
 
   def begin(self, stage: str, done: int, secs_ago: float = 0.0) -> None:
     """Begins a stage, of which `done` was done before, or begins it again."""
-    if stage != self._stage:
-      self.close()
-    self._stage, self._done_before, self._note = stage, done, ''
+    self.close()
+    self._stage, self._done_before = stage, done
     self._last = time.monotonic()
     self._began = self._last - secs_ago
 
@@ -55,133 +54,65 @@ class Progress:
       raise Stopped
     if stage != self._stage:
       self.begin(stage, done)
-    now, secs = time.monotonic(), self.secs_left(done, total)
-    parts = [f'{_duration(secs)} left'] if secs is not None else []
-    text = ', '.join(parts + [note] * bool(note))
+    if self._bar is None and (make := _bar_class()):
+      self._bar = self._new_bar(make, total)
+    if self._bar is not None:
+      self._bar.set_postfix_str(note, refresh=False)
+      self._bar.update(done - self._bar.n)
+    elif time.monotonic() - self._last >= self._every_secs:
+      self._last = time.monotonic()
+      LOG.info('%s', ', '.join(self._parts(done, total, note)))
+
+  def _new_bar(self, make: Any, total: int) -> Any:
+    is_terminal = sys.stderr.isatty()
+    # A terminal may not know its size; tqdm would then show nothing.
+    columns, lines = shutil.get_terminal_size()
+    bar = make(
+      desc=self._stage,
+      total=total or None,
+      initial=self._done_before,
+      bar_format=_BAR if total > 1 else _NO_BAR,
+      smoothing=0,  # the mean speed
+      ncols=columns - 1 if is_terminal else None,
+      nrows=lines if is_terminal else None,
+      leave=not is_terminal,
+      file=sys.stderr if is_terminal else sys.stdout,
+    )
+    bar.start_t -= time.monotonic() - self._began
+    return bar
+
+  def _parts(self, done: int, total: int, note: str) -> list[str]:
+    """Returns what a line says."""
     # One step alone does not tell how far it is.
-    fraction = min(done / total, 1.0) if total > 1 else None
-    self._note = note
-    if self._shown is None and (show := _in_place()):
-      self._shown = show(stage)
-    elif now - self._last < (_LIVE_SECS if self._shown else self._every_secs):
-      if not (self._shown and done >= total):
-        return
-    self._last = now
-    if self._shown:
-      self._shown.update(fraction, text)
-    else:
-      LOG.info('%s', ', '.join(filter(None, (_share(stage, fraction), text))))
+    fraction = f' {min(done / total, 1.0):.0%}' if total > 1 else ''
+    parts = [self._stage + fraction]
+    if (secs := self.secs_left(done, total)) is not None:
+      parts.append(f'{tqdm.tqdm.format_interval(secs)} left')
+    return parts + [note] * bool(note)
 
   def close(self) -> None:
-    """Ends the stage: removes its line, or says in a notebook what it took."""
-    if self._shown:
-      secs = time.monotonic() - self._began
-      text = ', '.join(
-        [f'in {_duration(secs)}'] + [self._note] * bool(self._note)
-      )
-      self._shown.close(text)
-    self._stage, self._shown = '', None
+    """Ends the stage, and removes its line from a terminal."""
+    if self._bar is not None:
+      self._bar.close()
+    self._stage, self._bar = '', None
 
 
-def _share(stage: str, fraction: float | None) -> str:
-  """Returns a stage with how much of it is done, if that is known."""
-  return stage if fraction is None else f'{stage} {fraction:.0%}'
-
-
-def _duration(secs: float) -> str:
-  """Returns 0:01:23 for 83 seconds."""
-  return str(datetime.timedelta(seconds=min(round(secs), 10**9)))
-
-
-def _in_place() -> Any:
-  """Returns the class that updates in place here, None if nothing can."""
+def _bar_class() -> Any:
+  """Returns the class of bars that can be shown here; None if none can."""
   if sys.stderr.isatty():
-    return _Bar
+    return tqdm.tqdm
   # Only a program that runs in a notebook has imported it.
   ipython = sys.modules.get('IPython')
   shell = ipython.get_ipython() if ipython else None
-  return _Output if getattr(shell, 'kernel', None) else None
+  if not getattr(shell, 'kernel', None):
+    return None
+  if not importlib.util.find_spec('ipywidgets'):
+    return tqdm.tqdm  # in text
+  from tqdm import notebook
+
+  return notebook.tqdm
 
 
 def write_line(text: str) -> None:
-  """Writes a line to the console, above what is updated in place."""
-  with _Bar.lock:
-    bar = _Bar.newest
-    if bar:
-      bar.write('')
-    print(text, file=sys.stderr, flush=True)
-    if bar:
-      bar.write(bar.text)
-
-
-class _Bar:
-  """The last line of a terminal, removed when it is closed."""
-
-  lock = threading.RLock()  # threads log while it is written
-  newest: '_Bar | None' = None
-
-  def __init__(self, stage: str):
-    self._stage, self._width, self.text = stage, 0, ''
-    _Bar.newest = self
-
-  def update(self, fraction: float | None, text: str) -> None:
-    with self.lock:
-      # A terminal may not know its width.
-      columns = shutil.get_terminal_size().columns
-      self.text = f'{self._start(fraction)} {text}'[: columns - 1]
-      self.write(self.text)
-
-  def _start(self, fraction: float | None) -> str:
-    """Returns the stage with a bar."""
-    if fraction is None:
-      return self._stage
-    eighths = round(8 * _BAR_COLUMNS * fraction)
-    bar = '█' * (eighths // 8) + ' ▏▎▍▌▋▊▉'[eighths % 8]
-    encoding = getattr(sys.stderr, 'encoding', None) or 'ascii'
-    if bar.encode(encoding, 'replace').decode(encoding) != bar:
-      bar = '#' * (eighths // 8)
-    bar = bar[:_BAR_COLUMNS].ljust(_BAR_COLUMNS)
-    return f'{self._stage} {fraction:4.0%} |{bar}|'
-
-  def write(self, text: str) -> None:
-    sys.stderr.write('\r' + text.ljust(self._width))
-    if not text:
-      sys.stderr.write('\r')
-    sys.stderr.flush()
-    self._width = len(text)
-
-  def close(self, text: str) -> None:
-    with self.lock:
-      self.write('')
-      _Bar.newest = None
-
-
-class _Output:
-  """An output of a notebook's cell, which stays."""
-
-  def __init__(self, stage: str):
-    self._stage = stage
-    self._show = importlib.import_module('IPython.display').display
-    self._fraction: float | None = None
-    self._handle: Any = None  # of what is shown
-
-  def update(self, fraction: float | None, text: str) -> None:
-    self._fraction = fraction
-    self._write('' if fraction is None else f'value="{fraction:.4f}"', text)
-
-  def close(self, text: str) -> None:
-    # Without a value the bar would go on moving.
-    value = 1.0 if self._fraction is None else self._fraction
-    self._write(f'value="{value:.4f}"', text)
-
-  def _write(self, value: str, text: str) -> None:
-    shown = _share(self._stage, self._fraction)
-    page = (
-      f'<progress {value} style="width: 12em"></progress> '
-      f'<b>{html.escape(shown)}</b> {html.escape(text)}'
-    )
-    data = {'text/html': page, 'text/plain': f'{shown}, {text}'}
-    if self._handle is None:
-      self._handle = self._show(data, raw=True, display_id=True)
-    else:
-      self._handle.update(data, raw=True)
+  """Writes a line to the console, above a bar."""
+  tqdm.tqdm.write(text, file=sys.stderr)
