@@ -17,7 +17,8 @@ _SEPARATORS = {'&&', '||', '|', ';', '&'}
 # Of the first line of a block of commands, after comments.
 _PROGRAM = re.compile(
   r'(?:#.*\n)*(?:--config\.|(?:\w+=\S+ )*(?:\S*/)?'
-  r'(?:jaxemb|python3?|pip|git|export|ray|gcloud|srun|sudo|taskset) )'
+  r'(?:jaxemb|python3?|pip|git|export|ray|gcloud|srun|sudo|taskset|'
+  r'tensorboard) )'
 )
 
 

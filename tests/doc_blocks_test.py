@@ -38,6 +38,7 @@ every_page = pytest.mark.parametrize(
 _FOREIGN = {
   'git', 'cd', '.', 'export', 'chmod', 'scp', 'ray', 'gcloud', 'openssl', 'for',
   'done', 'sudo', 'echo', 'sh', 'ssh', 'wget', 'curl', 'tar', 'unzip', 'mkdir',
+  'tensorboard',
 }  # fmt: skip
 _CLUSTER = 'needs a cluster'
 _RAY = 'starts Ray; tests/run/workers_test.py does'
@@ -53,6 +54,10 @@ _NOT_RUN = {
   'guides/devices.md': {
     'plan ': 'needs a compiler for GPUs; see tests/cli/plan_test.py',
   },
+  'guides/extending.md': {
+    "settings = {'model.loss'": 'test_examples_train trains with that loss',
+  },
+  'guides/report.md': {'training  42%': 'a line of progress'},
   'guides/from_gensim.md': {'import fasttext': 'has no wheels'},
   'guides/graphs.md': {
     'x = torch_geometric': 'downloads a graph',
@@ -67,7 +72,6 @@ _NOT_RUN = {
   'reference/formats.md': {
     'from sentence_transformers': 'needs torch; see tests/formats',
   },
-  'reference/settings.md': {'evaluate ': 'names no file'},
   'security.md': {'train ': _CLUSTER},
 }
 # Packages of extras that are not in `dev`, by text of the blocks that need one.
@@ -224,6 +228,8 @@ def _check(tokens: list[str], has_experiments: bool) -> None:
     case ['python', script, *rest] if script.startswith('experiments/'):
       if has_experiments:
         _check_experiment(script, *rest)
+    case ['python', script, *_] if script.startswith('docs/gallery/'):
+      assert (_ROOT / script).is_file()  # tests/gallery_test.py runs it
     case ['jaxemb', command, *rest]:
       if not has_experiments:
         _check_command(command, *rest)
@@ -239,6 +245,8 @@ def _parse_page(page: pathlib.Path, has_experiments: bool) -> None:
       subprocess.run(['bash', '-n'], input=block.text, text=True, check=True)
       for tokens in _commands(page, block):
         _check(tokens, has_experiments)
+    elif file := re.match(r'--8<-- "(.*)"', block.text):
+      assert (_ROOT / 'docs' / file[1]).is_file(), block
     elif block.language == 'python':
       ast.parse(block.text)
     elif block.language == 'toml':
