@@ -16,8 +16,6 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from jaxemb import errors
 from jaxemb.config import kinds, schema
 
@@ -396,6 +394,7 @@ def bound_loss(
 def _check_shape(name, loss, ranks):
   """Raises a `UserError` if a loss sums over pairs, or is no array."""
   import jax
+  import numpy as np
 
   scores = jax.ShapeDtypeStruct((2,), np.float32)
   others = jax.ShapeDtypeStruct((2, 3), np.float32) if ranks else scores

@@ -90,7 +90,7 @@ COUNTING = WORKERS | {
 
 
 def _kill_often(workdir, names):
-  """Kills a process of each name, in the first half of the rest of a run."""
+  """Kills a process of each name, in the first third of the rest of a run."""
   path = workdir / 'metrics.jsonl'
   num_before = len(metrics.read(path))
 
@@ -100,7 +100,7 @@ def _kill_often(workdir, names):
 
   def run():
     first = _until(epoch)
-    stretch = (COUNTING['train.epochs'] - first) / len(names) / 2
+    stretch = (COUNTING['train.epochs'] - first) / len(names) / 3
     for i, name in enumerate(names):
       _until(lambda: epoch() > first + (i + 1) * stretch)  # noqa: B023
       _kill(name, which=i)
