@@ -61,6 +61,7 @@ _NOT_RUN = {
   'guides/from_gensim.md': {'import fasttext': 'has no wheels'},
   'guides/graphs.md': {
     'x = torch_geometric': 'downloads a graph',
+    'data.partitions=8': 'needs many nodes; see edge_source_test.py',
   },
   'guides/memory.md': {'store=remote': _RAY},
   'guides/partition.md': {'strategy.part=': _CLUSTER},
@@ -69,9 +70,6 @@ _NOT_RUN = {
     'train ': 'needs a TPU',
   },
   'guides/workers.md': {'train ': _RAY},
-  'reference/formats.md': {
-    'from sentence_transformers': 'needs torch; see tests/formats',
-  },
   'security.md': {'train ': _CLUSTER},
 }
 # Packages of extras that are not in `dev`, by text of the blocks that need one.
@@ -106,6 +104,7 @@ _FILES = {
   'guides/senses.md': _Files(doc_files.senses, 'RUN'),
   'guides/text.md': _Files(doc_files.texts),
   'reference/formats.md': _Files(doc_files.formats),
+  'reference/settings.md': _Files(_text('TEXT')),
 }
 # Smaller choices, which follow the flags of each command.
 _SMALL = {'model.dim': 8, 'train.epochs': 1}
@@ -417,7 +416,9 @@ def _has_something_to_run(page: pathlib.Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'page', filter(_has_something_to_run, doc_blocks.PAGES), ids=doc_blocks.name
+  'page',
+  [x for x in doc_blocks.PAGES if _has_something_to_run(x)],
+  ids=doc_blocks.name,
 )
 def test_blocks_run(page, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)

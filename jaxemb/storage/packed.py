@@ -119,8 +119,11 @@ class File(io.BufferedReader):
 
   def close(self) -> None:
     """Closes the stream and the file."""
-    super().close()
-    self._file.close()
+    # Nothing that was read is lost if that fails.
+    with contextlib.suppress(OSError):
+      super().close()
+    with contextlib.suppress(OSError):
+      self._file.close()
 
   def _raw(self, path):
     head = self._file.read(_HEAD_BYTES)

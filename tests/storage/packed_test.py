@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import pickle
 import tarfile
 import zipfile
@@ -164,3 +165,13 @@ def test_is_written_as_it_is_named(tmp_path, suffix):
   assert (len(texts[0]) < len(_DATA)) == (suffix not in ('', '.txt'))
   with packed.File(path) as file:
     assert file.read() == _DATA
+
+
+@pytest.mark.parametrize('suffix', ['', '.gz'])
+def test_a_file_that_cannot_be_closed_has_been_read(suffix, tmp_path):
+  path = tmp_path / f'file{suffix}'
+  path.write_bytes(gzip.compress(_DATA) if suffix else _DATA)
+  file = packed.File(path)
+  assert file.read() == _DATA
+  os.close(file._file.fileno())  # as where the disk cannot close it
+  file.close()
