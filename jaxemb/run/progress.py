@@ -6,6 +6,7 @@ pipes, a line is logged now and then.
 
 import importlib.util
 import logging
+import os
 import shutil
 import sys
 import threading
@@ -34,14 +35,21 @@ class Progress:
     self._every_secs, self._stop = max(every_secs, _MIN_LINE_SECS), stop
     self._stage, self._last = '', 0.0
     self._began, self._done_before = 0.0, 0
+    self._newest = 0, 0  # done, and in all
     self._bar: Any = None  # of tqdm, which has no types
 
   def begin(self, stage: str, done: int, secs_ago: float = 0.0) -> None:
     """Begins a stage, of which `done` was done before, or begins it again."""
-    self.close()
-    self._stage, self._done_before = stage, done
-    self._last = time.monotonic()
-    self._began = self._last - secs_ago
+    now, began_before = time.monotonic(), self._began
+    if stage != self._stage:
+      self.close()
+      self._stage, self._last = stage, now
+    self._began, self._done_before = now - secs_ago, done
+    self._newest = done, self._newest[1]
+    if (bar := self._bar) is not None:  # of the stage, which begins again
+      bar.start_t += self._began - began_before
+      bar.last_print_t = max(bar.last_print_t, bar.start_t)  # it is shown
+      bar.initial = done
 
   def secs_left(self, done: int, total: int) -> float | None:
     """Returns how long the rest takes at the mean speed of the stage."""
@@ -52,8 +60,12 @@ class Progress:
     """Shows how much of a stage is done, or raises `Stopped`."""
     if self._stop and self._stop.is_set():
       raise Stopped
-    if stage != self._stage:
-      self.begin(stage, done)
+    if stage != self._stage or done < self._newest[0]:
+      self.begin(stage, done)  # or again, as of the next file or pass
+    if self._bar is not None and total != self._newest[1]:
+      self._bar.close()
+      self._bar = None
+    self._newest = done, total
     if self._bar is None and (make := _bar_class()):
       self._bar = self._new_bar(make, total)
     if self._bar is not None:
@@ -65,13 +77,16 @@ class Progress:
 
   def _new_bar(self, make: Any, total: int) -> Any:
     is_terminal = sys.stderr.isatty()
+    bar_format = _BAR if total > 1 else _NO_BAR
+    if make is not tqdm.tqdm:  # a widget, which takes the place of this alone
+      bar_format = bar_format.replace('{bar:10}', '{bar}')
     # A terminal may not know its size; tqdm would then show nothing.
     columns, lines = shutil.get_terminal_size()
     bar = make(
       desc=self._stage,
-      total=total or None,
+      total=total if total > 1 else None,
       initial=self._done_before,
-      bar_format=_BAR if total > 1 else _NO_BAR,
+      bar_format=bar_format,
       smoothing=0,  # the mean speed
       ncols=columns - 1 if is_terminal else None,
       nrows=lines if is_terminal else None,
@@ -99,6 +114,8 @@ class Progress:
 
 def _bar_class() -> Any:
   """Returns the class of bars that can be shown here; None if none can."""
+  if os.environ.get('TQDM_DISABLE'):
+    return None
   if sys.stderr.isatty():
     return tqdm.tqdm
   # Only a program that runs in a notebook has imported it.

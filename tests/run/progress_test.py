@@ -116,26 +116,67 @@ def test_the_time_left_leaves_out_what_was_done_before(clock, lines):
   assert lines == ['training 75%, 00:13 left, loss 1.5']
 
 
-def test_a_notebook_has_a_bar_per_stage(lines, monkeypatch):
+@pytest.fixture
+def shell(lines, monkeypatch):
+  """A notebook whose bars are text, as without ipywidgets."""
   shell = types.SimpleNamespace(kernel=object())
   ipython = types.SimpleNamespace(get_ipython=lambda: shell)
   monkeypatch.setitem(sys.modules, 'IPython', ipython)
-  # Without ipywidgets the bar is text.
   monkeypatch.setattr(progress.importlib.util, 'find_spec', lambda _: None)
-  monkeypatch.setattr(sys, 'stdout', io.StringIO())
+  return shell
+
+
+def test_a_notebook_has_a_bar_per_stage(lines, shell, capsys):
   shown = progress.Progress()
   for stage in 'reading', 'training':
     for done in range(5):
       shown(stage, done, 4, 'loss 1.5' if stage == 'training' else '')
   shown.close()
   assert lines == []
-  reading, training = sys.stdout.getvalue().strip().split('\n')
+  reading, training = capsys.readouterr().out.strip().split('\n')
   assert 'reading 100% |' in reading.rpartition('\r')[2]
   assert training.endswith('left, loss 1.5')
   # IPython without a kernel, as in a script that it runs, has no outputs.
   shell.kernel = None
   shown('later', 0, 4)
-  assert 'later' not in sys.stdout.getvalue()
+  assert 'later' not in capsys.readouterr().out
+
+
+def test_a_meter_that_starts_again_keeps_its_bar(shell, capsys):
+  meter = metrics.Meter(None, metrics.Totals(), 1000, 2, 2.0)
+  meter.start()
+  meter.close()
+  line, end = capsys.readouterr().out.split('\n')
+  assert 'training   0% |' in line and not end
+
+
+def test_a_stage_of_the_next_file_has_its_own_total(shell, capsys):
+  shown = progress.Progress()
+  for total in 4, 8:
+    for done in range(0, total + 1, total // 2):
+      shown('downloading', done, total)
+  shown('reading features', 0, 1)
+  shown.close()
+  first, second, third = capsys.readouterr().out.strip().split('\n')
+  for line in first, second:
+    assert 'downloading 100% |' in line.rpartition('\r')[2]
+  assert '%' not in third
+
+
+def test_bars_that_tqdm_shall_not_show_are_lines(
+  lines, shell, clock, monkeypatch, capsys
+):
+  monkeypatch.setenv('TQDM_DISABLE', '1')
+  shown = progress.Progress()
+  shown('reading', 0, 4)
+  clock.now += 11
+  shown('reading', 1, 4)
+  shown('reading', 0, 4)  # again, of which all is left
+  clock.now += 11
+  shown('reading', 2, 4)
+  shown.close()
+  assert lines == ['reading 25%, 00:33 left', 'reading 50%, 00:11 left']
+  assert not capsys.readouterr().out
 
 
 def test_the_meter_shows_speed_loss_and_time_left(lines, clock, monkeypatch):
