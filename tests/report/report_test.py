@@ -211,6 +211,20 @@ def test_browser_zooms_smooths_and_sorts(tmp_path):
   assert found['step'] == '3.5 at step 50' and found['first'] == '50'
 
 
+@pytest.mark.slow
+def test_browser_draws_validation_where_losses_of_training_are_unknown(
+  tmp_path,
+):
+  scores = {'score': 0.5, 'log_loss': 0.7}
+  record = {'step': 5, 'epoch': 1, 'validation': scores}
+  row = {'step': 5, 'epoch': 1, 'loss': np.nan, 'elapsed_secs': 2.0}
+  page = report.page(_table(50))
+  pages.write(tmp_path, page, {'evaluations': [record]}, metrics=[row])
+  found = _drawn(tmp_path / 'report.html')
+  assert 'Loss per example: from 0.7 to 0.7' in found
+  assert found.count('class="line s0"') == 2
+
+
 def test_words_span_all_ranks_and_alternate_between_categories():
   table = _table(20_000)
   words = table.index_to_key
