@@ -150,6 +150,8 @@ class Parts(NamedTuple):
       del item, arrays  # before what is free is read
     return budget.memory(
       has_dense=bool(jax.tree.leaves(state.params)),
+      # Sub-models are merged by programs.
+      has_kernel=self.tuning.fused and self.config.strategy.name != 'partition',
       state_bytes=state_bytes,
       rows_bytes=rows_bytes,
       batch_bytes=batch_bytes,

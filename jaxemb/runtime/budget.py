@@ -20,8 +20,9 @@ from jaxemb.runtime import resources
 # Programs, threads and a snapshot that is being written take up to so much once
 # steps are compiled; a new process has the other before it has tables.
 _PROGRAM_BYTES, _PROCESS_BYTES = 190_000_000, 500_000_000
-# With dense layers there are more programs, those of evaluations among them.
-_DENSE_PROGRAM_BYTES = 250_000_000
+# With dense layers there are more programs, those of evaluations among them. A
+# fused kernel needs none for the step.
+_DENSE_PROGRAM_BYTES, _KERNEL_BYTES = 250_000_000, 130_000_000
 
 
 class _Room(NamedTuple):
@@ -158,6 +159,7 @@ class Memory(NamedTuple):
 
 def memory(
   has_dense: bool,
+  has_kernel: bool,
   state_bytes: int,
   rows_bytes: int,
   batch_bytes: int,
@@ -165,9 +167,10 @@ def memory(
   result_bytes: int,
 ) -> Memory:
   """Returns the budget of this process, which has no tables yet."""
+  program_bytes = _KERNEL_BYTES if has_kernel else _PROGRAM_BYTES
   return Memory(
     process_bytes=resources.rss_bytes(),
-    program_bytes=_DENSE_PROGRAM_BYTES if has_dense else _PROGRAM_BYTES,
+    program_bytes=_DENSE_PROGRAM_BYTES if has_dense else program_bytes,
     state_bytes=state_bytes,
     rows_bytes=rows_bytes,
     batch_bytes=batch_bytes,

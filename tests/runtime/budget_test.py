@@ -101,6 +101,7 @@ def test_a_store_that_does_not_fit_is_refused(
 def test_results_that_do_not_fit_are_refused(monkeypatch):
   memory = budget.memory(
     has_dense=True,
+    has_kernel=False,
     state_bytes=300_000_000,
     rows_bytes=0,
     batch_bytes=150_000_000,
