@@ -374,6 +374,8 @@ _GRAPHS = (
   _edges('relations.tsv', 'more than the', 'data.partitions=900'),
   _edges('relations.tsv', 'the loss of each positive',
          'model.loss=jax.numpy:dot'),
+  _edges('relations.tsv', 'take these, not scores and labels',
+         'model.loss=optax:sigmoid_binary_cross_entropy'),
   _edges('edges.tsv', 'no loss of', 'model.loss=negative_sampling'),
   _edges('edges.tsv', 'does not divide edges', 'strategy.name=partition'),
   _edges('edges.tsv', 'not used with edges', 'data.sample=0.1'),

@@ -392,13 +392,22 @@ def bound_loss(
 
 
 def _check_shape(name, loss, ranks):
-  """Raises a `UserError` if a loss sums over pairs, or is no array."""
+  """Raises a `UserError` if a loss is not of pairs, or positives if `ranks`."""
   import jax
   import numpy as np
 
   scores = jax.ShapeDtypeStruct((2,), np.float32)
   others = jax.ShapeDtypeStruct((2, 3), np.float32) if ranks else scores
-  result = jax.eval_shape(loss, scores, others)
+  try:
+    result = jax.eval_shape(loss, scores, others)
+  except (TypeError, ValueError) as error:
+    if not ranks:  # an error in the function itself
+      raise
+    raise errors.UserError(
+      f'config.model.loss={name} cannot take scores of positives (2,) and of '
+      f'their negatives (2, 3), as this model gives it: '
+      f'{errors.one_line(error)}; take these, not scores and labels'
+    ) from error
   shape = getattr(result, 'shape', type(result).__name__)
   if shape != scores.shape:
     what = 'positive' if ranks else 'pair'
