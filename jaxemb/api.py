@@ -106,6 +106,7 @@ def train(
     'train.epochs': epochs,
     'seed': seed,
   }
+  _check_given_once(arguments, settings)
   with tempfile.TemporaryDirectory(prefix='jaxemb-') as temporary:
     chosen, values, cache = _configure(
       data, arguments, folder=temporary, name=config
@@ -127,6 +128,22 @@ def train(
     if documents := _documents(folder):
       return documents.in_memory()
     return embeddings.load_vectors(folder).in_memory()
+
+
+def _check_given_once(
+  arguments: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+  """Raises a `UserError` if an argument and a setting differ."""
+  from jaxemb import config as config_lib
+
+  defaults = config_lib.flat(config_lib.default())
+  for key in arguments.keys() & settings.keys():
+    if arguments[key] not in (defaults[key], settings[key]):
+      name = key.split('.')[-1]
+      raise errors.UserError(
+        f'{name}={arguments[key]!r} and settings={{{key!r}: {settings[key]!r}}}'
+        ' differ; give one of them'
+      )
 
 
 def _started(start: Any) -> dict[str, Any]:

@@ -138,6 +138,7 @@ def test_progress_is_shown_and_nothing_is_left(tmp_path, monkeypatch, capfd):
     (['a b'], {'min_count': 5}, 'no word occurs 5 times'),
     (config_lib.default(), {'dim': 5}, 'set config.model.dim there'),
     (_TEXT, {'settings': {'data.lowercase': 1}}, 'must be of type bool'),
+    (_TEXT, {'window': 4, 'settings': {'model.window': 9}}, 'give one of them'),
     (_TEXT, {'settings': {'optimizer.name': 'my:sgd'}}, 'set --config.optimiz'),
   ],
 )
