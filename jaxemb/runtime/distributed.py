@@ -89,6 +89,7 @@ def join(job: Job) -> None:
   elif credentials:
     credentials.check()
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+  _run_collectives_in_order()
   # It handles SIGTERM while steps run: not Ctrl-C, and not before training.
   jax.config.update('jax_enable_preemption_service', False)
   name = job.coordinator or 'the detected job'
@@ -120,6 +121,18 @@ def join(job: Job) -> None:
       priority=0,
       fail_quietly=False,
     )
+
+
+def _run_collectives_in_order() -> None:
+  """Has XLA for CPUs run a program's collectives one after the other.
+
+  By default it runs those that are independent at once, over the same
+  connections of Gloo, which then mixes up what processes send: sums are wrong.
+  """
+  flags, flag = os.environ.get('XLA_FLAGS', ''), 'xla_cpu_enable_concurrency'
+  if flag not in flags:  # a user may know better
+    flags += f' --{flag}_optimized_scheduler=false'
+    os.environ['XLA_FLAGS'] = flags.strip()
 
 
 @contextlib.contextmanager

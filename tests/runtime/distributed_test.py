@@ -398,6 +398,22 @@ def test_a_killed_process_ends_the_other_and_a_restart_resumes(trained):
 
 
 @pytest.mark.slow
+def test_large_tables_are_read_as_they_were_saved(trained):
+  folder, flags = trained
+  workdir = folder / 'large'
+  # Sums of over a million numbers take so long that others could overtake them.
+  flags = [*flags, f'--workdir={workdir}', '--config.model.dim=1200']
+  flags += ['--config.strategy.name=replicas', '--config.train.epochs=500']
+  log = workdir / 'log.txt'
+  for text in 'first step', 'resuming after':
+    both = _start(flags)
+    _wait_until(lambda x=text: log.exists() and x in log.read_text(), both)
+    both.send(signal.SIGTERM, 0)  # all save and stop
+    output, _ = _check(both, 75, 120)
+    assert 'stopped and saved at step' in output
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'flag', ['--config.optimizer.learning_rate=0.07', '--workdir={}/other']
 )
