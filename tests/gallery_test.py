@@ -12,7 +12,7 @@ _GALLERY = pathlib.Path(__file__).parents[1] / 'docs' / 'gallery'
 # By script, in the order of the page: little data, and what is printed, with
 # numbers between limits.
 _RUNS = {
-  'senses': ('toywiki:200000', r' (\d\.\d\d)', 0, 1),
+  'senses': ('toywiki:200000', r'": \w+ (\S+),', 0, 1),
   'merging': ('toywiki:200000', r'after merging: .* (\S+)', 0.3, 1),
   'staleness': ('toywiki:60000', r'analogies (\S+)', 0, 1),
   'precision': ('toywiki:60000', r'similarity (\S+)', -1, 1),
