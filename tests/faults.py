@@ -97,7 +97,7 @@ def run(arguments: list[str]) -> int:
     return subprocess.run(command, env=environment).returncode
 
 
-def _in_fork(
+def in_fork(
   function: Callable[[], Any], said: pathlib.Path, secs: float = _MAX_SECS
 ) -> Any:
   """Returns the status of a fork that calls a function, killed if it hangs."""
@@ -167,7 +167,7 @@ class Tester:
       value = function()
       result.write_text(json.dumps(value, default=str))
 
-    code = _in_fork(write, self._said, secs)
+    code = in_fork(write, self._said, secs)
     if code:
       raise AssertionError(f'{code}: {self._read_said()[-3000:]}')
     return json.loads(result.read_text())
@@ -213,7 +213,7 @@ class Tester:
       self._library.faults_disarm()
       return code
 
-    code, said = _in_fork(operate, self._said), self._read_said()
+    code, said = in_fork(operate, self._said), self._read_said()
     wrong = self._ending(code, said, fault)
     try:
       found, again, left = self._call(self._next_start)

@@ -1,17 +1,13 @@
 """Readers of training data, from a file to the encoded corpus, log or graph."""
 
 import bz2
-import contextlib
 import functools
 import gzip
 import io
 import json
-import os
 import pathlib
 import shutil
 import subprocess
-import sys
-import traceback
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,6 +28,7 @@ from jaxemb.graphs import mat_files
 from jaxemb.interactions import sets
 from jaxemb.runtime import background
 from jaxemb.text import encode, phrases
+from tests import faults
 from tests.fuzz import fuzzing
 
 Seeds = Callable[[], Sequence[bytes]]
@@ -218,26 +215,10 @@ def _read_mat(path: pathlib.Path) -> None:
 def _call_in_fork(
   module: str, *arguments: pathlib.Path, message: bytes
 ) -> subprocess.CompletedProcess:
-  """Does what `background.call` does, twenty times as fast."""
+  """Does what `background.call` does, without starting Python."""
   assert module == mat_files.__name__ and not message
   output = arguments[-1].with_name('printed')
-  sys.stdout.flush()
-  if not (child := os.fork()):
-    code = 1
-    try:
-      with output.open('wb') as file:
-        os.dup2(file.fileno(), 1)
-      mat_files.main(*map(str, arguments))
-      code = 0
-    except SystemExit as end:
-      code = end.code
-    except BaseException:
-      traceback.print_exc()
-    finally:
-      with contextlib.suppress(Exception):
-        sys.stdout.flush()
-      os._exit(code)
-  code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+  code = faults.in_fork(lambda: mat_files.main(*map(str, arguments)), output)
   printed = output.read_bytes()
   return subprocess.CompletedProcess(module, code, printed, stderr=b'')
 
