@@ -215,7 +215,7 @@ def test_what_has_no_room_is_refused_before_it_is_made(
   def fail(*unused):
     raise AssertionError('takes memory')
 
-  monkeypatch.setattr(resources, 'available_bytes', lambda: 150_000_000)
+  monkeypatch.setattr(resources, 'available_bytes', lambda: 100_000_000)
   monkeypatch.setattr(build.Parts, 'new_state', fail)
   assert train.main([f'--config={config}', f'--workdir={tmp_path}']) == 2
   *_, line = capsys.readouterr().err.splitlines()
