@@ -1544,7 +1544,8 @@ class Embeddings:
   def save_parquet(self, fname: pathlib.Path | str) -> None:
     """Writes Parquet with the columns key, count (if known) and vector.
 
-    Raises a `UserError` if the file cannot be written.
+    Read the file with pandas, polars or Hugging Face's datasets: `jaxemb.load`
+    does not. Raises a `UserError` if it cannot be written.
 
     Examples:
       >>> from pyarrow import parquet
