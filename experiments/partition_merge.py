@@ -320,8 +320,12 @@ def _plot(found: dict[str, Any], path: pathlib.Path) -> None:
   figure, (panel,) = experiment.start_plot(1, (6.4, 3.2))
   alone = _mean(list(found['single'].values()))
   divisions = sorted({x['divide'] for x in found['cells']})
-  styles = {'alir': '-', 'concat, power .75': ':', 'mean part': '--'}
+  styles = {
+    'alir': ('-', 'ALiR'), 'concat, power .75': (':', 'Concat'),
+    'mean part': ('--', 'not merged'),
+  }  # fmt: skip
   for divide, (name, style) in itertools.product(divisions, styles.items()):
+    line, merge = style
     by_number: dict[int, list[float]] = {}
     for x in found['cells']:
       means = {k: y['mean'] for k, y in x['merges'].items()}
@@ -333,10 +337,10 @@ def _plot(found: dict[str, Any], path: pathlib.Path) -> None:
     means = [statistics.mean(by_number[num]) for num in numbers]
     color = f'C{divisions.index(divide)}'
     if numbers:
-      label = f'{divide}, {name}'
-      panel.plot(numbers, means, style, color=color, label=label)
+      label = f'{divide}, {merge}'
+      panel.plot(numbers, means, line, color=color, label=label)
   panel.axhline(1, color='#777777', lw=0.8)
-  panel.set(xlabel='sub-models', ylabel='mean of benchmarks / single run')
+  panel.set(xlabel='number of sub-models', ylabel='score / single run')
   figure.legend(fontsize=7, frameon=False, loc='outside right center')
   figure.savefig(path)
 
