@@ -86,7 +86,7 @@ def settings_page() -> str:
     '',
     '<div class="names" markdown>',
     '',
-    '| what it is | setting | default | in other programs |',
+    '| meaning | setting | default | names in other programs |',
     '|---|---|---|---|',
     *_most_used(),
     '',
@@ -96,7 +96,7 @@ def settings_page() -> str:
   for group, settings in groups.items():
     lines += [f'## {group or "General"}', '']
     lines += ['<div class="names" markdown>', '']
-    lines += ['| setting | what it is | default | values |']
+    lines += ['| setting | meaning | default | values |']
     lines += ['|---|---|---|---|', *map(_row, settings), '', '</div>', '']
   return '\n'.join(lines)
 
@@ -157,8 +157,11 @@ def _values(setting):
   if isinstance(setting.default, bool):
     return '`True`, `False`'
   if isinstance(setting.default, str):
-    values = [*setting.values, *kinds.members().get(setting.name, ())]
-    return ', '.join(f'`{x!r}`' for x in values) or 'text'
+    members = kinds.members().get(setting.name)
+    values = [f'`{x!r}`' for x in (*setting.values, *(members or ()))]
+    if members is not None:
+      values.append('`module:attribute`')
+    return ', '.join(values) or 'text'
   low, high = setting.values
   if high == math.inf:
     return f'at least {low:,}'

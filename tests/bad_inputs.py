@@ -451,6 +451,7 @@ _INTERACTIONS = (
 )
 _PLACES = (
   _set('table.store=cloud', 'is not available'),
+  _set('table.layout=rows', 'or module:attribute of your own'),
   _set('table.device_bytes=0', 'no size'),
   _set('table.device_bytes=-5MB', 'no size'),
   _set('table.device_bytes=1KB', 'room'),

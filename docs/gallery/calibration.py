@@ -1,4 +1,4 @@
-"""Click calibration: a model that is trained for too long is too sure.
+"""Click calibration: probabilities get too extreme in long training.
 
 Run `python calibration.py [LOG] [PLOT]`.
 """
@@ -18,7 +18,7 @@ plot = sys.argv[2] if len(sys.argv) > 2 else __file__.replace('.py', '.svg')
 settings = {
   'data.test': '0.1',  # of the rows; the synthetic log has its own
   'train.batch_examples': 512,
-  # Neither decay nor early stopping, which prevent what the plot shows.
+  # Decay and early stopping would keep the model calibrated.
   'optimizer.decay': 0.0,
   'optimizer.dense_decay': 0.0,
   'eval.every_epochs': 0.0,

@@ -1,4 +1,4 @@
-"""Merging: models of different seeds agree, but for a rotation.
+"""Merging: models of different seeds agree up to a rotation.
 
 Run `python merging.py [TEXT] [PLOT]`.
 """

@@ -1,4 +1,4 @@
-"""Node map: a graph's nodes in two dimensions, neighbors close to each other.
+"""Node map: a graph in two dimensions, with neighbors close to each other.
 
 Run `python node_map.py [EDGES] [PLOT]`.
 """
@@ -26,7 +26,7 @@ nodes = jaxemb.train(
   },
 )
 
-# A name of the synthetic graph has its community and a number, as in c3.n17.
+# Names of nodes begin with their community, as in c3.n17.
 names = [name.split('.')[0] for name in nodes.index_to_key]
 communities, numbers = np.unique(names, return_inverse=True)
 points = nodes.vectors

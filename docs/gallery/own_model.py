@@ -1,4 +1,4 @@
-"""An own model: skip-gram on a circle, which finds the order of the months.
+"""Your own model: skip-gram on a circle, which finds the order of the months.
 
 Run `python own_model.py [TEXT] [PLOT]`.
 """
@@ -21,7 +21,7 @@ months += ['october', 'november', 'december']
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Circle(skipgram.SkipGram):
-  """Skip-gram in which vectors of words have length 1."""
+  """Skip-gram whose word vectors have length 1."""
 
   def loss(self, params, rows, ids, batch, key):
     """Returns the loss of the rows that a batch looks up."""

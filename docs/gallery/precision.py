@@ -1,6 +1,7 @@
-"""Low precision: what tables of 16 and 8 bits save, and what they cost.
+"""Low precision: size and quality of tables with 32, 16 and 8 bits.
 
-Run `python precision.py [TEXT] [PLOT]`; a text of your own needs benchmarks.
+Run `python precision.py [TEXT] [PLOT]`. TEXT needs the words of the synthetic
+corpus.
 """
 
 import json

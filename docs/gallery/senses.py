@@ -1,4 +1,4 @@
-"""Senses: each vector of an ambiguous word is near to words of one meaning.
+"""Senses: each vector of an ambiguous word is near words of one meaning.
 
 Run `python senses.py [TEXT] [PLOT]`.
 """

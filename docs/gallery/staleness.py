@@ -1,6 +1,7 @@
 """Staleness against quality: replicas that exchange rows less often learn less.
 
-Run `python staleness.py [TEXT] [PLOT]`; a text of your own needs benchmarks.
+Run `python staleness.py [TEXT] [PLOT]`. TEXT needs the words of the synthetic
+corpus.
 """
 
 import json

@@ -216,7 +216,7 @@ def describe(config: ml_collections.ConfigDict) -> str:
       continue
     title = x.name.partition('.')[0].capitalize()
     title = 'Most used' if x.most_used else title
-    groups.setdefault(title, []).append(_line(x, kind))
+    groups.setdefault(title, []).append(_line(x, values[x.name], kind))
   groups['Further settings, with'] = [
     f'  {k}: {", ".join(names)}' for k, names in more.items()
   ]
@@ -224,18 +224,20 @@ def describe(config: ml_collections.ConfigDict) -> str:
   return '\n\n'.join([__doc__.strip(), *texts])
 
 
-def _line(setting: config_lib.Setting, kind: kind_lib.Kind) -> str:
+def _line(
+  setting: config_lib.Setting, value: object, kind: kind_lib.Kind
+) -> str:
   members, note = kind.members(setting.name), ''
   if members is not None:
     note = ', '.join([*setting.values, *members, 'module:attribute'])
   elif setting.values and isinstance(setting.default, str):
-    note = ', '.join(cast(Sequence[str], setting.values))
+    note = ', '.join(str(x) or "''" for x in setting.values)
   elif setting.values:
     low, high = cast(Sequence[float], setting.values)
     note = f'from {low:,}' if high > 10**6 else f'{low:,} to {high:,}'
-  default = repr('') if setting.default == '' else setting.default
   text = kind.help.get(setting.name, setting.help)
-  line = f'  {f"{setting.name}={default}":<36} {text}'
+  shown = repr('') if value == '' else value
+  line = f'  {f"{setting.name}={shown}":<36} {text}'
   return line + (f' ({note})' if note else '')
 
 

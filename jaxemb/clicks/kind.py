@@ -53,14 +53,16 @@ class Clicks(kind.Kind):
     'model.dropout': _OF_DEEP_MODELS,
   }
   help = {
-    'data.columns': 'columns: label:COLUMN, category:COLUMN, number:COLUMN, '
-    "list:COLUMN (several categories), -:COLUMN; '' = the label by its name, "
-    'others by their values',
-    'data.path': "log: file, folder or glob; '' or 'toyclicks:ROWS' = "
-    'synthetic',
-    'data.min_count': 'categories that occur less often share one id',
-    'eval.monitor': 'metric on data.valid that chooses the exported model: '
-    'auc or log_loss; or both, separated by a comma: the best model of the '
+    'data.columns': 'roles of columns, separated by commas: label:COLUMN, '
+    'category:COLUMN, number:COLUMN, list:COLUMN (several categories per '
+    "cell), -:COLUMN (ignored); '' = infer the label from its name, and other "
+    'roles from the values',
+    'data.path': "file, folder or glob of the log; '' or 'toyclicks:ROWS' = a "
+    'synthetic log',
+    'data.min_count': 'smallest count: rarer categories of a column share one '
+    'embedding',
+    'eval.monitor': 'metric on data.valid that selects the model to export: '
+    'auc or log_loss; with both, separated by a comma, the best model of the '
     "second is in export_<metric>; '' = auc",
   }
   unit = 'examples'

@@ -41,8 +41,11 @@ class Setting:
     if type(value) is not kind and (type(value), kind) != (int, float):
       why = f'must be of type {kind.__name__}'
     elif kind is str and choices and value not in choices:
+      shown = [repr(x) for x in choices]
+      if members is not None:
+        shown.append('module:attribute of your own')
       if members is None or ':' not in value:
-        why = f'is not available; choose {" or ".join(map(repr, choices))}'
+        why = f'is not available; choose {" or ".join(shown)}'
     elif kind in (int, float):
       low, high = choices
       if not low <= value <= high:  # also a NaN

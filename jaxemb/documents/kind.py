@@ -45,11 +45,13 @@ class Documents(text_kind.Text):
   weights_contexts = False
   help = {
     **text_kind.TEXT.help,
-    'data.path': 'file, folder or glob: a document per line, or per row of '
+    'data.path': 'file, folder or glob: one document per line, or per row of '
     "a table or of JSON lines; '' or 'toywiki:WORDS' = synthetic articles",
-    'data.columns': 'columns or keys that have the text and, unless '
-    'documents are numbered, their tags, such as text:review,tag:id',
-    'model.dynamic_window': 'windows are drawn from 1 to window',
+    'data.columns': 'columns or keys of the text and, optionally, of the tags '
+    'of documents, such as text:review,tag:id; without tags, documents are '
+    'numbered',
+    'model.dynamic_window': 'draw window sizes from 1 to model.window; false = '
+    'always use the whole window',
   }
   continued_from = (
     'vocab.txt', 'vectors.npy', 'words/vocab.txt', 'words/outputs.npy'

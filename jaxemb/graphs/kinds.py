@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 
 _HELP = {
-  'data.columns': 'columns of a list of edges, as role:column,... or as roles '
-  'in their order: source, target, weight, relation, time (not used), - for '
-  "others; source,targets: an adjacency list; '' = by header or contents",
-  'data.path': "edges, a published folder, .npz, .mat, ...; '' = a synthetic "
-  'graph',
+  'data.columns': 'roles of columns of an edge list: source, target, weight, '
+  'relation, time (ignored), as role:column, or all roles in the order of the '
+  'columns, with - for ignored columns; source,targets = an adjacency list; '
+  "'' = infer the roles from the header or the values",
+  'data.path': 'file, folder or glob of a graph: an edge list, .npz, .mat or a '
+  "published data set; '' = a synthetic graph",
   'data.valid': "validation edges: a file or a fraction; '' = none",
-  'data.test': 'test edges, scored at the end; given as data.valid',
+  'data.test': 'test edges, evaluated after training: a file or a fraction; '
+  "'' = none",
 }
 _LISTS = kind.HELD_OUT | {'data.columns'}
 _OF_WALKS = frozenset((
@@ -83,13 +85,15 @@ class Nodes(_Graphs):
   only_with = {'model.negatives': ''}
   help = _HELP | {
     'model.hidden': 'sizes of all layers but the last, separated by commas',
-    'model.dropout': 'fraction of the inputs of layers that a step drops',
+    'model.dropout': 'dropout rate of the inputs of layers',
     'data.valid': 'validation nodes: a fraction, or a number such as 500; '
     "'' = none",
-    'data.test': 'test nodes, scored at the end; given as data.valid',
-    'eval.monitor': 'metric on data.valid that chooses the exported model: '
-    'score (accuracy or micro F1) or log_loss; or both, separated by a comma: '
-    "the best model of the second is in export_<metric>; '' = score",
+    'data.test': 'test nodes, evaluated after training: the same choices as '
+    'data.valid',
+    'eval.monitor': 'metric on data.valid that selects the model to export: '
+    'score (accuracy or micro F1) or log_loss; with both, separated by a '
+    'comma, the best model of the second is in export_<metric>; '
+    "'' = score",
   }
   has_dense = True
   monitors = 'score', 'log_loss'
@@ -202,7 +206,7 @@ class Edges(_Graphs):
   row_kernels = frozenset(('adagrad', 'adagrad_full', 'adam_full'))
   undivided = {x: 'divide edges' for x in ('partition', 'workers')}
   help = _HELP | {
-    'eval.monitor': 'metric on data.valid that chooses the exported model: '
+    'eval.monitor': 'metric on data.valid that selects the model to export: '
     "mrr; '' = mrr",
   }
 

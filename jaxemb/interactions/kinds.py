@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 _UNDIVIDED = {x: 'divide users' for x in ('partition', 'workers')}
 _HELP = {
-  'data.path': 'tables of users and items, or lines `user item item ...`: '
-  "files, a folder or a glob; '' = synthetic sets",
-  'data.columns': 'user, item, rating, count, label and time, as role:column, '
-  'such as user:userId,rating:stars>=4 (- = none), or in order; user,items: '
-  "lists; '' = by known names, or plain",
-  'data.min_count': 'items that occur less often are dropped',
+  'data.path': 'file, folder or glob of a table of users and items, or of '
+  "lines `user item item ...`; '' = synthetic data",
+  'data.columns': 'roles of columns: user, item, rating, count, label and '
+  'time, as role:column, such as user:userId,rating:stars>=4 (- = no such '
+  'column), or all roles in the order of the columns; user,items = lines '
+  "`user item item ...`; '' = infer the roles from the names of columns",
+  'data.min_count': 'smallest count: rarer items are dropped',
 }
 _OPTIONAL = (
   kind.HELD_OUT
@@ -33,9 +34,10 @@ _OPTIONAL = (
 
 class _Interactions(kind.Kind):
   help = _HELP | {
-    'eval.monitor': 'metric on data.valid that chooses the exported model: '
-    'ndcg or score (recall), at the first of eval.k; or both, separated by a '
-    "comma: the best model of the second is in export_<metric>; '' = ndcg",
+    'eval.monitor': 'metric on data.valid that selects the model to export: '
+    'ndcg or score (recall), at the first k of eval.k; with both, separated by '
+    'a comma, the best model of the second is in export_<metric>; '
+    "'' = ndcg",
   }
   undivided = _UNDIVIDED
   monitors = 'ndcg', 'score'

@@ -1,10 +1,9 @@
 """Numbers of file formats, and what happens to files of other numbers.
 
-Whatever jaxemb writes and reads again has a number, which grows when a reader
-of an earlier version would take it for something else. It stands beside the
-writer, as a `Format`; docs/reference/formats.md lists the numbers. A file has
-it as `format` in its JSON, and as `jaxemb` the version that wrote it. Files
-without a number are of format 1.
+Each format of a file that jaxemb writes and reads again has a number, which
+grows when an earlier version would misread the file. The module of the writer
+declares it as a `Format`. A file has the number as `format` in its JSON, and as
+`jaxemb` the version that wrote it. Files without a number are of format 1.
 """
 
 import os

@@ -36,13 +36,11 @@ class Text(kind.Kind):
   weights_contexts = True
   fits_passes = True
   help = {
-    'data.path': "file, folder or glob; 'wikipedia:LANGUAGE' "
-    "(simple, en, de, ...) downloads; '' or 'toywiki:WORDS' = synthetic",
+    'data.path': "file, folder or glob; 'wikipedia:LANGUAGE' (simple, en, de, "
+    "...) = a Wikipedia to download; '' or 'toywiki:WORDS' = synthetic text",
     'data.columns': 'key of JSON objects, or column of a table, that has the '
     'text, such as text:reviewText',
-    'data.min_count': 'words that occur less often are dropped',
-    'model.dynamic_window': 'near words count more: windows are drawn from 1 '
-    'to window, or words weighted by 1 / distance in skip-gram without a tree',
+    'data.min_count': 'smallest count: rarer words are dropped',
   }
   smaller = 'lower --config.model.dim or --config.data.max_vocab'
   embedded = 'toywiki:'

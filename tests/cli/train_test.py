@@ -80,6 +80,16 @@ def test_help_has_a_line_for_each_setting_and_is_quick(command):
   assert names.index('model.dim') < 10
 
 
+def test_help_shows_the_values_of_the_config():
+  config, *_ = main.parse(['--config=ctr'], checks_settings=False)
+  assert '\n  model.name=deepfm ' in main.describe(config)
+
+
+def test_the_error_for_an_unknown_loss_names_the_form_of_own_ones():
+  with pytest.raises(errors.UserError, match='module:attribute of your own'):
+    main.parse(['--config.model.loss=hinge'])
+
+
 @pytest.mark.parametrize(
   ('flags', 'wanted'),
   [
