@@ -59,10 +59,7 @@ _NOT_RUN = {
   },
   'guides/report.md': {'training  42%': 'a line of progress'},
   'guides/from_gensim.md': {'import fasttext': 'has no wheels'},
-  'guides/graphs.md': {
-    'x = torch_geometric': 'downloads a graph',
-    'data.partitions=8': 'needs many nodes; see edge_source_test.py',
-  },
+  'guides/graphs.md': {'x = torch_geometric': 'downloads a graph'},
   'guides/memory.md': {'store=remote': _RAY},
   'guides/partition.md': {'strategy.part=': _CLUSTER},
   'guides/tpus.md': {
