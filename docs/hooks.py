@@ -58,7 +58,7 @@ def on_page_content(html: str, **context: Any) -> str:
 
 def commands_page() -> str:
   """Returns the page of commands: what `--help` of each prints."""
-  lines = ['# Commands', '', '`jaxemb` is `python -m jaxemb`.', '']
+  lines = ['# Commands', '', '`python -m jaxemb` also runs these commands.', '']
   for name, what in commands.COMMANDS.items():
     usage = io.StringIO()
     with contextlib.redirect_stdout(usage), contextlib.suppress(SystemExit):

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = {
-  'train': 'train embedding tables; resume a run',
-  'merge': 'merge models that were trained apart',
-  'query': 'print the words nearest to a word or an expression',
-  'predict': 'write probabilities of clicks',
-  'plan': 'see what a run needs on devices that are not here',
-  'evaluate': 'score word vectors on benchmarks',
+  'train': 'train embedding tables, or resume a run',
+  'merge': 'merge models that were trained separately',
+  'query': 'print the nearest neighbors of a word or an expression',
+  'predict': 'predict clicks, classes of nodes, or vectors of documents',
+  'plan': 'estimate the memory and communication of a run on other devices',
+  'evaluate': 'evaluate word vectors on benchmarks',
   'launch': 'run several processes of a job on this host',
 }
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   if command in ('-h', '--help'):
     lines = [f'  {name:<10}{what}' for name, what in COMMANDS.items()]
     print('usage: jaxemb COMMAND ...', '', *lines, '', sep='\n')
-    print('`jaxemb COMMAND --help` shows what a command takes.')
+    print('`jaxemb COMMAND --help` shows the options of a command.')
     return 0
   if command not in COMMANDS:
     names = ', '.join(COMMANDS)

@@ -24,18 +24,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> None:
   parser = argparse.ArgumentParser(
     prog='jaxemb evaluate',
-    description='Evaluates word vectors: similarity, analogies, categories.',
+    description='Evaluates word vectors on similarity, analogies and '
+    'categories.',
   )
   add = parser.add_argument
-  add('--vectors', required=True, help='what jaxemb.load reads: a workdir, ...')
-  text = 'that of the words of a file (%(default)s)'
+  text = 'workdir of a run, or file that jaxemb.load reads'
+  add('--vectors', required=True, help=text)
+  text = 'encoding of the words in a file (default: %(default)s)'
   add('--encoding', default='utf-8', help=text)
-  add('--eval', required=True, help='benchmarks, separated by commas')
-  add('--json', help='file for the results in full')
+  text = 'benchmark files or folders, separated by commas'
+  add('--eval', required=True, help=text)
+  add('--json', help='JSON file to write with all results')
   number: dict[str, Any] = {'type': int, 'metavar': 'N'}
-  text = 'most frequent words that count; 0 = all (%(default)s)'
+  text = 'number of most frequent words that are evaluated; 0 = all words '
+  text += '(default: %(default)s)'
   add('--restrict_vocab', default=300_000, help=text, **number)
-  text = 'known words around one with senses; 0 = as in training (%(default)s)'
+  text = 'number of words on each side that disambiguate a word with several '
+  text += 'senses; 0 = as in training (default: %(default)s)'
   add('--window', default=0, help=text, **number)
   flags = parser.parse_args(argv)
   for name in ('restrict_vocab', 'window'):

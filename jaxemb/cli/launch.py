@@ -2,14 +2,14 @@
 
     jaxemb launch -n 2 -- --config=wiki --workdir=FOLDER
 
-starts `jaxemb train` twice as one job over loopback and prefixes the lines that
-each process prints with its number. With --sockets in place of -n, one process
-runs on the cores of each CPU socket: its threads share a table in the memory
-next to them, and the processes are replicas.
+starts two processes of `jaxemb train` as one job. The lines of their output
+begin with the number of the process. With --sockets instead of -n, one process
+runs on the cores of each CPU socket. The processes are replicas. The threads of
+a process share a table in the memory of their socket.
 
-When one process fails, the others are stopped (SIGTERM, SIGKILL after 10 s),
-and its exit code is returned (128 + the signal that ended it). SIGTERM, SIGINT
-and SIGHUP go to all processes.
+If a process fails, jaxemb stops all other processes (SIGTERM, and SIGKILL after
+10 s) and returns the exit code of the failed process (128 + signal number if a
+signal ended it). SIGTERM, SIGINT and SIGHUP go to all processes.
 """
 
 import argparse
@@ -30,12 +30,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     usage='%(prog)s (-n N [--devices D] | --sockets) -- FLAGS OF JAXEMB TRAIN',
   )
   number = parser.add_mutually_exclusive_group(required=True)
-  number.add_argument('-n', type=int, help='processes')
+  number.add_argument('-n', type=int, help='number of processes')
   number.add_argument(
     '--sockets', action='store_true', help='one process on each CPU socket'
   )
   parser.add_argument(
-    '--devices', type=int, default=0, help='CPU devices of each process'
+    '--devices',
+    type=int,
+    default=0,
+    help='number of CPU devices per process',
   )
   flags = parser.parse_args(argv[:split])
   train_flags = argv[split + 1 :]

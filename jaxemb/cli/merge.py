@@ -1,4 +1,4 @@
-"""Merges models that were trained apart, ours or other people's, into one.
+"""Merges models that were trained separately into one model.
 
     jaxemb merge PART PART ... --output=FOLDER
 
@@ -36,25 +36,28 @@ _PART = (
   'with a vocab.txt'
 )
 _HELP = {
-  'method': 'alir: aligned and averaged, words of any part; pca, concat: only '
-  'words of all parts',
-  'dim': '0 = that of the largest part; concat: sum',
+  'method': 'alir aligns the parts and averages the vectors of all words; pca '
+  'and concat keep only the words that all parts have',
+  'dim': 'dimension of the result; 0 = the largest dimension of a part '
+  '(concat: the sum of all dimensions)',
   'start': 'initial vectors',
-  'weights': 'of parts in the mean of a word: by how often each saw it, if '
-  'known, or equal',
+  'weights': 'weight of a part in the mean vector of a word: the count of the '
+  'word in the part, if known, or equal weights',
   'normalize': 'scale vectors to length 1, as in the paper',
-  'restore': 'give directions in which parts disagree the length that '
-  'averaging took',
+  'restore': 'scale directions in which the parts disagree, to undo the '
+  'shrinking by averaging',
   'power': 'raise the lengths of the principal directions of the result '
-  '(concat: of each part) to this power: below 1, few directions dominate less',
-  'align_words': 'words that rotations are fitted on, frequent and rare; 0 = '
-  '500 per dimension',
-  'max_iterations': 'at most',
-  'tolerance': 'stop once an iteration moves vectors by less, relative to '
-  'their length; scores change little beyond this',
-  'trainable': 'merge context vectors and optimizer state too (of runs and '
-  'merges), for config.train.init_from; alir without --normalize only',
-  'skip_bad': 'leave out parts that cannot be used',
+  '(concat: of each part) to this power; values below 1 weaken dominant '
+  'directions',
+  'align_words': 'number of frequent and rare words on which rotations are '
+  'fitted; 0 = 500 per dimension',
+  'max_iterations': 'largest number of iterations',
+  'tolerance': 'stop when an iteration moves vectors by less than this '
+  'fraction of their length',
+  'trainable': 'also merge context vectors and optimizer state, so that '
+  'config.train.init_from can continue training; only for runs and merged '
+  'models, with alir and without --normalize',
+  'skip_bad': 'skip parts that cannot be read',
 }
 
 
@@ -135,12 +138,12 @@ def _arrays(merged: Any) -> dict[str, Any]:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(
     prog='jaxemb merge',
-    description='Merges models that were trained apart into one.',
+    description='Merges models that were trained separately into one model.',
   )
   add = parser.add_argument
   add('parts', nargs='+', metavar='PART', help=_PART)
   add('--output', required=True, help='folder for export/ and merge.json')
-  text = 'that of the words of files (%(default)s)'
+  text = 'encoding of the words in files (default: %(default)s)'
   add('--encoding', default='utf-8', help=text)
   for name, text in _HELP.items():
     default = getattr(merging.Spec, name, False)

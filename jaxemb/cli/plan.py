@@ -1,16 +1,17 @@
-"""Plans a run on devices that are not here: does it fit, what does it send?
+"""Estimates the memory and communication of a run on other devices.
 
   jaxemb plan --config=wiki --topology=v5e:2x4 --vocab=1e6
 
---topology=NAME     devices, such as v5e:2x4, tpu7x:2x2x1 or cuda:h200x8; of
-                    several, with commas, a table
---vocab=NUMBER      words, with counts of Zipf's law (default: reads the data)
---json=FILE         writes the same as JSON
+--topology=NAME     devices, such as v5e:2x4, tpu7x:2x2x1 or cuda:h200x8;
+                    several names, separated by commas, print a table
+--vocab=NUMBER      size of a vocabulary with counts by Zipf's law (default:
+                    read the data)
+--json=FILE         also write the estimates as JSON
 --config=..., --config.SETTING=VALUE    as for `jaxemb train`
 
-The program that a run would have is compiled by the devices' own compiler, from
-shapes alone: nothing is trained, and no table is made. If a device has too
-little memory the exit code is 2, and the line names devices that have more.
+The compiler of the devices compiles the training step from shapes. Nothing is
+trained, and no table is allocated. If a device has too little memory, the exit
+code is 2, and the message names devices with more memory.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Writes what a trained model says of rows of clicks, or of nodes of a graph.
+"""Writes probabilities of clicks, classes of nodes, or vectors of documents.
 
     jaxemb predict --model=RUN --data=FILE --output=FILE
 
@@ -41,10 +41,10 @@ from jaxemb.storage import atomic
 
 _DOCUMENTS = 1 << 14  # that are inferred at once
 _OF_NODES = {
-  'features': (str, 'of nodes'),
-  'columns': (str, 'of a list of edges, or of documents'),
-  'comments': (str, 'of a list of edges: what they begin with'),
-  'num_nodes': (int, 'of a list of edges between numbers'),
+  'features': (str, 'features of nodes'),
+  'columns': (str, 'roles of columns of an edge list or of documents'),
+  'comments': (str, 'prefix of comment lines of an edge list'),
+  'num_nodes': (int, 'number of nodes of an edge list'),
 }
 
 
@@ -56,18 +56,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> None:
   parser = argparse.ArgumentParser(
     prog='jaxemb predict',
-    description='Writes probabilities of clicks, or classes of nodes.',
+    description='Writes probabilities of clicks, classes of nodes, or vectors '
+    'of documents.',
     allow_abbrev=False,
   )
   add = parser.add_argument
-  add('--model', required=True, help='folder of a run, or its export')
-  add('--data', required=True, help='file, folder or glob')
-  add('--output', required=True, help='a file .csv or .parquet')
-  add('--keep', default='', help='columns to write too, separated by commas')
+  add('--model', required=True, help='workdir of a run, or its export folder')
+  add('--data', required=True, help='file, folder or glob of the data')
+  add('--output', required=True, help='.csv or .parquet file to write')
+  text = 'columns to copy to the output, separated by commas; for nodes, vector'
+  add('--keep', default='', help=text)
   for name, (kind, help_text) in _OF_NODES.items():
-    help_text = f'{help_text}, as config.data.{name}'
+    help_text = f'{help_text} (see config.data.{name})'
     add(f'--{name}', type=kind, default=kind(), help=help_text)
-  add('--encoding', default='', help='of documents that are lines of text')
+  add('--encoding', default='', help='encoding of documents in text files')
   flags = parser.parse_args(argv)
   output = pathlib.Path(os.path.expanduser(flags.output))
   if output.suffix not in ('.csv', '.parquet'):

@@ -91,22 +91,28 @@ def _parse(
   # No short options: `-` and `-man` belong to the expression.
   parser = argparse.ArgumentParser(
     prog='jaxemb query',
-    description='Prints the words nearest to an expression.',
+    description='Prints the nearest neighbors of a word or an expression.',
     usage='%(prog)s --vectors=FILE [--encoding=NAME] [--topn=N] [--senses | '
     '--sense=K | --position=N] WORD [+|- WORD ...]',
     allow_abbrev=False,
     add_help=False,
   )
   add = parser.add_argument
-  add('--help', action='help', help='shows this')
-  add('--vectors', required=True, help='what jaxemb.load reads: a workdir, ...')
-  text = 'that of the words of a file (%(default)s)'
+  add('--help', action='help', help='show this help message and exit')
+  text = 'workdir of a run, or file that jaxemb.load reads'
+  add('--vectors', required=True, help=text)
+  text = 'encoding of the words in a file (default: %(default)s)'
   add('--encoding', default='utf-8', help=text)
-  add('--topn', type=int, default=10, help='number of words (%(default)s)')
+  text = 'number of neighbors (default: %(default)s)'
+  add('--topn', type=int, default=10, help=text)
   only = parser.add_mutually_exclusive_group()
-  only.add_argument('--senses', action='store_true', help='all of a word')
-  only.add_argument('--sense', type=int, help='which sense of the word')
-  only.add_argument('--position', type=int, help='of a word in a sentence')
+  text = 'print all senses of a word, with their neighbors'
+  only.add_argument('--senses', action='store_true', help=text)
+  text = 'print the neighbors of this sense of a word, from 0'
+  only.add_argument('--sense', type=int, help=text)
+  text = 'position of a word in a sentence, from 0, to print the probabilities '
+  text += 'of its senses'
+  only.add_argument('--position', type=int, help=text)
   flags, terms = parser.parse_known_args(argv)
   if unknown := [term for term in terms if term.startswith('--')]:
     parser.error(f'unrecognized arguments: {" ".join(unknown)}')

@@ -1,25 +1,27 @@
-"""Trains: `jaxemb train --config=wiki --config.SETTING=VALUE ...`.
+"""Trains embedding tables: `jaxemb train --config=NAME --config.SETTING=VALUE`.
 
---config=NAME[:VARIANT]  a config that comes with jaxemb, or a config file
-                         (default: wiki)
---workdir=FOLDER         folder of the run (default: runs/<config>-<time>), or
-                         gs://...; started again on the same one, it resumes
---from=RUN               a run to continue on new data: its words (nodes, items)
-                         stay, and those that the new data have are added; or a
-                         .bin of fastText
+--config=NAME[:VARIANT]  a built-in config or a config file (default: wiki)
+--workdir=FOLDER         folder of the run, or gs://...; a run that exists is
+                         resumed (default: runs/<config>-<time>)
+--from=RUN               run or fastText .bin to continue on new data; its words
+                         (nodes, items) are kept, and new ones are added
 
-Processes that train together are started alike, with a workdir that all of them
-reach, and --coordinator=HOST:PORT --num_processes=N --process_id=I, or with
---distributed under SLURM, MPI, Kubernetes or Cloud TPU.
+To train with several processes, start each with the same flags, a shared
+workdir and --coordinator=HOST:PORT --num_processes=N --process_id=I. Under
+SLURM, MPI, Kubernetes or Cloud TPU, replace these three by --distributed.
 
-Exit codes: 0 done; 2 unusable input, explained in one line; 75 stopped by
-SIGTERM, SIGHUP or Ctrl-C after saving, or because another process of the job is
-gone (start again to resume); 130 by a second Ctrl-C, without saving; 141 if
-whatever reads the output has closed it; 143 or 129 by SIGTERM or SIGHUP in the
-first second, before jaxemb listens; anything else is a bug.
+Exit codes:
+  0    the run is complete
+  2    unusable input, explained in one line
+  75   saved and stopped by SIGTERM, SIGHUP or Ctrl-C, or because another
+       process of the job ended; start the run again to resume it
+  130  stopped by a second Ctrl-C, without saving
+  141  the reader of the output has closed it
+  143, 129  stopped by SIGTERM or SIGHUP in the first second
+  any other  a bug
 
-Settings of this kind of data with their defaults, as --config.SETTING=VALUE
-(`jaxemb train --config=NAME --help` shows those of another config):
+Settings of this config and their values, to set as --config.SETTING=VALUE
+(for another config: `jaxemb train --config=NAME --help`):
 """
 
 import argparse
