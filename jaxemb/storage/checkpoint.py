@@ -176,7 +176,7 @@ class Checkpoints:
     self, folder: pathlib.Path, max_to_keep: int, report: Callable[[str], None]
   ):
     """Opens or creates the folder; `report` gets a line for each problem."""
-    self._folder = folder.absolute()
+    self._folder, self._max_to_keep = folder.absolute(), max_to_keep
     self._report = report
     # Orbax logs pages of tracebacks for an error that is reported here.
     self._absl = logging.getLogger('absl')
@@ -184,10 +184,16 @@ class Checkpoints:
     process.filter_dropped(orbax_export.is_late)
     self._remove_unfinished()
     self._remove_damaged_metadata()
-    self._manager = ocp.CheckpointManager(
+    self._manager = self._opened()
+
+  def _is_critical(self, record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.CRITICAL
+
+  def _opened(self) -> ocp.CheckpointManager:
+    return ocp.CheckpointManager(
       self._folder,
       options=ocp.CheckpointManagerOptions(
-        max_to_keep=max_to_keep,
+        max_to_keep=self._max_to_keep,
         create=True,
         # Processes that train as one also wait for each other in training:
         # saves of all of them must not run in the background.
@@ -206,9 +212,6 @@ class Checkpoints:
         'record': ocp.JsonCheckpointHandler(),
       },
     )
-
-  def _is_critical(self, record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.CRITICAL
 
   def _remove_unfinished(self) -> None:
     """Removes saves that failed or were killed."""
@@ -236,7 +239,7 @@ class Checkpoints:
 
   def __exit__(self, *unused: object) -> None:
     self.wait()
-    self._manager.close()
+    self._close()
     self._absl.removeFilter(self._is_critical)
 
   def save(
@@ -294,11 +297,27 @@ class Checkpoints:
         'training goes on and the last good checkpoint stays: free space on '
         'that disk'
       )
-      self._remove_unfinished()
-      # The manager remembers the failed step. If reading the folder fails too,
-      # the next save will report it.
-      with contextlib.suppress(OSError, ValueError):
+      self._forget_unfinished()
+
+  def _forget_unfinished(self) -> None:
+    """Removes a save that failed, which the manager remembers."""
+    if jax.process_count() == 1:
+      # Parts of it may still be written in the background. Their errors would
+      # be raised by the next save.
+      self._close()
+    self._remove_unfinished()
+    # If reading the folder fails, too, the next save will report it.
+    with contextlib.suppress(OSError, ValueError):
+      if jax.process_count() == 1:
+        self._manager = self._opened()
+      else:
         self._manager.reload()
+
+  def _close(self) -> None:
+    """Closes the manager, and drops errors of saves that are reported."""
+    for _ in range(2):  # the first one raises such an error, and closes little
+      with contextlib.suppress(Exception):
+        return self._manager.close()
 
   def restore(
     self,

@@ -17,6 +17,7 @@ ERRORS = (
   RecursionError,  # of JSON and of headers with thousands of brackets
   NotImplementedError,  # of archives packed in another way
   tokenize.TokenError,  # of headers of arrays that are cut
+  SyntaxError,  # of headers of arrays that are no Python
   zipfile.BadZipFile,
   zlib.error,
 )

@@ -1,6 +1,7 @@
 """Checkpoints: exact, limited in number, robust to damage and full disks."""
 
 import contextlib
+import errno
 import json
 import resource
 import sys
@@ -10,6 +11,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -196,6 +198,26 @@ def test_a_save_that_fails_is_reported_and_training_goes_on(
   # A thread that still waits would keep the program from ending.
   kinds = [type(thread).__module__ for thread in threading.enumerate()]
   assert not [kind for kind in kinds if kind.startswith('orbax')]
+
+
+def test_what_a_failed_save_raises_late_ends_no_run(folder, lines, monkeypatch):
+  late, close = [], ocp.CheckpointManager.close
+
+  def closed(manager):
+    if late:
+      raise late.pop()
+    close(manager)
+
+  monkeypatch.setattr(ocp.CheckpointManager, 'close', closed)
+  with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
+    late.append(OSError(errno.ENOSPC, 'no space'))
+    with _moved(folder):
+      saved.save(4, _state(4), {})
+    saved.save(5, _state(5), {'step': 5})
+    assert saved.wait() == 5
+    late.append(OSError(errno.ENOSPC, 'no space'))
+  assert len(lines) == 1 and 'not saved' in lines[0]
+
 
 
 @pytest.mark.slow
