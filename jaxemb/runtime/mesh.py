@@ -179,9 +179,12 @@ def describe(mesh: jax.sharding.Mesh) -> str:
   used = [f'{x.platform}:{x.id}' for x in mesh.devices.flat]
   shown = ', '.join(used if len(used) <= 8 else [*used[:7], '...'])
   hosts = set(distributed.everyone('hostnames', platform.node()))
-  of_all = f'{len(hosts)} host(s) with ' if num > 1 else ''
+  process, of_all = 'one process', ''
+  if num > 1:
+    # From 0, as the names of its files and messages about it have it.
+    process = f'process {jax.process_index()} ({num} in all)'
+    of_all = f'{len(hosts)} host(s) with '
   return (
-    f'process {jax.process_index() + 1} of {num} on {platform.node()}, {of_all}'
-    f'{len(devices)} device(s) of kind {kinds}; mesh {mesh.shape[DATA]} x '
+    f'{process} on {platform.node()}, {of_all}{len(devices)} device(s) of kind {kinds}; mesh {mesh.shape[DATA]} x '
     f'{mesh.shape[TABLE]} (data x table): {shown}'
   )
