@@ -4,6 +4,9 @@ A checkpoint holds a pytree of arrays (the training state) and a JSON record
 (where reading goes on) with a checksum of every array, and of itself: if the
 newest checkpoint is damaged, the one before it is used. A save that fails (on a
 full disk, say) is reported, and training goes on.
+
+Orbax's V1 API reads these checkpoints. Up to 0.12 it is in a package called
+`experimental`, so that the older one makes them.
 """
 
 import contextlib
@@ -35,6 +38,8 @@ FORMAT = formats.Format(
   number=6,
   remedy='go on with that version, or give another --workdir',
 )
+# Of numbers that are no time.
+_NO_TIME = errno.EOVERFLOW, errno.EINVAL
 # Errors that say nothing about the checkpoint itself.
 _PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
 
@@ -229,7 +234,9 @@ class Checkpoints:
     for step in ocp.path.step.standard_name_format().find_all(self._folder):
       try:
         _ = step.commit_timestamp
-      except damage.ERRORS as error:
+      except (OSError, *damage.ERRORS) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_TIME:
+          raise
         path = self._folder / step.path.name / _METADATA
         path.unlink(missing_ok=True)
         self._report(f'removed {path}, which was damaged: {error}')

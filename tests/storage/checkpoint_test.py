@@ -147,7 +147,7 @@ def test_of_damaged_ones_the_one_before_is_used(folder, saved, lines, damage):
   assert _names(folder) == ['2', '3']
 
 
-@pytest.mark.parametrize('time', [1.5, 10**40, [], 'now'])
+@pytest.mark.parametrize('time', [1.5, 10**26, 10**40, [], 'now'])
 def test_damaged_times_do_not_matter(folder, lines, time):
   for step in '2', '3':
     path = folder / step / '_CHECKPOINT_METADATA'
