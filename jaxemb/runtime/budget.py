@@ -20,8 +20,8 @@ from jaxemb.runtime import resources
 # Programs, threads and a snapshot that is being written take up to so much once
 # steps are compiled; a new process has the other before it has tables.
 _PROGRAM_BYTES, _PROCESS_BYTES = 190_000_000, 500_000_000
-# With dense layers there are more programs, those of evaluations among them. A
-# fused kernel needs none for the step.
+# With dense layers there are more programs, those of evaluations among them.
+# Kernels that take the step, or update rows, need fewer.
 _DENSE_PROGRAM_BYTES, _KERNEL_BYTES = 250_000_000, 130_000_000
 
 
