@@ -185,6 +185,7 @@ def describe(mesh: jax.sharding.Mesh) -> str:
     process = f'process {jax.process_index()} ({num} in all)'
     of_all = f'{len(hosts)} host(s) with '
   return (
-    f'{process} on {platform.node()}, {of_all}{len(devices)} device(s) of kind {kinds}; mesh {mesh.shape[DATA]} x '
+    f'{process} on {platform.node()}, {of_all}{len(devices)} device(s) of '
+    f'kind {kinds}; mesh {mesh.shape[DATA]} x '
     f'{mesh.shape[TABLE]} (data x table): {shown}'
   )
