@@ -219,7 +219,6 @@ def test_what_a_failed_save_raises_late_ends_no_run(folder, lines, monkeypatch):
   assert len(lines) == 1 and 'not saved' in lines[0]
 
 
-
 @pytest.mark.slow
 def test_arrays_come_back_on_any_mesh(tmp_path):
   table = np.random.default_rng(0).normal(size=(9, 10)).astype(np.float32)
