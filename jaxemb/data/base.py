@@ -173,58 +173,60 @@ class Item(NamedTuple):
 
 
 class Source(Protocol):
-  """Data that a model can be trained on."""
+  """A source of training data."""
 
   @property
   def unit(self) -> str:
-    """Returns what progress is counted in, such as 'words'."""
+    """Returns the unit of progress, such as 'words'."""
 
   @property
   def units_per_epoch(self) -> float:
-    """Returns how many units an epoch has; of samples their mean."""
+    """Returns the number of units per epoch, or its mean if epochs differ."""
 
   @property
   def epochs(self) -> int:
-    """Returns how often all data is read."""
+    """Returns the number of epochs."""
 
   @property
   def num_parts(self) -> int:
-    """Returns P, parts of the data that are read side by side."""
+    """Returns the number of parts of the data that are read in parallel, P."""
 
   @property
   def steps(self) -> Steps:
-    """Returns what cuts batches into steps."""
+    """Returns the object that cuts batches into steps."""
 
   @property
   def keys(self) -> Sequence[str]:
-    """Returns what the exported vectors are of, in order of ids."""
+    """Returns the names of the exported vectors, in the order of ids."""
 
   @property
   def counts(self) -> np.ndarray:
-    """Returns how often each of the keys occurs, [keys] int."""
+    """Returns the count of each key, [keys] int."""
 
   @property
   def frequencies(self) -> np.ndarray:
-    """Returns the chance that an example is of each of the keys, [keys]."""
+    """Returns the probability of each key in an example, [keys]."""
 
   @property
   def fingerprint(self) -> str:
-    """Returns the fingerprint of the data and of how it was encoded."""
+    """Returns a fingerprint of the data and of its encoding."""
 
   @property
   def dropped(self) -> Mapping[str, Any]:
-    """Returns what was left out, counted."""
+    """Returns counts of data that were left out, by reason."""
 
   def eval_paths(self) -> Sequence[str]:
-    """Returns evaluation sets to use where the settings name none."""
+    """Returns paths of benchmarks to use if `config.eval.paths` is empty."""
 
   def describe(self) -> Sequence[str]:
-    """Returns lines for the log: what was read."""
+    """Returns lines for the log that describe the data."""
 
   def items(self, position: Any, done: int) -> Iterator[Item]:
-    """Yields items from an `Item.position` (None = the start) to the end.
+    """Yields the items from a position to the end of training.
 
-    `done` units of progress come before it.
+    Args:
+      position: an `Item.position`; None = the start.
+      done: units of progress before this position.
     """
 
 

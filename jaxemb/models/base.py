@@ -81,15 +81,18 @@ class Aux(NamedTuple):
 
 
 class Model(Protocol):
-  """A loss of rows; what has a body here is optional."""
+  """A model: which rows a batch looks up, and the loss of these rows.
+
+  Only `vectors_table`, `specs`, `ids` and `loss` need an implementation.
+  """
 
   @property
   def vectors_table(self) -> str:
-    """The table whose rows users get."""
+    """Returns the name of the table whose rows are exported as vectors."""
 
   @property
   def contexts_table(self) -> str:
-    """The table of its contexts, if any."""
+    """Returns the name of the table of context vectors; '' = none."""
     return ''
 
   # Whether its rows are of keys, where the source has contexts of other kinds.
@@ -98,15 +101,15 @@ class Model(Protocol):
   tables: Sequence[spec_lib.TableSpec] = ()
 
   def specs(self) -> Mapping[str, spec_lib.TableSpec]:
-    """Returns the tables by name."""
+    """Returns the specification of each table by name."""
     return {table.name: table for table in self.tables}
 
   def ids(self, batch: Any, key: jax.Array) -> Mapping[str, Any]:
-    """Returns the ids [...] to look up in each table, as `loss` expects them.
+    """Returns the ids [...] to look up, by name of the table.
 
-    Other arrays that `loss` needs may be added under other names. Random
-    choices are a pure function of the key ([2] uint32, of the dispatch) and of
-    numbers that the batch carries (`data.windows.StepBatch.chunks`).
+    The result may have more arrays for `loss`, under other names. Random
+    choices must be a pure function of `key` ([2] uint32, the same for several
+    steps) and of numbers in the batch (`data.windows.StepBatch.chunks`).
     """
 
   def loss(
@@ -117,9 +120,14 @@ class Model(Protocol):
     batch: Any,
     key: jax.Array,
   ) -> tuple[jax.Array, Aux]:
-    """Returns the loss of the step in nats, summed over its examples.
+    """Returns the loss of a step in nats, summed over its examples.
 
-    `rows` are [..., d] float32 by table; `ids` is what that method returned.
+    Args:
+      params: dense parameters.
+      rows: [..., dim] float32 by table, the rows that were looked up.
+      ids: the result of the method `ids`.
+      batch: the batch of the step.
+      key: the key that `ids` got.
     """
 
   # A table with further rows of contexts, as inputs.
@@ -129,54 +137,54 @@ class Model(Protocol):
 
   @property
   def nodes(self) -> 'targets.Nodes':
-    """Returns the inner nodes of the tree, if there is one."""
+    """Returns the inner nodes of the tree of hierarchical softmax."""
     return _lacks(self, 'inner nodes')
 
   # Further tables that the vectors which users get are composed of.
   composed_of: Sequence[str] = ()
 
   def composed(self, tables: Mapping[str, export.Encoded]) -> export.Encoded:
-    """Returns the vectors that users get, of the exported rows of tables.
+    """Returns the vectors to export.
 
-    These are `vectors_table` and those that vectors are `composed_of`.
+    `tables` has the rows of `vectors_table` and of the tables in `composed_of`.
     """
     return tables[self.vectors_table]
 
   def num_derived(self, num_keys: int) -> int:
-    """Returns how many float32 numbers results have beside rows of tables."""
+    """Returns how many float32 numbers the export has in addition to tables."""
     if not self.composed_of:
       return 0
     return num_keys * self.specs()[self.vectors_table].dim
 
   def composed_keys(self, name: str) -> np.ndarray:
-    """Returns [rows] what rows of a table in `composed_of` are of.
+    """Returns the key of each row of a table in `composed_of`, [rows].
 
-    A run that is continued hands on the rows of the same keys.
+    If a run is continued, rows with the same key keep their values.
     """
     return _lacks(self, 'vectors that are composed')
 
   def composed_sums(self, name: str, of_keys: np.ndarray) -> np.ndarray:
-    """Returns [rows] sums over the keys that such rows are parts of.
+    """Returns weighted sums over the keys that contain each row, [rows].
 
-    `of_keys` [vocab] are what is summed, by the weights of the parts.
+    The table is in `composed_of`. `of_keys` [vocab] are the values to sum.
     """
     return _lacks(self, 'vectors that are composed')
 
   def ngram_vectors(
     self, rows: Mapping[str, Any]
   ) -> 'subwords_lib.NgramVectors | None':
-    """Returns what unseen words have vectors of, if anything.
+    """Returns the n-grams that give unseen words a vector, or None.
 
-    `rows` [n, dim] float32 are those of tables that vectors are `composed_of`.
+    `rows` has [n, dim] float32 for each table in `composed_of`.
     """
     return None
 
   def init(self, key: jax.Array) -> Any:
-    """Returns dense parameters, a pytree of arrays; () = none."""
+    """Returns initial dense parameters, a pytree of arrays; () = none."""
     return ()
 
   def optimizer(self) -> Any:
-    """Returns what trains dense parameters by the mean loss, of optax."""
+    """Returns the optax optimizer of dense parameters, for the mean loss."""
     import optax  # takes a second, and few models have dense parameters
 
     return optax.adam(1e-3)
@@ -189,25 +197,30 @@ class Model(Protocol):
 
   @property
   def dense_rate(self) -> float:
-    """Learning rate of dense parameters by that of rows.
+    """Returns the factor of the updates of `optimizer`.
 
-    It multiplies what the optimizer makes of their gradients; 0 = the optimizer
-    has its own.
+    It is relative to the learning rate of rows; 0 = do not scale the updates.
     """
     return 0.0
 
   @property
   def untrained_loss(self) -> float:
-    """Nats per example, far above which a run has diverged; inf = unknown."""
+    """Returns the loss per example before training, in nats; inf = unknown.
+
+    A run has diverged if its loss is far above it.
+    """
     return float('inf')
 
   @property
   def compact(self) -> 'Model | None':
-    """A variant with smaller buffers, used for steps that `fits` it."""
+    """Returns a variant with smaller buffers for some steps, or None.
+
+    `fits` selects the steps.
+    """
     return None
 
   def fits(self, batch: Any) -> jax.Array:
-    """Returns bool, whether the compact variant is large enough for a step."""
+    """Returns whether the buffers of `compact` are large enough for a step."""
     return _lacks(self, 'compact variant')
 
 

@@ -64,7 +64,11 @@ class Context(NamedTuple):
 
 
 class Kind:
-  """A kind of data, without state; a subclass overrides what differs."""
+  """A kind of data: its settings, source, models, evaluation and results.
+
+  A kind has no state. The methods of this class are those of word vectors. A
+  subclass overrides the methods that differ.
+  """
 
   source: str = ''  # its name in `config.data.source`
   factory: str = ''  # dotted path of what makes a source of a `SourceSpec`
@@ -120,58 +124,60 @@ class Kind:
   embedded: str = ''
 
   def compile_ahead(self, cache: pathlib.Path) -> None:
-    """Starts to compile what reads the data, in another process."""
+    """Starts to compile the code that reads the data, in another process."""
 
   def used(self, config: 'ml_collections.ConfigDict') -> frozenset[str]:
-    """The core's optional settings that matter with these settings."""
+    """Returns the optional settings of the core that have an effect."""
     return self.uses
 
   def check(self, config: 'ml_collections.ConfigDict') -> Iterator[str]:
-    """Yields what is wrong between settings, a line each."""
+    """Yields one line for each conflict between settings."""
     yield from ()
 
   def members(self, setting: str) -> Mapping[str, str] | None:
-    """Dotted paths of what a setting may name, if they can be imported."""
+    """Returns the dotted paths of a setting's choices by name, or None."""
     by_setting = {'model.name': self.models, 'model.loss': self.losses}
     return by_setting.get(setting, kinds.members().get(setting))
 
   def is_embedded(self, path: str) -> bool:
-    """Whether a `data.path` names data that jaxemb makes itself."""
+    """Returns whether `data.path` names synthetic data."""
     return not path or bool(self.embedded and path.startswith(self.embedded))
 
   def chunk(self, config: 'ml_collections.ConfigDict') -> int:
-    """Centers or examples of a matrix product, which share negatives."""
+    """Returns how many examples of a step share negative samples."""
     return 64 if config.model.loss == 'hierarchical_softmax' else 16
 
   def max_duplicates(self, limit: float, is_small_step: bool) -> float:
-    """Occurrences of a row that count in a step, where `limit` is usual.
+    """Returns the cap on duplicate lookups of a row per step.
 
-    `is_small_step`: rows are updated after a chunk, or after few centers.
+    Args:
+      limit: the usual cap.
+      is_small_step: whether rows are updated after a chunk or few examples.
     """
     return limit
 
   def rate_factor(
     self, config: 'ml_collections.ConfigDict', source: 'data_base.Source'
   ) -> float:
-    """By what the usual learning rate of SGD is multiplied for the data."""
+    """Returns the factor of the default learning rate of SGD for the data."""
     return 1.0
 
   def make_source(self, spec: 'data_base.SourceSpec') -> 'data_base.Source':
-    """Reads the data; raises a `UserError` if it cannot be used."""
+    """Returns the source of the data, or raises a `UserError`."""
     return kinds.bind('data.source', self.source, (spec,))()
 
   def dropped(
     self, config: 'ml_collections.ConfigDict', source: 'data_base.Source'
   ) -> dict[str, int]:
-    """Counts what settings name and the data do not have.
+    """Returns counts of data that settings name and that are missing.
 
-    Raises a `UserError` for what cannot be done without.
+    Raises a `UserError` if missing data are necessary.
     """
     self._results().check_data(config, source)
     return {}
 
   def check_trained(self, counters: Mapping[str, float]) -> None:
-    """Raises a `UserError` if the counters of steps show no learning."""
+    """Raises a `UserError` if the counters of all steps show no training."""
     if counters.get('pairs') == 0:
       raise errors.UserError(
         'nothing was learned: no word has another one in its window; give text '
@@ -179,13 +185,16 @@ class Kind:
       )
 
   def fingerprints(self, model: 'model_base.Model') -> dict[str, str]:
-    """Of files that a model was made from, by the name of their setting."""
+    """Returns fingerprints of the files that the model depends on.
+
+    The keys are the names of their settings.
+    """
     return {}
 
   def make_model(
     self, corpus: 'model_base.Corpus', context: Context
   ) -> 'model_base.Model':
-    """The model that settings name, for a corpus that was read."""
+    """Returns the model that the settings name."""
     from jaxemb.models import hierarchical
 
     config, tuning = context.config, context.tuning
@@ -201,68 +210,71 @@ class Kind:
   # What becomes of a trained model: functions of the module `results`.
 
   def go_on(self, parts: 'build.Parts', state: Any) -> Any:
-    """A new state, which is donated, with all that `parts.known` exported.
+    """Returns a new state with the exported arrays of `parts.known`.
 
-    Raises a `UserError` if that cannot be used.
+    The state is donated. Raises a `UserError` if the export cannot be used.
     """
     return self._results().go_on(parts, state)
 
   def can_evaluate(self, parts: 'build.Parts') -> bool:
-    """Whether there is something to evaluate on while training."""
+    """Returns whether the model can be evaluated during training."""
     return self._results().can_evaluate(parts)
 
   def has_validation(self, source: 'data_base.Source') -> bool:
-    """Whether the source holds out data by which evaluations are compared."""
+    """Returns whether the source has a validation split."""
     return self._results().has_validation(source)
 
   def collect(
     self, parts: 'build.Parts', state: Any, workdir: pathlib.Path
   ) -> Any:
-    """The trained model, on the host of every process; all take part."""
+    """Copies the trained model to the host of every process.
+
+    All processes must call it.
+    """
     return self._results().collect(parts, state, workdir)
 
   def evaluate(
     self, parts: 'build.Parts', model: Any, is_last: bool = True
   ) -> dict[str, dict[str, Any]]:
-    """Scores by name: `score`, `found` and `total` of benchmarks or splits.
+    """Returns `score`, `found` and `total` by name of the benchmark or split.
 
-    While training, kinds that monitor a metric score the validation alone, if
-    there is one.
+    Unless `is_last`, kinds that monitor a metric evaluate the validation split
+    only, if there is one.
     """
     return self._results().evaluate(parts, model, is_last)
 
   def summarize(self, scores: Mapping[str, Mapping[str, Any]]) -> str:
-    """Scores while training, in a few words."""
+    """Returns the scores of an evaluation as a short text for the log."""
     return self._results().summarize(scores)
 
   def describe(
     self, parts: 'build.Parts', scores: Mapping[str, Mapping[str, Any]]
   ) -> list[str]:
-    """Lines for the log on the scores of a run that has ended."""
+    """Returns lines for the log with the scores of a complete run."""
     return self._results().describe(parts, scores)
 
   def export(
     self, folder: pathlib.Path, parts: 'build.Parts', model: Any
   ) -> dict[str, int]:
-    """Writes what was collected; returns counts of what is dropped."""
+    """Writes the model that `collect` returned; returns counts of losses."""
     return self._results().export(folder, parts, model)
 
   def report_values(
     self, parts: 'build.Parts', model: Any, scores: dict[str, Any]
   ) -> dict[str, Any]:
-    """Further values of the report; may move some out of the scores."""
+    """Returns more values for the report; may move values out of `scores`."""
     return self._results().report_values(parts, model, scores)
 
   def page(self, parts: 'build.Parts', model: Any) -> 'pages.Page':
-    """Returns what report.html shows beside the values of the report."""
+    """Returns the page of report.html."""
     return self._results().page(parts, model)
 
   def is_saved(self, folder: pathlib.Path) -> bool:
-    """Whether a folder has a model that was saved as the best so far."""
+    """Returns whether a folder has the saved best model."""
     return self._results().is_saved(folder)
 
   def load(self, parts: 'build.Parts', folder: pathlib.Path) -> Any:
-    """Reads what `save` of a collected model has written."""
+    """Returns the model that `save` of a collected model has written."""
     return self._results().load(parts, folder)
 
   def _results(self) -> types.ModuleType:

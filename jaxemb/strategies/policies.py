@@ -26,10 +26,10 @@ _MAX_LEVEL = 12
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """Averages rows over all replicas, some oftener than others.
+  """A policy that averages rows over all replicas, some more often than others.
 
-  With periods of one it is plain model averaging. Policies are pytrees, whose
-  arrays go to the devices; others need not derive from this one.
+  If all periods are 1, it is model averaging. A policy is a pytree. Its arrays
+  are copied to the devices. Your own policy need not be a subclass.
   """
 
   # [chunks] int32, synchronisations from one of a chunk's to the next; each is
@@ -40,17 +40,20 @@ class Policy:
   chunk_rows: int = base.static()  # rows of each table that travel at once
 
   def due(self, number: jax.Array) -> jax.Array:
-    """Returns int32, how many chunks are due at the number-th, from 1."""
+    """Returns how many chunks are due at synchronisation `number`, from 1."""
     return jnp.sum(number % self.periods == 0)
 
   def weights(
     self, name: str, start: jax.Array | int, num: int, learning_rate: jax.Array
   ) -> jax.Array:
-    """Returns [num] float32, g of rows start to start + num of a table."""
+    """Returns the weights g of `num` rows of a table, [num] float32.
+
+    The sum of all changes of the replicas is multiplied by g.
+    """
     return jnp.full(num, 1 / self.num_replicas, jnp.float32)
 
   def staleness_steps(self) -> np.ndarray:
-    """Returns [chunks] int64, the most steps that a chunk waits."""
+    """Returns the steps between synchronisations of each chunk, [chunks]."""
     return self.every_steps * np.asarray(self.periods, np.int64)
 
 

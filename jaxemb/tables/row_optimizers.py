@@ -81,7 +81,11 @@ def of_all_rows(row_grads: RowGrads, vocab: int) -> RowGrads:
 
 
 class RowOptimizer(NamedTuple):
-  """A pair of pure functions, as in optax."""
+  """An optimizer of rows: a pair of pure functions, as in optax.
+
+  `init(vocab, dim)` returns the state. `update(state, row_grads,
+  learning_rate)` returns the changes of rows, [..., dim], and the new state.
+  """
 
   # (vocab, dim) -> state
   init: Callable[[int, int], OptState]

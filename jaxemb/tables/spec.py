@@ -172,7 +172,10 @@ RowKernel = Callable[..., tuple[jax.Array, row_optimizers.OptState]]
 
 
 class Table(Protocol):
-  """Pure functions over a state; layouts are frozen dataclasses."""
+  """A table: pure functions that read and update a state of arrays.
+
+  Each layout of tables on devices is a frozen dataclass with these methods.
+  """
 
   spec: TableSpec
   optimizer: row_optimizers.RowOptimizer
@@ -180,29 +183,32 @@ class Table(Protocol):
 
   @property
   def state_names(self) -> tuple[str, ...]:
-    """See `row_optimizers.RowOptimizer`."""
+    """Returns names of the optimizer state to export and to average."""
     return self.optimizer.state_names
 
   @property
   def partition(self) -> Any:
-    """A state of `PartitionSpec`s: how its arrays lie on the mesh."""
+    """Returns the state's `PartitionSpec`s on the mesh."""
 
   def opened(self, state: Any) -> Any:
-    """Returns a state as the steps of a dispatch hand it on, in `shard_map`.
+    """Returns the form of a state that steps pass on, inside `shard_map`.
 
-    Lookups and updates take it as well.
+    `lookup` and `update` accept this form, too.
     """
     return state
 
   def closed(self, state: Any) -> Any:
-    """Returns the state that was `opened`."""
+    """Reverses `opened`."""
     return state
 
   def init(self, key: jax.Array) -> Any:
-    """Returns a new state, whose rows depend on the key, not on the mesh."""
+    """Returns a new state. Its rows depend on the key, not on the mesh."""
 
   def lookup(self, state: Any, ids: jax.Array) -> Lookup:
-    """Returns rows of ids [...], or columns; arbitrary ones of padding."""
+    """Returns the rows (or their local columns) of ids [...].
+
+    The rows of padding ids are arbitrary.
+    """
 
   def update(
     self,
@@ -212,18 +218,22 @@ class Table(Protocol):
     rows: jax.Array | None,
     step: Step,
   ) -> Any:
-    """Applies the gradients [..., dim] float32 of one step.
+    """Applies the gradients of one step; returns the new state.
 
-    Ids [...] have duplicates and padding, as they were looked up. `rows` are
-    what the lookup returned, which saves reading them again; None = unknown.
+    Args:
+      state: the state of the table.
+      ids: [...] int32, with duplicates and padding, as they were looked up.
+      row_grads: [..., dim] float32, one gradient per lookup.
+      rows: the result of the lookup, to avoid a second one; None = unknown.
+      step: learning rate and key.
     """
 
   def read_range(
     self, state: Any, start: jax.Array, num: int
   ) -> tuple[Any, dict[str, jax.Array]]:
-    """Returns rows as stored, and optimizer state by name; traceable.
+    """Returns a range of rows as stored, and their optimizer state by name.
 
-    The state is whole: not a device's shards.
+    The function can be traced by JAX. `state` is global, not a device's shard.
     """
 
   def write_range(
@@ -235,16 +245,21 @@ class Table(Protocol):
     key: Any,
     opt_state: Mapping[str, jax.Array],
   ) -> Any:
-    """Writes rows [n, dim] float32 from `start` on, rounded as by an update.
+    """Replaces the rows from `start` on; returns the new state.
 
-    `encoding` is `codecs.encoding_of` what was read there: rows that did not
-    change keep their bits. `key` is as of `Step`; state that is not given
-    stays.
+    Args:
+      state: the state of the table.
+      start: the first row.
+      rows: [n, dim] float32, which are rounded as in an update.
+      encoding: `codecs.encoding_of` the stored rows, so that unchanged rows
+        keep their bits.
+      key: the key of a `Step`.
+      opt_state: new optimizer state by name; state of other names stays.
     """
     raise NotImplementedError(f'{type(self).__name__} cannot be synchronised')
 
   def positions(self, ids: jax.Array) -> tuple[jax.Array, ...]:
-    """Returns where arrays have the rows of ids [n]; padding is outside."""
+    """Returns the indices of ids [n] in the arrays; padding is out of range."""
 
   def write_rows(
     self,
@@ -253,10 +268,11 @@ class Table(Protocol):
     rows: jax.Array,
     opt_state: Mapping[str, jax.Array],
   ) -> Any:
-    """Replaces the rows of ids [n], rounded to nearest, without clipping.
+    """Replaces the rows of ids [n]; returns the new state.
 
-    Traceable, on whole states; optimizer state that is not given stays, padding
-    is ignored.
+    Rows are rounded to the nearest value, without clipping. Padding ids are
+    ignored. Optimizer state that `opt_state` does not have stays. The function
+    can be traced by JAX. `state` is global, not a device's shard.
     """
     positions = self.positions(ids)
 
@@ -276,10 +292,10 @@ class Table(Protocol):
     stop: int | None = None,
     has_replicas: bool = False,
   ) -> RowBlock:
-    """Returns rows of a range of ids, on the host of every process.
+    """Copies a range of rows to the host of every process.
 
-    All processes take part. The state is whole, on any mesh. If it has a
-    leading axis of replicas, so has the block.
+    All processes must call it. `state` is global, on any mesh. With
+    `has_replicas`, the arrays have a leading axis of replicas.
     """
     leaf = jax.tree.leaves(state)[0]
     everywhere = leaf.sharding
@@ -317,9 +333,9 @@ class Table(Protocol):
     opt_state: Mapping[str, np.ndarray] = {},
     has_replicas: bool = False,
   ) -> Any:
-    """As `write_rows`, from the host, in all replicas; the state is donated.
+    """Replaces rows in all replicas by arrays on the host (see `write_rows`).
 
-    All processes take part with equal arguments.
+    All processes must call it with equal arguments. `state` is donated.
     """
     shardings = tuple(x.sharding for x in jax.tree.leaves(state))
     ids, rows = np.asarray(ids, np.int32), np.asarray(rows, np.float32)
