@@ -48,37 +48,36 @@ def train(
   """Trains word vectors on sentences, or another model on files and tables.
 
   Args:
-    data: sentences, each a string or a list of tokens (an iterator is read
-      once); the path of a file or folder; a table of pandas, polars or Arrow,
-      lists by column, or a list of dicts; or a config.
-    config: name of the config to start from, such as 'documents', 'rec:bpr',
-      'ctr' or 'graph'. Tables need one. With a config, arguments down to `seed`
-      that are not given have its values.
-    dim: size of the vectors.
-    window: context window, words on each side of a center.
+    data: sentences, each a string or a list of tokens; or the path of a file or
+      folder; or a pandas, polars or Arrow table, a dict of columns or a list of
+      dicts; or a config. An iterator is read once.
+    config: name of a config, such as 'documents', 'rec:bpr', 'ctr' or 'graph'.
+      Tables need a config. It sets the defaults of the arguments from `dim` to
+      `seed`.
+    dim: dimension of the vectors.
+    window: context window, number of words on each side of the center word.
     negatives: negative samples per positive example.
     model: 'skipgram' or 'cbow'.
-    min_count: words that occur less often are dropped.
+    min_count: smallest count; rarer words are dropped.
     sample: subsampling threshold of frequent words; 0 = no subsampling, -1 =
-      1e-4, or a larger one for text of fewer than 16 million words.
-    epochs: passes over the data; 0 = 5, or more for text of fewer than 16
+      1e-4, or a larger threshold for texts with fewer than 16 million words.
+    epochs: passes over the data; 0 = 5, or more for texts with fewer than 16
       million words.
-    seed: of all random choices.
-    workdir: folder of the run, in which a second call resumes; None = a
-      temporary folder.
-    start: folder of a run that is continued on the data, as by `--from`, or a
-      `.bin` of fastText. All of its words stay.
-    settings: all other settings by name, such as
-      `{'optimizer.name': 'adagrad'}`.
-    unknown: other arguments raise a `TypeError`.
+    seed: random seed.
+    workdir: folder of the run; None = a temporary folder. If training was
+      interrupted, another call with the same folder resumes it.
+    start: workdir of a run, or fastText `.bin`, to continue on the data, like
+      `--from`. Its words are kept.
+    settings: other settings by name, such as `{'optimizer.name': 'adagrad'}`.
+    unknown: any other argument raises a `TypeError`.
 
   Returns:
-    The vectors; with `config` a `ClickModel` of clicks, or `Documents`.
+    Vectors; or a `ClickModel` or `Documents`, if `config` selects these models.
 
   Raises:
-    UserError: data or settings are unusable, or a signal stopped training.
-    TypeError: an argument is unknown; the message names the one to use instead
-      if it is one of gensim or fastText.
+    UserError: data or settings cannot be used, or a signal stopped training.
+    TypeError: an argument is unknown. If it is an argument of gensim or
+      fastText, the message names the argument of jaxemb.
 
   Examples:
     >>> import jaxemb
@@ -260,13 +259,13 @@ def load(
   path: str | os.PathLike[str],
   encoding: str = 'utf-8',
 ) -> 'embeddings.Embeddings | predictor.ClickModel | trained.Documents':
-  """Reads the vectors of a run or a file, or the model of a run on clicks.
+  """Loads vectors or a model from a run or a file.
 
-  A run may be given by its workdir or its export folder, also in a bucket;
-  other files are in the formats of word2vec (text or binary), GloVe or
-  fastText (.vec), plain or packed, with words in `encoding`, models of fastText
-  (.bin, .ftz), or safetensors and folders of model2vec. Raises a `UserError` if
-  it cannot be read.
+  For a run, pass its workdir or export folder, also in a bucket. Files may be
+  in the formats of word2vec (text or binary), GloVe, fastText (.vec, .bin,
+  .ftz) or safetensors. Text formats may be compressed, and have words in
+  `encoding`. Folders of model2vec are loaded, too. Raises a `UserError` if the
+  path cannot be read.
 
   Examples:
     >>> import jaxemb
@@ -290,10 +289,10 @@ def load(
 
 
 def load_phrases(path: str | os.PathLike[str]) -> 'phrases.Phrases':
-  """Reads the phrases that a run joined, to join them in other text.
+  """Loads the phrases of a run, to join them in other text.
 
-  `path` is the run, its export or phrases.txt in it. Raises a `UserError` if
-  there are none.
+  `path` is a run, its export folder or its phrases.txt. Raises a `UserError` if
+  there are no phrases.
 
   Examples:
     >>> import jaxemb

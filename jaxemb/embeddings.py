@@ -67,11 +67,12 @@ _ROWS, _NORMS = 0, 1
 
 @dataclasses.dataclass(init=False, eq=False, repr=False)
 class Embeddings:
-  """Words with their vectors, the most frequent first.
+  """Word vectors and the methods of gensim's `KeyedVectors`.
 
-  A word without a vector raises an `errors.UnknownWordError`, a `KeyError`.
-  Methods that change vectors change this object alone: the first change copies
-  them into memory, and the file or array that they are from stays as it is.
+  Trained vectors begin with the most frequent word. A word without a vector
+  raises an `errors.UnknownWordError`, which is a `KeyError`. A method that
+  changes vectors first copies them into memory. It never changes the file or
+  array from which they were loaded.
 
   Examples:
     The examples of all methods begin with these vectors:
@@ -163,7 +164,7 @@ class Embeddings:
     self.counts, self.attributes = checked.counts, dict(checked.attributes)
 
   def in_memory(self) -> 'Embeddings':
-    """Returns a copy whose vectors do not depend on a file.
+    """Returns a copy in memory, which does not depend on a file.
 
     Examples:
       >>> import shutil
@@ -222,9 +223,9 @@ class Embeddings:
 
   @functools.cached_property
   def norms(self) -> np.ndarray:
-    """Returns lengths of the vectors, [vocab] float32.
+    """Returns the lengths of all vectors, [vocab] float32.
 
-    Raises a `UserError` for one that is not finite.
+    Raises a `UserError` if a vector is not finite.
 
     Examples:
       >>> vectors.norms.round(2)
@@ -287,7 +288,9 @@ class Embeddings:
     return vectors
 
   def get_index(self, key: Word, default: Any = None) -> Any:
-    """Returns the row of a word; of an unknown one, `default` if not None.
+    """Returns the row of a word, or `default` for an unknown word.
+
+    Raises a `KeyError` for an unknown word if `default` is None.
 
     Examples:
       >>> vectors.get_index('man')
@@ -310,9 +313,10 @@ class Embeddings:
     return bool(self.get_index(key, -1) >= 0)
 
   def row(self, number: int) -> np.ndarray:
-    """Returns a row by its number from 0 on, [dim] float32, read-only.
+    """Returns row `number`, from 0, as a read-only [dim] float32 array.
 
-    The word of that row is `index_to_key[number]`. Raises an `IndexError`.
+    `index_to_key[number]` is its word. Raises an `IndexError` if there is no
+    such row.
 
     Examples:
       >>> vectors.index_to_key[4], vectors.row(4)
@@ -323,7 +327,9 @@ class Embeddings:
     return self.get_vector(self.index_to_key[number])
 
   def get_vector(self, key: Word, norm: bool = False) -> np.ndarray:
-    """Returns a word's vector, [dim] float32, read-only; length 1 if `norm`.
+    """Returns the vector of a word, read-only, [dim] float32.
+
+    With `norm`, it is scaled to length 1.
 
     Examples:
       >>> vectors.get_vector('sea')
@@ -355,10 +361,11 @@ class Embeddings:
     return vector
 
   def ngrams(self, word: Word) -> list[tuple[str, np.ndarray]]:
-    """Returns the n-grams of a word with their [dim] vectors.
+    """Returns the n-grams of a word with their vectors, each [dim].
 
-    The vector of an unseen word is their mean, that of a known one the mean of
-    these and a row of its own. Raises a `UserError` without subwords.
+    The vector of an unseen word is the mean of its n-grams. The vector of a
+    known word is the mean of its n-grams and its own row. Raises a `UserError`
+    if the vectors have no subwords.
 
     Examples:
       >>> model = jaxemb.load('model.bin')  # of fastText, with n-grams of 5
@@ -373,7 +380,7 @@ class Embeddings:
     return self.subwords.ngrams(str(lookup.name(word)))
 
   def get_normed_vectors(self) -> np.ndarray:
-    """Returns a copy of all vectors at length 1, [vocab, dim] float32.
+    """Returns all vectors, copied and scaled to length 1, [vocab, dim].
 
     Examples:
       >>> vectors.get_normed_vectors().round(2)[:2]
@@ -383,7 +390,7 @@ class Embeddings:
     return geometry.unit(self.vectors, self.norms)
 
   def fill_norms(self, force: bool = False) -> None:
-    """Computes `norms`; with `force`, again, after a change in `vectors`.
+    """Computes `norms`. Pass `force` if `vectors` has changed.
 
     Examples:
       >>> vectors.vectors[4] = 0, 0, 3
@@ -396,7 +403,7 @@ class Embeddings:
     _ = self.norms
 
   def init_sims(self, replace: bool = False) -> None:
-    """Computes `norms`; `replace` scales all vectors to length 1.
+    """Computes `norms`. With `replace`, scales all vectors to length 1.
 
     Examples:
       >>> vectors.init_sims(replace=True)
@@ -408,7 +415,7 @@ class Embeddings:
   # Changes.
 
   def unit_normalize_all(self) -> None:
-    """Scales all vectors of this object to length 1; zeros stay zeros.
+    """Scales all vectors to length 1, except zero vectors.
 
     Examples:
       >>> vectors.unit_normalize_all()
@@ -422,7 +429,7 @@ class Embeddings:
     self.norms = (lengths > 0).astype(np.float32)
 
   def add_vector(self, key: Word, vector: np.ndarray) -> int:
-    """Adds a word; returns its row. One that has a row keeps its vector.
+    """Adds a word and returns its row. A known word keeps its vector.
 
     Examples:
       >>> vectors.add_vector('lake', np.array([0, 1, 2]))
@@ -440,11 +447,12 @@ class Embeddings:
     extras: Mapping[str, np.ndarray] | None = None,
     replace: bool = False,
   ) -> None:
-    """Adds words, [n, dim] vectors and values of attributes, each [n].
+    """Adds words with vectors [n, dim] and attributes, each [n].
 
-    Words that have a row keep what they have unless `replace`. Values that are
-    not given are zero. Raises a `UserError` for vectors or values that do not
-    fit, a `TypeError` for values of another type, and then changes nothing.
+    Known words keep their vectors and attributes unless `replace`. Attributes
+    that are not passed are zero. Raises a `UserError` for vectors or attributes
+    of a wrong shape, and a `TypeError` for attributes of a wrong type. After an
+    error, nothing has changed.
 
     Examples:
       >>> rows = np.array([[0, 1, 2], [1, 0, 2]])
@@ -513,7 +521,7 @@ class Embeddings:
 
   @property
   def expandos(self) -> Mapping[str, np.ndarray]:
-    """Returns the attributes of words by name, each [vocab], and counts.
+    """Returns counts and other attributes of words by name, each [vocab].
 
     Examples:
       >>> vectors.expandos['count']
@@ -525,9 +533,9 @@ class Embeddings:
   def set_vecattr(self, key: Word, attr: str, val: Any) -> None:
     """Sets an attribute of a word, such as 'count'.
 
-    The first value of an attribute determines its type, and is zero for other
-    words. Raises a `TypeError` for a value of another type, and a `ValueError`
-    for a count that files cannot have.
+    The first value of an attribute determines its type. Other words get the
+    value zero. Raises a `TypeError` for a value of another type, and a
+    `ValueError` for a count that files cannot store.
 
     Examples:
       >>> vectors.set_vecattr('king', 'is_title', True)
@@ -539,9 +547,10 @@ class Embeddings:
     self._values(attr, np.asarray(val, kind))[row] = val
 
   def get_vecattr(self, key: Word, attr: str) -> Any:
-    """Returns an attribute of a word; raises a `KeyError` if there is none.
+    """Returns an attribute of a word.
 
-    Unknown counts are made up, with a warning, to fall by row as in gensim.
+    Raises a `KeyError` for an unknown word or attribute. If counts are unknown,
+    it warns and, as in gensim, returns a count that falls with the row.
 
     Examples:
       >>> vectors.get_vecattr('king', 'count')
@@ -574,7 +583,7 @@ class Embeddings:
       self.attributes[name] = values
 
   def sort_by_descending_frequency(self) -> None:
-    """Sorts the rows by falling counts; without counts, warns and does not.
+    """Sorts the rows by falling counts. Warns if counts are unknown.
 
     Examples:
       >>> vectors.set_vecattr('sea', 'count', 20)
@@ -618,7 +627,7 @@ class Embeddings:
   def distances(
     self, word_or_vector: Key, other_words: Iterable[Word] = ()
   ) -> np.ndarray:
-    """Returns 1 minus the cosines with words, or with all rows, float32.
+    """Returns 1 minus the cosines with `other_words`, or with all words.
 
     Examples:
       >>> vectors.distances('king', ['queen', 'sea']).round(2)
@@ -635,7 +644,7 @@ class Embeddings:
   def cosine_similarities(
     vector_1: np.ndarray, vectors_all: np.ndarray
   ) -> np.ndarray:
-    """Returns cosines of a [dim] vector with each of [n, dim] vectors.
+    """Returns the cosines of a [dim] vector with [n, dim] vectors, [n].
 
     Examples:
       >>> vectors.cosine_similarities(vectors['king'], vectors.vectors).round(2)
@@ -653,10 +662,11 @@ class Embeddings:
     post_normalize: bool = False,
     ignore_missing: bool = True,
   ) -> np.ndarray:
-    """Returns the mean of words and vectors, [dim] float32; warns of unknown.
+    """Returns the weighted mean of words and vectors, [dim] float32.
 
-    It is divided by the sum of absolute weights. Raises a `ValueError` if no
-    word is known, and a `KeyError` for an unknown one that is not ignored.
+    The weighted sum is divided by the sum of absolute weights. Warns of unknown
+    words, or raises a `KeyError` unless `ignore_missing`. Raises a `ValueError`
+    if no word is known.
 
     Examples:
       >>> vectors.get_mean_vector(['king', 'queen'], pre_normalize=False)
@@ -675,7 +685,7 @@ class Embeddings:
     return groups.mean([*rows.values()], factors[used], is_unit=post_normalize)
 
   def n_similarity(self, ws1: Iterable[Word], ws2: Iterable[Word]) -> float:
-    """Returns the cosine of the means of two groups of words.
+    """Returns the cosine of the mean vectors of two groups of words.
 
     Examples:
       >>> round(vectors.n_similarity(['king', 'man'], ['queen', 'woman']), 3)
@@ -688,7 +698,7 @@ class Embeddings:
     return float(np.dot(*means))
 
   def closer_than(self, key1: Word, key2: Word) -> list[str]:
-    """Returns the words that are nearer to `key1` than `key2` is, by row.
+    """Returns the words that are nearer to `key1` than `key2` is.
 
     Examples:
       >>> vectors.closer_than('king', 'woman')
@@ -701,7 +711,7 @@ class Embeddings:
     return [self.index_to_key[row] for row in rows.tolist()]
 
   def rank(self, key1: Word, key2: Word) -> int:
-    """Returns the rank of `key2`, from 1 on, by its distance from `key1`.
+    """Returns the rank of `key2`, from 1, among the neighbors of `key1`.
 
     Examples:
       >>> vectors.rank('king', 'woman')
@@ -725,7 +735,10 @@ class Embeddings:
   def relative_cosine_similarity(
     self, wa: Word, wb: Word, topn: int = 10
   ) -> float:
-    """Returns the cosine of two words over the sum of the `topn` nearest.
+    """Returns the cosine of two words, relative to the nearest neighbors.
+
+    The cosine is divided by the sum of the cosines of the `topn` nearest
+    neighbors.
 
     Examples:
       >>> round(vectors.relative_cosine_similarity('king', 'queen', topn=2), 3)
@@ -737,11 +750,12 @@ class Embeddings:
   def rank_by_centrality(
     self, words: Iterable[Word], use_norm: bool = True
   ) -> list[tuple[float, Word]]:
-    """Ranks words by cosines with the mean of all; warns of unknown words.
+    """Ranks words by their cosine with the mean of all words passed.
 
-    Returns (cosine, word), the nearest first; with `use_norm` False products
-    of vectors as they are with the mean at length 1. Raises a `ValueError` if
-    no word is known.
+    Returns (cosine, word), the nearest first. Warns of unknown words. If
+    `use_norm` is False, it returns dot products of unscaled vectors with the
+    mean, which is scaled to length 1. Raises a `ValueError` if no word is
+    known.
 
     Examples:
       >>> ranked = vectors.rank_by_centrality(['sea', 'man', 'king', 'queen'])
@@ -755,9 +769,9 @@ class Embeddings:
     return sorted(zip(products, known, strict=True), reverse=True)
 
   def doesnt_match(self, words: Iterable[Word]) -> Word:
-    """Returns the word farthest from the mean of all; warns of unknown words.
+    """Returns the word with the lowest cosine with the mean of all words.
 
-    Raises a `ValueError` if no word is known.
+    Warns of unknown words. Raises a `ValueError` if no word is known.
 
     Examples:
       >>> vectors.doesnt_match(['king', 'sea', 'queen'])
@@ -771,11 +785,12 @@ class Embeddings:
     document2: Iterable[Word],
     norm: bool = True,
   ) -> float:
-    """Returns Word Mover's distance of two lists of words; warns of unknown.
+    """Returns the Word Mover's Distance of two lists of words.
 
-    That is the least mean distance that the words of one are moved to be those
-    of the other, between vectors of length 1 unless `norm` is False; infinite
-    if one has no word with a vector.
+    It is the smallest mean distance by which the words of one list move to the
+    words of the other. Vectors are scaled to length 1 unless `norm` is False.
+    Warns of unknown words. The distance is infinite if one list has no known
+    word.
 
     Examples:
       >>> near = vectors.wmdistance(['king'], ['queen'])
@@ -795,10 +810,11 @@ class Embeddings:
     allow_inference: bool = True,
     copy_vecattrs: bool = False,
   ) -> 'Embeddings':
-    """Returns the vectors of different words, in order; warns of unknown.
+    """Returns the vectors of words, each word once, in the order passed.
 
-    With `copy_vecattrs` they have their counts and other attributes. Without
-    `allow_inference` a word needs a row of exactly its name.
+    Warns of unknown words. With `copy_vecattrs`, the result has their counts
+    and other attributes. Without `allow_inference`, only words with a row are
+    known.
 
     Examples:
       >>> chosen = vectors.vectors_for_all(['sea', 'king'], copy_vecattrs=True)
@@ -843,12 +859,12 @@ class Embeddings:
   # Edges of graphs.
 
   def edge_scores(self, edges: Sequence[tuple[str, ...]]) -> np.ndarray:
-    """Returns the scores that rank held-out edges, [n] float32.
+    """Returns the scores of edges, [n] float32.
 
-    Edges are pairs of nodes; where relations have operators, a source, relation
-    and target, of which the score is that of `related` and the target. It is
-    the product, distance or cosine that the model was trained with, by vectors
-    of targets if these are others; after walks the cosine.
+    An edge is a pair (source, target) or, if the model has operators of
+    relations, a triple (source, relation, target). The score is the dot
+    product, negative squared distance or cosine that the model was trained
+    with. After training on walks, it is the cosine.
 
     Examples:
       >>> vectors.edge_scores([('king', 'queen'), ('king', 'sea')]).round(2)
@@ -871,12 +887,11 @@ class Embeddings:
     return edge_scores.of_ends(mapped, rows, self.relations)
 
   def related(self, source: str, relation: str) -> np.ndarray:
-    """Applies the operator of a relation to a node's vector, [dim] float32.
+    """Applies the operator of a relation to the vector of a node, [dim].
 
-    Targets are the nodes that score highest beside the result, as by their
-    product with it, and sources those beside the result of 'RELATION (inverse)'
-    for a target. Raises a `UserError` for a run without operators, or without
-    this one.
+    The likely targets of the node have the highest scores with the result. For
+    likely sources, apply 'RELATION (inverse)' to a target. Raises a `UserError`
+    if the model has no operators or not this relation.
 
     Examples:
       >>> nodes = jaxemb.load('runs/graph')
@@ -905,19 +920,20 @@ class Embeddings:
     sense: int | None = None,
     min_prior: float = 0.0,
   ) -> Ranked:
-    """Finds the words nearest to a sum of words minus others (3CosAdd).
+    """Finds the nearest neighbors of a sum of words minus words (3CosAdd).
 
-    Arguments are words or [dim] vectors, alone or in lists, perhaps as (word,
-    weight); default weights are 1 and -1. Only words from `clip_start` to
-    `clip_end` are searched, or the first `restrict_vocab`. A word with several
-    senses occurs once, as the nearest sense of at least `min_prior`; `sense`
-    selects a sense of a single word. With an `indexer` that `index` returned,
-    only the rows that it proposes are compared; any other object returns the
-    result itself, by its `most_similar(unit vector, topn)`.
+    `positive` and `negative` are words or [dim] vectors, or lists of them. A
+    list may have pairs (word, weight); the default weights are 1 and -1. The
+    search covers the words from `clip_start` to `clip_end`, or the first
+    `restrict_vocab`. A word with several senses occurs once, by its nearest
+    sense with a prior of at least `min_prior`. `sense` selects the sense of a
+    single word. `indexer` is the result of `index`, or an object with gensim's
+    `most_similar(vector, topn)`.
 
-    Returns (word, cosine) by falling cosine, without the arguments; with `topn`
-    None, float32 cosines of the rows searched. Raises a `ValueError` without
-    arguments, and a `UserError` if the sum is zero or a vector does not fit.
+    Returns (word, cosine) by falling cosine, without the words passed. If
+    `topn` is None, returns the cosines of all words searched, float32. Raises a
+    `ValueError` without words, and a `UserError` if the sum is zero or a vector
+    has a wrong shape.
 
     Examples:
       >>> vectors.most_similar('king', topn=2)
@@ -994,10 +1010,12 @@ class Embeddings:
     return list(zip(words, scores.tolist(), strict=True))
 
   def index(self, kind: str = 'hnsw', **settings: int) -> neighbor_index.Index:
-    """Builds an index of the vectors, for `most_similar(..., indexer=index)`.
+    """Builds an index for `most_similar(..., indexer=index)`.
 
-    `settings` are those of `neighbor_index.Settings`. Changed vectors need
-    another index. Raises a `UserError` without usearch, the extra `ann`.
+    `settings` may have `connectivity` (32), `expansion_search` (128) and
+    `expansion_add` (200). Larger values miss fewer neighbors, but need more
+    memory or time. If the vectors change, build a new index. Raises a
+    `UserError` if the extra `ann` is not installed.
 
     Examples:
       >>> index = vectors.index('hnsw')
@@ -1013,9 +1031,10 @@ class Embeddings:
     )
 
   def load_index(self, folder: pathlib.Path | str) -> neighbor_index.Index:
-    """Maps an index of these vectors that `index.save(folder)` has written.
+    """Loads an index of these vectors that `index.save(folder)` has written.
 
-    Raises a `UserError` if it is missing, damaged or of other vectors.
+    The files are memory-mapped. Raises a `UserError` if the index is missing,
+    damaged or of other vectors.
 
     Examples:
       >>> vectors.index('hnsw').save('king.index')
@@ -1037,10 +1056,10 @@ class Embeddings:
     topn: int | None = 10,
     restrict_vocab: int | None = None,
   ) -> Ranked:
-    """Ranks words by products of cosines (3CosMul, Levy and Goldberg 2014).
+    """Finds the nearest neighbors by products of cosines (3CosMul).
 
-    Like `most_similar`, without weights, and with quotients in place of cosines
-    (equation 4).
+    The score is equation 4 of Levy and Goldberg 2014. The arguments are those
+    of `most_similar`, without weights.
 
     Examples:
       >>> vectors.most_similar_cosmul(['king', 'woman'], ['man'], topn=1)
@@ -1065,7 +1084,7 @@ class Embeddings:
   def similar_by_word(
     self, word: Word, topn: int | None = 10, restrict_vocab: int | None = None
   ) -> Ranked:
-    """Finds the words nearest to a word; see `most_similar`.
+    """Finds the nearest neighbors of a word; see `most_similar`.
 
     Examples:
       >>> vectors.similar_by_word('king', topn=1)
@@ -1076,7 +1095,7 @@ class Embeddings:
   def similar_by_key(
     self, key: Word, topn: int | None = 10, restrict_vocab: int | None = None
   ) -> Ranked:
-    """Finds the words nearest to a word; see `most_similar`.
+    """Finds the nearest neighbors of a word; see `most_similar`.
 
     Examples:
       >>> vectors.similar_by_key('king', topn=1)
@@ -1087,10 +1106,10 @@ class Embeddings:
   def similar_by_ngrams(
     self, word: Word, topn: int | None = 10, restrict_vocab: int | None = None
   ) -> Ranked:
-    """Finds the words nearest to the n-grams of a word, their mean.
+    """Finds the nearest neighbors of the mean of a word's n-grams.
 
-    That is `most_similar` of a known word as if it had never been seen. Raises
-    a `UserError` without subwords, and a `KeyError` for a word without n-grams.
+    These are the neighbors of a known word as if it were unseen. Raises a
+    `UserError` without subwords, and a `KeyError` for a word without n-grams.
 
     Examples:
       >>> model = jaxemb.load('model.bin')  # of fastText
@@ -1112,7 +1131,7 @@ class Embeddings:
     topn: int | None = 10,
     restrict_vocab: int | None = None,
   ) -> Ranked:
-    """Finds the words nearest to a [dim] vector; see `most_similar`.
+    """Finds the nearest neighbors of a [dim] vector; see `most_similar`.
 
     Examples:
       >>> vectors.similar_by_vector(np.array([0, 1, 5]), topn=1)
@@ -1133,7 +1152,7 @@ class Embeddings:
   # Senses.
 
   def senses(self, word: str) -> list[tuple[str, float]]:
-    """Returns (name of the row, prior) of every sense of a word.
+    """Returns (name of the row, prior) for each sense of a word.
 
     Examples:
       >>> senses = jaxemb.load('runs/mixture')
@@ -1153,10 +1172,10 @@ class Embeddings:
   def disambiguate(
     self, sentence: Sequence[str] | str, position: int, window: int = 0
   ) -> np.ndarray:
-    """Returns probabilities of the senses of a word in a sentence, [senses].
+    """Returns the probabilities of the senses of a word in context, [senses].
 
     `sentence` is a list of tokens, or a string that is split at white space.
-    `window` known words on each side are used, 0 = as many as in training.
+    The context has `window` known words on each side; 0 = as in training.
     Raises a `UserError` for a position outside the sentence or a negative
     window.
 
@@ -1173,7 +1192,7 @@ class Embeddings:
     )
 
   def of_words(self) -> 'Embeddings':
-    """Returns one vector per word, the mean of its senses by priors.
+    """Returns one vector per word: the mean of its senses by their priors.
 
     Examples:
       >>> senses = jaxemb.load('runs/mixture')
@@ -1193,9 +1212,10 @@ class Embeddings:
     restrict_vocab: int = 300_000,
     window: int = 0,
   ) -> dict[str, dict[str, Any]]:
-    r"""Returns the results of `evaluation.words`, and of words in contexts.
+    r"""Evaluates the vectors on benchmarks; see `evaluation.words.evaluate`.
 
-    `window` known words on each side disambiguate; 0 = as many as in training.
+    To disambiguate a word, it uses `window` known words on each side; 0 = as in
+    training.
 
     Examples:
       >>> import pathlib
@@ -1229,11 +1249,11 @@ class Embeddings:
   ) -> tuple[tuple[float, float], tuple[float, float], float]:
     r"""Correlates cosines with the ratings of a similarity benchmark.
 
-    Fields are separated by `delimiter`, None = white space or commas. Returns
+    `delimiter` separates fields; None = white space or commas. Returns
     (Pearson's r, p), (Spearman's rho, p) and the percentage of pairs with an
-    unknown word, which are left out or, with `dummy4unknown`, have cosine 0.
-    Raises a `UserError` for a file that cannot be read, or if fewer than two
-    pairs count.
+    unknown word. These pairs are left out or, with `dummy4unknown`, have a
+    cosine of 0. Raises a `UserError` if the file cannot be read, or if fewer
+    than two pairs are known.
 
     Examples:
       >>> import pathlib
@@ -1259,14 +1279,14 @@ class Embeddings:
     dummy4unknown: bool = False,
     similarity_function: str = 'most_similar',
   ) -> tuple[float, list[dict[str, Any]]]:
-    r"""Answers the questions of an analogy benchmark.
+    r"""Evaluates the vectors on an analogy benchmark.
 
-    Returns the fraction answered right, and per section, with 'Total accuracy'
-    last, {'section', 'correct', 'incorrect'}: its name and lists of questions.
-    Those with an unknown word are left out or, with `dummy4unknown`, wrong.
-    `similarity_function` is 'most_similar' or 'most_similar_cosmul' (gensim 4.4
-    ignores it and takes the first). Raises a `UserError` for a file that cannot
-    be read or holds no analogies.
+    Returns the accuracy, and for each section a dict with its name ('section')
+    and the lists of 'correct' and 'incorrect' questions. The last section is
+    'Total accuracy'. Questions with an unknown word are left out or, with
+    `dummy4unknown`, count as incorrect. `similarity_function` is 'most_similar'
+    or 'most_similar_cosmul' (gensim 4.4 ignores it and uses 'most_similar').
+    Raises a `UserError` if the file cannot be read or has no analogies.
 
     Examples:
       >>> import pathlib
@@ -1302,10 +1322,10 @@ class Embeddings:
   # Files.
 
   def save(self, folder: pathlib.Path | str, **options: Any) -> None:
-    """Writes vectors.npy, vocab.txt, any senses and operators, for `load`.
+    """Writes a folder with everything, for `load`.
 
     Raises a `UserError` if a file cannot be written, and a `TypeError` for
-    gensim's `options` of pickles.
+    gensim's options of pickles.
 
     Examples:
       >>> vectors.save('vectors')
@@ -1340,11 +1360,11 @@ class Embeddings:
   def save_fasttext(self, fname: pathlib.Path | str) -> None:
     """Writes fastText's `.bin`, which gensim's load_facebook_model reads, too.
 
-    Settings, and output rows of words, are those of the `.bin` or the run with
-    negative sampling that the vectors were loaded from, and else fastText's
-    defaults and zeros, with a warning of their number. Unknown counts, and
-    zeros, become 1. Raises a `UserError` if it cannot be written, or for words
-    of several vectors.
+    The file has the settings and output vectors of the `.bin` or of the run
+    with negative sampling from which the vectors were loaded. Otherwise it has
+    fastText's defaults and zeros, with a warning. Unknown or zero counts become
+    1. Raises a `UserError` if the file cannot be written, or if words have
+    several senses.
 
     Examples:
       >>> vectors.save_fasttext('king.bin')
@@ -1357,10 +1377,9 @@ class Embeddings:
   def load(
     cls, fname: pathlib.Path | str, mmap: str | None = None
   ) -> 'Embeddings':
-    """Loads what `jaxemb.load` does; `mmap` may be 'r'.
+    """Loads what `jaxemb.load` loads. `mmap` may be None or 'r'.
 
-    Files that `save` writes are memory-mapped with either, and are never
-    written to.
+    In both cases, files that `save` wrote are memory-mapped and never changed.
 
     Examples:
       >>> vectors.save('vectors')
@@ -1384,16 +1403,17 @@ class Embeddings:
     append: bool = False,
     sort_attr: str = 'count',
   ) -> None:
-    """Writes a word2vec file, and to `fvocab` the counts, `word count` a line.
+    """Writes a word2vec file and, to `fvocab`, lines `word count`.
 
-    It is packed as its suffix says, such as .gz; without a header it is as
-    GloVe's files are. Words begin with `prefix`, and are sorted by an attribute
-    that falls, `sort_attr`, if it is known. `append` adds to files that are
-    there, of which a header may announce the total as `total_vec`. White space
-    in words becomes underscores, with a warning.
-    Raises a `UserError` if a file cannot be written, a `ValueError` if
-    `sort_attr` is needed for `fvocab` and not known, or for a binary file
-    without a header.
+    A suffix such as .gz compresses the file. Without a header, the file is in
+    GloVe's format. `prefix` is put before each word. Words are sorted by
+    falling `sort_attr`, if it is known. `append` adds to existing files, whose
+    header may announce the total number of words (`total_vec`). White space in
+    words becomes underscores, with a warning.
+
+    Raises a `UserError` if a file cannot be written. Raises a `ValueError` if
+    `fvocab` needs `sort_attr` and it is unknown, or for a binary file without a
+    header.
 
     Examples:
       >>> vectors.save_word2vec_format('king.bin', 'counts.txt', binary=True)
@@ -1434,14 +1454,14 @@ class Embeddings:
     datatype: Any = np.float32,
     no_header: bool | None = None,
   ) -> 'Embeddings':
-    """Loads a word2vec, GloVe or .vec file with gensim's arguments.
+    """Loads a word2vec, GloVe or .vec file, with gensim's arguments.
 
-    `binary` and `no_header` are recognized if they are None. `fvocab` has the
-    counts, `word count` a line; without it they are unknown. `limit` is the
-    number of rows to read, and `datatype` that of their numbers in memory.
-    Raises a `UserError` for a file that cannot be read or is another than these
-    say, and a `UnicodeDecodeError` for words that are not in the encoding
-    unless `unicode_errors` is 'replace' or 'ignore'.
+    If `binary` or `no_header` is None, it is detected. `fvocab` is a file of
+    lines `word count`; without it, counts are unknown. `limit` is the number of
+    rows to read, and `datatype` their type in memory. Raises a `UserError` if
+    the file cannot be read or does not fit the arguments, and a
+    `UnicodeDecodeError` for words in another encoding unless `unicode_errors`
+    is 'replace' or 'ignore'.
 
     Examples:
       >>> vectors.save_word2vec_format('king.txt')
@@ -1468,10 +1488,10 @@ class Embeddings:
     encoding: str = 'utf8',
     unicode_errors: str = 'strict',
   ) -> None:
-    """Replaces vectors of the words that a word2vec file has, too.
+    """Replaces the vectors of known words by those in a word2vec file.
 
-    Its other words are not added. Raises a `UserError` for a file that cannot
-    be read, or of another dimension, and a `TypeError` for `lockf`.
+    Unknown words in the file are ignored. Raises a `UserError` if the file
+    cannot be read or has another dimension, and a `TypeError` for `lockf`.
 
     Examples:
       >>> others = jaxemb.Embeddings(['sea', 'lake'], np.ones((2, 3)))
@@ -1490,7 +1510,7 @@ class Embeddings:
     self.add_vectors(common, other[common], replace=True)
 
   def save_safetensors(self, fname: pathlib.Path | str) -> None:
-    """Writes safetensors: vectors, any counts, and words in the metadata.
+    """Writes a safetensors file with vectors, words and any counts.
 
     Raises a `UserError` if the file cannot be written.
 
@@ -1502,9 +1522,10 @@ class Embeddings:
     vector_files.write_safetensors(fname, self._writable())
 
   def save_onnx(self, fname: pathlib.Path | str) -> None:
-    """Writes an ONNX model from `words` to `vectors`, zeros of unknown ones.
+    """Writes an ONNX model that returns the `vectors` of `words`.
 
-    Raises a `UserError` if the file would be too large or cannot be written.
+    Unknown words have zero vectors. Raises a `UserError` if the file would be
+    too large or cannot be written.
 
     Examples:
       >>> import onnxruntime
@@ -1525,10 +1546,11 @@ class Embeddings:
   ) -> None:
     """Writes a folder that model2vec and sentence-transformers load.
 
-    A sentence becomes the mean of the vectors of its words. `tokens` and
-    `lowercase` are those of `config.data` of the run; without the latter,
-    sentences are lower-cased if no word has capitals. Warns of words that no
-    sentence can have. Raises a `UserError` if the folder cannot be written.
+    The vector of a sentence is the mean of the vectors of its words. Pass the
+    `data.tokens` and `data.lowercase` of the run as `tokens` and `lowercase`.
+    If `lowercase` is None, sentences are lower-cased if no word has capitals.
+    Warns of words that a sentence cannot contain. Raises a `UserError` if the
+    folder cannot be written.
 
     Examples:
       >>> from model2vec import StaticModel
@@ -1542,10 +1564,10 @@ class Embeddings:
     )
 
   def save_parquet(self, fname: pathlib.Path | str) -> None:
-    """Writes Parquet with the columns key, count (if known) and vector.
+    """Writes a Parquet file with the columns key, count (if known) and vector.
 
-    Read the file with pandas, polars or Hugging Face's datasets: `jaxemb.load`
-    does not. Raises a `UserError` if it cannot be written.
+    Read it with pandas, polars or Hugging Face's datasets. `jaxemb.load` does
+    not read it. Raises a `UserError` if it cannot be written.
 
     Examples:
       >>> from pyarrow import parquet

@@ -130,7 +130,7 @@ def _moments(model, params, tables, ids, numbers):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ClickModel:
-  """Predicts probabilities of clicks.
+  """A trained click model, which predicts probabilities of clicks.
 
   Examples:
     The examples of all methods begin with this model:
@@ -171,9 +171,7 @@ class ClickModel:
     return arrays
 
   def scores(self, rows: encoder_lib.Rows, without: str = '') -> np.ndarray:
-    """Returns [n] float32 probabilities of encoded rows.
-
-    Vectors of the field `without` are replaced by their mean.
+    """Returns the probabilities of encoded rows, [n] float32.
 
     Examples:
       >>> from jaxemb.io import tables
@@ -209,11 +207,11 @@ class ClickModel:
     return first, stop, means
 
   def predict(self, data: Any) -> np.ndarray:
-    """Returns [n] float32 probabilities of rows that need no label.
+    """Returns the probabilities of rows, [n] float32. Rows need no label.
 
-    `data` is a path as of `config.data.path`, a table of pyarrow, pandas or
-    polars, or lists by column. New categories count as unknown, which a warning
-    counts. Raises a `UserError` for a column that is missing.
+    `data` is a path as in `config.data.path`, a table of pyarrow, pandas or
+    polars, or a dict of columns. Unseen categories count as unknown, with a
+    warning. Raises a `UserError` if a column is missing.
 
     Examples:
       >>> model.predict(new).round()
@@ -228,9 +226,9 @@ class ClickModel:
   def predicted(
     self, data: Any, unknown: dict[str, int] | None = None
   ) -> Iterator[tuple[np.ndarray, tables_lib.Table]]:
-    """Yields probabilities [n] of some rows after others, and their tables.
+    """Yields the probabilities [n] of consecutive rows, with their tables.
 
-    Adds the number of unknown categories, by field, to `unknown`.
+    Adds the number of unknown categories of each field to `unknown`.
 
     Examples:
       >>> for probabilities, table in model.predicted(new):
@@ -277,10 +275,10 @@ class ClickModel:
       yield encoded(data)
 
   def save(self, folder: pathlib.Path | str) -> None:
-    """Writes the model into a folder, for `load`.
+    """Writes the model to a folder, for `jaxemb.load`.
 
-    Raises a `UserError` if it cannot be written, or if the folder has files
-    that are not of a click model.
+    Raises a `UserError` if a file cannot be written, or if the folder has files
+    that do not belong to a click model.
 
     Examples:
       >>> model.save('clicks')
@@ -308,10 +306,11 @@ class ClickModel:
       np.savez(new / 'dense.npz', **arrays)
 
   def save_onnx(self, path: pathlib.Path | str) -> None:
-    """Writes an ONNX model from `ids` and `numbers` to `chances`, by jax2onnx.
+    """Writes an ONNX model that returns the probabilities of encoded rows.
 
-    Inputs are those of `write_function`. Raises a `UserError` without the
-    extra `onnx`, or if the file would be too large or cannot be written.
+    The inputs are `ids` and `numbers`, and the output is `chances`. Raises a
+    `UserError` if the extra `onnx` is not installed, or if the file would be
+    too large or cannot be written.
 
     Examples:
       >>> import onnxruntime

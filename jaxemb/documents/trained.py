@@ -44,11 +44,11 @@ _KINDS = {
 
 
 class Documents:
-  """Vectors of documents, with the names of gensim's `Doc2Vec`.
+  """Document vectors, with the names of gensim's `Doc2Vec`.
 
-  `dv` has vectors by tag, or by the number of the document as a string; `wv`
-  those of words: the input vectors of PV-DM, or the output vectors of PV-DBOW,
-  which has no inputs. `infer` makes vectors of new documents.
+  `dv` has the vectors of documents, by tag or by number as a string. `wv` has
+  the vectors of words: the input vectors of PV-DM, or the output vectors of
+  PV-DBOW, which has no input vectors. `infer` returns vectors of new documents.
 
   Examples:
     The examples of all methods begin with this model:
@@ -85,7 +85,7 @@ class Documents:
 
   @property
   def wv(self) -> embeddings.Embeddings:
-    """Vectors of words."""
+    """Returns the vectors of words."""
     return self._outputs if self._inputs is None else self._inputs
 
   @property
@@ -95,12 +95,12 @@ class Documents:
 
   @property
   def vector_size(self) -> int:
-    """The length of a vector."""
+    """Returns the dimension of the vectors."""
     return self.dv.vectors.shape[1]
 
   @property
   def epochs(self) -> int:
-    """Epochs of training, and of inference by default."""
+    """Returns the epochs of training, the default for inference."""
     return self.settings['epochs']
 
   def __repr__(self) -> str:
@@ -119,12 +119,12 @@ class Documents:
     final_learning_rate: float | None = None,
     seed: int | None = None,
   ) -> np.ndarray:
-    """Returns [documents, dim] float32, vectors of new documents, on all cores.
+    """Returns the vectors of new documents, [documents, dim] float32.
 
-    A document is text, which is cut into words as that of the run was, or a
-    list of words. Its vector depends on its words and the seed alone. None
-    stands for the epochs, rates or seed of the run. Documents without a known
-    word have zeros, with a warning.
+    A document is a string, which is split into words as in training, or a list
+    of words. Its vector depends only on its words and the seed. Epochs, rates
+    and seed are those of the run if they are None. Documents without a known
+    word have zero vectors, with a warning. The inference uses all cores.
 
     Examples:
       >>> model.infer(['the cow eats hay', ['a', 'horse']]).shape
@@ -190,9 +190,9 @@ class Documents:
     min_alpha: float | None = None,
     epochs: int | None = None,
   ) -> np.ndarray:
-    """Returns [dim] float32, as `infer`, with gensim's arguments.
+    """Returns the vector of a new document, [dim], with gensim's arguments.
 
-    Many documents take `infer` less time together.
+    For many documents, `infer` is faster.
 
     Examples:
       >>> vector = model.infer_vector(['cow', 'eats', 'hay'])
@@ -255,7 +255,7 @@ class Documents:
       )
 
   def in_memory(self) -> 'Documents':
-    """Returns a copy that does not depend on files.
+    """Returns a copy in memory, which does not depend on files.
 
     Examples:
       >>> import shutil

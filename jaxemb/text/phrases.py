@@ -66,7 +66,7 @@ def _setting(value: str | tuple[str, ...]) -> str:
 
 
 class Phrases:
-  """Joins the phrases of a run in other text, as gensim's `FrozenPhrases`.
+  """Joins the phrases of a run in other text, like gensim's `FrozenPhrases`.
 
   Examples:
     The examples of all methods begin with the phrases of a run with
@@ -119,10 +119,9 @@ class Phrases:
     return map(self._joined, items)
 
   def then(self, other: 'Phrases') -> 'Phrases':
-    """Returns phrases with the passes of others behind these.
+    """Returns phrases with the passes of `others` after these passes.
 
-    Raises a `UserError` if their scores or connectors differ, of which a file
-    has one.
+    Raises a `UserError` if their scores or connectors differ.
 
     Examples:
       >>> twice = phrases.then(phrases)
@@ -144,7 +143,7 @@ class Phrases:
     return Phrases(other.rules, passes)
 
   def export_phrases(self) -> dict[str, float]:
-    """Returns the score of each phrase, by its name.
+    """Returns the score of each phrase by its name.
 
     Examples:
       >>> sorted(phrases.export_phrases())
@@ -157,7 +156,7 @@ class Phrases:
     }
 
   def save(self, path: str | os.PathLike[str]) -> None:
-    """Writes phrases.txt; raises a `UserError` if it cannot be written.
+    """Writes phrases.txt. Raises a `UserError` if it cannot be written.
 
     Examples:
       >>> phrases.save('phrases.txt')
