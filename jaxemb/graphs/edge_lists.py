@@ -177,7 +177,9 @@ def _of_columns(where, head, declared, prefixes=None):
   has_header = columns.has_header
   first = list(head.rows[min(has_header, len(head.rows) - 1)])
   for role, prefix in zip(('source', 'target'), prefixes or (), strict=False):
-    first[columns.index(role)] = prefix + first[columns.index(role)]
+    index = columns.index(role)
+    if index < len(first):  # otherwise the row is counted as bad when read
+      first[index] = prefix + first[index]
   layout = head.layout._replace(
     columns=columns.roles(), skips_first=has_header, is_ragged=is_ragged
   )
