@@ -22,7 +22,7 @@ from jaxemb.runtime import resources
 _PROGRAM_BYTES, _PROCESS_BYTES = 190_000_000, 500_000_000
 # With dense layers there are more programs, those of evaluations among them.
 # Kernels that take the step, or update rows, need fewer.
-_DENSE_PROGRAM_BYTES, _KERNEL_BYTES = 250_000_000, 130_000_000
+_DENSE_PROGRAM_BYTES, _KERNEL_BYTES = 230_000_000, 130_000_000
 
 
 class _Room(NamedTuple):
