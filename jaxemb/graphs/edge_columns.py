@@ -30,6 +30,10 @@ _SIGNS = (
   ('.*:', '.*'),
   (r'\d+:\d+', r'\d+'),
 )
+_TIME = re.compile(r'\s*(1?\d{9}(\.\d+)?|1\d{12}|\d{4}-\d\d-\d\d.*+)\s*')
+_YEAR = re.compile(r'(19|20)\d\d(\.0)?')
+# Of nodes, as Neo4j names it. The first "ID(" of a line matches or none does.
+_GROUP = re.compile(r'(?:^|\n)(?>.*?ID\()(.+)\)$')
 _OTHERS = [roles.Role(x, _NAMES[x]) for x in ('relation', 'weight', 'time')]
 _KNOWN = {y for x in _OTHERS for y in x.names} | {y for x in _STEMS for y in x}
 _INDEX = {'', *_NAMES['index']}
@@ -308,7 +312,7 @@ def prefixes(rows: Rows, columns: roles.Columns) -> tuple[str, str] | None:
     return None
   positions = [columns.by_role[x][0] for x in ('source', 'target')]
   ends = [columns.names[x] for x in positions]
-  groups = [re.search(r'ID\((.+)\)$', x) for x in ends]
+  groups = [_GROUP.search(x) for x in ends]
   kinds = [x[1] for x in groups if x]
   if len(kinds) < 2:
     kinds = [_kind(roles.simplified(x)) for x in ends]
@@ -406,10 +410,8 @@ def _are_numbers(texts):
 
 def _refuse_times(where, texts):
   """Raises a `UserError` for what looks like seconds, dates or years."""
-  times = r'\s*(1?\d{9}(\.\d+)?|1\d{12}|\d{4}-\d\d-\d\d.*)\s*'
-  years = r'(19|20)\d\d(\.0)?'
-  are_years = len({*texts}) > 2 and all(re.fullmatch(years, x) for x in texts)
-  if texts and (are_years or all(re.fullmatch(times, x) for x in texts)):
+  are_years = len({*texts}) > 2 and all(map(_YEAR.fullmatch, texts))
+  if texts and (are_years or all(map(_TIME.fullmatch, texts))):
     what = f'values such as {texts[0].strip()}, which look like times, where'
     weights = 'source,target,weight if they are weights'
     _refuse(where, f'{what} weights would be', 'source,target,-', weights)

@@ -28,7 +28,7 @@ _MOST_RATINGS = 11  # different ones
 _MOST_GRADE = 100
 _DATE = re.compile(r'\d{4}-\d\d-\d\d([ T]\d\d:\d\d.*)?')
 _SECONDS = (6e8, 4e9), (6e11, 4e12)  # since 1970, or milliseconds
-_DECIMAL = re.compile(r'-?\d*\.\d*[1-9]\d*')
+_DECIMAL = re.compile(r'-?\d*\.(?:(?![1-9])\d)*[1-9]\d*')
 _LIST = re.compile(r'\d+(\s*[|;,]\s*\d+|\s+\d+)+|[^|]+(\|[^|]+)+')
 _COMMAS = re.compile(r'-?\d+,\d+')
 # Names of columns of numbers that grade nothing.
@@ -299,6 +299,6 @@ def _suggested(by_column, kinds):
 def threshold(ratings: Sequence[str]) -> str:
   """Returns four fifths of the highest of some ratings, to a half."""
   texts = [x.replace(',', '.') for x in ratings]
-  numbers = [float(x) for x in texts if re.fullmatch(r'-?\d*\.?\d+', x)]
+  numbers = [float(x) for x in texts if re.fullmatch(r'-?(?:\d*\.)?\d+', x)]
   highest = max(numbers, default=5)
   return f'{1.6 * highest // 1 / 2:g}'

@@ -58,6 +58,7 @@ _BRACKETED = re.compile(
   r'\s*((?:frozen)?set(?=\())?[\[({](.*)[\])}]\s*', re.DOTALL
 )
 _QUOTED = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\''
+_STRING = re.compile(_QUOTED, re.DOTALL)
 _SCALAR = re.compile(rf'\bnp\.\w+\(({_QUOTED}|[^()]*)\)', re.DOTALL)
 
 
@@ -313,7 +314,7 @@ def list_sign(cells: Sequence[str], signs: str = '|;, ') -> str:
   # (x5) may be a name, where no other cell is such as (x5, x6).
   is_any = any(x[0] in '[{' or re.search(r'[\s,;|\'"]', x) for x in lists)
   if is_any and 2 * len(lists) > len(cells):
-    cells = [re.sub(_QUOTED, 'x', x[1:-1], flags=re.DOTALL) for x in cells]
+    cells = [_without_strings(x[1:-1]) for x in cells]
     brackets, signs = '[', '|;, '
   nums = {x: sum(x in y for y in cells) for x in signs}
   num_spaced = nums.pop(' ', 0)
@@ -321,6 +322,19 @@ def list_sign(cells: Sequence[str], signs: str = '|;, ') -> str:
   if not sign or nums[sign] <= num_spaced // 10:
     sign = ' ' if num_spaced else ','[: len(brackets)]
   return brackets + sign
+
+
+def _without_strings(text):
+  """Replaces strings in quotes by x, in linear time."""
+  pieces, start, position, quotes = [], 0, 0, '"\''
+  while quotes and (quote := re.compile(f'[{quotes}]').search(text, position)):
+    position = quote.end()
+    if string := _STRING.match(text, quote.start()):
+      pieces += text[start : quote.start()], 'x'
+      start = position = string.end()
+    else:  # no later quote of this kind is closed
+      quotes = quotes.replace(quote[0], '')
+  return ''.join(pieces) + text[start:]
 
 
 def are_several(cell: str) -> bool:
@@ -343,12 +357,22 @@ def split_lists(column: Any, sign: str) -> Any:
       return pc.split_pattern(strings, sign)
     return pc.split_pattern_regex(strings, r'\s+')
   between = r'\s' if sign[1] == ' ' else re.escape(sign[1])
-  bare = rf'(?![\'"])[^{between}"()\[\]{{}}]+'
-  element = re.compile(
-    rf'\s*(?:u?({_QUOTED})|({bare})|)\s*(?:{between}|\Z)', re.DOTALL
-  )
+  element = _element(between)
   lists = [_elements(x, element) for x in strings.to_pylist()]
   return pa.array(lists, pa.large_list(pa.large_string()))
+
+
+def _element(between):
+  """Returns the pattern of a value, in quotes or bare, and what is behind it.
+
+  A bare value begins with a quote only behind white space. Every alternative
+  fails at once where white space remains before it: time is linear.
+  """
+  char = rf'[^{between}"()\[\]{{}}]'
+  bare = rf'(?![\s\'"]){char}++|\s\'{char}*+'
+  return re.compile(
+    rf'\s*(?:u?({_QUOTED})|({bare})|(?!\s))\s*(?:{between}|\Z)', re.DOTALL
+  )
 
 
 def _elements(cell, element):

@@ -18,7 +18,7 @@ from jaxemb import errors
 from jaxemb.io import columns as columns_lib
 
 # An entry of the setting, whose name may be in quotes.
-_QUOTED = re.compile(r'\s*([^,:"]*:)?\s*"((?:[^"]|"")*)"([^,"]*)(?:,|$)')
+_QUOTED = re.compile(r'\s*+([^,:"]*+:)?\s*"((?:[^"]|"")*)"([^,"]*)(?:,|$)')
 _MINIMUM = re.compile(r'(.*?)(?:>=\s*(\S+))?', re.DOTALL)
 # What names of columns end in, such as source_node.
 _LAST_WORDS = frozenset(

@@ -31,7 +31,7 @@ _START = re.compile(
   rb'\s*(?:\[\s*){0,2}(?:\{\s*\}[\s,]*)*\{\s*"'
   rb'|\s*(?:\[\s*){1,3}"(?:[^"\\]|\\.)*"\s*[,\]]'
 )
-_KEY = re.compile(r'\s*[{,]?\s*("(?:[^"\\]|\\.)*")\s*:\s*')
+_KEY = re.compile(r'\s*(?:[{,]\s*)?("(?:[^"\\]|\\.)*")\s*:\s*')
 _BETWEEN = re.compile(r'[\s,]*')
 _ARRAY = re.compile(r'\s*\[')
 # An object up to an array of records, which are what it is about.

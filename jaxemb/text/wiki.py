@@ -32,7 +32,7 @@ HIDDEN = frozenset(('file', 'image', 'category'))
 _HIDDEN_NAMESPACES = (6, 14)  # file, category
 
 _REDIRECT = re.compile(r'\s*#\s*redirect\b', re.IGNORECASE)
-_NAMESPACE = re.compile(rb'<namespace key="(-?\d{1,9})"[^>]*>([^<]*)')
+_NAMESPACE = re.compile(rb'<namespace key="(-?\d{1,9})"[^<>]*>([^<]*)')
 _FIELD = re.compile(
   r'<(title|ns|redirect|model|text)\b[^<>]*(?:/>|>([^<]*)</\1>)'
 )
@@ -75,7 +75,7 @@ _EXTERNAL = re.compile(
 # Digits of which Python makes no integer.
 _LONG_REFERENCE = re.compile(r'&#\d{1000,};?')
 _LANGUAGE = re.compile(r'(?:[a-z]{2,3}(?:-[a-z]+)*|simple):\S')
-_DISAMBIGUATION = re.compile(r'(?:\([^()]*\)|,.*)$')
+_DISAMBIGUATION = re.compile(r'\([^()]*\)$|(?s:,.*)')
 _BREAK = re.compile(
   r'</?(?:blockquote|center|caption|d[dlt]|div|h[1-6r]|li|[ou]l|p|poem|t[dhr])'
   r'(?=[\s/>])[^<>]*>',
@@ -201,11 +201,19 @@ def pages(blocks: Iterable[bytes], report: ReadReport) -> Iterator[Page]:
       if start_byte < 0:
         start_byte = len(data) - len('</mediawiki>')
       is_open = _read_header(data[:start_byte], names, is_open)
-      data = _OLD_REVISIONS.sub(b'', data[start_byte:])
+      data = _without_old_revisions(data[start_byte:])
   if _read_header(data, names, is_open) or b'<page>' in data:
     report.lose(len(data), f'cut {after}; the pages so far are used')
   if (num_more := report.damages - _MAX_DAMAGES) > 0:
     report.problems.append(f'damaged in {num_more} more places')
+
+
+def _without_old_revisions(page: bytes) -> bytes:
+  """Removes all revisions of an unfinished page but the last one."""
+  # Where the first <revision> does not match, no later one does.
+  start = page.find(b'<revision>')
+  match = _OLD_REVISIONS.match(page, start) if start >= 0 else None
+  return page[:start] + page[match.end() :] if match else page
 
 
 def _unescaped(text: str) -> str:
