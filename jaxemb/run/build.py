@@ -148,11 +148,9 @@ class Parts(NamedTuple):
       # Two that are read ahead, the next one and this.
       batch_bytes = 4 * sum(getattr(x, 'nbytes', 0) for x in arrays)
       del item, arrays  # before what is free is read
-    has_kernel = self.tuning.fused or self.tuning.row_threads > 0
     return budget.memory(
       has_dense=bool(jax.tree.leaves(state.params)),
-      # Sub-models are merged by programs.
-      has_kernel=has_kernel and self.config.strategy.name != 'partition',
+      merges=self.config.strategy.name == 'partition',
       state_bytes=state_bytes,
       rows_bytes=rows_bytes,
       batch_bytes=batch_bytes,

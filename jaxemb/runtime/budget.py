@@ -17,12 +17,14 @@ import jax
 from jaxemb import errors
 from jaxemb.runtime import resources
 
-# Programs, threads and a snapshot that is being written take up to so much once
-# steps are compiled; a new process has the other before it has tables.
-_PROGRAM_BYTES, _PROCESS_BYTES = 190_000_000, 500_000_000
+# Programs and threads take up to so much once steps are compiled; a new process
+# has the other before it has tables.
+_PROGRAM_BYTES, _PROCESS_BYTES = 130_000_000, 500_000_000
 # With dense layers there are more programs, those of evaluations among them.
-# Kernels that take the step, or update rows, need fewer.
-_DENSE_PROGRAM_BYTES, _KERNEL_BYTES = 230_000_000, 130_000_000
+_DENSE_PROGRAM_BYTES = 230_000_000
+# What threads keep of a snapshot that they copied, and programs that merge
+# sub-models.
+_COPYING_BYTES, _MERGING_BYTES = 60_000_000, 60_000_000
 
 
 class _Room(NamedTuple):
@@ -92,7 +94,7 @@ def check_state(
     return room.check('layers and tables need', needed_bytes, smaller)
   left_bytes = room.free_bytes
   if room.kind == 'host':
-    left_bytes -= result_bytes + _PROGRAM_BYTES
+    left_bytes -= result_bytes + _PROGRAM_BYTES + _COPYING_BYTES
   if left_bytes <= 0:
     return room.check('the tables need', needed_bytes, smaller)
   num = math.ceil(copy_bytes / left_bytes)
@@ -159,7 +161,7 @@ class Memory(NamedTuple):
 
 def memory(
   has_dense: bool,
-  has_kernel: bool,
+  merges: bool,
   state_bytes: int,
   rows_bytes: int,
   batch_bytes: int,
@@ -167,10 +169,11 @@ def memory(
   result_bytes: int,
 ) -> Memory:
   """Returns the budget of this process, which has no tables yet."""
-  program_bytes = _KERNEL_BYTES if has_kernel else _PROGRAM_BYTES
+  program_bytes = _DENSE_PROGRAM_BYTES if has_dense else _PROGRAM_BYTES
+  program_bytes += _COPYING_BYTES * (snapshot_bytes > 0)
   return Memory(
     process_bytes=resources.rss_bytes(),
-    program_bytes=_DENSE_PROGRAM_BYTES if has_dense else program_bytes,
+    program_bytes=program_bytes + _MERGING_BYTES * merges,
     state_bytes=state_bytes,
     rows_bytes=rows_bytes,
     batch_bytes=batch_bytes,
@@ -193,7 +196,7 @@ class Store(NamedTuple):
   @property
   def needed_bytes(self) -> int:
     """All of them, with what processes take beside tables."""
-    each = self.rows_bytes + _PROGRAM_BYTES
+    each = self.rows_bytes + _PROGRAM_BYTES + _COPYING_BYTES
     if self.num_workers:
       each = self.num_workers * (each + _PROCESS_BYTES)
     return self.resident_bytes + each + self.shared_bytes

@@ -101,7 +101,7 @@ def test_a_store_that_does_not_fit_is_refused(
 def test_results_that_do_not_fit_are_refused(monkeypatch):
   memory = budget.memory(
     has_dense=True,
-    has_kernel=False,
+    merges=False,
     state_bytes=300_000_000,
     rows_bytes=0,
     batch_bytes=150_000_000,
@@ -109,17 +109,17 @@ def test_results_that_do_not_fit_are_refused(monkeypatch):
     result_bytes=300_000_000,
   )
   # Of snapshots and results, which come one after the other, the larger.
-  assert memory.peak_bytes - memory.process_bytes == 1_000_000_000
+  assert memory.peak_bytes - memory.process_bytes == 1_040_000_000
   saved = memory._replace(snapshot_bytes=400_000_000)
   assert saved.peak_bytes - memory.peak_bytes == 100_000_000
   line = memory.describe()
   assert f'most {memory.peak_bytes / 1e6:,.0f} MB' in line
   assert (
-    'program 250, state 300, rows 0, batch 150, snapshot 200, result 300'
+    'program 290, state 300, rows 0, batch 150, snapshot 200, result 300'
     in line
   )
-  monkeypatch.setattr(resources, 'available_bytes', lambda: 10**9)
+  monkeypatch.setattr(resources, 'available_bytes', lambda: 1_040_000_000)
   memory.check(SMALLER)
-  monkeypatch.setattr(resources, 'available_bytes', lambda: 10**9 - 1)
+  monkeypatch.setattr(resources, 'available_bytes', lambda: 1_039_999_999)
   with pytest.raises(errors.UserError, match=f'0.3 GB.* 1.0 GB .*{SMALLER}'):
     memory.check(SMALLER)
