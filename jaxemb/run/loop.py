@@ -282,7 +282,7 @@ class _Start:
     if has_ended:
       log_early_stop()
     elif self._checkpoints and decision == distributed.STOP and not is_last:
-      log_stop(self._checkpoints)
+      log_stop(self._checkpoints, self.totals.steps)
       self.has_stopped = True
     return has_ended or self.has_stopped
 
@@ -444,12 +444,14 @@ def log_early_stop() -> None:
   metrics.LOG.info('early stopping: no improvement')
 
 
-def log_stop(checkpoints: checkpoint.Checkpoints) -> None:
-  """Logs that a run was stopped, once its checkpoint is written."""
-  step = checkpoints.wait()
-  metrics.LOG.info(
-    f'stopped and saved at step {step}; run the same command to resume'
-  )
+def log_stop(checkpoints: checkpoint.Checkpoints, step: int) -> None:
+  """Logs that a run was stopped at a step, once its checkpoint is written."""
+  newest = checkpoints.wait()
+  what = f'stopped and saved at step {step}'
+  if newest != step:
+    before = 'none before' if newest is None else f'the newest is step {newest}'
+    what = f'stopped at step {step}, which is not saved ({before})'
+  metrics.LOG.info(f'{what}; run the same command to resume')
 
 
 def restore(

@@ -256,7 +256,7 @@ class _Runner:
         self._save(crew)
         last_save = time.monotonic()
       if stops:
-        loop.log_stop(self._checkpoints)
+        loop.log_stop(self._checkpoints, self.totals.steps)
         return False
       crew.ask('go_on', hook.rate_factor(), has_ended)
       pauses = False

@@ -189,10 +189,16 @@ class Checkpoints:
     process.filter_dropped(orbax_export.is_late)
     self._remove_unfinished()
     self._remove_damaged_metadata()
-    self._manager = self._opened()
+    self._manager: ocp.CheckpointManager | None = self._opened()
 
   def _is_critical(self, record: logging.LogRecord) -> bool:
     return record.levelno >= logging.CRITICAL
+
+  def _open(self) -> ocp.CheckpointManager:
+    """Returns the manager, opened again if a save failed."""
+    if self._manager is None:
+      self._manager = self._opened()
+    return self._manager
 
   def _opened(self) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(
@@ -263,9 +269,10 @@ class Checkpoints:
     returns the rest of the state, and what tells whether a file is damaged.
     """
     self.wait()
-    if step in self._manager.all_steps():
-      return
     with self._reported():
+      manager = self._open()
+      if step in manager.all_steps():
+        return
       if write:
         state, record['store'] = write(self._new_folder(step))
       record = record | FORMAT.stamp() | {'checksums': _checksums(state)}
@@ -273,7 +280,7 @@ class Checkpoints:
       args = ocp.args.Composite(
         state=ocp.args.PyTreeSave(state), record=ocp.args.JsonSave(record)
       )
-      self._manager.save(step, args=args)
+      manager.save(step, args=args)
 
   def _folder_of(self, step: int) -> pathlib.Path:
     """What a store has written with a checkpoint, which orbax is not told."""
@@ -281,7 +288,7 @@ class Checkpoints:
 
   def _new_folder(self, step: int) -> pathlib.Path:
     """Makes an empty one, and removes those of removed checkpoints."""
-    folder, known = self._folder_of(step), set(self._manager.all_steps())
+    folder, known = self._folder_of(step), set(self._open().all_steps())
     for old in folder.parent.glob('*'):
       if not (old.name.isdecimal() and int(old.name) in known):
         shutil.rmtree(old, ignore_errors=True)
@@ -290,9 +297,12 @@ class Checkpoints:
 
   def wait(self) -> int | None:
     """Waits for the save under way; the step of the newest checkpoint."""
-    with self._reported():
-      self._manager.wait_until_finished()
-    return self._manager.latest_step()
+    if self._manager:
+      with self._reported():
+        self._manager.wait_until_finished()
+    with contextlib.suppress(OSError, ValueError):
+      return self._open().latest_step()
+    return None
 
   @contextlib.contextmanager
   def _reported(self):
@@ -315,16 +325,14 @@ class Checkpoints:
     self._remove_unfinished()
     # If reading the folder fails, too, the next save will report it.
     with contextlib.suppress(OSError, ValueError):
-      if jax.process_count() == 1:
-        self._manager = self._opened()
-      else:
-        self._manager.reload()
+      self._open().reload()
 
   def _close(self) -> None:
     """Closes the manager, and drops errors of saves that are reported."""
+    manager, self._manager = self._manager, None
     for _ in range(2):  # the first one raises such an error, and closes little
       with contextlib.suppress(Exception):
-        return self._manager.close()
+        return manager and manager.close()
 
   def restore(
     self,
@@ -343,7 +351,7 @@ class Checkpoints:
     can be read (all stay), or if they are of another version of jaxemb.
     """
     damaged: dict[int, str] = {}
-    for step in sorted(self._manager.all_steps(), reverse=True):
+    for step in sorted(self._open().all_steps(), reverse=True):
       try:
         state, record = self._read(step, like)
         if load:
@@ -373,7 +381,7 @@ class Checkpoints:
         shutil.rmtree(aside / str(other), ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
           (self._folder / str(other)).rename(aside / str(other))
-      self._manager.reload()
+      self._open().reload()
       return step, state, record
     if damaged:
       cause = next(iter(damaged.values()))
@@ -385,7 +393,7 @@ class Checkpoints:
 
   def _read(self, step, like) -> tuple[Any, dict[str, Any]]:
     def restored(**args: Any) -> Any:
-      return self._manager.restore(step, args=ocp.args.Composite(**args))
+      return self._open().restore(step, args=ocp.args.Composite(**args))
 
     record = restored(record=ocp.args.JsonRestore()).record
     if not _is_intact(record):

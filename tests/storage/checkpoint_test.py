@@ -41,7 +41,7 @@ def lines():
 @pytest.fixture
 def folder(tmp_path, lines):
   """With the last two of three checkpoints, and a save that was killed."""
-  folder = tmp_path / 'checkpoints'
+  folder = tmp_path / 'run' / 'checkpoints'
   with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
     assert saved.restore(lambda _: _state(0)) is None
     for step in (1, 2, 3):
@@ -169,6 +169,10 @@ def _moved(folder):
   away.rename(folder)
 
 
+def _parent_moved(folder):
+  return _moved(folder.parent)
+
+
 @contextlib.contextmanager
 def _full_disk(_):
   old = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -180,7 +184,7 @@ def _full_disk(_):
     resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
-@pytest.mark.parametrize('obstacle', [_moved, _full_disk])
+@pytest.mark.parametrize('obstacle', [_moved, _parent_moved, _full_disk])
 def test_a_save_that_fails_is_reported_and_training_goes_on(
   folder, lines, obstacle
 ):
