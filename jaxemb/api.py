@@ -263,9 +263,9 @@ def load(
 
   For a run, pass its workdir or export folder, also in a bucket. Files may be
   in the formats of word2vec (text or binary), GloVe, fastText (.vec, .bin,
-  .ftz) or safetensors. Text formats may be compressed, and have words in
-  `encoding`. Folders of model2vec are loaded, too. Raises a `UserError` if the
-  path cannot be read.
+  .ftz) or safetensors. Files of word2vec, GloVe and .vec may be compressed, and
+  have words in `encoding`. Folders of model2vec are loaded, too. Raises a
+  `UserError` if the path cannot be read.
 
   Examples:
     >>> import jaxemb

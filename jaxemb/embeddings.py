@@ -583,7 +583,9 @@ class Embeddings:
       self.attributes[name] = values
 
   def sort_by_descending_frequency(self) -> None:
-    """Sorts the rows by falling counts. Warns if counts are unknown.
+    """Sorts the rows by falling counts.
+
+    If counts are unknown, warns and leaves the order unchanged.
 
     Examples:
       >>> vectors.set_vecattr('sea', 'count', 20)

@@ -120,8 +120,8 @@ def _stopping_early(has_run: threading.Event) -> Iterator[None]:
 
 
 def _run(has_run: threading.Event, argv: Sequence[str]) -> int:
-  if {'-h', '--help'} & set(argv):
-    flags = [x for x in argv if x.startswith('--config')]
+  if asked := {'-h', '--help'} & set(argv):
+    flags = [x for x in argv if x not in asked]
     print(describe(parse(flags, checks_settings=False)[0]))
     return 0
   config, workdir, job = parse(argv)

@@ -119,7 +119,9 @@ class Phrases:
     return map(self._joined, items)
 
   def then(self, other: 'Phrases') -> 'Phrases':
-    """Returns phrases with the passes of `others` after these passes.
+    """Returns phrases with the passes of `other` after these passes.
+
+    If `other` begins with these passes, they are not repeated.
 
     Raises a `UserError` if their scores or connectors differ.
 
