@@ -25,6 +25,7 @@ def test_a_batch_that_is_measured_does_not_count_as_used(monkeypatch):
 
   parts = types.SimpleNamespace(
     mesh=types.SimpleNamespace(local_devices=[0]),
+    config=types.SimpleNamespace(strategy=types.SimpleNamespace(name='sync')),
     setup=types.SimpleNamespace(platform='cpu'),
     strategy=types.SimpleNamespace(device_bytes=lambda state: 7),
     tuning=types.SimpleNamespace(fused=False),
