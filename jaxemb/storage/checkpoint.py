@@ -330,9 +330,12 @@ class Checkpoints:
   def _close(self) -> None:
     """Closes the manager, and drops errors of saves that are reported."""
     manager, self._manager = self._manager, None
+    if manager is None:
+      return
     for _ in range(2):  # the first one raises such an error, and closes little
       with contextlib.suppress(Exception):
-        return manager and manager.close()
+        manager.close()
+        return
 
   def restore(
     self,
