@@ -181,7 +181,7 @@ def describe(mesh: jax.sharding.Mesh) -> str:
   hosts = set(distributed.everyone('hostnames', platform.node()))
   process, of_all = 'one process', ''
   if num > 1:
-    # From 0, as the names of its files and messages about it have it.
+    # Numbered from 0, as in the names of log files and in other messages.
     process = f'process {jax.process_index()} ({num} in all)'
     of_all = f'{len(hosts)} host(s) with '
   return (

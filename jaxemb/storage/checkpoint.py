@@ -5,8 +5,8 @@ A checkpoint holds a pytree of arrays (the training state) and a JSON record
 newest checkpoint is damaged, the one before it is used. A save that fails (on a
 full disk, say) is reported, and training goes on.
 
-Orbax's V1 API reads these checkpoints. Up to 0.12 it is in a package called
-`experimental`, so that the older one makes them.
+Orbax's V1 API can read these checkpoints. Up to orbax 0.12 it is in a package
+named `experimental`, so jaxemb uses the older API.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ FORMAT = formats.Format(
   number=6,
   remedy='go on with that version, or give another --workdir',
 )
-# Of numbers that are no time.
+# Of a number that is no valid time.
 _NO_TIME = errno.EOVERFLOW, errno.EINVAL
 # Errors that say nothing about the checkpoint itself.
 _PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
