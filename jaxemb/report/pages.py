@@ -68,13 +68,14 @@ def write(
   Any key of `report` may be missing; `metrics` are the rows of metrics.jsonl.
   Raises a `UserError` if a file cannot be written.
   """
-  written, report, rows = report, _plain(report), _plain(metrics)
+  written, report = report, _plain(report)
+  rows = _with_short_intervals_merged(_plain(metrics), page.unit)
   evaluations = report.get('evaluations') or []
   text = template(page.name, page.package).render(
     report=report,
     unit=page.unit,
     evaluation=report.get('evaluation') or {},
-    num_rows=len(rows),
+    num_rows=len(metrics),
     rows=_some(rows),
     evaluations=_some(evaluations),
     curves=_curves(rows, page.unit, evaluations=evaluations),
@@ -108,6 +109,33 @@ def _plain(value: Any) -> Any:
     value, default=lambda x: x.tolist() if hasattr(x, 'tolist') else str(x)
   )
   return json.loads(text, parse_constant=lambda name: None)
+
+
+def _with_short_intervals_merged(
+  rows: Sequence[Mapping[str, Any]], unit: str
+) -> Sequence[Mapping[str, Any]]:
+  """Merges intervals of few steps, such as an epoch's last, with the previous.
+
+  An interval is short if it has less than a quarter of the median's steps: its
+  speed and its loss say little.
+  """
+  sizes = np.diff([row['step'] for row in rows], prepend=0).tolist()
+  if not rows or min(sizes) <= 0:  # steps were repeated after a restart
+    return rows
+  least, names = np.median(sizes) / 4, ('loss', f'{unit}_per_sec')
+  merged, size = [rows[0]], sizes[0]
+  for row, num in zip(rows[1:], sizes[1:], strict=True):
+    last = merged[-1]
+    if num < least and all(x.get(k) for x in (row, last) for k in names):
+      loss, speed = (np.array([last[k], row[k]]) for k in names)
+      steps = np.array([size, num])
+      size += num
+      means = steps @ loss / size, size / (steps / speed).sum()
+      merged[-1] = {**row, **dict(zip(names, means, strict=True))}
+    else:
+      merged.append(row)
+      size = num
+  return merged
 
 
 def _axes(

@@ -121,6 +121,29 @@ def test_page_shows_the_values_as_text(tmp_path):
   assert data['axes']['training']['step'][-2:] == [996, 1000]
 
 
+def test_short_intervals_are_merged_with_the_previous(tmp_path):
+  rows = [
+    {'step': step, 'epoch': step / 41, 'loss': loss, 'words_per_sec': speed}
+    for step, loss, speed in ((20, 4.0, 2e6), (40, 3.0, 2e6), (41, 2.0, 1e5))
+  ]
+  pages.write(tmp_path, report.page(_table(300)), _REPORT, metrics=rows)
+  page = (tmp_path / 'report.html').read_text()
+  data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+  loss, speed = (x['series'][0]['ys'] for x in data['curves'])
+  assert loss == [4, pytest.approx((20 * 3 + 2) / 21, rel=1e-5)]
+  assert speed == [2e6, pytest.approx(21 / (20 / 2e6 + 1 / 1e5), rel=1e-5)]
+  assert data['axes']['training']['step'] == [20, 41]
+  assert '2 of 3 logged rows' in re.sub(r'\s+', ' ', page)
+
+
+def test_rows_are_called_after_the_data(tmp_path):
+  settings = {'config': {'data': {'source': 'edges'}}}
+  pages.write(tmp_path, report.page(_table(300)), _REPORT | settings, [])
+  page = (tmp_path / 'report.html').read_text()
+  assert 'vectors, 300 nodes × 8' in page and 'words with' not in page
+  assert 'nodes on the two main axes' in page
+
+
 def test_nothing_known(tmp_path):
   zeros = embeddings.Embeddings(['a'], np.zeros((1, 4), 'f'), np.ones(1))
   pages.write(tmp_path, report.page(zeros), {}, metrics=[])
