@@ -61,9 +61,9 @@ class Clicks(kind.Kind):
     'synthetic log',
     'data.min_count': 'smallest count: rarer categories of a column share one '
     'embedding',
-    'eval.monitor': 'metric on data.valid that selects the model to export: '
-    'auc or log_loss; with both, separated by a comma, the best model of the '
-    "second is in export_<metric>; '' = auc",
+    'eval.monitor': 'metric on data.valid that selects the model to export '
+    '(needs eval.every_epochs): auc or log_loss; with both, separated by a '
+    "comma, the best model of the second is in export_<metric>; '' = auc",
   }
   unit = 'examples'
   has_dense = True

@@ -90,9 +90,10 @@ class Nodes(_Graphs):
     "'' = none",
     'data.test': 'test nodes, evaluated after training: the same choices as '
     'data.valid',
-    'eval.monitor': 'metric on data.valid that selects the model to export: '
-    'score (accuracy or micro F1) or log_loss; with both, separated by a '
-    'comma, the best model of the second is in export_<metric>; '
+    'eval.monitor': 'metric on data.valid that selects the model to export '
+    '(needs eval.every_epochs): score (accuracy or micro F1) or log_loss; with '
+    'both, separated by a comma, the best model of the second is in '
+    'export_<metric>; '
     "'' = score",
   }
   has_dense = True
@@ -206,8 +207,8 @@ class Edges(_Graphs):
   row_kernels = frozenset(('adagrad', 'adagrad_full', 'adam_full'))
   undivided = {x: 'divide edges' for x in ('partition', 'workers')}
   help = _HELP | {
-    'eval.monitor': 'metric on data.valid that selects the model to export: '
-    "mrr; '' = mrr",
+    'eval.monitor': 'metric on data.valid that selects the model to export '
+    "(needs eval.every_epochs): mrr; '' = mrr",
   }
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:

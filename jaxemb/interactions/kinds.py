@@ -19,9 +19,9 @@ _HELP = {
   'data.path': 'file, folder or glob of a table of users and items, or of '
   "lines `user item item ...`; '' = synthetic data",
   'data.columns': 'roles of columns: user, item, rating, count, label and '
-  'time, as role:column, such as user:userId,rating:stars>=4 (- = no such '
-  'column), or all roles in the order of the columns; user,items = lines '
-  "`user item item ...`; '' = infer the roles from the names of columns",
+  'time, as role:column, such as user:userId,rating:stars>=4 (role:- = no '
+  'column has this role), or all roles in the order of the columns; user,items '
+  "= lines `user item item ...`; '' = infer the roles from the column names",
   'data.min_count': 'smallest count: rarer items are dropped',
 }
 _OPTIONAL = (
@@ -34,9 +34,10 @@ _OPTIONAL = (
 
 class _Interactions(kind.Kind):
   help = _HELP | {
-    'eval.monitor': 'metric on data.valid that selects the model to export: '
-    'ndcg or score (recall), at the first k of eval.k; with both, separated by '
-    'a comma, the best model of the second is in export_<metric>; '
+    'eval.monitor': 'metric on data.valid that selects the model to export '
+    '(needs eval.every_epochs): ndcg or score (recall), at the first k of '
+    'eval.k; with both, separated by a comma, the best model of the second is '
+    'in export_<metric>; '
     "'' = ndcg",
   }
   undivided = _UNDIVIDED
