@@ -54,9 +54,6 @@ _NOT_RUN = {
   'guides/devices.md': {
     'plan ': 'needs a compiler for GPUs; see tests/cli/plan_test.py',
   },
-  'guides/extending.md': {
-    "settings = {'model.loss'": 'test_examples_train trains with that loss',
-  },
   'guides/report.md': {'training  42%': 'a line of progress'},
   'guides/from_gensim.md': {'import fasttext': 'has no wheels'},
   'guides/graphs.md': {'x = torch_geometric': 'downloads a graph'},
