@@ -32,14 +32,14 @@ def train(
   data: str | os.PathLike[str] | Iterable[str | Sequence[str]] | Any,
   *,
   config: str = '',
-  dim: int = 100,
-  window: int = 5,
-  negatives: int = 5,
-  model: str = 'skipgram',
-  min_count: int = 5,
-  sample: float = -1.0,
-  epochs: int = 0,
-  seed: int = 1,
+  dim: int | None = None,
+  window: int | None = None,
+  negatives: int | None = None,
+  model: str | None = None,
+  min_count: int | None = None,
+  sample: float | None = None,
+  epochs: int | None = None,
+  seed: int | None = None,
   workdir: str | os.PathLike[str] | None = None,
   start: str | os.PathLike[str] | None = None,
   settings: Mapping[str, Any] = types.MappingProxyType({}),
@@ -50,24 +50,28 @@ def train(
   Args:
     data: sentences, each a string or a list of tokens; or the path of a file or
       folder; or a pandas, polars or Arrow table, a dict of columns or a list of
-      dicts; or a config. An iterator is read once.
+      dicts; or a `ConfigDict`; or, for documents, gensim's `TaggedDocument`s.
+      An iterator is read once.
     config: name of a config, such as 'documents', 'rec:bpr', 'ctr' or 'graph'.
-      Tables need a config. It sets the defaults of the arguments from `dim` to
-      `seed`.
-    dim: dimension of the vectors.
-    window: context window, number of words on each side of the center word.
-    negatives: negative samples per positive example.
-    model: 'skipgram' or 'cbow'.
-    min_count: smallest count; rarer words are dropped.
-    sample: subsampling threshold of frequent words; 0 = no subsampling, -1 =
-      1e-4, or a larger threshold for texts with fewer than 16 million words.
-    epochs: passes over the data; 0 = 5, or more for texts with fewer than 16
-      million words.
-    seed: random seed.
+      Tables need a config. A config replaces the defaults of the arguments from
+      `dim` to `seed`.
+    dim: dimension of the vectors (default: 100).
+    window: context window, number of words on each side of the center word
+      (default: 5).
+    negatives: negative samples per positive example (default: 5).
+    model: 'skipgram' (default) or 'cbow', or a model of the config's kind of
+      data.
+    min_count: smallest count; rarer words are dropped (default: 5).
+    sample: subsampling threshold of frequent words; 0 = no subsampling; -1
+      (default) = 1e-4, or larger for texts with fewer than 16 million words.
+    epochs: passes over the data; 0 (default) = 5, or more for texts with fewer
+      than 16 million words.
+    seed: random seed (default: 1).
     workdir: folder of the run; None = a temporary folder. If training was
       interrupted, another call with the same folder resumes it.
-    start: workdir of a run, or fastText `.bin`, to continue on the data, like
-      `--from`. Its words are kept.
+    start: workdir of a run, or a fastText `.bin`, from which training continues
+      on `data`, like `--from` of `jaxemb train`. The words of the run or file
+      are kept.
     settings: other settings by name, such as `{'optimizer.name': 'adagrad'}`.
     unknown: any other argument raises a `TypeError`.
 
@@ -75,7 +79,8 @@ def train(
     Vectors; or a `ClickModel` or `Documents`, if `config` selects these models.
 
   Raises:
-    UserError: data or settings cannot be used, or a signal stopped training.
+    errors.UserError: data or settings cannot be used, or a signal stopped
+      training.
     TypeError: an argument is unknown. If it is an argument of gensim or
       fastText, the message names the argument of jaxemb.
 
@@ -105,6 +110,7 @@ def train(
     'train.epochs': epochs,
     'seed': seed,
   }
+  arguments = {k: x for k, x in arguments.items() if x is not None}
   _check_given_once(arguments, settings)
   with tempfile.TemporaryDirectory(prefix='jaxemb-') as temporary:
     chosen, values, cache = _configure(
@@ -122,7 +128,7 @@ def train(
         'training was stopped by a signal; '
         + ('call again to resume' if workdir else 'give a workdir to resume')
       )
-    if config and vector_files.model_folder(folder):
+    if vector_files.model_folder(folder):
       return load(folder)
     if documents := _documents(folder):
       return documents.in_memory()
@@ -133,11 +139,8 @@ def _check_given_once(
   arguments: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> None:
   """Raises a `UserError` if an argument and a setting differ."""
-  from jaxemb import config as config_lib
-
-  defaults = config_lib.flat(config_lib.default())
   for key in arguments.keys() & settings.keys():
-    if arguments[key] not in (defaults[key], settings[key]):
+    if arguments[key] != settings[key]:
       name = key.split('.')[-1]
       raise errors.UserError(
         f'{name}={arguments[key]!r} and settings={{{key!r}: {settings[key]!r}}}'
@@ -168,10 +171,8 @@ def _configure(
 
   from jaxemb import config as config_lib
 
-  defaults = config_lib.flat(config_lib.default())
-  given = {k: x for k, x in arguments.items() if x != defaults[k]}
   if isinstance(data, ml_collections.ConfigDict):
-    for key, value in given.items():
+    for key, value in arguments.items():
       raise errors.UserError(
         f'{key.split(".")[-1]}={value!r} is not used with a config; set '
         f'config.{key} there, or settings={{{key!r}: {value!r}}}'
@@ -181,7 +182,7 @@ def _configure(
   if name:
     # A config knows by the path whether data are the user's own.
     path = os.fspath(data) if is_path else os.path.join(folder, 'data')
-    config, values = config_lib.load(name, {'data.path': path}), given
+    config, values = config_lib.load(name, {'data.path': path}), {**arguments}
   else:
     config = config_lib.default()
     values = {**arguments, 'eval.paths': 'none'}
@@ -259,13 +260,13 @@ def load(
   path: str | os.PathLike[str],
   encoding: str = 'utf-8',
 ) -> 'embeddings.Embeddings | predictor.ClickModel | trained.Documents':
-  """Loads vectors or a model from a run or a file.
+  """Loads vectors or a model from a run, a file or a folder that `save` wrote.
 
-  For a run, pass its workdir or export folder, also in a bucket. Files may be
-  in the formats of word2vec (text or binary), GloVe, fastText (.vec, .bin,
-  .ftz) or safetensors. Files of word2vec, GloVe and .vec may be compressed, and
-  have words in `encoding`. Folders of model2vec are loaded, too. Raises a
-  `UserError` if the path cannot be read.
+  For a run, pass its workdir or export folder, also as the URL of a bucket.
+  Files may be in the formats of word2vec (text or binary), GloVe, fastText
+  (.vec, .bin, .ftz) or safetensors. Files of word2vec, GloVe and .vec may be
+  compressed; `encoding` is the encoding of their words. Folders of model2vec
+  are loaded, too. Raises an `errors.UserError` if the path cannot be read.
 
   Examples:
     >>> import jaxemb

@@ -6,7 +6,9 @@ import tempfile
 
 import networkx as nx
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from scipy import sparse
 
 import jaxemb
@@ -74,6 +76,22 @@ def test_a_path_and_a_config_train_the_same_vectors(vectors, tmp_path):
     assert np.array_equal(other.vectors, vectors.vectors)
 
 
+_LOG = {'label': [1, 0, 0, 1] * 50, 'color': ['red', 'blue'] * 100}
+
+
+def test_arguments_that_are_usual_defaults_come_before_a_config():
+  assert config_lib.load('ctr').model.dim != 100
+  model = jaxemb.train(_LOG, config='ctr', dim=100, epochs=1)
+  assert model.model.spec.dim == 100
+
+
+def test_a_config_dict_of_clicks_gives_a_click_model(tmp_path):
+  config = config_lib.load('ctr', {'data.path': str(tmp_path / 'log.parquet')})
+  parquet.write_table(pa.table(_LOG), config.data.path)
+  model = jaxemb.train(config, settings={'train.epochs': 1})
+  assert model.predict(_LOG).shape == (200,)
+
+
 def test_a_config_has_the_settings_for_own_text(tmp_path):
   path = tmp_path / 'text.txt'
   path.write_text('\n'.join(_TEXT))
@@ -137,6 +155,8 @@ def test_progress_is_shown_and_nothing_is_left(tmp_path, monkeypatch, capfd):
     ({'user': 'u', 'item': 'i'}, {'config': 'rec'}, "column user is 'u'"),
     (['a b'], {'min_count': 5}, 'no word occurs 5 times'),
     (config_lib.default(), {'dim': 5}, 'set config.model.dim there'),
+    (config_lib.default(), {'dim': 100}, 'set config.model.dim there'),
+    (_TEXT, {'dim': 100, 'settings': {'model.dim': 9}}, 'give one of them'),
     (_TEXT, {'settings': {'data.lowercase': 1}}, 'must be of type bool'),
     (_TEXT, {'window': 4, 'settings': {'model.window': 9}}, 'give one of them'),
     (_TEXT, {'settings': {'optimizer.name': 'my:sgd'}}, 'set --config.optimiz'),
@@ -163,8 +183,6 @@ def _table():
 
 
 def test_a_table_is_as_the_same_table_in_a_file(tmp_path):
-  import pyarrow as pa
-
   pd = pytest.importorskip('pandas')
   frame = pd.DataFrame(_table())  # whose items are floats
   path = tmp_path / 'ratings.csv'

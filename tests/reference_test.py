@@ -89,6 +89,17 @@ def test_settings_page_states_the_defaults(hooks):
       assert float(stated) == default, row.setting
 
 
+def test_train_states_the_defaults_of_its_arguments():
+  settings = config_lib.settings()
+  lines = inspect.getdoc(jaxemb.train)
+  for name, setting in _ARGUMENTS.items():
+    text = re.search(rf'^  {name}: (.+\n(    .+\n)*)', lines, re.MULTILINE)[1]
+    default = str(settings[setting].default).removesuffix('.0')
+    text = text.replace("'", '')
+    stated = f'(default: {default})', f'{default} (default)'
+    assert any(x in ' '.join(text.split()) for x in stated), name
+
+
 def test_generated_page_leads_to_the_window(hooks):
   page = hooks.settings_page()
   first = page.partition('\n## data')[0]

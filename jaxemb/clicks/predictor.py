@@ -198,7 +198,13 @@ class ClickModel:
     return np.concatenate([np.zeros(0, np.float32), *batches])[: len(rows)]
 
   def _left_out(self, name):
-    field = next(x for x in self.encoder.fields.ids if x.name == name)
+    fields = {x.name: x for x in self.encoder.fields.ids}
+    if name not in fields:
+      raise errors.UserError(
+        f'without={name!r} is no categorical field of the model; its '
+        f'categorical fields are {", ".join(fields) or "none"}'
+      )
+    field = fields[name]
     first, stop = field.first_id, field.first_id + field.num_ids
     means = {
       k: x[first:stop].mean(0, keepdims=True)[None]

@@ -130,6 +130,20 @@ def test_a_trained_model_predicts_files_and_tables(trained, tmp_path):
     model.predict(3)
 
 
+def test_scores_without_an_unknown_field_name_the_fields():
+  log = {
+    'label': [1, 0, 0, 1] * 50,
+    'color': ['red', 'green', 'blue', 'red'] * 50,
+    'price': [i / 100 for i in range(200)],
+  }
+  model = jaxemb.train(log, config='ctr', epochs=1)
+  rows, _ = model.encoder.encode(pa.table(log), has_labels=True)
+  assert model.scores(rows, without='color').shape == (200,)
+  for name in 'price', 'size':
+    with pytest.raises(errors.UserError, match=f'{name}.*fields are color$'):
+      model.scores(rows, without=name)
+
+
 def test_a_saved_model_replaces_models_alone(trained, tmp_path):
   model, folder = jaxemb.load(trained), tmp_path / 'model'
   for _ in range(2):
