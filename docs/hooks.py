@@ -24,6 +24,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
 _COPIES = {'contributing.md': 'CONTRIBUTING.md'}
 # A short flag in a sentence or a cell.
 _FLAG = re.compile(r'<code>(--[a-z][^<]{1,40})</code>')
+_GLOSSARY = "The [glossary](../glossary.md) defines jaxemb's terms."
 # Columns of the table of names in settings.md.
 _PROGRAMS = 'gensim', 'word2vec', 'fastText'
 
@@ -58,7 +59,13 @@ def on_page_content(html: str, **context: Any) -> str:
 
 def commands_page() -> str:
   """Returns the page of commands: what `--help` of each prints."""
-  lines = ['# Commands', '', '`python -m jaxemb` also runs these commands.', '']
+  lines = [
+    '# Commands',
+    '',
+    '`python -m jaxemb` also runs these commands.',
+    _GLOSSARY,
+    '',
+  ]
   for name, what in commands.COMMANDS.items():
     usage = io.StringIO()
     with contextlib.redirect_stdout(usage), contextlib.suppress(SystemExit):
@@ -81,14 +88,17 @@ def settings_page() -> str:
     'as `--config.model.window=10`), set `config.NAME` in a config, or pass',
     '`settings={...}` to `jaxemb.train` ([Settings](settings.md)).',
     '`module:attribute` names [your own code](../guides/extending.md).',
+    'Configs change some of these defaults: see',
+    '`jaxemb train --config=NAME --help`.',
+    _GLOSSARY,
     '',
-    '## Most used',
+    '## Names in other programs',
     '',
     '<div class="names" markdown>',
     '',
     '| meaning | setting | default | names in other programs |',
     '|---|---|---|---|',
-    *_most_used(),
+    *_named_elsewhere(),
     '',
     '</div>',
     '',
@@ -115,7 +125,7 @@ def other_names() -> list[OtherNames]:
   return result
 
 
-def _most_used():
+def _named_elsewhere():
   """Yields rows of the table of names, with links to the settings."""
   known, settings = other_names(), config_lib.settings()
   for names in known:
@@ -131,11 +141,25 @@ def _most_used():
 
 def _row(setting):
   """Returns a setting's row of a table."""
-  notes = setting.help
-  if setting.only_with:
-    notes += f' (only with `{setting.only_with}`)'
+  notes = '; '.join(_conditions(setting))
+  notes = f'{setting.help} ({notes})' if notes else setting.help
   name = f'<a id="{setting.name}"></a>`{setting.name}`'
   return _cells(name, notes, _default(setting), _values(setting))
+
+
+def _conditions(setting):
+  """Yields with which values of other settings a setting has an effect."""
+  by_condition: dict[str, list[str]] = {}
+  for kind in kinds.built_in():
+    condition = kind.only_with.get(setting.name, setting.only_with)
+    if condition != setting.only_with:
+      by_condition.setdefault(condition, []).append(kind.source)
+  always = '|'.join(by_condition.pop('', []))
+  if setting.only_with:
+    exception = f', except with `data.source={always}`' if always else ''
+    yield f'only with `{setting.only_with}`{exception}'
+  for condition, sources in by_condition.items():
+    yield f'with `data.source={"|".join(sources)}` only with `{condition}`'
 
 
 def _link(setting):
@@ -149,7 +173,14 @@ def _default(setting):
 
 def _cells(*cells):
   """Returns the row of a table."""
-  return '| ' + ' | '.join(x.replace('|', '\\|') for x in cells) + ' |'
+  return '| ' + ' | '.join(map(_escaped, cells)) + ' |'
+
+
+def _escaped(cell):
+  """Returns a cell with its bars escaped, which code shows as they are."""
+  texts = re.split('(`[^`]*`)', cell)  # every second one is code
+  texts[::2] = [x.replace('|', '\\|') for x in texts[::2]]
+  return ''.join(texts)
 
 
 def _values(setting):
@@ -161,7 +192,7 @@ def _values(setting):
     values = [f'`{x!r}`' for x in (*setting.values, *(members or ()))]
     if members is not None:
       values.append('`module:attribute`')
-    return ', '.join(values) or 'text'
+    return ', '.join(values) or 'string'
   low, high = setting.values
   if high == math.inf:
     return f'at least {low:,}'

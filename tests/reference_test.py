@@ -108,3 +108,11 @@ def test_generated_page_leads_to_the_window(hooks):
   assert page.count('<a id="model.window"></a>') == 1
   linked = set(re.findall(r'\(#([\w.]+)\)', page))
   assert linked <= set(config_lib.settings())
+
+
+def test_generated_page_says_where_kinds_use_a_setting(hooks):
+  page = hooks.settings_page()
+  (row,) = re.findall(r'.*<a id="model.shared_negatives">.*', page)
+  assert 'except with `data.source=interactions|edges`' in row
+  (row,) = re.findall(r'.*<a id="model.temperature">.*', page)
+  assert 'with `data.source=edges` only with `model.name=relations`' in row
