@@ -9,7 +9,8 @@ COMMANDS = {
   'train': 'train embedding tables, or resume a run',
   'merge': 'merge models that were trained separately',
   'query': 'print the nearest neighbors of a word or an expression',
-  'predict': 'predict clicks, classes of nodes, or vectors of documents',
+  'predict': 'predict clicks, classes or vectors of nodes, or vectors of '
+  'documents',
   'plan': 'estimate the memory and communication of a run on other devices',
   'evaluate': 'evaluate word vectors on benchmarks',
   'launch': 'run several processes of a job on this host',

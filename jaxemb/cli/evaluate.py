@@ -40,7 +40,7 @@ def _run(argv: Sequence[str] | None) -> None:
   text += '(default: %(default)s)'
   add('--restrict_vocab', default=300_000, help=text, **number)
   text = 'number of words on each side that disambiguate a word with several '
-  text += 'senses; 0 = as in training (default: %(default)s)'
+  text += 'senses; 0 = senses.query_window of the run (default: %(default)s)'
   add('--window', default=0, help=text, **number)
   flags = parser.parse_args(argv)
   for name in ('restrict_vocab', 'window'):

@@ -3,9 +3,9 @@
     jaxemb launch -n 2 -- --config=wiki --workdir=FOLDER
 
 starts two processes of `jaxemb train` as one job. The lines of their output
-begin with the number of the process. With --sockets instead of -n, one process
-runs on the cores of each CPU socket. The processes are replicas. The threads of
-a process share a table in the memory of their socket.
+begin with the number of the process. With --sockets instead of -n, each CPU
+socket runs one process on its cores. Each such process trains one replica,
+whose threads share a table in the memory of their socket.
 
 If a process fails, jaxemb stops all other processes (SIGTERM, and SIGKILL after
 10 s) and returns the exit code of the failed process (128 + signal number if a

@@ -36,14 +36,17 @@ _PART = (
   'with a vocab.txt'
 )
 _HELP = {
-  'method': 'alir aligns the parts and averages the vectors of all words; pca '
-  'and concat keep only the words that all parts have',
+  'method': 'alir: mean of the parts after rotations that align them, for '
+  'words of any part; pca: principal components of the concatenated parts, '
+  'concat: concatenated parts, both only for words that all parts have',
   'dim': 'dimension of the result; 0 = the largest dimension of a part '
   '(concat: the sum of all dimensions)',
-  'start': 'initial vectors',
+  'start': 'start from the parts joined one at a time, the most closely '
+  'related first (zero), from the PCA of the parts (pca), or from random '
+  'vectors (random)',
   'weights': 'weight of a part in the mean vector of a word: the count of the '
-  'word in the part, if known, or equal weights',
-  'normalize': 'scale vectors to length 1, as in the paper',
+  'word in the part, if all parts have counts (counts), or 1 (equal)',
+  'normalize': 'scale vectors to length 1, as in Anand et al. 2019',
   'restore': 'scale directions in which the parts disagree, to undo the '
   'shrinking by averaging',
   'power': 'raise the lengths of the principal directions of the result '

@@ -10,8 +10,10 @@
 --config=..., --config.SETTING=VALUE    as for `jaxemb train`
 
 The compiler of the devices compiles the training step from shapes. Nothing is
-trained, and no table is allocated. If a device has too little memory, the exit
-code is 2, and the message names devices with more memory.
+trained, and no table is allocated. If the devices have too little memory, the
+exit code is 2 and the message suggests changes, such as a larger topology. For
+several topologies, the table says which ones have enough memory, and the exit
+code is 0.
 """
 
 import argparse

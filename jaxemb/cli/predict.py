@@ -1,4 +1,4 @@
-"""Writes probabilities of clicks, classes of nodes, or vectors of documents.
+"""Predicts clicks, classes or vectors of nodes, or vectors of documents.
 
     jaxemb predict --model=RUN --data=FILE --output=FILE
 
@@ -56,20 +56,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> None:
   parser = argparse.ArgumentParser(
     prog='jaxemb predict',
-    description='Writes probabilities of clicks, classes of nodes, or vectors '
-    'of documents.',
+    description='Predicts clicks, classes or vectors of nodes, or vectors of '
+    'documents.',
     allow_abbrev=False,
   )
   add = parser.add_argument
   add('--model', required=True, help='workdir of a run, or its export folder')
   add('--data', required=True, help='file, folder or glob of the data')
   add('--output', required=True, help='.csv or .parquet file to write')
-  text = 'columns to copy to the output, separated by commas; for nodes, vector'
+  text = (
+    'for clicks, columns to copy to the output, separated by commas; for '
+    'nodes, `vector` to write their vectors, too'
+  )
   add('--keep', default='', help=text)
   for name, (kind, help_text) in _OF_NODES.items():
     help_text = f'{help_text} (see config.data.{name})'
     add(f'--{name}', type=kind, default=kind(), help=help_text)
-  add('--encoding', default='', help='encoding of documents in text files')
+  text = 'encoding of documents in text files (default: utf-8)'
+  add('--encoding', default='', help=text)
   flags = parser.parse_args(argv)
   output = pathlib.Path(os.path.expanduser(flags.output))
   if output.suffix not in ('.csv', '.parquet'):

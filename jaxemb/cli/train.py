@@ -12,9 +12,9 @@ SLURM, MPI, Kubernetes or Cloud TPU, replace these three by --distributed.
 
 Exit codes:
   0    the run is complete
-  2    unusable input, explained in one line
-  75   saved and stopped by SIGTERM, SIGHUP or Ctrl-C, or because another
-       process of the job ended; start the run again to resume it
+  2    unusable input, or too little memory or disk, explained in one line
+  75   stopped by SIGTERM, SIGHUP or Ctrl-C, or because another process of the
+       job ended; start the run again to resume from its last checkpoint
   130  stopped by a second Ctrl-C, without saving
   141  the reader of the output has closed it
   143, 129  stopped by SIGTERM or SIGHUP in the first second
@@ -219,7 +219,7 @@ def describe(config: ml_collections.ConfigDict) -> str:
     title = x.name.partition('.')[0].capitalize()
     title = 'Most used' if x.most_used else title
     groups.setdefault(title, []).append(_line(x, values[x.name], kind))
-  groups['Further settings, with'] = [
+  groups['Further settings, used only with'] = [
     f'  {k}: {", ".join(names)}' for k, names in more.items()
   ]
   texts = ['\n'.join([title, *lines]) for title, lines in groups.items()]
