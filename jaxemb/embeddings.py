@@ -1177,9 +1177,9 @@ class Embeddings:
     """Returns the probabilities of the senses of a word in context, [senses].
 
     `sentence` is a list of tokens, or a string that is split at white space.
-    The context has `window` known words on each side; 0 = as in training.
-    Raises a `UserError` for a position outside the sentence or a negative
-    window.
+    The context has `window` known words on each side; 0 = the setting
+    `senses.query_window` of the run. Raises a `UserError` for a position
+    outside the sentence or a negative window.
 
     Examples:
       >>> senses = jaxemb.load('runs/mixture')
@@ -1216,8 +1216,8 @@ class Embeddings:
   ) -> dict[str, dict[str, Any]]:
     r"""Evaluates the vectors on benchmarks; see `evaluation.words.evaluate`.
 
-    To disambiguate a word, it uses `window` known words on each side; 0 = as in
-    training.
+    To disambiguate a word, it uses `window` known words on each side; 0 = the
+    setting `senses.query_window` of the run.
 
     Examples:
       >>> import pathlib

@@ -40,7 +40,7 @@ def similarities(
 ) -> np.ndarray:
   """Returns similarities [pairs, measures] float64; NaN for unknown words.
 
-  Contexts have `window` known words on each side; 0 = as in training.
+  Contexts have `window` known words on each side; 0 = `senses.window`.
   """
   result = np.full((len(benchmark.words), len(MEASURES)), np.nan)
   for i, pair in enumerate(benchmark.words):

@@ -157,7 +157,7 @@ class MultiVectors:
   def context(
     self, tokens: Sequence[str], position: int, window: int = 0
   ) -> list[int]:
-    """Returns ids of up to `window` known words per side; 0 = as trained."""
+    """Returns ids of up to `window` known words per side; 0 = `self.window`."""
     window = window or self.window
     before, after = (
       [self.index[x] for x in (spelled(t, self.index) for t in side) if x]

@@ -6,7 +6,7 @@ those of the nodes at the other end:
   none x    translation x + a    diagonal x * (1 + a)    complex z * (1 + c)
   rotation  z * (1 + c) / |1 + c|
 
-where numbers 2i and 2i + 1 of x and a are the complex numbers z and c. With
+where elements 2i and 2i + 1 of x and a are the complex numbers z and c. With
 a = 0 all leave x as it is. The score of a mapped vector q and a vector y is
 
   product q . y    cosine q . y / (|q| |y| t)    distance -|q - y|^2
@@ -95,10 +95,10 @@ class EdgeScore:
     row_ops: columns.RowOps = columns.WHOLE_ROWS,
     shift: float = 0.0,
   ) -> jax.Array:
-    """Returns [...], sums of |shift + z|^3 over numbers z of rows [..., d].
+    """Returns [...], sums of |shift + z|^3 over elements z of rows [..., d].
 
-    The N3 norm (Lacroix et al. 2018, eq. 7). Numbers are complex where those of
-    the operator are.
+    The N3 norm (Lacroix et al. 2018, eq. 7). Elements are complex numbers if
+    those of the operator are.
     """
     if self.operator not in _COMPLEX:
       return columns.sums(jnp.abs(shift + rows) ** 3, row_ops)

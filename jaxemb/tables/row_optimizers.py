@@ -16,10 +16,10 @@ table needs one scatter. What duplicates mean:
            (Kingma and Ba 2015), with the row's own count of updates in the bias
            correction.
 
-Those of whole rows count the numbers of a row alike, as one would of a matrix
-that is learned slowly or fast as a whole. `adagrad_full` and `adam_full` have
-squares of every number, as other libraries; in these a row's occurrences in a
-step are one, with the sum of their gradients.
+Row-wise optimizers have one accumulator per row, so all elements of a row have
+the same learning rate. `adagrad_full` and `adam_full` have squares of every
+element, as other libraries do. They take a row's occurrences in a step as one,
+with the sum of their gradients.
 
 Ids at or above vocab are padding. A deduplicated step, in which each id comes
 once with its count and summed squares, has the same updates.
