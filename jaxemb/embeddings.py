@@ -67,12 +67,13 @@ _ROWS, _NORMS = 0, 1
 
 @dataclasses.dataclass(init=False, eq=False, repr=False)
 class Embeddings:
-  """Word vectors and the methods of gensim's `KeyedVectors`.
+  """Word vectors, with almost all methods of gensim's `KeyedVectors`.
 
   Trained vectors begin with the most frequent word. A word without a vector
-  raises an `errors.UnknownWordError`, which is a `KeyError`. A method that
-  changes vectors first copies them into memory. It never changes the file or
-  array from which they were loaded.
+  raises an `errors.UnknownWordError`, which is a `KeyError`. Methods never
+  change the file or array that the vectors come from. Methods that change
+  vectors raise a `UserError` for vectors of senses and of `graph:line` with
+  `model.order` 2.
 
   Examples:
     The examples of all methods begin with these vectors:
@@ -95,7 +96,8 @@ class Embeddings:
   """
 
   index_to_key: list[str]  # [vocab] different words
-  vectors: np.ndarray  # [vocab, dim] float32; may be memory-mapped
+  # [vocab, dim] floats, float32 if trained; may be memory-mapped.
+  vectors: np.ndarray
   counts: np.ndarray | None = None  # [vocab] int64 in the corpus, if known
   # Of words with several vectors, whose rows are `word#0`, `word#1`.
   sense_table: multivectors.MultiVectors | None = None
@@ -213,7 +215,7 @@ class Embeddings:
 
   @functools.cached_property
   def key_to_index(self) -> dict[str, int]:
-    """Returns the row of each word.
+    """Returns the row number of each word.
 
     Examples:
       >>> vectors.key_to_index['man']
@@ -250,7 +252,7 @@ class Embeddings:
     return len(self.index_to_key)
 
   def __contains__(self, word: object) -> bool:
-    """Whether a word has a vector, with subwords that of its n-grams."""
+    """Returns whether a word has a vector, perhaps from its n-grams."""
     if self.has_index_for(cast(Word, word)):
       return True
     name = lookup.name(word)
@@ -288,7 +290,7 @@ class Embeddings:
     return vectors
 
   def get_index(self, key: Word, default: Any = None) -> Any:
-    """Returns the row of a word, or `default` for an unknown word.
+    """Returns the row number of a word, or `default` for an unknown word.
 
     Raises a `KeyError` for an unknown word if `default` is None.
 
@@ -313,10 +315,10 @@ class Embeddings:
     return bool(self.get_index(key, -1) >= 0)
 
   def row(self, number: int) -> np.ndarray:
-    """Returns row `number`, from 0, as a read-only [dim] float32 array.
+    """Returns row `number`, from 0, as a read-only [dim] array.
 
-    `index_to_key[number]` is its word. Raises an `IndexError` if there is no
-    such row.
+    The word of the row is `index_to_key[number]`. Raises an `IndexError` if
+    there is no such row.
 
     Examples:
       >>> vectors.index_to_key[4], vectors.row(4)
@@ -327,9 +329,9 @@ class Embeddings:
     return self.get_vector(self.index_to_key[number])
 
   def get_vector(self, key: Word, norm: bool = False) -> np.ndarray:
-    """Returns the vector of a word, read-only, [dim] float32.
+    """Returns the vector of a word, [dim], read-only.
 
-    With `norm`, it is scaled to length 1.
+    Its type is that of `vectors`. With `norm`, it is scaled to length 1.
 
     Examples:
       >>> vectors.get_vector('sea')
@@ -364,8 +366,8 @@ class Embeddings:
     """Returns the n-grams of a word with their vectors, each [dim].
 
     The vector of an unseen word is the mean of its n-grams. The vector of a
-    known word is the mean of its n-grams and its own row. Raises a `UserError`
-    if the vectors have no subwords.
+    known word is the mean of its n-grams and its own trained vector. Raises a
+    `UserError` if the vectors have no n-grams.
 
     Examples:
       >>> model = jaxemb.load('model.bin')  # of fastText, with n-grams of 5
@@ -390,7 +392,9 @@ class Embeddings:
     return geometry.unit(self.vectors, self.norms)
 
   def fill_norms(self, force: bool = False) -> None:
-    """Computes `norms`. Pass `force` if `vectors` has changed.
+    """Computes `norms`.
+
+    Pass `force` after you changed elements of the array `vectors`.
 
     Examples:
       >>> vectors.vectors[4] = 0, 0, 3
@@ -429,7 +433,7 @@ class Embeddings:
     self.norms = (lengths > 0).astype(np.float32)
 
   def add_vector(self, key: Word, vector: np.ndarray) -> int:
-    """Adds a word and returns its row. A known word keeps its vector.
+    """Adds a word and returns its row number. A known word keeps its vector.
 
     Examples:
       >>> vectors.add_vector('lake', np.array([0, 1, 2]))
@@ -450,9 +454,9 @@ class Embeddings:
     """Adds words with vectors [n, dim] and attributes, each [n].
 
     Known words keep their vectors and attributes unless `replace`. Attributes
-    that are not passed are zero. Raises a `UserError` for vectors or attributes
-    of a wrong shape, and a `TypeError` for attributes of a wrong type. After an
-    error, nothing has changed.
+    of new words that are not passed are zero. Raises a `UserError` for vectors
+    or attributes of a wrong shape, and a `TypeError` for attributes of a wrong
+    type. After an error, nothing has changed.
 
     Examples:
       >>> rows = np.array([[0, 1, 2], [1, 0, 2]])
@@ -534,8 +538,8 @@ class Embeddings:
     """Sets an attribute of a word, such as 'count'.
 
     The first value of an attribute determines its type. Other words get the
-    value zero. Raises a `TypeError` for a value of another type, and a
-    `ValueError` for a count that files cannot store.
+    value zero. Raises a `TypeError` for a value that this type cannot hold, and
+    a `ValueError` for a count below 0 or of 10^12 or more.
 
     Examples:
       >>> vectors.set_vecattr('king', 'is_title', True)
@@ -550,7 +554,8 @@ class Embeddings:
     """Returns an attribute of a word.
 
     Raises a `KeyError` for an unknown word or attribute. If counts are unknown,
-    it warns and, as in gensim, returns a count that falls with the row.
+    warns and, as in gensim, returns the number of words minus the row number as
+    the count.
 
     Examples:
       >>> vectors.get_vecattr('king', 'count')
@@ -666,9 +671,10 @@ class Embeddings:
   ) -> np.ndarray:
     """Returns the weighted mean of words and vectors, [dim] float32.
 
-    The weighted sum is divided by the sum of absolute weights. Warns of unknown
-    words, or raises a `KeyError` unless `ignore_missing`. Raises a `ValueError`
-    if no word is known.
+    The weighted sum is divided by the sum of absolute weights. `pre_normalize`
+    scales words, not arrays, to length 1, and `post_normalize` scales the mean.
+    Warns of unknown words; without `ignore_missing`, raises a `KeyError`.
+    Raises a `ValueError` if no key is a vector or a known word.
 
     Examples:
       >>> vectors.get_mean_vector(['king', 'queen'], pre_normalize=False)
@@ -737,10 +743,10 @@ class Embeddings:
   def relative_cosine_similarity(
     self, wa: Word, wb: Word, topn: int = 10
   ) -> float:
-    """Returns the cosine of two words, relative to the nearest neighbors.
+    """Returns the cosine of two words, relative to the neighbors of `wa`.
 
-    The cosine is divided by the sum of the cosines of the `topn` nearest
-    neighbors.
+    The cosine is divided by the sum of the cosines of `wa` with its `topn`
+    nearest neighbors.
 
     Examples:
       >>> round(vectors.relative_cosine_similarity('king', 'queen', topn=2), 3)
@@ -771,7 +777,7 @@ class Embeddings:
     return sorted(zip(products, known, strict=True), reverse=True)
 
   def doesnt_match(self, words: Iterable[Word]) -> Word:
-    """Returns the word with the lowest cosine with the mean of all words.
+    """Returns the word farthest from the mean of the words passed, by cosine.
 
     Warns of unknown words. Raises a `ValueError` if no word is known.
 
@@ -789,10 +795,10 @@ class Embeddings:
   ) -> float:
     """Returns the Word Mover's Distance of two lists of words.
 
-    It is the smallest mean distance by which the words of one list move to the
-    words of the other. Vectors are scaled to length 1 unless `norm` is False.
-    Warns of unknown words. The distance is infinite if one list has no known
-    word.
+    It is the smallest mean distance over which the words of one list can be
+    moved to the words of the other. Vectors are scaled to length 1 unless
+    `norm` is False. Warns of unknown words. The distance is infinite if one
+    list has no known word.
 
     Examples:
       >>> near = vectors.wmdistance(['king'], ['queen'])
@@ -863,10 +869,10 @@ class Embeddings:
   def edge_scores(self, edges: Sequence[tuple[str, ...]]) -> np.ndarray:
     """Returns the scores of edges, [n] float32.
 
-    An edge is a pair (source, target) or, if the model has operators of
-    relations, a triple (source, relation, target). The score is the dot
-    product, negative squared distance or cosine that the model was trained
-    with. After training on walks, it is the cosine.
+    An edge is a pair (source, target). If the model has operators, which
+    transform vectors by relation, it is a triple (source, relation, target).
+    The score is the dot product, negative squared distance or cosine that the
+    model was trained with. After training on walks, it is the cosine.
 
     Examples:
       >>> vectors.edge_scores([('king', 'queen'), ('king', 'sea')]).round(2)
@@ -893,7 +899,7 @@ class Embeddings:
 
     The likely targets of the node have the highest scores with the result. For
     likely sources, apply 'RELATION (inverse)' to a target. Raises a `UserError`
-    if the model has no operators or not this relation.
+    if the model has no operators or no such relation.
 
     Examples:
       >>> nodes = jaxemb.load('runs/graph')
@@ -925,17 +931,21 @@ class Embeddings:
     """Finds the nearest neighbors of a sum of words minus words (3CosAdd).
 
     `positive` and `negative` are words or [dim] vectors, or lists of them. A
-    list may have pairs (word, weight); the default weights are 1 and -1. The
-    search covers the words from `clip_start` to `clip_end`, or the first
-    `restrict_vocab`. A word with several senses occurs once, by its nearest
-    sense with a prior of at least `min_prior`. `sense` selects the sense of a
-    single word. `indexer` is the result of `index`, or an object with gensim's
-    `most_similar(vector, topn)`.
+    list may have pairs (word or vector, weight); the default weights are 1 and
+    -1. The search covers the words from `clip_start` to `clip_end`, or the
+    first `restrict_vocab`. `indexer` is the result of `index`, or an object
+    with gensim's `most_similar(vector, topn)`; then `topn` is required, and the
+    search covers all words.
+
+    A model of senses has several vectors per word, each with a prior: the
+    probability of the sense without a context. `sense` is the number, from 0,
+    of the sense of a single word to search with. Each word is found once, by
+    its nearest sense with a prior of at least `min_prior`.
 
     Returns (word, cosine) by falling cosine, without the words passed. If
     `topn` is None, returns the cosines of all words searched, float32. Raises a
-    `ValueError` without words, and a `UserError` if the sum is zero or a vector
-    has a wrong shape.
+    `ValueError` if no word or vector is passed, and a `UserError` if the sum is
+    zero or a vector has a wrong shape.
 
     Examples:
       >>> vectors.most_similar('king', topn=2)
@@ -1014,10 +1024,11 @@ class Embeddings:
   def index(self, kind: str = 'hnsw', **settings: int) -> neighbor_index.Index:
     """Builds an index for `most_similar(..., indexer=index)`.
 
-    `settings` may have `connectivity` (32), `expansion_search` (128) and
-    `expansion_add` (200). Larger values miss fewer neighbors, but need more
-    memory or time. If the vectors change, build a new index. Raises a
-    `UserError` if the extra `ann` is not installed.
+    `kind` must be 'hnsw'. `settings` may have `connectivity` (default: 32),
+    `expansion_search` (default: 128) and `expansion_add` (default: 200). Larger
+    values miss fewer neighbors, but need more memory or time. If the vectors
+    change, build a new index. Raises a `UserError` for other settings, or if
+    the extra `ann` is not installed.
 
     Examples:
       >>> index = vectors.index('hnsw')
@@ -1060,8 +1071,10 @@ class Embeddings:
   ) -> Ranked:
     """Finds the nearest neighbors by products of cosines (3CosMul).
 
-    The score is equation 4 of Levy and Goldberg 2014. The arguments are those
-    of `most_similar`, without weights.
+    The score is equation 4 of Levy and Goldberg 2014. `positive` and `negative`
+    are words or [dim] vectors, or lists of them, without weights. `topn`,
+    `restrict_vocab` and the result are as in `most_similar`. Raises a
+    `ValueError` if `positive` is empty.
 
     Examples:
       >>> vectors.most_similar_cosmul(['king', 'woman'], ['man'], topn=1)
@@ -1111,7 +1124,8 @@ class Embeddings:
     """Finds the nearest neighbors of the mean of a word's n-grams.
 
     These are the neighbors of a known word as if it were unseen. Raises a
-    `UserError` without subwords, and a `KeyError` for a word without n-grams.
+    `UserError` if the vectors have no n-grams, and a `KeyError` if the word has
+    none.
 
     Examples:
       >>> model = jaxemb.load('model.bin')  # of fastText
@@ -1154,7 +1168,10 @@ class Embeddings:
   # Senses.
 
   def senses(self, word: str) -> list[tuple[str, float]]:
-    """Returns (name of the row, prior) for each sense of a word.
+    """Returns (name, prior) for each sense of a word.
+
+    The name is the key of the sense's row. The prior is the probability of the
+    sense without a context.
 
     Examples:
       >>> senses = jaxemb.load('runs/mixture')
@@ -1194,7 +1211,7 @@ class Embeddings:
     )
 
   def of_words(self) -> 'Embeddings':
-    """Returns one vector per word: the mean of its senses by their priors.
+    """Returns one vector per word: the mean of its senses, weighted by priors.
 
     Examples:
       >>> senses = jaxemb.load('runs/mixture')
@@ -1214,10 +1231,16 @@ class Embeddings:
     restrict_vocab: int = 300_000,
     window: int = 0,
   ) -> dict[str, dict[str, Any]]:
-    r"""Evaluates the vectors on benchmarks; see `evaluation.words.evaluate`.
+    r"""Evaluates the vectors on benchmarks.
 
-    To disambiguate a word, it uses `window` known words on each side; 0 = the
-    setting `senses.query_window` of the run.
+    Returns a dict for each benchmark, by name. Its keys include 'kind', 'score'
+    (None if no item was found), 'found' (items whose words are known) and
+    'total' (items). The score is Spearman's correlation for similarity,
+    accuracy for analogies and purity for categorization. The search covers the
+    first `restrict_vocab` words; 0 = all. To disambiguate a word with several
+    senses, the method uses `window` known words on each side; 0 = the setting
+    `senses.query_window` of the run. Raises a `UserError` if a vector is not
+    finite.
 
     Examples:
       >>> import pathlib
@@ -1255,7 +1278,7 @@ class Embeddings:
     (Pearson's r, p), (Spearman's rho, p) and the percentage of pairs with an
     unknown word. These pairs are left out or, with `dummy4unknown`, have a
     cosine of 0. Raises a `UserError` if the file cannot be read, or if fewer
-    than two pairs are known.
+    than two pairs remain.
 
     Examples:
       >>> import pathlib
@@ -1326,8 +1349,8 @@ class Embeddings:
   def save(self, folder: pathlib.Path | str, **options: Any) -> None:
     """Writes a folder with everything, for `load`.
 
-    Raises a `UserError` if a file cannot be written, and a `TypeError` for
-    gensim's options of pickles.
+    Raises a `UserError` if a file cannot be written, and a `TypeError` for any
+    further argument.
 
     Examples:
       >>> vectors.save('vectors')
@@ -1362,11 +1385,11 @@ class Embeddings:
   def save_fasttext(self, fname: pathlib.Path | str) -> None:
     """Writes fastText's `.bin`, which gensim's load_facebook_model reads, too.
 
-    The file has the settings and output vectors of the `.bin` or of the run
-    with negative sampling from which the vectors were loaded. Otherwise it has
-    fastText's defaults and zeros, with a warning. Unknown or zero counts become
-    1. Raises a `UserError` if the file cannot be written, or if words have
-    several senses.
+    If the vectors were loaded from a `.bin` or from a run with negative
+    sampling, the file has its settings and output vectors. Otherwise it has
+    fastText's default settings and zeros as output vectors, with a warning.
+    Unknown or zero counts become 1. Raises a `UserError` if the file cannot be
+    written, or if words have several senses.
 
     Examples:
       >>> vectors.save_fasttext('king.bin')
@@ -1379,9 +1402,11 @@ class Embeddings:
   def load(
     cls, fname: pathlib.Path | str, mmap: str | None = None
   ) -> 'Embeddings':
-    """Loads what `jaxemb.load` loads. `mmap` may be None or 'r'.
+    """Loads vectors, like `jaxemb.load`. `mmap` may be None or 'r'.
 
     In both cases, files that `save` wrote are memory-mapped and never changed.
+    Raises a `ValueError` for another `mmap`, and a `UserError` if the path
+    cannot be read or has a click model.
 
     Examples:
       >>> vectors.save('vectors')
@@ -1405,17 +1430,17 @@ class Embeddings:
     append: bool = False,
     sort_attr: str = 'count',
   ) -> None:
-    """Writes a word2vec file and, to `fvocab`, lines `word count`.
+    """Writes a word2vec file and, to `fvocab`, words with their `sort_attr`.
 
     A suffix such as .gz compresses the file. Without a header, the file is in
     GloVe's format. `prefix` is put before each word. Words are sorted by
-    falling `sort_attr`, if it is known. `append` adds to existing files, whose
-    header may announce the total number of words (`total_vec`). White space in
-    words becomes underscores, with a warning.
+    falling `sort_attr`; unknown counts leave the order unchanged. `append` adds
+    to existing files, whose header may announce the total number of words
+    (`total_vec`). White space in words becomes underscores, with a warning.
 
-    Raises a `UserError` if a file cannot be written. Raises a `ValueError` if
-    `fvocab` needs `sort_attr` and it is unknown, or for a binary file without a
-    header.
+    Raises a `UserError` if a file cannot be written. Raises a `ValueError` for
+    an unknown `sort_attr` other than 'count', for `fvocab` without known
+    counts, or for a new binary file without a header.
 
     Examples:
       >>> vectors.save_word2vec_format('king.bin', 'counts.txt', binary=True)
@@ -1524,10 +1549,11 @@ class Embeddings:
     vector_files.write_safetensors(fname, self._writable())
 
   def save_onnx(self, fname: pathlib.Path | str) -> None:
-    """Writes an ONNX model that returns the `vectors` of `words`.
+    """Writes an ONNX model that returns `vectors` and row numbers of `words`.
 
-    Unknown words have zero vectors. Raises a `UserError` if the file would be
-    too large or cannot be written.
+    The output `rows` has the row numbers. Unknown words have zero vectors, and
+    the number of words as row number. Raises a `UserError` if the extra `onnx`
+    is not installed, or if the file would be too large or cannot be written.
 
     Examples:
       >>> import onnxruntime
@@ -1550,9 +1576,10 @@ class Embeddings:
 
     The vector of a sentence is the mean of the vectors of its words. Pass the
     `data.tokens` and `data.lowercase` of the run as `tokens` and `lowercase`.
-    If `lowercase` is None, sentences are lower-cased if no word has capitals.
-    Warns of words that a sentence cannot contain. Raises a `UserError` if the
-    folder cannot be written.
+    If `lowercase` is None, sentences are lower-cased if no word has capitals. A
+    word with several senses has the vector that `of_words` returns, with a
+    warning. Warns of words that splitting a sentence never yields. Raises a
+    `UserError` if the folder cannot be written.
 
     Examples:
       >>> from model2vec import StaticModel

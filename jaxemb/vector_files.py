@@ -244,14 +244,14 @@ def write_static_model(
 ) -> None:
   """Writes a folder of model2vec, by `static_models.write_model`'s options.
 
-  A word of several senses has their mean. Raises a `UserError` if the folder
-  cannot be written.
+  A word of several senses has their mean, with a warning. Raises a `UserError`
+  if the folder cannot be written.
   """
   words, vectors, _, senses, *_ = contents
   if senses is not None:
     words, vectors = senses.words, senses.mean_vectors()
   num_renamed = static_models.write_model(folder, words, vectors, **options)
-  _warn_of_losses(folder, contents, num_renamed, holds=['senses'])
+  _warn_of_losses(folder, contents, num_renamed)
 
 
 def write_onnx(path: pathlib.Path | str, contents: Contents) -> None:

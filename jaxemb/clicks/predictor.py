@@ -173,6 +173,10 @@ class ClickModel:
   def scores(self, rows: encoder_lib.Rows, without: str = '') -> np.ndarray:
     """Returns the probabilities of encoded rows, [n] float32.
 
+    `rows` is what `encoder.encode` returned. `without` is the name of a
+    categorical field; the mean of its vectors replaces each of them. Raises a
+    `UserError` for any other field.
+
     Examples:
       >>> from jaxemb.io import tables
       >>> table = tables.Table.of(new)
@@ -215,9 +219,9 @@ class ClickModel:
   def predict(self, data: Any) -> np.ndarray:
     """Returns the probabilities of rows, [n] float32. Rows need no label.
 
-    `data` is a path as in `config.data.path`, a table of pyarrow, pandas or
-    polars, or a dict of columns. Unseen categories count as unknown, with a
-    warning. Raises a `UserError` if a column is missing.
+    `data` is a path as in `config.data.path`, a pandas, polars or Arrow table,
+    a dict of columns or a list of dicts. Unseen categories count as unknown,
+    with a warning. Raises a `UserError` if a column is missing.
 
     Examples:
       >>> model.predict(new).round()

@@ -44,7 +44,7 @@ _KINDS = {
 
 
 class Documents:
-  """Document vectors, with the names of gensim's `Doc2Vec`.
+  """Document vectors, with the method names of gensim's `Doc2Vec`.
 
   `dv` has the vectors of documents, by tag or by number as a string. `wv` has
   the vectors of words: the input vectors of PV-DM, or the output vectors of
@@ -122,9 +122,10 @@ class Documents:
     """Returns the vectors of new documents, [documents, dim] float32.
 
     A document is a string, which is split into words as in training, or a list
-    of words. Its vector depends only on its words and the seed. Epochs, rates
-    and seed are those of the run if they are None. Documents without a known
-    word have zero vectors, with a warning. The inference uses all cores.
+    of words. Its vector does not depend on the other documents. Epochs,
+    learning rates and seed that are None are those of the run. Documents
+    without a known word have zero vectors, with a warning. The inference uses
+    all cores.
 
     Examples:
       >>> model.infer(['the cow eats hay', ['a', 'horse']]).shape

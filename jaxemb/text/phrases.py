@@ -121,9 +121,10 @@ class Phrases:
   def then(self, other: 'Phrases') -> 'Phrases':
     """Returns phrases with the passes of `other` after these passes.
 
-    If `other` begins with these passes, they are not repeated.
-
-    Raises a `UserError` if their scores or connectors differ.
+    A pass joins tokens in a sentence; the next pass can join the resulting
+    phrases. If `other` begins with these passes, they are not repeated. Raises
+    a `UserError` if `data.phrases_score` or `data.phrases_connectors` of the
+    runs differ.
 
     Examples:
       >>> twice = phrases.then(phrases)
