@@ -53,8 +53,8 @@ def train(
       dicts; or a `ConfigDict`; or, for documents, gensim's `TaggedDocument`s.
       An iterator is read once.
     config: name of a config, such as 'documents', 'rec:bpr', 'ctr' or 'graph'.
-      Tables need a config. A config replaces the defaults of the arguments from
-      `dim` to `seed`.
+      Tables need a config. The arguments from `dim` to `seed` that are None
+      have the values of the config or, without a config, the default below.
     dim: dimension of the vectors (default: 100).
     window: context window, number of words on each side of the center word
       (default: 5).
@@ -76,7 +76,8 @@ def train(
     unknown: any other argument raises a `TypeError`.
 
   Returns:
-    Vectors; or a `ClickModel` or `Documents`, if `config` selects these models.
+    Vectors; or a `ClickModel` or `Documents`, if the config selects these
+    models.
 
   Raises:
     errors.UserError: data or settings cannot be used, or a signal stopped

@@ -189,7 +189,7 @@ class Source(Protocol):
 
   @property
   def num_parts(self) -> int:
-    """Returns the number of parts of the data that are read in parallel, P."""
+    """Returns the number of parts of the data that are read in parallel."""
 
   @property
   def steps(self) -> Steps:
@@ -205,7 +205,7 @@ class Source(Protocol):
 
   @property
   def frequencies(self) -> np.ndarray:
-    """Returns the probability of each key in an example, [keys]."""
+    """Returns the probability that an example has each key, [keys]."""
 
   @property
   def fingerprint(self) -> str:
@@ -222,7 +222,9 @@ class Source(Protocol):
     """Returns lines for the log that describe the data."""
 
   def items(self, position: Any, done: int) -> Iterator[Item]:
-    """Yields the items from a position to the end of training.
+    """Yields an `Item` per dispatch, from a position to the end of training.
+
+    An `Item` has a batch, its position and the progress before and after it.
 
     Args:
       position: an `Item.position`; None = the start.

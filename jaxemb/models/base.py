@@ -83,7 +83,24 @@ class Aux(NamedTuple):
 class Model(Protocol):
   """A model: which rows a batch looks up, and the loss of these rows.
 
-  Only `vectors_table`, `specs`, `ids` and `loss` need an implementation.
+  Only `vectors_table`, `tables` (or `specs`), `ids` and `loss` need an
+  implementation.
+
+  Attributes:
+    tables: specifications of the tables, as `specs` returns them by name.
+    metrics: names of the sums in `Aux.metrics` that `loss` returns.
+    has_contexts_of_keys: whether the rows of `contexts_table` are rows of keys,
+      if the source has contexts of another kind.
+    context_inputs_table: name of the table of input vectors of contexts; '' =
+      none.
+    nodes_table: name of the table of inner nodes of a Huffman tree; '' = none.
+    composed_of: names of tables from which, together with `vectors_table`, the
+      exported vectors are computed.
+    is_mean: whether rows get gradients of the mean loss over the examples of a
+      step, not of the sum.
+    stale_share: a worker's copy of a row may lack at most 1 / `stale_share` of
+      the updates of the row, even if the staleness bound allows more; 0 = only
+      the staleness bound applies.
   """
 
   @property
@@ -95,9 +112,8 @@ class Model(Protocol):
     """Returns the name of the table of context vectors; '' = none."""
     return ''
 
-  # Whether its rows are of keys, where the source has contexts of other kinds.
   has_contexts_of_keys: bool = False
-  metrics: tuple[str, ...] = ()  # names in `Aux.metrics`
+  metrics: tuple[str, ...] = ()
   tables: Sequence[spec_lib.TableSpec] = ()
 
   def specs(self) -> Mapping[str, spec_lib.TableSpec]:
@@ -109,7 +125,8 @@ class Model(Protocol):
 
     The result may have more arrays for `loss`, under other names. Random
     choices must be a pure function of `key` ([2] uint32, the same for several
-    steps) and of numbers in the batch (`data.windows.StepBatch.chunks`).
+    steps) and of numbers in the batch that differ between steps, such as
+    `data.windows.StepBatch.chunks`.
     """
 
   def loss(
@@ -120,7 +137,10 @@ class Model(Protocol):
     batch: Any,
     key: jax.Array,
   ) -> tuple[jax.Array, Aux]:
-    """Returns the loss of a step in nats, summed over its examples.
+    """Returns the loss of a step, and `Aux(examples, metrics)`.
+
+    The loss is in nats, summed over the examples of the step. `examples` is
+    their number, and `metrics` has further sums over them by name.
 
     Args:
       params: dense parameters.
@@ -130,9 +150,7 @@ class Model(Protocol):
       key: the key that `ids` got.
     """
 
-  # A table with further rows of contexts, as inputs.
   context_inputs_table: str = ''
-  # The table of the inner nodes of a tree, and what they are.
   nodes_table: str = ''
 
   @property
@@ -140,7 +158,6 @@ class Model(Protocol):
     """Returns the inner nodes of the tree of hierarchical softmax."""
     return _lacks(self, 'inner nodes')
 
-  # Further tables that the vectors which users get are composed of.
   composed_of: Sequence[str] = ()
 
   def composed(self, tables: Mapping[str, export.Encoded]) -> export.Encoded:
@@ -151,22 +168,24 @@ class Model(Protocol):
     return tables[self.vectors_table]
 
   def num_derived(self, num_keys: int) -> int:
-    """Returns how many float32 numbers the export has in addition to tables."""
+    """Returns how many float32 numbers the export adds to those of tables."""
     if not self.composed_of:
       return 0
     return num_keys * self.specs()[self.vectors_table].dim
 
   def composed_keys(self, name: str) -> np.ndarray:
-    """Returns the key of each row of a table in `composed_of`, [rows].
+    """Returns an identifier of each row of table `name`, [rows].
 
-    If a run is continued, rows with the same key keep their values.
+    `name` is in `composed_of`. If a run is continued, rows with the same
+    identifier keep their values.
     """
     return _lacks(self, 'vectors that are composed')
 
   def composed_sums(self, name: str, of_keys: np.ndarray) -> np.ndarray:
-    """Returns weighted sums over the keys that contain each row, [rows].
+    """Returns a weighted sum of `of_keys` for each row of table `name`, [rows].
 
-    The table is in `composed_of`. `of_keys` [vocab] are the values to sum.
+    The sum is over the keys whose vectors are computed from the row. `name` is
+    in `composed_of`, and `of_keys` is [vocab].
     """
     return _lacks(self, 'vectors that are composed')
 
@@ -189,17 +208,15 @@ class Model(Protocol):
 
     return optax.adam(1e-3)
 
-  # Whether rows learn by the mean over a step's examples, not by the sum.
   is_mean: bool = False
-  # A copy of a row on a worker may lack one in so many of the updates that the
-  # row has had, if that is less than the staleness; 0 = the staleness alone.
   stale_share: int = 50
 
   @property
   def dense_rate(self) -> float:
-    """Returns the factor of the updates of `optimizer`.
+    """Returns a factor of the updates of `optimizer`.
 
-    It is relative to the learning rate of rows; 0 = do not scale the updates.
+    The updates are multiplied by this factor and by the learning rate of rows;
+    0 = by neither.
     """
     return 0.0
 
@@ -207,7 +224,7 @@ class Model(Protocol):
   def untrained_loss(self) -> float:
     """Returns the loss per example before training, in nats; inf = unknown.
 
-    A run has diverged if its loss is far above it.
+    A run whose loss exceeds three times this value stops as diverged.
     """
     return float('inf')
 

@@ -127,7 +127,7 @@ class Kind:
     """Starts to compile the code that reads the data, in another process."""
 
   def used(self, config: 'ml_collections.ConfigDict') -> frozenset[str]:
-    """Returns the optional settings of the core that have an effect."""
+    """Returns the optional settings with an effect, of those of all kinds."""
     return self.uses
 
   def check(self, config: 'ml_collections.ConfigDict') -> Iterator[str]:
@@ -135,7 +135,10 @@ class Kind:
     yield from ()
 
   def members(self, setting: str) -> Mapping[str, str] | None:
-    """Returns the dotted paths of a setting's choices by name, or None."""
+    """Returns the choices of a setting, by name, or None if it has none.
+
+    The values are dotted paths.
+    """
     by_setting = {'model.name': self.models, 'model.loss': self.losses}
     return by_setting.get(setting, kinds.members().get(setting))
 
@@ -144,7 +147,10 @@ class Kind:
     return not path or bool(self.embedded and path.startswith(self.embedded))
 
   def chunk(self, config: 'ml_collections.ConfigDict') -> int:
-    """Returns how many examples of a step share negative samples."""
+    """Returns how many consecutive examples share negative samples.
+
+    With hierarchical softmax, they share a matrix product.
+    """
     return 64 if config.model.loss == 'hierarchical_softmax' else 16
 
   def max_duplicates(self, limit: float, is_small_step: bool) -> float:
@@ -152,7 +158,7 @@ class Kind:
 
     Args:
       limit: the usual cap.
-      is_small_step: whether rows are updated after a chunk or few examples.
+      is_small_step: whether a fused kernel runs the steps, or steps are short.
     """
     return limit
 
@@ -169,7 +175,7 @@ class Kind:
   def dropped(
     self, config: 'ml_collections.ConfigDict', source: 'data_base.Source'
   ) -> dict[str, int]:
-    """Returns counts of data that settings name and that are missing.
+    """Returns counts of data that are not used, by reason.
 
     Raises a `UserError` if missing data are necessary.
     """
@@ -210,9 +216,10 @@ class Kind:
   # What becomes of a trained model: functions of the module `results`.
 
   def go_on(self, parts: 'build.Parts', state: Any) -> Any:
-    """Returns a new state with the exported arrays of `parts.known`.
+    """Returns a state with the exported arrays of the run `parts.known`.
 
-    The state is donated. Raises a `UserError` if the export cannot be used.
+    Training continues that run. `state` is donated. Raises a `UserError` if the
+    export cannot be used.
     """
     return self._results().go_on(parts, state)
 
@@ -238,8 +245,8 @@ class Kind:
   ) -> dict[str, dict[str, Any]]:
     """Returns `score`, `found` and `total` by name of the benchmark or split.
 
-    Unless `is_last`, kinds that monitor a metric evaluate the validation split
-    only, if there is one.
+    Unless `is_last`, kinds with `monitors` (metrics that select the best model)
+    evaluate only the validation split, if there is one.
     """
     return self._results().evaluate(parts, model, is_last)
 
@@ -256,7 +263,10 @@ class Kind:
   def export(
     self, folder: pathlib.Path, parts: 'build.Parts', model: Any
   ) -> dict[str, int]:
-    """Writes the model that `collect` returned; returns counts of losses."""
+    """Writes the model that `collect` returned.
+
+    Returns counts of what the files lack or rename, by reason.
+    """
     return self._results().export(folder, parts, model)
 
   def report_values(
@@ -270,11 +280,11 @@ class Kind:
     return self._results().page(parts, model)
 
   def is_saved(self, folder: pathlib.Path) -> bool:
-    """Returns whether a folder has the saved best model."""
+    """Returns whether a folder has a model for `load`."""
     return self._results().is_saved(folder)
 
   def load(self, parts: 'build.Parts', folder: pathlib.Path) -> Any:
-    """Returns the model that `save` of a collected model has written."""
+    """Returns a model that `collect` returned and its `save` wrote."""
     return self._results().load(parts, folder)
 
   def _results(self) -> types.ModuleType:

@@ -26,29 +26,41 @@ _MAX_LEVEL = 12
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """A policy that averages rows over all replicas, some more often than others.
+  """A policy that averages rows over all replicas (copies of the tables).
 
-  If all periods are 1, it is model averaging. A policy is a pytree. Its arrays
-  are copied to the devices. Your own policy need not be a subclass.
+  Frequent rows are averaged more often than rare ones, or equally often if all
+  `periods` are 1 (model averaging). A policy is a pytree. Its arrays are copied
+  to the devices. Your own policy need not be a subclass, but must have
+  `every_steps`, `chunk_rows` and these methods.
+
+  Attributes:
+    periods: [chunks] int32, synchronisations between two exchanges of a chunk;
+      each period is a multiple of the previous one.
+    num_replicas: number of replicas.
+    every_steps: steps between two synchronisations.
+    chunk_rows: rows of each table that are exchanged at once.
   """
 
-  # [chunks] int32, synchronisations from one of a chunk's to the next; each is
-  # a multiple of those before.
   periods: Any
-  num_replicas: int = base.static()  # n
-  every_steps: int = base.static()  # between two synchronisations
-  chunk_rows: int = base.static()  # rows of each table that travel at once
+  num_replicas: int = base.static()
+  every_steps: int = base.static()
+  chunk_rows: int = base.static()
 
   def due(self, number: jax.Array) -> jax.Array:
-    """Returns how many chunks are due at synchronisation `number`, from 1."""
+    """Returns how many chunks are due at synchronisation `number`.
+
+    `number` counts from 1. A chunk has `chunk_rows` rows of each table. The
+    chunks with the most frequent rows come first.
+    """
     return jnp.sum(number % self.periods == 0)
 
   def weights(
     self, name: str, start: jax.Array | int, num: int, learning_rate: jax.Array
   ) -> jax.Array:
-    """Returns the weights g of `num` rows of a table, [num] float32.
+    """Returns the weights g of `num` rows, [num] float32.
 
-    The sum of all changes of the replicas is multiplied by g.
+    The rows are those of table `name` from row `start` on. The sum of the
+    changes of a row in all replicas is multiplied by its g.
     """
     return jnp.full(num, 1 / self.num_replicas, jnp.float32)
 

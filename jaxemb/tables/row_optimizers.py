@@ -81,33 +81,41 @@ def of_all_rows(row_grads: RowGrads, vocab: int) -> RowGrads:
 
 
 class RowOptimizer(NamedTuple):
-  """An optimizer of rows: a pair of pure functions, as in optax.
+  """An optimizer of rows: two pure functions, as in optax, and options.
 
-  `init(vocab, dim)` returns the state. `update(state, row_grads,
-  learning_rate)` returns the changes of rows, [..., dim], and the new state.
+  `row_grads` are `RowGrads`: ids of the rows that were looked up in a step, and
+  gradients of these rows.
+
+  Attributes:
+    init: `init(vocab, dim)` returns the state.
+    update: `update(state, row_grads, learning_rate)` returns the changes of the
+      rows, [..., dim], and the new state.
+    uses_squares: whether `update` reads `row_grads.squares`, the mean squares
+      of the gradients.
+    state_names: fields of the state that are exported, and averaged when
+      replicas synchronise.
+    sums: fields of the state that are sums over steps; those of workers are
+      added up.
+    needs_sums: whether `update` needs each row once, with the sum of its
+      gradients and their count.
+    decay: L2; a row times `decay` is added to its gradient.
+    updates_all: whether a step updates all rows, not only those looked up.
+    change: `change(state, row_grads, learning_rate)` is `update` for rows that
+      come once, whose state it gets and returns; fields that are not in
+      `state_names` are None. A GPU kernel calls it for single rows; None = XLA
+      updates rows.
   """
 
-  # (vocab, dim) -> state
   init: Callable[[int, int], OptState]
-  # (state, gradients, learning_rate) -> (what to add to rows [..., dim], state)
   update: Callable[
     [OptState, RowGrads, jax.Array | float], tuple[jax.Array, OptState]
   ]
   uses_squares: bool
-  # Fields of the state that are exported, and averaged where replicas
-  # synchronise.
   state_names: tuple[str, ...] = ()
-  # Fields that are sums over steps, so that those of workers add up.
   sums: tuple[str, ...] = ()
-  # Whether a row must come once, with its counts.
   needs_sums: bool = False
-  decay: float = 0.0  # L2: a row times this is added to its gradient
-  # Whether a step updates all rows, as a matrix, not only those looked up.
+  decay: float = 0.0
   updates_all: bool = False
-  # What `update` does with rows that come once, without the table: given their
-  # state, gradients and the learning rate, what to add and the new state.
-  # Fields that are not in `state_names` are None. A GPU's kernel calls it for
-  # one row (`kernels.gpu.row_sums`); None = XLA updates rows.
   change: Callable[..., tuple[jax.Array, OptState]] | None = None
 
 

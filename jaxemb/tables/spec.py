@@ -191,9 +191,9 @@ class Table(Protocol):
     """Returns the state's `PartitionSpec`s on the mesh."""
 
   def opened(self, state: Any) -> Any:
-    """Returns the form of a state that steps pass on, inside `shard_map`.
+    """Returns a state in the form in which one step passes it to the next.
 
-    `lookup` and `update` accept this form, too.
+    Runs inside `shard_map`. `lookup` and `update` accept this form, too.
     """
     return state
 
@@ -205,8 +205,9 @@ class Table(Protocol):
     """Returns a new state. Its rows depend on the key, not on the mesh."""
 
   def lookup(self, state: Any, ids: jax.Array) -> Lookup:
-    """Returns the rows (or their local columns) of ids [...].
+    """Returns a `Lookup`: the rows of ids [...], the state and metrics.
 
+    If columns are split over devices, the rows have the columns of the device.
     The rows of padding ids are arbitrary.
     """
 
@@ -246,6 +247,9 @@ class Table(Protocol):
     opt_state: Mapping[str, jax.Array],
   ) -> Any:
     """Replaces the rows from `start` on; returns the new state.
+
+    Only the strategy `replicas` calls this method, to synchronise. By default,
+    it raises a `NotImplementedError`.
 
     Args:
       state: the state of the table.
