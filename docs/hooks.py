@@ -156,10 +156,10 @@ def _conditions(setting):
       by_condition.setdefault(condition, []).append(kind.source)
   always = '|'.join(by_condition.pop('', []))
   if setting.only_with:
-    exception = f', except with `data.source={always}`' if always else ''
+    exception = f'; with `data.source={always}`, always' if always else ''
     yield f'only with `{setting.only_with}`{exception}'
   for condition, sources in by_condition.items():
-    yield f'with `data.source={"|".join(sources)}` only with `{condition}`'
+    yield f'for `data.source={"|".join(sources)}`, only if `{condition}`'
 
 
 def _link(setting):

@@ -938,9 +938,9 @@ class Embeddings:
     search covers all words.
 
     A model of senses has several vectors per word, each with a prior: the
-    probability of the sense without a context. `sense` is the number, from 0,
-    of the sense of a single word to search with. Each word is found once, by
-    its nearest sense with a prior of at least `min_prior`.
+    probability of the sense without a context. If the query is a single word,
+    `sense` selects the sense to search with, by its number from 0. Each word is
+    found once, by its nearest sense with a prior of at least `min_prior`.
 
     Returns (word, cosine) by falling cosine, without the words passed. If
     `topn` is None, returns the cosines of all words searched, float32. Raises a
@@ -1386,10 +1386,10 @@ class Embeddings:
     """Writes fastText's `.bin`, which gensim's load_facebook_model reads, too.
 
     If the vectors were loaded from a `.bin` or from a run with negative
-    sampling, the file has its settings and output vectors. Otherwise it has
-    fastText's default settings and zeros as output vectors, with a warning.
-    Unknown or zero counts become 1. Raises a `UserError` if the file cannot be
-    written, or if words have several senses.
+    sampling, the new file has the settings and output vectors of that `.bin`
+    or run. Otherwise it has fastText's default settings and zeros as output
+    vectors, with a warning. Unknown or zero counts become 1. Raises a
+    `UserError` if the file cannot be written, or if words have several senses.
 
     Examples:
       >>> vectors.save_fasttext('king.bin')
@@ -1551,9 +1551,10 @@ class Embeddings:
   def save_onnx(self, fname: pathlib.Path | str) -> None:
     """Writes an ONNX model that returns `vectors` and row numbers of `words`.
 
-    The output `rows` has the row numbers. Unknown words have zero vectors, and
-    the number of words as row number. Raises a `UserError` if the extra `onnx`
-    is not installed, or if the file would be too large or cannot be written.
+    The output `rows` has the row numbers. An unknown word has a zero vector,
+    and its row number is the size of the vocabulary. Raises a `UserError` if
+    the extra `onnx` is not installed, or if the file would be too large or
+    cannot be written.
 
     Examples:
       >>> import onnxruntime
@@ -1578,7 +1579,7 @@ class Embeddings:
     `data.tokens` and `data.lowercase` of the run as `tokens` and `lowercase`.
     If `lowercase` is None, sentences are lower-cased if no word has capitals. A
     word with several senses has the vector that `of_words` returns, with a
-    warning. Warns of words that splitting a sentence never yields. Raises a
+    warning. Warns of words that the tokenizer cannot produce. Raises a
     `UserError` if the folder cannot be written.
 
     Examples:

@@ -113,6 +113,6 @@ def test_generated_page_leads_to_the_window(hooks):
 def test_generated_page_says_where_kinds_use_a_setting(hooks):
   page = hooks.settings_page()
   (row,) = re.findall(r'.*<a id="model.shared_negatives">.*', page)
-  assert 'except with `data.source=interactions|edges`' in row
+  assert 'with `data.source=interactions|edges`, always' in row
   (row,) = re.findall(r'.*<a id="model.temperature">.*', page)
-  assert 'with `data.source=edges` only with `model.name=relations`' in row
+  assert 'for `data.source=edges`, only if `model.name=relations`' in row

@@ -36,22 +36,22 @@ _PART = (
   'with a vocab.txt'
 )
 _HELP = {
-  'method': 'alir: mean of the parts after rotations that align them, for '
-  'words of any part; pca: principal components of the concatenated parts, '
-  'concat: concatenated parts, both only for words that all parts have',
-  'dim': 'dimension of the result; 0 = the largest dimension of a part '
+  'method': 'alir: mean of the inputs after rotations that align them, for '
+  'all words of all inputs; pca: principal components of the concatenated '
+  'inputs; concat: concatenated inputs; pca and concat keep only words that '
+  'all inputs have',
+  'dim': 'dimension of the result; 0 = the largest dimension of an input '
   '(concat: the sum of all dimensions)',
-  'start': 'start from the parts joined one at a time, the most closely '
-  'related first (zero), from the PCA of the parts (pca), or from random '
-  'vectors (random)',
-  'weights': 'weight of a part in the mean vector of a word: the count of the '
-  'word in the part, if all parts have counts (counts), or 1 (equal)',
+  'start': 'start from the largest input, to which the others are rotated one '
+  'at a time, the most closely related first (zero), from the PCA of the '
+  'inputs (pca), or from random vectors (random)',
+  'weights': 'weight of an input in the mean vector of a word: the count of '
+  'the word in the input, if all inputs have counts (counts), or 1 (equal)',
   'normalize': 'scale vectors to length 1, as in Anand et al. 2019',
-  'restore': 'scale directions in which the parts disagree, to undo the '
+  'restore': 'scale directions in which the inputs disagree, to undo the '
   'shrinking by averaging',
-  'power': 'raise the lengths of the principal directions of the result '
-  '(concat: of each part) to this power; values below 1 weaken dominant '
-  'directions',
+  'power': 'raise the singular values of the result (concat: of each input) to '
+  'this power; values below 1 weaken dominant directions',
   'align_words': 'number of frequent and rare words on which rotations are '
   'fitted; 0 = 500 per dimension',
   'max_iterations': 'largest number of iterations',
@@ -60,7 +60,7 @@ _HELP = {
   'trainable': 'also merge context vectors and optimizer state, so that '
   'config.train.init_from can continue training; only for runs and merged '
   'models, with alir and without --normalize',
-  'skip_bad': 'skip parts that cannot be read',
+  'skip_bad': 'skip inputs that cannot be read',
 }
 
 

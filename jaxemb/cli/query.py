@@ -110,8 +110,8 @@ def _parse(
   only.add_argument('--senses', action='store_true', help=text)
   text = 'print the neighbors of this sense of a word, from 0'
   only.add_argument('--sense', type=int, help=text)
-  text = 'position of a word in a sentence, from 0, to print the probabilities '
-  text += 'of its senses'
+  text = 'take WORD ... as a sentence, and print the probabilities '
+  text += 'of the senses of the word at this position, from 0'
   only.add_argument('--position', type=int, help=text)
   flags, terms = parser.parse_known_args(argv)
   if unknown := [term for term in terms if term.startswith('--')]:

@@ -173,7 +173,7 @@ class ClickModel:
   def scores(self, rows: encoder_lib.Rows, without: str = '') -> np.ndarray:
     """Returns the probabilities of encoded rows, [n] float32.
 
-    `rows` is what `encoder.encode` returned. `without` is the name of a
+    `rows` are the first result of `encoder.encode`. `without` is the name of a
     categorical field; the mean of its vectors replaces each of them. Raises a
     `UserError` for any other field.
 

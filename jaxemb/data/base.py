@@ -205,7 +205,7 @@ class Source(Protocol):
 
   @property
   def frequencies(self) -> np.ndarray:
-    """Returns the probability that an example has each key, [keys]."""
+    """Returns, for each key, the probability that an example has it, [keys]."""
 
   @property
   def fingerprint(self) -> str:

@@ -89,8 +89,8 @@ class Model(Protocol):
   Attributes:
     tables: specifications of the tables, as `specs` returns them by name.
     metrics: names of the sums in `Aux.metrics` that `loss` returns.
-    has_contexts_of_keys: whether the rows of `contexts_table` are rows of keys,
-      if the source has contexts of another kind.
+    has_contexts_of_keys: whether `contexts_table` has one row per key of the
+      source, even if the contexts of the source are not its keys.
     context_inputs_table: name of the table of input vectors of contexts; '' =
       none.
     nodes_table: name of the table of inner nodes of a Huffman tree; '' = none.
@@ -182,10 +182,11 @@ class Model(Protocol):
     return _lacks(self, 'vectors that are composed')
 
   def composed_sums(self, name: str, of_keys: np.ndarray) -> np.ndarray:
-    """Returns a weighted sum of `of_keys` for each row of table `name`, [rows].
+    """Returns a weighted sum of numbers of keys for each row, [rows].
 
-    The sum is over the keys whose vectors are computed from the row. `name` is
-    in `composed_of`, and `of_keys` is [vocab].
+    The rows are those of table `name`, which is in `composed_of`. The sum is
+    over the keys whose vectors are computed from the row. `of_keys` [keys] has
+    a number for each key.
     """
     return _lacks(self, 'vectors that are composed')
 

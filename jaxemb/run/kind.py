@@ -127,7 +127,7 @@ class Kind:
     """Starts to compile the code that reads the data, in another process."""
 
   def used(self, config: 'ml_collections.ConfigDict') -> frozenset[str]:
-    """Returns the optional settings with an effect, of those of all kinds."""
+    """Returns which of the optional settings of all kinds have an effect."""
     return self.uses
 
   def check(self, config: 'ml_collections.ConfigDict') -> Iterator[str]:
@@ -165,7 +165,7 @@ class Kind:
   def rate_factor(
     self, config: 'ml_collections.ConfigDict', source: 'data_base.Source'
   ) -> float:
-    """Returns the factor of the default learning rate of SGD for the data."""
+    """Returns a factor that multiplies SGD's default learning rate."""
     return 1.0
 
   def make_source(self, spec: 'data_base.SourceSpec') -> 'data_base.Source':
@@ -265,7 +265,7 @@ class Kind:
   ) -> dict[str, int]:
     """Writes the model that `collect` returned.
 
-    Returns counts of what the files lack or rename, by reason.
+    Returns counts of entries that the export omits or renames, by reason.
     """
     return self._results().export(folder, parts, model)
 
@@ -284,7 +284,7 @@ class Kind:
     return self._results().is_saved(folder)
 
   def load(self, parts: 'build.Parts', folder: pathlib.Path) -> Any:
-    """Returns a model that `collect` returned and its `save` wrote."""
+    """Returns a model of `collect`, from the folder that its `save` wrote."""
     return self._results().load(parts, folder)
 
   def _results(self) -> types.ModuleType:

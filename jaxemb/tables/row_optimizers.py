@@ -94,16 +94,16 @@ class RowOptimizer(NamedTuple):
       of the gradients.
     state_names: fields of the state that are exported, and averaged when
       replicas synchronise.
-    sums: fields of the state that are sums over steps; those of workers are
-      added up.
+    sums: fields of the state that are sums over steps; jaxemb adds the sums of
+      all workers.
     needs_sums: whether `update` needs each row once, with the sum of its
       gradients and their count.
     decay: L2; a row times `decay` is added to its gradient.
     updates_all: whether a step updates all rows, not only those looked up.
-    change: `change(state, row_grads, learning_rate)` is `update` for rows that
-      come once, whose state it gets and returns; fields that are not in
-      `state_names` are None. A GPU kernel calls it for single rows; None = XLA
-      updates rows.
+    change: `change(state, row_grads, learning_rate)` does the same as `update`
+      for rows without duplicates. It takes and returns the state of these rows
+      only, in which fields that are not in `state_names` are None. A GPU
+      kernel calls it for single rows; None = XLA updates rows.
   """
 
   init: Callable[[int, int], OptState]

@@ -275,7 +275,7 @@ class Table(Protocol):
     """Replaces the rows of ids [n]; returns the new state.
 
     Rows are rounded to the nearest value, without clipping. Padding ids are
-    ignored. Optimizer state that `opt_state` does not have stays. The function
+    ignored. Optimizer state that `opt_state` lacks is unchanged. The function
     can be traced by JAX. `state` is global, not a device's shard.
     """
     positions = self.positions(ids)
