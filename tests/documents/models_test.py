@@ -168,7 +168,8 @@ def _cases():
   for name, case in CASES.items():
     for model in ('dbow', 'dm'):
       for way in WAYS:
-        marks = () if name == 'plain' else pytest.mark.slow
+        is_quick = name == 'plain' and (model, way) != ('dm', 'kernel')
+        marks = () if is_quick else pytest.mark.slow
         yield pytest.param(
           case._replace(model=model, way=way),
           id=f'{model}-{name}-{way}',

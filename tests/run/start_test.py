@@ -201,6 +201,7 @@ def _node_rows(workdir):
   return {tuple(map(frozenset, x)): y for x, y in zip(below, rows, strict=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'changes',
   [

@@ -235,6 +235,7 @@ def test_invariants_hold_under_any_schedule(bound, policy, is_in_place):
     assert rows[row, ADDED] == number
 
 
+@pytest.mark.slow
 def test_a_part_of_what_stale_copies_learn_is_added_in_place_too():
   rule, states = staleness.Rule(0, memory=3.0, num_weighted=ADDED), []
   for is_in_place in (False, True):

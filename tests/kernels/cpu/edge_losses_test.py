@@ -87,6 +87,7 @@ def test_losses_and_slopes_are_those_of_a_loop(chunk, draws, dim, scale):
   np.testing.assert_allclose(found_slopes, slopes, rtol=1e-5, atol=least)
 
 
+@pytest.mark.slow
 def test_any_number_of_threads_gives_the_same_bits():
   given = _given(16, 5, 33, 60)
   one, many = (_loss(_model(16, 5, 33, x), *given) for x in (1, 3))

@@ -118,6 +118,8 @@ def _named(models, cases, way='kernel'):
       is_quick = name in ('plain', 'adagrad') or (i + j) % len(models) == 0
       is_quick = is_quick and model in QUICK_MODELS and case.dtype == 'float32'
       is_quick = is_quick and (way in ('kernel', 'xla') or name == 'plain')
+      # Subwords have kernels of their own, which take long to compile.
+      is_quick = is_quick and not (way == 'kernel' and 'subwords' in model)
       yield pytest.param(
         case._replace(model=model, way=way),
         id=f'{model}-{name}' + f'-{way}' * (way != 'kernel'),
