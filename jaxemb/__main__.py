@@ -1,4 +1,4 @@
-"""The command `jaxemb`, and `python -m jaxemb`: one door to all commands."""
+"""Runs the commands, as `jaxemb` and as `python -m jaxemb`."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""What `import jaxemb` offers: `train`, `load` and `load_phrases`.
+"""The functions of `import jaxemb`: `train`, `load` and `load_phrases`.
 
 JAX is imported only when they are called.
 """

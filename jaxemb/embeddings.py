@@ -588,7 +588,7 @@ class Embeddings:
       self.attributes[name] = values
 
   def sort_by_descending_frequency(self) -> None:
-    """Sorts the rows by falling counts.
+    """Sorts the rows by descending count.
 
     If counts are unknown, warns and leaves the order unchanged.
 
@@ -942,7 +942,7 @@ class Embeddings:
     `sense` selects the sense to search with, by its number from 0. Each word is
     found once, by its nearest sense with a prior of at least `min_prior`.
 
-    Returns (word, cosine) by falling cosine, without the words passed. If
+    Returns (word, cosine) by descending cosine, without the words passed. If
     `topn` is None, returns the cosines of all words searched, float32. Raises a
     `ValueError` if no word or vector is passed, and a `UserError` if the sum is
     zero or a vector has a wrong shape.
@@ -1123,9 +1123,9 @@ class Embeddings:
   ) -> Ranked:
     """Finds the nearest neighbors of the mean of a word's n-grams.
 
-    These are the neighbors of a known word as if it were unseen. Raises a
-    `UserError` if the vectors have no n-grams, and a `KeyError` if the word has
-    none.
+    For a known word, they are the neighbors that it would have if it were
+    unseen. Raises a `UserError` if the vectors have no n-grams, and a
+    `KeyError` if the word has none.
 
     Examples:
       >>> model = jaxemb.load('model.bin')  # of fastText
@@ -1434,8 +1434,8 @@ class Embeddings:
 
     A suffix such as .gz compresses the file. Without a header, the file is in
     GloVe's format. `prefix` is put before each word. Words are sorted by
-    falling `sort_attr`; unknown counts leave the order unchanged. `append` adds
-    to existing files, whose header may announce the total number of words
+    descending `sort_attr`; unknown counts leave the order unchanged. `append`
+    adds to existing files, whose header may announce the total number of words
     (`total_vec`). White space in words becomes underscores, with a warning.
 
     Raises a `UserError` if a file cannot be written. Raises a `ValueError` for

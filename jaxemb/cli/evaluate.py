@@ -2,7 +2,8 @@
 
     jaxemb evaluate --vectors=FILE --eval=PATH[,PATH...]
 
-FILE is what `jaxemb.load` reads: a workdir, an export folder, a word2vec file.
+FILE is a workdir, an export folder or a file of vectors that `jaxemb.load`
+reads.
 """
 
 import argparse

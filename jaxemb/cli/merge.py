@@ -2,11 +2,11 @@
 
     jaxemb merge PART PART ... --output=FOLDER
 
-A PART is what `jaxemb.load` reads (a workdir, an export folder, a word2vec,
-GloVe or .vec file), or a folder of orbax checkpoints with a vocab.txt in or
-around it. Vocabularies and dimensions may differ. Where words have several
-vectors (config.model.name=mixture), senses of the parts are matched. FOLDER
-gets an export/ like that of a run, and merge.json with facts and warnings.
+A PART is an input: a workdir, an export folder, a word2vec, GloVe or .vec file,
+or a folder of orbax checkpoints with a vocab.txt in or above it. Vocabularies
+and dimensions may differ. If words have several vectors (model.name=mixture),
+the command matches the senses of the inputs. It writes an export/ like that of
+a run to FOLDER, and merge.json with statistics and warnings.
 """
 
 import argparse

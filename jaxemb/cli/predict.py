@@ -2,27 +2,28 @@
 
     jaxemb predict --model=RUN --data=FILE --output=FILE
 
-RUN is the folder of a run on clicks, or its export. FILE is in any form that
-`config.data.path` may have, and needs no label; categories that the model does
-not know count as unknown, and are counted. The output, .csv or .parquet, has a
-column `prediction`, a line for each row in their order, behind the columns of
-the data that `--keep` names.
+RUN is the folder of a run on clicks, or its export. FILE may have any format
+that `config.data.path` accepts, and needs no label. The command prints how many
+categories the model does not know. The output, .csv or .parquet, has a line for
+each row of FILE, in the same order, with the columns that `--keep` names and
+`prediction`.
 
     jaxemb predict --model=RUN --data=GRAPH --output=FILE
 
-RUN is a run of GraphSAGE that learned from features, and GRAPH its graph with
-new nodes, or another one, in any form that `config.data.path` may have;
-features are in it, or in `--features`; `--columns` and `--num_nodes` are as
-those of `config.data`. The output has a line for each node: `node`, `class` and
-`probability`; of runs on walks, or with `--keep=vector`, its vector, in .csv as
-`vector_0` and so on.
+RUN is a GraphSAGE run that was trained on features. GRAPH is the graph of the
+run with new nodes, or a different graph, in any format that `config.data.path`
+accepts. Features are in GRAPH or in `--features`; `--columns` and `--num_nodes`
+mean the same as in `config.data`. The output has a line for each node: `node`,
+`class` and `probability`. With `--keep=vector` it also has the vector of the
+node, and for runs on walks it has the vector instead of a class. In .csv, the
+columns of a vector are `vector_0`, `vector_1` and so on.
 
     jaxemb predict --model=RUN --data=FILE --output=FILE
 
-RUN is a run on documents, and FILE has others, in any form that
-`config.data.path` may have there; lines of text may have another `--encoding`
-than UTF-8. The output has a line for each document: `document`, its tag or its
-number, and its inferred vector, as above.
+RUN is a run on documents. FILE has new documents, in any format that
+`config.data.path` accepts for documents; if a text is not in UTF-8, pass its
+`--encoding`. The output has a line for each document: `document` (its tag or
+number), and its inferred vector in the same columns as for nodes.
 """
 
 import argparse

@@ -2,17 +2,19 @@
 
     jaxemb query --vectors=FILE king - man + woman
 
-With vectors of senses (`config.model.name='mixture'`):
+If words have several senses (`config.model.name='mixture'`):
 
     jaxemb query --vectors=FILE --senses bank
     jaxemb query --vectors=FILE --sense=1 bank
     jaxemb query --vectors=FILE --position=1 the bank of the river
 
-print every sense with its prior and neighbors, the neighbors of one sense, and
-the probability of each sense at a position of a sentence, counted from 0. A
-neighbor occurs once, as its nearest sense; priors below 2 % are left out.
+The first command prints every sense with its prior and neighbors, the second
+the neighbors of one sense, and the third the probability of each sense of the
+word at a position of a sentence, from 0. Each neighbor is printed once, by its
+nearest sense with a prior of at least 2 %.
 
-FILE is what `jaxemb.load` reads. Words without a sign between them are added. A
+FILE is a workdir, an export folder or a file of vectors that `jaxemb.load`
+reads. Words without a sign between them are added. A
 sign is a separate term or precedes its word; a known word that begins with a
 sign is not split.
 """

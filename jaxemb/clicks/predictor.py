@@ -236,7 +236,7 @@ class ClickModel:
   def predicted(
     self, data: Any, unknown: dict[str, int] | None = None
   ) -> Iterator[tuple[np.ndarray, tables_lib.Table]]:
-    """Yields the probabilities [n] of consecutive rows, with their tables.
+    """Yields the probabilities [n] and the table of each batch of rows.
 
     Adds the number of unknown categories of each field to `unknown`.
 

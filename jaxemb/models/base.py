@@ -90,7 +90,7 @@ class Model(Protocol):
     tables: specifications of the tables, as `specs` returns them by name.
     metrics: names of the sums in `Aux.metrics` that `loss` returns.
     has_contexts_of_keys: whether `contexts_table` has one row per key of the
-      source, even if the contexts of the source are not its keys.
+      source, even if the source has `context_keys`.
     context_inputs_table: name of the table of input vectors of contexts; '' =
       none.
     nodes_table: name of the table of inner nodes of a Huffman tree; '' = none.
@@ -168,7 +168,7 @@ class Model(Protocol):
     return tables[self.vectors_table]
 
   def num_derived(self, num_keys: int) -> int:
-    """Returns how many float32 numbers the export adds to those of tables."""
+    """Returns how many float32 values the export computes besides tables."""
     if not self.composed_of:
       return 0
     return num_keys * self.specs()[self.vectors_table].dim
@@ -182,7 +182,7 @@ class Model(Protocol):
     return _lacks(self, 'vectors that are composed')
 
   def composed_sums(self, name: str, of_keys: np.ndarray) -> np.ndarray:
-    """Returns a weighted sum of numbers of keys for each row, [rows].
+    """Returns, for each row, a weighted sum of the values `of_keys`, [rows].
 
     The rows are those of table `name`, which is in `composed_of`. The sum is
     over the keys whose vectors are computed from the row. `of_keys` [keys] has

@@ -127,7 +127,7 @@ class Kind:
     """Starts to compile the code that reads the data, in another process."""
 
   def used(self, config: 'ml_collections.ConfigDict') -> frozenset[str]:
-    """Returns which of the optional settings of all kinds have an effect."""
+    """Returns the names of the optional core settings that have an effect."""
     return self.uses
 
   def check(self, config: 'ml_collections.ConfigDict') -> Iterator[str]:
@@ -284,7 +284,7 @@ class Kind:
     return self._results().is_saved(folder)
 
   def load(self, parts: 'build.Parts', folder: pathlib.Path) -> Any:
-    """Returns a model of `collect`, from the folder that its `save` wrote."""
+    """Loads a model that `collect` returned from the folder of its `save`."""
     return self._results().load(parts, folder)
 
   def _results(self) -> types.ModuleType:
