@@ -98,7 +98,7 @@ def train(
   for argument in unknown:
     raise TypeError(missing_names.unexpected(argument))
   from jaxemb import config as config_lib
-  from jaxemb import embeddings, vector_files
+  from jaxemb.clicks import predictor
   from jaxemb.run import lifecycle
 
   arguments = {
@@ -112,12 +112,13 @@ def train(
     'seed': seed,
   }
   arguments = {k: x for k, x in arguments.items() if x is not None}
-  _check_given_once(arguments, settings)
+  continued = _started(start)
+  _check_given_once({**arguments, **continued}, settings)
   with tempfile.TemporaryDirectory(prefix='jaxemb-') as temporary:
     chosen, values, cache = _configure(
       data, arguments, folder=temporary, name=config
     )
-    values = {**values, **_started(start), **settings}
+    values = {**values, **continued, **settings}
     for key, value in values.items():
       if hasattr(value, 'item'):  # a number of NumPy
         values[key] = value.item()
@@ -129,11 +130,10 @@ def train(
         'training was stopped by a signal; '
         + ('call again to resume' if workdir else 'give a workdir to resume')
       )
-    if vector_files.model_folder(folder):
-      return load(folder)
-    if documents := _documents(folder):
-      return documents.in_memory()
-    return embeddings.load_vectors(folder).in_memory()
+    result = load(folder)
+    if isinstance(result, predictor.ClickModel):
+      return result
+    return result.in_memory()  # a temporary folder is deleted
 
 
 def _check_given_once(
@@ -173,6 +173,11 @@ def _configure(
   from jaxemb import config as config_lib
 
   if isinstance(data, ml_collections.ConfigDict):
+    if name:
+      raise errors.UserError(
+        f'config={name!r} is not used, as the data are a config; give one of '
+        'them'
+      )
     for key, value in arguments.items():
       raise errors.UserError(
         f'{key.split(".")[-1]}={value!r} is not used with a config; set '

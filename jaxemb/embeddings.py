@@ -1456,7 +1456,8 @@ class Embeddings:
     if binary and not write_header and not append:
       raise ValueError('a binary file needs its header')
     if values is None and (fvocab is not None or sort_attr != 'count'):
-      raise ValueError(f'no {sort_attr}s are known: leave out fvocab')
+      remedy = 'leave out fvocab' if sort_attr == 'count' else 'add it'
+      raise ValueError(f'no {sort_attr}s are known: {remedy}')
     vector_files.write_word2vec(
       fname,
       self._writable(),

@@ -14,7 +14,7 @@ from scipy import sparse
 import jaxemb
 from jaxemb import config as config_lib
 from jaxemb import errors, missing_names
-from tests import runs
+from tests import marking, runs
 
 _TEXT = ['The king rules the land.', 'the dog eats the meat'] * 300
 _SMALL = {'dim': 8, 'epochs': 2, 'min_count': 1, 'sample': 0.0}
@@ -90,6 +90,23 @@ def test_a_config_dict_of_clicks_gives_a_click_model(tmp_path):
   parquet.write_table(pa.table(_LOG), config.data.path)
   model = jaxemb.train(config, settings={'train.epochs': 1})
   assert model.predict(_LOG).shape == (200,)
+
+
+@pytest.mark.parametrize('name', ['ctr', marking.slow('documents')])
+def test_a_run_in_a_bucket_gives_the_same_model(tmp_path, name):
+  data = _LOG if name == 'ctr' else _TEXT
+  url = f'file://{tmp_path}/run'
+  model = jaxemb.train(data, config=name, dim=4, epochs=1, workdir=url)
+  assert type(model) is type(jaxemb.load(url))
+
+
+def test_what_is_given_twice_is_refused(tmp_path):
+  config = config_lib.load('ctr', {'data.path': 'log.csv'})
+  with pytest.raises(errors.UserError, match='give one of them'):
+    jaxemb.train(config, config='documents')
+  settings = {'train.init_from': 'other'}
+  with pytest.raises(errors.UserError, match='differ; give one of them'):
+    jaxemb.train(_TEXT, start=tmp_path, settings=settings)
 
 
 def test_a_config_has_the_settings_for_own_text(tmp_path):

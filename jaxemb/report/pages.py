@@ -75,7 +75,7 @@ def write(
     report=report,
     unit=page.unit,
     evaluation=report.get('evaluation') or {},
-    num_rows=len(metrics),
+    num_rows=len(rows),
     rows=_some(rows),
     evaluations=_some(evaluations),
     curves=_curves(rows, page.unit, evaluations=evaluations),
@@ -114,27 +114,34 @@ def _plain(value: Any) -> Any:
 def _with_short_intervals_merged(
   rows: Sequence[Mapping[str, Any]], unit: str
 ) -> Sequence[Mapping[str, Any]]:
-  """Merges intervals of few steps, such as an epoch's last, with the previous.
+  """Merges a short interval, such as an epoch's last, with the previous one.
 
-  An interval is short if it has less than a quarter of the median's steps: its
-  speed and its loss say little.
+  An interval is short if it has less than a quarter of the median's steps and
+  of its seconds: its speed and its loss say little. Rows without steps, which
+  may follow the last batch, are left out.
   """
-  sizes = np.diff([row['step'] for row in rows], prepend=0).tolist()
-  if not rows or min(sizes) <= 0:  # steps were repeated after a restart
+  rows = [x for x, y in zip(rows, [None, *rows], strict=False)
+          if y is None or x['step'] != y['step']]  # fmt: skip
+  sizes = np.diff([row['step'] for row in rows], prepend=0)
+  if not rows or sizes.min() <= 0:
     return rows
-  least, names = np.median(sizes) / 4, ('loss', f'{unit}_per_sec')
-  merged, size = [rows[0]], sizes[0]
-  for row, num in zip(rows[1:], sizes[1:], strict=True):
-    last = merged[-1]
-    if num < least and all(x.get(k) for x in (row, last) for k in names):
-      loss, speed = (np.array([last[k], row[k]]) for k in names)
-      steps = np.array([size, num])
-      size += num
-      means = steps @ loss / size, size / (steps / speed).sum()
-      merged[-1] = {**row, **dict(zip(names, means, strict=True))}
-    else:
-      merged.append(row)
-      size = num
+  names = 'loss', f'{unit}_per_sec'
+  is_known = [all(row.get(k) for k in names) for row in rows]
+  speeds = [row.get(names[1]) or np.inf for row in rows]
+  secs = sizes / speeds
+  is_short = (sizes < np.median(sizes) / 4) & (secs < np.median(secs) / 4)
+  merged, may_merge = [rows[0]], is_known[0]
+  for i in range(1, len(rows)):
+    if not (is_short[i] and is_known[i] and may_merge):
+      merged.append(rows[i])
+      may_merge = is_known[i]
+      continue
+    last, steps = rows[i - 1], sizes[i - 1 : i + 1]
+    loss = steps @ [last['loss'], rows[i]['loss']] / steps.sum()
+    speed = steps.sum() / secs[i - 1 : i + 1].sum()
+    means = {names[0]: loss, names[1]: speed, 'hosts': last.get('hosts')}
+    merged[-1] = {**rows[i], **means}
+    may_merge = False
   return merged
 
 

@@ -102,7 +102,7 @@ def test_page_shows_the_values_as_text(tmp_path):
     'from at most 6,000 words, and from 4,322',
     'the policy allows 8,000',
     '12 MB 1.2 MB/s', '0 a 1.500 1.750', '1 <i>b', '<u>group', _HOSTILE,
-    '20 of 1000 logged rows', 'one in 4',
+    '20 of 1000 intervals', 'one in 4',
   ):  # fmt: skip
     assert expected in text, expected
   assert not re.search(r'\b(nan|inf|None|null)\b', text)
@@ -124,16 +124,18 @@ def test_page_shows_the_values_as_text(tmp_path):
 def test_short_intervals_are_merged_with_the_previous(tmp_path):
   rows = [
     {'step': step, 'epoch': step / 41, 'loss': loss, 'words_per_sec': speed}
-    for step, loss, speed in ((20, 4.0, 2e6), (40, 3.0, 2e6), (41, 2.0, 1e5))
-  ]
+    for step, loss, speed in (
+      (20, 4.0, 2e6), (40, 3.0, 2e6), (41, 2.0, 1e6), (41, None, None)
+    )
+  ]  # fmt: skip
   pages.write(tmp_path, report.page(_table(300)), _REPORT, metrics=rows)
   page = (tmp_path / 'report.html').read_text()
   data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
   loss, speed = (x['series'][0]['ys'] for x in data['curves'])
   assert loss == [4, pytest.approx((20 * 3 + 2) / 21, rel=1e-5)]
-  assert speed == [2e6, pytest.approx(21 / (20 / 2e6 + 1 / 1e5), rel=1e-5)]
+  assert speed == [2e6, pytest.approx(21 / (20 / 2e6 + 1 / 1e6), rel=1e-5)]
   assert data['axes']['training']['step'] == [20, 41]
-  assert '2 of 3 logged rows' in re.sub(r'\s+', ' ', page)
+  assert '2 of 2 intervals' in re.sub(r'\s+', ' ', page)
 
 
 def test_rows_are_called_after_the_data(tmp_path):
