@@ -371,19 +371,13 @@ def _check_keyed_vectors(names: dict[str, Any]) -> None:
   assert names['ours'].index_to_key == ['sea', 'king', 'queen', 'island']
 
 
-def _check_items(names: dict[str, Any]) -> None:
-  assert 'ITEM' in names['vectors']
-
-
 def _check_documents(names: dict[str, Any]) -> None:
   model = names['model']
   assert model.dv.vectors.shape == (180, 20) and 'cow' in model.wv
 
 
 def _check_text(names: dict[str, Any]) -> None:
-  phrases = names['phrases']
-  assert phrases[['new', 'york', 'new']] == ['new_york', 'new']
-  assert {'king', 'fish'} <= set(jaxemb.load('new').index_to_key)
+  assert 'king' in jaxemb.load('runs/more')
   vectors = jaxemb.load('kings.bin')
   np.testing.assert_allclose(
     vectors['kingly'], names['vectors']['kingly'], 1e-5, 1e-7
@@ -393,7 +387,6 @@ def _check_text(names: dict[str, Any]) -> None:
 _CHECKS = {
   'README.md': _check_readme,
   'guides/documents.md': _check_documents,
-  'guides/items.md': _check_items,
   'guides/keyed_vectors.md': _check_keyed_vectors,
   'guides/text.md': _check_text,
   'reference/formats.md': _check_formats,

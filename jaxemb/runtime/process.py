@@ -57,8 +57,13 @@ def exit_code(command: Callable[..., int | None], *args: Any) -> int:
     return getattr(error, 'exit_code', 2)
   except OSError as error:
     return _exit_code_of(error)
-  except MemoryError as error:
+  except (MemoryError, SystemError) as error:
     reason = errors.one_line(error) if str(error) else 'out of memory'
+    if isinstance(error, SystemError):
+      # As of CPython's `compile` without memory, but not of other errors.
+      if 'without setting an exception' not in reason:
+        raise
+      reason = 'out of memory'
     print(f'jaxemb: {reason}; free memory', file=sys.stderr)
     return 2
   except KeyboardInterrupt:

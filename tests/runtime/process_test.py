@@ -76,6 +76,10 @@ def test_the_cache_of_numba_is_named_where_it_cannot_be_written():
   [
     (MemoryError(), 'jaxemb: out of memory; free memory'),
     (
+      SystemError('compile returned NULL without setting an exception'),
+      'jaxemb: out of memory; free memory',
+    ),
+    (
       OSError(errno.EIO, 'Input/output error', 'x.bin'),
       'jaxemb: cannot use x.bin: Input/output error; check that disk, or give '
       'another path',
