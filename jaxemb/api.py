@@ -142,11 +142,20 @@ def _check_given_once(
   """Raises a `UserError` if an argument and a setting differ."""
   for key in arguments.keys() & settings.keys():
     if arguments[key] != settings[key]:
-      name = key.split('.')[-1]
       raise errors.UserError(
-        f'{name}={arguments[key]!r} and settings={{{key!r}: {settings[key]!r}}}'
-        ' differ; give one of them'
+        f'{_argument(key)}={arguments[key]!r} and settings={{{key!r}: '
+        f'{settings[key]!r}}} differ; give one of them'
       )
+
+
+def _argument(key: str) -> str:
+  """Returns the name of the argument of `train` that sets a setting."""
+  others = {
+    'model.name': 'model',
+    'train.init_from': 'start',
+    'data.grow': 'start',
+  }
+  return others.get(key, key.split('.')[-1])
 
 
 def _started(start: Any) -> dict[str, Any]:
@@ -180,7 +189,7 @@ def _configure(
       )
     for key, value in arguments.items():
       raise errors.UserError(
-        f'{key.split(".")[-1]}={value!r} is not used with a config; set '
+        f'{_argument(key)}={value!r} is not used with a config; set '
         f'config.{key} there, or settings={{{key!r}: {value!r}}}'
       )
     return data, {}, None
