@@ -30,6 +30,7 @@ class Documents(text_kind.Text):
   """Text, and vectors of its documents beside those of words."""
 
   source = 'documents'
+  noun = 'document'
   factory = 'jaxemb.documents.loader:make'
   start = 'documents'
   settings = tuple(x for x in text_kind.TEXT.settings if x.name in _SETTINGS)

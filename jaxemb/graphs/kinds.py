@@ -40,6 +40,7 @@ class _Graphs(kind.Kind):
   settings = schema.read(pathlib.Path(__file__).with_name('settings.toml'))
   help = _HELP
   unit = 'examples'
+  noun = 'node'
 
 
 class Walks(_Graphs):

@@ -42,6 +42,7 @@ class _Interactions(kind.Kind):
   }
   undivided = _UNDIVIDED
   monitors = 'ndcg', 'score'
+  noun = 'item'
 
   def check(self, config: ml_collections.ConfigDict) -> Iterator[str]:
     """See `kind.Kind`."""

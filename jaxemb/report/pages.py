@@ -55,6 +55,7 @@ class Page(NamedTuple):
   unit: str  # what training is counted in
   values: Mapping[str, Any]
   package: str = 'jaxemb.report'
+  noun: str = 'word'  # what a vector belongs to
 
 
 def write(
@@ -74,6 +75,7 @@ def write(
   text = template(page.name, page.package).render(
     report=report,
     unit=page.unit,
+    noun=page.noun,
     evaluation=report.get('evaluation') or {},
     num_rows=len(rows),
     rows=_some(rows),

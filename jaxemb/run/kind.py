@@ -90,6 +90,7 @@ class Kind:
   only_with: Mapping[str, str] = {}
   help: Mapping[str, str] = {}  # of settings that mean something else here
   unit: str = 'words'  # what a step is counted in, as in `train.batch_<unit>`
+  noun: str = 'word'  # what an exported vector belongs to, in the report
   # Whether skip-gram weights contexts by their distance, in place of windows
   # that are drawn.
   weights_contexts: bool = False
@@ -295,6 +296,7 @@ class SourceAlone(Kind):
   """A user's own source, without a kind: any model may learn from it."""
 
   uses_all = True
+  noun = 'row'
 
   def __init__(self, source: str):
     """`source` is its dotted path."""

@@ -79,7 +79,8 @@ def write(
   with futures.ThreadPoolExecutor(1) as beside:
     exported = beside.submit(kind.export, workdir / 'export', parts, model)
     scores = kind.evaluate(parts, model)
-    page = kind.page(parts, model)._replace(unit=parts.source.unit)
+    page = kind.page(parts, model)
+    page = page._replace(unit=parts.source.unit, noun=kind.noun)
     dropped = exported.result()
   metrics.LOG.info('results in %s', workdir / 'export')
   for metric, other in others.items():

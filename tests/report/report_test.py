@@ -139,8 +139,8 @@ def test_short_intervals_are_merged_with_the_previous(tmp_path):
 
 
 def test_rows_are_called_after_the_data(tmp_path):
-  settings = {'config': {'data': {'source': 'edges'}}}
-  pages.write(tmp_path, report.page(_table(300)), _REPORT | settings, [])
+  of_nodes = report.page(_table(300))._replace(noun='node')
+  pages.write(tmp_path, of_nodes, _REPORT, metrics=[])
   page = (tmp_path / 'report.html').read_text()
   assert 'vectors, 300 nodes × 8' in page and 'words with' not in page
   assert 'nodes on the two main axes' in page
